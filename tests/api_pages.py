@@ -120,7 +120,7 @@ def pages() -> list[Page]:
             "Documents and memories that agents search.",
             _of(
                 "atlas_agents.knowledge",
-                "knowledge_base.KnowledgeBase embedding.LocalEmbedder memories.MemoryOrigin memories.Whose",
+                "knowledge_base.KnowledgeBase embedding.LocalEmbedder memories.MemoryOrigin memories.MemoryOwner",
             ),
         ),
         Page(
@@ -130,9 +130,9 @@ def pages() -> list[Page]:
             _of(
                 "atlas_agents.builtin_tools",
                 "files.file_tools bash.bash_tool code.tool.CodeInterpreter code.tool.code_tool web.fetch.url_fetch "
-                "telegram.telegram_tool telegram.NAME telegram.KEYWORDS telegram_format.styled telegram_format.pieces "
-                "telegram_format.as_params offers.offered_on x.preview team.delegate_task team.get_team_members "
-                "team.get_subscription_info",
+                "telegram.telegram_tool telegram.NAME telegram.KEYWORDS telegram_format.parse_markdown "
+                "telegram_format.split_message telegram_format.message_params offers.offered_on x.preview "
+                "team.delegate_task team.get_team_members team.get_subscription_info",
             ),
         ),
         Page(

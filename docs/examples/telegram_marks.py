@@ -1,6 +1,7 @@
 """What is sent to Telegram: plain text with formatting entities."""
 
-from atlas_agents.builtin_tools.telegram_format import as_params, pieces, styled
+from atlas_agents.builtin_tools.telegram_format import message_params, parse_markdown, split_message
 
-for piece in pieces(styled("**Deployed** `v1.2` by [me](https://a.example), 2*3 and <b> are text"), most=40):
-    print(as_params(piece))
+text = parse_markdown("**Deployed** `v1.2` by [me](https://a.example), 2*3 and <b> are text")
+for message in split_message(text, max_length=40):
+    print(message_params(message))

@@ -1,4 +1,4 @@
-"""The double is honest: aiogram, unmodified, takes it for Telegram."""
+"""The double behaves like Telegram for aiogram, an independent client."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -41,7 +41,7 @@ async def aiogram_bot(double: BotDouble, token: str = TOKEN) -> AsyncGenerator[B
         await bot.session.close()
 
 
-async def test_messages_marks_and_edits_are_read_as_they_were_sent() -> None:
+async def test_messages_entities_and_edits_are_read_as_they_were_sent() -> None:
     async with bot_double() as double, aiogram_bot(double) as bot:
         ana = double.person(42, "Ana")
         assert (await bot.get_me()).username == "atlas_test_bot"
@@ -62,12 +62,12 @@ async def test_messages_marks_and_edits_are_read_as_they_were_sent() -> None:
         with pytest.raises(TelegramBadRequest, match="message is not modified"):
             await bot.edit_message_text("done", chat_id=42, message_id=sent.message_id)
         assert await bot.send_chat_action(42, "typing")
-        assert await bot.set_my_commands([BotCommand(command="new", description="Begin anew")])
+        assert await bot.set_my_commands([BotCommand(command="new", description="Start a new session")])
         await bot.send_message(42, "see http://b.example")
         assert double.previews == ["http://b.example"]
 
 
-async def test_refusals_are_those_that_aiogram_knows() -> None:
+async def test_errors_are_those_that_aiogram_knows() -> None:
     async with bot_double() as double, aiogram_bot(double) as bot:
         double.person(42, "Ana")
         double.person(43, "Ben")
@@ -84,27 +84,27 @@ async def test_refusals_are_those_that_aiogram_knows() -> None:
         with pytest.raises(TelegramRetryAfter) as slow:
             await bot.send_message(42, "x")
         assert slow.value.retry_after == 3
-        async with aiogram_bot(double, "7000001:AAwrong") as stranger:
+        async with aiogram_bot(double, "7000001:AAwrong") as other:
             with pytest.raises(TelegramUnauthorizedError):
-                await stranger.get_me()
+                await other.get_me()
 
 
-async def test_a_dispatcher_gets_each_update_once_and_can_answer_a_button() -> None:
+async def test_dispatcher_gets_each_update_once_and_can_answer_a_button() -> None:
     async with bot_double() as double, aiogram_bot(double) as bot:
         ana = double.person(42, "Ana")
-        heard: list[str] = []
+        received: list[str] = []
         dispatcher = Dispatcher()
-        over = asyncio.Event()
-        row = [InlineKeyboardButton(text="Once", callback_data="o:1")]
+        done = asyncio.Event()
+        row = [InlineKeyboardButton(text="Allow once", callback_data="o:1")]
 
         async def on_message(message: Message) -> None:
-            heard.append(message.text or "")
+            received.append(message.text or "")
             await message.answer("Well?", reply_markup=InlineKeyboardMarkup(inline_keyboard=[row]))
 
         async def on_press(query: CallbackQuery) -> None:
-            heard.append(query.data or "")
+            received.append(query.data or "")
             await query.answer("thanks")
-            over.set()
+            done.set()
 
         dispatcher.message.register(on_message, F.text)
         dispatcher.callback_query.register(on_press)
@@ -113,15 +113,15 @@ async def test_a_dispatcher_gets_each_update_once_and_can_answer_a_button() -> N
         ana.says("hello")
         ana.says("again")
         await double.until(lambda: len(ana.sees) == 2)
-        ana.presses(ana.sees[0], "Once")
-        await over.wait()
+        ana.presses(ana.sees[0], "Allow once")
+        await done.wait()
         await dispatcher.stop_polling()
         await polling
-        assert heard == ["hello", "again", "o:1"]
+        assert received == ["hello", "again", "o:1"]
         assert list(double.queries.values()) == ["thanks"]
 
 
-async def test_of_two_who_poll_the_first_is_told() -> None:
+async def test_second_poll_ends_the_first_with_a_conflict() -> None:
     async with bot_double() as double, aiogram_bot(double) as bot:
         first = asyncio.create_task(bot.get_updates(timeout=10))
         await double.until(lambda: double.count("getUpdates") == 1)

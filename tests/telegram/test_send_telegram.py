@@ -1,4 +1,4 @@
-"""`send_telegram_message`: what is sent, what is told when it cannot be, and that the token is told to nobody."""
+"""`send_telegram_message`: what is sent, how errors are reported, and that the token is never shown."""
 
 import asyncio
 import logging
@@ -29,8 +29,8 @@ def ana(double: BotDouble) -> Person:
     return double.person(42, "Ana")
 
 
-async def told(double: BotDouble | str, *, chat: str | None = "42", token: str = TOKEN, **arguments: Any) -> Any:
-    """The result of one call, as the model reads it, and the audit row it left."""
+async def call_tool(double: BotDouble | str, *, chat: str | None = "42", token: str = TOKEN, **arguments: Any) -> Any:
+    """Call the tool once and return the step."""
     url = double if isinstance(double, str) else double.url
     clock = VirtualClock()
     api = BotApi(Secret(token), url, clock)
@@ -45,63 +45,63 @@ async def told(double: BotDouble | str, *, chat: str | None = "42", token: str =
         return result.steps[0]
 
 
-async def test_a_message_goes_to_the_default_chat_with_its_marks_and_without_a_preview(
+async def test_message_goes_to_the_default_chat_with_entities_and_without_link_preview(
     double: BotDouble, ana: Person
 ) -> None:
-    step = await told(double, message="**Deployed** to https://a.example/?secret=1 `v1.2`")
+    step = await call_tool(double, message="**Deployed** to https://a.example/?secret=1 `v1.2`")
     assert step.output == {"chat_id": "42", "message_ids": [ana.sees[0].id], "parts": 1}
     assert ana.sees[0].text == "Deployed to https://a.example/?secret=1 v1.2"
     assert (ana.sees[0].marked("bold"), ana.sees[0].marked("code")) == (["Deployed"], ["v1.2"])
     assert double.previews == []
 
 
-async def test_a_chat_can_be_named(double: BotDouble, ana: Person) -> None:
+async def test_chat_can_be_chosen(double: BotDouble, ana: Person) -> None:
     double.channels["@news"] = -1001
-    assert (await told(double, chat=None, message="x", chat_id="42")).status == "ok"
-    assert (await told(double, message="x", chat_id="@news")).status == "ok"
+    assert (await call_tool(double, chat=None, message="x", chat_id="42")).status == "ok"
+    assert (await call_tool(double, message="x", chat_id="@news")).status == "ok"
     assert len(double.chats[-1001]) == 1
-    wrong = await told(double, message="x", chat_id="../getMe")
+    wrong = await call_tool(double, message="x", chat_id="../getMe")
     assert wrong.status == "error" and "chat_id" in wrong.output
 
 
-async def test_a_long_message_is_sent_in_parts(double: BotDouble, ana: Person) -> None:
+async def test_long_message_is_sent_in_parts(double: BotDouble, ana: Person) -> None:
     text = "\n\n".join(f"Paragraph {number}: " + "word " * 150 for number in range(14))
-    step = await told(double, message=text)
+    step = await call_tool(double, message=text)
     assert step.output["parts"] == len(ana.sees) == 3
     assert " ".join(" ".join(each.text for each in ana.sees).split()) == " ".join(text.split())
 
 
-async def test_a_wait_that_telegram_asks_for_is_kept(double: BotDouble, ana: Person) -> None:
+async def test_rate_limited_message_is_retried_after_the_requested_time(double: BotDouble, ana: Person) -> None:
     double.faults += [Fault("sendMessage", retry_after=3), Fault("sendMessage", retry_after=20)]
-    assert (await told(double, message="x")).status == "ok"
+    assert (await call_tool(double, message="x")).status == "ok"
     assert (len(ana.sees), double.count("sendMessage")) == (1, 3)
     double.faults.append(Fault("sendMessage", retry_after=3600))
-    long = await told(double, message="x")
+    long = await call_tool(double, message="x")
     assert (long.status, len(ana.sees)) == ("error", 1)
-    assert "asks to wait 3600 s" in long.output and "Nothing was sent." in long.output
+    assert "retry after 3600 s" in long.output and "Nothing was sent." in long.output
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("arguments", "message"),
     [
-        ({"chat_id": "7"}, "Telegram knows no such chat"),
-        ({"chat_id": "43"}, "The bot may not write there (Forbidden: bot was blocked by the user)"),
-        ({"token": "7000001:AAwrong"}, "set ATLAS_TELEGRAM_TOKEN to the token that @BotFather gave"),
-        ({"chat": None}, "give chat_id, or set ATLAS_TELEGRAM_CHAT"),
+        ({"chat_id": "7"}, "Chat not found"),
+        ({"chat_id": "43"}, "The bot cannot write to this chat (Forbidden: bot was blocked by the user)"),
+        ({"token": "7000001:AAwrong"}, "set ATLAS_TELEGRAM_TOKEN to the token from @BotFather"),
+        ({"chat": None}, "pass chat_id, or set ATLAS_TELEGRAM_CHAT"),
         ({"message": " \n "}, "the message is blank"),
     ],
 )
-async def test_a_refusal_is_a_sentence_that_helps(
-    double: BotDouble, ana: Person, arguments: dict[str, Any], words: str
+async def test_rejected_message_explains_what_to_do(
+    double: BotDouble, ana: Person, arguments: dict[str, Any], message: str
 ) -> None:
     double.person(43, "Ben")
     double.blocked.add(43)
-    step = await told(double, **{"message": "x", **arguments})
-    assert step.status == "error" and words in step.output
+    step = await call_tool(double, **{"message": "x", **arguments})
+    assert step.status == "error" and message in step.output
     assert double.chats[42] == []
 
 
-async def test_what_was_sent_before_a_refusal_is_told(double: BotDouble, ana: Person) -> None:
+async def test_failure_reports_the_parts_that_were_sent(double: BotDouble, ana: Person) -> None:
     context_calls = 0
     original = double._send  # pyright: ignore[reportPrivateUsage]
 
@@ -113,47 +113,45 @@ async def test_what_was_sent_before_a_refusal_is_told(double: BotDouble, ana: Pe
         return await original(params)
 
     double._methods["sendmessage"] = block_after_one  # pyright: ignore[reportPrivateUsage]
-    step = await told(double, message="word " * 1500)
+    step = await call_tool(double, message="word " * 1500)
     assert step.status == "error"
-    assert f"1 of 2 parts are in the chat already (messages {ana.sees[0].id}) and stay there" in step.output
+    assert f"1 of 2 parts were already sent (messages {ana.sees[0].id})." in step.output
 
 
-async def test_a_line_that_breaks_after_the_sending_is_unknown_and_not_tried_again(
-    double: BotDouble, ana: Person
-) -> None:
+async def test_lost_connection_after_sending_is_unknown_and_not_retried(double: BotDouble, ana: Person) -> None:
     double.faults.append(Fault("sendMessage", done=True))
-    step = await told(double, message="x")
+    step = await call_tool(double, message="x")
     assert (step.status, len(ana.sees), double.count("sendMessage")) == ("unknown", 1, 1)
     assert "may have been sent. It was not sent again." in step.output
     double.faults.append(Fault("sendMessage", status=502, description="Bad Gateway"))
-    assert (await told(double, message="x")).status == "unknown"
+    assert (await call_tool(double, message="x")).status == "unknown"
 
 
-async def test_nobody_there_is_tried_again_and_told(caplog: pytest.LogCaptureFixture) -> None:
+async def test_unreachable_server_is_retried_and_reported(caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
     with caplog.at_level(logging.DEBUG):
-        step = await told(address, message="x")
+        step = await call_tool(address, message="x")
     assert step.status == "error"
-    assert "Telegram cannot be reached" in step.output and "tried 4 times" in step.output
+    assert "cannot connect to Telegram" in step.output and "tried 4 times" in step.output
     assert TOKEN not in caplog.text
 
 
-async def test_marks_that_telegram_refuses_are_left_out(double: BotDouble, ana: Person) -> None:
+async def test_rejected_entities_are_left_out(double: BotDouble, ana: Person) -> None:
     double.faults.append(Fault("sendMessage", status=400, description="Bad Request: can't parse entities"))
-    assert (await told(double, message="**x**")).status == "ok"
+    assert (await call_tool(double, message="**x**")).status == "ok"
     assert (ana.sees[0].text, ana.sees[0].entities) == ("x", [])
 
 
 @pytest.mark.parametrize(("token", "url"), [("some words", "http://a"), ("1:a/../b", "http://a"), (TOKEN, "ftp://a")])
-def test_what_cannot_be_a_bot_is_said_at_once(token: str, url: str) -> None:
+def test_invalid_token_or_url_is_rejected_at_once(token: str, url: str) -> None:
     with pytest.raises(ConfigError) as wrong:
         BotApi(Secret(token), url)
     assert token not in str(wrong.value)
 
 
-async def test_without_a_token_it_says_what_to_set() -> None:
+async def test_tool_without_a_token_names_the_setting() -> None:
     model = Scripted(calls(NAME, message="x"), says("Done."))
     async with Atlas([Agent("a", model=model, tools=[telegram_tool(None)])]) as atlas:
         result = await atlas.run("telegram")
@@ -161,7 +159,7 @@ async def test_without_a_token_it_says_what_to_set() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "offered"),
+    ("message", "offered"),
     [
         ("Send it by Telegram", True),
         ("please NOTIFY ME when it is done", True),
@@ -171,15 +169,15 @@ async def test_without_a_token_it_says_what_to_set() -> None:
         ("I saw a telegrammer", False),
     ],
 )
-async def test_the_tool_is_offered_on_its_words_in_the_users_message(said: str, offered: bool) -> None:
+async def test_tool_is_offered_on_its_keywords_in_the_users_message(message: str, offered: bool) -> None:
     model = Scripted(says("Yes."))
     wanted = Interceptor(request=offered_on({NAME: KEYWORDS, "never": ()}))
     async with Atlas([Agent("a", model=model, tools=[telegram_tool(None)])], interceptors=[wanted]) as atlas:
-        await atlas.ask(said)
+        await atlas.ask(message)
     assert [spec.name for spec in model.requests[0].tools] == ([NAME] if offered else [])
 
 
-async def test_a_result_or_an_earlier_message_offers_nothing_but_an_earlier_call_does() -> None:
+async def test_earlier_call_offers_the_tool_but_results_and_earlier_messages_do_not() -> None:
     model = Scripted(calls("look"), says("ping me"), says("Yes."), calls(NAME, message="x"), says("Sent."), says("Ok."))
 
     async def look() -> str:
@@ -189,7 +187,7 @@ async def test_a_result_or_an_earlier_message_offers_nothing_but_an_earlier_call
     wanted = Interceptor(request=offered_on({NAME: KEYWORDS}))
     agent = Agent("a", model=model, tools=[telegram_tool(None), look])
     async with Atlas([agent], interceptors=[wanted]) as atlas:
-        for said in ("Look", "And now?", "Ping me", "Thanks"):
-            await atlas.ask(said)
+        for message in ("Look", "And now?", "Ping me", "Thanks"):
+            await atlas.ask(message)
     names = [{spec.name for spec in request.tools} for request in model.requests]
     assert names == [{"look"}, {"look"}, {"look"}, {"look", NAME}, {"look", NAME}, {"look", NAME}]

@@ -1,4 +1,4 @@
-"""What a model writes becomes messages that Telegram takes: whole, marked as it was meant, cut where one pauses."""
+"""Markdown as Telegram messages: complete text, correct entities, and cuts where a reader would pause."""
 
 import re
 
@@ -6,18 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atlas_agents.builtin_tools.telegram_api import BotApi, send
-from atlas_agents.builtin_tools.telegram_format import entities, pieces, styled, units
-from atlas_agents.channels.telegram.approvals import sheet
+from atlas_agents.builtin_tools.telegram_api import BotApi, send_message
+from atlas_agents.builtin_tools.telegram_format import encode_entities, parse_markdown, split_message, utf16_length
+from atlas_agents.channels.telegram.approvals import format_request
 from atlas_agents.core.paths import Secret
 from atlas_agents.gateway.protocol.types import ApprovalShape, FieldShape, FormShape
 from bot_double import TOKEN, BotDouble, bot_double
 
-SIGNS = st.text(st.sampled_from(list("ab *_`~[]()#-\\\n!>.\u200d🦊é")), max_size=60)
+DELIMITERS = st.text(st.sampled_from(list("ab *_`~[]()#-\\\n!>.\u200d🦊é")), max_size=60)
 
 
 @pytest.mark.parametrize(
-    ("markdown", "text", "marks"),
+    ("markdown", "text", "entities"),
     [
         ("plain", "plain", []),
         ("**bold** and *not so*", "bold and not so", [("bold", "bold"), ("italic", "not so")]),
@@ -40,46 +40,48 @@ SIGNS = st.text(st.sampled_from(list("ab *_`~[]()#-\\\n!>.\u200d🦊é")), max_s
         ("1 < 2 & <b>x</b>", "1 < 2 & <b>x</b>", []),
     ],
 )
-def test_markdown_is_read_and_what_is_none_stays(markdown: str, text: str, marks: list[tuple[str, str]] | None) -> None:
-    found = styled(markdown)
+def test_markdown_becomes_entities_and_other_text_stays(
+    markdown: str, text: str, entities: list[tuple[str, str]] | None
+) -> None:
+    found = parse_markdown(markdown)
     assert found.text == text
-    if marks is not None:
-        assert [(mark.kind, found.text[mark.start : mark.end]) for mark in found.marks] == marks
+    if entities is not None:
+        assert [(entity.kind, found.text[entity.start : entity.end]) for entity in found.entities] == entities
 
 
-@given(SIGNS)
+@given(DELIMITERS)
 @settings(max_examples=400, deadline=None)
-def test_no_letter_is_lost_whatever_is_written(markdown: str) -> None:
-    found = styled(markdown)
+def test_no_letter_is_lost(markdown: str) -> None:
+    found = parse_markdown(markdown)
     text = found.text
-    for mark in reversed(found.marks):
-        if mark.language != text[mark.start : mark.end]:
-            text = text[: mark.start] + mark.language + text[mark.start :]
+    for entity in reversed(found.entities):
+        if entity.language != text[entity.start : entity.end]:
+            text = text[: entity.start] + entity.language + text[entity.start :]
     assert re.sub(r"[^ab🦊é]", "", text) == re.sub(r"[^ab🦊é]", "", markdown)
 
 
 @pytest.mark.parametrize("markdown", ["```é", "``` a b", "```\na b", "```a\nb\n```", "```a b\nb", "~~~ é 🦊"])
-def test_a_fence_shows_what_stands_beside_it(markdown: str) -> None:
-    found = styled(markdown)
+def test_code_fence_keeps_its_info_string(markdown: str) -> None:
+    found = parse_markdown(markdown)
     assert re.sub(r"[^ab🦊é]", "", found.text) in ("é", "ab", "b", "abb", "é🦊")
-    assert all(mark.kind == "pre" for mark in found.marks)
+    assert all(entity.kind == "pre" for entity in found.entities)
 
 
-@given(st.lists(SIGNS, max_size=12).map("\n".join), st.integers(8, 40))
+@given(st.lists(DELIMITERS, max_size=12).map("\n".join), st.integers(8, 40))
 @settings(max_examples=300, deadline=None)
-def test_every_piece_fits_and_together_they_are_the_text(markdown: str, most: int) -> None:
-    whole = styled(markdown)
-    found = pieces(whole, most)
-    assert all(0 < units(piece.text) <= most and piece.text == piece.text.strip() for piece in found)
+def test_every_message_fits_and_together_they_are_the_text(markdown: str, max_length: int) -> None:
+    whole = parse_markdown(markdown)
+    found = split_message(whole, max_length)
+    assert all(0 < utf16_length(piece.text) <= max_length and piece.text == piece.text.strip() for piece in found)
     assert "".join("".join(piece.text for piece in found).split()) == "".join(whole.text.split())
     for piece in found:
-        for mark in entities(piece):
-            assert mark["length"] > 0 and mark["offset"] + mark["length"] <= units(piece.text)
+        for entity in encode_entities(piece):
+            assert entity["length"] > 0 and entity["offset"] + entity["length"] <= utf16_length(piece.text)
 
 
-def test_texts_are_cut_at_paragraphs_then_lines_then_words() -> None:
+def test_text_is_cut_at_paragraphs_then_lines_then_words() -> None:
     def cut(text: str) -> list[str]:
-        return [piece.text for piece in pieces(styled(text), 20)]
+        return [piece.text for piece in split_message(parse_markdown(text), 20)]
 
     assert cut("one two three\n\nfour five six") == ["one two three", "four five six"]
     assert cut("one two three\nfour five six") == ["one two three", "four five six"]
@@ -91,9 +93,9 @@ def test_texts_are_cut_at_paragraphs_then_lines_then_words() -> None:
     assert cut(" \n ") == []
 
 
-def test_a_mark_over_a_cut_goes_on_in_the_next_piece() -> None:
-    first, second = pieces(styled("**one two three four five six**"), 20)
-    assert [entities(each) for each in (first, second)] == [
+def test_entity_over_a_cut_continues_in_the_next_message() -> None:
+    first, second = split_message(parse_markdown("**one two three four five six**"), 20)
+    assert [encode_entities(each) for each in (first, second)] == [
         [{"type": "bold", "offset": 0, "length": 18}],
         [{"type": "bold", "offset": 0, "length": 8}],
     ]
@@ -102,37 +104,37 @@ def test_a_mark_over_a_cut_goes_on_in_the_next_piece() -> None:
 @pytest.mark.parametrize(
     "text", ["*" * 60_000, "`" * 60_000, "[a](" * 15_000, "_a" * 30_000, "[" * 60_000, "` `` " * 9000]
 )
-def test_a_long_text_of_signs_is_read_in_one_pass(text: str) -> None:
-    pieces(styled(text))  # the test's own timeout is the measure
+def test_long_text_of_delimiters_is_parsed_in_linear_time(text: str) -> None:
+    split_message(parse_markdown(text))  # the test's own timeout is the measure
 
 
-async def test_telegram_takes_all_of_it() -> None:
-    """The double refuses marks that cut a character, cross each other or reach beyond the text."""
+async def test_telegram_accepts_every_message() -> None:
+    """The double rejects entities that cut a character, overlap partially or reach beyond the text."""
     texts: list[str] = []
 
-    @given(st.lists(SIGNS, max_size=8).map("\n".join))
+    @given(st.lists(DELIMITERS, max_size=8).map("\n".join))
     @settings(max_examples=60, deadline=None, database=None)
-    def gather(text: str) -> None:
+    def collect(text: str) -> None:
         texts.append(text)
 
-    gather()
+    collect()
     async with bot_double() as double:
-        await _all_taken(double, texts)
+        await _send_all(double, texts)
 
 
-async def _all_taken(double: BotDouble, texts: list[str]) -> None:
+async def _send_all(double: BotDouble, texts: list[str]) -> None:
     ana, api = double.person(42, "Ana"), BotApi(Secret(TOKEN), double.url)
     expected: list[str] = []
     for text in texts:
-        for piece in pieces(styled(text), 50):
+        for piece in split_message(parse_markdown(text), 50):
             expected.append(piece.text)
-            await send(api, 42, piece)
+            await send_message(api, 42, piece)
     await api.close()
     assert [message.text for message in ana.sees] == expected
-    assert double.count("sendMessage") == len(expected), "nothing had to be sent again without its marks"
+    assert double.count("sendMessage") == len(expected), "no message was sent again without its entities"
 
 
-def asked_for(*fields: FieldShape) -> ApprovalShape:
+def form_request(*fields: FieldShape) -> ApprovalShape:
     form = FormShape("the MCP server shop", "Which \u202eone?", fields)
     return ApprovalShape(
         approval_id="q1",
@@ -140,7 +142,7 @@ def asked_for(*fields: FieldShape) -> ApprovalShape:
         session_key="s",
         tool_call_id="c",
         tool_name="shop/order",
-        summary="The MCP server shop asks you",
+        summary="The MCP server shop requests your input",
         details={},
         command=form.message,
         working_dir="",
@@ -152,10 +154,12 @@ def asked_for(*fields: FieldShape) -> ApprovalShape:
     )
 
 
-def test_a_form_can_be_declined_and_accepted_only_where_nothing_must_be_filled_in() -> None:
-    needs = sheet(asked_for(FieldShape("size", "text", required=True)))
+def test_form_with_required_fields_can_only_be_denied() -> None:
+    needs = format_request(form_request(FieldShape("size", "text", required=True)))
     assert [button["text"] for button in needs.buttons["inline_keyboard"][0]] == ["Deny"]
-    assert "give them on the page, or with atlas approvals" in needs.last.text
+    assert "complete it in the web UI, or run: atlas approvals" in needs.last.text
     assert r"Which \u202eone?" in needs.last.text and "sent to the MCP server shop" in needs.last.text
-    free = sheet(asked_for(FieldShape("size", "text", required=True, default="small"), FieldShape("gift", "boolean")))
+    free = format_request(
+        form_request(FieldShape("size", "text", required=True, default="small"), FieldShape("gift", "boolean"))
+    )
     assert [button["text"] for button in free.buttons["inline_keyboard"][0]] == ["Accept", "Deny"]

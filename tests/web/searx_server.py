@@ -1,4 +1,4 @@
-"""A real searx on loopback, as Debian packs it, whose one engine looks into a database that the test has filled."""
+"""A real searx on loopback, from the Debian package. Its only engine searches a database that the test has filled."""
 
 import shutil
 import socket
@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
-PATIENCE = 30
+TIMEOUT = 30
 SHARED = Path("/usr/share/python3-searx")
 SETTINGS = """
 general: {{debug: false, instance_name: test}}
@@ -37,13 +37,13 @@ default_doi_resolver: none
 """
 
 
-def is_there() -> bool:
+def is_installed() -> bool:
     return shutil.which("searx-run") is not None and SHARED.is_dir()
 
 
 @contextmanager
 def searx(folder: Path, pages: Iterable[tuple[str, str, str]]) -> Generator[str]:
-    """Its address. It knows these pages: address, title, content."""
+    """Run a server that finds these pages (URL, title, content) and yield its URL."""
     with sqlite3.connect(folder / "pages.db") as database:
         database.execute("CREATE VIRTUAL TABLE pages USING fts5(url, title, content)")
         database.executemany("INSERT INTO pages VALUES (?, ?, ?)", pages)
@@ -60,14 +60,14 @@ def searx(folder: Path, pages: Iterable[tuple[str, str, str]]) -> Generator[str]
         yield f"http://127.0.0.1:{port}"
     finally:
         process.kill()
-        process.wait(PATIENCE)
+        process.wait(TIMEOUT)
 
 
 def _wait(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while time.monotonic() < end and process.poll() is None:
         try:
-            urllib.request.urlopen(url, timeout=PATIENCE).close()
+            urllib.request.urlopen(url, timeout=TIMEOUT).close()
             return
         except (urllib.error.URLError, ConnectionError):
             time.sleep(0.05)

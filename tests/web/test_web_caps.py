@@ -10,16 +10,16 @@ import zlib
 from pathlib import Path
 
 import pytest
-from web_stage import CAPS, certified, page, world
+from fake_internet import CAPS, fake_internet, page, tls_context
 
-from atlas_agents.builtin_tools.web.extract import little_memory
+from atlas_agents.builtin_tools.web.extract import limited_memory
 from atlas_agents.builtin_tools.web.ssrf import Caps
 from atlas_agents.core.errors import ToolFailed, Transient
 from atlas_agents.tools.worker_pool import Workers
-from fault_server import FaultServer, Pause, Script, answer, byte_by_byte, head
+from fault_server import FaultServer, Pause, Script, byte_by_byte, response, response_head
 
 SMALL = Caps(size=100_000, pdf_size=200_000, total=15, connect=5, reading=20)
-PATIENCE = 50
+TIMEOUT = 50
 
 
 def bomb(megabytes: int) -> bytes:
@@ -28,27 +28,27 @@ def bomb(megabytes: int) -> bytes:
 
 
 @pytest.mark.slow
-def test_a_bomb_of_200_megabytes_costs_no_memory() -> None:
-    """In a process of its own: the peak of this one was another test's."""
+def test_compression_bomb_of_200_megabytes_costs_no_memory() -> None:
+    """Runs in its own process, because peak memory is measured per process."""
     code = """
 import asyncio, resource, sys
 sys.path[:0] = ["tests", "tests/web"]
 from test_web_caps import bomb
-from web_stage import page, world
+from fake_internet import fake_internet, page
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 async def main():
     packed = bomb(200)
     assert len(packed) < 250_000
-    async with world(page("<p>small"), page(packed, "text/plain", content_encoding="gzip")) as here:
-        await here.fetch("http://pub.test/")
+    async with fake_internet(page("<p>small"), page(packed, "text/plain", content_encoding="gzip")) as web:
+        await web.fetch("http://pub.test/")
         before = peak()
-        said = await here.fetch("http://pub.test/", max_chars=500)
-        assert "It is larger than 5.0 MB" in said, said
+        output = await web.fetch("http://pub.test/", max_chars=500)
+        assert "The page is larger than 5.0 MB" in output, output
         print(peak() - before)
 asyncio.run(main())
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT)
     assert done.stderr == ""
     assert float(done.stdout) <= 20
 
@@ -64,10 +64,10 @@ asyncio.run(main())
     ],
     ids=["gzip", "x-gzip", "zlib", "deflate", "identity"],
 )
-async def test_what_was_asked_for_is_unpacked(content: bytes, encoding: str) -> None:
-    async with world(page(content, "text/plain", content_encoding=encoding)) as here:
-        assert "hello there" in await here.fetch("http://pub.test/")
-        assert here.server.asked[0].headers["accept-encoding"] == "gzip, deflate"
+async def test_requested_encoding_is_decompressed(content: bytes, encoding: str) -> None:
+    async with fake_internet(page(content, "text/plain", content_encoding=encoding)) as internet:
+        assert "hello there" in await internet.fetch("http://pub.test/")
+        assert internet.server.requests[0].headers["accept-encoding"] == "gzip, deflate"
 
 
 @pytest.mark.parametrize(
@@ -81,44 +81,44 @@ async def test_what_was_asked_for_is_unpacked(content: bytes, encoding: str) -> 
     ],
     ids=["br", "zstd", "twice", "no gzip", "no deflate"],
 )
-async def test_what_was_not_asked_for_is_refused(content: bytes, encoding: str) -> None:
-    async with world(page(content, "text/plain", content_encoding=encoding)) as here:
-        with pytest.raises(ToolFailed, match="sent something that cannot be read"):
-            await here.fetch("http://pub.test/")
+async def test_unexpected_encoding_is_rejected(content: bytes, encoding: str) -> None:
+    async with fake_internet(page(content, "text/plain", content_encoding=encoding)) as internet:
+        with pytest.raises(ToolFailed, match=r"invalid response from pub\.test"):
+            await internet.fetch("http://pub.test/")
 
 
 @pytest.mark.parametrize("encoding", ["", "gzip"])
-async def test_of_an_endless_page_the_beginning_is_read(encoding: str) -> None:
+async def test_start_of_an_endless_page_is_read(encoding: str) -> None:
     piece = gzip.compress(b"word " * 200_000) if encoding else b"word " * 20_000
-    endless = [head(type="text/plain", connection="close", content_encoding=encoding), *[piece] * 2000]
-    async with world(endless, caps=SMALL) as here:
-        said = await here.fetch("http://pub.test/", max_chars=500)
-        assert "It is larger than 0.1 MB, and the rest is missing." in said
+    endless = [response_head(type="text/plain", connection="close", content_encoding=encoding), *[piece] * 2000]
+    async with fake_internet(endless, caps=SMALL) as internet:
+        output = await internet.fetch("http://pub.test/", max_chars=500)
+        assert "The page is larger than 0.1 MB; the rest is missing." in output
         async with asyncio.timeout(5):
-            await here.server.asked[0].gone.wait()
+            await internet.server.requests[0].disconnected.wait()
 
 
 @pytest.mark.parametrize("kind", ["application/json", "application/pdf"])
-async def test_what_must_be_whole_and_is_too_large_is_refused(kind: str) -> None:
-    async with world(page(b"[" + b"1," * 150_000 + b"1]", kind), caps=SMALL) as here:
-        with pytest.raises(ToolFailed, match=r"is larger than 0\.[12] MB, and (JSON|PDF) is read whole"):
-            await here.fetch("http://pub.test/")
+async def test_truncated_json_and_pdf_are_rejected(kind: str) -> None:
+    async with fake_internet(page(b"[" + b"1," * 150_000 + b"1]", kind), caps=SMALL) as internet:
+        with pytest.raises(ToolFailed, match=r"is larger than 0\.[12] MB, and (JSON|PDF) cannot be read in part"):
+            await internet.fetch("http://pub.test/")
 
 
 SLOW: dict[str, Script] = {
-    "body": [head(type="text/plain", connection="close"), *[b"x", Pause(0.1)] * 100],
+    "body": [response_head(type="text/plain", connection="close"), *[b"x", Pause(0.1)] * 100],
     "headers": [b"HTTP/1.1 200 OK\r\n", *[b"x-a: b\r\n", Pause(0.1)] * 100],
     "silence": [Pause(10)],
-    "redirects": [*answer(b"", status="302 Found", framing="sized", location="/on"), "hold"],
+    "redirects": [*response(b"", status="302 Found", framing="sized", location="/on"), "hold"],
 }
 
 
 @pytest.mark.parametrize("script", SLOW.values(), ids=SLOW.keys())
-async def test_dripping_does_not_stretch_the_clock(script: Script) -> None:
-    async with world(script, then=[Pause(10)], caps=Caps(total=0.5)) as here:
+async def test_slow_response_does_not_extend_the_timeout(script: Script) -> None:
+    async with fake_internet(script, then=[Pause(10)], caps=Caps(total=0.5)) as internet:
         before = time.monotonic()
         with pytest.raises(ToolFailed, match=r"pub\.test did not send the page within 0\.5 s"):
-            await here.fetch("http://pub.test/")
+            await internet.fetch("http://pub.test/")
         assert time.monotonic() - before < 5
 
 
@@ -133,44 +133,42 @@ HUGE: dict[str, Script] = {
 
 
 @pytest.mark.parametrize("script", HUGE.values(), ids=HUGE.keys())
-async def test_an_answer_that_is_no_proper_http_is_told(script: Script) -> None:
-    async with world(script, caps=SMALL) as here:
+async def test_invalid_http_response_is_reported(script: Script) -> None:
+    async with fake_internet(script, caps=SMALL) as internet:
         with pytest.raises(ToolFailed, match=r"pub\.test"):
-            await here.fetch("http://pub.test/")
+            await internet.fetch("http://pub.test/")
 
 
-async def test_a_broken_connection_may_be_tried_again() -> None:
-    broken: Script = [head(type="text/plain", content_length="100"), b"half", "reset"]
-    async with world(broken, then=["reset"]) as here:
+async def test_lost_connection_is_transient() -> None:
+    broken: Script = [response_head(type="text/plain", content_length="100"), b"half", "reset"]
+    async with fake_internet(broken, then=["reset"]) as internet:
         for _ in range(2):
-            with pytest.raises(Transient, match=r"the connection to pub\.test broke off"):
-                await here.fetch("http://pub.test/")
+            with pytest.raises(Transient, match=r"the connection to pub\.test was lost"):
+                await internet.fetch("http://pub.test/")
 
 
-async def test_where_nobody_listens_it_is_told() -> None:
+async def test_unreachable_host_is_reported() -> None:
     async with FaultServer() as gone:
         await gone.stop_listening()
-    async with world() as here:
-        here.stage.port = int(gone.url.rpartition(":")[2])
-        with pytest.raises(ToolFailed, match=r"no connection to pub\.test: "):
-            await here.fetch("http://pub.test/")
-        with pytest.raises(ToolFailed, match=r"there is no host nowhere\.test, or its name cannot be looked up now"):
-            await here.fetch("http://nowhere.test/")
+    async with fake_internet() as internet:
+        internet.network.port = int(gone.url.rpartition(":")[2])
+        with pytest.raises(ToolFailed, match=r"cannot connect to pub\.test: "):
+            await internet.fetch("http://pub.test/")
+        with pytest.raises(ToolFailed, match=r"cannot resolve the host name nowhere\.test"):
+            await internet.fetch("http://nowhere.test/")
 
 
-async def test_a_host_that_cannot_prove_its_name_is_refused(tmp_path: Path) -> None:
-    context = certified(tmp_path, "pub.test")
+async def test_invalid_certificate_is_rejected(tmp_path: Path) -> None:
+    context = tls_context(tmp_path, "pub.test")
 
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=context)
-    async with server, world() as here:
-        here.stage.port = server.sockets[0].getsockname()[1]
-        with pytest.raises(
-            ToolFailed, match=r"pub\.test could not prove that it is pub\.test: self.signed certificate"
-        ):
-            await here.fetch("https://pub.test/")
+    async with server, fake_internet() as internet:
+        internet.network.port = server.sockets[0].getsockname()[1]
+        with pytest.raises(ToolFailed, match=r"the TLS certificate of pub\.test is not valid: self.signed certificate"):
+            await internet.fetch("https://pub.test/")
 
 
 # Reading
@@ -184,49 +182,51 @@ HANGS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("html", HANGS.values(), ids=HANGS.keys())
-async def test_a_page_made_to_hang_its_reader_is_given_up_and_the_next_one_is_read(html: str) -> None:
-    async with world(page(html), page("<p>next"), caps=Caps(reading=2)) as here:
+async def test_page_that_hangs_the_parser_times_out_and_the_next_one_is_read(html: str) -> None:
+    async with fake_internet(page(html), page("<p>next"), caps=Caps(reading=2)) as internet:
         before = time.monotonic()
-        with pytest.raises(ToolFailed, match=r"could not be read within 2 s; it may be made to hold up its readers"):
-            await here.fetch("http://pub.test/")
+        with pytest.raises(ToolFailed, match=r"reading http://pub\.test/ took longer than 2 s"):
+            await internet.fetch("http://pub.test/")
         assert time.monotonic() - before < 20
-        assert "next" in await here.fetch("http://pub.test/")
+        assert "next" in await internet.fetch("http://pub.test/")
 
 
-async def test_the_loop_goes_on_while_a_page_is_read() -> None:
-    async with world(page(HANGS["attributes"]), caps=Caps(reading=1)) as here:
+async def test_event_loop_is_not_blocked_while_a_page_is_read() -> None:
+    async with fake_internet(page(HANGS["attributes"]), caps=Caps(reading=1)) as internet:
         longest, last = 0.0, time.monotonic()
-        reading = asyncio.ensure_future(here.fetch("http://pub.test/"))
+        reading = asyncio.ensure_future(internet.fetch("http://pub.test/"))
         while not (await asyncio.wait([reading], timeout=0.01))[0]:
             longest, last = max(longest, time.monotonic() - last), time.monotonic()
         assert isinstance(reading.exception(), ToolFailed)
         assert longest < 3  # reading it here would take a minute
 
 
-async def test_a_deep_page_breaks_nothing() -> None:
-    async with world(page("<div>" * 5_000 + "deep"), page("[" * 100_000, "application/json")) as here:
-        assert "deep" in await here.fetch("http://pub.test/")
-        assert "It says that it is JSON, and it is not." in await here.fetch("http://pub.test/", max_chars=500)
+async def test_deeply_nested_page_is_read() -> None:
+    async with fake_internet(page("<div>" * 5_000 + "deep"), page("[" * 100_000, "application/json")) as internet:
+        assert "deep" in await internet.fetch("http://pub.test/")
+        assert "The content type is JSON, but the content is not valid JSON." in await internet.fetch(
+            "http://pub.test/", max_chars=500
+        )
 
 
 def greedy(gigabytes: int) -> tuple[str, bool]:
     """What comes of taking so much memory while a page is read, and whether the limit is gone after that."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     try:
-        with little_memory():
+        with limited_memory():
             words = f"{len(bytearray(gigabytes << 30)) >> 30} GB"
     except MemoryError:
         words = "no more"
     return words, resource.getrlimit(resource.RLIMIT_AS) == before
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how much there is already")
-async def test_a_reader_is_given_only_so_much_memory() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports the size of the address space")
+async def test_extraction_memory_is_limited() -> None:
     workers = Workers(warm=1)
     assert await workers.run(greedy, {"gigabytes": 2}) == ("no more", True)
     await workers.close()
 
 
-def test_the_caps_are_as_documented() -> None:
+def test_default_caps_are_as_documented() -> None:
     assert Caps() == Caps(size=5_000_000, pdf_size=15_000_000, connect=10, total=25, redirects=5, reading=15)
     assert CAPS.size == Caps().size

@@ -5,9 +5,9 @@ import string
 from urllib.parse import urlsplit
 
 import pytest
+from fake_internet import CAPS, OTHER, PUBLIC, FakeNetwork, fake_internet, page, redirect
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from web_stage import CAPS, OTHER, PUBLIC, Stage, moved, page, world
 
 from atlas_agents.builtin_tools.web.download import download
 from atlas_agents.builtin_tools.web.ssrf import INTERNET, Hosts, UrlRefused
@@ -70,12 +70,12 @@ LOCAL = {
 
 
 @pytest.mark.parametrize("host", LOCAL.values(), ids=LOCAL.keys())
-async def test_no_way_to_write_a_local_address_leads_there(host: str) -> None:
-    async with world(then=SECRET) as here:
-        for url in (f"http://{host}/", f"http://{host}:{here.stage.port}/secret", f"https://{host}/"):
+async def test_no_notation_of_a_local_address_is_accepted(host: str) -> None:
+    async with fake_internet(then=SECRET) as internet:
+        for url in (f"http://{host}/", f"http://{host}:{internet.network.port}/secret", f"https://{host}/"):
             with pytest.raises(ToolFailed):
-                await here.fetch(url)
-        assert (here.server.asked, here.stage.dialled) == ([], [])
+                await internet.fetch(url)
+        assert (internet.server.requests, internet.network.connected) == ([], [])
 
 
 ODD = {
@@ -120,12 +120,16 @@ ODD = {
 
 
 @pytest.mark.parametrize("url", ODD.values(), ids=ODD.keys())
-async def test_an_odd_address_is_refused_before_anything_is_dialled(url: str) -> None:
-    async with world(then=SECRET) as here:
-        here.stage.names |= {"localhost": [["127.0.0.1"]], "a.localhost": [["::1"]], "localhost.": [["127.0.0.1"]]}
+async def test_odd_url_is_refused_before_any_connection(url: str) -> None:
+    async with fake_internet(then=SECRET) as internet:
+        internet.network.names |= {
+            "localhost": [["127.0.0.1"]],
+            "a.localhost": [["::1"]],
+            "localhost.": [["127.0.0.1"]],
+        }
         with pytest.raises(ToolFailed):
-            await here.fetch(url)
-        assert (here.server.asked, here.stage.dialled) == ([], [])
+            await internet.fetch(url)
+        assert (internet.server.requests, internet.network.connected) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -140,27 +144,27 @@ async def test_an_odd_address_is_refused_before_anything_is_dialled(url: str) ->
         [],
     ],
 )
-async def test_a_name_is_refused_if_any_of_its_addresses_is_local(addresses: list[str]) -> None:
-    async with world(then=SECRET) as here:
-        here.stage.names["bad.test"] = [addresses]
+async def test_name_is_refused_if_any_of_its_addresses_is_local(addresses: list[str]) -> None:
+    async with fake_internet(then=SECRET) as internet:
+        internet.network.names["bad.test"] = [addresses]
         with pytest.raises(ToolFailed):
-            await here.fetch("http://bad.test/")
-        assert here.server.asked == []
+            await internet.fetch("http://bad.test/")
+        assert internet.server.requests == []
 
 
-async def test_a_name_that_changes_its_mind_is_looked_up_once_and_dialled_where_it_was_vetted() -> None:
-    async with world(page("<p>public")) as here:
-        here.stage.names["rebind.test"] = [[PUBLIC], ["127.0.0.1"]]
-        assert "public" in await here.fetch("http://rebind.test/")
-        assert (here.stage.looked_up, here.stage.dialled) == (["rebind.test"], [PUBLIC])
+async def test_rebinding_name_is_resolved_once_and_connected_to_the_checked_address() -> None:
+    async with fake_internet(page("<p>public")) as internet:
+        internet.network.names["rebind.test"] = [[PUBLIC], ["127.0.0.1"]]
+        assert "public" in await internet.fetch("http://rebind.test/")
+        assert (internet.network.looked_up, internet.network.connected) == (["rebind.test"], [PUBLIC])
 
 
-async def test_a_name_that_changed_its_mind_between_two_redirects_is_refused() -> None:
-    async with world(moved("http://rebind.test/again"), then=SECRET) as here:
-        here.stage.names["rebind.test"] = [[PUBLIC], ["127.0.0.1"]]
+async def test_name_that_rebinds_between_redirects_is_refused() -> None:
+    async with fake_internet(redirect("http://rebind.test/again"), then=SECRET) as internet:
+        internet.network.names["rebind.test"] = [[PUBLIC], ["127.0.0.1"]]
         with pytest.raises(UrlRefused, match="not on the public internet"):
-            await here.fetch("http://rebind.test/")
-        assert [asked.path for asked in here.server.asked] == ["/"]
+            await internet.fetch("http://rebind.test/")
+        assert [asked.path for asked in internet.server.requests] == ["/"]
 
 
 @pytest.mark.parametrize(
@@ -179,76 +183,78 @@ async def test_a_name_that_changed_its_mind_between_two_redirects_is_refused() -
         "http://\u2460\u2461\u2466.0.0.1/",
     ],
 )
-async def test_a_redirect_is_refused_at_its_hop(location: str) -> None:
-    async with world(moved("/on"), moved(location), then=SECRET) as here:
-        here.stage.names["priv.test"] = [["192.168.0.1"]]
+async def test_redirect_to_a_local_address_is_refused(location: str) -> None:
+    async with fake_internet(redirect("/on"), redirect(location), then=SECRET) as internet:
+        internet.network.names["priv.test"] = [["192.168.0.1"]]
         with pytest.raises(ToolFailed):
-            await here.fetch("http://pub.test/")
-        assert [asked.path for asked in here.server.asked] == ["/", "/on"]
+            await internet.fetch("http://pub.test/")
+        assert [asked.path for asked in internet.server.requests] == ["/", "/on"]
 
 
 async def test_redirects_end_after_five() -> None:
-    async with world(then=moved("/again")) as here:
+    async with fake_internet(then=redirect("/again")) as internet:
         with pytest.raises(ToolFailed, match="redirects more than 5 times"):
-            await here.fetch("http://pub.test/")
-        assert len(here.server.asked) == 6
+            await internet.fetch("http://pub.test/")
+        assert len(internet.server.requests) == 6
 
 
-async def test_a_redirect_to_another_public_page_is_followed_without_cookies_or_referrer() -> None:
-    first = moved("http://other.test/there?q=1#part", "308 Permanent Redirect")
-    async with world([first[0].replace(b"\r\n\r\n", b"\r\nset-cookie: a=b\r\n\r\n")], page("<p>there")) as here:  # type: ignore[union-attr]
-        said = await here.fetch("http://pub.test/")
-        assert said.startswith("Fetched: http://other.test/there?q=1\n")
-        sent = here.server.asked[1].headers
+async def test_redirect_to_a_public_page_is_followed_without_cookies_or_referrer() -> None:
+    first = redirect("http://other.test/there?q=1#part", "308 Permanent Redirect")
+    async with fake_internet(
+        [first[0].replace(b"\r\n\r\n", b"\r\nset-cookie: a=b\r\n\r\n")], page("<p>there")
+    ) as internet:  # type: ignore[union-attr]
+        output = await internet.fetch("http://pub.test/")
+        assert output.startswith("Fetched: http://other.test/there?q=1\n")
+        sent = internet.server.requests[1].headers
         assert sent["host"] == "other.test"
         assert {"cookie", "referer", "authorization"}.isdisjoint(sent)
-        assert here.stage.dialled[:2] == [PUBLIC, OTHER]
+        assert internet.network.connected[:2] == [PUBLIC, OTHER]
 
 
-async def test_an_address_of_this_machine_is_refused_even_if_it_is_public() -> None:
-    async with world(then=SECRET) as here:
-        here.stage.ours = frozenset([PUBLIC])
+async def test_public_address_of_this_machine_is_refused() -> None:
+    async with fake_internet(then=SECRET) as internet:
+        internet.network.own_addresses = frozenset([PUBLIC])
         with pytest.raises(UrlRefused, match="not on the public internet"):
-            await here.fetch("http://pub.test:18789/")
-        assert here.server.asked == []
+            await internet.fetch("http://pub.test:18789/")
+        assert internet.server.requests == []
 
 
-def test_the_real_network_knows_the_addresses_of_this_machine() -> None:
-    assert (INTERNET.is_ours("127.0.0.1"), INTERNET.is_ours(PUBLIC), INTERNET.is_ours(OTHER)) == (True, False, False)
-    assert INTERNET.way(PUBLIC, 80) == (PUBLIC, 80)
+def test_real_network_knows_the_addresses_of_this_machine() -> None:
+    assert (INTERNET.is_own("127.0.0.1"), INTERNET.is_own(PUBLIC), INTERNET.is_own(OTHER)) == (True, False, False)
+    assert INTERNET.route(PUBLIC, 80) == (PUBLIC, 80)
 
 
-async def test_the_real_network_refuses_loopback_and_its_names() -> None:
+async def test_real_network_refuses_loopback_and_its_names() -> None:
     async with FaultServer(then=SECRET) as server:
         port = urlsplit(server.url).port
         for host in ("127.0.0.1", "localhost", "127.0.0.2"):
             with pytest.raises(UrlRefused, match="not on the public internet"):
-                await download(f"http://{host}:{port}/", hosts=Hosts(), wanted=lambda url, kind: None, caps=CAPS)
-        assert server.asked == []
+                await download(f"http://{host}:{port}/", hosts=Hosts(), check_type=lambda url, kind: None, caps=CAPS)
+        assert server.requests == []
 
 
-async def test_no_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with FaultServer(then=SECRET) as proxy, world(page("<p>straight")) as here:
+async def test_proxy_of_the_environment_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with FaultServer(then=SECRET) as proxy, fake_internet(page("<p>straight")) as internet:
         for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
             monkeypatch.setenv(name, proxy.url)
-        assert "straight" in await here.fetch("http://pub.test/")
-        assert proxy.asked == []
+        assert "straight" in await internet.fetch("http://pub.test/")
+        assert proxy.requests == []
 
 
 # Hosts that a person has named
 
 
-async def test_a_host_that_a_person_has_named_may_be_in_a_private_network() -> None:
+async def test_allowed_host_may_be_on_a_private_network() -> None:
     names = {"wiki.intern": [["10.0.0.7"]], "dev.intern": [["127.0.0.1"]], "x.wiki.intern": [["10.0.0.8"]]}
     names["wiki.intern."] = names["wiki.intern"]
-    async with world(then=SECRET) as here:
-        here.stage.names |= names
+    async with fake_internet(then=SECRET) as internet:
+        internet.network.names |= names
         with pytest.raises(UrlRefused):
-            await here.fetch("http://wiki.intern/a")
-    async with world(then=page("<p>inside"), hosts=["wiki.intern", "dev.intern:8080", "10.1.1.1"]) as here:
-        here.stage.names |= names
+            await internet.fetch("http://wiki.intern/a")
+    async with fake_internet(then=page("<p>inside"), hosts=["wiki.intern", "dev.intern:8080", "10.1.1.1"]) as internet:
+        internet.network.names |= names
         for url in ("http://wiki.intern/a", "http://WIKI.intern./b", "http://dev.intern:8080/"):
-            assert "inside" in await here.fetch(url)
+            assert "inside" in await internet.fetch(url)
         for url in (
             "http://wiki.intern:8080/",
             "http://dev.intern/",
@@ -257,32 +263,32 @@ async def test_a_host_that_a_person_has_named_may_be_in_a_private_network() -> N
             "http://127.0.0.1:8080/",
         ):
             with pytest.raises(UrlRefused):
-                await here.fetch(url)
+                await internet.fetch(url)
 
 
 @pytest.mark.parametrize(
     "address", ["169.254.169.254", "::ffff:169.254.169.254", "fd00:ec2::254", "224.0.0.1", "0.0.0.0"]
 )
-async def test_not_even_a_named_host_leads_to_where_clouds_keep_keys(address: str) -> None:
-    async with world(then=SECRET, hosts=["wiki.intern"]) as here:
-        here.stage.names["wiki.intern"] = [[address]]
+async def test_allowed_host_cannot_reach_cloud_metadata_services(address: str) -> None:
+    async with fake_internet(then=SECRET, hosts=["wiki.intern"]) as internet:
+        internet.network.names["wiki.intern"] = [[address]]
         with pytest.raises(UrlRefused):
-            await here.fetch("http://wiki.intern/")
-        assert here.server.asked == []
+            await internet.fetch("http://wiki.intern/")
+        assert internet.server.requests == []
 
 
 @pytest.mark.parametrize(
     "name", ["https://wiki.intern", "*.intern", "wiki.intern/a", "", "a@b", "wiki.intern:x", "::1"]
 )
-def test_what_is_no_host_is_told_at_once(name: str) -> None:
-    with pytest.raises(ConfigError, match="is no host; write one like"):
+def test_invalid_host_is_rejected_at_once(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"invalid host .*: expected a name like"):
         Hosts([name])
 
 
 # Whatever is written
 
 
-def test_public_and_private_exclude_each_other() -> None:
+def test_no_address_is_both_public_and_private() -> None:
     for address in (
         "8.8.8.8",
         "1.1.1.1",
@@ -343,19 +349,19 @@ URLS = st.one_of(
 
 @settings(max_examples=400, deadline=None)
 @given(url=URLS)
-def test_whatever_is_written_nothing_is_dialled_that_is_not_public(url: str) -> None:
-    class Everywhere(Stage):
-        """Every name there is leads to this machine, and one to a public page that nobody serves."""
+def test_no_url_leads_to_a_connection_that_is_not_public(url: str) -> None:
+    class Everywhere(FakeNetwork):
+        """Every name resolves to this machine, except one with a public address that serves nothing."""
 
         async def lookup(self, host: str, port: int) -> list[str]:
             return [PUBLIC] if host.rstrip(".") == "pub.test" else ["127.0.0.1"]
 
-        def way(self, address: str, port: int) -> tuple[str, int]:
+        def route(self, address: str, port: int) -> tuple[str, int]:
             assert address == PUBLIC
             raise ToolFailed("far enough")
 
     async def fetch() -> None:
         with pytest.raises(ToolFailed):
-            await download(url, hosts=Hosts(), wanted=lambda url, kind: None, caps=CAPS, network=Everywhere(0))
+            await download(url, hosts=Hosts(), check_type=lambda url, kind: None, caps=CAPS, network=Everywhere(0))
 
     asyncio.run(fetch())

@@ -1,4 +1,4 @@
-"""A server on loopback that takes requests as X documents them for the endpoints that are used, and no others."""
+"""A loopback server that accepts requests as X documents them, for the endpoints in use only."""
 
 import html
 import re
@@ -19,7 +19,7 @@ _FIELDS = {"created_at", "public_metrics", "entities", "author_id", "lang"}
 
 @dataclass
 class Fault:
-    """What the next request to a path comes to; with `done`, after its work."""
+    """Fault of the next request to a path; with `done`, after its work."""
 
     path: str
     status: int = 0
@@ -29,7 +29,7 @@ class Fault:
 
 
 class XDouble:
-    """`access` and `refresh` are the tokens that count now; `posts` is what the account has published."""
+    """`access` and `refresh` are the valid tokens; `posts` is what the account has published."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -49,15 +49,15 @@ class XDouble:
         if fault is not None:
             self.faults.remove(fault)
             if fault.done:
-                await self._do(request)
+                await self._respond(request)
             if fault.status:
                 return web.json_response(fault.body, status=fault.status, headers=fault.headers)
             assert request.transport is not None
             request.transport.abort()
             return web.Response(status=500)
-        return await self._do(request)
+        return await self._respond(request)
 
-    async def _do(self, request: web.Request) -> web.Response:
+    async def _respond(self, request: web.Request) -> web.Response:
         if request.path == "/2/oauth2/token":
             return await self._token(request)
         if request.headers.get("Authorization", "").removeprefix("Bearer ") not in self.access:
@@ -77,7 +77,7 @@ class XDouble:
                 return problem(404, "Not Found", request.path)
 
     async def _token(self, request: web.Request) -> web.Response:
-        """A refresh token counts once. A confidential client shows its secret, a public one its id."""
+        """Refresh a token, once per refresh token. A confidential client sends its secret, a public one its id."""
         if request.content_type != "application/x-www-form-urlencoded":
             return problem(400, "invalid_request", "form expected")
         form = {key: str(value) for key, value in (await request.post()).items()}
@@ -100,25 +100,32 @@ class XDouble:
         media: dict[str, Any] = body.get("media") or {"media_ids": []}
         if set(media) != {"media_ids"} or any(each not in self.uploads for each in media["media_ids"]):
             return problem(400, "Invalid Request", "Your media IDs are invalid.")
-        if any(each["said"] == body["text"] for each in self.posts):
+        if any(each["original"] == body["text"] for each in self.posts):
             return problem(403, "Forbidden", "You are not allowed to create a Tweet with duplicate content.")
         self.posts.append(self._stored(body["text"], media["media_ids"]))
         id, text = self.posts[-1]["id"], self.posts[-1]["text"]
         return web.json_response({"data": {"id": id, "text": text, "edit_history_tweet_ids": [id]}}, status=201)
 
-    def _stored(self, said: str, media: list[str]) -> dict[str, Any]:
-        """X escapes, shortens addresses, and adds one for pictures."""
-        text, urls = html.escape(said, quote=False), list[dict[str, str]]()
-        for number, address in enumerate(re.findall(r"https?://\S+", text)):
+    def _stored(self, original: str, media: list[str]) -> dict[str, Any]:
+        """Store a post as X does: escaped, with shortened URLs, and with one more URL for images."""
+        text, urls = html.escape(original, quote=False), list[dict[str, str]]()
+        for number, url in enumerate(re.findall(r"https?://\S+", text)):
             short = f"https://t.co/{number:010d}"
-            text = text.replace(address, short)
-            urls.append({"url": short, "expanded_url": html.unescape(address)})
+            text = text.replace(url, short)
+            urls.append({"url": short, "expanded_url": html.unescape(url)})
         if media:
             text += " https://t.co/picture001"
             urls.append({"url": "https://t.co/picture001", "media_key": f"3_{media[0]}"})
         now = time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())
         id = str(1000 + len(self.posts))
-        return {"id": id, "text": text, "said": said, "media": media, "created_at": now, "entities": {"urls": urls}}
+        return {
+            "id": id,
+            "text": text,
+            "original": original,
+            "media": media,
+            "created_at": now,
+            "entities": {"urls": urls},
+        }
 
     async def _upload(self, request: web.Request) -> web.Response:
         if request.content_type != "multipart/form-data":
@@ -137,7 +144,7 @@ class XDouble:
         query = request.query
         if not 1 <= len(query.get("query", "")) <= 512 or not 10 <= int(query.get("max_results", 10)) <= 100:
             return problem(400, "Invalid Request", "max_results must be between 10 and 100")
-        if not _known(query.get("tweet.fields", "")) or query.get("expansions") != "author_id":
+        if not _are_known_fields(query.get("tweet.fields", "")) or query.get("expansions") != "author_id":
             return problem(400, "Invalid Request", "fields")
         if not self.found:
             return web.json_response({"meta": {"result_count": 0}})
@@ -149,13 +156,13 @@ class XDouble:
         query = request.query
         if not re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", query.get("start_time", "")):
             return problem(400, "Invalid Request", "start_time")
-        if not 5 <= int(query.get("max_results", 10)) <= 100 or not _known(query.get("tweet.fields", "")):
+        if not 5 <= int(query.get("max_results", 10)) <= 100 or not _are_known_fields(query.get("tweet.fields", "")):
             return problem(400, "Invalid Request", "max_results")
         shown = ("id", "text", "created_at", "entities")
         return web.json_response({"data": [{key: each[key] for key in shown} for each in reversed(self.posts)]})
 
 
-def _known(fields: str) -> bool:
+def _are_known_fields(fields: str) -> bool:
     return set(fields.split(",")) <= _FIELDS
 
 
@@ -166,7 +173,7 @@ def problem(status: int, title: str, detail: str) -> web.Response:
 
 @asynccontextmanager
 async def x_double() -> AsyncGenerator[XDouble, None]:
-    """One that answers while the block lasts."""
+    """Serve a double inside the block."""
     double = XDouble()
     app = web.Application(client_max_size=8 << 20)
     app.router.add_route("*", "/{rest:.*}", double.answer)

@@ -1,4 +1,4 @@
-"""Writing into a chat: one message, sent or changed."""
+"""Client of the Telegram Bot API: calls of any method, and sending and editing of formatted messages."""
 
 import asyncio
 import re
@@ -8,16 +8,16 @@ import aiohttp
 import msgspec
 from yarl import URL
 
-from atlas_agents.builtin_tools.telegram_format import Styled, as_params
+from atlas_agents.builtin_tools.telegram_format import FormattedText, message_params
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.http import open_session
 from atlas_agents.core.paths import Secret
 
-PUBLIC = "https://api.telegram.org"
+API_URL = "https://api.telegram.org"
 _TOKEN = re.compile(r"[0-9]{1,20}:[A-Za-z0-9_-]{1,200}")
-_LARGEST = 8 * 1024 * 1024
-_CONNECT = 10.0
+_MAX_RESPONSE = 8 * 1024 * 1024
+_CONNECT_TIMEOUT = 10.0
 
 
 class _Parameters(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ class _Parameters(msgspec.Struct, frozen=True):
 
 
 class _BotResponse(msgspec.Struct, frozen=True):
-    """What every method answers with."""
+    """Response of every method."""
 
     ok: bool
     result: Any = None
@@ -35,16 +35,16 @@ class _BotResponse(msgspec.Struct, frozen=True):
     parameters: _Parameters = _Parameters()
 
 
-_answers = msgspec.json.Decoder(_BotResponse)
+_decoder = msgspec.json.Decoder(_BotResponse)
 
 
-class BotRefused(Exception):
-    """Telegram said no, and did nothing. `advice` says what it means and what to do."""
+class BotApiError(Exception):
+    """Telegram rejected a request and did nothing."""
 
     def __init__(
         self, status: int, description: str, retry_after: float | None = None, new_chat: int | None = None
     ) -> None:
-        super().__init__(f"Telegram refused it: {description} ({status})")
+        super().__init__(f"Telegram rejected the request: {description} (HTTP {status})")
         self.status = status
         self.description = description
         self.retry_after = retry_after
@@ -52,25 +52,36 @@ class BotRefused(Exception):
 
     @property
     def advice(self) -> str:
-        return _advice(self)
+        """What the error means and what to do about it."""
+        if self.status in (401, 404):
+            return "Telegram does not accept the bot token: set ATLAS_TELEGRAM_TOKEN to the token from @BotFather."
+        if self.new_chat is not None:
+            return f"The group was upgraded to a supergroup and has a new id: use {self.new_chat}."
+        if self.status == 429:
+            return f"Telegram's rate limit is reached: retry after {self.retry_after or 0:g} s."
+        if "chat not found" in self.description.lower():
+            return "Chat not found. A person must write to the bot first; in a channel the bot must be a member."
+        if self.status == 403:
+            return f"The bot cannot write to this chat ({self.description}): it was blocked, removed or never added."
+        return f"{self}."
 
 
 class BotUnreachable(Exception):
-    """No answer came. `sent` if the request may have arrived all the same."""
+    """No valid response arrived. `sent` if the request may have reached Telegram."""
 
-    def __init__(self, words: str, *, sent: bool) -> None:
-        super().__init__(words)
+    def __init__(self, message: str, *, sent: bool) -> None:
+        super().__init__(message)
         self.sent = sent
 
 
 class BotApi:
-    """Methods of one bot, by their names in Telegram's documentation; parameters that are None are left out."""
+    """Bot API client of one bot. Methods are called by their names in Telegram's documentation."""
 
-    def __init__(self, token: Secret, url: str = PUBLIC, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, token: Secret, url: str = API_URL, clock: Clock = SYSTEM_CLOCK) -> None:
         if not _TOKEN.fullmatch(token.reveal()):
-            raise ConfigError("telegram_token: this is no token of a bot; @BotFather gives one like 123456:ABC-…")
+            raise ConfigError("telegram_token: expected a bot token from @BotFather, like 123456:ABC-…")
         if not url.startswith(("http://", "https://")):
-            raise ConfigError("telegram_url: it must begin with https:// (or http:// for a server of your own)")
+            raise ConfigError("telegram_url: must start with https:// (or http:// for a server of your own)")
         self._token = token
         self._base = url.rstrip("/")
         self._clock = clock
@@ -78,112 +89,100 @@ class BotApi:
 
     @property
     def bot_id(self) -> str:
-        """The number of the bot, which is no secret."""
+        """Id of the bot, which is public."""
         return self._token.reveal().partition(":")[0]
 
-    async def call(self, method: str, /, *, within: float = 20.0, patience: float = 0.0, **params: Any) -> Any:
-        """The result of a method. When Telegram asks to wait, that is done, for `patience` seconds in all at most."""
+    async def call(self, method: str, /, *, request_timeout: float = 20.0, max_wait: float = 0.0, **params: Any) -> Any:
+        """Call a method and return its result; parameters that are None are left out.
+
+        A request over the rate limit is retried after the time that Telegram asks for, up to `max_wait` seconds in all.
+        """
         content = msgspec.json.encode({key: value for key, value in params.items() if value is not None})
         while True:
             try:
-                return await self._once(method, content, within)
-            except BotRefused as refused:
-                if refused.status != 429 or refused.retry_after is None or refused.retry_after > patience:
+                return await self._post(method, content, request_timeout)
+            except BotApiError as error:
+                if error.status != 429 or error.retry_after is None or error.retry_after > max_wait:
                     raise
-                patience -= refused.retry_after
-                await self._clock.sleep(refused.retry_after)
+                max_wait -= error.retry_after
+                await self._clock.sleep(error.retry_after)
 
     async def close(self) -> None:
         if self._http is not None:
             await self._http.close()
             self._http = None
 
-    async def _once(self, method: str, content: bytes, within: float) -> Any:
-        address = URL(f"{self._base}/bot{self._token.reveal()}/{method}", encoded=True)
-        status, body, trouble = 0, b"", ""
+    async def _post(self, method: str, content: bytes, request_timeout: float) -> Any:
+        url = URL(f"{self._base}/bot{self._token.reveal()}/{method}", encoded=True)
+        status, body, failure = 0, b"", ""
         try:
             async with (
-                asyncio.timeout(within),
+                asyncio.timeout(request_timeout),
                 self._session().post(
-                    address, data=content, headers={"Content-Type": "application/json"}, allow_redirects=False
+                    url, data=content, headers={"Content-Type": "application/json"}, allow_redirects=False
                 ) as response,
             ):
                 status = response.status
-                body = await response.content.readexactly(_LARGEST)
+                body = await response.content.readexactly(_MAX_RESPONSE)
         except asyncio.IncompleteReadError as end:
             body = end.partial
         except aiohttp.ClientConnectorError as error:
-            raise BotUnreachable(f"Telegram cannot be reached: {_reason(error)}", sent=False) from None
+            raise BotUnreachable(
+                f"cannot connect to Telegram: {error.strerror or type(error.os_error).__name__}", sent=False
+            ) from None
         except TimeoutError:
-            trouble = f"Telegram did not answer in {within:g} s"
+            failure = f"Telegram did not respond within {request_timeout:g} s"
         except (aiohttp.ClientError, OSError) as error:
-            trouble = f"the line to Telegram broke ({type(error).__name__})"
-        if trouble:  # raised here: a trace of what led to it could hold the address
-            raise BotUnreachable(trouble, sent=True)
-        return _read(status, body)
+            failure = f"the connection to Telegram was lost ({type(error).__name__})"
+        if failure:  # raised outside the except blocks: the traceback of the cause could show the token in the URL
+            raise BotUnreachable(failure, sent=True)
+        return _decode(status, body)
 
     def _session(self) -> aiohttp.ClientSession:
         if self._http is None or self._http.closed:
-            self._http = open_session(connect_timeout=_CONNECT, use_proxies=True)
+            self._http = open_session(connect_timeout=_CONNECT_TIMEOUT, use_proxies=True)
         return self._http
 
 
-def _read(status: int, body: bytes) -> Any:
+def _decode(status: int, body: bytes) -> Any:
     try:
-        answer = _answers.decode(body)
+        response = _decoder.decode(body)
     except msgspec.DecodeError:
         if 400 <= status < 500:
-            raise BotRefused(status, "what answers there is not the bot API") from None
-        raise BotUnreachable(f"what came from Telegram is no answer (HTTP {status})", sent=True) from None
-    if answer.ok:
-        return answer.result
-    if answer.error_code >= 500:
-        raise BotUnreachable(f"Telegram has trouble of its own (HTTP {answer.error_code})", sent=True)
-    parameters = answer.parameters
-    raise BotRefused(
-        answer.error_code or status, answer.description[:300], parameters.retry_after, parameters.migrate_to_chat_id
+            raise BotApiError(status, "the server is not a Telegram Bot API") from None
+        raise BotUnreachable(f"invalid response from Telegram (HTTP {status})", sent=True) from None
+    if response.ok:
+        return response.result
+    if response.error_code >= 500:
+        raise BotUnreachable(f"Telegram server error (HTTP {response.error_code})", sent=True)
+    parameters = response.parameters
+    raise BotApiError(
+        response.error_code or status, response.description[:300], parameters.retry_after, parameters.migrate_to_chat_id
     )
 
 
-def _reason(error: aiohttp.ClientConnectorError) -> str:
-    return error.strerror or type(error.os_error).__name__
+_NO_LINK_PREVIEW = {"is_disabled": True}
+"""For a preview Telegram would fetch the first URL of a text, and so send what the URL contains to its server."""
 
 
-def _advice(refused: BotRefused) -> str:
-    words, status = refused.description.lower(), refused.status
-    if status in (401, 404):
-        return "Telegram does not know this bot: set ATLAS_TELEGRAM_TOKEN to the token that @BotFather gave."
-    if refused.new_chat is not None:
-        return f"The group has become a supergroup and has a new id: use {refused.new_chat}."
-    if status == 429:
-        return f"Telegram asks to wait {refused.retry_after or 0:g} s before anything else is sent."
-    if "chat not found" in words:
-        return "Telegram knows no such chat. A person must write to the bot first; a channel must have it as a member."
-    if status == 403:
-        return f"The bot may not write there ({refused.description}): it was blocked or removed, or never let in."
-    return f"Telegram refused it: {refused.description} ({status})."
-
-
-NO_PREVIEW = {"is_disabled": True}
-"""Telegram would fetch the first address in a text, and tell its owner what stands in it."""
-
-
-class _Sent(msgspec.Struct, frozen=True):
+class _SentMessage(msgspec.Struct, frozen=True):
     message_id: int
 
 
-async def send(api: BotApi, chat: str | int, part: Styled, *, patience: float = 0.0, **more: Any) -> int:
-    """Send one message, and give its number."""
-    answer = await write(api, "sendMessage", part, chat_id=chat, patience=patience, **more)
-    return msgspec.convert(answer, _Sent).message_id
+async def send_message(
+    api: BotApi, chat: str | int, text: FormattedText, *, max_wait: float = 0.0, **params: Any
+) -> int:
+    """Send one message and return its id."""
+    sent = await call_with_text(api, "sendMessage", text, chat_id=chat, max_wait=max_wait, **params)
+    return msgspec.convert(sent, _SentMessage).message_id
 
 
-async def write(api: BotApi, method: str, part: Styled, **more: Any) -> Any:
-    """Call a method that takes a text. Marks that Telegram does not take are left out; the words go anyway."""
-    more["link_preview_options"] = NO_PREVIEW
+async def call_with_text(api: BotApi, method: str, text: FormattedText, **params: Any) -> Any:
+    """Call a method that takes a text. If Telegram rejects the entities, send the text without them."""
+    params["link_preview_options"] = _NO_LINK_PREVIEW
     try:
-        return await api.call(method, **as_params(part), **more)
-    except BotRefused as refused:
-        if refused.status != 400 or "entit" not in refused.description.lower() or not part.marks:
+        return await api.call(method, **message_params(text), **params)
+    except BotApiError as error:
+        if error.status != 400 or "entit" not in error.description.lower() or not text.entities:
             raise
-        return await api.call(method, text=part.text, **more)
+        return await api.call(method, text=text.text, **params)

@@ -1,4 +1,4 @@
-"""Long texts as the messages that Telegram takes: 4,096 units of UTF-16 each, cut where a reader would pause."""
+"""Markdown as Telegram messages: text with entities, split at 4,096 UTF-16 units where a reader would pause."""
 
 import re
 import unicodedata
@@ -7,63 +7,62 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-Kind: TypeAlias = Literal["bold", "italic", "strikethrough", "code", "pre"]
+EntityType: TypeAlias = Literal["bold", "italic", "strikethrough", "code", "pre"]
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})\s*([\w+#.-]{0,40})([^`]*)")
 _HEADING = re.compile(r" {0,3}#{1,6}\s+(.*?)\s*#*")
 _BULLET = re.compile(r"^(\s*)[-*+]\s+(?=\S)")
-_SIGNS = re.compile(r"\\([\\`*_{}\[\]()#+.!~>|-])|(`+)|(\*\*|__|~~|\*|_)|!?\[([^\[\]]*)\]\(([^\s()]{1,2000})\)")
-_KINDS: dict[str, Kind] = {"**": "bold", "__": "bold", "~~": "strikethrough", "*": "italic", "_": "italic"}
+_INLINE = re.compile(r"\\([\\`*_{}\[\]()#+.!~>|-])|(`+)|(\*\*|__|~~|\*|_)|!?\[([^\[\]]*)\]\(([^\s()]{1,2000})\)")
+_KINDS: dict[str, EntityType] = {"**": "bold", "__": "bold", "~~": "strikethrough", "*": "italic", "_": "italic"}
+MAX_LENGTH = 4096
+_MAX_ENTITIES = 100
+"""Limit of entities in one message."""
+_BREAKS = ("\n\n", "\n", " ")
+_JOINERS = ("\u200d", "\ufe0e", "\ufe0f")
 
 
-class Mark(msgspec.Struct, frozen=True):
-    """From here to there a text is something else than plain."""
+class MessageEntity(msgspec.Struct, frozen=True):
+    """Formatting of a range of a text."""
 
     start: int
     end: int
-    kind: Kind
+    kind: EntityType
     language: str = ""
 
 
-class Styled(msgspec.Struct, frozen=True):
-    """A text and its marks, in the order in which they begin."""
+class FormattedText(msgspec.Struct, frozen=True):
+    """A text and its entities, ordered by where they start."""
 
     text: str
-    marks: tuple[Mark, ...] = ()
+    entities: tuple[MessageEntity, ...] = ()
 
 
-def styled(markdown: str) -> Styled:
-    """The text that is meant, with its marks. Links are written out: nobody clicks on what they do not see."""
-    text: list[str] = []
-    marks: list[Mark] = []
-    size = 0
-    for block in _blocks(markdown.replace("\r\n", "\n")):
-        marks += [Mark(size + mark.start, size + mark.end, mark.kind, mark.language) for mark in block.marks]
-        text.append(block.text)
-        size += len(block.text)
-    return Styled("".join(text), tuple(sorted(marks, key=lambda mark: (mark.start, -mark.end))))
+def parse_markdown(markdown: str) -> FormattedText:
+    """Convert Markdown to text with entities. Link targets are written out, so that readers see where a link leads."""
+    whole = concat(*_parse_blocks(markdown.replace("\r\n", "\n")))
+    return FormattedText(whole.text, tuple(sorted(whole.entities, key=lambda entity: (entity.start, -entity.end))))
 
 
-def code_block(text: str, language: str = "") -> Styled:
-    """A text that is shown letter by letter."""
-    return Styled(text, (Mark(0, len(text), "pre", language),) if text else ())
+def code_block(text: str, language: str = "") -> FormattedText:
+    """Format a text as preformatted code."""
+    return FormattedText(text, (MessageEntity(0, len(text), "pre", language),) if text else ())
 
 
-def joined(*parts: Styled | str) -> Styled:
-    """One text of several."""
-    text, marks = "", list[Mark]()
+def concat(*parts: FormattedText | str) -> FormattedText:
+    """Join texts and shift their entities."""
+    texts, entities, size = list[str](), list[MessageEntity](), 0
     for part in parts:
-        each = Styled(part) if isinstance(part, str) else part
-        size = len(text)
-        marks += [Mark(size + mark.start, size + mark.end, mark.kind, mark.language) for mark in each.marks]
-        text += each.text
-    return Styled(text, tuple(marks))
+        each = FormattedText(part) if isinstance(part, str) else part
+        entities += [MessageEntity(size + old.start, size + old.end, old.kind, old.language) for old in each.entities]
+        texts.append(each.text)
+        size += len(each.text)
+    return FormattedText("".join(texts), tuple(entities))
 
 
-def bold(text: str) -> Styled:
-    return Styled(text, (Mark(0, len(text), "bold"),) if text else ())
+def bold(text: str) -> FormattedText:
+    return FormattedText(text, (MessageEntity(0, len(text), "bold"),) if text else ())
 
 
-def _blocks(markdown: str) -> Iterator[Styled]:
+def _parse_blocks(markdown: str) -> Iterator[FormattedText]:
     lines = markdown.split("\n")
     fence, language, inside = "", "", list[str]()
     for number, line in enumerate(lines):
@@ -71,183 +70,176 @@ def _blocks(markdown: str) -> Iterator[Styled]:
         found = _FENCE.fullmatch(line)
         if fence:
             if found and found[1].startswith(fence) and not found[2] and not found[3].strip():
-                yield joined(code_block("\n".join(inside) or language, language), end)
+                yield concat(code_block("\n".join(inside) or language, language), end)
                 fence = ""
             else:
                 inside.append(line)
         elif found:
             fence, language, inside = found[1], found[2], []
-            if found[3].strip():  # more than a language: it is somebody's words
+            if found[3].strip():  # the info string is more than a language: keep it as content
                 language, inside = "", [found[2] + found[3]]
         else:
-            yield joined(_line(line), end)
-    if fence:  # it has no end yet
+            yield concat(_parse_line(line), end)
+    if fence:  # an unclosed code block, while the text is still streaming
         yield code_block("\n".join(inside) or language, language)
 
 
-def _line(line: str) -> Styled:
+def _parse_line(line: str) -> FormattedText:
     if heading := _HEADING.fullmatch(line):
-        return bold(_inline(heading[1]).text)
-    return _inline(_BULLET.sub(r"\1• ", line, count=1))
+        return bold(_parse_inline(heading[1]).text)
+    return _parse_inline(_BULLET.sub(r"\1• ", line, count=1))
 
 
-class _Writing:
-    """Pieces of a line. A sign that opens something stands as text until its other half is found."""
+class _InlineParser:
+    """Parser for the inline markup of one line. An opening delimiter counts as text until its closing one is found."""
 
     def __init__(self, line: str) -> None:
         self.line = line
-        self.pieces: list[str] = []
-        self.found: list[tuple[int, int, Kind]] = []
+        self.tokens: list[str] = []
+        self.found: list[tuple[int, int, EntityType]] = []
         self._opened: dict[str, int] = {}
         self._no_end: set[str] = set()
 
     def code(self, ticks: str, after: int) -> int:
-        """Text between equal rows of ticks; where to go on."""
+        """Parse a code span that starts before `after`, and return where to continue."""
         end = -1 if ticks in self._no_end else self.line.find(ticks, after)
         if end < 0:
             self._no_end.add(ticks)
-            self.pieces.append(ticks)
+            self.tokens.append(ticks)
             return after
         inner = self.line[after:end]
-        self.found.append((len(self.pieces), len(self.pieces) + 1, "code"))
-        self.pieces.append(inner.strip() or inner)
+        self.found.append((len(self.tokens), len(self.tokens) + 1, "code"))
+        self.tokens.append(inner.strip() or inner)
         return end + len(ticks)
 
     def emphasis(self, sign: str, start: int, end: int) -> None:
         before, after = self.line[start - 1 : start], self.line[end : end + 1]
-        shy = sign not in ("**", "~~")  # names_like_this and 2*3*4 are no emphasis
-        within_word = shy and before.isalnum() and after.isalnum()
+        strict = sign not in ("**", "~~")  # names_like_this and 2*3*4 are not emphasis
+        within_word = strict and before.isalnum() and after.isalnum()
         if sign in self._opened and before.strip() and not within_word:
             first = self._opened[sign]
-            self.pieces[first] = ""
-            self.found.append((first, len(self.pieces), _KINDS[sign]))
-            self._opened = {other: place for other, place in self._opened.items() if place < first}
+            self.tokens[first] = ""
+            self.found.append((first, len(self.tokens), _KINDS[sign]))
+            self._opened = {other: position for other, position in self._opened.items() if position < first}
             return
-        if after.strip() and not (shy and before.isalnum()):
-            self._opened[sign] = len(self.pieces)
-        self.pieces.append(sign)
+        if after.strip() and not (strict and before.isalnum()):
+            self._opened[sign] = len(self.tokens)
+        self.tokens.append(sign)
 
-    def done(self) -> Styled:
-        places = [0]
-        for piece in self.pieces:
-            places.append(places[-1] + len(piece))
-        marks = [Mark(places[first], places[last], kind) for first, last, kind in self.found]
-        return Styled("".join(self.pieces), tuple(mark for mark in marks if mark.start < mark.end))
+    def result(self) -> FormattedText:
+        offsets = [0]
+        for token in self.tokens:
+            offsets.append(offsets[-1] + len(token))
+        entities = [MessageEntity(offsets[first], offsets[last], kind) for first, last, kind in self.found]
+        return FormattedText("".join(self.tokens), tuple(entity for entity in entities if entity.start < entity.end))
 
 
-def _inline(line: str) -> Styled:
-    writing, place = _Writing(line), 0
-    while sign := _SIGNS.search(line, place):
-        writing.pieces.append(line[place : sign.start()])
-        place = sign.end()
+def _parse_inline(line: str) -> FormattedText:
+    parser, position = _InlineParser(line), 0
+    while sign := _INLINE.search(line, position):
+        parser.tokens.append(line[position : sign.start()])
+        position = sign.end()
         if sign[1]:
-            writing.pieces.append(sign[1])
+            parser.tokens.append(sign[1])
         elif sign[2]:
-            place = writing.code(sign[2], place)
+            position = parser.code(sign[2], position)
         elif sign[3]:
-            writing.emphasis(sign[3], sign.start(), place)
+            parser.emphasis(sign[3], sign.start(), position)
         else:
             label, address = sign[4], sign[5]
-            writing.pieces.append(address if label in ("", address) else f"{label} ({address})")
-    writing.pieces.append(line[place:])
-    return writing.done()
+            parser.tokens.append(address if label in ("", address) else f"{label} ({address})")
+    parser.tokens.append(line[position:])
+    return parser.result()
 
 
-MOST = 4096
-_MOST_MARKS = 100
-"""Telegram takes no more in one message."""
-_PAUSES = ("\n\n", "\n", " ")
-_JOINS = ("\u200d", "\ufe0e", "\ufe0f")
-
-
-def units(text: str) -> int:
-    """How long Telegram finds a text."""
+def utf16_length(text: str) -> int:
+    """Return the length of a text in UTF-16 units, as Telegram counts it."""
     return len(text) + sum(1 for char in text if char > "\uffff")
 
 
-def pieces(whole: Styled, most: int = MOST) -> list[Styled]:
-    """The text in messages, none of them empty. A mark that goes over a cut goes on in the next message."""
-    return list(_pieces(_trimmed(whole), most))
+def split_message(whole: FormattedText, max_length: int = MAX_LENGTH) -> list[FormattedText]:
+    """Split a text into non-empty messages. An entity that spans a cut continues in the next message."""
+    return list(_split(_strip(whole), max_length))
 
 
-def as_params(piece: Styled) -> dict[str, Any]:
-    """What `sendMessage` and `editMessageText` take."""
-    return {"text": piece.text, "entities": entities(piece) or None}
+def message_params(piece: FormattedText) -> dict[str, Any]:
+    """Return the parameters of `sendMessage` and `editMessageText` for a text."""
+    return {"text": piece.text, "entities": encode_entities(piece) or None}
 
 
-def entities(piece: Styled) -> list[dict[str, Any]]:
-    """The marks as Telegram counts them."""
+def encode_entities(piece: FormattedText) -> list[dict[str, Any]]:
+    """Return the entities as Bot API objects, with offsets in UTF-16 units."""
     found: list[dict[str, Any]] = []
-    for mark in piece.marks[:_MOST_MARKS]:
+    for entity in piece.entities[:_MAX_ENTITIES]:
         each: dict[str, Any] = {
-            "type": mark.kind,
-            "offset": units(piece.text[: mark.start]),
-            "length": units(piece.text[mark.start : mark.end]),
+            "type": entity.kind,
+            "offset": utf16_length(piece.text[: entity.start]),
+            "length": utf16_length(piece.text[entity.start : entity.end]),
         }
-        if mark.kind == "pre" and mark.language:
-            each["language"] = mark.language
+        if entity.kind == "pre" and entity.language:
+            each["language"] = entity.language
         found.append(each)
     return found
 
 
-def _pieces(rest: Styled, most: int) -> Iterator[Styled]:
+def _split(rest: FormattedText, max_length: int) -> Iterator[FormattedText]:
     while rest.text:
-        end = _fitting(rest.text, most)
+        end = _fit(rest.text, max_length)
         if end == len(rest.text):
             yield rest
             return
-        cut = _cut(rest, end)
-        first = _trimmed(_part(rest, 0, cut))
+        cut = _find_cut(rest, end)
+        first = _strip(_slice(rest, 0, cut))
         if first.text:
             yield first
-        rest = _trimmed(_part(rest, cut, len(rest.text)))
+        rest = _strip(_slice(rest, cut, len(rest.text)))
 
 
-def _fitting(text: str, most: int) -> int:
-    """How many characters are no more than so many units."""
-    if units(text) <= most:
+def _fit(text: str, max_length: int) -> int:
+    """Return how many characters fit into `max_length` UTF-16 units."""
+    if utf16_length(text) <= max_length:
         return len(text)
-    room = 0
-    for place, char in enumerate(text):
-        room += 2 if char > "\uffff" else 1
-        if room > most:
-            return place
+    length = 0
+    for position, char in enumerate(text):
+        length += 2 if char > "\uffff" else 1
+        if length > max_length:
+            return position
     return len(text)
 
 
-def _cut(whole: Styled, end: int) -> int:
-    """The last good place before `end`: before a block of code, at the end of a paragraph, a line or a word."""
-    for mark in whole.marks:
-        if mark.kind == "pre" and end // 4 < mark.start < end < mark.end:
-            return mark.start
-    for pause in _PAUSES:
-        place = whole.text.rfind(pause, end // 2, end + 1)
-        if place > 0:
-            return place + len(pause) if place + len(pause) <= end else place
-    for place in range(end, max(end - 32, 1), -1):
-        if not _belongs(whole.text, place):
-            return place
+def _find_cut(whole: FormattedText, end: int) -> int:
+    """Return the last good cut before `end`: before a code block, or at the end of a paragraph, a line or a word."""
+    for entity in whole.entities:
+        if entity.kind == "pre" and end // 4 < entity.start < end < entity.end:
+            return entity.start
+    for separator in _BREAKS:
+        position = whole.text.rfind(separator, end // 2, end + 1)
+        if position > 0:
+            return position + len(separator) if position + len(separator) <= end else position
+    for position in range(end, max(end - 32, 1), -1):
+        if not _joins_previous(whole.text, position):
+            return position
     return end
 
 
-def _belongs(text: str, place: int) -> bool:
-    """Whether what stands there is part of the sign before it."""
-    char = text[place]
-    joined = char in _JOINS or text[place - 1] == "\u200d" or "\U0001f3fb" <= char <= "\U0001f3ff"
-    return joined or bool(unicodedata.combining(char))
+def _joins_previous(text: str, position: int) -> bool:
+    """Return whether the character combines with the one before it."""
+    char = text[position]
+    modifies = char in _JOINERS or text[position - 1] == "\u200d" or "\U0001f3fb" <= char <= "\U0001f3ff"
+    return modifies or bool(unicodedata.combining(char))
 
 
-def _part(whole: Styled, start: int, end: int) -> Styled:
-    marks = [
-        msgspec.structs.replace(mark, start=max(mark.start, start) - start, end=min(mark.end, end) - start)
-        for mark in whole.marks
-        if mark.start < end and mark.end > start
+def _slice(whole: FormattedText, start: int, end: int) -> FormattedText:
+    entities = [
+        msgspec.structs.replace(entity, start=max(entity.start, start) - start, end=min(entity.end, end) - start)
+        for entity in whole.entities
+        if entity.start < end and entity.end > start
     ]
-    return Styled(whole.text[start:end], tuple(mark for mark in marks if mark.start < mark.end))
+    return FormattedText(whole.text[start:end], tuple(entity for entity in entities if entity.start < entity.end))
 
 
-def _trimmed(piece: Styled) -> Styled:
-    """Without the space around it, which Telegram takes away, too; and no mark that ends or begins in it."""
+def _strip(piece: FormattedText) -> FormattedText:
+    """Remove surrounding whitespace, as Telegram does, and trim the entities accordingly."""
     text = piece.text
     start, end = len(text) - len(text.lstrip()), len(text.rstrip())
-    return piece if (start, end) == (0, len(text)) else _part(piece, start, max(start, end))
+    return piece if (start, end) == (0, len(text)) else _slice(piece, start, max(start, end))

@@ -1,1 +1,1 @@
-"""Channels: other programs in which people talk to agents. Each is a client of the gateway like any other."""
+"""Channels: other programs through which people talk to agents. Each channel is an ordinary gateway client."""

@@ -1,4 +1,4 @@
-"""The tools of a team: hand work to each other, know who is there and what the house may use."""
+"""Team tools: delegate a task, list the agents and users, show the plan and its usage."""
 
 import hashlib
 import re
@@ -12,40 +12,38 @@ from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.tool import tool
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 604800}
-_WHILE = re.compile(r"(?:in\s+)?(\d{1,6})\s*(s|m|h|d|w|sec|min|hr|second|minute|hour|day|week)s?\.?", re.IGNORECASE)
+_DURATION = re.compile(r"(?:in\s+)?(\d{1,6})\s*(s|m|h|d|w|sec|min|hr|second|minute|hour|day|week)s?\.?", re.IGNORECASE)
 
 
-def when(text: str, now: int) -> int:
-    """Milliseconds since 1970; BadArguments unless it is a time to come. One without a zone is UTC, and a day lasts to
-    its end."""
-    written = text.strip()
-    moment = _after(written, now) or _moment(written)
-    if moment is None:
+def parse_deadline(text: str, now: int) -> int:
+    """Return a future time in Unix milliseconds. A time without a zone is UTC; a date means the end of that day."""
+    deadline = _parse_duration(text.strip(), now) or _parse_timestamp(text.strip())
+    if deadline is None:
         raise BadArguments(
-            f"deadline: {text[:80]!r} is no time; write it like 2026-11-15T18:00:00Z, or like 30 minutes"
+            f"deadline: expected a time like 2026-11-15T18:00:00Z or a duration like '30 minutes', got {text[:80]!r}"
         )
-    if moment <= now:
-        raise BadArguments(f"deadline: {text[:80]!r} has passed; now it is {_shown(now)}")
-    return moment
+    if deadline <= now:
+        raise BadArguments(f"deadline: {text[:80]!r} is in the past; the time is now {_format_time(now)}")
+    return deadline
 
 
-def _after(written: str, now: int) -> int | None:
-    found = _WHILE.fullmatch(written)
+def _parse_duration(text: str, now: int) -> int | None:
+    found = _DURATION.fullmatch(text)
     return now + int(found[1]) * _UNITS[found[2][0].lower()] * 1000 if found else None
 
 
-def _moment(written: str) -> int | None:
+def _parse_timestamp(text: str) -> int | None:
     try:
-        found = datetime.fromisoformat(written)
+        found = datetime.fromisoformat(text)
     except ValueError:
         return None
-    if len(written) <= len("2026-11-15"):
+    if len(text) <= len("2026-11-15"):
         found = found.replace(hour=23, minute=59, second=59)
     zoned = found if found.tzinfo is not None else found.replace(tzinfo=UTC)
     return int(zoned.timestamp() * 1000)
 
 
-def _shown(milliseconds: int) -> str:
+def _format_time(milliseconds: int) -> str:
     return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="seconds")
 
 
@@ -57,20 +55,18 @@ async def delegate_task(
     priority: Priority = "normal",
     deadline: str = "",
 ) -> dict[str, Any]:
-    """Hand a task to another agent. You need not wait: its answer comes to you later, as a message.
+    """Delegate a task to another agent. Do not wait for it: its answer arrives later as a message.
 
     Args:
-        target_agent: The id of the agent that is to do it.
-        task_description: All that it needs to know; it does not see this conversation.
-        priority: How urgent it is.
-        deadline: Until when it is of use: a time like 2026-11-15T18:00:00Z, or a while like "30 minutes".
+        target_agent: The id of the agent that does the task.
+        task_description: Everything that the agent needs to know; it does not see this conversation.
+        priority: How urgent the task is.
+        deadline: When the result stops being useful: a time like 2026-11-15T18:00:00Z, or a duration like "30 minutes".
     """
-    services = context.team_services
-    if services is None:
-        raise ToolFailed("nothing is kept here: handing on work needs a store")
+    services = _services(context)
     if not task_description.strip():
-        raise BadArguments("task_description is empty: say what is to be done")
-    _check(target_agent, context, services)
+        raise BadArguments("task_description: must not be empty")
+    _check_target(target_agent, context, services)
     now = int(services.clock.time() * 1000)
     id = hashlib.sha256(context.idempotency_key.encode()).hexdigest()[:16]
     job = JobRow(
@@ -89,31 +85,35 @@ async def delegate_task(
         asker_session=context.conversation.id,
         asker_agent=context.agent.id,
         due_at=now,
-        deadline=_earlier(when(deadline, now) if deadline.strip() else None, context.chain.deadline),
+        deadline=_earlier(parse_deadline(deadline, now) if deadline.strip() else None, context.chain.deadline),
     )
-    context.also(AddJob(job, services.delegation.jobs))
-    return {"job_id": id, "status": "queued", "message": f"{target_agent} has the task. Its answer will come to you."}
+    context.add_write(AddJob(job, services.delegation.jobs))
+    return {
+        "job_id": id,
+        "status": "queued",
+        "message": f"Delegated to {target_agent}. Its answer will arrive as a message.",
+    }
 
 
-def _check(target: str, context: ToolContext, services: TeamServices) -> None:
-    """There is such an agent, none that waits for this turn already, and the chain is not too long."""
+def _check_target(target: str, context: ToolContext, services: TeamServices) -> None:
+    """Check that the target exists and does not wait for this turn, and that the chain is not too long."""
     me, waiting = context.agent.id, context.chain.agents
     others = sorted(each.id for each in services.agents() if each.id != me and each.id not in waiting)
-    choice = f"You can ask: {', '.join(others) or 'nobody'}."
+    available = f"Available agents: {', '.join(others) or 'none'}."
     if target == me:
-        raise BadArguments(f"{target} is you: do it yourself. {choice}")
+        raise BadArguments(f"You are {target}: an agent cannot delegate to itself. {available}")
     if target in waiting:
-        raise LimitExceeded(f"{target} waits for what you do, so it cannot do it for you. {choice}")
+        raise LimitExceeded(f"{target} is waiting for your result, so you cannot delegate to it. {available}")
     if target not in others:
-        raise BadArguments(f"There is no agent {target[:80]!r}. {choice}")
+        raise BadArguments(f"Unknown agent {target[:80]!r}. {available}")
     if len(waiting) >= services.delegation.depth:
         raise LimitExceeded(
-            f"The task was handed on {len(waiting)} times already, and no more is allowed: do it yourself."
+            f"The delegation depth limit of {services.delegation.depth} is reached: do the task yourself."
         )
 
 
 def _earlier(one: int | None, other: int | None) -> int | None:
-    """What is asked for in a job is of no use after it."""
+    """Return the earlier deadline: a delegated task ends no later than the job that it belongs to."""
     return min(one, other) if one is not None and other is not None else one if one is not None else other
 
 
@@ -121,25 +121,25 @@ def _earlier(one: int | None, other: int | None) -> int | None:
 async def get_team_members(
     context: ToolContext, role_filter: str = "", status_filter: str = ""
 ) -> list[dict[str, Any]]:
-    """List all agents and users here, with their roles, their status and when they were last active.
+    """List all agents and users with their role, status and time of last activity.
 
     Args:
-        role_filter: Only those with this role.
-        status_filter: Only those with this status: active, invited or suspended.
+        role_filter: Return only members with this role.
+        status_filter: Return only members with this status: active, invited or suspended.
     """
     services = _services(context)
-    seen = await services.store.active(context.tenant_id)
-    agents = {agent: max(at for name, _, at in seen if name == agent) for agent, _, _ in seen}
-    users = {user: max(at for _, name, at in seen if name == user) for _, user, _ in seen}
-    found = [_member("agent", each.id, each.name, each.role, "active", agents) for each in services.agents()]
-    found += [_member("user", each.name, each.name, each.role, each.status, users) for each in await services.users()]
-    wanted = (("role", role_filter), ("status", status_filter))
-    return [each for each in found if all(not wish or each[key].lower() == wish.lower() for key, wish in wanted)]
+    activity = await services.store.last_turns(context.tenant_id)
+    agents = {agent: max(at for name, _, at in activity if name == agent) for agent, _, _ in activity}
+    users = {user: max(at for _, name, at in activity if name == user) for _, user, _ in activity}
+    members = [_member("agent", each.id, each.name, each.role, "active", agents) for each in services.agents()]
+    members += [_member("user", each.name, each.name, each.role, each.status, users) for each in await services.users()]
+    filters = (("role", role_filter), ("status", status_filter))
+    return [each for each in members if all(not value or each[key].lower() == value.lower() for key, value in filters)]
 
 
 @tool(effect="pure")
 async def get_subscription_info(context: ToolContext) -> dict[str, Any]:
-    """Tell the plan of this organisation, its limits, and how much of them is used."""
+    """Show the subscription plan of this organisation, its limits and the current usage."""
     services = _services(context)
     plan, used = await services.tenancy.plan(), await services.tenancy.used()
     return {
@@ -153,13 +153,13 @@ async def get_subscription_info(context: ToolContext) -> dict[str, Any]:
 
 def _services(context: ToolContext) -> TeamServices:
     if context.team_services is None:
-        raise ToolFailed("nothing is kept here: this needs a store")
+        raise ToolFailed("this tool requires a store")
     return context.team_services
 
 
-def _member(kind: str, id: str, name: str, role: str, status: str, seen: dict[str, int]) -> dict[str, Any]:
-    at = seen.get(id)
-    last = datetime.fromtimestamp(at / 1000, UTC).isoformat(timespec="seconds") if at else None
+def _member(kind: str, id: str, name: str, role: str, status: str, last_active: dict[str, int]) -> dict[str, Any]:
+    at = last_active.get(id)
+    last = _format_time(at) if at else None
     return {"type": kind, "id": id, "name": name, "role": role, "status": status, "last_active": last}
 
 

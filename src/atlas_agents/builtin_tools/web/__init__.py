@@ -1,1 +1,1 @@
-"""The web: pages that are fetched past a guard and read in a process that can be killed, and searches."""
+"""Web tools: `url_fetch` downloads pages behind an SSRF guard and parses them in worker processes; `web_search`."""

@@ -1,4 +1,4 @@
-"""Fetching: an address and the redirects from it, each past the guard anew, under one clock and one limit of bytes."""
+"""Download of a URL: the SSRF guard checks every address, and redirects, time and size are limited."""
 
 import asyncio
 import socket
@@ -22,27 +22,27 @@ from atlas_agents.builtin_tools.web.ssrf import (
     Hosts,
     Network,
     UrlRefused,
-    onwards,
-    target,
+    parse_target,
+    resolve_redirect,
 )
 from atlas_agents.core.addresses import is_private, is_public
 from atlas_agents.core.errors import ToolFailed, Transient
 from atlas_agents.core.http import open_session
 
-_MOST = 16
-"""So many addresses of a name are tried."""
+_MAX_ADDRESSES = 16
+"""Addresses of a host that are tried."""
 
 
 class SsrfGuard(AbstractResolver):
-    """Lets one request out, to its target and nowhere else."""
+    """Resolver and socket factory that let one request connect to its target only."""
 
-    def __init__(self, aim: FetchTarget, network: Network) -> None:
-        self._aim = aim
+    def __init__(self, target: FetchTarget, network: Network) -> None:
+        self._target = target
         self._network = network
-        self._vetted: set[tuple[str, int]] = set()
+        self._checked: set[tuple[str, int]] = set()
 
     def connector(self) -> TCPConnector:
-        """A connector that is behind this guard, for one request."""
+        """Create a connector behind this guard, for one request."""
         return TCPConnector(
             resolver=self,
             socket_factory=self._socket,
@@ -52,103 +52,103 @@ class SsrfGuard(AbstractResolver):
         )
 
     async def resolve(self, host: str, port: int = 0, family: int = socket.AF_UNSPEC) -> list[ResolveResult]:
-        """Look the name up, and let through what may be dialled: all of its addresses, or it is refused."""
+        """Resolve a name. The request is refused if any of its addresses is not allowed."""
         found = await self._network.lookup(host, port)
         if not found:
             raise OSError(f"{host} has no address")
         for address in found:
-            self._vet(address)
-        return [self._on(host, address, port) for address in found[:_MOST]]
+            self._check_address(address)
+        return [self._resolve_result(host, address, port) for address in found[:_MAX_ADDRESSES]]
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing: the resolver holds no resources."""
 
-    def _on(self, host: str, address: str, port: int) -> ResolveResult:
-        there = self._network.way(address, port)
-        self._vetted.add(there)
-        family = socket.AF_INET6 if ":" in there[0] else socket.AF_INET
-        return {"hostname": host, "host": there[0], "port": there[1], "family": family, "proto": 0, "flags": 0}
+    def _resolve_result(self, host: str, address: str, port: int) -> ResolveResult:
+        endpoint = self._network.route(address, port)
+        self._checked.add(endpoint)
+        family = socket.AF_INET6 if ":" in endpoint[0] else socket.AF_INET
+        return {"hostname": host, "host": endpoint[0], "port": endpoint[1], "family": family, "proto": 0, "flags": 0}
 
     def _socket(self, info: tuple[Any, ...]) -> socket.socket:
-        """The last look, at what is really dialled."""
+        """Create the socket after checking the address that it will connect to."""
         address, port = str(info[4][0]), int(info[4][1])
-        if (address, port) not in self._vetted:
-            if port != self._aim.port:
-                raise UrlRefused(f"port {port} was not asked for")
-            self._vet(address)
+        if (address, port) not in self._checked:
+            if port != self._target.port:
+                raise UrlRefused(f"port {port} does not belong to this request")
+            self._check_address(address)
         return socket.socket(info[0], info[1], info[2])
 
-    def _vet(self, address: str) -> None:
-        if self._aim.trusted and is_private(address):
+    def _check_address(self, address: str) -> None:
+        if self._target.trusted and is_private(address):
             return
-        if not is_public(address) or self._network.is_ours(address):
+        if not is_public(address) or self._network.is_own(address):
             raise UrlRefused(
-                f"{self._aim.host} is not on the public internet, but in a private network or on this machine; "
-                "pages are not fetched from there"
+                f"{self._target.host} is not on the public internet but on a private network or this machine; "
+                "such pages are not fetched"
             )
 
 
-ACCEPTED = "gzip, deflate"
-"""Only what can be unpacked piece by piece under a limit is asked for."""
+ACCEPT_ENCODING = "gzip, deflate"
+"""Only encodings that can be decompressed incrementally under a size limit."""
 
 
 class BadEncoding(Exception):
-    """What came is not packed as it says, or in a way that was not asked for."""
+    """The body is not encoded as its header says, or the encoding was not requested."""
 
 
-class Body:
-    """Bytes as they come off the wire, unpacked up to a limit. `full` when there is more of it than may be taken."""
+class LimitedBody:
+    """Response body, decompressed up to a limit. `full` if the body exceeds the limit."""
 
     def __init__(self, encoding: str, limit: int) -> None:
         self.content = bytearray()
         self.full = False
         self._limit = limit
-        self._wire = 0
-        self._plain = encoding == ""
-        self._first = encoding == "deflate"
-        self._decoder = zlib.decompressobj(zlib.MAX_WBITS | 32)  # gzip or zlib, by what it begins with
+        self._received = 0
+        self._is_identity = encoding == ""
+        self._check_deflate = encoding == "deflate"
+        self._decoder = zlib.decompressobj(zlib.MAX_WBITS | 32)  # detects gzip and zlib by the header
         if encoding not in ("", "gzip", "deflate"):
-            raise BadEncoding(f"it is packed as {encoding[:50]!r}, which was not asked for")
+            raise BadEncoding(f"unexpected content encoding {encoding[:50]!r}")
 
     def add(self, piece: bytes) -> None:
-        """Take the next bytes off the wire."""
-        self._wire += len(piece)
-        self.content += piece[: self._room] if self._plain else self._unpacked(piece)
-        self.full = not self._room or self._wire > self._limit
+        """Add the next bytes of the response."""
+        self._received += len(piece)
+        self.content += piece[: self._remaining] if self._is_identity else self._decompress(piece)
+        self.full = not self._remaining or self._received > self._limit
 
     @property
-    def _room(self) -> int:
+    def _remaining(self) -> int:
         return self._limit + 1 - len(self.content)
 
-    def _unpacked(self, piece: bytes) -> bytes:
-        if self._first and piece:
-            self._first = False
-            if piece[0] & 0x0F != 8:  # many servers send what is inside a zlib stream, without its head
+    def _decompress(self, piece: bytes) -> bytes:
+        if self._check_deflate and piece:
+            self._check_deflate = False
+            if piece[0] & 0x0F != 8:  # many servers send raw deflate data without the zlib header
                 self._decoder = zlib.decompressobj(-zlib.MAX_WBITS)
         try:
-            return self._decoder.decompress(piece, self._room) if self._room else b""
+            return self._decoder.decompress(piece, self._remaining) if self._remaining else b""
         except zlib.error:
-            raise BadEncoding("it is not packed as it says") from None
+            raise BadEncoding("invalid compressed data") from None
 
 
-def encoding_of(header: str) -> str:
-    """The one encoding of a body, empty where there is none; several are given back as they are, and refused."""
+def parse_content_encoding(header: str) -> str:
+    """Return the content encoding, empty for none; several encodings give a name that is not supported."""
     found = [each.strip().lower() for each in header.split(",") if each.strip().lower() not in ("", "identity")]
     return ",".join("gzip" if each == "x-gzip" else each for each in found)
 
 
-_REDIRECTS = (301, 302, 303, 307, 308)
-_BUSY = (408, 429, 503)
-_PIECE = 1 << 16
+_REDIRECT_STATUSES = (301, 302, 303, 307, 308)
+_BUSY_STATUSES = (408, 429, 503)
+_CHUNK = 1 << 16
 _HEADERS = {
     "User-Agent": f"atlas-agents/{version('atlas-agents')}",
     "Accept": "text/html, application/xhtml+xml, text/*;q=0.9, application/json;q=0.9, application/pdf;q=0.9",
-    "Accept-Encoding": ACCEPTED,
+    "Accept-Encoding": ACCEPT_ENCODING,
 }
 
 
 class Fetched(msgspec.Struct, frozen=True):
-    """What stands at an address: `url` is where the redirects have led. `cut` if there is more of it than `size`."""
+    """A downloaded page. `url` is the final URL after redirects; `cut` if the body exceeds `size`."""
 
     url: str
     media_type: str
@@ -159,80 +159,82 @@ class Fetched(msgspec.Struct, frozen=True):
 
 
 async def download(
-    address: str,
+    url: str,
     *,
     hosts: Hosts,
-    wanted: Callable[[str, str], None],
+    check_type: Callable[[str, str], None],
     caps: Caps = CAPS,
     network: Network = INTERNET,
 ) -> Fetched:
-    """Fetch a page; ToolFailed says in a sentence why it could not be had.
+    """Download a page; raise ToolFailed with a reason for the model if that fails.
 
-    `wanted` is told the address and the media type before the body is read, and raises if it is not worth reading.
+    `check_type` receives the URL and the media type before the body is read, and raises to reject them.
     """
-    aim = target(address, hosts)
+    target = parse_target(url, hosts)
     try:
         async with asyncio.timeout(caps.total):
             for _ in range(caps.redirects + 1):
-                found = await _get(aim, caps, network, wanted)
+                found = await _get(target, caps, network, check_type)
                 if isinstance(found, Fetched):
                     return found
-                aim = onwards(aim.url, found, hosts)
+                target = resolve_redirect(target.url, found, hosts)
     except TimeoutError:
-        raise ToolFailed(f"{aim.host} did not send the page within {caps.total:g} s") from None
-    raise ToolFailed(f"{address[:200]} redirects more than {caps.redirects} times")
+        raise ToolFailed(f"{target.host} did not send the page within {caps.total:g} s") from None
+    raise ToolFailed(f"{url[:200]} redirects more than {caps.redirects} times")
 
 
-async def _get(aim: FetchTarget, caps: Caps, network: Network, wanted: Callable[[str, str], None]) -> Fetched | str:
-    """What stands there, or where it redirects to."""
+async def _get(
+    target: FetchTarget, caps: Caps, network: Network, check_type: Callable[[str, str], None]
+) -> Fetched | str:
+    """Return the page, or the location that it redirects to."""
     session = open_session(
         connect_timeout=caps.connect,
-        connector=SsrfGuard(aim, network).connector(),
+        connector=SsrfGuard(target, network).connector(),
         headers=_HEADERS,
         auto_decompress=False,
         requote_redirect_url=False,
     )
     try:
-        async with session, session.get(aim.url, allow_redirects=False) as answer:
-            if answer.status in _REDIRECTS and (location := answer.headers.get("Location")):
+        async with session, session.get(target.url, allow_redirects=False) as response:
+            if response.status in _REDIRECT_STATUSES and (location := response.headers.get("Location")):
                 return location
-            _well(answer.status, answer.headers.get("Retry-After"), aim)
-            media_type, charset = _kind(answer.headers.get("Content-Type", ""))
-            wanted(str(aim.url), media_type)
+            _check_status(response.status, response.headers.get("Retry-After"), target)
+            media_type, charset = _parse_content_type(response.headers.get("Content-Type", ""))
+            check_type(str(target.url), media_type)
             size = caps.pdf_size if media_type == "application/pdf" else caps.size
-            body = Body(encoding_of(answer.headers.get("Content-Encoding", "")), size)
-            while not body.full and (piece := await answer.content.read(_PIECE)):
+            body = LimitedBody(parse_content_encoding(response.headers.get("Content-Encoding", "")), size)
+            while not body.full and (piece := await response.content.read(_CHUNK)):
                 body.add(piece)
-            return Fetched(str(aim.url), media_type, charset, bytes(body.content[:size]), size, body.full)
+            return Fetched(str(target.url), media_type, charset, bytes(body.content[:size]), size, body.full)
     except (aiohttp.ClientError, OSError, BadEncoding, ValueError) as error:
-        raise _describe_failure(error, aim) from error
+        raise _describe_failure(error, target) from error
 
 
-def _well(status: int, retry_after: str | None, aim: FetchTarget) -> None:
-    """Nothing, if there is a page; else why there is none."""
+def _check_status(status: int, retry_after: str | None, target: FetchTarget) -> None:
+    """Raise an error for the model unless the status is a success."""
     if 200 <= status < 300:
         return
-    words = _STATUS.get(status, "there was an error at the server" if status >= 500 else "the server refused")
-    told = f"{aim.url}: {words} (HTTP {status})"
-    if status in _BUSY:
+    reason = _STATUS_REASONS.get(status, "server error" if status >= 500 else "the server rejected the request")
+    message = f"{target.url}: {reason} (HTTP {status})"
+    if status in _BUSY_STATUSES:
         seconds = retry_after.strip() if retry_after else ""
-        raise Transient(told, retry_after=float(seconds) if seconds.isascii() and seconds.isdigit() else None)
-    raise ToolFailed(told)
+        raise Transient(message, retry_after=float(seconds) if seconds.isascii() and seconds.isdigit() else None)
+    raise ToolFailed(message)
 
 
-_STATUS = {
-    401: "one must log in to read it",
-    403: "the server turns away whoever is not logged in, or is a program",
-    404: "there is no such page",
-    410: "the page was taken away",
-    429: "the server wants fewer requests",
-    451: "it may not be shown, for legal reasons",
-    503: "the server is too busy",
+_STATUS_REASONS = {
+    401: "login required",
+    403: "access denied; the server may require a login or block programs",
+    404: "page not found",
+    410: "the page was removed",
+    429: "too many requests",
+    451: "unavailable for legal reasons",
+    503: "the server is overloaded",
 }
 
 
-def _kind(header: str) -> tuple[str, str]:
-    """Media type and charset, both in small letters, both empty where they are not said."""
+def _parse_content_type(header: str) -> tuple[str, str]:
+    """Return media type and charset in lower case, empty if missing."""
     if not header:
         return "", ""
     parsed = Message()
@@ -240,19 +242,19 @@ def _kind(header: str) -> tuple[str, str]:
     return parsed.get_content_type() if "/" in header else "", (parsed.get_content_charset() or "")
 
 
-def _describe_failure(error: Exception, aim: FetchTarget) -> ToolFailed:
-    """What went wrong, for a model; the parts of it that may be worth another try as Transient."""
+def _describe_failure(error: Exception, target: FetchTarget) -> ToolFailed:
+    """Return the error for the model; Transient if a retry may help."""
     if isinstance(error, TimeoutError):
-        return ToolFailed(f"no connection to {aim.host} could be made in time")
+        return ToolFailed(f"connecting to {target.host} timed out")
     if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientSSLError | ssl.SSLError):
-        return ToolFailed(f"{aim.host} could not prove that it is {aim.host}: {_reason(error)}")
+        return ToolFailed(f"the TLS certificate of {target.host} is not valid: {_reason(error)}")
     if isinstance(error, aiohttp.ClientConnectorDNSError | socket.gaierror):
-        return ToolFailed(f"there is no host {aim.host}, or its name cannot be looked up now")
+        return ToolFailed(f"cannot resolve the host name {target.host}")
     if isinstance(error, aiohttp.ClientConnectorError):
-        return ToolFailed(f"no connection to {aim.host}: {error.os_error.strerror or error.os_error}")
+        return ToolFailed(f"cannot connect to {target.host}: {error.os_error.strerror or error.os_error}")
     if isinstance(error, aiohttp.ClientConnectionError | aiohttp.ClientPayloadError | ConnectionError):
-        return Transient(f"the connection to {aim.host} broke off")
-    return ToolFailed(f"{aim.host} sent something that cannot be read: {str(error)[:200]}")
+        return Transient(f"the connection to {target.host} was lost")
+    return ToolFailed(f"invalid response from {target.host}: {str(error)[:200]}")
 
 
 def _reason(error: Exception) -> str:

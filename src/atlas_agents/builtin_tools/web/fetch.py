@@ -1,4 +1,4 @@
-"""`url_fetch`: a page of the web as Markdown, a piece at a time."""
+"""`url_fetch`: read a web page as Markdown, in parts."""
 
 import asyncio
 from collections.abc import Iterable
@@ -7,36 +7,44 @@ from typing import Annotated
 
 from pydantic import Field
 
-from atlas_agents.builtin_tools.web.extract import Extract, Kind, extract, is_vague, kind_of, sniffed, wrapped
+from atlas_agents.builtin_tools.web.extract import (
+    Extract,
+    Kind,
+    content_kind,
+    extract,
+    is_unspecified,
+    sniff_kind,
+    wrap_untrusted,
+)
 from atlas_agents.builtin_tools.web.ssrf import CAPS, INTERNET, Caps, Hosts, Network
 from atlas_agents.core.errors import ToolFailed
 from atlas_agents.core.text import one_line
 from atlas_agents.tools.tool import Tool, tool
 from atlas_agents.tools.worker_pool import WorkerDied, Workers
 
-_CHARACTERS = 20_000
-_LEAST, _MOST = 500, 100_000
+_DEFAULT_CHARS = 20_000
+_MIN_CHARS, _MAX_CHARS = 500, 100_000
 
 
 def url_fetch(
-    opening: AsyncExitStack, *, hosts: Iterable[str] = (), caps: Caps = CAPS, network: Network = INTERNET
+    exit_stack: AsyncExitStack, *, hosts: Iterable[str] = (), caps: Caps = CAPS, network: Network = INTERNET
 ) -> Tool:
-    """The tool. `hosts` are those of a private network that it may read; what it holds open ends with `opening`."""
+    """Create the tool. `hosts` are private hosts that it can read; `exit_stack` closes its worker processes."""
     reader = PageReader(Hosts(hosts), caps, network)
-    opening.push_async_callback(reader.close)
+    exit_stack.push_async_callback(reader.close)
 
     @tool(effect="pure", timeout=caps.total + caps.reading + 10)
     async def url_fetch(
         url: str,
-        max_chars: Annotated[int, Field(ge=_LEAST, le=_MOST)] = _CHARACTERS,
+        max_chars: Annotated[int, Field(ge=_MIN_CHARS, le=_MAX_CHARS)] = _DEFAULT_CHARS,
         start: Annotated[int, Field(ge=0)] = 0,
     ) -> str:
-        """Read a page of the web: its main content as Markdown, its title and its links. HTML, text, JSON and PDF.
+        """Read a web page: its title, main content as Markdown, and links. Supports HTML, text, JSON and PDF.
 
         Args:
-            url: The address, with http:// or https://.
-            max_chars: How many characters to read.
-            start: At which character to begin; for a long page, where the last piece ended.
+            url: The URL, with http:// or https://.
+            max_chars: The maximum number of characters to return.
+            start: The character to start at, to continue a long page.
         """
         return await reader.read(url, start, max_chars)
 
@@ -44,7 +52,7 @@ def url_fetch(
 
 
 class PageReader:
-    """Fetches pages, and has them read in a process that is killed when it takes too long."""
+    """Downloads pages and extracts their text in worker processes, which are killed after a timeout."""
 
     def __init__(self, hosts: Hosts, caps: Caps, network: Network) -> None:
         self._hosts = hosts
@@ -55,21 +63,23 @@ class PageReader:
     async def close(self) -> None:
         await self._workers.close()
 
-    async def read(self, address: str, start: int, most: int) -> str:
-        """A piece of a page, as a model is told it."""
+    async def read(self, url: str, start: int, max_chars: int) -> str:
+        """Return a part of a page for the model."""
         from atlas_agents.builtin_tools.web.download import (
-            download,  # with the first page, for it brings the HTTP client
+            download,  # imported with the first page, because it needs the HTTP client
         )
 
-        page = await download(address, hosts=self._hosts, wanted=_wanted, caps=self._caps, network=self._network)
-        kind = kind_of(page.media_type) or sniffed(page.body)
+        page = await download(url, hosts=self._hosts, check_type=_check_type, caps=self._caps, network=self._network)
+        kind = content_kind(page.media_type) or sniff_kind(page.body)
         if kind is None:
-            raise ToolFailed(_no_text(page.url, page.media_type or "something without a type"))
+            raise ToolFailed(_describe_unsupported(page.url, page.media_type or "unknown type"))
         if page.cut and kind in ("pdf", "json"):
-            raise ToolFailed(f"{page.url} is larger than {page.size / 1e6:.1f} MB, and {kind.upper()} is read whole")
+            raise ToolFailed(
+                f"{page.url} is larger than {page.size / 1e6:.1f} MB, and {kind.upper()} cannot be read in part"
+            )
         found = await self._extract(kind, page.body, page.charset, page.url)
-        cut = (f"It is larger than {page.size / 1e6:.1f} MB, and the rest is missing.",) if page.cut else ()
-        return _describe_page(page.url, found, (*found.notes, *cut), start, most)
+        cut = (f"The page is larger than {page.size / 1e6:.1f} MB; the rest is missing.",) if page.cut else ()
+        return _describe_page(page.url, found, (*found.notes, *cut), start, max_chars)
 
     async def _extract(self, kind: Kind, content: bytes, charset: str, url: str) -> Extract:
         arguments = {"kind": kind, "content": content, "charset": charset, "url": url}
@@ -78,37 +88,35 @@ class PageReader:
                 return await self._workers.run(extract, arguments)
         except TimeoutError:
             seconds = f"{self._caps.reading:g} s"
-            raise ToolFailed(
-                f"{url} could not be read within {seconds}; it may be made to hold up its readers"
-            ) from None
+            raise ToolFailed(f"reading {url} took longer than {seconds}") from None
         except WorkerDied:
-            raise ToolFailed(f"{url} could not be read: the process that read it broke down") from None
+            raise ToolFailed(f"reading {url} crashed the reader process") from None
 
 
-def _wanted(url: str, media_type: str) -> None:
-    if kind_of(media_type) is None and not is_vague(media_type):
-        raise ToolFailed(_no_text(url, media_type))
+def _check_type(url: str, media_type: str) -> None:
+    if content_kind(media_type) is None and not is_unspecified(media_type):
+        raise ToolFailed(_describe_unsupported(url, media_type))
 
 
-def _no_text(url: str, what: str) -> str:
-    return f"{url} is {one_line(what, 80)}, and no text; HTML, text, JSON and PDF can be read"
+def _describe_unsupported(url: str, media_type: str) -> str:
+    return f"{url} is not text ({one_line(media_type, 80)}); supported: HTML, text, JSON and PDF"
 
 
-def _describe_page(url: str, found: Extract, notes: tuple[str, ...], start: int, most: int) -> str:
-    """A piece of a page; all that its author has written stands between the lines that say so."""
+def _describe_page(url: str, found: Extract, notes: tuple[str, ...], start: int, max_chars: int) -> str:
+    """Format a part of a page. Everything that the page's author wrote is between the markers."""
     size = len(found.text)
     if start and start >= size:
-        raise ToolFailed(f"the page has {size:,} characters; there is nothing at {start:,}")
-    end = min(start + most, size)
+        raise ToolFailed(f"start={start:,} is beyond the end of the page ({size:,} characters)")
+    end = min(start + max_chars, size)
     lines = [f"Fetched: {url}", *notes]
     if (start, end) != (0, size):
-        lines.append(f"Characters {start:,} to {end:,} of {size:,}." + _more(end, size))
+        lines.append(f"Characters {start:,} to {end:,} of {size:,}." + _describe_rest(end, size))
     content = [f"Title: {found.title}"] if found.title and not start else []
-    content.append(found.text[start:end] or "(There is no text here; the page may need a browser that runs scripts.)")
+    content.append(found.text[start:end] or "(No text found; the page may need a browser that runs scripts.)")
     if found.links and end == size:
-        content.append("Links:\n" + "\n".join(f"- {words}: {place}" for words, place in found.links))
-    return "\n".join(lines) + "\n" + wrapped("\n\n".join(content))
+        content.append("Links:\n" + "\n".join(f"- {label}: {target}" for label, target in found.links))
+    return "\n".join(lines) + "\n" + wrap_untrusted("\n\n".join(content))
 
 
-def _more(end: int, size: int) -> str:
-    return f" For more, call again with start={end}." if end < size else ""
+def _describe_rest(end: int, size: int) -> str:
+    return f" To continue, call again with start={end}." if end < size else ""

@@ -1,4 +1,4 @@
-"""How much of the web is let in."""
+"""SSRF protection: which URLs may be fetched, from which hosts, and within which limits."""
 
 import asyncio
 import re
@@ -11,56 +11,58 @@ from yarl import URL
 
 from atlas_agents.core.errors import ConfigError, ToolFailed
 
-_WEB = (80, 443)
+_WEB_PORTS = (80, 443)
 _HOST = re.compile(r"\[([0-9a-f:.]+)\](?::([0-9]{1,5}))?|([a-z0-9_][a-z0-9_.-]*)(?::([0-9]{1,5}))?")
 
 
 class Hosts:
-    """`wiki.intern` is that host on the ports of the web, `wiki.intern:8080` on this one."""
+    """Allowlist of private hosts. `wiki.intern` means ports 80 and 443, `wiki.intern:8080` only that port."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
-        self._places = {place for name in names for place in _places(name)}
+        self._parse_host = {endpoint for name in names for endpoint in _parse_host(name)}
 
     def include(self, host: str, port: int) -> bool:
-        return (host.rstrip("."), port) in self._places
+        return (host.rstrip("."), port) in self._parse_host
 
 
-def _places(name: str) -> list[tuple[str, int]]:
+def _parse_host(name: str) -> list[tuple[str, int]]:
     found = _HOST.fullmatch(name.strip().lower())
     if found is None:
-        raise ConfigError(f"{name!r} is no host; write one like wiki.intern or wiki.intern:8080, without https://")
+        raise ConfigError(
+            f"invalid host {name!r}: expected a name like wiki.intern or wiki.intern:8080, without https://"
+        )
     host, port = (found[1] or found[3]).rstrip("."), found[2] or found[4]
-    return [(host, int(port))] if port else [(host, each) for each in _WEB]
+    return [(host, int(port))] if port else [(host, each) for each in _WEB_PORTS]
 
 
 class Network(Protocol):
-    """Names and ways. Every address is vetted after `lookup` and before `way`."""
+    """Name resolution and routing. Every address is checked after `lookup` and before `route`."""
 
     async def lookup(self, host: str, port: int) -> list[str]:
-        """The addresses of a name; OSError if it has none."""
+        """Return the addresses of a name; OSError if it has none."""
         ...
 
-    def way(self, address: str, port: int) -> tuple[str, int]:
-        """Where a vetted address is dialled: there, unless the internet is only played."""
+    def route(self, address: str, port: int) -> tuple[str, int]:
+        """Return the address to connect to; only tests return another one."""
         ...
 
-    def is_ours(self, address: str) -> bool:
-        """Whether it is an address of this very machine."""
+    def is_own(self, address: str) -> bool:
+        """Return whether the address belongs to this machine."""
         ...
 
 
 class Internet:
-    """The real one."""
+    """The real network."""
 
     async def lookup(self, host: str, port: int) -> list[str]:
         found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         return list(dict.fromkeys(str(each[4][0]) for each in found))
 
-    def way(self, address: str, port: int) -> tuple[str, int]:
+    def route(self, address: str, port: int) -> tuple[str, int]:
         return address, port
 
-    def is_ours(self, address: str) -> bool:
-        """Only an address of this machine can be bound; nothing is sent."""
+    def is_own(self, address: str) -> bool:
+        """Return whether the address can be bound, which only works for addresses of this machine. Nothing is sent."""
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -73,27 +75,27 @@ class Internet:
 INTERNET: Network = Internet()
 
 
-LONGEST = 4000
-_NAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*\.?")
+MAX_URL_LENGTH = 4000
+_HOSTNAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*\.?")
 _AUTHORITY = re.compile(r"[/?#]")
-"""Where the host ends."""
-_NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
-_ADDRESS = re.compile(r"(0|[1-9][0-9]{0,2})(\.(0|[1-9][0-9]{0,2})){3}")
-_OTHER_SERVICES = frozenset(
+"""End of the authority part of a URL."""
+_NUMERIC_LABEL = re.compile(r"[0-9]+|0x[0-9a-f]*")
+_IPV4 = re.compile(r"(0|[1-9][0-9]{0,2})(\.(0|[1-9][0-9]{0,2})){3}")
+_BLOCKED_PORTS = frozenset(
     (
         *(1719, 1720, 1723, 2049, 2375, 2376, 3306, 3659, 4045, 4190, 5060, 5061, 5432, 6000, 6379, 6566),
         *(6665, 6666, 6667, 6668, 6669, 6679, 6697, 9100, 10080, 11211, 27017),
     )
 )
-"""Ports of services that are no web servers and might take a request for an order of theirs."""
+"""Ports of services other than web servers, which might take an HTTP request for a command."""
 
 
 class UrlRefused(ToolFailed):
-    """The guard says no; the model reads why."""
+    """The guard rejected a URL; the model reads why."""
 
 
 class FetchTarget(msgspec.Struct, frozen=True):
-    """A page to be fetched. `trusted` if its host may be in a private network."""
+    """A checked URL. `trusted` if its host may be on a private network."""
 
     url: URL
     host: str
@@ -101,57 +103,57 @@ class FetchTarget(msgspec.Struct, frozen=True):
     trusted: bool
 
 
-def target(text: str, hosts: Hosts) -> FetchTarget:
-    """The address of a page, or Refused. What is dialled later is what this parser has found, and no other."""
-    if len(text) > LONGEST:
-        raise UrlRefused(f"the address is {len(text):,} characters long; at most {LONGEST:,} can be taken")
+def parse_target(text: str, hosts: Hosts) -> FetchTarget:
+    """Parse and check a URL. The request uses exactly the host and port found here."""
+    if len(text) > MAX_URL_LENGTH:
+        raise UrlRefused(f"the URL is too long: {len(text):,} characters, the maximum is {MAX_URL_LENGTH:,}")
     if "\\" in text or any(char.isspace() or not char.isprintable() for char in text):
-        raise UrlRefused("there is a space, a backslash or a character that cannot be seen in the address")
+        raise UrlRefused("the URL contains a space, a backslash or an invisible character")
     if "@" in _AUTHORITY.split(text.partition("://")[2], maxsplit=1)[0]:
-        raise UrlRefused("there is a name or a password in the address; they are not sent")
+        raise UrlRefused("the URL contains a user name or password; credentials are not sent")
     try:
-        return _checked(URL(text), hosts)
+        return _check_url(URL(text), hosts)
     except (ValueError, TypeError) as error:
-        raise UrlRefused(f"{text[:200]} is no address of a page: {str(error)[:200]}") from None
+        raise UrlRefused(f"invalid URL {text[:200]}: {str(error)[:200]}") from None
 
 
-def onwards(here: URL, location: str, hosts: Hosts) -> FetchTarget:
-    """Where a redirect leads, looked at as strictly as the first address."""
+def resolve_redirect(base: URL, location: str, hosts: Hosts) -> FetchTarget:
+    """Check the target of a redirect as strictly as the first URL."""
     if "\\" in location or any(char.isspace() or not char.isprintable() for char in location.strip()):
-        raise UrlRefused(f"{here} redirects to something that is no address")
+        raise UrlRefused(f"{base} redirects to an invalid URL")
     try:
-        there = here.join(URL(location.strip()))
+        joined = base.join(URL(location.strip()))
     except (ValueError, TypeError):
-        raise UrlRefused(f"{here} redirects to something that is no address") from None
-    return target(str(there), hosts)
+        raise UrlRefused(f"{base} redirects to an invalid URL") from None
+    return parse_target(str(joined), hosts)
 
 
-def _checked(url: URL, hosts: Hosts) -> FetchTarget:
+def _check_url(url: URL, hosts: Hosts) -> FetchTarget:
     if url.scheme not in ("http", "https"):
-        raise UrlRefused(f"only http and https can be fetched, not {url.scheme or 'an address without either'}")
+        raise UrlRefused(f"unsupported URL scheme {url.scheme!r}: expected http or https")
     if url.raw_user is not None or url.raw_password is not None:
-        raise UrlRefused("there is a name or a password in the address; they are not sent")
+        raise UrlRefused("the URL contains a user name or password; credentials are not sent")
     host, port = (url.raw_host or "").lower(), url.port
-    if port is None or not _is_host(host):
-        raise UrlRefused(f"{host[:200] or 'nothing'!r} is no name of a host")
+    if port is None or not _is_hostname(host):
+        raise UrlRefused(f"invalid host name {host[:200]!r}")
     trusted = hosts.include(host, port)
-    if not trusted and (port in _OTHER_SERVICES or (port < 1024 and port not in (80, 443))):
-        raise UrlRefused(f"port {port} is not one that pages are fetched from")
+    if not trusted and (port in _BLOCKED_PORTS or (port < 1024 and port not in (80, 443))):
+        raise UrlRefused(f"port {port} is blocked")
     return FetchTarget(url.with_fragment(None), host, port, trusted)
 
 
-def _is_host(host: str) -> bool:
-    """A name, or an address in its one usual form: `0177.1` and `2130706433` are ways to hide one."""
+def _is_hostname(host: str) -> bool:
+    """Return whether it is a name or a canonical IP address: forms like `0177.1` and `2130706433` disguise one."""
     if ":" in host:
         return "%" not in host
-    if not _NAME.fullmatch(host) or len(host) > 253:
+    if not _HOSTNAME.fullmatch(host) or len(host) > 253:
         return False
     last = host.rstrip(".").rpartition(".")[2]
-    return not _NUMBER.fullmatch(last) or bool(_ADDRESS.fullmatch(host))
+    return not _NUMERIC_LABEL.fullmatch(last) or bool(_IPV4.fullmatch(host))
 
 
-def absolute(base: str, links: Iterable[str]) -> list[str]:
-    """Links of a page as whole addresses, those that lead to pages alone."""
+def absolute_links(base: str, links: Iterable[str]) -> list[str]:
+    """Return the http(s) links of a page as absolute URLs."""
     found: list[str] = []
     for link in links:
         try:
@@ -164,7 +166,7 @@ def absolute(base: str, links: Iterable[str]) -> list[str]:
 
 
 class Caps(msgspec.Struct, frozen=True):
-    """Bytes of a page (unpacked), seconds, redirects. `reading` are the seconds to make text of what came."""
+    """Limits of a download: bytes after decompression, seconds and redirects. `reading` is the extraction timeout."""
 
     size: int = 5_000_000
     pdf_size: int = 15_000_000

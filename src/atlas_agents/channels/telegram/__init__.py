@@ -1,1 +1,1 @@
-"""The Telegram channel: people whom the owner has let in talk to agents, and answer what they are asked by buttons."""
+"""The Telegram channel: paired users talk to agents in private chats and answer approval requests with buttons."""

@@ -1,4 +1,4 @@
-"""Questions of one person: put with buttons, answered once, and closed in the chat whoever answered them."""
+"""Approval requests of one user: shown with buttons, resolved once, and closed in the chat when they are resolved."""
 
 import asyncio
 import logging
@@ -7,220 +7,228 @@ from typing import Any
 
 import msgspec
 
-from atlas_agents.builtin_tools.telegram_api import BotApi, BotRefused, BotUnreachable, send, write
-from atlas_agents.builtin_tools.telegram_format import MOST, Styled, bold, code_block, joined, units
+from atlas_agents.builtin_tools.telegram_api import BotApi, BotApiError, BotUnreachable, call_with_text, send_message
+from atlas_agents.builtin_tools.telegram_format import (
+    MAX_LENGTH,
+    FormattedText,
+    bold,
+    code_block,
+    concat,
+    utf16_length,
+)
 from atlas_agents.channels.telegram.delivery import Delivery
 from atlas_agents.channels.telegram.state import PendingQuestion, StateFile
 from atlas_agents.channels.telegram.types import TelegramMessage
 from atlas_agents.client.client import GatewayClient, SessionEvent
 from atlas_agents.core.errors import GatewayError
-from atlas_agents.core.text import escape_invisible, seen
+from atlas_agents.core.text import escape_invisible, escape_text
 from atlas_agents.gateway.protocol.events import ApprovalRequested, ApprovalResolved
-from atlas_agents.gateway.protocol.sessions import ApprovalsFound, RunPosition
+from atlas_agents.gateway.protocol.sessions import ApprovalsResult, RunPosition
 from atlas_agents.gateway.protocol.types import ApprovalShape
 
-YES, NO = "y", "n"
-_ROOM = 3000
-_MOST_PARTS = 5
-_TO_FILL = "It asks for values: give them on the page, or with atlas approvals."
-_TOO_LONG = "It is too long to be shown here. Say no, or answer it on the page or with atlas approvals."
+logger = logging.getLogger(__name__)
+ALLOW, DENY = "y", "n"
+CLOSED = "This request is already closed."
+NOT_ALLOWED = "You cannot answer this request."
+_MAX_CHUNK = 3000
+_MAX_CHUNKS = 5
+_MAX_RATE_LIMIT_WAIT = 30.0
+_NEEDS_VALUES = "This form needs values: complete it in the web UI, or run: atlas approvals"
+_TOO_LONG = "Too long to show here. Deny the request, or answer it in the web UI or with: atlas approvals"
+_NO_LONGER_NEEDED = "No longer needed."
+_DECISIONS = {
+    "allow-once": "Allowed once",
+    "allow-session": "Allowed for the session",
+    "allow-always": "Always allowed",
+}
 
 
-class QuestionMessage(msgspec.Struct, frozen=True):
-    """What is sent: messages before, and the last one, which has the buttons."""
+class ApprovalMessage(msgspec.Struct, frozen=True):
+    """An approval request as Telegram messages; the last one has the buttons."""
 
-    before: tuple[Styled, ...]
-    last: Styled
-    words: str
-    """The first line, kept to be shown when it is over."""
+    before: tuple[FormattedText, ...]
+    last: FormattedText
+    title: str
+    """The first line, which stays when the request is closed."""
     buttons: dict[str, Any]
 
 
-def sheet(asked: ApprovalShape) -> QuestionMessage:
-    """A question as it is put. Every character that is not seen stands as its escape."""
-    head = seen(asked.summary.replace("\n", " "))[:200]
+def format_request(request: ApprovalShape) -> ApprovalMessage:
+    """Format an approval request. Invisible characters are shown as escapes."""
+    title = escape_text(request.summary.replace("\n", " "))[:200]
     content = "\n".join(
-        [f"{escape_invisible(name)[1:-1]} = {escape_invisible(value)}" for name, value in asked.details.items()]
+        [f"{escape_invisible(name)[1:-1]} = {escape_invisible(value)}" for name, value in request.details.items()]
     )
-    if asked.preview:
-        content = f"{content}\n\n{seen(asked.preview).rstrip()}"
-    if asked.form is not None:
-        content = seen(asked.preview).rstrip()
-    foot = _foot(asked)
-    whole = joined(bold(head), "\n\n", code_block(content or "(no arguments)"), "\n\n", foot)
-    if units(whole.text) <= MOST:
-        return QuestionMessage((), whole, head, _buttons(asked, shown=True))
-    chunks = _chunks(content)
+    if request.preview:
+        content = f"{content}\n\n{escape_text(request.preview).rstrip()}"
+    if request.form is not None:
+        content = escape_text(request.preview).rstrip()
+    footer = _format_footer(request)
+    whole = concat(bold(title), "\n\n", code_block(content or "(no arguments)"), "\n\n", footer)
+    if utf16_length(whole.text) <= MAX_LENGTH:
+        return ApprovalMessage((), whole, title, _buttons(request, complete=True))
+    chunks = _split_content(content)
     if chunks is None:
-        start = code_block(content[:_ROOM].rstrip())
-        short = joined(bold(head), "\n\n", start, f"\n\n… {_TOO_LONG}\n\n{foot}")
-        return QuestionMessage((), short, head, _buttons(asked, shown=False))
+        start = code_block(content[:_MAX_CHUNK].rstrip())
+        short = concat(bold(title), "\n\n", start, f"\n\n… {_TOO_LONG}\n\n{footer}")
+        return ApprovalMessage((), short, title, _buttons(request, complete=False))
     before = [
-        joined(f"{head} ({number} of {len(chunks)})\n\n", code_block(chunk)) for number, chunk in enumerate(chunks, 1)
+        concat(f"{title} ({number} of {len(chunks)})\n\n", code_block(chunk)) for number, chunk in enumerate(chunks, 1)
     ]
-    return QuestionMessage(
-        tuple(before), joined(bold(head), f"\n\nas shown above\n\n{foot}"), head, _buttons(asked, shown=True)
-    )
+    last = concat(bold(title), f"\n\nThe full content is shown above.\n\n{footer}")
+    return ApprovalMessage(tuple(before), last, title, _buttons(request, complete=True))
 
 
-def over(words: str, how: str) -> Styled:
-    """The same message once it is answered."""
-    return joined(bold(words), f"\n\n{how}")
+def parse_callback_data(data: str) -> tuple[str, str]:
+    """Return which button of which request was pressed; both are empty for unknown data."""
+    button, _, approval_id = data.partition(":")
+    return (button, approval_id) if button in (ALLOW, DENY) else ("", "")
 
 
-def read(data: str) -> tuple[str, str]:
-    """Which button of which question was pressed; both empty if it is none of ours."""
-    way, _, approval_id = data.partition(":")
-    return (way, approval_id) if way in (YES, NO) else ("", "")
+def _format_footer(request: ApprovalShape) -> str:
+    if _needs_values(request):
+        return _NEEDS_VALUES
+    left = max(0, round(request.expires_at / 1000 - time.time()))
+    reason = f"Reason: {escape_text(request.risk)[:200]}\n" if request.risk else ""
+    return f"Folder: {escape_invisible(request.working_dir)}\n{reason}Denied automatically in {left} s."
 
 
-def _foot(asked: ApprovalShape) -> str:
-    if asked.form is not None and _to_fill(asked):
-        return _TO_FILL
-    left = max(0, round(asked.expires_at / 1000 - time.time()))
-    because = f"because of {seen(asked.risk)[:200]}; " if asked.risk else ""
-    return f"in {escape_invisible(asked.working_dir)}\n{because}without an answer it is no, in {left} s"
+def _buttons(request: ApprovalShape, *, complete: bool) -> dict[str, Any]:
+    label = "Allow once" if request.form is None else "Accept"
+    allow = {"text": label, "callback_data": f"{ALLOW}:{request.approval_id}"}
+    deny = {"text": "Deny", "callback_data": f"{DENY}:{request.approval_id}"}
+    return {"inline_keyboard": [[allow, deny] if complete and not _needs_values(request) else [deny]]}
 
 
-def _buttons(asked: ApprovalShape, *, shown: bool) -> dict[str, Any]:
-    yes = "Once" if asked.form is None else "Accept"
-    may = shown and not _to_fill(asked)
-    row = [{"text": yes, "callback_data": f"{YES}:{asked.approval_id}"}] if may else []
-    return {"inline_keyboard": [[*row, {"text": "Deny", "callback_data": f"{NO}:{asked.approval_id}"}]]}
-
-
-def _to_fill(asked: ApprovalShape) -> bool:
-    """Buttons are not enough: something is needed that is not suggested."""
-    fields = asked.form.fields if asked.form is not None else ()
+def _needs_values(request: ApprovalShape) -> bool:
+    """Return whether a required field of the form has no default, so that a button cannot answer it."""
+    fields = request.form.fields if request.form is not None else ()
     return any(field.required and field.default is None for field in fields)
 
 
-def _chunks(content: str) -> list[str] | None:
-    """The content in pieces, none with a space at its end, which would be lost; None if that cannot be, or is too
-    much."""
+def _split_content(content: str) -> list[str] | None:
+    """Split into chunks without trailing whitespace, which Telegram removes; None if that is impossible or too long."""
     found: list[str] = []
     while content:
-        if len(found) == _MOST_PARTS:
+        if len(found) == _MAX_CHUNKS:
             return None
-        cut = min(len(content), _ROOM)
-        while units(content[:cut]) > _ROOM or content[cut - 1].isspace():
+        cut = min(len(content), _MAX_CHUNK)
+        while utf16_length(content[:cut]) > _MAX_CHUNK or content[cut - 1].isspace():
             cut -= 1
-            if cut < _ROOM // 4:
+            if cut < _MAX_CHUNK // 4:
                 return None
         found.append(content[:cut])
         content = content[cut:]
     return found
 
 
-logger = logging.getLogger(__name__)
-CLOSED = "This question is closed."
-NOT_YOURS = "This is not yours to answer."
-_PATIENCE = 30.0
-_WORDS = {"allow-once": "allowed once", "allow-session": "allowed for the session", "allow-always": "always allowed"}
-
-
 class ApprovalPrompts:
-    """Puts what the gateway asks, and takes answers back to it."""
+    """Shows the approval requests of the gateway to a user, and sends the user's decisions to the gateway."""
 
-    def __init__(self, user: int, client: GatewayClient, api: BotApi, notebook: StateFile) -> None:
+    def __init__(self, user: int, client: GatewayClient, api: BotApi, state_file: StateFile) -> None:
         self._user = user
         self._client = client
         self._api = api
-        self._notebook = notebook
-        self._one = asyncio.Lock()
+        self._state_file = state_file
+        self._lock = asyncio.Lock()
         self._denied: set[str] = set()
-        """By this person: of a no, the gateway does not tell whose it was."""
+        """Requests that this user denied: the gateway does not report who denied a request."""
 
-    async def hear(self, event: SessionEvent, delivery: Delivery) -> None:
-        """Put a question that is asked, close one that is answered. One at a time, in their order."""
-        async with self._one:
+    async def handle(self, event: SessionEvent, delivery: Delivery) -> None:
+        """Show a new request, or close a resolved one. Events are handled one at a time, in order."""
+        async with self._lock:
             if isinstance(event, ApprovalRequested):
-                delivery.waits = True
-                await self._put(event.approval_id)
+                delivery.awaiting_approval = True
+                await self._show(event.approval_id)
             elif isinstance(event, RunPosition) and event.pending_approval is not None:
-                delivery.waits = True
-                await self._put(event.pending_approval.approval_id)
+                delivery.awaiting_approval = True
+                await self._show(event.pending_approval.approval_id)
             elif isinstance(event, ApprovalResolved):
-                delivery.waits = False
-                await self._close(event.approval_id, self._how(event))
+                delivery.awaiting_approval = False
+                await self._close(event.approval_id, self._describe_outcome(event))
 
     async def close(self, run_id: str) -> None:
-        """A run has ended: nothing of it is asked any more."""
-        async with self._one:
-            for approval_id, asked in list(self._notebook.notes.questions.items()):
-                if asked.run_id == run_id:
-                    await self._close(approval_id, "It is not asked any more.")
+        """Close the requests of a run that has ended."""
+        async with self._lock:
+            for approval_id, question in list(self._state_file.state.questions.items()):
+                if question.run_id == run_id:
+                    await self._close(approval_id, _NO_LONGER_NEEDED)
 
     async def clean_up(self) -> None:
-        """Close what was answered, or asked no more, while nobody was here."""
-        async with self._one:
+        """Close the requests that were resolved or dropped while the channel was not running."""
+        async with self._lock:
             pending = await self._pending()
-            for approval_id, asked in list(self._notebook.notes.questions.items()):
-                if asked.user == self._user and approval_id not in pending:
-                    await self._close(approval_id, "It is not asked any more.")
+            for approval_id, question in list(self._state_file.state.questions.items()):
+                if question.user == self._user and approval_id not in pending:
+                    await self._close(approval_id, _NO_LONGER_NEEDED)
 
-    async def answer(self, approval_id: str, *, yes: bool, under: TelegramMessage) -> str:
-        """Take the answer of a button to the gateway, which knows whose question it is; what to say to who pressed it.
+    async def resolve(self, approval_id: str, *, allow: bool, message: TelegramMessage) -> str:
+        """Send a decision to the gateway, which checks that the user may decide; return the reply to the user.
 
-        The message need not be the one that was noted: after a sudden end a question may stand there twice.
+        The message may differ from the recorded one: after a crash a request can be in the chat twice.
         """
         try:
-            decision = "allow-once" if yes else "deny"
+            decision = "allow-once" if allow else "deny"
             await self._client.call("approvals.resolve", approval_id=approval_id, decision=decision)
-        except GatewayError as trouble:
-            if trouble.retryable:
+        except GatewayError as error:
+            if error.retryable:
                 raise
-            return CLOSED if trouble.kind == "APPROVAL_NOT_FOUND" else str(trouble)[:200]
-        if not yes:
+            return CLOSED if error.kind == "APPROVAL_NOT_FOUND" else str(error)[:200]
+        if not allow:
             self._denied.add(approval_id)
-        asked = self._notebook.notes.questions.get(approval_id)
-        if asked is None or asked.message != under.message_id:
-            words = (under.text or "").partition("\n")[0]
-            await self._change(under.message_id, words, "Allowed once, by you." if yes else "Denied, by you.")
-        return "Allowed once." if yes else "Denied."
+        outcome = "Allowed once" if allow else "Denied"
+        question = self._state_file.state.questions.get(approval_id)
+        if question is None or question.message != message.message_id:
+            title = (message.text or "").partition("\n")[0]
+            await self._edit(message.message_id, title, f"{outcome} by you.")
+        return f"{outcome}."
 
-    async def _put(self, approval_id: str) -> None:
-        """Ask, unless it stands there already or is not asked any more: what is heard may be long past."""
-        questions = self._notebook.notes.questions
-        if approval_id in questions or (shape := (await self._pending()).get(approval_id)) is None:
+    async def _show(self, approval_id: str) -> None:
+        """Send a request to the chat, unless it is there already or no longer pending: events may be old."""
+        questions = self._state_file.state.questions
+        if approval_id in questions or (request := (await self._pending()).get(approval_id)) is None:
             return
-        page = sheet(shape)
+        prompt = format_request(request)
         try:
-            for part in page.before:
-                await send(self._api, self._user, part, patience=_PATIENCE)
-            number = await send(self._api, self._user, page.last, patience=_PATIENCE, reply_markup=page.buttons)
-        except (BotRefused, BotUnreachable) as trouble:
-            logger.warning("a question could not be put in Telegram; it waits on the page: %s", trouble)
+            for part in prompt.before:
+                await send_message(self._api, self._user, part, max_wait=_MAX_RATE_LIMIT_WAIT)
+            message = await send_message(
+                self._api, self._user, prompt.last, max_wait=_MAX_RATE_LIMIT_WAIT, reply_markup=prompt.buttons
+            )
+        except (BotApiError, BotUnreachable) as error:
+            logger.warning("approval request not sent to Telegram: approval=%s error=%s", approval_id, error)
             return
-        questions[approval_id] = PendingQuestion(self._user, shape.run_id, number, page.words, shape.expires_at)
-        await self._notebook.save()
+        questions[approval_id] = PendingQuestion(self._user, request.run_id, message, prompt.title, request.expires_at)
+        await self._state_file.save()
 
-    async def _close(self, approval_id: str, how: str) -> None:
-        asked = self._notebook.notes.questions.pop(approval_id, None)
-        if asked is not None:
-            await self._change(asked.message, asked.words, how)
-            await self._notebook.save()
+    async def _close(self, approval_id: str, outcome: str) -> None:
+        question = self._state_file.state.questions.pop(approval_id, None)
+        if question is not None:
+            await self._edit(question.message, question.title, outcome)
+            await self._state_file.save()
 
-    async def _change(self, message: int, words: str, how: str) -> None:
-        """Say under a question what became of it; its buttons go."""
+    async def _edit(self, message: int, title: str, outcome: str) -> None:
+        """Replace a request and its buttons with its outcome."""
+        text, wait = concat(bold(title), f"\n\n{outcome}"), _MAX_RATE_LIMIT_WAIT
         try:
-            text = over(words, how)
-            await write(self._api, "editMessageText", text, chat_id=self._user, message_id=message, patience=_PATIENCE)
-        except (BotRefused, BotUnreachable) as trouble:
-            logger.info("a question that is closed still has its buttons: %s", trouble)
+            await call_with_text(
+                self._api, "editMessageText", text, chat_id=self._user, message_id=message, max_wait=wait
+            )
+        except (BotApiError, BotUnreachable) as error:
+            logger.info("buttons of a closed request not removed: message=%d error=%s", message, error)
 
-    def _how(self, event: ApprovalResolved) -> str:
-        asked = self._notebook.notes.questions.get(event.approval_id)
+    def _describe_outcome(self, event: ApprovalResolved) -> str:
+        question = self._state_file.state.questions.get(event.approval_id)
         if event.approval_id in self._denied:
-            return "Denied, by you."
+            return "Denied by you."
         if event.decision == "dismiss":
-            return "It was left unanswered."
+            return "Dismissed."
         if event.decision == "deny" and not event.by:
-            late = asked is not None and time.time() * 1000 >= asked.expires_at - 1000
-            return "Nobody answered in time, so it was no." if late else "It was not allowed."
-        who = "you" if event.by == f"telegram-{self._user}" else event.by or "somebody"
-        return f"{_WORDS.get(event.decision, 'denied').capitalize()}, by {who}."
+            expired = question is not None and time.time() * 1000 >= question.expires_at - 1000
+            return "Denied: no answer in time." if expired else "Denied."
+        who = "you" if event.by == f"telegram-{self._user}" else event.by or "another user"
+        return f"{_DECISIONS.get(event.decision, 'Denied')} by {who}."
 
     async def _pending(self) -> dict[str, ApprovalShape]:
-        found = msgspec.convert(await self._client.call("approvals.list"), ApprovalsFound)
+        found = msgspec.convert(await self._client.call("approvals.list"), ApprovalsResult)
         return {each.approval_id: each for each in found.approvals}

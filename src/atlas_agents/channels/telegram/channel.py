@@ -1,7 +1,7 @@
-"""The channel: hears Telegram, lets in whom the owner has let in, and hands on what they say.
+"""The Telegram channel: polls a bot's updates, admits paired users and passes their messages to the gateway.
 
-Telegram tells an update again until a later one is asked for. It is asked for once the last one is dealt with and
-written down; what is dealt with twice, because a sudden end came in between, has the same number and happens once.
+Telegram repeats an update until a later offset is requested. The offset advances after an update was processed and the
+state saved. An update that is processed twice because of a crash has the same idempotency key, so it takes effect once.
 """
 
 import asyncio
@@ -12,13 +12,13 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from atlas_agents.builtin_tools.telegram_api import BotApi, BotRefused, BotUnreachable, send
-from atlas_agents.builtin_tools.telegram_format import Styled, code_block, joined
-from atlas_agents.channels.telegram.approvals import NOT_YOURS, YES, read
-from atlas_agents.channels.telegram.state import Pair, Pairing, StateFile
+from atlas_agents.builtin_tools.telegram_api import BotApi, BotApiError, BotUnreachable, send_message
+from atlas_agents.builtin_tools.telegram_format import FormattedText, code_block, concat
+from atlas_agents.channels.telegram.approvals import ALLOW, NOT_ALLOWED, parse_callback_data
+from atlas_agents.channels.telegram.state import PairedUser, Pairing, StateFile
 from atlas_agents.channels.telegram.types import (
-    PACE,
-    Press,
+    DEFAULT_TIMING,
+    CallbackQuery,
     TelegramMessage,
     TelegramTiming,
     TelegramUser,
@@ -31,289 +31,294 @@ from atlas_agents.core.aio import BackgroundTasks, in_thread
 from atlas_agents.core.errors import ConfigError, GatewayError
 from atlas_agents.core.http import backoff
 
+logger = logging.getLogger(__name__)
 Command: TypeAlias = Callable[[UserSession, str, int], Awaitable[str]]
+Reply: TypeAlias = Callable[[], Awaitable[None]] | None
+"""Sends a reply after the update was processed and the state saved."""
 HELP = (
-    "Write to me, and an agent answers.\n\n"
-    "/stop ends what is under way\n"
-    "/new begins a new session\n"
-    "/agents lists the agents, /agent NAME chooses one"
+    "Send me a message and an agent will answer.\n\n"
+    "/stop – stop the current answer\n"
+    "/new – start a new session\n"
+    "/agents – list the agents\n"
+    "/agent NAME – switch to another agent"
 )
+_MAX_ATTEMPTS = 8
+_OFFSET_TTL = 86_400.0
+"""Telegram keeps updates for a day, and after a week without updates it may restart their ids at any number."""
+_CODE_INTERVAL = 30.0
+_MAX_RATE_LIMIT_WAIT = 30.0
+_ALLOWED_UPDATES = ["message", "callback_query"]
 
 
-async def _help(guest: UserSession, rest: str, update_id: int) -> str:
+async def _help(session: UserSession, argument: str, update_id: int) -> str:
     return HELP
 
 
-async def _stop(guest: UserSession, rest: str, update_id: int) -> str:
-    return "Stopping." if await guest.stop() else "There is nothing to stop."
+async def _stop(session: UserSession, argument: str, update_id: int) -> str:
+    return "Stopping." if await session.stop() else "Nothing is running."
 
 
-async def _new(guest: UserSession, rest: str, update_id: int) -> str:
-    await guest.begin_anew(update_id)
-    return "This is a new session."
+async def _new(session: UserSession, argument: str, update_id: int) -> str:
+    await session.start_new_session(update_id)
+    return "Started a new session."
 
 
-async def _agents(guest: UserSession, rest: str, update_id: int) -> str:
-    chosen = guest.visit.agent
+async def _agents(session: UserSession, argument: str, update_id: int) -> str:
+    chosen = session.active.agent
     lines = [
         f"{'→' if (agent.id == chosen if chosen else agent.default) else '•'} {agent.id}"
         + (f": {agent.description}" if agent.description else "")
-        for agent in await guest.agents()
+        for agent in await session.agents()
     ]
     return "\n".join(lines) or "There are no agents."
 
 
-async def _agent(guest: UserSession, rest: str, update_id: int) -> str:
-    known = {agent.id.casefold(): agent.id for agent in await guest.agents()}
-    found = known.get(rest.casefold())
+async def _agent(session: UserSession, argument: str, update_id: int) -> str:
+    agents = {agent.id.casefold(): agent.id for agent in await session.agents()}
+    found = agents.get(argument.casefold())
     if found is None:
-        return f"Choose one of them: {', '.join(known.values())}"
-    guest.visit.agent = found
-    return f"{found} answers from now on."
+        return f"Send /agent NAME with one of: {', '.join(agents.values())}"
+    session.active.agent = found
+    return f"{found} will answer from now on."
 
 
 COMMANDS: dict[str, tuple[str, Command]] = {
-    "help": ("What can be said here", _help),
-    "start": ("What can be said here", _help),
-    "stop": ("End what is under way", _stop),
-    "new": ("Begin a new session", _new),
+    "help": ("Show help", _help),
+    "start": ("Show help", _help),
+    "stop": ("Stop the current answer", _stop),
+    "new": ("Start a new session", _new),
     "agents": ("List the agents", _agents),
-    "agent": ("Choose who answers", _agent),
+    "agent": ("Switch to another agent", _agent),
 }
 
 
-def parsed(text: str, bot_name: str) -> tuple[Command, str] | None:
-    """The command and what follows it; None if it is none, and for an agent to read."""
+def parse_command(text: str, bot_name: str) -> tuple[Command, str] | None:
+    """Return a command and its argument; None for a message to an agent."""
     if not text.startswith("/"):
         return None
-    word, _, rest = text[1:].partition(" ")
+    word, _, argument = text[1:].partition(" ")
     name, _, bot = word.partition("@")
     if bot and bot.casefold() != bot_name.casefold():
         return None
     found = COMMANDS.get(name.casefold())
-    return (found[1], rest.strip()) if found else None
-
-
-logger = logging.getLogger(__name__)
-After: TypeAlias = Callable[[], Awaitable[None]] | None
-"""What is left to say once an update is dealt with and written down."""
-_TRIES = 8
-_COUNTS = 86_400.0
-"""Telegram forgets what nobody asked for in a day, and after a quiet week it counts anew from anywhere."""
-_QUIET = 30.0
-_PATIENCE = 30.0
-_WANTED = ["message", "callback_query"]
+    return (found[1], argument.strip()) if found else None
 
 
 class UserAccess(Protocol):
-    """Where guests come in: an address and a token for each, and an end to it."""
+    """Grants and revokes a user's access to the gateway."""
 
-    async def let_in(self, user: int) -> GatewayAddress: ...
+    async def grant(self, user: int) -> GatewayAddress: ...
 
-    def send_away(self, user: int) -> None: ...
+    def revoke(self, user: int) -> None: ...
 
 
 class TelegramChannel:
-    """`await channel.run()` until it is cancelled. One per bot: Telegram tells two that they are too many."""
+    """Runs the channel of one bot until it is cancelled. Telegram rejects two programs that poll the same bot."""
 
     def __init__(
-        self, api: BotApi, pairing: Pairing, notebook: StateFile, door: UserAccess, pace: TelegramTiming = PACE
+        self,
+        api: BotApi,
+        pairing: Pairing,
+        state_file: StateFile,
+        access: UserAccess,
+        timing: TelegramTiming = DEFAULT_TIMING,
     ) -> None:
         self._api = api
         self._pairing = pairing
-        self._notebook = notebook
-        self._door = door
-        self._pace = pace
-        self._guests: dict[int, UserSession] = {}
-        self._paired: dict[int, Pair] = {}
-        self._told: dict[int, float] = {}
+        self._state_file = state_file
+        self._access = access
+        self._timing = timing
+        self._sessions: dict[int, UserSession] = {}
+        self._paired: dict[int, PairedUser] = {}
+        self._code_sent_at: dict[int, float] = {}
         self._bot_name = ""
 
     async def run(self) -> None:
-        self._paired = await self._pairs()
+        self._paired = await self._read_pairs()
         tasks = BackgroundTasks("Telegram channel")
         try:
-            await self._persistently(self._introduce)
-            await self._persistently(self._resume)
-            tasks.spawn(self._watch())
+            await self._retry_forever(self._register_commands)
+            await self._retry_forever(self._resume)
+            tasks.spawn(self._watch_pairs())
             while True:
-                for update in await self._persistently(self._poll):
-                    await self._take(update)
+                for update in await self._retry_forever(self._poll):
+                    await self._process(update)
         finally:
             await tasks.close()
-            for guest in self._guests.values():
-                await guest.close()
+            for session in self._sessions.values():
+                await session.close()
             await self._api.close()
 
-    async def _introduce(self) -> None:
+    async def _register_commands(self) -> None:
         me = msgspec.convert(await self._api.call("getMe"), TelegramUser)
         self._bot_name = me.username
         shown = [{"command": name, "description": about} for name, (about, _) in COMMANDS.items() if name != "start"]
         await self._api.call("setMyCommands", commands=shown)
-        logger.info("the bot @%s listens in Telegram", me.username)
+        logger.info("Telegram channel started: bot=@%s", me.username)
 
     async def _resume(self) -> None:
-        """Go on with what an earlier life owes; what was owed to people who are not let in any more is dropped."""
-        notes = self._notebook.notes
-        notes.owed = {run: each for run, each in notes.owed.items() if each.user in self._paired}
-        notes.questions = {id: each for id, each in notes.questions.items() if each.user in self._paired}
-        for user in {each.user for each in (*notes.owed.values(), *notes.questions.values())}:
-            await self._guest(user).resume()
+        """Resume deliveries and requests of the last run of the channel; drop those of users no longer paired."""
+        state = self._state_file.state
+        state.deliveries = {run: each for run, each in state.deliveries.items() if each.user in self._paired}
+        state.questions = {id: each for id, each in state.questions.items() if each.user in self._paired}
+        for user in {each.user for each in (*state.deliveries.values(), *state.questions.values())}:
+            await self._session(user).resume()
 
     async def _poll(self) -> list[Update]:
-        notes = self._notebook.notes
-        offset = notes.offset if time.time() - notes.heard_at < _COUNTS else None
-        seconds = 0 if notes.trouble else self._pace.poll  # what was in the way may be gone: see at once
+        state = self._state_file.state
+        offset = state.offset if time.time() - state.polled_at < _OFFSET_TTL else None
+        seconds = 0 if state.error else self._timing.poll  # after an error, find out at once whether it is gone
         found: list[Any] = await self._api.call(
-            "getUpdates", offset=offset, timeout=seconds, allowed_updates=_WANTED, within=seconds + 20
+            "getUpdates", offset=offset, timeout=seconds, allowed_updates=_ALLOWED_UPDATES, request_timeout=seconds + 20
         )
-        return [_read(each) for each in found]
+        return [_decode_update(each) for each in found]
 
-    async def _persistently(self, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Do it until it is done, ever more slowly; what is in the way is said once, and shown by `atlas doctor`."""
+    async def _retry_forever(self, work: Callable[[], Awaitable[Any]]) -> Any:
+        """Retry with backoff until it succeeds. An error is logged once, and shown by `atlas doctor`."""
         attempt = 0
         while True:
-            pause = backoff(attempt, self._pace.first, self._pace.most)
+            delay = backoff(attempt, self._timing.min_delay, self._timing.max_delay)
             try:
-                done = await work()
-            except BotRefused as refused:
-                await self._trouble(_in_the_way(refused))
-                await asyncio.sleep(refused.retry_after or max(pause, self._pace.most / 4))
-            except BotUnreachable as lost:
-                await self._trouble(str(lost))
-                await asyncio.sleep(pause)
-            except GatewayError as trouble:
-                await self._trouble(str(trouble))
-                await asyncio.sleep(pause)
+                result = await work()
+            except BotApiError as error:
+                await self._set_error(_describe_poll_error(error))
+                await asyncio.sleep(error.retry_after or max(delay, self._timing.max_delay / 4))
+            except (BotUnreachable, GatewayError) as error:
+                await self._set_error(str(error))
+                await asyncio.sleep(delay)
             else:
-                await self._trouble("")
-                return done
+                await self._set_error("")
+                return result
             attempt += 1
 
-    async def _trouble(self, words: str) -> None:
-        notes = self._notebook.notes
-        if words != notes.trouble:
-            if words:
-                logger.warning("Telegram is not heard: %s", words)
-            notes.trouble = words
-            await self._notebook.save()
+    async def _set_error(self, message: str) -> None:
+        state = self._state_file.state
+        if message != state.error:
+            if message:
+                logger.warning("cannot receive Telegram messages: %s", message)
+            state.error = message
+            await self._state_file.save()
 
-    async def _take(self, update: Update) -> None:
-        """Deal with an update, once; then write down that it is done, and only then answer."""
-        after: After = None
-        for number in range(1, _TRIES + 1):
+    async def _process(self, update: Update) -> None:
+        """Process an update once, then save the state, and only then reply."""
+        reply: Reply = None
+        for attempt in range(1, _MAX_ATTEMPTS + 1):
             try:
-                after = await self._deal(update)
+                reply = await self._dispatch(update)
                 break
-            except GatewayError as trouble:
-                if trouble.retryable and number < _TRIES:
-                    await asyncio.sleep(backoff(number, self._pace.first, self._pace.most))
+            except GatewayError as error:
+                if error.retryable and attempt < _MAX_ATTEMPTS:
+                    await asyncio.sleep(backoff(attempt, self._timing.min_delay, self._timing.max_delay))
                     continue
-                after = self._apology(update, str(trouble))
+                reply = self._error_reply(update, str(error))
             except Exception:
-                logger.exception("an update of Telegram could not be dealt with")
-                after = self._apology(update, "something went wrong here")
+                logger.exception("Telegram update failed: update=%d", update.update_id)
+                reply = self._error_reply(update, "internal error")
             break
-        self._notebook.notes.offset, self._notebook.notes.heard_at = update.update_id + 1, time.time()
-        await self._notebook.save()
-        if after is not None:
-            await after()
+        self._state_file.state.offset, self._state_file.state.polled_at = update.update_id + 1, time.time()
+        await self._state_file.save()
+        if reply is not None:
+            await reply()
 
-    async def _deal(self, update: Update) -> After:
-        self._paired = await self._pairs()
+    async def _dispatch(self, update: Update) -> Reply:
+        self._paired = await self._read_pairs()
         if update.message is not None:
-            return await self._said(update.message, update.update_id)
-        return await self._pressed(update.callback_query) if update.callback_query is not None else None
+            return await self._on_message(update.message, update.update_id)
+        return await self._on_button(update.callback_query) if update.callback_query is not None else None
 
-    async def _said(self, said: TelegramMessage, update_id: int) -> After:
-        """Only in private: what somebody may do alone with the bot, nobody may do in a group."""
-        sender = said.sender
-        if sender is None or sender.is_bot or said.chat.type != "private" or said.chat.id != sender.id:
+    async def _on_message(self, message: TelegramMessage, update_id: int) -> Reply:
+        """Handle a message. Only private chats are served: in a group, others could act through a paired user."""
+        sender = message.sender
+        if sender is None or sender.is_bot or message.chat.type != "private" or message.chat.id != sender.id:
             return None
         if sender.id not in self._paired:
-            return await self._stranger(sender)
-        if not said.text:
-            return lambda: self._tell(sender.id, Styled("I can only read text."))
-        guest = self._guest(sender.id)
-        if (command := parsed(said.text, self._bot_name)) is not None:
-            answer = await command[0](guest, command[1], update_id)
-            return lambda: self._tell(sender.id, Styled(answer))
-        await guest.say(said.text, update_id)
+            return await self._offer_pairing(sender)
+        if not message.text:
+            return lambda: self._send(sender.id, FormattedText("I can only read text messages."))
+        session = self._session(sender.id)
+        if (command := parse_command(message.text, self._bot_name)) is not None:
+            answer = await command[0](session, command[1], update_id)
+            return lambda: self._send(sender.id, FormattedText(answer))
+        await session.send(message.text, update_id)
         return None
 
-    async def _stranger(self, sender: TelegramUser) -> After:
-        """A code, now and then, and nothing else."""
+    async def _offer_pairing(self, sender: TelegramUser) -> Reply:
+        """Send an unpaired user a pairing code, at most once per interval."""
         now = time.monotonic()
-        self._told = {user: at for user, at in self._told.items() if now - at < _QUIET}
-        if sender.id in self._told:
+        self._code_sent_at = {user: at for user, at in self._code_sent_at.items() if now - at < _CODE_INTERVAL}
+        if sender.id in self._code_sent_at:
             return None
         code = await in_thread(self._pairing.code_for, sender)
         if code is None:
             return None
-        self._told[sender.id] = now
-        invitation = "I talk only to people whom my owner lets in. To let you in, they say:\n\n"
-        words = joined(invitation, code_block(f"atlas telegram pair {code}"))
-        return lambda: self._tell(sender.id, words)
+        self._code_sent_at[sender.id] = now
+        text = concat(
+            "I only answer people that my owner has paired. To pair you, the owner runs:\n\n",
+            code_block(f"atlas telegram pair {code}"),
+        )
+        return lambda: self._send(sender.id, text)
 
-    async def _pressed(self, press: Press) -> After:
-        way, approval_id = read(press.data)
-        words, under, user = NOT_YOURS, press.message, press.sender.id
-        if under is not None and under.chat.id == user and user in self._paired and approval_id:
-            words = await self._guest(user).answer(approval_id, yes=way == YES, under=under)
-        return lambda: self._quietly(self._api.call("answerCallbackQuery", callback_query_id=press.id, text=words))
+    async def _on_button(self, query: CallbackQuery) -> Reply:
+        button, approval_id = parse_callback_data(query.data)
+        text, message, user = NOT_ALLOWED, query.message, query.sender.id
+        if message is not None and message.chat.id == user and user in self._paired and approval_id:
+            text = await self._session(user).approvals.resolve(approval_id, allow=button == ALLOW, message=message)
+        return lambda: self._log_errors(self._api.call("answerCallbackQuery", callback_query_id=query.id, text=text))
 
-    def _apology(self, update: Update, words: str) -> After:
-        said = update.message
-        if said is None or said.sender is None or said.chat.id != said.sender.id or said.chat.id not in self._paired:
+    def _error_reply(self, update: Update, error: str) -> Reply:
+        message = update.message
+        if message is None or message.sender is None or message.chat.id != message.sender.id:
             return None
-        return lambda: self._tell(said.chat.id, Styled(f"That did not work: {words}"[:1000]))
+        if message.chat.id not in self._paired:
+            return None
+        return lambda: self._send(message.chat.id, FormattedText(f"That failed: {error}"[:1000]))
 
-    async def _watch(self) -> None:
-        """See who was let in or sent away, without waiting for them to write."""
+    async def _watch_pairs(self) -> None:
+        """Greet users when they are paired and disconnect them when they are unpaired."""
         while True:
-            await asyncio.sleep(self._pace.watch)
-            before, self._paired = self._paired, await self._pairs()
+            await asyncio.sleep(self._timing.watch)
+            before, self._paired = self._paired, await self._read_pairs()
             for user in self._paired.keys() - before.keys():
-                self._told.pop(user, None)
-                await self._tell(user, Styled("You are let in. Write to me, or say /help."))
+                self._code_sent_at.pop(user, None)
+                await self._send(user, FormattedText("You are paired. Send me a message, or /help for the commands."))
             for user in before.keys() - self._paired.keys():
-                self._door.send_away(user)
-                if (guest := self._guests.pop(user, None)) is not None:
-                    await guest.close()
+                self._access.revoke(user)
+                if (session := self._sessions.pop(user, None)) is not None:
+                    await session.close()
 
-    async def _pairs(self) -> dict[int, Pair]:
+    async def _read_pairs(self) -> dict[int, PairedUser]:
         try:
             return await in_thread(self._pairing.pairs)
         except ConfigError as error:
-            logger.error("nobody is let in: %s", error)
+            logger.error("cannot read the paired Telegram users, none are admitted: %s", error)
             return {}
 
-    def _guest(self, user: int) -> UserSession:
-        if user not in self._guests:
-            client = GatewayClient(find=lambda: self._door.let_in(user), name="telegram")
-            self._guests[user] = UserSession(user, client, self._api, self._notebook, self._pace)
-        return self._guests[user]
+    def _session(self, user: int) -> UserSession:
+        if user not in self._sessions:
+            client = GatewayClient(find=lambda: self._access.grant(user), name="telegram")
+            self._sessions[user] = UserSession(user, client, self._api, self._state_file, self._timing)
+        return self._sessions[user]
 
-    async def _tell(self, user: int, words: Styled) -> None:
-        await self._quietly(send(self._api, user, words, patience=_PATIENCE))
+    async def _send(self, user: int, text: FormattedText) -> None:
+        await self._log_errors(send_message(self._api, user, text, max_wait=_MAX_RATE_LIMIT_WAIT))
 
-    async def _quietly(self, saying: Awaitable[Any]) -> None:
+    async def _log_errors(self, call: Awaitable[Any]) -> None:
         try:
-            await saying
-        except (BotRefused, BotUnreachable) as trouble:
-            logger.info("something could not be said in Telegram: %s", trouble)
+            await call
+        except (BotApiError, BotUnreachable) as error:
+            logger.info("Telegram reply not sent: %s", error)
 
 
-def _read(found: Any) -> Update:
+def _decode_update(found: Any) -> Update:
     try:
         return msgspec.convert(found, Update)
-    except msgspec.ValidationError:  # of a kind that is not known here
+    except msgspec.ValidationError:  # an update of an unknown kind
         return Update(msgspec.convert(found, UpdateId).update_id)
 
 
-def _in_the_way(refused: BotRefused) -> str:
-    if refused.status != 409:
-        return refused.advice
-    if "webhook" in refused.description:
-        return "this bot has a webhook, which gets all messages: take it away (deleteWebhook), or use another bot"
-    return "another program asks for the messages of this bot: end it, or use another bot"
+def _describe_poll_error(error: BotApiError) -> str:
+    if error.status != 409:
+        return error.advice
+    if "webhook" in error.description:
+        return "a webhook of this bot receives its messages: remove it (deleteWebhook), or use another bot"
+    return "another program receives the messages of this bot: stop it, or use another bot"

@@ -1,7 +1,7 @@
-"""An answer on its way to a chat: shown while it grows, whole at its end, and not twice over a sudden end.
+"""Delivery of an answer to a chat: shown while it streams, complete at the end, and not repeated after a crash.
 
-Telegram has no key under which a message is sent only once, but a message that is there can be changed as often as one
-likes. So each message is written down before it is sent and after, and from then on it is only changed.
+Telegram has no idempotency key for sending a message, but a message that exists can be edited any number of times.
+So the state is saved before and after each message is sent; from then on the message is only edited.
 """
 
 import asyncio
@@ -10,8 +10,14 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from atlas_agents.builtin_tools.telegram_api import BotApi, BotRefused, BotUnreachable, send, write
-from atlas_agents.builtin_tools.telegram_format import MOST, Styled, joined, pieces, styled
+from atlas_agents.builtin_tools.telegram_api import BotApi, BotApiError, BotUnreachable, call_with_text, send_message
+from atlas_agents.builtin_tools.telegram_format import (
+    MAX_LENGTH,
+    FormattedText,
+    concat,
+    parse_markdown,
+    split_message,
+)
 from atlas_agents.channels.telegram.state import PendingDelivery, StateFile
 from atlas_agents.channels.telegram.types import TelegramTiming
 from atlas_agents.client.client import SessionEvent
@@ -20,167 +26,166 @@ from atlas_agents.gateway.protocol.events import ChatDelta, ChatError, ChatFinal
 from atlas_agents.gateway.protocol.sessions import RunPosition
 from atlas_agents.gateway.protocol.types import MessageShape, Part, TextPart, ToolCallPart
 
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+_SENT_AGAIN = "(Sent again: the first attempt may have arrived too.)\n\n"
+_REMOVED = FormattedText("(removed)")
+_MAX_PARTS = 40
+
 
 class MessageBuffer:
-    """Messages that are complete, and the one under way. `over` when nothing more comes."""
+    """The text of an answer: its complete messages and the one that is streaming. `done` after the last event."""
 
     def __init__(self) -> None:
-        self.over = False
+        self.done = False
         self._complete: dict[str, str] = {}
-        self._now = ""
-        self._remark = ""
+        self._partial = ""
+        self._note = ""
 
     @property
     def text(self) -> str:
-        pieces = [*self._complete.values(), self._now, self._remark]
-        return "\n\n".join(piece for piece in map(str.strip, pieces) if piece)
+        texts = [*self._complete.values(), self._partial, self._note]
+        return "\n\n".join(text for text in map(str.strip, texts) if text)
 
-    def hear(self, event: SessionEvent) -> None:
+    def add(self, event: SessionEvent) -> None:
         match event:
             case ChatDelta(text=text):
-                self._now += text
+                self._partial += text
             case ChatReset():
-                self._now = ""
+                self._partial = ""
             case RunPosition(parts=parts):
-                self._now = _text(parts or ())
+                self._partial = _text(parts or ())
             case ChatMessage(message=message):
-                self._add(message)
+                self._add_message(message)
             case ChatFinal():
-                self._end(event)
-            case ChatError(message=words):
-                self.over, self._remark = True, f"(It failed: {words})"
+                self._finish(event)
+            case ChatError(message=message):
+                self.done, self._note = True, f"(Failed: {message})"
             case _:
                 pass
 
-    def _add(self, message: MessageShape) -> None:
+    def _add_message(self, message: MessageShape) -> None:
         if message.role == "assistant":
             self._complete[message.id] = _text(message.parts)
-            self._now = ""
+            self._partial = ""
 
-    def _end(self, last: ChatFinal) -> None:
-        self.over = True
-        if last.message is not None:
-            self._add(last.message)
-            if any(isinstance(part, ToolCallPart) for part in last.message.parts):
-                self._remark = "(It stopped here: all its rounds are spent.)"
-        if last.cancelled:
-            self._remark = "(Stopped.)"
+    def _finish(self, final: ChatFinal) -> None:
+        self.done = True
+        if final.message is not None:
+            self._add_message(final.message)
+            if any(isinstance(part, ToolCallPart) for part in final.message.parts):
+                self._note = "(Stopped: the limit of rounds per turn is reached.)"
+        if final.cancelled:
+            self._note = "(Stopped.)"
         elif not self.text:
-            self._remark = "(There is no answer.)"
+            self._note = "(No answer.)"
 
 
 def _text(parts: tuple[Part, ...]) -> str:
     return "".join(part.text for part in parts if isinstance(part, TextPart))
 
 
-logger = logging.getLogger(__name__)
-T = TypeVar("T")
-_AGAIN = "(Once more: it is not known whether this was sent before.)\n\n"
-_GONE = Styled("(withdrawn)")
-_MOST_PARTS = 40
-
-
 class Delivery:
-    """Hears a run, and keeps the messages of its answer as they should be."""
+    """Receives the events of a run and keeps the messages of its answer in the chat up to date."""
 
     def __init__(
-        self, run_id: str, owed: PendingDelivery, api: BotApi, notebook: StateFile, pace: TelegramTiming
+        self, run_id: str, pending: PendingDelivery, api: BotApi, state_file: StateFile, timing: TelegramTiming
     ) -> None:
         self.run_id = run_id
-        self.owed = owed
-        self.waits = False
-        """A question is open: nobody types."""
+        self.pending = pending
+        self.awaiting_approval = False
+        """Suppresses the typing indicator."""
         self._api = api
-        self._notebook = notebook
-        self._pace = pace
-        self._words = MessageBuffer()
-        self._news = asyncio.Event()
-        self._over = asyncio.Event()
-        self._shown: dict[int, Styled] = {}
+        self._state_file = state_file
+        self._timing = timing
+        self._buffer = MessageBuffer()
+        self._changed = asyncio.Event()
+        self._done = asyncio.Event()
+        self._shown: dict[int, FormattedText] = {}
 
-    def hear(self, event: SessionEvent) -> None:
-        self._words.hear(event)
-        self._news.set()
-        if self._words.over:
-            self._over.set()
+    def add(self, event: SessionEvent) -> None:
+        self._buffer.add(event)
+        self._changed.set()
+        if self._buffer.done:
+            self._done.set()
 
     async def run(self) -> None:
-        """Until all of it is in the chat, or it is clear that it never will be."""
-        typing = asyncio.create_task(self._type())
+        """Deliver the answer until it is complete, or Telegram rejects it for good."""
+        typing = asyncio.create_task(self._show_typing())
         try:
-            while not await self._step():
+            while not await self._sync():
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._over.wait(), self._pace.edit)
-        except BotRefused as refused:
-            logger.warning("an answer does not reach its chat: %s", refused.advice)
+                    await asyncio.wait_for(self._done.wait(), self._timing.edit)
+        except BotApiError as error:
+            logger.warning("answer not delivered to Telegram: run=%s error=%s", self.run_id, error.advice)
         finally:
             typing.cancel()
-        self._notebook.notes.owed.pop(self.run_id, None)
-        await self._notebook.save()
+        self._state_file.state.deliveries.pop(self.run_id, None)
+        await self._state_file.save()
 
-    async def _step(self) -> bool:
-        """Show what is new; whether it was the last of it."""
-        await self._news.wait()
-        self._news.clear()
-        over = self._words.over
-        parts = pieces(styled(self._words.text), MOST - len(_AGAIN))[:_MOST_PARTS]
-        for place, part in enumerate(parts):
-            if place >= len(self.owed.messages):
-                await self._insist(lambda part=part: self._send(part))
-            elif self._shown.get(place) != part:
-                await self._insist(lambda place=place, part=part: self._edit(place, part))
-            self._shown[place] = part
-        if over:
-            for place in range(len(parts), len(self.owed.messages)):
-                await self._insist(lambda place=place: self._edit(place, _GONE))
-        return over
+    async def _sync(self) -> bool:
+        """Wait for a change and show it; return whether the answer is complete."""
+        await self._changed.wait()
+        self._changed.clear()
+        done = self._buffer.done
+        parts = split_message(parse_markdown(self._buffer.text), MAX_LENGTH - len(_SENT_AGAIN))[:_MAX_PARTS]
+        for index, part in enumerate(parts):
+            if index >= len(self.pending.messages):
+                await self._retry(lambda part=part: self._send(part))
+            elif self._shown.get(index) != part:
+                await self._retry(lambda index=index, part=part: self._edit(index, part))
+            self._shown[index] = part
+        if done:
+            for index in range(len(parts), len(self.pending.messages)):
+                await self._retry(lambda index=index: self._edit(index, _REMOVED))
+        return done
 
-    async def _send(self, part: Styled) -> None:
-        owed = self.owed
-        if owed.sending:
-            part = joined(_AGAIN, part)
-        owed.sending = True
-        await self._notebook.save()
+    async def _send(self, part: FormattedText) -> None:
+        pending = self.pending
+        if pending.sending:
+            part = concat(_SENT_AGAIN, part)
+        pending.sending = True
+        await self._state_file.save()
         try:
-            owed.messages.append(await send(self._api, owed.user, part))
-            owed.sending = False
-        except BotRefused:
-            owed.sending = False
+            pending.messages.append(await send_message(self._api, pending.user, part))
+            pending.sending = False
+        except BotApiError:
+            pending.sending = False
             raise
-        except BotUnreachable as lost:
-            owed.sending = lost.sent
+        except BotUnreachable as error:
+            pending.sending = error.sent
             raise
-        await self._notebook.save()
+        await self._state_file.save()
 
-    async def _edit(self, place: int, part: Styled) -> None:
-        number = self.owed.messages[place]
+    async def _edit(self, index: int, part: FormattedText) -> None:
+        message = self.pending.messages[index]
         try:
-            await write(self._api, "editMessageText", part, chat_id=self.owed.user, message_id=number)
-        except BotRefused as refused:
-            if refused.status != 400:
+            await call_with_text(self._api, "editMessageText", part, chat_id=self.pending.user, message_id=message)
+        except BotApiError as error:
+            if error.status != 400:
                 raise
-            if "not modified" not in refused.description:  # it was taken away, or is too old
-                logger.info("a message could not be changed: %s", refused.description)
+            if "not modified" not in error.description:  # the message was deleted, or is too old to edit
+                logger.info("Telegram message not edited: message=%d error=%s", message, error.description)
 
-    async def _insist(self, work: Callable[[], Awaitable[T]]) -> T:
-        """Try until Telegram has said yes or no."""
+    async def _retry(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Retry with backoff until Telegram accepts or rejects the request."""
         attempt = 0
         while True:
-            pause = backoff(attempt, self._pace.first, self._pace.most)
+            delay = backoff(attempt, self._timing.min_delay, self._timing.max_delay)
             try:
                 return await work()
-            except BotRefused as refused:
-                if refused.status != 429:
+            except BotApiError as error:
+                if error.status != 429:
                     raise
-                await asyncio.sleep(min(refused.retry_after or pause, 10 * self._pace.most))
-            except BotUnreachable as lost:
-                logger.info("an answer waits: %s", lost)
-                await asyncio.sleep(pause)
+                await asyncio.sleep(min(error.retry_after or delay, 10 * self._timing.max_delay))
+            except BotUnreachable as error:
+                logger.info("Telegram delivery delayed: run=%s error=%s", self.run_id, error)
+                await asyncio.sleep(delay)
                 attempt += 1
 
-    async def _type(self) -> None:
-        while not self._words.over:
-            if not self.waits:
-                with suppress(BotRefused, BotUnreachable):
-                    await self._api.call("sendChatAction", chat_id=self.owed.user, action="typing")
-            await asyncio.sleep(self._pace.typing)
+    async def _show_typing(self) -> None:
+        while not self._buffer.done:
+            if not self.awaiting_approval:
+                with suppress(BotApiError, BotUnreachable):
+                    await self._api.call("sendChatAction", chat_id=self.pending.user, action="typing")
+            await asyncio.sleep(self._timing.typing)

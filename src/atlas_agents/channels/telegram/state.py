@@ -1,6 +1,6 @@
-"""Who may talk to agents here: people whom the owner has let in, by a code that only they were told.
+"""Files of the Telegram channel: its delivery state, and the users that the owner has paired with one-time codes.
 
-The channel and the owner's command are two processes. They meet in two files, which are changed by one at a time.
+The channel and the owner's `atlas telegram` commands are separate processes; they share the files under file locks.
 """
 
 import asyncio
@@ -17,12 +17,19 @@ from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.paths import lock_file, make_private, read_json, write_json
 
 logger = logging.getLogger(__name__)
-_PAUSE = 2.0
+_WRITE_RETRY_DELAY = 2.0
+_CODE_ALPHABET = "ABCDEFGHJKMNPQRSTVWXYZ23456789"
+"""Without characters that look alike."""
+_CODE_LENGTH = 8
+_CODE_TTL = 3600.0
+_MAX_CODES = 50
 
 
 class PendingDelivery(msgspec.Struct):
-    """The answer of a run, on its way to a chat: the messages that hold it so far. While one is `sending`, nobody
-    knows whether it is there."""
+    """An answer that is being delivered to a chat, and the ids of its messages so far.
+
+    While `sending` is set, it is unknown whether the next message has arrived.
+    """
 
     user: int
     session: str
@@ -30,80 +37,75 @@ class PendingDelivery(msgspec.Struct):
     sending: bool = False
 
 
-class PendingQuestion(msgspec.Struct, frozen=True):
-    """A question that stands in a chat with its buttons: under which message, and what it says."""
+class PendingQuestion(msgspec.Struct, frozen=True, rename={"title": "words"}):
+    """An open approval request in a chat: the message with its buttons, and the first line of that message."""
 
     user: int
     run_id: str
     message: int
-    words: str
+    title: str
     expires_at: int
 
 
 class ActiveSession(msgspec.Struct):
-    """The session that somebody is in, and the agent they chose."""
+    """The current session of a user, and the agent that they chose."""
 
     session: str
     agent: str | None = None
 
 
-class ChannelState(msgspec.Struct):
-    """All of it. `offset` is the number of the first update that was not dealt with, `heard_at` when it was set."""
+_STORED_NAMES = {"polled_at": "heard_at", "sessions": "visits", "deliveries": "owed", "error": "trouble"}
+
+
+class ChannelState(msgspec.Struct, rename=_STORED_NAMES):
+    """State of the channel. `offset` is the id of the first unprocessed update, `polled_at` when it was set."""
 
     offset: int = 0
-    heard_at: float = 0.0
-    visits: dict[int, ActiveSession] = {}
-    owed: dict[str, PendingDelivery] = {}
+    polled_at: float = 0.0
+    sessions: dict[int, ActiveSession] = {}
+    deliveries: dict[str, PendingDelivery] = {}
     questions: dict[str, PendingQuestion] = {}
-    trouble: str = ""
+    error: str = ""
 
 
 class StateFile:
-    """Notes in a file, one per bot. What is changed counts once `save` has returned: on a full disk it waits."""
+    """The channel state of one bot. A change is durable once `save` has returned; on a full disk `save` waits."""
 
     def __init__(self, folder: Path, bot_id: str) -> None:
         self._path = make_private(folder) / f"notes-{bot_id}.json"
-        self.notes = read_json(self._path, ChannelState) or ChannelState()
-        self._writing = asyncio.Lock()
-        self._wanted = 0
+        self.state = read_json(self._path, ChannelState) or ChannelState()
+        self._lock = asyncio.Lock()
+        self._requested = 0
         self._written = 0
 
     async def save(self) -> None:
-        """Have all changes so far on the disk; those who ask meanwhile share one writing."""
-        self._wanted = mine = self._wanted + 1
-        async with self._writing:
-            if self._written >= mine:
-                return
-            await self._write()
+        """Write all changes so far to disk; concurrent calls share one write."""
+        self._requested = mine = self._requested + 1
+        async with self._lock:
+            if self._written < mine:
+                await self._write()
 
     async def _write(self) -> None:
         while True:
-            now = self._wanted
+            version = self._requested
             try:
-                await in_thread(write_json, self._path, msgspec.to_builtins(self.notes, str_keys=True))
+                await in_thread(write_json, self._path, msgspec.to_builtins(self.state, str_keys=True))
             except OSError as error:
-                logger.warning("the Telegram channel waits until it can write %s: %s", self._path, error.strerror)
-                await asyncio.sleep(_PAUSE)
+                logger.warning("cannot write Telegram state, retrying: path=%s error=%s", self._path, error.strerror)
+                await asyncio.sleep(_WRITE_RETRY_DELAY)
             else:
-                self._written = now
+                self._written = version
                 return
 
 
-def trouble_of(folder: Path, bot_id: str) -> str:
-    """What keeps a bot from hearing, as its channel last said."""
+def read_channel_error(folder: Path, bot_id: str) -> str:
+    """Return the error that keeps the channel of a bot from receiving messages; empty if there is none."""
     found = read_json(folder / f"notes-{bot_id}.json", ChannelState)
-    return found.trouble if found else ""
+    return found.error if found else ""
 
 
-_LETTERS = "ABCDEFGHJKMNPQRSTVWXYZ23456789"
-"""None of them can be taken for another one."""
-_LENGTH = 8
-_LASTS = 3600.0
-_MOST_CODES = 50
-
-
-class Pair(msgspec.Struct, frozen=True):
-    """A person who was let in, as they called themselves then."""
+class PairedUser(msgspec.Struct, frozen=True):
+    """A user that the owner has paired, with the names they had at that time."""
 
     user: int
     name: str
@@ -111,8 +113,8 @@ class Pair(msgspec.Struct, frozen=True):
     since: float = 0.0
 
 
-class Code(msgspec.Struct, frozen=True):
-    """What a stranger was told, until when it counts."""
+class PairingCode(msgspec.Struct, frozen=True):
+    """The user that a one-time code was sent to, and when the code expires."""
 
     user: int
     name: str
@@ -121,69 +123,71 @@ class Code(msgspec.Struct, frozen=True):
 
 
 class Pairing:
-    """The folder `telegram` in a home."""
+    """Paired users and pairing codes, in the `telegram` folder of a home."""
 
     def __init__(self, home: Path) -> None:
         self.folder = home / "telegram"
-        self._pairs = self.folder / "pairs.json"
-        self._codes = self.folder / "codes.json"
-        self._seen: tuple[int, int] | None = None
-        self._known: dict[int, Pair] = {}
+        self._pairs_file = self.folder / "pairs.json"
+        self._codes_file = self.folder / "codes.json"
+        self._stamp: tuple[int, int] | None = None
+        self._pairs: dict[int, PairedUser] = {}
 
-    def pairs(self) -> dict[int, Pair]:
-        """Everybody who was let in, as the file says now."""
+    def pairs(self) -> dict[int, PairedUser]:
+        """Return the paired users by id. The file is read again when it has changed."""
         try:
-            found = self._pairs.stat()
+            found = self._pairs_file.stat()
         except FileNotFoundError:
             return {}
         stamp = (found.st_mtime_ns, found.st_ino)
-        if stamp != self._seen:
-            self._known = {each.user: each for each in read_json(self._pairs, list[Pair]) or ()}
-            self._seen = stamp
-        return self._known
+        if stamp != self._stamp:
+            self._pairs = {each.user: each for each in read_json(self._pairs_file, list[PairedUser]) or ()}
+            self._stamp = stamp
+        return self._pairs
 
     def code_for(self, user: TelegramUser) -> str | None:
-        """The code of a stranger: the same while it counts. None while too many strangers have one."""
+        """Return the unexpired code of a user, or a new one; None if too many codes are open."""
         make_private(self.folder)
-        with lock_file(self._codes):
+        with lock_file(self._codes_file):
             codes = self._open_codes()
             for code, each in codes.items():
                 if each.user == user.id:
                     return code
-            if len(codes) >= _MOST_CODES:
+            if len(codes) >= _MAX_CODES:
                 return None
-            code = "".join(secrets.choice(_LETTERS) for _ in range(_LENGTH))
-            write_json(self._codes, codes | {code: Code(user.id, user.name, user.username[:40], time.time() + _LASTS)})
+            code = "".join(secrets.choice(_CODE_ALPHABET) for _ in range(_CODE_LENGTH))
+            issued = PairingCode(user.id, user.name, user.username[:40], time.time() + _CODE_TTL)
+            write_json(self._codes_file, codes | {code: issued})
         return code
 
-    def pair(self, code: str) -> Pair:
-        """Let in whoever was told this code; ConfigError if nobody was."""
+    def pair(self, code: str) -> PairedUser:
+        """Pair the user that a code was sent to; the code becomes invalid."""
         make_private(self.folder)
-        with lock_file(self._codes):
+        with lock_file(self._codes_file):
             codes = self._open_codes()
             found = codes.pop(code.strip().upper().replace("-", ""), None)
             if found is None:
-                raise ConfigError(f"nobody was told the code {code!r} in the last hour: have them write to the bot")
-            pair = Pair(found.user, found.name, found.username, time.time())
-            with lock_file(self._pairs):
-                write_json(self._pairs, [*({**self.pairs(), pair.user: pair}).values()])
-            write_json(self._codes, codes)  # it counts once
+                raise ConfigError(
+                    f"unknown or expired pairing code {code!r}: ask the person to write to the bot for a new one"
+                )
+            pair = PairedUser(found.user, found.name, found.username, time.time())
+            with lock_file(self._pairs_file):
+                write_json(self._pairs_file, [*({**self.pairs(), pair.user: pair}).values()])
+            write_json(self._codes_file, codes)
         return pair
 
-    def unpair(self, who: str) -> Pair:
-        """Let somebody in no longer, by their number or @name; ConfigError if there is no such person."""
+    def unpair(self, who: str) -> PairedUser:
+        """Remove a paired user, by id or @username."""
         if not self.folder.is_dir():
-            raise ConfigError(f"{who!r} is not paired; nobody is")
-        with lock_file(self._pairs):
+            raise ConfigError(f"{who!r} is not paired; no users are paired")
+        with lock_file(self._pairs_file):
             pairs = self.pairs()
             for pair in pairs.values():
                 if who in (str(pair.user), f"@{pair.username}" if pair.username else ""):
-                    write_json(self._pairs, [each for each in pairs.values() if each.user != pair.user])
+                    write_json(self._pairs_file, [each for each in pairs.values() if each.user != pair.user])
                     return pair
-        known = ", ".join(str(user) for user in pairs) or "none"
-        raise ConfigError(f"{who!r} is not paired; there are: {known}")
+        raise ConfigError(f"{who!r} is not paired; paired users: {', '.join(map(str, pairs)) or 'none'}")
 
-    def _open_codes(self) -> dict[str, Code]:
+    def _open_codes(self) -> dict[str, PairingCode]:
         now = time.time()
-        found = read_json(self._codes, dict[str, Code]) or {}
+        found = read_json(self._codes_file, dict[str, PairingCode]) or {}
         return {code: each for code, each in found.items() if each.expires_at > now}

@@ -1,10 +1,10 @@
-"""How fast the channel goes."""
+"""Bot API objects that the channel reads, and its timing."""
 
 import msgspec
 
 
 class TelegramUser(msgspec.Struct, frozen=True):
-    """A person, or a bot."""
+    """A person or a bot."""
 
     id: int
     first_name: str = ""
@@ -23,7 +23,7 @@ class Chat(msgspec.Struct, frozen=True):
 
 
 class TelegramMessage(msgspec.Struct, frozen=True, rename={"sender": "from"}):
-    """A message. Without a sender it is a channel's; without a text it is a picture, a voice and so on."""
+    """A message. A channel post has no sender; a picture or voice message has no text."""
 
     message_id: int
     chat: Chat
@@ -31,8 +31,8 @@ class TelegramMessage(msgspec.Struct, frozen=True, rename={"sender": "from"}):
     text: str | None = None
 
 
-class Press(msgspec.Struct, frozen=True, rename={"sender": "from"}):
-    """A button was pressed, under a message of the bot's if that is still there."""
+class CallbackQuery(msgspec.Struct, frozen=True, rename={"sender": "from"}):
+    """A press of a button under one of the bot's messages; `message` is None if that message was deleted."""
 
     id: str
     sender: TelegramUser
@@ -41,30 +41,34 @@ class Press(msgspec.Struct, frozen=True, rename={"sender": "from"}):
 
 
 class Update(msgspec.Struct, frozen=True):
-    """Something has happened. Updates have rising numbers, and come again until a later one is asked for."""
+    """An incoming update. Ids increase; Telegram repeats an update until a later offset is requested."""
 
     update_id: int
     message: TelegramMessage | None = None
-    callback_query: Press | None = None
+    callback_query: CallbackQuery | None = None
 
 
 class UpdateId(msgspec.Struct, frozen=True):
-    """The number of an update of which nothing else can be read."""
+    """The id of an update of an unknown kind."""
 
     update_id: int
 
 
 class TelegramTiming(msgspec.Struct, frozen=True):
-    """Seconds: between two changes of a message, between two signs that somebody types, that Telegram may hold a
-    question for news, and before another try, at first and at most."""
+    """Intervals in seconds. The default edit interval respects Telegram's limit of about one message a second."""
 
     edit: float = 1.5
+    """Between two edits of a message."""
     typing: float = 4.5
+    """Between two typing indicators."""
     poll: int = 50
-    first: float = 1.0
-    most: float = 60.0
+    """How long Telegram holds a long poll."""
+    min_delay: float = 1.0
+    """Before the first retry."""
+    max_delay: float = 60.0
+    """Between retries at most."""
     watch: float = 1.0
+    """Between two reads of the paired users."""
 
 
-PACE = TelegramTiming()
-"""Telegram lets a bot write about once a second in a chat."""
+DEFAULT_TIMING = TelegramTiming()

@@ -3,7 +3,7 @@
 from urllib.parse import urlsplit
 
 import pytest
-from web_stage import page
+from fake_internet import page
 
 from atlas_agents import Agent, Atlas
 from atlas_agents.core.addresses import is_public_url
@@ -13,7 +13,7 @@ from atlas_agents.providers.base import Request
 from atlas_agents.providers.openai import encode_request as to_openai
 from atlas_agents.testing import Environment, Registry, Scripted, in_memory_atlas, says
 from fault_server import FaultServer
-from model_server import Asked, Reply, serving
+from model_server import ModelRequest, Reply, run_model_server
 
 LOCAL = [
     "http://127.0.0.1/cat.png",
@@ -45,7 +45,7 @@ PUBLIC = [
 
 
 @pytest.mark.parametrize("url", LOCAL)
-def test_a_local_address_is_passed_on_to_no_vendor(url: str) -> None:
+def test_local_url_is_not_passed_to_a_provider(url: str) -> None:
     message = user("Look:", Image("image/png", url=url), File("a.pdf", "application/pdf", url=url))
     for body in (to_openai(Request([message]), "m", official=True), to_anthropic(Request([message]), "m")):
         assert url.encode() not in body
@@ -54,13 +54,13 @@ def test_a_local_address_is_passed_on_to_no_vendor(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", PUBLIC)
-def test_a_public_address_is_passed_on(url: str) -> None:
+def test_public_url_is_passed_to_the_provider(url: str) -> None:
     message = Message("user", (Text("Look:"), Image("image/png", url=url)))
     for body in (to_openai(Request([message]), "m", official=True), to_anthropic(Request([message]), "m")):
         assert url in body.decode()
 
 
-async def test_nothing_in_the_house_fetches_what_a_history_names() -> None:
+async def test_urls_in_a_history_are_not_fetched() -> None:
     """Checking, counting, encoding, storing: a server that is named in the history hears nothing of it."""
     async with FaultServer(then=page("secret")) as trap:
         parts = (
@@ -69,12 +69,12 @@ async def test_nothing_in_the_house_fetches_what_a_history_names() -> None:
         )
         await in_memory_atlas(Scripted(says("Nice."), says("Again."))).ask(user("Look:", *parts))
 
-        def mind(asked: Asked) -> Reply:
+        def mind(asked: ModelRequest) -> Reply:
             return Reply("Nice." if str(urlsplit(trap.url).port) not in str(asked.body) else "I could fetch it.")
 
-        with serving(mind) as model:
+        with run_model_server(mind) as model:
             registry = Registry(Environment(model.settings, dotenv=None))
             async with Atlas([Agent("a", model="http/any")], registry=registry) as atlas:
                 reply = await atlas.ask(user("Look:", *parts))
         assert reply.text == "Nice."
-        assert trap.asked == []
+        assert trap.requests == []

@@ -1,4 +1,4 @@
-"""A played internet: names with public addresses that lead to servers on loopback, and a trap that nobody may reach."""
+"""A fake internet: names with public addresses that are routed to a server on loopback."""
 
 import ssl
 import subprocess
@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from atlas_agents.builtin_tools.web.fetch import url_fetch
 from atlas_agents.builtin_tools.web.ssrf import Caps
 from atlas_agents.tools.tool import Tool
-from fault_server import FaultServer, Script, answer
+from fault_server import FaultServer, Script, response
 
 PUBLIC = "93.184.215.14"
 OTHER = "2606:2800:21f:cb07:6820:80da:af6b:8b2c"
@@ -19,14 +19,14 @@ CAPS = Caps(total=20, connect=5, reading=30)
 
 
 @dataclass
-class Stage:
-    """Vetting is real; names and ways are played. Each lookup takes the next answer, the last one stays."""
+class FakeNetwork:
+    """Fake name resolution and routing. Each lookup returns the next answer; the last one repeats."""
 
     port: int
     names: dict[str, Sequence[Sequence[str]]] = field(default_factory=dict[str, Sequence[Sequence[str]]])
-    ours: frozenset[str] = frozenset()
+    own_addresses: frozenset[str] = frozenset()
     looked_up: list[str] = field(default_factory=list[str])
-    dialled: list[str] = field(default_factory=list[str])
+    connected: list[str] = field(default_factory=list[str])
 
     async def lookup(self, host: str, port: int) -> list[str]:
         before = self.looked_up.count(host)
@@ -36,20 +36,20 @@ class Stage:
         answers = self.names[host]
         return list(answers[min(before, len(answers) - 1)])
 
-    def way(self, address: str, port: int) -> tuple[str, int]:
-        self.dialled.append(address)
+    def route(self, address: str, port: int) -> tuple[str, int]:
+        self.connected.append(address)
         return "127.0.0.1", self.port
 
-    def is_ours(self, address: str) -> bool:
-        return address in self.ours
+    def is_own(self, address: str) -> bool:
+        return address in self.own_addresses
 
 
 @dataclass
-class World:
+class FakeInternet:
     """The server behind all public addresses, the stage, and the tool."""
 
     server: FaultServer
-    stage: Stage
+    network: FakeNetwork
     tool: Tool
 
     async def fetch(self, url: str, **arguments: int) -> str:
@@ -57,23 +57,23 @@ class World:
 
 
 @asynccontextmanager
-async def world(
+async def fake_internet(
     *scripts: Script, then: Script | None = None, hosts: Sequence[str] = (), caps: Caps = CAPS
-) -> AsyncGenerator[World]:
-    async with AsyncExitStack() as opening:
-        server = await opening.enter_async_context(FaultServer(*scripts, then=then))
+) -> AsyncGenerator[FakeInternet]:
+    async with AsyncExitStack() as exit_stack:
+        server = await exit_stack.enter_async_context(FaultServer(*scripts, then=then))
         port = urlsplit(server.url).port or 0
-        stage = Stage(port, {"pub.test": [[PUBLIC]], "other.test": [[OTHER, PUBLIC]]})
-        yield World(server, stage, url_fetch(opening, hosts=hosts, network=stage, caps=caps))
+        network = FakeNetwork(port, {"pub.test": [[PUBLIC]], "other.test": [[OTHER, PUBLIC]]})
+        yield FakeInternet(server, network, url_fetch(exit_stack, hosts=hosts, network=network, caps=caps))
 
 
 def page(body: str | bytes, type: str = "text/html; charset=utf-8", **headers: str) -> Script:
     content = body.encode() if isinstance(body, str) else body
-    return answer(content, type=type, framing="sized", **headers)
+    return response(content, type=type, framing="sized", **headers)
 
 
-def moved(location: str, status: str = "302 Found") -> Script:
-    return answer(b"", status=status, type="text/html", framing="sized", location=location)
+def redirect(location: str, status: str = "302 Found") -> Script:
+    return response(b"", status=status, type="text/html", framing="sized", location=location)
 
 
 CERTIFICATE = """[req]
@@ -88,8 +88,8 @@ basicConstraints = critical, CA:FALSE
 """
 
 
-def certified(folder: Path, host: str) -> ssl.SSLContext:
-    """A server's side of TLS, with a certificate that nobody has signed: it is in `folder/cert`."""
+def tls_context(folder: Path, host: str) -> ssl.SSLContext:
+    """Create a server's TLS context with a self-signed certificate, written to `folder/cert`."""
     (folder / "request").write_text(CERTIFICATE.format(host=host))
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-config", f"{folder}/request"]
     command += ["-keyout", f"{folder}/key", "-out", f"{folder}/cert"]

@@ -1,4 +1,4 @@
-"""A gateway, a channel before it, and a double of Telegram: all in this process, and in a hurry."""
+"""A gateway, a Telegram channel and a double of the Bot API in one process, with short intervals."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from atlas_agents import Approvals, Atlas, Chunk, Request, TextChunk, Tool
-from atlas_agents.app.serve import Borrowed
+from atlas_agents.app.serve import TelegramTokens
 from atlas_agents.builtin_tools.telegram_api import BotApi
 from atlas_agents.channels.telegram.channel import TelegramChannel
 from atlas_agents.channels.telegram.state import Pairing, StateFile
@@ -21,11 +21,11 @@ from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Reply, Scripted, in_memory_atlas
 from bot_double import TOKEN, BotDouble, Person, bot_double
 
-FAST = TelegramTiming(edit=0.05, typing=0.05, poll=5, first=0.02, most=0.2, watch=0.02)
+FAST = TelegramTiming(edit=0.05, typing=0.05, poll=5, min_delay=0.02, max_delay=0.2, watch=0.02)
 
 
-class Slow(Scripted):
-    """Takes its time before each few words."""
+class SlowModel(Scripted):
+    """Scripted model that waits before each text chunk."""
 
     def __init__(self, *replies: Reply, pause: float) -> None:
         super().__init__(*replies)
@@ -39,8 +39,8 @@ class Slow(Scripted):
 
 
 @dataclass
-class Room:
-    """What a test needs: the double, the gateway, and channels that come and go."""
+class ChannelSetup:
+    """The Bot API double, the gateway and a home; `channel` starts a channel."""
 
     double: BotDouble
     gateway: Gateway
@@ -52,16 +52,16 @@ class Room:
         return Pairing(self.home)
 
     @property
-    def notebook(self) -> StateFile:
-        """As it is on the disk."""
+    def state_file(self) -> StateFile:
+        """The state as it is on disk."""
         return StateFile(self.home / "telegram", "7000001")
 
     @asynccontextmanager
     async def channel(self, token: str = TOKEN) -> AsyncGenerator[None, None]:
-        """A channel as long as the block lasts; then it is cut off."""
-        door = Borrowed(self.gateway.hub.tokens, f"http://127.0.0.1:{self.gateway.port}")
+        """Run a channel inside the block, and cancel it at the end."""
+        access = TelegramTokens(self.gateway.hub.tokens, f"http://127.0.0.1:{self.gateway.port}")
         api = BotApi(Secret(token), self.double.url)
-        running = asyncio.create_task(TelegramChannel(api, self.pairing, self.notebook, door, FAST).run())
+        running = asyncio.create_task(TelegramChannel(api, self.pairing, self.state_file, access, FAST).run())
         try:
             yield
         finally:
@@ -76,27 +76,27 @@ class Room:
             yield client
 
     async def pair(self, person: Person) -> None:
-        """Let somebody in as their owner would."""
+        """Pair a user as the owner would."""
         person.says("/start")
         await self.double.until(lambda: any("atlas telegram pair" in each.text for each in person.sees))
         self.pairing.pair(person.sees[-1].text.split()[-1])
-        await self.double.until(lambda: "You are let in" in person.sees[-1].text)
+        await self.double.until(lambda: "You are paired" in person.sees[-1].text)
         person.sees.clear()
 
-    async def said(self) -> list[str]:
-        """What all people have said, in the order of the model's requests."""
+    async def sent_texts(self) -> list[str]:
+        """The last message of each request to the model."""
         return [request.messages[-1].text for request in self.model.requests]
 
 
 @asynccontextmanager
-async def room(
+async def channel_setup(
     folder: Path, *replies: Reply, tools: tuple[Tool, ...] = (), pause: float = 0.0, deadline: float = 60.0, **more: Any
-) -> AsyncGenerator[Room, None]:
-    model = Slow(*replies, pause=pause)
+) -> AsyncGenerator[ChannelSetup, None]:
+    model = SlowModel(*replies, pause=pause)
     approvals = Approvals(wait=True, deadline=deadline)
     atlas: Atlas = in_memory_atlas(model, tools, store=MemoryStore(), approve=approvals, **more)
     home = folder / "home"
     home.mkdir(mode=0o700, exist_ok=True)
     gateway = Gateway(atlas, GatewaySettings(home=home, port=0))
     async with asyncio.timeout(40), bot_double() as double, gateway.running():
-        yield Room(double, gateway, home, model)
+        yield ChannelSetup(double, gateway, home, model)
