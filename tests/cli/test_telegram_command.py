@@ -33,7 +33,7 @@ async def paired(home: Home, double: BotDouble) -> Person:
     code = ana.sees[0].text.split()[-1]
     done = await asyncio.to_thread(home.run, "telegram", "pair", code.lower())
     assert (done.returncode, done.stderr) == (0, "Ana @ana (Telegram user 42) can now chat with your agents.\n")
-    await double.until(lambda: "You are let in" in ana.sees[-1].text)
+    await double.until(lambda: "You are paired" in ana.sees[-1].text)
     ana.sees.clear()
     return ana
 
@@ -60,10 +60,10 @@ async def _approve_over_a_kill(home: Home, served: ServeProcess, ana: Person) ->
     asked = next(each for each in ana.sees if each.buttons)
     assert asked.marked("pre") == ['command = "wisely"']
     await asyncio.to_thread(served.kill)
-    ana.presses(asked, "Once")  # while the gateway is down
+    ana.presses(asked, "Allow once")  # while the gateway is down
     await asyncio.to_thread(served.start)
     await double.until(lambda: any("It came out: did 'wisely'" in each.text for each in ana.sees))
-    await double.until(lambda: "Allowed once, by you." in asked.text)
+    await double.until(lambda: "Allowed once by you." in asked.text)
     assert (home.folder / "acted").read_text() == "'wisely' 1\n"
 
 
@@ -103,7 +103,7 @@ async def test_doctor_reports_problems_of_the_bot(home: Home) -> None:
         assert "✗ telegram: Telegram refused it: Unauthorized (401)" in found.stdout
         assert "set ATLAS_TELEGRAM_TOKEN to the token that @BotFather gave" in found.stdout
         found = await asyncio.to_thread(lambda: home.run("doctor", ATLAS_TELEGRAM_CHANNEL="true"))
-        assert "telegram_channel: there is no bot to talk through" in found.stdout
+        assert "telegram_channel requires a bot" in found.stdout
 
 
 def test_unknown_code_and_user_are_rejected(home: Home) -> None:
