@@ -1,11 +1,11 @@
-"""Documents come in, are kept up to date, are found with their place, and go without a trace."""
+"""Document library: import, refresh, search with positions, and removal."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 from aiohttp import web
-from library_words import T, opened, pdf_file, word_file, write
+from library_helpers import T, open_knowledge, pdf_file, word_file, write
 
 from atlas_agents.core.errors import ConfigError, NotFound, ToolFailed
 from atlas_agents.core.store import Where
@@ -18,8 +18,8 @@ from atlas_agents.storage.sqlite import SqliteStore
 
 @pytest.fixture
 async def knowledge() -> AsyncIterator[Knowledge]:
-    async with opened() as here:
-        yield here
+    async with open_knowledge() as opened:
+        yield opened
 
 
 async def first(knowledge: Knowledge, question: str) -> tuple[str, str, str, str]:
@@ -32,20 +32,20 @@ async def first(knowledge: Knowledge, question: str) -> tuple[str, str, str, str
     )
 
 
-async def test_a_folder_comes_in_and_what_is_found_says_where_it_stands(knowledge: Knowledge, tmp_path: Path) -> None:
+async def test_imported_folder_is_searched_with_positions(knowledge: Knowledge, tmp_path: Path) -> None:
     write(tmp_path, sea_md="# Sea\n\n## Whales\n\nA whale breathes air.\n", land_txt="Horses eat grass.\n")
     (tmp_path / ".hidden.md").write_text("whale whale whale")
     (tmp_path / "picture.png").write_bytes(b"\x89PNG whale")
     (tmp_path / "link.md").symlink_to("/etc/hostname")
-    seen: list[Progress] = []
-    report = await knowledge.add(T, str(tmp_path), category="nature", on_progress=seen.append)
+    progress: list[Progress] = []
+    report = await knowledge.add(T, str(tmp_path), category="nature", on_progress=progress.append)
     assert (report.added, report.passages, report.skipped) == (2, 2, [])
-    assert [(each.done, each.total) for each in seen] == [(0, 2), (1, 2), (2, 2)]
+    assert [(each.done, each.total) for each in progress] == [(0, 2), (1, 2), (2, 2)]
     assert await first(knowledge, "whale") == (f"{tmp_path.name}/sea.md", "Sea > Whales", "line 5", "nature")
     assert [each.title for each in await knowledge.documents(T)] == [f"{tmp_path.name}/land.txt", "Sea"]
 
 
-async def test_only_what_has_changed_is_read_again(knowledge: Knowledge, tmp_path: Path) -> None:
+async def test_only_changed_files_are_read_again(knowledge: Knowledge, tmp_path: Path) -> None:
     write(tmp_path, a_md="# A\n\nwalrus\n", b_md="# B\n\nnarwhal\n", c_md="# C\n\ndolphin\n")
     await knowledge.add(T, str(tmp_path))
     write(tmp_path, a_md="# A\n\noctopus\n")
@@ -56,7 +56,7 @@ async def test_only_what_has_changed_is_read_again(knowledge: Knowledge, tmp_pat
     assert texts == {"octopus", "dolphin"}
 
 
-async def test_a_refresh_looks_at_all_that_was_added(knowledge: Knowledge, tmp_path: Path) -> None:
+async def test_refresh_covers_everything_that_was_added(knowledge: Knowledge, tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
         write(tmp_path / name, a_md=f"# A\n\nwalrus {name}\n")
@@ -70,7 +70,7 @@ async def test_a_refresh_looks_at_all_that_was_added(knowledge: Knowledge, tmp_p
         await knowledge.refresh(T, "/never/added")
 
 
-async def test_a_folder_that_is_gone_keeps_its_documents_and_is_named(knowledge: Knowledge, tmp_path: Path) -> None:
+async def test_missing_folder_keeps_its_documents_and_is_reported(knowledge: Knowledge, tmp_path: Path) -> None:
     (tmp_path / "one").mkdir()
     write(tmp_path / "one", a_md="walrus")
     await knowledge.add(T, str(tmp_path / "one"))
@@ -81,12 +81,12 @@ async def test_a_folder_that_is_gone_keeps_its_documents_and_is_named(knowledge:
     assert len(await knowledge.search(T, "walrus")) == 1
 
 
-async def test_removing_leaves_nothing_behind(tmp_path: Path) -> None:
+async def test_removal_deletes_everything(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "atlas.db")
     await store.open()
     (tmp_path / "docs").mkdir()
     write(tmp_path / "docs", a_md="walrus one", b_md="walrus two")
-    async with opened(store) as knowledge:
+    async with open_knowledge(store) as knowledge:
         await knowledge.add(T, str(tmp_path / "docs"))
         assert len(await knowledge.search(T, "walrus")) == 2
         assert await knowledge.remove(T, str(tmp_path / "docs" / "a.md")) == 1
@@ -98,7 +98,7 @@ async def test_removing_leaves_nothing_behind(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_a_copy_is_not_kept_twice_until_the_original_is_gone(knowledge: Knowledge, tmp_path: Path) -> None:
+async def test_duplicate_is_stored_once_until_the_original_is_removed(knowledge: Knowledge, tmp_path: Path) -> None:
     write(tmp_path, a_md="# A\n\nthe walrus\n", b_md="# A\n\nthe walrus\n", c_md="# C\n\nthe  walrus\n")
     report = await knowledge.add(T, str(tmp_path))
     assert (report.added, report.duplicates) == (2, 1)
@@ -109,7 +109,7 @@ async def test_a_copy_is_not_kept_twice_until_the_original_is_gone(knowledge: Kn
     assert {Path(each.source).name for each in await knowledge.documents(T)} == {"b.md", "c.md"}
 
 
-async def test_a_category_holds_and_can_be_changed(knowledge: Knowledge, tmp_path: Path) -> None:
+async def test_category_is_stored_and_can_be_changed(knowledge: Knowledge, tmp_path: Path) -> None:
     write(tmp_path, a_md="walrus")
     await knowledge.add(T, str(tmp_path), category="sea")
     assert await knowledge.search(T, "walrus", category="land") == []
@@ -119,25 +119,25 @@ async def test_a_category_holds_and_can_be_changed(knowledge: Knowledge, tmp_pat
     assert [each.collection for each in await knowledge.documents(T, category="land")] == ["land"]
 
 
-async def test_another_way_to_make_vectors_reads_everything_again(tmp_path: Path) -> None:
+async def test_another_embedder_reads_everything_again(tmp_path: Path) -> None:
     store = MemoryStore()
     write(tmp_path, a_md="walrus")
-    async with opened(store, words=True) as plain:
+    async with open_knowledge(store, keywords_only=True) as plain:
         await plain.add(T, str(tmp_path))
         assert len(await plain.search(T, "walrus")) == 1
         assert (await plain.search(T, "a big sea animal with tusks")) == []
-    async with opened(store) as knowledge:
+    async with open_knowledge(store) as knowledge:
         assert (await knowledge.refresh(T)).changed == 1
         assert len(await knowledge.search(T, "a big sea animal with tusks")) == 1
 
 
-async def test_a_long_document_is_kept_in_slices_and_counts_only_when_whole(
+async def test_long_document_is_stored_in_batches_and_counts_when_complete(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(library, "_BATCH_SIZE", 4)
     write(tmp_path, a_md="\n\n".join(f"# Part {n}\n\nwalrus number {n}" for n in range(10)))
     store = MemoryStore()
-    async with opened(store) as knowledge:
+    async with open_knowledge(store) as knowledge:
         real, count = store.commit, 0
 
         async def failing(tenant: str, writes: object) -> object:
@@ -183,7 +183,7 @@ async def test_html_pdf_and_word_files_are_read(knowledge: Knowledge, tmp_path: 
     ("name", "content"),
     [("a.docx", b"no zip"), ("a.pdf", b"%PDF-1.4 broken"), ("a.docx", word_file()[:-30]), ("a.pdf", b"")],
 )
-async def test_what_cannot_be_read_is_named_and_stops_nothing(
+async def test_unreadable_files_are_reported_and_skipped(
     knowledge: Knowledge, tmp_path: Path, name: str, content: bytes
 ) -> None:
     (tmp_path / name).write_bytes(content)
@@ -192,7 +192,7 @@ async def test_what_cannot_be_read_is_named_and_stops_nothing(
     assert report.added == 1 and [source for source, _ in report.skipped] == [f"{tmp_path.name}/{name}"]
 
 
-async def test_a_word_file_with_entities_is_not_read(knowledge: Knowledge, tmp_path: Path) -> None:
+async def test_word_file_with_xml_entities_is_rejected(knowledge: Knowledge, tmp_path: Path) -> None:
     bomb = b'<!DOCTYPE x [<!ENTITY a "aaaaaaaaaa">]>'
     paper = word_file(("", "x")).replace(b"<w:document", bomb + b"<w:document")
     (tmp_path / "a.docx").write_bytes(paper)
@@ -200,16 +200,14 @@ async def test_a_word_file_with_entities_is_not_read(knowledge: Knowledge, tmp_p
     assert report.added == 0 and len(report.skipped) == 1
 
 
-async def test_a_file_that_is_too_large_is_not_read(
-    knowledge: Knowledge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_oversized_file_is_skipped(knowledge: Knowledge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loaders, "MAX_SIZE", 10)
     write(tmp_path, a_md="x" * 11)
     assert "larger" in (await knowledge.add(T, str(tmp_path))).skipped[0][1]
 
 
 @pytest.mark.parametrize("source", ["/no/such/folder", "/dev/null", "."])
-async def test_what_is_no_document_is_refused_in_a_sentence(
+async def test_unsupported_source_is_an_error(
     knowledge: Knowledge, tmp_path: Path, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -217,7 +215,7 @@ async def test_what_is_no_document_is_refused_in_a_sentence(
         await knowledge.add(T, source)
 
 
-async def test_hidden_characters_do_not_come_in(knowledge: Knowledge, tmp_path: Path) -> None:
+async def test_hidden_characters_are_removed(knowledge: Knowledge, tmp_path: Path) -> None:
     write(tmp_path, a_md="wal\u200brus \U000e0041\U000e0042 visible")
     await knowledge.add(T, str(tmp_path))
     assert [found.passage.text for found in await knowledge.search(T, "walrus")] == ["walrus  visible"]
@@ -241,9 +239,9 @@ async def site() -> AsyncIterator[tuple[str, dict[str, str]]]:
     await runner.cleanup()
 
 
-async def test_a_page_of_the_web_is_read_and_refreshed(site: tuple[str, dict[str, str]]) -> None:
+async def test_web_page_is_read_and_refreshed(site: tuple[str, dict[str, str]]) -> None:
     host, pages = site
-    async with opened(sources=Sources(hosts=[host])) as knowledge:
+    async with open_knowledge(sources=Sources(hosts=[host])) as knowledge:
         await knowledge.add(T, f"http://{host}/")
         assert (await first(knowledge, "crab"))[:2] == (f"http://{host}/", "Crabs")
         assert (await knowledge.refresh(T)).unchanged == 1
@@ -255,9 +253,9 @@ async def test_a_page_of_the_web_is_read_and_refreshed(site: tuple[str, dict[str
         assert len(report.skipped) == 1 and len(await knowledge.documents(T)) == 1, "a page that fails may come back"
 
 
-async def test_addresses_of_this_machine_are_not_read(site: tuple[str, dict[str, str]]) -> None:
+async def test_local_addresses_are_not_read(site: tuple[str, dict[str, str]]) -> None:
     host, _ = site
-    async with opened() as knowledge:
+    async with open_knowledge() as knowledge:
         report = await knowledge.add(T, f"http://{host}/")
         assert report.added == 0 and len(report.skipped) == 1
     with pytest.raises(ToolFailed):

@@ -1,4 +1,4 @@
-"""How well passages are found: a set of questions over documents of our own, one half of which nothing was tuned on.
+"""Search quality: benchmark questions over our own documents, half of which were never used for tuning.
 
 The figures are in docs/design/knowledge.md.
 """
@@ -6,7 +6,7 @@ The figures are in docs/design/knowledge.md.
 from collections.abc import Callable, Sequence
 
 import pytest
-from library_words import EMBEDDER, HERE, Asked, T, asked, opened
+from library_helpers import EMBEDDER, HERE, BenchmarkQuestion, T, open_knowledge, read_questions
 
 from atlas_agents.core.store import Hit, Where
 from atlas_agents.knowledge.search import fuse_hits, keyword_weight, significant_words
@@ -17,15 +17,15 @@ ALL = Where("knowledge")
 
 
 def scores(ranks: Sequence[int]) -> Scores:
-    """hit@1, hit@3 and the mean reciprocal rank; 0 is a rank of none."""
+    """Return hit@1, hit@3 and the mean reciprocal rank; rank 0 means not found."""
     count = len(ranks)
     first = sum(rank == 1 for rank in ranks) / count
     third = sum(0 < rank <= 3 for rank in ranks) / count
     return first, third, sum(1 / rank for rank in ranks if rank) / count
 
 
-def test_there_are_enough_questions_and_each_half_is_large() -> None:
-    found = asked()
+def test_benchmark_has_enough_questions_in_each_half() -> None:
+    found = read_questions()
     assert len(found) >= 100 and len({each.question for each in found}) == len(found)
     assert 60 <= sum(each.held_out for each in found) <= len(found) - 60
     for each in found:
@@ -34,42 +34,42 @@ def test_there_are_enough_questions_and_each_half_is_large() -> None:
 
 @pytest.fixture
 async def results(tmp_path: object) -> dict[str, dict[bool, Scores]]:
-    """By words, by meaning, and by both: the scores of the tuned half and of the held-out one."""
+    """Scores of each search method, for the held-out half (True) and the other."""
     store, embedder = SqliteStore(f"{tmp_path}/atlas.db"), EMBEDDER
     await store.open()
-    async with opened(store, embedder) as knowledge:
+    async with open_knowledge(store, embedder) as knowledge:
         await knowledge.add(T, str(HERE / "corpus"))
-        ways: dict[str, Callable[[list[Hit], list[Hit], str], list[Hit]]] = {
-            "words": lambda words, meaning, question: words,
-            "meaning": lambda words, meaning, question: meaning,
-            "both": lambda words, meaning, question: fuse_hits(meaning, words, keyword_weight(question)),
+        methods: dict[str, Callable[[list[Hit], list[Hit], str], list[Hit]]] = {
+            "keywords": lambda keyword, vector, question: keyword,
+            "vectors": lambda keyword, vector, question: vector,
+            "hybrid": lambda keyword, vector, question: fuse_hits(vector, keyword, keyword_weight(question)),
         }
-        ranks: dict[str, dict[bool, list[int]]] = {name: {True: [], False: []} for name in ways}
-        for each in asked():
+        ranks: dict[str, dict[bool, list[int]]] = {name: {True: [], False: []} for name in methods}
+        for each in read_questions():
             (vector,) = await embedder.embed([each.question])
-            by_words = await store.search_text(T, ALL, significant_words(each.question), limit=60)
-            by_meaning = await store.search_vectors(T, ALL, embedder.model, vector, limit=60)
-            for name, way in ways.items():
-                hits = way(by_words, by_meaning, each.question)[:10]
+            keyword_hits = await store.search_text(T, ALL, significant_words(each.question), limit=60)
+            vector_hits = await store.find_nearest(T, ALL, embedder.model, vector, limit=60)
+            for name, method in methods.items():
+                hits = method(keyword_hits, vector_hits, each.question)[:10]
                 ranks[name][each.held_out].append(await _rank(store, each, hits))
     await store.close()
     return {name: {half: scores(found) for half, found in halves.items()} for name, halves in ranks.items()}
 
 
-async def _rank(store: SqliteStore, wanted: Asked, hits: Sequence[Hit]) -> int:
+async def _rank(store: SqliteStore, question: BenchmarkQuestion, hits: Sequence[Hit]) -> int:
     rows = await store.passages(T, [hit.passage for hit in hits])
-    for place, row in enumerate(rows, 1):
+    for rank, row in enumerate(rows, 1):
         document = await store.document(T, "knowledge", row.document)
         assert document is not None
-        if document.source.endswith(f"/{wanted.document}.md") and row.heading.endswith(f" > {wanted.heading}"):
-            return place
+        if document.source.endswith(f"/{question.document}.md") and row.heading.endswith(f" > {question.heading}"):
+            return rank
     return 0
 
 
-async def test_both_together_find_more_than_either_on_the_half_that_nothing_was_tuned_on(
+async def test_hybrid_search_outperforms_both_methods_on_held_out_questions(
     results: dict[str, dict[bool, Scores]],
 ) -> None:
-    both, meaning, words = (results[name][True] for name in ("both", "meaning", "words"))
-    assert all(ours > theirs for ours, theirs in zip(both, meaning, strict=True)), results
-    assert all(ours > theirs for ours, theirs in zip(both, words, strict=True)), results
-    assert both[0] >= 0.45 and both[1] >= 0.69 and both[2] >= 0.58, results
+    hybrid, vectors, keywords = (results[name][True] for name in ("hybrid", "vectors", "keywords"))
+    assert all(ours > theirs for ours, theirs in zip(hybrid, vectors, strict=True)), results
+    assert all(ours > theirs for ours, theirs in zip(hybrid, keywords, strict=True)), results
+    assert hybrid[0] >= 0.45 and hybrid[1] >= 0.69 and hybrid[2] >= 0.58, results

@@ -1,4 +1,4 @@
-"""Short words for the tests of documents and memories."""
+"""Helpers for the tests of documents and memories."""
 
 import hashlib
 import io
@@ -17,11 +17,11 @@ from atlas_agents.storage.memory import MemoryStore
 HERE = Path(__file__).parent
 T = "acme"
 EMBEDDER = LocalEmbedder()
-"""Shared: reading its table takes half a second."""
+"""Shared, because loading its table takes half a second."""
 
 
-class Asked(NamedTuple):
-    """A question of the set, and the section that answers it."""
+class BenchmarkQuestion(NamedTuple):
+    """A question of the benchmark, and the section that answers it."""
 
     document: str
     heading: str
@@ -29,21 +29,25 @@ class Asked(NamedTuple):
 
     @property
     def held_out(self) -> bool:
-        """Of the half that nothing was ever tuned on."""
+        """Whether the question belongs to the half that was never used for tuning."""
         return hashlib.sha256(self.question.encode()).digest()[0] % 2 == 1
 
 
-def asked() -> list[Asked]:
+def read_questions() -> list[BenchmarkQuestion]:
     lines = (HERE / "questions.txt").read_text().splitlines()
-    return [Asked(*(piece.strip() for piece in line.split("|"))) for line in lines if line.strip()]
+    return [BenchmarkQuestion(*(piece.strip() for piece in line.split("|"))) for line in lines if line.strip()]
 
 
 @asynccontextmanager
-async def opened(
-    store: Store | None = None, embedder: Embedder | None = None, sources: Sources | None = None, *, words: bool = False
+async def open_knowledge(
+    store: Store | None = None,
+    embedder: Embedder | None = None,
+    sources: Sources | None = None,
+    *,
+    keywords_only: bool = False,
 ) -> AsyncGenerator[Knowledge]:
-    """A library in memory, or in a store; one of `words` has no vectors."""
-    chosen = None if words else embedder or EMBEDDER
+    """Open a document library in memory or in `store`."""
+    chosen = None if keywords_only else embedder or EMBEDDER
     knowledge = Knowledge(store or MemoryStore(), chosen, sources or Sources())
     try:
         yield knowledge
@@ -52,7 +56,7 @@ async def opened(
 
 
 def write(folder: Path, **texts: str) -> Path:
-    """Files with these contents; `a_md` is a.md."""
+    """Write files with these contents; `a_md` is a.md."""
     for name, text in texts.items():
         stem, _, suffix = name.rpartition("_")
         (folder / f"{stem}.{suffix}").write_text(text)
@@ -60,7 +64,7 @@ def write(folder: Path, **texts: str) -> Path:
 
 
 def word_file(*paragraphs: tuple[str, str], table: Sequence[Sequence[str]] = (), title: str = "") -> bytes:
-    """A small Word document: (style, text) each."""
+    """Build a Word document from (style, text) paragraphs."""
     space = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
     body = "".join(
         f'<w:p><w:pPr><w:pStyle w:val="{style}"/></w:pPr><w:r><w:t>{text}</w:t></w:r></w:p>'
@@ -71,30 +75,30 @@ def word_file(*paragraphs: tuple[str, str], table: Sequence[Sequence[str]] = (),
         for row in table
     )
     core = f'<c xmlns:dc="http://purl.org/dc/elements/1.1/"><dc:title>{title}</dc:title></c>'
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w") as file:
+    archive = io.BytesIO()
+    with zipfile.ZipFile(archive, "w") as file:
         file.writestr(
             "word/document.xml", f"<w:document {space}><w:body>{body}<w:tbl>{rows}</w:tbl></w:body></w:document>"
         )
         file.writestr("docProps/core.xml", core)
-    return packed.getvalue()
+    return archive.getvalue()
 
 
 def pdf_file(text: str) -> bytes:
-    """One page with one line."""
-    drawn = f"BT /F1 12 Tf 10 50 Td ({text}) Tj ET"
+    """Build a PDF document of one line."""
+    stream = f"BT /F1 12 Tf 10 50 Td ({text}) Tj ET"
     objects = [
         "<</Type/Catalog/Pages 2 0 R>>",
         "<</Type/Pages/Kids[3 0 R]/Count 1>>",
         "<</Type/Page/Parent 2 0 R/MediaBox[0 0 300 100]/Contents 4 0 R/Resources<</Font<</F1 5 0 R>>>>>>",
-        f"<</Length {len(drawn)}>>stream\n{drawn}\nendstream",
+        f"<</Length {len(stream)}>>stream\n{stream}\nendstream",
         "<</Type/Font/Subtype/Type1/BaseFont/Helvetica>>",
     ]
-    content, places = "%PDF-1.4\n", [0] * len(objects)
+    content, offsets = "%PDF-1.4\n", [0] * len(objects)
     for number, each in enumerate(objects):
-        places[number] = len(content)
+        offsets[number] = len(content)
         content += f"{number + 1} 0 obj{each}endobj\n"
-    table = "".join(f"{place:010} 00000 n \n" for place in places)
+    table = "".join(f"{offset:010} 00000 n \n" for offset in offsets)
     size = len(objects) + 1
     content_end = f"xref\n0 {size}\n0000000000 65535 f \n{table}trailer<</Root 1 0 R/Size {size}>>\nstartxref\n"
     return f"{content}{content_end}{len(content)}\n%%EOF".encode()
