@@ -119,19 +119,21 @@ class MemberRegistry:
         return True
 
 
-class MemberStatus(msgspec.Struct, frozen=True, rename="camel"):
-    """A process of the cluster. `since` and `heard` are the seconds since its start and last heartbeat; `lost` means
-    that the heartbeat is overdue and its runs are reassigned."""
+_JSON_NAMES = {"address": "door", "uptime": "since", "heartbeat_age": "heard", "runs": "atHand"}
+
+
+class MemberStatus(msgspec.Struct, frozen=True, rename=_JSON_NAMES):
+    """A process of the cluster; times are in seconds. `lost`: the heartbeat is overdue and its runs are reassigned."""
 
     id: str
     role: str
     host: str
     pid: int
-    door: str
+    address: str
     version: str
-    since: float
-    heard: float
-    at_hand: int
+    uptime: float
+    heartbeat_age: float
+    runs: int
     capacity: int
     leads: bool
     draining: bool
