@@ -1,11 +1,11 @@
-"""The vendors' own clients, pointed at a server of ours."""
+"""The vendors' SDK clients, connected to a test server."""
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import anthropic
 import openai
-from wire_turns import KEY
+from wire_setup import KEY
 
 
 @asynccontextmanager

@@ -1,6 +1,6 @@
-"""Streams that break (P01–P28, P52): never an answer, never a tool run; another attempt, or one error.
+"""Streams that break (P01–P28, P52): no answer, no tool call, but a retry or one error.
 
-Every fault is tried twice: once with a good answer to the next attempt, and once as all that ever comes.
+Each fault is tested twice: once with a good response to the retry, and once with the same fault every time.
 """
 
 import gzip
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pytest
 from _pytest.mark import ParameterSet
-from wire_turns import ANTHROPIC, OPENAI, QuickClock, Room, Turn, Wire, room
+from wire_setup import ANTHROPIC, OPENAI, FastClock, Turn, Wire, WireSetup, open_setup
 
 from atlas_agents import ProviderError, RetryPolicy, Timeouts
 from atlas_agents.core.aio import SYSTEM_CLOCK
@@ -27,7 +27,7 @@ NEVER = 600
 
 @dataclass(frozen=True)
 class Fault:
-    """What the server does, the kind of error it is, and whether words were shown before it."""
+    """What the server sends, the expected kind of error, and whether text was shown before it."""
 
     id: str
     wire: Wire
@@ -35,7 +35,7 @@ class Fault:
     kind: str
     shown: bool = True
     final: bool = False
-    """True where asking again is no use."""
+    """True if a retry does not help."""
 
 
 def _case(fault: Fault) -> ParameterSet:
@@ -43,30 +43,32 @@ def _case(fault: Fault) -> ParameterSet:
     return pytest.param(fault, id=f"{fault.id} ({fault.wire})", marks=[pytest.mark.slow] if slow else [])
 
 
-def closes(*body: bytes) -> Script:
+def closed_response(*body: bytes) -> Script:
     return response(*body, framing="until close")
 
 
 FAULTS = [
-    Fault("P01 clean close mid text", OPENAI, closes(o.text("Pay")), "incomplete"),
-    Fault("P01 clean close mid text", ANTHROPIC, closes(*OPEN_A), "incomplete"),
+    Fault("P01 clean close mid text", OPENAI, closed_response(o.text("Pay")), "incomplete"),
+    Fault("P01 clean close mid text", ANTHROPIC, closed_response(*OPEN_A), "incomplete"),
     Fault("P01 chunked body ends mid text", OPENAI, response(o.text("Pay")), "incomplete"),
     Fault("P01 chunked body ends mid text", ANTHROPIC, response(*OPEN_A), "incomplete"),
     Fault("P01 sized body ends mid text", OPENAI, response(o.text("Pay"), framing="sized"), "incomplete"),
-    Fault("P01 text block closed but no stop reason", ANTHROPIC, closes(*OPEN_A, a.close(0)), "incomplete"),
+    Fault("P01 text block closed but no stop reason", ANTHROPIC, closed_response(*OPEN_A, a.close(0)), "incomplete"),
     Fault("P01 done without finish", OPENAI, response(o.text("Pay"), o.done), "incomplete"),
     Fault("P01 message_stop without stop reason", ANTHROPIC, response(*OPEN_A, a.close(0), a.end), "incomplete"),
-    Fault("P02 close inside an event", OPENAI, closes(o.text("Pay"), o.text(" more")[:40]), "incomplete"),
-    Fault("P02 close inside an event", ANTHROPIC, closes(*OPEN_A, a.text(" more")[:60]), "incomplete"),
-    Fault("P02 finish without its blank line", OPENAI, closes(o.text("Pay"), o.finish()[:-1]), "incomplete"),
+    Fault("P02 close inside an event", OPENAI, closed_response(o.text("Pay"), o.text(" more")[:40]), "incomplete"),
+    Fault("P02 close inside an event", ANTHROPIC, closed_response(*OPEN_A, a.text(" more")[:60]), "incomplete"),
+    Fault("P02 finish without its blank line", OPENAI, closed_response(o.text("Pay"), o.finish()[:-1]), "incomplete"),
     Fault(
         "P02 stop reason without its blank line",
         ANTHROPIC,
-        closes(*OPEN_A, a.close(0), a.stop("end_turn")[:-1]),
+        closed_response(*OPEN_A, a.close(0), a.stop("end_turn")[:-1]),
         "incomplete",
     ),
-    Fault("P04 stop reason inside an open block", ANTHROPIC, closes(*OPEN_A, a.stop("end_turn")), "incomplete"),
-    Fault("P04 tool use not stopped", ANTHROPIC, closes(*OPEN_TOOL, a.stop("tool_use")), "incomplete", False),
+    Fault(
+        "P04 stop reason inside an open block", ANTHROPIC, closed_response(*OPEN_A, a.stop("end_turn")), "incomplete"
+    ),
+    Fault("P04 tool use not stopped", ANTHROPIC, closed_response(*OPEN_TOOL, a.stop("tool_use")), "incomplete", False),
     Fault(
         "P04 tool use not stopped but message_stop",
         ANTHROPIC,
@@ -145,7 +147,7 @@ FAULTS = [
     Fault("P19 error first", OPENAI, response(o.error("server_error")), "server", False),
     Fault("P19 rate limit mid stream", OPENAI, response(o.text("Pay"), o.error("rate_limit_exceeded")), "rate_limit"),
     Fault("P19 status as code", OPENAI, response(o.text("Pay"), o.error("", code=503)), "overloaded"),
-    Fault("P19 a code that is no number", OPENAI, response(o.text("Pay"), o.error("", code="²")), "unknown"),
+    Fault("P19 a code that is not a number", OPENAI, response(o.text("Pay"), o.error("", code="²")), "unknown"),
     Fault("P19 an error that is a text", OPENAI, response(b'data: {"error":"out of luck"}\n\n'), "unknown", False),
     Fault("P19 quota", OPENAI, response(o.text("Pay"), o.error("insufficient_quota")), "quota", final=True),
     Fault(
@@ -161,7 +163,7 @@ FAULTS = [
     Fault(
         "P20 error event without error", OPENAI, response(b'event: error\ndata: {"message":"no"}\n\n'), "unknown", False
     ),
-    Fault("P20 error event that is no JSON", OPENAI, response(b"event: error\ndata: no luck\n\n"), "unknown", False),
+    Fault("P20 error event that is not JSON", OPENAI, response(b"event: error\ndata: no luck\n\n"), "unknown", False),
     Fault("P21 overloaded mid stream", ANTHROPIC, response(*OPEN_A, a.error("overloaded_error")), "overloaded"),
     Fault("P21 overloaded first", ANTHROPIC, response(a.error("overloaded_error")), "overloaded", False),
     Fault("P21 api_error mid stream", ANTHROPIC, response(*OPEN_A, a.error("api_error")), "server"),
@@ -181,7 +183,7 @@ FAULTS = [
         False,
     ),
     Fault(
-        "P22 error event that is no JSON", ANTHROPIC, response(*OPEN_A, b"event: error\ndata: no luck\n\n"), "unknown"
+        "P22 error event that is not JSON", ANTHROPIC, response(*OPEN_A, b"event: error\ndata: no luck\n\n"), "unknown"
     ),
     Fault("P22 error event without data", ANTHROPIC, response(*OPEN_A, b"event: error\n\n"), "unknown"),
     Fault(
@@ -198,7 +200,7 @@ FAULTS = [
     Fault("P24 a block stopped twice", ANTHROPIC, response(*OPEN_A, a.close(0), a.close(0)), "protocol"),
     Fault("P24 message_delta first", ANTHROPIC, response(*a.end_with("end_turn")), "protocol", False),
     Fault(
-        "P24 words after the stop reason",
+        "P24 text after the stop reason",
         ANTHROPIC,
         response(*a.says("Pay")[:-1], *a.block(1, "more"), a.end),
         "protocol",
@@ -206,28 +208,30 @@ FAULTS = [
     Fault(
         "P28 arguments cut by a close",
         OPENAI,
-        closes(o.call(0, "c1", "pay"), o.call(0, None, None, '{"to":"bob","amount":5')),
+        closed_response(o.call(0, "c1", "pay"), o.call(0, None, None, '{"to":"bob","amount":5')),
         "incomplete",
         False,
     ),
-    Fault("P28 whole arguments but no finish", OPENAI, closes(o.call(0, "c1", "pay", PAY)), "incomplete", False),
+    Fault(
+        "P28 whole arguments but no finish", OPENAI, closed_response(o.call(0, "c1", "pay", PAY)), "incomplete", False
+    ),
     Fault(
         "P28 arguments cut by a close",
         ANTHROPIC,
-        closes(a.start(), a.tool(0, "c1", "pay"), a.json(0, '{"to":"bob","amount":5')),
+        closed_response(a.start(), a.tool(0, "c1", "pay"), a.json(0, '{"to":"bob","amount":5')),
         "incomplete",
         False,
     ),
-    Fault("P28 whole arguments but no stop", ANTHROPIC, closes(*OPEN_TOOL, a.close(0)), "incomplete", False),
+    Fault("P28 whole arguments but no stop", ANTHROPIC, closed_response(*OPEN_TOOL, a.close(0)), "incomplete", False),
     Fault(
-        "P39 finish tool_calls without calls or words",
+        "P39 finish tool_calls without calls or text",
         OPENAI,
         response(*o.end_with("tool_calls")),
         "empty_response",
         False,
     ),
     Fault(
-        "P39 stop tool_use without calls or words",
+        "P39 stop tool_use without calls or text",
         ANTHROPIC,
         response(a.start(), *a.end_with("tool_use")),
         "empty_response",
@@ -259,48 +263,48 @@ every_fault = pytest.mark.parametrize("fault", [_case(fault) for fault in FAULTS
 every_passing_fault = pytest.mark.parametrize("fault", [_case(fault) for fault in FAULTS if not fault.final])
 
 
-async def play(fault: Fault, server: FaultServer) -> tuple[Room, Turn]:
-    """The turn, one retry allowed; and the next one, which must work. Where a clock must ring, it runs fast."""
+async def run_fault(fault: Fault, server: FaultServer) -> tuple[WireSetup, Turn]:
+    """Run the turn with one retry, then another turn, which must work. For timeouts the clock runs fast."""
     retry = RetryPolicy(retries=1, backoff=0.001)
-    clock, timeouts = (QuickClock(60), Timeouts(total=60)) if fault.kind == "timeout" else (SYSTEM_CLOCK, Timeouts())
-    async with room(fault.wire, server, retry=retry, timeouts=timeouts, clock=clock) as here:
-        turn = await here.turn()
-        assert here.paid == []
-        before = here.requests
-        await here.next_turn_works()
-        assert here.requests == [before[0] + 1]
-        return here, turn
+    clock, timeouts = (FastClock(60), Timeouts(total=60)) if fault.kind == "timeout" else (SYSTEM_CLOCK, Timeouts())
+    async with open_setup(fault.wire, server, retry=retry, timeouts=timeouts, clock=clock) as setup:
+        turn = await setup.turn()
+        assert setup.paid == []
+        before = setup.requests
+        await setup.next_turn_works()
+        assert setup.requests == [before[0] + 1]
+        return setup, turn
 
 
 @every_passing_fault
-async def test_a_broken_stream_is_withdrawn_and_the_next_attempt_answers(fault: Fault) -> None:
+async def test_broken_stream_is_withdrawn_and_the_next_attempt_answers(fault: Fault) -> None:
     good = response(*fault.wire.builder.says("All ", "good."))
-    here, turn = await play(fault, FaultServer(fault.script, good))
+    setup, turn = await run_fault(fault, FaultServer(fault.script, good))
     assert turn.reply is not None, turn.error
     assert turn.reply.text == turn.shown == "All good."
     assert [message.role for message in turn.added] == ["user", "assistant"]
     assert turn.resets == fault.shown
-    assert here.requests == [3]
+    assert setup.requests == [3]
 
 
 @every_fault
-async def test_a_stream_that_always_breaks_ends_the_turn_in_one_error(fault: Fault) -> None:
+async def test_stream_that_always_breaks_ends_the_turn_with_one_error(fault: Fault) -> None:
     attempts = 1 if fault.final else 2
-    here, turn = await play(fault, FaultServer(*[fault.script] * attempts))
+    setup, turn = await run_fault(fault, FaultServer(*[fault.script] * attempts))
     assert isinstance(turn.error, ProviderError)
     assert turn.error.kind == fault.kind
     assert [message.role for message in turn.added] == ["user"]
     assert turn.resets == attempts * fault.shown
     assert turn.kinds.count("error") == 1
-    assert here.requests == [attempts + 1]
+    assert setup.requests == [attempts + 1]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("wire", [OPENAI, ANTHROPIC], ids=repr)
-async def test_P15_an_answer_of_more_than_32_MB_is_an_error(wire: Wire) -> None:
+async def test_P15_response_of_more_than_32_MB_is_an_error(wire: Wire) -> None:
     many = response(*wire.builder.says(*["x" * 1_000_000] * 34))
-    async with room(wire, FaultServer(many, response(*wire.builder.says("Short.")))) as here:
-        turn = await here.turn()
+    async with open_setup(wire, FaultServer(many, response(*wire.builder.says("Short.")))) as setup:
+        turn = await setup.turn()
         assert turn.reply is not None
         assert (turn.reply.text, turn.resets) == ("Short.", 1)
-        await here.next_turn_works()
+        await setup.next_turn_works()

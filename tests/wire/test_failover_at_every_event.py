@@ -1,34 +1,34 @@
-"""A server breaks after k events, for every k, and another answers: one answer, never two joined, no tool run twice."""
+"""Failover after k events, for every k: one answer, never two joined, and no tool call runs twice."""
 
 from collections.abc import Sequence
 from typing import Literal
 
 import pytest
-from canonical import BODIES, Body
-from wire_turns import OPENAI, WIRES, Room, Turn, Wire, room
+from canonical_responses import BODIES, Body
+from wire_setup import OPENAI, WIRES, Turn, Wire, WireSetup, open_setup
 
 from atlas_agents import ProviderError, RetryPolicy
 from fault_server import FaultServer, Script, broken_response, response
 
 ONCE = RetryPolicy(order="given", retries=0, cooldown=0)
-Way = Literal["a close", "a clean end", "a reset", "an error event"]
-WAYS: list[Way] = ["a close", "a clean end", "a reset", "an error event"]
+Ending = Literal["a close", "a clean end", "a reset", "an error event"]
+ENDINGS: list[Ending] = ["a close", "a clean end", "a reset", "an error event"]
 PAY = ("c1", "pay", '{"to":"bob","amount":5}')
 LOOK = ("c2", "look", "{}")
 HI = "Hi 😀 é\u2028!"
-TALK = [body for body in BODIES if not body.tools]
+TEXT_ONLY = [body for body in BODIES if not body.tools]
 CALL = [body for body in BODIES if body.tools]
-every_way = pytest.mark.parametrize("way", WAYS)
-every_talk = pytest.mark.parametrize("body", TALK, ids=repr)
+every_ending = pytest.mark.parametrize("ending", ENDINGS)
+every_text = pytest.mark.parametrize("body", TEXT_ONLY, ids=repr)
 every_body = pytest.mark.parametrize("body", BODIES, ids=repr)
 every_second = pytest.mark.parametrize("second", WIRES, ids=lambda wire: f"then {wire}")
 
 
-def breaks(body: Body, count: int, way: Way) -> Script:
-    """The first events of an answer, and then its end."""
+def broken_script(body: Body, count: int, ending: Ending) -> Script:
+    """Return the first events of a response and the way it ends."""
     events = body.events[:count]
     error = "server_error" if body.wire is OPENAI else "overloaded_error"
-    match way:
+    match ending:
         case "a close":
             return broken_response(*events, by="close")
         case "a clean end":
@@ -39,97 +39,101 @@ def breaks(body: Body, count: int, way: Way) -> Script:
             return response(*events, body.wire.builder.error(error))
 
 
-def is_whole(body: Body, count: int, way: Way) -> bool:
-    """A message whose end was seen stands, whatever its connection did then; but not against the vendor's word."""
-    return count >= body.last and (way != "an error event" or count == len(body.events))
+def is_complete(body: Body, count: int, ending: Ending) -> bool:
+    """Return whether the message counts as complete: its end was received, and no error event followed."""
+    return count >= body.last and (ending != "an error event" or count == len(body.events))
 
 
-def places(body: Body) -> Sequence[int]:
+def cut_points(body: Body) -> Sequence[int]:
     return range(len(body.events) + 1)
 
 
-@every_way
-@every_talk
+@every_ending
+@every_text
 @every_second
-async def test_one_of_two_answers_is_given_and_never_both(body: Body, way: Way, second: Wire) -> None:
-    for count in places(body):
+async def test_failover_returns_one_answer_and_never_joins_two(body: Body, ending: Ending, second: Wire) -> None:
+    for count in cut_points(body):
         servers = (
-            FaultServer(breaks(body, count, way)),
+            FaultServer(broken_script(body, count, ending)),
             FaultServer(response(*second.builder.says("From ", "the second."))),
         )
-        async with room([body.wire, second], *servers, retry=ONCE) as here:
-            turn = await here.turn()
-            whole = is_whole(body, count, way)
-            assert turn.said == [HI if whole else "From the second."], count
-            assert here.requests == [1, not whole], count
+        async with open_setup([body.wire, second], *servers, retry=ONCE) as setup:
+            turn = await setup.turn()
+            whole = is_complete(body, count, ending)
+            assert turn.reply_texts == [HI if whole else "From the second."], count
+            assert setup.requests == [1, not whole], count
             assert turn.resets == (count >= body.first and not whole), count
-            await here.next_turn_works()
+            await setup.next_turn_works()
 
 
-@every_way
+@every_ending
 @pytest.mark.parametrize("body", CALL, ids=repr)
 @every_second
-async def test_calls_of_an_answer_that_broke_are_never_run(body: Body, way: Way, second: Wire) -> None:
-    for count in places(body):
+async def test_calls_of_a_broken_response_never_run(body: Body, ending: Ending, second: Wire) -> None:
+    for count in cut_points(body):
         done = response(*second.builder.says("Done."))
         servers = (
-            FaultServer(breaks(body, count, way), then=response(*body.wire.builder.says("Done."))),
+            FaultServer(broken_script(body, count, ending), then=response(*body.wire.builder.says("Done."))),
             FaultServer(done),
         )
-        async with room([body.wire, second], *servers, retry=ONCE) as here:
-            turn = await here.turn()
-            whole = is_whole(body, count, way)
-            assert turn.said == ["Hm", "Done."][not whole :], count
-            assert here.paid == [("bob", 5), ("éve 😀", -1)] * whole, count
-            await here.next_turn_works()
+        async with open_setup([body.wire, second], *servers, retry=ONCE) as setup:
+            turn = await setup.turn()
+            whole = is_complete(body, count, ending)
+            assert turn.reply_texts == ["Hm", "Done."][not whole :], count
+            assert setup.paid == [("bob", 5), ("éve 😀", -1)] * whole, count
+            await setup.next_turn_works()
 
 
-@every_way
-@every_talk
+@every_ending
+@every_text
 @every_second
-async def test_tools_of_an_earlier_round_are_not_run_again(body: Body, way: Way, second: Wire) -> None:
-    for count in places(body):
-        first = FaultServer(response(*body.wire.builder.calls(PAY, LOOK, says="Paying.")), breaks(body, count, way))
+async def test_failover_does_not_repeat_tools_of_an_earlier_round(body: Body, ending: Ending, second: Wire) -> None:
+    for count in cut_points(body):
+        first = FaultServer(
+            response(*body.wire.builder.calls(PAY, LOOK, says="Paying.")), broken_script(body, count, ending)
+        )
         other = FaultServer(response(*second.builder.says("From the second.")))
-        async with room([body.wire, second], first, other, retry=ONCE) as here:
-            turn = await here.turn()
-            whole = is_whole(body, count, way)
-            assert turn.said == ["Paying.", HI if whole else "From the second."], count
-            assert here.paid == [("bob", 5), ("look", 0)], count
+        async with open_setup([body.wire, second], first, other, retry=ONCE) as setup:
+            turn = await setup.turn()
+            whole = is_complete(body, count, ending)
+            assert turn.reply_texts == ["Paying.", HI if whole else "From the second."], count
+            assert setup.paid == [("bob", 5), ("look", 0)], count
             assert turn.results == [("ok", None)] * 2
-            assert here.requests == [2, not whole], count
-            await here.next_turn_works()
+            assert setup.requests == [2, not whole], count
+            await setup.next_turn_works()
 
 
-@every_way
+@every_ending
 @every_body
-async def test_an_only_provider_that_always_breaks_ends_the_turn_in_one_error(body: Body, way: Way) -> None:
+async def test_single_provider_that_always_breaks_ends_the_turn_with_one_error(body: Body, ending: Ending) -> None:
     for count in range(body.last):
-        script = breaks(body, count, way)
-        async with room(body.wire, FaultServer(script, script), retry=RetryPolicy(retries=1, backoff=0.001)) as here:
-            turn = await here.turn()
-            check_failed(here, turn)
-            assert here.requests == [2]
-            await here.next_turn_works()
+        script = broken_script(body, count, ending)
+        async with open_setup(
+            body.wire, FaultServer(script, script), retry=RetryPolicy(retries=1, backoff=0.001)
+        ) as setup:
+            turn = await setup.turn()
+            check_failed(setup, turn)
+            assert setup.requests == [2]
+            await setup.next_turn_works()
 
 
-@every_way
-@every_talk
-async def test_a_turn_that_fails_after_its_tools_keeps_their_results(body: Body, way: Way) -> None:
+@every_ending
+@every_text
+async def test_failed_turn_keeps_the_results_of_its_tools(body: Body, ending: Ending) -> None:
     for count in range(body.last):
         first = response(*body.wire.builder.calls(PAY, LOOK, says="Paying."))
-        async with room(body.wire, FaultServer(first, breaks(body, count, way)), retry=ONCE) as here:
-            turn = await here.turn()
+        async with open_setup(body.wire, FaultServer(first, broken_script(body, count, ending)), retry=ONCE) as setup:
+            turn = await setup.turn()
             assert isinstance(turn.error, ProviderError)
             assert [message.role for message in turn.added] == ["user", "assistant", "tool"]
-            assert here.paid == [("bob", 5), ("look", 0)]
-            await here.next_turn_works()
-            assert here.paid == [("bob", 5), ("look", 0)]
+            assert setup.paid == [("bob", 5), ("look", 0)]
+            await setup.next_turn_works()
+            assert setup.paid == [("bob", 5), ("look", 0)]
 
 
-def check_failed(here: Room, turn: Turn) -> None:
+def check_failed(setup: WireSetup, turn: Turn) -> None:
     assert isinstance(turn.error, ProviderError)
     assert turn.kinds.count("error") == turn.kinds.count("stream:end") == 1
     assert [message.role for message in turn.added] == ["user"]
     assert turn.shown == ""
-    assert here.paid == []
+    assert setup.paid == []

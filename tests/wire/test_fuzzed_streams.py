@@ -1,14 +1,14 @@
-"""Canonical answers, mangled at random: a reader gives a whole message or an error, and a call only at the end."""
+"""Fuzzing: randomly mutated responses decode to a complete message or an error, with calls only at the end."""
 
 import json
 import random
 from collections.abc import Callable, Sequence
 
 import pytest
-from canonical import BODIES, Body, hear
+from canonical_responses import BODIES, Body, decode
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wire_turns import ANTHROPIC
+from wire_setup import ANTHROPIC
 
 from atlas_agents import Message, Opaque, Part, ProviderError, Request, Text, Thinking, ToolResult, tool_message, user
 from atlas_agents.providers import anthropic, openai
@@ -65,12 +65,12 @@ def _insert(rng: random.Random, data: bytes) -> bytes:
 
 
 def _replace(rng: random.Random, data: bytes) -> bytes:
-    """A value becomes another: what stands between two marks of JSON."""
-    marks = [place for place, byte in enumerate(data) if byte in b':,"{}[]']
+    """Replace a JSON value with another one."""
+    marks = [index for index, byte in enumerate(data) if byte in b':,"{}[]']
     if len(marks) < 2:
         return data
-    place = rng.randrange(len(marks) - 1)
-    return data[: marks[place] + 1] + rng.choice(NASTY) + data[marks[place + 1] :]
+    index = rng.randrange(len(marks) - 1)
+    return data[: marks[index] + 1] + rng.choice(NASTY) + data[marks[index + 1] :]
 
 
 def _events(data: bytes) -> list[bytes]:
@@ -120,12 +120,12 @@ every_body = pytest.mark.parametrize("body", [*BODIES, UNKNOWN], ids=repr)
 MANGLES: Sequence[Mangle] = (_delete, _repeat, _insert, _replace, _reorder, _drop, _twice)
 
 
-def cut_up(rng: random.Random, data: bytes) -> list[bytes]:
-    places = sorted(rng.randrange(len(data) + 1) for _ in range(rng.choice((0, 1, 3, 20))))
-    return [data[start:end] for start, end in zip([0, *places], [*places, len(data)], strict=True)]
+def split_randomly(rng: random.Random, data: bytes) -> list[bytes]:
+    cut_points = sorted(rng.randrange(len(data) + 1) for _ in range(rng.choice((0, 1, 3, 20))))
+    return [data[start:end] for start, end in zip([0, *cut_points], [*cut_points, len(data)], strict=True)]
 
 
-def as_part(chunk: Chunk) -> Part | None:
+def to_part(chunk: Chunk) -> Part | None:
     match chunk:
         case TextChunk(text):
             return Text(text)
@@ -140,7 +140,7 @@ def as_part(chunk: Chunk) -> Part | None:
 
 
 def check(body: Body, pieces: Sequence[bytes]) -> None:
-    """An error, or a message that can be stored, read back, and sent again to either vendor."""
+    """Check for an error, or a message that can be stored, decoded and sent to either vendor."""
     reader = body.reader()
     chunks: list[Chunk] = []
     try:
@@ -152,7 +152,7 @@ def check(body: Body, pieces: Sequence[bytes]) -> None:
         return
     done = chunks[-1]
     assert isinstance(done, DoneChunk)
-    parts = tuple(part for chunk in chunks if (part := as_part(chunk)) is not None)
+    parts = tuple(part for chunk in chunks if (part := to_part(chunk)) is not None)
     message = Message("assistant", parts, metadata={"model": done.model})
     assert Message.from_json(message.to_json()).parts == parts
     answers = tool_message(*(ToolResult(call.id, "ok", "done") for call in message.tool_calls))
@@ -164,25 +164,25 @@ def check(body: Body, pieces: Sequence[bytes]) -> None:
 @every_body
 @settings(max_examples=250, deadline=None)
 @given(seed=st.integers(0, 2**64))
-def test_a_mangled_stream_is_an_error_or_a_whole_message(body: Body, seed: int) -> None:
+def test_mutated_stream_gives_an_error_or_a_complete_message(body: Body, seed: int) -> None:
     rng = random.Random(seed)
     data = body.bytes
     for _ in range(rng.choice((1, 1, 2, 4, 8))):
         data = rng.choice(MANGLES)(rng, data)
-    check(body, cut_up(rng, data))
+    check(body, split_randomly(rng, data))
 
 
 @every_body
 @settings(max_examples=100, deadline=None)
 @given(data=st.binary(max_size=400))
-def test_noise_is_an_error(body: Body, data: bytes) -> None:
+def test_random_bytes_are_an_error(body: Body, data: bytes) -> None:
     with pytest.raises(ProviderError):
-        hear(body.reader(), [data])
+        decode(body.reader(), [data])
 
 
 @every_body
 @settings(max_examples=200, deadline=None)
 @given(seed=st.integers(0, 2**64))
-def test_however_it_is_cut_up_it_is_the_same_message(body: Body, seed: int) -> None:
+def test_packet_boundaries_do_not_change_the_message(body: Body, seed: int) -> None:
     rng = random.Random(seed)
-    assert hear(body.reader(), cut_up(rng, body.bytes)) == hear(body.reader(), [body.bytes])
+    assert decode(body.reader(), split_randomly(rng, body.bytes)) == decode(body.reader(), [body.bytes])

@@ -1,4 +1,4 @@
-"""The vendors' own clients say the same things: our request is the one that they send."""
+"""Requests equal those of the vendors' SDKs."""
 
 import asyncio
 from typing import Any
@@ -8,7 +8,7 @@ import pytest
 from anthropic.types import message_create_params
 from openai.types.chat import completion_create_params
 from sdk_clients import anthropic_client, openai_client
-from wire_turns import OPENAI, PATIENCE, WIRES, Wire
+from wire_setup import OPENAI, TIMEOUT, WIRES, Wire
 
 from atlas_agents import (
     Agent,
@@ -32,17 +32,17 @@ from sse_events import a, o
 
 @tool
 async def pay(to: str, amount: int) -> str:
-    """Pay somebody.
+    """Pay a person.
 
     Args:
-        to: Whom.
+    to: The recipient.
         amount: How much.
     """
     return f"paid {amount} to {to}"
 
 
 PNG = Image.of(b"\x89PNG", "image/png")
-FAR = Image("image/png", url="https://example.com/cat.png")
+REMOTE_IMAGE = Image("image/png", url="https://example.com/cat.png")
 PDF = File.of(b"%PDF", "bill.pdf")
 PAST: list[Message] = [
     user("Pay bob 😀."),
@@ -54,7 +54,7 @@ PAST: list[Message] = [
     tool_message(ToolResult("c2", "ok", {"paid": 1}), ToolResult("c3", "error", "no money", "failed")),
     assistant("One of two."),
 ]
-QUESTION = user("What is ", Text("this? "), PNG, FAR, PDF)
+QUESTION = user("What is ", Text("this? "), PNG, REMOTE_IMAGE, PDF)
 
 
 async def our_request(wire: Wire, output: Any = None) -> Any:
@@ -83,7 +83,7 @@ def o_call(id: str, to: str, amount: int) -> Any:
 
 
 async def openai_request() -> Any:
-    """The same conversation, said with OpenAI's own client."""
+    """Send the same conversation with OpenAI's SDK."""
     messages: Any = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Pay bob 😀."},
@@ -101,7 +101,7 @@ async def openai_request() -> Any:
                 {"type": "text", "text": "What is "},
                 {"type": "text", "text": "this? "},
                 {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PNG.data}"}},
-                {"type": "image_url", "image_url": {"url": FAR.url}},
+                {"type": "image_url", "image_url": {"url": REMOTE_IMAGE.url}},
                 {
                     "type": "file",
                     "file": {"filename": "bill.pdf", "file_data": f"data:application/pdf;base64,{PDF.data}"},
@@ -109,7 +109,7 @@ async def openai_request() -> Any:
             ],
         },
     ]
-    function: Any = {"name": "pay", "description": "Pay somebody.", "parameters": pay.parameters}
+    function: Any = {"name": "pay", "description": "Pay a person.", "parameters": pay.parameters}
     async with FaultServer(response(*o.says("Hi"))) as server, openai_client(server.url) as client:
         stream = await client.chat.completions.create(
             model="m-1",
@@ -131,11 +131,11 @@ def text(text: str) -> Any:
     return {"type": "text", "text": text}
 
 
-def uses(id: str, to: str, amount: int) -> Any:
+def tool_use(id: str, to: str, amount: int) -> Any:
     return {"type": "tool_use", "id": id, "name": "pay", "input": {"to": to, "amount": amount}}
 
 
-def gives(id: str, content: str) -> Any:
+def tool_result(id: str, content: str) -> Any:
     return {"type": "tool_result", "tool_use_id": id, "content": content}
 
 
@@ -144,20 +144,20 @@ def encoded(part: Image | File) -> Any:
 
 
 async def anthropic_request() -> Any:
-    """The same conversation, said with Anthropic's own client."""
+    """Send the same conversation with Anthropic's SDK."""
     thought = {"type": "thinking", "thinking": "Hm", "signature": "c2ln"}
     messages: Any = [
         {"role": "user", "content": [text("Pay bob 😀.")]},
-        {"role": "assistant", "content": [thought, text("Paying."), uses("c1", to="bob", amount=5)]},
-        {"role": "user", "content": [gives("c1", "paid 5 to bob")]},
+        {"role": "assistant", "content": [thought, text("Paying."), tool_use("c1", to="bob", amount=5)]},
+        {"role": "user", "content": [tool_result("c1", "paid 5 to bob")]},
         {"role": "assistant", "content": [text("Done.")]},
         {"role": "user", "content": [text("Twice more.")]},
-        {"role": "assistant", "content": [uses("c2", to="bob", amount=1), uses("c3", to="eve", amount=2)]},
+        {"role": "assistant", "content": [tool_use("c2", to="bob", amount=1), tool_use("c3", to="eve", amount=2)]},
         {
             "role": "user",
             "content": [
-                gives("c2", '{"paid":1}'),
-                {**gives("c3", "Error (failed): no money"), "is_error": True},
+                tool_result("c2", '{"paid":1}'),
+                {**tool_result("c3", "Error (failed): no money"), "is_error": True},
             ],
         },
         {"role": "assistant", "content": [text("One of two.")]},
@@ -167,12 +167,12 @@ async def anthropic_request() -> Any:
                 text("What is "),
                 text("this? "),
                 {"type": "image", "source": encoded(PNG)},
-                {"type": "image", "source": {"type": "url", "url": FAR.url}},
+                {"type": "image", "source": {"type": "url", "url": REMOTE_IMAGE.url}},
                 {"type": "document", "source": encoded(PDF), "title": "bill.pdf"},
             ],
         },
     ]
-    shape: Any = {"name": "pay", "description": "Pay somebody.", "input_schema": pay.parameters}
+    shape: Any = {"name": "pay", "description": "Pay a person.", "input_schema": pay.parameters}
     async with FaultServer(response(*a.says("Hi"))) as server, anthropic_client(server.url) as client:
         stream = await client.messages.create(
             model="m-1",
@@ -191,8 +191,8 @@ async def anthropic_request() -> Any:
 
 
 @pytest.mark.parametrize("wire", WIRES, ids=repr)
-async def test_our_request_is_the_one_that_the_vendors_client_sends(wire: Wire) -> None:
-    async with asyncio.timeout(PATIENCE):
+async def test_request_equals_that_of_the_vendor_sdk(wire: Wire) -> None:
+    async with asyncio.timeout(TIMEOUT):
         ours = await our_request(wire)
         theirs = await (openai_request if wire is OPENAI else anthropic_request)()
     assert ours == theirs
@@ -200,7 +200,7 @@ async def test_our_request_is_the_one_that_the_vendors_client_sends(wire: Wire) 
 
 @pytest.mark.parametrize("wire", WIRES, ids=repr)
 @pytest.mark.parametrize("output", [None, {"type": "object", "properties": {"n": {"type": "integer"}}}])
-async def test_our_request_fits_the_types_that_the_vendor_publishes(wire: Wire, output: Any) -> None:
+async def test_request_matches_the_published_types_of_the_vendor(wire: Wire, output: Any) -> None:
     ours = await our_request(wire, output)
     shape: Any = (
         completion_create_params.CompletionCreateParamsStreaming

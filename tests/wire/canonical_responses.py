@@ -1,9 +1,9 @@
-"""The four canonical answers that are split and cut at every byte, and what a reader makes of their bytes."""
+"""Four canonical responses, which tests split and cut at every byte, and their decoded form."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from wire_turns import ANTHROPIC, OPENAI, Wire
+from wire_setup import ANTHROPIC, OPENAI, Wire
 
 from atlas_agents import ToolCall, Usage
 from atlas_agents.providers.anthropic import AnthropicReader
@@ -20,7 +20,7 @@ CALLS = [("c1", "pay", PAY_BOB), ("c2", "pay", PAY_EVE)]
 
 @dataclass(frozen=True)
 class Body:
-    """One answer, event by event: how many of them until something is shown, how many until it is complete."""
+    """One response as events, and after how many of them something is shown and the message is complete."""
 
     id: str
     wire: Wire
@@ -35,7 +35,7 @@ class Body:
 
     @property
     def complete_at(self) -> int:
-        """How many bytes it takes to be complete."""
+        """The number of bytes after which the message is complete."""
         return len(b"".join(self.events[: self.last]))
 
     def reader(self) -> StreamReader:
@@ -46,8 +46,8 @@ class Body:
 
 
 @dataclass(frozen=True)
-class Heard:
-    """A whole message, whatever the pieces were in which it came."""
+class DecodedMessage:
+    """A decoded message, independent of how its bytes were split."""
 
     text: str
     thoughts: tuple[tuple[str, str], ...]
@@ -58,14 +58,14 @@ class Heard:
     usage: Usage
 
 
-def hear(reader: StreamReader, pieces: Iterable[bytes]) -> Heard:
-    """Feed it all and finish; a call before the message is complete is a fault of the reader."""
+def decode(reader: StreamReader, pieces: Iterable[bytes]) -> DecodedMessage:
+    """Feed all pieces and finish; a tool call before the end of the message is an error of the reader."""
     early = [chunk for piece in pieces for chunk in reader.feed(piece)]
     assert not [chunk for chunk in early if isinstance(chunk, ToolCallChunk | DoneChunk)]
     return _joined(early + reader.finish())
 
 
-def _joined(chunks: list[Chunk]) -> Heard:
+def _joined(chunks: list[Chunk]) -> DecodedMessage:
     *rest, done = chunks
     assert isinstance(done, DoneChunk)
     thoughts: list[tuple[str, str]] = []
@@ -76,7 +76,7 @@ def _joined(chunks: list[Chunk]) -> Heard:
             if chunk.signature:
                 thoughts.append((thought, chunk.signature))
                 thought = ""
-    return Heard(
+    return DecodedMessage(
         "".join([chunk.text for chunk in rest if isinstance(chunk, TextChunk)]),
         (*thoughts, (thought, "")),
         tuple(repr(chunk.block) for chunk in rest if isinstance(chunk, OpaqueChunk)),

@@ -1,9 +1,9 @@
-"""P53: a cancelled turn closes the provider's socket at once, runs nothing, and leaves a conversation that goes on."""
+"""P53: cancel closes the provider's socket at once, runs no tool, and leaves a valid conversation."""
 
 import asyncio
 
 import pytest
-from wire_turns import ANTHROPIC, OPENAI, PATIENCE, WIRES, Room, Wire, check_pairs, room
+from wire_setup import ANTHROPIC, OPENAI, TIMEOUT, WIRES, Wire, WireSetup, check_pairs, open_setup
 
 from atlas_agents import AtlasStream, Cancelled, RetryPolicy
 from atlas_agents.core.events import StreamEnd
@@ -45,23 +45,23 @@ HELD: dict[str, tuple[Wire, Script, str]] = {
 }
 
 
-async def until_held(here: Room, stream: AtlasStream, text: str) -> None:
-    """Wait until the server has the request and we have all that it will say."""
-    await here.server.request_received.wait()
+async def wait_until_held(setup: WireSetup, stream: AtlasStream, text: str) -> None:
+    """Wait until the server has the request and the client has received everything it sends."""
+    await setup.server.request_received.wait()
     async for _ in stream:
         if stream.text == text:
             break
-    await run_ready_tasks()  # what follows the words is not seen by a listener
+    await run_ready_tasks()  # no event announces what follows the text
 
 
-async def check_cancelled(here: Room, stream: AtlasStream, text: str) -> None:
-    """Cancel now, and look at all that is left of the turn."""
-    async with measure_loop_time() as spent:
+async def check_cancelled(setup: WireSetup, stream: AtlasStream, text: str) -> None:
+    """Cancel the turn and check its outcome."""
+    async with measure_loop_time() as elapsed:
         stream.cancel()
         events = [event async for event in stream]
-        asked = here.server.requests[-1]
-        await asked.disconnected.wait()
-        assert spent.seconds < SOON
+        request = setup.server.requests[-1]
+        await request.disconnected.wait()
+        assert elapsed.seconds < SOON
     with pytest.raises(Cancelled):
         await stream.reply()
     end = events[-1]
@@ -69,65 +69,65 @@ async def check_cancelled(here: Room, stream: AtlasStream, text: str) -> None:
     assert end.cancelled
     assert [event.type for event in events if event.type in ("error", "message:received", "tool:called")] == []
     assert stream.text == text
-    messages = here.atlas.conversation().messages
+    messages = setup.atlas.conversation().messages
     assert [message.role for message in messages] == ["user"]
     check_pairs(messages)
-    assert here.paid == []
+    assert setup.paid == []
 
 
-@pytest.mark.parametrize("place", HELD)
-async def test_P53_cancelling_closes_the_socket_at_once_and_runs_no_tool(place: str) -> None:
-    wire, script, text = HELD[place]
-    async with room(wire, FaultServer(script)) as here, asyncio.timeout(PATIENCE):
-        stream = here.atlas.send("Pay bob 5.")
-        await until_held(here, stream, text)
-        await check_cancelled(here, stream, text)
-        assert here.paid == []
-        await here.next_turn_works()
-        assert here.requests == [2]
+@pytest.mark.parametrize("case", HELD)
+async def test_P53_cancel_closes_the_socket_at_once_and_runs_no_tool(case: str) -> None:
+    wire, script, text = HELD[case]
+    async with open_setup(wire, FaultServer(script)) as setup, asyncio.timeout(TIMEOUT):
+        stream = setup.atlas.send("Pay bob 5.")
+        await wait_until_held(setup, stream, text)
+        await check_cancelled(setup, stream, text)
+        assert setup.paid == []
+        await setup.next_turn_works()
+        assert setup.requests == [2]
 
 
 @pytest.mark.parametrize("wire", WIRES, ids=repr)
-async def test_P53_a_turn_that_waits_for_its_next_attempt_can_be_cancelled(wire: Wire) -> None:
+async def test_P53_cancel_stops_a_turn_that_waits_for_a_retry(wire: Wire) -> None:
     busy = response(b"{}", status="503 Busy", framing="sized")
     retry = RetryPolicy(backoff=20)
-    async with room(wire, FaultServer(busy), retry=retry) as here, asyncio.timeout(PATIENCE):
-        stream = here.atlas.send("Pay bob 5.")
-        await until_held(here, stream, "")
+    async with open_setup(wire, FaultServer(busy), retry=retry) as setup, asyncio.timeout(TIMEOUT):
+        stream = setup.atlas.send("Pay bob 5.")
+        await wait_until_held(setup, stream, "")
         stream.cancel()
-        async with measure_loop_time() as spent:
+        async with measure_loop_time() as elapsed:
             assert [event.type async for event in stream][-1] == "stream:end"
-            assert spent.seconds < SOON
-        await here.next_turn_works()
-        assert here.requests == [2]
+            assert elapsed.seconds < SOON
+        await setup.next_turn_works()
+        assert setup.requests == [2]
 
 
 @pytest.mark.parametrize("wire", WIRES, ids=repr)
-async def test_P53_a_flood_of_words_can_be_cancelled(wire: Wire) -> None:
-    words = b"".join(wire.builder.says(*["word "] * 20_000)[:-3])
-    flood: Script = [response_head(connection="close"), words, "hold"]
-    async with room(wire, FaultServer(flood)) as here, asyncio.timeout(PATIENCE):
-        stream = here.atlas.send("Pay bob 5.")
+async def test_P53_cancel_stops_a_flood_of_text(wire: Wire) -> None:
+    texts = b"".join(wire.builder.says(*["word "] * 20_000)[:-3])
+    flood: Script = [response_head(connection="close"), texts, "hold"]
+    async with open_setup(wire, FaultServer(flood)) as setup, asyncio.timeout(TIMEOUT):
+        stream = setup.atlas.send("Pay bob 5.")
         async for event in stream:
             if event.type == "stream:chunk":
                 break
-        async with measure_loop_time() as spent:
+        async with measure_loop_time() as elapsed:
             stream.cancel()
             with pytest.raises(Cancelled):
                 await stream.reply()
-            await here.server.requests[0].disconnected.wait()
-            assert spent.seconds < SOON
-        await here.next_turn_works()
+            await setup.server.requests[0].disconnected.wait()
+            assert elapsed.seconds < SOON
+        await setup.next_turn_works()
 
 
 @pytest.mark.parametrize("wire", WIRES, ids=repr)
-async def test_P53_closing_the_house_closes_the_sockets_of_its_turns(wire: Wire) -> None:
-    async with room(wire, FaultServer(["hold"])) as here, asyncio.timeout(PATIENCE):
-        stream = here.atlas.send("Pay bob 5.")
-        await until_held(here, stream, "")
-        async with measure_loop_time() as spent:
-            await here.atlas.close()
-            await here.server.requests[0].disconnected.wait()
-            assert spent.seconds < SOON
+async def test_P53_closing_the_atlas_closes_the_sockets_of_its_turns(wire: Wire) -> None:
+    async with open_setup(wire, FaultServer(["hold"])) as setup, asyncio.timeout(TIMEOUT):
+        stream = setup.atlas.send("Pay bob 5.")
+        await wait_until_held(setup, stream, "")
+        async with measure_loop_time() as elapsed:
+            await setup.atlas.close()
+            await setup.server.requests[0].disconnected.wait()
+            assert elapsed.seconds < SOON
         with pytest.raises(Cancelled):
             await stream.reply()

@@ -1,4 +1,4 @@
-"""One turn through `Atlas.send` over a real socket, all that can be seen of it, and what must hold for every turn."""
+"""Turns through `Atlas.send` over a real socket, and the checks that every turn must pass."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -34,12 +34,12 @@ from atlas_agents.providers.base import Provider
 from fault_server import FaultServer, response
 from sse_events import EventBuilder, a, o
 
-PATIENCE = 20.0
+TIMEOUT = 20.0
 KEY = "sk-canary-0123456789"
 
 
-class QuickClock(SystemClock):
-    """The system's clock at many times its speed; remembers how long it was asked to sleep."""
+class FastClock(SystemClock):
+    """System clock at many times its speed; records the sleeps."""
 
     def __init__(self, speed: float = 100) -> None:
         self.speed = speed
@@ -56,8 +56,8 @@ class QuickClock(SystemClock):
         await super().sleep(seconds / self.speed)
 
 
-class LeapClock(SystemClock):
-    """The system's clock, which leaps over every sleep and says how long it was."""
+class SkippingClock(SystemClock):
+    """System clock that skips every sleep and records its length."""
 
     def __init__(self) -> None:
         self.ahead = 0.0
@@ -74,7 +74,7 @@ class LeapClock(SystemClock):
 
 @dataclass(frozen=True)
 class Wire:
-    """A vendor's wire: its words, and how we speak it."""
+    """A vendor's API: its event builder, its provider and the check of a request's history."""
 
     name: str
     builder: EventBuilder
@@ -91,7 +91,7 @@ class Wire:
 
 @dataclass
 class Turn:
-    """What a caller saw of one turn."""
+    """One turn as its caller sees it."""
 
     stream: AtlasStream
     events: list[Event]
@@ -118,29 +118,29 @@ class Turn:
 
     @property
     def shown(self) -> str:
-        """All text that a client would have on its screen: a reset takes back what came since the last tool call."""
-        kept: list[str] = []
-        fresh: list[str] = []
+        """The text that a client shows: a reset withdraws the text since the last tool call."""
+        complete: list[str] = []
+        draft: list[str] = []
         for event in self.events:
             match event:
                 case StreamChunk(text=text):
-                    fresh.append(text)
+                    draft.append(text)
                 case StreamReset():
-                    fresh.clear()
+                    draft.clear()
                 case ToolCalled():
-                    kept, fresh = kept + fresh, []
+                    complete, draft = complete + draft, []
                 case _:
                     pass
-        return "".join(kept + fresh)
+        return "".join(complete + draft)
 
     @property
-    def said(self) -> list[str]:
-        """The text of every message of the model that was kept."""
+    def reply_texts(self) -> list[str]:
+        """The text of every stored assistant message."""
         return [message.text for message in self.added if message.role == "assistant"]
 
 
 @dataclass
-class Room:
+class WireSetup:
     """An Atlas whose agent has two tools, and the servers behind its providers."""
 
     wires: Sequence[Wire]
@@ -154,14 +154,14 @@ class Room:
 
     @property
     def requests(self) -> list[int]:
-        """How many requests each server saw."""
+        """The number of requests that each server received."""
         return [len(server.requests) for server in self.servers]
 
     async def turn(self, text: str = "Pay bob 5.") -> Turn:
-        """Take a turn, and check what must hold for every one."""
+        """Run a turn and check what must hold for every turn."""
         messages = self.atlas.conversation().messages
         before = len(messages)
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             stream = self.atlas.send(text)
             turn = Turn(stream, [event async for event in stream], [])
             try:
@@ -174,67 +174,64 @@ class Room:
         return turn
 
     async def next_turn_works(self) -> None:
-        """The conversation goes on, and every request so far carried a history that its vendor accepts."""
+        """Check that the next turn works, and that every request had a history that its vendor accepts."""
         for wire, server in zip(self.wires, self.servers, strict=True):
             server.add(response(*wire.builder.says("Next.")))
         turn = await self.turn("And now?")
         assert turn.reply is not None, turn.error
         assert turn.reply.text == "Next."
         for wire, server in zip(self.wires, self.servers, strict=True):
-            for asked in server.requests:
-                wire.history(asked.body)
-                assert asked.headers["authorization" if wire.name == "openai" else "x-api-key"].endswith(KEY)
+            for request in server.requests:
+                wire.history(request.body)
+                assert request.headers["authorization" if wire.name == "openai" else "x-api-key"].endswith(KEY)
 
 
 def check_pairs(messages: Sequence[Message]) -> None:
-    """Every call is answered by the message right after it, in its order, and nothing else is."""
-    awaited: list[str] = []
+    """Check that the next message answers every call, in order, and nothing else."""
+    expected_ids: list[str] = []
     for message in messages:
-        assert [result.call_id for result in message.tool_results] == awaited
-        awaited = [call.id for call in message.tool_calls]
-    assert awaited == []
+        assert [result.call_id for result in message.tool_results] == expected_ids
+        expected_ids = [call.id for call in message.tool_calls]
+    assert expected_ids == []
 
 
 def check_turn(turn: Turn, text: str) -> None:
-    """One beginning, one end; what was shown is what was kept."""
+    """Check that the turn starts and ends once, and that the shown text equals the stored text."""
     kinds = turn.kinds
     assert kinds[:2] == ["message:sent", "stream:start"]
     assert kinds.count("stream:end") == 1
     assert turn.added[0].text == text
-    assert turn.shown == "".join(turn.said) == turn.stream.text
+    assert turn.shown == "".join(turn.reply_texts) == turn.stream.text
     end = next(event for event in turn.events if isinstance(event, StreamEnd))
     if turn.error is None:
         assert turn.reply is turn.added[-1]
         assert kinds[-2:] == ["stream:end", "message:received"]
         assert end.error is None
     else:
-        told = turn.events[-1]
-        assert isinstance(told, ErrorRaised)
+        last_event = turn.events[-1]
+        assert isinstance(last_event, ErrorRaised)
         assert isinstance(turn.error, ProviderError)
-        assert (told.kind, told.message) == (turn.error.kind, str(turn.error))
+        assert (last_event.kind, last_event.message) == (turn.error.kind, str(turn.error))
         assert kinds[-2:] == ["stream:end", "error"]
         assert end.error == str(turn.error)
-        assert KEY not in told.message
+        assert KEY not in last_event.message
 
 
 @asynccontextmanager
-async def room(
+async def open_setup(
     wire: Wire | Sequence[Wire],
     *servers: FaultServer,
     retry: RetryPolicy | None = None,
     timeouts: Timeouts | None = None,
     clock: Clock | None = None,
     history: History | None = None,
-) -> AsyncGenerator[Room]:
-    """An Atlas with one provider per server, in that order; it waits little between attempts.
-
-    One wire is that of all servers.
-    """
+) -> AsyncGenerator[WireSetup]:
+    """Open an Atlas with one provider per server, in order, and short retry delays. A single wire applies to all."""
     paid: list[tuple[str, int]] = []
 
     @tool
     async def pay(to: str, amount: int) -> str:
-        """Pay somebody."""
+        """Pay a person."""
         paid.append((to, amount))
         return f"paid {amount} to {to}"
 
@@ -251,7 +248,7 @@ async def room(
         providers = [each.provider(server.url, timeouts, time) for each, server in zip(wires, servers, strict=True)]
         agent = Agent("assistant", providers=providers, tools=[pay, look], retry=policy, system_prompt="Be brief.")
         async with Atlas([agent], clock=time, history=history) as atlas:
-            yield Room(wires, atlas, list(servers), paid)
+            yield WireSetup(wires, atlas, list(servers), paid)
 
 
 @asynccontextmanager
@@ -263,40 +260,40 @@ async def _started(servers: Sequence[FaultServer]) -> AsyncGenerator[None]:
 
 
 def check_openai_history(body: Any) -> None:
-    """Every call is answered by the tool messages right after it, and nothing else is."""
+    """Check that the next tool messages answer every call, and nothing else."""
     assert body["stream"] is True
-    awaited: list[str] = []
+    expected_ids: list[str] = []
     for message in body["messages"]:
         if message["role"] == "tool":
-            assert message["tool_call_id"] in awaited, "an answer without its call"
-            awaited.remove(message["tool_call_id"])
+            assert message["tool_call_id"] in expected_ids, "an answer without its call"
+            expected_ids.remove(message["tool_call_id"])
             continue
-        assert awaited == [], "a call without its answer"
+        assert expected_ids == [], "a call without its answer"
         assert message.get("content") or message.get("tool_calls")
-        awaited = [call["id"] for call in message.get("tool_calls", ())]
-        assert len(set(awaited)) == len(awaited)
+        expected_ids = [call["id"] for call in message.get("tool_calls", ())]
+        assert len(set(expected_ids)) == len(expected_ids)
         for call in message.get("tool_calls", ()):
             assert isinstance(call["function"]["arguments"], str)
             assert call["function"]["name"]
-    assert awaited == []
+    assert expected_ids == []
     assert body["messages"][-1]["role"] in ("user", "tool")
 
 
 def check_anthropic_history(body: Any) -> None:
-    """Every tool use is answered in the message right after it, and no thought is sent without its signature."""
+    """Check that the next message answers every tool call, and that all thinking has its signature."""
     assert body["stream"] is True
     assert body["max_tokens"] > 0
-    awaited: list[str] = []
+    expected_ids: list[str] = []
     for message in body["messages"]:
         blocks = message["content"]
         assert blocks
         results = [block["tool_use_id"] for block in blocks if block["type"] == "tool_result"]
-        assert sorted(results) == sorted(awaited)
-        awaited = [block["id"] for block in blocks if block["type"] == "tool_use"]
-        assert len(set(awaited)) == len(awaited)
-        assert not (awaited and message["role"] != "assistant")
+        assert sorted(results) == sorted(expected_ids)
+        expected_ids = [block["id"] for block in blocks if block["type"] == "tool_use"]
+        assert len(set(expected_ids)) == len(expected_ids)
+        assert not (expected_ids and message["role"] != "assistant")
         assert all(block["signature"] for block in blocks if block["type"] == "thinking")
-    assert awaited == []
+    assert expected_ids == []
 
 
 OPENAI = Wire("openai", o, check_openai_history)

@@ -1,4 +1,4 @@
-"""The vendors' own clients hear the same bytes: what they make of a good stream, so do we."""
+"""Valid streams decode as in the vendors' SDKs."""
 
 import asyncio
 import json
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from sdk_clients import anthropic_client, openai_client
-from wire_turns import ANTHROPIC, OPENAI, PATIENCE, Wire
+from wire_setup import ANTHROPIC, OPENAI, TIMEOUT, Wire
 
 from atlas_agents import Agent, Atlas, DoneChunk, Thinking, Usage
 from atlas_agents.providers.anthropic import AnthropicReader
@@ -17,12 +17,12 @@ from sse_events import a, o
 
 PAY = '{"to":"bob","amount":5}'
 EVE = '{"to":"éve 😀","amount":-1.5e3,"why":[null,true,{"a":"\\u00e9\\n"}]}'
-WORDS = ["Hi ", "😀 é ", "\u2028\u0000\x7f", "مرحبا ", "{}[]\\\"'\n\n", "data: x\n"]
+TEXTS = ["Hi ", "😀 é ", "\u2028\u0000\x7f", "مرحبا ", "{}[]\\\"'\n\n", "data: x\n"]
 
 
 @dataclass(frozen=True)
-class Heard:
-    """What one side made of an answer."""
+class DecodedMessage:
+    """A message as one decoder returns it."""
 
     text: str
     calls: Sequence[tuple[str, str, Any]]
@@ -46,12 +46,12 @@ def thinking(signature: str) -> list[bytes]:
 
 GOOD: dict[str, tuple[Wire, list[bytes]]] = {
     "text (openai)": (OPENAI, o.says("Hi", " there")),
-    "unicode (openai)": (OPENAI, o.says(*WORDS)),
-    "unicode byte by byte (openai)": (OPENAI, byte_by_byte(o.says(*WORDS))),
+    "unicode (openai)": (OPENAI, o.says(*TEXTS)),
+    "unicode byte by byte (openai)": (OPENAI, byte_by_byte(o.says(*TEXTS))),
     "CRLF (openai)": (OPENAI, crlf(o.says("Hi ", "😀"))),
     "comments (openai)": (OPENAI, with_between(o.says("Hi ", "there"), o.comment)),
     "a call (openai)": (OPENAI, o.calls(("c1", "pay", PAY))),
-    "words and two calls (openai)": (OPENAI, o.calls(("c1", "pay", PAY), ("c2", "pay", EVE), says="Paying.")),
+    "text and two calls (openai)": (OPENAI, o.calls(("c1", "pay", PAY), ("c2", "pay", EVE), says="Paying.")),
     "interleaved calls (openai)": (
         OPENAI,
         [
@@ -73,18 +73,18 @@ GOOD: dict[str, tuple[Wire, list[bytes]]] = {
     ),
     "azure's first chunk (openai)": (OPENAI, [o.event(choices=[], prompt_filter_results=[]), *o.says("Hi")]),
     "text (anthropic)": (ANTHROPIC, a.says("Hi", " there")),
-    "unicode (anthropic)": (ANTHROPIC, a.says(*WORDS)),
-    "unicode byte by byte (anthropic)": (ANTHROPIC, byte_by_byte(a.says(*WORDS))),
+    "unicode (anthropic)": (ANTHROPIC, a.says(*TEXTS)),
+    "unicode byte by byte (anthropic)": (ANTHROPIC, byte_by_byte(a.says(*TEXTS))),
     "CRLF (anthropic)": (ANTHROPIC, crlf(a.says("Hi ", "😀"))),
     "pings and comments (anthropic)": (ANTHROPIC, with_between(a.says("Hi ", "there"), a.ping + a.comment)),
     "a call (anthropic)": (ANTHROPIC, a.calls(("c1", "pay", PAY))),
-    "words and two calls (anthropic)": (ANTHROPIC, a.calls(("c1", "pay", PAY), ("c2", "pay", EVE), says="Paying.")),
+    "text and two calls (anthropic)": (ANTHROPIC, a.calls(("c1", "pay", PAY), ("c2", "pay", EVE), says="Paying.")),
     "empty arguments (anthropic)": (ANTHROPIC, a.calls(("c1", "look", ""))),
     "thinking and signature (anthropic)": (
         ANTHROPIC,
         [a.start(), *thinking("c2ln"), *a.block(1, "Hi"), *a.end_with("end_turn")],
     ),
-    "thinking, words and a call (anthropic)": (
+    "thinking, text and a call (anthropic)": (
         ANTHROPIC,
         [
             *[a.start(21), *thinking("c2ln"), *a.block(1, "Paying."), *a.tool_block(2, "c1", "pay", EVE)],
@@ -110,28 +110,28 @@ OUR_STOP = {
 }
 
 
-async def heard_by_openai(url: str) -> Heard:
+async def decode_with_openai_sdk(url: str) -> DecodedMessage:
     async with openai_client(url) as client:
         question: Any = {"role": "user", "content": "Hi"}
         options: Any = {"include_usage": True}
         async with client.chat.completions.stream(model="m-1", messages=[question], stream_options=options) as stream:
             final = await stream.get_final_completion()
-    said = final.choices[0].message
+    reply_texts = final.choices[0].message
     calls: list[tuple[str, str, Any]] = [
-        (call.id, call.function.name, json.loads(call.function.arguments)) for call in said.tool_calls or []
+        (call.id, call.function.name, json.loads(call.function.arguments)) for call in reply_texts.tool_calls or []
     ]
     assert final.usage is not None
     usage = final.usage
     reason = OUR_STOP[final.choices[0].finish_reason]
-    return Heard(said.content or "", calls, [], usage.prompt_tokens, usage.completion_tokens, reason)
+    return DecodedMessage(reply_texts.content or "", calls, [], usage.prompt_tokens, usage.completion_tokens, reason)
 
 
-async def heard_by_anthropic(url: str) -> Heard:
+async def decode_with_anthropic_sdk(url: str) -> DecodedMessage:
     async with anthropic_client(url) as client:
         question: Any = {"role": "user", "content": "Hi"}
         async with client.messages.stream(model="m-1", max_tokens=99, messages=[question]) as stream:
             final = await stream.get_final_message()
-    return Heard(
+    return DecodedMessage(
         "".join(block.text for block in final.content if block.type == "text"),
         [(block.id, block.name, block.input) for block in final.content if block.type == "tool_use"],
         [(block.thinking, block.signature) for block in final.content if block.type == "thinking"],
@@ -141,12 +141,12 @@ async def heard_by_anthropic(url: str) -> Heard:
     )
 
 
-async def heard_by_us(wire: Wire, url: str) -> Heard:
+async def decode_with_atlas(wire: Wire, url: str) -> DecodedMessage:
     agent = Agent("assistant", model=wire.provider(url), max_rounds=1)
     async with Atlas([agent]) as atlas:
         reply = await atlas.send("Hi").reply()
     usage = reply.metadata["usage"]
-    return Heard(
+    return DecodedMessage(
         reply.text,
         [(call.id, call.name, call.arguments) for call in reply.tool_calls],
         [(part.text, part.signature) for part in reply.parts if isinstance(part, Thinking)],
@@ -157,15 +157,15 @@ async def heard_by_us(wire: Wire, url: str) -> Heard:
 
 
 @pytest.mark.parametrize("name", GOOD)
-async def test_a_good_stream_is_the_same_to_us_and_to_its_vendor(name: str) -> None:
+async def test_stream_decodes_like_the_vendor_sdk(name: str) -> None:
     wire, body = GOOD[name]
-    async with FaultServer(response(*body), response(*body)) as server, asyncio.timeout(PATIENCE):
-        ours = await heard_by_us(wire, server.url)
-        theirs = await (heard_by_openai if wire is OPENAI else heard_by_anthropic)(server.url)
+    async with FaultServer(response(*body), response(*body)) as server, asyncio.timeout(TIMEOUT):
+        ours = await decode_with_atlas(wire, server.url)
+        theirs = await (decode_with_openai_sdk if wire is OPENAI else decode_with_anthropic_sdk)(server.url)
     assert ours == theirs
 
 
-def test_what_a_cache_had_counts_as_read_whichever_vendor_says_so() -> None:
+def test_cached_tokens_count_as_input_tokens() -> None:
     start = {"type": "message_start", "message": {"usage": {"input_tokens": 3, "cache_read_input_tokens": 20}}}
     events: list[dict[str, Any]] = [
         start,

@@ -1,0 +1,350 @@
+"""Unusual but complete responses (P03, P04, P11–P18, P25, P26, P39–P44) are decoded without loss."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from stream_cases import (
+    DONE,
+    PAID,
+    PAY,
+    Look,
+    StreamCase,
+    a_tool,
+    call_case,
+    make_params,
+    malformed_case,
+    o_calls,
+    text_case,
+)
+from wire_setup import ANTHROPIC, OPENAI, FastClock, Turn, Wire, WireSetup, open_setup
+
+from atlas_agents import Opaque, Thinking
+from fault_server import FaultServer, Pause, Step, broken_response, byte_by_byte, response
+from sse_events import a, o
+
+EMOJI = "Hi 😀 é\u2028!"
+HALF = r'{"to":"\ud83d","amount":5}'
+REDACTED = {"type": "redacted_thinking", "data": "b3BhcXVl"}
+SEARCH = {"type": "server_tool_use", "id": "srv_1", "name": "web_search", "input": {"query": "bob"}}
+FOUND = {"type": "web_search_tool_result", "tool_use_id": "srv_1", "content": [{"title": "Bob"}]}
+FUTURE = {"type": "hologram", "light": {"lumens": 3}}
+STRANGE = b'event: aurora\ndata: {"type":"aurora","delta":"none","index":"x"}\n\n'
+HI = [a.start(), *a.block(0, "Hi")]
+
+
+def after(*blocks: bytes) -> list[bytes]:
+    """Return a complete response: these blocks, then Hi."""
+    return [a.start(), *blocks, *a.block(9, "Hi"), *a.end_with("end_turn")]
+
+
+def complete_block(index: int, block: dict[str, Any]) -> list[bytes]:
+    return [a.event("content_block_start", index=index, content_block=block), a.close(index)]
+
+
+def thinking(*texts: str, signature: str = "") -> list[bytes]:
+    signed = [a.signature(0, signature)] if signature else []
+    return [a.open(0, "thinking"), *(a.thinking(0, word) for word in texts), *signed, a.close(0)]
+
+
+def lines(events: Sequence[bytes], old: bytes, new: bytes) -> list[bytes]:
+    return [event.replace(old, new) for event in events]
+
+
+def thought(text: str, signature: str = "") -> Look:
+    def look(_: WireSetup, turn: Turn) -> None:
+        assert turn.added[-1].parts[0] == Thinking(text, signature)
+        assert turn.thoughts == text
+
+    return look
+
+
+def keeps(*blocks: dict[str, Any]) -> Look:
+    def look(_: WireSetup, turn: Turn) -> None:
+        assert [part.block for part in turn.added[-1].parts if isinstance(part, Opaque)] == list(blocks)
+
+    return look
+
+
+def estimated(_: WireSetup, turn: Turn) -> None:
+    assert turn.reply is not None
+    assert turn.reply.metadata["estimated"] is True
+    assert min(turn.reply.metadata["usage"]["input"], turn.reply.metadata["usage"]["output"]) > 0
+
+
+def check_resumed(setup: WireSetup, turn: Turn) -> None:
+    """Check that a paused turn is sent back unchanged."""
+    assert [message.role for message in turn.added] == ["user", "assistant", "assistant"]
+    assert setup.server.requests[1].body["messages"][-1]["role"] == "assistant"
+
+
+ENDS = [
+    text_case("P03 done missing", OPENAI, o.text("Hi"), o.finish()),
+    StreamCase("P03 reset after finish", OPENAI, [broken_response(o.text("Hi"), o.finish())]),
+    StreamCase(
+        "P03 closed inside a chunked body after finish", OPENAI, [broken_response(o.text("Hi"), o.finish(), by="close")]
+    ),
+    text_case("P04 message_stop missing", ANTHROPIC, *HI, a.stop("end_turn")),
+    StreamCase("P04 reset after message_delta", ANTHROPIC, [broken_response(*HI, a.stop("end_turn"))]),
+    call_case("P04 message_stop missing but tool use stopped", ANTHROPIC, a_tool(PAY)[:-1], PAID),
+    text_case("P26 length", OPENAI, o.text("Hi"), *o.end_with("length"), stop_reason="length", truncated=True),
+    text_case("P26 max_tokens", ANTHROPIC, *HI, *a.end_with("max_tokens"), stop_reason="length", truncated=True),
+    text_case("P39 finish tool_calls but none", OPENAI, o.text("Hi"), *o.end_with("tool_calls")),
+    text_case("P39 tool_use but none", ANTHROPIC, *HI, *a.end_with("tool_use")),
+    text_case(
+        "P40 content_filter", OPENAI, o.text("Hi"), *o.end_with("content_filter"), stop_reason="refusal", refused=True
+    ),
+    text_case("P40 content_filter without a word", OPENAI, *o.end_with("content_filter"), text="", refused=True),
+    text_case(
+        "P40 refusal deltas",
+        OPENAI,
+        o.delta({"refusal": "H"}),
+        o.delta({"refusal": "i"}),
+        *o.end_with("stop"),
+        refused=True,
+    ),
+    text_case("P40 refusal", ANTHROPIC, *HI, *a.end_with("refusal"), stop_reason="refusal", refused=True),
+    text_case("P40 refusal with calls", ANTHROPIC, *a_tool(PAY, stop="refusal"), text="", refused=True),
+    text_case(
+        "P40 content_filter with calls",
+        OPENAI,
+        o.call(0, "c", "pay", PAY),
+        *o.end_with("content_filter"),
+        text="",
+        refused=True,
+    ),
+    StreamCase(
+        "P41 pause_turn",
+        ANTHROPIC,
+        [response(*HI, *a.end_with("pause_turn")), DONE["anthropic"]],
+        "Done.",
+        look=check_resumed,
+    ),
+    text_case("P41 unknown stop reason", ANTHROPIC, *HI, *a.end_with("eclipse"), stop_reason="other"),
+    text_case(
+        "P41 unknown stop reason with calls", ANTHROPIC, *HI, *a.tool_block(1, "c", "pay", PAY), *a.end_with("eclipse")
+    ),
+    text_case(
+        "P41 unknown finish reason with calls",
+        OPENAI,
+        o.text("Hi"),
+        *o_calls(o.call(0, "c", "pay", PAY), finish="eclipse"),
+    ),
+    text_case("P43 usage missing", OPENAI, o.text("Hi"), o.finish(), o.done, look=estimated),
+    text_case(
+        "P43 usage null", OPENAI, o.text("Hi"), o.finish(), o.event(choices=[], usage=None), o.done, look=estimated
+    ),
+    text_case("P43 usage missing", ANTHROPIC, *HI, a.stop("end_turn", None), a.end, look=estimated),
+    text_case(
+        "P44 double finish",
+        OPENAI,
+        o.text("Hi"),
+        o.finish(),
+        o.text("!"),
+        o.finish("length"),
+        o.done,
+        stop_reason="stop",
+    ),
+    text_case("P44 text after done", OPENAI, *o.says("Hi"), o.text(" you")),
+    text_case("P44 calls after finish", OPENAI, o.text("Hi"), o.finish(), o.call(0, "c1", "pay", PAY), o.done),
+    text_case("P44 events after message_stop", ANTHROPIC, *a.says("Hi"), *a.says("you")),
+]
+BYTES = [
+    text_case("P11 emoji split at every byte", OPENAI, *byte_by_byte(o.says(EMOJI)), text=EMOJI),
+    text_case("P11 emoji split at every byte", ANTHROPIC, *byte_by_byte(a.says(EMOJI)), text=EMOJI),
+    text_case("P12 surrogate pair over two deltas", OPENAI, *o.says("Hi \ud83d", "\ude00!"), text="Hi 😀!"),
+    text_case("P12 surrogate pair over two deltas", ANTHROPIC, *a.says("Hi \ud83d", "\ude00!"), text="Hi 😀!"),
+    text_case("P12 half a pair before other text", OPENAI, *o.says("Hi \ud83d", "!"), text="Hi \ufffd!"),
+    text_case("P12 half a pair at the end", OPENAI, *o.says("Hi \ud83d"), text="Hi \ufffd"),
+    text_case("P12 half a pair at the end", ANTHROPIC, *a.says("Hi \ud83d"), text="Hi \ufffd"),
+    text_case(
+        "P12 surrogate pair over two thoughts",
+        OPENAI,
+        *[o.delta({"reasoning_content": half}) for half in ("Hm \ud83d", "\ude00")],
+        *o.says("Hi"),
+        look=thought("Hm 😀"),
+    ),
+    text_case(
+        "P12 surrogate pair over two thoughts",
+        ANTHROPIC,
+        *after(*thinking("Hm \ud83d", "\ude00", signature="sig")),
+        look=thought("Hm 😀", "sig"),
+    ),
+    call_case(
+        "P12 surrogate pair over two pieces of arguments",
+        OPENAI,
+        o_calls(o.call(0, "c1", "pay", '{"to":"\ud83d'), o.call(0, None, None, '\ude00","amount":5}')),
+        [("😀", 5)],
+    ),
+    call_case(
+        "P12 surrogate pair over two pieces of arguments",
+        ANTHROPIC,
+        [
+            *[a.start(), a.tool(0, "c1", "pay"), a.json(0, '{"to":"\ud83d'), a.json(0, '\ude00","amount":5}')],
+            *[a.close(0), *a.end_with("tool_use")],
+        ],
+        [("😀", 5)],
+    ),
+    malformed_case("P12 half a pair, escaped, in arguments", OPENAI, o.calls(("c1", "pay", HALF))),
+    malformed_case("P12 half a pair, escaped, in arguments", ANTHROPIC, a_tool(HALF)),
+    text_case(
+        "P12 half a pair in a block that is kept",
+        ANTHROPIC,
+        *after(*complete_block(0, {"type": "x", "y": "\ud83d"})),
+        look=keeps({"type": "x", "y": "\ufffd"}),
+    ),
+    text_case("P13 BOM first", OPENAI, b"\xef\xbb\xbf", *o.says("Hi")),
+    text_case("P13 BOM first", ANTHROPIC, b"\xef\xbb\xbf", *a.says("Hi")),
+    text_case("P13 BOM byte by byte", OPENAI, *byte_by_byte([b"\xef\xbb\xbf", *o.says("Hi")])),
+    text_case("P14 CRLF", OPENAI, *lines(o.says(EMOJI), b"\n", b"\r\n"), text=EMOJI),
+    text_case("P14 CRLF", ANTHROPIC, *lines(a.says(EMOJI), b"\n", b"\r\n"), text=EMOJI),
+    text_case("P14 CRLF byte by byte", OPENAI, *byte_by_byte(lines(o.says("Hi"), b"\n", b"\r\n"))),
+    text_case("P14 CRLF byte by byte", ANTHROPIC, *byte_by_byte(lines(a.says("Hi"), b"\n", b"\r\n"))),
+    text_case("P14 CR only", OPENAI, *lines([o.text("Hi"), o.finish()], b"\n", b"\r")),
+    text_case("P14 CR only", ANTHROPIC, *lines(a.says("Hi"), b"\n", b"\r")),
+    text_case("P14 no space after data", OPENAI, *lines(o.says("Hi"), b"data: ", b"data:")),
+    text_case(
+        "P14 no space after data and event", ANTHROPIC, *lines(lines(a.says("Hi"), b"t: ", b"t:"), b"data: ", b"data:")
+    ),
+    text_case("P14 data over two lines", OPENAI, *lines(o.says("Hi"), b',"choices"', b',\ndata: "choices"')),
+    text_case(
+        "P14 ids, retries and comments",
+        OPENAI,
+        b"retry: 5\n\n",
+        o.comment,
+        *lines(o.says("Hi"), b"data", b"id: 7\ndata"),
+    ),
+]
+SHAPES = [
+    text_case(
+        "P17 empty choices first, usage last", OPENAI, o.event(choices=[], prompt_filter_results=[]), *o.says("Hi")
+    ),
+    text_case("P18 choices null", OPENAI, o.event(choices=None), *o.says("Hi")),
+    text_case("P18 delta null", OPENAI, o.delta(None), *o.says("Hi")),
+    text_case("P18 delta null with the finish", OPENAI, o.text("Hi"), o.delta(None, "stop"), o.done),
+    text_case("P18 content and calls null", OPENAI, o.delta({"content": None, "tool_calls": None}), *o.says("Hi")),
+    text_case("P18 another choice", OPENAI, o.event(choices=[{"index": 1, "delta": {"content": "No"}}]), *o.says("Hi")),
+    text_case("P25 unknown event", ANTHROPIC, a.start(), STRANGE, *a.says("Hi")[1:]),
+    text_case(
+        "P25 unknown event that is not JSON", ANTHROPIC, a.start(), b"event: aurora\ndata: green\n\n", *a.says("Hi")[1:]
+    ),
+    text_case("P25 event without data", ANTHROPIC, a.start(), b"event: ping\n\n", *a.says("Hi")[1:]),
+    text_case("P25 unknown delta", ANTHROPIC, *HI[:2], a.delta(0, "aurora_delta", colour="green"), *a.says("Hi")[2:]),
+    text_case("P25 unknown block", ANTHROPIC, *after(*complete_block(0, FUTURE)), look=keeps(FUTURE)),
+    text_case(
+        "P25 a tool of the server",
+        ANTHROPIC,
+        *after(
+            a.open(0, "server_tool_use", id="srv_1", name="web_search", input={}),
+            a.json(0, '{"query":'),
+            a.json(0, '"bob"}'),
+            a.close(0),
+            *complete_block(1, FOUND),
+        ),
+        look=keeps(SEARCH, FOUND),
+    ),
+    text_case(
+        "P42 thinking and signature",
+        ANTHROPIC,
+        *after(*thinking("Hm, ", "bob.", signature="s")),
+        look=thought("Hm, bob.", "s"),
+    ),
+    text_case("P42 thinking without signature", ANTHROPIC, *after(*thinking("Hm")), look=thought("Hm")),
+    text_case("P42 signature without text", ANTHROPIC, *after(*thinking(signature="sig")), look=thought("", "sig")),
+    text_case("P42 redacted_thinking", ANTHROPIC, *after(*complete_block(0, REDACTED)), look=keeps(REDACTED)),
+]
+
+
+@make_params(ENDS)
+async def test_unusual_end_of_a_stream_is_accepted(row: StreamCase) -> None:
+    await row.check()
+
+
+@make_params(BYTES)
+async def test_unusual_bytes_decode_to_the_intended_text(row: StreamCase) -> None:
+    await row.check()
+
+
+@make_params(SHAPES)
+async def test_unknown_or_empty_events_are_ignored(row: StreamCase) -> None:
+    await row.check()
+
+
+@pytest.mark.parametrize(
+    ("wire", "body"),
+    [
+        pytest.param(OPENAI, [o.text("Hi"), o.finish(), "hold"], id="P03 finish, then nothing"),
+        pytest.param(
+            OPENAI, [o.text("Hi"), o.finish(), *[o.comment, Pause(0.02)] * 600], id="P03 finish, then comments"
+        ),
+        pytest.param(OPENAI, [*o.says("Hi"), "hold"], id="P03 done, but not closed"),
+        pytest.param(OPENAI, [*o.says("Hi"), *[o.comment, Pause(0.002)] * 6000], id="P03 done, then comments"),
+        pytest.param(ANTHROPIC, [*HI, a.stop("end_turn"), "hold"], id="P04 stop reason, then nothing"),
+        pytest.param(
+            ANTHROPIC, [*HI, a.stop("end_turn"), *[a.ping, Pause(0.02)] * 600], id="P04 stop reason, then pings"
+        ),
+        pytest.param(ANTHROPIC, [*a.says("Hi"), "hold"], id="P04 message_stop, but not closed"),
+    ],
+)
+async def test_complete_message_does_not_wait_for_the_connection_to_close(wire: Wire, body: list[Step]) -> None:
+    clock = FastClock(20)
+    async with open_setup(wire, FaultServer(response(*body)), clock=clock) as setup:
+        begun = clock.monotonic()
+        turn = await setup.turn()
+        assert clock.monotonic() - begun < 25
+        assert turn.reply_texts == ["Hi"]
+        await setup.next_turn_works()
+
+
+async def test_P41_model_that_only_pauses_ends_at_the_round_limit() -> None:
+    pause = response(*HI, *a.end_with("pause_turn"))
+    async with open_setup(ANTHROPIC, FaultServer(*[pause] * 10)) as setup:
+        turn = await setup.turn()
+        assert turn.reply_texts == ["Hi"] * 10
+        assert setup.requests == [10]
+        await setup.next_turn_works()
+
+
+async def test_P42_blocks_are_sent_back_unchanged() -> None:
+    blocks = [*thinking("Hm 😀", signature="c2ln"), *complete_block(1, REDACTED), *complete_block(2, FUTURE)]
+    body = [a.start(), *blocks, *a.block(3, "Paying."), *a.tool_block(4, "c1", "pay", PAY), *a.end_with("tool_use")]
+    async with open_setup(ANTHROPIC, FaultServer(response(*body), DONE["anthropic"])) as setup:
+        await setup.turn()
+        assert setup.server.requests[1].body["messages"][1] == {
+            "role": "assistant",
+            "content": [
+                {"type": "thinking", "thinking": "Hm 😀", "signature": "c2ln"},
+                REDACTED,
+                FUTURE,
+                {"type": "text", "text": "Paying."},
+                {"type": "tool_use", "id": "c1", "name": "pay", "input": {"to": "bob", "amount": 5}},
+            ],
+        }
+        await setup.next_turn_works()
+
+
+@pytest.mark.parametrize("framing", ["chunked", "sized", "until close"])
+@pytest.mark.parametrize("wire", [OPENAI, ANTHROPIC], ids=repr)
+async def test_every_body_framing_is_decoded(wire: Wire, framing: Any) -> None:
+    pieces = byte_by_byte(wire.builder.says("Hi"))
+    await StreamCase("framed", wire, [response(*pieces, framing=framing)]).check()
+
+
+WHOLE = {
+    "openai": b'{"choices":[{"index":0,"message":{"role":"assistant","content":"Hi","tool_calls":[{"id":"c1","type":'
+    b'"function","function":{"name":"pay","arguments":"{\\"to\\":\\"bob\\",\\"amount\\":5}"}}]},"finish_reason":'
+    b'"tool_calls"}],"usage":{"prompt_tokens":7,"completion_tokens":5}}',
+    "anthropic": b'{"type":"message","role":"assistant","content":[{"type":"text","text":"Hi"},{"type":"tool_use","id":'
+    b'"c1","name":"pay","input":{"to":"bob","amount":5}}],"stop_reason":"tool_use","usage":{"input_tokens":7,'
+    b'"output_tokens":5}}',
+}
+
+
+@pytest.mark.parametrize("wire", [OPENAI, ANTHROPIC], ids=repr)
+async def test_non_streaming_server_is_supported(wire: Wire) -> None:
+    whole = response(WHOLE[wire.name], type="application/json; charset=utf-8", framing="sized")
+    async with open_setup(wire, FaultServer(whole, DONE[wire.name])) as setup:
+        turn = await setup.turn()
+        assert turn.reply_texts == ["Hi", "Done."]
+        assert setup.paid == PAID
+        await setup.next_turn_works()
