@@ -121,7 +121,7 @@ class ToolElicitation:
         governance, tool = scope.governance, scope.display_name(call)
         bound = compute_binding(tool, {"form": encode(form).decode(), "number": number}, governance.policy_version)
         return Question(
-            title=f"{form.asker[:1].upper()}{form.asker[1:]} asks you",
+            title=f"{form.asker[:1].upper()}{form.asker[1:]} requests your input",
             message=form.message,
             tool=tool,
             arguments=form.suggested,
