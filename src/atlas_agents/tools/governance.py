@@ -1,6 +1,7 @@
 """Governance shared by all runs of an Atlas, and the scope in which the tool calls of one run execute."""
 
 from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -21,40 +22,22 @@ from atlas_agents.tools.tool import Tool
 from atlas_agents.tools.worker_pool import Workers
 
 
-class Governance:
+class Governance(msgspec.Struct, kw_only=True, eq=False):
     """The policy, approvals, limits and audit log that apply to every tool call of an Atlas.
 
     All runs share one instance. The policy may be replaced while runs are in progress.
     """
 
-    __slots__ = (
-        *("_tasks", "approvals", "audit", "clock", "limiter", "policy", "redactor", "retries", "team_services"),
-        "workers",
-    )
-
-    def __init__(
-        self,
-        *,
-        clock: Clock,
-        workers: Workers,
-        approvals: Approvals,
-        limiter: Limiter,
-        audit: AuditLog,
-        redactor: Redactor,
-        policy: Policy | None = None,
-        retries: tuple[float, ...] = (1.0, 3.0, 9.0),
-        team_services: TeamServices | None = None,
-    ) -> None:
-        self.clock = clock
-        self.team_services = team_services
-        self.workers = workers
-        self.approvals = approvals
-        self.limiter = limiter
-        self.audit = audit
-        self.redactor = redactor
-        self.policy = policy
-        self.retries = retries
-        self._tasks = BackgroundTasks("governance")
+    clock: Clock
+    workers: Workers
+    approvals: Approvals
+    limiter: Limiter
+    audit: AuditLog
+    redactor: Redactor
+    policy: Policy | None = None
+    retries: tuple[float, ...] = (1.0, 3.0, 9.0)
+    team_services: TeamServices | None = None
+    _tasks: BackgroundTasks = msgspec.field(default_factory=partial(BackgroundTasks, "governance"))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run work in a background task that outlives the turn it belongs to."""

@@ -164,29 +164,18 @@ class WriteStep(Protocol):
     ) -> None: ...
 
 
-class JournaledApprovals:
+class JournaledApprovals(msgspec.Struct, eq=False):
     """Approval store of one run: each question is asked once, and its answer is persisted before it takes effect."""
 
-    def __init__(
-        self,
-        store: Store,
-        tenant: str,
-        run_id: str,
-        session: str,
-        *,
-        write_step: WriteStep,
-        committer: RetryingCommitter,
-        clock: Clock,
-    ) -> None:
-        self._store = store
-        self._tenant = tenant
-        self._run_id = run_id
-        self._session = session
-        self._write_step = write_step
-        self._committer = committer
-        self._clock = clock
-        self._asked: set[str] = set()
-        self._answered: set[str] = set()
+    _store: Store
+    _tenant: str
+    _run_id: str
+    _session: str
+    _write_step: WriteStep
+    _committer: RetryingCommitter
+    _clock: Clock
+    _asked: set[str] = msgspec.field(default_factory=set[str])
+    _answered: set[str] = msgspec.field(default_factory=set[str])
 
     def restore(self, row: JournalRow) -> None:
         """Restore a question or an answer from the journal of a resumed run."""
@@ -273,9 +262,7 @@ class Journal:
         self._shared = shared
         """Other processes write to the same sessions and start the runs that this one accepts."""
         self._committer = committer = RetryingCommitter(store, clock)
-        self.approvals = JournaledApprovals(
-            store, tenant, run_id, session, write_step=self._write_status_step, committer=committer, clock=clock
-        )
+        self.approvals = JournaledApprovals(store, tenant, run_id, session, self._write_status_step, committer, clock)
         self._epoch = 0
         self._pending: list[Message] = []
         self._first_messages: list[Message] = []

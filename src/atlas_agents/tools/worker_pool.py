@@ -36,7 +36,7 @@ from atlas_agents.tools.worker_process import report
 
 __all__ = ["WorkerDied", "Workers", "report"]
 
-Report: TypeAlias = Callable[[str], None]
+OnProgress: TypeAlias = Callable[[str], None]
 _CLOSED_MESSAGE = "the worker pool was closed"
 _MAX_READ = 1 << 18
 _KILL_TIMEOUT = 5.0  # seconds after which a killed process counts as dead, even if the kernel holds it
@@ -79,7 +79,7 @@ class WorkerProcess:
         await self._receive()
         self.ready = True
 
-    async def call(self, request: Sequence[bytes], directory: str | None, report: Report | None) -> Frame:
+    async def call(self, request: Sequence[bytes], directory: str | None, report: OnProgress | None) -> Frame:
         """Send a call and return its answer; raises EOFError if the process ends first."""
         loop = asyncio.get_running_loop()
         chunks = frame(CALL, [self._pack_environment(directory), *request])
@@ -225,7 +225,7 @@ class Workers:
         arguments: Mapping[str, Any],
         *,
         positional: Sequence[Any] = (),
-        report: Report | None = None,
+        report: OnProgress | None = None,
     ) -> Any:
         """Call function(*positional, **arguments) in a worker; return what it returns, or raise what it raises.
 
@@ -281,7 +281,7 @@ class _Pool:
         self._idle: list[WorkerProcess] = []
         self._waiting: deque[asyncio.Future[WorkerProcess]] = deque()
 
-    async def call(self, request: Sequence[bytes], directory: str | None, report: Report | None) -> Frame:
+    async def call(self, request: Sequence[bytes], directory: str | None, report: OnProgress | None) -> Frame:
         """Send a call to a free worker; if that died before it could start, use another."""
         for _ in range(3):
             worker = await self._acquire()
