@@ -23,8 +23,10 @@ HEAVY = {
     "griffe",
     "jsonschema_rs",
     "markdown_it",
+    "mcp",
     "msgspec",
     "prompt_toolkit",
+    "psycopg",
     "pydantic",
     "rich",
 }
@@ -91,6 +93,7 @@ def test_command_list_shows_the_first_help_line_of_each_command() -> None:
         (["sessions", "--help"], ()),
         (["config", "show", "--json"], ("asyncio", "msgspec")),
         (["audit", "list", "--limit", "5"], ("aiohttp", "asyncio", "msgspec")),
+        (["sessions", "list"], ("aiohttp", "asyncio", "griffe", "jsonschema_rs", "msgspec", "pydantic")),
     ],
     ids=" ".join,
 )

@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
 
@@ -15,8 +15,7 @@ from atlas_agents.config.settings import Settings
 from atlas_agents.core.errors import AtlasError, ConfigError
 from atlas_agents.core.messages import Message, approximate_tokens
 from atlas_agents.core.paths import Environment
-from atlas_agents.gateway.protocol.admin import McpServersFound, McpServerShape
-from atlas_agents.mcp.callbacks import SampledMessage, sample_from_route
+from atlas_agents.gateway.protocol.admin import McpServerShape, McpServersResult
 from atlas_agents.mcp.servers import Servers
 from atlas_agents.providers.demo import Demo
 from atlas_agents.providers.registry import Model, Registry, parse_model_ref
@@ -24,6 +23,9 @@ from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.tools.tool import Tool
 from atlas_agents.workspace.build import LOCAL_MODEL, build_agents
 from atlas_agents.workspace.workspace import Workspace, WorkspaceState
+
+if TYPE_CHECKING:
+    from atlas_agents.mcp.callbacks import SampledMessage
 
 logger = logging.getLogger(__name__)
 _RETRY_DELAYS = (30.0, 120.0, 600.0)
@@ -119,7 +121,9 @@ def open_mcp_servers(
 ) -> Servers:
     """Return the MCP servers of the workspace. A model answers the sampling requests of servers that may send them."""
 
-    async def sample(messages: list[Message], system: str, max_tokens: int) -> SampledMessage:
+    async def sample(messages: list[Message], system: str, max_tokens: int) -> "SampledMessage":
+        from atlas_agents.mcp.callbacks import sample_from_route  # imports the optional MCP SDK
+
         ref = settings.model or registry.default_model or LOCAL_MODEL
         reply = await sample_from_route(registry.route(ref), messages, system, max_tokens)
         if reply.usage.input_tokens:
@@ -133,13 +137,13 @@ def open_mcp_servers(
     return servers
 
 
-def describe_servers(servers: Servers) -> McpServersFound:
+def describe_servers(servers: Servers) -> McpServersResult:
     """Return the names, states and tools of the MCP servers for clients, but not how they are started."""
     shapes = [
         McpServerShape(name, servers.state(name), _tool_names(servers, name), servers.connection_error(name))
         for name in servers.configs
     ]
-    return McpServersFound(tuple(shapes), servers.config_error)
+    return McpServersResult(tuple(shapes), servers.config_error)
 
 
 def _tool_names(servers: Servers, name: str) -> tuple[str, ...]:

@@ -32,8 +32,8 @@ from atlas_agents.knowledge.embedding import Embedder, EndpointEmbedder, LocalEm
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
 from atlas_agents.knowledge.loaders import Sources
 from atlas_agents.knowledge.memories import JobHistory
-from atlas_agents.local.download import Progress, obtain
-from atlas_agents.local.models import given_file, is_path, known, models_folder, state_of
+from atlas_agents.local.download import Progress, ensure_model
+from atlas_agents.local.models import check_gguf_file, find_model, is_gguf_path, model_state, models_folder
 from atlas_agents.mcp.servers import Servers
 from atlas_agents.providers.rate_limits import SharedRateLimiter, parse_rate_limits
 from atlas_agents.providers.registry import Registry, parse_model_ref
@@ -257,13 +257,13 @@ def _model_fetcher(folder: Path, on_progress: ModelProgress | None) -> FetchMode
         return partial(on_progress, id) if on_progress is not None else None
 
     async def fetch(id: str) -> None:
-        if is_path(id):
-            given_file(id)
+        if is_gguf_path(id):
+            check_gguf_file(id)
             return
-        model = known(id)
-        if model.by_itself:
-            await obtain(model, folder, progress(id))
-        elif not state_of(model, folder).installed:
+        model = find_model(id)
+        if model.auto_download:
+            await ensure_model(model, folder, progress(id))
+        elif not model_state(model, folder).installed:
             raise ModelUnavailable(f"not downloaded yet ({model.megabytes} MB); run: atlas models pull {id}")
 
     return fetch

@@ -5,6 +5,7 @@ import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -20,7 +21,6 @@ from atlas_agents.config.settings import Settings
 from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.paths import Environment, Secret
-from atlas_agents.dispatch.members import ClusterStatus
 from atlas_agents.gateway.auth import TokenFile
 from atlas_agents.gateway.hub import GatewayServices
 from atlas_agents.gateway.mcp.resources import Documents
@@ -28,6 +28,9 @@ from atlas_agents.gateway.protocol.types import Scope
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.workspace.skills import read_prompts
+
+if TYPE_CHECKING:
+    from atlas_agents.dispatch.members import ClusterStatus
 
 logger = logging.getLogger(__name__)
 _SCOPES: tuple[Scope, ...] = ("read", "write", "approve")
@@ -195,7 +198,7 @@ def _gateway_settings(settings: Settings) -> GatewaySettings:
     )
 
 
-async def cluster_status(settings: Settings) -> ClusterStatus:
+async def cluster_status(settings: Settings) -> "ClusterStatus":
     """Read the cluster's status once; ConfigError without a cluster, StoreError if Postgres cannot be reached."""
     if not is_postgres(settings):
         raise ConfigError(

@@ -4,12 +4,11 @@ import asyncio
 import logging
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from atlas_agents.core.errors import BadTool, ConfigError, ToolFailed
-from atlas_agents.mcp.callbacks import Caller
 from atlas_agents.mcp.config import (
     FILE_NAME,
     Approval,
@@ -24,6 +23,9 @@ from atlas_agents.mcp.config import (
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.tool import Tool
 
+if TYPE_CHECKING:
+    from atlas_agents.mcp.callbacks import Caller
+
 logger = logging.getLogger(__name__)
 _CLIENT_MODULE = "atlas_agents.mcp.client"
 
@@ -35,7 +37,7 @@ class ServerConnection(Protocol):
 
     async def tools(self) -> tuple[DiscoveredTool, ...]: ...
 
-    async def call(self, tool: DiscoveredTool, arguments: dict[str, Any], caller: Caller) -> Any: ...
+    async def call(self, tool: DiscoveredTool, arguments: dict[str, Any], caller: "Caller") -> Any: ...
 
     async def close(self) -> None: ...
 
