@@ -157,7 +157,7 @@ def _larger_model(home: Home) -> None:
         (_blank_token, "token", "is empty", "run: atlas token rotate"),
         (_broken_tokens, "token", "tokens.json", "fix the file"),
         (_weak_and_exposed, "token", "too weak to listen on 0.0.0.0", "22 random characters"),
-        (_bad_setting, "settings", "prot: there is no such setting; did you mean port?", "fix this first"),
+        (_bad_setting, "settings", "unknown setting 'prot'; did you mean port?", "fix this first"),
         (_bad_agents, "workspace", "AGENTS.md:2: Model: invalid model reference 'nonsense'", "fix this line"),
         (_unknown_tool, "workspace", "there is no tool 'hammer'", "fix this line"),
         (_hidden, "workspace", "SOUL.md:1:9: hidden character U+200B ZERO WIDTH SPACE and 1 more", "remove it from"),

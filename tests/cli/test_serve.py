@@ -32,9 +32,9 @@ def test_gateway_prints_its_url_and_agents_and_stops_on_sigterm(home: Home) -> N
 
 def test_terminal_shows_a_url_with_the_token(home: Home) -> None:
     with home.terminal("serve", columns=200) as person:
-        person.see(r"Open http://127\.0\.0\.1:\d+/#token=\S{43}\n(.|\n)*Press Ctrl-C to stop\.$")
+        person.expect(r"Open http://127\.0\.0\.1:\d+/#token=\S{43}\n(.|\n)*Press Ctrl-C to stop\.$")
         person.type("\x03")
-        assert person.leave() == 0
+        assert person.wait_for_exit() == 0
     assert "Traceback" not in person.text
 
 
@@ -78,11 +78,11 @@ def test_second_gateway_in_the_same_home_is_rejected(home: Home) -> None:
 @pytest.mark.parametrize(
     ("arguments", "env", "message"),
     [
-        (["--port", "99999"], {}, "--port: it must be a whole number from 0 to 65535"),
+        (["--port", "99999"], {}, "--port: expected an integer from 0 to 65535"),
         (["--host", "not a host"], {}, "--host: "),
         (["--host", "0.0.0.0"], {"ATLAS_TOKEN": "weak"}, "too weak for a non-loopback address"),
         (["--policy", "nowhere.toml"], {}, "there is no file"),
-        (["--config", "nowhere.toml"], {}, "there is no such settings file"),
+        (["--config", "nowhere.toml"], {}, "settings file not found"),
         (["--workspace", "/proc/nowhere"], {}, "the workspace cannot be made there"),
         (["--log-level", "loud"], {}, "--log-level: it must be"),
     ],

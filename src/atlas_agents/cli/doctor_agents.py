@@ -18,7 +18,7 @@ from atlas_agents.config.open import open_policy
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.errors import ConfigError, MissingKey, SandboxUnavailable, ToolFailed
 from atlas_agents.core.paths import Environment
-from atlas_agents.local.models import is_path, known, models_folder, state_of
+from atlas_agents.local.models import find_model, is_gguf_path, model_state, models_folder
 from atlas_agents.mcp.servers import Servers
 from atlas_agents.providers.registry import Registry, parse_model_ref
 from atlas_agents.workspace.build import build_agent, resolve_models
@@ -110,16 +110,16 @@ def _check_local_model(name: str, environment: Environment) -> CheckResult:
     what = "local model"
     if importlib.util.find_spec("xllamacpp") is None:
         return broken(what, "xllamacpp is not installed", "run: pip install 'atlas-agents[local]'")
-    if is_path(name):
+    if is_gguf_path(name):
         exists = os.path.isfile(os.path.expanduser(name))
         return ok(what, name) if exists else broken(what, f"file not found: {name}", "download the file")
     try:
-        state = state_of(known(name), models_folder(environment))
+        state = model_state(find_model(name), models_folder(environment))
     except Exception as error:  # noqa: BLE001 - an unknown name
         return broken(what, str(error), "run: atlas models list")
     if state.installed:
         return ok(what, f"{name} is installed at {state.path}")
-    if state.model.by_itself:
+    if state.model.auto_download:
         return notice(what, f"{name} is not installed yet", "it is downloaded at first use")
     return broken(what, f"{name} is not installed, {state.model.megabytes} MB", f"run: atlas models pull {name}")
 

@@ -109,10 +109,10 @@ def _commented_line(setting: "Setting") -> str:
 
 
 def _default(setting: "Setting") -> str:
-    if setting.takes == "a list of texts":
+    if setting.takes == "a list of strings":
         return "[]"
     if setting.takes == "true or false" and setting.default not in {"true", "false"}:  # the default is a description
         return "true"
-    if setting.takes.startswith(("a whole number", "a number", "true or false")):
+    if setting.takes.startswith(("an integer", "a number", "true or false")):
         return setting.default
     return f'"{setting.default}"'

@@ -32,16 +32,16 @@ def list_models(as_json: JsonFlag = False) -> None:
 async def pull(model: Name, yes: YesFlag = False) -> None:
     """Download a model, or resume an interrupted download, and verify its checksum."""
     from atlas_agents.local.download import pull as download
-    from atlas_agents.local.models import known, models_folder, state_of
+    from atlas_agents.local.models import find_model, model_state, models_folder
 
-    wanted = known(model)
-    state = state_of(wanted, models_folder())
+    wanted = find_model(model)
+    state = model_state(wanted, models_folder())
     if not state.installed:
         print(
             f"{wanted.title} ({wanted.license}), {wanted.megabytes} MB, to {state.path.parent}: {wanted.label}.",
             file=sys.stderr,
         )
-        if not yes and not wanted.by_itself and not confirm("Download it?"):
+        if not yes and not wanted.auto_download and not confirm("Download it?"):
             print("Nothing was downloaded.", file=sys.stderr)
             return
     print(await download(model, progress=show_download(model)))

@@ -242,7 +242,7 @@ def _parse_number(field: FieldShape, text: str) -> float:
     try:
         return int(text) if field.kind == "integer" else float(text)
     except ValueError:
-        expected = "a whole number" if field.kind == "integer" else "a number"
+        expected = "an integer" if field.kind == "integer" else "a number"
         raise BadArguments(f"invalid value {_escaped(text)}: expected {expected}") from None
 
 
