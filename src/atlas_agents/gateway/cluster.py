@@ -16,29 +16,10 @@ from starlette.applications import Starlette
 
 from atlas_agents.agents.atlas import Atlas
 from atlas_agents.agents.stream import AtlasStream
+from atlas_agents.core import events as core
 from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.approvals import Form, Question
 from atlas_agents.core.errors import StoreError
-from atlas_agents.core.events import (
-    ApprovalAnswered,
-    ApprovalAsked,
-    ErrorRaised,
-    Event,
-    HandedOver,
-    MessageKept,
-    MessageReceived,
-    PlanStep,
-    PlanUpdated,
-    StreamChunk,
-    StreamEnd,
-    StreamReset,
-    StreamStart,
-    StreamThinking,
-    ToolAnswered,
-    ToolCalled,
-    ToolProgress,
-    Usage,
-)
 from atlas_agents.core.messages import Message, Thinking, ToolCall, ToolResult
 from atlas_agents.core.messages import Part as CorePart
 from atlas_agents.core.store import OPEN, RunRow, Store
@@ -53,15 +34,8 @@ from atlas_agents.gateway.convert import ANSWERS, agent_model, core_part
 from atlas_agents.gateway.events import RunLog
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.protocol import events as wire
+from atlas_agents.gateway.protocol import types
 from atlas_agents.gateway.protocol.events import TERMINAL_EVENTS, RunEvent, decode_event, read_event_name
-from atlas_agents.gateway.protocol.types import (
-    MessageShape,
-    Part,
-    ThinkingPart,
-    ToolCallPart,
-    ToolResultPart,
-    UsageShape,
-)
 from atlas_agents.gateway.runs import RunRegistry
 from atlas_agents.gateway.server import bind_sockets, build_server, close_atlas, stop_signals
 from atlas_agents.gateway.settings import GatewaySettings
@@ -71,7 +45,7 @@ from atlas_agents.gateway.telemetry import Metrics
 class EventDecoder:
     """Decodes the wire events of one run into core events. Bindings and costs are not on the wire and stay empty."""
 
-    def __init__(self, session: str, on_event: Callable[[Event], None]) -> None:
+    def __init__(self, session: str, on_event: Callable[[core.Event], None]) -> None:
         self._session = session
         self._on_event = on_event
         self._calls: dict[str, wire.ToolCalling] = {}
@@ -80,76 +54,78 @@ class EventDecoder:
         for decoded in self._convert(event):
             self._on_event(decoded)
 
-    def _convert(self, event: wire.RunEvent) -> list[Event]:
+    def _convert(self, event: wire.RunEvent) -> list[core.Event]:
         match event:
             case wire.ChatDelta(id, text):
-                return [StreamChunk(id, text)]
+                return [core.StreamChunk(id, text)]
             case wire.ChatReasoning(id, text):
-                return [StreamThinking(id, text)]
+                return [core.StreamThinking(id, text)]
             case wire.ChatReset(id, attempt):
-                return [StreamReset(id, attempt)]
+                return [core.StreamReset(id, attempt)]
             case wire.ChatStarted(id, agent_id):
-                return [StreamStart(id, agent_id)]
+                return [core.StreamStart(id, agent_id)]
             case wire.PlanChanged(id, steps):
-                return [PlanUpdated(id, tuple([PlanStep(step.text, step.status) for step in steps]))]
+                return [core.PlanUpdated(id, tuple([core.PlanStep(step.text, step.status) for step in steps]))]
             case wire.RunHandoff(id, before, now):
-                return [HandedOver(id, before, now)]
+                return [core.HandedOver(id, before, now)]
             case wire.ChatMessage(id, message):
-                return [MessageKept(id, core_message(message))]
+                return [core.MessageKept(id, core_message(message))]
             case wire.ChatFinal() | wire.ChatError():
                 return _end(event)
             case _:
                 return self._convert_tool_event(event)
 
-    def _convert_tool_event(self, event: wire.RunEvent) -> list[Event]:
+    def _convert_tool_event(self, event: wire.RunEvent) -> list[core.Event]:
         match event:
             case wire.ToolCalling(id, call_id, name, arguments):
                 self._calls[call_id] = event
-                return [ToolCalled(id, name, arguments, call_id)]
+                return [core.ToolCalled(id, name, arguments, call_id)]
             case wire.ToolProgressing(id, call_id, message):
                 call = self._calls.get(call_id)
-                return [ToolProgress(id, call.name if call else "", call_id, message)]
+                return [core.ToolProgress(id, call.name if call else "", call_id, message)]
             case wire.ToolSettled(id, call_id, name, status, result, took, error):
                 call = self._calls.get(call_id)
                 known: Any = error
-                return [ToolAnswered(id, name, call.arguments if call else {}, call_id, status, known, result, took)]
+                return [
+                    core.ToolAnswered(id, name, call.arguments if call else {}, call_id, status, known, result, took)
+                ]
             case wire.ApprovalRequested(run_id=id):
-                return [ApprovalAsked(id, _question(event, self._session))]
+                return [core.ApprovalAsked(id, _question(event, self._session))]
             case wire.ApprovalResolved(id, approval_id, decision, by):
-                return [ApprovalAnswered(id, approval_id, ANSWERS[decision], by)]
+                return [core.ApprovalAnswered(id, approval_id, ANSWERS[decision], by)]
             case _:
                 return []
 
 
-def _end(event: wire.ChatFinal | wire.ChatError) -> list[Event]:
+def _end(event: wire.ChatFinal | wire.ChatError) -> list[core.Event]:
     if isinstance(event, wire.ChatError):
-        return [StreamEnd(event.run_id, Usage(), error=event.message), _error(event)]
-    ended = StreamEnd(event.run_id, _usage(event.usage), cancelled=event.cancelled)
+        return [core.StreamEnd(event.run_id, core.Usage(), error=event.message), _error(event)]
+    ended = core.StreamEnd(event.run_id, _usage(event.usage), cancelled=event.cancelled)
     if event.cancelled or event.message is None:
         return [ended]
-    return [ended, MessageReceived(event.run_id, core_message(event.message))]
+    return [ended, core.MessageReceived(event.run_id, core_message(event.message))]
 
 
-def _error(event: wire.ChatError) -> ErrorRaised:
-    return ErrorRaised(event.run_id, event.message, event.kind)
+def _error(event: wire.ChatError) -> core.ErrorRaised:
+    return core.ErrorRaised(event.run_id, event.message, event.kind)
 
 
-def _usage(usage: UsageShape) -> Usage:
-    return Usage(usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.estimated)
+def _usage(usage: types.UsageShape) -> core.Usage:
+    return core.Usage(usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.estimated)
 
 
-def core_message(shape: MessageShape) -> Message:
+def core_message(shape: types.MessageShape) -> Message:
     """Convert a wire message to a core message, without vendor-specific parts."""
     return Message(shape.role, tuple(map(_part, shape.parts)), shape.id, shape.created_at, shape.metadata)
 
 
-def _part(part: Part) -> CorePart:
+def _part(part: types.Part) -> CorePart:
     match part:
-        case ThinkingPart(text):
+        case types.ThinkingPart(text):
             return Thinking(text)
-        case ToolCallPart(id, name, arguments):
+        case types.ToolCallPart(id, name, arguments):
             return ToolCall(id, name, arguments)
-        case ToolResultPart(call_id, status, result, error):
+        case types.ToolResultPart(call_id, status, result, error):
             known: Any = error
             return ToolResult(call_id, status, result, known)
         case _:
@@ -224,7 +200,7 @@ class RemoteRuns:
         return self._busy[session] > 0
 
     async def stream_events(self, row: RunRow, on_event: OnEvent) -> None:
-        """Send every event of a run to a listener, from the first to the terminal one."""
+        """Pass every event of a run to `on_event`, from the first to the terminal one."""
         decoder, seq = EventDecoder(row.session, on_event), 0
         while True:
             log = self._runs.get(row.id)
@@ -245,12 +221,10 @@ class RemoteRuns:
 
     async def wait_for_terminal_event(self, row: RunRow) -> None:
         """Give the owner of a run that has just finished time to write its terminal event."""
-        began, ended = time.monotonic(), (row.ended_at or 0) / 1000
-        while (
-            row.epoch
-            and time.monotonic() - began < _TERMINAL_EVENT_TIMEOUT
-            and abs(time.time() - ended) < 20 * _TERMINAL_EVENT_TIMEOUT
-        ):
+        if not row.epoch or abs(time.time() - (row.ended_at or 0) / 1000) > 20 * _TERMINAL_EVENT_TIMEOUT:
+            return
+        deadline = time.monotonic() + _TERMINAL_EVENT_TIMEOUT
+        while time.monotonic() < deadline:
             rows = await self._store.events(self._tenant, row.id, after=max(0, row.events - 1024))
             if rows and read_event_name(rows[-1].body) in TERMINAL_EVENTS:
                 return

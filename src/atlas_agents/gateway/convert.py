@@ -3,63 +3,29 @@
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import msgspec
+
 from atlas_agents.agents.agent import Agent
+from atlas_agents.core import events as core
 from atlas_agents.core.approvals import Decision as CoreDecision
 from atlas_agents.core.approvals import Form, Question
-from atlas_agents.core.events import (
-    ApprovalAnswered,
-    ApprovalAsked,
-    ErrorRaised,
-    Event,
-    HandedOver,
-    MessageKept,
-    MessageReceived,
-    PlanUpdated,
-    StreamChunk,
-    StreamEnd,
-    StreamReset,
-    StreamStart,
-    StreamThinking,
-    ToolAnswered,
-    ToolCalled,
-    ToolProgress,
-    Usage,
-)
 from atlas_agents.core.messages import File, Image, Message, Text, Thinking, ToolCall, ToolResult
 from atlas_agents.core.messages import Part as CorePart
 from atlas_agents.core.store import Session, StoredMessage
 from atlas_agents.gateway.protocol import events as wire
-from atlas_agents.gateway.protocol.types import (
-    ApprovalShape,
-    ChoiceShape,
-    Decision,
-    FieldShape,
-    FilePart,
-    FormShape,
-    ImagePart,
-    InputPart,
-    MessageShape,
-    Part,
-    PlanStepShape,
-    SessionShape,
-    TextPart,
-    ThinkingPart,
-    ToolCallPart,
-    ToolResultPart,
-    UsageShape,
-)
+from atlas_agents.gateway.protocol import types
 from atlas_agents.providers.base import Provider
 from atlas_agents.providers.failover import Route
 from atlas_agents.providers.registry import Model, Registry
 
-DECISIONS: dict[CoreDecision, Decision] = {
+DECISIONS: dict[CoreDecision, types.Decision] = {
     "once": "allow-once",
     "session": "allow-session",
     "always": "allow-always",
     "no": "deny",
     "dismiss": "dismiss",
 }
-ANSWERS: dict[Decision, CoreDecision] = {wire_decision: decision for decision, wire_decision in DECISIONS.items()}
+ANSWERS: dict[types.Decision, CoreDecision] = {wire_decision: decision for decision, wire_decision in DECISIONS.items()}
 _PAGE_BYTES = 512 * 1024
 WireEvent: TypeAlias = wire.RunEvent | None
 
@@ -73,67 +39,73 @@ class Translator:
         self._model = model
         self._model_notice = model_notice
         self._hide = hide
-        self._usage = Usage()
+        self._usage = core.Usage()
 
-    def convert(self, event: Event) -> WireEvent:
+    def convert(self, event: core.Event) -> WireEvent:
         """Return the wire event for a core event, or None if the protocol has none."""
-        if type(event) is StreamChunk:
+        if type(event) is core.StreamChunk:
             return wire.ChatDelta(event.stream_id, event.text)
         match event:
-            case StreamThinking(id, text):
+            case core.StreamThinking(id, text):
                 return wire.ChatReasoning(id, text)
-            case StreamReset(id, attempt):
+            case core.StreamReset(id, attempt):
                 return wire.ChatReset(id, attempt)
-            case StreamStart(id, agent_id):
+            case core.StreamStart(id, agent_id):
                 return wire.ChatStarted(id, agent_id, self._model, self._model_notice(agent_id))
-            case PlanUpdated(id, steps):
-                return wire.PlanChanged(id, tuple([PlanStepShape(step.text, step.status) for step in steps]))
-            case HandedOver(id, before, now):
+            case core.PlanUpdated(id, steps):
+                return wire.PlanChanged(id, tuple([types.PlanStepShape(step.text, step.status) for step in steps]))
+            case core.HandedOver(id, before, now):
                 return wire.RunHandoff(id, before, now)
-            case MessageKept(id, message):
+            case core.MessageKept(id, message):
                 return wire.ChatMessage(id, message_shape(message, id))
-            case ToolCalled() | ToolProgress() | ToolAnswered() | ApprovalAsked() | ApprovalAnswered():
+            case (
+                core.ToolCalled()
+                | core.ToolProgress()
+                | core.ToolAnswered()
+                | core.ApprovalAsked()
+                | core.ApprovalAnswered()
+            ):
                 return self._convert_tool_event(event)
             case _:
                 return self._convert_end(event)
 
-    def _convert_tool_event(self, event: Event) -> WireEvent:
+    def _convert_tool_event(self, event: core.Event) -> WireEvent:
         match event:
-            case ToolCalled(id, name, arguments, call_id):
+            case core.ToolCalled(id, name, arguments, call_id):
                 return wire.ToolCalling(id, call_id, name, arguments)
-            case ToolProgress(id, _, call_id, message):
+            case core.ToolProgress(id, _, call_id, message):
                 return wire.ToolProgressing(id, call_id, message)
-            case ToolAnswered(id, name, _, call_id, status, error, result, took):
+            case core.ToolAnswered(id, name, _, call_id, status, error, result, took):
                 return wire.ToolSettled(id, call_id, name, status, result, took, error)
-            case ApprovalAsked(_, question):
+            case core.ApprovalAsked(_, question):
                 return approval_event(question)
-            case ApprovalAnswered(id, approval_id, decision, by):
+            case core.ApprovalAnswered(id, approval_id, decision, by):
                 return wire.ApprovalResolved(id, approval_id, DECISIONS[decision], by)
             case _:
                 return None
 
-    def _convert_end(self, event: Event) -> WireEvent:
+    def _convert_end(self, event: core.Event) -> WireEvent:
         match event:
-            case StreamEnd(id, usage, cancelled):
+            case core.StreamEnd(id, usage, cancelled):
                 self._usage = usage
                 return wire.ChatFinal(id, usage_shape(usage), cancelled=True) if cancelled else None
-            case MessageReceived(id, message):
+            case core.MessageReceived(id, message):
                 return wire.ChatFinal(id, usage_shape(self._usage), message_shape(message, id))
-            case ErrorRaised(id, message, kind):
+            case core.ErrorRaised(id, message, kind):
                 return wire.ChatError(id, self._hide(message), kind)
             case _:
                 return None
 
 
-def usage_shape(usage: Usage) -> UsageShape:
-    return UsageShape(usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.estimated)
+def usage_shape(usage: core.Usage) -> types.UsageShape:
+    return types.UsageShape(usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.estimated)
 
 
-def message_shape(message: Message, run_id: str = "", seq: int = 0) -> MessageShape:
+def message_shape(message: Message, run_id: str = "", seq: int = 0) -> types.MessageShape:
     """Convert a message to its wire shape, without vendor-specific parts."""
     took: dict[str, int] = message.metadata.get("durations") or {}
     parts = tuple([part for each in message.parts if (part := _part(each, took)) is not None])
-    return MessageShape(message.id, message.role, parts, message.created_at, run_id, seq, message.metadata)
+    return types.MessageShape(message.id, message.role, parts, message.created_at, run_id, seq, message.metadata)
 
 
 def fit_in_frame(rows: Sequence[StoredMessage], limit: int) -> Sequence[StoredMessage]:
@@ -144,59 +116,45 @@ def fit_in_frame(rows: Sequence[StoredMessage], limit: int) -> Sequence[StoredMe
     return rows[min(first, len(rows) - 1) :] if rows else rows
 
 
-def stored_message_shape(row: StoredMessage) -> MessageShape:
+def stored_message_shape(row: StoredMessage) -> types.MessageShape:
     return message_shape(Message.from_json(row.body), row.run_id, row.seq)
 
 
-def _part(part: CorePart, took: dict[str, int]) -> Part | None:
+def _part(part: CorePart, took: dict[str, int]) -> types.Part | None:
     match part:
         case Text(text):
-            return TextPart(text)
+            return types.TextPart(text)
         case ToolCall(id, name, arguments):
-            return ToolCallPart(id, name, arguments)
+            return types.ToolCallPart(id, name, arguments)
         case ToolResult(call_id, status, result, error):
-            return ToolResultPart(call_id, status, result, error, took.get(call_id))
+            return types.ToolResultPart(call_id, status, result, error, took.get(call_id))
         case Thinking(text):
-            return ThinkingPart(text)
+            return types.ThinkingPart(text)
         case Image(media_type, data, url):
-            return ImagePart(media_type, data, url)
+            return types.ImagePart(media_type, data, url)
         case File(name, media_type, data, url):
-            return FilePart(name, media_type, data, url)
+            return types.FilePart(name, media_type, data, url)
         case _:
             return None
 
 
-def core_part(part: InputPart) -> CorePart:
+def core_part(part: types.InputPart) -> CorePart:
     match part:
-        case TextPart(text):
+        case types.TextPart(text):
             return Text(text)
-        case ImagePart(media_type, data, url):
+        case types.ImagePart(media_type, data, url):
             return Image(media_type, data, url)
-        case FilePart(name, media_type, data, url):
+        case types.FilePart(name, media_type, data, url):
             return File(name, media_type, data, url)
 
 
 def approval_event(question: Question) -> wire.ApprovalRequested:
-    shape = approval_shape(question, question.session)
-    return wire.ApprovalRequested(
-        run_id=shape.run_id,
-        approval_id=shape.approval_id,
-        tool_call_id=shape.tool_call_id,
-        tool_name=shape.tool_name,
-        summary=shape.summary,
-        details=shape.details,
-        command=shape.command,
-        working_dir=shape.working_dir,
-        risk=shape.risk,
-        options=shape.options,
-        expires_at=shape.expires_at,
-        preview=shape.preview,
-        form=shape.form,
-    )
+    fields = msgspec.structs.asdict(approval_shape(question, question.session))
+    return wire.ApprovalRequested(**{name: fields[name] for name in wire.ApprovalRequested.__struct_fields__})
 
 
-def approval_shape(question: Question, session_key: str) -> ApprovalShape:
-    return ApprovalShape(
+def approval_shape(question: Question, session_key: str) -> types.ApprovalShape:
+    return types.ApprovalShape(
         approval_id=question.id,
         run_id=question.run_id,
         session_key=session_key,
@@ -215,16 +173,16 @@ def approval_shape(question: Question, session_key: str) -> ApprovalShape:
     )
 
 
-def _form(form: Form) -> FormShape:
+def _form(form: Form) -> types.FormShape:
     fields = [
-        FieldShape(
+        types.FieldShape(
             field.name,
             field.kind,
             field.title,
             field.description,
             field.required,
             field.default,
-            tuple([ChoiceShape(choice.value, choice.title) for choice in field.choices]),
+            tuple([types.ChoiceShape(choice.value, choice.title) for choice in field.choices]),
             field.format,
             field.pattern,
             field.least,
@@ -232,7 +190,7 @@ def _form(form: Form) -> FormShape:
         )
         for field in form.fields
     ]
-    return FormShape(form.asker, form.message, tuple(fields), form.url)
+    return types.FormShape(form.asker, form.message, tuple(fields), form.url)
 
 
 def _folder(question: Question) -> str:
@@ -254,8 +212,8 @@ def _command(question: Question) -> str:
     return f"{question.tool}({', '.join(f'{name}={value!r}' for name, value in question.arguments.items())})"
 
 
-def session_shape(session: Session, key: str, *, running: bool) -> SessionShape:
-    return SessionShape(
+def session_shape(session: Session, key: str, *, running: bool) -> types.SessionShape:
+    return types.SessionShape(
         session_key=key,
         label=session.label,
         agent_id=session.agent_id,

@@ -47,15 +47,10 @@ class Methods:
     def __init__(self) -> None:
         self._bound: dict[str, Bound] = {}
 
-    def add(self, name: str) -> Callable[[Call], Call]:
-        """Return a decorator that registers a handler. Raises KeyError if the protocol has no such method."""
+    def add(self, name: str, call: Call) -> None:
+        """Register a handler. Raises KeyError if the protocol has no such method."""
         method = METHODS[name]
-
-        def bind(call: Call) -> Call:
-            self._bound[name] = Bound(method, call, msgspec.json.Decoder(method.params))
-            return call
-
-        return bind
+        self._bound[name] = Bound(method, call, msgspec.json.Decoder(method.params))
 
     def find(self, name: str) -> Bound | None:
         return self._bound.get(name)
@@ -92,7 +87,7 @@ class Dispatch:
 
     async def answer(self, request: RequestFrame, bound: Bound, caller: Any) -> bytes:
         """Call the handler and return the response frame, whether it succeeds or fails."""
-        begun = time.perf_counter()
+        started = time.perf_counter()
         try:
             result = await bound.call(caller, _params(request, bound))
             frame = _encoder.encode(ResponseFrame(request.id, result))
@@ -103,7 +98,7 @@ class Dispatch:
         except Exception as error:  # noqa: BLE001 - every exception becomes an error response
             return self.failed(request.id, to_protocol_error(error))
         finally:
-            self._metrics.requests.labels(request.method).observe(time.perf_counter() - begun)
+            self._metrics.requests.labels(request.method).observe(time.perf_counter() - started)
         return frame
 
     def failed(self, id: str | int | float | None, fault: ProtocolError) -> bytes:

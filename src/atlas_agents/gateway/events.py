@@ -375,9 +375,7 @@ class Replay:
         rows = await self._store.events(self._tenant, self._run_id, after=self._seq, limit=_PAGE)
         last = log.delivered if log is not None else rows[-1].seq if rows else 0
         entries = [LoggedEvent(row.seq, read_event_name(row.body), row.body) for row in rows if row.seq <= last]
-        if (
-            not entries and log is not None
-        ):  # no events before those in memory: none were emitted, or they were lost in a crash
+        if not entries and log is not None:  # none were emitted before those in memory, or they were lost in a crash
             self._seq = max(self._seq, first - 1)
         return entries
 

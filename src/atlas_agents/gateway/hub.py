@@ -26,7 +26,7 @@ from atlas_agents.gateway.protocol.admin import (
     AuditPage,
     AuditShape,
     AuditVerified,
-    McpServersFound,
+    McpServersResult,
     ToolUse,
 )
 from atlas_agents.gateway.protocol.events import (
@@ -315,7 +315,7 @@ class GatewayServices(msgspec.Struct, frozen=True):
     knowledge_base: KnowledgeBase | None = None
     settings: dict[str, Any] = {}
     """Further settings shown by `config.get`."""
-    mcp_servers: Callable[[], McpServersFound] = McpServersFound
+    mcp_servers: Callable[[], McpServersResult] = McpServersResult
     """Returns the configured MCP servers and their state."""
     model_notice: Callable[[str], str] = no_notice
     """Returns why an agent uses another model than its own; empty if it does not."""
@@ -380,6 +380,11 @@ class Hub:
     def retry_after_ms(self) -> int:
         """Milliseconds after which a client that was refused during shutdown may retry."""
         return int((self.settings.restart_expected or 1.0) * 1000)
+
+    def check_accepting(self) -> None:
+        """Raise ProtocolError if the gateway is shutting down."""
+        if self.stopping:
+            raise ProtocolError("UNAVAILABLE", "the gateway is shutting down", retry_after_ms=self.retry_after_ms)
 
     def broadcast(self, event: ServerEvent) -> None:
         """Send an event to all connections with the scope `read` and the full profile."""

@@ -22,17 +22,7 @@ from atlas_agents.gateway.convert import agent_model
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.hub import GatewayServices, Hub
 from atlas_agents.gateway.mcp.mount import McpMount
-from atlas_agents.gateway.methods.admin import (
-    add_call_methods,
-    add_record_methods,
-    add_system_methods,
-    add_tenant_methods,
-    apply_suspensions,
-)
-from atlas_agents.gateway.methods.chat import add_approval_methods, add_chat_methods, add_run_methods
-from atlas_agents.gateway.methods.jobs import add_job_methods, add_schedule_methods, follow_jobs
-from atlas_agents.gateway.methods.knowledge import add_knowledge_methods
-from atlas_agents.gateway.methods.sessions import add_search_methods, add_session_methods, add_transfer_methods
+from atlas_agents.gateway.methods import admin, chat, jobs, knowledge, sessions
 from atlas_agents.gateway.openai.api import openai_routes
 from atlas_agents.gateway.protocol.events import ServerShutdown
 from atlas_agents.gateway.protocol.frames import RESTART
@@ -142,28 +132,11 @@ async def close_atlas(atlas: Atlas, grace: float, force_stop: asyncio.Event) -> 
         closing.cancel()
 
 
-_METHOD_GROUPS = (
-    add_chat_methods,
-    add_session_methods,
-    add_search_methods,
-    add_transfer_methods,
-    add_run_methods,
-    add_job_methods,
-    add_schedule_methods,
-    add_approval_methods,
-    add_record_methods,
-    add_knowledge_methods,
-    add_call_methods,
-    add_system_methods,
-    add_tenant_methods,
-)
-
-
 def all_methods() -> Methods:
     """Return the handlers of all methods."""
     methods = Methods()
-    for add in _METHOD_GROUPS:
-        add(methods)
+    for module in (admin, chat, jobs, knowledge, sessions):
+        module.add_methods(methods)
     return methods
 
 
@@ -201,7 +174,7 @@ class Gateway:
         self.atlas = atlas
         self.settings = settings
         self.hub = hub = Hub(atlas, settings, all_methods(), services or GatewayServices())
-        follow_jobs(hub)
+        jobs.follow_jobs(hub)
         self.readiness = Readiness(self._check_store)
         self.mcp = McpMount(hub)
         api_routes = [*openai_routes(hub), *agui_routes(hub), *self.mcp.routes()]
@@ -249,7 +222,7 @@ class Gateway:
             services.spawn(work)
         member = AsyncExitStack()
         try:
-            await apply_suspensions(self.hub)
+            await admin.apply_suspensions(self.hub)
             if self._membership is not None:
                 await member.enter_async_context(self._membership.join(self.hub, self.url))
             elif recover:

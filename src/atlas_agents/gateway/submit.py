@@ -29,8 +29,7 @@ async def submit_turn(
 
     For a repeated idempotency key, the stream replays the turn that was started with it.
     """
-    if hub.stopping:
-        raise ProtocolError("UNAVAILABLE", "the gateway is shutting down", retry_after_ms=hub.retry_after_ms)
+    hub.check_accepting()
     stream = hub.atlas.start_turn(message, options, session=session, agent_id=agent.id, user=user)
     accepted = await stream.accepted()
     if accepted.status in _NEW:
@@ -58,8 +57,7 @@ async def call_tool(
     asks: bool = True,
 ) -> AtlasStream:
     """Start a tool call and return when it is stored, in a session of its own that is archived from the start."""
-    if hub.stopping:
-        raise ProtocolError("UNAVAILABLE", "the gateway is shutting down", retry_after_ms=hub.retry_after_ms)
+    hub.check_accepting()
     user = grant.principal.id
     session = grant.prefix + tool_call_session(user, new_id(), idempotency_key)
     await hub.atlas.sessions.put(session, label=tool[:80], archived=True)

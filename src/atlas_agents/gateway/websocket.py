@@ -83,9 +83,8 @@ class WebSocketTransport(WebSocketsSansIOProtocol):
         if not self.is_open:
             return False
         queued = self.transport.get_write_buffer_size()
-        if (
-            queued > READING_BELOW and queued + len(frame) > self.max_queued
-        ):  # a client that reads may receive a frame larger than the limit
+        # A client that reads may receive a frame larger than the limit.
+        if queued > READING_BELOW and queued + len(frame) > self.max_queued:
             self.slow = True
             self.close_with(SLOW_CONSUMER, "slow consumer")
             return False

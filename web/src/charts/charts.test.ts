@@ -1,5 +1,5 @@
 import { expect, it } from "vitest";
-import type { RunFound } from "../wire";
+import type { RunDetails } from "../wire";
 import { lastDays, roundUp, stackSeries } from "./bar-chart";
 import { axisTicks, buildTimeline } from "./timeline";
 
@@ -17,7 +17,7 @@ it("a timeline has spans for model calls, approvals and tool calls", () => {
       step(7, "reply", 90),
       step(8, "ended", 100),
     ],
-  } as unknown as RunFound;
+  } as unknown as RunDetails;
   const { spans, to } = buildTimeline(found, 1000);
   expect(to).toBe(100);
   expect(spans.map((span) => [span.kind, span.from, span.to, span.status])).toEqual([

@@ -2,7 +2,7 @@
 
 import { Tooltip } from "antd";
 import { formatDuration } from "../state/format";
-import type { RunFound, RunStep } from "../wire";
+import type { RunDetails, RunStep } from "../wire";
 
 export interface Span {
   kind: "model" | "tool" | "approval" | "offline";
@@ -20,7 +20,7 @@ export interface Timeline {
 }
 
 /** Convert the recorded steps of a run to time spans. Spans that have not ended extend to `now`. */
-export function buildTimeline({ run, steps }: RunFound, now: number): Timeline {
+export function buildTimeline({ run, steps }: RunDetails, now: number): Timeline {
   const end = run.endedAt ?? now;
   const ended = run.endedAt !== undefined && run.endedAt !== null;
   const builder = new SpanBuilder(run.createdAt, end);

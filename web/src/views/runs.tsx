@@ -8,7 +8,7 @@ import { RouteLink } from "../components/link";
 import { navigate } from "../layout/router";
 import { formatDateTime, formatDuration, toSentence } from "../state/format";
 import { useAppState, useNow, useQuery } from "../state/hooks";
-import type { RunFound, RunShape } from "../wire";
+import type { RunDetails, RunShape } from "../wire";
 import { EmptyState, QueryResult, RunStatusTag, View } from "./view";
 
 export default function Runs({ id }: { id: string }) {
@@ -109,7 +109,7 @@ function RunDetails({ id }: { id: string }) {
   );
 }
 
-function RunContent({ found, now }: { found: RunFound; now: number }) {
+function RunContent({ found, now }: { found: RunDetails; now: number }) {
   const { run, steps } = found;
   const sessionName = useSessionName();
   const timeline = buildTimeline(found, now);

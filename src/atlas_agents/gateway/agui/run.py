@@ -12,25 +12,9 @@ from starlette.routing import BaseRoute, Route
 from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.options import TurnOptions, WhenBusy
 from atlas_agents.agents.stream import AtlasStream
+from atlas_agents.core import events as core
 from atlas_agents.core.approvals import Answer, Question
 from atlas_agents.core.errors import Conflict, NotFound
-from atlas_agents.core.events import (
-    ApprovalAnswered,
-    ApprovalAsked,
-    ErrorRaised,
-    Event,
-    HandedOver,
-    MessageKept,
-    PlanUpdated,
-    StreamChunk,
-    StreamEnd,
-    StreamReset,
-    StreamThinking,
-    ToolAnswered,
-    ToolCalled,
-    ToolProgress,
-    Usage,
-)
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, ToolResult
 from atlas_agents.core.store import OPEN, ApprovalRow
@@ -58,7 +42,6 @@ from atlas_agents.gateway.http_api import (
 )
 from atlas_agents.gateway.http_errors import Hide, HTTPError, to_http_error
 from atlas_agents.gateway.hub import Hub
-from atlas_agents.gateway.protocol.frames import ProtocolError
 from atlas_agents.gateway.submit import submit_turn
 from atlas_agents.providers.base import render_result_text
 
@@ -131,13 +114,13 @@ class _Draft:
 
 
 class AgUiEncoder:
-    """Encodes one run as AG-UI events. `over` is set after the terminal event.
+    """Encodes one run as AG-UI events. `ended` is set after the terminal event.
 
     `messages` holds the client's messages and those of this run, so that a message can be withdrawn by a snapshot.
     """
 
     def __init__(self, thread_id: str, run_id: str, model: str, messages: list[Any], hide: Hide = str) -> None:
-        self.over = False
+        self.ended = False
         self._thread_id = thread_id
         self._run_id = run_id
         self._model = model
@@ -152,27 +135,27 @@ class AgUiEncoder:
     def start(self) -> list[agui.AgUiEvent]:
         return [agui.RunStarted(self._thread_id, self._run_id, agui.VERSION)]
 
-    def convert(self, event: Event) -> list[agui.AgUiEvent]:
+    def convert(self, event: core.Event) -> list[agui.AgUiEvent]:
         """Return the AG-UI events for an event of a turn; none if the protocol has no equivalent."""
         match event:
-            case StreamChunk(_, text):
+            case core.StreamChunk(_, text):
                 return self._add_text(text) if text else []
-            case StreamThinking(_, text):
+            case core.StreamThinking(_, text):
                 return self._add_reasoning(text) if text else []
-            case StreamReset():
+            case core.StreamReset():
                 return self._withdraw()
-            case ToolCalled(_, name, arguments, call_id):
+            case core.ToolCalled(_, name, arguments, call_id):
                 return self._call(call_id, name, arguments)
-            case ToolProgress(_, name, call_id, message):
+            case core.ToolProgress(_, name, call_id, message):
                 value = {"toolCallId": call_id, "name": name, "message": message}
                 return [agui.Custom("tool.progress", value)]
-            case PlanUpdated(_, steps):
+            case core.PlanUpdated(_, steps):
                 return [agui.Custom("plan.updated", {"steps": msgspec.to_builtins(steps)})]
-            case HandedOver(_, before, now):
+            case core.HandedOver(_, before, now):
                 return [agui.Custom("run.handoff", {"from": before, "to": now})]
-            case ToolAnswered(call_id=call_id, status=status, result=result, error=error):
+            case core.ToolAnswered(call_id=call_id, status=status, result=result, error=error):
                 return self._result(ToolResult(call_id, status, result, error))
-            case MessageKept(_, message) if message.role == "assistant" and not message.tool_calls:
+            case core.MessageKept(_, message) if message.role == "assistant" and not message.tool_calls:
                 return self._complete()
             case _:
                 return self._end(event)
@@ -193,28 +176,28 @@ class AgUiEncoder:
         outcome = agui.RunOutcomeShape("interrupt", tuple([_interrupt(each) for each in questions]))
         return self._finish(outcome)
 
-    def done(self, usage: Usage | None = None, *, cancelled: bool = False) -> list[agui.AgUiEvent]:
+    def done(self, usage: core.Usage | None = None, *, cancelled: bool = False) -> list[agui.AgUiEvent]:
         return self._finish(agui.RunOutcomeShape("cancelled" if cancelled else "success"), usage)
 
     def fail(self, message: str, code: str) -> list[agui.AgUiEvent]:
         closed = self._close()
-        self.over = True
+        self.ended = True
         return [*closed, agui.RunError(message, code)]
 
-    def _end(self, event: Event) -> list[agui.AgUiEvent]:
+    def _end(self, event: core.Event) -> list[agui.AgUiEvent]:
         match event:
-            case StreamEnd(_, usage, cancelled, None):
+            case core.StreamEnd(_, usage, cancelled, None):
                 return self.done(usage, cancelled=cancelled)
-            case ApprovalAsked(_, question):
+            case core.ApprovalAsked(_, question):
                 return self.ask((question,))
-            case ErrorRaised(_, message, kind):
+            case core.ErrorRaised(_, message, kind):
                 return self.fail(self._hide(message), kind)
             case _:
                 return []
 
-    def _finish(self, outcome: agui.RunOutcomeShape, usage: Usage | None = None) -> list[agui.AgUiEvent]:
+    def _finish(self, outcome: agui.RunOutcomeShape, usage: core.Usage | None = None) -> list[agui.AgUiEvent]:
         closed = self._close()
-        self.over = True
+        self.ended = True
         counted = (_usage(usage, self._model),) if usage is not None else ()
         return [*closed, agui.RunFinished(self._thread_id, self._run_id, outcome, counted)]
 
@@ -297,7 +280,7 @@ def _interrupt(question: Question) -> agui.Interrupt:
     )
 
 
-def _usage(usage: Usage, model: str) -> agui.TokenUsage:
+def _usage(usage: core.Usage, model: str) -> agui.TokenUsage:
     total = usage.input_tokens + usage.output_tokens
     return agui.TokenUsage(usage.input_tokens, usage.output_tokens, total, usage.cached_tokens, model)
 
@@ -321,7 +304,7 @@ class AgUiRun:
 
     def stop(self) -> None:
         """Cancel the turn; a turn that waits for an approval keeps waiting."""
-        if self._stream is not None and not self._encoder.over:
+        if self._stream is not None and not self._encoder.ended:
             self._stream.cancel()
 
     async def stream_events(self) -> AsyncGenerator[bytes, None]:
@@ -329,13 +312,12 @@ class AgUiRun:
         encoder = self._encoder
         yield _encode_events(encoder.start())
         try:
-            async with aclosing(
-                self._resume_turn() if self._message is None else self._start_turn(self._message)
-            ) as batches:
+            turn = self._resume_turn() if self._message is None else self._start_turn(self._message)
+            async with aclosing(turn) as batches:
                 async for events in batches:
                     if events:
                         yield _encode_events(events)
-                    if encoder.over:
+                    if encoder.ended:
                         return
             raise HTTPError(503, "unavailable", "the gateway is shutting down")
         except Exception as failure:  # noqa: BLE001 - the status line was already sent
@@ -368,9 +350,8 @@ class AgUiRun:
         """Yield what follows the answer. The turn continues on its own, so it may have ended, here or elsewhere."""
         entries = self._run_input.resume or []
         row = await self._hub.store.approval(self._hub.atlas.tenant, entries[-1].interrupt_id)
-        live = (
-            await self._hub.atlas.follow(row.run_id) if row is not None else None
-        )  # before the answer lets the turn end
+        # Follow before the answer lets the turn end.
+        live = await self._hub.atlas.follow(row.run_id) if row is not None else None
         question = await resolve_interrupts(self._hub, self._grant, self._session, entries)
         if live is None:
             async for events in self._replay_stored(question.run_id, question.call_id):
@@ -396,14 +377,14 @@ class AgUiRun:
         yield self._encoder.done(cancelled=row.status == "cancelled")
 
 
-async def _events_after(stream: AtlasStream, question_id: str) -> AsyncGenerator[Event, None]:
+async def _events_after(stream: AtlasStream, question_id: str) -> AsyncGenerator[core.Event, None]:
     """Yield the events after an approval was resolved; if it never was, the end of the turn."""
     resolved = False
     async for event in stream:
-        resolved = resolved or isinstance(event, StreamEnd)
+        resolved = resolved or isinstance(event, core.StreamEnd)
         if resolved:
             yield event
-        resolved = resolved or (isinstance(event, ApprovalAnswered) and event.approval_id == question_id)
+        resolved = resolved or (isinstance(event, core.ApprovalAnswered) and event.approval_id == question_id)
 
 
 def _encode_events(events: list[AgUiEvent]) -> bytes:
@@ -425,8 +406,7 @@ def agui_routes(hub: Hub) -> Sequence[BaseRoute]:
             agent = hub.agent(request.path_params["agent_id"])
             if agent is None:
                 raise HTTPError(404, "agent_not_found", f"unknown agent {request.path_params['agent_id'][:200]!r}")
-            if hub.stopping:
-                raise ProtocolError("UNAVAILABLE", "the gateway is shutting down", retry_after_ms=hub.retry_after_ms)
+            hub.check_accepting()
             turn = AgUiRun(hub, grant, request, run_input, agent)
             if on_disconnect(request) == "cancel":
                 stack.callback(turn.stop)

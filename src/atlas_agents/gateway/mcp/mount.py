@@ -70,10 +70,7 @@ class McpMount:
 
     def _authorize(self, request: Request) -> Grant:
         grant = authorize(request, "read")
-        if self._hub.stopping:
-            raise HTTPError(
-                503, "unavailable", "the gateway is shutting down", retry_after=self._hub.retry_after_ms / 1000
-            )
+        self._hub.check_accepting()
         if self._in_progress[grant.principal.id] >= MAX_CONCURRENT:
             raise HTTPError(429, "too_many_requests", f"this token already has {MAX_CONCURRENT} requests in progress")
         agent_id = request.path_params.get("agent_id", "")

@@ -15,74 +15,51 @@ from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.convert import agent_model, model_name
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.hub import Hub
-from atlas_agents.gateway.protocol.admin import (
-    AgentFound,
-    AgentsFound,
-    AuditList,
-    AuditPage,
-    AuditVerified,
-    Called,
-    ConfigFound,
-    Health,
-    LimitsFound,
-    Matrix,
-    MatrixRow,
-    McpServersFound,
-    ModelsFound,
-    OneAgent,
-    OneUser,
-    PlanFound,
-    PlansFound,
-    PlanShape,
-    PlansPut,
-    SystemInfo,
-    TenantFound,
-    TenantsFound,
-    TenantsUpdate,
-    TokenMade,
-    ToolsFound,
-    ToolsInvoke,
-    ToolsList,
-    ToolsUsed,
-    UsageFound,
-    UsageSum,
-    UsageSummary,
-    UsageTools,
-    UserFound,
-    UsersFound,
-    UserShape,
-    UsersPut,
-)
+from atlas_agents.gateway.protocol import admin as wire
 from atlas_agents.gateway.protocol.frames import ProtocolError
 from atlas_agents.gateway.protocol.types import Ack, AgentShape, ModelShape, NoParams, ToolShape
 from atlas_agents.gateway.submit import call_tool
 from atlas_agents.providers.registry import parse_model_ref
 
 
-def add_record_methods(methods: Methods) -> None:
-    methods.add("agents.list")(list_agents)
-    methods.add("agents.get")(get_agent)
-    methods.add("models.list")(list_models)
-    methods.add("tools.list")(list_tools)
-    methods.add("tools.matrix")(matrix)
-    methods.add("audit.list")(list_audit)
-    methods.add("audit.subscribe")(subscribe_audit)
-    methods.add("audit.verify")(verify_audit)
-    methods.add("usage.summary")(usage)
-    methods.add("usage.tools")(count_tool_calls)
-    methods.add("limits.get")(limits)
+def add_methods(methods: Methods) -> None:
+    methods.add("agents.list", list_agents)
+    methods.add("agents.get", get_agent)
+    methods.add("models.list", list_models)
+    methods.add("tools.list", list_tools)
+    methods.add("tools.matrix", matrix)
+    methods.add("audit.list", list_audit)
+    methods.add("audit.subscribe", subscribe_audit)
+    methods.add("audit.verify", verify_audit)
+    methods.add("usage.summary", usage)
+    methods.add("usage.tools", count_tool_calls)
+    methods.add("limits.get", limits)
+    methods.add("health.check", health)
+    methods.add("system.info", system)
+    methods.add("config.get", config)
+    methods.add("tokens.rotate", rotate)
+    methods.add("users.list", list_users)
+    methods.add("users.put", put_user)
+    methods.add("users.remove", remove_user)
+    methods.add("plans.list", list_plans)
+    methods.add("plans.put", put_plan)
+    methods.add("tenants.get", get)
+    methods.add("tenants.update", update)
+    methods.add("tenants.list", list_tenants)
+    methods.add("tools.invoke", invoke)
+    methods.add("mcp.servers", servers)
 
 
-async def list_agents(caller: ClientConnection, _: NoParams) -> AgentsFound:
+async def list_agents(caller: ClientConnection, _: NoParams) -> wire.AgentsResult:
     hub = caller.hub
-    return AgentsFound(tuple([_agent_shape(hub, agent, caller) for agent in hub.atlas.agents]))
+    return wire.AgentsResult(tuple([_agent_shape(hub, agent, caller) for agent in hub.atlas.agents]))
 
 
-async def get_agent(caller: ClientConnection, params: OneAgent) -> AgentFound:
-    return AgentFound(_agent_shape(caller.hub, _require_agent(caller.hub, params.agent_id), caller))
+async def get_agent(caller: ClientConnection, params: wire.OneAgent) -> wire.AgentResult:
+    return wire.AgentResult(_agent_shape(caller.hub, _require_agent(caller.hub, params.agent_id), caller))
 
 
-async def list_models(caller: ClientConnection, _: NoParams) -> ModelsFound:
+async def list_models(caller: ClientConnection, _: NoParams) -> wire.ModelsResult:
     """List every model that agents use, with the agents that use it."""
     hub = caller.hub
     users: defaultdict[str, list[str]] = defaultdict(list)
@@ -94,10 +71,10 @@ async def list_models(caller: ClientConnection, _: NoParams) -> ModelsFound:
         for name, agents in users.items()
         if name
     ]
-    return ModelsFound(tuple(shapes))
+    return wire.ModelsResult(tuple(shapes))
 
 
-async def list_tools(caller: ClientConnection, params: ToolsList) -> ToolsFound:
+async def list_tools(caller: ClientConnection, params: wire.ToolsList) -> wire.ToolsResult:
     """List the tools of one agent, or of all agents."""
     hub = caller.hub
     wanted = params.agent_id
@@ -105,19 +82,19 @@ async def list_tools(caller: ClientConnection, params: ToolsList) -> ToolsFound:
         current = hub.atlas.get_agent()
         wanted = await hub.assignments.agent_of(caller.grant.prefix + params.session_key) or (current and current.id)
     agents = [_require_agent(hub, wanted)] if wanted else list(hub.atlas.agents)
-    return ToolsFound(tuple([shape for agent in agents for shape in _tool_shapes(caller, agent)]))
+    return wire.ToolsResult(tuple([shape for agent in agents for shape in _tool_shapes(caller, agent)]))
 
 
-async def matrix(caller: ClientConnection, _: NoParams) -> Matrix:
+async def matrix(caller: ClientConnection, _: NoParams) -> wire.Matrix:
     atlas, user = caller.hub.atlas, caller.grant.principal.id
     rows = [
-        MatrixRow(agent.id, agent.role, {tool.name: atlas.verdict(agent, tool, user).cell for tool in agent.tools})
+        wire.MatrixRow(agent.id, agent.role, {tool.name: atlas.verdict(agent, tool, user).cell for tool in agent.tools})
         for agent in atlas.agents
     ]
-    return Matrix(tuple(sorted({name for row in rows for name in row.cells})), tuple(rows))
+    return wire.Matrix(tuple(sorted({name for row in rows for name in row.cells})), tuple(rows))
 
 
-async def list_audit(caller: ClientConnection, params: AuditList) -> AuditPage:
+async def list_audit(caller: ClientConnection, params: wire.AuditList) -> wire.AuditPage:
     _require_all_sessions(caller)
     return await caller.hub.audit.page(params)
 
@@ -129,36 +106,40 @@ async def subscribe_audit(caller: ClientConnection, _: NoParams) -> Ack:
     return Ack(True)
 
 
-async def verify_audit(caller: ClientConnection, _: NoParams) -> AuditVerified:
+async def verify_audit(caller: ClientConnection, _: NoParams) -> wire.AuditVerified:
     _require_all_sessions(caller)
     return await caller.hub.audit.verify()
 
 
-async def count_tool_calls(caller: ClientConnection, params: UsageTools) -> ToolsUsed:
+async def count_tool_calls(caller: ClientConnection, params: wire.UsageTools) -> wire.ToolsUsed:
     _require_all_sessions(caller)
-    return ToolsUsed(await caller.hub.audit.count_calls(params.since or "", params.to or "9999"))
+    return wire.ToolsUsed(await caller.hub.audit.count_calls(params.since or "", params.to or "9999"))
 
 
-async def usage(caller: ClientConnection, params: UsageSummary) -> UsageFound:
+async def usage(caller: ClientConnection, params: wire.UsageSummary) -> wire.UsageResult:
     """Sum tokens and cost of the caller's sessions, grouped by one key."""
     until = (date.fromisoformat(params.to) + timedelta(days=1)).isoformat() if params.to else "9999"
-    sums: dict[tuple[str, str], UsageSum] = {}
+    sums: dict[tuple[str, str], wire.UsageSum] = {}
     prefix = caller.grant.prefix
     for row in await caller.hub.atlas.usage(params.since or "", until):
         if row.session.startswith(prefix):
             name, day = _group_name(row, params.group_by, prefix), row.day if params.by_day else ""
-            sums[name, day] = _add_usage(sums.get((name, day)) or UsageSum(name, 0, 0, 0, 0, 0, day), row)
-    return UsageFound(tuple(sums.values()))
+            sums[name, day] = _add_usage(sums.get((name, day)) or wire.UsageSum(name, 0, 0, 0, 0, 0, day), row)
+    return wire.UsageResult(tuple(sums.values()))
 
 
-async def limits(caller: ClientConnection, _: NoParams) -> LimitsFound:
+async def limits(caller: ClientConnection, _: NoParams) -> wire.LimitsResult:
     return await read_limits(caller.hub)
 
 
-async def read_limits(hub: Hub) -> LimitsFound:
+async def read_limits(hub: Hub) -> wire.LimitsResult:
     limits, day = hub.atlas.limits, utc_day(SYSTEM_CLOCK.time())
-    usage_by_agent = {agent.id: await hub.store.call_count(hub.atlas.tenant, agent.id, day) for agent in hub.atlas.agents}
-    return LimitsFound(limits.per_tick, limits.tick, limits.per_day, limits.at_once, limits.repeats, usage_by_agent)
+    usage_by_agent = {
+        agent.id: await hub.store.call_count(hub.atlas.tenant, agent.id, day) for agent in hub.atlas.agents
+    }
+    return wire.LimitsResult(
+        limits.per_tick, limits.tick, limits.per_day, limits.at_once, limits.repeats, usage_by_agent
+    )
 
 
 def _agent_shape(hub: Hub, agent: Agent, caller: ClientConnection) -> AgentShape:
@@ -210,8 +191,8 @@ def _group_name(row: UsageRow, group_by: str, prefix: str) -> str:
     return names[group_by]
 
 
-def _add_usage(to: UsageSum, row: UsageRow) -> UsageSum:
-    return UsageSum(
+def _add_usage(to: wire.UsageSum, row: UsageRow) -> wire.UsageSum:
+    return wire.UsageSum(
         to.name,
         to.turns + row.turns,
         to.input_tokens + row.input_tokens,
@@ -222,64 +203,48 @@ def _add_usage(to: UsageSum, row: UsageRow) -> UsageSum:
     )
 
 
-def add_system_methods(methods: Methods) -> None:
-    methods.add("health.check")(health)
-    methods.add("system.info")(system)
-    methods.add("config.get")(config)
-    methods.add("tokens.rotate")(rotate)
+async def health(caller: ClientConnection, _: NoParams) -> wire.Health:
+    return wire.Health("ok", caller.hub.uptime)
 
 
-async def health(caller: ClientConnection, _: NoParams) -> Health:
-    return Health("ok", caller.hub.uptime)
-
-
-async def system(caller: ClientConnection, _: NoParams) -> SystemInfo:
+async def system(caller: ClientConnection, _: NoParams) -> wire.SystemInfo:
     hub = caller.hub
     principal = caller.grant.principal
-    return SystemInfo(hub.server, principal, hub.features, hub.policy, await read_limits(hub), hub.uptime)
+    return wire.SystemInfo(hub.server, principal, hub.features, hub.policy, await read_limits(hub), hub.uptime)
 
 
-async def config(caller: ClientConnection, _: NoParams) -> ConfigFound:
+async def config(caller: ClientConnection, _: NoParams) -> wire.ConfigResult:
     """Return the effective settings, without secrets, and the names of the tokens."""
     hub = caller.hub
-    return ConfigFound(
+    return wire.ConfigResult(
         {**hub.settings.to_public_dict(), **hub.services.settings, "principals": list(hub.tokens.principals)}
     )
 
 
-async def rotate(caller: ClientConnection, _: NoParams) -> TokenMade:
+async def rotate(caller: ClientConnection, _: NoParams) -> wire.TokenMade:
     path = caller.hub.tokens.rotate()
     asyncio.get_running_loop().call_soon(caller.hub.close_unauthorized)  # after the response is sent
-    return TokenMade(str(path))
+    return wire.TokenMade(str(path))
 
 
-def add_tenant_methods(methods: Methods) -> None:
-    methods.add("users.list")(list_users)
-    methods.add("users.put")(put_user)
-    methods.add("users.remove")(remove_user)
-    methods.add("plans.list")(list_plans)
-    methods.add("plans.put")(put_plan)
-    methods.add("tenants.get")(get)
-    methods.add("tenants.update")(update)
-    methods.add("tenants.list")(list_tenants)
-
-
-async def list_users(caller: ClientConnection, _: NoParams) -> UsersFound:
+async def list_users(caller: ClientConnection, _: NoParams) -> wire.UsersResult:
     hub = caller.hub
     seen: dict[str, int] = {}
     for _agent, user, at in await hub.store.last_turns(hub.atlas.tenant):
         seen[user] = max(at, seen.get(user, 0))
     users = await hub.atlas.tenancy.users()
-    return UsersFound(tuple([UserShape(each.name, each.role, each.status, seen.get(each.name)) for each in users]))
+    return wire.UsersResult(
+        tuple([wire.UserShape(each.name, each.role, each.status, seen.get(each.name)) for each in users])
+    )
 
 
-async def put_user(caller: ClientConnection, params: UsersPut) -> UserFound:
+async def put_user(caller: ClientConnection, params: wire.UsersPut) -> wire.UserResult:
     saved = await caller.hub.atlas.tenancy.put_user(User(params.name, params.role, params.status))
     await apply_suspensions(caller.hub)
-    return UserFound(UserShape(saved.name, saved.role, saved.status))
+    return wire.UserResult(wire.UserShape(saved.name, saved.role, saved.status))
 
 
-async def remove_user(caller: ClientConnection, params: OneUser) -> Ack:
+async def remove_user(caller: ClientConnection, params: wire.OneUser) -> Ack:
     try:
         await caller.hub.atlas.tenancy.remove_user(params.name)
     except NotFound:
@@ -288,19 +253,19 @@ async def remove_user(caller: ClientConnection, params: OneUser) -> Ack:
     return Ack(True)
 
 
-async def list_plans(caller: ClientConnection, _: NoParams) -> PlansFound:
-    return PlansFound(tuple(map(_shape, await caller.hub.atlas.tenancy.plans())))
+async def list_plans(caller: ClientConnection, _: NoParams) -> wire.PlansResult:
+    return wire.PlansResult(tuple(map(_shape, await caller.hub.atlas.tenancy.plans())))
 
 
-async def put_plan(caller: ClientConnection, params: PlansPut) -> PlanFound:
+async def put_plan(caller: ClientConnection, params: wire.PlansPut) -> wire.PlanResult:
     plan = Plan(params.name, params.tokens, params.agents, params.storage, params.seats)
-    return PlanFound(_shape(await caller.hub.atlas.tenancy.put_plan(plan)))
+    return wire.PlanResult(_shape(await caller.hub.atlas.tenancy.put_plan(plan)))
 
 
-async def get(caller: ClientConnection, _: NoParams) -> TenantFound:
+async def get(caller: ClientConnection, _: NoParams) -> wire.TenantResult:
     atlas = caller.hub.atlas
     plan, used = await atlas.tenancy.plan(), await atlas.tenancy.used()
-    return TenantFound(
+    return wire.TenantResult(
         atlas.tenant,
         _shape(plan),
         used.tokens,
@@ -310,13 +275,13 @@ async def get(caller: ClientConnection, _: NoParams) -> TenantFound:
     )
 
 
-async def update(caller: ClientConnection, params: TenantsUpdate) -> TenantFound:
+async def update(caller: ClientConnection, params: wire.TenantsUpdate) -> wire.TenantResult:
     await caller.hub.atlas.tenancy.use_plan(params.plan)
     return await get(caller, NoParams())
 
 
-async def list_tenants(caller: ClientConnection, _: NoParams) -> TenantsFound:
-    return TenantsFound(tuple(await caller.hub.store.tenants()))
+async def list_tenants(caller: ClientConnection, _: NoParams) -> wire.TenantsResult:
+    return wire.TenantsResult(tuple(await caller.hub.store.tenants()))
 
 
 async def apply_suspensions(hub: Hub) -> None:
@@ -326,16 +291,11 @@ async def apply_suspensions(hub: Hub) -> None:
     hub.close_unauthorized()
 
 
-def _shape(plan: Plan) -> PlanShape:
-    return PlanShape(plan.name, plan.tokens, plan.agents, plan.storage, plan.seats)
+def _shape(plan: Plan) -> wire.PlanShape:
+    return wire.PlanShape(plan.name, plan.tokens, plan.agents, plan.storage, plan.seats)
 
 
-def add_call_methods(methods: Methods) -> None:
-    methods.add("tools.invoke")(invoke)
-    methods.add("mcp.servers")(servers)
-
-
-async def invoke(caller: ClientConnection, params: ToolsInvoke) -> Called:
+async def invoke(caller: ClientConnection, params: wire.ToolsInvoke) -> wire.Called:
     """Call a tool with the agent's permissions and wait for its result, including any approval."""
     hub = caller.hub
     agent = hub.agent(params.agent_id) if params.agent_id else hub.atlas.get_agent()
@@ -344,8 +304,8 @@ async def invoke(caller: ClientConnection, params: ToolsInvoke) -> Called:
     key = params.idempotency_key or ""
     stream = await call_tool(hub, caller.grant, agent, params.name, params.arguments, idempotency_key=key)
     result = tool_call_result(await stream.reply())
-    return Called(stream.stream_id, result.status, result.result, result.error)
+    return wire.Called(stream.stream_id, result.status, result.result, result.error)
 
 
-async def servers(caller: ClientConnection, _: NoParams) -> McpServersFound:
+async def servers(caller: ClientConnection, _: NoParams) -> wire.McpServersResult:
     return caller.hub.services.mcp_servers()

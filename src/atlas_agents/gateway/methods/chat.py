@@ -23,39 +23,31 @@ from atlas_agents.gateway.convert import (
 )
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.hub import Hub
-from atlas_agents.gateway.protocol.chat import (
-    Aborted,
-    ChatAbort,
-    ChatHistory,
-    ChatHistoryPage,
-    ChatSend,
-    ChatWait,
-    OneRun,
-    RunFound,
-    RunsFound,
-    RunShape,
-    RunsList,
-    RunStep,
-    Sent,
-    Waited,
-)
+from atlas_agents.gateway.protocol import chat as wire
 from atlas_agents.gateway.protocol.frames import ProtocolError, not_found
-from atlas_agents.gateway.protocol.sessions import ApprovalsFound, ApprovalsResolve, ExecAnswer
+from atlas_agents.gateway.protocol.sessions import ApprovalsResolve, ApprovalsResult, ExecAnswer
 from atlas_agents.gateway.protocol.types import Ack, NoParams, UsageShape
 from atlas_agents.gateway.runs import read_outcomes
 from atlas_agents.gateway.submit import resolve_agent, submit_turn
 
 _PAGE = 500
+_SESSIONS = 100
 
 
-def add_chat_methods(methods: Methods) -> None:
-    methods.add("chat.send")(send)
-    methods.add("chat.abort")(abort)
-    methods.add("chat.history")(history)
-    methods.add("chat.wait")(wait)
+def add_methods(methods: Methods) -> None:
+    methods.add("chat.send", send)
+    methods.add("chat.abort", abort)
+    methods.add("chat.history", history)
+    methods.add("chat.wait", wait)
+    methods.add("approvals.list", list_approvals)
+    methods.add("approvals.resolve", resolve)
+    methods.add("exec.approve", approve)
+    methods.add("exec.deny", deny)
+    methods.add("runs.list", list_runs)
+    methods.add("runs.get", get_run)
 
 
-async def send(caller: ClientConnection, params: ChatSend) -> Sent:
+async def send(caller: ClientConnection, params: wire.ChatSend) -> wire.Sent:
     """Start a turn and acknowledge it once it is stored. The answer follows as events to the session's subscribers."""
     hub, session = caller.hub, caller.grant.prefix + params.session_key
     agent = await resolve_agent(hub, session, params.agent_id)
@@ -77,7 +69,7 @@ async def send(caller: ClientConnection, params: ChatSend) -> Sent:
         caller.subscribe(session)
     if params.on_disconnect == "cancel":
         caller.on_close.add(partial(_cancel_run, hub, accepted.run_id))
-    return Sent(accepted.run_id, accepted.status if caller.full else None)
+    return wire.Sent(accepted.run_id, accepted.status if caller.full else None)
 
 
 def _cancel_run(hub: Hub, run_id: str) -> None:
@@ -86,7 +78,7 @@ def _cancel_run(hub: Hub, run_id: str) -> None:
         stream.cancel()
 
 
-async def abort(caller: ClientConnection, params: ChatAbort) -> Aborted:
+async def abort(caller: ClientConnection, params: wire.ChatAbort) -> wire.Aborted:
     """Cancel a run, or all running and queued runs of a session."""
     atlas = caller.hub.atlas
     if params.run_id is not None:
@@ -96,10 +88,10 @@ async def abort(caller: ClientConnection, params: ChatAbort) -> Aborted:
         ids = [row.id for row in await caller.hub.store.runs(atlas.tenant, session, open_only=True)]
     else:
         raise ProtocolError("INVALID_PARAMS", "chat.abort: expected a runId or a sessionKey")
-    return Aborted(tuple([id for id in ids if await atlas.cancel(id)]))
+    return wire.Aborted(tuple([id for id in ids if await atlas.cancel(id)]))
 
 
-async def history(caller: ClientConnection, params: ChatHistory) -> ChatHistoryPage:
+async def history(caller: ClientConnection, params: wire.ChatHistory) -> wire.ChatHistoryPage:
     """Return the last messages, or those before a given one."""
     sessions, key = caller.hub.atlas.sessions, caller.grant.prefix + params.session_key
     try:
@@ -113,10 +105,10 @@ async def history(caller: ClientConnection, params: ChatHistory) -> ChatHistoryP
     hub, ids = caller.hub, {row.run_id for row in shown} - {""}
     turns = await hub.store.runs(hub.atlas.tenant, key) if ids else ()
     outcomes = await read_outcomes(hub.store, turns, ids, hub.atlas.hide)
-    return ChatHistoryPage(tuple(map(stored_message_shape, shown)), len(rows) > len(shown), outcomes)
+    return wire.ChatHistoryPage(tuple(map(stored_message_shape, shown)), len(rows) > len(shown), outcomes)
 
 
-async def wait(caller: ClientConnection, params: ChatWait) -> Waited:
+async def wait(caller: ClientConnection, params: wire.ChatWait) -> wire.Waited:
     """Return the status of a run once it has ended or the timeout has passed."""
     row = await visible_run(caller, params.run_id)
     try:
@@ -127,11 +119,11 @@ async def wait(caller: ClientConnection, params: ChatWait) -> Waited:
         pass
     row = await visible_run(caller, params.run_id)
     if row.status != "done":
-        return Waited(row.status, error=caller.hub.atlas.hide(row.error) if row.error else None)
+        return wire.Waited(row.status, error=caller.hub.atlas.hide(row.error) if row.error else None)
     rows = await caller.hub.store.messages(caller.hub.atlas.tenant, row.session)
     mine = [each for each in rows if each.run_id == row.id]
     replies = [message for message in map(_read, mine) if message.role == "assistant"]
-    return Waited(row.status, message_shape(replies[-1], row.id) if replies else None)
+    return wire.Waited(row.status, message_shape(replies[-1], row.id) if replies else None)
 
 
 async def visible_run(caller: ClientConnection, run_id: str) -> RunRow:
@@ -142,8 +134,8 @@ async def visible_run(caller: ClientConnection, run_id: str) -> RunRow:
     return row
 
 
-def _check_model(hub: Hub, params: ChatSend) -> None:
-    """Check that the requested model is available and the message is not empty."""
+def _check_model(hub: Hub, params: wire.ChatSend) -> None:
+    """Check that the requested model is available."""
     if params.model is not None:
         try:
             hub.atlas.registry.route(params.model)
@@ -151,7 +143,7 @@ def _check_model(hub: Hub, params: ChatSend) -> None:
             raise ProtocolError("INVALID_PARAMS", f"chat.send: model: {hub.atlas.hide(str(error))}") from error
 
 
-def _message(params: ChatSend) -> Message:
+def _message(params: wire.ChatSend) -> Message:
     content = params.message
     parts = [Text(content)] if isinstance(content, str) else [core_part(part) for part in content]
     message = user(*parts, *(core_part(part) for part in params.attachments or ()))
@@ -175,24 +167,11 @@ def _read(row: StoredMessage) -> Message:
     return Message.from_json(row.body)
 
 
-def add_approval_methods(methods: Methods) -> None:
-    methods.add("approvals.list")(list_approvals)
-    methods.add("approvals.resolve")(resolve)
-
-    @methods.add("exec.approve")
-    async def _(caller: ClientConnection, params: ExecAnswer) -> Ack:
-        return await resolve(caller, ApprovalsResolve(params.approval_id, "allow-once", params.reason))
-
-    @methods.add("exec.deny")
-    async def _(caller: ClientConnection, params: ExecAnswer) -> Ack:
-        return await resolve(caller, ApprovalsResolve(params.approval_id, "deny", params.reason))
-
-
-async def list_approvals(caller: ClientConnection, _: NoParams) -> ApprovalsFound:
+async def list_approvals(caller: ClientConnection, _: NoParams) -> ApprovalsResult:
     """List the pending approvals of the caller's sessions, oldest first."""
     prefix = caller.grant.prefix
     found = [each for each in await caller.hub.atlas.pending() if each.session.startswith(prefix)]
-    return ApprovalsFound(tuple([approval_shape(each, each.session.removeprefix(prefix)) for each in found]))
+    return ApprovalsResult(tuple([approval_shape(each, each.session.removeprefix(prefix)) for each in found]))
 
 
 async def resolve(caller: ClientConnection, params: ApprovalsResolve) -> Ack:
@@ -211,15 +190,15 @@ async def resolve(caller: ClientConnection, params: ApprovalsResolve) -> Ack:
     return Ack(True)
 
 
-_SESSIONS = 100
+async def approve(caller: ClientConnection, params: ExecAnswer) -> Ack:
+    return await resolve(caller, ApprovalsResolve(params.approval_id, "allow-once", params.reason))
 
 
-def add_run_methods(methods: Methods) -> None:
-    methods.add("runs.list")(list_runs)
-    methods.add("runs.get")(get_run)
+async def deny(caller: ClientConnection, params: ExecAnswer) -> Ack:
+    return await resolve(caller, ApprovalsResolve(params.approval_id, "deny", params.reason))
 
 
-async def list_runs(caller: ClientConnection, params: RunsList) -> RunsFound:
+async def list_runs(caller: ClientConnection, params: wire.RunsList) -> wire.RunsResult:
     """List runs, latest first; without a session, those of the sessions that changed last."""
     hub, prefix = caller.hub, caller.grant.prefix
     if params.session_key is not None:
@@ -229,17 +208,17 @@ async def list_runs(caller: ClientConnection, params: RunsList) -> RunsFound:
         keys = [each.key for each in sessions if each.key.startswith(prefix)]
     rows = [row for key in keys for row in await hub.store.runs(hub.atlas.tenant, key)]
     rows.sort(key=lambda row: row.created_at, reverse=True)
-    return RunsFound(tuple([run_shape(row, prefix) for row in rows[: params.limit]]))
+    return wire.RunsResult(tuple([run_shape(row, prefix) for row in rows[: params.limit]]))
 
 
-async def get_run(caller: ClientConnection, params: OneRun) -> RunFound:
+async def get_run(caller: ClientConnection, params: wire.OneRun) -> wire.RunDetails:
     row = await visible_run(caller, params.run_id)
     journal = await caller.hub.store.journal(caller.hub.atlas.tenant, row.id)
-    return RunFound(run_shape(row, caller.grant.prefix), tuple(map(_step, journal)))
+    return wire.RunDetails(run_shape(row, caller.grant.prefix), tuple(map(_step, journal)))
 
 
-def run_shape(row: RunRow, prefix: str) -> RunShape:
-    return RunShape(
+def run_shape(row: RunRow, prefix: str) -> wire.RunShape:
+    return wire.RunShape(
         run_id=row.id,
         session_key=row.session.removeprefix(prefix),
         agent_id=row.agent_id,
@@ -251,7 +230,7 @@ def run_shape(row: RunRow, prefix: str) -> RunShape:
     )
 
 
-def _step(row: JournalRow) -> RunStep:
+def _step(row: JournalRow) -> wire.RunStep:
     """Convert a journal row without its content: messages are in the session, arguments in the audit log."""
     found: Any = msgspec.json.decode(row.payload) if row.payload else None
     more: dict[str, Any] = {}
@@ -276,7 +255,7 @@ def _step(row: JournalRow) -> RunStep:
             more = {"status": found["status"], "error": found.get("error")}
         case _:
             pass
-    return RunStep(row.seq, row.kind, row.key, row.at, **more)
+    return wire.RunStep(row.seq, row.kind, row.key, row.at, **more)
 
 
 def _usage(metadata: dict[str, Any]) -> UsageShape | None:

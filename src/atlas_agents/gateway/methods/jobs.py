@@ -10,35 +10,28 @@ from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.convert import agent_model
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.hub import Hub
+from atlas_agents.gateway.protocol import jobs as wire
 from atlas_agents.gateway.protocol.events import JobUpdated, encode_event
 from atlas_agents.gateway.protocol.frames import ProtocolError, not_found
-from atlas_agents.gateway.protocol.jobs import (
-    JobFound,
-    JobPage,
-    JobShape,
-    JobsList,
-    OneJob,
-    OneSchedule,
-    ScheduleFound,
-    SchedulesAdd,
-    SchedulesFound,
-    ScheduleShape,
-    SchedulesPause,
-)
 from atlas_agents.gateway.protocol.types import Ack, NoParams
 from atlas_agents.gateway.submit import resolve_agent
 
 _PAGE = 200
 
 
-def add_job_methods(methods: Methods) -> None:
-    methods.add("jobs.list")(list_jobs)
-    methods.add("jobs.get")(get)
-    methods.add("jobs.cancel")(cancel)
-    methods.add("jobs.retry")(retry)
+def add_methods(methods: Methods) -> None:
+    methods.add("jobs.list", list_jobs)
+    methods.add("jobs.get", get)
+    methods.add("jobs.cancel", cancel)
+    methods.add("jobs.retry", retry)
+    methods.add("schedules.add", add)
+    methods.add("schedules.list", list_schedules)
+    methods.add("schedules.pause", pause)
+    methods.add("schedules.run", run)
+    methods.add("schedules.remove", remove)
 
 
-async def list_jobs(caller: ClientConnection, params: JobsList) -> JobPage:
+async def list_jobs(caller: ClientConnection, params: wire.JobsList) -> wire.JobPage:
     """List the caller's jobs, latest first, and subscribe the caller to changes."""
     caller.jobs = True
     before = int(params.cursor) if params.cursor is not None else None
@@ -51,29 +44,29 @@ async def list_jobs(caller: ClientConnection, params: JobsList) -> JobPage:
         before = page[-1].seq
     shown = found[: params.limit]
     more = str(shown[-1].seq) if len(found) > params.limit else None
-    return JobPage(tuple([job_shape(each, caller.grant.prefix) for each in shown]), more)
+    return wire.JobPage(tuple([job_shape(each, caller.grant.prefix) for each in shown]), more)
 
 
-async def get(caller: ClientConnection, params: OneJob) -> JobFound:
-    return JobFound(job_shape(await _visible_job(caller, params.job_id), caller.grant.prefix))
+async def get(caller: ClientConnection, params: wire.OneJob) -> wire.JobResult:
+    return wire.JobResult(job_shape(await _visible_job(caller, params.job_id), caller.grant.prefix))
 
 
-async def cancel(caller: ClientConnection, params: OneJob) -> JobFound:
+async def cancel(caller: ClientConnection, params: wire.OneJob) -> wire.JobResult:
     job = await _visible_job(caller, params.job_id)
     try:
         ended = await caller.hub.atlas.jobs.cancel(job.id, by=caller.grant.principal.id)
     except Conflict:
         raise ProtocolError("CONFLICT", "the job has already ended") from None
-    return JobFound(job_shape(ended, caller.grant.prefix))
+    return wire.JobResult(job_shape(ended, caller.grant.prefix))
 
 
-async def retry(caller: ClientConnection, params: OneJob) -> JobFound:
+async def retry(caller: ClientConnection, params: wire.OneJob) -> wire.JobResult:
     job = await _visible_job(caller, params.job_id)
     try:
         again = await caller.hub.atlas.jobs.retry(job.id)
     except Conflict:
         raise ProtocolError("CONFLICT", "cannot retry: the job has not failed") from None
-    return JobFound(job_shape(again, caller.grant.prefix))
+    return wire.JobResult(job_shape(again, caller.grant.prefix))
 
 
 async def _visible_job(caller: ClientConnection, id: str) -> JobRow:
@@ -87,8 +80,8 @@ async def _visible_job(caller: ClientConnection, id: str) -> JobRow:
     return job
 
 
-def job_shape(job: JobRow, prefix: str) -> JobShape:
-    return JobShape(
+def job_shape(job: JobRow, prefix: str) -> wire.JobShape:
+    return wire.JobShape(
         job_id=job.id,
         kind=job.kind,
         agent_id=job.agent_id,
@@ -127,15 +120,7 @@ def follow_jobs(hub: Hub) -> None:
     hub.atlas.jobs.on_change(send_update)
 
 
-def add_schedule_methods(methods: Methods) -> None:
-    methods.add("schedules.add")(add)
-    methods.add("schedules.list")(list_schedules)
-    methods.add("schedules.pause")(pause)
-    methods.add("schedules.run")(run)
-    methods.add("schedules.remove")(remove)
-
-
-async def add(caller: ClientConnection, params: SchedulesAdd) -> ScheduleFound:
+async def add(caller: ClientConnection, params: wire.SchedulesAdd) -> wire.ScheduleResult:
     agent = await resolve_agent(caller.hub, "", params.agent_id)
     schedule = Schedule(
         params.name,
@@ -149,28 +134,28 @@ async def add(caller: ClientConnection, params: SchedulesAdd) -> ScheduleFound:
         prefix=caller.grant.prefix,
     )
     try:
-        return ScheduleFound(_shape(await caller.hub.atlas.jobs.schedules.add(schedule)))
+        return wire.ScheduleResult(_shape(await caller.hub.atlas.jobs.schedules.add(schedule)))
     except Conflict:
         raise ProtocolError("CONFLICT", f"schedule {params.name!r} already exists") from None
 
 
-async def list_schedules(caller: ClientConnection, _: NoParams) -> SchedulesFound:
+async def list_schedules(caller: ClientConnection, _: NoParams) -> wire.SchedulesResult:
     """List the caller's schedules by name."""
     found = await caller.hub.atlas.jobs.schedules.list()
-    return SchedulesFound(tuple([_shape(each) for each in found if each.prefix.startswith(caller.grant.prefix)]))
+    return wire.SchedulesResult(tuple([_shape(each) for each in found if each.prefix.startswith(caller.grant.prefix)]))
 
 
-async def pause(caller: ClientConnection, params: SchedulesPause) -> ScheduleFound:
+async def pause(caller: ClientConnection, params: wire.SchedulesPause) -> wire.ScheduleResult:
     await _visible_schedule(caller, params.name)
-    return ScheduleFound(_shape(await caller.hub.atlas.jobs.schedules.pause(params.name, paused=params.paused)))
+    return wire.ScheduleResult(_shape(await caller.hub.atlas.jobs.schedules.pause(params.name, paused=params.paused)))
 
 
-async def run(caller: ClientConnection, params: OneSchedule) -> JobFound:
+async def run(caller: ClientConnection, params: wire.OneSchedule) -> wire.JobResult:
     await _visible_schedule(caller, params.name)
-    return JobFound(job_shape(await caller.hub.atlas.jobs.schedules.run(params.name), caller.grant.prefix))
+    return wire.JobResult(job_shape(await caller.hub.atlas.jobs.schedules.run(params.name), caller.grant.prefix))
 
 
-async def remove(caller: ClientConnection, params: OneSchedule) -> Ack:
+async def remove(caller: ClientConnection, params: wire.OneSchedule) -> Ack:
     await _visible_schedule(caller, params.name)
     await caller.hub.atlas.jobs.schedules.remove(params.name)
     return Ack(True)
@@ -186,8 +171,8 @@ async def _visible_schedule(caller: ClientConnection, name: str) -> None:
         raise ProtocolError("INVALID_PARAMS", f"unknown schedule {name!r}")
 
 
-def _shape(schedule: Schedule) -> ScheduleShape:
-    return ScheduleShape(
+def _shape(schedule: Schedule) -> wire.ScheduleShape:
+    return wire.ScheduleShape(
         name=schedule.name,
         cron=schedule.cron,
         zone=schedule.zone,

@@ -5,26 +5,9 @@ from collections.abc import Callable
 from atlas_agents.core.store import Document
 from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.dispatch import Methods
+from atlas_agents.gateway.protocol import knowledge as wire
 from atlas_agents.gateway.protocol.events import KnowledgeProgress, encode_event
 from atlas_agents.gateway.protocol.frames import ProtocolError
-from atlas_agents.gateway.protocol.knowledge import (
-    DocumentsFound,
-    DocumentShape,
-    Ingested,
-    KnowledgeAdd,
-    KnowledgeList,
-    KnowledgeRefresh,
-    KnowledgeRemove,
-    KnowledgeSearch,
-    MemoriesForget,
-    MemoriesFound,
-    MemoriesList,
-    MemoryShape,
-    PassagesFound,
-    PassageShape,
-    Removed,
-    Skipped,
-)
 from atlas_agents.gateway.protocol.types import Ack
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
 from atlas_agents.knowledge.library import Progress, Report, document_details
@@ -32,29 +15,29 @@ from atlas_agents.knowledge.memories import Memory, MemoryOwner
 from atlas_agents.knowledge.search import SearchResult
 
 
-def add_knowledge_methods(methods: Methods) -> None:
-    methods.add("knowledge.list")(list_documents)
-    methods.add("knowledge.search")(search)
-    methods.add("knowledge.add")(add)
-    methods.add("knowledge.refresh")(refresh)
-    methods.add("knowledge.remove")(remove)
-    methods.add("memories.list")(list_memories)
-    methods.add("memories.forget")(forget)
+def add_methods(methods: Methods) -> None:
+    methods.add("knowledge.list", list_documents)
+    methods.add("knowledge.search", search)
+    methods.add("knowledge.add", add)
+    methods.add("knowledge.refresh", refresh)
+    methods.add("knowledge.remove", remove)
+    methods.add("memories.list", list_memories)
+    methods.add("memories.forget", forget)
 
 
-async def list_documents(caller: ClientConnection, params: KnowledgeList) -> DocumentsFound:
+async def list_documents(caller: ClientConnection, params: wire.KnowledgeList) -> wire.DocumentsResult:
     found = await _knowledge_base(caller).knowledge.documents(caller.hub.atlas.tenant, category=params.category)
-    return DocumentsFound(tuple(map(_document, found)))
+    return wire.DocumentsResult(tuple(map(_document, found)))
 
 
-async def search(caller: ClientConnection, params: KnowledgeSearch) -> PassagesFound:
+async def search(caller: ClientConnection, params: wire.KnowledgeSearch) -> wire.PassagesResult:
     found = await _knowledge_base(caller).knowledge.search(
         caller.hub.atlas.tenant, params.query, category=params.category, max_results=params.max_results
     )
-    return PassagesFound(tuple(map(_passage, found)))
+    return wire.PassagesResult(tuple(map(_passage, found)))
 
 
-async def add(caller: ClientConnection, params: KnowledgeAdd) -> Ingested:
+async def add(caller: ClientConnection, params: wire.KnowledgeAdd) -> wire.Ingested:
     """Ingest documents and report progress to the caller."""
     report = await _knowledge_base(caller).knowledge.add(
         caller.hub.atlas.tenant,
@@ -66,27 +49,27 @@ async def add(caller: ClientConnection, params: KnowledgeAdd) -> Ingested:
     return _ingested(report)
 
 
-async def refresh(caller: ClientConnection, params: KnowledgeRefresh) -> Ingested:
+async def refresh(caller: ClientConnection, params: wire.KnowledgeRefresh) -> wire.Ingested:
     tell = _progress_sender(caller, params.source or "")
     return _ingested(
         await _knowledge_base(caller).knowledge.refresh(caller.hub.atlas.tenant, params.source, on_progress=tell)
     )
 
 
-async def remove(caller: ClientConnection, params: KnowledgeRemove) -> Removed:
-    return Removed(await _knowledge_base(caller).knowledge.remove(caller.hub.atlas.tenant, params.source))
+async def remove(caller: ClientConnection, params: wire.KnowledgeRemove) -> wire.Removed:
+    return wire.Removed(await _knowledge_base(caller).knowledge.remove(caller.hub.atlas.tenant, params.source))
 
 
-async def list_memories(caller: ClientConnection, params: MemoriesList) -> MemoriesFound:
+async def list_memories(caller: ClientConnection, params: wire.MemoriesList) -> wire.MemoriesResult:
     memories, whose = _knowledge_base(caller).memories, _memory_owner(caller, params.agent_id)
     if params.query is None:
         found = (await memories.all(whose))[: params.limit]
     else:
         found = [memory for memory, _ in await memories.search(whose, params.query, params.limit)]
-    return MemoriesFound(tuple([_memory(each, caller.grant.prefix) for each in found]))
+    return wire.MemoriesResult(tuple([_memory(each, caller.grant.prefix) for each in found]))
 
 
-async def forget(caller: ClientConnection, params: MemoriesForget) -> Ack:
+async def forget(caller: ClientConnection, params: wire.MemoriesForget) -> Ack:
     await _knowledge_base(caller).memories.forget(_memory_owner(caller, params.agent_id), params.id)
     return Ack(True)
 
@@ -110,9 +93,9 @@ def _progress_sender(caller: ClientConnection, source: str) -> Callable[[Progres
     return send
 
 
-def _document(document: Document) -> DocumentShape:
+def _document(document: Document) -> wire.DocumentShape:
     about = document_details(document)
-    return DocumentShape(
+    return wire.DocumentShape(
         document.id,
         document.source,
         about.name,
@@ -128,9 +111,9 @@ def _document(document: Document) -> DocumentShape:
     )
 
 
-def _passage(found: SearchResult) -> PassageShape:
+def _passage(found: SearchResult) -> wire.PassageShape:
     document, passage = found.document, found.passage
-    return PassageShape(
+    return wire.PassageShape(
         passage.text,
         found.score,
         document.source,
@@ -142,18 +125,18 @@ def _passage(found: SearchResult) -> PassageShape:
     )
 
 
-def _memory(memory: Memory, prefix: str) -> MemoryShape:
+def _memory(memory: Memory, prefix: str) -> wire.MemoryShape:
     session = memory.session.removeprefix(prefix)
-    return MemoryShape(memory.id, memory.text, memory.created_at, memory.tags, memory.run_id, session)
+    return wire.MemoryShape(memory.id, memory.text, memory.created_at, memory.tags, memory.run_id, session)
 
 
-def _ingested(report: Report) -> Ingested:
-    return Ingested(
+def _ingested(report: Report) -> wire.Ingested:
+    return wire.Ingested(
         report.added,
         report.changed,
         report.unchanged,
         report.removed,
         report.duplicates,
         report.passages,
-        tuple([Skipped(source, reason) for source, reason in report.skipped]),
+        tuple([wire.Skipped(source, reason) for source, reason in report.skipped]),
     )

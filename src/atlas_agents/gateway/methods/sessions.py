@@ -13,34 +13,28 @@ from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.convert import fit_in_frame, message_shape, session_shape, stored_message_shape
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.events import RunLog
+from atlas_agents.gateway.protocol import sessions as wire
 from atlas_agents.gateway.protocol.chat import Key
 from atlas_agents.gateway.protocol.frames import ProtocolError, not_found
-from atlas_agents.gateway.protocol.sessions import (
-    Created,
-    Exported,
-    Hits,
-    Imported,
-    OneSession,
-    RunPosition,
-    SessionChanged,
-    SessionFound,
-    SessionHit,
-    SessionPage,
-    SessionsCreate,
-    SessionsExport,
-    SessionsFork,
-    SessionsImport,
-    SessionsList,
-    SessionsSearch,
-    SessionsSubscribe,
-    SessionsUpdate,
-    Subscribed,
-)
 from atlas_agents.gateway.protocol.types import Ack, ApprovalShape, MessageShape, SessionShape
 from atlas_agents.gateway.runs import read_outcomes
 
 _MAX_MESSAGES = 200
 _SESSION_PAGE = 200
+
+
+def add_methods(methods: Methods) -> None:
+    methods.add("sessions.create", create)
+    methods.add("sessions.list", list_sessions)
+    methods.add("sessions.get", get)
+    methods.add("sessions.update", update)
+    methods.add("sessions.delete", delete)
+    methods.add("sessions.subscribe", subscribe)
+    methods.add("sessions.unsubscribe", unsubscribe)
+    methods.add("sessions.search", search)
+    methods.add("sessions.fork", fork)
+    methods.add("sessions.export", export_session)
+    methods.add("sessions.import", import_session)
 
 
 class _Request(msgspec.Struct, frozen=True):
@@ -49,27 +43,17 @@ class _Request(msgspec.Struct, frozen=True):
     messages: list[msgspec.Raw] = []
 
 
-def add_session_methods(methods: Methods) -> None:
-    methods.add("sessions.create")(create)
-    methods.add("sessions.list")(list_sessions)
-    methods.add("sessions.get")(get)
-    methods.add("sessions.update")(update)
-    methods.add("sessions.delete")(delete)
-    methods.add("sessions.subscribe")(subscribe)
-    methods.add("sessions.unsubscribe")(unsubscribe)
-
-
-async def create(caller: ClientConnection, params: SessionsCreate) -> Created:
+async def create(caller: ClientConnection, params: wire.SessionsCreate) -> wire.Created:
     _check_agent(caller, params.agent_id)
     key = new_id()
     session = await caller.hub.atlas.sessions.put(
         caller.grant.prefix + key, agent_id=params.agent_id, label=params.label, metadata=params.metadata
     )
     caller.hub.session_updates.send(session)
-    return Created(key)
+    return wire.Created(key)
 
 
-async def list_sessions(caller: ClientConnection, params: SessionsList) -> SessionPage:
+async def list_sessions(caller: ClientConnection, params: wire.SessionsList) -> wire.SessionPage:
     """List the caller's sessions, latest change first, and subscribe the caller to changes."""
     caller.lists = True
     before = _cursor(params.cursor)
@@ -84,16 +68,18 @@ async def list_sessions(caller: ClientConnection, params: SessionsList) -> Sessi
         before = page[-1].updated_at
     shown = found[: params.limit]
     more = str(shown[-1].updated_at) if len(found) > params.limit else None
-    return SessionPage(tuple([shape(caller, each) for each in shown]), more)
+    return wire.SessionPage(tuple([shape(caller, each) for each in shown]), more)
 
 
-async def get(caller: ClientConnection, params: OneSession) -> SessionFound:
+async def get(caller: ClientConnection, params: wire.OneSession) -> wire.SessionResult:
     session = await existing(caller, params.session_key)
     rows = await caller.hub.atlas.sessions.messages(session.key, limit=_MAX_MESSAGES, last=True)
-    return SessionFound(shape(caller, session), tuple(map(stored_message_shape, fit_in_frame(rows, _MAX_MESSAGES))))
+    return wire.SessionResult(
+        shape(caller, session), tuple(map(stored_message_shape, fit_in_frame(rows, _MAX_MESSAGES)))
+    )
 
 
-async def update(caller: ClientConnection, params: SessionsUpdate) -> SessionChanged:
+async def update(caller: ClientConnection, params: wire.SessionsUpdate) -> wire.SessionChanged:
     _check_agent(caller, params.agent_id)
     session = await existing(caller, params.session_key)
     changed = await caller.hub.atlas.sessions.put(
@@ -105,10 +91,10 @@ async def update(caller: ClientConnection, params: SessionsUpdate) -> SessionCha
     )
     caller.hub.assignments.put(changed.key, changed.agent_id)
     caller.hub.session_updates.send(changed)
-    return SessionChanged(shape(caller, changed))
+    return wire.SessionChanged(shape(caller, changed))
 
 
-async def delete(caller: ClientConnection, params: OneSession) -> Ack:
+async def delete(caller: ClientConnection, params: wire.OneSession) -> Ack:
     session = await existing(caller, params.session_key)
     try:
         await caller.hub.atlas.sessions.delete(session.key)
@@ -119,7 +105,7 @@ async def delete(caller: ClientConnection, params: OneSession) -> Ack:
     return Ack(True)
 
 
-async def subscribe(caller: ClientConnection, params: SessionsSubscribe) -> Subscribed:
+async def subscribe(caller: ClientConnection, params: wire.SessionsSubscribe) -> wire.Subscribed:
     """Subscribe to a session and return its state.
 
     Everything is read before the subscription starts; from there to the response nothing is awaited, so the first
@@ -129,7 +115,7 @@ async def subscribe(caller: ClientConnection, params: SessionsSubscribe) -> Subs
         return await _subscribe(caller, params)
 
 
-async def _subscribe(caller: ClientConnection, params: SessionsSubscribe) -> Subscribed:
+async def _subscribe(caller: ClientConnection, params: wire.SessionsSubscribe) -> wire.Subscribed:
     hub, key = caller.hub, caller.grant.prefix + params.session_key
     session = await hub.store.session(hub.atlas.tenant, key)
     requested = params.runs or {}
@@ -148,13 +134,13 @@ async def _subscribe(caller: ClientConnection, params: SessionsSubscribe) -> Sub
     positions = [_snapshot(caller, log) for log in session_runs if log.run_id not in requested and not log.ended]
     for row in rows:
         log = logs.get(row.id)
-        positions.append(RunPosition(row.id, "replay", log.delivered if log else numbers.get(row.id, 0)))
+        positions.append(wire.RunPosition(row.id, "replay", log.delivered if log else numbers.get(row.id, 0)))
         hub.runs.replay(channel, caller, row.id, requested[row.id])
     shown = tuple([stored_message_shape(row) for row in messages if _is_announced(row, logs)])
-    return Subscribed(shape(caller, session or Session(key)), shown, tuple(positions), outcomes, waiting)
+    return wire.Subscribed(shape(caller, session or Session(key)), shown, tuple(positions), outcomes, waiting)
 
 
-async def unsubscribe(caller: ClientConnection, params: OneSession) -> Ack:
+async def unsubscribe(caller: ClientConnection, params: wire.OneSession) -> Ack:
     caller.unsubscribe(caller.grant.prefix + params.session_key)
     return Ack(True)
 
@@ -191,27 +177,10 @@ def _waiting(row: RunRow) -> list[MessageShape]:
     return [message_shape(Message.from_json(bytes(each)), row.id) for each in message]
 
 
-def _snapshot(caller: ClientConnection, log: RunLog) -> RunPosition:
-    requested = log.partial.approval
-    pending = None
-    if requested is not None:
-        pending = ApprovalShape(
-            approval_id=requested.approval_id,
-            run_id=requested.run_id,
-            session_key=log.session.removeprefix(caller.grant.prefix),
-            tool_call_id=requested.tool_call_id,
-            tool_name=requested.tool_name,
-            summary=requested.summary,
-            details=requested.details,
-            command=requested.command,
-            working_dir=requested.working_dir,
-            risk=requested.risk,
-            options=requested.options,
-            expires_at=requested.expires_at,
-            preview=requested.preview,
-            form=requested.form,
-        )
-    return RunPosition(
+def _snapshot(caller: ClientConnection, log: RunLog) -> wire.RunPosition:
+    requested, key = log.partial.approval, log.session.removeprefix(caller.grant.prefix)
+    pending = ApprovalShape(session_key=key, **msgspec.structs.asdict(requested)) if requested is not None else None
+    return wire.RunPosition(
         log.run_id, "snapshot", log.delivered, log.partial.parts, pending, log.partial.progress, log.partial.plan
     )
 
@@ -234,15 +203,10 @@ _SEARCH_TIMEOUT = 2.0
 _EXCERPT_MARGIN = 60
 
 
-def add_search_methods(methods: Methods) -> None:
-    methods.add("sessions.search")(search)
-    methods.add("sessions.fork")(fork)
-
-
-async def search(caller: ClientConnection, params: SessionsSearch) -> Hits:
+async def search(caller: ClientConnection, params: wire.SessionsSearch) -> wire.Hits:
     """Search session names, then messages, latest change first, for at most two seconds."""
     text = params.query.casefold()
-    hits: list[SessionHit] = []
+    hits: list[wire.SessionHit] = []
     end, before = time.monotonic() + _SEARCH_TIMEOUT, None
     while page := await caller.hub.atlas.sessions.list(limit=_SEARCH_PAGE, before=before):
         before = page[-1].updated_at
@@ -252,18 +216,18 @@ async def search(caller: ClientConnection, params: SessionsSearch) -> Hits:
             if hit := await _search_session(caller, session, text):
                 hits.append(hit)
             if len(hits) == params.limit or time.monotonic() > end:
-                return Hits(tuple(hits), complete=False)
-    return Hits(tuple(hits))
+                return wire.Hits(tuple(hits), complete=False)
+    return wire.Hits(tuple(hits))
 
 
-async def _search_session(caller: ClientConnection, session: Session, text: str) -> SessionHit | None:
+async def _search_session(caller: ClientConnection, session: Session, text: str) -> wire.SessionHit | None:
     if text in session.label.casefold():
-        return SessionHit(shape(caller, session))
+        return wire.SessionHit(shape(caller, session))
     rows = await caller.hub.store.messages(caller.hub.atlas.tenant, session.key)
     for row in reversed(rows):
         message = Message.from_json(row.body)
         if message.role in ("user", "assistant") and (index := message.text.casefold().find(text)) >= 0:
-            return SessionHit(shape(caller, session), _excerpt(message.text, index, len(text)), row.id)
+            return wire.SessionHit(shape(caller, session), _excerpt(message.text, index, len(text)), row.id)
     return None
 
 
@@ -273,7 +237,7 @@ def _excerpt(text: str, index: int, length: int) -> str:
     return f"{'…' if first else ''}{text}{'…' if last < len(text) else ''}"
 
 
-async def fork(caller: ClientConnection, params: SessionsFork) -> Created:
+async def fork(caller: ClientConnection, params: wire.SessionsFork) -> wire.Created:
     hub, prefix = caller.hub, caller.grant.prefix
     if params.agent_id and hub.agent(params.agent_id) is None:
         raise ProtocolError("AGENT_NOT_FOUND", f"unknown agent {params.agent_id!r}")
@@ -284,19 +248,14 @@ async def fork(caller: ClientConnection, params: SessionsFork) -> Created:
         raise not_found("SESSION") from None
     created = await hub.atlas.sessions.put(prefix + key, label=params.label, agent_id=params.agent_id)
     hub.session_updates.send(created)
-    return Created(key)
+    return wire.Created(key)
 
 
 _PAGE_BYTES = 512 * 1024
 _MAX_IMPORT = 64 * 1024 * 1024
 
 
-def add_transfer_methods(methods: Methods) -> None:
-    methods.add("sessions.export")(export_session)
-    methods.add("sessions.import")(import_session)
-
-
-async def export_session(caller: ClientConnection, params: SessionsExport) -> Exported:
+async def export_session(caller: ClientConnection, params: wire.SessionsExport) -> wire.Exported:
     """Export as many lines as fit into a frame. The first line describes the session, under the caller's key."""
     key, lines, size, number = caller.grant.prefix + params.session_key, list[str](), 0, 0
     try:
@@ -305,15 +264,15 @@ async def export_session(caller: ClientConnection, params: SessionsExport) -> Ex
             if number <= params.after:
                 continue
             if lines and size + len(line) > _PAGE_BYTES:
-                return Exported(tuple(lines), number - 1)
+                return wire.Exported(tuple(lines), number - 1)
             lines.append(_with_key(line, params.session_key) if number == 1 else line)
             size += len(line)
     except NotFound:
         raise not_found("SESSION") from None
-    return Exported(tuple(lines))
+    return wire.Exported(tuple(lines))
 
 
-async def import_session(caller: ClientConnection, params: SessionsImport) -> Imported:
+async def import_session(caller: ClientConnection, params: wire.SessionsImport) -> wire.Imported:
     """Receive one part of an import; the last part creates the session atomically."""
     parts = caller.incoming
     if params.piece != len(parts):
@@ -324,10 +283,10 @@ async def import_session(caller: ClientConnection, params: SessionsImport) -> Im
         parts.clear()
         raise ProtocolError("LIMIT_EXCEEDED", f"sessions.import: the session is larger than {_MAX_IMPORT:,} characters")
     if params.more:
-        return Imported()
+        return wire.Imported()
     lines = "".join(parts).split("\n")
     parts.clear()
-    return Imported(await _create_imported(caller, lines, params.session_key))
+    return wire.Imported(await _create_imported(caller, lines, params.session_key))
 
 
 async def _create_imported(caller: ClientConnection, lines: list[str], key: str | None) -> str:

@@ -32,30 +32,11 @@ from atlas_agents.gateway.http_api import (
 )
 from atlas_agents.gateway.http_errors import HTTPError, bad_request, to_http_error
 from atlas_agents.gateway.hub import Hub
-from atlas_agents.gateway.openai.schema import (
-    ChunkChoice,
-    Completion,
-    CompletionChoice,
-    CompletionChunk,
-    CompletionMessage,
-    CompletionRequest,
-    Delta,
-    FinishReason,
-    InputDetails,
-    Models,
-    OpenAIModel,
-    OpenAIUsage,
-    check_supported,
-    output_of,
-    sampling_of,
-    to_message,
-    to_messages,
-)
-from atlas_agents.gateway.protocol.frames import ProtocolError
+from atlas_agents.gateway.openai import schema
 from atlas_agents.gateway.submit import submit_turn
 
 _SEPARATOR = "\n\n"
-_FINISH_REASONS: dict[object, FinishReason] = {"length": "length", "refusal": "content_filter"}
+_FINISH_REASONS: dict[object, schema.FinishReason] = {"length": "length", "refusal": "content_filter"}
 
 
 class TextCollector:
@@ -91,16 +72,16 @@ class TextCollector:
         return "".join(self._messages) + "".join(self._chunks)
 
 
-def finish_reason(reply: Message) -> FinishReason:
+def finish_reason(reply: Message) -> schema.FinishReason:
     """Return the finish reason. An agent that has used up its rounds stopped because of the length."""
     if reply.tool_calls:
         return "length"
     return _FINISH_REASONS.get(reply.metadata.get("stop_reason"), "stop")
 
 
-def usage_shape(usage: Usage) -> OpenAIUsage:
+def usage_shape(usage: Usage) -> schema.OpenAIUsage:
     total = usage.input_tokens + usage.output_tokens
-    return OpenAIUsage(usage.input_tokens, usage.output_tokens, total, InputDetails(usage.cached_tokens))
+    return schema.OpenAIUsage(usage.input_tokens, usage.output_tokens, total, schema.InputDetails(usage.cached_tokens))
 
 
 FIRST_OUTPUT_TIMEOUT = 2.0
@@ -110,7 +91,7 @@ _WITHDRAWN = "the model restarted its answer after part of it was sent; retry th
 
 
 async def start(
-    hub: Hub, grant: Grant, request: Request, body: CompletionRequest, agent: Agent
+    hub: Hub, grant: Grant, request: Request, body: schema.CompletionRequest, agent: Agent
 ) -> tuple[AtlasStream, bool]:
     """Start the turn; return its stream and whether it is stored.
 
@@ -125,13 +106,13 @@ async def start(
         raise bad_request(
             "x-atlas-approvals 'wait' requires a session: send the header X-Atlas-Session", "x-atlas-approvals"
         )
-    options = TurnOptions(output=output_of(body), asks=asks == "wait", sampling=sampling_of(body))
+    options = TurnOptions(output=schema.output_of(body), asks=asks == "wait", sampling=schema.sampling_of(body))
     user = grant.principal.id
     if session:
         _, stream = await submit_turn(
             hub,
             agent,
-            to_message(body.messages[-1], len(body.messages) - 1),
+            schema.to_message(body.messages[-1], len(body.messages) - 1),
             session=grant.prefix + session,
             user=user,
             options=msgspec.structs.replace(
@@ -139,9 +120,8 @@ async def start(
             ),
         )
         return stream, True
-    if hub.stopping:
-        raise ProtocolError("UNAVAILABLE", "the gateway is shutting down", retry_after_ms=hub.retry_after_ms)
-    *past, last = to_messages(body.messages)
+    hub.check_accepting()
+    *past, last = schema.to_messages(body.messages)
     transient = Conversation(past, id=grant.prefix + new_id())
     return hub.atlas.start_turn(last, options, session=transient, agent_id=agent.id, user=user), False
 
@@ -149,24 +129,24 @@ async def start(
 class CompletionTurn:
     """The answer of a turn in OpenAI's format."""
 
-    def __init__(self, hub: Hub, stream: AtlasStream, body: CompletionRequest, agent: Agent) -> None:
+    def __init__(self, hub: Hub, stream: AtlasStream, body: schema.CompletionRequest, agent: Agent) -> None:
         self._hub = hub
         self._stream = stream
         self._id = f"chatcmpl-{stream.stream_id}"
         self._model = f"atlas/{agent.id}"
         self._created = int(time.time())
-        self._structured = output_of(body) is not None
+        self._structured = schema.output_of(body) is not None
         self._includes_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._collector = TextCollector()
 
-    async def complete_answer(self) -> Completion:
+    async def complete_answer(self) -> schema.Completion:
         """Return the complete answer."""
         async for event in self._stream:
             self._collector.add(event)
         reply = await self._reply()
         text = self._validated(reply) if self._structured else self._collector.text or reply.text
-        choice = CompletionChoice(CompletionMessage(text), finish_reason(reply))
-        return Completion(self._id, self._created, self._model, (choice,), usage_shape(self._collector.usage))
+        choice = schema.CompletionChoice(schema.CompletionMessage(text), finish_reason(reply))
+        return schema.Completion(self._id, self._created, self._model, (choice,), usage_shape(self._collector.usage))
 
     async def wait_for_output(self) -> None:
         """Wait until the turn produces output; raise if it fails first."""
@@ -181,16 +161,16 @@ class CompletionTurn:
 
     async def stream_events(self) -> AsyncGenerator[bytes, None]:
         """Yield the answer as server-sent events; a failure is the last event."""
-        yield self._choice_chunk(Delta("assistant", ""))
+        yield self._choice_chunk(schema.Delta("assistant", ""))
         try:
             async with aclosing(self._stream_text()) as texts:
                 async for text in texts:
-                    yield self._choice_chunk(Delta(content=text))
+                    yield self._choice_chunk(schema.Delta(content=text))
             reply = await self._reply()
         except Exception as failure:  # noqa: BLE001 - the status line was already sent
             yield sse_event(to_http_error(failure, self._hub.atlas.hide).body)
             return
-        yield self._choice_chunk(Delta(), finish_reason(reply))
+        yield self._choice_chunk(schema.Delta(), finish_reason(reply))
         if self._includes_usage:
             yield self._chunk((), usage_shape(self._collector.usage))
         yield _DONE
@@ -228,12 +208,12 @@ class CompletionTurn:
         value = self._stream.output
         return reply.text if value is None else encode(value).decode()
 
-    def _choice_chunk(self, delta: Delta, ending: FinishReason | None = None) -> bytes:
-        return self._chunk((ChunkChoice(delta, ending),))
+    def _choice_chunk(self, delta: schema.Delta, ending: schema.FinishReason | None = None) -> bytes:
+        return self._chunk((schema.ChunkChoice(delta, ending),))
 
-    def _chunk(self, choices: tuple[ChunkChoice, ...], usage: OpenAIUsage | None = None) -> bytes:
+    def _chunk(self, choices: tuple[schema.ChunkChoice, ...], usage: schema.OpenAIUsage | None = None) -> bytes:
         shown = usage if self._includes_usage else msgspec.UNSET
-        return sse_event(encode(CompletionChunk(self._id, self._created, self._model, choices, shown)))
+        return sse_event(encode(schema.CompletionChunk(self._id, self._created, self._model, choices, shown)))
 
 
 _PREFIX = "atlas/"
@@ -260,7 +240,7 @@ class _Endpoints:
 
     async def models(self, request: Request) -> Response:
         authorize(request, "read")
-        return JsonResponse(Models(tuple([self._shape(agent) for agent in self._hub.atlas.agents])))
+        return JsonResponse(schema.Models(tuple([self._shape(agent) for agent in self._hub.atlas.agents])))
 
     async def model(self, request: Request) -> Response:
         authorize(request, "read")
@@ -271,8 +251,8 @@ class _Endpoints:
         grant = authorize(request, "read", "write")
         with ExitStack() as stack:
             pending = stack.enter_context(self._limiter.acquire(request, grant))
-            body = await read_body(request, CompletionRequest, self._hub.settings.max_frame)
-            check_supported(body)
+            body = await read_body(request, schema.CompletionRequest, self._hub.settings.max_frame)
+            schema.check_supported(body)
             agent, keeps_running = self._agent(body.model), on_disconnect(request) == "continue"
             stream, stored = await start(self._hub, grant, request, body, agent)
             if not (stored and keeps_running):
@@ -294,5 +274,5 @@ class _Endpoints:
             raise HTTPError(404, "model_not_found", f"unknown model {model[:200]!r}", param="model")
         return agent
 
-    def _shape(self, agent: Agent) -> OpenAIModel:
-        return OpenAIModel(_PREFIX + agent.id, self._hub.started_at)
+    def _shape(self, agent: Agent) -> schema.OpenAIModel:
+        return schema.OpenAIModel(_PREFIX + agent.id, self._hub.started_at)

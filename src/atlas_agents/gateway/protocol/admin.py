@@ -26,7 +26,7 @@ class Health(WireStruct, frozen=True):
     uptime: float
 
 
-class LimitsFound(WireStruct, frozen=True):
+class LimitsResult(WireStruct, frozen=True):
     """Limits of tool calls; null means unlimited."""
 
     per_tick: int | None
@@ -42,11 +42,11 @@ class SystemInfo(WireStruct, frozen=True):
     principal: Principal
     features: Features
     policy: PolicyShape
-    limits: LimitsFound
+    limits: LimitsResult
     uptime: float
 
 
-class AgentsFound(WireStruct, frozen=True):
+class AgentsResult(WireStruct, frozen=True):
     agents: tuple[AgentShape, ...]
 
 
@@ -54,11 +54,11 @@ class OneAgent(WireStruct, frozen=True):
     agent_id: str
 
 
-class AgentFound(WireStruct, frozen=True):
+class AgentResult(WireStruct, frozen=True):
     agent: AgentShape
 
 
-class ModelsFound(WireStruct, frozen=True):
+class ModelsResult(WireStruct, frozen=True):
     models: tuple[ModelShape, ...]
 
 
@@ -69,7 +69,7 @@ class ToolsList(WireStruct, frozen=True):
     session_key: str | None = None
 
 
-class ToolsFound(WireStruct, frozen=True):
+class ToolsResult(WireStruct, frozen=True):
     tools: tuple[ToolShape, ...]
 
 
@@ -140,7 +140,7 @@ class UsageSum(WireStruct, frozen=True):
     day: str = ""
 
 
-class UsageFound(WireStruct, frozen=True):
+class UsageResult(WireStruct, frozen=True):
     rows: tuple[UsageSum, ...]
 
 
@@ -165,7 +165,7 @@ class ToolsUsed(WireStruct, frozen=True):
     rows: tuple[ToolUse, ...]
 
 
-class ConfigFound(WireStruct, frozen=True):
+class ConfigResult(WireStruct, frozen=True):
     """The effective settings, without secrets."""
 
     config: dict[str, Any]
@@ -190,7 +190,7 @@ class UserShape(WireStruct, frozen=True):
     last_active: int | None = None
 
 
-class UsersFound(WireStruct, frozen=True):
+class UsersResult(WireStruct, frozen=True):
     users: tuple[UserShape, ...]
 
 
@@ -202,7 +202,7 @@ class UsersPut(WireStruct, frozen=True):
     status: Literal["active", "invited", "suspended"] = "active"
 
 
-class UserFound(WireStruct, frozen=True):
+class UserResult(WireStruct, frozen=True):
     user: UserShape
 
 
@@ -222,7 +222,7 @@ class PlanShape(WireStruct, frozen=True):
     seats: int | None = None
 
 
-class PlansFound(WireStruct, frozen=True):
+class PlansResult(WireStruct, frozen=True):
     plans: tuple[PlanShape, ...]
 
 
@@ -236,11 +236,11 @@ class PlansPut(WireStruct, frozen=True):
     seats: Count | None = None
 
 
-class PlanFound(WireStruct, frozen=True):
+class PlanResult(WireStruct, frozen=True):
     plan: PlanShape
 
 
-class TenantFound(WireStruct, frozen=True):
+class TenantResult(WireStruct, frozen=True):
     """The tenant of this gateway, its plan and its usage."""
 
     tenant: str
@@ -257,7 +257,7 @@ class TenantsUpdate(WireStruct, frozen=True):
     plan: Name
 
 
-class TenantsFound(WireStruct, frozen=True):
+class TenantsResult(WireStruct, frozen=True):
     """The tenants registered in this store."""
 
     tenants: tuple[str, ...]
@@ -281,7 +281,7 @@ class McpServerShape(WireStruct, frozen=True):
     trouble: str = ""
 
 
-class McpServersFound(WireStruct, frozen=True):
+class McpServersResult(WireStruct, frozen=True):
     """The MCP servers of the workspace. `trouble` says why none of them can be used."""
 
     servers: tuple[McpServerShape, ...] = ()

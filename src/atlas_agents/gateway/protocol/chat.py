@@ -138,7 +138,7 @@ class RunsList(WireStruct, frozen=True):
     limit: Page = 50
 
 
-class RunsFound(WireStruct, frozen=True):
+class RunsResult(WireStruct, frozen=True):
     runs: tuple[RunShape, ...]
 
 
@@ -148,7 +148,7 @@ class OneRun(WireStruct, frozen=True):
     run_id: RunId
 
 
-class RunFound(WireStruct, frozen=True):
+class RunDetails(WireStruct, frozen=True):
     """A run with its steps, in order."""
 
     run: RunShape

@@ -1,6 +1,6 @@
 """Events sent by the server. Events of a run carry `runId`; the full profile adds `sessionKey` and `seq`."""
 
-from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, cast
+from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, cast, get_args
 
 import msgspec
 
@@ -227,29 +227,8 @@ class KnowledgeProgress(WireStruct, frozen=True):
 ServerEvent: TypeAlias = (
     SessionUpdated | AuditAdded | ApprovalsUpdated | KnowledgeProgress | JobUpdated | ServerShutdown
 )
-RUN_EVENTS: dict[str, type[RunEvent]] = {
-    kind.event: kind
-    for kind in (
-        ChatStarted,
-        ChatDelta,
-        ChatReasoning,
-        ChatReset,
-        ToolCalling,
-        ToolProgressing,
-        PlanChanged,
-        RunHandoff,
-        ToolSettled,
-        ApprovalRequested,
-        ApprovalResolved,
-        ChatMessage,
-        ChatFinal,
-        ChatError,
-    )
-}
-SERVER_EVENTS: dict[str, type[ServerEvent]] = {
-    kind.event: kind
-    for kind in (SessionUpdated, AuditAdded, ApprovalsUpdated, KnowledgeProgress, JobUpdated, ServerShutdown)
-}
+RUN_EVENTS: dict[str, type[RunEvent]] = {kind.event: kind for kind in get_args(RunEvent)}
+SERVER_EVENTS: dict[str, type[ServerEvent]] = {kind.event: kind for kind in get_args(ServerEvent)}
 TERMINAL_EVENTS = frozenset(("chat.final", "chat.error"))
 """Terminal events: every run ends with exactly one of these."""
 PLAIN: dict[str, tuple[str, ...]] = {

@@ -57,7 +57,7 @@ class OneJob(WireStruct, frozen=True):
     job_id: JobId
 
 
-class JobFound(WireStruct, frozen=True):
+class JobResult(WireStruct, frozen=True):
     job: JobShape
 
 
@@ -106,9 +106,9 @@ class SchedulesPause(WireStruct, frozen=True):
     paused: bool = True
 
 
-class ScheduleFound(WireStruct, frozen=True):
+class ScheduleResult(WireStruct, frozen=True):
     schedule: ScheduleShape
 
 
-class SchedulesFound(WireStruct, frozen=True):
+class SchedulesResult(WireStruct, frozen=True):
     schedules: tuple[ScheduleShape, ...]

@@ -37,7 +37,7 @@ class DocumentShape(WireStruct, frozen=True):
     complete: bool = True
 
 
-class DocumentsFound(WireStruct, frozen=True):
+class DocumentsResult(WireStruct, frozen=True):
     documents: tuple[DocumentShape, ...]
 
 
@@ -62,7 +62,7 @@ class PassageShape(WireStruct, frozen=True):
     category: str
 
 
-class PassagesFound(WireStruct, frozen=True):
+class PassagesResult(WireStruct, frozen=True):
     results: tuple[PassageShape, ...]
 
 
@@ -127,7 +127,7 @@ class MemoryShape(WireStruct, frozen=True):
     session_key: str = ""
 
 
-class MemoriesFound(WireStruct, frozen=True):
+class MemoriesResult(WireStruct, frozen=True):
     memories: tuple[MemoryShape, ...]
 
 

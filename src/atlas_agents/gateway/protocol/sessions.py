@@ -51,7 +51,7 @@ class OneSession(WireStruct, frozen=True):
     session_key: Key
 
 
-class SessionFound(WireStruct, frozen=True):
+class SessionResult(WireStruct, frozen=True):
     """A session and its last messages."""
 
     session: SessionShape
@@ -171,7 +171,7 @@ class Subscribed(WireStruct, frozen=True):
     waiting: tuple[MessageShape, ...] = ()
 
 
-class ApprovalsFound(WireStruct, frozen=True):
+class ApprovalsResult(WireStruct, frozen=True):
     approvals: tuple[ApprovalShape, ...]
 
 
