@@ -33,4 +33,4 @@ for spec in parse_agents(AGENTS):
 try:
     parse_agents(AGENTS.replace("Temperature:", "Temprature:"))
 except ConfigError as error:
-    print(str(error).partition(" There are")[0])
+    print(str(error).partition(" Known keys")[0])
