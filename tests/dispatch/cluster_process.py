@@ -1,8 +1,8 @@
-"""A member of a cluster in a process of its own: `cluster_process.py ROLE URL HOME`; when it is ready it says the port
-of its door. GRACE in its environment says how long turns may go on when it is told to stop.
+"""A cluster member as a process: `cluster_process.py ROLE URL HOME` prints the port of its HTTP server once ready.
 
-Its model makes three calls of `note`, one after the other, and then says so. A call writes what it does into
-HOME/effects; it takes a while, so that there is time to be killed in it. With ATLAS_REDIS_URL the news go by Valkey.
+The environment variable GRACE sets how long turns may continue after SIGTERM. The model calls `note` three times, one
+after the other, and then answers. A call records its side effect in HOME/effects and takes a while, so that the process
+can be killed during it. With ATLAS_REDIS_URL, notifications go through Valkey.
 """
 
 import asyncio
@@ -28,21 +28,21 @@ _CALLS = 3
 
 
 class Steps(Scripted):
-    """What it says follows from what was said: it is the same in every process."""
+    """A model whose reply depends only on the messages, so that it is the same in every process."""
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
-        place = max(n for n, message in enumerate(request.messages) if message.role == "user")
-        done = sum(message.role == "tool" for message in request.messages[place:])
-        text = request.messages[place].text
-        asks = "ask" if text.startswith("?") else "note"
-        reply = calls(asks, input=f"{text} {done + 1}") if done < _CALLS else says(f"All {_CALLS} of {text}.")
+        index = max(n for n, message in enumerate(request.messages) if message.role == "user")
+        done = sum(message.role == "tool" for message in request.messages[index:])
+        text = request.messages[index].text
+        name = "ask" if text.startswith("?") else "note"
+        reply = calls(name, input=f"{text} {done + 1}") if done < _CALLS else says(f"All {_CALLS} of {text}.")
         async for chunk in Scripted(reply).stream(request):
             if isinstance(chunk, TextChunk):
                 await asyncio.sleep(0.05)
             yield chunk
 
 
-def tools_of(home: Path) -> list[Tool]:
+def build_tools(home: Path) -> list[Tool]:
     async def note(input: str, context: ToolContext) -> str:
         with (home / "effects").open("a") as file:
             file.write(f"{os.getpid()} {input}\n")
@@ -53,12 +53,12 @@ def tools_of(home: Path) -> list[Tool]:
 
 
 async def main(role: str, url: str, home: Path) -> None:
-    redis = [open_valkey(Secret(address) if (address := os.environ.get("ATLAS_REDIS_URL")) else None) for _ in "12"]
-    cluster = Cluster(url, valkey=redis[0])
-    histories = HistoryCache(ValkeyCache(redis[1]) if redis[1] is not None else None)
+    clients = [open_valkey(Secret(address) if (address := os.environ.get("ATLAS_REDIS_URL")) else None) for _ in "12"]
+    cluster = Cluster(url, valkey=clients[0])
+    histories = HistoryCache(ValkeyCache(clients[1]) if clients[1] is not None else None)
     store = PostgresStore(url, transaction_hook=cluster.enqueue_and_notify, history_cache=histories)
     await store.open()
-    atlas = in_memory_atlas(Steps(), tools_of(home), store=store, approve=Approvals(wait=True), dispatcher=cluster)
+    atlas = in_memory_atlas(Steps(), build_tools(home), store=store, approve=Approvals(wait=True), dispatcher=cluster)
     settings = GatewaySettings(home=home, port=0, grace=float(os.environ.get("GRACE", "1")))
     if role == "worker":
         health = WorkerHealthServer(settings)

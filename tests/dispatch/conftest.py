@@ -1,4 +1,4 @@
-"""The clients and processes of the gateway's tests are used here, too, and the checker of the crash cases."""
+"""Fixtures; also makes the helpers of the gateway tests and of the crash tests importable."""
 
 import sys
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ sys.path.append(str(Path(__file__).parent.parent / "durable"))
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A Postgres of the file's own."""
+    """A Postgres server per test file."""
     with PostgresServer() as server:
         yield server.url
 
 
 @pytest.fixture
 def schema() -> str:
-    """A cluster of the test's own on it."""
+    """A schema, and thus a cluster, per test."""
     return "t" + new_id().replace("-", "")

@@ -1,4 +1,4 @@
-"""The dispatcher of one machine: what an earlier life has left goes on as it was asked for, and stops by its name."""
+"""Inline dispatcher: open runs resume after a restart with their options, and are cancelled by id."""
 
 import asyncio
 from pathlib import Path
@@ -14,13 +14,13 @@ from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from atlas_agents.tools.tool import tool
 
 
-async def test_what_the_caller_wished_of_the_model_holds_in_the_next_life_too(tmp_path: Path) -> None:
-    asked = asyncio.Event()
+async def test_resumed_turn_keeps_its_sampling_options(tmp_path: Path) -> None:
+    called = asyncio.Event()
 
     @tool(effect="pure")
     async def look() -> str:
-        """Look, and never see."""
-        asked.set()
+        """Wait forever."""
+        called.set()
         await asyncio.Event().wait()
         return ""
 
@@ -30,8 +30,8 @@ async def test_what_the_caller_wished_of_the_model_holds_in_the_next_life_too(tm
         async with in_memory_atlas(model, [look], store=store) as atlas, asyncio.timeout(5):
             if not await atlas.recover():
                 atlas.send("go", session="s", sampling=SamplingOptions(temperature=0.25, max_tokens=7))
-            await asked.wait()
-            asked.clear()
+            await called.wait()
+            called.clear()
         await store.close()
     store = SqliteStore(tmp_path / "atlas.db")
     await store.open()
@@ -44,7 +44,7 @@ async def test_what_the_caller_wished_of_the_model_holds_in_the_next_life_too(tm
     await store.close()
 
 
-async def test_a_turn_is_stopped_by_its_id_as_long_as_it_is_there() -> None:
+async def test_running_turn_is_cancelled_by_id() -> None:
     store, running = MemoryStore(), asyncio.Event()
     await store.open()
 
@@ -62,12 +62,12 @@ async def test_a_turn_is_stopped_by_its_id_as_long_as_it_is_there() -> None:
             await stream.reply()
 
 
-async def test_a_turn_that_was_wanted_to_stop_while_nobody_was_at_it_is_stopped_when_it_is_taken_on() -> None:
+async def test_turn_cancelled_without_an_owner_ends_when_it_is_resumed() -> None:
     store = MemoryStore()
     await store.open()
-    model = Scripted(says("Never said."))
-    errand = b'{"messages":[{"role":"user","parts":[{"type":"text","text":"go"}],"id":"m"}]}'
-    await store.commit("default", [PutSession("s"), AcceptRun("r", "s", "assistant", request=errand), StopRun("r")])
+    model = Scripted(says("Never sent."))
+    request = b'{"messages":[{"role":"user","parts":[{"type":"text","text":"go"}],"id":"m"}]}'
+    await store.commit("default", [PutSession("s"), AcceptRun("r", "s", "assistant", request=request), StopRun("r")])
     async with in_memory_atlas(model, store=store) as atlas, asyncio.timeout(5):
         (stream,) = await atlas.recover()
         with pytest.raises(Cancelled):

@@ -1,4 +1,4 @@
-"""MCP servers and the conformance suite from npm, run by Node. Installed once per machine, exactly as locked."""
+"""MCP servers and the conformance suite from npm, run by Node; installed once per machine from the lock file."""
 
 import fcntl
 import hashlib
@@ -24,7 +24,7 @@ WITHIN = 240.0
 
 
 def script(name: str) -> str:
-    """The file that Node is to run. Without it nothing is proven, so its absence is a failure and no reason to skip."""
+    """Return the file that Node runs. If it is missing, the tests fail; they are not skipped."""
     content = b"".join([(LISTED / name).read_bytes() for name in LOCKED])
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "atlas-agents"
     folder = cache / f"mcp-{hashlib.sha256(content).hexdigest()[:12]}"

@@ -1,8 +1,8 @@
-"""An MCP server that does as it is told, well or badly: lines in, lines out, nothing but the standard library.
+"""Scripted MCP server over stdio, with faults on request; uses only the standard library.
 
     python scripted_server.py FOLDER
 
-`FOLDER/tools.json`, if there is one, is what it says of its tools. What it did is in `FOLDER/acts`, a line per call.
+`FOLDER/tools.json` replaces its tool list if it exists. Calls are recorded in `FOLDER/acts`, one per line.
 """
 
 import json
@@ -28,17 +28,17 @@ def write(message: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def text(words: str) -> dict[str, Any]:
-    return {"content": [{"type": "text", "text": words}]}
+def text_result(text: str) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": text}]}
 
 
-def act(name: str, given: dict[str, Any], id: Any, meta: dict[str, Any]) -> dict[str, Any] | None:  # noqa: C901, PLR0915
+def run_tool(name: str, arguments: dict[str, Any], id: Any, meta: dict[str, Any]) -> dict[str, Any] | None:  # noqa: C901, PLR0915
     with (FOLDER / "acts").open("a") as file:
-        file.write(f"{name} {json.dumps(given)}\n")
-    words, count = given.get("text", ""), given.get("count", 0)
+        file.write(f"{name} {json.dumps(arguments)}\n")
+    text, count = arguments.get("text", ""), arguments.get("count", 0)
     match name:
-        case "cut":  # the answer breaks off after so many bytes, and so does the server
-            answer = json.dumps({"jsonrpc": "2.0", "id": id, "result": text(words)}) + "\n"
+        case "cut":  # the server exits after this many bytes of its response
+            answer = json.dumps({"jsonrpc": "2.0", "id": id, "result": text_result(text)}) + "\n"
             os.write(1, answer.encode()[:count])
             os._exit(3)
         case "hang":
@@ -59,22 +59,22 @@ def act(name: str, given: dict[str, Any], id: Any, meta: dict[str, Any]) -> dict
                 params = {"progressToken": meta["progressToken"], "progress": step, "total": count, "message": "on it"}
                 write({"method": "notifications/progress", "params": params})
         case "variables":
-            words = json.dumps(dict(os.environ))
+            text = json.dumps(dict(os.environ))
         case "sample":
-            asked = {"messages": [{"role": "user", "content": {"type": "text", "text": words}}], "maxTokens": count}
-            write({"id": "s1", "method": "sampling/createMessage", "params": asked})
-            words = sys.stdin.readline()
+            request = {"messages": [{"role": "user", "content": {"type": "text", "text": text}}], "maxTokens": count}
+            write({"id": "s1", "method": "sampling/createMessage", "params": request})
+            text = sys.stdin.readline()
         case "change":
             changed = [{**tool, "description": tool["description"] + " "} for tool in tools()]
             (FOLDER / "tools.json").write_text(json.dumps(changed))
             write({"method": "notifications/tools/list_changed"})
         case "fail":
-            return {**text(words), "isError": True}
+            return {**text_result(text), "isError": True}
         case "odd":
-            return {"content": [{"type": "no such thing"}]}
+            return {"content": [{"type": "unknown kind"}]}
         case _:
             pass
-    return text(words)
+    return text_result(text)
 
 
 def main() -> None:
@@ -85,26 +85,30 @@ def main() -> None:
     if (FOLDER / "broken").exists():
         sys.exit("I do not feel well")
     for line in sys.stdin:
-        told: dict[str, Any] = json.loads(line)
-        id: Any = told.get("id")
-        params: dict[str, Any] = told.get("params", {})
-        match told.get("method"):
+        message: dict[str, Any] = json.loads(line)
+        id: Any = message.get("id")
+        params: dict[str, Any] = message.get("params", {})
+        match message.get("method"):
             case "initialize":
-                about = {"name": "scripted", "version": "1"}
+                server_info = {"name": "scripted", "version": "1"}
                 version = params["protocolVersion"]
                 write(
                     {
                         "id": id,
-                        "result": {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": about},
+                        "result": {
+                            "protocolVersion": version,
+                            "capabilities": {"tools": {}},
+                            "serverInfo": server_info,
+                        },
                     }
                 )
             case "tools/list":
                 write({"id": id, "result": {"tools": tools()}})
             case "tools/call":
-                result = act(params["name"], params.get("arguments", {}), id, params.get("_meta", {}))
+                result = run_tool(params["name"], params.get("arguments", {}), id, params.get("_meta", {}))
                 if result is not None:
                     write({"id": id, "result": result})
-            case _ if id is not None and "method" in told:
+            case _ if id is not None and "method" in message:
                 write({"id": id, "error": {"code": -32601, "message": "Method not found"}})
             case _:
                 pass

@@ -1,4 +1,4 @@
-"""The MCP conformance suite against our server, and against our client: which of its scenarios pass stands here."""
+"""The MCP conformance suite against our server and our client, with the scenarios that pass."""
 
 import asyncio
 import base64
@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from mcp_house import written
+from mcp_workspace import write_config
 from node_servers import NODE, script
 
 from atlas_agents import Image, Tool, ToolContext, ToolFailed, Usage, tool
@@ -28,7 +28,7 @@ from atlas_agents.testing import Environment, Scripted, in_memory_atlas
 from atlas_agents.workspace.skills import Prompt
 
 pytestmark = pytest.mark.slow
-SERVER = {
+SERVER_SCENARIOS = {
     "server-initialize",
     "ping",
     "tools-list",
@@ -46,8 +46,8 @@ SERVER = {
     "prompts-get-with-args",
     "dns-rebinding-protection",
 }
-"""The others are about what this server does not offer; docs/design/mcp.md has the reasons."""
-CLIENT = [
+"""The other scenarios need features that this server does not offer; see docs/design/mcp.md."""
+CLIENT_SCENARIOS = [
     "initialize",
     "tools_call",
     "elicitation-sep1034-client-defaults",
@@ -66,13 +66,13 @@ SCHEMA: dict[str, Any] = {
 
 @tool(name="test_simple_text", effect="pure")
 async def simple_text() -> str:
-    """Say something."""
+    """Return text."""
     return "This is a simple text response for testing."
 
 
 @tool(name="test_image_content", effect="pure")
 async def picture() -> Image:
-    """Show a picture."""
+    """Return an image."""
     return Image("image/png", base64.b64encode(b"\x89PNG\r\n\x1a\n").decode())
 
 
@@ -83,8 +83,8 @@ async def failing() -> str:
 
 
 @tool(name="test_tool_with_progress", effect="pure")
-async def stepping(context: ToolContext) -> str:
-    """Take steps."""
+async def progressing(context: ToolContext) -> str:
+    """Report progress."""
     for step in (0, 50, 100):
         context.progress(str(step))
         await asyncio.sleep(0.05)
@@ -103,110 +103,110 @@ class TextResource:
         return "This is the content of the static text resource.", "text/plain"
 
 
-def conforming(home: Path) -> Gateway:
-    """A gateway for the suite, which shows no token: here every request is the owner's."""
+def build_gateway(home: Path) -> Gateway:
+    """Build a gateway that adds the owner's token to every request, because the suite sends none."""
 
     async def nothing(_arguments_: dict[str, Any]) -> str:
         return "nothing"
 
     shaped = Tool("json_schema_2020_12_tool", nothing, description="Takes this.", parameters=SCHEMA, effect="pure")
-    atlas = in_memory_atlas(Scripted(), [simple_text, picture, failing, stepping, shaped], store=MemoryStore())
+    atlas = in_memory_atlas(Scripted(), [simple_text, picture, failing, progressing, shaped], store=MemoryStore())
     prompts = (
         Prompt("test_simple_prompt", "This is a simple prompt for testing.", "Simple."),
         Prompt("test_prompt_with_arguments", "Prompt with arguments: arg1='{arg1}', arg2='{arg2}'", "With two."),
     )
     services = GatewayServices(prompts=lambda: prompts, resources=TextResource())
     gateway = Gateway(atlas, GatewaySettings(home=home, port=0), services=services)
-    inner, shown = gateway._app, f"Bearer {gateway.hub.tokens.main.reveal()}".encode()  # type: ignore
+    inner, authorization = gateway._app, f"Bearer {gateway.hub.tokens.main.reveal()}".encode()  # type: ignore
 
-    async def owned(scope: Any, receive: Any, send: Any) -> None:
-        await inner({**scope, "headers": [*scope["headers"], (b"authorization", shown)]}, receive, send)
+    async def authorize(scope: Any, receive: Any, send: Any) -> None:
+        await inner({**scope, "headers": [*scope["headers"], (b"authorization", authorization)]}, receive, send)
 
-    gateway._app = owned  # type: ignore
+    gateway._app = authorize  # type: ignore
     return gateway
 
 
-async def suite(*arguments: str) -> str:
+async def run_suite(*arguments: str) -> str:
     file = await asyncio.to_thread(script, "conformance")
     process = await asyncio.create_subprocess_exec(NODE, file, *arguments, stdout=-1, stderr=-2)
     out, _ = await asyncio.wait_for(process.communicate(), 55)
     return out.decode()
 
 
-async def test_our_server_passes_the_scenarios_of_what_it_offers(tmp_path: Path) -> None:
-    async with conforming(tmp_path).running() as gateway:
-        told = await suite("server", "--url", f"http://localhost:{gateway.port}/mcp", "--suite", "all")
-    passed = {line[2:].partition(":")[0] for line in told.splitlines() if line.startswith("✓ ")}
-    assert passed == SERVER, told[-3000:]
+async def test_server_passes_the_scenarios_of_its_features(tmp_path: Path) -> None:
+    async with build_gateway(tmp_path).running() as gateway:
+        output = await run_suite("server", "--url", f"http://localhost:{gateway.port}/mcp", "--suite", "all")
+    passed = {line[2:].partition(":")[0] for line in output.splitlines() if line.startswith("✓ ")}
+    assert passed == SERVER_SCENARIOS, output[-3000:]
 
 
-async def in_a_browser(address: str) -> None:
-    """What a person does who logs in: follow the address, to the page it ends at."""
+async def open_in_browser(address: str) -> None:
+    """Follow a login URL to its last redirect, as a browser does."""
     async with aiohttp.ClientSession() as browser, browser.get(address) as page:
         await page.read()
 
 
-class Willing:
-    """Says yes to whatever is suggested."""
+class AcceptingCaller:
+    """Accepts every form with its defaults."""
 
     run_id = tenant_id = "r"
 
     def progress(self, message: str) -> None:
-        """Nobody listens."""
+        """Ignored."""
 
     async def ask(self, form: Form) -> Filled:
         return Filled("accept", form.suggested)
 
     async def check_budget(self) -> None:
-        """There is no end of it."""
+        """Unlimited."""
 
     async def spend(self, model: str, usage: Usage) -> None:
-        """Nobody counts."""
+        """Not counted."""
 
 
-class Clients:
-    """The suite starts a command for each scenario; the command only asks here, where everything is loaded."""
+class ClientServer:
+    """Runs the scenarios in this process; the command that the suite starts for each one only connects here."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._browsing: list[asyncio.Task[None]] = []
+        self._browsers: list[asyncio.Task[None]] = []
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         url = (await reader.readline()).decode().strip()
         try:
             await self._use(url)
-        except Exception as error:  # noqa: BLE001 - some scenarios are to fail
+        except Exception as error:  # noqa: BLE001 - some scenarios must fail
             writer.write(f"{error}\n".encode())
         writer.close()
 
     async def _use(self, url: str) -> None:
-        (server,) = read_servers(written(self._folder, s={"url": url, "timeout": 20})).values()
+        (server,) = read_servers(write_config(self._folder, s={"url": url, "timeout": 20})).values()
         async with interactive_login("s", url, self._folder, self._show) as auth:
             connection = McpConnection(server, Environment({}, dotenv=None), self._folder, auth=auth)
             try:
                 for each in await connection.tools():
-                    given = {name: 2 for name in each.parameters.get("properties", {})}
-                    await connection.call(each, given, Willing())
+                    arguments = {name: 2 for name in each.parameters.get("properties", {})}
+                    await connection.call(each, arguments, AcceptingCaller())
             finally:
                 await connection.close()
 
     def _show(self, address: str) -> None:
-        self._browsing.append(asyncio.create_task(in_a_browser(address)))
+        self._browsers.append(asyncio.create_task(open_in_browser(address)))
 
 
-@pytest.mark.parametrize("scenario", CLIENT)
-async def test_our_client_passes(scenario: str, tmp_path: Path) -> None:
-    async with await asyncio.start_server(Clients(tmp_path).serve, "127.0.0.1", 0) as listening:
+@pytest.mark.parametrize("scenario", CLIENT_SCENARIOS)
+async def test_client_passes_scenario(scenario: str, tmp_path: Path) -> None:
+    async with await asyncio.start_server(ClientServer(tmp_path).serve, "127.0.0.1", 0) as listening:
         port = listening.sockets[0].getsockname()[1]
         ask = tmp_path / "ask.py"
         ask.write_text(
             "import socket, sys\n"
-            f"with socket.create_connection(('127.0.0.1', {port})) as line:\n"
-            "    line.sendall(sys.argv[-1].encode() + b'\\n')\n"
-            "    print(line.makefile().read())\n"
+            f"with socket.create_connection(('127.0.0.1', {port})) as connection:\n"
+            "    connection.sendall(sys.argv[-1].encode() + b'\\n')\n"
+            "    print(connection.makefile().read())\n"
         )
         command = f"{sys.executable} -S {ask}"
-        told = await suite("client", "--command", command, "--scenario", scenario, "-o", str(tmp_path / "out"))
+        output = await run_suite("client", "--command", command, "--scenario", scenario, "-o", str(tmp_path / "out"))
     (checks,) = (tmp_path / "out").glob("**/checks.json")
     states = {check["id"]: check["status"] for check in json.loads(checks.read_text())}
-    assert "FAILURE" not in states.values() and "SUCCESS" in states.values(), (states, told[-2000:])
+    assert "FAILURE" not in states.values() and "SUCCESS" in states.values(), (states, output[-2000:])

@@ -1,4 +1,4 @@
-"""The documents of a house for MCP clients, with the library's own client: searched and read by whoever may."""
+"""Documents as MCP resources, read with the official client: listing, reading, searching and permissions."""
 
 import json
 from collections.abc import AsyncGenerator
@@ -23,8 +23,8 @@ POLICY = f'[tools."{SEARCH}"]\nask = ["*"]\n'
 
 
 @asynccontextmanager
-async def serving(folder: Path, policy: str = "") -> AsyncGenerator[ServedGateway, None]:
-    """A service as its command starts it, with two documents of its own tenant and one of another."""
+async def serve(folder: Path, policy: str = "") -> AsyncGenerator[ServedGateway, None]:
+    """Run a gateway with two documents of its tenant and one of another."""
     home = folder / "home"
     (home / "workspace").mkdir(parents=True)
     (home / "workspace" / "AGENTS.md").write_text(AGENTS)
@@ -39,35 +39,35 @@ async def serving(folder: Path, policy: str = "") -> AsyncGenerator[ServedGatewa
         (folder / "policy.toml").write_text(policy)
         values["ATLAS_POLICY"] = str(folder / "policy.toml")
     environment = Environment({**values, "ATLAS_EMBEDDINGS": "none"}, dotenv=None)
-    async with private_gateway(load({}, environment, folder), environment=environment) as here:
-        knowledge = here.runtime.knowledge.knowledge
-        await knowledge.add(here.runtime.atlas.tenant, str(docs))
+    async with private_gateway(load({}, environment, folder), environment=environment) as gateway:
+        knowledge = gateway.runtime.knowledge.knowledge
+        await knowledge.add(gateway.runtime.atlas.tenant, str(docs))
         await knowledge.add("another", str(folder / "secret.md"))
-        yield here
+        yield gateway
 
 
 @asynccontextmanager
 async def client(
-    here: ServedGateway, token: str, path: str = "/mcp", mode: str = "auto"
+    gateway: ServedGateway, token: str, path: str = "/mcp", mode: str = "auto"
 ) -> AsyncGenerator[Client, None]:
     async with (
         httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}, timeout=30) as http,
-        Client(streamable_http_client(f"{here.url}{path}", http_client=http), mode=mode) as found,
+        Client(streamable_http_client(f"{gateway.url}{path}", http_client=http), mode=mode) as found,
     ):
         yield found
 
 
-async def audited(here: ServedGateway) -> list[tuple[Any, ...]]:
-    rows = [record.entry for record in await here.runtime.atlas.audit.records(here.runtime.atlas.tenant)]
+async def audit_rows(gateway: ServedGateway) -> list[tuple[Any, ...]]:
+    rows = [record.entry for record in await gateway.runtime.atlas.audit.records(gateway.runtime.atlas.tenant)]
     return [(row.action, row.entity_type, row.success, row.meta["user"]) for row in rows]
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-async def test_documents_are_listed_read_and_searched_and_it_is_written_down(
+async def test_documents_are_listed_read_searched_and_audited(
     mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resources, "PAGE", 1)
-    async with serving(tmp_path) as here, client(here, here.token.reveal(), mode=mode) as mcp:
+    async with serve(tmp_path) as gateway, client(gateway, gateway.token.reveal(), mode=mode) as mcp:
         first = await mcp.list_resources()
         second = await mcp.list_resources(cursor=first.next_cursor)
         last = await mcp.list_resources(cursor=second.next_cursor)
@@ -82,35 +82,35 @@ async def test_documents_are_listed_read_and_searched_and_it_is_written_down(
         answer = await mcp.call_tool(SEARCH, {"query": "walrus"})
         assert answer.structured_content is not None
         assert [each["source"] for each in answer.structured_content["results"]] == ["docs/sea.md"]
-        theirs = await here.runtime.knowledge.knowledge.documents("another")
+        theirs = await gateway.runtime.knowledge.knowledge.documents("another")
         for uri in (f"knowledge://documents/{theirs[0].id}", "knowledge://documents/x", "file:///etc/passwd"):
             with pytest.raises(MCPError, match="resource not found"):
                 await mcp.read_resource(uri)
         with pytest.raises(MCPError, match="invalid cursor"):
             await mcp.list_resources(cursor="'; DROP TABLE")
-        assert await audited(here) == [
+        assert await audit_rows(gateway) == [
             ("DOCUMENT_READ", "document", True, "owner"),
             ("TOOL_CALL", "tool", True, "owner"),
             ("DOCUMENT_READ", "document", False, "owner"),
         ]
 
 
-async def test_an_agent_that_may_not_search_reads_nothing(tmp_path: Path) -> None:
-    async with serving(tmp_path) as here:
-        async with client(here, here.token.reveal()) as mcp:
+async def test_agent_without_the_search_tool_reads_nothing(tmp_path: Path) -> None:
+    async with serve(tmp_path) as gateway:
+        async with client(gateway, gateway.token.reveal()) as mcp:
             uri = str((await mcp.list_resources()).resources[0].uri)
-        async with client(here, here.token.reveal(), "/mcp/poet") as mcp:
+        async with client(gateway, gateway.token.reveal(), "/mcp/poet") as mcp:
             assert (await mcp.list_resources()).resources == []
             with pytest.raises(MCPError, match="resource not found"):
                 await mcp.read_resource(uri)
             assert SEARCH not in [each.name for each in (await mcp.list_tools()).tools]
-        assert await audited(here) == [("DOCUMENT_READ", "document", False, "owner")]
+        assert await audit_rows(gateway) == [("DOCUMENT_READ", "document", False, "owner")]
 
 
-async def test_where_a_search_needs_a_persons_yes_nothing_is_read_without_one(tmp_path: Path) -> None:
-    async with serving(tmp_path, POLICY) as here, client(here, ANA) as mcp:
+async def test_documents_are_hidden_if_the_search_needs_approval(tmp_path: Path) -> None:
+    async with serve(tmp_path, POLICY) as gateway, client(gateway, ANA) as mcp:
         assert (await mcp.list_resources()).resources == []
-        (document, _) = await here.runtime.knowledge.knowledge.documents(here.runtime.atlas.tenant)
+        (document, _) = await gateway.runtime.knowledge.knowledge.documents(gateway.runtime.atlas.tenant)
         with pytest.raises(MCPError, match="resource not found"):
             await mcp.read_resource(f"knowledge://documents/{document.id}")
-        assert await audited(here) == [("DOCUMENT_READ", "document", False, "ana")]
+        assert await audit_rows(gateway) == [("DOCUMENT_READ", "document", False, "ana")]

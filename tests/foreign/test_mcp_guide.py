@@ -1,4 +1,4 @@
-"""The configurations of the guide, copied and pasted: each of them starts or reaches the house for an MCP client."""
+"""The configurations in the guide: each one lets an MCP client start Atlas or connect to it."""
 
 import asyncio
 import json
@@ -14,25 +14,27 @@ import httpx2
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
-from mcp_house import scripted, written
+from mcp_workspace import scripted_entry, write_config
 
 from atlas_agents.client import GatewayClient
 from atlas_agents.mcp.config import read_servers
-from checks import until
+from checks import wait_until
 
 pytestmark = pytest.mark.slow
 GUIDE = (Path(__file__).parent.parent.parent / "docs/guide/mcp.md").read_text(encoding="utf-8")
 BLOCKS = [json.loads(block) for block in re.findall(r"^```json.*?\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)]
-OURS = [servers["atlas"] for block in BLOCKS if (servers := block.get("mcpServers") or block["servers"]).get("atlas")]
-COMMANDS = [entry for entry in OURS if "command" in entry]
-ADDRESSES = [entry for entry in OURS if "url" in entry]
+ATLAS_ENTRIES = [
+    servers["atlas"] for block in BLOCKS if (servers := block.get("mcpServers") or block["servers"]).get("atlas")
+]
+COMMANDS = [entry for entry in ATLAS_ENTRIES if "command" in entry]
+ADDRESSES = [entry for entry in ATLAS_ENTRIES if "url" in entry]
 BIN = Path(sys.executable).parent
 AGENTS = "## assistant\n\nModel: http/rules\nDescription: Answers.\n"
 
 
 @pytest.fixture
 def env(tmp_path: Path) -> dict[str, str]:
-    """What a client hands to what it starts: little, and where the home is."""
+    """The environment that a client passes to the command."""
     workspace = tmp_path / "home" / "workspace"
     workspace.mkdir(parents=True)
     (workspace / "AGENTS.md").write_text(AGENTS)
@@ -43,50 +45,48 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 
 @asynccontextmanager
-async def served(env: dict[str, str], cwd: Path) -> AsyncGenerator[str, None]:
-    """`atlas serve`, and where it listens."""
+async def run_gateway(env: dict[str, str], cwd: Path) -> AsyncGenerator[str, None]:
+    """Run `atlas serve` and yield its URL."""
     process = await asyncio.create_subprocess_exec(BIN / "atlas", "serve", env=env, cwd=cwd, stderr=-1, stdout=-3)
     try:
-        said = ""
+        output = ""
         async with asyncio.timeout(40):
-            while "Press Ctrl-C to stop." not in said:
-                said += (await process.stderr.readline()).decode()  # type: ignore
-        found = re.search(r"listening on (http://\S+)\.", said)
-        assert found, said
+            while "Press Ctrl-C to stop." not in output:
+                output += (await process.stderr.readline()).decode()  # type: ignore
+        found = re.search(r"listening on (http://\S+)\.", output)
+        assert found, output
         yield found[1]
     finally:
         process.terminate()
         await process.communicate()
 
 
-def test_there_is_one_for_each_kind_of_client() -> None:
+def test_guide_has_an_entry_for_each_kind_of_client() -> None:
     assert len(COMMANDS) == 2 and len(ADDRESSES) == 2
     assert all(entry["command"] == "atlas" and entry["args"][:2] == ["mcp", "serve"] for entry in COMMANDS)
 
 
-def test_the_servers_of_the_guide_are_read(tmp_path: Path) -> None:
+def test_servers_in_the_guide_are_valid(tmp_path: Path) -> None:
     (first,) = [block["mcpServers"] for block in BLOCKS if "time" in block.get("mcpServers", {})]
-    assert list(read_servers(written(tmp_path, **first))) == ["time", "notes", "tracker"]
+    assert list(read_servers(write_config(tmp_path, **first))) == ["time", "notes", "tracker"]
 
 
 @pytest.mark.parametrize("entry", COMMANDS, ids=["desktop", "editor"])
-async def test_a_client_starts_the_command_of_the_guide_and_uses_the_house(
+async def test_client_starts_the_command_in_the_guide(
     entry: dict[str, Any], env: dict[str, str], tmp_path: Path
 ) -> None:
     command = StdioServerParameters(command=entry["command"], args=entry["args"], env=env, cwd=tmp_path)
     os.environ["PATH"] = env["PATH"]
     async with asyncio.timeout(50), Client(command) as client:
         assert {"current_time", "ask_assistant"} <= {tool.name for tool in (await client.list_tools()).tools}
-        told = await client.call_tool("current_time", {})
-        assert not told.is_error and re.search(r"\d\d:\d\d:\d\d", told.content[0].text)  # type: ignore
+        result = await client.call_tool("current_time", {})
+        assert not result.is_error and re.search(r"\d\d:\d\d:\d\d", result.content[0].text)  # type: ignore
         wrong = await client.call_tool("current_time", {"zone": "here"})
         assert wrong.is_error
 
 
-async def test_a_gateway_is_used_by_several_clients_at_once_and_sees_an_approval_while_it_runs(
-    env: dict[str, str], tmp_path: Path
-) -> None:
-    async with served(env, tmp_path) as url:
+async def test_several_clients_use_a_gateway_that_notices_a_new_approval(env: dict[str, str], tmp_path: Path) -> None:
+    async with run_gateway(env, tmp_path) as url:
         token = (tmp_path / "home" / "token").read_text().strip()
         for entry in ADDRESSES:
             address = entry["url"].replace("http://127.0.0.1:18789", url)
@@ -98,18 +98,18 @@ async def test_a_gateway_is_used_by_several_clients_at_once_and_sees_an_approval
                 assert not (await client.call_tool("current_time", {})).is_error
         command = StdioServerParameters(command=str(BIN / "atlas"), args=["mcp", "serve"], env=env, cwd=tmp_path)
         async with Client(command) as one, Client(command) as two:
-            written(tmp_path / "home" / "workspace", s=scripted(tmp_path / "s", pure=["echo"]))
+            write_config(tmp_path / "home" / "workspace", s=scripted_entry(tmp_path / "s", pure=["echo"]))
             approving = await asyncio.create_subprocess_exec(
                 BIN / "atlas", "mcp", "approve", "s", "--yes", env=env, cwd=tmp_path, stdout=-3, stderr=-3
             )
             assert await approving.wait() == 0
 
-            async def known() -> bool:
+            async def is_listed() -> bool:
                 return "s__echo" in [tool.name for tool in (await one.list_tools()).tools]
 
-            await until(known, 0.1)
-            said = await two.call_tool("s__echo", {"text": "through and through"})
-            assert said.content[0].text == "through and through"  # type: ignore
+            await wait_until(is_listed, 0.1)
+            output = await two.call_tool("s__echo", {"text": "through and through"})
+            assert output.content[0].text == "through and through"  # type: ignore
         async with GatewayClient(url, token) as page:
             (server,) = (await page.call("mcp.servers"))["servers"]
             assert (server["name"], server["state"]) == ("s", "approved") and "s/echo" in server["tools"]

@@ -1,4 +1,4 @@
-"""Logging in to a server: addresses that are no web pages are refused, tokens stay private, nobody opens a shell."""
+"""MCP login: only web pages are accepted as login URLs, tokens are private, and nothing opens a URL."""
 
 import os
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from mcp.shared.auth import OAuthToken
-from mcp_house import written
+from mcp_workspace import write_config
 
 import atlas_agents
 from atlas_agents.core.errors import ConfigError, Transient
@@ -20,7 +20,7 @@ SOURCE = Path(atlas_agents.__file__).parent
 
 
 @pytest.mark.parametrize(
-    "address",
+    "url",
     [
         "javascript:alert(1)",
         "file:///etc/passwd",
@@ -34,39 +34,39 @@ SOURCE = Path(atlas_agents.__file__).parent
         "",
     ],
 )
-def test_an_address_that_is_no_web_page_is_not_even_shown(address: str) -> None:
+def test_login_url_that_is_not_a_web_page_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="refused login URL"):
-        check_login_url(address)
+        check_login_url(url)
 
 
-@pytest.mark.parametrize("address", ["https://login.example/authorize?x=1", "http://127.0.0.1:8123/authorize"])
-def test_a_web_page_may_be_shown(address: str) -> None:
-    assert check_login_url(address) == address
+@pytest.mark.parametrize("url", ["https://login.example/authorize?x=1", "http://127.0.0.1:8123/authorize"])
+def test_web_page_is_accepted_as_login_url(url: str) -> None:
+    assert check_login_url(url) == url
 
 
-async def test_tokens_are_for_their_owner_only(tmp_path: Path) -> None:
-    purse = TokenStore(tmp_path / "mcp", "s")
-    assert await purse.get_tokens() is None
-    await purse.set_tokens(OAuthToken(access_token="a-token"))
-    assert stat.S_IMODE(os.stat(purse.path).st_mode) == 0o600
+async def test_token_file_is_private(tmp_path: Path) -> None:
+    store = TokenStore(tmp_path / "mcp", "s")
+    assert await store.get_tokens() is None
+    await store.set_tokens(OAuthToken(access_token="a-token"))
+    assert stat.S_IMODE(os.stat(store.path).st_mode) == 0o600
     found = await TokenStore(tmp_path / "mcp", "s").get_tokens()
     assert found is not None and found.access_token == "a-token"
-    purse.path.write_text("garbage")
-    assert await purse.get_tokens() is None
+    store.path.write_text("garbage")
+    assert await store.get_tokens() is None
 
 
-async def test_a_server_that_cannot_be_reached_says_so(tmp_path: Path) -> None:
-    (server,) = read_servers(written(tmp_path, s={"url": "http://127.0.0.1:9/mcp"})).values()
+async def test_unreachable_server_is_named(tmp_path: Path) -> None:
+    (server,) = read_servers(write_config(tmp_path, s={"url": "http://127.0.0.1:9/mcp"})).values()
     connection = McpConnection(server, Environment({}, dotenv=None), tmp_path)
     with pytest.raises(Transient, match="the MCP server s is unreachable"):
         await connection.tools()
     await connection.close()
 
 
-def test_nothing_in_the_house_opens_an_address_by_itself() -> None:
-    """No browser, no `open`, no shell for an address that somebody else has made."""
+def test_no_mcp_code_opens_a_url() -> None:
+    """No browser and no shell is started with a URL from a server."""
     opens = re.compile(r"webbrowser|xdg-open|os\.startfile|os\.system\(|shell=True")
-    rooms = [SOURCE / "mcp", SOURCE / "gateway" / "mcp", *SOURCE.glob("cli/mcp*.py")]
-    files = [path for room in rooms for path in (room.rglob("*.py") if room.is_dir() else [room])]
+    folders = [SOURCE / "mcp", SOURCE / "gateway" / "mcp", *SOURCE.glob("cli/mcp*.py")]
+    files = [path for folder in folders for path in (folder.rglob("*.py") if folder.is_dir() else [folder])]
     assert len(files) >= 10
     assert [str(path) for path in files if opens.search(path.read_text(encoding="utf-8"))] == []

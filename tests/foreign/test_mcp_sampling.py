@@ -1,11 +1,11 @@
-"""A server that has our model speak: what it takes counts to the turn, the tenant and its plan, and is written down."""
+"""Sampling by MCP servers: its usage is charged to the turn, the tenant and its plan, and is audited."""
 
 import json
 import time
 from pathlib import Path
 from typing import Any
 
-from mcp_house import opened, scripted, written
+from mcp_workspace import open_atlas, scripted_entry, write_config
 
 from atlas_agents import Plan, Question, Usage
 from atlas_agents.core.aio import utc_day
@@ -18,23 +18,26 @@ SAMPLE = {"text": "Say it.", "count": 30}
 
 
 class Model:
-    """Says a few words, and counts how often it was asked."""
+    """A model that counts its calls."""
 
     def __init__(self) -> None:
-        self.asked = 0
+        self.call_count = 0
 
-    async def speak(self, messages: list[Any], system: str, most: int) -> SampledMessage:
-        self.asked += 1
+    async def sample(self, messages: list[Any], system: str, max_tokens: int) -> SampledMessage:
+        self.call_count += 1
         return SampledMessage("I say so.", "gpt-4o", Usage(1000, 20))
 
 
-async def test_its_tokens_count_to_the_turn_the_session_and_the_tenant_and_stand_in_the_audit_log(
+async def test_sampling_is_charged_to_turn_session_and_tenant_and_audited(
     tmp_path: Path,
 ) -> None:
-    entry = scripted(tmp_path / "s", confirm=False, sampling_tokens=100)
+    entry = scripted_entry(tmp_path / "s", confirm=False, sampling_tokens=100)
     script = Scripted(calls("s__sample", **SAMPLE), says("Done."))
     model, store = Model(), MemoryStore()
-    async with opened(written(tmp_path, s=entry), model=script, sample_model=model.speak, store=store) as (atlas, _):
+    async with open_atlas(write_config(tmp_path, s=entry), model=script, sample_model=model.sample, store=store) as (
+        atlas,
+        _,
+    ):
         ends: list[Usage] = []
         atlas.on("stream:end", lambda event: ends.append(event.usage))
         await atlas.ask("go", session="main")
@@ -53,18 +56,21 @@ async def test_its_tokens_count_to_the_turn_the_session_and_the_tenant_and_stand
         )
 
 
-async def test_where_the_plan_is_spent_meanwhile_the_model_is_not_asked(tmp_path: Path) -> None:
-    entry = scripted(tmp_path / "s", sampling_tokens=100)
+async def test_model_is_not_called_once_the_plan_is_used_up(tmp_path: Path) -> None:
+    entry = scripted_entry(tmp_path / "s", sampling_tokens=100)
     model, store = Model(), MemoryStore()
 
     async def spend(question: Question) -> bool:
-        """Others use up what is left while a person thinks."""
+        """Use up the rest of the plan during the approval."""
         row = UsageRow(utc_day(time.time()), "other", "assistant", "gpt-4o", 2000)
         await store.commit("default", [AddUsage(row)])
         return True
 
-    async with opened(written(tmp_path, s=entry), sample_model=model.speak, store=store, approve=spend) as (atlas, _):
+    async with open_atlas(write_config(tmp_path, s=entry), sample_model=model.sample, store=store, approve=spend) as (
+        atlas,
+        _,
+    ):
         await atlas.tenancy.put_plan(Plan("small", tokens=1000))
         await atlas.tenancy.use_plan("small")
-        told = json.loads((await atlas.invoke("s/sample", SAMPLE)).result)
-        assert told["error"]["message"] == "the model call failed" and model.asked == 0
+        response = json.loads((await atlas.invoke("s/sample", SAMPLE)).result)
+        assert response["error"]["message"] == "the model call failed" and model.call_count == 0

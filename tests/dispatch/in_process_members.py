@@ -1,4 +1,4 @@
-"""Processes of a cluster, as far as one process can play several: each with a store, a dispatcher and an Atlas."""
+"""Cluster members within the test process, each with its own store, dispatcher and Atlas."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,13 +17,13 @@ from atlas_agents.testing import in_memory_atlas
 
 
 class Member:
-    """One of them."""
+    """A cluster member; `executed` lists the runs it resumed."""
 
     def __init__(self, atlas: Atlas, cluster: Cluster, store: PostgresStore) -> None:
         self.atlas = atlas
         self.cluster = cluster
         self.store = store
-        self.taken: list[str] = []
+        self.executed: list[str] = []
 
 
 @asynccontextmanager
@@ -33,27 +33,27 @@ async def member(
     model: Provider,
     tools: Sequence[Tool] = (),
     *,
-    works: bool = True,
+    executes_runs: bool = True,
     concurrency: int = 8,
     redis_url: str = "",
     **more: Any,
 ) -> AsyncGenerator[Member, None]:
-    """A member as long as the block lasts; one that does not work only takes messages in."""
-    news, copies = [open_valkey(Secret(redis_url) if redis_url else None) for _ in range(2)]
-    histories = HistoryCache(ValkeyCache(copies) if copies is not None else None)
-    cluster = Cluster(url, schema=schema, concurrency=concurrency, valkey=news)
+    """Run a member for the duration of the block. Without `executes_runs` it only accepts messages."""
+    pubsub, cache = [open_valkey(Secret(redis_url) if redis_url else None) for _ in range(2)]
+    histories = HistoryCache(ValkeyCache(cache) if cache is not None else None)
+    cluster = Cluster(url, schema=schema, concurrency=concurrency, valkey=pubsub)
     store = PostgresStore(url, schema=schema, transaction_hook=cluster.enqueue_and_notify, history_cache=histories)
     await store.open()
-    async with AsyncExitStack() as closing:
-        closing.push_async_callback(store.close)
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(store.close)
         atlas = in_memory_atlas(model, tools, store=store, dispatcher=cluster, **more)
-        here = Member(atlas, cluster, store)
-        closing.push_async_callback(atlas.close)
-        await closing.enter_async_context(cluster.join())
+        this = Member(atlas, cluster, store)
+        stack.push_async_callback(atlas.close)
+        await stack.enter_async_context(cluster.join())
 
-        async def taken(turn: RunningTurn, row: RunRow) -> None:
-            here.taken.append(row.id)
+        async def executed(turn: RunningTurn, row: RunRow) -> None:
+            this.executed.append(row.id)
 
-        if works:
-            await closing.enter_async_context(cluster.run_worker(taken, atlas.close))
-        yield here
+        if executes_runs:
+            await stack.enter_async_context(cluster.run_worker(executed, atlas.close))
+        yield this

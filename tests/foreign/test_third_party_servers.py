@@ -1,4 +1,4 @@
-"""Servers that nobody here wrote: from PyPI and from npm, over pipes and over HTTP, under our rules."""
+"""Third-party MCP servers from PyPI and npm, over stdio and HTTP, under our permissions."""
 
 import asyncio
 import json
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mcp_house import BIN, opened, written
+from mcp_workspace import BIN, open_atlas, write_config
 from node_servers import NODE, script
 
 from atlas_agents import Atlas, Policy
 from atlas_agents.core.errors import Transient
-from checks import until
+from checks import wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -37,11 +37,11 @@ async def call(atlas: Atlas, name: str, /, **arguments: Any) -> Any:
 
 
 async def test_time(tmp_path: Path) -> None:
-    async with opened(written(tmp_path, time=python_server("mcp-server-time"))) as (atlas, _):
-        told = json.loads(
+    async with open_atlas(write_config(tmp_path, time=python_server("mcp-server-time"))) as (atlas, _):
+        converted = json.loads(
             await call(atlas, "time/convert_time", source_timezone="UTC", time="12:00", target_timezone="Asia/Tokyo")
         )
-        assert told["target"]["datetime"].endswith("21:00:00+09:00")
+        assert converted["target"]["datetime"].endswith("21:00:00+09:00")
         wrong = await atlas.invoke("time/get_current_time", {"timezone": "Nowhere/Land"})
         assert wrong.status == "error" and "Nowhere/Land" in wrong.result
 
@@ -57,7 +57,7 @@ async def test_git(tmp_path: Path) -> None:
     _commit(folder)
     policy = Policy(tools={"git/git_log": {"*": "yes"}, "git/git_status": {"*": "yes"}})
     entry = python_server("mcp-server-git", "--repository", str(folder))
-    async with opened(written(tmp_path, git=entry), policy=policy) as (atlas, _):
+    async with open_atlas(write_config(tmp_path, git=entry), policy=policy) as (atlas, _):
         assert "First" in str(await call(atlas, "git/git_log", repo_path=str(folder)))
         refused = await atlas.invoke("git/git_commit", {"repo_path": str(folder), "message": "Second"})
         assert refused.error == "not_permitted"
@@ -77,9 +77,9 @@ async def test_fetch(tmp_path: Path) -> None:
     async with await asyncio.start_server(page, "127.0.0.1", 0) as site:
         url = f"http://127.0.0.1:{site.sockets[0].getsockname()[1]}/"
         entry = python_server("mcp-server-fetch", "--ignore-robots-txt", "--allow-private-ips")
-        async with opened(written(tmp_path, fetch=entry)) as (atlas, servers):
+        async with open_atlas(write_config(tmp_path, fetch=entry)) as (atlas, servers):
             assert "It rains in Lima." in str(await call(atlas, "fetch/fetch", url=url))
-            names = [offer.tool.name for offer in servers.approved_tools()]
+            names = [each.tool.name for each in servers.approved_tools()]
             assert names == ["fetch", "list_prompts", "get_prompt"]
             (prompt,) = await call(atlas, "fetch/list_prompts")
             assert prompt["name"] == "fetch"
@@ -89,7 +89,7 @@ async def test_filesystem(tmp_path: Path) -> None:
     folder = Path(os.path.realpath(tmp_path)) / "files"  # noqa: ASYNC240
     folder.mkdir()
     entry = node_server("filesystem", str(folder), pure=["read_text_file", "list_directory"])
-    async with opened(written(tmp_path, files=entry)) as (atlas, servers):
+    async with open_atlas(write_config(tmp_path, files=entry)) as (atlas, servers):
         note = folder / "note.txt"
         path = str(note)
         await call(atlas, "files/write_file", path=path, content="Buy milk.")
@@ -97,19 +97,19 @@ async def test_filesystem(tmp_path: Path) -> None:
         assert "Buy milk." in str(await call(atlas, "files/read_text_file", path=path))
         outside = await atlas.invoke("files/read_text_file", {"path": "/etc/passwd"})
         assert outside.status == "error" and "root:" not in outside.result
-        effects = {offer.tool.name: offer.tool.effect for offer in servers.approved_tools()}
+        effects = {each.tool.name: each.tool.effect for each in servers.approved_tools()}
         assert effects["read_text_file"] == "pure" and effects["write_file"] == "unsafe"
 
 
-async def test_everything_over_pipes(tmp_path: Path) -> None:
-    async with opened(written(tmp_path, all=node_server("everything", "stdio"))) as (atlas, servers):
+async def test_everything_over_stdio(tmp_path: Path) -> None:
+    async with open_atlas(write_config(tmp_path, all=node_server("everything", "stdio"))) as (atlas, servers):
         assert "hello" in await call(atlas, "all/echo", message="hello")
-        told: list[str] = []
-        atlas.on("tool:progress", lambda event: told.append(event.message))
-        names = {offer.tool.name for offer in servers.approved_tools()}
+        progress: list[str] = []
+        atlas.on("tool:progress", lambda event: progress.append(event.message))
+        names = {each.tool.name for each in servers.approved_tools()}
         long = next(name for name in names if "long" in name)
         await call(atlas, f"all/{long}", duration=0.4, steps=2)
-        assert told and re.match(r"\d of 2", told[0])
+        assert progress and re.match(r"\d of 2", progress[0])
         assert {"list_resources", "read_resource", "list_prompts", "get_prompt"} <= names
         listed = await call(atlas, "all/list_resources")
         uri = next(each["uri"] for each in listed if "uri" in each)
@@ -120,7 +120,7 @@ async def test_everything_over_pipes(tmp_path: Path) -> None:
 
 
 @asynccontextmanager
-async def over_http(folder: Path, port: int) -> AsyncGenerator[asyncio.subprocess.Process, None]:
+async def everything_over_http(folder: Path, port: int) -> AsyncGenerator[asyncio.subprocess.Process, None]:
     process = await asyncio.create_subprocess_exec(
         NODE,
         script("everything"),
@@ -146,15 +146,15 @@ async def over_http(folder: Path, port: int) -> AsyncGenerator[asyncio.subproces
         await process.wait()
 
 
-async def test_everything_over_http_ended_in_the_middle_of_a_call_and_started_again(tmp_path: Path) -> None:
+async def test_everything_over_http_is_restarted_during_a_call(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
     entry = {"url": f"http://127.0.0.1:{port}/mcp", "confirm": False, "timeout": 30}
-    workspace = written(tmp_path, all=entry)
-    async with over_http(tmp_path, port) as process, opened(workspace) as (atlas, servers):
+    workspace = write_config(tmp_path, all=entry)
+    async with everything_over_http(tmp_path, port) as process, open_atlas(workspace) as (atlas, servers):
         assert "hello" in await call(atlas, "all/echo", message="hello")
-        long = next(offer.tool.name for offer in servers.approved_tools() if "long" in offer.tool.name)
+        long = next(each.tool.name for each in servers.approved_tools() if "long" in each.tool.name)
         stream = await atlas.begin_call(f"all/{long}", {"duration": 20, "steps": 40})
         async for event in stream:
             if event.type == "tool:progress":
@@ -171,5 +171,5 @@ async def test_everything_over_http_ended_in_the_middle_of_a_call_and_started_ag
             result = await atlas.invoke("all/echo", {"message": "back"})
             return result.result if result.status == "ok" else None
 
-        async with over_http(tmp_path, port):
-            assert "back" in await until(back, 0.3)
+        async with everything_over_http(tmp_path, port):
+            assert "back" in await wait_until(back, 0.3)

@@ -1,8 +1,8 @@
-"""A process of a dispatcher under test: `conform_process.py ROLE WHERE HOME SCHEMA LOST_AFTER POISON`.
+"""A process of a dispatcher under test: `conformance_process.py ROLE WHERE HOME SCHEMA HEARTBEAT_TIMEOUT POISON`.
 
-`alone` has the inline dispatcher, on the SQLite file or the Postgres that WHERE names; the other roles are those of a
-cluster. The model and its tools are those of the crash cases, slow enough to be struck in the middle. What they do is
-noted in HOME/world, by the process that did it. The port stands on the first line, once it is ready.
+Role `alone` uses the inline dispatcher on the SQLite file or Postgres database WHERE; the other roles form a cluster.
+The model and tools are those of the crash tests, slowed down so that a process can be killed during a call. They record
+side effects in HOME/world. Once ready, the process prints its port.
 """
 
 import os

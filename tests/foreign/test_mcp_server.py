@@ -1,4 +1,4 @@
-"""The house as an MCP server, with the library's own client over HTTP: the same rules as for every other caller."""
+"""Atlas as an MCP server, with the official client over HTTP: the same rules as for every other caller."""
 
 import ast
 import asyncio
@@ -56,7 +56,7 @@ async def wipe(path: str) -> dict[str, str]:
 
 @tool
 async def forbidden() -> None:
-    """Nobody may."""
+    """Not permitted to anyone."""
     ran.append("forbidden")
 
 
@@ -72,7 +72,7 @@ async def slow() -> None:
 
 
 @asynccontextmanager
-async def serving(home: Path, services: GatewayServices | None = None, **more: Any) -> AsyncGenerator[Gateway, None]:
+async def serve(home: Path, services: GatewayServices | None = None, **more: Any) -> AsyncGenerator[Gateway, None]:
     policy = Policy(tools={"wipe": {"*": "yes"}, "forbidden": {"*": "no"}})
     agents = [
         Agent("assistant", model=Scripted(says("Hello there.")), tools=[add, wipe, forbidden, slow]),
@@ -101,24 +101,24 @@ async def client(
         yield found
 
 
-def words(result: Any) -> str:
+def text(result: Any) -> str:
     return result.content[0].text
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-async def test_tools_are_listed_called_and_audited_for_the_owner_of_the_token(mode: str, tmp_path: Path) -> None:
-    async with serving(tmp_path) as gateway, client(gateway, mode=mode) as mcp:
+async def test_tools_are_listed_called_and_audited_for_the_token_owner(mode: str, tmp_path: Path) -> None:
+    async with serve(tmp_path) as gateway, client(gateway, mode=mode) as mcp:
         found = await mcp.list_tools()
         assert [each.name for each in found.tools] == ["add", "wipe", "slow", "ask_assistant", "ask_poet"]
-        told: list[str] = []
+        messages: list[str] = []
 
-        async def heard(progress: float, total: float | None, message: str | None) -> None:
-            told.append(message or "")
+        async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+            messages.append(message or "")
 
-        assert words(await mcp.call_tool("add", {"a": 1, "b": 2}, progress_callback=heard)) == "3"
-        assert told == ["calling add", "add: adding"]
+        assert text(await mcp.call_tool("add", {"a": 1, "b": 2}, progress_callback=on_progress)) == "3"
+        assert messages == ["calling add", "add: adding"]
         wrong = await mcp.call_tool("add", {"a": 1})
-        assert wrong.is_error and words(wrong) == '"b" is a required property'
+        assert wrong.is_error and text(wrong) == '"b" is a required property'
         rows = [json.loads(row.entry) for row in await gateway.hub.store.audit("default")]
         assert [(row["entityId"], row["meta"]["user"], row["success"]) for row in rows] == [
             ("add", "writer", True),
@@ -126,42 +126,40 @@ async def test_tools_are_listed_called_and_audited_for_the_owner_of_the_token(mo
         ]
 
 
-async def test_what_is_not_permitted_is_neither_listed_nor_run(tmp_path: Path) -> None:
-    async with serving(tmp_path) as gateway, client(gateway, main_token(gateway)) as mcp:
+async def test_tool_without_permission_is_neither_listed_nor_run(tmp_path: Path) -> None:
+    async with serve(tmp_path) as gateway, client(gateway, main_token(gateway)) as mcp:
         refused = await mcp.call_tool("forbidden", {})
-        assert refused.is_error and "not permitted" in words(refused)
+        assert refused.is_error and "not permitted" in text(refused)
         unknown = await mcp.call_tool("nothing", {})
-        assert unknown.is_error and "Unknown tool 'nothing'" in words(unknown)
+        assert unknown.is_error and "Unknown tool 'nothing'" in text(unknown)
         assert ran == []
 
 
 @pytest.mark.parametrize(("decision", "expected"), [("once", '{"wiped":"x"}'), ("no", "The call was denied")])
-async def test_a_call_that_needs_a_yes_waits_as_a_question_and_says_so(
-    decision: Any, expected: str, tmp_path: Path
-) -> None:
-    async with serving(tmp_path) as gateway, client(gateway) as mcp:
-        told: list[str] = []
+async def test_call_that_needs_approval_waits_and_reports_it(decision: Any, expected: str, tmp_path: Path) -> None:
+    async with serve(tmp_path) as gateway, client(gateway) as mcp:
+        messages: list[str] = []
 
-        async def heard(progress: float, total: float | None, message: str | None) -> None:
-            told.append(message or "")
-            if "waiting for approval" in told[-1]:
+        async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+            messages.append(message or "")
+            if "waiting for approval" in messages[-1]:
                 (question,) = await gateway.atlas.pending()
                 await gateway.atlas.answer(question.id, decision)
 
-        result = await mcp.call_tool("wipe", {"path": "x"}, progress_callback=heard)
-        assert words(result).startswith(expected)
+        result = await mcp.call_tool("wipe", {"path": "x"}, progress_callback=on_progress)
+        assert text(result).startswith(expected)
         assert result.is_error == (decision == "no") and ran == (["x"] if decision == "once" else [])
 
 
-async def test_where_nobody_can_be_asked_the_call_is_refused_clearly(tmp_path: Path) -> None:
-    async with serving(tmp_path, approve=None) as gateway, client(gateway) as mcp:
+async def test_call_without_an_approver_is_refused(tmp_path: Path) -> None:
+    async with serve(tmp_path, approve=None) as gateway, client(gateway) as mcp:
         result = await mcp.call_tool("wipe", {"path": "x"})
         assert result.is_error and ran == []
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-async def test_a_client_that_gives_up_ends_the_call(mode: str, tmp_path: Path) -> None:
-    async with serving(tmp_path) as gateway:
+async def test_client_timeout_cancels_the_call(mode: str, tmp_path: Path) -> None:
+    async with serve(tmp_path) as gateway:
         async with client(gateway, mode=mode) as mcp:
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(mcp.call_tool("slow", {}), 1)
@@ -172,10 +170,10 @@ async def test_a_client_that_gives_up_ends_the_call(mode: str, tmp_path: Path) -
         await wait_until(cancelled)
 
 
-async def test_an_agent_is_asked_and_a_session_goes_on(tmp_path: Path) -> None:
-    async with serving(tmp_path) as gateway, client(gateway, path="/mcp/poet") as mcp:
+async def test_agent_tool_continues_a_session(tmp_path: Path) -> None:
+    async with serve(tmp_path) as gateway, client(gateway, path="/mcp/poet") as mcp:
         assert [each.name for each in (await mcp.list_tools()).tools] == ["ask_assistant", "ask_poet"]
-        assert words(await mcp.call_tool("ask_poet", {"message": "Rhyme!", "session": "rhymes"})) == "Roses."
+        assert text(await mcp.call_tool("ask_poet", {"message": "Rhyme!", "session": "rhymes"})) == "Roses."
         key = gateway.hub.tokens.find_grant(WRITER).prefix + "rhymes"  # type: ignore
         assert [message.role for message in await gateway.atlas.sessions.history(key)] == ["user", "assistant"]
         assert (await mcp.call_tool("ask_poet", {"message": ""})).is_error
@@ -185,22 +183,22 @@ async def test_prompts_of_the_workspace_are_offered(tmp_path: Path) -> None:
     (tmp_path / "prompts").mkdir()
     (tmp_path / "prompts" / "review.md").write_text("# Review a change\n\nReview {what}, and {what} only: {how}")
     services = GatewayServices(prompts=lambda: read_prompts(tmp_path))
-    async with serving(tmp_path, services) as gateway, client(gateway) as mcp:
+    async with serve(tmp_path, services) as gateway, client(gateway) as mcp:
         (prompt,) = (await mcp.list_prompts()).prompts
         assert (prompt.name, prompt.description) == ("review", "Review a change")
         assert [each.name for each in prompt.arguments or []] == ["what", "how"]
-        got = await mcp.get_prompt("review", {"what": "{how}", "how": "well"})
-        assert got.messages[0].content.text == "Review {how}, and {how} only: well"  # type: ignore
+        filled_prompt = await mcp.get_prompt("review", {"what": "{how}", "how": "well"})
+        assert filled_prompt.messages[0].content.text == "Review {how}, and {how} only: well"  # type: ignore
         with pytest.raises(MCPError, match="missing values for how"):
             await mcp.get_prompt("review", {"what": "it"})
 
 
-def test_a_prompt_knows_its_blanks() -> None:
+def test_filled_promptlists_its_placeholders() -> None:
     assert Prompt("p", "{a} {b} {a} {not-one} {{c}}").placeholders == ("a", "b", "c")
 
 
-async def test_a_token_without_the_right_to_write_only_looks(tmp_path: Path) -> None:
-    async with serving(tmp_path) as gateway, client(gateway, READER) as mcp:
+async def test_token_without_write_scope_only_lists(tmp_path: Path) -> None:
+    async with serve(tmp_path) as gateway, client(gateway, READER) as mcp:
         assert (await mcp.list_tools()).tools
         for name, arguments in (("add", {"a": 1, "b": 2}), ("ask_poet", {"message": "hi"})):
             with pytest.raises(MCPError, match="lacks the scope write"):
@@ -215,7 +213,7 @@ ACCEPT = {"Accept": "application/json, text/event-stream", "Content-Type": "appl
     ("headers", "status"),
     [
         ({}, 401),
-        ({"Authorization": "Bearer of-somebody-else-0123456789"}, 401),
+        ({"Authorization": "Bearer of-another-gateway-0123456789"}, 401),
         ({"Authorization": "Bearer eyJhbGciOiJub25lIn0.eyJhdWQiOiJodHRwczovL290aGVyIn0."}, 401),
         ({"Mcp-Session-Id": "0123456789abcdef0123456789abcdef"}, 401),
         ({"Authorization": f"Bearer {WRITER}", "Host": "evil.example:18789"}, 421),
@@ -224,8 +222,8 @@ ACCEPT = {"Accept": "application/json, text/event-stream", "Content-Type": "appl
     ],
     ids=["no token", "a wrong token", "a token for another audience", "a guessed session", "host", "origin", "site"],
 )
-async def test_who_has_no_right_does_not_come_in(headers: dict[str, str], status: int, tmp_path: Path) -> None:
-    async with serving(tmp_path) as gateway, aiohttp.ClientSession() as http:
+async def test_unauthorized_request_is_rejected(headers: dict[str, str], status: int, tmp_path: Path) -> None:
+    async with serve(tmp_path) as gateway, aiohttp.ClientSession() as http:
         for method in ("GET", "POST", "DELETE"):
             url = f"http://127.0.0.1:{gateway.port}/mcp"
             async with http.request(method, url, json=BODY, headers={**ACCEPT, **headers}) as answer:
@@ -233,8 +231,8 @@ async def test_who_has_no_right_does_not_come_in(headers: dict[str, str], status
         assert ran == [] and not await gateway.hub.store.audit("default")
 
 
-async def test_a_session_that_is_named_is_no_session_and_no_right(tmp_path: Path) -> None:
-    async with serving(tmp_path) as gateway, aiohttp.ClientSession() as http:
+async def test_session_header_grants_nothing(tmp_path: Path) -> None:
+    async with serve(tmp_path) as gateway, aiohttp.ClientSession() as http:
         url = f"http://127.0.0.1:{gateway.port}/mcp"
         headers = {**ACCEPT, "Authorization": f"Bearer {READER}", "Mcp-Session-Id": "0" * 32}
         async with http.post(url, json=BODY, headers=headers) as answer:
@@ -242,26 +240,26 @@ async def test_a_session_that_is_named_is_no_session_and_no_right(tmp_path: Path
             assert "lacks the scope write" in await answer.text()
 
 
-async def test_a_token_that_is_taken_back_opens_nothing_any_more(tmp_path: Path) -> None:
-    async with serving(tmp_path) as gateway, client(gateway) as mcp:
+async def test_revoked_token_is_rejected(tmp_path: Path) -> None:
+    async with serve(tmp_path) as gateway, client(gateway) as mcp:
         assert (await mcp.list_tools()).tools
         (tmp_path / "tokens.json").write_text("{}")
         with pytest.raises(Exception):  # noqa: B017 - whatever the library makes of a 401
             await mcp.call_tool("add", {"a": 1, "b": 2})
 
 
-async def test_a_request_that_is_too_large_is_not_read(tmp_path: Path) -> None:
-    async with serving(tmp_path) as gateway, aiohttp.ClientSession() as http:
+async def test_oversized_request_is_rejected(tmp_path: Path) -> None:
+    async with serve(tmp_path) as gateway, aiohttp.ClientSession() as http:
         url = f"http://127.0.0.1:{gateway.port}/mcp"
         headers = {**ACCEPT, "Authorization": f"Bearer {WRITER}"}
         async with http.post(url, data=io.BytesIO(b" " * 2_000_000), headers=headers) as answer:
             assert answer.status == 413
-        async with http.post(f"{url}/nobody", json=BODY, headers=headers) as answer:
+        async with http.post(f"{url}/unknown", json=BODY, headers=headers) as answer:
             assert answer.status == 404
 
 
-def test_a_tools_function_is_called_in_one_place_only() -> None:
-    """Whoever calls it elsewhere goes around the rules."""
+def test_tool_functions_are_called_in_one_place_only() -> None:
+    """A call anywhere else would bypass permissions and audit."""
     callers: list[str] = []
     for path in SOURCE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -271,11 +269,9 @@ def test_a_tools_function_is_called_in_one_place_only() -> None:
     assert set(callers) == {"tools/execute.py"}
 
 
-async def test_without_the_library_the_rest_of_the_gateway_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_gateway_works_without_the_mcp_sdk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atlas_agents.gateway.mcp.mount._SERVER_MODULE", "atlas_agents_without_mcp")
-    async with serving(tmp_path) as gateway, aiohttp.ClientSession() as http:
+    async with serve(tmp_path) as gateway, aiohttp.ClientSession() as http:
         headers = {**ACCEPT, "Authorization": f"Bearer {WRITER}"}
         async with http.post(f"http://127.0.0.1:{gateway.port}/mcp", json=BODY, headers=headers) as answer:
             assert answer.status == 501 and "atlas-agents[mcp]" in await answer.text()
@@ -283,7 +279,7 @@ async def test_without_the_library_the_rest_of_the_gateway_works(
             assert answer.status == 200
 
 
-async def test_a_picture_comes_as_a_picture(tmp_path: Path) -> None:
+async def test_image_result_is_returned_as_an_image(tmp_path: Path) -> None:
     @tool(effect="pure")
     async def draw() -> dict[str, Any]:
         """Draw something."""
@@ -294,6 +290,6 @@ async def test_a_picture_comes_as_a_picture(tmp_path: Path) -> None:
         Gateway(atlas, GatewaySettings(home=tmp_path, port=0)).running() as gateway,
         client(gateway, main_token(gateway)) as mcp,
     ):
-        told, picture = (await mcp.call_tool("draw", {})).content
-        assert told.text == '{"title":"Sales","plot":"(image/png, 9 bytes)"}'  # type: ignore
+        messages, picture = (await mcp.call_tool("draw", {})).content
+        assert messages.text == '{"title":"Sales","plot":"(image/png, 9 bytes)"}'  # type: ignore
         assert (picture.type, picture.mime_type, picture.data) == ("image", "image/png", "iVBORw0KGgo=")  # type: ignore

@@ -1,4 +1,4 @@
-"""Turns that another process runs, as whoever sent them, or comes later, hears of them."""
+"""Runs that another process executes, as their sender and later clients see them."""
 
 import asyncio
 from collections.abc import Iterator
@@ -6,8 +6,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
-from cluster_members import members
-from members import member
+from in_process_members import member
+from member_processes import members
 
 from atlas_agents import Cancelled, ProviderError, QuotaExceeded
 from atlas_agents.agents.stream import AtlasStream
@@ -19,13 +19,13 @@ from atlas_agents.gateway.cluster import EventDecoder
 from atlas_agents.gateway.convert import approval_event
 from atlas_agents.testing import Scripted, calls, fails, says
 from atlas_agents.tools.tool import tool
-from checks import PATIENCE
+from checks import TIMEOUT
 from gateway.agui_client import kinds, open_page, text_of
 from gateway.processes import connect_process
 from stores.postgres_server import PostgresServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
-SHAPE = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 
 
 @pytest.fixture(scope="module")
@@ -34,22 +34,22 @@ def server() -> Iterator[PostgresServer]:
         yield server
 
 
-async def test_a_failure_elsewhere_is_of_its_kind_and_a_value_is_read(server: PostgresServer, schema: str) -> None:
+async def test_remote_failure_keeps_its_type_and_output_is_parsed(server: PostgresServer, schema: str) -> None:
     model = Scripted(fails(ProviderError("no money left", "quota")), says('{"n": 7}'))
     async with (
-        asyncio.timeout(PATIENCE),
-        member(server.url, schema, Scripted(), works=False) as front,
+        asyncio.timeout(TIMEOUT),
+        member(server.url, schema, Scripted(), executes_runs=False) as front,
         member(server.url, schema, model),
     ):
         with pytest.raises(ProviderError, match="no money left") as failed:
             await front.atlas.ask("go", session="s")
         assert failed.value.kind == "quota"
-        stream = front.atlas.send("count", session="s", output=SHAPE)
+        stream = front.atlas.send("count", session="s", output=SCHEMA)
         await stream.reply()
         assert stream.output == {"n": 7}
 
 
-async def test_a_turn_is_followed_and_stopped_by_who_did_not_send_it(server: PostgresServer, schema: str) -> None:
+async def test_process_that_did_not_send_a_turn_follows_and_cancels_it(server: PostgresServer, schema: str) -> None:
     running = asyncio.Event()
 
     @tool
@@ -60,84 +60,82 @@ async def test_a_turn_is_followed_and_stopped_by_who_did_not_send_it(server: Pos
 
     model = Scripted(calls("forever"), says("Next."))
     async with (
-        asyncio.timeout(PATIENCE),
-        member(server.url, schema, Scripted(), [forever], works=False) as front,
-        member(server.url, schema, Scripted(), [forever], works=False) as another,
+        asyncio.timeout(TIMEOUT),
+        member(server.url, schema, Scripted(), [forever], executes_runs=False) as front,
+        member(server.url, schema, Scripted(), [forever], executes_runs=False) as another,
         member(server.url, schema, model, [forever]),
     ):
         sent = front.atlas.send("go", session="s")
         await running.wait()
-        heard = await another.atlas.follow(sent.stream_id)
-        assert heard is not None and (await heard.accepted()).status == "in_flight"
-        heard.cancel()
-        for stream in (heard, sent):
+        received = await another.atlas.follow(sent.stream_id)
+        assert received is not None and (await received.accepted()).status == "in_flight"
+        received.cancel()
+        for stream in (received, sent):
             with pytest.raises(Cancelled):
                 await stream.reply()
         assert await another.atlas.follow(sent.stream_id) is None
         assert (await front.atlas.ask("on", session="s")).text == "Next."
 
 
-async def test_a_page_answers_at_another_gateway_and_hears_the_rest_there(
-    server: PostgresServer, tmp_path: Path
-) -> None:
-    async with AsyncExitStack() as up:
-        front, other, _ = await members(up, server, tmp_path, "gateway", "gateway", "worker")
+async def test_page_answers_an_approval_at_another_gateway(server: PostgresServer, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        front, other, _ = await members(stack, server, tmp_path, "gateway", "gateway", "worker")
         token = (tmp_path / "token").read_text().strip()
-        first, second = [await up.enter_async_context(open_page(each, token)) for each in (front, other)]
+        first, second = [await stack.enter_async_context(open_page(each, token)) for each in (front, other)]
         (interrupt,) = (await first.run("?pay"))[-1]["outcome"]["interrupts"]
         answer = [{"interruptId": interrupt["id"], "status": "resolved", "payload": {"approved": True}}]
         rest = await second.run(resume=answer, runId="rest")
         assert kinds(rest)[:2] == ["RUN_STARTED", "TOOL_CALL_RESULT"]
         assert rest[1]["content"] == "noted"
-        assert len(rest[-1]["outcome"]["interrupts"]) == 1  # its next call, which needs a yes of its own
+        assert len(rest[-1]["outcome"]["interrupts"]) == 1  # its next call, which needs its own approval
         assert text_of(rest) == ""
 
 
-async def test_a_session_that_is_removed_at_one_gateway_leaves_the_lists_of_all(
+async def test_deleted_session_disappears_from_the_lists_of_all_gateways(
     server: PostgresServer, tmp_path: Path
 ) -> None:
-    async with AsyncExitStack() as up:
-        front, other, _ = await members(up, server, tmp_path, "gateway", "gateway", "worker")
-        client, watcher = [await up.enter_async_context(connect_process(each)) for each in (front, other)]
+    async with AsyncExitStack() as stack:
+        front, other, _ = await members(stack, server, tmp_path, "gateway", "gateway", "worker")
+        client, watcher = [await stack.enter_async_context(connect_process(each)) for each in (front, other)]
         await watcher.get("sessions.list")
         await client.get("chat.send", sessionKey="doomed", message="go")
         await client.until("chat.final")
         await client.get("sessions.delete", sessionKey="doomed")
-        while not (told := await watcher.until("session.updated")).get("deleted"):
-            assert told["session"]["sessionKey"] == "doomed"
-        assert told["session"]["sessionKey"] == "doomed"
+        while not (update := await watcher.until("session.updated")).get("deleted"):
+            assert update["session"]["sessionKey"] == "doomed"
+        assert update["session"]["sessionKey"] == "doomed"
 
 
-def test_the_form_of_a_question_elsewhere_is_told_whole() -> None:
+def test_form_of_a_remote_approval_is_decoded_completely() -> None:
     fields = (Field("size", "choice", "Size", required=True, choices=(Choice("l", "Large"),)), Field("n", "integer"))
     question = Question(
         "t", "m", "order", {}, "b", "c", "r", "a", "s", "", 9.0, "", form=Form("the shop", "Which?", fields)
     )
-    heard: list[Event] = []
-    EventDecoder("s", heard.append).decode(approval_event(question))
-    (event,) = heard
+    received: list[Event] = []
+    EventDecoder("s", received.append).decode(approval_event(question))
+    (event,) = received
     assert isinstance(event, ApprovalAsked) and event.question.form == question.form
 
 
 @pytest.mark.parametrize("failure", [ProviderError("busy", "rate_limit"), QuotaExceeded("spent"), AtlasError("so")])
-def test_an_error_that_was_written_down_is_itself_again(failure: AtlasError) -> None:
-    again = rebuild_failure(failure_kind(failure), str(failure))
-    assert (type(again), str(again), failure_kind(again)) == (type(failure), str(failure), failure_kind(failure))
+def test_stored_error_is_rebuilt_with_its_type(failure: AtlasError) -> None:
+    rebuilt = rebuild_failure(failure_kind(failure), str(failure))
+    assert (type(rebuilt), str(rebuilt), failure_kind(rebuilt)) == (type(failure), str(failure), failure_kind(failure))
 
 
 @pytest.mark.parametrize("kind", ["Exception", "no such kind", "", "Fenced", "__init__"])
-def test_an_error_of_unknown_kind_keeps_its_words(kind: str) -> None:
+def test_error_of_unknown_kind_keeps_its_message(kind: str) -> None:
     assert (
         type(rebuild_failure(kind, "it broke")) is AtlasError and str(rebuild_failure(kind, "it broke")) == "it broke"
     )
 
 
-def test_the_text_of_a_turn_elsewhere_is_what_was_heard_and_not_withdrawn() -> None:
+def test_text_of_a_remote_turn_excludes_withdrawn_output() -> None:
     stream = AtlasStream("r")
-    kept = Message("assistant", (Text("One. "),))
+    message = Message("assistant", (Text("One. "),))
     events: list[Event] = [
         StreamChunk("r", "One. "),
-        MessageKept("r", kept),
+        MessageKept("r", message),
         StreamChunk("r", "Tw"),
         StreamReset("r", 2),
     ]

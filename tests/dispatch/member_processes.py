@@ -1,4 +1,4 @@
-"""Starting and killing processes of a cluster."""
+"""Start and kill cluster members as processes."""
 
 import asyncio
 import os
@@ -12,12 +12,12 @@ from gateway.processes import Process
 from stores.postgres_server import PostgresServer
 
 HERE = Path(__file__).parent
-WITHIN = 30.0
+READY_TIMEOUT = 30.0
 
 
 @asynccontextmanager
 async def member(role: str, server: PostgresServer, home: Path) -> AsyncGenerator[Process, None]:
-    """A process of the cluster; killed at the end if it is still there."""
+    """Run a member process for the duration of the block."""
     paths = os.pathsep.join([str(HERE), *sys.path])
     command = [str(HERE / "cluster_process.py"), role, server.url, str(home)]
     path = home / f"{role}-{len(os.listdir(home))}.log"
@@ -26,7 +26,7 @@ async def member(role: str, server: PostgresServer, home: Path) -> AsyncGenerato
     try:
         line = b""
         with suppress(TimeoutError):
-            line = await asyncio.wait_for(process.stdout.readline(), WITHIN)
+            line = await asyncio.wait_for(process.stdout.readline(), READY_TIMEOUT)
         assert line, f"{role} is not ready: {path.read_text()[-2000:]}"
         yield Process(process, int(line), home)
     finally:
@@ -35,8 +35,8 @@ async def member(role: str, server: PostgresServer, home: Path) -> AsyncGenerato
         await process.wait()
 
 
-async def members(up: AsyncExitStack, server: PostgresServer, home: Path, *roles: str) -> list[Process]:
-    """All of them, in this order; the first one makes the schema."""
-    first = await up.enter_async_context(member(roles[0], server, home))
-    others = [up.enter_async_context(member(role, server, home)) for role in roles[1:]]
+async def members(stack: AsyncExitStack, server: PostgresServer, home: Path, *roles: str) -> list[Process]:
+    """Start members with these roles, the first one alone because it creates the schema."""
+    first = await stack.enter_async_context(member(roles[0], server, home))
+    others = [stack.enter_async_context(member(role, server, home)) for role in roles[1:]]
     return [first, *await asyncio.gather(*others)]

@@ -1,9 +1,9 @@
-"""A shop on the protocol's own library that asks its customer back in the middle of a call.
+"""MCP server on the official SDK that asks the user for input during calls (elicitation).
 
-    python asking_server.py new | old | PORT
+    python eliciting_server.py new | old | PORT
 
-The newer protocol asks with the answer of a call, the older one with a request of its own; with a port it is the older
-one over HTTP.
+The newer protocol asks in the response of a call, the older one in a separate request. A port means the older protocol
+over HTTP.
 """
 
 import os
@@ -35,26 +35,26 @@ async def which(ctx: Context[Any]) -> Elicit[Order]:
 
 @shop.tool()
 async def order(what: Annotated[Order, Resolve(which)]) -> str:
-    """Order something; what exactly is asked."""
+    """Order something; asks what exactly."""
     return f"ordered {what.count} {what.size}, gift: {what.gift}"
 
 
 @shop.tool()
 async def twice(ctx: Context[Any]) -> str:
     """Ask the same twice."""
-    said = [await ctx.elicit("Which?", Order) for _ in range(2)]
-    return " ".join(each.action for each in said)
+    answers = [await ctx.elicit("Which?", Order) for _ in range(2)]
+    return " ".join(each.action for each in answers)
 
 
 @shop.tool()
 async def pay(ctx: Context[Any]) -> str:
-    """Have the customer go somewhere."""
+    """Ask the user to open a URL."""
     return (await ctx.elicit_url("Please pay.", "https://pay.example.org/bill?id=7", "e1")).action
 
 
 @shop.tool()
 async def haste(ctx: Context[Any]) -> str:
-    """Ask, and not wait for the answer."""
+    """Ask, and do not wait for the answer."""
     with anyio.move_on_after(1):
         await ctx.elicit("Quick!", Order)
     return "too late"
@@ -62,7 +62,7 @@ async def haste(ctx: Context[Any]) -> str:
 
 @shop.tool()
 async def end(ctx: Context[Any]) -> str:
-    """Ask, and end before the answer."""
+    """Ask, and exit before the answer."""
     async with anyio.create_task_group() as group:
         group.start_soon(ctx.elicit, "Hello?", Order)
         await anyio.sleep(0.5)
@@ -72,7 +72,7 @@ async def end(ctx: Context[Any]) -> str:
 
 @shop.tool()
 async def nested(ctx: Context[Any]) -> str:
-    """Ask for what cannot be asked for."""
+    """Ask with an unsupported schema."""
     schema: dict[str, Any] = {"type": "object", "properties": {"inner": {"type": "object", "properties": {}}}}
     try:
         await ctx.session.send_request(
@@ -88,11 +88,13 @@ async def unknown(ctx: Any, params: Any) -> Any:
     raise MCPError(code=types.METHOD_NOT_FOUND, message="Method not found")
 
 
-async def old() -> None:
-    """As servers were before 2026: a handshake, and requests of its own afterwards."""
+async def serve_old_protocol() -> None:
+    """Serve the protocol before 2026: a handshake, and separate requests."""
     server = shop._lowlevel_server  # type: ignore
-    async with stdio_server() as (heard, said), server.lifespan(server) as state:
-        await serve_loop(server, heard, said, lifespan_state=state, init_options=server.create_initialization_options())
+    async with stdio_server() as (read_stream, write_stream), server.lifespan(server) as state:
+        await serve_loop(
+            server, read_stream, write_stream, lifespan_state=state, init_options=server.create_initialization_options()
+        )
 
 
 if __name__ == "__main__":
@@ -100,6 +102,6 @@ if __name__ == "__main__":
         shop.run()
     shop._lowlevel_server.add_request_handler("server/discover", types.RequestParams, unknown)  # type: ignore
     if sys.argv[1] == "old":
-        anyio.run(old)
+        anyio.run(serve_old_protocol)
     else:
         shop.run("streamable-http", port=int(sys.argv[1]))

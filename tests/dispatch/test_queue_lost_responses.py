@@ -1,4 +1,4 @@
-"""The queue when the connection is lost after a statement was committed and before its answer arrived."""
+"""The queue when the connection is lost after a statement was committed and before its response arrived."""
 
 import asyncio
 import contextlib
@@ -10,14 +10,14 @@ import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from atlas_agents.dispatch.queue import Queue, QueueWorker
-from checks import PATIENCE, until
+from checks import TIMEOUT, wait_until
 
 pytestmark = pytest.mark.slow
 
 
-class AnswerDroppingProxy:
-    """Forwards everything to Postgres. The answer to the first message that contains `drop_after` is dropped, and the
-    connection is closed once the server has answered."""
+class ResponseDroppingProxy:
+    """Forwards everything to Postgres. The response to the first message that contains `drop_after` is dropped, and the
+    connection is closed once the server has sent it."""
 
     def __init__(self, port: int) -> None:
         self.drop_after = b""
@@ -61,12 +61,12 @@ class AnswerDroppingProxy:
 
 
 @contextlib.asynccontextmanager
-async def opened(url: str, schema: str) -> AsyncGenerator[tuple[AnswerDroppingProxy, Queue]]:
-    """A queue that reaches the server through the proxy."""
+async def opened(url: str, schema: str) -> AsyncGenerator[tuple[ResponseDroppingProxy, Queue]]:
+    """Open a queue that connects through the proxy."""
     logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         await connection.execute(f"CREATE SCHEMA {schema}".encode())
-    proxy = AnswerDroppingProxy(int(conninfo_to_dict(url)["port"] or 5432))
+    proxy = ResponseDroppingProxy(int(conninfo_to_dict(url)["port"] or 5432))
     async with await asyncio.start_server(proxy.accept, "127.0.0.1", 0) as listening:
         port = listening.sockets[0].getsockname()[1]
         queue = Queue(f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable", schema, "default")
@@ -89,16 +89,14 @@ async def statuses(url: str, schema: str) -> list[str]:
 
 
 @pytest.mark.parametrize("statement", ["procrastinate_fetch_job", "procrastinate_finish_job"])
-async def test_worker_runs_each_run_once_when_an_answer_of_the_queue_is_lost(
-    url: str, schema: str, statement: str
-) -> None:
+async def test_worker_executes_each_run_once_when_a_response_is_lost(url: str, schema: str, statement: str) -> None:
     executed: list[str] = []
 
     async def execute(run_id: str) -> bool:
         executed.append(run_id)
         return True
 
-    async with asyncio.timeout(2 * PATIENCE), opened(url, schema) as (proxy, queue):
+    async with asyncio.timeout(2 * TIMEOUT), opened(url, schema) as (proxy, queue):
         await queue.enqueue("first", 1)
         proxy.drop_after = statement.encode()
         worker = QueueWorker(queue, execute, 1, lambda: None, ignore_released)
@@ -110,7 +108,7 @@ async def test_worker_runs_each_run_once_when_an_answer_of_the_queue_is_lost(
         async def finished() -> bool:
             return worker.finished == 2 and not worker.running
 
-        await until(finished, patience=PATIENCE)
+        await wait_until(finished, seconds=TIMEOUT)
         assert executed == ["first", "second"]
         assert await statuses(url, schema) == []
         running.cancel()
@@ -118,11 +116,11 @@ async def test_worker_runs_each_run_once_when_an_answer_of_the_queue_is_lost(
         await worker.finish(1.0)
 
 
-async def test_worker_puts_a_run_back_once_when_the_answer_is_lost(url: str, schema: str) -> None:
+async def test_worker_releases_a_run_once_when_the_response_is_lost(url: str, schema: str) -> None:
     async def execute(run_id: str) -> bool:
         return False
 
-    async with asyncio.timeout(2 * PATIENCE), opened(url, schema) as (proxy, queue):
+    async with asyncio.timeout(2 * TIMEOUT), opened(url, schema) as (proxy, queue):
         await queue.enqueue("first", 1)
         proxy.drop_after = b"procrastinate_retry_job"
         worker = QueueWorker(queue, execute, 1, lambda: None, ignore_released)
@@ -134,6 +132,6 @@ async def test_worker_puts_a_run_back_once_when_the_answer_is_lost(url: str, sch
         async def left() -> bool:
             return not worker.running
 
-        await until(left, patience=PATIENCE)
+        await wait_until(left, seconds=TIMEOUT)
         assert (worker.released, await statuses(url, schema)) == (1, ["todo"])
         await worker.finish(1.0)

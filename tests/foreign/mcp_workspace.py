@@ -1,4 +1,4 @@
-"""A workspace with MCP servers, and a house whose agent has their tools."""
+"""A workspace with MCP servers, and an Atlas whose agent has their tools."""
 
 import json
 import sys
@@ -15,23 +15,23 @@ HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
 
 
-def scripted(folder: Path, **more: Any) -> dict[str, Any]:
-    """The entry of a server that does as it is told."""
+def scripted_entry(folder: Path, **more: Any) -> dict[str, Any]:
+    """Return the entry of a scripted server."""
     folder.mkdir(exist_ok=True)
     return {"command": sys.executable, "args": ["-S", str(HERE / "scripted_server.py"), str(folder)], **more}
 
 
-def written(workspace: Path, **entries: dict[str, Any]) -> Path:
+def write_config(workspace: Path, **entries: dict[str, Any]) -> Path:
     (workspace / "mcp.json").write_text(json.dumps({"mcpServers": entries}))
     return workspace
 
 
-def servers_of(workspace: Path, variables: dict[str, str] | None = None, sample_model: Any = None) -> Servers:
+def load_servers(workspace: Path, variables: dict[str, str] | None = None, sample_model: Any = None) -> Servers:
     return Servers(workspace, workspace / "home", Environment(variables or {}, dotenv=None), sample_model)
 
 
 async def approve(servers: Servers, *names: str) -> None:
-    """What a person does who has read everything."""
+    """Approve servers with their current tools."""
     (servers.workspace / "home").mkdir(exist_ok=True)
     for name in names or tuple(servers.configs):
         server = servers.configs[name]
@@ -39,15 +39,15 @@ async def approve(servers: Servers, *names: str) -> None:
     servers.load()
 
 
-def registry_of(servers: Servers) -> ToolRegistry:
+def build_registry(servers: Servers) -> ToolRegistry:
     registry = ToolRegistry()
-    for offer in servers.approved_tools():
-        registry.add(offer.tool, source="mcp", namespace=offer.server)
+    for each in servers.approved_tools():
+        registry.add(each.tool, source="mcp", namespace=each.server)
     return registry
 
 
 @asynccontextmanager
-async def opened(
+async def open_atlas(
     workspace: Path,
     *,
     model: Any = None,
@@ -55,18 +55,18 @@ async def opened(
     sample_model: Any = None,
     **atlas: Any,
 ) -> AsyncGenerator[tuple[Atlas, Servers], None]:
-    """A house with all servers of the workspace approved."""
-    servers = servers_of(workspace, variables, sample_model)
+    """Open an Atlas with all servers of the workspace approved."""
+    servers = load_servers(workspace, variables, sample_model)
     try:
         await approve(servers)
-        agent = Agent("assistant", model=model or Scripted(), tools=list(registry_of(servers)))
-        async with Atlas([agent], retries=(0.05, 0.1), **atlas) as house:
-            yield house, servers
+        agent = Agent("assistant", model=model or Scripted(), tools=list(build_registry(servers)))
+        async with Atlas([agent], retries=(0.05, 0.1), **atlas) as opened_atlas:
+            yield opened_atlas, servers
     finally:
         await servers.close()
 
 
-def acts(folder: Path) -> list[str]:
-    """What the scripted server did."""
+def recorded_calls(folder: Path) -> list[str]:
+    """Return the calls that the scripted server received."""
     path = folder / "acts"
     return path.read_text().splitlines() if path.exists() else []
