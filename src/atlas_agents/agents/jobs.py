@@ -124,7 +124,7 @@ class Jobs:
 
     async def cancel(self, id: str, by: str = "") -> JobRow:
         """Cancel a job and the jobs it delegated, and notify the asker; raises Conflict if it has ended."""
-        return await self._executor.end(await self.get(id), "cancelled", f"by {by}" if by else "on request")
+        return await self._executor.end(await self.get(id), "cancelled", f"cancelled by {by}" if by else "cancelled")
 
     async def retry(self, id: str) -> JobRow:
         """Retry a job that failed, expired or was cancelled; raises Conflict if it is open or done."""
@@ -243,7 +243,7 @@ class Jobs:
 
     async def _expire(self, job: JobRow) -> None:
         try:
-            await self._executor.end(job, "expired", "its deadline has passed")
+            await self._executor.end(job, "expired", "deadline exceeded")
         except Conflict:
             logger.debug("job ended before its deadline: job=%s", job.id)
 
@@ -296,7 +296,7 @@ class JobExecutor:
         """Advance a job: to its end, back to the queue, or to waiting for delegated jobs. False if nothing changed."""
         try:
             if await self._parent_ended(row):
-                await self.end(row, "cancelled", f"its parent job {row.parent} has ended")
+                await self.end(row, "cancelled", f"parent job {row.parent} has ended")
                 return True
             claimed, failure = self._waiting.pop(row.id, None), None
             if claimed is None or claimed.epoch != row.epoch:
@@ -316,7 +316,7 @@ class JobExecutor:
             stream = await self._report(job)
             await self._store.commit(self._tenant, [MarkJobNotified(job.id, job.attempts)])
             if stream is not None and job.parent:
-                await stream.over()
+                await stream.wait_ended()
         except StoreError as error:
             logger.warning("store unavailable, the outcome is reported later: job=%s error=%s", job.id, error)
             return False
@@ -400,7 +400,7 @@ class JobExecutor:
         """Return the next state of a failed job: requeued with backoff, if another attempt may help and is left."""
         error = self._turns.hide(str(failure) or type(failure).__name__)
         if isinstance(failure, Cancelled):
-            return SetJob(job.id, "cancelled", job.epoch, error="its turn was cancelled")
+            return SetJob(job.id, "cancelled", job.epoch, error="turn was cancelled")
         if isinstance(failure, _PERMANENT) or (isinstance(failure, ProviderError) and not failure.failover):
             return SetJob(job.id, "failed", job.epoch, error=error)
         if isinstance(failure, CrashLoop) or job.attempts >= job.allowed:
@@ -439,7 +439,7 @@ class JobExecutor:
             await self._turns.cancel(run.id)
         for child in await self._store.child_jobs(self._tenant, job.id):
             if child.state in OPEN_JOB:
-                await self.end(child, "cancelled", f"its parent job {job.id} has ended")
+                await self.end(child, "cancelled", f"parent job {job.id} has ended")
 
 
 def outcome_message(job: JobRow) -> Message:
@@ -463,7 +463,8 @@ def _describe_end(job: JobRow) -> str:
         case "expired":
             return f"missed its deadline, {_format_time(job.deadline)}, and was stopped."
         case "cancelled":
-            return f"was cancelled: {job.error or 'no reason given'}."
+            error = job.error or "cancelled"
+            return f"was {error}." if error.startswith("cancelled") else f"was cancelled: {error}."
         case "dead":
             return f"failed after {job.attempts} attempts: {job.error}"
         case _:

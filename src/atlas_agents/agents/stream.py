@@ -147,7 +147,7 @@ class AtlasStream:
         while not self._ended and self.epoch is None:
             await self._wait()
 
-    async def over(self) -> None:
+    async def wait_ended(self) -> None:
         """Wait until the turn has ended, however it ends."""
         while not self._ended:
             await self._wait()
@@ -163,7 +163,7 @@ class AtlasStream:
 
         Cancelling the wait does not cancel the turn.
         """
-        await self.over()
+        await self.wait_ended()
         if self._failure is not None:
             raise self._failure
         return cast(Message, self._reply)

@@ -1,7 +1,6 @@
 """Gateway client: one WebSocket connection that is reopened when it is lost, and event feeds of sessions."""
 
 import asyncio
-import logging
 import re
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -212,7 +211,6 @@ class SessionFeed:
             self._ended.popitem(last=False)
 
 
-logger = logging.getLogger(__name__)
 DEFAULT_URL = "http://127.0.0.1:18789"
 _MIN_BACKOFF, _MAX_BACKOFF = 0.1, 2.0
 _MAX_ATTEMPTS = 5
@@ -258,7 +256,7 @@ class GatewayClient:
         find: FindGateway | None = None,
         reconnect_timeout: float = 30.0,
         name: str = "atlas-client",
-        on_connection_change: OnConnectionChange | None = None,
+        on_connection_change: OnConnectionChange = lambda message: None,
     ) -> None:
         self._address = GatewayAddress(url, token)
         self._find = find
@@ -351,7 +349,7 @@ class GatewayClient:
                 self._link = await self._open_link()
                 if self._was_lost:
                     self._was_lost = False
-                    self._report_connection("")
+                    self._on_connection_change("")
             return self._link
 
     async def _open_link(self) -> WebSocketLink:
@@ -386,15 +384,11 @@ class GatewayClient:
         if self._closed:
             return
         self._was_lost = True
-        self._report_connection("the connection to the gateway was lost")
+        self._on_connection_change("the connection to the gateway was lost")
         for feed in list(self._feeds.values()):
             feed.mark_lost()
         for queue in list(self._listeners):
             queue.put_nowait(None)
-
-    def _report_connection(self, message: str) -> None:
-        if self._on_connection_change is not None:
-            self._on_connection_change(message)
 
     async def _unsubscribe(self, session_key: str) -> None:
         if self._feeds.pop(session_key, None) is not None and self._link is not None and not self._link.ended:

@@ -23,7 +23,7 @@ class RunningTurn(Protocol):
         """Request that the run stops; it ends and reports that itself."""
         ...
 
-    async def over(self) -> None:
+    async def wait_ended(self) -> None:
         """Wait until the run has ended here, whatever its outcome."""
         ...
 
@@ -115,7 +115,7 @@ class Inline:
         """Resume the run; its events are emitted where it was resumed."""
         turn = self._executor.running_turn(row.id) or await self._executor.resume_run(row)
         if turn is not None:
-            await turn.over()
+            await turn.wait_ended()
         found = await self._executor.run_row(row.id)
         if found is None:
             raise NotFound(f"run not found: {row.id!r}")

@@ -85,13 +85,20 @@ class Cluster:
         self._members = MemberRegistry(self._queue, tenant, lambda: self.member_info)
         self.backlog: Backlog | None = None
         """The backlog of the whole cluster; only the leader has it."""
-        self._end_waiters: dict[str, list[asyncio.Future[None]]] = {}
+        self._end_events: dict[str, asyncio.Event] = {}
         self._tasks = BackgroundTasks("cluster", expected=StoreError)
         self._ticks = 0
-        self.follow: Follow = self._wait_until_ended
-        """How to follow a run elsewhere; a gateway replaces it with a way that also receives the events."""
-        self.on_notification: Callable[[Notification], None] = lambda notification: None
-        self.on_reconnect: Callable[[], None] = lambda: None
+        self._follow: Follow = self._wait_until_ended
+        self._on_notification: list[Callable[[Notification], None]] = []
+        self._on_reconnect: list[Callable[[], None]] = []
+
+    def subscribe(
+        self, on_notification: Callable[[Notification], None], on_reconnect: Callable[[], None] | None = None
+    ) -> None:
+        """Call these functions for each notification, and after a reconnect, when notifications may have been lost."""
+        self._on_notification.append(on_notification)
+        if on_reconnect is not None:
+            self._on_reconnect.append(on_reconnect)
 
     @property
     def worker(self) -> QueueWorker | None:
@@ -138,7 +145,7 @@ class Cluster:
 
     async def submit(self, row: RunRow, on_event: OnEvent) -> RunRow:
         """Wait for a run that was queued by the commit that accepted it."""
-        await self.follow(row, on_event)
+        await self._follow(row, on_event)
         while True:
             found = await self._executor.run_row(row.id)
             if found is None:
@@ -161,8 +168,12 @@ class Cluster:
             return await self._sweep(connection)
 
     @asynccontextmanager
-    async def join(self, role: str = "worker", address: str = "") -> AsyncGenerator["Cluster", None]:
-        """Be a member of the cluster for the duration of the block, with this role and health endpoint address."""
+    async def join(
+        self, role: str = "worker", address: str = "", *, follow: Follow | None = None
+    ) -> AsyncGenerator["Cluster", None]:
+        """Be a member of the cluster for the duration of the block, with this role and health endpoint address.
+        `follow` also receives the events of runs that execute elsewhere; without it, only their end is awaited."""
+        self._follow = follow or self._wait_until_ended
         try:
             await retry_while_unreachable(self._queue.open)
         except BaseException:
@@ -187,9 +198,7 @@ class Cluster:
             await self._queue.close()
 
     @asynccontextmanager
-    async def run_worker(
-        self, on_resumed: OnResumed, stop: Callable[[], Awaitable[None]]
-    ) -> AsyncGenerator[None, None]:
+    async def run_worker(self, on_resumed: OnResumed, stop: Callable[[], Awaitable[None]]) -> AsyncGenerator[None]:
         """Execute runs for the duration of the block, and lead if there is no other leader. Afterwards `stop` is
         called, which ends or releases the runs that execute here; released runs go to other workers."""
         self._on_resumed = on_resumed
@@ -200,8 +209,8 @@ class Cluster:
             self._url, self._leader_lock_key, self._start_leading, self._lead_tick, self._stop_leading
         )
         services = BackgroundTasks("cluster worker")
-        for work in (worker.run(), election.run()):
-            services.spawn(work)
+        services.spawn(worker.run())
+        services.spawn(election.run())
         try:
             yield
         finally:
@@ -224,7 +233,7 @@ class Cluster:
             if turn is None:
                 return True
             await self._on_resumed(turn, row)
-        await turn.over()
+        await turn.wait_ended()
         found = await self._executor.run_row(run_id)
         return found is None or found.status not in OPEN or found.epoch > max(row.epoch, turn.epoch or 0)
 
@@ -287,9 +296,8 @@ class Cluster:
             case "begun" if self._worker is not None:
                 self._worker.wake()
             case "ended":
-                for waiter in self._end_waiters.pop(notification.id, ()):
-                    if not waiter.done():
-                        waiter.set_result(None)
+                if (ended := self._end_events.pop(notification.id, None)) is not None:
+                    ended.set()
             case "stop" if (turn := self._executor.running_turn(notification.id)) is not None:
                 turn.cancel()
             case "answer":
@@ -298,24 +306,23 @@ class Cluster:
                 self._tasks.spawn(self._executor.refresh_job(notification.id))
             case _:
                 pass
-        self.on_notification(notification)
+        for on_notification in self._on_notification:
+            on_notification(notification)
 
     def _handle_reconnect(self) -> None:
         """Re-read state after a reconnect: notifications may have been lost."""
         if self._worker is not None:
             self._worker.wake()
-        for waiters in self._end_waiters.values():
-            for waiter in waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
-        self._end_waiters.clear()
+        for ended in self._end_events.values():
+            ended.set()
+        self._end_events.clear()
         self._tasks.spawn(self._executor.recheck())
-        self.on_reconnect()
+        for on_reconnect in self._on_reconnect:
+            on_reconnect()
 
     async def _wait_until_ended(self, row: RunRow, on_event: OnEvent) -> None:
         """Wait until the run has ended, without its events."""
-        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._end_waiters.setdefault(row.id, []).append(waiter)
+        ended = self._end_events.setdefault(row.id, asyncio.Event())
         found = await self._executor.run_row(row.id)
         if found is not None and found.status in OPEN:
-            await waiter
+            await ended.wait()

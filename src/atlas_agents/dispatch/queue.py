@@ -104,7 +104,6 @@ def _migration_number(name: str) -> str:
     return name[:11]
 
 
-TASK = "atlas.run"
 HEARTBEAT_TIMEOUT = 8.0
 """Seconds without a heartbeat after which a worker is considered dead."""
 _ORPHANS = """
@@ -128,16 +127,16 @@ class Queue:
         self._schema = schema
         self._tenant = tenant
         self._migrations = packaged_migrations()
+        options = {
+            "application_name": application_name(schema, self._migrations),
+            "options": f"-c search_path={schema}",
+        }
         connector = PsycopgConnector(
             conninfo=url,
             min_size=1,
             max_size=4,
             timeout=5.0,
-            kwargs={
-                **CONNECTION_OPTIONS,
-                "application_name": application_name(schema, self._migrations),
-                "options": f"-c search_path={schema}",
-            },
+            kwargs=CONNECTION_OPTIONS | options,
             name="atlas-queue",
         )
         self._app = App(connector=connector)
@@ -158,24 +157,14 @@ class Queue:
     async def enqueue(self, run_id: str, urgency: int, connection: psycopg.AsyncConnection[Any] | None = None) -> None:
         """Enqueue a run, inside the transaction of `connection` if one is given."""
         try:
-            await self._app.configure_task(
-                TASK, queue=self.name, priority=urgency, connection=connection, lock=None
-            ).defer_async(run_id=run_id)
+            task = self._app.configure_task("atlas.run", queue=self.name, priority=urgency, connection=connection)
+            await task.defer_async(run_id=run_id)
         except ConnectorException as error:
             raise error.__cause__ or error from None  # the store maps its own errors
 
     async def execute(self, statement: LiteralString, **values: Any) -> None:
         """Execute a statement on a connection of the queue's pool."""
         await self._app.connector.execute_query_async(statement, **values)
-
-    async def register(self) -> int:
-        return await self.jobs.register_worker()
-
-    async def unregister(self, worker: int) -> None:
-        await self.jobs.unregister_worker(worker)
-
-    async def send_heartbeat(self, worker: int) -> None:
-        await self.jobs.update_heartbeat(worker)
 
     async def fetch(self, worker: int) -> Job | None:
         """Fetch the most urgent job, the oldest first."""
@@ -281,7 +270,7 @@ class QueueWorker:
 
     async def run(self) -> None:
         """Fetch and execute runs until cancelled; executing runs are not affected by the cancellation."""
-        self.id = id = await _retry_until_connected(self._queue.register)
+        self.id = id = await _retry_until_connected(self._queue.jobs.register_worker)
         self._last_heartbeat = time.monotonic()
         self._heartbeat.spawn(self._send_heartbeats(id))  # until `finish`, because runs may outlast this method
         self._on_registered()
@@ -300,7 +289,7 @@ class QueueWorker:
         await self._heartbeat.close()
         try:
             async with asyncio.timeout(limit):
-                await self._queue.unregister(self.id)
+                await self._queue.jobs.unregister_worker(self.id)
         except (ConnectorException, TimeoutError) as error:
             logger.warning("worker not deregistered: error=%s", error)
 
@@ -310,11 +299,9 @@ class QueueWorker:
             job = await _retry_until_connected(lambda: self._fetch(id))
             if job is not None:
                 return job
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_INTERVAL):
                     await self._wakeup.wait()
-            except TimeoutError:
-                pass
 
     async def _fetch(self, id: int) -> Job | None:
         """Fetch the next job. If the response to a fetch was lost, the server may have assigned a job to this worker
@@ -349,7 +336,7 @@ class QueueWorker:
         while True:
             await asyncio.sleep(self._queue.heartbeat_timeout / _MISSED_HEARTBEATS)
             try:
-                await self._queue.send_heartbeat(id)
+                await self._queue.jobs.update_heartbeat(id)
                 self._last_heartbeat = time.monotonic()
             except ConnectorException as error:
                 logger.warning("heartbeat failed: error=%s", error.__cause__ or error)

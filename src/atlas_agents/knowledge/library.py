@@ -64,7 +64,7 @@ class Report(msgspec.Struct):
 OnProgress: TypeAlias = Callable[[Progress], object]
 
 
-def _ignore_progress(progress: Progress) -> None:
+def _ignore(progress: Progress) -> None:
     """Default progress callback: does nothing."""
 
 
@@ -85,13 +85,7 @@ class Knowledge:
         return await self._searcher.search(tenant, Where("knowledge", category), query, max_results)
 
     async def add(
-        self,
-        tenant: str,
-        source: str,
-        *,
-        category: str = CATEGORY,
-        user: str = "",
-        on_progress: OnProgress = _ignore_progress,
+        self, tenant: str, source: str, *, category: str = CATEGORY, user: str = "", on_progress: OnProgress = _ignore
     ) -> Report:
         """Import a file, a folder or a URL. Unchanged documents are kept; documents that disappeared from a folder
         added before are removed."""
@@ -105,9 +99,7 @@ class Knowledge:
                     await self._remove_document(tenant, document, report)
         return report
 
-    async def refresh(
-        self, tenant: str, source: str | None = None, *, on_progress: OnProgress = _ignore_progress
-    ) -> Report:
+    async def refresh(self, tenant: str, source: str | None = None, *, on_progress: OnProgress = _ignore) -> Report:
         """Re-import everything, or what was added from one source."""
         roots: dict[str, tuple[str, str]] = {}
         async for document in self._iterate_documents(tenant):
@@ -185,7 +177,7 @@ class Knowledge:
                 else:
                     loaded = await self._sources.read(item, raw)
                     details = DocumentDetails(item.name, item.root, user, len(raw.content))
-                    await self._store_document(tenant, item, category, details, loaded, hash, report)
+                    report.passages += await self._store_document(tenant, item, category, details, loaded, hash)
                     hashes[hash] = item.source
                     report.added += existing is None
                     report.changed += existing is not None
@@ -197,16 +189,10 @@ class Knowledge:
         return report
 
     async def _store_document(
-        self,
-        tenant: str,
-        item: Item,
-        category: str,
-        details: DocumentDetails,
-        loaded: LoadedDocument,
-        hash: str,
-        report: Report,
-    ) -> None:
-        """Store a document in batches, so that other writers do not wait long; the last batch writes the hash."""
+        self, tenant: str, item: Item, category: str, details: DocumentDetails, loaded: LoadedDocument, hash: str
+    ) -> int:
+        """Store a document and return its number of passages. Batches keep other writers from waiting; the last one
+        writes the hash."""
         chunks = split_passages(loaded.text, plain=loaded.plain)
         title = loaded.title or next((chunk.path[0] for chunk in chunks if chunk.path), "") or details.name
         model = self._embedder.model if self._embedder is not None else ""
@@ -222,7 +208,7 @@ class Knowledge:
             else:
                 write = AddPassages("knowledge", document.id, passages, last)
             await self._store.commit(tenant, [write])
-            report.passages += len(passages)
+        return len(chunks)
 
     async def _embed_passages(
         self, batch: Sequence[TextPassage], title: str, loaded: LoadedDocument

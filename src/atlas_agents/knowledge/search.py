@@ -81,7 +81,7 @@ class Searcher:
         (vector,) = await self._embedder.embed([query])
         if not vector:
             return []
-        return await self._store.search_vectors(tenant, where, self._embedder.model, vector, limit=_CANDIDATES)
+        return await self._store.find_nearest(tenant, where, self._embedder.model, vector, limit=_CANDIDATES)
 
     async def _load_results(self, tenant: str, where: Where, hits: Sequence[Hit], limit: int) -> list[SearchResult]:
         found: list[SearchResult] = []

@@ -19,6 +19,8 @@ from atlas_agents.core.messages import Message, Text, assistant, user
 from atlas_agents.providers.base import DoneChunk, Request, TextChunk, complete
 from atlas_agents.providers.failover import Route
 
+logger = logging.getLogger(__name__)
+
 
 class Caller(Protocol):
     """The caller of a tool, as far as a server's questions concern it; a ToolContext is one."""
@@ -65,7 +67,6 @@ class ActiveCalls:
         return self._callers[-1] if len(turns) == 1 else None
 
 
-logger = logging.getLogger(__name__)
 MAX_FIELDS, MAX_CHOICES = 50, 200
 MAX_MESSAGE, MAX_TEXT = 5000, 1000
 _KINDS: dict[str, Kind] = {"string": "text", "number": "number", "integer": "integer", "boolean": "boolean"}

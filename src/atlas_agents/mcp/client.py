@@ -6,9 +6,10 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from contextvars import Context
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 import anyio
 import httpx2
@@ -25,6 +26,8 @@ from atlas_agents.mcp.callbacks import ActiveCalls, Caller, Elicitation, SampleM
 from atlas_agents.mcp.config import DiscoveredTool, ServerConfig, VariableLookup, resource_tools, reveal_invisible
 from atlas_agents.mcp.transports import StdioTransport, http_transport, stdio_transport
 
+logger = logging.getLogger(__name__)
+
 
 def convert_call_result(result: types.CallToolResult) -> Any:
     """Convert the result of a call; ToolFailed with the server's message if it reports an error."""
@@ -37,22 +40,10 @@ def convert_call_result(result: types.CallToolResult) -> Any:
     return text if all(isinstance(piece, str) for piece in pieces) else pieces
 
 
-def convert_resource(result: types.ReadResourceResult) -> Any:
-    pieces = [_convert_resource_contents(each) for each in result.contents]
-    return pieces[0] if len(pieces) == 1 else pieces
-
-
-def convert_prompt(result: types.GetPromptResult) -> Any:
-    return [{"role": each.role, "content": _convert_block(each.content)} for each in result.messages]
-
-
 def pick_fields(values: Sequence[Any], *names: str) -> list[dict[str, Any]]:
     """Extract the named fields of listed objects."""
-    found: list[dict[str, Any]] = []
-    for value in values:
-        given = value.model_dump(mode="json", by_alias=True, exclude_none=True)
-        found.append({name: given[name] for name in names if name in given})
-    return found
+    dumped = [value.model_dump(mode="json", by_alias=True, exclude_none=True) for value in values]
+    return [{name: each[name] for name in names if name in each} for each in dumped]
 
 
 def _convert_block(block: Any) -> Any:
@@ -82,7 +73,6 @@ def _decoded_size(data: str) -> int:
         return len(data)
 
 
-T = TypeVar("T")
 MAX_TOOLS = 500
 _MAX_PAGES = 50
 _MAX_INPUT_ROUNDS, _INPUT_DELAY = 10, 0.25
@@ -100,21 +90,15 @@ class McpSession(ClientSession):
 async def open_session(
     streams: Any, sampling: SamplingFnT | None, elicitation: ElicitationFnT, on_change: Callable[[], object]
 ) -> AsyncGenerator[McpSession, None]:
-    """Open an MCP session over two streams, with the newer protocol if the server supports it, else with a
-    handshake."""
+    """Open an MCP session over two streams; servers without the newer protocol get a handshake."""
 
     async def on_message(message: IncomingMessage) -> None:
         if isinstance(message, types.ToolListChangedNotification):
             on_change()
 
-    client_info = types.Implementation(name="atlas-agents", version=version("atlas-agents"))
-    async with McpSession(
-        *streams,
-        message_handler=on_message,
-        sampling_callback=sampling,
-        elicitation_callback=elicitation,
-        client_info=client_info,
-    ) as session:
+    info = types.Implementation(name="atlas-agents", version=version("atlas-agents"))
+    callbacks: Any = {"sampling_callback": sampling, "elicitation_callback": elicitation}
+    async with McpSession(*streams, message_handler=on_message, client_info=info, **callbacks) as session:
         try:
             await session.discover()
         except (MCPError, RuntimeError, ValidationError):
@@ -163,28 +147,14 @@ async def call(session: McpSession, tool: DiscoveredTool, arguments: dict[str, A
 
 
 async def _call_tool(session: McpSession, name: str, arguments: dict[str, Any], progress: Any) -> Any:
-    return convert_call_result(
-        await _request_with_input(
-            session,
-            lambda responses, state: session.call_tool(
-                name,
-                arguments,
-                progress_callback=progress,
-                input_responses=responses,
-                request_state=state,
-                allow_input_required=True,
-            ),
-        )
-    )
+    send: Any = partial(session.call_tool, name, arguments, progress_callback=progress)
+    return convert_call_result(await _request_with_input(session, send))
 
 
-async def _request_with_input(
-    session: McpSession,
-    send: Callable[[types.InputResponses | None, str | None], Awaitable[T | types.InputRequiredResult]],
-) -> T:
+async def _request_with_input(session: McpSession, send: Callable[..., Awaitable[Any]]) -> Any:
     """Send a request that the server may answer with a question first, as the newer protocol allows; then repeat it
     with the requested input."""
-    answer = await send(None, None)
+    answer = await send(allow_input_required=True)
     for _ in range(_MAX_INPUT_ROUNDS):
         if not isinstance(answer, types.InputRequiredResult):
             return answer
@@ -197,7 +167,8 @@ async def _request_with_input(
             responses[key] = response
         if not responses:
             await anyio.sleep(_INPUT_DELAY)
-        answer = await send(responses or None, answer.request_state)
+        state = answer.request_state
+        answer = await send(input_responses=responses or None, request_state=state, allow_input_required=True)
     raise ToolFailed("the server keeps asking for input")
 
 
@@ -212,15 +183,9 @@ async def _list_resources(session: McpSession, name: str, arguments: dict[str, A
 
 
 async def _read_resource(session: McpSession, name: str, arguments: dict[str, Any], progress: Any) -> Any:
-    uri = arguments["uri"]
-    return convert_resource(
-        await _request_with_input(
-            session,
-            lambda responses, state: session.read_resource(
-                uri, input_responses=responses, request_state=state, allow_input_required=True
-            ),
-        )
-    )
+    send: Any = partial(session.read_resource, arguments["uri"])
+    contents = [_convert_resource_contents(each) for each in (await _request_with_input(session, send)).contents]
+    return contents[0] if len(contents) == 1 else contents
 
 
 async def _list_prompts(session: McpSession, name: str, arguments: dict[str, Any], progress: Any) -> Any:
@@ -228,15 +193,9 @@ async def _list_prompts(session: McpSession, name: str, arguments: dict[str, Any
 
 
 async def _get_prompt(session: McpSession, name: str, arguments: dict[str, Any], progress: Any) -> Any:
-    wanted, blanks = arguments["name"], arguments.get("arguments")
-    return convert_prompt(
-        await _request_with_input(
-            session,
-            lambda responses, state: session.get_prompt(
-                wanted, blanks, input_responses=responses, request_state=state, allow_input_required=True
-            ),
-        )
-    )
+    send: Any = partial(session.get_prompt, arguments["name"], arguments.get("arguments"))
+    prompt = await _request_with_input(session, send)
+    return [{"role": each.role, "content": _convert_block(each.content)} for each in prompt.messages]
 
 
 _HANDLERS: dict[str, Callable[[McpSession, str, dict[str, Any], Any], Awaitable[Any]]] = {
@@ -257,7 +216,6 @@ def _format_progress(done: float, total: float | None, message: str | None) -> s
     return f"{share}: {message}" if message else share
 
 
-logger = logging.getLogger(__name__)
 CONNECT_TIMEOUT = 60.0
 _MIN_BACKOFF, _MAX_BACKOFF = 1.0, 30.0
 _STABLE_AFTER = 60.0
@@ -281,8 +239,7 @@ class McpConnection:
         self.server = server
         self.error = ""
         """Why the server is unreachable; empty while it is connected."""
-        self.delays: list[float] = []
-        """The backoff delays of consecutive restarts."""
+        self._restarts = 0
         self._environment = environment
         self._folder = folder
         self._auth = auth
@@ -290,11 +247,9 @@ class McpConnection:
         tokens = server.entry.sampling_tokens
         self._calls = ActiveCalls()
         self._elicitation = Elicitation(server.name, self._calls)
-        self._sampling = (
-            Sampling(server.name, sample_model, tokens, self._calls, clock)
-            if sample_model is not None and tokens
-            else None
-        )
+        self._sampling: Sampling | None = None
+        if sample_model is not None and tokens:
+            self._sampling = Sampling(server.name, sample_model, tokens, self._calls, clock)
         self._session: McpSession | None = None
         self._tools: dict[str, DiscoveredTool] = {}
         self._listed = 0.0
@@ -364,10 +319,10 @@ class McpConnection:
                 await self._run_session()
             except Exception as error:  # noqa: BLE001 - whatever a foreign program makes of it
                 self.error = _describe_error(error)
-            stable = self._clock.monotonic() - began > _STABLE_AFTER
-            self.delays = [] if stable else self.delays
-            delay = backoff(len(self.delays), _MIN_BACKOFF, _MAX_BACKOFF)
-            self.delays.append(delay)
+            if self._clock.monotonic() - began > _STABLE_AFTER:
+                self._restarts = 0
+            delay = backoff(self._restarts, _MIN_BACKOFF, _MAX_BACKOFF)
+            self._restarts += 1
             logger.warning(
                 "MCP server disconnected: server=%s error=%s retry_in=%.1f s", self.server.name, self.error, delay
             )
