@@ -106,7 +106,7 @@ async def measure(server: PostgresServer, redis: str, options: argparse.Namespac
 
     async with AsyncExitStack() as stack:
         cluster, _ = await join_cluster(stack, url, redis)
-        cluster.on_notification = on_notification
+        cluster.subscribe(on_notification)
         sent = await run_process("paced", url, redis, options.words, 0)
         latencies = [received.get((sent["id"], n), 0) - sent_at for n, sent_at in enumerate(sent["sent_at"], 1)]
         assert min(latencies) > 0, "some notifications did not arrive"

@@ -452,12 +452,11 @@ class ClusterMembership:
         hub.metrics.add(ClusterCollector(self._cluster))
         remote = RemoteRuns(hub.runs, hub.store, hub.atlas.tenant)
         hub.runs.remote = remote
-        self._cluster.follow = remote.stream_events
-        self._cluster.on_notification = partial(_on_notification, hub, remote)
-        self._cluster.on_reconnect = partial(_on_reconnect, hub, remote)
+        self._cluster.subscribe(partial(_on_notification, hub, remote), partial(_on_reconnect, hub, remote))
+        role = "all" if self._executes_runs else "gateway"
         async with AsyncExitStack() as stack:
             stack.push_async_callback(remote.close)
-            await stack.enter_async_context(self._cluster.join("all" if self._executes_runs else "gateway", url))
+            await stack.enter_async_context(self._cluster.join(role, url, follow=remote.stream_events))
             if self._executes_runs:
                 # Separate metrics: runs of this process are also counted when one of its clients follows them.
                 event_log = WorkerEventLog(hub.atlas, Metrics(), hub.settings.grace, hub.force_stop)
