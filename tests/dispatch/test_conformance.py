@@ -48,7 +48,7 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
     def build(kind: Kind, **more: Any) -> DispatcherSetup:
         if kind == "inline":
             return DispatcherSetup(str(tmp_path / "atlas.db"), tmp_path, **more)
-        server: PostgresServer = request.getfixturevalue("databases")
+        server: PostgresServer = request.getfixturevalue("postgres")
         name = "c" + new_id().replace("-", "")
         return DispatcherSetup(server.made(name), tmp_path, inline=kind != "cluster", **more)
 
