@@ -6,7 +6,7 @@ from pathlib import Path
 
 from results import Results
 from tables import number
-from venvs import FIRST, HERE
+from venvs import BENCH_FOLDER, FIRST
 
 TURN_BARS = ("S1", "S2", "S3", "S4", "S5", "S6", "S7")
 TIMES_BASELINE, TIMES_BASELINE_PACED = 3.0, 1.5
@@ -84,7 +84,7 @@ def bars_table(bars: list[Bar]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--out", type=Path, default=HERE / "results.json", help="the results file to read")
+    parser.add_argument("--out", type=Path, default=BENCH_FOLDER / "results.json", help="the results file to read")
     results = Results.load(parser.parse_args().out)
     bars = all_bars(results)
     missed = sum(bar.verdict == "MISS" for bar in bars)

@@ -164,7 +164,7 @@ async def measure(server: PostgresServer, workers: int, options: argparse.Namesp
 
         async def run_all(turns: int) -> list[float]:
             found = await asyncio.gather(*(client(index, turns) for index in range(options.sessions)))
-            return sorted(durations for took_by_one in found for durations in took_by_one)
+            return sorted(durations for durations_of_client in found for durations in durations_of_client)
 
         await run_all(WARM_UP_TURNS)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import perf
-from venvs import HERE, Venvs, constant
+from venvs import BENCH_FOLDER, Venvs, constant
 
 # Packages that importing an agent library should not load.
 HEAVY = {"aiohttp", "asyncpg", "httpx", "openai", "psycopg", "pydantic", "redis", "requests", "sqlalchemy", "sqlite3"}
@@ -41,7 +41,7 @@ class Cores:
 @contextmanager
 def running_server(cores: Cores) -> Generator[str]:
     """Run the model double and yield its URL."""
-    command = [sys.executable, str(HERE / "server.py")]
+    command = [sys.executable, str(BENCH_FOLDER / "server.py")]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin and process.stdout
         if cores.server is not None:
@@ -68,7 +68,7 @@ class Measure:
 
     def _work(self, adapter: str, scenario: str) -> dict[str, Any]:
         """Run the worker; its last line is the result."""
-        command = [self.venvs.python(adapter), str(HERE / "worker.py"), adapter, scenario, self.server]
+        command = [self.venvs.python(adapter), str(BENCH_FOLDER / "worker.py"), adapter, scenario, self.server]
         environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1", "OTEL_SDK_DISABLED": "true"}
         if self.cores.worker is not None:
             environment["BENCH_CORE"] = str(self.cores.worker)

@@ -93,9 +93,9 @@ async def main(model: str) -> None:
         for name, provider in found.items():
             started = time.perf_counter()
             calls = [await first_call(provider, question) for question, _, _ in TASKS]
-            right = [call == (tool, arguments) for call, (_, tool, arguments) in zip(calls, TASKS, strict=True)]
-            took = time.perf_counter() - started
-            print(f"{name:12} {sum(map(is_valid, calls)):3} {sum(right):3} {took:8.1f}", flush=True)
+            correct = [call == (tool, arguments) for call, (_, tool, arguments) in zip(calls, TASKS, strict=True)]
+            seconds = time.perf_counter() - started
+            print(f"{name:12} {sum(map(is_valid, calls)):3} {sum(correct):3} {seconds:8.1f}", flush=True)
 
 
 if __name__ == "__main__":

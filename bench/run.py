@@ -18,7 +18,7 @@ from measure import Cores, Measure, running_server
 from results import Results
 from scenarios import SCENARIOS
 from tables import long_report, short_page
-from venvs import FIRST, HERE, Venvs, adapter_names, constant, default_folder
+from venvs import BENCH_FOLDER, FIRST, Venvs, adapter_names, constant, default_folder
 
 ALL_SCENARIOS = ["import", "create", *SCENARIOS]
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
@@ -32,8 +32,8 @@ def setup(options: argparse.Namespace) -> None:
 def bench(options: argparse.Namespace) -> None:
     for adapter in options.only:
         options.venvs.install_missing(adapter)
-    keep = options.append and options.out.exists()
-    results = Results.load(options.out) if keep else Results(_machine(options.pin))
+    append = options.append and options.out.exists()
+    results = Results.load(options.out) if append else Results(_machine(options.pin))
     results.installed |= {adapter: options.venvs.contents(adapter) for adapter in options.only}
     cores = Cores.separate() if options.pin else Cores()
     with running_server(cores) as server:
@@ -94,7 +94,7 @@ def _machine(pinned: bool) -> dict[str, object]:
     }
 
 
-def _list_of(known: list[str]):
+def _parse_list(known: list[str]):
     def parse(text: str) -> list[str]:
         names = text.split(",")
         if unknown := [name for name in names if name not in known]:
@@ -108,11 +108,11 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("command", choices=["setup", "bench", "report"])
     parser.add_argument("--quick", action="store_true", help=f"3 rounds of {', '.join(FIRST)} only")
-    parser.add_argument("--only", type=_list_of(adapter_names()), metavar="A,B", help="only these adapters")
-    parser.add_argument("--scenarios", type=_list_of(ALL_SCENARIOS), default=ALL_SCENARIOS, metavar="S1,S2")
+    parser.add_argument("--only", type=_parse_list(adapter_names()), metavar="A,B", help="only these adapters")
+    parser.add_argument("--scenarios", type=_parse_list(ALL_SCENARIOS), default=ALL_SCENARIOS, metavar="S1,S2")
     parser.add_argument("--rounds", type=int, help="number of rounds (default 5)")
     parser.add_argument("--timeout", type=float, default=300, help="seconds per measurement")
-    parser.add_argument("--out", type=Path, default=HERE / "results.json", help="the results file")
+    parser.add_argument("--out", type=Path, default=BENCH_FOLDER / "results.json", help="the results file")
     parser.add_argument("--append", action="store_true", help="add rounds to an existing results file")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="report: write the short tables there")
     parser.add_argument("--venvs", type=Path, default=default_folder(), help="folder of the virtual environments")
@@ -126,6 +126,6 @@ def parse_options() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("BENCH_OURS", str(HERE.parent))
+    os.environ.setdefault("BENCH_OURS", str(BENCH_FOLDER.parent))
     chosen = parse_options()
     {"setup": setup, "bench": bench, "report": report}[chosen.command](chosen)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
+BENCH_FOLDER = Path(__file__).resolve().parent
 FIRST = ("baseline", "bare", "ours")  # first in every table, in this order; all others are peers
 
 _LIST_CONTENTS = """
@@ -27,13 +27,13 @@ print(json.dumps({"mb": size / 1e6, "versions": versions}))
 
 def adapter_names() -> list[str]:
     """Return all adapters in the order of the tables."""
-    found = {path.stem for path in (HERE / "adapters").glob("[!_]*.py")}
+    found = {path.stem for path in (BENCH_FOLDER / "adapters").glob("[!_]*.py")}
     return [*(name for name in FIRST if name in found), *sorted(found.difference(FIRST))]
 
 
 def constant(adapter: str, name: str, default: Any = None) -> Any:
     """Return a constant of an adapter without importing it, since its packages are in another environment."""
-    for node in ast.parse((HERE / "adapters" / f"{adapter}.py").read_text()).body:
+    for node in ast.parse((BENCH_FOLDER / "adapters" / f"{adapter}.py").read_text()).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and node.targets[0].id == name:
             return ast.literal_eval(node.value)
     return default

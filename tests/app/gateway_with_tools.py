@@ -53,9 +53,9 @@ def static_web(pages: dict[str, tuple[str, str]]) -> Generator[str]:
 def scripted_model(steps: Sequence[Step], report: Callable[[ModelRequest], str]) -> Callable[[ModelRequest], Reply]:
     """Return a model that makes the calls in order, whatever their results, and then reports."""
 
-    def model_script(asked: ModelRequest) -> Reply:
-        done = sum(1 for message in asked.body["messages"] if message["role"] == "tool")
-        return Reply(calls=(steps[done],)) if done < len(steps) else Reply(report(asked))
+    def model_script(request: ModelRequest) -> Reply:
+        done = sum(1 for message in request.body["messages"] if message["role"] == "tool")
+        return Reply(calls=(steps[done],)) if done < len(steps) else Reply(report(request))
 
     return model_script
 
@@ -140,12 +140,12 @@ async def gateway_with_tools(
         settings = load(flags, environment, home.parent)
         async with (
             asyncio.timeout(2 * TIMEOUT),
-            private_gateway(settings, environment=environment) as here,
-            websockets.connect(here.url.replace("http", "ws"), max_size=None) as socket,
+            private_gateway(settings, environment=environment) as served,
+            websockets.connect(served.url.replace("http", "ws"), max_size=None) as socket,
         ):
-            await socket.send(json.dumps({"type": "auth", "token": here.token.reveal(), "protocol": 1}))
+            await socket.send(json.dumps({"type": "auth", "token": served.token.reveal(), "protocol": 1}))
             assert json.loads(await socket.recv())["ok"] is True
-            yield GatewayWithTools(here, ApprovingClient(socket, answer), model, home)
+            yield GatewayWithTools(served, ApprovingClient(socket, answer), model, home)
 
 
 def decode_image(result: Any) -> bytes:

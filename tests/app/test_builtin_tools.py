@@ -48,9 +48,9 @@ async def test_agent_uses_all_tools_and_every_call_is_audited(
     web: dict[str, tuple[str, str]] = {}
     with static_web(web) as host:
         web |= pages(host)
-        model_script = scripted_model(steps(host), lambda asked: f"It is done: {asked.results[-1]}")
-        given: dict[str, Any] = {"search": "searxng", "search_url": f"http://{host}", "fetch_hosts": host}
-        async with gateway_with_tools(tmp_path / "home", model_script, **given) as gateway:
+        model_script = scripted_model(steps(host), lambda request: f"It is done: {request.results[-1]}")
+        options: dict[str, Any] = {"search": "searxng", "search_url": f"http://{host}", "fetch_hosts": host}
+        async with gateway_with_tools(tmp_path / "home", model_script, **options) as gateway:
             results = await gateway.client.turn("How much does it rain in Porto?")
             rows = await gateway.client.rows()
             verified = await gateway.client.get("audit.verify")

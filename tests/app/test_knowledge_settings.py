@@ -28,10 +28,10 @@ class Model:
     """OpenAI-compatible server that records its requests."""
 
     def __init__(self) -> None:
-        self.asked: list[Any] = []
+        self.requests: list[Any] = []
 
     async def answer(self, request: web.Request) -> web.Response:
-        self.asked.append(await request.json())
+        self.requests.append(await request.json())
         message = {"role": "assistant", "content": "Noted."}
         return web.json_response(
             {"choices": [{"message": message, "finish_reason": "stop", "index": 0}], "usage": None}
@@ -66,7 +66,7 @@ async def test_section_controls_tools_and_recall(tmp_path: Path) -> None:
         for agent in ("tina", "petra"):
             await runtime.atlas.ask("Do I like tea?", session=agent, agent_id=agent, user="ann")
     await runner.cleanup()
-    prompts = [json.dumps([each for each in body["messages"] if each["role"] == "user"]) for body in model.asked]
+    prompts = [json.dumps([each for each in body["messages"] if each["role"] == "user"]) for body in model.requests]
     assert ["Ann likes tea." in each for each in prompts] == [True, False]
 
 
@@ -120,12 +120,12 @@ async def test_finished_job_is_found_only_by_requester_and_worker(tmp_path: Path
         await store.commit(tenant, [SetJob(id, "done", result=f"Seven walruses, says {id}.")])
 
     async def found(agent: str, user: str, tenant: str = "default") -> list[tuple[str, str]]:
-        whose = MemoryOwner(tenant, agent, user)
-        hits = await knowledge.recall.search(whose, "how many walruses", ["workflows"])
+        owner = MemoryOwner(tenant, agent, user)
+        hits = await knowledge.recall.search(owner, "how many walruses", ["workflows"])
         return [(hit.id, hit.text) for hit in hits]
 
-    words = f"Task for archy, asked by binky: {task}\nResult (done): Seven walruses, says j1."
-    assert await found("binky", "ann") == await found("archy", "ann") == [("job:j1", words)]
+    expected = f"Task for archy, asked by binky: {task}\nResult (done): Seven walruses, says j1."
+    assert await found("binky", "ann") == await found("archy", "ann") == [("job:j1", expected)]
     assert [id for id, _ in await found("binky", "bob")] == ["job:j2"]
     assert [id for id, _ in await found("binky", "ann", "other")] == ["job:j3"]
     assert await found("tina", "ann") == await found("binky", "") == await found("binky", "cid") == []

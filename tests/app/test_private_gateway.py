@@ -42,13 +42,13 @@ def load_settings(home: Path, **flags: Any) -> tuple[Settings, Environment]:
 @asynccontextmanager
 async def serve(home: Path, **flags: Any) -> AsyncGenerator[ServedGateway, None]:
     settings, environment = load_settings(home, **flags)
-    async with asyncio.timeout(20), private_gateway(settings, environment=environment) as here:
-        yield here
+    async with asyncio.timeout(20), private_gateway(settings, environment=environment) as gateway:
+        yield gateway
 
 
-async def call(here: ServedGateway, method: str, **params: Any) -> Any:
-    async with websockets.connect(here.url.replace("http", "ws")) as socket:
-        await socket.send(json.dumps({"type": "auth", "token": here.token.reveal(), "protocol": 1}))
+async def call(gateway: ServedGateway, method: str, **params: Any) -> Any:
+    async with websockets.connect(gateway.url.replace("http", "ws")) as socket:
+        await socket.send(json.dumps({"type": "auth", "token": gateway.token.reveal(), "protocol": 1}))
         await socket.recv()
         await socket.send(json.dumps({"id": 1, "method": method, "params": params}))
         while "id" not in (answer := json.loads(await socket.recv())):
@@ -65,9 +65,9 @@ def no_registry(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_first_start_creates_home_token_and_workspace(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    async with serve(home) as here:
-        assert (await call(here, "health.check"))["status"] == "ok"
-        assert find_running(home) == RunningGateway(os.getpid(), here.url, find_running(home).version)  # pyright: ignore[reportOptionalMemberAccess]
+    async with serve(home) as gateway:
+        assert (await call(gateway, "health.check"))["status"] == "ok"
+        assert find_running(home) == RunningGateway(os.getpid(), gateway.url, find_running(home).version)  # pyright: ignore[reportOptionalMemberAccess]
     assert oct(home.stat().st_mode & 0o777) == "0o700"
     assert oct((home / "token").stat().st_mode & 0o777) == "0o600"
     assert {path.name for path in (home / "workspace").iterdir()} == {"AGENTS.md", "SOUL.md", "TOOLS.md", "skills"}
@@ -76,16 +76,16 @@ async def test_first_start_creates_home_token_and_workspace(tmp_path: Path) -> N
 
 
 async def test_agent_without_key_and_model_uses_the_demo_with_a_notice(tmp_path: Path) -> None:
-    async with serve(tmp_path / "home") as here:
-        await wait_until(lambda: here.runtime.agent_loader.local_error, seconds=15)
-        (agent,) = (await call(here, "agents.list"))["agents"]
+    async with serve(tmp_path / "home") as gateway:
+        await wait_until(lambda: gateway.runtime.agent_loader.local_error, seconds=15)
+        (agent,) = (await call(gateway, "agents.list"))["agents"]
         assert agent["model"] == "demo"
         assert "using a scripted demo instead" in agent["notice"]
-        sent = await call(here, "chat.send", sessionKey="s", message="What time is it?")
-        done = await call(here, "chat.wait", runId=sent["runId"], timeoutMs=10_000)
+        sent = await call(gateway, "chat.send", sessionKey="s", message="What time is it?")
+        done = await call(gateway, "chat.wait", runId=sent["runId"], timeoutMs=10_000)
         assert done["status"] == "done"
         assert "scripted demo" in json.dumps(done)
-        history = json.dumps(await call(here, "chat.history", sessionKey="s"))
+        history = json.dumps(await call(gateway, "chat.history", sessionKey="s"))
         assert "The time is" in history
 
 
@@ -93,31 +93,31 @@ async def test_valid_workspace_edit_is_loaded_and_invalid_one_is_not(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     home = tmp_path / "home"
-    async with serve(home) as here:
-        agents_file = here.runtime.workspace.path / "AGENTS.md"
+    async with serve(home) as gateway:
+        agents_file = gateway.runtime.workspace.path / "AGENTS.md"
         agents_file.write_text(DEMO)
-        await wait_until(lambda: has_agents(here, "helper"))
+        await wait_until(lambda: has_agents(gateway, "helper"))
         agents_file.write_text("# Agents\n\n## helper\n\nModel: nonsense\n")
         await wait_until(lambda: "nonsense" in caplog.text)
-        assert await has_agents(here, "helper")
+        assert await has_agents(gateway, "helper")
         agents_file.write_text(DEMO + "\n## other\n\nModel: ollama/tiny\nDescription: Too.\n")
-        await wait_until(lambda: has_agents(here, "helper", "other"))
+        await wait_until(lambda: has_agents(gateway, "helper", "other"))
 
 
-async def has_agents(here: ServedGateway, *ids: str) -> bool:
-    return [agent["id"] for agent in (await call(here, "agents.list"))["agents"]] == list(ids)
+async def has_agents(gateway: ServedGateway, *ids: str) -> bool:
+    return [agent["id"] for agent in (await call(gateway, "agents.list"))["agents"]] == list(ids)
 
 
 async def test_home_folder_is_locked_against_a_second_process(tmp_path: Path) -> None:
     home = tmp_path / "home"
-    async with serve(home) as here:
+    async with serve(home) as gateway:
         command = "import sys; from pathlib import Path; from atlas_agents.app.home_lock import lock_home\n"
         command += "with lock_home(Path(sys.argv[1])): print('in')"
         other = await asyncio.to_thread(
             subprocess.run, [sys.executable, "-c", command, str(home)], capture_output=True, text=True, check=False
         )
         assert other.returncode == 1
-        assert f"process {os.getpid()} at {here.url}" in other.stderr
+        assert f"process {os.getpid()} at {gateway.url}" in other.stderr
     with lock_home(home):
         pass
 
@@ -166,11 +166,11 @@ async def test_wildcard_origin_is_rejected(tmp_path: Path) -> None:
 
 
 async def test_default_policy_denies_other_tools_with_effects(tmp_path: Path) -> None:
-    async with serve(tmp_path / "home") as here:
-        allowed = {tool["name"]: tool["allowed"] for tool in (await call(here, "tools.list"))["tools"]}
+    async with serve(tmp_path / "home") as gateway:
+        allowed = {tool["name"]: tool["allowed"] for tool in (await call(gateway, "tools.list"))["tools"]}
         assert allowed["current_time"] and allowed["file_read"] and allowed["bash"] and allowed["delegate_task"]
         assert allowed["web_search"] and allowed["url_fetch"]  # they have no effects
-        policy = here.runtime.atlas.policy
+        policy = gateway.runtime.atlas.policy
         assert policy is not None
         from atlas_agents import Actor
 
@@ -181,20 +181,20 @@ async def test_idle_gateway_downloads_resumes_and_publishes_nothing(tmp_path: Pa
     home = tmp_path / "home"
     settings, environment = load_settings(home)
     steps: list[str] = []
-    async with private_gateway(settings, environment=environment) as here:
-        key = (await call(here, "chat.send", sessionKey="s", message="What time is it?"))["runId"]
-        await call(here, "chat.wait", runId=key, timeoutMs=15_000)
+    async with private_gateway(settings, environment=environment) as gateway:
+        key = (await call(gateway, "chat.send", sessionKey="s", message="What time is it?"))["runId"]
+        await call(gateway, "chat.wait", runId=key, timeoutMs=15_000)
     store = open_store(settings)
     await store.open()
     await store.commit("default", [AcceptRun("cut-short", "s", "assistant")])
     await store.close()
     async with private_gateway(
         settings, environment=environment, on_progress=lambda model, done, total, step: steps.append(step), idle=True
-    ) as here:
+    ) as gateway:
         await run_ready_tasks(200)
         assert find_running(home) is None, "no address"
-        assert (await call(here, "sessions.list"))["sessions"][0]["sessionKey"] == "s"
-        row = await here.runtime.store.run("default", "cut-short")
+        assert (await call(gateway, "sessions.list"))["sessions"][0]["sessionKey"] == "s"
+        row = await gateway.runtime.store.run("default", "cut-short")
         assert row is not None and (row.status, row.epoch) == ("running", 0)
     assert steps == []
 
@@ -223,15 +223,15 @@ async def test_gateway_deletes_expired_events(tmp_path: Path, monkeypatch: pytes
     await then.commit("default", [PutSession("s"), AcceptRun("old", "s", "a"), ReserveEvents("old", 1)])
     await then.commit("default", [AddEvents("old", ((1, b"{}"),)), SetRun("old", 0, "done")])
     await then.close()
-    async with serve(home, keep_events=41) as here:
-        await wait_until(lambda: here.runtime.store.record("default", "chore", "forget"))
-        assert len(await here.runtime.store.events("default", "old")) == 1
-    async with serve(home) as here:
-        store = here.runtime.store
+    async with serve(home, keep_events=41) as gateway:
+        await wait_until(lambda: gateway.runtime.store.record("default", "chore", "forget"))
+        assert len(await gateway.runtime.store.events("default", "old")) == 1
+    async with serve(home) as gateway:
+        store = gateway.runtime.store
         await store.commit("default", [DropRecord("chore", "forget")])
-    async with serve(home) as here:
+    async with serve(home) as gateway:
 
         async def is_removed() -> bool:
-            return not await here.runtime.store.events("default", "old")
+            return not await gateway.runtime.store.events("default", "old")
 
         await wait_until(is_removed)

@@ -37,36 +37,36 @@ class ScriptedModels:
 
     def __init__(self, **steps: list[Step]) -> None:
         self.steps = steps
-        self.asked: list[tuple[str, ModelRequest]] = []
+        self.requests: list[tuple[str, ModelRequest]] = []
         self.hanging = threading.Event()
 
-    def __call__(self, asked: ModelRequest) -> Reply:
-        *_, name = re.findall(r"^You are ([\w-]+)\.", asked.body["messages"][0]["content"], re.MULTILINE)
+    def __call__(self, request: ModelRequest) -> Reply:
+        *_, name = re.findall(r"^You are ([\w-]+)\.", request.body["messages"][0]["content"], re.MULTILINE)
         agent = NAMES[name]
-        self.asked.append((agent, asked))
+        self.requests.append((agent, request))
         if not self.steps.get(agent):
             return Reply(f"{agent} has no more steps", status=400)
         step = self.steps[agent].pop(0)
-        reply = step if isinstance(step, Reply) else step(asked)
+        reply = step if isinstance(step, Reply) else step(request)
         if reply.hangs:
             self.hanging.set()
         return reply
 
-    def of(self, agent: str) -> list[ModelRequest]:
-        return [asked for who, asked in self.asked if who == agent]
+    def requests_of(self, agent: str) -> list[ModelRequest]:
+        return [request for sender, request in self.requests if sender == agent]
 
 
 def call(tool: str, **arguments: Any) -> Reply:
     return Reply(calls=((tool, arguments),))
 
 
-def answer_with_source(words: str) -> Step:
+def answer_with_source(text: str) -> Step:
     """Return a step that answers and cites the best search result of the conversation."""
 
-    def reply(asked: ModelRequest) -> Reply:
-        found = [each["content"] for each in asked.body["messages"] if each["role"] == "tool"]
+    def reply(request: ModelRequest) -> Reply:
+        found = [each["content"] for each in request.body["messages"] if each["role"] == "tool"]
         best = next(json.loads(each)["results"][0] for each in found if '"results"' in each)
-        return Reply(f"{words} ({best['source']}, {best['position']})")
+        return Reply(f"{text} ({best['source']}, {best['position']})")
 
     return reply
 
@@ -125,8 +125,8 @@ async def wait_for_answer(client: GatewayClient) -> list[tuple[str, str]]:
     """Return the session once the result of the job was answered."""
 
     async def complete_history() -> list[tuple[str, str]]:
-        words = await read_session(client, SESSION)
-        return words if len(words) >= 4 else []
+        messages = await read_session(client, SESSION)
+        return messages if len(messages) >= 4 else []
 
     return await wait_until(complete_history, seconds=30)
 
@@ -145,8 +145,8 @@ async def test_team_answers_a_question_despite_a_crash(tmp_path: Path, chat: tup
             assert len(ann.sees) == 1, "the job sent its message before the crash"
             await asyncio.to_thread(team_process.start)
             async with connect(team_process) as client:
-                words = await wait_for_answer(client)
-                _check_answers(words, before, await get_job(client))
+                messages = await wait_for_answer(client)
+                _check_answers(messages, before, await get_job(client))
                 entries = (await client.call("audit.list", limit=50))["entries"]
                 _check_audit_log([each["entry"] for each in reversed(entries)])
         finally:
@@ -154,9 +154,10 @@ async def test_team_answers_a_question_despite_a_crash(tmp_path: Path, chat: tup
     assert [each.text for each in ann.sees] == ["7 complaints about late refunds in October."]
     assert double.count("sendMessage") == 1
     assert script.steps == {"atlas": [], "binky": [], "archy": []}, "all steps were used"
-    assert Counter(who for who, _ in script.asked) == {"atlas": 1, "binky": 5, "archy": 4}
-    assert ["post_to_x" in script.of(who)[0].tools for who in ("atlas", "binky", "archy")] == [True, False, False]
-    assert "post_to_x is not permitted for binky" in script.of("binky")[2].results[0]
+    assert Counter(agent for agent, _ in script.requests) == {"atlas": 1, "binky": 5, "archy": 4}
+    offered = [agent for agent in ("atlas", "binky", "archy") if "post_to_x" in script.requests_of(agent)[0].tools]
+    assert offered == ["atlas"]
+    assert "post_to_x is not permitted for binky" in script.requests_of("binky")[2].results[0]
     checked = await asyncio.to_thread(team_process.run, "audit", "verify")
     assert (checked.returncode, "intact" in checked.stdout) == (0, True), checked.stdout
 
@@ -174,12 +175,12 @@ async def _wait_until_job_runs(team_process: TeamProcess, script: ScriptedModels
         return job
 
 
-def _check_answers(words: list[tuple[str, str]], before: dict[str, Any], job: dict[str, Any]) -> None:
-    asked, first, came_back, last = words
-    assert asked == ("user", QUESTION)
+def _check_answers(messages: list[tuple[str, str]], before: dict[str, Any], job: dict[str, Any]) -> None:
+    request, first, result, last = messages
+    assert request == ("user", QUESTION)
     assert first[0] == "assistant" and re.search(r"five working days\. .*\(knowledge/refunds\.md, line \d+\)", first[1])
-    assert came_back[0] == "user" and f"The job {job['jobId']}, which you delegated to archy, is done." in came_back[1]
-    assert "(knowledge/complaints.md, line" in came_back[1]
+    assert result[0] == "user" and f"The job {job['jobId']}, which you delegated to archy, is done." in result[1]
+    assert "(knowledge/complaints.md, line" in result[1]
     assert last == ("assistant", "There were 7 complaints about late refunds; none since 2 November.")
     same = ("jobId", "agentId", "deadline", "attempts", "sessionKey")
     assert (job["state"], [job[key] for key in same]) == ("done", [before[key] for key in same])
@@ -211,6 +212,6 @@ def test_team_configuration_is_valid_without_a_key(tmp_path: Path) -> None:
     findings = json.loads(found.stdout)["findings"]
     assert found.returncode == 0 and not [each for each in findings if each["state"] == "broken"], found.stdout
     policy = tomllib.loads((TEAM / "policy.toml").read_text(encoding="utf-8"))
-    named = {who for lines in policy["tools"].values() for names in lines.values() for who in names}
+    named = {agent for lines in policy["tools"].values() for names in lines.values() for agent in names}
     assert named | set(policy["groups"]["publishers"]) <= {*NAMES.values(), *policy["groups"], "*"}
     assert len(NAMES) == 18
