@@ -75,12 +75,12 @@ def _is_own(home: Path) -> bool:
 
 def _acquire(file: IO[str], kind: int) -> bool:
     """Take the lock; retry for a while, because `find_running` of a client that reconnects holds it for a moment."""
-    for pause in (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, None):
+    for delay in (0.02, 0.05, 0.1, 0.2, 0.4, 0.8, None):
         try:
             fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
-            if pause is not None:
-                time.sleep(pause)
+            if delay is not None:
+                time.sleep(delay)
         else:
             return True
     return False

@@ -30,7 +30,7 @@ from atlas_agents.workspace.build import LOCAL_MODEL
 _ANTHROPIC_MODEL = "anthropic/claude-opus-4-6"
 _OPENAI_MODEL = "openai/gpt-5.2"
 _SYSTEM_PROMPT = "You talk with a person in a terminal. Be brief. Use a tool when it helps."
-_DEMO_PAUSE = 0.03
+_DEMO_DELAY = 0.03
 
 
 class ModelChoice(msgspec.Struct, frozen=True):
@@ -64,7 +64,7 @@ def choose_model(model: str | None, base_url: str | None) -> ModelChoice:
     if base_url:
         return _server(base_url, model, "--base-url", environment)
     if model == "demo":
-        return ModelChoice(Route(Demo(delay=_DEMO_PAUSE)), "--model")
+        return ModelChoice(Route(Demo(delay=_DEMO_DELAY)), "--model")
     if model:
         return _named(model, "--model", environment)
     if ref := environment.get("ATLAS_MODEL"):

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _PARSE_ERROR, _METHOD_NOT_FOUND, _INTERNAL_ERROR = -32700, -32601, -32603
 _ACCEPT = "application/json, text/event-stream"
 _RETRIES = 6
-_FIRST_DELAY, _LONGEST_DELAY = 0.25, 8.0
+_FIRST_DELAY, _MAX_DELAY = 0.25, 8.0
 
 
 async def run_bridge(settings: "Settings", agent_id: str) -> None:
@@ -103,7 +103,7 @@ class StdioBridge:
                 self._address = None
                 if attempt == _RETRIES:
                     raise
-                await asyncio.sleep(backoff(attempt, _FIRST_DELAY, _LONGEST_DELAY))
+                await asyncio.sleep(backoff(attempt, _FIRST_DELAY, _MAX_DELAY))
         return False
 
     async def _exchange(self, address: GatewayAddress, line: bytes, method: Any) -> bool:

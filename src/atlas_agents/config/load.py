@@ -54,7 +54,7 @@ def read_toml(path: Path) -> dict[str, TomlValue] | None:
         raise _syntax_error(path, lines, str(error)) from error
     except RecursionError as error:
         raise ConfigError(f"{path}: nested too deeply; settings are plain values") from error
-    return {key: TomlValue(value, _line_of(key, lines)) for key, value in parsed.items()}
+    return {key: TomlValue(value, _find_line(key, lines)) for key, value in parsed.items()}
 
 
 def _read_bytes(path: Path) -> bytes | None:
@@ -82,19 +82,19 @@ def _read_bytes(path: Path) -> bytes | None:
 def _syntax_error(path: Path, lines: list[str], message: str) -> ConfigError:
     """Turn an error of the TOML parser into a ConfigError with line and key."""
     match = _LINE.search(message)
-    number = min(int(match[1]), len(lines)) if match else _last_line(lines)
+    number = min(int(match[1]), len(lines)) if match else _last_nonblank_line(lines)
     key = next((found for line in reversed(lines[:number]) if (found := _key(line))), "")
     if message.startswith(_DUPLICATE_ERRORS):
-        first = _line_of(key, lines)
+        first = _find_line(key, lines)
         return ConfigError(f"{path}:{number}: {key}: already defined in line {first}; remove one of them")
     return ConfigError(f"{path}:{number}: {key or 'the first line'}: invalid TOML: {message}")
 
 
-def _last_line(lines: list[str]) -> int:
+def _last_nonblank_line(lines: list[str]) -> int:
     return max((number for number, line in enumerate(lines, 1) if line.strip()), default=1)
 
 
-def _line_of(key: str, lines: list[str]) -> int:
+def _find_line(key: str, lines: list[str]) -> int:
     return next((number for number, line in enumerate(lines, 1) if _key(line) == key), 1)
 
 

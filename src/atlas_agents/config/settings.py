@@ -127,12 +127,12 @@ def redact_url(url: str, replacement: str) -> str:
     head, found, rest = url.partition("://")
     if not found:
         return replacement
-    end = min((place for sign in "/?#" if (place := rest.find(sign)) >= 0), default=len(rest))
-    who, at, place = rest[:end].rpartition("@")
-    name, colon, _ = who.partition(":")
+    end = min((index for sign in "/?#" if (index := rest.find(sign)) >= 0), default=len(rest))
+    userinfo, at, host = rest[:end].rpartition("@")
+    user, colon, _ = userinfo.partition(":")
     if end and "@" in rest[end:]:  # a password that contains an unescaped character
         return f"{head}://{replacement}"
-    shown = f"{name}:{replacement}{at}{place}" if colon else rest[:end]
+    shown = f"{user}:{replacement}{at}{host}" if colon else rest[:end]
     return f"{head}://{shown}{_IN_QUERY.sub(lambda match: match[1] + replacement, rest[end:])}"
 
 

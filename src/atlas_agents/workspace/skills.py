@@ -107,9 +107,9 @@ def _skill_folders(workspace: Path) -> list[Path]:
 def _files(folder: Path) -> Iterator[str]:
     """Yield regular files below a folder that are small enough to read, except files with secrets."""
     count = 0
-    for place, _, names in os.walk(folder):
+    for parent, _, names in os.walk(folder):
         for name in sorted(names):
-            path = Path(place) / name
+            path = Path(parent) / name
             seen = path.lstat()
             inside = path.relative_to(folder)
             if is_secret(inside) or not stat.S_ISREG(seen.st_mode) or seen.st_size > MAX_BYTES:
@@ -140,24 +140,24 @@ def _parse_front_matter(text: str, file: str) -> Iterator[tuple[str, str]]:
     lines = text.replace("\r\n", "\n").split("\n")
     if lines[0].strip() != "---" or "---" not in [line.strip() for line in lines[1:]]:
         raise ConfigError(f"{file}: missing front matter; {_FRONT_MATTER}")
-    key, words = "", list[str]()
+    key, pieces = "", list[str]()
     for line in lines[1:]:
         entry = _ENTRY.fullmatch(line.rstrip()) if line[:1].strip() else None
         if line.strip() == "---" or entry:
             if key:
-                yield key, _value(words)
+                yield key, _value(pieces)
             if entry is None:
                 return
-            key, words = entry[1].lower(), [entry[2] or ""]
+            key, pieces = entry[1].lower(), [entry[2] or ""]
         elif line.strip() and not line.startswith("#"):
-            words.append(line)
+            pieces.append(line)
 
 
-def _value(words: list[str]) -> str:
-    first, *rest = [word.strip() for word in words]
+def _value(pieces: list[str]) -> str:
+    first, *rest = [piece.strip() for piece in pieces]
     if first in (">", ">-", "|", "|-"):
         first = ""
-    text = " ".join(word for word in (first, *rest) if word)
+    text = " ".join(piece for piece in (first, *rest) if piece)
     return text[1:-1] if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'" else text
 
 

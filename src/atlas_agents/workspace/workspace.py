@@ -21,7 +21,7 @@ from atlas_agents.workspace.skills import SKILLS_FOLDER, Skill, read_skills, ski
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _TOOL = re.compile(r"\S{1,200}")
 _ENTRY = re.compile(r"([A-Za-z][A-Za-z _-]{0,30}?)[ \t]*:(?:[ \t]+(.*))?")
-_WHOLE = re.compile(r"[0-9]{1,9}")
+_INTEGER = re.compile(r"[0-9]{1,9}")
 _NUMBER = re.compile(r"[0-9]{1,3}(\.[0-9]{1,9})?")
 _ALL, _NONE = "*", "none"
 
@@ -133,7 +133,7 @@ def _parse_temperature(entry: SectionLine) -> float:
 
 
 def _parse_count(entry: SectionLine) -> int:
-    if not _WHOLE.fullmatch(entry.value) or int(entry.value) < 1:
+    if not _INTEGER.fullmatch(entry.value) or int(entry.value) < 1:
         raise entry.error(f"invalid number {entry.value[:80]!r}: expected an integer of at least 1")
     return int(entry.value)
 
@@ -243,7 +243,7 @@ def _parse_id(line: str, number: int, file: str) -> str:
 def _parse_spec(section: _Section, file: str) -> AgentSpec:
     values: dict[str, object] = {}
     seen: dict[str, int] = {}
-    for place, (number, line) in enumerate(section.lines):
+    for index, (number, line) in enumerate(section.lines):
         if not line.strip():
             continue
         entry = SectionLine.parse(line, number, file)
@@ -252,7 +252,7 @@ def _parse_spec(section: _Section, file: str) -> AgentSpec:
             raise entry.error(f"already set in line {seen[key]}; remove one of them")
         seen[key] = number
         if key == _PROMPT:
-            rest = [line for _, line in section.lines[place + 1 :]]
+            rest = [line for _, line in section.lines[index + 1 :]]
             values[_PROMPT] = "\n".join([entry.value, *rest]).strip()
             break
         field, read = KEYS[key]
@@ -285,7 +285,7 @@ class Workspace:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path).absolute()
         self._state: WorkspaceState | None = None
-        self._seen: FileStamps = ()
+        self._stamps: FileStamps = ()
 
     def prepare(self) -> bool:
         """On the first run, create the folder and the default files. Return whether they were written."""
@@ -309,7 +309,7 @@ class Workspace:
         """Read the files now; ConfigError names file, line and key, and the previous state stays."""
         seen = self._read_stamps()
         state = self._read()
-        self._state, self._seen = state, seen
+        self._state, self._stamps = state, seen
         _log(state)
         return state
 
@@ -320,7 +320,7 @@ class Workspace:
         reported once in `errors` and changes nothing else.
         """
         reported = self.state
-        accepted = before = self._seen
+        accepted = before = self._stamps
         while True:
             await clock.sleep(every)
             now = self._read_stamps()
