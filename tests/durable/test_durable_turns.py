@@ -18,7 +18,7 @@ from checks import wait_until
 
 
 @asynccontextmanager
-async def opened(path: Path) -> AsyncGenerator[SqliteStore]:
+async def open_atlas(path: Path) -> AsyncGenerator[SqliteStore]:
     store = SqliteStore(path / "atlas.db")
     await store.open()
     try:
@@ -33,22 +33,22 @@ async def act(n: int) -> str:
     return f"did {n}"
 
 
-async def test_a_session_goes_on_in_another_process_where_it_was(tmp_path: Path) -> None:
+async def test_session_continues_in_another_process(tmp_path: Path) -> None:
     async with (
-        opened(tmp_path) as store,
+        open_atlas(tmp_path) as store,
         in_memory_atlas(Scripted(calls("act", n=1), says("Done.")), [act], store=store) as atlas,
     ):
         await atlas.ask("go", session="s")
         before = atlas.conversation("s").messages
     model = Scripted(says("I remember."))
-    async with opened(tmp_path) as store, in_memory_atlas(model, [act], store=store) as atlas:
+    async with open_atlas(tmp_path) as store, in_memory_atlas(model, [act], store=store) as atlas:
         await atlas.ask("and?", session="s")
     assert list(model.requests[0].messages[:4]) == before
 
 
-async def test_a_turn_with_one_call_takes_at_most_eight_transactions(tmp_path: Path) -> None:
+async def test_turn_with_one_call_takes_at_most_eight_transactions(tmp_path: Path) -> None:
     async with (
-        opened(tmp_path) as store,
+        open_atlas(tmp_path) as store,
         in_memory_atlas(Scripted(calls("act", n=1), says("Done.")), [act], store=store) as atlas,
     ):
         before = store.transactions
@@ -56,7 +56,7 @@ async def test_a_turn_with_one_call_takes_at_most_eight_transactions(tmp_path: P
         assert store.transactions - before <= 8
 
 
-async def test_runs_end_in_the_store_as_they_ended() -> None:
+async def test_store_records_how_a_run_ended() -> None:
     store, running = MemoryStore(), asyncio.Event()
     await store.open()
 
@@ -83,13 +83,13 @@ async def test_runs_end_in_the_store_as_they_ended() -> None:
     assert await store.open_runs() == []
 
 
-async def test_the_audit_rows_and_the_days_count_outlive_the_process(tmp_path: Path) -> None:
+async def test_audit_rows_and_daily_count_survive_a_restart(tmp_path: Path) -> None:
     statuses: list[str] = []
     rows: Sequence[AuditRecord] = ()
     for _ in range(2):
         model = Scripted(calls("act", n=1) + calls("act", n=2), says("Done."))
         async with (
-            opened(tmp_path) as store,
+            open_atlas(tmp_path) as store,
             in_memory_atlas(model, [act], store=store, limits=Limits(per_day=3)) as atlas,
         ):
             await atlas.ask("go")
@@ -100,7 +100,7 @@ async def test_the_audit_rows_and_the_days_count_outlive_the_process(tmp_path: P
     assert verify(rows) is None
 
 
-async def test_a_run_whose_agent_is_gone_is_ended_as_failed() -> None:
+async def test_run_of_a_removed_agent_is_failed() -> None:
     store = MemoryStore()
     await store.open()
     waits = asyncio.Event()
@@ -119,7 +119,7 @@ async def test_a_run_whose_agent_is_gone_is_ended_as_failed() -> None:
     await old.close()
 
 
-async def test_a_conversation_of_your_own_and_run_are_not_kept() -> None:
+async def test_conversation_objects_and_run_are_not_stored() -> None:
     store = MemoryStore()
     await store.open()
     async with in_memory_atlas(Scripted(says("one")), store=store) as atlas:
@@ -127,7 +127,7 @@ async def test_a_conversation_of_your_own_and_run_are_not_kept() -> None:
     assert await store.sessions("default") == []
 
 
-async def test_who_sent_a_message_again_can_cancel_its_turn() -> None:
+async def test_repeated_message_can_cancel_its_turn() -> None:
     store, running = MemoryStore(), asyncio.Event()
     await store.open()
 
@@ -166,7 +166,7 @@ class SlowStore(MemoryStore):
         return await super().commit(tenant, writes)
 
 
-async def test_a_turn_that_is_cancelled_while_it_is_taken_in_ends_and_the_next_one_begins() -> None:
+async def test_turn_cancelled_during_acceptance_ends_and_the_next_one_starts() -> None:
     store = SlowStore()
     await store.open()
     async with (
@@ -184,7 +184,7 @@ async def test_a_turn_that_is_cancelled_while_it_is_taken_in_ends_and_the_next_o
     assert [run.status for run in await store.runs("default", "s")] == ["cancelled", "done"]
 
 
-async def test_a_turn_that_is_cancelled_as_soon_as_it_goes_on_leaves_no_call_without_its_result(tmp_path: Path) -> None:
+async def test_turn_cancelled_right_after_recovery_leaves_no_call_without_result(tmp_path: Path) -> None:
     running = asyncio.Event()
 
     @tool
@@ -194,10 +194,18 @@ async def test_a_turn_that_is_cancelled_as_soon_as_it_goes_on_leaves_no_call_wit
         await asyncio.Event().wait()
 
     model = Scripted(calls("forever"))
-    async with opened(tmp_path) as store, in_memory_atlas(model, [forever], store=store) as atlas, asyncio.timeout(5):
+    async with (
+        open_atlas(tmp_path) as store,
+        in_memory_atlas(model, [forever], store=store) as atlas,
+        asyncio.timeout(5),
+    ):
         atlas.send("go", session="s")
         await running.wait()
-    async with opened(tmp_path) as store, in_memory_atlas(model, [forever], store=store) as atlas, asyncio.timeout(5):
+    async with (
+        open_atlas(tmp_path) as store,
+        in_memory_atlas(model, [forever], store=store) as atlas,
+        asyncio.timeout(5),
+    ):
         (stream,) = await atlas.recover()
         stream.cancel()
         with pytest.raises(Cancelled):
@@ -208,7 +216,7 @@ async def test_a_turn_that_is_cancelled_as_soon_as_it_goes_on_leaves_no_call_wit
         assert (await store.journal("default", run.id))[-1].kind == "ended"
 
 
-async def test_a_turn_that_is_cancelled_while_a_reply_is_kept_leaves_no_call_without_its_result() -> None:
+async def test_turn_cancelled_while_a_reply_is_stored_leaves_no_call_without_result() -> None:
     store = SlowStore()
     await store.open()
     async with in_memory_atlas(Scripted(calls("act", n=1)), [act], store=store) as atlas, asyncio.timeout(5):
@@ -226,7 +234,7 @@ async def test_a_turn_that_is_cancelled_while_a_reply_is_kept_leaves_no_call_wit
         assert [message.role for message in await atlas.sessions.history("s")] == ["user", "assistant", "tool"]
 
 
-async def test_who_listens_when_the_program_ends_hears_no_result_that_is_not_kept() -> None:
+async def test_subscriber_gets_no_result_that_is_not_stored_at_shutdown() -> None:
     store, running = MemoryStore(), asyncio.Event()
     await store.open()
 
@@ -242,9 +250,9 @@ async def test_who_listens_when_the_program_ends_hears_no_result_that_is_not_kep
     assert "tool:result" not in [event.type async for event in stream]
 
 
-async def test_a_turn_with_a_wanted_shape_goes_on_in_another_process(tmp_path: Path) -> None:
+async def test_turn_with_structured_output_resumes_in_another_process(tmp_path: Path) -> None:
     shape = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-    async with opened(tmp_path) as store, asyncio.timeout(5):
+    async with open_atlas(tmp_path) as store, asyncio.timeout(5):
         atlas = in_memory_atlas(Scripted(says("seven"), says("It ") + says("goes on.")), store=store)
         stream = atlas.send("go", session="s", output=shape)
         async for event in stream:
@@ -252,23 +260,23 @@ async def test_a_turn_with_a_wanted_shape_goes_on_in_another_process(tmp_path: P
                 break
         await atlas.close()
     model = Scripted(says('{"n": 7}'))
-    async with opened(tmp_path) as store, in_memory_atlas(model, store=store) as atlas, asyncio.timeout(5):
+    async with open_atlas(tmp_path) as store, in_memory_atlas(model, store=store) as atlas, asyncio.timeout(5):
         (stream,) = await atlas.recover()
         await stream.reply()
         assert stream.output == {"n": 7}
 
 
-async def test_a_turn_that_goes_on_gives_no_call_the_name_of_another(tmp_path: Path) -> None:
+async def test_resumed_turn_never_reuses_a_call_id(tmp_path: Path) -> None:
     cut_off = calls("act", n=1) + fails(ProviderError("gone", "network"))
     model = Scripted(cut_off, calls("act", n=1), says("It ") + says("goes on."))
-    async with opened(tmp_path) as store, asyncio.timeout(5):
+    async with open_atlas(tmp_path) as store, asyncio.timeout(5):
         atlas = in_memory_atlas(model, [act], store=store, agent={"retry": RetryPolicy(backoff=0)})
         async for event in atlas.send("go", session="s"):
             if event.type == "stream:chunk":
                 break
         await atlas.close()
     model = Scripted(calls("act", n=2), says("Done."))
-    async with opened(tmp_path) as store, in_memory_atlas(model, [act], store=store) as atlas, asyncio.timeout(5):
+    async with open_atlas(tmp_path) as store, in_memory_atlas(model, [act], store=store) as atlas, asyncio.timeout(5):
         (stream,) = await atlas.recover()
         await stream.reply()
         history = await atlas.sessions.history("s")

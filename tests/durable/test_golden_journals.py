@@ -56,7 +56,7 @@ async def journals(store: SqliteStore) -> dict[str, list[JournalRow]]:
     return {run.id: await store.journal("default", run.id) for run in runs}
 
 
-async def test_turns_that_an_older_version_was_cut_short_in_are_brought_to_an_end(database: Path) -> None:
+async def test_unfinished_turns_of_an_older_version_are_completed(database: Path) -> None:
     world: list[str] = []
     store = SqliteStore(database, must_exist=True)
     await store.open()

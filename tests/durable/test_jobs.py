@@ -22,7 +22,7 @@ from checks import wait_until
 QUICK = (0.0, 0.0, 0.0, 0.0)
 
 
-def hand(to: str, task: str = "write it", **more: Any) -> Any:
+def delegate(to: str, task: str = "write it", **more: Any) -> Any:
     return calls("delegate_task", target_agent=to, task_description=task, **more)
 
 
@@ -36,7 +36,7 @@ def team(*agents: Agent, **more: Any) -> Atlas:
     return Atlas(agents, registry=Registry(Environment({}, dotenv=None)), **more)
 
 
-async def settled(atlas: Atlas, *states: str) -> list[JobRow]:
+async def wait_until_settled(atlas: Atlas, *states: str) -> list[JobRow]:
     """All jobs in the order in which they were asked for, once nothing is left to do."""
 
     async def look() -> bool:
@@ -51,7 +51,7 @@ async def settled(atlas: Atlas, *states: str) -> list[JobRow]:
 
 
 @asynccontextmanager
-async def working(atlas: Atlas) -> AsyncGenerator[Atlas, None]:
+async def run_jobs(atlas: Atlas) -> AsyncGenerator[Atlas, None]:
     async with atlas, atlas.jobs.at_work():
         yield atlas
 
@@ -62,11 +62,11 @@ async def texts(atlas: Atlas, session: str = "default") -> list[tuple[str, str]]
     return [(each.role, each.text) for each in found if each.text]
 
 
-async def test_a_task_is_done_by_the_other_agent_and_its_answer_comes_back() -> None:
-    lead = agent("lead", hand("writer", "a poem", priority="high"), says("He is at it."), says("Here is the poem."))
-    async with working(team(lead, agent("writer", says("Roses are red.")))) as atlas:
+async def test_delegated_task_is_done_and_its_answer_is_reported() -> None:
+    lead = agent("lead", delegate("writer", "a poem", priority="high"), says("He is at it."), says("Here is the poem."))
+    async with run_jobs(team(lead, agent("writer", says("Roses are red.")))) as atlas:
         assert (await atlas.ask("A poem!", user="ann")).text == "He is at it."
-        (job,) = await settled(atlas, "done")
+        (job,) = await wait_until_settled(atlas, "done")
         received = await texts(atlas)
         assert received[:2] == [("user", "A poem!"), ("assistant", "He is at it.")]
         role, words = received[2]
@@ -83,16 +83,16 @@ async def test_a_task_is_done_by_the_other_agent_and_its_answer_comes_back() -> 
 
 
 async def test_tool_result_has_the_job_id_and_the_audit_log_has_the_call() -> None:
-    lead = agent("lead", hand("writer"), says("Done."), says("Thanks."))
-    async with working(team(lead, agent("writer", says("x")))) as atlas:
+    lead = agent("lead", delegate("writer"), says("Done."), says("Thanks."))
+    async with run_jobs(team(lead, agent("writer", says("x")))) as atlas:
         await atlas.ask("go")
-        (job,) = await settled(atlas, "done")
+        (job,) = await wait_until_settled(atlas, "done")
         (row,) = await atlas.audit.records(atlas.tenant)
     assert (row.entry.entity_id, row.entry.success) == ("delegate_task", True)
     assert job.id in str(row.entry.meta["result"])
 
 
-async def test_an_answer_waits_for_the_turn_that_is_under_way() -> None:
+async def test_report_waits_for_the_running_turn() -> None:
     free = asyncio.Event()
 
     @tool
@@ -101,9 +101,9 @@ async def test_an_answer_waits_for_the_turn_that_is_under_way() -> None:
         await free.wait()
         return "held"
 
-    lead = agent("lead", hand("writer"), calls("hold"), says("First."), says("Second."), tools=[hold])
-    async with working(team(lead, agent("writer", says("x")))) as atlas:
-        asking = asyncio.create_task(atlas.ask("go"))
+    lead = agent("lead", delegate("writer"), calls("hold"), says("First."), says("Second."), tools=[hold])
+    async with run_jobs(team(lead, agent("writer", says("x")))) as atlas:
+        asking_agent = asyncio.create_task(atlas.ask("go"))
 
         async def queued() -> bool:
             runs = await atlas.store.runs("default", "default") if atlas.store else []
@@ -111,17 +111,19 @@ async def test_an_answer_waits_for_the_turn_that_is_under_way() -> None:
 
         await wait_until(queued)
         free.set()
-        assert (await asking).text == "First."
-        await settled(atlas, "done")
+        assert (await asking_agent).text == "First."
+        await wait_until_settled(atlas, "done")
         assert [text for role, text in await texts(atlas) if role == "assistant"] == ["First.", "Second."]
 
 
-async def test_a_job_that_hands_on_is_done_when_it_has_its_answers() -> None:
-    a = agent("a", hand("b"), says("I asked b."), says("All is well."))
-    b = agent("b", hand("c", "one") + hand("c", "two"), says("I asked c."), says("b has one."), says("b has both."))
-    async with working(team(a, b, agent("c", says("c1"), says("c2")))) as atlas:
+async def test_delegating_job_is_done_after_its_child_jobs() -> None:
+    a = agent("a", delegate("b"), says("I asked b."), says("All is well."))
+    b = agent(
+        "b", delegate("c", "one") + delegate("c", "two"), says("I asked c."), says("b has one."), says("b has both.")
+    )
+    async with run_jobs(team(a, b, agent("c", says("c1"), says("c2")))) as atlas:
         await atlas.ask("go")
-        first, *others = await settled(atlas, "done", "done", "done")
+        first, *others = await wait_until_settled(atlas, "done", "done", "done")
         assert first.result == "b has both."
         assert [(job.parent, job.chain, job.root) for job in others] == [(first.id, ("a", "b"), first.root)] * 2
         received = [text for role, text in await texts(atlas) if role == "user"]
@@ -129,24 +131,25 @@ async def test_a_job_that_hands_on_is_done_when_it_has_its_answers() -> None:
 
 
 @pytest.mark.parametrize(("depth", "jobs"), [(1, 1), (3, 3), (5, 5)])
-async def test_a_chain_is_cut_at_its_depth(depth: int, jobs: int) -> None:
+async def test_delegation_depth_is_limited(depth: int, jobs: int) -> None:
     names = [f"a{n}" for n in range(8)]
     agents = [
-        agent(name, hand(after), says(f"{name} asked."), says(f"{name} is done.")) for name, after in pairwise(names)
+        agent(name, delegate(after), says(f"{name} asked."), says(f"{name} is done."))
+        for name, after in pairwise(names)
     ]
     atlas = team(*agents, agent("a7", says("x")), delegation=Delegation(depth=depth))
-    async with working(atlas):
+    async with run_jobs(atlas):
         await atlas.ask("go")
-        assert len(await settled(atlas, *["done"] * jobs)) == jobs
+        assert len(await wait_until_settled(atlas, *["done"] * jobs)) == jobs
         errors = [row.entry.meta["error"] for row in await atlas.audit.records(atlas.tenant)]
     assert errors == [None] * jobs + ["limit"], "one error, where it is cut"
 
 
-async def test_work_does_not_go_in_a_circle() -> None:
-    b = agent("b", hand("a") + hand("b") + hand("unknown"), says("I do it."))
-    async with working(team(agent("a", hand("b"), says("Asked."), says("Good.")), b)) as atlas:
+async def test_delegation_loop_is_rejected() -> None:
+    b = agent("b", delegate("a") + delegate("b") + delegate("unknown"), says("I do it."))
+    async with run_jobs(team(agent("a", delegate("b"), says("Asked."), says("Good.")), b)) as atlas:
         await atlas.ask("go")
-        (job,) = await settled(atlas, "done")
+        (job,) = await wait_until_settled(atlas, "done")
         records = await atlas.audit.records(atlas.tenant)
     assert job.result == "I do it."
     assert [row.entry.meta["error"] for row in records] == [None, "limit", "bad_arguments", "bad_arguments"]
@@ -154,28 +157,28 @@ async def test_work_does_not_go_in_a_circle() -> None:
 
 
 @pytest.mark.parametrize("parallel", [True, False])
-async def test_one_message_gives_out_only_so_many_jobs(parallel: bool) -> None:
-    many = hand("b", "0")
+async def test_jobs_per_message_are_limited(parallel: bool) -> None:
+    many = delegate("b", "0")
     for n in range(1, 50):
-        many += hand("b", str(n))
+        many += delegate("b", str(n))
     a = agent("a", many, says("Asked."), *[says("Good.")] * 20, parallel_tools=parallel)
     atlas = team(a, agent("b", *[says("x")] * 20), delegation=Delegation(jobs=20))
-    async with working(atlas):
+    async with run_jobs(atlas):
         await atlas.ask("go")
-        await settled(atlas, *["done"] * 20)
+        await wait_until_settled(atlas, *["done"] * 20)
         errors = [row.entry.meta["error"] for row in await atlas.audit.records(atlas.tenant)]
     assert (errors.count(None), errors.count("limit")) == (20, 30), "one error each"
 
 
-async def test_two_agents_that_answer_each_other_for_ever_are_cut() -> None:
-    a = agent("a", *[hand("b"), says("Asked.")] * 7, hand("b"), says("I give up."))
-    async with working(team(a, agent("b", *[says("x")] * 9), delegation=Delegation(jobs=7))) as atlas:
+async def test_endless_exchange_between_two_agents_is_stopped() -> None:
+    a = agent("a", *[delegate("b"), says("Asked.")] * 7, delegate("b"), says("I give up."))
+    async with run_jobs(team(a, agent("b", *[says("x")] * 9), delegation=Delegation(jobs=7))) as atlas:
         await atlas.ask("go")
-        await settled(atlas, *["done"] * 7)
+        await wait_until_settled(atlas, *["done"] * 7)
         assert (await texts(atlas))[-1] == ("assistant", "I give up.")
 
 
-async def test_a_job_whose_deadline_passes_is_stopped_and_reported() -> None:
+async def test_job_past_its_deadline_is_stopped_and_reported() -> None:
     clock, begun = VirtualClock(), asyncio.Event()
 
     @tool
@@ -185,37 +188,37 @@ async def test_a_job_whose_deadline_passes_is_stopped_and_reported() -> None:
         await asyncio.Event().wait()
         return "never"
 
-    lead = agent("lead", hand("slow", deadline="2 minutes"), says("Asked."), says("A pity."))
+    lead = agent("lead", delegate("slow", deadline="2 minutes"), says("Asked."), says("A pity."))
     slow = agent("slow", calls("hang"), says("x"), tools=[hang])
     hang.timeout = 600
-    async with working(team(lead, slow, clock=clock, store=MemoryStore(clock=clock))) as atlas:
+    async with run_jobs(team(lead, slow, clock=clock, store=MemoryStore(clock=clock))) as atlas:
         await atlas.ask("go")
         await begun.wait()
         await clock.advance(119)
         assert (await atlas.jobs.list())[0].state == "running"
         await clock.advance(2)
-        (job,) = await settled(atlas, "expired")
+        (job,) = await wait_until_settled(atlas, "expired")
         assert "missed its deadline" in (await texts(atlas))[2][1]
         runs = await atlas.store.runs("default", job.session) if atlas.store else []
         assert [run.status for run in runs] == ["cancelled"]
 
 
-async def test_what_was_asked_for_in_a_job_is_not_wanted_after_its_deadline() -> None:
+async def test_child_jobs_are_cancelled_at_the_deadline() -> None:
     clock = VirtualClock()
-    b = agent("b", hand("c", deadline="1 day"), says("Asked c."), says("x"))
+    b = agent("b", delegate("c", deadline="1 day"), says("Asked c."), says("x"))
     atlas = team(
-        agent("a", hand("b", deadline="10 minutes"), says("Asked."), says("Good.")),
+        agent("a", delegate("b", deadline="10 minutes"), says("Asked."), says("Good.")),
         b,
         agent("c", says("c")),
         clock=clock,
     )
-    async with working(atlas):
+    async with run_jobs(atlas):
         await atlas.ask("go")
-        first, second = await settled(atlas, "done", "done")
+        first, second = await wait_until_settled(atlas, "done", "done")
     assert first.deadline == second.deadline == int((clock.time() + 600) * 1000)
 
 
-async def test_cancelling_a_job_stops_all_that_was_asked_for_in_it() -> None:
+async def test_cancelling_a_job_cancels_its_child_jobs() -> None:
     begun = asyncio.Event()
 
     @tool
@@ -225,15 +228,18 @@ async def test_cancelling_a_job_stops_all_that_was_asked_for_in_it() -> None:
         await asyncio.Event().wait()
         return "never"
 
-    a = agent("a", hand("b"), says("Asked."), says("A pity."))
-    b, c = agent("b", hand("c"), says("Waiting for c."), says("x")), agent("c", calls("hang"), says("x"), tools=[hang])
-    async with working(team(a, b, c)) as atlas:
+    a = agent("a", delegate("b"), says("Asked."), says("A pity."))
+    b, c = (
+        agent("b", delegate("c"), says("Waiting for c."), says("x")),
+        agent("c", calls("hang"), says("x"), tools=[hang]),
+    )
+    async with run_jobs(team(a, b, c)) as atlas:
         await atlas.ask("go")
         await begun.wait()
         (first,) = await atlas.jobs.list(states=("running",), limit=1, before=2)
         ended = await atlas.jobs.cancel(first.id, by="ann")
         assert (ended.state, ended.error) == ("cancelled", "by ann")
-        jobs = await settled(atlas, "cancelled", "cancelled")
+        jobs = await wait_until_settled(atlas, "cancelled", "cancelled")
         assert "was cancelled by ann" in (await texts(atlas))[2][1]
         assert await texts(atlas, jobs[0].session) == [("user", "write it"), ("assistant", "Waiting for c.")]
         with pytest.raises(Conflict):
@@ -242,41 +248,41 @@ async def test_cancelling_a_job_stops_all_that_was_asked_for_in_it() -> None:
             await atlas.jobs.cancel("no such")
 
 
-async def test_a_job_that_fails_is_tried_again_and_then_dead() -> None:
+async def test_failing_job_is_retried_and_then_dead() -> None:
     away = [fails(ProviderError("away", "auth"))] * 5
-    lead = agent("lead", hand("b") + hand("c"), says("Asked."), says("One."), says("Other."), says("Both."))
+    lead = agent("lead", delegate("b") + delegate("c"), says("Asked."), says("One."), says("Other."), says("Both."))
     b = agent("b", *away, says("Now it works."))
     c = agent("c", fails(ProviderError("no such model", "bad_request")), says("x"))
-    async with working(team(lead, b, c)) as atlas:
+    async with run_jobs(team(lead, b, c)) as atlas:
         await atlas.ask("go")
-        dead, failed = await settled(atlas, "dead", "failed")
+        dead, failed = await wait_until_settled(atlas, "dead", "failed")
         assert (dead.attempts, dead.error) == (5, "away") and (failed.attempts, failed.error) == (1, "no such model")
         words = [text for role, text in await texts(atlas) if role == "user"]
         assert any("after 5 attempts: away" in text for text in words)
         again = await atlas.jobs.retry(dead.id)
         assert (again.state, again.allowed) == ("queued", 10)
-        done, _ = await settled(atlas, "done", "failed")
+        done, _ = await wait_until_settled(atlas, "done", "failed")
         assert (done.result, done.attempts) == ("Now it works.", 6)
         assert "Now it works." in [text for role, text in await texts(atlas) if role == "user"][-1]
         with pytest.raises(Conflict):
             await atlas.jobs.retry(done.id)
 
 
-async def test_the_pause_before_the_next_attempt_grows() -> None:
+async def test_retry_delay_of_a_job_grows() -> None:
     clock = VirtualClock()
-    lead = agent("lead", hand("b"), says("Asked."), says("Good."))
+    lead = agent("lead", delegate("b"), says("Asked."), says("Good."))
     b = agent("b", fails(ProviderError("away", "auth")), fails(ProviderError("away", "auth")), says("Back."))
-    async with working(team(lead, b, clock=clock, delegation=Delegation(retry_delays=(7.0, 60.0)))) as atlas:
+    async with run_jobs(team(lead, b, clock=clock, delegation=Delegation(retry_delays=(7.0, 60.0)))) as atlas:
         await atlas.ask("go")
 
         async def state() -> tuple[str, int]:
             (job,) = await atlas.jobs.list()
             return job.state, job.attempts
 
-        async def is_back() -> bool:
+        async def is_requeued() -> bool:
             return (await state())[0] == "queued" and (await state())[1] > 0
 
-        await wait_until(is_back)
+        await wait_until(is_requeued)
         await clock.advance(6)
         assert await state() == ("queued", 1)
         await clock.advance(5)
@@ -284,14 +290,14 @@ async def test_the_pause_before_the_next_attempt_grows() -> None:
         await clock.advance(55)
         assert await state() == ("queued", 2)
         await clock.advance(10)
-        await settled(atlas, "done")
+        await wait_until_settled(atlas, "done")
 
 
 async def _is(state: Callable[[], Awaitable[Any]], wanted: Any) -> bool:
     return await state() == wanted
 
 
-async def test_a_question_in_a_job_goes_to_a_person_and_the_asking_agent_cannot_answer_it() -> None:
+async def test_approval_in_a_job_is_asked_of_a_person_and_not_of_the_asker() -> None:
     done: list[str] = []
 
     @tool(confirm=True)
@@ -300,19 +306,19 @@ async def test_a_question_in_a_job_goes_to_a_person_and_the_asking_agent_cannot_
         done.append(context.user)
         return "paid"
 
-    lead = agent("lead", hand("payer"), says("Asked."), calls("approve"), says("I cannot approve it."))
+    lead = agent("lead", delegate("payer"), says("Asked."), calls("approve"), says("I cannot approve it."))
     payer = agent("payer", calls("pay"), says("Paid."), tools=[pay])
-    async with working(team(lead, payer, approve=Approvals(wait=True))) as atlas:
+    async with run_jobs(team(lead, payer, approve=Approvals(wait=True))) as atlas:
         await atlas.ask("go", user="ann")
         (question,) = await wait_until(atlas.pending)
         assert (question.agent_id, question.asked_by, question.tool) == ("payer", "ann", "pay")
         assert not done
         await atlas.answer(question.id, Answer("once", by="ann"))
-        (job,) = await settled(atlas, "done")
+        (job,) = await wait_until_settled(atlas, "done")
         assert done == ["ann"] and question.session == job.session
 
 
-async def test_the_other_agent_acts_under_its_own_role() -> None:
+async def test_delegated_agent_acts_under_its_own_role() -> None:
     @tool
     async def deploy() -> str:
         """Deploy."""
@@ -320,11 +326,11 @@ async def test_the_other_agent_acts_under_its_own_role() -> None:
 
     may: dict[str, Cell] = {"admin": "yes"}
     rules = Policy(tools={"delegate_task": {"*": "yes"}, "deploy": may})
-    lead = agent("lead", hand("intern"), says("Asked."), says("Good."), role="admin", tools=[deploy])
+    lead = agent("lead", delegate("intern"), says("Asked."), says("Good."), role="admin", tools=[deploy])
     intern = agent("intern", calls("deploy"), says("I may not."), role="intern", tools=[deploy])
-    async with working(team(lead, intern, policy=rules)) as atlas:
+    async with run_jobs(team(lead, intern, policy=rules)) as atlas:
         await atlas.ask("go")
-        (job,) = await settled(atlas, "done")
+        (job,) = await wait_until_settled(atlas, "done")
         records = await atlas.audit.records(atlas.tenant)
     assert job.result == "I may not."
     assert [(row.entry.entity_id, row.entry.meta["error"]) for row in records] == [
@@ -332,12 +338,12 @@ async def test_the_other_agent_acts_under_its_own_role() -> None:
     ]  # fmt: skip
 
 
-async def test_only_so_many_jobs_are_worked_on_at_once_the_most_urgent_first() -> None:
+async def test_concurrent_jobs_are_limited_and_start_by_urgency() -> None:
     priorities = ["low", "normal", "urgent", "high", "normal"]
-    asked = hand("w", "0", priority="low")
+    wait_for_question = delegate("w", "0", priority="low")
     for n, priority in enumerate(priorities, 1):
-        asked += hand("w", str(n), priority=priority)
-    lead = agent("lead", asked, says("Asked."), *[says("ok")] * 6)
+        wait_for_question += delegate("w", str(n), priority=priority)
+    lead = agent("lead", wait_for_question, says("Asked."), *[says("ok")] * 6)
     atlas = team(lead, agent("w", *[says("done")] * 6), delegation=Delegation(at_once=1))
     seen: list[tuple[str, str]] = []
     atlas.jobs.on_change(lambda job: seen.append((job.task, job.state)))
@@ -345,15 +351,15 @@ async def test_only_so_many_jobs_are_worked_on_at_once_the_most_urgent_first() -
         await atlas.ask("go")
         assert [job.state for job in await atlas.jobs.list()] == ["queued"] * 6, "no job has started yet"
         async with atlas.jobs.at_work():
-            await settled(atlas, *["done"] * 6)
+            await wait_until_settled(atlas, *["done"] * 6)
     order = ["3", "4", "2", "5", "0", "1"]
     assert [each for each in seen if each[1] != "queued"] == [
         (task, state) for task in order for state in ("running", "done")
     ]
 
 
-async def test_without_a_store_nothing_can_be_handed_on() -> None:
-    atlas = Atlas([agent("a", hand("b"), says("I do it myself.")), agent("b")])
+async def test_delegation_requires_a_store() -> None:
+    atlas = Atlas([agent("a", delegate("b"), says("I do it myself.")), agent("b")])
     reply = await atlas.ask("go")
     assert reply.text == "I do it myself."
 
@@ -371,9 +377,9 @@ async def test_job_that_ended_during_downtime_does_not_resume(how: str, tmp_path
 
     store = SqliteStore(tmp_path / "atlas.db", clock=clock)
     await store.open()
-    lead = agent("lead", hand("slow", deadline="2 minutes"), says("Asked."), says("A pity."))
+    lead = agent("lead", delegate("slow", deadline="2 minutes"), says("Asked."), says("A pity."))
     slow = agent("slow", calls("hang"), says("It went on."), tools=[hang])
-    async with working(team(lead, slow, clock=clock, store=store)) as atlas:
+    async with run_jobs(team(lead, slow, clock=clock, store=store)) as atlas:
         await atlas.ask("go")
         await begun.wait()
     (job,) = await store.jobs("default")
@@ -387,7 +393,7 @@ async def test_job_that_ended_during_downtime_does_not_resume(how: str, tmp_path
     async with later:
         await later.recover()
         async with later.jobs.at_work():
-            await settled(later, how)
+            await wait_until_settled(later, how)
         assert [run.status for run in await store.runs("default", job.session)] == ["cancelled"]
     assert "It went on." not in made
     await store.close()
@@ -402,10 +408,10 @@ async def test_answer_to_a_deleted_session_is_not_delivered() -> None:
         await free.wait()
         return "held"
 
-    lead = agent("lead", hand("slow"), says("Asked."))
-    async with working(team(lead, agent("slow", calls("hold"), says("Done."), tools=[hold]))) as atlas:
+    lead = agent("lead", delegate("slow"), says("Asked."))
+    async with run_jobs(team(lead, agent("slow", calls("hold"), says("Done."), tools=[hold]))) as atlas:
         await atlas.ask("go", session="short")
         await atlas.sessions.delete("short")
         free.set()
-        (job,) = await settled(atlas, "done")
+        (job,) = await wait_until_settled(atlas, "done")
         assert job.notified and [each.key for each in await atlas.sessions.list()] == [job.session]

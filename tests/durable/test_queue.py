@@ -39,7 +39,7 @@ class Gate:
         self.tool: Tool = wait
 
 
-async def kept() -> MemoryStore:
+async def open_atlas() -> MemoryStore:
     store = MemoryStore()
     await store.open()
     return store
@@ -52,8 +52,8 @@ async def texts(store: Store, session: str = "s") -> list[str]:
     return [message.text for row in rows if (message := Message.from_json(row.body)).role in ("user", "assistant")]
 
 
-async def test_messages_sent_meanwhile_are_acknowledged_and_answered_in_order() -> None:
-    gate, store = Gate(), await kept()
+async def test_messages_to_a_busy_session_are_answered_in_order() -> None:
+    gate, store = Gate(), await open_atlas()
     model = Scripted(calls("wait"), says("one."), says("two."), says("three."))
     async with in_memory_atlas(model, [gate.tool], store=store) as atlas, asyncio.timeout(5):
         first = atlas.send("1", session="s")
@@ -66,7 +66,7 @@ async def test_messages_sent_meanwhile_are_acknowledged_and_answered_in_order() 
     assert await texts(store) == ["1", "", "one.", "2", "two.", "3", "three."]
 
 
-async def test_a_message_that_waits_goes_on_in_the_next_process(tmp_path: Path) -> None:
+async def test_queued_message_is_answered_after_a_restart(tmp_path: Path) -> None:
     gate, path = Gate(), tmp_path / "atlas.db"
     store = SqliteStore(path)
     await store.open()
@@ -90,8 +90,8 @@ async def test_a_message_that_waits_goes_on_in_the_next_process(tmp_path: Path) 
     await store.close()
 
 
-async def test_what_was_left_open_goes_before_a_new_message_without_being_asked_for() -> None:
-    gate, store = Gate(), await kept()
+async def test_unfinished_turns_resume_before_a_new_message() -> None:
+    gate, store = Gate(), await open_atlas()
     atlas = in_memory_atlas(Scripted(calls("wait")), [gate.tool], store=store)
     atlas.send("1", session="s")
     await gate.reached.wait()
@@ -104,8 +104,8 @@ async def test_what_was_left_open_goes_before_a_new_message_without_being_asked_
     assert await texts(store) == ["1", "", "one.", "2", "two.", "3", "three."]
 
 
-async def test_a_message_that_must_not_wait_is_refused_and_leaves_nothing() -> None:
-    gate, store = Gate(), await kept()
+async def test_message_that_must_not_wait_is_rejected_without_a_trace() -> None:
+    gate, store = Gate(), await open_atlas()
     async with (
         in_memory_atlas(Scripted(calls("wait"), says("one.")), [gate.tool], store=store) as atlas,
         asyncio.timeout(5),
@@ -123,7 +123,7 @@ async def test_a_message_that_must_not_wait_is_refused_and_leaves_nothing() -> N
     assert await texts(store) == ["1", "", "one."]
 
 
-async def test_without_a_store_a_busy_conversation_refuses_too() -> None:
+async def test_busy_conversation_rejects_without_a_store() -> None:
     gate = Gate()
     async with in_memory_atlas(Scripted(calls("wait"), says("one.")), [gate.tool]) as atlas, asyncio.timeout(5):
         first = atlas.send("1")
@@ -135,8 +135,8 @@ async def test_without_a_store_a_busy_conversation_refuses_too() -> None:
         await first.reply()
 
 
-async def test_a_message_may_interrupt_those_before_it() -> None:
-    gate, store = Gate(), await kept()
+async def test_message_can_interrupt_earlier_turns() -> None:
+    gate, store = Gate(), await open_atlas()
     async with (
         in_memory_atlas(Scripted(calls("wait"), says("three.")), [gate.tool], store=store) as atlas,
         asyncio.timeout(5),
@@ -153,7 +153,7 @@ async def test_a_message_may_interrupt_those_before_it() -> None:
 
 
 async def test_repeated_message_does_not_interrupt_again() -> None:
-    gate, store = Gate(), await kept()
+    gate, store = Gate(), await open_atlas()
     async with (
         in_memory_atlas(Scripted(calls("wait"), says("one.")), [gate.tool], store=store) as atlas,
         asyncio.timeout(5),
@@ -167,7 +167,7 @@ async def test_repeated_message_does_not_interrupt_again() -> None:
 
 
 async def test_message_cancelled_in_the_queue_is_never_sent() -> None:
-    gate, store = Gate(), await kept()
+    gate, store = Gate(), await open_atlas()
     async with (
         in_memory_atlas(Scripted(calls("wait"), says("one.")), [gate.tool], store=store) as atlas,
         asyncio.timeout(5),
@@ -189,8 +189,8 @@ async def events(stream: AtlasStream) -> list[str]:
     return [event.type async for event in stream]
 
 
-async def test_the_same_key_again_is_the_same_turn_under_way_and_ended() -> None:
-    gate, store = Gate(), await kept()
+async def test_repeated_key_returns_the_same_running_or_ended_turn() -> None:
+    gate, store = Gate(), await open_atlas()
     async with (
         in_memory_atlas(Scripted(calls("wait"), says("one.")), [gate.tool], store=store) as atlas,
         asyncio.timeout(5),
@@ -210,8 +210,8 @@ async def test_the_same_key_again_is_the_same_turn_under_way_and_ended() -> None
     assert len(await store.runs("default", "s")) == 1
 
 
-async def test_the_same_key_for_something_else_is_a_conflict() -> None:
-    store = await kept()
+async def test_repeated_key_with_other_content_is_a_conflict() -> None:
+    store = await open_atlas()
     async with in_memory_atlas(Scripted(says("one.")), store=store) as atlas:
         await atlas.ask("1", session="s", idempotency_key="k")
         with pytest.raises(Conflict, match="'k' was used before"):
@@ -219,8 +219,8 @@ async def test_the_same_key_for_something_else_is_a_conflict() -> None:
     assert await texts(store) == ["1", "one."]
 
 
-async def test_the_same_key_gives_how_the_turn_ended_also_after_a_restart() -> None:
-    store = await kept()
+async def test_repeated_key_returns_the_outcome_after_a_restart() -> None:
+    store = await open_atlas()
     async with in_memory_atlas(Scripted(fails(ProviderError("no such model", "bad_request"))), store=store) as atlas:
         with pytest.raises(ProviderError):
             await atlas.ask("1", session="s", idempotency_key="k")
@@ -235,13 +235,13 @@ async def test_invalid_keys_and_policies_are_reported() -> None:
             atlas.send("1", idempotency_key="k")
         with pytest.raises(ConfigError, match="unknown when_busy"):
             atlas.send("1", when_busy="later")  # pyright: ignore[reportArgumentType]
-    async with in_memory_atlas(Scripted(says("one.")), store=await kept()) as atlas:
+    async with in_memory_atlas(Scripted(says("one.")), store=await open_atlas()) as atlas:
         with pytest.raises(ConfigError, match="a session key"):
             atlas.send("1", session=Conversation(), idempotency_key="k")
 
 
-async def test_two_sessions_do_not_wait_for_each_other() -> None:
-    gate, store = Gate(), await kept()
+async def test_sessions_do_not_wait_for_each_other() -> None:
+    gate, store = Gate(), await open_atlas()
     async with in_memory_atlas(
         Scripted(calls("wait"), says("other."), says("one.")), [gate.tool], store=store
     ) as atlas:
@@ -254,7 +254,7 @@ async def test_two_sessions_do_not_wait_for_each_other() -> None:
 
 
 async def test_every_stored_message_is_emitted_once_after_it_is_stored() -> None:
-    store = await kept()
+    store = await open_atlas()
 
     @tool
     async def act() -> str:
@@ -271,17 +271,17 @@ async def test_every_stored_message_is_emitted_once_after_it_is_stored() -> None
     assert seen == [("user", True), ("assistant", True), ("tool", True), ("assistant", True)]
 
 
-async def test_another_model_may_speak_in_one_turn_also_when_it_goes_on_elsewhere() -> None:
-    gate, store, guest = Gate(), await kept(), Scripted(calls("wait"), says("I was a guest."))
+async def test_model_override_holds_for_a_resumed_turn() -> None:
+    gate, store, other_user = Gate(), await open_atlas(), Scripted(calls("wait"), says("I was a guest."))
     atlas = in_memory_atlas(Scripted(says("Me.")), [gate.tool], store=store)
-    atlas.registry.register("guest", lambda environment: guest)
+    atlas.registry.register("guest", lambda environment: other_user)
     assert (await atlas.ask("1", session="s")).text == "Me."
     atlas.send("2", session="s", model="guest/one")
     await gate.reached.wait()
     await atlas.close()
     gate.open.set()
     async with in_memory_atlas(Scripted(says("Me again.")), [gate.tool], store=store) as atlas, asyncio.timeout(5):
-        atlas.registry.register("guest", lambda environment: guest)
+        atlas.registry.register("guest", lambda environment: other_user)
         (stream,) = await atlas.recover()
         assert (await stream.reply()).text == "I was a guest."
         assert (await atlas.ask("3", session="s")).text == "Me again."

@@ -19,7 +19,7 @@ from atlas_agents.testing import Environment, Registry, Scripted, VirtualClock, 
 START = datetime(2026, 11, 15, 11, 58, tzinfo=UTC)
 
 
-class Wall(VirtualClock):
+class WallClock(VirtualClock):
     """A clock whose wall time can be set."""
 
     def __init__(self, start: datetime = START) -> None:
@@ -29,7 +29,7 @@ class Wall(VirtualClock):
     def time(self) -> float:
         return super().time() + self.wrong
 
-    async def leap(self, seconds: float) -> None:
+    async def jump(self, seconds: float) -> None:
         """Let time pass without a check, and then two ticks with one."""
         self.wrong += seconds
         await self.advance(10)
@@ -40,7 +40,7 @@ def daily(**more: Any) -> Schedule:
     return Schedule(**{**given, **more})
 
 
-def scheduled_atlas(clock: Wall, store: Any = None, replies: int = 9) -> Atlas:
+def scheduled_atlas(clock: WallClock, store: Any = None, replies: int = 9) -> Atlas:
     agent = Agent("a", model=Scripted(*[says("Done.")] * replies))
     registry = Registry(Environment({}, dotenv=None))
     return Atlas([agent], store=store or MemoryStore(clock=clock), clock=clock, registry=registry)
@@ -50,8 +50,8 @@ async def tasks(atlas: Atlas) -> list[str]:
     return [job.id for job in await atlas.jobs.list()]
 
 
-async def test_a_due_time_makes_one_job_that_the_agent_does() -> None:
-    clock = Wall()
+async def test_due_time_creates_one_job() -> None:
+    clock = WallClock()
     async with scheduled_atlas(clock) as atlas, atlas.jobs.at_work():
         await atlas.jobs.schedules.add(daily(priority="high", user="ann"))
         await clock.advance(110)
@@ -61,45 +61,45 @@ async def test_a_due_time_makes_one_job_that_the_agent_does() -> None:
         assert (job.kind, job.task, job.state, job.result) == ("schedule", "The news!", "done", "Done.")
         assert (job.user, job.priority, job.notified) == ("ann", 2, True)
         assert job.session == f"schedules/news/jobs/{job.id}"
-        await clock.leap(3600)
+        await clock.jump(3600)
         assert await tasks(atlas) == [job.id]
-        await clock.leap(24 * 3600)
+        await clock.jump(24 * 3600)
         assert len(await tasks(atlas)) == 2
 
 
 @pytest.mark.parametrize(("missed", "jobs"), [("once", 1), ("skip", 0)])
-async def test_times_that_were_missed_are_made_up_for_once_or_not_at_all(missed: str, jobs: int) -> None:
-    clock = Wall()
+async def test_missed_due_times_run_once_or_are_skipped(missed: str, jobs: int) -> None:
+    clock = WallClock()
     async with scheduled_atlas(clock) as atlas:
         await atlas.jobs.schedules.add(daily(cron="0 * * * *", missed=missed))
-        await clock.leap(6 * 3600)
+        await clock.jump(6 * 3600)
         async with atlas.jobs.at_work():
             await clock.advance(6)
             assert len(await tasks(atlas)) == jobs
-            await clock.leap(89)
+            await clock.jump(89)
             await clock.advance(10)
             assert len(await tasks(atlas)) == jobs + 1, "it goes on as it should"
 
 
-async def test_a_clock_that_is_put_back_gives_no_second_job_and_one_far_ahead_is_forgotten() -> None:
-    clock = Wall()
+async def test_clock_jumps_create_no_second_job() -> None:
+    clock = WallClock()
     async with scheduled_atlas(clock) as atlas, atlas.jobs.at_work():
         await atlas.jobs.schedules.add(daily())
         await clock.advance(130)
         assert len(await tasks(atlas)) == 1
-        await clock.leap(-7200)
-        await clock.leap(7200)
+        await clock.jump(-7200)
+        await clock.jump(7200)
         assert len(await tasks(atlas)) == 1, "noon comes again, and it is the same noon"
-        await clock.leap(400 * 86400)
+        await clock.jump(400 * 86400)
         assert len(await tasks(atlas)) == 2
-        await clock.leap(-400 * 86400)
+        await clock.jump(-400 * 86400)
         assert len(await tasks(atlas)) == 2
-        await clock.leap(86400)
+        await clock.jump(86400)
         assert len(await tasks(atlas)) == 3
 
 
 async def test_crash_between_two_checks_neither_loses_nor_doubles_a_due_time(tmp_path: Path) -> None:
-    clock = Wall()
+    clock = WallClock()
     store = SqliteStore(tmp_path / "atlas.db", clock=clock)
     await store.open()
     commit = store.commit
@@ -135,24 +135,26 @@ async def test_crash_between_two_checks_neither_loses_nor_doubles_a_due_time(tmp
         ("@monthly", "2026-01-31T12:00", ["2026-02-01T00:00+01:00", "2026-03-01T00:00+01:00"]),
     ],
 )
-async def test_summer_time_neither_swallows_nor_doubles_a_time(cron: str, begin: str, times: list[str]) -> None:
+async def test_daylight_saving_neither_skips_nor_repeats_a_due_time(cron: str, begin: str, times: list[str]) -> None:
     zone = ZoneInfo("Europe/Berlin")
     start = datetime.fromisoformat(begin).replace(tzinfo=zone)
     schedule = daily(cron=cron, zone="Europe/Berlin")
-    found = [datetime.fromtimestamp(each / 1000, zone) for each in next_due_times(schedule, int(start.timestamp() * 1000), 2)]
+    found = [
+        datetime.fromtimestamp(each / 1000, zone) for each in next_due_times(schedule, int(start.timestamp() * 1000), 2)
+    ]
     assert [each.isoformat(timespec="minutes") for each in found] == times
-    clock = Wall(start)
+    clock = WallClock(start)
     async with scheduled_atlas(clock, replies=99) as atlas, atlas.jobs.at_work():
         await atlas.jobs.schedules.add(schedule)
         for made, moment in enumerate(found, 1):
-            await clock.leap(moment.timestamp() - clock.time() - 12)
+            await clock.jump(moment.timestamp() - clock.time() - 12)
             assert len(await tasks(atlas)) == made - 1
             await clock.advance(10)
             assert len(await tasks(atlas)) == made
 
 
-async def test_a_schedule_is_paused_run_by_hand_and_removed() -> None:
-    clock = Wall()
+async def test_schedule_can_be_paused_run_and_removed() -> None:
+    clock = WallClock()
     async with scheduled_atlas(clock) as atlas, atlas.jobs.at_work():
         schedules = atlas.jobs.schedules
         await schedules.add(daily())
@@ -190,8 +192,8 @@ async def test_a_schedule_is_paused_run_by_hand_and_removed() -> None:
         {"task": "  "},
     ],
 )
-async def test_a_schedule_that_cannot_be_is_refused_in_one_line(wrong: dict[str, str]) -> None:
-    async with scheduled_atlas(Wall()) as atlas:
+async def test_invalid_schedule_is_rejected_in_one_line(wrong: dict[str, str]) -> None:
+    async with scheduled_atlas(WallClock()) as atlas:
         with pytest.raises(ConfigError) as refused:
             await atlas.jobs.schedules.add(daily(**wrong))
         assert "\n" not in str(refused.value)

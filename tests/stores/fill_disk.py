@@ -39,11 +39,11 @@ def free_space(mode: str, path: Path) -> None:
 
 async def fill(store: SqliteStore) -> int:
     """The number of commits before one failed."""
-    for kept in range(100_000):
+    for committed in range(100_000):
         try:
-            await store.commit(TENANT, [AddMessage("s", f"{kept}", b"x" * 1000), AddAudit(b"%d" % kept)])
+            await store.commit(TENANT, [AddMessage("s", f"{committed}", b"x" * 1000), AddAudit(b"%d" % committed)])
         except StoreFull:
-            return kept
+            return committed
     raise AssertionError("it was never full")
 
 
@@ -52,7 +52,7 @@ async def main(mode: str, path: Path) -> dict[str, Any]:
     await store.open()
     await store.commit(TENANT, [PutSession("s")])
     take_space(mode, path)
-    kept = await fill(store)
+    committed = await fill(store)
     read = len(await store.messages(TENANT, "s")), len(await store.audit(TENANT))
     _, refused = await outcomes(store.commit(TENANT, [AddMessage("s", f"big{n}", b"x" * 99_999)]) for n in range(5))
     free_space(mode, path)
@@ -62,7 +62,7 @@ async def main(mode: str, path: Path) -> dict[str, Any]:
     with contextlib.closing(sqlite3.connect(path)) as connection:
         (integrity,) = connection.execute("PRAGMA integrity_check").fetchone()
     return {
-        "kept": kept,
+        "kept": committed,
         "read": read,
         "refused": [f"{type(error).__name__}: {error}" for error in refused],
         "last": message.seq,

@@ -24,7 +24,7 @@ from conftest import FIXTURES
 
 
 @contextlib.asynccontextmanager
-async def kept(path: Path) -> AsyncGenerator[SqliteStore, None]:
+async def open_store(path: Path) -> AsyncGenerator[SqliteStore, None]:
     """A store that is open inside the block."""
     store = SqliteStore(path)
     await store.open()
@@ -34,37 +34,37 @@ async def kept(path: Path) -> AsyncGenerator[SqliteStore, None]:
         await store.close()
 
 
-async def filled(path: Path, more: int = 0) -> None:
-    async with kept(path) as store:
+async def fill_database(path: Path, more: int = 0) -> None:
+    async with open_store(path) as store:
         await store.commit(TENANT, one_of_each())
         for n in range(more):
             await store.commit(TENANT, [AddMessage("s", f"x{n}", b"y" * 4000)])
 
 
-def left_in(folder: Path) -> set[str]:
+def files_in(folder: Path) -> set[str]:
     return {path.name for path in folder.iterdir()}
 
 
 async def test_backup_is_complete_a_single_file_and_private(tmp_path: Path) -> None:
     source, target, back = tmp_path / "atlas.db", tmp_path / "copy", tmp_path / "new" / "atlas.db"
     back.parent.mkdir()
-    await filled(source)
+    await fill_database(source)
     content = back_up(source, target)
     assert content == DatabaseSummary(migrations.VERSION, target.stat().st_size, 1, 1, 1, 1, 1) == inspect(target)
     assert stat.S_IMODE(target.stat().st_mode) == 0o600
-    assert left_in(tmp_path) == {"atlas.db", "copy", "new"}
+    assert files_in(tmp_path) == {"atlas.db", "copy", "new"}
     assert restore(target, back) == (content, None)
     assert stat.S_IMODE(back.stat().st_mode) == 0o600
-    async with kept(source) as one, kept(back) as other:
+    async with open_store(source) as one, open_store(back) as other:
         assert await everything(one) == await everything(other)
 
 
 async def test_backup_during_writes_is_a_consistent_snapshot(tmp_path: Path) -> None:
     source = tmp_path / "atlas.db"
-    await filled(source, more=400)
+    await fill_database(source, more=400)
     progress: list[tuple[int, int]] = []
 
-    def tell(part: int, total: int) -> None:
+    def on_progress(part: int, total: int) -> None:
         progress.append((part, total))
 
     done = asyncio.Event()
@@ -76,10 +76,10 @@ async def test_backup_during_writes_is_a_consistent_snapshot(tmp_path: Path) -> 
             n += 1
         return n
 
-    async with kept(source) as store:
+    async with open_store(source) as store:
         writing = asyncio.create_task(write(store))
         copies = [tmp_path / f"copy{n}" for n in range(3)]
-        contents = [await asyncio.to_thread(back_up, source, each, tell) for each in copies]
+        contents = [await asyncio.to_thread(back_up, source, each, on_progress) for each in copies]
         done.set()
         written = await writing
     assert written >= 50 and progress[-1][0] == progress[-1][1] >= 1_600_000
@@ -92,7 +92,7 @@ async def test_backup_overwrites_nothing(tmp_path: Path) -> None:
     source, target = tmp_path / "atlas.db", tmp_path / "copy"
     with pytest.raises(StoreError, match="not found: database"):
         back_up(source, target)
-    await filled(source)
+    await fill_database(source)
     target.write_text("mine")
     with pytest.raises(Conflict, match="choose another file"):
         back_up(source, target)
@@ -103,12 +103,12 @@ async def test_backup_overwrites_nothing(tmp_path: Path) -> None:
         other.execute("CREATE TABLE t (x)")
     with pytest.raises(StoreError, match="not a database of Atlas Agents"):
         back_up(tmp_path / "other.db", tmp_path / "copy2")
-    assert left_in(tmp_path) == {"atlas.db", "copy", "other.db"}
+    assert files_in(tmp_path) == {"atlas.db", "copy", "other.db"}
 
 
 async def test_restoring_an_incomplete_backup_changes_nothing(tmp_path: Path) -> None:
     source, target, copy = tmp_path / "atlas.db", tmp_path / "new.db", tmp_path / "copy"
-    await filled(source, more=200)
+    await fill_database(source, more=200)
     content = back_up(source, copy)
     whole = copy.read_bytes()
     wrong = {
@@ -123,7 +123,7 @@ async def test_restoring_an_incomplete_backup_changes_nothing(tmp_path: Path) ->
         with pytest.raises(StoreError) as raised:
             restore(copy, target)
         assert str(copy) in str(raised.value) and "\n" not in str(raised.value), name
-        assert not target.exists() and left_in(tmp_path) == {"atlas.db", "copy"}, name
+        assert not target.exists() and files_in(tmp_path) == {"atlas.db", "copy"}, name
     (tmp_path / "copy-wal").write_bytes(b"more")
     copy.write_bytes(whole)
     with pytest.raises(StoreError, match="part of it is in copy-wal"):
@@ -134,24 +134,24 @@ async def test_restoring_an_incomplete_backup_changes_nothing(tmp_path: Path) ->
 
 async def test_backup_with_a_broken_audit_log_is_restored_only_on_request(tmp_path: Path) -> None:
     source, target, copy = tmp_path / "atlas.db", tmp_path / "new.db", tmp_path / "copy"
-    await filled(source)
-    async with kept(source) as store:
+    await fill_database(source)
+    async with open_store(source) as store:
         await store.commit(TENANT, [AddAudit(b'{"n":2}')])
     with contextlib.closing(sqlite3.connect(source, isolation_level=None)) as other:
         other.execute("UPDATE audit SET entry = '{}' WHERE seq = 2")
-    words = "the audit log of tenant 'acme' is broken at entry 2"
-    assert back_up(source, copy).broken == words
-    with pytest.raises(StoreError, match=words):
+    reason = "the audit log of tenant 'acme' is broken at entry 2"
+    assert back_up(source, copy).broken == reason
+    with pytest.raises(StoreError, match=reason):
         restore(copy, target)
     assert not target.exists()
-    assert restore(copy, target, unverified=True)[0].broken == words
+    assert restore(copy, target, unverified=True)[0].broken == reason
 
 
 async def test_database_that_is_in_use_or_not_empty_is_not_replaced(tmp_path: Path) -> None:
     source, copy = tmp_path / "atlas.db", tmp_path / "copy"
-    await filled(source)
+    await fill_database(source)
     back_up(source, copy)
-    async with kept(source) as store:
+    async with open_store(source) as store:
         with pytest.raises(StoreBusy, match="in use: stop the gateway first"):
             await asyncio.to_thread(restore, copy, source, replace=True)
         await store.commit(TENANT, [PutSession("later")])
@@ -160,31 +160,31 @@ async def test_database_that_is_in_use_or_not_empty_is_not_replaced(tmp_path: Pa
         restore(copy, source)
     with pytest.raises(Conflict, match="the database itself"):
         restore(source, source, replace=True)
-    async with kept(source) as store:
+    async with open_store(source) as store:
         assert await everything(store) == before
     _, old = restore(copy, source, replace=True)
     assert old is not None and old.name.startswith("atlas.db.replaced-")
-    async with kept(old) as was, kept(source) as now:
+    async with open_store(old) as was, open_store(source) as now:
         assert await everything(was) == before and await now.session(TENANT, "later") is None
 
 
-@pytest.mark.parametrize("there", ["nothing", "empty file", "fresh", "damaged"])
-async def test_empty_or_damaged_files_may_be_replaced(there: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("existing", ["nothing", "empty file", "fresh", "damaged"])
+async def test_empty_or_damaged_files_may_be_replaced(existing: str, tmp_path: Path) -> None:
     source, copy, target = tmp_path / "atlas.db", tmp_path / "copy", tmp_path / "target.db"
-    await filled(source)
+    await fill_database(source)
     back_up(source, copy)
-    if there == "empty file":
+    if existing == "empty file":
         target.touch()
-    elif there == "fresh":
-        async with kept(target):
+    elif existing == "fresh":
+        async with open_store(target):
             pass
-    elif there == "damaged":
+    elif existing == "damaged":
         target.write_bytes(os.urandom(9000))
         with pytest.raises(Conflict, match="--replace"):
             restore(copy, target)
-    _, old = restore(copy, target, replace=there == "damaged")
-    assert (old is None) == (there == "nothing")
-    async with kept(source) as one, kept(target) as other:
+    _, old = restore(copy, target, replace=existing == "damaged")
+    assert (old is None) == (existing == "nothing")
+    async with open_store(source) as one, open_store(target) as other:
         assert await everything(one) == await everything(other)
 
 
@@ -196,7 +196,7 @@ def test_backup_of_schema_1_is_restored_and_migrated(tmp_path: Path) -> None:
     assert restore(tmp_path / "copy", tmp_path / "atlas.db") == (content, None)
 
     async def look() -> int:
-        async with kept(tmp_path / "atlas.db") as store:
+        async with open_store(tmp_path / "atlas.db") as store:
             return len(await store.open_runs())
 
     assert asyncio.run(look()) == 5

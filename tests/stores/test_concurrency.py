@@ -62,8 +62,8 @@ async def test_one_of_many_answers_to_an_approval_counts(two: list[Store]) -> No
     await two[0].commit(TENANT, [PutApproval(approval())])
     good, bad = await outcomes(two[n % 2].commit(TENANT, [AnswerApproval("p1", b"%d" % n)]) for n in range(40))
     assert len(good) == 1 and [type(error) for error in bad] == [Conflict] * 39
-    kept = await two[1].approval(TENANT, "p1")
-    assert kept == good[0][0]
+    row = await two[1].approval(TENANT, "p1")
+    assert row == good[0][0]
 
 
 async def test_repeated_accept_under_a_race_gives_one_run(two: list[Store]) -> None:
@@ -133,17 +133,17 @@ async def test_cancelled_caller_leaves_the_store_usable(store: Store) -> None:
 
 async def test_500_commits_never_block_the_event_loop(store: Store) -> None:
     await with_run(store)
-    loop, longest = asyncio.get_running_loop(), 0.0
+    loop, max_delay = asyncio.get_running_loop(), 0.0
     gc.collect()
     gc.freeze()  # do not collect garbage of earlier tests meanwhile
     others = os.getloadavg()[0] / (os.cpu_count() or 1)  # other load on the machine delays the loop, too
 
     async def tick() -> None:
-        nonlocal longest
+        nonlocal max_delay
         while True:
             before = loop.time()
             await asyncio.sleep(0.005)
-            longest = max(longest, loop.time() - before - 0.005)
+            max_delay = max(max_delay, loop.time() - before - 0.005)
 
     heart = asyncio.create_task(tick())
     limit = asyncio.Semaphore(50)
@@ -155,4 +155,4 @@ async def test_500_commits_never_block_the_event_loop(store: Store) -> None:
     await asyncio.gather(*(one(n) for n in range(500)))
     heart.cancel()
     gc.unfreeze()
-    assert longest < 0.05 * max(1.0, others)
+    assert max_delay < 0.05 * max(1.0, others)

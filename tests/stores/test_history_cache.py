@@ -76,9 +76,11 @@ async def opened(url: str, valkey: ValkeyServer | None = None, max_bytes: int = 
             await store.close()
 
 
-async def say(store: PostgresStore, numbers: range, session: str = "s", tenant: str = "t", words: str = "") -> None:
+async def add_messages(
+    store: PostgresStore, numbers: range, session: str = "s", tenant: str = "t", prefix: str = ""
+) -> None:
     writes: list[Write] = [PutSession(session)]
-    writes += [AddMessage(session, f"m{n}", f'"{words}{n}"'.encode(), f"r{n}") for n in numbers]
+    writes += [AddMessage(session, f"m{n}", f'"{prefix}{n}"'.encode(), f"r{n}") for n in numbers]
     await store.commit(tenant, writes)
 
 
@@ -86,7 +88,7 @@ async def read(store: PostgresStore, session: str = "s", tenant: str = "t") -> l
     return [row.body.decode().strip('"') for row in await store.messages(tenant, session)]
 
 
-async def begun(store: PostgresStore) -> int:
+async def start_session(store: PostgresStore) -> int:
     session = await store.session("t", "s")
     assert session is not None
     return session.created_at
@@ -95,20 +97,20 @@ async def begun(store: PostgresStore) -> int:
 @pytest.mark.parametrize("length", [10, 1000])
 async def test_turn_reads_only_new_messages_of_a_conversation_of_any_length(url: str, length: int) -> None:
     async with opened(url) as worker, opened(url) as other:
-        await say(other, range(length))
+        await add_messages(other, range(length))
         assert len(await read(worker)) == length
         assert worker.count() == (1, length)
         for n in range(length, length + 6, 2):
-            await say(other, range(n, n + 2))
+            await add_messages(other, range(n, n + 2))
             assert await read(worker) == [str(each) for each in range(n + 2)]
             assert worker.count() == (1, 3)
 
 
 async def test_cached_read_equals_an_uncached_read(url: str) -> None:
     async with opened(url) as worker, opened(url) as other:
-        await say(other, range(5))
+        await add_messages(other, range(5))
         await worker.messages("t", "s")
-        await say(other, range(5, 8))
+        await add_messages(other, range(5, 8))
         plain = PostgresStore(url)
         await plain.open()
         rows = await plain.messages("t", "s")
@@ -121,14 +123,14 @@ async def test_cached_read_equals_an_uncached_read(url: str) -> None:
 async def test_session_recreated_by_another_process_is_read_again(url: str) -> None:
     async with opened(url) as worker, opened(url) as other:
         assert await read(worker) == []
-        await say(other, range(4))
+        await add_messages(other, range(4))
         assert await read(worker) == ["0", "1", "2", "3"]
         await other.commit("t", [DropSession("s")])
         assert await read(worker) == []
-        await say(other, range(2))
+        await add_messages(other, range(2))
         assert await read(worker) == ["0", "1"]
         await other.commit("t", [DropSession("s")])
-        await say(other, range(3), words="new")  # the same ids, as after an import of edited messages
+        await add_messages(other, range(3), prefix="new")  # the same ids, as after an import of edited messages
         assert await read(worker) == ["new0", "new1", "new2"]
         await other.commit("t", [DropSession("s")])
         await asyncio.sleep(0.002)
@@ -140,8 +142,8 @@ async def test_session_recreated_by_another_process_is_read_again(url: str) -> N
 
 async def test_tenants_with_the_same_session_key_have_separate_entries(url: str) -> None:
     async with opened(url) as store:
-        await say(store, range(2), tenant="a")
-        await say(store, range(3), tenant="b", words="b")
+        await add_messages(store, range(2), tenant="a")
+        await add_messages(store, range(3), tenant="b", prefix="b")
         assert await read(store, tenant="a") == ["0", "1"]
         assert await read(store, tenant="b") == ["b0", "b1", "b2"]
 
@@ -149,30 +151,30 @@ async def test_tenants_with_the_same_session_key_have_separate_entries(url: str)
 async def test_cache_is_bounded_and_keeps_the_latest_entries(url: str) -> None:
     async with opened(url, max_bytes=10_000) as store:
         for n in range(4):
-            await say(store, range(10), session=f"s{n}")
+            await add_messages(store, range(10), session=f"s{n}")
             assert len(await read(store, f"s{n}")) == 10
         store.count()
         await read(store, "s3")
         assert store.count() == (1, 1)
         await read(store, "s0")
         assert store.count() == (1, 10)
-        await say(store, range(100), session="long")
+        await add_messages(store, range(100), session="long")
         assert len(await read(store, "long")) == 100
         await read(store, "s3")
 
 
 async def test_concurrent_reads_return_the_same_history(url: str) -> None:
     async with opened(url) as worker, opened(url) as other:
-        await say(other, range(3))
+        await add_messages(other, range(3))
         await read(worker)
         for n in range(3, 30):
             reads = [read(worker) for _ in range(4)]
-            await asyncio.gather(say(other, range(n, n + 1)), *reads)
+            await asyncio.gather(add_messages(other, range(n, n + 1)), *reads)
             assert await read(worker) == [str(each) for each in range(n + 1)]
 
 
 @asynccontextmanager
-async def looking(server: ValkeyServer) -> AsyncGenerator[Any]:
+async def read_repeatedly(server: ValkeyServer) -> AsyncGenerator[Any]:
     client = open_valkey(Secret(server.url))
     try:
         yield client
@@ -180,38 +182,38 @@ async def looking(server: ValkeyServer) -> AsyncGenerator[Any]:
         await client.aclose()
 
 
-async def copies_of(client: Any, count: int) -> bytes:
+async def wait_for_entries(client: Any, count: int) -> bytes:
     """Wait until the cache has this many entries of the only session, and return its key."""
 
-    async def there() -> bytes | None:
+    async def has_entries() -> bytes | None:
         keys: list[bytes] = await client.keys("atlas:*:session:*")
         return keys[0] if keys and await client.hlen(keys[0]) >= count else None
 
-    return await wait_until(there)
+    return await wait_until(has_entries)
 
 
-async def gone(client: Any, key: bytes) -> bool:
+async def has_no_entries(client: Any, key: bytes) -> bool:
     return not await client.exists(key)
 
 
 async def test_other_process_reads_a_long_history_from_valkey_and_only_the_rest_from_postgres(
     url: str, valkey: ValkeyServer
 ) -> None:
-    async with opened(url, valkey) as one, opened(url, valkey) as two, looking(valkey) as client:
+    async with opened(url, valkey) as one, opened(url, valkey) as two, read_repeatedly(valkey) as client:
         await client.flushall()
-        await say(one, range(1000))
+        await add_messages(one, range(1000))
         await read(one)
-        key = await copies_of(client, 1)
+        key = await wait_for_entries(client, 1)
         assert EXPIRY - 60 < await client.ttl(key) <= EXPIRY
-        await say(one, range(1000, 1002))
+        await add_messages(one, range(1000, 1002))
         assert await read(two) == [str(n) for n in range(1002)]
         assert two.count() == (2, 1 + 3)
-        await copies_of(client, 2)
+        await wait_for_entries(client, 2)
         await one.commit("t", [DropSession("s")])
-        await wait_until(lambda: gone(client, key))
+        await wait_until(lambda: has_no_entries(client, key))
 
 
-async def garble(client: Any, key: bytes) -> None:
+async def corrupt(client: Any, key: bytes) -> None:
     for field, value in (await client.hgetall(key)).items():
         await client.hset(key, field, value[:-3] + b"xyz")
 
@@ -236,7 +238,7 @@ async def cut(client: Any, key: bytes) -> None:
         await client.hdel(key, field)
 
 
-async def stuff(client: Any, key: bytes) -> None:
+async def add_foreign_entry(client: Any, key: bytes) -> None:
     found = await client.hkeys(key)
     await client.hset(key, mapping={field: b"" for field in found} | {b"odd": b"\xff", b"1.x": b"y"})
 
@@ -250,31 +252,31 @@ async def flush(client: Any, key: bytes) -> None:
     await client.flushall()
 
 
-@pytest.mark.parametrize("harm", [garble, forge, swap, cut, stuff, retype, flush])
+@pytest.mark.parametrize("harm", [corrupt, forge, swap, cut, add_foreign_entry, retype, flush])
 async def test_tampered_cache_entries_never_change_the_history(
     url: str, valkey: ValkeyServer, harm: Callable[[Any, bytes], Any]
 ) -> None:
-    async with opened(url, valkey) as one, looking(valkey) as client:
+    async with opened(url, valkey) as one, read_repeatedly(valkey) as client:
         await client.flushall()
         for n in range(0, 10, 2):
-            await say(one, range(n, n + 2))
+            await add_messages(one, range(n, n + 2))
             await read(one)
-        await harm(client, await copies_of(client, 5))
+        await harm(client, await wait_for_entries(client, 5))
         async with opened(url, valkey) as two:
             assert await read(two) == [str(n) for n in range(10)]
-            await say(two, range(10, 12))
+            await add_messages(two, range(10, 12))
             assert await read(one) == await read(two) == [str(n) for n in range(12)]
 
 
 async def test_entries_of_another_or_an_earlier_session_are_ignored(url: str, valkey: ValkeyServer) -> None:
-    async with opened(url, valkey) as one, looking(valkey) as client:
+    async with opened(url, valkey) as one, read_repeatedly(valkey) as client:
         await client.flushall()
-        await say(one, range(4), session="other", words="secret")
+        await add_messages(one, range(4), session="other", prefix="secret")
         await read(one, "other")
-        key = await copies_of(client, 1)
+        key = await wait_for_entries(client, 1)
         found = await client.hgetall(key)
-        await say(one, range(4))
-        created = await begun(one)
+        await add_messages(one, range(4))
+        created = await start_session(one)
         (stolen,) = found.values()
         await client.hset(key.replace(b"other", b"s"), b"%d.1" % created, stolen)
         async with opened(url, valkey) as two:
@@ -284,18 +286,18 @@ async def test_entries_of_another_or_an_earlier_session_are_ignored(url: str, va
 
 async def test_entries_of_a_diverged_copy_of_the_database_are_ignored(url: str, valkey: ValkeyServer) -> None:
     """A copy of the database has the same secret. Messages written there later must not appear here."""
-    async with opened(url, valkey) as one, looking(valkey) as client:
+    async with opened(url, valkey) as one, read_repeatedly(valkey) as client:
         await client.flushall()
         rows: tuple[StoredMessage, ...] = ()
         for piece in (range(3), range(3, 5), range(5, 6)):
-            await say(one, piece)
+            await add_messages(one, piece)
             rows = tuple(await one.messages("t", "s"))
-        await copies_of(client, 3)
-        there = [StoredMessage("s", seq, f"x{seq}", "r", b'"there"') for seq in (4, 5)]
-        created = await begun(one)
-        one.shared.put("t", "s", created, (*rows[:3], *there), 3)
+        await wait_for_entries(client, 3)
+        newer = [StoredMessage("s", seq, f"x{seq}", "r", b'"there"') for seq in (4, 5)]
+        created = await start_session(one)
+        one.shared.put("t", "s", created, (*rows[:3], *newer), 3)
         await asyncio.wait(set(one.shared._tasks))
-        assert await one.shared.get("t", "s", created) == (*rows[:3], *there)
+        assert await one.shared.get("t", "s", created) == (*rows[:3], *newer)
         async with opened(url, valkey) as two:
             assert await read(two) == ["0", "1", "2", "3", "4", "5"]
 
@@ -303,14 +305,14 @@ async def test_entries_of_a_diverged_copy_of_the_database_are_ignored(url: str, 
 async def test_without_valkey_the_database_is_read_without_delay(url: str, caplog: pytest.LogCaptureFixture) -> None:
     with ValkeyServer() as server:
         async with opened(url, server) as one:
-            await say(one, range(3))
+            await add_messages(one, range(3))
             await read(one)
             server.stop()
             async with opened(url, server) as two:
                 with caplog.at_level(logging.WARNING):
                     assert await read(two) == ["0", "1", "2"]
                     for n in range(20):
-                        await say(two, range(2), session=f"s{n}")
+                        await add_messages(two, range(2), session=f"s{n}")
                         assert await read(two, f"s{n}") == ["0", "1"]
                 assert (
                     len([record for record in caplog.records if "shared copies" in record.message]) <= 2

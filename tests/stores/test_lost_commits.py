@@ -24,7 +24,7 @@ class HoldingProxy:
         self.armed = False
         self.held = asyncio.Event()
         self.accepting = True
-        self.asked_again = asyncio.Event()
+        self.repeated = asyncio.Event()
         self._port = port
         self._connections: list[asyncio.Task[None]] = []
         self._held_at: tuple[asyncio.StreamWriter, asyncio.StreamWriter, bytes] | None = None
@@ -63,7 +63,7 @@ class HoldingProxy:
                     return
                 server_writer.write(message)
                 if self.held.is_set() and b"SELECT" in message and b"set_config" not in message:
-                    self.asked_again.set()
+                    self.repeated.set()
         finally:
             answers.cancel()
             for end in (writer, server_writer):
@@ -100,7 +100,7 @@ async def opened(server: PostgresServer, schema: str) -> AsyncGenerator[tuple[Ho
             await proxy.close()
 
 
-async def value_of(server: PostgresServer, statement: str) -> str:
+async def fetch_value(server: PostgresServer, statement: str) -> str:
     """Run one statement on a connection of its own and return the first column as text."""
     async with await psycopg.AsyncConnection.connect(server.url, autocommit=True) as connection:
         cursor = await connection.execute(statement.encode())
@@ -108,19 +108,19 @@ async def value_of(server: PostgresServer, statement: str) -> str:
         return "" if row is None else str(row[0])
 
 
-async def reuse(server: PostgresServer, xid: str) -> None:
+async def reuse_transaction_id(server: PostgresServer, xid: str) -> None:
     """Commit transactions until the server has handed out this transaction id again."""
-    while (given := int(await value_of(server, "SELECT pg_current_xact_id()"))) < int(xid):
+    while (given := int(await fetch_value(server, "SELECT pg_current_xact_id()"))) < int(xid):
         continue
     assert given == int(xid), "the server did not reuse the id: it was flushed before the crash"
-    assert await value_of(server, f"SELECT pg_xact_status('{xid}'::xid8)") == "committed"
+    assert await fetch_value(server, f"SELECT pg_xact_status('{xid}'::xid8)") == "committed"
 
 
 async def test_commit_is_written_again_when_its_transaction_id_is_reused_after_a_crash(
     server: PostgresServer, schema: str
 ) -> None:
     # The WAL writer must not flush the transaction's first records: the id is reused only if they are lost.
-    await value_of(server, "ALTER SYSTEM SET wal_writer_delay = '10s'")
+    await fetch_value(server, "ALTER SYSTEM SET wal_writer_delay = '10s'")
     async with server.gone():
         pass
     async with asyncio.timeout(4 * TIMEOUT), opened(server, schema) as (proxy, store):
@@ -128,10 +128,10 @@ async def test_commit_is_written_again_when_its_transaction_id_is_reused_after_a
         proxy.armed = True
         commit = asyncio.create_task(store.commit(TENANT, [AddAudit(b"cut off")]))
         await proxy.held.wait()
-        xid = await value_of(server, "SELECT backend_xid FROM pg_stat_activity WHERE backend_xid IS NOT NULL")
+        xid = await fetch_value(server, "SELECT backend_xid FROM pg_stat_activity WHERE backend_xid IS NOT NULL")
         async with server.gone():
             pass
-        await reuse(server, xid)
+        await reuse_transaction_id(server, xid)
         proxy.accepting = True
         (row,) = await commit
         assert [(entry.seq, entry.entry) for entry in await store.audit(TENANT)] == [(1, b"before"), (2, b"cut off")]
@@ -145,7 +145,7 @@ async def test_commit_that_arrives_late_is_awaited_and_not_repeated(server: Post
         await proxy.held.wait()
         proxy.accepting = True
         proxy.cut_client()
-        await proxy.asked_again.wait()
+        await proxy.repeated.wait()
         proxy.deliver_commit()
         (row,) = await commit
         assert [(entry.seq, entry.entry) for entry in await store.audit(TENANT)] == [(1, b"late")]
@@ -159,11 +159,11 @@ async def test_tokens_of_many_commits_take_one_row_per_writer_and_tenant_and_are
         for _ in range(20):
             await asyncio.gather(*(store.commit(tenant, [AddAudit(b"")]) for tenant in ("a", "it's", "c")))
         count = f"SELECT count(*) FROM {schema}.commit_tokens"
-        assert await value_of(server, count) == "3"
-        await value_of(server, f"UPDATE {schema}.commit_tokens SET written_at = now() - interval '25 hours'")
+        assert await fetch_value(server, count) == "3"
+        await fetch_value(server, f"UPDATE {schema}.commit_tokens SET written_at = now() - interval '25 hours'")
         await store.commit("a", [AddAudit(b"")])
         await store.close()
         await store.open()
-        assert await value_of(server, count) == "1"
+        assert await fetch_value(server, count) == "1"
         await store.commit("it's", [AddAudit(b"")])
-        assert await value_of(server, count) == "2"
+        assert await fetch_value(server, count) == "2"

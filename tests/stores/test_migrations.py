@@ -69,7 +69,7 @@ async def test_failing_migration_changes_nothing(
     assert await everything(await make_store()) == before
 
 
-async def all_of(store: Store, tenant: str) -> dict[str, Any]:
+async def read_all(store: Store, tenant: str) -> dict[str, Any]:
     """Everything the port returns for a tenant, under the names of the fixture."""
     sessions = await store.sessions(tenant)
     runs = [run for session in sessions for run in await store.runs(tenant, session.key)]
@@ -87,12 +87,12 @@ async def all_of(store: Store, tenant: str) -> dict[str, Any]:
     }
 
 
-def without_news(now: Any, then: Any) -> Any:
+def without_new_fields(now: Any, then: Any) -> Any:
     """Remove the fields that the older version did not have."""
     if isinstance(then, dict):
-        return {name: without_news(now[name], value) for name, value in cast("dict[str, Any]", then).items()}
+        return {name: without_new_fields(now[name], value) for name, value in cast("dict[str, Any]", then).items()}
     if isinstance(then, list):
-        return [without_news(*pair) for pair in zip(now, cast("list[Any]", then), strict=True)]
+        return [without_new_fields(*pair) for pair in zip(now, cast("list[Any]", then), strict=True)]
     return now
 
 
@@ -102,9 +102,9 @@ async def test_database_of_schema_1_reads_as_before(make_store: Make, old_databa
     old_database("v1")
     for _ in range(2):
         store = await make_store()
-        found = {tenant: await all_of(store, tenant) for tenant in ("default", "acme")}
+        found = {tenant: await read_all(store, tenant) for tenant in ("default", "acme")}
         now = msgspec.to_builtins({**found, "open_runs": await store.open_runs()})
-        assert without_news(now, then) == then
+        assert without_new_fields(now, then) == then
         assert len(now["default"]["messages"]) > 10 and len(now["open_runs"]) == 5
         await store.close()
 

@@ -38,11 +38,13 @@ from conftest import Make
 
 
 async def test_commit_returns_the_rows_that_are_read_afterwards(store: Store) -> None:
-    session, run, message, step, entry, used, asked, granted, last, *nothing = await store.commit(TENANT, one_of_each())
-    kept = await store.session(TENANT, "s")
-    assert kept is not None
+    session, run, message, step, entry, used, requested, granted, last, *nothing = await store.commit(
+        TENANT, one_of_each()
+    )
+    stored = await store.session(TENANT, "s")
+    assert stored is not None
     assert session == Session("s", "a", "label", False, {"k": [1, "ü"]}, session.created_at, session.updated_at)
-    assert kept.metadata == session.metadata and kept.updated_at > session.updated_at
+    assert stored.metadata == session.metadata and stored.updated_at > session.updated_at
     assert run == RunRow(
         "r1", "s", "a", "running", 0, "ann", "key", b'{"say":"hi"}', None, run.created_at, None, TENANT, "print", 0
     )
@@ -52,8 +54,8 @@ async def test_commit_returns_the_rows_that_are_read_afterwards(store: Store) ->
     assert await store.journal(TENANT, "r1") == [step]
     assert await store.audit(TENANT) == [entry]
     assert await store.call_count(TENANT, "a", DAY) == used == 1
-    assert await store.approval(TENANT, "p1") == asked == approval()
-    assert await store.pending_approvals(TENANT) == [asked]
+    assert await store.approval(TENANT, "p1") == requested == approval()
+    assert await store.pending_approvals(TENANT) == [requested]
     assert await store.grants(TENANT, "b") == [granted] == [await store.approval(TENANT, "p0")]
     assert await store.usage(TENANT) == [UsageRow(DAY, "s", "a", "m", 1, 2, 3, 4, 1)]
     assert nothing == [None, None, *await store.jobs(TENANT), *await store.records(TENANT, "user")]
@@ -97,7 +99,7 @@ async def test_messages_keep_their_order_and_an_id_is_added_once(store: Store) -
 
 
 @pytest.mark.parametrize(
-    ("asked", "numbers"),
+    ("page", "numbers"),
     [
         ({}, [1, 2, 3, 4, 5]),
         ({"after": 1, "limit": 2}, [2, 3]),
@@ -114,10 +116,10 @@ async def test_messages_keep_their_order_and_an_id_is_added_once(store: Store) -
     ],
 )
 async def test_page_of_messages_is_in_order_from_either_end(
-    store: Store, asked: dict[str, Any], numbers: list[int]
+    store: Store, page: dict[str, Any], numbers: list[int]
 ) -> None:
     await store.commit(TENANT, [PutSession("s"), *(AddMessage("s", f"m{n}", b"") for n in range(5))])
-    assert [message.seq for message in await store.messages(TENANT, "s", **asked)] == numbers
+    assert [message.seq for message in await store.messages(TENANT, "s", **page)] == numbers
 
 
 @pytest.mark.parametrize(
@@ -284,12 +286,12 @@ async def test_dropping_a_session_deletes_all_but_audit_log_and_usage(store: Sto
     assert message.seq == 1
 
 
-@pytest.mark.parametrize("place", range(len(one_of_each()) + 1))
-async def test_failing_write_anywhere_in_a_commit_writes_nothing(store: Store, place: int) -> None:
+@pytest.mark.parametrize("position", range(len(one_of_each()) + 1))
+async def test_failing_write_anywhere_in_a_commit_writes_nothing(store: Store, position: int) -> None:
     await store.commit(TENANT, [PutSession("kept", label="x"), AcceptRun("kept", "kept", "a"), Reserve("a", DAY, 9)])
     before = await everything(store)
     writes = one_of_each()
-    writes.insert(place, AnswerApproval("unknown", b""))
+    writes.insert(position, AnswerApproval("unknown", b""))
     with pytest.raises(NotFound):
         await store.commit(TENANT, writes)
     assert await everything(store) == before

@@ -64,30 +64,30 @@ async def test_commits_survive_restarts_and_none_is_lost_or_doubled(
     assert find_audit_break(entries) is None
 
 
-class CuttingLine:
+class CuttingProxy:
     """A proxy that breaks the connection at a COMMIT or stops answering: before it arrives, or after it is done."""
 
     def __init__(self, port: int, *, arrives: bool, silent: bool) -> None:
         self.cuts = 0
-        self.lines: list[asyncio.Task[None]] = []
+        self.tasks: list[asyncio.Task[None]] = []
         self._port = port
         self._arrives = arrives
         self._silent = silent
 
-    def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.lines.append(asyncio.create_task(self._carry(reader, writer)))
+    def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.tasks.append(asyncio.create_task(self._forward(reader, writer)))
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         there, out = await asyncio.open_connection("127.0.0.1", self._port)
         back = asyncio.create_task(self._copy(there, writer))
-        while asked := await reader.read(65536):
-            cut = b"COMMIT\0" in asked and not self.cuts
+        while data := await reader.read(65536):
+            cut = b"COMMIT\0" in data and not self.cuts
             if cut:
                 self.cuts += 1
                 back.cancel()
                 await asyncio.wait([back])
             if self._arrives or not cut:
-                out.write(asked)
+                out.write(data)
             if cut and self._arrives:
                 await there.read(65536)
             while cut and self._silent and await reader.read(65536):
@@ -110,20 +110,20 @@ class CuttingLine:
 async def test_connection_cut_at_the_commit_neither_doubles_nor_loses_it(
     postgres_server: PostgresServer, schema: str, arrives: bool, silent: bool
 ) -> None:
-    line = CuttingLine(postgres_server.port, arrives=arrives, silent=silent)
-    async with await asyncio.start_server(line.take, "127.0.0.1", 0) as listening:
+    proxy = CuttingProxy(postgres_server.port, arrives=arrives, silent=silent)
+    async with await asyncio.start_server(proxy.accept, "127.0.0.1", 0) as listening:
         port = listening.sockets[0].getsockname()[1]
         url = f"postgresql://postgres@127.0.0.1:{port}/postgres?sslmode=disable"
         store = PostgresStore(url, schema=schema, busy_timeout=0.5, answer_timeout=1.0)
-        line.cuts = 1  # intact while the schema is created
+        proxy.cuts = 1  # intact while the schema is created
         await store.open()
-        line.cuts = 0
+        proxy.cuts = 0
         async with asyncio.timeout(TIMEOUT):
             results = await asyncio.gather(*(store.commit(TENANT, WRITE) for _ in range(3)))
-        assert line.cuts == 1
+        assert proxy.cuts == 1
         assert [row.seq for (row,) in results] == [row.seq for row in await store.audit(TENANT)] == [1, 2, 3]
         await store.close()
-        await asyncio.wait_for(asyncio.gather(*line.lines), TIMEOUT)
+        await asyncio.wait_for(asyncio.gather(*proxy.tasks), TIMEOUT)
 
 
 async def test_long_outage_is_reported_soon_and_recovered_from(
@@ -239,7 +239,7 @@ async def test_many_processes_may_open_a_new_schema_at_once(postgres_server: Pos
 
 
 @pytest.mark.parametrize(
-    ("url", "words"),
+    ("url", "reason"),
     [
         ("postgresql://postgres:hunter2@127.0.0.1:{port}/nowhere", "refused the connection"),
         ("postgresql://stranger:hunter2@127.0.0.1:{port}/postgres", "refused the connection"),
@@ -248,9 +248,9 @@ async def test_many_processes_may_open_a_new_schema_at_once(postgres_server: Pos
     ],
 )
 async def test_connection_error_does_not_contain_the_password(
-    postgres_server: PostgresServer, url: str, words: str
+    postgres_server: PostgresServer, url: str, reason: str
 ) -> None:
-    with pytest.raises(StoreError, match=words) as raised:
+    with pytest.raises(StoreError, match=reason) as raised:
         await PostgresStore(url.format(port=postgres_server.port)).open()
     assert "hunter2" not in str(raised.value) and "\n" not in str(raised.value)
 

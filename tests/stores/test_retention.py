@@ -28,7 +28,7 @@ LATER = 1 << 62
 BOTH: list[Prunable] = ["events", "journal"]
 
 
-async def ended(store: Store, *runs: str, events: int = 5, tenant: str = TENANT) -> None:
+async def add_ended_runs(store: Store, *runs: str, events: int = 5, tenant: str = TENANT) -> None:
     """Add ended runs with events, one after the other."""
     for run in runs:
         bodies = tuple((n + 1, b"%d" % n) for n in range(events))
@@ -37,21 +37,21 @@ async def ended(store: Store, *runs: str, events: int = 5, tenant: str = TENANT)
         await store.commit(tenant, [SetRun(run, 0, "done")])
 
 
-async def begun(store: Store) -> None:
+async def with_open_run(store: Store) -> None:
     """One of each write, with an open run."""
     await store.commit(TENANT, one_of_each())
     await store.commit(TENANT, [SetRun("r1", 0, "waiting")])
 
 
-async def kept(store: Store, *runs: str) -> list[tuple[int, int]]:
+async def remaining_rows(store: Store, *runs: str) -> list[tuple[int, int]]:
     return [(len(await store.events(TENANT, run)), len(await store.journal(TENANT, run))) for run in runs]
 
 
 @pytest.mark.parametrize("what", BOTH)
 async def test_prune_deletes_one_kind_of_rows_of_ended_runs_only(store: Store, what: Prunable) -> None:
-    await begun(store)
+    await with_open_run(store)
     await store.commit(TENANT, [SetRun("r1", 0, "done")])
-    await ended(store, "r2", "r3")
+    await add_ended_runs(store, "r2", "r3")
     await store.commit(TENANT, [AcceptRun("open", "s", "a"), ReserveEvents("open", 5), AddEvents("open", ((1, b"1"),))])
     await store.commit(TENANT, [AddJournal("open", 0, "accepted", "", b"{}")])
     await store.commit("another", one_of_each())
@@ -68,7 +68,7 @@ async def test_prune_deletes_one_kind_of_rows_of_ended_runs_only(store: Store, w
 
 @pytest.mark.parametrize("what", BOTH)
 async def test_runs_that_ended_later_are_not_pruned(store: Store, what: Prunable) -> None:
-    await begun(store)
+    await with_open_run(store)
     await store.commit(TENANT, [SetRun("r1", 0, "failed")])
     row = await store.run(TENANT, "r1")
     assert row is not None and row.ended_at is not None
@@ -78,9 +78,9 @@ async def test_runs_that_ended_later_are_not_pruned(store: Store, what: Prunable
 
 @pytest.mark.parametrize("what", BOTH)
 async def test_prune_respects_its_limit_and_deletes_the_last_rows_first(store: Store, what: Prunable) -> None:
-    await begun(store)
+    await with_open_run(store)
     await store.commit(TENANT, [SetRun("r1", 0, "done")])
-    await ended(store, "r2", "r3", events=3)
+    await add_ended_runs(store, "r2", "r3", events=3)
     await store.commit(TENANT, [Prune(what, LATER, runs=1)])
     sizes: list[tuple[int, int]] = []
     at = BOTH.index(what)
@@ -90,11 +90,11 @@ async def test_prune_respects_its_limit_and_deletes_the_last_rows_first(store: S
         assert [row.seq for row in rows] == list(range(1, len(rows) + 1))
     assert all(rows <= 2 for _, rows in sizes) and sum(runs for runs, _ in sizes) == 2
     assert sum(rows for _, rows in sizes) == (6 if what == "events" else 4)
-    assert [each[at] for each in await kept(store, "r1", "r2", "r3")] == [0, 0, 0]
+    assert [each[at] for each in await remaining_rows(store, "r1", "r2", "r3")] == [0, 0, 0]
 
 
 async def test_new_event_restarts_the_retention_of_a_run(store: Store) -> None:
-    await begun(store)
+    await with_open_run(store)
     await store.commit(TENANT, [SetRun("r1", 0, "done"), Prune("events", LATER)])
     row = await store.run(TENANT, "r1")
     assert row is not None and row.ended_at is not None and row.events == 2
@@ -105,7 +105,7 @@ async def test_new_event_restarts_the_retention_of_a_run(store: Store) -> None:
 
 
 async def test_failing_commit_prunes_nothing(store: Store) -> None:
-    await begun(store)
+    await with_open_run(store)
     await store.commit(TENANT, [SetRun("r1", 0, "done")])
     before = await everything(store)
     with pytest.raises(Exception, match="r9"):
@@ -122,7 +122,7 @@ async def test_rows_of_an_older_schema_can_be_pruned(make_store: Make, old_datab
     assert found.runs > 0 and await store.commit("default", [Prune("journal", LATER, runs=99)]) == [found]
 
 
-class Far(SystemClock):
+class FutureClock(SystemClock):
     """A clock that is sixty days ahead, so that everything is old."""
 
     def time(self) -> float:
@@ -130,21 +130,21 @@ class Far(SystemClock):
 
 
 async def test_retention_job_deletes_expired_rows_in_small_batches(store: Store, caplog: Any) -> None:
-    await begun(store)
+    await with_open_run(store)
     await store.commit(TENANT, [SetRun("r1", 0, "done")])
-    await ended(store, *(f"n{n}" for n in range(45)))
+    await add_ended_runs(store, *(f"n{n}" for n in range(45)))
     totals: list[Pruned] = []
     for days, runs in ((61, 0), (59, 46)):
-        gone = await RetentionJob(store, TENANT, RetentionPolicy(days, days), Far()).prune(
+        gone = await RetentionJob(store, TENANT, RetentionPolicy(days, days), FutureClock()).prune(
             "journal", on_progress=totals.append
         )
         assert gone.runs == runs
     assert [each.runs for each in totals] == [20, 40, 46]
-    assert await RetentionJob(store, TENANT, RetentionPolicy(0, 0), Far()).prune("events") == Pruned()
+    assert await RetentionJob(store, TENANT, RetentionPolicy(0, 0), FutureClock()).prune("events") == Pruned()
     caplog.set_level(logging.INFO)
-    assert await RetentionJob(store, TENANT, RetentionPolicy(59, 0), Far()).run_round()
+    assert await RetentionJob(store, TENANT, RetentionPolicy(59, 0), FutureClock()).run_round()
     assert [record.getMessage() for record in caplog.records] == ["expired events deleted"]
-    assert await kept(store, "r1", "n0", "n44") == [(0, 0)] * 3
+    assert await remaining_rows(store, "r1", "n0", "n44") == [(0, 0)] * 3
 
 
 async def test_one_of_many_retention_jobs_runs_a_round(make_store: Make) -> None:
@@ -153,7 +153,9 @@ async def test_one_of_many_retention_jobs_runs_a_round(make_store: Make) -> None
     retention_jobs = [RetentionJob(each, TENANT, RetentionPolicy(), SystemClock()) for each in stores]
     assert sorted(await asyncio.gather(*(each.run_round() for each in retention_jobs))) == [False, False, False, True]
     assert not await retention_jobs[0].run_round()
-    assert await RetentionJob(one, TENANT, RetentionPolicy(), Far()).run_round(), "an hour later it is due again"
+    assert await RetentionJob(one, TENANT, RetentionPolicy(), FutureClock()).run_round(), (
+        "an hour later it is due again"
+    )
     assert await retention_jobs[0].run_round(), "a clock that was set back does not block it"
 
 

@@ -63,12 +63,12 @@ async def test_tokens_used_beyond_the_share_are_charged_to_the_next_one() -> Non
 
 
 async def test_without_the_store_each_process_limits_itself() -> None:
-    class Away(MemoryStore):
+    class UnreachableStore(MemoryStore):
         async def record(self, tenant: str, kind: str, key: str) -> StoredRecord | None:
             raise StoreLost("cannot reach the database")
 
     clock = VirtualClock()
-    limiter = SharedRateLimiter(Away(), clock=clock)
+    limiter = SharedRateLimiter(UnreachableStore(), clock=clock)
     assert await limiter.acquire("k", RateLimit(requests=6), 0) == 0
     assert await limiter.acquire("k", RateLimit(requests=6), 0) == 0
     assert await limiter.acquire("k", RateLimit(requests=6), 0) == pytest.approx(10)

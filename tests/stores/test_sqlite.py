@@ -34,7 +34,7 @@ async def store(tmp_path: Path) -> AsyncIterator[SqliteStore]:
     await store.close()
 
 
-async def refused(path: Path, *, must_exist: bool = False) -> str:
+async def open_error(path: Path, *, must_exist: bool = False) -> str:
     """The error for a rejected file, which must be unchanged and have no side files."""
     before = {file: file.read_bytes() for file in path.parent.glob("*") if file.is_file()}
     with pytest.raises(StoreError) as raised:
@@ -44,14 +44,14 @@ async def refused(path: Path, *, must_exist: bool = False) -> str:
     return str(raised.value)
 
 
-async def made(path: Path) -> None:
+async def create_database(path: Path) -> None:
     store = SqliteStore(path)
     await store.open()
     await store.commit(TENANT, [*one_of_each(), *(AddAudit(b"x" * 500) for _ in range(100))])
     await store.close()
 
 
-def changed(path: Path, statement: str) -> None:
+def modified(path: Path, statement: str) -> None:
     connection = sqlite3.connect(path)
     connection.execute(statement)
     connection.commit()
@@ -98,8 +98,8 @@ UNSHARED = ["unshare", "--mount", "--map-root-user"]
 
 def can_mount() -> bool:
     """Whether this process may mount a file system."""
-    with contextlib.suppress(OSError), tempfile.TemporaryDirectory() as place:
-        tried = [*UNSHARED, "mount", "-t", "tmpfs", "tmpfs", place]
+    with contextlib.suppress(OSError), tempfile.TemporaryDirectory() as position:
+        tried = [*UNSHARED, "mount", "-t", "tmpfs", "tmpfs", position]
         return subprocess.run(tried, capture_output=True, check=False).returncode == 0
     return False
 
@@ -116,8 +116,8 @@ async def test_full_disk_raises_store_full_loses_nothing_and_recovers(tmp_path: 
     async with asyncio.timeout(TIMEOUT):
         output, _ = await child.communicate()
     seen = json.loads(output)
-    kept = seen["kept"]
-    assert kept > 5 and seen["read"] == [kept, kept] and seen["last"] == kept + 1
+    commits = seen["kept"]
+    assert commits > 5 and seen["read"] == [commits, commits] and seen["last"] == commits + 1
     assert len(seen["refused"]) == 5
     for line in seen["refused"]:
         assert line.startswith("StoreFull: ") and "free some disk space" in line and "\n" not in line
@@ -153,7 +153,7 @@ connection.execute("ROLLBACK")
 
 
 @contextlib.contextmanager
-def held(path: Path, seconds: float) -> Generator[None]:
+def hold_lock(path: Path, seconds: float) -> Generator[None]:
     """Another process holds an exclusive lock."""
     with subprocess.Popen([sys.executable, "-c", HOLD, path, str(seconds)], stdout=subprocess.PIPE) as other:
         assert other.stdout is not None and other.stdout.readline() == b"held\n"
@@ -164,7 +164,7 @@ def held(path: Path, seconds: float) -> Generator[None]:
 
 
 async def test_commit_waits_for_a_lock_held_for_a_second(store: SqliteStore) -> None:
-    with held(store.path, 1):
+    with hold_lock(store.path, 1):
         good, bad = await outcomes(store.commit(TENANT, [AddAudit(b"%d" % n)]) for n in range(5))
     assert len(good) == 5 and not bad
 
@@ -172,7 +172,7 @@ async def test_commit_waits_for_a_lock_held_for_a_second(store: SqliteStore) -> 
 async def test_lock_held_too_long_raises_store_busy_until_it_is_released(tmp_path: Path) -> None:
     store = SqliteStore(tmp_path / "atlas.db", busy_timeout=0.3)
     await store.open()
-    with held(store.path, 60):
+    with hold_lock(store.path, 60):
         async with asyncio.timeout(TIMEOUT):
             good, bad = await outcomes(store.commit(TENANT, [AddAudit(b"")]) for _ in range(5))
         assert not good and {type(error) for error in bad} == {StoreBusy}
@@ -185,7 +185,7 @@ async def test_lock_held_too_long_raises_store_busy_until_it_is_released(tmp_pat
 @pytest.mark.slow
 async def test_default_busy_timeout_is_five_seconds(store: SqliteStore) -> None:
     loop = asyncio.get_running_loop()
-    with held(store.path, 60):
+    with hold_lock(store.path, 60):
         begin = loop.time()
         with pytest.raises(StoreBusy, match="try again"):
             await store.commit(TENANT, [AddAudit(b"")])
@@ -215,52 +215,52 @@ async def test_two_processes_may_open_a_new_database_at_once(tmp_path: Path) -> 
 
 async def test_newer_schema_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "atlas.db"
-    await made(path)
-    changed(path, f"PRAGMA user_version = {VERSION + 1}")
-    assert "newer Atlas Agents" in await refused(path)
+    await create_database(path)
+    modified(path, f"PRAGMA user_version = {VERSION + 1}")
+    assert "newer Atlas Agents" in await open_error(path)
 
 
 async def test_database_of_another_program_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "other.db"
-    changed(path, "CREATE TABLE theirs (x)")
-    assert "another program" in await refused(path)
+    modified(path, "CREATE TABLE theirs (x)")
+    assert "another program" in await open_error(path)
 
 
 async def test_file_that_is_not_a_database_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("Dear diary, " * 1000)
-    assert "not an SQLite database" in await refused(path)
+    assert "not an SQLite database" in await open_error(path)
 
 
 async def test_directory_is_rejected(tmp_path: Path) -> None:
-    assert "directory" in await refused(tmp_path)
+    assert "directory" in await open_error(tmp_path)
 
 
 async def test_damaged_database_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "atlas.db"
-    await made(path)
+    await create_database(path)
     content = bytearray(path.read_bytes())
     for page in range(2, len(content) // 4096):
         content[page * 4096 : page * 4096 + 64] = b"\xff" * 64
     path.write_bytes(content)
-    assert "damaged" in await refused(path)
+    assert "damaged" in await open_error(path)
 
 
 async def test_truncated_database_is_rejected(tmp_path: Path) -> None:
     path = tmp_path / "atlas.db"
-    await made(path)
+    await create_database(path)
     path.write_bytes(path.read_bytes()[: 3 * 4096])
-    assert "damaged" in await refused(path)
+    assert "damaged" in await open_error(path)
 
 
 async def test_missing_database_that_must_exist_is_not_created(tmp_path: Path) -> None:
     path = tmp_path / "atlas.db"
-    assert "missing" in await refused(path, must_exist=True)
+    assert "missing" in await open_error(path, must_exist=True)
     path.touch()
-    assert "empty" in await refused(path, must_exist=True)
+    assert "empty" in await open_error(path, must_exist=True)
     path.unlink()
     path.with_name("atlas.db-wal").write_bytes(b"what is left of it")
-    assert "missing" in await refused(path)
+    assert "missing" in await open_error(path)
 
 
 OPEN_AS_OTHER_USER = """
@@ -277,9 +277,9 @@ asyncio.run(SqliteStore(sys.argv[1]).open())
 @pytest.mark.parametrize(("file", "folder"), [(0o444, 0o777), (0o666, 0o555)])
 async def test_read_only_database_is_rejected(file: int, folder: int) -> None:
     """Root may write everywhere, so another user tries, in a directory that it can reach."""
-    with tempfile.TemporaryDirectory() as place:
-        path = Path(place) / "atlas.db"
-        await made(path)
+    with tempfile.TemporaryDirectory() as position:
+        path = Path(position) / "atlas.db"
+        await create_database(path)
         path.chmod(file)
         path.parent.chmod(folder)
         child = await asyncio.create_subprocess_exec(
@@ -318,12 +318,12 @@ _OF_A_SEARCH = re.compile(r"SCAN (\(subquery-1\)|w|passage_words VIRTUAL TABLE I
 
 
 async def test_no_statement_scans_a_whole_table(store: SqliteStore) -> None:
-    asked: dict[str, str] = {}
+    queries: dict[str, str] = {}
     for name, value in vars(statements).items():
         if name.isupper() and not name.startswith(("_", "POSTGRES")) and not isinstance(value, dict):
-            asked |= {f"{name} {n}": each for n, each in enumerate([value] if isinstance(value, str) else value)}
+            queries |= {f"{name} {n}": each for n, each in enumerate([value] if isinstance(value, str) else value)}
     with contextlib.closing(sqlite3.connect(store.path)) as connection:
-        for name, statement in asked.items():
+        for name, statement in queries.items():
             values = dict.fromkeys(re.findall(r":(\w+)", statement), 1)
             plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", values)]
             whole = [line for line in plan if line.startswith("SCAN ") and not _OF_A_SEARCH.match(line)]

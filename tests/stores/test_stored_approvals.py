@@ -51,8 +51,8 @@ async def test_answer_may_grant_a_hash_permanently(store: Store) -> None:
 
 
 async def test_unanswered_approval_grants_nothing(store: Store) -> None:
-    asked: ApprovalRow = msgspec.structs.replace(approval(), grants="h")
-    await store.commit(TENANT, [PutApproval(asked)])
+    row: ApprovalRow = msgspec.structs.replace(approval(), grants="h")
+    await store.commit(TENANT, [PutApproval(row)])
     assert await store.grants(TENANT, "h") == []
     with pytest.raises(Conflict):
         await store.commit(TENANT, [AnswerApproval("p1", b"yes", "h"), AnswerApproval("p1", b"no")])

@@ -20,14 +20,14 @@ from atlas_agents.core.store import (
     Write,
 )
 
-FAR = 1 << 60
+FAR_FUTURE = 1 << 60
 
 
 async def add(store: Store, *jobs: JobRow) -> list[JobRow]:
     return await store.commit(TENANT, [AddJob(each) for each in jobs])
 
 
-async def pending(store: Store, now: int = FAR) -> list[str]:
+async def pending(store: Store, now: int = FAR_FUTURE) -> list[str]:
     return [each.id for each in await store.pending_jobs(TENANT, now)]
 
 

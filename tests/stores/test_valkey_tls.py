@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 
 @asynccontextmanager
-async def behind_tls(server: ValkeyServer, folder: Path) -> AsyncGenerator[int]:
+async def run_tls_proxy(server: ValkeyServer, folder: Path) -> AsyncGenerator[int]:
     """The port of a TLS proxy with a certificate for `localhost`; the bundled Valkey has no TLS."""
     context = tls_context(folder, "localhost")
     talks: set[asyncio.Task[None]] = set()
@@ -32,13 +32,13 @@ async def behind_tls(server: ValkeyServer, folder: Path) -> AsyncGenerator[int]:
                 await writer.drain()
         writer.close()
 
-    async def through(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def connect_through(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", server.port)
         both = [asyncio.create_task(carry(*each)) for each in ((reader, inner_writer), (inner_reader, writer))]
         talks.update(both)
         await asyncio.wait(both)
 
-    proxy = await asyncio.start_server(through, "127.0.0.1", 0, ssl=context)
+    proxy = await asyncio.start_server(connect_through, "127.0.0.1", 0, ssl=context)
     try:
         yield proxy.sockets[0].getsockname()[1]
     finally:
@@ -48,35 +48,35 @@ async def behind_tls(server: ValkeyServer, folder: Path) -> AsyncGenerator[int]:
         await asyncio.gather(*talks, return_exceptions=True)
 
 
-async def is_up(news: ValkeySubscriber) -> bool:
-    return news.connected
+async def is_up(notification: ValkeySubscriber) -> bool:
+    return notification.connected
 
 
 async def test_notifications_use_tls_and_an_unknown_certificate_is_rejected(tmp_path: Path) -> None:
     received: asyncio.Queue[str] = asyncio.Queue()
     with ValkeyServer() as server:
-        async with asyncio.timeout(2 * TIMEOUT), behind_tls(server, tmp_path) as port:
-            known = f"?ssl_ca_certs={tmp_path / 'cert'}"
-            for address in (f"localhost:{port}", f"127.0.0.1:{port}/{known}"):
-                news = _news(f"rediss://:{PASSWORD}@{address}", received.put_nowait)
+        async with asyncio.timeout(2 * TIMEOUT), run_tls_proxy(server, tmp_path) as port:
+            trusted = f"?ssl_ca_certs={tmp_path / 'cert'}"
+            for address in (f"localhost:{port}", f"127.0.0.1:{port}/{trusted}"):
+                notification = _notifications(f"rediss://:{PASSWORD}@{address}", received.put_nowait)
                 with pytest.raises(ConfigError, match=r"access to Valkey denied: .*certificate") as refused:
-                    await news.open("here")
-                await news.close()
+                    await notification.open("here")
+                await notification.close()
                 assert PASSWORD not in str(refused.value)
-            news = _news(f"rediss://:{PASSWORD}@localhost:{port}/{known}", received.put_nowait)
-            await news.open("here")
-            running = asyncio.create_task(news.run())
-            await wait_until(lambda: is_up(news))
-            news.publish(["something has happened"])
+            notification = _notifications(f"rediss://:{PASSWORD}@localhost:{port}/{trusted}", received.put_nowait)
+            await notification.open("here")
+            running = asyncio.create_task(notification.run())
+            await wait_until(lambda: is_up(notification))
+            notification.publish(["something has happened"])
             assert await received.get() == "something has happened"
             running.cancel()
             await asyncio.wait([running])
-            await news.close()
+            await notification.close()
 
 
-def _news(url: str, on_notice: Callable[[str], None]) -> ValkeySubscriber:
-    async def otherwise(notices: Sequence[str]) -> None:
+def _notifications(url: str, on_notice: Callable[[str], None]) -> ValkeySubscriber:
+    async def fallback(notices: Sequence[str]) -> None:
         raise AssertionError(notices)
 
-    unused: Callable[[Sequence[str]], Awaitable[None]] = otherwise
+    unused: Callable[[Sequence[str]], Awaitable[None]] = fallback
     return ValkeySubscriber(open_valkey(Secret(url)), on_notice, lambda: None, unused)

@@ -35,7 +35,7 @@ async def pay(to: str, amount: int) -> str:
     """Pay a person.
 
     Args:
-    to: The recipient.
+        to: The recipient.
         amount: How much.
     """
     return f"paid {amount} to {to}"

@@ -55,8 +55,8 @@ def record_then_run() -> None:
     tries: Any = vars(Attempt)["_run_with_retries"]
 
     async def first(self: Any, context: ToolContext) -> Any:
-        await self._settle(f"did {self._approved.call.arguments['n']}", None)
-        self._settle = _nothing
+        await self._finish(f"did {self._approved.call.arguments['n']}", None)
+        self._finish = _nothing
         return await tries(self, context)
 
     _set(Attempt, _run_with_retries=first)
@@ -86,7 +86,7 @@ def forget_the_key() -> None:
     def unknown(*_: object) -> Generator[Any, Any, None]:
         yield from ()
 
-    _set(writes, known_run=unknown)
+    _set(writes, find_run_by_key=unknown)
     _schema("CREATE UNIQUE INDEX runs_accepted", "CREATE INDEX runs_accepted")
 
 
@@ -267,6 +267,8 @@ BUGS: dict[str, Bug] = {
 
 def _set(owner: Any, **broken: Any) -> None:
     for name, value in broken.items():
+        if not hasattr(owner, name):
+            raise AssertionError(f"{owner} has no {name!r} to break")
         setattr(owner, name, value)
 
 

@@ -16,7 +16,7 @@ async def act(n: int) -> str:
     return f"did {n}"
 
 
-async def filled(*, text: str = "go") -> tuple[Atlas, MemoryStore]:
+async def fill_session(*, text: str = "go") -> tuple[Atlas, MemoryStore]:
     store = MemoryStore()
     await store.open()
     model = Scripted(calls("act", n=1), says("Done."), says("Again."), says("Forked."))
@@ -26,12 +26,12 @@ async def filled(*, text: str = "go") -> tuple[Atlas, MemoryStore]:
     return atlas, store
 
 
-async def lines(atlas: Atlas, key: str) -> list[str]:
+async def export_lines(atlas: Atlas, key: str) -> list[str]:
     return [line async for line in atlas.sessions.export(key)]
 
 
 async def test_sessions_are_listed_named_and_archived() -> None:
-    atlas, _ = await filled()
+    atlas, _ = await fill_session()
     async with atlas:
         await atlas.sessions.put("t", label="Trip", agent_id="assistant", metadata={"colour": "red"})
         assert [session.key for session in await atlas.sessions.list()] == ["t", "s"]
@@ -44,8 +44,8 @@ async def test_sessions_are_listed_named_and_archived() -> None:
             await atlas.sessions.get("x")
 
 
-async def test_a_fork_goes_on_by_itself_and_leaves_the_first_as_it_was() -> None:
-    atlas, _ = await filled()
+async def test_fork_is_independent_of_its_origin() -> None:
+    atlas, _ = await fill_session()
     async with atlas:
         before = await atlas.sessions.history("s")
         fork = await atlas.sessions.fork("s", at=before[3].id, to="f")
@@ -57,8 +57,8 @@ async def test_a_fork_goes_on_by_itself_and_leaves_the_first_as_it_was() -> None
         assert await atlas.sessions.history(whole.key) == before
 
 
-async def test_a_fork_at_a_call_takes_its_result_with_it() -> None:
-    atlas, _ = await filled()
+async def test_fork_at_a_call_includes_its_result() -> None:
+    atlas, _ = await fill_session()
     async with atlas:
         before = await atlas.sessions.history("s")
         assert before[1].tool_calls
@@ -66,8 +66,8 @@ async def test_a_fork_at_a_call_takes_its_result_with_it() -> None:
         assert await atlas.sessions.history("f") == before[:3]
 
 
-async def test_a_fork_that_cannot_be_is_refused() -> None:
-    atlas, _ = await filled()
+async def test_invalid_fork_is_rejected() -> None:
+    atlas, _ = await fill_session()
     async with atlas:
         with pytest.raises(NotFound, match="not found: message 'x'"):
             await atlas.sessions.fork("s", at="x")
@@ -77,10 +77,10 @@ async def test_a_fork_that_cannot_be_is_refused() -> None:
             await atlas.sessions.fork("s", to="s")
 
 
-async def test_a_session_travels_as_lines_byte_for_byte(tmp_path: Path) -> None:
-    atlas, store = await filled(text="Grüße, \u2028 and a line\nbreak")
+async def test_export_and_import_preserve_every_byte(tmp_path: Path) -> None:
+    atlas, store = await fill_session(text="Grüße, \u2028 and a line\nbreak")
     async with atlas:
-        exported = await lines(atlas, "s")
+        exported = await export_lines(atlas, "s")
         assert all("\n" not in line for line in exported)
         other = SqliteStore(tmp_path / "other.db")
         await other.open()
@@ -88,7 +88,7 @@ async def test_a_session_travels_as_lines_byte_for_byte(tmp_path: Path) -> None:
             await elsewhere.sessions.load(exported)
             bodies = [row.body for row in await store.messages("default", "s")]
             assert [row.body for row in await other.messages("default", "s")] == bodies
-            assert (await lines(elsewhere, "s"))[1:] == exported[1:]
+            assert (await export_lines(elsewhere, "s"))[1:] == exported[1:]
             await elsewhere.sessions.load(exported, key="again")
             assert (await elsewhere.ask("still there?", session="again")).text == "Here."
             with pytest.raises(Conflict, match="already"):
@@ -107,27 +107,25 @@ BAD: list[tuple[list[str], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("given", "error", "words"), BAD)
-async def test_lines_that_are_no_session_are_refused_where_they_are_wrong(
-    given: list[str], error: type[Exception], words: str
-) -> None:
-    atlas, store = await filled()
+async def test_invalid_import_is_rejected_with_its_line(given: list[str], error: type[Exception], words: str) -> None:
+    atlas, store = await fill_session()
     async with atlas:
         with pytest.raises(error, match=words):
             await atlas.sessions.load(given, key="new")
         assert await store.session("default", "new") is None
 
 
-async def test_a_call_without_its_result_is_not_imported() -> None:
-    atlas, store = await filled()
+async def test_call_without_result_is_not_imported() -> None:
+    atlas, store = await fill_session()
     async with atlas:
-        exported = await lines(atlas, "s")
+        exported = await export_lines(atlas, "s")
         with pytest.raises(BrokenHistory, match="line 4"):
             await atlas.sessions.load([*exported[:3], *exported[4:]], key="new")
         assert await store.session("default", "new") is None
 
 
 async def test_session_is_removed_with_all_its_messages() -> None:
-    atlas, store = await filled()
+    atlas, store = await fill_session()
     async with atlas:
         await atlas.sessions.delete("s")
         with pytest.raises(NotFound):
@@ -136,7 +134,7 @@ async def test_session_is_removed_with_all_its_messages() -> None:
         assert len(list(await atlas.audit.records("default"))) == 1
 
 
-async def test_a_new_session_of_a_removed_one_s_name_knows_nothing_of_it() -> None:
+async def test_session_recreated_under_a_deleted_key_is_empty() -> None:
     model = Scripted(says("one"), says("two"))
     async with in_memory_atlas(model, store=MemoryStore()) as atlas:
         await atlas.ask("first", session="s")
@@ -145,7 +143,7 @@ async def test_a_new_session_of_a_removed_one_s_name_knows_nothing_of_it() -> No
         assert [message.text for message in model.requests[-1].messages] == ["second"]
 
 
-async def test_without_a_store_there_are_no_sessions_to_ask_for() -> None:
+async def test_sessions_require_a_store() -> None:
     async with in_memory_atlas(Scripted(says("x"))) as atlas:
         with pytest.raises(ConfigError, match=r"Atlas\(store=…\)"):
             await atlas.sessions.list()

@@ -37,24 +37,24 @@ def refuse(question: Question) -> str:
     return "no"
 
 
-async def kept() -> MemoryStore:
+async def open_atlas() -> MemoryStore:
     store = MemoryStore()
     await store.open()
     return store
 
 
-async def asked(atlas: Atlas) -> Question:
+async def wait_for_question(atlas: Atlas) -> Question:
     (question,) = await wait_until(atlas.pending)
     return question
 
 
-async def test_a_question_waits_across_a_restart_with_its_id_and_its_deadline(tmp_path: Path) -> None:
+async def test_question_keeps_its_id_and_deadline_across_a_restart(tmp_path: Path) -> None:
     shop, path = Shop(), tmp_path / "atlas.db"
     first = SqliteStore(path)
     await first.open()
     atlas = in_memory_atlas(Scripted(BUY, says("Done.")), [shop.buy], store=first, approve=Approvals(wait=True))
     stream = atlas.send("go", session="s")
-    question = await asked(atlas)
+    question = await wait_for_question(atlas)
     assert [run.status for run in await first.runs("default", "s")] == ["waiting"]
     await atlas.close()
     await first.close()
@@ -66,7 +66,7 @@ async def test_a_question_waits_across_a_restart_with_its_id_and_its_deadline(tm
         Scripted(says("Done.")), [shop.buy], store=second, approve=Approvals(wait=True)
     ) as atlas:
         (again,) = await atlas.recover()
-        assert await asked(atlas) == question
+        assert await wait_for_question(atlas) == question
         assert again.stream_id == stream.stream_id
         await atlas.answer(question.id, Answer("once", by="ana"))
         assert (await again.reply()).text == "Done."
@@ -79,11 +79,11 @@ async def test_a_question_waits_across_a_restart_with_its_id_and_its_deadline(tm
     await second.close()
 
 
-async def test_an_answer_that_was_kept_before_the_end_is_not_asked_for_again() -> None:
-    shop, store = Shop(), await kept()
+async def test_stored_answer_is_used_after_a_crash() -> None:
+    shop, store = Shop(), await open_atlas()
     atlas = in_memory_atlas(Scripted(BUY), [shop.buy], store=store, approve=Approvals(wait=True))
     atlas.send("go", session="s")
-    question = await asked(atlas)
+    question = await wait_for_question(atlas)
     await atlas.close()
     await atlas.answer(question.id, "once")  # no run waits for it any more
     async with in_memory_atlas(Scripted(says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True)) as atlas:
@@ -93,13 +93,13 @@ async def test_an_answer_that_was_kept_before_the_end_is_not_asked_for_again() -
     assert await atlas.pending() == []
 
 
-async def test_a_second_answer_a_late_one_and_one_to_nothing_are_refused() -> None:
-    shop, store = Shop(), await kept()
+async def test_second_late_and_unknown_answers_are_rejected() -> None:
+    shop, store = Shop(), await open_atlas()
     async with in_memory_atlas(
         Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True)
     ) as atlas:
         stream = atlas.send("go", session="s")
-        question = await asked(atlas)
+        question = await wait_for_question(atlas)
         await atlas.answer(question.id, "no")
         with pytest.raises(Conflict, match="already answered"):
             await atlas.answer(question.id, "once")
@@ -111,13 +111,13 @@ async def test_a_second_answer_a_late_one_and_one_to_nothing_are_refused() -> No
     assert shop.bought == []
 
 
-async def test_two_who_answer_at_once_are_one_answer() -> None:
-    shop, store = Shop(), await kept()
+async def test_one_of_two_concurrent_answers_counts() -> None:
+    shop, store = Shop(), await open_atlas()
     async with in_memory_atlas(
         Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True)
     ) as atlas:
         stream = atlas.send("go", session="s")
-        question = await asked(atlas)
+        question = await wait_for_question(atlas)
         given = [atlas.answer(question.id, Answer("once", by=by)) for by in ("ana", "bea")]
         results = await asyncio.gather(*given, return_exceptions=True)
         await stream.reply()
@@ -125,14 +125,14 @@ async def test_two_who_answer_at_once_are_one_answer() -> None:
     assert shop.bought == ["tea"]
 
 
-async def test_missing_answer_is_a_refusal_that_stays_one() -> None:
-    shop, store, clock = Shop(), await kept(), VirtualClock()
+async def test_missing_answer_stays_a_refusal() -> None:
+    shop, store, clock = Shop(), await open_atlas(), VirtualClock()
     approvals = Approvals(wait=True, deadline=60)
     async with in_memory_atlas(
         Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=approvals, clock=clock
     ) as atlas:
         stream = atlas.send("go", session="s")
-        question = await asked(atlas)
+        question = await wait_for_question(atlas)
         await clock.advance(61)
         await stream.reply()
         with pytest.raises(Conflict):
@@ -140,31 +140,31 @@ async def test_missing_answer_is_a_refusal_that_stays_one() -> None:
     assert shop.bought == []
 
 
-async def test_an_always_holds_in_the_next_process_for_exactly_that() -> None:
-    shop, store = Shop(), await kept()
+async def test_always_answer_holds_after_a_restart_for_the_same_call_only() -> None:
+    shop, store = Shop(), await open_atlas()
     async with in_memory_atlas(
         Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True)
     ) as atlas:
         stream = atlas.send("go", session="s")
-        await atlas.answer((await asked(atlas)).id, "always")
+        await atlas.answer((await wait_for_question(atlas)).id, "always")
         await stream.reply()
     model = Scripted(BUY, says("Done."), calls("buy", what="coffee"), says("Done."))
     async with in_memory_atlas(model, [shop.buy], store=store, approve=Approvals(wait=True)) as atlas:
         await atlas.ask("again", session="other")
         assert shop.bought == ["tea", "tea"]
         stream = atlas.send("and", session="other")
-        await atlas.answer((await asked(atlas)).id, "no")
+        await atlas.answer((await wait_for_question(atlas)).id, "no")
         await stream.reply()
     assert shop.bought == ["tea", "tea"]
 
 
-async def test_a_session_answer_holds_in_the_next_process_for_that_session() -> None:
-    shop, store = Shop(), await kept()
+async def test_session_answer_holds_after_a_restart_for_its_session() -> None:
+    shop, store = Shop(), await open_atlas()
     async with in_memory_atlas(
         Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True)
     ) as atlas:
         stream = atlas.send("go", session="s")
-        await atlas.answer((await asked(atlas)).id, "session")
+        await atlas.answer((await wait_for_question(atlas)).id, "session")
         await stream.reply()
     model = Scripted(BUY, says("Done."), BUY, says("Done."))
     async with in_memory_atlas(model, [shop.buy], store=store, approve=refuse) as atlas:
@@ -174,11 +174,11 @@ async def test_a_session_answer_holds_in_the_next_process_for_that_session() -> 
     assert shop.bought == ["tea", "tea"]
 
 
-async def test_edited_arguments_and_their_answer_outlive_the_process() -> None:
-    shop, store = Shop(), await kept()
+async def test_edited_arguments_survive_a_restart() -> None:
+    shop, store = Shop(), await open_atlas()
     atlas = in_memory_atlas(Scripted(BUY), [shop.buy], store=store, approve=Approvals(wait=True))
     atlas.send("go", session="s")
-    question = await asked(atlas)
+    question = await wait_for_question(atlas)
     await atlas.close()
     await atlas.answer(question.id, Answer("always", arguments={"what": "water"}))
     model = Scripted(says("Done."), calls("buy", what="water"), says("Done."))
@@ -189,19 +189,19 @@ async def test_edited_arguments_and_their_answer_outlive_the_process() -> None:
     assert shop.bought == ["water", "water"]
 
 
-async def test_a_yes_given_under_another_policy_is_asked_for_again() -> None:
-    shop, store = Shop(), await kept()
+async def test_approval_under_an_older_policy_is_requested_again() -> None:
+    shop, store = Shop(), await open_atlas()
     old, new = (Policy(tools={"buy": {"assistant": "ask"}, "x": {"*": cell}}) for cell in ("no", "yes"))
     atlas = in_memory_atlas(Scripted(BUY), [shop.buy], store=store, approve=Approvals(wait=True), policy=old)
     atlas.send("go", session="s")
-    question = await asked(atlas)
+    question = await wait_for_question(atlas)
     await atlas.close()
     await atlas.answer(question.id, "once")
     async with in_memory_atlas(
         Scripted(says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True), policy=new
     ) as atlas:
         (stream,) = await atlas.recover()
-        again = await asked(atlas)
+        again = await wait_for_question(atlas)
         assert again.id != question.id
         assert shop.bought == []
         await atlas.answer(again.id, "once")
@@ -209,21 +209,21 @@ async def test_a_yes_given_under_another_policy_is_asked_for_again() -> None:
     assert shop.bought == ["tea"]
 
 
-async def test_one_of_two_persons_is_not_enough_in_either_store_of_answers() -> None:
-    shop, store = Shop(), await kept()
+async def test_one_of_two_required_persons_is_not_enough_in_either_store() -> None:
+    shop, store = Shop(), await open_atlas()
     approvals = Approvals(wait=True, two_person=True)
     async with in_memory_atlas(Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=approvals) as atlas:
         stream = atlas.send("go", session="s", user="ana")
-        await atlas.answer((await asked(atlas)).id, Answer("once", by="ana"))
+        await atlas.answer((await wait_for_question(atlas)).id, Answer("once", by="ana"))
         await stream.reply()
     assert shop.bought == []
 
 
-async def test_without_a_store_questions_wait_in_memory() -> None:
+async def test_questions_wait_in_memory_without_a_store() -> None:
     shop = Shop()
     async with in_memory_atlas(Scripted(BUY, says("Done.")), [shop.buy], approve=Approvals(wait=True)) as atlas:
         stream = atlas.send("go")
-        await atlas.answer((await asked(atlas)).id, "once")
+        await atlas.answer((await wait_for_question(atlas)).id, "once")
         assert (await stream.reply()).text == "Done."
         assert await atlas.pending() == []
         with pytest.raises(NotFound):
@@ -231,13 +231,13 @@ async def test_without_a_store_questions_wait_in_memory() -> None:
     assert shop.bought == ["tea"]
 
 
-async def test_who_listens_hears_of_the_question_and_of_its_answer() -> None:
-    shop, store = Shop(), await kept()
+async def test_subscriber_gets_the_question_and_its_answer() -> None:
+    shop, store = Shop(), await open_atlas()
     async with in_memory_atlas(
         Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True)
     ) as atlas:
         stream = atlas.send("go", session="s")
-        question = await asked(atlas)
+        question = await wait_for_question(atlas)
         await atlas.answer(question.id, Answer("once", by="ana"))
         events = [event async for event in stream]
     types = [event.type for event in events]
@@ -248,16 +248,16 @@ async def test_who_listens_hears_of_the_question_and_of_its_answer() -> None:
     assert (answered_event.approval_id, answered_event.decision, answered_event.by) == (question.id, "once", "ana")
 
 
-async def pending_of(store: Store, model: Scripted, shop: Shop) -> tuple[Atlas, Question]:
+async def pending_questions(store: Store, model: Scripted, shop: Shop) -> tuple[Atlas, Question]:
     agent = Agent("assistant", model=model, tools=[shop.buy])
     atlas = Atlas([agent], store=store, approve=Approvals(wait=True))
     atlas.send("go", session="s")
-    return atlas, await asked(atlas)
+    return atlas, await wait_for_question(atlas)
 
 
-async def test_a_cancelled_turn_takes_its_question_back() -> None:
-    shop, store = Shop(), await kept()
-    atlas, question = await pending_of(store, Scripted(BUY), shop)
+async def test_cancelled_turn_withdraws_its_question() -> None:
+    shop, store = Shop(), await open_atlas()
+    atlas, question = await pending_questions(store, Scripted(BUY), shop)
     async with atlas:
         stream = atlas.stream(question.run_id)
         assert stream is not None
@@ -273,7 +273,7 @@ async def ended(store: Store) -> bool:
     return not await store.open_runs()
 
 
-class Forgetful(MemoryStore):
+class LosingStore(MemoryStore):
     """Writes the next answer, and loses its connection before it can say so."""
 
     loses = True
@@ -286,12 +286,12 @@ class Forgetful(MemoryStore):
         return results
 
 
-async def test_an_answer_that_was_kept_counts_though_the_store_could_not_say_so() -> None:
-    shop, store = Shop(), Forgetful()
+async def test_stored_answer_counts_after_a_lost_acknowledgement() -> None:
+    shop, store = Shop(), LosingStore()
     await store.open()
     atlas = in_memory_atlas(Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True))
     async with atlas, asyncio.timeout(5):
         stream = atlas.send("go", session="s")
-        await atlas.answer((await asked(atlas)).id, "once")
+        await atlas.answer((await wait_for_question(atlas)).id, "once")
         assert (await stream.reply()).text == "Done."
     assert shop.bought == ["tea"]

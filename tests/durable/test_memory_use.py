@@ -11,7 +11,7 @@ RUNNER = Path(__file__).parent / "memory_runner.py"
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_sessions_that_are_not_in_use_take_no_memory(tmp_path: Path) -> None:
+def test_idle_sessions_take_no_memory(tmp_path: Path) -> None:
     command = [sys.executable, str(RUNNER), str(tmp_path / "atlas.db")]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     (early, early_blocks), (later, later_blocks), (last, last_blocks) = (map(int, line.split()) for line in printed)

@@ -16,12 +16,12 @@ from atlas_agents.tools.tool import Tool
 from checks import TIMEOUT, run_ready_tasks, wait_until
 
 
-class Moody(MemoryStore):
+class FailingStore(MemoryStore):
     """Fails the commits that write this kind of step, so many times; after the write if it is unclear."""
 
-    def __init__(self, kind: str, trouble: Exception, times: int = 3, *, after: bool = False) -> None:
+    def __init__(self, kind: str, failure: Exception, times: int = 3, *, after: bool = False) -> None:
         super().__init__()
-        self.kind, self.trouble, self.times, self.after = kind, trouble, times, after
+        self.kind, self.failure, self.times, self.after = kind, failure, times, after
         self.failed = 0
 
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
@@ -31,10 +31,10 @@ class Moody(MemoryStore):
         self.failed += 1
         if self.after and self.failed == 1:
             await super().commit(tenant, writes)
-        raise self.trouble
+        raise self.failure
 
 
-def counting(effects: list[int], **terms: Any) -> Tool:
+def count_calls(effects: list[int], **terms: Any) -> Tool:
     async def act(n: int) -> str:
         """Act."""
         effects.append(n)
@@ -47,13 +47,13 @@ TROUBLES = [StoreBusy("locked"), StoreFull("full"), StoreLost("gone"), StoreLost
 
 
 @pytest.mark.parametrize("kind", ["reply", "intent", "outcome", "ended"])
-@pytest.mark.parametrize("trouble", TROUBLES, ids=["busy", "full", "lost", "unclear"])
-async def test_a_turn_outlasts_a_store_in_trouble_and_nothing_happens_twice(kind: str, trouble: StoreError) -> None:
-    unclear = isinstance(trouble, StoreLost) and trouble.unclear
-    store, effects = Moody(kind, trouble, after=unclear), list[int]()
+@pytest.mark.parametrize("failure", TROUBLES, ids=["busy", "full", "lost", "unclear"])
+async def test_turn_survives_store_failures_and_nothing_runs_twice(kind: str, failure: StoreError) -> None:
+    unclear = isinstance(failure, StoreLost) and failure.unclear
+    store, effects = FailingStore(kind, failure, after=unclear), list[int]()
     await store.open()
     model = Scripted(calls("act", n=1), says("Done."))
-    async with in_memory_atlas(model, [counting(effects)], store=store) as atlas, asyncio.timeout(10):
+    async with in_memory_atlas(model, [count_calls(effects)], store=store) as atlas, asyncio.timeout(10):
         assert (await atlas.ask("go", session="s")).text == "Done."
     assert store.failed == 3 or (unclear and store.failed >= 1)
     assert effects == [1]
@@ -64,28 +64,28 @@ async def test_a_turn_outlasts_a_store_in_trouble_and_nothing_happens_twice(kind
     assert len(await store.audit("default")) == 1
 
 
-@pytest.mark.parametrize("trouble", TROUBLES[:3], ids=["busy", "full", "lost"])
-async def test_a_new_message_is_refused_at_once_and_the_next_one_is_taken(trouble: StoreError) -> None:
-    store = Moody("accepted", trouble, times=1)
+@pytest.mark.parametrize("failure", TROUBLES[:3], ids=["busy", "full", "lost"])
+async def test_message_is_rejected_during_a_store_failure_and_accepted_after_it(failure: StoreError) -> None:
+    store = FailingStore("accepted", failure, times=1)
     await store.open()
     async with in_memory_atlas(Scripted(says("Here.")), store=store) as atlas, asyncio.timeout(2):
-        with pytest.raises(type(trouble)):
+        with pytest.raises(type(failure)):
             await atlas.ask("lost", session="s")
         assert (await atlas.ask("kept", session="s")).text == "Here."
         assert [message.text for message in await atlas.sessions.history("s")] == ["kept", "Here."]
         assert [message.text for message in atlas.conversation("s").messages] == ["kept", "Here."]
 
 
-async def test_a_message_whose_acceptance_was_unclear_is_accepted_if_it_was_written() -> None:
-    store = Moody("accepted", StoreLost("gone", unclear=True), times=1, after=True)
+async def test_message_with_unclear_acceptance_counts_if_it_was_written() -> None:
+    store = FailingStore("accepted", StoreLost("gone", unclear=True), times=1, after=True)
     await store.open()
     async with in_memory_atlas(Scripted(says("Here.")), store=store) as atlas, asyncio.timeout(2):
         assert (await atlas.ask("once", session="s")).text == "Here."
         assert [message.text for message in await atlas.sessions.history("s")] == ["once", "Here."]
 
 
-async def test_a_turn_that_cannot_be_written_down_can_still_be_cancelled() -> None:
-    store = Moody("reply", StoreFull("full"), times=10**9)
+async def test_turn_can_be_cancelled_during_a_store_failure() -> None:
+    store = FailingStore("reply", StoreFull("full"), times=10**9)
     await store.open()
     async with in_memory_atlas(Scripted(says("Here.")), store=store) as atlas, asyncio.timeout(5):
         stream = atlas.send("go", session="s")
@@ -94,7 +94,7 @@ async def test_a_turn_that_cannot_be_written_down_can_still_be_cancelled() -> No
         assert [event.type async for event in stream][-1] == "stream:end"
 
 
-async def test_who_lost_its_run_to_another_writes_nothing_more() -> None:
+async def test_stale_owner_writes_nothing() -> None:
     store, effects, reached, go_on = MemoryStore(), list[int](), asyncio.Event(), asyncio.Event()
     await store.open()
 
@@ -106,7 +106,7 @@ async def test_who_lost_its_run_to_another_writes_nothing_more() -> None:
         return "late"
 
     model = Scripted(calls("slow") + calls("act", n=1), says("never"))
-    async with in_memory_atlas(model, [slow, counting(effects)], store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(model, [slow, count_calls(effects)], store=store) as atlas, asyncio.timeout(5):
         stream = atlas.send("go", session="s")
         await reached.wait()
 
@@ -126,10 +126,10 @@ async def test_who_lost_its_run_to_another_writes_nothing_more() -> None:
 async def test_turn_that_crashes_every_process_is_failed() -> None:
     store = MemoryStore()
     await store.open()
-    for life in range(MAX_RESUMES_WITHOUT_PROGRESS + 1):
+    for process in range(MAX_RESUMES_WITHOUT_PROGRESS + 1):
         began = asyncio.Event()
         atlas = in_memory_atlas(Scripted(calls("hang"), calls("hang")), [hanging(began)], store=store)
-        if life == 0:
+        if process == 0:
             atlas.send("go", session="s")
         else:
             await atlas.recover()
@@ -153,7 +153,7 @@ def hanging(began: asyncio.Event) -> Tool:
     return hang
 
 
-async def test_closing_leaves_turns_open_and_gives_those_time_that_need_little() -> None:
+async def test_close_waits_for_short_turns_and_leaves_others_open() -> None:
     store = MemoryStore()
     await store.open()
 
@@ -176,7 +176,7 @@ async def test_closing_leaves_turns_open_and_gives_those_time_that_need_little()
     assert [run.status for run in await store.open_runs()] == ["running"]
 
 
-async def cut_short(found: Any, effects: list[int]) -> tuple[str, list[int], list[str]]:
+async def interrupted_atlas(found: Any, effects: list[int]) -> tuple[str, list[int], list[str]]:
     """(status and words of the result, what happened, keys asked about) after a turn was cut short in its tool."""
     store, reached, keys = MemoryStore(), asyncio.Event(), list[str]()
     await store.open()
@@ -214,18 +214,18 @@ async def cut_short(found: Any, effects: list[int]) -> tuple[str, list[int], lis
     return f"{result.status}: {result.result}", effects, keys
 
 
-async def test_a_tool_that_can_find_out_is_asked_what_became_of_its_call() -> None:
-    assert (await cut_short(Happened("receipt 7"), []))[:2] == ("ok: receipt 7", [1])
-    assert (await cut_short(NotHappened(), []))[:2] == ("ok: paid 1", [1, 1])
-    for cannot_tell in (None, "perhaps", Transient("bank is closed"), RuntimeError("bug")):
-        words, effects, keys = await cut_short(cannot_tell, [])
+async def test_tool_with_outcome_query_is_asked_after_a_crash() -> None:
+    assert (await interrupted_atlas(Happened("receipt 7"), []))[:2] == ("ok: receipt 7", [1])
+    assert (await interrupted_atlas(NotHappened(), []))[:2] == ("ok: paid 1", [1, 1])
+    for unknown_outcome in (None, "perhaps", Transient("bank is closed"), RuntimeError("bug")):
+        words, effects, keys = await interrupted_atlas(unknown_outcome, [])
         assert words.startswith("unknown: ")
         assert effects == [1]
         assert len(keys) == 1
 
 
-async def test_an_outcome_that_got_lost_on_the_way_is_found_out_at_once() -> None:
-    def made(found: Any) -> Tool:
+async def test_lost_outcome_is_queried_at_once() -> None:
+    def make_tool(found: Any) -> Tool:
         async def lose() -> None:
             """Lose the connection."""
             raise ConnectionResetError("gone")
@@ -236,12 +236,12 @@ async def test_an_outcome_that_got_lost_on_the_way_is_found_out_at_once() -> Non
         return tool(reconcile=look)(lose)
 
     for found, status in ((Happened("it did"), "ok"), (NotHappened(), "error"), (None, "unknown")):
-        async with in_memory_atlas(Scripted(calls("lose"), says("Done.")), [made(found)]) as atlas:
+        async with in_memory_atlas(Scripted(calls("lose"), says("Done.")), [make_tool(found)]) as atlas:
             result = await atlas.run("go")
             assert [step.status for step in result.steps] == [status]
 
 
-async def test_usage_and_cost_are_summed_by_session_agent_and_model_and_counted_once() -> None:
+async def test_usage_is_summed_by_session_agent_and_model_once() -> None:
     store = MemoryStore()
     await store.open()
     agents = [Agent(id, model=Scripted(says("one two three"), says("four"))) for id in ("a", "b")]
