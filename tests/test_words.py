@@ -21,7 +21,6 @@ PENDING = {
     "channels",
     "cli",
     "config",
-    "gateway",
     "local",
     "workspace",
 }
