@@ -7,7 +7,7 @@ import stat
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
@@ -210,9 +210,11 @@ def _suggest(key: str, names: list[str]) -> str:
 
 
 SQLITE, POSTGRES = ("sqlite",), ("postgresql", "postgres")
-_REDIS = ("redis", "rediss", "unix")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\]?")
 _ORIGIN = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
+_TOOL_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
+SettingCheck: TypeAlias = Callable[[Any, RawSetting], Any]
+"""Validates the converted value of a setting and returns it, possibly normalized."""
 
 
 def check_value(given: RawSetting) -> Any:
@@ -262,26 +264,6 @@ def _check_model(value: str, given: RawSetting) -> str:
     return str(ref)
 
 
-def _check_host(value: str, given: RawSetting) -> str:
-    if not _HOST.fullmatch(value):
-        raise given.error(f"invalid address {_shorten(value)}: expected an IP address like 127.0.0.1 or a host name")
-    return value
-
-
-def _check_hosts(values: tuple[str, ...], given: RawSetting) -> tuple[str, ...]:
-    for value in values:
-        if not _HOST.fullmatch(value):
-            raise given.error(f"invalid host {_shorten(value)}: expected a name like chat.example.org, without a port")
-    return values
-
-
-def _check_origins(values: tuple[str, ...], given: RawSetting) -> tuple[str, ...]:
-    for value in values:
-        if not _ORIGIN.fullmatch(value):
-            raise given.error(f"invalid origin {_shorten(value)}: expected one like https://chat.example.org")
-    return values
-
-
 def _check_policy(value: Path, given: RawSetting) -> Path:
     if not value.is_file():
         raise given.error(f"file not found: {value}; create it or remove the setting")
@@ -292,7 +274,8 @@ def _check_policy(value: Path, given: RawSetting) -> Path:
 
 def _check_database(value: Secret, given: RawSetting) -> Secret:
     known = (*SQLITE, *POSTGRES)
-    url = _check_url(value, given, known if scheme(value.reveal()) in known else (*known, *Plugins().names("stores")))
+    url = value.reveal()
+    _check_url(value, given, known if scheme(url) in known else (*known, *Plugins().names("stores")))
     if scheme(url) not in SQLITE:
         return value
     _, _, rest = url.partition("://")
@@ -304,49 +287,7 @@ def _check_database(value: Secret, given: RawSetting) -> Secret:
     return Secret(f"sqlite:///{given.path(path)}")
 
 
-def _check_redis(value: Secret, given: RawSetting) -> Secret:
-    _check_url(value, given, _REDIS)
-    return value
-
-
-def _check_provider_limits(values: tuple[str, ...], given: RawSetting) -> tuple[str, ...]:
-    try:
-        parse_rate_limits(values)
-    except ConfigError as error:
-        raise given.error(str(error)) from error
-    return values
-
-
-def _check_fetch_hosts(values: tuple[str, ...], given: RawSetting) -> tuple[str, ...]:
-    try:
-        Hosts(values)
-    except ConfigError as error:
-        raise given.error(str(error)) from error
-    return values
-
-
-def _check_search_url(value: str, given: RawSetting) -> str:
-    return _check_http_url(value, given, "use a SearXNG that needs none")
-
-
-def _check_embeddings(value: str, given: RawSetting) -> str:
-    return value if value in ("local", "none") else _check_model(value, given)
-
-
-def _check_embeddings_url(value: str, given: RawSetting) -> str:
-    return _check_http_url(value, given, "set embeddings_key instead")
-
-
-def _check_http_url(value: str, given: RawSetting, advice: str) -> str:
-    if scheme(value) not in ("http", "https"):
-        shown = "" if "@" in value else f" {_shorten(value)}"
-        raise given.error(f"invalid URL{shown}: expected http:// or https://")
-    if has_password(value):
-        raise given.error(f"the URL contains a password, which would be displayed; {advice}")
-    return value
-
-
-def _check_url(value: Secret, given: RawSetting, schemes: tuple[str, ...]) -> str:
+def _check_url(value: Secret, given: RawSetting, schemes: tuple[str, ...]) -> Secret:
     url = value.reveal()
     if scheme(url) not in schemes:
         expected = " or ".join(f"{each}://" for each in schemes)
@@ -354,30 +295,63 @@ def _check_url(value: Secret, given: RawSetting, schemes: tuple[str, ...]) -> st
     if given.source != "environment" and has_password(url):
         variable = given.setting.variable
         raise given.error(f"the URL contains a password, and {ALLOWED_SOURCES}; set {variable} or {variable}_FILE")
-    return url
-
-
-def _check_knowledge_tool(value: str, given: RawSetting) -> str:
-    if not re.fullmatch(r"[A-Za-z][A-Za-z0-9_-]{0,63}", value):
-        raise given.error(f"invalid tool name {value!r}: expected 1 to 64 letters, digits, _ or -, a letter first")
     return value
 
 
-_CHECKS: dict[str, Callable[[Any, RawSetting], Any]] = {
+def _match(pattern: re.Pattern[str], kind: str, expected: str) -> SettingCheck:
+    """Return a check that a string, or each string of a list, matches a pattern."""
+
+    def check(value: str | tuple[str, ...], given: RawSetting) -> Any:
+        for each in (value,) if isinstance(value, str) else value:
+            if not pattern.fullmatch(each):
+                raise given.error(f"invalid {kind} {_shorten(each)}: expected {expected}")
+        return value
+
+    return check
+
+
+def _parse_with(parse: Callable[[tuple[str, ...]], object]) -> SettingCheck:
+    """Return a check that a function can parse the value."""
+
+    def check(values: tuple[str, ...], given: RawSetting) -> Any:
+        try:
+            parse(values)
+        except ConfigError as error:
+            raise given.error(str(error)) from error
+        return values
+
+    return check
+
+
+def _http_url(advice: str) -> SettingCheck:
+    """Return a check for an HTTP URL without a password."""
+
+    def check(value: str, given: RawSetting) -> Any:
+        if scheme(value) not in ("http", "https"):
+            shown = "" if "@" in value else f" {_shorten(value)}"
+            raise given.error(f"invalid URL{shown}: expected http:// or https://")
+        if has_password(value):
+            raise given.error(f"the URL contains a password, which would be displayed; {advice}")
+        return value
+
+    return check
+
+
+_CHECKS: dict[str, SettingCheck] = {
     "token": _check_token,
     "model": _check_model,
-    "host": _check_host,
-    "allowed_hosts": _check_hosts,
-    "allowed_origins": _check_origins,
+    "host": _match(_HOST, "address", "an IP address like 127.0.0.1 or a host name"),
+    "allowed_hosts": _match(_HOST, "host", "a name like chat.example.org, without a port"),
+    "allowed_origins": _match(_ORIGIN, "origin", "one like https://chat.example.org"),
     "policy": _check_policy,
     "database_url": _check_database,
-    "redis_url": _check_redis,
-    "provider_limits": _check_provider_limits,
-    "fetch_hosts": _check_fetch_hosts,
-    "search_url": _check_search_url,
-    "embeddings": _check_embeddings,
-    "embeddings_url": _check_embeddings_url,
-    "knowledge_tool": _check_knowledge_tool,
+    "redis_url": lambda value, given: _check_url(value, given, ("redis", "rediss", "unix")),
+    "provider_limits": _parse_with(parse_rate_limits),
+    "fetch_hosts": _parse_with(Hosts),
+    "search_url": _http_url("use a SearXNG that needs none"),
+    "embeddings": lambda value, given: value if value in ("local", "none") else _check_model(value, given),
+    "embeddings_url": _http_url("set embeddings_key instead"),
+    "knowledge_tool": _match(_TOOL_NAME, "tool name", "1 to 64 letters, digits, _ or -, a letter first"),
 }
 
 

@@ -163,8 +163,7 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
     ]
     workspace: Annotated[Path, about("Folder with `AGENTS.md`, `SOUL.md` and `TOOLS.md`.", default="home/workspace")]
     config: Annotated[
-        Path | None,
-        about("Settings file to read instead of `./atlas.toml`.", default="./atlas.toml", only="outside"),
+        Path | None, about("Settings file to read instead of `./atlas.toml`.", default="./atlas.toml", only="outside")
     ] = None
     token: Annotated[
         Secret | None, about("Token that clients authenticate with.", default="generated", hides="all")
