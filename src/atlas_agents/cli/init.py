@@ -55,9 +55,7 @@ _EXAMPLES = {
 
 
 @command(app)
-def init(
-    folder: Annotated[str, typer.Argument(metavar="FOLDER", help="The folder for the files.")] = ".",
-) -> None:
+def init(folder: Annotated[str, typer.Argument(metavar="FOLDER", help="The folder for the files.")] = ".") -> None:
     """Create a workspace, settings and a policy in a folder.
 
     Existing files are not changed.

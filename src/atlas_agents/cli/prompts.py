@@ -60,10 +60,7 @@ async def send_reply(
     """Send the answer. Return False if the values of a form were rejected; an earlier answer from elsewhere wins."""
     try:
         await client.call(
-            "approvals.resolve",
-            approval_id=request.approval_id,
-            decision=reply.decision,
-            arguments=reply.arguments,
+            "approvals.resolve", approval_id=request.approval_id, decision=reply.decision, arguments=reply.arguments
         )
     except GatewayError as error:
         if request.form is not None and error.kind == "INVALID_PARAMS":

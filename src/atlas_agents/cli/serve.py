@@ -32,8 +32,7 @@ def serve(
         str | None, typer.Option(metavar="FILE", help="The settings file, instead of ./atlas.toml.")
     ] = None,
     role: Annotated[
-        str | None,
-        typer.Option(metavar="ROLE", help="alone, or in a cluster on Postgres: gateway, worker or all."),
+        str | None, typer.Option(metavar="ROLE", help="alone, or in a cluster on Postgres: gateway, worker or all.")
     ] = None,
     log_level: Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(metavar="FORMAT", help="text or json.")] = None,

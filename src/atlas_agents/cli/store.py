@@ -56,8 +56,7 @@ async def prune(
 
     settings = load_settings()
     policy = RetentionPolicy(
-        settings.keep_events if events is None else events,
-        settings.keep_journals if journals is None else journals,
+        settings.keep_events if events is None else events, settings.keep_journals if journals is None else journals
     )
     async with _open_store(settings) as store:
         pruned = await _prune(store, policy, dry_run=dry_run)

@@ -18,9 +18,7 @@ app = command_group()
 
 
 @command(app)
-def pair(
-    code: Annotated[str, typer.Argument(metavar="CODE", help="The code that the bot sent them.")],
-) -> None:
+def pair(code: Annotated[str, typer.Argument(metavar="CODE", help="The code that the bot sent them.")]) -> None:
     """Allow a person to chat with all agents and to answer approval requests.
 
     A code is valid once, for one hour, and only in a private chat: the bot ignores groups.
