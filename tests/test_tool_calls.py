@@ -103,7 +103,7 @@ AWKWARD: list[tuple[str, Callable[[], Any], str, str]] = [
     ("KeyboardInterrupt", raises(KeyboardInterrupt()), "internal", NEUTRAL),
     ("GeneratorExit", raises(GeneratorExit()), "internal", NEUTRAL),
     ("StopIteration", raises(StopIteration(1)), "internal", NEUTRAL),
-    ("CancelledError", raises(asyncio.CancelledError()), "failed", "act was cancelled from inside"),
+    ("CancelledError", raises(asyncio.CancelledError()), "failed", "act cancelled itself"),
     ("another BaseException", raises(Unusual()), "internal", NEUTRAL),
     ("a bug", raises(ZeroDivisionError("secret")), "internal", NEUTRAL),
     ("exception of huge text", raises(Endless()), "internal", NEUTRAL),

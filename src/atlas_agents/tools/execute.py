@@ -87,7 +87,7 @@ class Attempt:
         self._stopped = True
         self._cancel()
 
-    def _release(self) -> None:
+    def _mark_ended(self) -> None:
         self.ended = True
         self._stop_timer()
         if self._grace_timer is not None:
@@ -120,7 +120,7 @@ class Attempt:
         if not self.ended:
             _abandoned.adopt(self._task)
             logger.warning("tool ignored its cancellation and was abandoned: tool=%s", self._approved.tool.name)
-            self._release()
+            self._mark_ended()
             self._scope.governance.spawn(self._finish(None, self._timeout_error()))
 
     async def _run(self, context: ToolContext) -> None:
@@ -131,7 +131,7 @@ class Attempt:
         try:
             value = await self._admit_and_run(context)
         except asyncio.CancelledError:
-            error = ToolFailed(f"{self._approved.tool.name} was cancelled from inside")
+            error = ToolFailed(f"{self._approved.tool.name} cancelled itself")
         except Exception as caught:  # noqa: BLE001 - classified in `finish`
             error = caught
         except BaseException as end:  # noqa: BLE001 - SystemExit would stop the event loop
@@ -139,7 +139,7 @@ class Attempt:
             error = exited.with_traceback(end.__traceback__)
         if self.ended:  # abandoned
             return
-        self._release()
+        self._mark_ended()
         if self._task.cancelling():  # the cancellation would be raised at the next await
             self._scope.governance.spawn(self._finish(value, error))
         else:
