@@ -23,7 +23,7 @@ PROCESS_LEVEL = (
 HELPERS = (
     "checks.py",  # `until` polls with a bound, `beating` measures whether the loop is free
     "gateway/paced_model.py",  # a model that streams slowly
-    "telegram/channel_room.py",  # a model that streams slowly
+    "telegram/channel_setup.py",  # a model that streams slowly
 )
 _MODULES = ("asyncio", "time", "anyio")
 

@@ -14,19 +14,19 @@ from local_weights import Make, home_with_weights
 
 @pytest.fixture(scope="session")
 def weights() -> Path:
-    """The folder of models."""
+    """The folder of the models."""
     return home_with_weights() / "models"
 
 
 @pytest.fixture
 def home(weights: Path, tmp_path: Path) -> Path:
-    """The test's own home, with a link to the models: its model servers are its own, too."""
+    """A home of the test with a link to the models; it has its own model servers."""
     return _home(weights, tmp_path)
 
 
 @pytest.fixture(scope="module")
 def shared_home(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One home for all tests of a module, with a model server that runs until the last of them has ended."""
+    """A home shared by a module, with a model server that runs until its last test has ended."""
     home = _home(weights, tmp_path_factory.mktemp("local"))
     anchor = LocalProvider(environment=_environment(home))
     asyncio.run(_start(anchor))
@@ -36,27 +36,27 @@ def shared_home(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture
 async def make(home: Path) -> AsyncIterator[Make]:
-    """Makes providers that start their own model server."""
+    """Create providers that start their own model server."""
     async for provider in _providers(home):
         yield provider
 
 
 @pytest.fixture
 async def share(shared_home: Path) -> AsyncIterator[Make]:
-    """Makes providers that use the model server of the module."""
+    """Create providers that use the model server of the module."""
     async for provider in _providers(shared_home):
         yield provider
 
 
 async def _providers(home: Path) -> AsyncIterator[Make]:
-    made: list[LocalProvider] = []
+    created: list[LocalProvider] = []
 
     def provider(*arguments: Any, **options: Any) -> LocalProvider:
-        made.append(LocalProvider(*arguments, environment=_environment(home), **options))
-        return made[-1]
+        created.append(LocalProvider(*arguments, environment=_environment(home), **options))
+        return created[-1]
 
     yield provider
-    for each in made:
+    for each in created:
         await each.close()
 
 

@@ -1,4 +1,4 @@
-"""The server's process: shared, restarted when it dies, gone with its parent; a real peer for both vendors' SDKs."""
+"""Server process of a local model: shared, restarted after a crash, ended with its parent, usable by both SDKs."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ import pytest
 from atlas_agents import Agent, Atlas, LocalProvider, OpenAIProvider, ProviderError, Request, TextChunk, user
 from atlas_agents.providers.base import complete
 from atlas_agents.testing import Environment
-from checks import until
+from checks import wait_until
 from local_weights import Make
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -38,15 +38,15 @@ asyncio.run(main())
 
 
 def children(of: int) -> list[int]:
-    """The processes of a model that this process has started."""
+    """Return the ids of the model processes that a process has started."""
     found: list[int] = []
     for folder in Path("/proc").iterdir():
         try:
             parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            words = (folder / "cmdline").read_bytes()
+            command = (folder / "cmdline").read_bytes()
         except (OSError, IndexError, ValueError):
             continue
-        if parent == of and b"local/child.py" in words:
+        if parent == of and b"local/child.py" in command:
             found.append(int(folder.name))
     return found
 
@@ -55,14 +55,14 @@ async def say_hello(provider: LocalProvider) -> bool:
     return any(isinstance(chunk, TextChunk) for chunk in await complete(provider, HELLO))
 
 
-async def test_the_child_dies_with_a_parent_that_is_killed(home: Path) -> None:
+async def test_child_dies_with_its_killed_parent(home: Path) -> None:
     parent = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", PARENT), env={**os.environ, "ATLAS_HOME": str(home)}, stdout=subprocess.PIPE
     )
     assert parent.stdout and await parent.stdout.readline() == b"ready\n"
     (child,) = children(parent.pid)
     parent.kill()
-    await until(lambda: not _alive(child), patience=2)
+    await wait_until(lambda: not _alive(child), seconds=2)
     await parent.wait()
 
 
@@ -73,7 +73,7 @@ def _alive(pid: int) -> bool:
         return False
 
 
-async def test_a_child_that_is_killed_is_started_again_by_the_next_turn(make: Make) -> None:
+async def test_killed_child_is_restarted_by_the_next_turn(make: Make) -> None:
     async with Atlas([Agent("a", model=make(), max_tokens=5)]) as atlas:
         assert (await atlas.ask("Hello!")).text
         (first,) = children(os.getpid())
@@ -84,7 +84,7 @@ async def test_a_child_that_is_killed_is_started_again_by_the_next_turn(make: Ma
     assert children(os.getpid()) == []
 
 
-async def test_a_child_that_dies_in_the_middle_of_an_answer_costs_a_retry_not_the_turn(make: Make) -> None:
+async def test_child_that_dies_during_an_answer_costs_a_retry(make: Make) -> None:
     async with Atlas([Agent("a", model=make(), max_tokens=60)]) as atlas:
         resets = chunks = 0
         async for event in atlas.send("Tell me a story."):
@@ -94,7 +94,7 @@ async def test_a_child_that_dies_in_the_middle_of_an_answer_costs_a_retry_not_th
         assert resets == 1 and atlas.conversation().messages[-1].text
 
 
-async def test_a_child_that_dies_again_and_again_is_not_started_at_once(make: Make) -> None:
+async def test_restarts_of_a_crashing_child_are_delayed(make: Make) -> None:
     provider = make()
     waits: list[float] = []
     for _ in range(4):
@@ -103,12 +103,12 @@ async def test_a_child_that_dies_again_and_again_is_not_started_at_once(make: Ma
         waits.append(time.monotonic() - start)
         (child,) = children(os.getpid())
         os.kill(child, signal.SIGKILL)
-        await until(lambda: not children(os.getpid()))
-        await asyncio.sleep(0.2)  # until its end was noticed
+        await wait_until(lambda: not children(os.getpid()))
+        await asyncio.sleep(0.2)  # until the end was noticed
     assert waits[2] >= 1 and waits[3] >= 2
 
 
-async def test_all_who_want_the_same_model_share_one_process(make: Make) -> None:
+async def test_providers_of_the_same_model_share_one_process(make: Make) -> None:
     first, second = make(), make()
     assert await asyncio.gather(say_hello(first), say_hello(second)) == [True, True]
     (child,) = children(os.getpid())
@@ -121,7 +121,7 @@ async def test_all_who_want_the_same_model_share_one_process(make: Make) -> None
     assert await say_hello(second)
 
 
-def test_it_lives_on_when_the_loop_that_started_it_ends(home: Path) -> None:
+def test_server_survives_the_event_loop_that_started_it(home: Path) -> None:
     provider = LocalProvider(environment=Environment({"ATLAS_HOME": str(home)}, dotenv=None))
     assert asyncio.run(say_hello(provider))
     before = children(os.getpid())
@@ -130,31 +130,31 @@ def test_it_lives_on_when_the_loop_that_started_it_ends(home: Path) -> None:
     assert children(os.getpid()) == []
 
 
-async def test_many_at_once_are_all_answered(make: Make) -> None:
+async def test_concurrent_requests_are_all_answered(make: Make) -> None:
     provider = make()
     assert await asyncio.gather(*(say_hello(provider) for _ in range(8))) == [True] * 8
 
 
-async def test_nobody_else_can_ask_it(make: Make) -> None:
+async def test_server_requires_its_secret_key(make: Make) -> None:
     provider = make()
     endpoint = await provider.endpoint()
     assert endpoint.url.startswith("http://127.0.0.1:") and endpoint.key.reveal() not in repr(endpoint)
-    stranger = OpenAIProvider("x", base_url=f"{endpoint.url}/v1", api_key="guess")
+    other = OpenAIProvider("x", base_url=f"{endpoint.url}/v1", api_key="guess")
     with pytest.raises(ProviderError) as caught:
-        await complete(stranger, HELLO)
+        await complete(other, HELLO)
     assert caught.value.kind == "auth"
-    await stranger.close()
+    await other.close()
     (child,) = children(os.getpid())
-    shown = [_of(child, file) for file in ("cmdline", "environ")]
+    shown = [_read_proc(child, file) for file in ("cmdline", "environ")]
     assert all(endpoint.key.reveal().encode() not in each for each in shown)
     assert b"OMP_WAIT_POLICY=passive" in shown[1]
 
 
-def _of(pid: int, file: str) -> bytes:
+def _read_proc(pid: int, file: str) -> bytes:
     return Path(f"/proc/{pid}/{file}").read_bytes()
 
 
-async def test_what_it_logs_goes_to_a_file_and_not_to_the_screen(make: Make, home: Path, capfd: Any) -> None:
+async def test_server_logs_to_a_file_only(make: Make, home: Path, capfd: Any) -> None:
     assert await say_hello(make())
     out, err = capfd.readouterr()
     assert (out, err) == ("", "")
@@ -165,38 +165,38 @@ async def test_what_it_logs_goes_to_a_file_and_not_to_the_screen(make: Make, hom
 
 
 CALL: Any = {"id": "c1", "type": "function", "function": {"name": "get_weather", "arguments": '{"city": "Paris"}'}}
-TOLD: Any = [
+MESSAGES: Any = [
     {"role": "user", "content": "What is the weather in Paris?"},
     {"role": "assistant", "content": "", "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "c1", "content": "18 degrees"},
 ]
 
 
-async def test_the_openai_sdk_streams_from_it_also_after_a_tool(make: Make) -> None:
+async def test_openai_sdk_streams_after_a_tool_call(make: Make) -> None:
     endpoint = await make().endpoint()
     async with openai.AsyncOpenAI(base_url=f"{endpoint.url}/v1", api_key=endpoint.key.reveal()) as client:
         assert [model.id async for model in client.models.list()] == ["smollm2-135m"]
-        stream = await client.chat.completions.create(model="local", messages=TOLD, stream=True, max_tokens=20)
+        stream = await client.chat.completions.create(model="local", messages=MESSAGES, stream=True, max_tokens=20)
         chunks = [chunk async for chunk in stream]
-    words = [choice.delta.content for chunk in chunks for choice in chunk.choices if choice.delta.content]
-    assert len(words) > 3
+    texts = [choice.delta.content for chunk in chunks for choice in chunk.choices if choice.delta.content]
+    assert len(texts) > 3
 
 
-async def test_the_openai_sdk_can_hold_it_to_a_schema(make: Make) -> None:
+async def test_openai_sdk_can_request_a_schema(make: Make) -> None:
     shape = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "place", "schema": shape}}
     endpoint = await make().endpoint()
     async with openai.AsyncOpenAI(base_url=f"{endpoint.url}/v1", api_key=endpoint.key.reveal()) as client:
-        answer = await client.chat.completions.create(model="local", messages=TOLD[:1], response_format=wanted)
+        answer = await client.chat.completions.create(model="local", messages=MESSAGES[:1], response_format=wanted)
     assert json.loads(answer.choices[0].message.content or "")["city"] in ("Paris", "Rome")
 
 
-async def test_the_anthropic_sdk_streams_from_it(make: Make) -> None:
+async def test_anthropic_sdk_streams(make: Make) -> None:
     endpoint = await make().endpoint()
     async with (
         anthropic.AsyncAnthropic(base_url=endpoint.url, api_key=endpoint.key.reveal()) as client,
         client.messages.stream(model="local", max_tokens=20, messages=[{"role": "user", "content": "Hi!"}]) as stream,
     ):
-        words = [text async for text in stream.text_stream]
+        texts = [text async for text in stream.text_stream]
         final: Any = await stream.get_final_message()
-    assert len(words) > 3 and "".join(words) == final.content[0].text
+    assert len(texts) > 3 and "".join(texts) == final.content[0].text

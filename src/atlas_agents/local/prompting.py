@@ -1,4 +1,4 @@
-"""Finding the call in what a model said: bare or fenced JSON that names a known tool. All other words are shown."""
+"""Tool calls of small models: select and describe tools, constrain replies with a grammar, and find calls in text."""
 
 import json
 import re
@@ -10,25 +10,25 @@ import msgspec
 from atlas_agents.core.json import parse_object
 from atlas_agents.core.messages import Message, Text, ToolCall, ToolSpec
 from atlas_agents.core.text import wire_name
-from atlas_agents.local.models import Manner
+from atlas_agents.local.models import PromptStyle
 from atlas_agents.providers.base import Request, encode_messages, render_result_text
 
-Form: TypeAlias = Literal["call", "words", "either"]
+Form: TypeAlias = Literal["call", "text", "either"]
 
-_FEW = 4
-_OPENING = '{"'
-_WORDS = r"/[^{`\s](.|\n)*/"
-_FEW_WORDS = r"/[^{`\s][^\n]{0,300}/"
-_ENOUGH = [". ", "\n"]
-_STEADY = {"temperature": 0.0, "repeat_penalty": 1.0}  # it is to repeat words of the prompt
-_STRICT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
-_COMMON = frozenset(
+_MAX_TOOLS = 4
+_CALL_OPENING = '{"'
+_TEXT_PATTERN = r"/[^{`\s](.|\n)*/"
+_SHORT_TEXT_PATTERN = r"/[^{`\s][^\n]{0,300}/"
+_BRIEF_STOPS = [". ", "\n"]
+_DETERMINISTIC = {"temperature": 0.0, "repeat_penalty": 1.0}  # so that it repeats words of the prompt exactly
+_STRICT_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": ", "lenient": True}
+_STOP_WORDS = frozenset(
     ("the", "and", "for", "with", "that", "this", "from", "are", "you", "what", "who", "tell", "get", "two")
 )
 
 
-def offered(request: Request) -> tuple[ToolSpec, ...]:
-    """The tools that may be called in this reply."""
+def callable_tools(request: Request) -> tuple[ToolSpec, ...]:
+    """Return the tools that this reply may call."""
     if request.tool_choice == "none":
         return ()
     if request.tool_choice in ("auto", "required"):
@@ -36,113 +36,116 @@ def offered(request: Request) -> tuple[ToolSpec, ...]:
     return tuple(tool for tool in request.tools if request.tool_choice in (tool.name, wire_name(tool.name)))
 
 
-def fitted(request: Request, manner: Manner) -> Request:
-    """The request with as many tools as such a model can tell apart: a `brief` one is shown the few that share the most
-    words with what was said last. All of them would also take it many seconds to read."""
-    if not manner.brief or len(request.tools) <= _FEW or request.tool_choice != "auto":
+def select_tools(request: Request, style: PromptStyle) -> Request:
+    """Limit the tools of a `brief` model to the few that share most words with the last user message.
+
+    It cannot tell more tools apart, and reading them would take many seconds.
+    """
+    if not style.brief or len(request.tools) <= _MAX_TOOLS or request.tool_choice != "auto":
         return request
-    said = _stems(next((each.text for each in reversed(request.messages) if each.role == "user"), ""))
-    shared = [len(said & _stems(f"{tool.name} {tool.description}")) for tool in request.tools]
-    best = sorted([place for place, count in enumerate(shared) if count], key=lambda place: -shared[place])[:_FEW]
-    return msgspec.structs.replace(request, tools=tuple(request.tools[place] for place in sorted(best)))
+    stems = _stems(next((each.text for each in reversed(request.messages) if each.role == "user"), ""))
+    scores = [len(stems & _stems(f"{tool.name} {tool.description}")) for tool in request.tools]
+    best = sorted([index for index, count in enumerate(scores) if count], key=lambda index: -scores[index])[:_MAX_TOOLS]
+    return msgspec.structs.replace(request, tools=tuple(request.tools[index] for index in sorted(best)))
 
 
-def form_of(request: Request, manner: Manner) -> Form:
-    """What may come. A `brief` model that has a result must put it into words: else it makes the same call for ever."""
+def choose_form(request: Request, style: PromptStyle) -> Form:
+    """Choose what may follow. A `brief` model must answer a tool result with text: otherwise it repeats the call."""
     if request.tool_choice != "auto":
         return "call"
-    return "words" if manner.brief and request.messages[-1].role == "tool" else "either"
+    return "text" if style.brief and request.messages[-1].role == "tool" else "either"
 
 
-def guidance(request: Request, manner: Manner, form: Form) -> dict[str, Any]:
-    """What is said to the server beside the messages: the grammar, and how to choose among the words it allows."""
-    found: dict[str, Any] = {"grammar": grammar(request, form, brief=manner.brief)}
+def decoding_options(request: Request, style: PromptStyle, form: Form) -> dict[str, Any]:
+    """Return the server options for a reply: the grammar, and the sampling options that fit it."""
+    options: dict[str, Any] = {"grammar": grammar(request, form, brief=style.brief)}
     if form == "call" or request.messages[-1].role == "tool":
-        found |= _STEADY
-    if form == "words" and manner.brief:
-        found["stop"] = _ENOUGH
-    return found
+        options |= _DETERMINISTIC
+    if form == "text" and style.brief:
+        options["stop"] = _BRIEF_STOPS
+    return options
 
 
-def first_word(request: Request, manner: Manner) -> dict[str, Any]:
-    """How to ask such a model whether it would call: for one token, leaning towards that which opens a call.
+def first_token_options(request: Request, style: PromptStyle) -> dict[str, Any]:
+    """Return the options for asking the model for one token, with a bias towards opening a call.
 
-    Not in the request for the answer itself: there the lean would act on every word.
+    The request for the answer itself has no bias, which would affect every token.
     """
-    lean = manner.lean if _touches_a_tool(request) else manner.lean / 3
-    return guidance(request, manner, "either") | _STEADY | {"logit_bias": [[_OPENING, lean]]}
+    call_bias = style.call_bias if _mentions_tool(request) else style.call_bias / 3
+    return decoding_options(request, style, "either") | _DETERMINISTIC | {"logit_bias": [[_CALL_OPENING, call_bias]]}
 
 
 def grammar(request: Request, form: Form, *, brief: bool = False) -> str:
-    """The form of the reply."""
+    """Return the llguidance grammar of the reply."""
     rules: list[str] = []
-    forms: list[str] = []
-    if form != "words":
-        forms.append("call")
-        rules += _calls(offered(request))
+    alternatives: list[str] = []
+    if form != "text":
+        alternatives.append("call")
+        rules += _call_rules(callable_tools(request))
     if form != "call":
-        forms.append("answer")
-        words = _FEW_WORDS if brief else _WORDS
-        rules.append(f"answer: {_schema(request.output.schema) if request.output else words}")
-    return "\n".join(["%llguidance {}", f"start: {' | '.join(forms)}", *rules])
+        alternatives.append("answer")
+        pattern = _SHORT_TEXT_PATTERN if brief else _TEXT_PATTERN
+        rules.append(f"answer: {_json_rule(request.output.schema) if request.output else pattern}")
+    return "\n".join(["%llguidance {}", f"start: {' | '.join(alternatives)}", *rules])
 
 
-def _calls(tools: tuple[ToolSpec, ...]) -> list[str]:
-    rules = ["call: " + " | ".join(f"call_{place}" for place in range(len(tools)))]
-    for place, tool in enumerate(tools):
+def _call_rules(tools: tuple[ToolSpec, ...]) -> list[str]:
+    rules = ["call: " + " | ".join(f"call_{index}" for index in range(len(tools)))]
+    for index, tool in enumerate(tools):
         opening = f'{{"name": "{wire_name(tool.name)}", "arguments": '
-        rules.append(f'call_{place}: {json.dumps(opening)} arguments_{place} "}}"')
-        rules.append(f"arguments_{place}: {_schema({**tool.parameters, 'type': 'object'})}")
+        rules.append(f'call_{index}: {json.dumps(opening)} arguments_{index} "}}"')
+        rules.append(f"arguments_{index}: {_json_rule({**tool.parameters, 'type': 'object'})}")
     return rules
 
 
-def _schema(schema: dict[str, Any]) -> str:
-    return "%json " + json.dumps({**schema, "x-guidance": _STRICT})
+def _json_rule(schema: dict[str, Any]) -> str:
+    return "%json " + json.dumps({**schema, "x-guidance": _STRICT_JSON})
 
 
-def _touches_a_tool(request: Request) -> bool:
-    """Whether what was said last shares a word with a tool: a greeting is not leant on as hard as a question."""
-    said = _stems(request.messages[-1].text)
-    return any(said & _stems(f"{tool.name} {tool.description}") for tool in request.tools)
+def _mentions_tool(request: Request) -> bool:
+    """Return whether the last message shares a word with a tool: a greeting gets less bias than a question."""
+    stems = _stems(request.messages[-1].text)
+    return any(stems & _stems(f"{tool.name} {tool.description}") for tool in request.tools)
 
 
 def _stems(text: str) -> set[str]:
-    return {word[:5] for word in re.findall(r"[a-z]{3,}", text.lower().replace("_", " "))} - _COMMON
+    return {word[:5] for word in re.findall(r"[a-z]{3,}", text.lower().replace("_", " "))} - _STOP_WORDS
 
 
-_PERSON = "You are a helpful assistant."
-_TOOLS = """\
+_DEFAULT_SYSTEM = "You are a helpful assistant."
+_TOOL_INSTRUCTIONS = """\
 You do not know live facts yourself; only the functions do. If a function can do what is asked, do not guess: \
 reply with only one line of JSON and nothing else:
 {"name": <function-name>, "arguments": <args-json-object>}
 Otherwise (greetings, jokes, history, books, code), reply with a short normal sentence and no JSON."""
-_TOLD = "Now answer my question with this result, in one short sentence."
+_RESULT_INSTRUCTIONS = "Now answer my question with this result, in one short sentence."
 
 
-def plain(request: Request, tools: Iterable[ToolSpec]) -> Request:
-    """The same request, its tools and their calls and results written out. A broken history is refused, as always."""
+def flatten_tools(request: Request, tools: Iterable[ToolSpec]) -> Request:
+    """Return the request with tools, calls and results as text. An invalid history raises an error, as in any
+    provider."""
     encode_messages(request.messages, "plain_bytes", lambda message: b"")
-    shown = [f"\n{_line(tool)}" for tool in tools]
-    system = request.system or _PERSON
+    shown = [f"\n{_describe_tool(tool)}" for tool in tools]
+    system = request.system or _DEFAULT_SYSTEM
     if shown:
-        system = f"{system}\n\n# Functions{''.join(shown)}\n\n{_TOOLS}"
+        system = f"{system}\n\n# Functions{''.join(shown)}\n\n{_TOOL_INSTRUCTIONS}"
     messages: list[Message] = []
-    for message in map(_in_words, request.messages):
-        if messages and messages[-1].role == message.role:  # some templates refuse two of one role in a row
+    for message in map(_flatten_message, request.messages):
+        if messages and messages[-1].role == message.role:  # some templates reject two messages of one role in a row
             message = Message(message.role, (*messages.pop().parts, Text("\n"), *message.parts))
         messages.append(message)
     return msgspec.structs.replace(request, messages=messages, system=system, tools=(), tool_choice="auto")
 
 
-def _line(tool: ToolSpec) -> str:
+def _describe_tool(tool: ToolSpec) -> str:
     return _json({"name": wire_name(tool.name), "description": tool.description, "parameters": tool.parameters})
 
 
-def _in_words(message: Message) -> Message:
+def _flatten_message(message: Message) -> Message:
     match message.role:
         case "tool":
             results = [f"The result is: {render_result_text(result)}\n" for result in message.tool_results]
-            return Message("user", (Text("".join([*results, _TOLD])),))
+            return Message("user", (Text("".join([*results, _RESULT_INSTRUCTIONS])),))
         case "assistant":
             calls = [
                 call.malformed or _json({"name": wire_name(call.name), "arguments": call.arguments})
@@ -159,39 +162,39 @@ def _json(value: object) -> str:
 
 _OPENINGS = tuple(fence + brace for fence in ("", "```", "```json") for brace in ('{"name":', '{"arguments":'))
 _FENCE = re.compile(r"\A\s*```(?:json)?\s*|\s*```\s*\Z")
-_NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"')
-_AT_LINE = re.compile(r"(?:\A|\n)[ \t]*(?=[{`])")
+_TOOL_NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"')
+_LINE_START = re.compile(r"(?:\A|\n)[ \t]*(?=[{`])")
 
 
 class CallFinder:
-    """Lets words through as they come, and holds back what may become a call, until that is certain."""
+    """Passes text through as it streams, and holds back what may become a tool call until that is certain."""
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
-        self._line = "\n"  # what was shown of the line under way; a call begins one
+        self._line = "\n"  # the part of the current line that was passed on; a call starts a line
         self._held = ""
 
     def add(self, text: str) -> str:
-        """The words that can be shown now."""
+        """Add streamed text and return what can be shown now."""
         if not self._names:
             return text
         self._held += text
         shown = ""
         while self._held:
-            found = _AT_LINE.search(self._line + self._held)
+            found = _LINE_START.search(self._line + self._held)
             start = max(0, found.end() - len(self._line)) if found else len(self._held)
-            shown += self._let(start)
+            shown += self._release(start)
             if not self._held or _may_be_call(self._held):
                 break
-            shown += self._let(1)
+            shown += self._release(1)
         return shown
 
     def end(self, *, cut: bool) -> tuple[str, ToolCall | None]:
-        """What was held back: as words, or as the call that it is. One that was cut off is never run."""
-        call = _call(self._held, self._names, cut) if self._held else None
+        """Return what was held back, as text or as a call. A truncated call never runs."""
+        call = _parse_call(self._held, self._names, cut) if self._held else None
         return ("" if call else self._held), call
 
-    def _let(self, count: int) -> str:
+    def _release(self, count: int) -> str:
         shown, self._held = self._held[:count], self._held[count:]
         self._line = (self._line + shown)[(self._line + shown).rfind("\n") :] if shown else self._line
         return shown
@@ -202,14 +205,14 @@ def _may_be_call(held: str) -> bool:
     return any(start.startswith(opening) or opening.startswith(start) for opening in _OPENINGS)
 
 
-def _call(held: str, names: Collection[str], cut: bool) -> ToolCall | None:
+def _parse_call(held: str, names: Collection[str], cut: bool) -> ToolCall | None:
     text = _FENCE.sub("", held)
     try:
         _, end = json.JSONDecoder().raw_decode(text)
         value = parse_object(text[:end])
     except ValueError:
-        named = _NAME.search(text)
-        return ToolCall("", named[1], {}, malformed=text) if named and named[1] in names else None
+        name_match = _TOOL_NAME.search(text)
+        return ToolCall("", name_match[1], {}, malformed=text) if name_match and name_match[1] in names else None
     name = value.get("name")
     arguments: Any = value.get("arguments", value.get("parameters", {}))
     if not isinstance(name, str) or name not in names or cut:

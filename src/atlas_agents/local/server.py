@@ -1,4 +1,4 @@
-"""The process that runs a model: started when first asked, shared by all who want the same, gone with its parent."""
+"""Server processes of local models: started on demand, shared by providers, restarted after a crash."""
 
 import asyncio
 import json
@@ -21,16 +21,16 @@ from atlas_agents.core.errors import ModelUnavailable
 from atlas_agents.core.http import backoff
 from atlas_agents.core.paths import Secret
 
-_CHILD = Path(__file__).with_name("child.py")
-_LOADING = 120.0
-_ENDING = 5.0
-_HEALTHY = 60.0  # seconds after which a server that dies is not taken for one that cannot live
-_AGAIN = 2.0  # seconds for which a start that failed is not tried again
-_LOG = 1 << 20
+_CHILD_SCRIPT = Path(__file__).with_name("child.py")
+_LOAD_TIMEOUT = 120.0
+_STOP_TIMEOUT = 5.0
+_HEALTHY_AFTER = 60.0  # seconds after which a crash does not count as a failed start
+_RETRY_AFTER_FAILURE = 2.0  # seconds before a failed start is tried again
+_MAX_LOG_SIZE = 1 << 20
 
 
-class Setup(msgspec.Struct, frozen=True):
-    """What a server is started with; two who want the same share one."""
+class ServerSetup(msgspec.Struct, frozen=True):
+    """Configuration of a server; equal configurations share one server."""
 
     path: str
     alias: str
@@ -41,85 +41,85 @@ class Setup(msgspec.Struct, frozen=True):
 
 
 class Endpoint(msgspec.Struct, frozen=True):
-    """Where a running server listens. `guided` if it can hold its model to a grammar of ours."""
+    """Address and key of a running server. `guided` if it supports llguidance grammars."""
 
     url: str
     key: Secret
     guided: bool
 
 
-class _Life:
-    """One process from its start to its end. The thread that starts it outlives it.
+class _ServerProcess:
+    """A server process and the thread that started it.
 
-    The kernel ends it with the thread that started it, not only with the process, so that must be one that stays.
+    The kernel kills the process when that thread ends, so the thread waits for the process.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: ServerSetup) -> None:
         self.ready: Future[Endpoint] = Future()
         self.ended: Future[None] = Future()
-        self.began = self.died = time.monotonic()
+        self.started_at = self.ended_at = time.monotonic()
         self._setup = setup
         self._lock = threading.Lock()
         self._pid: int | None = None
-        self._doomed = False
-        threading.Thread(target=self._live, name="atlas-local-model", daemon=True).start()
+        self._killed = False
+        threading.Thread(target=self._run, name="atlas-local-model", daemon=True).start()
 
     def kill(self) -> None:
         with self._lock:
-            self._doomed = True
+            self._killed = True
             self._kill_group()
 
-    def _live(self) -> None:
+    def _run(self) -> None:
         try:
-            with _log(self._setup) as log, _start(log) as process:
-                self._outlive(process)
+            with _open_log(self._setup) as log, _start(log) as process:
+                self._watch(process)
         except OSError as error:
-            self._fail(f"its process cannot be started: {error}.")
+            self._fail(f"cannot start the process: {error}.")
         finally:
-            self._fail("its process ended.")
-            self.died = time.monotonic()
+            self._fail("the process ended.")
+            self.ended_at = time.monotonic()
             self.ended.set_result(None)
 
-    def _outlive(self, process: "subprocess.Popen[bytes]") -> None:
+    def _watch(self, process: "subprocess.Popen[bytes]") -> None:
         with self._lock:
             self._pid = process.pid
-            if self._doomed:
+            if self._killed:
                 self._kill_group()
         key = Secret(secrets.token_urlsafe(32))
-        alarm = threading.Timer(_LOADING, self.kill)
-        alarm.daemon = True
-        alarm.start()
+        timer = threading.Timer(_LOAD_TIMEOUT, self.kill)
+        timer.daemon = True
+        timer.start()
         assert process.stdin and process.stdout  # noqa: S101 - both are pipes
         with suppress(BrokenPipeError):
-            process.stdin.write(_wanted(self._setup, key))
+            process.stdin.write(_encode_config(self._setup, key))
             process.stdin.flush()
-        line = process.stdout.readline()
-        alarm.cancel()
-        if line:
-            self._hear(json.loads(line), key)
+        report = process.stdout.readline()
+        timer.cancel()
+        if report:
+            self._read_report(json.loads(report), key)
         process.stdout.read()  # until it ends
         if hasattr(os, "waitid"):
             with suppress(ChildProcessError):
                 os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         with self._lock:
-            self._kill_group()  # before it is reaped: until then its number cannot be a stranger's
+            self._kill_group()  # before the process is reaped, so that its id cannot belong to another process
             code = process.wait()
             self._pid = None
-        self._fail(_how(code, self._doomed))
+        self._fail(_describe_exit(code, self._killed))
 
-    def _hear(self, answer: dict[str, Any], key: Secret) -> None:
+    def _read_report(self, answer: dict[str, Any], key: Secret) -> None:
         match answer:
             case {"url": str(url), "guided": bool(guided)}:
                 self.ready.set_result(Endpoint(url, key, guided))
             case {"missing": _}:
-                self._fail("what runs it is not installed: install atlas-agents[local].")
+                self._fail("an optional package is missing; run: pip install 'atlas-agents[local]'.")
             case _:
-                self._fail("llama.cpp cannot load it: is the file whole, and is there enough memory?")
+                self._fail("llama.cpp cannot load the model: the file may be damaged, or there is too little memory.")
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, reason: str) -> None:
         if not self.ready.done():
             name, log = self._setup.alias, self._setup.log
-            self.ready.set_exception(ModelUnavailable(f"the local model {name} does not start: {why} Its log: {log}"))
+            self.ready.set_exception(ModelUnavailable(f"the local model {name} does not start: {reason} Log: {log}"))
 
     def _kill_group(self) -> None:
         if self._pid is not None:
@@ -128,58 +128,58 @@ class _Life:
 
 
 class ModelServer:
-    """The server of one setup. It may die and be started again; who asks for its endpoint does not notice."""
+    """The server of one configuration. It is restarted when its process has ended."""
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: ServerSetup) -> None:
         self.holders: weakref.WeakSet[object] = weakref.WeakSet()
         self._setup = setup
         self._lock = threading.Lock()
-        self._life: _Life | None = None
-        self._deaths = 0
+        self._process: _ServerProcess | None = None
+        self._crashes = 0
 
     async def endpoint(self) -> Endpoint:
-        """Where it listens, once it does. One that died young again and again is not started again at once."""
-        pause = self._pause()
-        if pause:
-            await asyncio.sleep(pause)
+        """Return the endpoint once the server listens. After repeated crashes the start is delayed."""
+        delay = self._restart_delay()
+        if delay:
+            await asyncio.sleep(delay)
         with self._lock:
-            if self._life is None:
-                self._life = _Life(self._setup)
-            life = self._life
-        return await asyncio.shield(asyncio.wrap_future(life.ready))
+            if self._process is None:
+                self._process = _ServerProcess(self._setup)
+            process = self._process
+        return await asyncio.shield(asyncio.wrap_future(process.ready))
 
-    def _pause(self) -> float:
-        """How long to wait before a start; one that could not even begin fails again at once until then."""
+    def _restart_delay(self) -> float:
+        """Return the delay before a restart; until then a failed start raises its error again."""
         with self._lock:
-            life = self._life
-            if life is None or not life.ended.done():
+            process = self._process
+            if process is None or not process.ended.done():
                 return 0.0
-            young = life.died - life.began < _HEALTHY
-            pause = backoff(self._deaths - 1, 1.0, 30.0) if young and self._deaths else 0.0
-            failure = life.ready.exception()
-            if failure is not None and time.monotonic() < life.died + max(pause, _AGAIN):
+            short_lived = process.ended_at - process.started_at < _HEALTHY_AFTER
+            delay = backoff(self._crashes - 1, 1.0, 30.0) if short_lived and self._crashes else 0.0
+            failure = process.ready.exception()
+            if failure is not None and time.monotonic() < process.ended_at + max(delay, _RETRY_AFTER_FAILURE):
                 raise failure
-            self._deaths = self._deaths + 1 if young else 0
-            self._life = None
-            return pause
+            self._crashes = self._crashes + 1 if short_lived else 0
+            self._process = None
+            return delay
 
     async def stop(self) -> None:
-        """End the process, if there is one, and wait until it is gone."""
+        """Kill the process, if any, and wait for its end."""
         with self._lock:
-            life, self._life, self._deaths = self._life, None, 0
-        if life is not None:
-            life.kill()
+            process, self._process, self._crashes = self._process, None, 0
+        if process is not None:
+            process.kill()
             with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(life.ended)), _ENDING)
+                await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(process.ended)), _STOP_TIMEOUT)
 
 
-_servers: dict[Setup, ModelServer] = {}
+_servers: dict[ServerSetup, ModelServer] = {}
 _lock = threading.Lock()
-os.register_at_fork(after_in_child=_servers.clear)  # a forked child has none of the threads that watch them
+os.register_at_fork(after_in_child=_servers.clear)  # a forked child does not have the threads that watch the servers
 
 
-def server_for(setup: Setup, holder: object) -> ModelServer:
-    """The one server of this setup in this process; it runs on until all who hold it have let go."""
+def acquire_server(setup: ServerSetup, holder: object) -> ModelServer:
+    """Return the server of a configuration in this process; it runs until every holder has released it."""
     with _lock:
         server = _servers.get(setup)
         if server is None:
@@ -188,8 +188,8 @@ def server_for(setup: Setup, holder: object) -> ModelServer:
         return server
 
 
-async def let_go(holder: object) -> None:
-    """Stop the servers that nobody else holds."""
+async def release_servers(holder: object) -> None:
+    """Stop the servers that have no other holder."""
     with _lock:
         held = [server for server in _servers.values() if holder in server.holders]
         for server in held:
@@ -201,7 +201,7 @@ async def let_go(holder: object) -> None:
 
 def _start(log: BinaryIO) -> "subprocess.Popen[bytes]":
     return subprocess.Popen(
-        [sys.executable, "-P", "-u", str(_CHILD)],
+        [sys.executable, "-P", "-u", str(_CHILD_SCRIPT)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=log,
@@ -210,23 +210,24 @@ def _start(log: BinaryIO) -> "subprocess.Popen[bytes]":
     )
 
 
-def _wanted(setup: Setup, key: Secret) -> bytes:
-    """What the child is told. The key goes through a pipe: others can read arguments and environments."""
-    wanted = {**msgspec.structs.asdict(setup), "key": key.reveal(), "parent": os.getpid()}
-    wanted["threads"] = setup.threads or min(len(os.sched_getaffinity(0)) if sys.platform == "linux" else 4, 8)
-    return json.dumps(wanted).encode() + b"\n"
+def _encode_config(setup: ServerSetup, key: Secret) -> bytes:
+    """Return the child's configuration. It is sent through a pipe, because others can read arguments and
+    environments."""
+    config = {**msgspec.structs.asdict(setup), "key": key.reveal(), "parent": os.getpid()}
+    config["threads"] = setup.threads or min(len(os.sched_getaffinity(0)) if sys.platform == "linux" else 4, 8)
+    return json.dumps(config).encode() + b"\n"
 
 
-def _log(setup: Setup) -> BinaryIO:
+def _open_log(setup: ServerSetup) -> BinaryIO:
     path = Path(setup.log)
     path.parent.mkdir(parents=True, exist_ok=True)
-    fresh = not path.exists() or path.stat().st_size > _LOG
-    return path.open("wb" if fresh else "ab")
+    truncate = not path.exists() or path.stat().st_size > _MAX_LOG_SIZE
+    return path.open("wb" if truncate else "ab")
 
 
-def _how(code: int, doomed: bool) -> str:
-    if doomed:
-        return "it was stopped while it loaded."
+def _describe_exit(code: int, killed: bool) -> str:
+    if killed:
+        return "the process was stopped while loading."
     if code == -signal.SIGKILL:
-        return "its process was killed while it loaded: is there enough memory?"
-    return "llama.cpp cannot load it: is the file whole?"
+        return "the process was killed while loading: there may be too little memory."
+    return "llama.cpp cannot load the model: the file may be damaged."

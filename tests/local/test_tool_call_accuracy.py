@@ -1,6 +1,6 @@
 """How often the tiny default model calls the right tool: the figures of the local model's page, measured again.
 
-Without chance (temperature 0), so that a change of prompt, grammar or weights shows.
+Deterministic (temperature 0), so that a change of prompt, grammar or weights shows.
 """
 
 from typing import Any
@@ -52,7 +52,7 @@ SMALL_TALK = [
 ]
 
 
-async def test_most_of_ten_simple_tasks_end_in_the_right_call_and_small_talk_in_none(make: Make) -> None:
+async def test_most_simple_tasks_lead_to_the_right_call_and_small_talk_to_none(make: Make) -> None:
     provider = make()
 
     async def called(text: str) -> list[tuple[str, dict[str, Any]]]:
@@ -60,7 +60,7 @@ async def test_most_of_ten_simple_tasks_end_in_the_right_call_and_small_talk_in_
         return [(chunk.call.name, chunk.call.arguments) for chunk in chunks if isinstance(chunk, ToolCallChunk)]
 
     right = [text for text, name, arguments in TASKS if await called(text) == [(name, arguments)]]
-    silent = [text for text in SMALL_TALK if await called(text) == []]
-    print(f"{len(right)} of 10 calls right, {len(silent)} of 10 without need for a call left alone")
+    without_call = [text for text in SMALL_TALK if await called(text) == []]
+    print(f"{len(right)} of 10 calls right, {len(without_call)} of 10 small-talk messages without a call")
     assert len(right) >= 6, right
-    assert len(silent) >= 8, silent
+    assert len(without_call) >= 8, without_call
