@@ -12,23 +12,14 @@ from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.dispatch import Bound, read_frame_id
 from atlas_agents.gateway.events import Channel
 from atlas_agents.gateway.hub import Hub
-from atlas_agents.gateway.protocol.frames import (
-    BAD_FIRST_FRAME,
-    BAD_TOKEN,
-    PROTOCOL,
-    AuthErrorFrame,
-    AuthFrame,
-    ProtocolError,
-    RequestFrame,
-    WelcomeFrame,
-)
+from atlas_agents.gateway.protocol import frames
 from atlas_agents.gateway.telemetry import printable
 from atlas_agents.gateway.websocket import WebSocketTransport
 
 logger = logging.getLogger(__name__)
 Receive: TypeAlias = Callable[[], Awaitable[Any]]
 _MAX_PENDING = 64
-_auth_frames = msgspec.json.Decoder(AuthFrame)
+_auth_frames = msgspec.json.Decoder(frames.AuthFrame)
 _encoder = msgspec.json.Encoder()
 
 
@@ -106,19 +97,19 @@ class ClientConnection:
             async with asyncio.timeout(self.hub.settings.auth_timeout):
                 frame = _read_frame(await receive())
         except TimeoutError:
-            return self._refuse(BAD_FIRST_FRAME, "no auth frame received in time")
+            return self._refuse(frames.BAD_FIRST_FRAME, "no auth frame received in time")
         if frame is None:
             return False
         try:
             auth = _auth_frames.decode(frame)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
-            return self._refuse(BAD_FIRST_FRAME, "the first frame must be an auth frame")
+            return self._refuse(frames.BAD_FIRST_FRAME, "the first frame must be an auth frame")
         wait, grant = self.hub.authenticator.authenticate(self.address, auth.token)
         if grant is None:
             message = f"too many invalid tokens; retry in {wait:.0f} s" if wait else "invalid token"
-            self._transport.send_frame(_encoder.encode(AuthErrorFrame("auth", False, message)))
-            return self._refuse(BAD_TOKEN, "unauthorized")
-        self.grant, self.full = grant, auth.protocol >= PROTOCOL
+            self._transport.send_frame(_encoder.encode(frames.AuthErrorFrame("auth", False, message)))
+            return self._refuse(frames.BAD_TOKEN, "unauthorized")
+        self.grant, self.full = grant, auth.protocol >= frames.PROTOCOL
         self._transport.raise_limits(self.hub.settings.max_frame, self.hub.settings.max_queued)
         name = auth.client.name if auth.client else ""
         fields = {"address": self.address, "principal": grant.principal.id, "client": printable(name.encode())}
@@ -126,11 +117,13 @@ class ClientConnection:
         self._transport.send_frame(_encoder.encode(self._welcome_frame()))
         return True
 
-    def _welcome_frame(self) -> WelcomeFrame:
+    def _welcome_frame(self) -> frames.WelcomeFrame:
         if not self.full:
-            return WelcomeFrame("auth", True)
+            return frames.WelcomeFrame("auth", True)
         hub = self.hub
-        return WelcomeFrame("auth", True, PROTOCOL, hub.server, self.grant.principal, hub.features, hub.policy)
+        return frames.WelcomeFrame(
+            "auth", True, frames.PROTOCOL, hub.server, self.grant.principal, hub.features, hub.policy
+        )
 
     def _refuse(self, code: int, reason: str) -> bool:
         self.hub.metrics.refused.labels(reason).inc()
@@ -145,19 +138,21 @@ class ClientConnection:
             request = dispatch.read(frame)
             id = request.id
             bound = dispatch.find(request, self.grant)
-        except ProtocolError as fault:
+        except frames.ProtocolError as fault:
             self.send(dispatch.failed(read_frame_id(frame) if id is None else id, fault))
             return
         if not bound.method.is_slow:
             self.send(await dispatch.answer(request, bound, self))
         elif len(self._tasks) >= _MAX_PENDING:
             self.send(
-                dispatch.failed(id, ProtocolError("LIMIT_EXCEEDED", "too many pending requests on this connection"))
+                dispatch.failed(
+                    id, frames.ProtocolError("LIMIT_EXCEEDED", "too many pending requests on this connection")
+                )
             )
         else:
             self.spawn(self._answer_later(request, bound))
 
-    async def _answer_later(self, request: RequestFrame, bound: Bound) -> None:
+    async def _answer_later(self, request: frames.RequestFrame, bound: Bound) -> None:
         self.send(await self.hub.dispatch.answer(request, bound, self))
 
     def _clean_up(self) -> None:

@@ -8,17 +8,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
-from atlas_agents.core.errors import (
-    ConfigError,
-    Conflict,
-    NotFound,
-    QuotaExceeded,
-    Refused,
-    SessionBusy,
-    StoreError,
-    StoreFull,
-    ToolFault,
-)
+from atlas_agents.core import errors
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.protocol.frames import ErrorFrame, ProtocolError, RequestFrame, ResponseFrame
 from atlas_agents.gateway.protocol.methods import METHODS, Method
@@ -127,24 +117,24 @@ def read_frame_id(frame: str | bytes) -> str | int | float | None:
 def to_protocol_error(error: Exception) -> ProtocolError:
     """Convert an exception to the error a client receives. Details of unexpected ones are only logged."""
     match error:
-        case SessionBusy():
+        case errors.SessionBusy():
             return ProtocolError("BUSY", "a turn is already running in this session", retry_after_ms=_RETRY_AFTER_MS)
-        case Conflict():
+        case errors.Conflict():
             return ProtocolError("CONFLICT", "this idempotency key was already used for a different request")
-        case NotFound():
+        case errors.NotFound():
             return ProtocolError("INVALID_PARAMS", "not found")
-        case StoreFull():
+        case errors.StoreFull():
             return ProtocolError(
                 "UNAVAILABLE", "the store is full: nothing more can be written", retry_after_ms=_RETRY_AFTER_MS
             )
-        case StoreError():
+        case errors.StoreError():
             logger.error("store error: %s", error)
             return ProtocolError("UNAVAILABLE", "the store is temporarily unavailable", retry_after_ms=_RETRY_AFTER_MS)
-        case QuotaExceeded():
+        case errors.QuotaExceeded():
             return ProtocolError("LIMIT_EXCEEDED", str(error))
-        case ConfigError() | ToolFault():
+        case errors.ConfigError() | errors.ToolFault():
             return ProtocolError("INVALID_PARAMS", str(error))
-        case Refused():
+        case errors.Refused():
             return ProtocolError("FORBIDDEN", f"forbidden: {error}")
         case _:
             logger.error("method failed", exc_info=error)

@@ -6,37 +6,25 @@ from typing import TypeAlias
 
 import msgspec
 
-from atlas_agents.core.errors import (
-    AtlasError,
-    BadOutput,
-    Cancelled,
-    ConfigError,
-    Conflict,
-    ProviderError,
-    ProviderFault,
-    Refused,
-    SessionBusy,
-    StoreError,
-    StoreFull,
-)
+from atlas_agents.core import errors
 from atlas_agents.gateway.protocol.frames import ProtocolError
 
 logger = logging.getLogger(__name__)
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-_BY_FAULT: dict[ProviderFault, tuple[int, str]] = {
+_BY_FAULT: dict[errors.ProviderFault, tuple[int, str]] = {
     "bad_request": (400, "bad_request"),
     "context_length": (400, "context_length_exceeded"),
     "rate_limit": (429, "rate_limit_exceeded"),
     "quota": (429, "insufficient_quota"),
     "overloaded": (503, "overloaded"),
 }
-_BY_ERROR: tuple[tuple[type[AtlasError], int, str], ...] = (
-    (SessionBusy, 429, "session_busy"),
-    (Conflict, 409, "conflict"),
-    (Refused, 400, "content_filter"),
-    (Cancelled, 400, "cancelled"),
-    (BadOutput, 502, "bad_output"),
-    (ConfigError, 503, "agent_unavailable"),
+_BY_ERROR: tuple[tuple[type[errors.AtlasError], int, str], ...] = (
+    (errors.SessionBusy, 429, "session_busy"),
+    (errors.Conflict, 409, "conflict"),
+    (errors.Refused, 400, "content_filter"),
+    (errors.Cancelled, 400, "cancelled"),
+    (errors.BadOutput, 502, "bad_output"),
+    (errors.ConfigError, 503, "agent_unavailable"),
 )
 """Status and code by exception type; the first match applies."""
 _STORE_RETRY_SECONDS = 1.0
@@ -106,18 +94,18 @@ def _convert_failure(failure: BaseException) -> HTTPError:
         return failure
     if isinstance(failure, ProtocolError):
         return _convert_protocol_error(failure)
-    if isinstance(failure, ProviderError):
+    if isinstance(failure, errors.ProviderError):
         status, code = _BY_FAULT.get(failure.kind, (503, f"provider_{failure.kind}"))
         return HTTPError(status, code, str(failure), retry_after=failure.retry_after)
     for kind, status, code in _BY_ERROR:
         if isinstance(failure, kind):
             return HTTPError(status, code, str(failure))
-    if isinstance(failure, StoreError):
+    if isinstance(failure, errors.StoreError):
         logger.error("store error: %s", failure)
-        full = isinstance(failure, StoreFull)
+        full = isinstance(failure, errors.StoreFull)
         message = "the store is full: nothing more can be written" if full else "the store is temporarily unavailable"
         return HTTPError(503, "store_unavailable", message, retry_after=_STORE_RETRY_SECONDS)
-    if isinstance(failure, AtlasError):
+    if isinstance(failure, errors.AtlasError):
         return HTTPError(500, "turn_failed", str(failure))
     logger.error("turn failed", exc_info=failure)
     return HTTPError(500, "internal_error", "the turn failed")

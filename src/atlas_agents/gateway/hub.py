@@ -21,23 +21,8 @@ from atlas_agents.gateway.convert import session_shape
 from atlas_agents.gateway.dispatch import Dispatch, Methods
 from atlas_agents.gateway.events import Subscriber
 from atlas_agents.gateway.mcp.resources import ResourceLibrary
-from atlas_agents.gateway.protocol.admin import (
-    AuditList,
-    AuditPage,
-    AuditShape,
-    AuditVerified,
-    McpServersResult,
-    ToolUse,
-)
-from atlas_agents.gateway.protocol.events import (
-    RUN_EVENTS,
-    SERVER_EVENTS,
-    ApprovalsUpdated,
-    AuditAdded,
-    ServerEvent,
-    SessionUpdated,
-    encode_event,
-)
+from atlas_agents.gateway.protocol import admin
+from atlas_agents.gateway.protocol import events as wire
 from atlas_agents.gateway.protocol.frames import BAD_TOKEN, ProtocolError
 from atlas_agents.gateway.protocol.types import Features, PolicyShape, ServerShape
 from atlas_agents.gateway.runs import RunHooks, RunRegistry, no_notice
@@ -115,10 +100,10 @@ class AuditTail:
         self._sending: asyncio.Task[None] | None = None
         self._check_again = False
 
-    async def page(self, params: AuditList) -> AuditPage:
+    async def page(self, params: admin.AuditList) -> admin.AuditPage:
         """Return the latest rows that match the filters, or those before a cursor."""
         before = await self._last_row() + 1 if params.cursor is None else _number(params.cursor)
-        found: list[AuditShape] = []
+        found: list[admin.AuditShape] = []
         while before > 1 and len(found) < params.limit:
             first = max(0, before - 1 - _PAGE)
             rows = await self._store.audit(self._tenant, after=first, limit=before - 1 - first)
@@ -131,20 +116,20 @@ class AuditTail:
                         break
             if not rows:
                 break
-        return AuditPage(tuple(found), str(before) if before > 1 else None)
+        return admin.AuditPage(tuple(found), str(before) if before > 1 else None)
 
-    async def verify(self) -> AuditVerified:
+    async def verify(self) -> admin.AuditVerified:
         """Verify the hash chain, page by page, up to the first broken row."""
         seq, previous = 0, START
         while rows := await self._store.audit(self._tenant, after=seq, limit=_PAGE):
             for row in rows:
                 seq += 1
                 if row != audit_row(seq, previous, row.entry):
-                    return AuditVerified(await self._last_row(), seq, describe_broken_row(row, seq, previous))
+                    return admin.AuditVerified(await self._last_row(), seq, describe_broken_row(row, seq, previous))
                 previous = row.hash
-        return AuditVerified(seq)
+        return admin.AuditVerified(seq)
 
-    async def count_calls(self, since: str, until: str) -> tuple[ToolUse, ...]:
+    async def count_calls(self, since: str, until: str) -> tuple[admin.ToolUse, ...]:
         """Count calls by tool and day between two days, both included."""
         sums: dict[tuple[str, str], list[float]] = {}
         seq = 0
@@ -157,7 +142,9 @@ class AuditTail:
                     sum[0] += 1
                     sum[1] += not entry.success
                     sum[2] += entry.meta.duration_ms or 0.0
-        return tuple([ToolUse(name, day, int(n), int(bad), round(ms, 3)) for (name, day), (n, bad, ms) in sums.items()])
+        return tuple(
+            [admin.ToolUse(name, day, int(n), int(bad), round(ms, 3)) for (name, day), (n, bad, ms) in sums.items()]
+        )
 
     async def subscribe(self, subscriber: Subscriber) -> None:
         """Subscribe to new rows."""
@@ -180,7 +167,7 @@ class AuditTail:
             rows = await self._store.audit(self._tenant, after=self._sent)
             for row in rows:
                 self._sent = row.seq
-                frame = encode_event(AuditAdded(_shape(row)))
+                frame = wire.encode_event(wire.AuditAdded(_shape(row)))
                 for subscriber in list(self._subscribers):
                     subscriber.send(frame)
 
@@ -196,11 +183,11 @@ class AuditTail:
         return self._last
 
 
-def _shape(row: AuditRow) -> AuditShape:
-    return AuditShape(row.seq, msgspec.json.decode(row.entry), row.previous, row.hash)
+def _shape(row: AuditRow) -> admin.AuditShape:
+    return admin.AuditShape(row.seq, msgspec.json.decode(row.entry), row.previous, row.hash)
 
 
-def _matches(entry: dict[str, Any], params: AuditList) -> bool:
+def _matches(entry: dict[str, Any], params: admin.AuditList) -> bool:
     filters = (
         (params.agent_id, entry.get("actorExternalId")),
         (params.tool, entry.get("entityId")),
@@ -255,7 +242,7 @@ class SessionUpdates:
     def approvals_changed(self, session: str) -> None:
         """Report that an approval was requested or resolved in a session."""
         for peer in self._interested(session):
-            peer.send(encode_event(ApprovalsUpdated(session.removeprefix(peer.grant.prefix))))
+            peer.send(wire.encode_event(wire.ApprovalsUpdated(session.removeprefix(peer.grant.prefix))))
 
     def send(self, session: Session, *, deleted: bool = False) -> None:
         """Send the session to the clients that subscribe to it or to the list it is on."""
@@ -267,7 +254,7 @@ class SessionUpdates:
             prefix = peer.grant.prefix
             if prefix not in frames:
                 shape = session_shape(session, session.key.removeprefix(prefix), running=running)
-                frames[prefix] = encode_event(SessionUpdated(shape, deleted))
+                frames[prefix] = wire.encode_event(wire.SessionUpdated(shape, deleted))
             peer.send(frames[prefix])
 
     def _interested(self, key: str) -> list[Peer]:
@@ -315,7 +302,7 @@ class GatewayServices(msgspec.Struct, frozen=True):
     knowledge_base: KnowledgeBase | None = None
     settings: dict[str, Any] = {}
     """Further settings shown by `config.get`."""
-    mcp_servers: Callable[[], McpServersResult] = McpServersResult
+    mcp_servers: Callable[[], admin.McpServersResult] = admin.McpServersResult
     """Returns the configured MCP servers and their state."""
     model_notice: Callable[[str], str] = no_notice
     """Returns why an agent uses another model than its own; empty if it does not."""
@@ -364,7 +351,7 @@ class Hub:
         )
         self.connections: set[Peer] = set()
         self.server = ServerShape("atlas", version("atlas-agents"))
-        self.features = Features(methods.names, (*RUN_EVENTS, *SERVER_EVENTS))
+        self.features = Features(methods.names, (*wire.RUN_EVENTS, *wire.SERVER_EVENTS))
         self.policy = PolicyShape(settings.max_frame, int(settings.ping * 1000))
         self._started = time.monotonic()
         self.started_at = int(time.time())
@@ -386,9 +373,9 @@ class Hub:
         if self.stopping:
             raise ProtocolError("UNAVAILABLE", "the gateway is shutting down", retry_after_ms=self.retry_after_ms)
 
-    def broadcast(self, event: ServerEvent) -> None:
+    def broadcast(self, event: wire.ServerEvent) -> None:
         """Send an event to all connections with the scope `read` and the full profile."""
-        frame = encode_event(event)
+        frame = wire.encode_event(event)
         for peer in self.readers():
             peer.send(frame)
 

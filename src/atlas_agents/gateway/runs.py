@@ -18,21 +18,8 @@ from atlas_agents.core.messages import Message, Text
 from atlas_agents.core.store import OPEN, AddEvents, EventRow, ReserveEvents, RunRow, Store
 from atlas_agents.gateway.convert import Translator, message_shape, usage_shape
 from atlas_agents.gateway.events import BATCH_DELAY, Channel, LogWriter, Replay, RunLog, Subscriber
+from atlas_agents.gateway.protocol import events as wire
 from atlas_agents.gateway.protocol.chat import RunOutcome
-from atlas_agents.gateway.protocol.events import (
-    TERMINAL_EVENTS,
-    ApprovalRequested,
-    ApprovalResolved,
-    ChatDelta,
-    ChatError,
-    ChatFinal,
-    ChatReasoning,
-    ChatReset,
-    RunEvent,
-    ToolSettled,
-    encode_event,
-    read_event_name,
-)
 from atlas_agents.gateway.protocol.types import TextPart, ThinkingPart
 from atlas_agents.gateway.telemetry import Metrics
 from atlas_agents.tools.journal import read_end_record
@@ -64,7 +51,7 @@ _RESERVED = 8
 async def finalize_run(store: Store, tenant: str, row: RunRow, hide: Callable[[str], str] = str) -> int:
     """Return the number of the run's last event, after appending a missing terminal event if the run has ended."""
     rows = await store.events(tenant, row.id, after=max(0, row.events - 2 * 512))
-    if rows and read_event_name(rows[-1].body) in TERMINAL_EVENTS:
+    if rows and wire.read_event_name(rows[-1].body) in wire.TERMINAL_EVENTS:
         return rows[-1].seq
     if row.status in OPEN:
         return rows[-1].seq if rows else 0
@@ -72,7 +59,7 @@ async def finalize_run(store: Store, tenant: str, row: RunRow, hide: Callable[[s
         (last,) = await store.commit(tenant, [ReserveEvents(row.id, _RESERVED, row.epoch, takes=True)])
         first = last - _RESERVED + 1
         events = await _terminal_events(store, tenant, row, hide)
-        rows = [(first + index, encode_event(event)) for index, event in enumerate(events)]
+        rows = [(first + index, wire.encode_event(event)) for index, event in enumerate(events)]
         await store.commit(tenant, [AddEvents(row.id, tuple(rows), row.epoch + 1)])
     except StaleOwner:  # another process appended it, or the owner was still alive
         found = await store.run(tenant, row.id)
@@ -80,30 +67,30 @@ async def finalize_run(store: Store, tenant: str, row: RunRow, hide: Callable[[s
     return rows[-1][0]
 
 
-async def _terminal_events(store: Store, tenant: str, row: RunRow, hide: Callable[[str], str]) -> list[RunEvent]:
+async def _terminal_events(store: Store, tenant: str, row: RunRow, hide: Callable[[str], str]) -> list[wire.RunEvent]:
     """Return the events that withdraw the incomplete message, repeat it as a whole, and end the run."""
-    begun: list[RunEvent] = [ChatReset(row.id, row.epoch)] if row.events else []
+    begun: list[wire.RunEvent] = [wire.ChatReset(row.id, row.epoch)] if row.events else []
     if row.status == "failed":
-        error = ChatError(row.id, hide(row.error or "the turn failed"), "failed")
+        error = wire.ChatError(row.id, hide(row.error or "the turn failed"), "failed")
         return [*begun, *await _partial_events(store, row), error]
     stored = await store.messages(tenant, row.session)
     replies = [Message.from_json(each.body) for each in stored if each.run_id == row.id]
     replies = [message for message in replies if message.role == "assistant"]
     usage = usage_shape(sum([_usage(message) for message in replies], Usage()))
     if row.status == "cancelled":
-        return [*begun, *await _partial_events(store, row), ChatFinal(row.id, usage, cancelled=True)]
+        return [*begun, *await _partial_events(store, row), wire.ChatFinal(row.id, usage, cancelled=True)]
     if not replies:
-        return [*begun, ChatFinal(row.id, usage)]
+        return [*begun, wire.ChatFinal(row.id, usage)]
     reply = replies[-1]
-    events: list[RunEvent] = [ChatDelta(row.id, reply.text)] if reply.text else []
-    return [*begun, *events, ChatFinal(row.id, usage, message_shape(reply, row.id))]
+    events: list[wire.RunEvent] = [wire.ChatDelta(row.id, reply.text)] if reply.text else []
+    return [*begun, *events, wire.ChatFinal(row.id, usage, message_shape(reply, row.id))]
 
 
-async def _partial_events(store: Store, row: RunRow) -> list[RunEvent]:
+async def _partial_events(store: Store, row: RunRow) -> list[wire.RunEvent]:
     """Return the content that was emitted last and never became a message."""
     parts = await read_partial(store, row)
     return [
-        ChatDelta(row.id, part.text) if isinstance(part, TextPart) else ChatReasoning(row.id, part.text)
+        wire.ChatDelta(row.id, part.text) if isinstance(part, TextPart) else wire.ChatReasoning(row.id, part.text)
         for part in parts
     ]
 
@@ -194,7 +181,7 @@ class RunRegistry:
             RunLog(run_id, stream.session, row.events if row else 0, lambda: stream.epoch, self._merge_deltas)
         )
         if row is not None and row.events:
-            self._emit(log, ChatReset(run_id, row.epoch))
+            self._emit(log, wire.ChatReset(run_id, row.epoch))
         stream.follow(partial(self._on_event, log, Translator(model, self._model_notice, self._hide)))
         self.report_change(log.session)
         return log
@@ -212,7 +199,7 @@ class RunRegistry:
         self._metrics.runs.inc()
         return log
 
-    def receive(self, log: RunLog, rows: Sequence[EventRow]) -> list[tuple[int, RunEvent]]:
+    def receive(self, log: RunLog, rows: Sequence[EventRow]) -> list[tuple[int, wire.RunEvent]]:
         """Deliver events of a run that another process has written."""
         received = log.append_remote(rows)
         channel = self._channels.get(log.session)
@@ -304,12 +291,12 @@ class RunRegistry:
         wire_event = translator.convert(event)
         if wire_event is None:
             return
-        if self.stopping and wire_event.event in TERMINAL_EVENTS and _end_status(wire_event) != "done":
+        if self.stopping and wire_event.event in wire.TERMINAL_EVENTS and _end_status(wire_event) != "done":
             self._tasks.spawn(self._emit_if_ended(log, wire_event))
             return
         self._emit(log, wire_event)
 
-    async def _emit_if_ended(self, log: RunLog, wire_event: RunEvent) -> None:
+    async def _emit_if_ended(self, log: RunLog, wire_event: wire.RunEvent) -> None:
         """Emit the event, except the end of a turn that was interrupted by shutdown: it resumes at the next start."""
         try:
             row = await self._store.run(self._tenant, log.run_id)
@@ -318,11 +305,11 @@ class RunRegistry:
         if row is not None and row.status not in OPEN:
             self._emit(log, wire_event)
 
-    def _emit(self, log: RunLog, event: RunEvent) -> None:
+    def _emit(self, log: RunLog, event: wire.RunEvent) -> None:
         if log.ended:
             return
         at_once = log.add(event)
-        if event.event in TERMINAL_EVENTS:
+        if event.event in wire.TERMINAL_EVENTS:
             log.ended = True
             self._metrics.ended.labels(_end_status(event)).inc()
             self.report_change(log.session)
@@ -330,12 +317,12 @@ class RunRegistry:
         self.writer.add(log, at_once=at_once)
         self._call_hooks(log, event)
 
-    def _call_hooks(self, log: RunLog, event: RunEvent) -> None:
+    def _call_hooks(self, log: RunLog, event: wire.RunEvent) -> None:
         if self._hooks is None:
             return
-        if type(event) is ToolSettled:
+        if type(event) is wire.ToolSettled:
             self._hooks.on_tool_result()
-        elif type(event) in (ApprovalRequested, ApprovalResolved):
+        elif type(event) in (wire.ApprovalRequested, wire.ApprovalResolved):
             self._hooks.on_approval(log.session)
 
     def _deliver(self, log: RunLog) -> None:
@@ -368,7 +355,7 @@ class RunRegistry:
         await self.writer.flush(limit)
 
 
-def _end_status(event: RunEvent) -> str:
-    if type(event) is ChatFinal:
+def _end_status(event: wire.RunEvent) -> str:
+    if type(event) is wire.ChatFinal:
         return "cancelled" if event.cancelled else "done"
     return "failed"

@@ -18,28 +18,10 @@ from atlas_agents.core.errors import Conflict, NotFound
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, ToolResult
 from atlas_agents.core.store import OPEN, ApprovalRow
+from atlas_agents.gateway import http_api
 from atlas_agents.gateway.agui import events as agui
-from atlas_agents.gateway.agui.events import (
-    PAYLOAD_SCHEMA,
-    AgUiEvent,
-    Resume,
-    RunInput,
-    client_messages,
-    last_message,
-    read_payload,
-)
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.convert import agent_model, approval_event
-from atlas_agents.gateway.http_api import (
-    ConcurrencyLimiter,
-    EventStream,
-    authorize,
-    on_disconnect,
-    read_body,
-    sse_event,
-    when_busy,
-    with_error_responses,
-)
 from atlas_agents.gateway.http_errors import Hide, HTTPError, to_http_error
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.submit import submit_turn
@@ -54,7 +36,7 @@ async def open_questions(hub: Hub, session: str) -> tuple[Question, ...]:
     return tuple([each for each in await hub.atlas.pending() if each.session == session])
 
 
-async def resolve_interrupts(hub: Hub, grant: Grant, session: str, entries: list[Resume]) -> Question:
+async def resolve_interrupts(hub: Hub, grant: Grant, session: str, entries: list[agui.Resume]) -> Question:
     """Resolve the approvals and return the last one, whose turn continues. Repeating the same answer is allowed."""
     rows = [await _row(hub, session, entry) for entry in entries]
     answers = [_answer(entry, grant) for entry in entries]
@@ -67,7 +49,7 @@ async def resolve_interrupts(hub: Hub, grant: Grant, session: str, entries: list
     return _questions.decode(rows[-1].question)
 
 
-async def _row(hub: Hub, session: str, entry: Resume) -> ApprovalRow:
+async def _row(hub: Hub, session: str, entry: agui.Resume) -> ApprovalRow:
     """Return the approval; the error is the same whether it does not exist or belongs to another user."""
     row = await hub.store.approval(hub.atlas.tenant, entry.interrupt_id)
     if row is None or row.session != session:
@@ -75,7 +57,7 @@ async def _row(hub: Hub, session: str, entry: Resume) -> ApprovalRow:
     return row
 
 
-async def _resolve(hub: Hub, entry: Resume, row: ApprovalRow, given: Answer) -> None:
+async def _resolve(hub: Hub, entry: agui.Resume, row: ApprovalRow, given: Answer) -> None:
     if row.answer is not None and _same(_answers.decode(row.answer), given):
         return
     try:
@@ -85,11 +67,11 @@ async def _resolve(hub: Hub, entry: Resume, row: ApprovalRow, given: Answer) -> 
             raise HTTPError(409, "interrupt_over", f"{late}; cancel the interrupt to continue") from None
 
 
-def _answer(entry: Resume, grant: Grant) -> Answer:
+def _answer(entry: agui.Resume, grant: Grant) -> Answer:
     by = grant.principal.id
     if entry.status == "cancelled":
         return Answer("dismiss", by=by, reason="cancelled by the user")
-    payload = read_payload(entry)
+    payload = agui.read_payload(entry)
     if not payload.approved:
         return Answer("no", by=by, reason=payload.reason)
     return Answer(payload.remember, payload.edited_args, by, payload.reason)
@@ -276,7 +258,13 @@ def _interrupt(question: Question) -> agui.Interrupt:
         metadata["form"] = msgspec.to_builtins(shown.form)
     message = f"{shown.summary}: {shown.command}"
     return agui.Interrupt(
-        question.id, "tool_call", message, question.call_id, PAYLOAD_SCHEMA, expires.replace("+00:00", "Z"), metadata
+        question.id,
+        "tool_call",
+        message,
+        question.call_id,
+        agui.PAYLOAD_SCHEMA,
+        expires.replace("+00:00", "Z"),
+        metadata,
     )
 
 
@@ -288,17 +276,17 @@ def _usage(usage: core.Usage, model: str) -> agui.TokenUsage:
 class AgUiRun:
     """Streams the events of one AG-UI run."""
 
-    def __init__(self, hub: Hub, grant: Grant, request: Request, run_input: RunInput, agent: Agent) -> None:
+    def __init__(self, hub: Hub, grant: Grant, request: Request, run_input: agui.RunInput, agent: Agent) -> None:
         self._hub = hub
         self._grant = grant
         self._run_input = run_input
         self._agent = agent
         self._session = grant.prefix + run_input.thread_id
-        self._busy: WhenBusy = when_busy(request)
-        self._message = None if run_input.resume else last_message(run_input)
+        self._busy: WhenBusy = http_api.when_busy(request)
+        self._message = None if run_input.resume else agui.last_message(run_input)
         model = agent_model(agent, hub.atlas.registry)
         self._encoder = AgUiEncoder(
-            run_input.thread_id, run_input.run_id, model, client_messages(run_input), hub.atlas.hide
+            run_input.thread_id, run_input.run_id, model, agui.client_messages(run_input), hub.atlas.hide
         )
         self._stream: AtlasStream | None = None
 
@@ -324,7 +312,7 @@ class AgUiRun:
             error = to_http_error(failure, self._hub.atlas.hide)
             yield _encode_events(encoder.fail(error.message, error.code))
 
-    async def _start_turn(self, message: Message) -> AsyncGenerator[list[AgUiEvent], None]:
+    async def _start_turn(self, message: Message) -> AsyncGenerator[list[agui.AgUiEvent], None]:
         """Run a new turn. The client's run id is its idempotency key."""
         if pending := await open_questions(self._hub, self._session):
             ids = ", ".join([each.id for each in pending])
@@ -346,7 +334,7 @@ class AgUiRun:
         async for event in self._stream:
             yield self._encoder.convert(event)
 
-    async def _resume_turn(self) -> AsyncGenerator[list[AgUiEvent], None]:
+    async def _resume_turn(self) -> AsyncGenerator[list[agui.AgUiEvent], None]:
         """Yield what follows the answer. The turn continues on its own, so it may have ended, here or elsewhere."""
         entries = self._run_input.resume or []
         row = await self._hub.store.approval(self._hub.atlas.tenant, entries[-1].interrupt_id)
@@ -361,7 +349,7 @@ class AgUiRun:
         async for event in _events_after(live, question.id):
             yield self._encoder.convert(event)
 
-    async def _replay_stored(self, run_id: str, call_id: str) -> AsyncGenerator[list[AgUiEvent], None]:
+    async def _replay_stored(self, run_id: str, call_id: str) -> AsyncGenerator[list[agui.AgUiEvent], None]:
         """Yield a finished turn from its stored messages: all of them, or those after a call."""
         store, tenant = self._hub.store, self._hub.atlas.tenant
         row = await store.run(tenant, run_id)
@@ -387,29 +375,29 @@ async def _events_after(stream: AtlasStream, question_id: str) -> AsyncGenerator
         resolved = resolved or (isinstance(event, core.ApprovalAnswered) and event.approval_id == question_id)
 
 
-def _encode_events(events: list[AgUiEvent]) -> bytes:
-    return b"".join([sse_event(encode(event)) for event in events])
+def _encode_events(events: list[agui.AgUiEvent]) -> bytes:
+    return b"".join([http_api.sse_event(encode(event)) for event in events])
 
 
 def agui_routes(hub: Hub) -> Sequence[BaseRoute]:
     """Return the routes of the AG-UI endpoints."""
-    limiter = ConcurrencyLimiter(hub)
+    limiter = http_api.ConcurrencyLimiter(hub)
 
     async def run(request: Request) -> Any:
         """Start a run. Answering an interrupt requires the scope `approve`."""
-        grant = authorize(request, "read", "write")
+        grant = http_api.authorize(request, "read", "write")
         with ExitStack() as stack:
             pending = stack.enter_context(limiter.acquire(request, grant))
-            run_input = await read_body(request, RunInput, hub.settings.max_frame)
+            run_input = await http_api.read_body(request, agui.RunInput, hub.settings.max_frame)
             if run_input.resume:
-                authorize(request, "approve")
+                http_api.authorize(request, "approve")
             agent = hub.agent(request.path_params["agent_id"])
             if agent is None:
                 raise HTTPError(404, "agent_not_found", f"unknown agent {request.path_params['agent_id'][:200]!r}")
             hub.check_accepting()
             turn = AgUiRun(hub, grant, request, run_input, agent)
-            if on_disconnect(request) == "cancel":
+            if http_api.on_disconnect(request) == "cancel":
                 stack.callback(turn.stop)
-            return EventStream(pending, turn.stream_events(), hub.settings.ping, stack.pop_all().close)
+            return http_api.EventStream(pending, turn.stream_events(), hub.settings.ping, stack.pop_all().close)
 
-    return (Route("/ag-ui/{agent_id:path}", with_error_responses(run, hub.atlas.hide), methods=["POST"]),)
+    return (Route("/ag-ui/{agent_id:path}", http_api.with_error_responses(run, hub.atlas.hide), methods=["POST"]),)

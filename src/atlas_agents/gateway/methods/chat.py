@@ -11,16 +11,8 @@ from atlas_agents.core.approvals import Answer
 from atlas_agents.core.errors import ConfigError, Conflict, NotFound
 from atlas_agents.core.messages import Message, Text, user
 from atlas_agents.core.store import JournalRow, RunRow, StoredMessage
+from atlas_agents.gateway import convert
 from atlas_agents.gateway.connection import ClientConnection
-from atlas_agents.gateway.convert import (
-    ANSWERS,
-    DECISIONS,
-    approval_shape,
-    core_part,
-    fit_in_frame,
-    message_shape,
-    stored_message_shape,
-)
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.protocol import chat as wire
@@ -101,11 +93,11 @@ async def history(caller: ClientConnection, params: wire.ChatHistory) -> wire.Ch
         rows = await sessions.messages(key, before=before, limit=params.limit + 1, last=True)
     except NotFound:
         raise not_found("SESSION") from None
-    shown = fit_in_frame(rows, params.limit)
+    shown = convert.fit_in_frame(rows, params.limit)
     hub, ids = caller.hub, {row.run_id for row in shown} - {""}
     turns = await hub.store.runs(hub.atlas.tenant, key) if ids else ()
     outcomes = await read_outcomes(hub.store, turns, ids, hub.atlas.hide)
-    return wire.ChatHistoryPage(tuple(map(stored_message_shape, shown)), len(rows) > len(shown), outcomes)
+    return wire.ChatHistoryPage(tuple(map(convert.stored_message_shape, shown)), len(rows) > len(shown), outcomes)
 
 
 async def wait(caller: ClientConnection, params: wire.ChatWait) -> wire.Waited:
@@ -123,7 +115,7 @@ async def wait(caller: ClientConnection, params: wire.ChatWait) -> wire.Waited:
     rows = await caller.hub.store.messages(caller.hub.atlas.tenant, row.session)
     mine = [each for each in rows if each.run_id == row.id]
     replies = [message for message in map(_read, mine) if message.role == "assistant"]
-    return wire.Waited(row.status, message_shape(replies[-1], row.id) if replies else None)
+    return wire.Waited(row.status, convert.message_shape(replies[-1], row.id) if replies else None)
 
 
 async def visible_run(caller: ClientConnection, run_id: str) -> RunRow:
@@ -145,8 +137,8 @@ def _check_model(hub: Hub, params: wire.ChatSend) -> None:
 
 def _message(params: wire.ChatSend) -> Message:
     content = params.message
-    parts = [Text(content)] if isinstance(content, str) else [core_part(part) for part in content]
-    message = user(*parts, *(core_part(part) for part in params.attachments or ()))
+    parts = [Text(content)] if isinstance(content, str) else [convert.core_part(part) for part in content]
+    message = user(*parts, *(convert.core_part(part) for part in params.attachments or ()))
     if not message.parts:
         raise ProtocolError("INVALID_PARAMS", "chat.send: the message is empty")
     return message
@@ -171,7 +163,7 @@ async def list_approvals(caller: ClientConnection, _: NoParams) -> ApprovalsResu
     """List the pending approvals of the caller's sessions, oldest first."""
     prefix = caller.grant.prefix
     found = [each for each in await caller.hub.atlas.pending() if each.session.startswith(prefix)]
-    return ApprovalsResult(tuple([approval_shape(each, each.session.removeprefix(prefix)) for each in found]))
+    return ApprovalsResult(tuple([convert.approval_shape(each, each.session.removeprefix(prefix)) for each in found]))
 
 
 async def resolve(caller: ClientConnection, params: ApprovalsResolve) -> Ack:
@@ -180,7 +172,7 @@ async def resolve(caller: ClientConnection, params: ApprovalsResolve) -> Ack:
     row = await hub.store.approval(hub.atlas.tenant, params.approval_id)
     if row is None or not row.session.startswith(caller.grant.prefix):
         raise not_found("APPROVAL")
-    answer = Answer(ANSWERS[params.decision], params.arguments, caller.grant.principal.id, params.reason)
+    answer = Answer(convert.ANSWERS[params.decision], params.arguments, caller.grant.principal.id, params.reason)
     try:
         await hub.atlas.answer(params.approval_id, answer)
     except NotFound:
@@ -247,7 +239,7 @@ def _step(row: JournalRow) -> wire.RunStep:
             more = {"name": found["tool"], "call_id": found["call_id"]}
         case "answered":
             more = {
-                "status": DECISIONS[found["decision"]],
+                "status": convert.DECISIONS[found["decision"]],
                 "by": found.get("by", ""),
                 "reason": found.get("reason", ""),
             }

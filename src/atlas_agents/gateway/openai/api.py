@@ -17,19 +17,9 @@ from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.events import Event, StreamChunk, StreamEnd, StreamReset, ToolCalled, Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Conversation, Message, new_id
+from atlas_agents.gateway import http_api
 from atlas_agents.gateway.asgi import JsonResponse
 from atlas_agents.gateway.auth import Grant
-from atlas_agents.gateway.http_api import (
-    ConcurrencyLimiter,
-    EventStream,
-    authorize,
-    on_disconnect,
-    read_body,
-    short_header,
-    sse_event,
-    when_busy,
-    with_error_responses,
-)
 from atlas_agents.gateway.http_errors import HTTPError, bad_request, to_http_error
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.openai import schema
@@ -86,7 +76,7 @@ def usage_shape(usage: Usage) -> schema.OpenAIUsage:
 
 FIRST_OUTPUT_TIMEOUT = 2.0
 """Seconds to wait before the response starts. Failures within it set the HTTP status, later ones end the stream."""
-_DONE = sse_event(b"[DONE]")
+_DONE = http_api.sse_event(b"[DONE]")
 _WITHDRAWN = "the model restarted its answer after part of it was sent; retry the request, or retry without stream"
 
 
@@ -98,7 +88,7 @@ async def start(
     With a session, the last message is sent to it and the turn is stored. Without one, the request contains the whole
     conversation and nothing is stored.
     """
-    session = short_header(request, "x-atlas-session") or body.user or ""
+    session = http_api.short_header(request, "x-atlas-session") or body.user or ""
     asks = request.headers.get("x-atlas-approvals", "refuse").strip().lower()
     if asks not in ("refuse", "wait"):
         raise bad_request("invalid x-atlas-approvals: expected 'refuse' or 'wait'", "x-atlas-approvals")
@@ -116,7 +106,9 @@ async def start(
             session=grant.prefix + session,
             user=user,
             options=msgspec.structs.replace(
-                options, when_busy=when_busy(request), idempotency_key=short_header(request, "idempotency-key")
+                options,
+                when_busy=http_api.when_busy(request),
+                idempotency_key=http_api.short_header(request, "idempotency-key"),
             ),
         )
         return stream, True
@@ -168,7 +160,7 @@ class CompletionTurn:
                     yield self._choice_chunk(schema.Delta(content=text))
             reply = await self._reply()
         except Exception as failure:  # noqa: BLE001 - the status line was already sent
-            yield sse_event(to_http_error(failure, self._hub.atlas.hide).body)
+            yield http_api.sse_event(to_http_error(failure, self._hub.atlas.hide).body)
             return
         yield self._choice_chunk(schema.Delta(), finish_reason(reply))
         if self._includes_usage:
@@ -213,7 +205,7 @@ class CompletionTurn:
 
     def _chunk(self, choices: tuple[schema.ChunkChoice, ...], usage: schema.OpenAIUsage | None = None) -> bytes:
         shown = usage if self._includes_usage else msgspec.UNSET
-        return sse_event(encode(schema.CompletionChunk(self._id, self._created, self._model, choices, shown)))
+        return http_api.sse_event(encode(schema.CompletionChunk(self._id, self._created, self._model, choices, shown)))
 
 
 _PREFIX = "atlas/"
@@ -229,31 +221,32 @@ def openai_routes(hub: Hub) -> Sequence[BaseRoute]:
         ("/v1/{rest:path}", endpoints.unknown, ["GET", "POST", "PUT", "PATCH", "DELETE"]),
     )
     return [
-        Route(path, with_error_responses(answer, hub.atlas.hide), methods=methods) for path, answer, methods in table
+        Route(path, http_api.with_error_responses(answer, hub.atlas.hide), methods=methods)
+        for path, answer, methods in table
     ]
 
 
 class _Endpoints:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._limiter = ConcurrencyLimiter(hub)
+        self._limiter = http_api.ConcurrencyLimiter(hub)
 
     async def models(self, request: Request) -> Response:
-        authorize(request, "read")
+        http_api.authorize(request, "read")
         return JsonResponse(schema.Models(tuple([self._shape(agent) for agent in self._hub.atlas.agents])))
 
     async def model(self, request: Request) -> Response:
-        authorize(request, "read")
+        http_api.authorize(request, "read")
         return JsonResponse(self._shape(self._agent(request.path_params["id"])))
 
     async def complete(self, request: Request) -> Any:
         """Run a turn. The scopes are checked before the body is read."""
-        grant = authorize(request, "read", "write")
+        grant = http_api.authorize(request, "read", "write")
         with ExitStack() as stack:
             pending = stack.enter_context(self._limiter.acquire(request, grant))
-            body = await read_body(request, schema.CompletionRequest, self._hub.settings.max_frame)
+            body = await http_api.read_body(request, schema.CompletionRequest, self._hub.settings.max_frame)
             schema.check_supported(body)
-            agent, keeps_running = self._agent(body.model), on_disconnect(request) == "continue"
+            agent, keeps_running = self._agent(body.model), http_api.on_disconnect(request) == "continue"
             stream, stored = await start(self._hub, grant, request, body, agent)
             if not (stored and keeps_running):
                 stack.callback(stream.cancel)
@@ -261,10 +254,10 @@ class _Endpoints:
             if not body.stream:
                 return JsonResponse(await pending.wait_for(turn.complete_answer()))
             await pending.wait_for(turn.wait_for_output())
-            return EventStream(pending, turn.stream_events(), self._hub.settings.ping, stack.pop_all().close)
+            return http_api.EventStream(pending, turn.stream_events(), self._hub.settings.ping, stack.pop_all().close)
 
     async def unknown(self, request: Request) -> Response:
-        authorize(request)
+        http_api.authorize(request)
         raise HTTPError(404, "unknown_url", f"unknown endpoint: {request.method} {request.url.path}")
 
     def _agent(self, model: str) -> Agent:
