@@ -49,7 +49,7 @@ def offline(**values: str) -> Registry:
 # Agent: its settings
 
 
-def test_an_agent_takes_what_the_face_promises() -> None:
+def test_agent_constructor_has_the_specified_parameters() -> None:
     parameters = inspect.signature(Agent).parameters
     promised = {"name", "description", "model", "provider", "providers", "system_prompt", "temperature", "max_tokens"}
     promised |= {"tools", "rules", "contexts", "metadata", "role", "mode", "parallel_tools", "max_rounds"}
@@ -59,7 +59,7 @@ def test_an_agent_takes_what_the_face_promises() -> None:
     assert parameters["max_rounds"].default == 10
 
 
-def test_an_agent_tells_what_it_was_made_of() -> None:
+def test_agent_exposes_its_settings() -> None:
     made = Agent(
         "a",
         name="Ada",
@@ -83,7 +83,7 @@ def test_an_agent_tells_what_it_was_made_of() -> None:
     assert (made.tools, made.metadata.all(), made.messages) == ((look,), {"k": 1}, [])
 
 
-def test_an_agent_without_a_name_goes_by_its_id() -> None:
+def test_agent_name_defaults_to_its_id() -> None:
     assert Agent("ada", model="openai/x").name == "ada"
 
 
@@ -98,19 +98,19 @@ def test_identity_and_model_settings_are_frozen(field: str) -> None:
         setattr(made.settings, field, "other")
 
 
-def test_provider_and_model_equal_the_ref() -> None:
+def test_provider_and_model_equal_a_model_reference() -> None:
     assert Agent("a", provider="openai", model="gpt-x").models == Agent("a", model="openai/gpt-x").models
     assert Agent("a", provider="http", model="org/llama").models == ("http/org/llama",)
 
 
-async def test_a_provider_object_may_be_named_with_a_model() -> None:
+async def test_provider_object_can_be_combined_with_a_model() -> None:
     model = Scripted(says("hi"))
     async with Atlas([Agent("a", provider=model, model="small")]) as atlas:
         await atlas.ask("hello")
     assert model.requests[0].model == "small"
 
 
-def test_several_providers_may_be_refs_objects_and_callables() -> None:
+def test_providers_may_be_references_objects_and_callables() -> None:
     def mine(request: Request) -> object: ...
 
     remote = OpenAIProvider(base_url="http://127.0.0.1:1/v1", api_key="k", environment=Environment({}, dotenv=None))
@@ -136,17 +136,17 @@ def test_several_providers_may_be_refs_objects_and_callables() -> None:
         ({"tools": [7]}, "7 is neither a tool nor a function"),
     ],
 )
-def test_settings_that_cannot_work_are_refused_at_construction(options: dict[str, Any], complaint: str) -> None:
+def test_invalid_settings_are_rejected_at_construction(options: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
         Agent("a", **options)
 
 
-def test_an_agent_needs_an_id() -> None:
+def test_agent_requires_an_id() -> None:
     with pytest.raises(ConfigError, match="an agent requires an id"):
         Agent(" ", model="openai/x")
 
 
-def test_the_factory_makes_the_same_agent() -> None:
+def test_agent_factory_equals_the_constructor() -> None:
     made = agent("a", model="openai/gpt-x", tools=[look])
     assert isinstance(made, Agent)
     assert (made.id, made.models, made.tools) == ("a", ("openai/gpt-x",), (look,))
@@ -164,19 +164,19 @@ def test_the_factory_makes_the_same_agent() -> None:
         ("http/meta-llama/Llama-3", "http", "meta-llama/Llama-3"),
     ],
 )
-def test_a_model_ref_is_a_provider_and_a_model(ref: str, provider: str, model: str) -> None:
+def test_model_reference_is_split_into_provider_and_model(ref: str, provider: str, model: str) -> None:
     parsed = parse_model_ref(ref)
     assert (parsed.provider, parsed.model, str(parsed)) == (provider, model, ref)
 
 
 @pytest.mark.parametrize("ref", ["gpt-4", "", "/", "openai/", "/x", "  /x"])
-def test_a_ref_without_a_slash_is_named_in_the_error(ref: str) -> None:
+def test_error_names_a_reference_without_a_slash(ref: str) -> None:
     with pytest.raises(BadModelRef) as caught:
         parse_model_ref(ref)
     assert repr(ref) in str(caught.value)
 
 
-async def test_an_unknown_provider_is_named_with_the_known_ones() -> None:
+async def test_error_lists_the_known_providers() -> None:
     atlas = Atlas([Agent("a", model="acme/gpt")], registry=offline())
     with pytest.raises(BadModelRef, match=r"unknown provider 'acme'; known providers: .*anthropic.*openai"):
         await atlas.ask("hi")
@@ -185,7 +185,7 @@ async def test_an_unknown_provider_is_named_with_the_known_ones() -> None:
 @pytest.mark.parametrize(
     ("ref", "variable"), [("openai/gpt-x", "OPENAI_API_KEY"), ("anthropic/claude-x", "ANTHROPIC_API_KEY")]
 )
-async def test_a_missing_key_names_the_variable(ref: str, variable: str) -> None:
+async def test_missing_key_error_names_the_variable(ref: str, variable: str) -> None:
     atlas = Atlas([Agent("a", model=ref)], registry=offline())
     with pytest.raises(MissingKey, match=variable):
         await atlas.ask("hi")
@@ -194,7 +194,7 @@ async def test_a_missing_key_names_the_variable(ref: str, variable: str) -> None
     assert atlas.conversation().messages == []
 
 
-async def test_an_agent_without_a_model_takes_the_one_of_the_environment() -> None:
+async def test_agent_without_model_uses_atlas_model() -> None:
     atlas = Atlas([Agent("a")], registry=offline(ATLAS_MODEL="anthropic/claude-x"))
     with pytest.raises(MissingKey, match="ANTHROPIC_API_KEY"):
         await atlas.ask("hi")
@@ -206,7 +206,7 @@ async def test_an_agent_without_a_model_takes_the_one_of_the_environment() -> No
 # Its own context
 
 
-def test_metadata_rules_tools_and_messages_are_read_and_assigned() -> None:
+def test_agent_reads_and_assigns_its_context() -> None:
     made = Agent("a", model="openai/x")
     made.metadata = {"k": 1}
     made.rules = [Rule("One."), "Two."]
@@ -225,7 +225,7 @@ def test_metadata_may_be_assigned_to_itself() -> None:
     assert made.metadata.all() == {"old": 0, "k": 1}
 
 
-def test_a_metadata_object_stays_live() -> None:
+def test_assigned_metadata_object_stays_live() -> None:
     shared = Metadata(values={"k": 1})
     made = Agent("a", model="openai/x", metadata=shared)
     shared.set("k", 2)
@@ -234,7 +234,7 @@ def test_a_metadata_object_stays_live() -> None:
     assert (made.metadata.get("k"), shared.get("k")) == (3, 2)
 
 
-async def test_what_is_assigned_reaches_the_model() -> None:
+async def test_assigned_values_reach_the_model() -> None:
     model = Scripted(says("ok"))
     made = Agent("a", model=model)
     async with Atlas([made]) as atlas:
@@ -248,7 +248,7 @@ async def test_what_is_assigned_reaches_the_model() -> None:
     assert [message.text for message in request.messages] == ["before", "yes", "now"]
 
 
-def test_two_tools_of_one_name_are_refused_at_construction() -> None:
+def test_duplicate_tool_names_are_rejected_at_construction() -> None:
     with pytest.raises(DuplicateTool, match="'look'"):
         Agent("a", model="openai/x", tools=[look, look_again])
     made = Agent("a", model="openai/x", tools=[look])
@@ -257,12 +257,12 @@ def test_two_tools_of_one_name_are_refused_at_construction() -> None:
     assert made.tools == (look,)
 
 
-def test_two_names_that_a_model_could_not_tell_apart_are_refused() -> None:
+def test_tool_names_with_the_same_wire_name_are_rejected() -> None:
     with pytest.raises(DuplicateTool, match="duplicate tool name"):
         Agent("a", model="openai/x", tools=[Tool("mail/send", print), Tool("mail__send", print)])
 
 
-async def test_two_agents_may_use_one_name_for_different_tools() -> None:
+async def test_two_agents_may_use_the_same_tool_name() -> None:
     one = Agent("one", model=Scripted(calls("look", at="x"), says("ok")), tools=[look])
     two = Agent("two", model=Scripted(calls("look", at="x"), says("ok")), tools=[look_again])
     async with Atlas([one, two]) as atlas:
@@ -270,7 +270,7 @@ async def test_two_agents_may_use_one_name_for_different_tools() -> None:
     assert [result.steps[0].output for result in results] == ["seen x", "seen x again"]
 
 
-def test_in_another_process_an_agent_is_a_copy_without_models_and_tools() -> None:
+def test_pickled_agent_is_a_copy_without_models_and_tools() -> None:
     made = Agent("a", name="Ada", role="admin", model="openai/x", tools=[look], metadata={"k": 1})
     copy = pickle.loads(pickle.dumps(made))
     assert (copy.id, copy.name, copy.role, copy.metadata.all()) == ("a", "Ada", "admin", {"k": 1})
@@ -280,7 +280,7 @@ def test_in_another_process_an_agent_is_a_copy_without_models_and_tools() -> Non
 # Agent.call
 
 
-async def test_a_stand_alone_agent_runs_a_turn_in_its_own_context() -> None:
+async def test_standalone_agent_runs_a_turn_in_its_own_context() -> None:
     model = Scripted(calls("look", at="it"), says("Seen."), says("Still there."))
     made = Agent("a", model=model, tools=[look])
     messages, success, error = await made.call("Look!")
@@ -293,7 +293,7 @@ async def test_a_stand_alone_agent_runs_a_turn_in_its_own_context() -> None:
     await made.close()
 
 
-async def test_a_call_begins_with_the_messages_of_the_contexts() -> None:
+async def test_call_starts_with_inherited_messages() -> None:
     model = Scripted(says("ok"))
     made = Agent("a", model=model, contexts=[Context(messages=[user("old"), assistant("yes")])])
     result = await made.call("new")
@@ -301,14 +301,14 @@ async def test_a_call_begins_with_the_messages_of_the_contexts() -> None:
     assert [message.text for message in result.messages] == ["old", "yes", "new", "ok"]
 
 
-async def test_a_call_that_no_provider_answers_has_no_success() -> None:
+async def test_call_without_an_answer_is_unsuccessful() -> None:
     made = Agent("a", model=Scripted(fails(ProviderError("bad key", "auth"))))
     messages, success, error = await made.call("hi")
     assert (success, error) == (False, "bad key")
     assert [message.text for message in messages] == ["hi"]
 
 
-async def test_a_call_at_the_round_limit_has_no_success() -> None:
+async def test_call_at_the_round_limit_is_unsuccessful() -> None:
     made = Agent("a", model=Scripted(calls("look", at="it")), tools=[look], max_rounds=1)
     messages, success, error = await made.call("hi")
     assert (success, error) == (False, "Max iterations reached")
@@ -318,7 +318,7 @@ async def test_a_call_at_the_round_limit_has_no_success() -> None:
 # Atlas: which agent answers
 
 
-def test_an_atlas_takes_what_the_face_promises() -> None:
+def test_atlas_constructor_has_the_specified_parameters() -> None:
     parameters = inspect.signature(Atlas).parameters
     assert list(parameters)[:2] == ["agents", "default_agent"]
     named = {"system_prompt", "history", "store", "policy", "approve", "interceptors", "tenant"}
@@ -328,14 +328,14 @@ def test_an_atlas_takes_what_the_face_promises() -> None:
     assert {"session", "agent_id"} <= set(inspect.signature(Atlas.send).parameters)
 
 
-async def test_an_atlas_without_agents_has_none_and_says_so_when_asked() -> None:
+async def test_atlas_without_agents_raises_when_used() -> None:
     atlas = Atlas()
     assert atlas.get_agent() is None
     with pytest.raises(ConfigError, match="this Atlas has no agent"):
         await atlas.ask("hi")
 
 
-async def test_the_current_agent_is_the_default_else_the_first() -> None:
+async def test_current_agent_is_the_default_or_the_first() -> None:
     one, two = Agent("one", model=Scripted(says("1"))), Agent("two", model=Scripted(says("2")))
     assert Atlas([one, two]).get_agent() is one
     assert Atlas([one, two], "two").get_agent() is two
@@ -343,7 +343,7 @@ async def test_the_current_agent_is_the_default_else_the_first() -> None:
     assert (await Atlas([one, two], "two").ask("hi")).text == "2"
 
 
-async def test_an_agent_is_set_by_itself_or_by_its_id() -> None:
+async def test_agent_is_set_by_object_or_id() -> None:
     one, two, three = (Agent(id, model=Scripted(says(id), says(id))) for id in ("one", "two", "three"))
     atlas = Atlas([one, two])
     assert atlas.set_agent_by_id("two") is atlas
@@ -353,7 +353,7 @@ async def test_an_agent_is_set_by_itself_or_by_its_id() -> None:
     assert atlas.agents == (one, two, three)
 
 
-async def test_an_agent_named_with_a_message_answers_that_one_only() -> None:
+async def test_agent_id_applies_to_one_message_only() -> None:
     one, two = Agent("one", model=Scripted(says("1"), says("1"))), Agent("two", model=Scripted(says("2"), says("2")))
     async with Atlas([one, two]) as atlas:
         assert (await atlas.ask("hi", agent_id="two")).text == "2"
@@ -363,7 +363,7 @@ async def test_an_agent_named_with_a_message_answers_that_one_only() -> None:
 
 
 @pytest.mark.parametrize("ids", [("one", "two"), ()])
-async def test_an_unknown_id_lists_the_known_ones(ids: tuple[str, ...]) -> None:
+async def test_unknown_agent_error_lists_the_known_ids(ids: tuple[str, ...]) -> None:
     atlas = Atlas([Agent(id, model=Scripted()) for id in ids])
     complaint = f"not found: agent 'three' .known agents: {', '.join(ids) or 'none'}."
     with pytest.raises(UnknownAgent, match=complaint):
@@ -376,12 +376,12 @@ async def test_an_unknown_id_lists_the_known_ones(ids: tuple[str, ...]) -> None:
         Atlas([Agent(id, model=Scripted()) for id in ids], "three")
 
 
-def test_two_agents_of_one_id_are_refused() -> None:
+def test_duplicate_agent_ids_are_rejected() -> None:
     with pytest.raises(ConfigError, match="duplicate agent id 'a'"):
         Atlas([Agent("a", model="openai/x"), Agent("a", model="openai/y")])
 
 
-async def test_changing_the_model_is_a_new_agent_in_the_old_ones_place() -> None:
+async def test_agent_with_another_model_replaces_the_old_one() -> None:
     atlas = in_memory_atlas(Scripted(says("old")))
     await atlas.ask("hi")
     atlas.set_agent(Agent("assistant", model=Scripted(says("new"))))

@@ -62,7 +62,7 @@ def as_sdk(shape: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize("shaped", [as_dict, as_attributes, as_sdk])
 @pytest.mark.parametrize("kind", ["sync", "async", "object", "partial", "lambda"])
-async def test_a_completion_of_any_shape_from_any_callable_is_an_answer(kind: str, shaped: Any) -> None:
+async def test_any_callable_may_return_a_completion_in_any_form(kind: str, shaped: Any) -> None:
     def sync(request: Request) -> Any:
         last = request.messages[-1]
         if last.role == "tool":
@@ -94,7 +94,7 @@ async def test_a_completion_of_any_shape_from_any_callable_is_an_answer(kind: st
     assert result.message.metadata["model"] == "gpt-x"
 
 
-async def test_it_is_given_the_request_with_messages_tools_and_metadata() -> None:
+async def test_callable_receives_the_request() -> None:
     asked: list[Request] = []
 
     def model(request: Request) -> Any:
@@ -111,7 +111,7 @@ async def test_it_is_given_the_request_with_messages_tools_and_metadata() -> Non
     assert request.metadata is not None and request.metadata.get("user") == "Al"
 
 
-async def test_arguments_may_be_a_text_an_object_or_missing() -> None:
+async def test_arguments_may_be_text_an_object_or_missing() -> None:
     @tool
     async def ping(note: str = "none") -> str:
         """Ping."""
@@ -133,7 +133,7 @@ async def test_arguments_may_be_a_text_an_object_or_missing() -> None:
     assert result.intermediate[0].text == "Pinging."
 
 
-async def test_two_whole_calls_of_one_id_stay_two_calls() -> None:
+async def test_two_complete_calls_with_the_same_id_stay_separate() -> None:
     answers = iter([completion(None, call('{"city": "Lima"}'), call('{"city": "Oslo"}')), completion("Done.")])
 
     def model(request: Request) -> Any:
@@ -144,7 +144,7 @@ async def test_two_whole_calls_of_one_id_stay_two_calls() -> None:
     assert [step.output for step in result.steps] == ["Sunny in Lima", "Sunny in Oslo"]
 
 
-async def test_without_usage_tokens_are_estimated() -> None:
+async def test_missing_usage_is_estimated() -> None:
     def model(request: Request) -> Any:
         return {"choices": [{"message": {"content": "x" * 36}, "finish_reason": "stop"}]}
 
@@ -156,7 +156,7 @@ async def test_without_usage_tokens_are_estimated() -> None:
     assert result.message.metadata["estimated"] is True
 
 
-async def test_the_answer_is_streamed_in_one_piece() -> None:
+async def test_answer_of_a_callable_is_one_chunk() -> None:
     def model(request: Request) -> Any:
         return completion("Hello there.")
 
@@ -165,7 +165,7 @@ async def test_the_answer_is_streamed_in_one_piece() -> None:
     assert [event.text for event in events if event.type == "stream:chunk"] == ["Hello there."]
 
 
-async def test_a_sync_callable_never_blocks_the_loop() -> None:
+async def test_sync_callable_does_not_block_the_event_loop() -> None:
     async with monitor_loop() as monitor:
 
         def model(request: Request) -> Any:
@@ -175,7 +175,7 @@ async def test_a_sync_callable_never_blocks_the_loop() -> None:
             assert (await atlas.ask("Hi")).text == "alive: True"
 
 
-async def test_many_sync_callables_wait_at_the_same_time() -> None:
+async def test_sync_callables_run_concurrently() -> None:
     """More than any default pool has threads: none waits for another to finish."""
     together = threading.Barrier(50, timeout=TIMEOUT)
 
@@ -223,7 +223,7 @@ ERRORS: list[tuple[Exception, str, int | None, bool]] = [
 
 
 @pytest.mark.parametrize(("error", "kind", "status", "retryable"), ERRORS, ids=[repr(case[0])[:40] for case in ERRORS])
-async def test_what_it_raises_becomes_a_provider_error(
+async def test_exception_of_a_callable_becomes_a_provider_error(
     error: Exception, kind: str, status: int | None, retryable: bool
 ) -> None:
     def model(request: Request) -> Any:
@@ -237,7 +237,7 @@ async def test_what_it_raises_becomes_a_provider_error(
         assert caught.value.__cause__ is error
 
 
-async def test_what_may_pass_is_tried_again_after_as_long_as_it_says() -> None:
+async def test_transient_error_is_retried_after_its_retry_after() -> None:
     clock, moments = VirtualClock(), list[float]()
 
     async def model(request: Request) -> Any:
@@ -271,7 +271,7 @@ NO_COMPLETION: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize(("name", "given", "words"), NO_COMPLETION, ids=[case[0] for case in NO_COMPLETION])
-async def test_what_is_no_completion_is_an_error_that_names_the_callable(name: str, given: Any, words: str) -> None:
+async def test_invalid_completion_error_names_the_callable(name: str, given: Any, words: str) -> None:
     def mine(request: Request) -> Any:
         return given
 
@@ -282,7 +282,7 @@ async def test_what_is_no_completion_is_an_error_that_names_the_callable(name: s
         assert len(atlas.conversation()) == 1
 
 
-async def test_an_answer_cut_off_in_its_call_never_runs() -> None:
+async def test_truncated_call_never_runs() -> None:
     ran: list[str] = []
 
     async def pay(to: str) -> None:

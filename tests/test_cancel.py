@@ -42,7 +42,7 @@ CUT = ("unknown", "unknown", "The turn was cancelled while this call ran; it may
 NEVER = ("error", "declined", "The turn was cancelled before this call ran; nothing happened.")
 
 
-async def cancelled(stream: AtlasStream, atlas: Atlas) -> list[Any]:
+async def cancel_and_check(stream: AtlasStream, atlas: Atlas) -> list[Any]:
     """Cancel, and see that it ends as it must; the events."""
     stream.cancel()
     async with measure_loop_time() as spent, asyncio.timeout(TIMEOUT):
@@ -58,14 +58,14 @@ async def cancelled(stream: AtlasStream, atlas: Atlas) -> list[Any]:
     return events
 
 
-async def goes_on(atlas: Atlas) -> None:
+async def check_next_turn(atlas: Atlas) -> None:
     """The next turn in the same conversation works."""
     async with asyncio.timeout(TIMEOUT):
         assert (await atlas.ask("Still there?")).text == "Yes."
 
 
 @asynccontextmanager
-async def hung(reach: Callable[[], Awaitable[object]], *args: Any, **named: Any) -> AsyncGenerator[Any, None]:
+async def wait_forever(reach: Callable[[], Awaitable[object]], *args: Any, **named: Any) -> AsyncGenerator[Any, None]:
     """An Atlas whose turn has reached the point at which it is cancelled."""
     async with in_memory_atlas(*args, **named) as atlas:
         stream = atlas.send("go")
@@ -92,37 +92,37 @@ class Point:
 # Every point of a turn
 
 
-async def test_before_it_has_begun() -> None:
+async def test_cancel_before_the_turn_starts() -> None:
     model = Scripted(says("Yes."), says("Yes."))
     async with in_memory_atlas(model) as atlas:
         stream = atlas.send("go")
-        events = await cancelled(stream, atlas)
+        events = await cancel_and_check(stream, atlas)
         assert [event.type for event in events] == ["message:sent", "stream:start", "stream:end"]
         assert (stream.text, roles(atlas.conversation().messages)) == ("", ["user"])
-        await goes_on(atlas)
+        await check_next_turn(atlas)
 
 
-async def test_in_the_middle_of_the_text() -> None:
+async def test_cancel_in_the_middle_of_the_text() -> None:
     model = PausedProvider(Scripted(says("One two three"), says("Yes.")), after=2)
-    async with hung(model.reached.wait, model) as (atlas, stream):
-        await cancelled(stream, atlas)
+    async with wait_forever(model.reached.wait, model) as (atlas, stream):
+        await cancel_and_check(stream, atlas)
         assert stream.text == "One two "
         assert model.closed == 1
         assert roles(atlas.conversation().messages) == ["user"]
         model.go.set()
-        await goes_on(atlas)
+        await check_next_turn(atlas)
 
 
-async def test_while_the_model_is_silent() -> None:
+async def test_cancel_while_the_model_is_silent() -> None:
     model = PausedProvider(Scripted(says("One"), says("Yes.")))
-    async with hung(model.reached.wait, model) as (atlas, stream):
-        await cancelled(stream, atlas)
+    async with wait_forever(model.reached.wait, model) as (atlas, stream):
+        await cancel_and_check(stream, atlas)
         assert model.closed == 1
         model.go.set()
-        await goes_on(atlas)
+        await check_next_turn(atlas)
 
 
-async def test_while_a_callable_model_is_at_work() -> None:
+async def test_cancel_while_a_callable_model_runs() -> None:
     point = Point()
     answers = iter([point.wait])
 
@@ -131,12 +131,12 @@ async def test_while_a_callable_model_is_at_work() -> None:
             await wait()
         return {"choices": [{"message": {"content": "Yes."}, "finish_reason": "stop"}]}
 
-    async with hung(point.reached.wait, model) as (atlas, stream):
-        await cancelled(stream, atlas)
-        await goes_on(atlas)
+    async with wait_forever(point.reached.wait, model) as (atlas, stream):
+        await cancel_and_check(stream, atlas)
+        await check_next_turn(atlas)
 
 
-async def test_while_a_tool_runs() -> None:
+async def test_cancel_while_a_tool_runs() -> None:
     point, ended = Point(), asyncio.Event()
 
     async def slow() -> None:
@@ -146,29 +146,29 @@ async def test_while_a_tool_runs() -> None:
             ended.set()
 
     model = Scripted(says("Let me. ") + calls("slow"), says("Yes."))
-    async with hung(point.reached.wait, model, [slow]) as (atlas, stream):
-        await cancelled(stream, atlas)
+    async with wait_forever(point.reached.wait, model, [slow]) as (atlas, stream):
+        await cancel_and_check(stream, atlas)
         assert ended.is_set()
         assert stream.text == "Let me. "
         assert results(atlas) == [CUT]
-        await goes_on(atlas)
+        await check_next_turn(atlas)
     assert len(model.requests) == 2
 
 
-async def test_while_a_tool_without_effects_runs() -> None:
+async def test_cancel_while_a_pure_tool_runs() -> None:
     point = Point()
 
     @tool(effect="pure")
     async def look() -> None:
         await point.wait()
 
-    async with hung(point.reached.wait, Scripted(calls("look"), says("Yes.")), [look]) as (atlas, stream):
-        await cancelled(stream, atlas)
+    async with wait_forever(point.reached.wait, Scripted(calls("look"), says("Yes.")), [look]) as (atlas, stream):
+        await cancel_and_check(stream, atlas)
         assert results(atlas) == [("error", "declined", "The turn was cancelled while this call ran.")]
-        await goes_on(atlas)
+        await check_next_turn(atlas)
 
 
-async def test_while_several_tools_run_the_finished_ones_keep_their_results() -> None:
+async def test_cancel_keeps_the_results_of_finished_tools() -> None:
     point, done = Point(), asyncio.Event()
 
     async def quick() -> str:
@@ -180,13 +180,13 @@ async def test_while_several_tools_run_the_finished_ones_keep_their_results() ->
         await point.wait()
 
     model = Scripted(calls("slow") + calls("quick") + calls("slow"), says("Yes."))
-    async with hung(point.reached.wait, model, [quick, slow]) as (atlas, stream):
-        await cancelled(stream, atlas)
+    async with wait_forever(point.reached.wait, model, [quick, slow]) as (atlas, stream):
+        await cancel_and_check(stream, atlas)
         assert results(atlas) == [CUT, ("ok", None, "done"), CUT]
-        await goes_on(atlas)
+        await check_next_turn(atlas)
 
 
-async def test_between_the_tools_of_a_sequential_round_no_further_one_starts() -> None:
+async def test_cancel_starts_no_further_tool_of_a_sequential_round() -> None:
     point, started = Point(), list[int]()
 
     async def work(n: int) -> int:
@@ -197,14 +197,14 @@ async def test_between_the_tools_of_a_sequential_round_no_further_one_starts() -
 
     model = Scripted(calls("work", n=1) + calls("work", n=2) + calls("work", n=3), says("Yes."))
     settings = {"parallel_tools": False}
-    async with hung(point.reached.wait, model, [work], agent=settings) as (atlas, stream):
-        await cancelled(stream, atlas)
+    async with wait_forever(point.reached.wait, model, [work], agent=settings) as (atlas, stream):
+        await cancel_and_check(stream, atlas)
         assert results(atlas) == [("ok", None, 1), CUT, NEVER]
-        await goes_on(atlas)
+        await check_next_turn(atlas)
     assert started == [1, 2]
 
 
-async def test_while_a_person_is_asked() -> None:
+async def test_cancel_while_approval_is_pending() -> None:
     point, ran = Point(), list[int]()
 
     @tool(confirm=True)
@@ -216,60 +216,60 @@ async def test_while_a_person_is_asked() -> None:
         return True
 
     model = Scripted(calls("wipe", n=1) + calls("wipe", n=2), says("Yes."))
-    async with hung(point.reached.wait, model, [wipe], approve=approve) as (atlas, stream):
-        events = await cancelled(stream, atlas)
+    async with wait_forever(point.reached.wait, model, [wipe], approve=approve) as (atlas, stream):
+        events = await cancel_and_check(stream, atlas)
         assert results(atlas) == [NEVER, NEVER]
         called = [event.call_id for event in events if event.type == "tool:called"]
         assert [event.call_id for event in events if event.type == "tool:result"] == called
-        await goes_on(atlas)
+        await check_next_turn(atlas)
     assert ran == []
 
 
-async def test_while_it_waits_for_the_session() -> None:
+async def test_cancel_while_the_turn_waits_for_its_session() -> None:
     model = PausedProvider(Scripted(says("First."), says("Yes.")))
-    async with hung(model.reached.wait, model) as (atlas, first):
+    async with wait_forever(model.reached.wait, model) as (atlas, first):
         second = atlas.send("me too")
-        events = await cancelled(second, atlas)
+        events = await cancel_and_check(second, atlas)
         assert [event.type for event in events] == ["stream:end"]
         model.go.set()
         assert (await first.reply()).text == "First."
         assert [message.text for message in atlas.conversation().messages] == ["go", "First."]
-        await goes_on(atlas)
+        await check_next_turn(atlas)
 
 
-async def test_while_it_waits_to_try_a_provider_again() -> None:
+async def test_cancel_while_the_turn_waits_for_a_provider_retry() -> None:
     clock = VirtualClock()
     model = Scripted(fails(ProviderError("busy", "rate_limit", retry_after=20)), says("Yes."))
 
-    async def asked() -> None:
+    async def provider_calls() -> None:
         await clock.advance(1)
         assert len(model.requests) == 1
 
-    async with hung(asked, model, clock=clock) as (atlas, stream):
-        await cancelled(stream, atlas)
+    async with wait_forever(provider_calls, model, clock=clock) as (atlas, stream):
+        await cancel_and_check(stream, atlas)
         assert roles(atlas.conversation().messages) == ["user"]
-        await goes_on(atlas)
+        await check_next_turn(atlas)
 
 
-async def test_while_a_tool_waits_to_be_tried_again_nothing_has_happened() -> None:
+async def test_cancel_while_a_tool_waits_for_a_retry() -> None:
     clock, tries = VirtualClock(), list[int]()
 
     async def busy() -> None:
         tries.append(1)
         raise Transient("busy", retry_after=20)
 
-    async def tried() -> None:
+    async def attempts() -> None:
         await clock.advance(1)
         assert tries == [1]
 
-    async with hung(tried, Scripted(calls("busy"), says("Yes.")), [busy], clock=clock) as (atlas, stream):
-        await cancelled(stream, atlas)
+    async with wait_forever(attempts, Scripted(calls("busy"), says("Yes.")), [busy], clock=clock) as (atlas, stream):
+        await cancel_and_check(stream, atlas)
         assert results(atlas) == [NEVER]
-        await goes_on(atlas)
+        await check_next_turn(atlas)
 
 
 @pytest.mark.parametrize("where", ["outgoing", "incoming", "request"])
-async def test_while_an_interceptor_is_at_work(where: str) -> None:
+async def test_cancel_while_an_interceptor_runs(where: str) -> None:
     point, busy = Point(), [True]
 
     async def stay(*_: Any) -> None:
@@ -278,14 +278,14 @@ async def test_while_an_interceptor_is_at_work(where: str) -> None:
 
     interceptors = [Interceptor(**{where: stay})]
     model = Scripted(*[says("Yes.")] * 2)
-    async with hung(point.reached.wait, model, interceptors=interceptors) as (atlas, stream):
-        await cancelled(stream, atlas)
+    async with wait_forever(point.reached.wait, model, interceptors=interceptors) as (atlas, stream):
+        await cancel_and_check(stream, atlas)
         busy.clear()
         assert roles(atlas.conversation().messages) == ([] if where == "outgoing" else ["user"])
         await atlas.ask("Still there?")
 
 
-async def test_while_a_condition_is_asked() -> None:
+async def test_cancel_while_a_rule_condition_runs() -> None:
     point, busy = Point(), [True]
 
     async def when(context: Any) -> bool:
@@ -294,16 +294,16 @@ async def test_while_a_condition_is_asked() -> None:
         return True
 
     model = Scripted(says("Yes."))
-    async with hung(point.reached.wait, model, agent={"rules": [Rule("x", when=when)]}) as (atlas, stream):
-        await cancelled(stream, atlas)
+    async with wait_forever(point.reached.wait, model, agent={"rules": [Rule("x", when=when)]}) as (atlas, stream):
+        await cancel_and_check(stream, atlas)
         busy.clear()
-        await goes_on(atlas)
+        await check_next_turn(atlas)
 
 
 # Tools that do not want to stop
 
 
-async def test_a_tool_that_ignores_its_cancellation_is_left_behind() -> None:
+async def test_tool_that_ignores_cancellation_is_abandoned() -> None:
     started, release = asyncio.Event(), asyncio.Event()
 
     async def stubborn() -> str:
@@ -311,16 +311,16 @@ async def test_a_tool_that_ignores_its_cancellation_is_left_behind() -> None:
         await ignore_cancellation(release)
         return "too late"
 
-    async with hung(started.wait, Scripted(calls("stubborn"), says("Yes.")), [stubborn]) as (atlas, stream):
-        await cancelled(stream, atlas)
+    async with wait_forever(started.wait, Scripted(calls("stubborn"), says("Yes.")), [stubborn]) as (atlas, stream):
+        await cancel_and_check(stream, atlas)
         assert results(atlas) == [CUT]
-        await goes_on(atlas)
+        await check_next_turn(atlas)
         release.set()
         await asyncio.sleep(0)
         assert results(atlas) == [CUT]
 
 
-async def test_eight_tools_that_ignore_it_take_no_longer_than_one() -> None:
+async def test_eight_tools_that_ignore_cancellation_take_no_longer_than_one() -> None:
     started, release = asyncio.Event(), asyncio.Event()
 
     async def stubborn(n: int) -> None:
@@ -332,14 +332,14 @@ async def test_eight_tools_that_ignore_it_take_no_longer_than_one() -> None:
     for n in range(2, 9):
         script += calls("stubborn", n=n)
     limits = Limits(at_once=8)
-    async with hung(started.wait, Scripted(script, says("Yes.")), [stubborn], limits=limits) as (atlas, stream):
-        await cancelled(stream, atlas)
+    async with wait_forever(started.wait, Scripted(script, says("Yes.")), [stubborn], limits=limits) as (atlas, stream):
+        await cancel_and_check(stream, atlas)
         assert results(atlas) == [CUT] * 8
-        await goes_on(atlas)
+        await check_next_turn(atlas)
         release.set()
 
 
-async def test_a_tool_may_tidy_up_before_it_ends() -> None:
+async def test_cancelled_tool_may_clean_up() -> None:
     point, tidied = Point(), list[str]()
 
     async def careful() -> None:
@@ -349,13 +349,13 @@ async def test_a_tool_may_tidy_up_before_it_ends() -> None:
             await run_ready_tasks()
             tidied.append("yes")
 
-    async with hung(point.reached.wait, Scripted(calls("careful"), says("Yes.")), [careful]) as (atlas, stream):
-        await cancelled(stream, atlas)
+    async with wait_forever(point.reached.wait, Scripted(calls("careful"), says("Yes.")), [careful]) as (atlas, stream):
+        await cancel_and_check(stream, atlas)
         assert tidied == ["yes"]
-        await goes_on(atlas)
+        await check_next_turn(atlas)
 
 
-async def test_a_sync_tool_in_this_process_is_not_waited_for() -> None:
+async def test_cancel_does_not_wait_for_an_in_process_sync_tool() -> None:
     started, release = asyncio.Event(), threading.Event()
     loop = asyncio.get_running_loop()
 
@@ -364,14 +364,14 @@ async def test_a_sync_tool_in_this_process_is_not_waited_for() -> None:
         loop.call_soon_threadsafe(started.set)
         release.wait(TIMEOUT)
 
-    async with hung(started.wait, Scripted(calls("block"), says("Yes.")), [block]) as (atlas, stream):
-        await cancelled(stream, atlas)
+    async with wait_forever(started.wait, Scripted(calls("block"), says("Yes.")), [block]) as (atlas, stream):
+        await cancel_and_check(stream, atlas)
         assert results(atlas) == [CUT]
-        await goes_on(atlas)
+        await check_next_turn(atlas)
         release.set()
 
 
-async def test_a_sync_tool_in_a_process_of_its_own_is_ended(tmp_path: Any) -> None:
+async def test_cancel_kills_a_sync_tool_in_a_worker_process(tmp_path: Any) -> None:
     started, finished = tmp_path / "started", tmp_path / "finished"
 
     @tool
@@ -384,32 +384,32 @@ async def test_a_sync_tool_in_a_process_of_its_own_is_ended(tmp_path: Any) -> No
     async def reached() -> None:
         await wait_until(lambda: started.exists() and started.read_text())
 
-    async with hung(reached, Scripted(calls("block"), says("Yes.")), [block]) as (atlas, stream):
-        await cancelled(stream, atlas)
+    async with wait_forever(reached, Scripted(calls("block"), says("Yes.")), [block]) as (atlas, stream):
+        await cancel_and_check(stream, atlas)
         assert results(atlas) == [CUT]
-        await goes_on(atlas)
+        await check_next_turn(atlas)
         with pytest.raises(ProcessLookupError):
             os.kill(int(started.read_text()), 0)
         assert not finished.exists()
 
 
-async def test_a_hung_tool_delays_no_other_session() -> None:
+async def test_hanging_tool_does_not_delay_other_sessions() -> None:
     point = Point()
 
     async def hang() -> None:
         await point.wait()
 
     model = Scripted(calls("hang"), says("Yes."))
-    async with hung(point.reached.wait, model, [hang]) as (atlas, stream):
+    async with wait_forever(point.reached.wait, model, [hang]) as (atlas, stream):
         async with asyncio.timeout(TIMEOUT):
             assert (await atlas.ask("hello", session="other")).text == "Yes."
-        await cancelled(stream, atlas)
+        await cancel_and_check(stream, atlas)
 
 
 # More than once, too late, from elsewhere
 
 
-async def test_cancelling_twice_is_cancelling_once() -> None:
+async def test_second_cancel_has_no_effect() -> None:
     started, release = asyncio.Event(), asyncio.Event()
 
     async def stubborn(n: int) -> None:
@@ -417,17 +417,17 @@ async def test_cancelling_twice_is_cancelling_once() -> None:
         await ignore_cancellation(release)
 
     model = Scripted(calls("stubborn", n=1) + calls("stubborn", n=2), says("Yes."))
-    async with hung(started.wait, model, [stubborn]) as (atlas, stream):
+    async with wait_forever(started.wait, model, [stubborn]) as (atlas, stream):
         stream.cancel()
         await run_ready_tasks()  # it is being stopped
         stream.cancel()
-        await cancelled(stream, atlas)
+        await cancel_and_check(stream, atlas)
         assert results(atlas) == [CUT, CUT]
-        await goes_on(atlas)
+        await check_next_turn(atlas)
         release.set()
 
 
-async def test_cancelling_a_turn_that_has_ended_does_nothing() -> None:
+async def test_cancel_of_an_ended_turn_has_no_effect() -> None:
     async with in_memory_atlas(Scripted(says("Yes."))) as atlas:
         stream = atlas.send("go")
         before = await collect_events(stream)
@@ -436,7 +436,7 @@ async def test_cancelling_a_turn_that_has_ended_does_nothing() -> None:
         assert await collect_events(stream) == before
 
 
-async def test_cancelling_after_the_end_keeps_the_answer() -> None:
+async def test_cancel_after_the_end_keeps_the_answer() -> None:
     async def slow(event: Any) -> None:
         await asyncio.Event().wait()
 
@@ -450,25 +450,25 @@ async def test_cancelling_after_the_end_keeps_the_answer() -> None:
         assert (await stream.reply()).text == "Yes."
 
 
-async def test_cancelling_one_turn_leaves_others_alone() -> None:
+async def test_cancel_affects_one_turn_only() -> None:
     model = PausedProvider(Scripted(says("One"), says("Two")))
-    async with hung(model.reached.wait, model) as (atlas, stream):
+    async with wait_forever(model.reached.wait, model) as (atlas, stream):
         other = atlas.send("hello", session="other")
-        await cancelled(stream, atlas)
+        await cancel_and_check(stream, atlas)
         model.go.set()
         assert (await other.reply()).text in ("One", "Two")
 
 
 async def test_cancelled_wait_for_the_reply_does_not_cancel_the_turn() -> None:
     model = PausedProvider(Scripted(says("Yes.")))
-    async with hung(model.reached.wait, model) as (_, stream):
+    async with wait_forever(model.reached.wait, model) as (_, stream):
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(stream.reply(), 0.01)
         model.go.set()
         assert (await asyncio.wait_for(stream.reply(), TIMEOUT)).text == "Yes."
 
 
-async def test_a_listener_can_cancel_the_stream() -> None:
+async def test_subscriber_can_cancel_the_stream() -> None:
     model = PausedProvider(Scripted(says("One two three"), says("Yes.")), after=2)
     received: list[str] = []
     async with in_memory_atlas(model) as atlas, asyncio.timeout(TIMEOUT):
@@ -482,11 +482,11 @@ async def test_a_listener_can_cancel_the_stream() -> None:
         with pytest.raises(Cancelled):
             await stream.reply()
         model.go.set()
-        await goes_on(atlas)
+        await check_next_turn(atlas)
 
 
 @pytest.mark.parametrize("seed", range(25))
-async def test_wherever_it_strikes_history_stays_whole(seed: int) -> None:
+async def test_cancel_at_any_point_keeps_the_history_valid(seed: int) -> None:
     """Cancel after so many rounds of the loop, whatever the turn is doing then."""
 
     async def work(n: int) -> int:

@@ -28,7 +28,7 @@ async def turn(model: Any, question: str = "Lima?", **options: Any) -> tuple[lis
         return summarize_events(events), atlas.conversation().messages
 
 
-async def test_a_recording_is_played_back_without_the_provider(tmp_path: Path) -> None:
+async def test_recording_is_replayed_without_the_provider(tmp_path: Path) -> None:
     path = tmp_path / "talk.jsonl"
     first = script()
     recorded, _ = await turn(Cassette(path, first))
@@ -41,7 +41,7 @@ async def test_a_recording_is_played_back_without_the_provider(tmp_path: Path) -
     assert len(first.requests) == 2
 
 
-async def test_a_request_that_differs_from_the_recording_is_an_error_that_says_where(tmp_path: Path) -> None:
+async def test_error_names_the_field_that_differs_from_the_recording(tmp_path: Path) -> None:
     path = tmp_path / "talk.jsonl"
     await turn(Cassette(path, script()))
     with pytest.raises(ConfigError, match=r"request 1 differs from the recording .*talk.jsonl in 'messages'"):
@@ -50,7 +50,7 @@ async def test_a_request_that_differs_from_the_recording_is_an_error_that_says_w
         await turn(Cassette(path), system_prompt="Be brief.")
 
 
-async def test_a_recording_that_is_over_is_an_error(tmp_path: Path) -> None:
+async def test_exhausted_recording_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "talk.jsonl"
     await turn(Cassette(path, script()))
     cassette = Cassette(path)
@@ -59,7 +59,7 @@ async def test_a_recording_that_is_over_is_an_error(tmp_path: Path) -> None:
         await turn(cassette)
 
 
-async def test_only_complete_answers_are_kept(tmp_path: Path) -> None:
+async def test_only_complete_answers_are_recorded(tmp_path: Path) -> None:
     path = tmp_path / "talk.jsonl"
     broken = Scripted(says("Half an") + fails(ProviderError("gone", "network")), says("Whole."))
     with pytest.raises(ProviderError):
@@ -70,12 +70,12 @@ async def test_only_complete_answers_are_kept(tmp_path: Path) -> None:
     assert messages[-1].text == "Whole."
 
 
-def test_neither_recording_nor_provider_is_an_error(tmp_path: Path) -> None:
+def test_cassette_without_recording_and_provider_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no recording at .*nowhere.jsonl, and no provider to record"):
         Cassette(tmp_path / "nowhere.jsonl")
 
 
-async def test_ids_and_times_are_not_compared_and_not_kept(tmp_path: Path) -> None:
+async def test_ids_and_times_are_neither_compared_nor_recorded(tmp_path: Path) -> None:
     path = tmp_path / "talk.jsonl"
     _, messages = await turn(Cassette(path, script()))
     written = path.read_text()

@@ -50,7 +50,7 @@ def cost(make: Callable[[], object], times: int = 300) -> float:
 # Inheritance
 
 
-def test_a_child_has_what_its_parent_has_and_its_own() -> None:
+def test_child_inherits_from_its_parent() -> None:
     parent = Context(metadata={"a": 1, "b": 1}, rules=["P"], tools=[search, count], messages=[user("p")])
     child = Context(parent, metadata={"b": 2}, rules=["C"], tools=[search_here], messages=[user("c")])
     assert child.metadata.all() == {"a": 1, "b": 2}
@@ -63,7 +63,7 @@ def test_a_child_has_what_its_parent_has_and_its_own() -> None:
     assert child.parents == (parent,)
 
 
-def test_several_parents_come_in_their_order_and_the_first_one_wins() -> None:
+def test_first_of_several_parents_wins() -> None:
     first = Context(metadata={"k": "first"}, rules=["1"], tools=[search], messages=[user("1")])
     second = Context(metadata={"k": "second", "l": 2}, rules=["2"], tools=[search_here], messages=[user("2")])
     child = Context(first, second, rules=["3"])
@@ -72,7 +72,7 @@ def test_several_parents_come_in_their_order_and_the_first_one_wins() -> None:
     assert [each.description for each in child.tools] == ["Search the web."]
 
 
-def test_an_ancestor_reached_twice_counts_once() -> None:
+def test_shared_ancestor_counts_once() -> None:
     top = Context(rules=["top"], messages=[user("top")], tools=[search], metadata={"k": "top"})
     left = Context(top, rules=["left"], tools=[search_here])
     right = Context(top, rules=["right"], metadata={"k": "right"})
@@ -83,7 +83,7 @@ def test_an_ancestor_reached_twice_counts_once() -> None:
     assert [context.rules[-1].text for context in bottom.lineage()] == ["top", "left", "right", "bottom"]
 
 
-def test_a_parents_later_change_is_seen_by_its_children() -> None:
+def test_later_change_of_a_parent_is_visible() -> None:
     parent = Context()
     child = Context(Context(parent))
     assert texts(child) == ([], [])
@@ -100,7 +100,7 @@ def test_a_parents_later_change_is_seen_by_its_children() -> None:
     assert child.metadata.get("k") == 3
 
 
-def test_a_given_metadata_keeps_its_brokers_and_lies_over_the_parents() -> None:
+def test_assigned_metadata_overrides_the_parents() -> None:
     shared = Metadata(values={"a": "shared", "b": "shared"})
     given = Metadata(shared, values={"b": "given"})
     child = Context(Context(metadata={"a": "parent", "c": "parent"}), metadata=given)
@@ -109,7 +109,7 @@ def test_a_given_metadata_keeps_its_brokers_and_lies_over_the_parents() -> None:
     assert child.metadata.get("a") == "changed"
 
 
-def test_what_a_child_assigns_is_its_own() -> None:
+def test_child_assignment_does_not_change_its_parent() -> None:
     parent = Context(rules=["P"], metadata={"k": "p"})
     child = Context(parent)
     child.rules = ["C"]
@@ -120,7 +120,7 @@ def test_what_a_child_assigns_is_its_own() -> None:
     assert texts(child) == (["P", "C"], ["c"])
 
 
-def test_one_context_cannot_have_two_tools_of_one_name() -> None:
+def test_duplicate_tool_names_in_a_context_are_rejected() -> None:
     with pytest.raises(DuplicateTool, match="duplicate tool name 'search'"):
         Context(tools=[search, search_here])
 
@@ -128,7 +128,7 @@ def test_one_context_cannot_have_two_tools_of_one_name() -> None:
 # Cycles and depth
 
 
-def test_a_context_cannot_become_its_own_ancestor() -> None:
+def test_context_cycle_is_rejected() -> None:
     top = Context(name="top")
     middle = Context(top, name="middle")
     bottom = Context(middle, name="bottom")
@@ -141,7 +141,7 @@ def test_a_context_cannot_become_its_own_ancestor() -> None:
     assert texts(bottom) == (["later"], [])
 
 
-def test_a_line_of_five_thousand_ancestors_is_no_recursion() -> None:
+def test_five_thousand_ancestors_cause_no_recursion_error() -> None:
     context = oldest = Context(rules=["first"], metadata={"k": "first"}, tools=[search], messages=[user("first")])
     for number in range(5000):
         context = Context(context, metadata={f"k{number}": number})
@@ -153,7 +153,7 @@ def test_a_line_of_five_thousand_ancestors_is_no_recursion() -> None:
         oldest.inherit(context)
 
 
-async def test_an_agent_works_at_the_end_of_a_long_line() -> None:
+async def test_agent_works_with_a_long_chain_of_ancestors() -> None:
     context = Context(rules=["first"], tools=[count])
     for _ in range(5000):
         context = Context(context)
@@ -166,7 +166,7 @@ async def test_an_agent_works_at_the_end_of_a_long_line() -> None:
 # O(1)
 
 
-def test_making_a_context_costs_the_same_whatever_its_parent_has() -> None:
+def test_creating_a_context_costs_the_same_for_large_parents() -> None:
     parent = Context(
         rules=[Rule(f"rule {number}") for number in range(100_000)],
         metadata={f"k{number}": number for number in range(100_000)},
@@ -178,14 +178,14 @@ def test_making_a_context_costs_the_same_whatever_its_parent_has() -> None:
     assert child < 200e-6
 
 
-def test_making_a_context_costs_the_same_however_deep_it_stands() -> None:
+def test_creating_a_context_costs_the_same_at_any_depth() -> None:
     deep = Context()
     for _ in range(5000):
         deep = Context(deep)
     assert cost(lambda: Context(deep, metadata={"k": 1})) < 10 * cost(lambda: Context(metadata={"k": 1})) + 20e-6
 
 
-def test_an_agent_costs_the_same_whatever_its_contexts_have() -> None:
+def test_creating_an_agent_costs_the_same_for_large_contexts() -> None:
     big = Context(rules=[Rule(f"rule {number}") for number in range(100_000)])
     with_it = cost(lambda: Agent("a", model="openai/x", contexts=[big], rules=["mine"]))
     assert with_it < 10 * cost(lambda: Agent("a", model="openai/x", rules=["mine"])) + 20e-6
@@ -194,7 +194,7 @@ def test_an_agent_costs_the_same_whatever_its_contexts_have() -> None:
 # What the model gets of it
 
 
-async def test_an_agent_inherits_from_its_contexts() -> None:
+async def test_agent_inherits_from_its_contexts() -> None:
     model = Scripted(calls("search", query="x"), says("ok"))
     company = Context(rules=["Be polite."], tools=[search], metadata={"company": "Acme"}, messages=[system("Acme.")])
     team = Context(company, rules=["Be quick."])
@@ -206,7 +206,7 @@ async def test_an_agent_inherits_from_its_contexts() -> None:
     assert agent.metadata.get("company") == "Acme"
 
 
-async def test_a_turn_keeps_the_tools_it_began_with() -> None:
+async def test_turn_keeps_the_tools_it_started_with() -> None:
     context = Context(tools=[count])
 
     async def take_away(of: str) -> int:
@@ -223,7 +223,7 @@ async def test_a_turn_keeps_the_tools_it_began_with() -> None:
 # explain
 
 
-async def test_explain_says_who_gave_what_and_what_it_hides() -> None:
+async def test_explain_names_origins_and_overrides() -> None:
     company = Context(name="company", rules=["Be polite."], tools=[search, count], metadata={"tone": "calm", "n": 1})
     night = Rule("Whisper.", when=lambda context: bool(context.metadata.get("night")))
     team = Context(company, name="team", rules=[night], tools=[search_here], metadata=Metadata(values={"tone": "loud"}))
@@ -257,6 +257,6 @@ async def test_explain_says_who_gave_what_and_what_it_hides() -> None:
     )
 
 
-async def test_explain_names_contexts_without_a_name_by_their_place() -> None:
+async def test_explain_numbers_unnamed_contexts() -> None:
     found = await Context(Context(rules=["a"]), Context(rules=["b"]), rules=["c"]).explain()
     assert [rule.source for rule in found.rules] == ["context 1", "context 2", "this context"]

@@ -9,7 +9,7 @@ from atlas_agents.testing import Scripted, in_memory_atlas, says
 from checks import TIMEOUT, PausedProvider
 
 
-def talk() -> Conversation:
+def make_conversation() -> Conversation:
     return Conversation([user("1"), assistant("2"), user("3"), assistant("4")], id="talk", metadata={"topic": "x"})
 
 
@@ -18,8 +18,8 @@ def texts(conversation: Conversation) -> list[str]:
 
 
 @pytest.mark.parametrize("place", range(4))
-def test_a_conversation_can_be_forked_at_any_message(place: int) -> None:
-    original = talk()
+def test_conversation_can_be_forked_at_any_message(place: int) -> None:
+    original = make_conversation()
     by_message = original.fork(original.messages[place])
     by_id = original.fork(original.messages[place].id)
     assert by_message.messages == by_id.messages == original.messages[: place + 1]
@@ -27,19 +27,19 @@ def test_a_conversation_can_be_forked_at_any_message(place: int) -> None:
     assert len({by_message.id, by_id.id, original.id}) == 3
 
 
-def test_a_fork_without_a_place_has_everything() -> None:
-    original = talk()
+def test_fork_without_a_message_copies_everything() -> None:
+    original = make_conversation()
     assert original.fork().messages == original.messages
     assert original.fork().messages is not original.messages
 
 
-def test_forking_at_a_message_that_is_not_there_says_so() -> None:
+def test_fork_at_an_unknown_message_is_an_error() -> None:
     with pytest.raises(KeyError, match="conversation 'talk' has no message 'nowhere'"):
-        talk().fork("nowhere")
+        make_conversation().fork("nowhere")
 
 
-async def test_a_turn_in_a_fork_leaves_the_original_as_it_was() -> None:
-    original = talk()
+async def test_turn_in_a_fork_does_not_change_the_original() -> None:
+    original = make_conversation()
     fork = original.fork(original.messages[1])
     model = Scripted(says("another 4"))
     async with in_memory_atlas(model) as atlas:
@@ -49,7 +49,7 @@ async def test_a_turn_in_a_fork_leaves_the_original_as_it_was() -> None:
     assert [message.text for message in model.requests[0].messages] == ["1", "2", "another 3"]
 
 
-async def test_a_session_is_kept_by_its_name() -> None:
+async def test_session_is_found_by_its_key() -> None:
     model = Scripted(says("a1"), says("b1"), says("a2"), says("d"))
     async with in_memory_atlas(model) as atlas:
         await atlas.ask("A1", session="a")
@@ -62,7 +62,7 @@ async def test_a_session_is_kept_by_its_name() -> None:
         assert atlas.conversation("a").id == "a"
 
 
-async def test_two_messages_to_one_session_are_answered_one_after_the_other() -> None:
+async def test_messages_of_a_session_are_answered_sequentially() -> None:
     model = PausedProvider(Scripted(says("first answer"), says("second answer")))
     async with in_memory_atlas(model) as atlas, asyncio.timeout(TIMEOUT):
         first, second = atlas.send("first"), atlas.send("second")
@@ -74,7 +74,7 @@ async def test_two_messages_to_one_session_are_answered_one_after_the_other() ->
         assert texts(atlas.conversation()) == ["first", "first answer", "second", "second answer"]
 
 
-async def test_many_messages_to_one_session_keep_their_order() -> None:
+async def test_messages_of_a_session_keep_their_order() -> None:
     async def echo(request: Request) -> object:
         await asyncio.sleep(0)
         return {"choices": [{"message": {"content": request.messages[-1].text.upper()}, "finish_reason": "stop"}]}
@@ -85,7 +85,7 @@ async def test_many_messages_to_one_session_keep_their_order() -> None:
         assert texts(atlas.conversation()) == [text for n in range(20) for text in (f"m{n}", f"M{n}")]
 
 
-async def test_turns_of_a_conversation_of_ones_own_wait_for_each_other_too() -> None:
+async def test_turns_of_a_conversation_object_run_sequentially() -> None:
     model = PausedProvider(Scripted(says("a"), says("b")))
     mine = Conversation()
     async with in_memory_atlas(model) as atlas, asyncio.timeout(TIMEOUT):
@@ -98,7 +98,7 @@ async def test_turns_of_a_conversation_of_ones_own_wait_for_each_other_too() -> 
         assert texts(mine) == ["A", "a", "B", "b"]
 
 
-async def test_two_atlases_take_turns_in_one_conversation() -> None:
+async def test_two_atlases_share_the_lock_of_a_conversation() -> None:
     model = PausedProvider(Scripted(says("a"), says("b")))
     mine = Conversation()
     async with in_memory_atlas(model) as one, in_memory_atlas(model) as other, asyncio.timeout(TIMEOUT):
@@ -110,7 +110,7 @@ async def test_two_atlases_take_turns_in_one_conversation() -> None:
         assert texts(mine) == ["A", "a", "B", "b"]
 
 
-async def test_different_sessions_are_answered_at_the_same_time() -> None:
+async def test_sessions_are_answered_concurrently() -> None:
     both = asyncio.Barrier(2)
 
     async def meet(request: Request) -> object:
@@ -122,7 +122,7 @@ async def test_different_sessions_are_answered_at_the_same_time() -> None:
         assert [(await one.reply()).text, (await two.reply()).text] == ["met", "met"]
 
 
-async def test_two_calls_of_one_agent_wait_for_each_other() -> None:
+async def test_calls_of_one_agent_run_sequentially() -> None:
     model = PausedProvider(Scripted(says("a"), says("b")))
     agent = Agent("a", model=model)
     async with asyncio.timeout(TIMEOUT):
@@ -133,7 +133,7 @@ async def test_two_calls_of_one_agent_wait_for_each_other() -> None:
     assert [message.text for message in agent.messages] == ["A", "a", "B", "b"]
 
 
-def test_an_atlas_serves_one_event_loop_after_another() -> None:
+def test_atlas_works_in_several_event_loops() -> None:
     async def echo(request: Request) -> object:
         await asyncio.sleep(0)
         return {"choices": [{"message": {"content": "ok"}, "finish_reason": "stop"}]}

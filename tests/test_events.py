@@ -33,7 +33,7 @@ async def weather(city: str) -> str:
 # The order
 
 
-async def test_the_events_of_a_plain_answer() -> None:
+async def test_events_of_a_plain_answer() -> None:
     async with in_memory_atlas(Scripted(says("Hello there."))) as atlas:
         events = await collect_events(atlas.send("Hi"))
     assert summarize_events(events) == [
@@ -46,7 +46,7 @@ async def test_the_events_of_a_plain_answer() -> None:
     ]
 
 
-async def test_the_events_of_one_tool() -> None:
+async def test_events_of_one_tool_call() -> None:
     model = Scripted(says("Let me look. ") + calls("weather", city="Lima"), says("Sunny."))
     async with in_memory_atlas(model, [weather]) as atlas:
         events = await collect_events(atlas.send("Lima?"))
@@ -64,7 +64,7 @@ async def test_the_events_of_one_tool() -> None:
     ]
 
 
-async def test_the_events_of_parallel_tools() -> None:
+async def test_events_of_parallel_tool_calls() -> None:
     async def broken(city: str) -> str:
         raise ToolFailed("no satellite")
 
@@ -101,7 +101,7 @@ async def test_result_is_emitted_when_its_call_ends_whatever_the_order() -> None
     assert [result.result for result in results] == ["slow", "quick"]
 
 
-async def test_the_events_of_a_failover() -> None:
+async def test_events_of_a_failover() -> None:
     one = Scripted(says("Half an") + fails(ProviderError("gone", "network")), id="one")
     two = Scripted(says("A whole answer."), id="two")
     retry = RetryPolicy(order="given", retries=0)
@@ -123,7 +123,7 @@ async def test_the_events_of_a_failover() -> None:
     assert stream.text == "A whole answer."
 
 
-async def test_the_events_of_a_failure() -> None:
+async def test_events_of_a_failure() -> None:
     async with in_memory_atlas(Scripted(says("Half") + fails(ProviderError("no credit", "quota")))) as atlas:
         stream = atlas.send("Hi")
         events = await collect_events(stream)
@@ -138,7 +138,7 @@ async def test_the_events_of_a_failure() -> None:
     assert stream.text == ""
 
 
-async def test_the_events_of_a_cancelled_answer() -> None:
+async def test_events_of_a_cancelled_answer() -> None:
     model = PausedProvider(Scripted(says("One two three")), after=2)
     async with in_memory_atlas(model) as atlas:
         stream = atlas.send("Count")
@@ -154,7 +154,7 @@ async def test_the_events_of_a_cancelled_answer() -> None:
     ]
 
 
-async def test_the_events_of_a_cancelled_tool() -> None:
+async def test_events_of_a_cancelled_tool() -> None:
     started = asyncio.Event()
 
     async def slow(n: int) -> None:
@@ -178,7 +178,7 @@ async def test_the_events_of_a_cancelled_tool() -> None:
     ]
 
 
-async def test_the_events_at_the_round_limit() -> None:
+async def test_events_at_the_round_limit() -> None:
     model = Scripted(says("Trying. ") + calls("weather", city="Lima"))
     async with in_memory_atlas(model, [weather], agent={"max_rounds": 1}) as atlas:
         events = await collect_events(atlas.send("Lima?"))
@@ -191,7 +191,7 @@ async def test_the_events_at_the_round_limit() -> None:
     ]
 
 
-async def test_a_retry_after_the_first_words_withdraws_them() -> None:
+async def test_retry_withdraws_streamed_text() -> None:
     clock = VirtualClock()
     model = Scripted(says("Half") + fails(ProviderError("gone", "network")), says("Whole"))
     async with in_memory_atlas(model, clock=clock) as atlas, asyncio.timeout(TIMEOUT):
@@ -205,7 +205,7 @@ async def test_a_retry_after_the_first_words_withdraws_them() -> None:
 # What an event carries
 
 
-async def test_events_carry_the_promised_fields() -> None:
+async def test_events_have_the_specified_fields() -> None:
     model = Scripted(says("Hm. ") + calls("weather", city="Lima") + calls("weather", town="Lima"), says("Sunny."))
     async with in_memory_atlas(model, [weather]) as atlas:
         stream = atlas.send("Lima?")
@@ -233,7 +233,7 @@ async def test_events_carry_the_promised_fields() -> None:
 # on and off
 
 
-async def test_listeners_hear_the_events_of_their_name_from_ask_and_send() -> None:
+async def test_subscriber_gets_events_of_its_name_from_ask_and_send() -> None:
     received: list[str] = []
 
     async def on_chunk(event: Any) -> None:
@@ -246,7 +246,7 @@ async def test_listeners_hear_the_events_of_their_name_from_ask_and_send() -> No
     assert received == ["One ", "two", "Three"]
 
 
-async def test_a_plain_function_and_an_object_may_listen() -> None:
+async def test_function_or_object_may_subscribe() -> None:
     received: list[str] = []
 
     class Listener:
@@ -260,7 +260,7 @@ async def test_a_plain_function_and_an_object_may_listen() -> None:
     assert sorted(received) == ["function stream:end", "object stream:end"]
 
 
-async def test_every_event_name_can_be_listened_to() -> None:
+async def test_every_event_name_can_be_subscribed() -> None:
     received: list[str] = []
     model = Scripted(says("Half") + fails(ProviderError("gone", "network")), calls("weather", city="x"), says("ok"))
     clock = VirtualClock()
@@ -276,7 +276,7 @@ async def test_every_event_name_can_be_listened_to() -> None:
     assert sorted(received) == sorted(emitted)
 
 
-async def test_a_listener_hears_in_order_one_event_at_a_time() -> None:
+async def test_subscriber_gets_one_event_at_a_time_in_order() -> None:
     received: list[str] = []
     busy = 0
 
@@ -288,14 +288,14 @@ async def test_a_listener_hears_in_order_one_event_at_a_time() -> None:
         received.append(event.text)
         busy -= 1
 
-    words = [f"{number} " for number in range(50)]
-    async with in_memory_atlas(Scripted(says("".join(words)))) as atlas:
+    text = [f"{number} " for number in range(50)]
+    async with in_memory_atlas(Scripted(says("".join(text)))) as atlas:
         atlas.on("stream:chunk", slow)
         await atlas.ask("Count")
-    assert received == words
+    assert received == text
 
 
-async def test_on_gives_back_what_takes_the_listener_off() -> None:
+async def test_on_returns_an_unsubscribe_function() -> None:
     received: list[str] = []
 
     def listen(event: Any) -> None:
@@ -315,7 +315,7 @@ async def test_on_gives_back_what_takes_the_listener_off() -> None:
     assert received == ["1", "3"]
 
 
-def test_an_unknown_event_name_is_an_error_that_lists_the_known_ones() -> None:
+def test_unknown_event_error_lists_the_known_names() -> None:
     atlas = in_memory_atlas(Scripted())
     for use in (atlas.on, atlas.off):
         with pytest.raises(ConfigError, match=r"unknown event 'tool:results', expected one of .*tool:result"):
@@ -381,15 +381,15 @@ async def hangs_and_ignores_it(event: Any) -> None:
     await ignore_cancellation(asyncio.Event(), 3)
 
 
-class Until(logging.Handler):
+class LogWaiter(logging.Handler):
     """Waits for a line in the log."""
 
-    def __init__(self, words: str) -> None:
+    def __init__(self, text: str) -> None:
         super().__init__()
-        self.words, self.seen = words, asyncio.Event()
+        self.text, self.seen = text, asyncio.Event()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self.words in record.getMessage():
+        if self.text in record.getMessage():
             self.seen.set()
 
 
@@ -397,7 +397,7 @@ class Until(logging.Handler):
 @pytest.mark.parametrize("listener", [hangs_async, hangs, hangs_and_ignores_it])
 async def test_subscriber_that_hangs_does_no_harm_and_is_removed(listener: Any) -> None:
     received: list[str] = []
-    removed = Until("removed a subscriber that timed out")
+    removed = LogWaiter("removed a subscriber that timed out")
     logging.getLogger("atlas_agents").addHandler(removed)
     async with in_memory_atlas(Scripted(says("One two"), says("Three"))) as atlas, asyncio.timeout(TIMEOUT):
         atlas.on("stream:chunk", listener)
@@ -413,7 +413,7 @@ async def test_subscriber_that_hangs_does_no_harm_and_is_removed(listener: Any) 
     assert received == ["One ", "two", "Three"]
 
 
-async def test_a_sync_listener_never_blocks_the_loop() -> None:
+async def test_sync_subscriber_does_not_block_the_event_loop() -> None:
     lived: list[bool] = []
     async with monitor_loop() as monitor, in_memory_atlas(Scripted(says("One two"))) as atlas:
         atlas.on("stream:chunk", lambda event: lived.append(monitor.keeps_running()))
@@ -421,7 +421,7 @@ async def test_a_sync_listener_never_blocks_the_loop() -> None:
     assert lived == [True, True]
 
 
-async def test_a_listener_may_ask_the_atlas_itself() -> None:
+async def test_subscriber_may_call_the_atlas() -> None:
     answers: list[str] = []
     async with in_memory_atlas(Scripted(says("One"), says("Two"))) as atlas:
 
@@ -435,7 +435,7 @@ async def test_a_listener_may_ask_the_atlas_itself() -> None:
     assert answers == ["", "Two"]
 
 
-async def test_streams_that_are_done_leave_nothing_behind() -> None:
+async def test_finished_streams_are_garbage_collected() -> None:
     async with in_memory_atlas(Scripted(*[says("Hi")] * 50)) as atlas:
         for _ in range(50):
             await atlas.send("Hi").reply()
@@ -444,7 +444,7 @@ async def test_streams_that_are_done_leave_nothing_behind() -> None:
     assert others == set()
 
 
-async def test_a_follower_hears_every_event_at_once_those_of_the_past_first() -> None:
+async def test_follower_gets_past_events_first_and_new_ones_at_once() -> None:
     async with in_memory_atlas(Scripted(says("one two"))) as atlas:
         stream, received = atlas.send("Go"), list[str]()
         async for event in stream:

@@ -20,11 +20,11 @@ class Model:
     def __init__(self, name: str, error: ProviderError | None = None) -> None:
         self.name = name
         self.error = error
-        self.asked = 0
+        self.calls_made = 0
         self.__name__ = name
 
     async def __call__(self, request: Request) -> Any:
-        self.asked += 1
+        self.calls_made += 1
         if self.error is not None:
             raise self.error
         return {"choices": [{"message": {"content": self.name}, "finish_reason": "stop"}]}
@@ -34,11 +34,11 @@ def error(kind: Any = "server", **details: Any) -> ProviderError:
     return ProviderError(f"{kind}!", kind, **details)
 
 
-def several(*models: Any, retry: RetryPolicy = GIVEN, clock: VirtualClock | None = None) -> Atlas:
+def make_atlas(*models: Any, retry: RetryPolicy = GIVEN, clock: VirtualClock | None = None) -> Atlas:
     return Atlas([Agent("a", providers=models, retry=retry)], clock=clock or VirtualClock())
 
 
-async def answered(atlas: Atlas, clock: VirtualClock, seconds: float = 600) -> str:
+async def answered_by(atlas: Atlas, clock: VirtualClock, seconds: float = 600) -> str:
     """The answer, while as much time passes as it needs."""
     async with asyncio.timeout(TIMEOUT):
         stream = atlas.send("hi")
@@ -49,27 +49,27 @@ async def answered(atlas: Atlas, clock: VirtualClock, seconds: float = 600) -> s
 # Which one
 
 
-async def test_in_the_given_order_the_first_one_answers() -> None:
+async def test_first_provider_answers_in_the_given_order() -> None:
     one, two = Model("one"), Model("two")
-    async with several(one, two) as atlas:
+    async with make_atlas(one, two) as atlas:
         assert [(await atlas.ask("hi")).text for _ in range(5)] == ["one"] * 5
-    assert two.asked == 0
+    assert two.calls_made == 0
 
 
-async def test_at_random_all_healthy_ones_get_their_share() -> None:
+async def test_random_order_uses_all_healthy_providers() -> None:
     models = [Model("one"), Model("two"), Model("three")]
-    async with several(*models, retry=RetryPolicy(retries=0)) as atlas:
+    async with make_atlas(*models, retry=RetryPolicy(retries=0)) as atlas:
         counts = Counter([(await atlas.ask("hi")).text for _ in range(300)])
     assert set(counts) == {"one", "two", "three"}
     assert min(counts.values()) > 50
 
 
-async def test_random_is_what_one_gets_without_asking() -> None:
+async def test_random_order_is_the_default() -> None:
     assert RetryPolicy().order == "random"
 
 
-async def test_a_reply_tells_which_one_answered() -> None:
-    async with several(Model("one", error()), Model("two")) as atlas:
+async def test_reply_names_its_provider() -> None:
+    async with make_atlas(Model("one", error()), Model("two")) as atlas:
         assert (await atlas.ask("hi")).metadata["provider"] == "two"
 
 
@@ -91,11 +91,11 @@ async def test_a_reply_tells_which_one_answered() -> None:
         "protocol",
     ],
 )
-async def test_errors_worth_another_provider_move_on(kind: Any) -> None:
+async def test_failover_errors_move_to_the_next_provider(kind: Any) -> None:
     one, two = Model("one", error(kind)), Model("two")
-    async with several(one, two) as atlas:
+    async with make_atlas(one, two) as atlas:
         assert (await atlas.ask("hi")).text == "two"
-    assert (one.asked, two.asked) == (1, 1)
+    assert (one.calls_made, two.calls_made) == (1, 1)
 
 
 class StatusError(Exception):
@@ -107,37 +107,37 @@ class StatusError(Exception):
 
 
 @pytest.mark.parametrize("status", [400, 404, 422])
-async def test_a_bad_request_is_not_sprayed_over_all_providers(status: int) -> None:
+async def test_bad_request_is_not_sent_to_other_providers(status: int) -> None:
     two = Model("two")
 
     async def bad(request: Request) -> Any:
         raise StatusError(status)
 
-    async with several(bad, two, two) as atlas:
+    async with make_atlas(bad, two, two) as atlas:
         with pytest.raises(ProviderError) as caught:
             await atlas.ask("hi")
     assert (caught.value.kind, caught.value.status) == ("bad_request", status)
-    assert two.asked == 0
+    assert two.calls_made == 0
 
 
-async def test_a_bad_request_is_not_repeated_either() -> None:
+async def test_bad_request_is_not_retried() -> None:
     one = Model("one", error("bad_request"))
-    async with several(one, retry=RetryPolicy(retries=5)) as atlas:
+    async with make_atlas(one, retry=RetryPolicy(retries=5)) as atlas:
         with pytest.raises(ProviderError, match="bad_request!"):
             await atlas.ask("hi")
-    assert one.asked == 1
+    assert one.calls_made == 1
 
 
-async def test_a_history_too_long_for_one_is_shortened_not_sprayed() -> None:
+async def test_history_that_is_too_long_is_shortened_instead_of_failing_over() -> None:
     two = Model("two")
-    async with several(Model("one", error("context_length")), two) as atlas:
+    async with make_atlas(Model("one", error("context_length")), two) as atlas:
         with pytest.raises(ProviderError, match="context_length!"):
             await atlas.ask("hi")
-    assert two.asked == 0
+    assert two.calls_made == 0
 
 
-async def test_when_all_fail_the_error_names_each() -> None:
-    async with several(Model("one", error("network")), Model("two", error("server"))) as atlas:
+async def test_error_names_every_failed_provider() -> None:
+    async with make_atlas(Model("one", error("network")), Model("two", error("server"))) as atlas:
         stream = atlas.send("hi")
         events = await collect_events(stream)
         with pytest.raises(ProviderError, match="no provider answered: one: network!; two: server!"):
@@ -146,8 +146,8 @@ async def test_when_all_fail_the_error_names_each() -> None:
         assert [message.text for message in atlas.conversation().messages] == ["hi"]
 
 
-async def test_an_error_that_is_no_providers_own_is_not_hidden() -> None:
-    async with several(Scripted(), Model("two")) as atlas:
+async def test_other_exceptions_are_not_hidden() -> None:
+    async with make_atlas(Scripted(), Model("two")) as atlas:
         with pytest.raises(Exception, match="the scripted model has 0 replies and was asked 1 times"):
             await atlas.ask("hi")
 
@@ -155,35 +155,35 @@ async def test_an_error_that_is_no_providers_own_is_not_hidden() -> None:
 # Cooling down
 
 
-async def test_a_failed_one_cools_down_and_comes_back() -> None:
+async def test_failed_provider_cools_down_and_returns() -> None:
     clock, one, two = VirtualClock(), Model("one", error()), Model("two")
-    async with several(one, two, clock=clock) as atlas:
+    async with make_atlas(one, two, clock=clock) as atlas:
         assert (await atlas.ask("hi")).text == "two"
         one.error = None
         await clock.advance(14.9)
         assert (await atlas.ask("hi")).text == "two"
-        assert one.asked == 1
+        assert one.calls_made == 1
         await clock.advance(0.2)
         assert (await atlas.ask("hi")).text == "one"
 
 
-async def test_one_that_fails_again_cools_down_for_longer() -> None:
+async def test_repeated_failure_prolongs_the_cooldown() -> None:
     clock, one, two = VirtualClock(), Model("one", error()), Model("two")
-    pauses: list[float] = []
-    async with several(one, two, clock=clock) as atlas:
+    delays: list[float] = []
+    async with make_atlas(one, two, clock=clock) as atlas:
         for _ in range(6):
             await atlas.ask("hi")
-            tries, since = one.asked, clock.monotonic()
-            while one.asked == tries:
+            tries, since = one.calls_made, clock.monotonic()
+            while one.calls_made == tries:
                 await clock.advance(5)
                 await atlas.ask("hi")
-            pauses.append(clock.monotonic() - since)
-    assert pauses == [15, 30, 60, 120, 240, 240]
+            delays.append(clock.monotonic() - since)
+    assert delays == [15, 30, 60, 120, 240, 240]
 
 
-async def test_an_answer_makes_it_healthy_again() -> None:
+async def test_answer_resets_the_cooldown() -> None:
     clock, one, two = VirtualClock(), Model("one", error()), Model("two")
-    async with several(one, two, clock=clock) as atlas:
+    async with make_atlas(one, two, clock=clock) as atlas:
         await atlas.ask("hi")
         await clock.advance(15)
         one.error = None
@@ -196,84 +196,84 @@ async def test_an_answer_makes_it_healthy_again() -> None:
 
 
 @pytest.mark.parametrize("kind", ["auth", "quota"])
-async def test_a_bad_key_or_an_empty_purse_cools_down_long(kind: Any) -> None:
+async def test_auth_and_quota_errors_cool_down_for_long(kind: Any) -> None:
     clock, one, two = VirtualClock(), Model("one", error(kind)), Model("two")
-    async with several(one, two, clock=clock) as atlas:
+    async with make_atlas(one, two, clock=clock) as atlas:
         await atlas.ask("hi")
         await clock.advance(599)
         await atlas.ask("hi")
-        assert one.asked == 1
+        assert one.calls_made == 1
         await clock.advance(2)
         await atlas.ask("hi")
-        assert one.asked == 2
+        assert one.calls_made == 2
 
 
-async def test_when_none_is_healthy_the_one_that_comes_back_soonest_is_asked() -> None:
+async def test_provider_whose_cooldown_ends_first_is_used_if_none_is_healthy() -> None:
     clock, one, two = VirtualClock(), Model("one", error("auth")), Model("two", error("server"))
-    async with several(one, two, clock=clock) as atlas:
+    async with make_atlas(one, two, clock=clock) as atlas:
         with pytest.raises(ProviderError):
             await atlas.ask("hi")
         two.error = None
         assert (await atlas.ask("hi")).text == "two"
-        assert one.asked == 1
+        assert one.calls_made == 1
 
 
-async def test_a_single_provider_is_asked_even_while_it_cools_down() -> None:
+async def test_single_provider_is_called_during_its_cooldown() -> None:
     one = Model("one", error())
-    async with several(one) as atlas:
+    async with make_atlas(one) as atlas:
         with pytest.raises(ProviderError):
             await atlas.ask("hi")
         one.error = None
         assert (await atlas.ask("hi")).text == "one"
 
 
-async def test_cooling_down_is_known_to_all_turns_of_an_agent_and_to_no_other() -> None:
+async def test_cooldown_is_shared_by_the_turns_of_one_agent() -> None:
     clock, one, two = VirtualClock(), Model("one", error()), Model("two")
     mine, other = Agent("mine", providers=[one, two], retry=GIVEN), Agent("other", providers=[one, two], retry=GIVEN)
     async with Atlas([mine, other], clock=clock) as atlas:
         await atlas.ask("hi", session="a")
         await atlas.ask("hi", session="b")
-        assert one.asked == 1
+        assert one.calls_made == 1
         await atlas.ask("hi", agent_id="other")
-        assert one.asked == 2
+        assert one.calls_made == 2
 
 
 # Trying again
 
 
-async def test_one_provider_is_asked_again_after_growing_pauses() -> None:
+async def test_single_provider_is_retried_with_backoff() -> None:
     clock, moments = VirtualClock(), list[float]()
 
     async def flaky(request: Request) -> Any:
         moments.append(clock.monotonic())
         raise error("server")
 
-    async with several(flaky, retry=RetryPolicy(retries=3, backoff=1), clock=clock) as atlas:
+    async with make_atlas(flaky, retry=RetryPolicy(retries=3, backoff=1), clock=clock) as atlas:
         stream = atlas.send("hi")
         await clock.advance(100)
         with pytest.raises(ProviderError, match="server!"):
             await stream.reply()
-    pauses = [later - earlier for earlier, later in pairwise(moments)]
-    assert len(pauses) == 3
-    assert all(0.75 * wait <= pause <= 1.25 * wait for pause, wait in zip(pauses, (1, 2, 4), strict=True))
+    delays = [later - earlier for earlier, later in pairwise(moments)]
+    assert len(delays) == 3
+    assert all(0.75 * wait <= delay <= 1.25 * wait for delay, wait in zip(delays, (1, 2, 4), strict=True))
 
 
 async def test_retries_come_before_the_next_provider() -> None:
     clock, one, two = VirtualClock(), Model("one", error("network")), Model("two")
-    async with several(one, two, retry=RetryPolicy(order="given", retries=2), clock=clock) as atlas:
-        assert await answered(atlas, clock) == "two"
-    assert (one.asked, two.asked) == (3, 1)
+    async with make_atlas(one, two, retry=RetryPolicy(order="given", retries=2), clock=clock) as atlas:
+        assert await answered_by(atlas, clock) == "two"
+    assert (one.calls_made, two.calls_made) == (3, 1)
 
 
 @pytest.mark.parametrize("kind", ["auth", "quota"])
-async def test_what_will_not_change_is_not_tried_again(kind: Any) -> None:
+async def test_permanent_error_is_not_retried(kind: Any) -> None:
     one, two = Model("one", error(kind)), Model("two")
-    async with several(one, two, retry=RetryPolicy(order="given", retries=5)) as atlas:
+    async with make_atlas(one, two, retry=RetryPolicy(order="given", retries=5)) as atlas:
         assert (await atlas.ask("hi")).text == "two"
-    assert one.asked == 1
+    assert one.calls_made == 1
 
 
-async def test_retry_after_is_waited_for() -> None:
+async def test_retry_after_is_honoured() -> None:
     clock, moments = VirtualClock(), list[float]()
 
     async def busy(request: Request) -> Any:
@@ -282,15 +282,15 @@ async def test_retry_after_is_waited_for() -> None:
             raise error("rate_limit", retry_after=20)
         return {"choices": [{"message": {"content": "ok"}, "finish_reason": "stop"}]}
 
-    async with several(busy, retry=RetryPolicy(retries=1), clock=clock) as atlas:
-        assert await answered(atlas, clock, 20) == "ok"
+    async with make_atlas(busy, retry=RetryPolicy(retries=1), clock=clock) as atlas:
+        assert await answered_by(atlas, clock, 20) == "ok"
     assert moments == [0, 20]
 
 
-async def test_a_retry_after_that_is_too_long_is_a_cool_down() -> None:
+async def test_long_retry_after_becomes_a_cooldown() -> None:
     clock = VirtualClock()
     one, two = Model("one", error("rate_limit", retry_after=100)), Model("two")
-    async with several(one, two, retry=RetryPolicy(order="given", retries=2), clock=clock) as atlas:
+    async with make_atlas(one, two, retry=RetryPolicy(order="given", retries=2), clock=clock) as atlas:
         assert (await atlas.ask("hi")).text == "two"
         one.error = None
         await clock.advance(99)
@@ -299,10 +299,10 @@ async def test_a_retry_after_that_is_too_long_is_a_cool_down() -> None:
         assert (await atlas.ask("hi")).text == "one"
 
 
-async def test_an_endless_retry_after_is_bounded() -> None:
+async def test_cooldown_is_bounded() -> None:
     clock = VirtualClock()
     one, two = Model("one", error("rate_limit", retry_after=float("inf"))), Model("two")
-    async with several(one, two, clock=clock) as atlas:
+    async with make_atlas(one, two, clock=clock) as atlas:
         assert (await atlas.ask("hi")).text == "two"
         one.error = None
         await clock.advance(3601)
@@ -312,53 +312,53 @@ async def test_an_endless_retry_after_is_bounded() -> None:
 # One budget per turn
 
 
-async def test_one_turn_has_one_budget_over_all_providers_and_rounds() -> None:
+async def test_retry_budget_covers_all_providers_of_a_turn() -> None:
     clock = VirtualClock()
     models = [Model(name, error("network")) for name in ("one", "two", "three", "four")]
     retry = RetryPolicy(order="given", retries=9, failures=5, backoff=0.001)
-    async with several(*models, retry=retry, clock=clock) as atlas:
+    async with make_atlas(*models, retry=retry, clock=clock) as atlas:
         stream = atlas.send("hi")
         await clock.advance(100)
         with pytest.raises(ProviderError, match="the turn's retry budget is used up: network!"):
             await stream.reply()
-        assert sum(model.asked for model in models) == 5
+        assert sum(model.calls_made for model in models) == 5
         stream = atlas.send("again")  # the next turn has its own
         await clock.advance(100)
         with pytest.raises(ProviderError):
             await stream.reply()
-    assert sum(model.asked for model in models) == 10
+    assert sum(model.calls_made for model in models) == 10
 
 
-async def test_the_budget_is_shared_by_the_rounds_of_a_turn() -> None:
+async def test_retry_budget_is_shared_by_the_rounds_of_a_turn() -> None:
     async def look() -> str:
         return "seen"
 
-    clock, asked = VirtualClock(), list[int]()
+    clock, calls_made = VirtualClock(), list[int]()
     call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     tools = {"choices": [{"message": {"content": None, "tool_calls": [call]}, "finish_reason": "tool_calls"}]}
 
-    async def every_other(request: Request) -> Any:
-        asked.append(1)
-        if len(asked) % 2:
+    async def fails_every_other_time(request: Request) -> Any:
+        calls_made.append(1)
+        if len(calls_made) % 2:
             raise error("network")
         return tools
 
-    agent = Agent("a", model=every_other, tools=[look], retry=RetryPolicy(failures=3))
+    agent = Agent("a", model=fails_every_other_time, tools=[look], retry=RetryPolicy(failures=3))
     async with Atlas([agent], clock=clock) as atlas:
         stream = atlas.send("hi")
         await clock.advance(100)
         with pytest.raises(ProviderError):
             await stream.reply()
-    assert len(asked) == 5  # fails, answers, fails, answers, fails
+    assert len(calls_made) == 5  # fails, answers, fails, answers, fails
 
 
 # What was already said
 
 
-async def test_words_of_a_failed_attempt_are_withdrawn_and_never_joined() -> None:
+async def test_text_of_a_failed_attempt_is_withdrawn_and_never_joined() -> None:
     one = Scripted(says("Half a sentence ") + fails(error("network")), id="one")
     two = Scripted(says("from another model."), id="two")
-    async with several(one, two) as atlas:
+    async with make_atlas(one, two) as atlas:
         stream = atlas.send("hi")
         events = await collect_events(stream)
         assert (await stream.reply()).text == stream.text == "from another model."
@@ -371,26 +371,26 @@ async def test_words_of_a_failed_attempt_are_withdrawn_and_never_joined() -> Non
     assert "".join(words) == "from another model."
 
 
-async def test_a_failure_before_the_first_word_is_not_seen() -> None:
-    async with several(Model("one", error()), Model("two")) as atlas:
+async def test_failure_before_the_first_chunk_emits_no_reset() -> None:
+    async with make_atlas(Model("one", error()), Model("two")) as atlas:
         assert "stream:reset" not in [event.type for event in await collect_events(atlas.send("hi"))]
 
 
 @pytest.mark.parametrize(("policy", "text"), [("final", "I won't."), ("failover", "I will.")])
-async def test_a_refusal_is_final_unless_configured(policy: Any, text: str) -> None:
+async def test_refusal_is_final_unless_configured(policy: Any, text: str) -> None:
     one, two = Scripted(says("I won't.", stop="refusal"), id="one"), Scripted(says("I will."), id="two")
-    async with several(one, two, retry=RetryPolicy(order="given", on_refusal=policy)) as atlas:
+    async with make_atlas(one, two, retry=RetryPolicy(order="given", on_refusal=policy)) as atlas:
         reply = await atlas.ask("hi")
     assert reply.text == text
     assert reply.metadata.get("refused") is (True if policy == "final" else None)
 
 
-def test_an_agent_needs_at_least_one_provider() -> None:
+def test_agent_requires_a_provider() -> None:
     with pytest.raises(ConfigError, match="providers=… is empty"):
         Agent("a", providers=[])
 
 
-async def test_each_route_is_asked_for_its_own_model() -> None:
+async def test_each_route_requests_its_own_model() -> None:
     one, two = Scripted(fails(error()), says("1")), Scripted(says("2"))
     agents = [Agent("x", provider=one, model="small", retry=GIVEN), Agent("y", provider=two, model="large")]
     async with Atlas(agents) as atlas:
@@ -400,8 +400,8 @@ async def test_each_route_is_asked_for_its_own_model() -> None:
     assert [one.requests[0].model, two.requests[0].model] == ["small", "large"]
 
 
-async def test_the_default_policy_forgives_two_failures_of_one_provider() -> None:
+async def test_default_policy_retries_a_provider_twice() -> None:
     clock = VirtualClock()
     model = Scripted(fails(error()), fails(error()), says("at last"))
     async with in_memory_atlas(model, clock=clock) as atlas:
-        assert await answered(atlas, clock) == "at last"
+        assert await answered_by(atlas, clock) == "at last"

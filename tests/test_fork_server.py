@@ -31,7 +31,7 @@ def script(tmp_path: Path) -> str:
     return str(tmp_path / "program.py")
 
 
-def test_a_program_has_its_own_arguments_environment_folder_and_exit_code(script: str, tmp_path: Path) -> None:
+def test_program_has_its_own_arguments_environment_folder_and_exit_code(script: str, tmp_path: Path) -> None:
     env = {"PATH": os.environ["PATH"], "COLOUR": "red"}
     done = [fork_server.run(script, "3", env=env, cwd=tmp_path) for _ in range(2)]
     (first, number), (second, other) = [each.stdout.splitlines() for each in done]
@@ -40,7 +40,7 @@ def test_a_program_has_its_own_arguments_environment_folder_and_exit_code(script
     assert [(each.returncode, each.stderr) for each in done] == [(3, "oops\n")] * 2
 
 
-async def test_a_program_is_read_from_while_it_runs_and_can_be_killed(script: str, tmp_path: Path) -> None:
+async def test_running_program_can_be_read_and_killed(script: str, tmp_path: Path) -> None:
     with (tmp_path / "log").open("w") as log:
         one, two = [await fork_server.start(script, "wait", stderr=log) for _ in range(2)]
     async with asyncio.timeout(TIMEOUT):
@@ -52,13 +52,13 @@ async def test_a_program_is_read_from_while_it_runs_and_can_be_killed(script: st
         assert await two.wait() == -signal.SIGTERM
 
 
-def test_a_program_that_raises_ends_with_its_traceback(tmp_path: Path) -> None:
+def test_failing_program_ends_with_its_traceback(tmp_path: Path) -> None:
     (tmp_path / "broken.py").write_text("raise LookupError('no calendar')")
     done = fork_server.run(str(tmp_path / "broken.py"))
     assert done.returncode == 1 and done.stderr.endswith("LookupError: no calendar\n")
 
 
-def test_a_program_that_takes_too_long_is_killed(script: str) -> None:
+def test_program_is_killed_at_its_timeout(script: str) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         fork_server.run(script, "wait", timeout=0.1)
     assert fork_server.run(script, "3").returncode == 3, "the server still works, though nobody read the exit code"

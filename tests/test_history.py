@@ -41,11 +41,11 @@ def exchange(number: int, tools: int = 0) -> list[Message]:
     return [*found, assistant(f"a{number}")]
 
 
-def talk(count: int, tools: int = 0) -> list[Message]:
+def make_conversation(count: int, tools: int = 0) -> list[Message]:
     return [message for number in range(count) for message in exchange(number, tools)]
 
 
-async def shown(messages: Sequence[Message], history: History | None, ask: str = "now") -> list[Message]:
+async def shown_messages(messages: Sequence[Message], history: History | None, ask: str = "now") -> list[Message]:
     """What the model gets of a conversation when it is asked something new."""
     model = Scripted(says("ok"))
     async with Atlas([Agent("a", model=model)], history=history) as atlas:
@@ -60,9 +60,9 @@ def texts(messages: Sequence[Message]) -> list[str]:
 # Limits
 
 
-async def test_without_limits_everything_is_shown() -> None:
-    assert len(await shown(talk(200), None)) == 401
-    assert len(await shown(talk(200), History())) == 401
+async def test_everything_is_sent_without_limits() -> None:
+    assert len(await shown_messages(make_conversation(200), None)) == 401
+    assert len(await shown_messages(make_conversation(200), History())) == 401
 
 
 @pytest.mark.parametrize(
@@ -76,55 +76,61 @@ async def test_without_limits_everything_is_shown() -> None:
         (100, ["q0", "a0", "q1", "a1", "q2", "a2", "now"]),
     ],
 )
-async def test_the_last_messages_are_shown(limit: int, kept: list[str]) -> None:
-    assert texts(await shown(talk(3), History(max_messages=limit))) == kept
+async def test_last_messages_are_sent(limit: int, kept: list[str]) -> None:
+    assert texts(await shown_messages(make_conversation(3), History(max_messages=limit))) == kept
 
 
-async def test_the_last_tokens_are_shown_by_a_count_of_ones_own() -> None:
+async def test_custom_token_count_is_used() -> None:
     history = History(max_tokens=7, count=lambda message: 2 if message.role == "user" else 1)
-    assert texts(await shown(talk(5), history)) == ["q4", "a4", "now"]
+    assert texts(await shown_messages(make_conversation(5), history)) == ["q4", "a4", "now"]
     history = History(max_tokens=8, count=lambda message: 2 if message.role == "user" else 1)
-    assert texts(await shown(talk(5), history)) == ["q3", "a3", "q4", "a4", "now"]
+    assert texts(await shown_messages(make_conversation(5), history)) == ["q3", "a3", "q4", "a4", "now"]
 
 
-async def test_tokens_are_estimated_by_length() -> None:
+async def test_tokens_are_estimated_from_the_length() -> None:
     long = [message for n in range(10) for message in (user("x" * 3600), assistant(f"a{n}"))]
-    assert len(await shown(long, History(max_tokens=2200))) == 5
-    assert len(await shown(long, History(max_tokens=100_000))) == 21
+    assert len(await shown_messages(long, History(max_tokens=2200))) == 5
+    assert len(await shown_messages(long, History(max_tokens=100_000))) == 21
 
 
-async def test_what_is_stored_stays_whole() -> None:
-    conversation = Conversation(talk(20))
+async def test_limits_do_not_change_the_stored_history() -> None:
+    conversation = Conversation(make_conversation(20))
     async with in_memory_atlas(Scripted(says("ok")), history=History(max_messages=3)) as atlas:
         await atlas.ask("now", session=conversation)
     assert len(conversation) == 42
 
 
-async def test_the_system_prompt_is_never_dropped() -> None:
+async def test_system_prompt_is_always_sent() -> None:
     model = Scripted(says("ok"))
     agent = Agent("a", model=model, system_prompt="Be brief.", rules=["Be kind."])
     async with Atlas([agent], history=History(max_messages=1, max_tokens=1)) as atlas:
-        await atlas.ask("now", session=Conversation(talk(20)))
+        await atlas.ask("now", session=Conversation(make_conversation(20)))
     assert model.requests[0].system == "Be brief.\n\nRules:\n- Be kind."
     assert texts(model.requests[0].messages) == ["now"]
 
 
-async def test_a_call_and_its_result_stay_together() -> None:
+async def test_call_and_result_are_never_separated() -> None:
     past = [user("q"), assistant(ToolCall("1", "f", {})), tool_message(ToolResult("1", "ok", 1)), assistant("a")]
     for limit in range(1, 6):
-        assert is_paired(await shown(past, History(max_messages=limit)))
-    assert roles(await shown(past, History(max_messages=4))) == ["user"]
-    assert roles(await shown(past, History(max_messages=5))) == ["user", "assistant", "tool", "assistant", "user"]
+        assert is_paired(await shown_messages(past, History(max_messages=limit)))
+    assert roles(await shown_messages(past, History(max_messages=4))) == ["user"]
+    assert roles(await shown_messages(past, History(max_messages=5))) == [
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "user",
+    ]
 
 
-async def test_question_stays_while_its_answer_is_corrected() -> None:
+async def test_user_message_is_sent_while_its_answer_is_repaired() -> None:
     model = Scripted(says("seven"), says('{"n": 7}'))
     async with in_memory_atlas(model, history=History(max_messages=2)) as atlas:
         await atlas.ask("how many?", output={"type": "object", "required": ["n"]})
     assert model.requests[1].messages[0].text == "how many?"
 
 
-async def test_the_question_stays_while_its_tools_go_on() -> None:
+async def test_user_message_is_sent_in_every_round() -> None:
     """In the middle of a long turn the goal is still there, and so is the newest call with its result."""
 
     async def step(n: int) -> str:
@@ -132,7 +138,7 @@ async def test_the_question_stays_while_its_tools_go_on() -> None:
 
     model = Scripted(*[calls("step", n=n) for n in range(8)], says("Done."))
     async with in_memory_atlas(model, [step], history=History(max_messages=4), agent={"max_rounds": 20}) as atlas:
-        await atlas.ask("The goal", session=Conversation(talk(5)))
+        await atlas.ask("The goal", session=Conversation(make_conversation(5)))
     for request in model.requests:
         assert "The goal" in texts(request.messages)
         assert is_paired(request.messages)
@@ -142,7 +148,7 @@ async def test_the_question_stays_while_its_tools_go_on() -> None:
 
 
 @pytest.mark.parametrize("limits", [{"max_messages": 0}, {"max_tokens": 0}, {"max_messages": -1}])
-def test_a_limit_that_lets_nothing_through_is_refused(limits: dict[str, Any]) -> None:
+def test_limit_below_one_is_rejected(limits: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="must be at least 1"):
         History(**limits)
 
@@ -162,7 +168,7 @@ def random_part(rng: random.Random, ids: list[str]) -> Part:
     )
 
 
-def broken(rng: random.Random) -> list[Message]:
+def break_history(rng: random.Random) -> list[Message]:
     """Anything at all: calls and results anywhere, in any message, of any role, missing, doubled, out of order."""
     ids = [f"c{number}" for number in range(rng.randint(1, 4))]
     found: list[Message] = []
@@ -177,7 +183,7 @@ def broken(rng: random.Random) -> list[Message]:
     return found
 
 
-def whole(rng: random.Random) -> list[Message]:
+def is_complete(rng: random.Random) -> list[Message]:
     """What our own turns leave."""
     found: list[Message] = []
     for number in range(rng.randrange(6)):
@@ -190,7 +196,7 @@ def whole(rng: random.Random) -> list[Message]:
 
 
 @pytest.mark.slow
-async def test_ten_thousand_histories_are_shown_whole_whatever_the_limits() -> None:
+async def test_selection_of_random_histories_is_always_valid() -> None:
     rng = random.Random(7)
     seen: list[Sequence[Message]] = []
 
@@ -206,7 +212,7 @@ async def test_ten_thousand_histories_are_shown_whole_whatever_the_limits() -> N
         for t in (None, 1, 5, 12)
     ]
     for number in range(10_000):
-        given = broken(rng) if number % 2 else whole(rng)
+        given = break_history(rng) if number % 2 else is_complete(rng)
         if number % 2 or not given or rng.random() < 0.5:
             given.append(user("newest"))  # otherwise the turn goes on after an answer or a result
         await rng.choice(atlases).run(given)
@@ -219,19 +225,19 @@ async def test_ten_thousand_histories_are_shown_whole_whatever_the_limits() -> N
         assert kept == sorted(set(kept))  # nothing is repeated or reordered
 
 
-async def test_limits_are_kept_where_they_can_be() -> None:
+async def test_limits_hold_except_for_required_messages() -> None:
     rng = random.Random(8)
     for _ in range(300):
-        given, limit = whole(rng), rng.randint(1, 12)
-        messages = await shown(given, History(max_messages=limit))
+        given, limit = is_complete(rng), rng.randint(1, 12)
+        messages = await shown_messages(given, History(max_messages=limit))
         assert len(messages) <= max(limit, 1)
         tokens = rng.randint(5, 60)
-        messages = await shown(given, History(max_tokens=tokens, count=lambda message: 5))
+        messages = await shown_messages(given, History(max_tokens=tokens, count=lambda message: 5))
         assert 5 * len(messages) <= tokens
         assert messages[0].role in ("user", "system")
 
 
-async def test_a_unit_larger_than_the_limit_is_still_shown_whole() -> None:
+async def test_unit_larger_than_the_limit_is_sent_complete() -> None:
     many = [ToolCall(str(n), "f", {}) for n in range(10)]
     past = [user("q"), assistant(*many), tool_message(*[ToolResult(call.id, "ok", "x" * 1000) for call in many])]
     model = Scripted(says("ok"))
@@ -246,19 +252,19 @@ async def test_a_unit_larger_than_the_limit_is_still_shown_whole() -> None:
 LOST = "This call was interrupted; it may have happened. It was not retried."
 
 
-async def test_a_call_without_a_result_is_answered_as_unknown() -> None:
+async def test_call_without_result_gets_an_unknown_result() -> None:
     past = [user("q"), assistant(ToolCall("1", "f", {}), ToolCall("2", "f", {})), user("well?")]
-    messages = await shown(past, None)
+    messages = await shown_messages(past, None)
     assert roles(messages) == ["user", "assistant", "tool", "user", "user"]
     assert messages[2].tool_results == tuple(ToolResult(id, "unknown", LOST, "unknown") for id in "12")
 
 
-async def test_a_result_without_a_call_is_left_out() -> None:
+async def test_result_without_call_is_removed() -> None:
     past = [tool_message(ToolResult("0", "ok", 0)), user("q"), tool_message(ToolResult("1", "ok", 1)), assistant("a")]
-    assert roles(await shown(past, None)) == ["user", "assistant", "user"]
+    assert roles(await shown_messages(past, None)) == ["user", "assistant", "user"]
 
 
-async def test_results_that_came_one_by_one_late_or_in_another_order_are_put_in_place() -> None:
+async def test_scattered_results_are_reordered() -> None:
     asked = assistant(ToolCall("1", "f", {}), ToolCall("2", "f", {}))
     one, two = ToolResult("1", "ok", "one"), ToolResult("2", "ok", "two")
     for past in (
@@ -267,19 +273,19 @@ async def test_results_that_came_one_by_one_late_or_in_another_order_are_put_in_
         [user("q"), asked, user(two, one)],
         [user("q"), asked, tool_message(one, two, one)],
     ):
-        messages = await shown(past, None)
+        messages = await shown_messages(past, None)
         assert is_paired(messages)
         assert messages[2].tool_results == (one, two)
 
 
-async def test_parts_where_they_do_not_belong_are_left_out() -> None:
+async def test_misplaced_parts_are_removed() -> None:
     stray = user("hello", ToolCall("1", "f", {}), ToolResult("2", "ok", 2))
-    messages = await shown([stray, assistant("hi", ToolResult("3", "ok", 3))], None)
+    messages = await shown_messages([stray, assistant("hi", ToolResult("3", "ok", 3))], None)
     assert [message.parts for message in messages] == [(Text("hello"),), (Text("hi"),), (Text("now"),)]
     assert stray.tool_calls != ()
 
 
-async def test_repair_changes_what_is_sent_and_not_what_is_stored() -> None:
+async def test_repair_does_not_change_the_stored_history() -> None:
     past = [user("q"), assistant(ToolCall("1", "f", {}))]
     conversation = Conversation(past)
     async with in_memory_atlas(Scripted(says("ok"))) as atlas:
@@ -303,7 +309,7 @@ ORPHANS: list[list[Message]] = [
 
 @pytest.mark.parametrize("messages", ORPHANS)
 @pytest.mark.parametrize("vendor", ["openai", "anthropic"])
-async def test_an_adapter_refuses_an_orphan_and_sends_nothing(vendor: str, messages: list[Message]) -> None:
+async def test_provider_rejects_a_broken_history_without_sending_it(vendor: str, messages: list[Message]) -> None:
     connections: list[Any] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -36,7 +36,7 @@ def texts(messages: Any) -> list[tuple[str, str]]:
 # Outgoing
 
 
-async def test_an_outgoing_message_can_be_changed() -> None:
+async def test_outgoing_message_can_be_changed() -> None:
     async def polite(message: Message) -> Message:
         return user(f"{message.text}, please")
 
@@ -49,7 +49,7 @@ async def test_an_outgoing_message_can_be_changed() -> None:
     assert summarize_events(events)[0] == ("message:sent", "Go, please")
 
 
-async def test_messages_can_be_added_before_an_outgoing_one() -> None:
+async def test_messages_can_be_added_before_the_outgoing_one() -> None:
     def remember(message: Message) -> list[Message]:
         return [system("Remember the milk."), assistant("I will."), message]
 
@@ -61,14 +61,14 @@ async def test_messages_can_be_added_before_an_outgoing_one() -> None:
     assert texts(result.intermediate) == expected[:2]
 
 
-async def test_a_changed_message_is_no_intermediate_one() -> None:
+async def test_changed_message_is_not_intermediate() -> None:
     async with in_memory_atlas(
         Scripted(says("Sure.")), interceptors=[Interceptor(outgoing=lambda message: user("other"))]
     ) as atlas:
         assert (await atlas.run("Go")).intermediate == ()
 
 
-async def test_an_outgoing_message_can_be_refused() -> None:
+async def test_outgoing_message_can_be_refused() -> None:
     async def never(message: Message) -> None:
         raise Refused("not on Sundays")
 
@@ -86,7 +86,7 @@ async def test_an_outgoing_message_can_be_refused() -> None:
 # Incoming
 
 
-async def test_an_incoming_message_can_be_changed_and_its_text_is_streamed_again() -> None:
+async def test_changed_incoming_text_is_streamed_again() -> None:
     async def shout(message: Message) -> Message:
         return msgspec.structs.replace(message, parts=(Text(message.text.upper()),))
 
@@ -116,7 +116,7 @@ async def test_unchanged_text_is_not_streamed_again() -> None:
         assert (await stream.reply()).metadata["checked"] is True
 
 
-async def test_an_incoming_message_can_lose_all_its_words() -> None:
+async def test_incoming_text_can_be_removed() -> None:
     def hush(message: Message) -> Message:
         return msgspec.structs.replace(message, parts=())
 
@@ -130,7 +130,7 @@ async def test_an_incoming_message_can_lose_all_its_words() -> None:
         assert stream.text == ""
 
 
-async def test_messages_can_be_added_before_an_incoming_one() -> None:
+async def test_messages_can_be_added_before_the_incoming_one() -> None:
     def explain(message: Message) -> list[Message]:
         return [system("The model answers:"), message]
 
@@ -139,7 +139,7 @@ async def test_messages_can_be_added_before_an_incoming_one() -> None:
         assert roles(atlas.conversation().messages) == ["user", "system", "assistant"]
 
 
-async def test_a_refused_answer_is_withdrawn_and_not_kept() -> None:
+async def test_refused_answer_is_withdrawn_and_not_stored() -> None:
     def censor(message: Message) -> None:
         if "secret" in message.text:
             raise Refused("the answer gives a secret away")
@@ -160,7 +160,7 @@ async def test_a_refused_answer_is_withdrawn_and_not_kept() -> None:
         assert (await atlas.ask("Then not")).text == "No comment."
 
 
-async def test_every_message_of_the_model_comes_by_also_one_that_calls() -> None:
+async def test_interceptor_gets_messages_with_tool_calls() -> None:
     seen: list[int] = []
 
     def redirect(message: Message) -> Message | None:
@@ -177,7 +177,7 @@ async def test_every_message_of_the_model_comes_by_also_one_that_calls() -> None
     assert result.steps[0].output == "Sunny in Oslo"
 
 
-async def test_a_call_that_an_interceptor_takes_out_never_runs() -> None:
+async def test_call_removed_by_an_interceptor_never_runs() -> None:
     def forbid(message: Message) -> Message:
         return assistant("I may not do that.")
 
@@ -191,7 +191,7 @@ async def test_a_call_that_an_interceptor_takes_out_never_runs() -> None:
 # Requests
 
 
-async def test_a_request_can_be_changed() -> None:
+async def test_request_can_be_changed() -> None:
     async def cooler(request: Request) -> Request:
         return msgspec.structs.replace(request, temperature=0.0, system="Obey.")
 
@@ -201,7 +201,7 @@ async def test_a_request_can_be_changed() -> None:
     assert [(request.temperature, request.system) for request in model.requests] == [(0.0, "Obey.")] * 2
 
 
-async def test_a_request_can_be_refused() -> None:
+async def test_request_can_be_refused() -> None:
     def too_much(request: Request) -> None:
         if len(request.messages) > 1:
             raise Refused("too long")
@@ -217,7 +217,7 @@ async def test_a_request_can_be_refused() -> None:
 # All together
 
 
-async def test_interceptors_come_in_the_given_order_each_seeing_what_the_one_before_made() -> None:
+async def test_interceptors_run_in_the_given_order() -> None:
     def adding(mark: str) -> Interceptor:
         def change(message: Message) -> Message:
             return msgspec.structs.replace(message, parts=(Text(message.text + mark),))
@@ -233,7 +233,7 @@ async def test_interceptors_come_in_the_given_order_each_seeing_what_the_one_bef
     assert (model.requests[0].messages[0].text, model.requests[0].system, reply.text) == ("in123", "123", "out123")
 
 
-async def test_what_several_interceptors_add_keeps_its_order() -> None:
+async def test_added_messages_keep_their_order() -> None:
     def adding(mark: str) -> Interceptor:
         return Interceptor(outgoing=lambda message: [system(mark), message])
 
@@ -244,7 +244,7 @@ async def test_what_several_interceptors_add_keeps_its_order() -> None:
 
 
 @pytest.mark.parametrize("where", ["outgoing", "incoming", "request"])
-async def test_an_interceptor_that_fails_stops_the_turn_with_its_error(where: str) -> None:
+async def test_failing_interceptor_stops_the_turn(where: str) -> None:
     def broken(*_: Any) -> None:
         raise LookupError("typo")
 
@@ -269,7 +269,7 @@ async def test_an_interceptor_that_fails_stops_the_turn_with_its_error(where: st
         ("outgoing", [user("x"), "text"], "expected a Message"),
     ],
 )
-async def test_what_an_interceptor_may_not_return_is_named(where: str, value: Any, complaint: str) -> None:
+async def test_invalid_return_value_is_named(where: str, value: Any, complaint: str) -> None:
     def wrong(*_: Any) -> Any:
         return value
 
@@ -278,12 +278,12 @@ async def test_what_an_interceptor_may_not_return_is_named(where: str, value: An
             await atlas.ask("Hi")
 
 
-def test_what_is_no_interceptor_is_refused() -> None:
+def test_value_that_is_not_an_interceptor_is_rejected() -> None:
     with pytest.raises(ConfigError, match="expected an Interceptor"):
         in_memory_atlas(Scripted(), interceptors=[print])
 
 
-async def test_a_sync_interceptor_never_blocks_the_loop() -> None:
+async def test_sync_interceptor_does_not_block_the_event_loop() -> None:
     lived: list[bool] = []
 
     def look(value: Any) -> None:
@@ -299,7 +299,7 @@ async def test_a_sync_interceptor_never_blocks_the_loop() -> None:
 # Before
 
 
-async def test_what_is_known_of_who_asks_can_stand_before_the_message() -> None:
+async def test_before_hook_can_insert_a_message_for_the_actor() -> None:
     async def before(message: Message, actor: Actor) -> Message | None:
         return user(f"{actor.user} asks {actor.agent_id}: {message.text}", synthetic=True) if actor.user else None
 
@@ -319,7 +319,7 @@ async def test_what_is_known_of_who_asks_can_stand_before_the_message() -> None:
     ]
 
 
-async def test_what_stands_before_a_message_is_a_message() -> None:
+async def test_before_hook_must_return_a_message() -> None:
     async with in_memory_atlas(Scripted(), interceptors=[Interceptor(before=lambda message, actor: "words")]) as atlas:
         with pytest.raises(ConfigError, match="expected a Message"):
             await atlas.ask("Go")

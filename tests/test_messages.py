@@ -65,7 +65,7 @@ messages = st.builds(
 
 
 @given(messages)
-def test_json_goes_out_and_comes_back_byte_equal(message: Message) -> None:
+def test_json_round_trip_is_byte_equal(message: Message) -> None:
     written = message.to_json()
     read = Message.from_json(written)
     assert read == message
@@ -73,7 +73,7 @@ def test_json_goes_out_and_comes_back_byte_equal(message: Message) -> None:
 
 
 @given(messages)
-def test_what_was_worked_out_of_a_message_is_no_part_of_it(message: Message) -> None:
+def test_cached_values_are_not_part_of_a_message(message: Message) -> None:
     plain = Message.from_json(message.to_json())
     _ = message.text, message.tool_calls, message.tool_results
     assert message == plain
@@ -95,7 +95,7 @@ def test_data_that_looks_like_one_of_our_types_stays_plain_data(data: dict[str, 
     assert read.metadata == {"data": data, "list": [data]}
 
 
-def test_a_message_on_the_wire_looks_like_this() -> None:
+def test_message_json_has_the_specified_form() -> None:
     message = Message(
         "assistant",
         (Text("Let me see."), ToolCall("c1", "look", {"at": "it"}), Thinking("Hm", "sig")),
@@ -119,7 +119,7 @@ def test_a_message_on_the_wire_looks_like_this() -> None:
         ('{"role":"user"}', "parts"),
     ],
 )
-def test_json_that_is_no_message_is_refused_saying_where(written: str, where: str) -> None:
+def test_invalid_message_json_error_names_the_field(written: str, where: str) -> None:
     with pytest.raises(Exception, match=where):
         Message.from_json(written)
 
@@ -159,7 +159,7 @@ def test_helpers_make_messages_of_each_role() -> None:
     ]
 
 
-def test_every_part_says_its_type() -> None:
+def test_every_part_has_its_type() -> None:
     every: list[Part] = [
         Text("a"),
         ToolCall("1", "f", {}),
@@ -189,13 +189,13 @@ def test_text_calls_and_results_are_found_in_order() -> None:
     assert tool_message(*results).tool_results == results
 
 
-def test_each_message_gets_an_id_and_a_time_of_its_own() -> None:
+def test_each_message_has_a_unique_id_and_a_time() -> None:
     made = [user("same") for _ in range(1000)]
     assert len({message.id for message in made}) == 1000
     assert all(message.created_at > 1_700_000_000_000 for message in made)
 
 
-def test_pictures_and_files_are_made_from_bytes() -> None:
+def test_images_and_files_are_made_from_bytes() -> None:
     assert Image.of(b"\x89PNG") == Image("image/png", "iVBORw==")
     assert File.of(b"%PDF", "a.pdf") == File("a.pdf", "application/pdf", "JVBERg==")
 
@@ -203,12 +203,12 @@ def test_pictures_and_files_are_made_from_bytes() -> None:
 @pytest.mark.parametrize(
     ("written", "kept"), [("\ud83d\ude00", "😀"), ("a\ud83d", "a\ufffd"), ("\ude00b", "\ufffdb"), ("ok", "ok")]
 )
-def test_halves_of_surrogate_pairs_never_get_into_a_message(written: str, kept: str) -> None:
+def test_lone_surrogates_are_replaced_in_messages(written: str, kept: str) -> None:
     assert user(written).text == kept
     assert Message.from_json(user(written).to_json()).text == kept
 
 
-def test_a_message_can_say_something_else_and_keep_its_other_parts() -> None:
+def test_with_text_keeps_the_other_parts() -> None:
     call = ToolCall("c1", "look", {})
     thought = Thinking("hm", "signed")
     message = assistant(thought, "One. ", call, "Two.", provider="x")

@@ -25,14 +25,14 @@ def test_local_values_come_first_then_the_brokers_in_order() -> None:
     assert [child.get(key) for key in "abcd"] == ["first", "mine", "second", None]
 
 
-def test_the_whole_line_of_a_broker_comes_before_the_next_broker() -> None:
+def test_all_brokers_of_a_broker_come_before_the_next_broker() -> None:
     old = Metadata(values={"k": "old"})
     child = Metadata(Metadata(old), Metadata(values={"k": "second"}))
     assert child.get("k") == "old"
     assert child.all() == {"k": "old"}
 
 
-def test_a_value_may_be_none() -> None:
+def test_value_may_be_none() -> None:
     parent = Metadata(values={"k": 1})
     child = Metadata(parent, values={"k": None})
     assert child.get("k", "default") is None
@@ -40,14 +40,14 @@ def test_a_value_may_be_none() -> None:
     assert child["k"] is None
 
 
-def test_what_is_nowhere_is_a_default_or_an_error() -> None:
+def test_missing_key_gives_the_default_or_an_error() -> None:
     empty = Metadata()
     assert (empty.get("k"), empty.get("k", 5), empty.has("k"), "k" in empty) == (None, 5, False, False)
     with pytest.raises(KeyError, match="k"):
         _ = empty["k"]
 
 
-def test_deleting_shows_the_brokers_value_again() -> None:
+def test_delete_uncovers_the_value_of_a_broker() -> None:
     child = Metadata(Metadata(values={"k": "parent"}), values={"k": "child"})
     assert child.delete("k") is child
     assert child.get("k") == "parent"
@@ -55,7 +55,7 @@ def test_deleting_shows_the_brokers_value_again() -> None:
     assert child.get("k") == "parent"
 
 
-def test_brackets_and_iteration_work_as_in_a_dict() -> None:
+def test_subscripts_and_iteration_work_as_in_a_dict() -> None:
     metadata = Metadata(Metadata(values={"a": 1}))
     metadata["b"] = 2
     assert {key: metadata[key] for key in metadata} == {"a": 1, "b": 2}
@@ -63,14 +63,14 @@ def test_brackets_and_iteration_work_as_in_a_dict() -> None:
     assert repr(metadata) == "Metadata({'a': 1, 'b': 2})"
 
 
-def test_the_given_mapping_is_copied() -> None:
+def test_initial_mapping_is_copied() -> None:
     given = {"k": 1}
     metadata = Metadata(values=given)
     metadata.set("k", 2)
     assert given == {"k": 1}
 
 
-def test_a_parents_later_change_is_seen() -> None:
+def test_later_change_of_a_broker_is_visible() -> None:
     parent = Metadata()
     child = Metadata(Metadata(parent))
     assert child.get("k") is None
@@ -80,11 +80,11 @@ def test_a_parents_later_change_is_seen() -> None:
     assert child.has("k") is False
 
 
-def test_changes_are_heard_where_they_show() -> None:
+def test_listener_gets_visible_changes() -> None:
     parent = Metadata()
     child = Metadata(parent)
-    heard: list[tuple[str, Any]] = []
-    stop = child.on_change(lambda key, value: heard.append((key, value)))
+    changes: list[tuple[str, Any]] = []
+    stop = child.on_change(lambda key, value: changes.append((key, value)))
     parent.set("a", 1)
     child.set("b", 2)
     child.set("a", 3)
@@ -94,71 +94,71 @@ def test_changes_are_heard_where_they_show() -> None:
     parent.delete("a")
     stop()
     parent.set("a", 5)
-    assert heard == [("a", 1), ("b", 2), ("a", 3), ("a", 4), ("a", None)]
+    assert changes == [("a", 1), ("b", 2), ("a", 3), ("a", 4), ("a", None)]
 
 
-def test_a_change_hidden_on_the_way_is_not_heard() -> None:
+def test_listener_does_not_get_hidden_changes() -> None:
     grandparent = Metadata()
     child = Metadata(Metadata(grandparent, values={"k": "parent"}))
-    heard: list[tuple[str, Any]] = []
-    child.on_change(lambda key, value: heard.append((key, value)))
+    changes: list[tuple[str, Any]] = []
+    child.on_change(lambda key, value: changes.append((key, value)))
     grandparent.set("k", 1).set("other", 2)
-    assert heard == [("other", 2)]
+    assert changes == [("other", 2)]
 
 
-def test_a_diamond_is_heard_once() -> None:
+def test_change_in_a_diamond_is_reported_once() -> None:
     top = Metadata()
     bottom = Metadata(Metadata(top), Metadata(top))
-    heard: list[tuple[str, Any]] = []
-    bottom.on_change(lambda key, value: heard.append((key, value)))
+    changes: list[tuple[str, Any]] = []
+    bottom.on_change(lambda key, value: changes.append((key, value)))
     top.set("k", 1)
-    assert heard == [("k", 1)]
+    assert changes == [("k", 1)]
 
 
-def test_one_listener_stops_without_the_others() -> None:
+def test_one_listener_can_unsubscribe() -> None:
     metadata = Metadata()
-    heard: list[str] = []
-    first = metadata.on_change(lambda key, _: heard.append(f"1 {key}"))
-    second = metadata.on_change(lambda key, _: heard.append(f"2 {key}"))
+    changes: list[str] = []
+    first = metadata.on_change(lambda key, _: changes.append(f"1 {key}"))
+    second = metadata.on_change(lambda key, _: changes.append(f"2 {key}"))
     metadata.set("a", 0)
     first()
     first()
     metadata.set("b", 0)
     second()
     metadata.set("c", 0)
-    assert heard == ["1 a", "2 a", "2 b"]
+    assert changes == ["1 a", "2 a", "2 b"]
 
 
-def test_a_context_keeps_one_store_whatever_is_assigned() -> None:
+def test_context_metadata_object_never_changes() -> None:
     parent = Context(metadata={"a": 1})
     child = Context(parent)
-    store, heard = child.metadata, list[tuple[str, Any]]()
-    store.on_change(lambda key, value: heard.append((key, value)))
+    store, changes = child.metadata, list[tuple[str, Any]]()
+    store.on_change(lambda key, value: changes.append((key, value)))
     parent.metadata = {"b": 2}
     assert store.all() == {"b": 2}
     child.metadata = {"c": 3}
     child.inherit(Context(metadata={"d": 4}))
     assert child.metadata is store
     assert store.all() == {"b": 2, "c": 3, "d": 4}
-    assert sorted(heard, key=str) == [("a", None), ("b", 2), ("c", 3), ("d", 4)]
+    assert sorted(changes, key=str) == [("a", None), ("b", 2), ("c", 3), ("d", 4)]
 
 
-def test_a_parent_inherited_later_is_heard_too() -> None:
+def test_change_of_a_later_parent_is_reported() -> None:
     child, parent = Context(), Context()
-    heard: list[tuple[str, Any]] = []
-    child.metadata.on_change(lambda key, value: heard.append((key, value)))
+    changes: list[tuple[str, Any]] = []
+    child.metadata.on_change(lambda key, value: changes.append((key, value)))
     child.inherit(parent)
     parent.metadata.set("k", 1)
-    assert heard == [("k", 1)]
+    assert changes == [("k", 1)]
 
 
-def test_in_another_process_it_is_a_copy_of_all_values() -> None:
+def test_pickled_metadata_is_a_copy_of_all_values() -> None:
     metadata = Metadata(Metadata(values={"a": 1}), values={"b": [2]})
     metadata.on_change(print)
     assert pickle.loads(pickle.dumps(metadata)).all() == {"a": 1, "b": [2]}
 
 
-def test_a_line_of_a_hundred_thousand_brokers_is_no_recursion() -> None:
+def test_hundred_thousand_brokers_cause_no_recursion_error() -> None:
     metadata = oldest = Metadata()
     for _ in range(100_000):
         metadata = Metadata(metadata)
@@ -171,7 +171,7 @@ steps = st.lists(st.tuples(st.integers(0, 4), st.sampled_from(["set", "delete"])
 
 
 @given(steps)
-def test_whoever_listens_always_knows_what_get_would_say(steps: list[tuple[int, str, str, int]]) -> None:
+def test_listener_always_agrees_with_get(steps: list[tuple[int, str, str, int]]) -> None:
     top = Metadata()
     left, right = Metadata(top), Metadata(top)
     bottom = Metadata(left, right)

@@ -41,7 +41,7 @@ def look_up(host: str) -> None:
     socket.getaddrinfo(host, 80)
 
 
-def look_up_the_old_way(host: str) -> None:
+def look_up_with_gethostbyname(host: str) -> None:
     socket.gethostbyname(host)
 
 
@@ -56,7 +56,7 @@ async def sock_connect(host: str) -> None:
         await asyncio.get_running_loop().sock_connect(near, (host, 80))
 
 
-async def look_up_in_the_loop(host: str) -> None:
+async def look_up_with_the_loop(host: str) -> None:
     await asyncio.get_running_loop().getaddrinfo(host, 80)
 
 
@@ -66,28 +66,28 @@ async def fetch(host: str) -> None:
 
 
 @pytest.mark.parametrize("host", [FAR, NAME])
-@pytest.mark.parametrize("reach", [connect, create_connection, look_up, look_up_the_old_way])
-def test_a_blocking_socket_cannot_leave(reach: Callable[[str], None], host: str) -> None:
+@pytest.mark.parametrize("reach", [connect, create_connection, look_up, look_up_with_gethostbyname])
+def test_blocking_socket_cannot_leave_loopback(reach: Callable[[str], None], host: str) -> None:
     with pytest.raises(RuntimeError, match=f"loopback only, not .*{host}"):
         reach(host)
 
 
 @pytest.mark.parametrize("reach", [connect_ex, send_datagram])
-def test_no_side_door_is_open_to_an_address(reach: Callable[[str], None]) -> None:
+def test_no_other_call_reaches_an_address_beyond_loopback(reach: Callable[[str], None]) -> None:
     with pytest.raises(RuntimeError, match=f"loopback only, not .*{FAR}"):
         reach(FAR)
 
 
 @pytest.mark.parametrize("host", [FAR, NAME])
-@pytest.mark.parametrize("reach", [open_connection, sock_connect, look_up_in_the_loop, fetch])
-async def test_an_asyncio_socket_cannot_leave(reach: Callable[[str], Awaitable[None]], host: str) -> None:
+@pytest.mark.parametrize("reach", [open_connection, sock_connect, look_up_with_the_loop, fetch])
+async def test_asyncio_socket_cannot_leave_loopback(reach: Callable[[str], Awaitable[None]], host: str) -> None:
     with pytest.raises(RuntimeError, match=f"loopback only, not .*{host}"):
         async with asyncio.timeout(PATIENCE):
             await reach(host)
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-async def test_loopback_is_open(host: str) -> None:
+async def test_loopback_is_reachable(host: str) -> None:
     server = await asyncio.start_server(_greet, "127.0.0.1", 0)
     async with server, asyncio.timeout(PATIENCE):
         reader, writer = await asyncio.open_connection(host, server.sockets[0].getsockname()[1])
@@ -96,7 +96,7 @@ async def test_loopback_is_open(host: str) -> None:
         await writer.wait_closed()
 
 
-async def test_a_unix_socket_is_open(tmp_path: Path) -> None:
+async def test_unix_socket_is_reachable(tmp_path: Path) -> None:
     server = await asyncio.start_unix_server(_greet, tmp_path / "s")
     async with server, asyncio.timeout(PATIENCE):
         reader, writer = await asyncio.open_unix_connection(tmp_path / "s")
@@ -105,7 +105,7 @@ async def test_a_unix_socket_is_open(tmp_path: Path) -> None:
         await writer.wait_closed()
 
 
-def test_keys_and_settings_of_the_machine_are_hidden() -> None:
+def test_keys_and_settings_of_the_machine_are_removed() -> None:
     assert [name for name in os.environ if name.startswith(("OPENAI_", "ANTHROPIC_", "ATLAS_"))] == []
 
 

@@ -15,7 +15,7 @@ ANSWER = b"HTTP/1.1 200 OK\r\nSet-Cookie: a=b\r\nContent-Length: 2\r\n\r\nok"
 
 
 @asynccontextmanager
-async def serving(answer: bytes) -> AsyncGenerator[tuple[str, list[bytes]]]:
+async def run_server(answer: bytes) -> AsyncGenerator[tuple[str, list[bytes]]]:
     """A server on loopback that sends the same answer to every request, and the requests it received."""
     requests: list[bytes] = []
     connections = BackgroundTasks("test server")
@@ -38,15 +38,15 @@ async def serving(answer: bytes) -> AsyncGenerator[tuple[str, list[bytes]]]:
 
 
 async def test_session_keeps_no_cookies() -> None:
-    async with asyncio.timeout(TIMEOUT), serving(ANSWER) as (url, requests), open_session() as session:
+    async with asyncio.timeout(TIMEOUT), run_server(ANSWER) as (url, requests), open_session() as session:
         for _ in range(2):
             async with session.get(url) as response:
                 assert await response.text() == "ok"
     assert len(requests) == 2 and not any(b"cookie" in request.lower() for request in requests)
 
 
-async def test_session_uses_the_proxy_of_the_environment_only_when_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with asyncio.timeout(TIMEOUT), serving(ANSWER) as (url, requests), serving(ANSWER) as (proxy, proxied):
+async def test_session_uses_the_environment_proxy_only_if_enabled(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with asyncio.timeout(TIMEOUT), run_server(ANSWER) as (url, requests), run_server(ANSWER) as (proxy, proxied):
         monkeypatch.setenv("http_proxy", proxy)
         monkeypatch.delenv("no_proxy", raising=False)
         monkeypatch.delenv("NO_PROXY", raising=False)
@@ -57,7 +57,7 @@ async def test_session_uses_the_proxy_of_the_environment_only_when_told(monkeypa
 
 
 async def test_session_times_out_between_bytes() -> None:
-    async with asyncio.timeout(TIMEOUT), serving(b"") as (url, _), open_session(read_timeout=0.05) as session:
+    async with asyncio.timeout(TIMEOUT), run_server(b"") as (url, _), open_session(read_timeout=0.05) as session:
         with pytest.raises(TimeoutError):
             await session.get(url)
 

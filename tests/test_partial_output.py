@@ -28,7 +28,7 @@ class Village(TypedDict):
     people: int
 
 
-def written(*pieces: str) -> Reply:
+def stream_text(*pieces: str) -> Reply:
     return Reply(*map(TextChunk, pieces))
 
 
@@ -37,10 +37,10 @@ async def partials(*replies: Reply, output: Any, **options: Any) -> list[Any]:
     return [value async for value in atlas.send("Go.", output=output).partials()]
 
 
-LIMA = written('{"na', 'me": "Li', 'ma", "peo', 'ple": 10', '1, "rivers": ["Rí', 'mac"]}')
+LIMA = stream_text('{"na', 'me": "Li', 'ma", "peo', 'ple": 10', '1, "rivers": ["Rí', 'mac"]}')
 
 
-async def test_fields_come_as_they_are_written_and_have_their_types() -> None:
+async def test_fields_arrive_as_they_are_written_with_their_types() -> None:
     assert await partials(LIMA, output=City) == [
         {},
         {"name": "Li"},
@@ -52,23 +52,23 @@ async def test_fields_come_as_they_are_written_and_have_their_types() -> None:
 
 
 @pytest.mark.parametrize("kind", [Town, Village])
-async def test_dataclasses_and_typed_dicts_too(kind: Any) -> None:
-    *parts, last = await partials(written('{"name": "O', 'slo", "people": 7', "}"), output=kind)
+async def test_dataclasses_and_typed_dicts_are_supported(kind: Any) -> None:
+    *parts, last = await partials(stream_text('{"name": "O', 'slo", "people": 7', "}"), output=kind)
     assert parts[-1] == {"name": "Oslo", "people": 7}
     assert last == kind(name="Oslo", people=7)
 
 
-async def test_lists_and_schemas_too() -> None:
-    assert await partials(written("[1, 2", ", 3]"), output=list[int]) == [[1], [1, 2, 3], [1, 2, 3]]
+async def test_lists_and_schemas_are_supported() -> None:
+    assert await partials(stream_text("[1, 2", ", 3]"), output=list[int]) == [[1], [1, 2, 3], [1, 2, 3]]
     schema = {"type": "object", "properties": {"a": {"type": "array"}}}
-    assert await partials(written('```json\n{"a": [1, "b', 'c"]}\n```'), output=schema) == [
+    assert await partials(stream_text('```json\n{"a": [1, "b', 'c"]}\n```'), output=schema) == [
         {"a": [1, "b"]},
         {"a": [1, "bc"]},
         {"a": [1, "bc"]},
     ]
 
 
-async def test_what_does_not_fit_is_not_shown_and_the_mended_answer_replaces_it() -> None:
+async def test_mismatch_is_not_yielded_and_the_repaired_answer_replaces_it() -> None:
     values = await partials(
         says('{"name": "Oslo", "people": "many"}'), says('{"name": "Oslo", "people": 7}'), output=City
     )
@@ -76,11 +76,11 @@ async def test_what_does_not_fit_is_not_shown_and_the_mended_answer_replaces_it(
     assert values[-1] == City(name="Oslo", people=7)
 
 
-async def test_words_before_a_tool_call_are_no_part_of_it() -> None:
+async def test_text_before_a_tool_call_is_ignored() -> None:
     values = await partials(says("Let me see.") + calls("none"), says('{"name": "Oslo", "people": 7}'), output=Town)
     assert values[-1] == Town("Oslo", 7)
 
 
-async def test_an_answer_that_never_fits_raises() -> None:
+async def test_answer_that_never_matches_raises() -> None:
     with pytest.raises(BadOutput):
         await partials(says("no"), says("no"), output=City)

@@ -36,7 +36,7 @@ WHOLE = (
 )
 
 
-async def test_a_plan_is_made_worked_off_and_answered_from() -> None:
+async def test_plan_is_made_executed_and_answered() -> None:
     atlas, model = atlas_with(*WHOLE)
     stream = atlas.send("What colour are sky and sea?")
     seen = [event async for event in stream if isinstance(event, PlanUpdated)]
@@ -57,20 +57,20 @@ async def test_a_plan_is_made_worked_off_and_answered_from() -> None:
     assert len(model.requests) == 6
 
 
-async def test_the_result_tells_the_plan() -> None:
+async def test_result_contains_the_plan() -> None:
     atlas, _ = atlas_with(*WHOLE)
     result = await atlas.run("What colour are sky and sea?")
     assert result.plan == (PlanStep("Look at the sky", "done"), PlanStep("Look at the sea", "done"))
     assert [step.tool for step in result.steps] == [MAKE_PLAN, "look", "look"]
 
 
-async def test_a_question_that_needs_no_steps_is_just_answered() -> None:
+async def test_question_without_steps_is_answered_at_once() -> None:
     atlas, model = atlas_with(says("Hello!"))
     assert (await atlas.ask("Hi")).text == "Hello!"
     assert len(model.requests) == 1
 
 
-async def test_a_step_may_change_the_rest() -> None:
+async def test_step_may_revise_the_plan() -> None:
     atlas, _ = atlas_with(
         calls(MAKE_PLAN, steps=["Look at the sky", "Paint it"]),
         calls(MAKE_PLAN, steps=["Look at the sea"]),
@@ -82,7 +82,7 @@ async def test_a_step_may_change_the_rest() -> None:
     assert result.plan == (PlanStep("Look at the sky", "changed"), PlanStep("Look at the sea", "done"))
 
 
-async def test_a_step_that_gets_stuck_is_planned_anew() -> None:
+async def test_stuck_step_leads_to_a_new_plan() -> None:
     stuck = [calls("look", thing=str(number)) for number in range(3)]
     atlas, model = atlas_with(
         calls(MAKE_PLAN, steps=["Look at all", "Count"]),
@@ -97,7 +97,7 @@ async def test_a_step_that_gets_stuck_is_planned_anew() -> None:
     assert result.answer == "One is blue."
 
 
-async def test_where_nothing_more_can_be_done_the_rest_is_dropped() -> None:
+async def test_remaining_steps_are_dropped_if_nothing_can_be_done() -> None:
     stuck = [calls("look", thing=str(number)) for number in range(3)]
     atlas, _ = atlas_with(
         calls(MAKE_PLAN, steps=["Look at all", "Count"]), *stuck, says("I cannot."), says("It did not work.")
@@ -107,7 +107,7 @@ async def test_where_nothing_more_can_be_done_the_rest_is_dropped() -> None:
     assert result.answer == "It did not work."
 
 
-async def test_plans_without_end_have_one() -> None:
+async def test_number_of_plans_is_limited() -> None:
     plans = [calls(MAKE_PLAN, steps=[f"Plan {number}"]) for number in range(4)]
     atlas, model = atlas_with(*plans, says("Done."), says("That was it."))
     result = await atlas.run("Go.")
@@ -115,7 +115,7 @@ async def test_plans_without_end_have_one() -> None:
     assert MAKE_PLAN not in {spec.name for spec in model.requests[4].tools}
 
 
-async def test_a_plan_written_as_a_list_counts_too() -> None:
+async def test_plan_written_as_a_list_counts() -> None:
     atlas, _ = atlas_with(
         says("Plan:\n1. Look at the sky\n2) Say it\n"), says("Blue."), says("Reported."), says("Blue it is.")
     )
@@ -124,7 +124,7 @@ async def test_a_plan_written_as_a_list_counts_too() -> None:
     assert result.steps[0].tool == MAKE_PLAN
 
 
-async def test_a_list_that_is_an_answer_is_no_plan() -> None:
+async def test_list_in_an_answer_is_not_a_plan() -> None:
     atlas, _ = atlas_with(says("The best three:\n1. Rome\n2. Oslo\n3. Lima"))
     assert (await atlas.run("Which cities?")).plan == ()
 
@@ -142,7 +142,7 @@ async def test_invalid_plan_is_refused_and_may_be_corrected(steps: Any) -> None:
 ASK = Policy(tools={MAKE_PLAN: {"*": "ask"}, "look": {"*": "yes"}})
 
 
-async def test_a_plan_can_need_a_yes_and_the_yes_can_change_it() -> None:
+async def test_plan_can_require_approval_and_be_edited() -> None:
     asked: list[Question] = []
 
     async def agree(question: Question) -> Answer:
@@ -161,7 +161,7 @@ async def test_a_plan_can_need_a_yes_and_the_yes_can_change_it() -> None:
     assert asked[0].arguments == {"steps": ["Look at the sky"]}
 
 
-async def test_without_the_yes_nothing_is_done() -> None:
+async def test_declined_plan_is_not_executed() -> None:
     async def refuse(question: Question) -> Answer:
         return Answer("no")
 
@@ -176,7 +176,7 @@ async def test_without_the_yes_nothing_is_done() -> None:
     assert "not approved" in model.requests[1].messages[-1].text and model.requests[1].tool_choice == "none"
 
 
-async def test_only_the_last_word_has_the_shape() -> None:
+async def test_only_the_final_answer_has_the_output_schema() -> None:
     atlas, model = atlas_with(calls(MAKE_PLAN, steps=["Look"]), says("Blue."), says('{"colour": "blue"}'))
     schema = {"type": "object", "properties": {"colour": {"type": "string"}}, "required": ["colour"]}
     result = await atlas.run("Go.", output=schema)
@@ -188,7 +188,7 @@ async def test_only_the_last_word_has_the_shape() -> None:
     ]
 
 
-async def test_a_turn_can_have_a_mode_of_its_own() -> None:
+async def test_turn_can_override_the_mode() -> None:
     model = Scripted(calls(MAKE_PLAN, steps=["Look"]), says("Blue."), says("It is blue."), says("Final Answer: Blue."))
     atlas = Atlas([Agent("a", model=model, tools=[look])])
     assert (await atlas.ask("Go.", mode="plan")).text == "It is blue."

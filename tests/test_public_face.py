@@ -59,12 +59,12 @@ def anthropic(block: dict[str, Any], delta: dict[str, Any], stop: str) -> bytes:
     )
 
 
-def asks(city: str) -> bytes:
+def tool_call_events(city: str) -> bytes:
     block: dict[str, Any] = {"type": "tool_use", "id": f"toolu_{city}", "name": "get_weather", "input": {}}
     return anthropic(block, {"type": "input_json_delta", "partial_json": json.dumps({"city": city})}, "tool_use")
 
 
-def answers(text: str) -> bytes:
+def text_events(text: str) -> bytes:
     return anthropic({"type": "text", "text": ""}, {"type": "text_delta", "text": text}, "end_turn")
 
 
@@ -73,7 +73,7 @@ def openai(text: str) -> bytes:
     return f"data: {json.dumps(chunk)}\n\ndata: [DONE]\n\n".encode()
 
 
-class Peer:
+class FakeVendor:
     """A server on loopback that gives one scripted answer per request."""
 
     def __init__(self, *script: bytes) -> None:
@@ -92,8 +92,8 @@ class Peer:
 
 
 @asynccontextmanager
-async def peer(*script: bytes) -> AsyncGenerator[Peer, None]:
-    found = Peer(*script)
+async def peer(*script: bytes) -> AsyncGenerator[FakeVendor, None]:
+    found = FakeVendor(*script)
     server = await asyncio.start_server(found.serve, "127.0.0.1", 0)
     async with server, asyncio.timeout(TIMEOUT):
         found.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
@@ -111,10 +111,12 @@ async def run(code: str) -> dict[str, Any]:
 # The lines themselves
 
 
-async def test_the_promised_lines_run_verbatim_against_anthropic(
+async def test_specified_lines_run_verbatim_against_anthropic(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async with peer(asks("Lima"), answers("Sunny, I hear."), asks("Oslo"), answers("Sunny too.")) as server:
+    async with peer(
+        tool_call_events("Lima"), text_events("Sunny, I hear."), tool_call_events("Oslo"), text_events("Sunny too.")
+    ) as server:
         monkeypatch.setenv("ANTHROPIC_BASE_URL", server.url)
         monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-test")
         names = await run(FACE)
@@ -129,7 +131,7 @@ async def test_the_promised_lines_run_verbatim_against_anthropic(
 
 
 @pytest.mark.parametrize("ref", ["openai/gpt-5", "http/gpt-5"])
-async def test_the_promised_lines_run_against_any_openai_compatible_server(
+async def test_specified_lines_run_against_an_openai_compatible_server(
     ref: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with peer(openai("Sunny."), openai("Sunny too.")) as server:
@@ -141,7 +143,7 @@ async def test_the_promised_lines_run_against_any_openai_compatible_server(
     assert "authorization" not in headers
 
 
-async def test_the_promised_lines_run_with_a_scripted_model(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_specified_lines_run_with_a_scripted_model(capsys: pytest.CaptureFixture[str]) -> None:
     script = 'calls("get_weather", city="Lima"), says("Sunny."), calls("get_weather", city="Oslo"), says("Sunny too.")'
     code = FACE.replace('"anthropic/claude-opus-4-6"', f"Scripted({script})")
     code = f"from atlas_agents.testing import Scripted, says, calls\n{code}"
@@ -155,7 +157,7 @@ async def test_the_promised_lines_run_with_a_scripted_model(capsys: pytest.Captu
     ] * 2
 
 
-async def test_a_listener_hears_name_and_status(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_subscriber_gets_name_and_status(capsys: pytest.CaptureFixture[str]) -> None:
     @tool
     async def get_weather(city: str) -> str:
         """Tell today's weather in a city."""
@@ -168,7 +170,7 @@ async def test_a_listener_hears_name_and_status(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == "get_weather ok\n"
 
 
-async def test_several_providers_of_every_kind_stand_in_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_providers_of_every_kind_fail_over(monkeypatch: pytest.MonkeyPatch) -> None:
     def my_callable(request: Request) -> Any:
         return {"choices": [{"message": {"content": "mine"}, "finish_reason": "stop"}]}
 
@@ -185,7 +187,7 @@ async def test_several_providers_of_every_kind_stand_in_for_each_other(monkeypat
 # What is there
 
 
-def test_every_promised_name_is_importable_from_the_top() -> None:
+def test_every_specified_name_is_importable_from_the_package() -> None:
     names = {"Agent", "Atlas", "Context", "Metadata", "Rule", "Tool", "tool", "agent", "user", "assistant", "system"}
     names |= {"OpenAIProvider", "AnthropicProvider", "History", "ToolContext", "Message", "Conversation", "RunResult"}
     names |= {"ProviderError", "Cancelled", "BadTool", "parse_model_ref", "AtlasStream", "Interceptor"}
@@ -193,12 +195,12 @@ def test_every_promised_name_is_importable_from_the_top() -> None:
 
 
 @pytest.mark.parametrize("module", [atlas_agents, atlas_agents.testing], ids=["top", "testing"])
-def test_all_names_only_what_is_there_and_each_once(module: Any) -> None:
+def test_all_lists_existing_names_once(module: Any) -> None:
     assert [name for name in module.__all__ if not hasattr(module, name)] == []
     assert len(module.__all__) == len(set(module.__all__))
 
 
-def test_every_public_class_and_function_says_what_it_is() -> None:
+def test_every_public_class_and_function_has_a_docstring() -> None:
     silent = [
         name
         for name in atlas_agents.__all__
@@ -208,7 +210,7 @@ def test_every_public_class_and_function_says_what_it_is() -> None:
     assert silent == []
 
 
-def test_every_public_method_of_the_front_door_is_typed() -> None:
+def test_every_public_method_is_typed() -> None:
     untyped: list[str] = []
     for kind in (Agent, Atlas, atlas_agents.AtlasStream, atlas_agents.Context, atlas_agents.Metadata):
         for name, method in inspect.getmembers(kind, inspect.isfunction):
@@ -221,11 +223,11 @@ def test_every_public_method_of_the_front_door_is_typed() -> None:
     assert untyped == []
 
 
-def test_a_scripted_model_is_a_provider() -> None:
+def test_scripted_model_is_a_provider() -> None:
     assert isinstance(Scripted(), Provider)
 
 
-async def test_the_events_are_one_union_told_apart_by_type() -> None:
+async def test_events_are_one_union_discriminated_by_type() -> None:
     kinds: Sequence[Any] = Event.__args__  # pyright: ignore[reportAttributeAccessIssue]
     assert sorted(kind.type for kind in kinds) == sorted(
         [
@@ -250,7 +252,7 @@ async def test_the_events_are_one_union_told_apart_by_type() -> None:
     assert all("stream_id" in inspect.signature(kind).parameters for kind in kinds)
 
 
-async def test_nothing_is_sent_anywhere_when_an_atlas_is_made_and_closed() -> None:
+async def test_creating_and_closing_an_atlas_sends_nothing() -> None:
     async with Atlas([Agent("a", model="openai/gpt-x")]) as atlas:
         assert atlas.get_agent() is not None
         assert isinstance(atlas.conversation().messages, list)
@@ -258,7 +260,7 @@ async def test_nothing_is_sent_anywhere_when_an_atlas_is_made_and_closed() -> No
         assert message == []
 
 
-def test_what_a_type_checker_reads_is_what_is_loaded() -> None:
+def test_type_checker_imports_equal_the_loaded_names() -> None:
     source = ast.parse(inspect.getsource(atlas_agents))
     (declared,) = [node for node in source.body if isinstance(node, ast.If)]
     names = [

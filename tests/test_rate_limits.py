@@ -28,14 +28,14 @@ class Key:
         self.id = "vendor"
         self.base_url = name
         self.capabilities = Capabilities()
-        self.asked = self.busy = self.most = 0
+        self.request_count = self.busy = self.max_busy = 0
         self._answers = list(answers)
         self._gate = gate
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
-        self.asked += 1
+        self.request_count += 1
         self.busy += 1
-        self.most = max(self.most, self.busy)
+        self.max_busy = max(self.max_busy, self.busy)
         try:
             if self._gate is not None:
                 await self._gate.wait()
@@ -47,7 +47,7 @@ class Key:
             self.busy -= 1
 
 
-async def asked(provider: Balanced, times: int, clock: VirtualClock, seconds: float) -> int:
+async def request_count(provider: Balanced, times: int, clock: VirtualClock, seconds: float) -> int:
     """How many of so many requests were answered in so many seconds."""
     tasks = [asyncio.create_task(complete(provider, ASK)) for _ in range(times)]
     await clock.advance(seconds)
@@ -61,8 +61,8 @@ async def asked(provider: Balanced, times: int, clock: VirtualClock, seconds: fl
 async def test_requests_stay_within_their_rate_limit() -> None:
     clock = VirtualClock()
     provider = Balanced([Key("a")], RateLimit(requests=60), clock=clock)
-    assert await asked(provider, 100, clock, 0) == BURST + 1
-    assert await asked(provider, 100, clock, 10) == 10
+    assert await request_count(provider, 100, clock, 0) == BURST + 1
+    assert await request_count(provider, 100, clock, 10) == 10
 
 
 async def test_token_limit_counts_real_usage() -> None:
@@ -70,11 +70,11 @@ async def test_token_limit_counts_real_usage() -> None:
     provider = Balanced([Key("a")], RateLimit(tokens=60_000), clock=clock)
     answered = 0
     for _ in range(60):
-        answered += await asked(provider, 3, clock, 1)
+        answered += await request_count(provider, 3, clock, 1)
     assert 55 <= answered <= 75  # a thousand each, a thousand a second, and ten in one go
 
 
-async def test_so_many_at_once() -> None:
+async def test_concurrent_requests_are_limited() -> None:
     gate, clock = asyncio.Event(), VirtualClock()
     keys = [Key("a", gate=gate), Key("b", gate=gate)]
     provider = Balanced(keys, RateLimit(at_once=2), clock=clock)
@@ -83,39 +83,39 @@ async def test_so_many_at_once() -> None:
     assert [key.busy for key in keys] == [2, 2]
     gate.set()
     await asyncio.gather(*tasks)
-    assert [key.most for key in keys] == [2, 2] and sum(key.asked for key in keys) == 9
+    assert [key.max_busy for key in keys] == [2, 2] and sum(key.request_count for key in keys) == 9
 
 
-async def test_the_least_busy_is_asked() -> None:
+async def test_least_busy_key_is_used() -> None:
     gate = asyncio.Event()
     keys = [Key(name, gate=gate) for name in "abc"]
     tasks = [asyncio.create_task(complete(Balanced(keys), ASK)) for _ in range(1)]
     provider = Balanced(keys, rng=random.Random(3))
     tasks += [asyncio.create_task(complete(provider, ASK)) for _ in range(30)]
     await run_ready_tasks()
-    assert sorted(key.asked for key in keys)[0] >= 10
+    assert sorted(key.request_count for key in keys)[0] >= 10
     gate.set()
     await asyncio.gather(*tasks)
 
 
 async def test_failed_key_cools_down_while_another_answers() -> None:
     clock = VirtualClock()
-    tired = Key("tired", ProviderError("slow down", "rate_limit", retry_after=20))
+    limited = Key("tired", ProviderError("slow down", "rate_limit", retry_after=20))
     well = Key("well")
-    provider = Balanced([tired, well], clock=clock, rng=random.Random(1))
+    provider = Balanced([limited, well], clock=clock, rng=random.Random(1))
     for _ in range(10):
         assert (await complete(provider, ASK))[0] == TextChunk("well")
-    assert tired.asked == 1
+    assert limited.request_count == 1
     await clock.advance(20)
     for _ in range(10):
         await complete(provider, ASK)
-    assert tired.asked > 1
+    assert limited.request_count > 1
 
 
 async def test_identical_keys_cool_down_separately() -> None:
-    tired = Scripted(fails(ProviderError("slow down", "rate_limit")), id="vendor")
+    limited = Scripted(fails(ProviderError("slow down", "rate_limit")), id="vendor")
     well = Scripted(*[says("Well.") for _ in range(9)], id="vendor")
-    provider = Balanced([tired, well])
+    provider = Balanced([limited, well])
     for _ in range(9):
         assert (await complete(provider, ASK))[0] == TextChunk("Well.")
 
@@ -128,21 +128,21 @@ async def test_request_fails_at_once_if_all_keys_cool_down_for_long() -> None:
     with pytest.raises(ProviderError, match="all 2 keys of vendor are rate-limited or cooling down") as caught:
         await complete(provider, ASK)
     assert (caught.value.kind, caught.value.retry_after) == ("rate_limit", 600)
-    assert [key.asked for key in spent] == [1, 1]
+    assert [key.request_count for key in spent] == [1, 1]
 
 
-async def test_what_is_wrong_with_the_request_is_not_tried_with_every_key() -> None:
+async def test_bad_request_is_not_tried_with_every_key() -> None:
     keys = [Key(name, ProviderError("what is this", "bad_request")) for name in "ab"]
     with pytest.raises(ProviderError, match="what is this"):
         await complete(Balanced(keys), ASK)
-    assert sum(key.asked for key in keys) == 1
+    assert sum(key.request_count for key in keys) == 1
 
 
-def test_several_keys_in_one_variable_share_the_work_and_are_all_kept_secret() -> None:
-    def mind(request: ModelRequest) -> Reply:
+def test_keys_in_one_variable_are_balanced_and_redacted() -> None:
+    def respond(request: ModelRequest) -> Reply:
         return Reply(status=429) if request.headers["authorization"].endswith("two") else Reply("Hello.")
 
-    async def talk(server: ModelServer) -> None:
+    async def run_turns(server: ModelServer) -> None:
         values = {"OPENAI_API_KEY": "key-number-one, key-number-two", "OPENAI_BASE_URL": server.url}
         registry = Registry(Environment(values, dotenv=None))
         async with Atlas([Agent("a", model="openai/some")], registry=registry) as atlas:
@@ -152,8 +152,8 @@ def test_several_keys_in_one_variable_share_the_work_and_are_all_kept_secret() -
         used = [request.headers["authorization"][-3:] for request in server.requests]
         assert used.count("one") == 8 and used.count("two") == 1
 
-    with run_model_server(mind) as server:
-        asyncio.run(talk(server))
+    with run_model_server(respond) as server:
+        asyncio.run(run_turns(server))
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_several_keys_in_one_variable_share_the_work_and_are_all_kept_secret() -
         ({"OPENAI_API_KEY": "k", "OPENAI_BASE_URL": "http://a,http://b"}, [("k", "http://a"), ("k", "http://b")]),
     ],
 )
-def test_keys_and_addresses_go_together(values: dict[str, str], pairs: list[tuple[str | None, str]]) -> None:
+def test_keys_and_addresses_are_paired(values: dict[str, str], pairs: list[tuple[str | None, str]]) -> None:
     provider = Registry(Environment(values, dotenv=None)).provider("openai")
     members = [member.provider for member in provider.members] if isinstance(provider, Balanced) else [provider]
     found = [
@@ -178,19 +178,19 @@ def test_keys_and_addresses_go_together(values: dict[str, str], pairs: list[tupl
     assert found == pairs
 
 
-def test_keys_and_addresses_that_do_not_match_are_refused() -> None:
+def test_mismatching_keys_and_addresses_are_rejected() -> None:
     values = {"OPENAI_API_KEY": "k,l", "OPENAI_BASE_URL": "http://a,http://b,http://c"}
     with pytest.raises(ConfigError, match="OPENAI_API_KEY has 2 keys but OPENAI_BASE_URL has 3 addresses"):
         Registry(Environment(values, dotenv=None)).provider("openai")
 
 
-def test_limits_are_written_in_a_line_each() -> None:
+def test_rate_limits_are_parsed_one_per_line() -> None:
     found = parse_rate_limits(("openai requests=500 tokens=200_000 at_once=8", "anthropic at_once=2"))
     assert found == {"openai": RateLimit(500, 200_000, 8), "anthropic": RateLimit(at_once=2)}
 
 
 @pytest.mark.parametrize("line", ["openai", "openai requests=many", "openai 5", "openai requests=5 requests=6"])
-def test_a_limit_that_is_none_is_refused_with_an_example(line: str) -> None:
+def test_invalid_rate_limit_error_shows_an_example(line: str) -> None:
     with pytest.raises(ConfigError, match="for example 'openai requests=500"):
         parse_rate_limits((line,))
     with pytest.raises(ConfigError, match="at least 1"):

@@ -40,7 +40,7 @@ ADD = ToolSpec(
 ASK = Request([user("What is new?")], tools=(SEARCH, CLOCK, ADD))
 
 
-async def heard(*replies: Reply, request: Request = ASK) -> tuple[str, str, list[tuple[str, Any]]]:
+async def decode(*replies: Reply, request: Request = ASK) -> tuple[str, str, list[tuple[str, Any]]]:
     """Thoughts, words and calls of one reply, as they stand in the end."""
     chunks = await complete(React(Scripted(*replies)), request)
     assert isinstance(chunks[-1], DoneChunk)
@@ -116,18 +116,20 @@ WRITTEN: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
 
 
 @pytest.mark.parametrize(("written", "thoughts", "words", "calls"), WRITTEN)
-async def test_it_is_read_as_it_is_meant(written: str, thoughts: str, words: str, calls: list[tuple[str, Any]]) -> None:
-    assert await heard(says(written)) == (thoughts, words, calls)
+async def test_reply_is_parsed_as_intended(
+    written: str, thoughts: str, words: str, calls: list[tuple[str, Any]]
+) -> None:
+    assert await decode(says(written)) == (thoughts, words, calls)
 
 
 @pytest.mark.parametrize(("written", "thoughts", "words", "calls"), WRITTEN)
-async def test_it_is_read_the_same_however_it_is_cut(
+async def test_chunk_boundaries_do_not_change_the_result(
     written: str, thoughts: str, words: str, calls: list[tuple[str, Any]]
 ) -> None:
-    assert await heard(letters(written)) == (thoughts, words, calls)
+    assert await decode(letters(written)) == (thoughts, words, calls)
     for place in range(1, len(written)):
         halves = Reply(TextChunk(written[:place]), TextChunk(written[place:]))
-        assert await heard(halves) == (thoughts, words, calls), place
+        assert await decode(halves) == (thoughts, words, calls), place
 
 
 @pytest.mark.parametrize(
@@ -149,7 +151,7 @@ async def test_it_is_read_the_same_however_it_is_cut(
         ("{'" + "\\" * 9999, None),
     ],
 )
-def test_json_as_models_write_it(written: str, value: Any) -> None:
+def test_lenient_parser_reads_json_of_models(written: str, value: Any) -> None:
     if value is None:
         with pytest.raises(ValueError, match=r"."):
             parse_lenient_object(written)
@@ -157,13 +159,13 @@ def test_json_as_models_write_it(written: str, value: Any) -> None:
         assert parse_lenient_object(written) == value
 
 
-def test_any_json_is_read_as_json() -> None:
+def test_valid_json_is_parsed_as_json() -> None:
     value = {"a": [1, 2.5, "\"'\\\n", {"b": None, "c": "ü😀"}], "d": True}
     assert parse_lenient_object(json.dumps(value)) == value
     assert parse_lenient_object(f"```json\n{json.dumps(value, indent=2)}\n```") == value
 
 
-async def test_thoughts_and_the_answer_come_as_they_are_written() -> None:
+async def test_thoughts_and_answer_are_streamed() -> None:
     atlas = Atlas([Agent("a", model=Scripted(letters("Thought: ab\nFinal Answer: cd")), mode="react", tools=[clock])])
     stream = atlas.send("Hm?")
     seen = [event async for event in stream]
@@ -171,7 +173,7 @@ async def test_thoughts_and_the_answer_come_as_they_are_written() -> None:
     assert [event.text for event in seen if isinstance(event, StreamChunk)] == ["c", "d"]
 
 
-async def test_a_thought_taken_for_words_is_withdrawn() -> None:
+async def test_thought_streamed_as_answer_is_withdrawn() -> None:
     model = Scripted(letters("Hm.\nAction: clock"), says("Final Answer: Noon."))
     stream = Atlas([Agent("a", model=model, mode="react", tools=[clock])]).send("When?")
     seen = [event async for event in stream]
@@ -185,7 +187,7 @@ async def clock() -> str:
     return "noon"
 
 
-async def test_a_whole_turn_in_text() -> None:
+async def test_complete_turn_uses_text_only() -> None:
     model = Scripted(says("Thought: I look.\nAction: clock"), says("Thought: So.\nFinal Answer: Noon."))
     atlas = Atlas([Agent("a", model=model, mode="react", tools=[clock], system_prompt="Be brief.")])
     result = await atlas.run("When?")
@@ -202,7 +204,7 @@ async def test_a_whole_turn_in_text() -> None:
     ]
 
 
-async def test_a_provider_without_tools_speaks_it_by_itself() -> None:
+async def test_provider_without_tools_uses_react() -> None:
     class Plain(Scripted):
         @property
         def capabilities(self):
@@ -215,7 +217,7 @@ async def test_a_provider_without_tools_speaks_it_by_itself() -> None:
     assert result.answer == "Noon."
 
 
-async def test_neither_an_action_nor_an_answer_is_mended_at_most_twice() -> None:
+async def test_reply_without_action_and_answer_is_repaired_at_most_twice() -> None:
     model = Scripted(says("Thought: Hm."), says("Thought: Hm hm."), says("Final Answer: Yes."))
     chunks = await complete(React(model), ASK)
     assert [chunk.text for chunk in chunks if isinstance(chunk, TextChunk)] == ["Yes."]
@@ -228,10 +230,10 @@ async def test_neither_an_action_nor_an_answer_is_mended_at_most_twice() -> None
     assert len(stubborn.requests) == 3
 
 
-async def test_an_invented_observation_ends_the_hearing() -> None:
+async def test_invented_observation_ends_the_reply() -> None:
     closed: list[bool] = []
 
-    class Chatty(Scripted):
+    class TalkativeModel(Scripted):
         async def stream(self, request: Request):  # type: ignore[override]
             try:
                 yield TextChunk("Action: clock\nObservation: it is")
@@ -239,29 +241,29 @@ async def test_an_invented_observation_ends_the_hearing() -> None:
             finally:
                 closed.append(True)
 
-    chunks = await complete(React(Chatty()), ASK)
+    chunks = await complete(React(TalkativeModel()), ASK)
     assert [chunk.call.name for chunk in chunks if isinstance(chunk, ToolCallChunk)] == ["clock"]
     assert closed == [True]
 
 
-async def test_what_was_cut_off_is_never_run() -> None:
-    thoughts, words, calls = await heard(says('Thought: I look.\nAction: add\nAction Input: {"a": 1', stop="length"))
+async def test_truncated_action_never_runs() -> None:
+    thoughts, words, calls = await decode(says('Thought: I look.\nAction: add\nAction Input: {"a": 1', stop="length"))
     assert (thoughts, words, calls) == ("I look.", "", [])
     chunks = await complete(React(Scripted(says("Action: clock", stop="length"))), ASK)
     assert chunks[-1].stop_reason == "length" and not any(isinstance(chunk, ToolCallChunk) for chunk in chunks)  # type: ignore[union-attr]
 
 
-async def test_a_broken_stream_is_not_mended_but_reported() -> None:
+async def test_broken_stream_is_reported_and_not_repaired() -> None:
     with pytest.raises(ProviderError, match="gone"):
         await complete(React(Scripted(says("Thought: I") + fails("gone"))), ASK)
 
 
-async def test_a_reset_from_below_begins_anew() -> None:
+async def test_reset_of_the_inner_provider_restarts_the_reply() -> None:
     again = Reply(TextChunk("Action: add\n"), ResetChunk(1), TextChunk("Final Answer: Yes."))
-    assert await heard(again) == ("", "Yes.", [])
+    assert await decode(again) == ("", "Yes.", [])
 
 
-async def test_without_tools_it_is_out_of_the_way_and_history_is_still_text() -> None:
+async def test_history_is_text_without_tools() -> None:
     history = [
         user("When?"),
         assistant(ToolCall("c", "clock", {})),
@@ -281,7 +283,7 @@ async def test_without_tools_it_is_out_of_the_way_and_history_is_still_text() ->
     ]
 
 
-async def test_a_choice_of_tool_is_an_instruction() -> None:
+async def test_tool_choice_becomes_an_instruction() -> None:
     model = Scripted(says("Action: clock"), says("Action: clock"))
     await complete(React(model), Request([user("Go.")], tools=(CLOCK, ADD), tool_choice="clock"))
     await complete(React(model), Request([user("Go.")], tools=(CLOCK, ADD), tool_choice="required"))
@@ -289,7 +291,7 @@ async def test_a_choice_of_tool_is_an_instruction() -> None:
     assert "must use a tool" in model.requests[1].system
 
 
-async def test_a_message_is_put_into_words_once() -> None:
+async def test_message_is_converted_to_text_once() -> None:
     history = [user("When?"), assistant("Noon."), user("And now?")]
     model = Scripted(says("Final Answer: a"), says("Final Answer: b"))
     react = React(model)
@@ -306,8 +308,10 @@ async def test_a_message_is_put_into_words_once() -> None:
         ({"type": "object", "properties": {"query": {"type": "string"}}}, None),
     ],
 )
-async def test_values_in_the_form_of_a_schema_are_values(written: dict[str, Any], meant: dict[str, Any] | None) -> None:
-    *_, calls = await heard(says(f"Action: web_search\nAction Input: {json.dumps(written)}"))
+async def test_input_in_the_form_of_a_schema_is_unwrapped(
+    written: dict[str, Any], meant: dict[str, Any] | None
+) -> None:
+    *_, calls = await decode(says(f"Action: web_search\nAction Input: {json.dumps(written)}"))
     assert calls == [("web_search", meant or written)]
 
 
@@ -331,5 +335,5 @@ async def test_values_in_the_form_of_a_schema_are_values(written: dict[str, Any]
         ({"type": "object"}, None),
     ],
 )
-def test_an_input_is_shown_as_it_is_to_be_written(schema: dict[str, Any], shown: str | None) -> None:
+def test_schema_is_described_by_example(schema: dict[str, Any], shown: str | None) -> None:
     assert describe_schema(schema) == (shown or json.dumps(schema))

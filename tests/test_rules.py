@@ -11,7 +11,7 @@ from atlas_agents.testing import Scripted, in_memory_atlas, says
 from checks import TIMEOUT, monitor_loop
 
 
-async def asked_with(*rules: Rule | str, metadata: dict[str, Any] | None = None) -> str:
+async def system_prompt_with(*rules: Rule | str, metadata: dict[str, Any] | None = None) -> str:
     """The system prompt that a model got."""
     model = Scripted(says("ok"))
     async with in_memory_atlas(model, agent={"rules": rules, "metadata": metadata}) as atlas, asyncio.timeout(TIMEOUT):
@@ -33,27 +33,27 @@ class Strict:
         return True
 
 
-async def test_a_rule_without_a_condition_always_applies() -> None:
-    assert await asked_with(Rule("Be brief."), "Be kind.") == "Rules:\n- Be brief.\n- Be kind."
+async def test_rule_without_condition_always_applies() -> None:
+    assert await system_prompt_with(Rule("Be brief."), "Be kind.") == "Rules:\n- Be brief.\n- Be kind."
 
 
 @pytest.mark.parametrize(("night", "rule"), [(True, "Whisper."), (False, "Speak up.")])
-async def test_a_conditional_rule_applies_while_its_condition_holds(night: bool, rule: str) -> None:
+async def test_conditional_rule_applies_while_its_condition_holds(night: bool, rule: str) -> None:
     rules = [Rule("Whisper.", when=is_night), Rule("Speak up.", when=is_day)]
-    assert await asked_with(*rules, metadata={"night": night}) == f"Rules:\n- {rule}"
+    assert await system_prompt_with(*rules, metadata={"night": night}) == f"Rules:\n- {rule}"
 
 
-async def test_a_condition_may_be_any_kind_of_callable() -> None:
+async def test_condition_may_be_any_callable() -> None:
     rules = [
         Rule("Lambda.", when=lambda context: True),
         Rule("Promise.", when=lambda context: is_day(context) and is_night(Context(metadata={"night": 1}))),
         Rule("Object.", when=Strict()),
         Rule("Never.", when=lambda context: False),
     ]
-    assert await asked_with(*rules) == "Rules:\n- Lambda.\n- Promise.\n- Object."
+    assert await system_prompt_with(*rules) == "Rules:\n- Lambda.\n- Promise.\n- Object."
 
 
-async def test_conditions_are_asked_anew_for_every_request() -> None:
+async def test_condition_is_evaluated_for_every_request() -> None:
     model = Scripted(says("1"), says("2"), says("3"))
     agent = Agent("a", model=model, rules=[Rule("Whisper.", when=is_night)])
     async with Atlas([agent]) as atlas:
@@ -63,19 +63,21 @@ async def test_conditions_are_asked_anew_for_every_request() -> None:
     assert [request.system for request in model.requests] == ["", "Rules:\n- Whisper.", ""]
 
 
-async def test_a_condition_is_asked_about_the_context_it_is_applied_in() -> None:
+async def test_condition_gets_the_context_of_the_turn() -> None:
     parent = Context(rules=[Rule("Whisper.", when=is_night)])
     day, night = Context(parent), Context(parent, metadata={"night": True})
     assert [rule.text for rule in await day.applied_rules()] == []
     assert [rule.text for rule in await night.applied_rules()] == ["Whisper."]
 
 
-async def test_a_sync_condition_never_blocks_the_loop() -> None:
+async def test_sync_condition_does_not_block_the_event_loop() -> None:
     async with monitor_loop() as monitor:
-        assert await asked_with(Rule("Alive.", when=lambda context: monitor.keeps_running())) == "Rules:\n- Alive."
+        assert (
+            await system_prompt_with(Rule("Alive.", when=lambda context: monitor.keeps_running())) == "Rules:\n- Alive."
+        )
 
 
-async def test_a_turn_can_be_cancelled_while_a_sync_condition_hangs() -> None:
+async def test_turn_can_be_cancelled_while_a_sync_condition_hangs() -> None:
     model, release = Scripted(says("never")), threading.Event()
     async with in_memory_atlas(
         model, agent={"rules": [Rule("x", when=lambda context: release.wait(TIMEOUT))]}
@@ -89,19 +91,19 @@ async def test_a_turn_can_be_cancelled_while_a_sync_condition_hangs() -> None:
     assert model.requests == []
 
 
-async def test_a_failing_condition_stops_the_turn_with_its_own_error() -> None:
+async def test_failing_condition_stops_the_turn() -> None:
     def broken(context: Context) -> bool:
         raise LookupError("no calendar")
 
     with pytest.raises(LookupError, match="no calendar"):
-        await asked_with(Rule("x", when=broken))
+        await system_prompt_with(Rule("x", when=broken))
 
 
 @pytest.mark.parametrize(("text", "when"), [("", None), ("  \n", None), ("x", True), ("x", "night")])
-def test_a_rule_that_cannot_be_one_is_refused(text: str, when: Any) -> None:
+def test_invalid_rule_is_rejected(text: str, when: Any) -> None:
     with pytest.raises(ConfigError, match=r"a rule needs a text|must be a function of the context"):
         Rule(text, when=when)
 
 
-def test_a_rule_shows_what_it_is() -> None:
+def test_rule_repr_shows_text_and_condition() -> None:
     assert [repr(Rule("a")), repr(Rule("b", when=is_day))] == ["Rule('a')", "Rule('b', when=…)"]

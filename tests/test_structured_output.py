@@ -46,7 +46,7 @@ WANTED: list[tuple[str, Any, str, Any]] = [
 
 
 @pytest.mark.parametrize(("name", "wanted", "reply", "value"), WANTED, ids=[case[0] for case in WANTED])
-async def test_an_answer_becomes_a_value_of_the_wanted_shape(name: str, wanted: Any, reply: str, value: Any) -> None:
+async def test_answer_becomes_a_value_of_the_output_type(name: str, wanted: Any, reply: str, value: Any) -> None:
     async with in_memory_atlas(Scripted(*[says(reply)] * 3)) as atlas:
         result = await atlas.run("Tell", output=wanted)
         assert (result.output, result.answer, result.success) == (value, reply, True)
@@ -60,7 +60,7 @@ async def test_an_answer_becomes_a_value_of_the_wanted_shape(name: str, wanted: 
     "reply",
     ["```json\n[1, 2]\n```", "```\n[1, 2]\n```", "  \n[1, 2]\n", "```JSON\n[\n1,\n2\n]\n```\n"],
 )
-async def test_a_code_fence_around_the_json_is_taken_off(reply: str) -> None:
+async def test_code_fence_around_json_is_removed(reply: str) -> None:
     async with in_memory_atlas(Scripted(says(reply))) as atlas:
         assert (await atlas.run("Tell", output=list[int])).output == [1, 2]
 
@@ -92,7 +92,7 @@ async def test_mismatching_answer_may_be_corrected_once(wanted: Any, reply: str,
 
 
 @pytest.mark.parametrize(("wanted", "reply", "why"), MISFITS)
-async def test_after_one_repair_it_is_an_error(wanted: Any, reply: str, why: str) -> None:
+async def test_second_mismatch_is_an_error(wanted: Any, reply: str, why: str) -> None:
     model = Scripted(says(reply), says(reply), says("never asked"))
     async with in_memory_atlas(model) as atlas:
         stream = atlas.send("Tell", output=wanted)
@@ -104,7 +104,7 @@ async def test_after_one_repair_it_is_an_error(wanted: Any, reply: str, why: str
     assert summarize_events(events)[-1][:2] == ("error", "BadOutput")
 
 
-async def test_tools_may_be_used_on_the_way_to_the_answer() -> None:
+async def test_tools_may_run_before_the_answer() -> None:
     @tool
     async def count(of: str) -> int:
         """Count something."""
@@ -116,7 +116,7 @@ async def test_tools_may_be_used_on_the_way_to_the_answer() -> None:
     assert (result.output, len(result.steps)) == ([7], 2)
 
 
-async def test_the_wanted_shape_reaches_the_request() -> None:
+async def test_output_schema_is_in_the_request() -> None:
     model = Scripted(says('{"name": "Lima", "people": 5}'))
     async with in_memory_atlas(model, agent={"system_prompt": "Be brief."}) as atlas:
         await atlas.ask("Tell", output=SCHEMA)
@@ -128,7 +128,7 @@ async def test_the_wanted_shape_reaches_the_request() -> None:
     assert instruction.startswith("Answer only with JSON that matches this schema, without any other text:\n{")
 
 
-async def test_without_a_wanted_shape_nothing_is_asked_for() -> None:
+async def test_request_has_no_schema_without_output() -> None:
     model = Scripted(says("Hello."))
     async with in_memory_atlas(model) as atlas:
         result = await atlas.run("Hi")
@@ -140,7 +140,7 @@ async def test_without_a_wanted_shape_nothing_is_asked_for() -> None:
     ("wanted", "complaint"),
     [(socket.socket, "has no JSON schema"), ({"type": "strong"}, "invalid output schema")],
 )
-async def test_a_shape_that_cannot_be_wanted_is_refused_before_anything_is_asked(wanted: Any, complaint: str) -> None:
+async def test_invalid_output_type_is_rejected_before_the_model_call(wanted: Any, complaint: str) -> None:
     model = Scripted(says("never"))
     async with in_memory_atlas(model) as atlas:
         with pytest.raises(ConfigError, match=complaint):

@@ -17,13 +17,13 @@ def agent(id: str, *replies: Reply, **options: Any) -> Agent:
     return Agent(id, model=Scripted(*replies), description=f"Knows {id}.", **options)
 
 
-def model_of(agent: Agent) -> Scripted:
+def find_model(agent: Agent) -> Scripted:
     (model,) = agent.models
     assert isinstance(model, Scripted)
     return model
 
 
-async def test_words_pick_the_agent() -> None:
+async def test_keywords_select_the_agent() -> None:
     atlas = Atlas(
         [agent("front", says("front")), agent("code", says("code")), agent("money", says("money"), says("m"))]
     )
@@ -34,13 +34,13 @@ async def test_words_pick_the_agent() -> None:
     assert (await atlas.ask("Hello", agent_id="money")).text == "m"
 
 
-async def test_rules_pick_the_agent_and_the_first_that_holds_wins() -> None:
+async def test_first_matching_rule_selects_the_agent() -> None:
     atlas = Atlas([agent("short", says("s"), says("s")), agent("long", says("l"))])
     atlas.route(by_rules((lambda message: len(message.text) < 5, "short"), (lambda message: True, "long")))
     assert [(await atlas.ask(text)).text for text in ("Hi", "Hello there", "Hm")] == ["s", "l", "s"]
 
 
-async def test_a_supervisor_hands_over_and_the_specialist_answers_in_the_same_stream() -> None:
+async def test_supervisor_hands_off_and_the_specialist_answers() -> None:
     chief = agent("chief", calls("hand_off", agent="money", note="It is about tax."), system_prompt="You route.")
     money = agent("money", says("Pay it."), system_prompt="You count.")
     atlas = Atlas([chief, money, agent("code")]).route(supervisor("chief"))
@@ -52,18 +52,18 @@ async def test_a_supervisor_hands_over_and_the_specialist_answers_in_the_same_st
     assert {event.stream_id for event in seen} == {stream.stream_id}
     reply = await stream.reply()
     assert (reply.text, reply.metadata["agent"]) == ("Pay it.", "money")
-    (routed,), (answered,) = model_of(chief).requests, model_of(money).requests
+    (routed,), (answered,) = find_model(chief).requests, find_model(money).requests
     (offer,) = routed.tools
     assert offer.parameters["properties"]["agent"]["enum"] == ["money", "code"] and "Knows money." in offer.description
     assert "You count." in answered.system and answered.tools == ()
 
 
-async def test_a_supervisor_may_answer_itself() -> None:
+async def test_supervisor_may_answer_itself() -> None:
     atlas = Atlas([agent("chief", says("Hello!")), agent("money")]).route(supervisor("chief", "money"))
     assert (await atlas.ask("Hi")).text == "Hello!"
 
 
-async def test_each_acts_under_its_own_role() -> None:
+async def test_each_agent_acts_under_its_own_role() -> None:
     @tool
     async def pay(input: str) -> str:
         """Pay."""
@@ -84,7 +84,7 @@ async def test_hand_off_to_an_unlisted_agent_is_refused() -> None:
     assert (result.answer, result.steps[0].status) == ("Then I answer.", "error")
 
 
-async def test_a_turn_does_not_change_hands_for_ever() -> None:
+async def test_number_of_handoffs_is_limited() -> None:
     ping = agent("ping", *[calls("hand_off", agent="pong")] * 6, says("Enough."), hands_off_to=["pong"])
     pong = agent("pong", *[calls("hand_off", agent="ping")] * 6, says("Enough."), hands_off_to=["ping"])
     atlas = Atlas([ping, pong])
@@ -93,7 +93,7 @@ async def test_a_turn_does_not_change_hands_for_ever() -> None:
     assert len(hands) == 8
 
 
-async def test_a_chain_goes_on_from_each_answer() -> None:
+async def test_chain_passes_each_answer_on() -> None:
     writer, editor, critic = (
         agent("writer", says("Draft.")),
         agent("editor", says("Better.")),
@@ -104,22 +104,22 @@ async def test_a_chain_goes_on_from_each_answer() -> None:
     seen = [(event.from_agent, event.to_agent) async for event in stream if isinstance(event, HandedOver)]
     assert seen == [("writer", "editor"), ("editor", "critic")]
     assert (await stream.reply()).text == "Best."
-    assert [message.text for message in model_of(critic).requests[0].messages if message.role == "assistant"] == [
+    assert [message.text for message in find_model(critic).requests[0].messages if message.role == "assistant"] == [
         "Draft.",
         "Better.",
     ]
 
 
-async def test_only_the_last_of_a_chain_gives_the_shape() -> None:
+async def test_only_the_last_agent_of_a_chain_has_the_output_schema() -> None:
     writer, editor = agent("writer", says("Seven.")), agent("editor", says("7"))
     atlas = Atlas([writer, editor]).route(chain("writer", "editor"))
     stream = atlas.send("How many?", output=int)
     await stream.reply()
     assert stream.output == 7
-    assert "schema" not in model_of(writer).requests[0].system
+    assert "schema" not in find_model(writer).requests[0].system
 
 
-async def test_a_hand_off_holds_for_the_session() -> None:
+async def test_handoff_lasts_for_the_session() -> None:
     front = agent("front", calls("hand_off", agent="money"), hands_off_to=["money"])
     money = agent("money", says("Pay."), says("Still pay."))
     atlas = Atlas([front, money]).route(last_speaker("front", hands_to=["money"]))
@@ -128,17 +128,17 @@ async def test_a_hand_off_holds_for_the_session() -> None:
 
 
 @pytest.mark.parametrize("store", [None, MemoryStore()])
-async def test_an_agent_is_a_tool_of_another(store: Any) -> None:
+async def test_agent_can_be_a_tool_of_another(store: Any) -> None:
     expert = agent("expert", says("Forty-two."))
     asker = agent("asker", calls("ask_expert", request="What is it?"), says("It is 42."))
     atlas = Atlas([asker, expert], store=store)
     asker.tools = [agent_tool(atlas, expert)]
     assert (await atlas.ask("Well?")).text == "It is 42."
-    assert [message.text for message in model_of(expert).requests[0].messages] == ["What is it?"]
-    assert model_of(asker).requests[1].messages[-1].tool_results[0].result == "Forty-two."
+    assert [message.text for message in find_model(expert).requests[0].messages] == ["What is it?"]
+    assert find_model(asker).requests[1].messages[-1].tool_results[0].result == "Forty-two."
 
 
-async def test_who_takes_part_outlives_the_process(tmp_path: Path) -> None:
+async def test_handoff_plan_survives_a_restart(tmp_path: Path) -> None:
     """The turn is cut short after the hand-off, and goes on with the one who has it."""
 
     def opened(*money: Reply) -> Atlas:
@@ -171,7 +171,7 @@ async def test_strategy_with_an_unknown_agent_is_an_error() -> None:
         await atlas.ask("Hi")
 
 
-async def test_agents_are_registered_without_taking_over() -> None:
+async def test_registered_agent_does_not_become_the_default() -> None:
     atlas = Atlas([agent("a", says("a"))]).register_agent(agent("b", says("b")))
     assert (await atlas.ask("Hi")).text == "a"
     assert (await atlas.ask("Hi", agent_id="b")).text == "b"

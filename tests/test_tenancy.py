@@ -14,7 +14,7 @@ from atlas_agents.testing import Environment, Registry, Reply, Scripted, Virtual
 TOOLS = [get_team_members, get_subscription_info]
 
 
-def house(*replies: Reply, store: Any = None, clock: Any = None, **more: Any) -> Atlas:
+def make_atlas(*replies: Reply, store: Any = None, clock: Any = None, **more: Any) -> Atlas:
     clock = clock or VirtualClock()
     agents = [
         Agent("lead", model=Scripted(*replies), tools=TOOLS, role="boss"),
@@ -24,19 +24,19 @@ def house(*replies: Reply, store: Any = None, clock: Any = None, **more: Any) ->
     return Atlas(agents, store=store or MemoryStore(clock=clock), clock=clock, registry=registry, **more)
 
 
-async def limited(atlas: Atlas, **limits: int) -> None:
+async def set_plan(atlas: Atlas, **limits: int) -> None:
     await atlas.tenancy.put_plan(Plan("small", **limits))
     await atlas.tenancy.use_plan("small")
 
 
-async def test_without_a_plan_nothing_is_limited_and_there_is_one_owner() -> None:
-    async with house(says("Hello.")) as atlas:
+async def test_default_tenant_has_one_owner_and_no_limits() -> None:
+    async with make_atlas(says("Hello.")) as atlas:
         await atlas.ask("hi")
         assert await atlas.tenancy.plan() == Plan("unlimited")
         assert await atlas.tenancy.users() == [User("owner", "owner")]
 
 
-async def test_a_turn_over_the_months_tokens_is_refused_before_the_model_is_asked(tmp_path: Path) -> None:
+async def test_turn_over_the_token_quota_is_refused_before_the_model_call(tmp_path: Path) -> None:
     clock, model = VirtualClock(), Scripted(says("One."), says("Two."), says("Three."))
     store = SqliteStore(tmp_path / "atlas.db", clock=clock)
     await store.open()
@@ -45,7 +45,7 @@ async def test_a_turn_over_the_months_tokens_is_refused_before_the_model_is_aske
         return Atlas([Agent("a", model=model)], store=store, clock=clock)
 
     async with opened() as atlas:
-        await limited(atlas, tokens=1)
+        await set_plan(atlas, tokens=1)
         await atlas.ask("first")
     async with opened() as again:  # the count outlives the process
         with pytest.raises(QuotaExceeded, match="is used up"):
@@ -57,10 +57,10 @@ async def test_a_turn_over_the_months_tokens_is_refused_before_the_model_is_aske
     await store.close()
 
 
-async def test_a_turn_under_way_is_ended_when_the_tokens_are_used_up() -> None:
-    atlas = house(calls("get_subscription_info"), says("never"))
+async def test_running_turn_ends_when_the_token_quota_is_used_up() -> None:
+    atlas = make_atlas(calls("get_subscription_info"), says("never"))
     async with atlas:
-        await limited(atlas, tokens=1)
+        await set_plan(atlas, tokens=1)
         with pytest.raises(QuotaExceeded):
             await atlas.ask("hi")
         runs = await atlas.store.runs("default", "default") if atlas.store else []
@@ -69,8 +69,8 @@ async def test_a_turn_under_way_is_ended_when_the_tokens_are_used_up() -> None:
 
 async def test_agents_storage_and_seats_are_limited() -> None:
     clock = VirtualClock()
-    async with house(*[says("Hello.")] * 3, clock=clock) as atlas:
-        await limited(atlas, agents=1, seats=2, storage=100)
+    async with make_atlas(*[says("Hello.")] * 3, clock=clock) as atlas:
+        await set_plan(atlas, agents=1, seats=2, storage=100)
         with pytest.raises(QuotaExceeded, match="allows 1 agents"):
             await atlas.ask("hi", agent_id="other")
         await atlas.ask("hi")
@@ -85,10 +85,10 @@ async def test_agents_storage_and_seats_are_limited() -> None:
             await atlas.tenancy.use_plan("large")
 
 
-async def test_the_tools_tell_what_is_there() -> None:
-    atlas = house(calls("get_team_members") + calls("get_subscription_info"), says("So it is."))
+async def test_team_tools_return_plan_and_members() -> None:
+    atlas = make_atlas(calls("get_team_members") + calls("get_subscription_info"), says("So it is."))
     async with atlas:
-        await limited(atlas, tokens=10**6, agents=5, seats=3)
+        await set_plan(atlas, tokens=10**6, agents=5, seats=3)
         await atlas.tenancy.put_user(User("ann", "admin"))
         await atlas.tenancy.put_user(User("bob", status="invited"))
         told = [event.result async for event in atlas.send("who?", user="ann") if event.type == "tool:result"]
@@ -114,10 +114,8 @@ async def test_the_tools_tell_what_is_there() -> None:
         ({"role_filter": "none"}, []),
     ],
 )
-async def test_members_are_filtered_and_those_who_were_active_have_a_time(
-    filters: dict[str, str], ids: list[str]
-) -> None:
-    atlas = house(calls("get_team_members", **filters), says("ok"))
+async def test_members_are_filtered_and_show_their_last_activity(filters: dict[str, str], ids: list[str]) -> None:
+    atlas = make_atlas(calls("get_team_members", **filters), says("ok"))
     async with atlas:
         await atlas.tenancy.put_user(User("ann", "admin"))
         await atlas.tenancy.put_user(User("bob", status="invited"))

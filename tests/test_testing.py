@@ -13,7 +13,7 @@ from checks import TIMEOUT, collect_events
 # Scripted
 
 
-async def test_each_argument_is_one_reply() -> None:
+async def test_each_argument_of_scripted_is_one_reply() -> None:
     async with in_memory_atlas(Scripted(says("One."), says("Two."))) as atlas:
         assert [(await atlas.ask("?")).text for _ in range(2)] == ["One.", "Two."]
 
@@ -36,7 +36,7 @@ async def test_text_is_streamed_in_several_chunks_and_nothing_is_lost(text: str,
     assert stream.text == text
 
 
-async def test_calls_may_be_joined_with_each_other_and_with_words() -> None:
+async def test_calls_may_be_joined_with_calls_and_text() -> None:
     async def look(name: str, at: int = 0) -> str:
         return f"{name} {at}"
 
@@ -52,14 +52,14 @@ async def test_calls_may_be_joined_with_each_other_and_with_words() -> None:
     assert result.intermediate[0].metadata["stop_reason"] == "tool_calls"
 
 
-async def test_it_fails_where_it_is_told_to() -> None:
+async def test_scripted_model_fails_at_the_given_point() -> None:
     with pytest.raises(ProviderError, match="gone"):
         await in_memory_atlas(Scripted(fails("gone")), agent={"retry": RetryPolicy(retries=0)}).ask("?")
     with pytest.raises(LookupError, match="mine"):
         await in_memory_atlas(Scripted(says("Half") + fails(LookupError("mine")))).ask("?")
 
 
-async def test_it_remembers_what_it_was_asked() -> None:
+async def test_scripted_model_records_its_requests() -> None:
     model = Scripted(says("One."), says("Two."), id="mine")
     async with Atlas([Agent("a", model=model, system_prompt="Be brief.", temperature=0.5)]) as atlas:
         await atlas.ask("first")
@@ -71,7 +71,7 @@ async def test_it_remembers_what_it_was_asked() -> None:
     assert (model.requests[0].system, model.requests[0].temperature) == ("Be brief.", 0.5)
 
 
-async def test_running_out_raises_and_is_not_tried_again() -> None:
+async def test_exhausted_script_raises_and_is_not_retried() -> None:
     model = Scripted(says("One."))
     async with in_memory_atlas(model) as atlas:
         await atlas.ask("?")
@@ -80,7 +80,7 @@ async def test_running_out_raises_and_is_not_tried_again() -> None:
     assert len(model.requests) == 2
 
 
-async def test_two_turns_at_once_share_the_script_in_order() -> None:
+async def test_concurrent_turns_share_the_script() -> None:
     model = Scripted(says("One."), says("Two."))
     async with in_memory_atlas(model) as atlas:
         first, second = atlas.send("?", session="a"), atlas.send("?", session="b")
@@ -90,7 +90,7 @@ async def test_two_turns_at_once_share_the_script_in_order() -> None:
 # VirtualClock
 
 
-async def test_time_stands_still_until_it_is_advanced() -> None:
+async def test_virtual_time_stands_still_until_advanced() -> None:
     clock, rung = VirtualClock(start=1000), list[Any]()
 
     async def sleeper(seconds: float) -> None:
@@ -108,7 +108,7 @@ async def test_time_stands_still_until_it_is_advanced() -> None:
     await asyncio.wait_for(asyncio.gather(*tasks), TIMEOUT)
 
 
-async def test_whoever_is_woken_may_sleep_again_within_the_same_advance() -> None:
+async def test_woken_task_may_sleep_again_within_one_advance() -> None:
     clock, moments = VirtualClock(), list[float]()
 
     async def ticking() -> None:
@@ -122,7 +122,7 @@ async def test_whoever_is_woken_may_sleep_again_within_the_same_advance() -> Non
     await asyncio.wait_for(task, TIMEOUT)
 
 
-async def test_an_alarm_can_be_taken_back() -> None:
+async def test_alarm_can_be_cancelled() -> None:
     clock, rung = VirtualClock(), list[str]()
     alarm = clock.call_later(1, lambda: rung.append("no"))
     clock.call_later(1, lambda: rung.append("yes"))
@@ -131,7 +131,7 @@ async def test_an_alarm_can_be_taken_back() -> None:
     assert rung == ["yes"]
 
 
-async def test_a_sleep_that_was_cancelled_wakes_nobody() -> None:
+async def test_cancelled_sleep_wakes_no_task() -> None:
     clock = VirtualClock()
     task = asyncio.create_task(clock.sleep(1))
     await clock.advance(0.5)
@@ -143,7 +143,7 @@ async def test_a_sleep_that_was_cancelled_wakes_nobody() -> None:
 # house
 
 
-async def test_a_house_has_one_agent_and_reads_nothing_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_in_memory_atlas_has_one_agent_and_ignores_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(os.environ, "OPENAI_API_KEY", "sk-real")
     atlas = in_memory_atlas("openai/gpt-x", agent={"role": "clerk"}, tenant="acme")
     (agent,) = atlas.agents

@@ -47,7 +47,7 @@ ONE_SHOT = RetryPolicy(retries=0)
 # ask
 
 
-async def test_ask_gives_the_answer_as_a_message() -> None:
+async def test_ask_returns_the_answer_as_a_message() -> None:
     async with in_memory_atlas(Scripted(says("Hello there."))) as atlas:
         reply = await atlas.ask("Hi")
         assert isinstance(reply, Message)
@@ -57,7 +57,7 @@ async def test_ask_gives_the_answer_as_a_message() -> None:
         assert kept is reply
 
 
-async def test_ask_takes_a_message_as_it_is() -> None:
+async def test_ask_accepts_a_message() -> None:
     model = Scripted(says("A cat."))
     message = user("What is this?", Image("image/png", "aGk="), source="phone")
     async with in_memory_atlas(model) as atlas:
@@ -67,7 +67,7 @@ async def test_ask_takes_a_message_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("wrong", [None, 7, b"hi", ["hi"]])
-async def test_what_is_no_message_is_refused(wrong: Any) -> None:
+async def test_value_that_is_not_a_message_is_rejected(wrong: Any) -> None:
     async with in_memory_atlas(Scripted(says("x"))) as atlas:
         with pytest.raises(ConfigError, match="expected a message as a string or a Message"):
             await atlas.ask(wrong)
@@ -76,7 +76,7 @@ async def test_what_is_no_message_is_refused(wrong: Any) -> None:
         assert atlas.conversation().messages == []
 
 
-async def test_the_model_and_its_tools_take_turns_until_it_asks_for_none() -> None:
+async def test_model_and_tools_alternate_until_no_call_is_made() -> None:
     model = Scripted(calls("weather", city="Lima"), calls("weather", city="Oslo"), says("Both sunny."))
     async with in_memory_atlas(model, [weather]) as atlas:
         assert (await atlas.ask("Lima and Oslo?")).text == "Both sunny."
@@ -87,7 +87,7 @@ async def test_the_model_and_its_tools_take_turns_until_it_asks_for_none() -> No
     assert is_paired(messages)
 
 
-async def test_a_reply_tells_where_it_came_from_and_what_it_cost() -> None:
+async def test_reply_has_provider_usage_and_cost() -> None:
     async with in_memory_atlas(Scripted(says("Two words."))) as atlas:
         reply = await atlas.ask("Hi")
     assert reply.metadata == {
@@ -100,14 +100,14 @@ async def test_a_reply_tells_where_it_came_from_and_what_it_cost() -> None:
 @pytest.mark.parametrize(
     ("stop", "mark"), [("length", {"truncated": True}), ("refusal", {"refused": True}), ("other", {})]
 )
-async def test_an_answer_that_was_cut_short_or_refused_says_so(stop: Any, mark: dict[str, bool]) -> None:
+async def test_truncated_or_refused_answer_is_marked(stop: Any, mark: dict[str, bool]) -> None:
     async with in_memory_atlas(Scripted(says("Half an", stop=stop))) as atlas:
         reply = await atlas.ask("Hi")
     assert reply.text == "Half an"
     assert {key: reply.metadata.get(key) for key in ("truncated", "refused") if key in reply.metadata} == mark
 
 
-async def test_a_model_that_pauses_is_asked_to_go_on() -> None:
+async def test_paused_model_is_called_again() -> None:
     model = Scripted(says("One, ", stop="pause"), says("two."))
     async with in_memory_atlas(model) as atlas:
         stream = atlas.send("Count")
@@ -116,7 +116,7 @@ async def test_a_model_that_pauses_is_asked_to_go_on() -> None:
     assert roles(model.requests[1].messages) == ["user", "assistant"]
 
 
-async def test_thinking_is_kept_with_its_signature_and_is_not_the_answer() -> None:
+async def test_thinking_is_stored_with_its_signature() -> None:
     async with in_memory_atlas(Scripted(thinks("Hm.", "sig") + says("Yes."))) as atlas:
         stream = atlas.send("Well?")
         events = await collect_events(stream)
@@ -129,7 +129,7 @@ async def test_thinking_is_kept_with_its_signature_and_is_not_the_answer() -> No
 # The system prompt
 
 
-async def test_the_system_prompt_is_joined_in_order() -> None:
+async def test_system_prompt_is_joined_in_order() -> None:
     model = Scripted(says("ok"))
     context = Context(messages=[system("From ", "the context."), user("earlier"), assistant("yes")])
     agent = Agent("a", model=model, system_prompt="The agent's.", rules=["A rule."], contexts=[context])
@@ -144,7 +144,7 @@ async def test_the_system_prompt_is_joined_in_order() -> None:
     ]
 
 
-async def test_without_any_prompt_there_is_none() -> None:
+async def test_system_prompt_is_empty_by_default() -> None:
     model = Scripted(says("ok"))
     async with in_memory_atlas(model) as atlas:
         await atlas.ask("hi")
@@ -168,7 +168,7 @@ async def test_settings_reach_the_request() -> None:
 # run
 
 
-async def test_run_gives_the_whole_result_and_keeps_nothing() -> None:
+async def test_run_returns_the_full_result_and_stores_nothing() -> None:
     model = Scripted(says("Let me see. ") + calls("weather", city="Lima"), says("Sunny."))
     async with in_memory_atlas(model, [weather]) as atlas:
         result = await atlas.run([user("Hi"), assistant("Hello."), user("Lima?")])
@@ -186,7 +186,7 @@ async def test_run_gives_the_whole_result_and_keeps_nothing() -> None:
     assert [message.text for message in model.requests[0].messages] == ["Hi", "Hello.", "Lima?"]
 
 
-async def test_run_takes_a_text_a_message_or_messages_that_end_with_the_model() -> None:
+async def test_run_accepts_text_a_message_or_messages() -> None:
     model = Scripted(says("1"), says("2"), says("3"))
     async with in_memory_atlas(model) as atlas:
         results = [
@@ -200,14 +200,14 @@ async def test_run_takes_a_text_a_message_or_messages_that_end_with_the_model() 
     assert [roles(request.messages) for request in model.requests] == [["user"], ["user"], ["user", "assistant"]]
 
 
-async def test_run_leaves_the_given_messages_alone() -> None:
+async def test_run_does_not_change_the_given_messages() -> None:
     given = [user("Hi")]
     async with in_memory_atlas(Scripted(says("Hello."))) as atlas:
         await atlas.run(given)
     assert len(given) == 1
 
 
-def test_the_result_has_the_promised_fields() -> None:
+def test_run_result_has_the_specified_fields() -> None:
     fields = set(inspect.signature(RunResult).parameters)
     assert {"success", "answer", "error", "steps", "usage", "message", "intermediate"} <= fields
 
@@ -215,12 +215,12 @@ def test_the_result_has_the_promised_fields() -> None:
 # The round limit
 
 
-def looping(limit: int) -> Scripted:
+def make_looping_atlas(limit: int) -> Scripted:
     return Scripted(*[says(f"Try {number}. ") + calls("weather", city="x") for number in range(1, limit + 1)])
 
 
-async def test_at_the_round_limit_run_has_no_success_and_what_there_is() -> None:
-    async with in_memory_atlas(looping(10), [weather]) as atlas:
+async def test_run_at_the_round_limit_returns_the_partial_result() -> None:
+    async with in_memory_atlas(make_looping_atlas(10), [weather]) as atlas:
         result = await atlas.run("go")
         assert (result.success, result.error) == (False, "Max iterations reached")
         assert result.answer == "Try 10. "
@@ -228,14 +228,14 @@ async def test_at_the_round_limit_run_has_no_success_and_what_there_is() -> None
         assert roles(result.intermediate) == ["assistant", "tool"] * 9 + ["tool"]
 
 
-async def test_the_round_limit_of_a_run_goes_before_the_agents() -> None:
-    async with in_memory_atlas(looping(2), [weather], agent={"max_rounds": 5}) as atlas:
+async def test_round_limit_of_a_run_overrides_the_agents() -> None:
+    async with in_memory_atlas(make_looping_atlas(2), [weather], agent={"max_rounds": 5}) as atlas:
         assert len((await atlas.run("go", max_rounds=2)).steps) == 2
         with pytest.raises(ConfigError, match="max_rounds must be at least 1, got 0"):
             await atlas.run("go", max_rounds=0)
 
 
-async def test_at_the_round_limit_ask_and_send_give_the_partial_message_and_history_stays_whole() -> None:
+async def test_ask_and_send_at_the_round_limit_return_the_partial_message() -> None:
     model = Scripted(*[says("Try. ") + calls("weather", city="x")] * 2, says("Better."))
     async with in_memory_atlas(model, [weather], agent={"max_rounds": 1}) as atlas:
         assert (await atlas.ask("go")).text == "Try. "
@@ -254,7 +254,7 @@ async def test_at_the_round_limit_ask_and_send_give_the_partial_message_and_hist
 # Errors
 
 
-async def test_a_provider_error_reaches_the_caller_and_the_user_message_is_kept() -> None:
+async def test_provider_error_reaches_the_caller_and_the_user_message_stays() -> None:
     model = Scripted(fails(ProviderError("no credit", "quota", status=429)), says("Back."))
     async with in_memory_atlas(model, agent={"retry": ONE_SHOT}) as atlas:
         with pytest.raises(ProviderError, match="no credit") as caught:
@@ -264,7 +264,7 @@ async def test_a_provider_error_reaches_the_caller_and_the_user_message_is_kept(
         assert (await atlas.ask("Again")).text == "Back."
 
 
-async def test_a_stream_cut_short_is_never_an_answer_and_never_a_tool_run() -> None:
+async def test_incomplete_stream_is_neither_an_answer_nor_a_tool_run() -> None:
     ran: list[str] = []
 
     async def act(x: str) -> None:
@@ -281,7 +281,7 @@ async def test_a_stream_cut_short_is_never_an_answer_and_never_a_tool_run() -> N
     assert stream.text == "Whole."
 
 
-async def test_a_provider_that_never_says_done_has_not_answered() -> None:
+async def test_stream_without_done_chunk_is_incomplete() -> None:
     class Cut:
         def __init__(self) -> None:
             self.inner = Scripted(says("Half an answer"))
@@ -316,7 +316,7 @@ def answer(content: Any, finish: Any = "stop") -> dict[str, Any]:
         ([], "protocol"),
     ],
 )
-async def test_an_empty_or_unfinished_answer_is_an_error(given: Any, kind: str) -> None:
+async def test_empty_or_unfinished_answer_is_an_error(given: Any, kind: str) -> None:
     def model(request: Request) -> Any:
         return given
 
@@ -347,7 +347,7 @@ async def test_three_malformed_rounds_in_a_row_end_the_turn() -> None:
     assert len(asked) == 3
 
 
-async def test_a_readable_round_in_between_starts_the_count_anew() -> None:
+async def test_valid_round_resets_the_malformed_count() -> None:
     good = {"id": "g", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Lima"}'}}
     well = {"choices": [{"message": {"content": None, "tool_calls": [good]}, "finish_reason": "tool_calls"}]}
     answers = iter([malformed(1), malformed(2), well, malformed(3), malformed(4), answer("Done.")])
@@ -359,7 +359,7 @@ async def test_a_readable_round_in_between_starts_the_count_anew() -> None:
         assert (await atlas.ask("Hi")).text == "Done."
 
 
-async def test_ids_of_calls_that_are_missing_or_repeated_are_made_unique() -> None:
+async def test_missing_or_repeated_call_ids_are_made_unique() -> None:
     def call(id: str | None) -> dict[str, Any]:
         return {"id": id, "type": "function", "function": {"name": "weather", "arguments": '{"city": "Lima"}'}}
 
@@ -380,7 +380,7 @@ async def test_ids_of_calls_that_are_missing_or_repeated_are_made_unique() -> No
 # send
 
 
-async def test_send_starts_at_once_iterated_or_not() -> None:
+async def test_send_starts_without_being_iterated() -> None:
     model = PausedProvider(Scripted(says("Hello.")))
     async with in_memory_atlas(model) as atlas, asyncio.timeout(TIMEOUT):
         stream = atlas.send("Hi")
@@ -389,7 +389,7 @@ async def test_send_starts_at_once_iterated_or_not() -> None:
         assert (await stream.reply()).text == "Hello."
 
 
-async def test_a_second_iteration_replays_also_while_the_first_is_under_way() -> None:
+async def test_second_iteration_replays_the_events_of_a_running_turn() -> None:
     model = PausedProvider(Scripted(says("One two three")), after=2)
     async with in_memory_atlas(model) as atlas, asyncio.timeout(TIMEOUT):
         stream = atlas.send("Count")
@@ -402,7 +402,7 @@ async def test_a_second_iteration_replays_also_while_the_first_is_under_way() ->
     assert [event.text for event in replayed if event.type == "stream:chunk"] == ["One ", "two ", "three"]
 
 
-async def test_one_who_stops_listening_takes_nothing_from_others() -> None:
+async def test_abandoned_iteration_does_not_affect_others() -> None:
     model = PausedProvider(Scripted(says("One two three")), after=1)
     async with in_memory_atlas(model) as atlas, asyncio.timeout(TIMEOUT):
         stream = atlas.send("Count")
@@ -418,7 +418,7 @@ async def test_one_who_stops_listening_takes_nothing_from_others() -> None:
         assert len(await listens) == 7
 
 
-async def test_stream_text_is_all_text_and_each_reply_is_its_own_message() -> None:
+async def test_stream_text_covers_all_replies() -> None:
     model = Scripted(says("Let me look. ") + calls("weather", city="Lima"), says("It is sunny."))
     async with in_memory_atlas(model, [weather]) as atlas:
         stream = atlas.send("Lima?")
@@ -431,7 +431,7 @@ async def test_stream_text_is_all_text_and_each_reply_is_its_own_message() -> No
     assert "".join(event.text for event in events if event.type == "stream:chunk") == stream.text
 
 
-async def test_every_event_of_a_turn_carries_its_stream_id() -> None:
+async def test_every_event_has_the_stream_id() -> None:
     model = Scripted(calls("weather", city="Lima"), calls("weather", city="Oslo"), says("ok"))
     async with in_memory_atlas(model, [weather]) as atlas:
         stream = atlas.send("go")
@@ -440,7 +440,7 @@ async def test_every_event_of_a_turn_carries_its_stream_id() -> None:
     assert len(events) == 9
 
 
-async def test_reply_raises_what_the_turn_raised_every_time() -> None:
+async def test_reply_raises_the_error_of_the_turn_every_time() -> None:
     async with in_memory_atlas(Scripted(fails(ProviderError("bad key", "auth")))) as atlas:
         stream = atlas.send("Hi")
         for _ in range(2):
@@ -448,7 +448,7 @@ async def test_reply_raises_what_the_turn_raised_every_time() -> None:
                 await stream.reply()
 
 
-async def test_closing_an_atlas_cancels_what_still_runs() -> None:
+async def test_close_cancels_running_turns() -> None:
     model = PausedProvider(Scripted(says("never")))
     atlas = in_memory_atlas(model)
     stream = atlas.send("Hi")
@@ -459,14 +459,14 @@ async def test_closing_an_atlas_cancels_what_still_runs() -> None:
         await stream.reply()
 
 
-async def test_an_atlas_can_be_used_again_after_it_was_closed() -> None:
+async def test_atlas_can_be_used_after_close() -> None:
     atlas = in_memory_atlas(Scripted(says("one"), says("two")))
     async with atlas:
         await atlas.ask("Hi")
     assert (await atlas.ask("Hi")).text == "two"
 
 
-async def test_a_cancelled_ask_leaves_a_whole_history() -> None:
+async def test_cancelled_ask_leaves_a_valid_history() -> None:
     started = asyncio.Event()
 
     async def slow() -> None:
@@ -486,7 +486,7 @@ async def test_a_cancelled_ask_leaves_a_whole_history() -> None:
 # A history that is too long for the model
 
 
-async def test_a_history_that_is_too_long_is_shortened_once() -> None:
+async def test_history_that_is_too_long_is_shortened_once() -> None:
     long = Conversation([message for n in range(20) for message in (user(f"q{n} " * 50), assistant(f"a{n} " * 50))])
     model = Scripted(fails(ProviderError("prompt is too long", "context_length")), says("ok"))
     async with in_memory_atlas(model) as atlas:
@@ -497,7 +497,7 @@ async def test_a_history_that_is_too_long_is_shortened_once() -> None:
     assert len(long) == 42
 
 
-async def test_a_history_that_cannot_be_shortened_is_an_error() -> None:
+async def test_history_that_cannot_be_shortened_is_an_error() -> None:
     async with in_memory_atlas(Scripted(fails(ProviderError("prompt is too long", "context_length")))) as atlas:
         with pytest.raises(ProviderError, match="too long"):
             await atlas.ask("hi")
@@ -506,7 +506,7 @@ async def test_a_history_that_cannot_be_shortened_is_an_error() -> None:
 # The loop stays free
 
 
-async def test_two_hundred_turns_at_once_are_all_answered() -> None:
+async def test_two_hundred_concurrent_turns_are_answered() -> None:
     async def echo(request: Request) -> Any:
         await asyncio.sleep(0)
         return answer(request.messages[-1].text)
@@ -516,9 +516,9 @@ async def test_two_hundred_turns_at_once_are_all_answered() -> None:
     assert [reply.text for reply in replies] == [f"q{n}" for n in range(200)]
 
 
-async def test_a_turn_with_a_slow_sync_model_and_tool_leaves_the_loop_free() -> None:
+async def test_slow_sync_model_and_tool_do_not_block_the_event_loop() -> None:
     async with monitor_loop() as monitor:
-        answers = iter([calls_of("probe"), answer("Alive.")])
+        answers = iter([make_calls("probe"), answer("Alive.")])
 
         def model(request: Request) -> Any:
             assert monitor.keeps_running()
@@ -533,18 +533,18 @@ async def test_a_turn_with_a_slow_sync_model_and_tool_leaves_the_loop_free() -> 
     assert ([step.output for step in result.steps], result.answer) == ([True], "Alive.")
 
 
-def calls_of(name: str) -> dict[str, Any]:
+def make_calls(name: str) -> dict[str, Any]:
     call = {"id": "c1", "type": "function", "function": {"name": name, "arguments": '{"input": "x"}'}}
     return {"choices": [{"message": {"content": None, "tool_calls": [call]}, "finish_reason": "tool_calls"}]}
 
 
-def test_a_provider_of_ones_own_may_be_a_model() -> None:
+def test_custom_provider_may_be_a_model() -> None:
     environment = Environment({}, dotenv=None)
     provider = AnthropicProvider("claude-x", base_url="http://127.0.0.1:1", api_key="k", environment=environment)
     assert Agent("a", model=provider).models == (provider,)
 
 
-async def test_an_id_that_an_earlier_turn_used_is_not_used_again() -> None:
+async def test_call_id_of_an_earlier_turn_is_not_reused() -> None:
     async def once(request: Request) -> dict[str, Any]:
         if request.messages[-1].role == "tool":
             return {"choices": [{"message": {"content": "Done."}, "finish_reason": "stop"}]}

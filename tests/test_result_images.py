@@ -17,7 +17,7 @@ def _sent(body: Any) -> dict[str, Any]:
     return json.loads(body)["messages"][-1]
 
 
-def test_anthropic_s_models_see_them() -> None:
+def test_anthropic_gets_images_of_results() -> None:
     (block,) = _sent(anthropic.encode_request(Request(TALK), "claude"))["content"]
     assert block["content"] == [
         {"type": "text", "text": '{"value":"42","images":["(plot.png, image/png, 6 bytes)"]}'},
@@ -25,17 +25,17 @@ def test_anthropic_s_models_see_them() -> None:
     ]
 
 
-def test_where_none_can_be_sent_it_is_said_that_there_is_one() -> None:
+def test_note_replaces_an_image_that_cannot_be_sent() -> None:
     assert "aGVsbG8h" not in str(_sent(openai.encode_request(Request(TALK), "gpt", official=True)))
     assert render_result_text(RESULT) == '{"value":"42","images":["(plot.png, image/png, 6 bytes)"]}'
 
 
-def test_a_result_that_is_a_picture() -> None:
+def test_result_can_be_an_image() -> None:
     found = {"type": "image", "media_type": "image/jpeg", "data": "aGVsbG8h"}
     assert extract_images(found) == ("(image/jpeg, 6 bytes)", [Image("image/jpeg", "aGVsbG8h")])
 
 
-def test_what_only_looks_like_one_stays_as_it_is() -> None:
+def test_value_that_only_resembles_an_image_is_unchanged() -> None:
     for given in (
         {"type": "image"},
         {"type": "image", "media_type": "text/html", "data": "aGVsbG8h"},
@@ -46,7 +46,7 @@ def test_what_only_looks_like_one_stays_as_it_is() -> None:
         assert extract_images(given) == (given, [])
 
 
-def test_pictures_are_bounded_in_number_and_depth() -> None:
+def test_images_are_limited_in_number_and_depth() -> None:
     rest, pictures = extract_images([PICTURE] * 20)
     assert len(pictures) == 12 and rest == ["(plot.png, image/png, 6 bytes)"] * 20
     deep: Any = PICTURE

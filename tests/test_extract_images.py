@@ -20,7 +20,7 @@ def request(result: Any) -> Request:
     return Request(messages=[user("plot"), assistant(call), answered(ToolResult("c1", "ok", result))])
 
 
-def test_pictures_are_found_wherever_they_stand() -> None:
+def test_images_are_found_anywhere_in_a_result() -> None:
     assert extract_images(RESULT) == (NOTED, [Image("image/png", "aGk="), Image("image/webp", "aGk=")])
     assert extract_images(PLOT) == ("(image/png, 3 bytes)", [Image("image/png", "aGk=")])
 
@@ -28,11 +28,11 @@ def test_pictures_are_found_wherever_they_stand() -> None:
 @pytest.mark.parametrize(
     "value", [None, 1, "x", [1], {"type": "image"}, {"type": "image", "media_type": 3, "data": "x"}]
 )
-def test_what_is_no_picture_is_left_as_it_is(value: Any) -> None:
+def test_other_values_are_unchanged(value: Any) -> None:
     assert extract_images(value) == (value, [])
 
 
-def test_anthropic_is_shown_the_pictures_beside_the_words() -> None:
+def test_anthropic_gets_the_images_after_the_text() -> None:
     body = msgspec.json.decode(anthropic.encode_request(request(RESULT), "m"))
     words, *shown = body["messages"][-1]["content"][0]["content"]
     assert (words["type"], msgspec.json.decode(words["text"])) == ("text", NOTED)
@@ -42,6 +42,6 @@ def test_anthropic_is_shown_the_pictures_beside_the_words() -> None:
     ]
 
 
-def test_openai_reads_that_there_is_one() -> None:
+def test_openai_gets_a_note_for_each_image() -> None:
     body = msgspec.json.decode(openai.encode_request(request(RESULT), "m", official=True))
     assert msgspec.json.decode(body["messages"][-1]["content"]) == NOTED
