@@ -658,11 +658,11 @@ def test_tick_limiter_continues_in_another_event_loop() -> None:
 class ManualClock(VirtualClock):
     """A clock that fires its timer on demand."""
 
-    ring: Callable[[], object]
+    fire: Callable[[], object]
 
-    def call_later(self, seconds: float, ring: Callable[[], object]) -> Any:
-        self.ring = ring
-        return super().call_later(seconds, ring)
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Any:
+        self.fire = callback
+        return super().call_later(seconds, callback)
 
 
 async def test_tick_slot_of_a_cancelled_call_goes_to_the_next() -> None:
@@ -671,7 +671,7 @@ async def test_tick_slot_of_a_cancelled_call_goes_to_the_next() -> None:
     await ticks.acquire("a")
     second, third = (asyncio.create_task(ticks.acquire("a")) for _ in range(2))
     await asyncio.sleep(0)
-    clock.ring()
+    clock.fire()
     second.cancel()
     async with asyncio.timeout(TIMEOUT):
         await third
