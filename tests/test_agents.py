@@ -1,4 +1,4 @@
-"""Agents and the Atlas around them: what is frozen, what is its own context's, which one answers."""
+"""Agents: frozen settings, their context, and which agent of an Atlas answers."""
 
 import inspect
 import pickle

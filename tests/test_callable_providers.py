@@ -1,4 +1,4 @@
-"""A plain callable as a provider: sync or async, giving back a chat completion as a dict or as an object."""
+"""Callable providers: sync or async functions that return a chat completion as a dict or an object."""
 
 import asyncio
 import threading
@@ -48,7 +48,7 @@ def as_dict(shape: dict[str, Any]) -> Any:
 
 
 def as_attributes(shape: Any) -> Any:
-    """An object with attributes all the way down."""
+    """Convert a dict to objects with attributes, recursively."""
     if isinstance(shape, dict):
         return SimpleNamespace(**{key: as_attributes(value) for key, value in shape.items()})  # pyright: ignore
     if isinstance(shape, list):
@@ -176,7 +176,7 @@ async def test_sync_callable_does_not_block_the_event_loop() -> None:
 
 
 async def test_sync_callables_run_concurrently() -> None:
-    """More than any default pool has threads: none waits for another to finish."""
+    """More calls than a default thread pool has threads run concurrently."""
     together = threading.Barrier(50, timeout=TIMEOUT)
 
     def model(request: Request) -> Any:
@@ -193,7 +193,7 @@ async def test_sync_callables_run_concurrently() -> None:
 
 @dataclass
 class SdkError(Exception):
-    """As the vendors' clients raise it."""
+    """An error like those of the vendors' SDKs."""
 
     status_code: int
     body: Any = None

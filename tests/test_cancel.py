@@ -1,4 +1,4 @@
-"""Cancelling: at every point a turn ends within half a second, and leaves a history that the next turn can use."""
+"""Cancellation: at every point a turn ends within half a second and leaves a valid history."""
 
 import asyncio
 import os
@@ -43,7 +43,7 @@ NEVER = ("error", "declined", "The turn was cancelled before this call ran; noth
 
 
 async def cancel_and_check(stream: AtlasStream, atlas: Atlas) -> list[Any]:
-    """Cancel, and see that it ends as it must; the events."""
+    """Cancel a turn, check how it ended, and return its events."""
     stream.cancel()
     async with measure_loop_time() as spent, asyncio.timeout(TIMEOUT):
         async for event in stream:
@@ -59,14 +59,14 @@ async def cancel_and_check(stream: AtlasStream, atlas: Atlas) -> list[Any]:
 
 
 async def check_next_turn(atlas: Atlas) -> None:
-    """The next turn in the same conversation works."""
+    """Check that the next turn in the same conversation works."""
     async with asyncio.timeout(TIMEOUT):
         assert (await atlas.ask("Still there?")).text == "Yes."
 
 
 @asynccontextmanager
 async def wait_forever(reach: Callable[[], Awaitable[object]], *args: Any, **named: Any) -> AsyncGenerator[Any, None]:
-    """An Atlas whose turn has reached the point at which it is cancelled."""
+    """Wait until the turn of an Atlas has reached the point at which it is cancelled."""
     async with in_memory_atlas(*args, **named) as atlas:
         stream = atlas.send("go")
         await asyncio.wait_for(reach(), TIMEOUT)
@@ -79,7 +79,7 @@ def results(atlas: Atlas) -> list[tuple[Any, ...]]:
 
 
 class Point:
-    """A place that says it was reached, and where nothing goes on."""
+    """A point that reports when it is reached and then blocks."""
 
     def __init__(self) -> None:
         self.reached = asyncio.Event()
@@ -300,7 +300,7 @@ async def test_cancel_while_a_rule_condition_runs() -> None:
         await check_next_turn(atlas)
 
 
-# Tools that do not want to stop
+# Tools that ignore cancellation
 
 
 async def test_tool_that_ignores_cancellation_is_abandoned() -> None:
@@ -406,7 +406,7 @@ async def test_hanging_tool_does_not_delay_other_sessions() -> None:
         await cancel_and_check(stream, atlas)
 
 
-# More than once, too late, from elsewhere
+# Repeated, late and concurrent cancellation
 
 
 async def test_second_cancel_has_no_effect() -> None:
@@ -487,7 +487,7 @@ async def test_subscriber_can_cancel_the_stream() -> None:
 
 @pytest.mark.parametrize("seed", range(25))
 async def test_cancel_at_any_point_keeps_the_history_valid(seed: int) -> None:
-    """Cancel after so many rounds of the loop, whatever the turn is doing then."""
+    """Cancel after a number of event-loop rounds, wherever the turn is."""
 
     async def work(n: int) -> int:
         for _ in range(n):

@@ -1,4 +1,4 @@
-"""Cassettes: a provider recorded once and played back without it."""
+"""Cassettes: a recorded provider is replayed."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Contexts: metadata, rules, tools and messages with whatever parents have; made in O(1), read when needed."""
+"""Contexts: inherited metadata, rules, tools and messages; created in O(1), read on access."""
 
 import gc
 import statistics
@@ -34,7 +34,7 @@ def texts(context: Context) -> tuple[list[str], list[str]]:
 
 
 def cost(make: Callable[[], object], times: int = 300) -> float:
-    """The median time of one call, in seconds, without what garbage collection adds now and then."""
+    """Return the median time of one call in seconds, without garbage collection."""
     taken: list[float] = []
     gc.disable()
     try:
@@ -191,7 +191,7 @@ def test_creating_an_agent_costs_the_same_for_large_contexts() -> None:
     assert with_it < 10 * cost(lambda: Agent("a", model="openai/x", rules=["mine"])) + 20e-6
 
 
-# What the model gets of it
+# What the model receives
 
 
 async def test_agent_inherits_from_its_contexts() -> None:

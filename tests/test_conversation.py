@@ -1,4 +1,4 @@
-"""Conversations: forked at any message; turns of one wait for each other, turns of several don't."""
+"""Conversations: forks, and turns that run sequentially in one conversation and concurrently in several."""
 
 import asyncio
 
@@ -114,7 +114,7 @@ async def test_sessions_are_answered_concurrently() -> None:
     both = asyncio.Barrier(2)
 
     async def meet(request: Request) -> object:
-        await both.wait()  # passes only when the other turn is here as well
+        await both.wait()  # passes only if both turns run concurrently
         return {"choices": [{"message": {"content": "met"}, "finish_reason": "stop"}]}
 
     async with in_memory_atlas(meet) as atlas, asyncio.timeout(TIMEOUT):

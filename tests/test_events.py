@@ -202,7 +202,7 @@ async def test_retry_withdraws_streamed_text() -> None:
     assert kinds[1:] == [("stream:chunk", "Half"), ("stream:reset",), ("stream:chunk", "Whole"), ("stream:end",)]
 
 
-# What an event carries
+# Fields of events
 
 
 async def test_events_have_the_specified_fields() -> None:
@@ -333,7 +333,7 @@ async def test_failed_turn_is_reported_to_error_subscribers() -> None:
     assert received == [("quota", "no credit")]
 
 
-# Listeners that misbehave
+# Subscribers that fail or hang
 
 
 def throws(event: Any) -> None:

@@ -1,4 +1,4 @@
-"""A picture that a tool gives back is shown to a model that can see it, and never read to one as text."""
+"""Images in tool results are sent as images to models with vision, and never as text."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Several providers: chosen among the healthy ones, left when they fail, taken back when they have cooled down."""
+"""Failover: healthy providers are chosen, failed ones cool down and return."""
 
 import asyncio
 from collections import Counter
@@ -15,7 +15,7 @@ GIVEN = RetryPolicy(order="given", retries=0)
 
 
 class Model:
-    """A model that answers with its name until it is told to fail."""
+    """A model that answers with its name, or raises its `error`."""
 
     def __init__(self, name: str, error: ProviderError | None = None) -> None:
         self.name = name
@@ -39,7 +39,7 @@ def make_atlas(*models: Any, retry: RetryPolicy = GIVEN, clock: VirtualClock | N
 
 
 async def answered_by(atlas: Atlas, clock: VirtualClock, seconds: float = 600) -> str:
-    """The answer, while as much time passes as it needs."""
+    """Return the answer while virtual time advances."""
     async with asyncio.timeout(TIMEOUT):
         stream = atlas.send("hi")
         await clock.advance(seconds)
@@ -99,7 +99,7 @@ async def test_failover_errors_move_to_the_next_provider(kind: Any) -> None:
 
 
 class StatusError(Exception):
-    """As SDKs raise it."""
+    """An error like those of SDKs."""
 
     def __init__(self, status: int) -> None:
         super().__init__(f"status {status}")
@@ -352,7 +352,7 @@ async def test_retry_budget_is_shared_by_the_rounds_of_a_turn() -> None:
     assert len(calls_made) == 5  # fails, answers, fails, answers, fails
 
 
-# What was already said
+# Text that was already streamed
 
 
 async def test_text_of_a_failed_attempt_is_withdrawn_and_never_joined() -> None:

@@ -61,4 +61,4 @@ def test_failing_program_ends_with_its_traceback(tmp_path: Path) -> None:
 def test_program_is_killed_at_its_timeout(script: str) -> None:
     with pytest.raises(subprocess.TimeoutExpired):
         fork_server.run(script, "wait", timeout=0.1)
-    assert fork_server.run(script, "3").returncode == 3, "the server still works, though nobody read the exit code"
+    assert fork_server.run(script, "3").returncode == 3, "the server still works, though the exit code was not read"

@@ -1,4 +1,4 @@
-"""History: what a model is shown is whole, fits where it can, and never lacks the last question."""
+"""History: what a model is sent is valid, within the limits, and includes the newest user message."""
 
 import asyncio
 import random
@@ -33,7 +33,7 @@ from checks import is_paired, roles
 
 
 def exchange(number: int, tools: int = 0) -> list[Message]:
-    """A question, rounds of tools, an answer."""
+    """Return a user message, rounds of tool calls, and an answer."""
     found = [user(f"q{number}")]
     for place in range(tools):
         id = f"{number}.{place}"
@@ -46,7 +46,7 @@ def make_conversation(count: int, tools: int = 0) -> list[Message]:
 
 
 async def shown_messages(messages: Sequence[Message], history: History | None, ask: str = "now") -> list[Message]:
-    """What the model gets of a conversation when it is asked something new."""
+    """Return the messages that the model is sent with a new user message."""
     model = Scripted(says("ok"))
     async with Atlas([Agent("a", model=model)], history=history) as atlas:
         await atlas.ask(ask, session=Conversation(messages))
@@ -69,7 +69,7 @@ async def test_everything_is_sent_without_limits() -> None:
     ("limit", "kept"),
     [
         (1, ["now"]),
-        (2, ["now"]),  # an answer without its question only confuses
+        (2, ["now"]),  # an answer without its question confuses the model
         (3, ["q2", "a2", "now"]),
         (5, ["q1", "a1", "q2", "a2", "now"]),
         (7, ["q0", "a0", "q1", "a1", "q2", "a2", "now"]),
@@ -131,7 +131,7 @@ async def test_user_message_is_sent_while_its_answer_is_repaired() -> None:
 
 
 async def test_user_message_is_sent_in_every_round() -> None:
-    """In the middle of a long turn the goal is still there, and so is the newest call with its result."""
+    """In a long turn, the user message and the newest call with its result are sent."""
 
     async def step(n: int) -> str:
         return f"result {n}"
@@ -169,7 +169,7 @@ def random_part(rng: random.Random, ids: list[str]) -> Part:
 
 
 def break_history(rng: random.Random) -> list[Message]:
-    """Anything at all: calls and results anywhere, in any message, of any role, missing, doubled, out of order."""
+    """Return a random history: calls and results in any message, missing, repeated or out of order."""
     ids = [f"c{number}" for number in range(rng.randint(1, 4))]
     found: list[Message] = []
     for _ in range(rng.randrange(10)):
@@ -184,7 +184,7 @@ def break_history(rng: random.Random) -> list[Message]:
 
 
 def is_complete(rng: random.Random) -> list[Message]:
-    """What our own turns leave."""
+    """Return a history as turns leave it."""
     found: list[Message] = []
     for number in range(rng.randrange(6)):
         found += exchange(number, rng.randrange(3))

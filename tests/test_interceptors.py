@@ -1,4 +1,4 @@
-"""Interceptors: what goes out, comes in and is asked can be changed, added to or refused, in the given order."""
+"""Interceptors change, add or refuse messages and requests, in the given order."""
 
 from typing import Any
 

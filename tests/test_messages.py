@@ -1,4 +1,4 @@
-"""Messages: frozen values, a union told apart by `type`, and JSON that comes back byte-equal."""
+"""Messages: frozen values, a union discriminated by `type`, and a byte-equal JSON round trip."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ from atlas_agents import (
     user,
 )
 
-# Data that could be taken for one of our own types, or for somebody else's way to revive objects.
+# Data that resembles a type of this package, or the object encoding of another one.
 LOOKALIKES: list[Any] = [
     {"type": "text", "text": "hi"},
     {"type": "tool_call", "id": "1", "name": "bash", "arguments": {}},

@@ -1,4 +1,4 @@
-"""Answers of a wanted shape while they are written."""
+"""Partial structured output of a streamed answer."""
 
 from dataclasses import dataclass
 from typing import Any, TypedDict

@@ -1,4 +1,4 @@
-"""Plan-and-execute: a plan that is made, shown, agreed to, worked off and changed."""
+"""Plan-and-execute: plans are made, shown, approved, executed and revised."""
 
 from typing import Any
 

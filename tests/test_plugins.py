@@ -119,7 +119,7 @@ async def test_interceptors_of_plugins_see_the_messages(entry: Any) -> None:
 
 @pytest.fixture
 def database(entry: Any, tmp_path: Path) -> None:
-    """A package with a store, as pip would have put it there."""
+    """An installed package with a store."""
     package = tmp_path / "stores_plugin-1.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: stores-plugin\nVersion: 1.0\n")

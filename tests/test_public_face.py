@@ -1,4 +1,4 @@
-"""The public face: the lines that are promised to run verbatim do, and every promised name is there."""
+"""Public API: the specified lines run verbatim, and every specified name exists."""
 
 import ast
 import asyncio
@@ -40,7 +40,7 @@ await atlas.close()                                   # or: async with Atlas(...
 '''
 
 
-# A server that speaks just enough of each vendor's language
+# A server with the minimum of each vendor's API
 
 
 def sse(*events: dict[str, Any]) -> bytes:
@@ -74,7 +74,7 @@ def openai(text: str) -> bytes:
 
 
 class FakeVendor:
-    """A server on loopback that gives one scripted answer per request."""
+    """A server on loopback with one scripted response per request."""
 
     def __init__(self, *script: bytes) -> None:
         self._script = list(script)
@@ -101,7 +101,7 @@ async def peer(*script: bytes) -> AsyncGenerator[FakeVendor, None]:
 
 
 async def run(code: str) -> dict[str, Any]:
-    """Run lines that await at the top, as a notebook does."""
+    """Run lines with top-level await, as a notebook does."""
     names: dict[str, Any] = {}
     compiled = compile(code, "face", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     await types.FunctionType(compiled, names)()

@@ -1,4 +1,4 @@
-"""How fast keys are used: the pace of one, several in turn, and those that rest."""
+"""Rate limits of keys, balancing over several keys, and cool-downs."""
 
 import asyncio
 import random
@@ -22,7 +22,7 @@ ASK = Request([user("Hello")])
 
 
 class Key:
-    """A provider with a key: how often it was asked, how many at a time, and what it answers."""
+    """A provider with a key that counts its requests and its concurrent requests."""
 
     def __init__(self, name: str, *answers: ProviderError | None, gate: asyncio.Event | None = None) -> None:
         self.id = "vendor"
@@ -48,7 +48,7 @@ class Key:
 
 
 async def request_count(provider: Balanced, times: int, clock: VirtualClock, seconds: float) -> int:
-    """How many of so many requests were answered in so many seconds."""
+    """Return how many of `count` requests were answered within some seconds."""
     tasks = [asyncio.create_task(complete(provider, ASK)) for _ in range(times)]
     await clock.advance(seconds)
     done = sum(task.done() and task.exception() is None for task in tasks)
@@ -71,7 +71,7 @@ async def test_token_limit_counts_real_usage() -> None:
     answered = 0
     for _ in range(60):
         answered += await request_count(provider, 3, clock, 1)
-    assert 55 <= answered <= 75  # a thousand each, a thousand a second, and ten in one go
+    assert 55 <= answered <= 75  # 1,000 tokens each, 1,000 per second, and a burst of ten
 
 
 async def test_concurrent_requests_are_limited() -> None:

@@ -1,4 +1,4 @@
-"""ReAct: tools for a model that writes text, read with good will and no guessing."""
+"""ReAct: tool calls as text, parsed leniently but without guessing."""
 
 import json
 from typing import Any
@@ -41,7 +41,7 @@ ASK = Request([user("What is new?")], tools=(SEARCH, CLOCK, ADD))
 
 
 async def decode(*replies: Reply, request: Request = ASK) -> tuple[str, str, list[tuple[str, Any]]]:
-    """Thoughts, words and calls of one reply, as they stand in the end."""
+    """Return thoughts, text and calls of one reply after all resets."""
     chunks = await complete(React(Scripted(*replies)), request)
     assert isinstance(chunks[-1], DoneChunk)
     thoughts = "".join(chunk.text for chunk in chunks if isinstance(chunk, ThinkingChunk))
@@ -56,7 +56,7 @@ async def decode(*replies: Reply, request: Request = ASK) -> tuple[str, str, lis
 
 
 def letters(text: str) -> Reply:
-    """The model writes letter by letter."""
+    """Stream one character per chunk."""
     return Reply(*map(TextChunk, text))
 
 
@@ -96,7 +96,7 @@ WRITTEN: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("Action: add\nAction Input: 1 and 2", "", "", [("add", "1 and 2")]),
     ('Action: add\nAction Input: {"a": 1, "a": 2}', "", "", [("add", '{"a": 1, "a": 2}')]),
     ('Action: add\nAction Input: {"a": 1, "b": ', "", "", [("add", '{"a": 1, "b":')]),
-    # several, and what does not belong there
+    # several actions, and stray text
     ('Action: clock\nAction: web_search\nAction Input: {"query": "cats"}', "", "", [("clock", {}), CATS]),
     ('Action: clock\nObservation: noon\nThought: So.\nFinal Answer: Noon.', "", "", [("clock", {})]),
     ("Thought: I look.\nAction: clock\nFinal Answer: It is noon.", "I look.", "", [("clock", {})]),
@@ -196,8 +196,8 @@ async def test_complete_turn_uses_text_only() -> None:
     first, second = model.requests
     assert first.tools == () and "Be brief." in first.system and "- clock: Tell the time." in first.system
     assert first.stop[-1] == "\nObservation:"
-    said = [(message.role, message.text) for message in second.messages]
-    assert said == [
+    contents = [(message.role, message.text) for message in second.messages]
+    assert contents == [
         ("user", "When?"),
         ("assistant", "Thought: I look.\nAction: clock\nAction Input: {}"),
         ("user", "Observation: noon"),
@@ -237,7 +237,7 @@ async def test_invented_observation_ends_the_reply() -> None:
         async def stream(self, request: Request):  # type: ignore[override]
             try:
                 yield TextChunk("Action: clock\nObservation: it is")
-                raise AssertionError("it was heard on")
+                raise AssertionError("the stream was read further")
             finally:
                 closed.append(True)
 

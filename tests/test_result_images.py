@@ -1,4 +1,4 @@
-"""Pictures in what a tool gave back: shown to models that can look, and to others named, never spelled out."""
+"""Images in tool results: sent to models with vision, replaced by a note for others."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Rules: always, or while their condition holds; what applies enters the system prompt."""
+"""Rules: unconditional or conditional; those that apply are in the system prompt."""
 
 import asyncio
 import threading
@@ -12,7 +12,7 @@ from checks import TIMEOUT, monitor_loop
 
 
 async def system_prompt_with(*rules: Rule | str, metadata: dict[str, Any] | None = None) -> str:
-    """The system prompt that a model got."""
+    """Return the system prompt that the model received."""
     model = Scripted(says("ok"))
     async with in_memory_atlas(model, agent={"rules": rules, "metadata": metadata}) as atlas, asyncio.timeout(TIMEOUT):
         await atlas.ask("hi")

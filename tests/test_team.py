@@ -1,4 +1,4 @@
-"""Several agents as one: routing, a supervisor, a chain, an agent as a tool, hand-offs."""
+"""Teams: routing, a supervisor, a chain, an agent as a tool, hand-offs."""
 
 from pathlib import Path
 from typing import Any
@@ -139,7 +139,7 @@ async def test_agent_can_be_a_tool_of_another(store: Any) -> None:
 
 
 async def test_handoff_plan_survives_a_restart(tmp_path: Path) -> None:
-    """The turn is cut short after the hand-off, and goes on with the one who has it."""
+    """A turn interrupted after a hand-off resumes with the agent that took over."""
 
     def opened(*money: Reply) -> Atlas:
         chief = agent("chief", calls("hand_off", agent="money"))

@@ -1,4 +1,4 @@
-"""Plans that are kept to, users, and the two tools that tell of them, from what is really there."""
+"""Tenants: plan limits, users, and the two tools that report them."""
 
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ async def test_turn_over_the_token_quota_is_refused_before_the_model_call(tmp_pa
     async with opened() as atlas:
         await set_plan(atlas, tokens=1)
         await atlas.ask("first")
-    async with opened() as again:  # the count outlives the process
+    async with opened() as again:  # the count survives a restart
         with pytest.raises(QuotaExceeded, match="is used up"):
             await again.ask("second")
         assert len(model.requests) == 1
@@ -91,8 +91,8 @@ async def test_team_tools_return_plan_and_members() -> None:
         await set_plan(atlas, tokens=10**6, agents=5, seats=3)
         await atlas.tenancy.put_user(User("ann", "admin"))
         await atlas.tenancy.put_user(User("bob", status="invited"))
-        told = [event.result async for event in atlas.send("who?", user="ann") if event.type == "tool:result"]
-        team, plan = sorted(told, key=lambda result: isinstance(result, dict))
+        results = [event.result async for event in atlas.send("who?", user="ann") if event.type == "tool:result"]
+        team, plan = sorted(results, key=lambda result: isinstance(result, dict))
     assert [(each["id"], each["role"], each["status"]) for each in team] == [
         ("lead", "boss", "active"),
         ("other", "", "active"),

@@ -1,4 +1,4 @@
-"""The tools for tests: models that follow a script, a clock that is driven, a house in memory."""
+"""Test utilities: scripted models, a virtual clock, an in-memory Atlas."""
 
 import asyncio
 import os
@@ -140,7 +140,7 @@ async def test_cancelled_sleep_wakes_no_task() -> None:
     assert task.cancelled()
 
 
-# house
+# in_memory_atlas
 
 
 async def test_in_memory_atlas_has_one_agent_and_ignores_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
