@@ -159,9 +159,9 @@ async def _request_with_input(session: McpSession, send: Callable[..., Awaitable
         if not isinstance(answer, types.InputRequiredResult):
             return answer
         responses: types.InputResponses = {}
-        for key, wanted in (answer.input_requests or {}).items():
+        for key, request in (answer.input_requests or {}).items():
             context = ClientRequestContext(session=session, request_id=key)
-            response = await session.dispatch_input_request(context, wanted)
+            response = await session.dispatch_input_request(context, request)
             if isinstance(response, types.ErrorData):
                 raise ToolFailed(f"the server requires further input: {response.message}")
             responses[key] = response
@@ -207,8 +207,8 @@ _HANDLERS: dict[str, Callable[[McpSession, str, dict[str, Any], Any], Awaitable[
 }
 
 
-def _object_schema(given: dict[str, Any]) -> dict[str, Any]:
-    return given if given.get("type") == "object" else {**given, "type": "object"}
+def _object_schema(schema: dict[str, Any]) -> dict[str, Any]:
+    return schema if schema.get("type") == "object" else {**schema, "type": "object"}
 
 
 def _format_progress(done: float, total: float | None, message: str | None) -> str:

@@ -353,8 +353,8 @@ class _Callback:
             parts = urlsplit(line[1] if len(line) > 2 else "")
             query = {key: values[0] for key, values in parse_qs(parts.query).items()}
             if parts.path == "/callback" and "code" in query and not self._answer.done():
-                given = AuthorizationCodeResult(code=query["code"], state=query.get("state"), iss=query.get("iss"))
-                self._answer.set_result(given)
+                result = AuthorizationCodeResult(code=query["code"], state=query.get("state"), iss=query.get("iss"))
+                self._answer.set_result(result)
             writer.write(_CALLBACK)
             await writer.drain()
         except (OSError, TimeoutError, ValueError):
