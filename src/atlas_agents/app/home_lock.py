@@ -20,6 +20,10 @@ _LOCK = "lock"
 _ADDRESS = "running.json"
 
 
+class HomeInUse(ConfigError):
+    """Another process holds the home folder."""
+
+
 class RunningGateway(msgspec.Struct, frozen=True):
     """The process that holds a home folder: its pid and, once it listens, its URL."""
 
@@ -30,13 +34,13 @@ class RunningGateway(msgspec.Struct, frozen=True):
 
 @contextmanager
 def lock_home(home: Path, *, shared: bool = False) -> Generator[None, None, None]:
-    """Lock a home folder, exclusively or shared with other members of a cluster; raise ConfigError if it is locked.
+    """Lock a home folder, exclusively or shared with other members of a cluster; raise HomeInUse if it is locked.
 
     Without the lock, two processes would each resume the other's running turns as if it had crashed.
     """
     with (home / _LOCK).open("a") as file:
         if not _acquire(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
-            raise ConfigError(_in_use(home))
+            raise HomeInUse(_in_use(home))
         if not shared:
             (home / _ADDRESS).unlink(missing_ok=True)  # left by a process that was killed
         try:

@@ -132,17 +132,15 @@ class GatewaySession:
         return self._embedded
 
     async def _embed_gateway(self, settings: "Settings") -> "GatewayAddress":
-        from atlas_agents.app.home_lock import find_running
+        from atlas_agents.app.home_lock import HomeInUse
         from atlas_agents.app.serve import private_gateway
         from atlas_agents.client.client import GatewayAddress
 
         try:
             serving = private_gateway(settings, on_progress=self._on_download, idle=self._idle)
             gateway = await self._resources.enter_async_context(serving)
-        except ConfigError as error:
-            if find_running(settings.home) is not None or _is_locked(settings.home):
-                raise Unreachable(str(error)) from error
-            raise
+        except HomeInUse as error:
+            raise Unreachable(str(error)) from error
         return GatewayAddress(gateway.url, gateway.token.reveal())
 
     def _on_download(self, model: str, done: int, total: int, step: str) -> None:
@@ -213,16 +211,6 @@ def describe_agent(agent_id: str, model: str, notice: str = "") -> str:
 
 def model_label(model: str) -> str:
     return "a scripted demo, not a model" if model == "demo" else model
-
-
-def _is_locked(home: Path) -> bool:
-    from atlas_agents.app.home_lock import lock_home
-
-    try:
-        with lock_home(home):
-            return False
-    except ConfigError:
-        return True
 
 
 def _ignore(status: str) -> None:
