@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from atlas_agents.cli.main import main
-from model_server import Asked, ModelServer, Reply
+from model_server import ModelRequest, ModelServer, Reply
 from terminal import Terminal
 
 ATLAS = str(Path(sys.executable).parent / "atlas")
@@ -261,12 +261,12 @@ def install_plugin(folder: Path, code: str, points: str = "[atlas_agents.tools]\
     (package / "entry_points.txt").write_text(points)
 
 
-def reply_by_rule(asked: Asked) -> Reply:
+def reply_by_rule(asked: ModelRequest) -> Reply:
     """A model that rolls dice, acts, tells a long story, fails, and otherwise repeats the message."""
     if asked.results:
         return Reply(f"It came out: {asked.results[0]}")
     if "story" in asked.text:
-        return Reply(STORY, pause=0.01)
+        return Reply(STORY, delay=0.01)
     if sides := re.search(r"die with (\d+) sides", asked.text):
         return Reply("Let me see.", (("roll_dice", {"sides": int(sides[1])}),))
     if act := re.search(r"(?s)act (.*)", asked.text):

@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from atlas_command import Home, create_home, reply_by_rule
 
-from model_server import ModelServer, serving
+from model_server import ModelServer, run_model_server
 
 
 @pytest.fixture
 def server() -> Generator[ModelServer]:
-    with serving(reply_by_rule) as model:
+    with run_model_server(reply_by_rule) as model:
         yield model
 
 

@@ -11,7 +11,7 @@ import pytest
 from atlas_command import ATLAS, TIMEOUT, Home, eventually
 
 from atlas_agents.cli import ask
-from model_server import ModelServer, Reply, serving
+from model_server import ModelServer, Reply, run_model_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -35,7 +35,7 @@ def test_server_needs_neither_key_nor_model_and_can_call_tools(bare: Home, serve
     assert re.fullmatch(r"It came out: [1-8]\n", done.stdout)
     assert done.stderr.splitlines()[0] == f"using the first model of {server.url} (--base-url)"
     assert re.search(r"^→ roll_dice\(sides=8\)\n✓ roll_dice: [1-8] · \d+ ms$", done.stderr, re.MULTILINE)
-    first, second = server.asked
+    first, second = server.requests
     assert first.model == "rules-1"
     assert "authorization" not in first.headers
     assert first.body["messages"][0] == {"role": "system", "content": "Be a croupier."}
@@ -46,7 +46,7 @@ def test_server_needs_neither_key_nor_model_and_can_call_tools(bare: Home, serve
 def test_no_tools_sends_no_tools(bare: Home, server: ModelServer) -> None:
     done = bare.run("ask", "--no-tools", "--base-url", server.url, "--model", "rules-2", "Hello")
     assert (done.returncode, done.stdout) == (0, "You wrote: Hello\n")
-    assert (server.asked[0].tools, server.asked[0].model) == ({}, "rules-2")
+    assert (server.requests[0].tools, server.requests[0].model) == ({}, "rules-2")
 
 
 def test_model_receives_the_error_of_a_bad_tool_call(bare: Home, server: ModelServer) -> None:
@@ -58,8 +58,8 @@ def test_model_receives_the_error_of_a_bad_tool_call(bare: Home, server: ModelSe
 
 
 def test_discarded_text_is_not_printed(bare: Home) -> None:
-    replies = [Reply("These words will not last", breaks=True), Reply("These will.")]
-    with serving(lambda _: replies.pop(0)) as server:
+    replies = [Reply("These words will not last", disconnects=True), Reply("These will.")]
+    with run_model_server(lambda _: replies.pop(0)) as server:
         done = bare.run("ask", "--base-url", server.url, "Hello")
     assert (done.returncode, done.stdout) == (0, "These will.\n")
 
@@ -82,7 +82,7 @@ def test_first_line_names_the_model_and_what_chose_it(
     done = bare.run("ask", "Hello", "--no-tools", **chosen)
     assert (done.returncode, done.stdout) == (0, "You wrote: Hello\n")
     assert done.stderr == headline.format(url=server.url) + "\n"
-    assert server.asked[0].model == model
+    assert server.requests[0].model == model
 
 
 # An agent of the workspace
@@ -100,7 +100,7 @@ def test_agent_answers_and_the_session_is_stored(home: Home, server: ModelServer
         assert answer["model"] == "http/rules-2"
         assert answer["usage"]["outputTokens"] > 0
         assert answer["steps"] == []
-        sent = [message["content"] for message in server.asked[-1].body["messages"] if message["role"] != "system"]
+        sent = [message["content"] for message in server.requests[-1].body["messages"] if message["role"] != "system"]
         assert sent == ["Hello", "You wrote: Hello", "And?"]
 
     if running:
@@ -153,7 +153,7 @@ def test_settings_are_read_from_dotenv(home: Home, server: ModelServer) -> None:
     (home.folder / ".env").write_text("\n".join(lines))
     done = home.run("ask", "Hello")
     assert (done.returncode, done.stdout) == (0, "You wrote: Hello\n")
-    assert server.asked[0].headers["authorization"] == "Bearer secret-in-a-file"
+    assert server.requests[0].headers["authorization"] == "Bearer secret-in-a-file"
 
 
 def test_replacement_for_a_model_without_key_is_explained(home: Home, server: ModelServer) -> None:
@@ -201,7 +201,7 @@ def test_invalid_workspace_is_reported_in_one_line_with_code_2(home: Home) -> No
 
 def test_empty_message_is_not_sent(home: Home, server: ModelServer) -> None:
     done = home.run("ask")
-    assert (done.returncode, done.stdout, server.asked) == (2, "", [])
+    assert (done.returncode, done.stdout, server.requests) == (2, "", [])
     assert "the question is empty" in done.stderr
     assert home.run("ask", " ").returncode == 2
 
@@ -264,7 +264,7 @@ def test_interrupted_answer_exits_with_code_130(home: Home, server: ModelServer,
     with home.start("ask", "a story", "--session", "s") as process:
         assert process.stderr is not None
         process.stderr.readline()
-        eventually(lambda: bool(server.asked) or process.poll() is not None)
+        eventually(lambda: bool(server.requests) or process.poll() is not None)
         for _ in range(times):
             process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=TIMEOUT)
@@ -294,10 +294,10 @@ def test_closed_pipe_is_not_an_error(bare: Home) -> None:
 
 def test_terminal_shows_markdown_without_control_characters(bare: Home) -> None:
     with (
-        serving(lambda _: Reply("**Vec<T>** \x1b[2J\x07 is gone? No.")) as server,
+        run_model_server(lambda _: Reply("**Vec<T>** \x1b[2J\x07 is gone? No.")) as server,
         bare.terminal("ask", "Hello", "--base-url", server.url) as person,
     ):
-        assert person.leave() == 0
+        assert person.wait_for_exit() == 0
     assert person.text == f"using the first model of {server.url} (--base-url)\nVec<T> ␛[2J␇ is gone? No."
 
 

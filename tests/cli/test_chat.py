@@ -17,26 +17,26 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 def test_answer_is_shown_while_it_streams_and_can_be_stopped(bare: Home, server: ModelServer) -> None:
     with bare.terminal("chat", "--base-url", server.url) as person:
-        person.see(r"Atlas .*: using the first model of .* \(--base-url\)(.|\n)*\n>$")
+        person.expect(r"Atlas .*: using the first model of .* \(--base-url\)(.|\n)*\n>$")
         person.type("a story" + ENTER)
-        person.see("there was word 9")
+        person.expect("there was word 9")
         person.type(CTRL_C)
-        stopped = person.see(r"stopped(.|\n)*\n>$", after="> a story")
+        stopped = person.expect(r"stopped(.|\n)*\n>$", after="> a story")
         assert "word 149" not in stopped
         person.type("still there?" + ENTER)
-        person.see(r"You wrote: still there\?(.|\n)*\n>$")
+        person.expect(r"You wrote: still there\?(.|\n)*\n>$")
         person.type("/exit" + ENTER)
-        assert person.leave() == 0
-    sent = [message["content"] for message in server.asked[-1].body["messages"] if message["role"] == "user"]
+        assert person.wait_for_exit() == 0
+    sent = [message["content"] for message in server.requests[-1].body["messages"] if message["role"] == "user"]
     assert sent == ["a story", "still there?"]
     assert "Traceback" not in person.text
 
 
 def test_tool_calls_are_shown_and_kept_in_the_history(bare: Home, server: ModelServer) -> None:
     with bare.terminal("chat", "--base-url", server.url) as person:
-        person.see("\n>$")
+        person.expect("\n>$")
         person.type("Roll a die with 8 sides" + ENTER)
-        person.see(
+        person.expect(
             r"> Roll a die with 8 sides\n"
             r"Let me see\.\n"
             r"→ roll_dice\(sides=8\)\n"
@@ -47,7 +47,7 @@ def test_tool_calls_are_shown_and_kept_in_the_history(bare: Home, server: ModelS
             r">$"
         )
         person.type("/history" + ENTER)
-        person.see(
+        person.expect(
             r"you: Roll a die with 8 sides\n"
             r"assistant: Let me see\.\n"
             r"→ roll_dice\(sides=8\)\n"
@@ -56,20 +56,20 @@ def test_tool_calls_are_shown_and_kept_in_the_history(bare: Home, server: ModelS
             after="/history",
         )
         person.type("/agents" + ENTER)
-        person.see(r"\* assistant: http/rules-1 \(--base-url\); tools: now, roll_dice, add\n\n>$")
+        person.expect(r"\* assistant: http/rules-1 \(--base-url\); tools: now, roll_dice, add\n\n>$")
         person.type("/new" + ENTER + "Hello" + ENTER)
-        person.see(r"You wrote: Hello\n\n>$")
+        person.expect(r"You wrote: Hello\n\n>$")
         person.type(CTRL_D)
-        assert person.leave() == 0
-    assert [message["role"] for message in server.asked[-1].body["messages"]] == ["system", "user"]
+        assert person.wait_for_exit() == 0
+    assert [message["role"] for message in server.requests[-1].body["messages"]] == ["system", "user"]
 
 
 def test_discarded_text_leaves_the_screen(bare: Home) -> None:
     with bare.terminal("chat", "--model", "demo") as person:
-        person.see(r"using a scripted demo, not a model \(--model\)(.|\n)*\n>$")
+        person.expect(r"using a scripted demo, not a model \(--model\)(.|\n)*\n>$")
         person.type("Stumble" + ENTER)
-        person.see("This text will be withdrawn")
-        shown = person.see(r"second attempt\.\n\n>$")
+        person.expect("This text will be withdrawn")
+        shown = person.expect(r"second attempt\.\n\n>$")
         assert "This text" not in shown
         assert shown.endswith(
             "> Stumble\n"
@@ -77,24 +77,24 @@ def test_discarded_text_leaves_the_screen(bare: Home) -> None:
             "The connection broke, the text so far was withdrawn, and this is the second attempt.\n\n>"
         )
         person.type("half a line" + CTRL_C)
-        person.see(r"\n>$")
+        person.expect(r"\n>$")
         person.type(CTRL_C)
-        assert person.leave() == 0
+        assert person.wait_for_exit() == 0
 
 
 def test_error_is_one_line_and_the_prompt_returns(bare: Home, server: ModelServer) -> None:
     with bare.terminal("chat", "--base-url", server.url) as person:
-        person.see("\n>$")
+        person.expect("\n>$")
         person.type("HTTP 401" + ENTER)
-        person.see(r"the API key was rejected at .*: HTTP 401: no luck\n\n>$")
+        person.expect(r"the API key was rejected at .*: HTTP 401: no luck\n\n>$")
         person.type("/nonsense" + ENTER)
-        person.see(r"Unknown command /nonsense; type /help for the list\.\n\n>$")
+        person.expect(r"Unknown command /nonsense; type /help for the list\.\n\n>$")
         person.type("/help" + ENTER)
-        person.see(r"/new +start a new conversation(.|\n)*\n>$")
+        person.expect(r"/new +start a new conversation(.|\n)*\n>$")
         person.type("/etc/hosts is a path" + ENTER)
-        person.see(r"You wrote: /etc/hosts is a path\n\n>$")
+        person.expect(r"You wrote: /etc/hosts is a path\n\n>$")
         person.type("/quit" + ENTER)
-        assert person.leave() == 0
+        assert person.wait_for_exit() == 0
 
 
 def test_chat_without_a_terminal_is_rejected(bare: Home) -> None:
@@ -108,63 +108,63 @@ def test_chat_without_a_terminal_is_rejected(bare: Home) -> None:
 
 def test_session_is_continued_by_a_later_process(home: Home, server: ModelServer) -> None:
     with home.terminal("chat") as person:
-        person.see(r"Atlas .*: assistant uses http/rules-1\n(.|\n)*\n>$")
+        person.expect(r"Atlas .*: assistant uses http/rules-1\n(.|\n)*\n>$")
         person.type("My name is Ana" + ENTER)
-        person.see(r"You wrote: My name is Ana\n\n>$")
+        person.expect(r"You wrote: My name is Ana\n\n>$")
         person.type(CTRL_D)
-        assert person.leave() == 0
+        assert person.wait_for_exit() == 0
     with home.terminal("chat", "--continue") as person:
-        person.see(
+        person.expect(
             r"\(session [0-9a-f-]{36}: My name is Ana\)\n"
             r"you: My name is Ana\nassistant: You wrote: My name is Ana\n\n>$"
         )
         person.type("\x1b[A" + ENTER)  # arrow up: the previous input
-        person.see(r"> My name is Ana\nYou wrote: My name is Ana\n\n>$")
+        person.expect(r"> My name is Ana\nYou wrote: My name is Ana\n\n>$")
         person.type("/fork" + ENTER)
-        person.see(r"Continuing in a copy, session [0-9a-f-]{36}\. The original is unchanged\.\n\n>$")
+        person.expect(r"Continuing in a copy, session [0-9a-f-]{36}\. The original is unchanged\.\n\n>$")
         person.type("/agent poet" + ENTER)
-        person.see(r"poet uses http/rules-2\.\n\n>$")
+        person.expect(r"poet uses http/rules-2\.\n\n>$")
         person.type("Who am I?" + ENTER)
-        person.see(r"You wrote: Who am I\?\n\n>$")
+        person.expect(r"You wrote: Who am I\?\n\n>$")
         person.type("/usage" + ENTER)
-        person.see(r"1 turn: \d+ tokens in, \d+ out\n\n>$")
+        person.expect(r"1 turn: \d+ tokens in, \d+ out\n\n>$")
         person.type("/sessions" + ENTER)
-        person.see(r"\n\* [0-9a-f-]{36}  .*  My name is Ana\n  [0-9a-f-]{36}  .*  My name is Ana\n\n>$")
+        person.expect(r"\n\* [0-9a-f-]{36}  .*  My name is Ana\n  [0-9a-f-]{36}  .*  My name is Ana\n\n>$")
         person.type("/quit" + ENTER)
-        assert person.leave() == 0
-    assert server.asked[-1].model == "rules-2"
-    assert len([each for each in server.asked[-1].body["messages"] if each["role"] == "user"]) == 3
+        assert person.wait_for_exit() == 0
+    assert server.requests[-1].model == "rules-2"
+    assert len([each for each in server.requests[-1].body["messages"] if each["role"] == "user"]) == 3
     assert (home.path / "typed").stat().st_mode & 0o077 == 0
 
 
 def test_named_session_is_created_and_found_again(home: Home) -> None:
     for number in range(2):
         with home.terminal("chat", "--session", "garden") as person:
-            person.see(r"\n>$")
+            person.expect(r"\n>$")
             assert ("(session garden: Roses" in person.text) == (number == 1)
             person.type("Roses" + ENTER)
-            person.see(r"You wrote: Roses\n\n>$", after="> Roses")
+            person.expect(r"You wrote: Roses\n\n>$", after="> Roses")
             person.type(CTRL_D)
-            assert person.leave() == 0
+            assert person.wait_for_exit() == 0
     with home.terminal("chat", "--session", "other") as person:
-        person.see(r"\n>$")
+        person.expect(r"\n>$")
         person.type("/session garden" + ENTER)
-        person.see(r"\(session garden: Roses\)(.|\n)*\n>$")
+        person.expect(r"\(session garden: Roses\)(.|\n)*\n>$")
         person.type("/session nowhere" + ENTER)
-        person.see(r"session.*\n\n>$", after="/session nowhere")
+        person.expect(r"session.*\n\n>$", after="/session nowhere")
         person.type("/agent none" + ENTER)
-        person.see(r"agent not found: 'none'; available: assistant, poet\n\n>$")
+        person.expect(r"agent not found: 'none'; available: assistant, poet\n\n>$")
 
 
 def test_narrow_terminal_without_colours_works(home: Home) -> None:
     with home.terminal("chat", columns=28, rows=10, NO_COLOR="1") as person:
-        person.see(r"\n>$")
+        person.expect(r"\n>$")
         person.type("a story" + ENTER)
-        person.see("word 30")
+        person.expect("word 30")
         person.type(CTRL_C)
-        person.see(r"stopped(.|\n)*\n>$")
+        person.expect(r"stopped(.|\n)*\n>$")
         person.type(CTRL_D)
-        assert person.leave() == 0
+        assert person.wait_for_exit() == 0
     assert "Traceback" not in person.text
 
 
@@ -173,9 +173,9 @@ def test_narrow_terminal_without_colours_works(home: Home) -> None:
 
 def test_second_ctrl_c_quits(home: Home) -> None:
     with home.gateway() as gateway, home.terminal("chat", "--session", "s") as person:
-        person.see(r"\n>$")
+        person.expect(r"\n>$")
         person.type("a story" + ENTER)
-        person.see("there was word 9")
+        person.expect("there was word 9")
         assert gateway.process is not None
         gateway.process.send_signal(signal.SIGSTOP)  # it cannot confirm the cancellation
         try:
@@ -184,7 +184,7 @@ def test_second_ctrl_c_quits(home: Home) -> None:
             person.type(CTRL_C)
             started = time.monotonic()
             gateway.process.send_signal(signal.SIGCONT)
-            assert person.leave() == 0
+            assert person.wait_for_exit() == 0
             assert time.monotonic() - started < TIMEOUT
         finally:
             gateway.process.send_signal(signal.SIGCONT)
@@ -194,41 +194,41 @@ def test_second_ctrl_c_quits(home: Home) -> None:
 def test_answer_continues_after_the_gateway_was_killed(home: Home) -> None:
     with home.gateway("--port", "0") as gateway, home.terminal("chat", "--session", "s") as person:
         port = str(gateway.port)
-        person.see(r"\n>$")
+        person.expect(r"\n>$")
         person.type("a story" + ENTER)
-        person.see("there was word 20")
+        person.expect("there was word 20")
         gateway.kill()
-        person.see("gateway.*; reconnecting")
+        person.expect("gateway.*; reconnecting")
         with home.gateway("--port", port):
-            shown = person.see(r"there was word 149\n\n>$")
+            shown = person.expect(r"there was word 149\n\n>$")
             assert len(re.findall(r"word 3\b", shown)) == 1, "the text of the first attempt is erased"
             assert "reconnecting" not in shown
             person.type("Still there?" + ENTER)
-            person.see(r"You wrote: Still there\?\n\n>$")
+            person.expect(r"You wrote: Still there\?\n\n>$")
             person.type(CTRL_D)
-            assert person.leave() == 0
+            assert person.wait_for_exit() == 0
 
 
 def test_turn_of_a_killed_process_continues_at_the_next_start(home: Home) -> None:
     with home.terminal("chat", "--session", "s") as person:
-        person.see(r"\n>$")
+        person.expect(r"\n>$")
         person.type("a story" + ENTER)
-        person.see("there was word 9")
+        person.expect("there was word 9")
     with home.terminal("chat", "--continue") as person:
-        shown = person.see(r"there was word 149\n\n>$")
+        shown = person.expect(r"there was word 149\n\n>$")
         assert "you: a story" in shown
         person.type("/history" + ENTER)
-        person.see(r"you: a story\nassistant: Once(.|\n)*word 149\n\n>$", after="/history")
+        person.expect(r"you: a story\nassistant: Once(.|\n)*word 149\n\n>$", after="/history")
 
 
 def test_chat_embeds_a_gateway_when_the_running_one_stops(home: Home) -> None:
     with home.gateway() as gateway, home.terminal("chat", "--session", "s") as person:
-        person.see(r"\n>$")
+        person.expect(r"\n>$")
         person.type("Hello" + ENTER)
-        person.see(r"You wrote: Hello\n\n>$")
+        person.expect(r"You wrote: Hello\n\n>$")
         gateway.kill(signal.SIGTERM)
         person.type("Alone?" + ENTER)
-        person.see(r"You wrote: Alone\?\n\n>$")
+        person.expect(r"You wrote: Alone\?\n\n>$")
 
 
 # Approvals
@@ -236,9 +236,9 @@ def test_chat_embeds_a_gateway_when_the_running_one_stops(home: Home) -> None:
 
 def test_approval_prompt_shows_invisible_characters(home: Home) -> None:
     with home.terminal("chat") as person:
-        person.see(r"\n>$")
+        person.expect(r"\n>$")
         person.type("act rm \u202e\u00a0\u200bx" + ENTER)
-        person.see(
+        person.expect(
             r"I will\.\n"
             r"→ demo/act\(command=\"rm \\u202e\\u00a0\\u200bx\"\)\n"
             r"\? Confirm execution of demo/act\n"
@@ -249,68 +249,68 @@ def test_approval_prompt_shows_invisible_characters(home: Home) -> None:
             r"once, session, always, edit or no\?$"
         )
         person.type(ENTER)  # an empty answer
-        person.see(r"no\?\nonce, session, always, edit or no\?$")
+        person.expect(r"no\?\nonce, session, always, edit or no\?$")
         person.type("maybe" + ENTER)  # an unknown answer
-        person.see(r"no\? maybe\nonce, session, always, edit or no\?$")
+        person.expect(r"no\? maybe\nonce, session, always, edit or no\?$")
         assert not (home.folder / "acted").exists()
         person.type("once" + ENTER)
-        person.see(r"✓ demo/act: did (.|\n)*It came out(.|\n)*\n>$")
+        person.expect(r"✓ demo/act: did (.|\n)*It came out(.|\n)*\n>$")
     assert (home.folder / "acted").read_text() == "'rm \\u202e\\xa0\\u200bx' 1\n"
 
 
 def test_call_can_be_denied_edited_and_approved_for_the_session(home: Home) -> None:
     acted = home.folder / "acted"
     with home.terminal("chat") as person:
-        person.see(r"\n>$")
+        person.expect(r"\n>$")
         person.type("act one" + ENTER)
-        person.see(r"or no\?$")
+        person.expect(r"or no\?$")
         person.type("n" + ENTER)
-        person.see(r"✗ demo/act: declined(.|\n)*\n>$")
+        person.expect(r"✗ demo/act: declined(.|\n)*\n>$")
         assert not acted.exists()
         person.type("act two" + ENTER)
-        person.see(r"or no\?$", after="act two")
+        person.expect(r"or no\?$", after="act two")
         person.type("edit" + ENTER)
-        person.see(r"arguments: \{\"command\": \"two\"\}$")
+        person.expect(r"arguments: \{\"command\": \"two\"\}$")
         person.type("\x15" + '{"command": "three", "times": 3}' + ENTER)
-        person.see(r"command = \"three\"\n  times = 3\n(.|\n)*once, edit or no\?$")
+        person.expect(r"command = \"three\"\n  times = 3\n(.|\n)*once, edit or no\?$")
         person.type("o" + ENTER)
-        person.see(r"✓ demo/act(.|\n)*\n>$", after="times = 3")
+        person.expect(r"✓ demo/act(.|\n)*\n>$", after="times = 3")
         assert acted.read_text() == "'three' 3\n"
         person.type("act four" + ENTER)
-        person.see(r"or no\?$", after="act four")
+        person.expect(r"or no\?$", after="act four")
         person.type("session" + ENTER)
-        person.see(r"✓ demo/act(.|\n)*\n>$", after="act four")
+        person.expect(r"✓ demo/act(.|\n)*\n>$", after="act four")
         person.type("act four" + ENTER)
-        person.see(r"(✓ demo/act(.|\n)*){3}\n>$")
+        person.expect(r"(✓ demo/act(.|\n)*){3}\n>$")
         assert acted.read_text() == "'three' 3\n'four' 1\n'four' 1\n"
 
 
 def test_keys_typed_before_the_prompt_do_not_answer_it(home: Home, server: ModelServer) -> None:
     with home.terminal("chat") as person:
-        person.see(r"\n>$")
+        person.expect(r"\n>$")
         person.type("act x" + ENTER)
         person.type("once" + ENTER)  # before the prompt is shown
-        person.see(r"or no\?$")
+        person.expect(r"or no\?$")
         assert not (home.folder / "acted").exists()
         person.type(CTRL_C)
-        person.see(r"stopped(.|\n)*\n>$")
+        person.expect(r"stopped(.|\n)*\n>$")
         person.type(CTRL_D)
-        assert person.leave() == 0
+        assert person.wait_for_exit() == 0
 
 
 def test_prompt_closes_when_the_request_is_answered_elsewhere(home: Home) -> None:
     with home.gateway(), home.terminal("chat", "--session", "s") as person:
-        person.see(r"\n>$")
+        person.expect(r"\n>$")
         person.type("act x" + ENTER)
-        person.see(r"or no\?$")
+        person.expect(r"or no\?$")
         id = home.run("approvals", "list").stdout.splitlines()[1].split()[0]
         assert home.run("approvals", "approve", id[:8]).returncode == 0
-        person.see(r"✓ demo/act(.|\n)*\n>$")
+        person.expect(r"✓ demo/act(.|\n)*\n>$")
         person.type("act y" + ENTER)
-        person.see(r"or no\?$", after="act y")
+        person.expect(r"or no\?$", after="act y")
         id = home.run("approvals", "list").stdout.splitlines()[1].split()[0]
         assert home.run("approvals", "deny", id, "--reason", "not today").returncode == 0
-        person.see(r"✗ demo/act: declined(.|\n)*\n>$", after="act y")
+        person.expect(r"✗ demo/act: declined(.|\n)*\n>$", after="act y")
         again = home.run("approvals", "approve", id)
         assert again.returncode == 2 and "approval not found" in again.stderr
     assert (home.folder / "acted").read_text() == "'x' 1\n"
@@ -318,23 +318,23 @@ def test_prompt_closes_when_the_request_is_answered_elsewhere(home: Home) -> Non
 
 def test_watch_answers_requests_in_another_terminal(home: Home) -> None:
     with home.gateway(), home.terminal("approvals", "watch") as watcher, home.terminal("chat") as person:
-        watcher.see("Waiting for approval requests")
-        person.see(r"\n>$")
+        watcher.expect("Waiting for approval requests")
+        person.expect(r"\n>$")
         person.type("act x" + ENTER)
-        watcher.see(r"assistant in session(.|\n)*command = \"x\"(.|\n)*or no\?$")
+        watcher.expect(r"assistant in session(.|\n)*command = \"x\"(.|\n)*or no\?$")
         watcher.type("once" + ENTER)
-        person.see(r"✓ demo/act(.|\n)*\n>$")
+        person.expect(r"✓ demo/act(.|\n)*\n>$")
         person.type("act y" + ENTER)
-        watcher.see(r"or no\?$", after='command = "y"')
+        watcher.expect(r"or no\?$", after='command = "y"')
         person.type("no" + ENTER)
-        watcher.see("answered elsewhere")
+        watcher.expect("answered elsewhere")
         watcher.type(CTRL_C)
-        assert watcher.leave() in (0, 130)
+        assert watcher.wait_for_exit() in (0, 130)
     assert "Traceback" not in watcher.text
 
 
 def test_agent_can_be_chosen(home: Home) -> None:
     with home.terminal("chat", "--agent", "poet") as person:
-        person.see(r"Atlas .*: poet uses http/rules-2(.|\n)*\n>$")
+        person.expect(r"Atlas .*: poet uses http/rules-2(.|\n)*\n>$")
         person.type(CTRL_D)
-        assert person.leave() == 0
+        assert person.wait_for_exit() == 0

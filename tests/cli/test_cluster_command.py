@@ -59,7 +59,7 @@ def test_status_shows_members_until_they_stop(home: Home, postgres: PostgresServ
 @pytest.mark.slow
 def test_status_without_a_cluster_explains_what_to_do(bare: Home, postgres: PostgresServer) -> None:
     alone = bare.run("cluster", "status")
-    assert alone.returncode == 2 and "one process alone; set ATLAS_DATABASE_URL=postgresql://" in alone.stderr
+    assert alone.returncode == 2 and "used by a single process; set ATLAS_DATABASE_URL=postgresql://" in alone.stderr
     empty = bare.run("cluster", "status", ATLAS_DATABASE_URL=postgres.made("empty"))
     assert empty.returncode == 2 and "has never used this database; start a member with" in empty.stderr
     gone = bare.run("cluster", "status", ATLAS_DATABASE_URL="postgresql://u:secret@127.0.0.1:1/x")

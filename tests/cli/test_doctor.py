@@ -159,7 +159,7 @@ def _larger_model(home: Home) -> None:
         (_weak_and_exposed, "token", "too weak to listen on 0.0.0.0", "22 random characters"),
         (_bad_setting, "settings", "unknown setting 'prot'; did you mean port?", "fix this first"),
         (_bad_agents, "workspace", "AGENTS.md:2: Model: invalid model reference 'nonsense'", "fix this line"),
-        (_unknown_tool, "workspace", "there is no tool 'hammer'", "fix this line"),
+        (_unknown_tool, "workspace", "unknown tool 'hammer'", "fix this line"),
         (_hidden, "workspace", "SOUL.md:1:9: hidden character U+200B ZERO WIDTH SPACE and 1 more", "remove it from"),
         (_bad_policy, "policy", "tools.x", "fix it"),
         (_unknown_provider, "models", "unknown provider 'acme'", "fix it"),

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from atlas_command import CTRL_C, ENTER, Home, eventually
 
-from model_server import Asked, ModelServer, Reply, serving
+from model_server import ModelRequest, ModelServer, Reply, run_model_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 AGENTS = "# Agents\n\n## assistant\n\nModel: http/rules-1\nDescription: Works.\n"
 
 
-def follow_instruction(asked: Asked) -> Reply:
+def follow_instruction(asked: ModelRequest) -> Reply:
     """A model that makes the call in the message, and repeats its result."""
     if asked.results:
         return Reply(f"It came out: {asked.results[0]}")
@@ -25,7 +25,7 @@ def follow_instruction(asked: Asked) -> Reply:
 
 @pytest.fixture
 def server() -> Generator[ModelServer]:
-    with serving(follow_instruction) as model:
+    with run_model_server(follow_instruction) as model:
         yield model
 
 
@@ -46,9 +46,9 @@ def workspace(home: Home) -> Path:
 def test_file_change_is_shown_before_it_is_made(home: Home) -> None:
     (workspace(home) / "tea.txt").write_text("green\nblack\n")
     with home.terminal("chat") as person:
-        person.see(r"\n>$")
+        person.expect(r"\n>$")
         person.type('file_edit {"path": "tea.txt", "old": "black", "new": "white"}' + ENTER)
-        person.see(
+        person.expect(
             r"\? Confirm execution of file_edit\n"
             r"  path = \"tea\.txt\"\n  old = \"black\"\n  new = \"white\"\n"
             r"  │ --- tea\.txt\n  │ \+\+\+ tea\.txt\n  │ @@ -1,2 \+1,2 @@\n  │  green\n  │ -black\n  │ \+white\n"
@@ -56,37 +56,37 @@ def test_file_change_is_shown_before_it_is_made(home: Home) -> None:
         )
         assert (workspace(home) / "tea.txt").read_text() == "green\nblack\n"
         person.type("once" + ENTER)
-        person.see(r"✓ file_edit: changed 1 place in tea\.txt, line 2(.|\n)*\n>$")
+        person.expect(r"✓ file_edit: changed 1 place in tea\.txt, line 2(.|\n)*\n>$")
         assert (workspace(home) / "tea.txt").read_text() == "green\nwhite\n"
         person.type('file_write {"path": "AGENTS.md", "content": "mine"}' + ENTER)
-        person.see(r"│ AGENTS\.md \w.*\n(.|\n)*or no\?$")
+        person.expect(r"│ AGENTS\.md \w.*\n(.|\n)*or no\?$")
         person.type("no" + ENTER)
-        person.see(r"✗ file_write: declined(.|\n)*\n>$")
+        person.expect(r"✗ file_write: declined(.|\n)*\n>$")
         assert (workspace(home) / "AGENTS.md").read_text() == AGENTS
 
 
 def test_command_can_be_approved_denied_and_stopped(home: Home) -> None:
     command = f"sleep 60.{secrets.randbelow(10**9):09}"
     with home.terminal("chat") as person:
-        person.see(r"\n>$")
+        person.expect(r"\n>$")
         person.type('bash {"command": "echo hello | tr a-z A-Z > greeting; cat greeting"}' + ENTER)
-        person.see(r"│ confined by \w+: no network(.|\n)*in a shell, (.|\n)*or no\?$")
+        person.expect(r"│ Sandbox: \w+ \(no network(.|\n)*│ Shell: /(.|\n)*or no\?$")
         person.type("once" + ENTER)
-        person.see(r"✓ bash: HELLO \[exit code 0(.|\n)*\n>$")
+        person.expect(r"✓ bash: HELLO \[exit code 0(.|\n)*\n>$")
         assert (workspace(home) / "greeting").read_text() == "HELLO\n"
 
         person.type('bash {"command": "rm greeting"}' + ENTER)
-        person.see(r"or no\?$", after="rm greeting")
+        person.expect(r"or no\?$", after="rm greeting")
         person.type("no" + ENTER)
-        person.see(r"✗ bash: declined(.|\n)*\n>$", after="rm greeting")
+        person.expect(r"✗ bash: declined(.|\n)*\n>$", after="rm greeting")
         assert (workspace(home) / "greeting").exists()
 
         person.type(json.dumps({"command": f"touch begun; {command} & {command}"}).join(["bash ", ENTER]))
-        person.see(r"or no\?$", after="touch begun")
+        person.expect(r"or no\?$", after="touch begun")
         person.type("once" + ENTER)
         eventually(lambda: (workspace(home) / "begun").exists())
         person.type(CTRL_C)
-        person.see(r"stopped(.|\n)*\n>$", after="touch begun")
+        person.expect(r"stopped(.|\n)*\n>$", after="touch begun")
         eventually(lambda: not running(command), 3)
 
 

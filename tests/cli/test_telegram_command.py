@@ -100,8 +100,8 @@ async def test_doctor_reports_problems_of_the_bot(home: Home) -> None:
         double.faults.append(Fault("getMe", 401, "Unauthorized"))
         env = {"ATLAS_TELEGRAM_TOKEN": TOKEN, "ATLAS_TELEGRAM_URL": double.url}
         found = await asyncio.to_thread(lambda: home.run("doctor", **env))
-        assert "✗ telegram: Telegram refused it: Unauthorized (401)" in found.stdout
-        assert "set ATLAS_TELEGRAM_TOKEN to the token that @BotFather gave" in found.stdout
+        assert "✗ telegram: Telegram rejected the request: Unauthorized (HTTP 401)" in found.stdout
+        assert "set ATLAS_TELEGRAM_TOKEN to the token from @BotFather" in found.stdout
         found = await asyncio.to_thread(lambda: home.run("doctor", ATLAS_TELEGRAM_CHANNEL="true"))
         assert "telegram_channel requires a bot" in found.stdout
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from atlas_agents.cli.terminal import TerminalView
-from checks import until
+from checks import wait_until
 from terminal import Screen
 
 ANSWER = """\
@@ -63,7 +63,7 @@ class ShownView:
 
 async def drawn(shown: ShownView, expected: str) -> str:
     """Wait until the screen ends with this text, and return all that it shows."""
-    await until(lambda: shown.text.endswith(expected))
+    await wait_until(lambda: shown.text.endswith(expected))
     return shown.text
 
 
