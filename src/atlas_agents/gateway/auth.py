@@ -103,8 +103,7 @@ class TokenFile:
         return True
 
     def issue(self, name: str, scopes: tuple[Scope, ...]) -> Secret:
-        """Issue a token for an internal client, such as a channel. It has sessions of its own and is never written to
-        disk.
+        """Issue a token for an internal client with its own sessions, such as a channel. It is never written to disk.
 
         It is valid until the process ends, or until it is revoked or issued again under the same name.
         """
@@ -223,7 +222,7 @@ def _read_token(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise ConfigError(f"cannot read token file {path}: not UTF-8 text") from error
     if len(content) > _MAX_TOKEN_FILE_BYTES or "\0" in text:
-        raise ConfigError(f"token file {path} is empty: expected an access token")
+        raise ConfigError(f"invalid token file {path}: expected one line with an access token")
     _restrict_permissions(path)
     return text
 
@@ -357,8 +356,7 @@ class Authenticator:
         self._lockout = Lockout(clock)
 
     def authenticate(self, address: str, token: str) -> tuple[float, Grant | None]:
-        """Return the seconds to wait and the grant of the token. The grant is None if the token is invalid or locked
-        out."""
+        """Return the seconds to wait and the grant; None if the token is invalid or the address is locked out."""
         if wait := self._lockout.wait(address):
             return wait, None
         grant = self.tokens.find_grant(token)

@@ -1,5 +1,4 @@
-"""Administration methods: `agents.*`, `models.list`, `tools.*`, `mcp.servers`, `audit.*`, `usage.*`, `config.get`,
-users."""
+"""Administration methods: agents, models, tools, MCP servers, audit, usage, settings, tokens, users and plans."""
 
 import asyncio
 from collections import defaultdict
