@@ -14,15 +14,9 @@ ROOT = Path(__file__).parent.parent
 # What still has such words: packages of the library, other folders, files at the root.
 PENDING = {
     "tests",
-    "bench",
     "docs",
-    "CONTRIBUTING.md",
-    "app",
     "channels",
-    "cli",
-    "config",
     "local",
-    "workspace",
 }
 
 
