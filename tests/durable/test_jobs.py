@@ -238,7 +238,7 @@ async def test_cancelling_a_job_cancels_its_child_jobs() -> None:
         await begun.wait()
         (first,) = await atlas.jobs.list(states=("running",), limit=1, before=2)
         ended = await atlas.jobs.cancel(first.id, by="ann")
-        assert (ended.state, ended.error) == ("cancelled", "by ann")
+        assert (ended.state, ended.error) == ("cancelled", "cancelled by ann")
         jobs = await wait_until_settled(atlas, "cancelled", "cancelled")
         assert "was cancelled by ann" in (await texts(atlas))[2][1]
         assert await texts(atlas, jobs[0].session) == [("user", "write it"), ("assistant", "Waiting for c.")]
