@@ -9,7 +9,7 @@ import pytest
 from settings_sources import SettingsSources
 
 from atlas_agents import BadModelRef
-from checks import as_nobody
+from checks import as_unprivileged_user
 
 REF = "expected 'provider/model', for example 'anthropic/claude-opus-4-6'"
 KEYS = "secrets are accepted only from the environment, .env or a secret file"
@@ -103,7 +103,7 @@ KEYS = "secrets are accepted only from the environment, .env or a secret file"
         ),
         (
             "fetch_hosts = ['wiki.intern:8080', 'https://b.example/']\n",
-            "1: fetch_hosts: 'https://b.example/' is no host; write one like wiki.intern or wiki.intern:8080, "
+            "1: fetch_hosts: invalid host 'https://b.example/': expected a name like wiki.intern or wiki.intern:8080, "
             "without https://",
         ),
         (
@@ -160,7 +160,7 @@ def test_invalid_model_reference_has_its_own_error_type(sources: SettingsSources
         ),
         (b"port = 1\nhost = '\xff'\n", "atlas.toml:2: the file is not valid UTF-8; save it as UTF-8"),
         ("port = 1\n".encode("utf-16"), "atlas.toml:1: the file is not valid UTF-8; save it as UTF-8"),
-        (b"#" * 300_000, "atlas.toml: larger than 256 KiB, the maximum for a settings file"),
+        (b"#" * 300_000, "atlas.toml: larger than the maximum of 256 KiB"),
         (b"port = \x00\n", "atlas.toml:1: port: invalid TOML: …"),
     ],
 )
@@ -172,10 +172,10 @@ def test_binary_file_is_rejected(content: bytes, error: str, sources: SettingsSo
 def test_special_file_or_broken_link_is_rejected(sources: SettingsSources) -> None:
     path = sources.project_file
     path.mkdir()
-    assert sources.error() == "atlas.toml: not a regular file; replace it with a text file or remove it"
+    assert sources.error() == "atlas.toml: not a regular file; replace it with a text file"
     path.rmdir()
     os.mkfifo(path)
-    assert sources.error() == "atlas.toml: not a regular file; replace it with a text file or remove it"
+    assert sources.error() == "atlas.toml: not a regular file; replace it with a text file"
     path.unlink()
     path.symlink_to("nothing.toml")
     assert sources.error() == "atlas.toml: broken symbolic link; fix or remove it"
@@ -189,13 +189,13 @@ def test_special_file_or_broken_link_is_rejected(sources: SettingsSources) -> No
 def test_unreadable_file_is_rejected(tmp_path: Path) -> None:
     sources = SettingsSources(tmp_path)
     (sources.cwd / "team.toml").touch(0)
-    with as_nobody(tmp_path):
+    with as_unprivileged_user(tmp_path):
         assert sources.error({"policy": "team.toml"}) == (
             "flag: --policy: cannot read team.toml: permission denied for this user"
         )
     sources.project("port = 1\n")
     sources.project_file.chmod(0)
-    with as_nobody(tmp_path):
+    with as_unprivileged_user(tmp_path):
         assert sources.error() == "cannot read atlas.toml: Permission denied; fix its permissions or remove it"
 
 

@@ -13,7 +13,7 @@ import pytest
 from atlas_agents import ConfigError
 from atlas_agents.core.paths import is_protected
 from atlas_agents.workspace import AgentSpec, Workspace
-from checks import as_nobody
+from checks import as_unprivileged_user
 
 DEFAULTS = {
     "AGENTS.md": "c57e998c2809387f",
@@ -180,7 +180,7 @@ def put_bytes(path: Path) -> None:
 @pytest.mark.parametrize(
     ("put", "message"),
     [
-        (put_large, ": larger than 256 KiB; it is part of every prompt, so shorten it"),
+        (put_large, ": larger than the maximum of 256 KiB"),
         (put_link_out, ": symbolic link to outside the workspace; replace it with the file itself"),
         (put_link_through_a_folder, ": symbolic link to outside the workspace; replace it with the file itself"),
         (put_link_to_a_device, ": symbolic link to outside the workspace; replace it with the file itself"),
@@ -219,7 +219,7 @@ def test_linked_workspace_folder_is_read(tmp_path: Path) -> None:
 def test_unreadable_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "SOUL.md").write_text("S")
     (tmp_path / "SOUL.md").chmod(0)
-    with as_nobody(tmp_path), pytest.raises(ConfigError, match=r"SOUL\.md: cannot read the file: Permission denied"):
+    with as_unprivileged_user(tmp_path), pytest.raises(ConfigError, match=r"SOUL\.md: cannot read the file: Permission denied"):
         Workspace(tmp_path).load()
 
 

@@ -134,7 +134,7 @@ async def test_reverted_invalid_edit_is_reported(tmp_path: Path) -> None:
     async with watching(tmp_path) as watched:
         watched.write("x" * 300_000)
         await watched.polls(2)
-        assert "larger than 256 KiB" in watched.workspace.state.errors[0]
+        assert "larger than the maximum of 256 KiB" in watched.workspace.state.errors[0]
         (tmp_path / "SOUL.md").unlink()
         assert await watched.polls(2) == [GOOD]
         assert watched.workspace.state == watched.first

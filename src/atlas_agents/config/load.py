@@ -14,7 +14,7 @@ import msgspec
 from atlas_agents.builtin_tools.web.ssrf import Hosts
 from atlas_agents.config.settings import SETTINGS, Setting, Settings, has_password, scheme
 from atlas_agents.core.errors import BadModelRef, ConfigError
-from atlas_agents.core.paths import Environment, Secret, absolute, home, read_secret, user_config
+from atlas_agents.core.paths import Environment, Secret, absolute, home, read_secret, read_text_file, user_config
 from atlas_agents.core.plugins import Plugins
 from atlas_agents.providers.rate_limits import parse_rate_limits
 from atlas_agents.providers.registry import parse_model_ref
@@ -37,16 +37,16 @@ class TomlValue(msgspec.Struct, frozen=True):
 
 def read_toml(path: Path) -> dict[str, TomlValue] | None:
     """Return the top-level keys of a TOML file, each table as one value, or None if the file does not exist."""
-    content = _read_bytes(path)
-    if content is None:
-        return None
-    if content.startswith(b"\xef\xbb\xbf"):
-        raise ConfigError(f"{path}:1: the file starts with a byte order mark; save it as UTF-8 without one")
     try:
-        text = content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path}:{line}: the file is not valid UTF-8; save it as UTF-8") from error
+        text = read_text_file(path, MAX_BYTES)
+    except (FileNotFoundError, NotADirectoryError):
+        if path.is_symlink():
+            raise ConfigError(f"{path}: broken symbolic link; fix or remove it") from None
+        return None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}; fix its permissions or remove it") from error
+    if text.startswith("\ufeff"):
+        raise ConfigError(f"{path}:1: the file starts with a byte order mark; save it as UTF-8 without one")
     lines = text.split("\n")
     try:
         parsed = tomllib.loads(text)
@@ -55,28 +55,6 @@ def read_toml(path: Path) -> dict[str, TomlValue] | None:
     except RecursionError as error:
         raise ConfigError(f"{path}: nested too deeply; settings are plain values") from error
     return {key: TomlValue(value, _find_line(key, lines)) for key, value in parsed.items()}
-
-
-def _read_bytes(path: Path) -> bytes | None:
-    """Read a file of limited size. Opening does not block, so that a named pipe is rejected instead of read."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        if path.is_symlink():
-            raise ConfigError(f"{path}: broken symbolic link; fix or remove it") from None
-        return None
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}; fix its permissions or remove it") from error
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise ConfigError(f"{path}: not a regular file; replace it with a text file or remove it")
-        with open(descriptor, "rb", closefd=False) as file:
-            content = file.read(MAX_BYTES + 1)
-    finally:
-        os.close(descriptor)
-    if len(content) > MAX_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_BYTES // 1024} KiB, the maximum for a settings file")
-    return content
 
 
 def _syntax_error(path: Path, lines: list[str], message: str) -> ConfigError:

@@ -186,6 +186,29 @@ def read_json(path: Path, kind: type[T]) -> T | None:
         raise ConfigError(f"cannot read {path}: {error}; fix the file or move it away") from error
 
 
+def read_text_file(path: Path, max_bytes: int, real: Path | None = None) -> str:
+    """Read a small UTF-8 file; ConfigError if it is invalid, OSError if it cannot be read. Never blocks on a pipe.
+
+    `real` is the resolved path to open: messages name `path`, and a link that replaces `real` is not followed.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_NOFOLLOW if real else 0)
+    descriptor = os.open(real or path, flags)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ConfigError(f"{path}: not a regular file; replace it with a text file")
+        with open(descriptor, "rb", closefd=False) as file:
+            content = file.read(max_bytes + 1)
+    finally:
+        os.close(descriptor)
+    if len(content) > max_bytes:
+        raise ConfigError(f"{path}: larger than the maximum of {max_bytes // 1024} KiB")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{path}:{line}: the file is not valid UTF-8; save it as UTF-8") from error
+
+
 @contextmanager
 def lock_file(path: Path) -> Generator[None, None, None]:
     """Hold an exclusive lock on a file for a read-modify-write cycle."""

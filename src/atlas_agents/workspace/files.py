@@ -1,13 +1,13 @@
 """Files of a workspace: safe reads, change detection, and the default files."""
 
 import os
-import stat
 from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
 from typing import TypeAlias
 
 from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.paths import read_text_file
 
 NAMES = ("AGENTS.md", "SOUL.md", "TOOLS.md")
 MAX_BYTES = 256 * 1024
@@ -28,34 +28,13 @@ def read(folder: Path, name: str) -> str | None:
         real = Path(os.path.realpath(path, strict=True))
         if not real.is_relative_to(os.path.realpath(folder)):
             raise ConfigError(f"{path}: symbolic link to outside the workspace; replace it with the file itself")
-        content = _read_bytes(real)
+        return read_text_file(path, MAX_BYTES, real).removeprefix("\ufeff")
     except FileNotFoundError as error:
         if not path.is_symlink():  # deleted since the check above
             return None
         raise ConfigError(f"{path}: broken symbolic link; replace it with the file itself") from error
     except OSError as error:
         raise ConfigError(f"{path}: cannot read the file: {error.strerror}") from error
-    if content is None:
-        raise ConfigError(f"{path}: not a regular file; replace it with a text file")
-    if len(content) > MAX_BYTES:
-        raise ConfigError(f"{path}: larger than {MAX_BYTES // 1024} KiB; it is part of every prompt, so shorten it")
-    try:
-        return content.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path}:{line}: the file is not valid UTF-8; save it as UTF-8") from error
-
-
-def _read_bytes(path: Path) -> bytes | None:
-    """Read at most one byte more than allowed; None for other than a regular file. Never blocks or follows a link."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            return None
-        with open(descriptor, "rb", closefd=False) as file:
-            return file.read(MAX_BYTES + 1)
-    finally:
-        os.close(descriptor)
 
 
 def read_stamps(folder: Path, more: Iterable[str] = ()) -> FileStamps:
