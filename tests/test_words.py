@@ -15,8 +15,6 @@ ROOT = Path(__file__).parent.parent
 PENDING = {
     "tests",
     "docs",
-    "channels",
-    "local",
 }
 
 

@@ -171,7 +171,7 @@ async def test_unavailable_model_is_explained_in_one_sentence(
 ) -> None:
     (tmp_path / "text.gguf").write_text("hello")
     (tmp_path / "broken.gguf").write_bytes(b"GGUF" + b"\x00" * 1000)
-    for _ in range(2):  # the second time it is no slower
+    for _ in range(2):  # the second attempt is as fast
         with pytest.raises(ModelUnavailable) as caught:
             await complete(make(model.format(tmp=tmp_path)), Request([user("Hello!")]))
         assert message in str(caught.value) and "\n" not in str(caught.value)

@@ -13,7 +13,7 @@ from atlas_agents.builtin_tools.web.download import download
 from atlas_agents.builtin_tools.web.ssrf import INTERNET, Hosts, UrlRefused
 from atlas_agents.core.addresses import is_private, is_public
 from atlas_agents.core.errors import ConfigError, ToolFailed
-from fault_server import FaultServer
+from fault_server import FaultServer, response
 
 SECRET = page("the secret of this machine", "text/plain")
 
@@ -199,10 +199,9 @@ async def test_redirects_end_after_five() -> None:
 
 
 async def test_redirect_to_a_public_page_is_followed_without_cookies_or_referrer() -> None:
-    first = redirect("http://other.test/there?q=1#part", "308 Permanent Redirect")
-    async with fake_internet(
-        [first[0].replace(b"\r\n\r\n", b"\r\nset-cookie: a=b\r\n\r\n")], page("<p>there")
-    ) as internet:  # type: ignore[union-attr]
+    to = "http://other.test/there?q=1#part"
+    first = response(b"", status="308 Permanent Redirect", framing="sized", location=to, set_cookie="a=b")
+    async with fake_internet(first, page("<p>there")) as internet:
         output = await internet.fetch("http://pub.test/")
         assert output.startswith("Fetched: http://other.test/there?q=1\n")
         sent = internet.server.requests[1].headers

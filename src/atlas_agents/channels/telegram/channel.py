@@ -17,13 +17,12 @@ from atlas_agents.builtin_tools.telegram_format import FormattedText, code_block
 from atlas_agents.channels.telegram.approvals import ALLOW, NOT_ALLOWED, parse_callback_data
 from atlas_agents.channels.telegram.state import PairedUser, Pairing, StateFile
 from atlas_agents.channels.telegram.types import (
-    DEFAULT_TIMING,
+    TIMING,
     CallbackQuery,
     TelegramMessage,
     TelegramTiming,
     TelegramUser,
     Update,
-    UpdateId,
 )
 from atlas_agents.channels.telegram.user_session import UserSession
 from atlas_agents.client.client import GatewayAddress, GatewayClient
@@ -116,12 +115,7 @@ class TelegramChannel:
     """Runs the channel of one bot until it is cancelled. Telegram rejects two programs that poll the same bot."""
 
     def __init__(
-        self,
-        api: BotApi,
-        pairing: Pairing,
-        state_file: StateFile,
-        access: UserAccess,
-        timing: TelegramTiming = DEFAULT_TIMING,
+        self, api: BotApi, pairing: Pairing, state_file: StateFile, access: UserAccess, timing: TelegramTiming = TIMING
     ) -> None:
         self._api = api
         self._pairing = pairing
@@ -267,9 +261,7 @@ class TelegramChannel:
 
     def _error_reply(self, update: Update, error: str) -> Reply:
         message = update.message
-        if message is None or message.sender is None or message.chat.id != message.sender.id:
-            return None
-        if message.chat.id not in self._paired:
+        if message is None or message.chat.id not in self._paired or message.sender is None:
             return None
         return lambda: self._send(message.chat.id, FormattedText(f"That failed: {error}"[:1000]))
 
@@ -313,7 +305,7 @@ def _decode_update(found: Any) -> Update:
     try:
         return msgspec.convert(found, Update)
     except msgspec.ValidationError:  # an update of an unknown kind
-        return Update(msgspec.convert(found, UpdateId).update_id)
+        return Update(int(found["update_id"]))
 
 
 def _describe_poll_error(error: BotApiError) -> str:

@@ -11,13 +11,7 @@ from contextlib import suppress
 from typing import TypeVar
 
 from atlas_agents.builtin_tools.telegram_api import BotApi, BotApiError, BotUnreachable, call_with_text, send_message
-from atlas_agents.builtin_tools.telegram_format import (
-    MAX_LENGTH,
-    FormattedText,
-    concat,
-    parse_markdown,
-    split_message,
-)
+from atlas_agents.builtin_tools.telegram_format import MAX_LENGTH, FormattedText, concat, parse_markdown, split_message
 from atlas_agents.channels.telegram.state import PendingDelivery, StateFile
 from atlas_agents.channels.telegram.types import TelegramTiming
 from atlas_agents.client.client import SessionEvent

@@ -48,27 +48,15 @@ class Update(msgspec.Struct, frozen=True):
     callback_query: CallbackQuery | None = None
 
 
-class UpdateId(msgspec.Struct, frozen=True):
-    """The id of an update of an unknown kind."""
-
-    update_id: int
-
-
 class TelegramTiming(msgspec.Struct, frozen=True):
     """Intervals in seconds. The default edit interval respects Telegram's limit of about one message a second."""
 
-    edit: float = 1.5
-    """Between two edits of a message."""
-    typing: float = 4.5
-    """Between two typing indicators."""
-    poll: int = 50
-    """How long Telegram holds a long poll."""
-    min_delay: float = 1.0
-    """Before the first retry."""
+    edit: float = 1.5  # between two edits of a message
+    typing: float = 4.5  # between two typing indicators
+    poll: int = 50  # for which Telegram holds a long poll
+    min_delay: float = 1.0  # before the first retry
     max_delay: float = 60.0
-    """Between retries at most."""
-    watch: float = 1.0
-    """Between two reads of the paired users."""
+    watch: float = 1.0  # between two reads of the paired users
 
 
-DEFAULT_TIMING = TelegramTiming()
+TIMING = TelegramTiming()
