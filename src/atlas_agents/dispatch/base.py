@@ -41,8 +41,7 @@ class RunExecutor(Protocol):
     async def run_row(self, run_id: str) -> RunRow | None: ...
 
     async def resume_run(self, row: RunRow) -> RunningTurn | None:
-        """Resume a run from its last recorded step. None if it cannot be resumed (and was ended) or already runs
-        here."""
+        """Resume a run from its last recorded step; None if it already runs here or was ended because it cannot."""
         ...
 
     def running_turn(self, run_id: str) -> RunningTurn | None:

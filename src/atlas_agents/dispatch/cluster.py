@@ -277,8 +277,7 @@ class Cluster:
             self._handle_reconnect()
 
     async def _notify(self, payloads: Sequence[str]) -> None:
-        """Send through Postgres what could not be published through Valkey. If that fails too, others find out by
-        polling."""
+        """Send through Postgres what could not be published through Valkey; if that fails, others poll."""
         try:
             async with await psycopg.AsyncConnection.connect(self._url, **CONNECTION_OPTIONS) as connection:
                 await connection.execute(_NOTIFY_MANY, (self._channel, list(payloads)))

@@ -48,8 +48,7 @@ class ValkeySubscriber:
         """Whether publishing and receiving work."""
 
     async def open(self, identity: str) -> None:
-        """Connect on a channel that is unique to this cluster. ConfigError if access is denied; a server that is
-        down may come back."""
+        """Connect on a channel of this cluster; ConfigError if access is denied. A server that is down is retried."""
         self._channel = f"atlas:{hashlib.sha256(identity.encode()).hexdigest()[:16]}:news"
         try:
             async with asyncio.timeout(_CONNECT_TIMEOUT):

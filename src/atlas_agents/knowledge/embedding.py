@@ -41,10 +41,8 @@ class Embedder(Protocol):
 
 
 class LocalEmbedder:
-    """WordLlama embeddings: the mean of a static vector per token.
-
-    The weights are part of the wordllama wheel and are read here directly, because its own code imports a hub client.
-    """
+    """WordLlama embeddings: the mean of a static vector per token. The weights are read from the wordllama wheel,
+    without its code, which imports a hub client."""
 
     model = "wordllama/l2-supercat-256"
 

@@ -128,8 +128,7 @@ class Knowledge:
         return await self._store.documents(tenant, Where("knowledge"), after=after, limit=limit)
 
     async def text(self, tenant: str, id: str) -> str:
-        """Return a document's text with its headings; NotFound if it is missing or incomplete. A very long one is
-        truncated with a note."""
+        """Return a document's text with its headings, truncated if very long; NotFound if missing or incomplete."""
         document = await self._store.document(tenant, "knowledge", id)
         if document is None or not document.hash:
             raise NotFound(f"document not found: {id[:80]!r}")
@@ -191,8 +190,7 @@ class Knowledge:
     async def _store_document(
         self, tenant: str, item: Item, category: str, details: DocumentDetails, loaded: LoadedDocument, hash: str
     ) -> int:
-        """Store a document and return its number of passages. Batches keep other writers from waiting; the last one
-        writes the hash."""
+        """Store a document in batches, the last one with the hash, and return its number of passages."""
         chunks = split_passages(loaded.text, plain=loaded.plain)
         title = loaded.title or next((chunk.path[0] for chunk in chunks if chunk.path), "") or details.name
         model = self._embedder.model if self._embedder is not None else ""

@@ -200,10 +200,7 @@ class TurnHistory:
 
 
 class JobHistory:
-    """Jobs that the agent delegated or did for this user: the task and its outcome.
-
-    Only finished jobs; an open one still has its own turn.
-    """
+    """Finished jobs that the agent delegated or did for this user: the task and its outcome."""
 
     def __init__(self, store: Store) -> None:
         self._store = store

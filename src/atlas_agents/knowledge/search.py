@@ -34,10 +34,8 @@ def keyword_weight(query: str) -> float:
 
 
 def fuse_hits(vector_hits: Sequence[Hit], keyword_hits: Sequence[Hit], weight: float = KEYWORD_WEIGHT) -> list[Hit]:
-    """Combine the cosine with the keyword score relative to the best keyword score.
-
-    A passage found only by keywords is assumed to be as similar as the last one found by meaning.
-    """
+    """Add the keyword score, relative to the best one, to the cosine; a passage found only by keywords gets the lowest
+    cosine found."""
     semantic = {hit.passage: hit.score for hit in vector_hits}
     lowest = min(semantic.values(), default=0.0)
     best = max((hit.score for hit in keyword_hits), default=0.0)

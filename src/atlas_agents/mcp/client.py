@@ -223,8 +223,7 @@ _RELIST_AFTER = 300.0
 
 
 class McpConnection:
-    """Connection to one server. Every new session starts by listing the tools; a tool that differs from its approved
-    version is not called."""
+    """Connection to one server. Every session lists the tools; one that differs from its approval is not called."""
 
     def __init__(
         self,
