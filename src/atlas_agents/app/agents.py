@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 _RETRY_DELAYS = (30.0, 120.0, 600.0)
 _DEMO_DELAY = 0.02
+_POLL_SECONDS = 1.0
 FetchModel: TypeAlias = Callable[[str], Awaitable[None]]
 """Makes sure that a local model is downloaded, or raises an AtlasError with the reason."""
 
@@ -111,9 +112,6 @@ class AgentLoader:
 
 def _is_local(ref: str) -> bool:
     return parse_model_ref(ref).provider == "local"
-
-
-_POLL_SECONDS = 1.0
 
 
 def open_mcp_servers(

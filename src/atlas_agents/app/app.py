@@ -37,6 +37,8 @@ from atlas_agents.tools.approvals import Approvals
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.workspace.workspace import Workspace
 
+logger = logging.getLogger(__name__)
+
 
 class ClusterConfig:
     """Connection of this process to its cluster."""
@@ -112,9 +114,6 @@ def _as_interceptors(value: Any) -> list[Interceptor]:
     if callable(value):
         return _as_interceptors(value())
     raise ConfigError(f"invalid plugin: expected an Interceptor, or a list or factory of them, got {value!r}")
-
-
-logger = logging.getLogger(__name__)
 
 
 def open_knowledge_base(settings: Settings, store: Store, registry: Registry) -> KnowledgeBase:

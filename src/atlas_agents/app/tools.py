@@ -32,6 +32,8 @@ from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.tools.tool import Tool, tool
 from atlas_agents.workspace.skills import skill_tool
 
+logger = getLogger(__name__)
+
 _PRIVATE_NAMES = ("token", "tokens.json", "x.json", "telegram", "typed", "running.json", "lock", "logs", "models")
 """Private files of the home folder, protected even if tools work in the home folder itself."""
 
@@ -92,7 +94,6 @@ def _x(settings: Settings, opening: AsyncExitStack) -> list[Tool]:
     return x_tools(XApi(client, XTokens(account, settings.home / "x.json", client)))
 
 
-logger = getLogger(__name__)
 _DEFAULT_CELLS: dict[str, dict[str, Cell]] = {
     "bash": {"*": "yes"},  # the tool itself asks, unless a rule on its argv decides
     "code_interpreter": {"*": "ask"},
@@ -103,7 +104,7 @@ _DEFAULT_CELLS: dict[str, dict[str, Cell]] = {
     "search_x": {},
     "remember": {"*": "yes"},
     "forget": {"*": "ask"},  # irreversible, and a page that was read may have prompted it
-    "delegate_task": {"*": "yes"},  # the other agent effectful under its own permissions
+    "delegate_task": {"*": "yes"},  # the other agent acts under its own permissions
 }
 DEFAULT_POLICY = Policy(name="default policy", tools=_DEFAULT_CELLS)
 """Permissions without a policy file: pure tools, and these after approval."""

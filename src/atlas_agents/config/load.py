@@ -21,6 +21,7 @@ from atlas_agents.providers.registry import parse_model_ref
 from atlas_agents.tools.redact import is_secret_name
 
 MAX_BYTES = 256 * 1024
+ALLOWED_SOURCES = "secrets are accepted only from the environment, .env or a secret file"
 _LINE = re.compile(r"\(at line (\d+), column \d+\)")
 _NAME = r"""(?:"[^"]*"|'[^']*'|[A-Za-z0-9_-]+)"""
 _PAIR = re.compile(rf"\s*({_NAME})(?:\s*\.\s*{_NAME})*\s*=")
@@ -80,9 +81,6 @@ def _key(line: str) -> str:
     """Return the first key of a line that sets a value or starts a table, or '' for other lines."""
     match = _PAIR.match(line) or _TABLE.match(line)
     return match[1].strip("\"'") if match else ""
-
-
-ALLOWED_SOURCES = "secrets are accepted only from the environment, .env or a secret file"
 
 
 class RawSetting(msgspec.Struct, frozen=True):

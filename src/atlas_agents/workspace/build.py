@@ -14,6 +14,8 @@ from atlas_agents.providers.registry import Model, parse_model_ref
 from atlas_agents.tools.tool import Function, Tool, as_tool
 from atlas_agents.workspace.workspace import AgentSpec, WorkspaceState
 
+logger = logging.getLogger(__name__)
+
 LOCAL_MODEL = "local/smollm2-135m"
 """Model of last resort, which needs no API key."""
 
@@ -64,7 +66,6 @@ def _notice(spec: AgentSpec, reasons: list[str], used: str) -> str | None:
     return f"agent {spec.id!r}: {'; '.join(reasons)}; using {used} instead" if reasons else None
 
 
-logger = logging.getLogger(__name__)
 Fallback: TypeAlias = Callable[[str], tuple[Model, str] | None]
 """Returns the replacement for a model that is not available, and a notice about it."""
 

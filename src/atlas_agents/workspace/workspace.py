@@ -18,12 +18,16 @@ from atlas_agents.providers.registry import parse_model_ref
 from atlas_agents.workspace.files import NAMES, FileStamps, read, read_stamps, write_defaults
 from atlas_agents.workspace.skills import SKILLS_FOLDER, Skill, read_skills, skill_files, skills_prompt
 
+logger = logging.getLogger(__name__)
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 _TOOL = re.compile(r"\S{1,200}")
 _ENTRY = re.compile(r"([A-Za-z][A-Za-z _-]{0,30}?)[ \t]*:(?:[ \t]+(.*))?")
 _INTEGER = re.compile(r"[0-9]{1,9}")
 _NUMBER = re.compile(r"[0-9]{1,3}(\.[0-9]{1,9})?")
 _ALL, _NONE = "*", "none"
+_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
+_PROMPT = "prompt"
+_SEPARATOR = "\n\n---\n\n"
 
 
 def is_plain_name(text: str) -> bool:
@@ -160,10 +164,6 @@ KEYS: dict[str, tuple[str, Callable[[SectionLine], object]]] = {
 """Each key, the field of `AgentSpec` it sets, and the parser of its value. `Prompt:` ends the keys."""
 
 
-_FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
-_PROMPT = "prompt"
-
-
 class AgentSpec(msgspec.Struct, frozen=True):
     """Agent as its section defines it. `models` are tried in order; `tools` are names, `*` means all."""
 
@@ -263,8 +263,6 @@ def _parse_spec(section: _Section, file: str) -> AgentSpec:
     return msgspec.convert({"id": section.id, "where": f"{file}:{section.line}", **values}, AgentSpec)
 
 
-logger = logging.getLogger(__name__)
-_SEPARATOR = "\n\n---\n\n"
 _DEFAULT_AGENT = AgentSpec("assistant")
 """The agent of a workspace that defines none."""
 
