@@ -267,7 +267,7 @@ def test_home_folder_is_private(sources: SettingsSources) -> None:
     assert made == sources.cwd / "deep" / "state"
     assert stat.S_IMODE(made.stat().st_mode) == 0o700
     made.chmod(0o750)
-    assert open_home(settings) == made  # a folder that is there is its owner's business
+    assert open_home(settings) == made  # the mode of an existing folder is not changed
     assert stat.S_IMODE(made.stat().st_mode) == 0o750
 
 

@@ -1,4 +1,4 @@
-"""No password is left in an address that is shown."""
+"""Passwords in URLs are redacted."""
 
 import pytest
 

@@ -97,7 +97,7 @@ async def test_new_skill_is_loaded_without_a_restart(workspace: Workspace) -> No
     assert [skill.name for skill in workspace.state.skills] == ["letters"]
     watching = workspace.watch(every=0.02)
     following = asyncio.ensure_future(anext(watching))
-    await run_ready_tasks()  # it has seen the workspace as it is
+    await run_ready_tasks()  # the watch has read the current files
     poems = workspace.path / "skills/poems"
     poems.mkdir()
     (poems / "SKILL.md").write_text("---\nname: poems\ndescription: 'Rhyme.'\n---\nRhyme.")
