@@ -1,1 +1,1 @@
-"""The built-in tools that touch the outside: the web, files, a shell, code, messages."""
+"""Built-in tools: web, files, shell, code interpreter, Telegram, X and team tools."""

@@ -210,7 +210,7 @@ async def ensure_model(
     model: LocalModel, folder: Path, progress: Progress | None = None, *, verify: bool = False
 ) -> Path:
     """Return the file of a model, downloading it if necessary. Concurrent callers wait for one download."""
-    report = progress or (lambda done, total, step: None)
+    report: Progress = progress or (lambda done, total, step: None)
     state = model_state(model, folder)
     if state.installed and not verify:
         return state.path
