@@ -10,13 +10,13 @@ from typing import Any, TypeAlias
 import psycopg
 from conformance_client import ReconnectingClient
 from conformance_processes import DispatcherSetup
-from crash.checker import CHECKS, readable
+from crash.checker import CHECKS, format_case
 from crash.evidence import Evidence
-from crash.more_checks import Stories, same_end
-from crash.plays import PLAYS
+from crash.evidence_log import read
+from crash.more_checks import Transcripts, same_end
+from crash.replies import REPLIES
 from crash.runner import Case, Outcome
-from crash.stores import QUERIES, SqlitePlace, Tables, tables
-from crash.world import read
+from crash.stores import QUERIES, SqliteDatabase, Tables, tables
 
 from atlas_agents.core.store import OPEN
 from atlas_agents.providers.base import TextChunk, ToolCallChunk
@@ -32,8 +32,8 @@ async def check_invariants(setup: DispatcherSetup, client: ReconnectingClient) -
     """Raise AssertionError with the full history unless all invariants hold."""
     await wait_until(lambda: asyncio.to_thread(_is_idle, setup), seconds=30.0)
     stored = _rows(setup)
-    notes = [*read(setup.home / "world"), *client.notes]
-    outcome = Outcome(Case(client.script()), stored, notes, ())
+    entries = [*read(setup.home / "world"), *client.entries]
+    outcome = Outcome(Case(client.script()), stored, entries, ())
     evidence = Evidence(outcome)
     violations = [
         f"{name}: {each}" for name, check in CHECKS.items() if name not in _SKIPPED_CHECKS for each in check(evidence)
@@ -41,13 +41,13 @@ async def check_invariants(setup: DispatcherSetup, client: ReconnectingClient) -
     violations += [f"I10: {each}" for each in same_end(evidence, _expected_stories(evidence))]
     replayed = await client.replay()
     violations += [f"I9: {each}" for each in _check_frames(client, evidence, replayed, inline=setup.inline)]
-    assert not violations, readable(outcome, violations)
+    assert not violations, format_case(outcome, violations)
     return evidence
 
 
 def _rows(setup: DispatcherSetup) -> Tables:
     if not setup.where.startswith("postgresql:"):
-        return SqlitePlace(setup.home).rows()
+        return SqliteDatabase(setup.home).rows()
     with psycopg.connect(setup.where, options=f"-c search_path={setup.schema}") as connection:
         return tables([connection.execute(query).fetchall() for query in QUERIES])
 
@@ -63,20 +63,20 @@ def _is_idle(setup: DispatcherSetup) -> bool:
         return connection.execute("SELECT count(*) FROM procrastinate_jobs").fetchall() == [(0,)]
 
 
-def _expected_stories(evidence: Evidence) -> Stories:
+def _expected_stories(evidence: Evidence) -> Transcripts:
     """Return how each play ends without a failure."""
-    expected: Stories = {}
-    for play, replies in PLAYS.items():
-        story: list[Any] = ["done", ("user", play)]
+    expected: Transcripts = {}
+    for scenario, replies in REPLIES.items():
+        transcript: list[Any] = ["done", ("user", scenario)]
         for reply in replies:
             called = [item.call for item in reply.items if isinstance(item, ToolCallChunk)]
-            story.append(("assistant", "".join(item.text for item in reply.items if isinstance(item, TextChunk))))
-            story += [("calls", call.name, call.arguments) for call in called]
+            transcript.append(("assistant", "".join(item.text for item in reply.items if isinstance(item, TextChunk))))
+            transcript += [("calls", call.name, call.arguments) for call in called]
             if called:
-                story.append(("tool", ""))
-                story += [("result", "ok", f"did {call.arguments.get('n')}") for call in called]
-        if play in PLAIN_PLAYS:
-            expected[evidence.script.name, play] = story
+                transcript.append(("tool", ""))
+                transcript += [("result", "ok", f"did {call.arguments.get('n')}") for call in called]
+        if scenario in PLAIN_PLAYS:
+            expected[evidence.script.name, scenario] = transcript
     return expected
 
 

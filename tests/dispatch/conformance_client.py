@@ -5,8 +5,8 @@ from contextlib import suppress
 from typing import Any
 
 from conformance_processes import ProcessGroup
+from crash.evidence_log import LogEntry
 from crash.scripts import Script, Send
-from crash.world import Note
 from websockets.exceptions import WebSocketException
 
 from gateway.processes import connect_process
@@ -23,15 +23,15 @@ class ReconnectingClient:
     def __init__(self, start_processes: ProcessGroup) -> None:
         self._processes = start_processes
         self.sends: list[Send] = []
-        self.notes: list[Note] = []
+        self.entries: list[LogEntry] = []
         self.runs: dict[str, str] = {}
         """The session of each acknowledged run."""
         self.received: dict[str, list[dict[str, Any]]] = {}
         self._followers: list[asyncio.Task[None]] = []
 
-    async def send(self, play: str, session: str) -> str:
+    async def send(self, scenario: str, session: str) -> str:
         """Send a message until it is acknowledged, follow its run, and return the run id."""
-        message = Send(play, str(len(self.sends) + 1), session)
+        message = Send(scenario, str(len(self.sends) + 1), session)
         self.sends.append(message)
         run = ""
         while not run:
@@ -40,7 +40,7 @@ class ReconnectingClient:
                     params = {"sessionKey": session, "message": message.text, "idempotencyKey": message.key}
                     run = (await client.get("chat.send", **params))["runId"]
             await asyncio.sleep(0 if run else _RETRY_DELAY)
-        self.notes.append(Note("client", "ack", run=run, key=message.key))
+        self.entries.append(LogEntry("client", "ack", run=run, key=message.key))
         self.runs[run] = session
         self._followers.append(asyncio.create_task(self._follow(run)))
         return run
@@ -76,12 +76,12 @@ class ReconnectingClient:
 
     async def abort(self, run: str) -> None:
         async with connect_process(self._processes.any_gateway()) as client:
-            self.notes.append(Note("client", "cancel", run=run))
+            self.entries.append(LogEntry("client", "cancel", run=run))
             assert (await client.get("chat.abort", runId=run))["aborted"] == [run]
 
     def expect_cancel(self, run: str) -> None:
         """Record that this run's work is cancelled by others and may be incomplete."""
-        self.notes.append(Note("client", "cancel", run=run))
+        self.entries.append(LogEntry("client", "cancel", run=run))
 
     async def replay(self) -> dict[str, list[dict[str, Any]]]:
         """Return all frames of all runs, as a client receives them that subscribes after their end."""

@@ -10,10 +10,10 @@ import sys
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-from crash.plays import TOOLS, Player
-from crash.points import PEACE, Plan, Points
-from crash.stage import STAGE
-from crash.world import World
+from crash.evidence_log import EvidenceLog
+from crash.fault_points import NO_FAULT, Plan, Points
+from crash.process_state import STATE
+from crash.replies import TOOLS, ReplayModel
 
 from atlas_agents import Agent, Approvals, Atlas, Delegation, Limits
 from atlas_agents.dispatch.cluster import Cluster
@@ -32,9 +32,9 @@ _POISON = Plan("kill", 1, forever=True, only="tool poison")
 
 
 async def main(role: str, where: str, home: Path, schema: str, heartbeat_timeout: float, poison: bool) -> None:
-    STAGE.world = World(home / "world", os.getpid())
-    STAGE.points = Points(_POISON if poison else PEACE, STAGE.world)
-    STAGE.pause = _PAUSE
+    STATE.log = EvidenceLog(home / "world", os.getpid())
+    STATE.points = Points(_POISON if poison else NO_FAULT, STATE.log)
+    STATE.pause = _PAUSE
     async with AsyncExitStack() as up:
         on_postgres = where.startswith("postgresql:")
         if on_postgres:
@@ -45,7 +45,7 @@ async def main(role: str, where: str, home: Path, schema: str, heartbeat_timeout
         await store.open()
         up.push_async_callback(store.close)
         atlas = Atlas(
-            [Agent(id, providers=[Player()], tools=TOOLS) for id in "abc"],
+            [Agent(id, providers=[ReplayModel()], tools=TOOLS) for id in "abc"],
             store=store,
             dispatcher=cluster,
             limits=Limits(tick=1.0),

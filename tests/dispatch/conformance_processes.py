@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Self
 
 import msgspec
-from crash.world import read
+from crash.evidence_log import read
 
 import fork_server
 from checks import wait_until
@@ -91,13 +91,13 @@ class ProcessGroup:
 
     def effects(self) -> list[tuple[int, str]]:
         """Return the side effects so far, each with the process that did it."""
-        return [(note.life, note.name) for note in read(self.setup.home / "world") if note.what == "effect"]
+        return [(entry.process, entry.name) for entry in read(self.setup.home / "world") if entry.what == "effect"]
 
     async def wait_for_effects(self, count: int, name: str = "") -> Process:
         """Wait for this many side effects, and return the running process that did the last one."""
 
         async def enough_effects() -> Process | None:
-            found = [life for life, what in self.effects() if name in ("", what)]
+            found = [process for process, what in self.effects() if name in ("", what)]
             alive = {member.pid: member for _, member in self.alive}
             return alive.get(found[-1]) if len(found) >= count else None
 

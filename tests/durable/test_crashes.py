@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 Crash: TypeAlias = Callable[..., Tally]
 A, B, C, D = 8, 5, 6, 3
 """How many parts each suite is in: none takes long, so that two workers end at about the same time."""
-LEAST = {"A": 170, "B": 60, "C": 70, "D": 40, "zombies": 180, "special": 100, "postgres": 70}
+MIN_CASES = {"A": 170, "B": 60, "C": 70, "D": 40, "zombies": 180, "special": 100, "postgres": 70}
 """Fewer cases than these in a part, and something is wrong with the harness itself."""
 EVERYWHERE = {
     *("commit before", "commit after", "sql INSERT", "sql UPDATE", "sql COMMIT", "model before", "model chunk"),
@@ -51,7 +51,7 @@ def holds(crash: Crash) -> Crash:
     def run(suite: str, *arguments: str) -> Tally:
         tally = crash(suite, *arguments)
         assert not tally.bad, "\n\n".join(tally.bad)
-        assert tally.cases >= LEAST[suite], "so few cases prove little"
+        assert tally.cases >= MIN_CASES[suite], "so few cases prove little"
         return tally
 
     return run
@@ -62,25 +62,25 @@ def of(parts: int) -> list[str]:
 
 
 @pytest.mark.parametrize("shard", of(A))
-def test_a_turn_survives_being_killed_at_every_point(shard: str, holds: Crash) -> None:
+def test_turn_survives_kill_9_at_every_point(shard: str, holds: Crash) -> None:
     tally = holds("A", "--shard", shard, "--distinct")
-    assert tally.struck[1] > 0.95 * tally.cases
+    assert tally.injected[1] > 0.95 * tally.cases
 
 
 @pytest.mark.parametrize("shard", of(B))
-def test_a_turn_survives_being_killed_again_while_it_recovers(shard: str, holds: Crash) -> None:
+def test_turn_survives_kill_9_during_recovery(shard: str, holds: Crash) -> None:
     tally = holds("B", "--shard", shard, "--count", "10")
-    assert tally.struck[2] > 0.5 * tally.cases
-    assert tally.struck[3] > 0.05 * tally.cases
+    assert tally.injected[2] > 0.5 * tally.cases
+    assert tally.injected[3] > 0.05 * tally.cases
 
 
 @pytest.mark.parametrize("shard", of(C))
-def test_a_turn_survives_errors_once_and_for_ever(shard: str, holds: Crash) -> None:
+def test_turn_survives_transient_and_permanent_errors(shard: str, holds: Crash) -> None:
     holds("C", "--shard", shard, "--count", "1")
 
 
 @pytest.mark.parametrize("shard", of(D))
-def test_two_sessions_and_three_clients_survive_whatever_happens(shard: str, holds: Crash) -> None:
+def test_concurrent_sessions_and_clients_survive_random_faults(shard: str, holds: Crash) -> None:
     holds("D", "--shard", shard, "--count", "120")
 
 
@@ -95,11 +95,11 @@ def test_delegated_jobs_run_and_are_reported_once(suite: str, count: int, least:
     assert tally.cases >= least
 
 
-def test_cases_that_failed_once_hold(crash: Crash) -> None:
-    assert crash("kept").bad == []
+def test_regression_cases_hold(crash: Crash) -> None:
+    assert crash("regressions").bad == []
 
 
-def test_a_process_that_was_stopped_comes_back_and_does_no_harm(holds: Crash) -> None:
+def test_resumed_zombie_process_writes_nothing(holds: Crash) -> None:
     holds("zombies")
 
 
@@ -107,25 +107,25 @@ def test_crash_looping_turn_is_failed_and_clocks_may_jump(holds: Crash) -> None:
     holds("special", "--count", "8")
 
 
-def test_the_same_holds_on_postgres(holds: Crash) -> None:
+def test_invariants_hold_on_postgres(holds: Crash) -> None:
     holds("postgres", "--count", "10")
 
 
 @pytest.mark.parametrize("name", list(BUGS))
-def test_the_checks_notice_a_broken_promise(name: str, crash: Crash) -> None:
+def test_checks_detect_a_seeded_bug(name: str, crash: Crash) -> None:
     bug = BUGS[name]
     limits = ("--distinct", "--most", "1", "--count", "6")
     (found,) = crash(bug.suite, "--script", bug.script, "--bug", name, *limits).bad
     assert any(f"VIOLATED {invariant}:" in found for invariant in bug.breaks)
 
 
-def test_there_are_points_at_all_seams(crash: Crash) -> None:
+def test_every_seam_has_fault_points(crash: Crash) -> None:
     tally = crash("A", "--script", "approved", "--script", "four calls at once")
     assert not tally.bad, "\n\n".join(tally.bad)
-    assert [place for place in EVERYWHERE if not any(name.startswith(place) for name in tally.at)] == []
+    assert [point for point in EVERYWHERE if not any(name.startswith(point) for name in tally.at)] == []
 
 
-def test_there_are_enough_cases() -> None:
+def test_suite_has_enough_cases() -> None:
     parts = {"A": A, "B": B, "C": C, "D": D}
-    assert sum(least * parts.get(suite, 1) for suite, least in LEAST.items()) >= 2500
+    assert sum(least * parts.get(suite, 1) for suite, least in MIN_CASES.items()) >= 2500
     assert len(SCRIPTS) >= 12

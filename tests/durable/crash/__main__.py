@@ -14,15 +14,15 @@ import msgspec
 
 from crash import special, suites
 from crash.bugs import BUGS
+from crash.faulty_store import install_faults
 from crash.random_cases import random_case
 from crash.runner import Case, Runner
 from crash.scripts import JOBS, SCRIPTS, Script
-from crash.seams import set_points
-from crash.stores import Place
+from crash.stores import Database
 from crash.tally import Counting
 from crash.zombie import zombies
 
-KEPT = Path(__file__).parent / "kept.jsonl"
+REGRESSIONS = Path(__file__).parent / "regressions.jsonl"
 ON_POSTGRES = ("text only", "four calls at once", "approved", "three in a queue", "the day is spent")
 STOPPED = ("one unsafe call", "one keyed call", "one pure call", "approved by a function", "calls one by one")
 
@@ -31,36 +31,36 @@ class Suite:
     """What was asked for, and who counts."""
 
     def __init__(self, given: argparse.Namespace, counting: Counting) -> None:
-        self._given = given
+        self._answered = given
         self._counting = counting
         self._rng = random.Random(given.seed)
 
     def singles(self) -> None:
         for script in self._scripts():
             names = self._counting.names(script)
-            self._counting.run(suites.singles(script, names, distinct=self._given.distinct))
+            self._counting.run(suites.singles(script, names, distinct=self._answered.distinct))
 
     def repeated(self) -> None:
         for script in self._scripts():
             names = self._counting.names(script)
-            self._counting.run(suites.repeated(script, names, self._given.count, self._rng))
+            self._counting.run(suites.repeated(script, names, self._answered.count, self._rng))
 
     def errors(self) -> None:
         for script in self._scripts():
             names = self._counting.names(script)
-            self._counting.run(suites.errors(script, names, self._given.count, self._rng))
-            self._counting.run(suites.errors_while_recovering(script, names, self._given.count, self._rng))
+            self._counting.run(suites.errors(script, names, self._answered.count, self._rng))
+            self._counting.run(suites.errors_while_recovering(script, names, self._answered.count, self._rng))
 
-    def kept(self) -> None:
+    def regressions(self) -> None:
         """Random cases that failed once."""
         self._alone()
-        self._counting.run(msgspec.json.decode(line, type=Case) for line in KEPT.read_bytes().splitlines())
+        self._counting.run(msgspec.json.decode(line, type=Case) for line in REGRESSIONS.read_bytes().splitlines())
 
     def random(self) -> None:
         self._alone()
         part, parts = self._part()
-        first = self._given.seed
-        for seed in self._given.only or range(first + part - 1, first + self._given.count, parts):
+        first = self._answered.seed
+        for seed in self._answered.only or range(first + part - 1, first + self._answered.count, parts):
             self._counting.run([random_case(seed)])
 
     def zombies(self) -> None:
@@ -71,15 +71,15 @@ class Suite:
                     return
 
     def special(self) -> None:
-        for case in special.poisoned():
+        for case in special.crash_loops():
             outcome = self._counting.runner.run(case)
             self._counting.judge(outcome, special.not_given_up(outcome))
-        self._counting.run(special.jumps(self._counting.names, self._given.count, self._rng))
+        self._counting.run(special.clock_jumps(self._counting.names, self._answered.count, self._rng))
 
     def on_postgres(self) -> None:
         """Some of suite A and of suite B."""
         for script in self._scripts(ON_POSTGRES):
-            names, count = self._counting.names(script), self._given.count
+            names, count = self._counting.names(script), self._answered.count
             cases = list(suites.singles(script, names))
             self._counting.run(self._rng.sample(cases, min(count, len(cases))))
             self._counting.run(suites.repeated(script, names, count // 2, self._rng))
@@ -91,12 +91,12 @@ class Suite:
                 self._counting.names(script)
 
     def _scripts(self, names: tuple[str, ...] = ()) -> list[Script]:
-        wanted = self._given.script or names or tuple(SCRIPTS)
+        wanted = self._answered.script or names or tuple(SCRIPTS)
         part, parts = self._part()
         return [(SCRIPTS | JOBS)[name] for name in wanted][part - 1 :: parts]
 
     def _part(self) -> tuple[int, int]:
-        part, parts = map(int, self._given.shard.split("/"))
+        part, parts = map(int, self._answered.shard.split("/"))
         return part, parts
 
 
@@ -105,7 +105,7 @@ SUITES: dict[str, Callable[[Suite], None]] = {
     "B": Suite.repeated,
     "C": Suite.errors,
     "D": Suite.random,
-    "kept": Suite.kept,
+    "regressions": Suite.regressions,
     "zombies": Suite.zombies,
     "special": Suite.special,
     "postgres": Suite.on_postgres,
@@ -117,10 +117,10 @@ def main() -> None:
     if given.bug:
         BUGS[given.bug].patch()
     folder = Path(tempfile.mkdtemp(prefix="atlas-crash-", dir=shared_memory()))
-    set_points()
+    install_faults()
     try:
-        with _server() if given.suite == "postgres" else nullcontext() as place:
-            counting = Counting(Runner(folder, place), until=time.monotonic() + given.seconds, most=given.most)
+        with _server() if given.suite == "postgres" else nullcontext() as database:
+            counting = Counting(Runner(folder, database), until=time.monotonic() + given.seconds, most=given.most)
             SUITES[given.suite](Suite(given, counting))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -129,7 +129,7 @@ def main() -> None:
     print(msgspec.json.encode(tally).decode())
 
 
-def _server() -> AbstractContextManager[Callable[[], Place]]:
+def _server() -> AbstractContextManager[Callable[[], Database]]:
     from crash.on_postgres import postgres
 
     return postgres()
@@ -152,8 +152,8 @@ def arguments() -> argparse.Namespace:
 
 def shared_memory() -> str | None:
     """Memory that looks like a disk, where there is some."""
-    place = Path("/dev/shm")
-    return str(place) if place.is_dir() else None
+    memory = Path("/dev/shm")
+    return str(memory) if memory.is_dir() else None
 
 
 if __name__ == "__main__":

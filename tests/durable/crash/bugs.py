@@ -80,7 +80,7 @@ def split_a_pair() -> None:
     _set(History, select=last)
 
 
-def forget_the_key() -> None:
+def ignore_idempotency_key() -> None:
     """A message that is sent again is another message."""
 
     def unknown(*_: object) -> Generator[Any, Any, None]:
@@ -152,12 +152,12 @@ def no_intent() -> None:
     _set(Journal, record_intent=_nothing)
 
 
-def other_names() -> None:
+def reassign_message_ids() -> None:
     """A run that goes on names its own messages anew."""
     _set(Run, add_own=Run.add)
 
 
-def try_again() -> None:
+def rerun_started_calls() -> None:
     """A call that was begun and has no outcome is made again, whatever its effect."""
 
     def settled(self: Journal, call: ToolCall, **_: object) -> bool:
@@ -173,7 +173,7 @@ def never_end() -> None:
     _set(Run, end=_nothing)
 
 
-def count_apart() -> None:
+def count_separately() -> None:
     """The day is counted in a step of its own."""
     intend = Journal.record_intent
 
@@ -185,7 +185,7 @@ def count_apart() -> None:
     _set(Journal, record_intent=apart)
 
 
-def ask_again() -> None:
+def forget_answers() -> None:
     """An answer that was given in an earlier life is forgotten."""
     ask = JournaledApprovals.save_question
 
@@ -195,7 +195,7 @@ def ask_again() -> None:
     _set(JournaledApprovals, save_question=anew)
 
 
-def fence_no_one() -> None:
+def disable_fencing() -> None:
     """Who lost its run goes on writing."""
 
     def check(run_id: str, status: str, *_: object) -> None:
@@ -205,7 +205,7 @@ def fence_no_one() -> None:
     _set(writes, check_owner=check)
 
 
-def keep_a_job_apart() -> None:
+def store_job_separately() -> None:
     """A job is written when its call has its outcome, and not with it."""
     settle = Journal.record_outcome
 
@@ -217,28 +217,28 @@ def keep_a_job_apart() -> None:
     _set(Journal, record_outcome=apart)
 
 
-def tell_before_telling() -> None:
+def mark_notified_before_reporting() -> None:
     """That its asker knows is written before it is so."""
-    tell = JobExecutor.notify_asker
+    notify = JobExecutor.notify_asker
 
     async def early(self: Any, job: JobRow) -> bool:
         await self._store.commit(self._tenant, [MarkJobNotified(job.id, job.attempts)])
-        return await tell(self, job)
+        return await notify(self, job)
 
     _set(JobExecutor, notify_asker=early)
 
 
-def forget_names() -> None:
+def drop_report_keys() -> None:
     """The outcome of a job is reported again each time."""
     start: Callable[..., Any] = Atlas.start_turn
 
-    def nameless(self: Atlas, message: Message, options: TurnOptions, **more: Any) -> Any:
+    def without_job_ids(self: Atlas, message: Message, options: TurnOptions, **more: Any) -> Any:
         key = options.idempotency_key
         if key.startswith("answer"):
             options = msgspec.structs.replace(options, idempotency_key=f"{key} {new_id()}")
         return start(self, message, options, **more)
 
-    _set(Atlas, start_turn=nameless)
+    _set(Atlas, start_turn=without_job_ids)
 
 
 BUGS: dict[str, Bug] = {
@@ -246,22 +246,22 @@ BUGS: dict[str, Bug] = {
     "record, then run": Bug(record_then_run, "A", "one unsafe call", ("I7",)),
     "acknowledged before the commit": Bug(acknowledge_before_commit, "A", "text only", ("I1",)),
     "a pair is split": Bug(split_a_pair, "A", "short memory", ("I3",)),
-    "the key is not unique": Bug(forget_the_key, "A", "text only", ("I1",)),
+    "the key is not unique": Bug(ignore_idempotency_key, "A", "text only", ("I1",)),
     "a step may be written twice": Bug(write_a_step_twice, "C", "one unsafe call", ("I5",)),
     "an audit error is swallowed": Bug(swallow_audit_errors, "A", "one pure call", ("I6",)),
     "a stale approval counts": Bug(accept_a_stale_approval, "A", "answered too late", ("I8",)),
     "the end is emitted before it is stored": Bug(emit_the_end_before_it_is_stored, "A", "text only", ("I9", "I11")),
     "a result is emitted before it is stored": Bug(emit_a_result_before_it_is_stored, "A", "one unsafe call", ("I9",)),
     "no intent is written": Bug(no_intent, "A", "one unsafe call", ("I8",)),
-    "own messages have other names": Bug(other_names, "A", "three rounds", ("I3",)),
-    "an intent without outcome is tried again": Bug(try_again, "A", "one unsafe call", ("I2",)),
+    "own messages have other names": Bug(reassign_message_ids, "A", "three rounds", ("I3",)),
+    "an intent without outcome is tried again": Bug(rerun_started_calls, "A", "one unsafe call", ("I2",)),
     "the end is not written": Bug(never_end, "A", "text only", ("I4",)),
-    "the day is counted apart": Bug(count_apart, "A", "the day is spent", ("I12",)),
-    "an answer is forgotten": Bug(ask_again, "A", "approved", ("I9",)),
-    "a job is kept apart": Bug(keep_a_job_apart, "A", "handed on", ("jobs",)),
-    "a job is marked as reported too early": Bug(tell_before_telling, "A", "handed on", ("jobs", "I11")),
-    "the answer of a job has no name": Bug(forget_names, "A", "handed on", ("jobs",)),
-    "no one is fenced": Bug(fence_no_one, "zombies", "one unsafe call", ("I9",)),
+    "the day is counted apart": Bug(count_separately, "A", "the day is spent", ("I12",)),
+    "an answer is forgotten": Bug(forget_answers, "A", "approved", ("I9",)),
+    "a job is kept apart": Bug(store_job_separately, "A", "handed on", ("jobs",)),
+    "a job is marked as reported too early": Bug(mark_notified_before_reporting, "A", "handed on", ("jobs", "I11")),
+    "the answer of a job has no name": Bug(drop_report_keys, "A", "handed on", ("jobs",)),
+    "no one is fenced": Bug(disable_fencing, "zombies", "one unsafe call", ("I9",)),
 }
 
 

@@ -5,23 +5,23 @@ from collections.abc import Callable, Iterator, Sequence
 import msgspec
 
 from crash import checks, more_checks
-from crash.evidence import Evidence, story
-from crash.more_checks import Stories
-from crash.points import Plan
+from crash.evidence import Evidence, transcript
+from crash.evidence_log import LogEntry
+from crash.fault_points import Plan
+from crash.more_checks import Transcripts
 from crash.runner import Outcome
-from crash.world import Note
 
 CHECKS: dict[str, Callable[[Evidence], Iterator[str]]] = {
-    "I1": checks.taken_in_once,
+    "I1": checks.messages_accepted_once,
     "I2": checks.effects_once,
-    "I3": checks.pairs_are_whole,
+    "I3": checks.pairs_are_complete,
     "I4": checks.every_run_ends,
-    "I5": checks.chains_hold,
-    "I6": checks.audit_is_whole,
-    "I7": checks.results_are_true,
+    "I5": checks.chains_are_valid,
+    "I6": checks.audit_is_complete,
+    "I7": checks.results_are_correct,
     "I8": checks.effects_are_allowed,
-    "I9": more_checks.clients_saw_the_truth,
-    "I11": more_checks.again_changes_nothing,
+    "I9": more_checks.events_match_the_store,
+    "I11": more_checks.restart_changes_nothing,
     "I12": more_checks.counts_are_exact,
     "jobs": more_checks.jobs_are_done_once,
 }
@@ -29,32 +29,34 @@ _CALM = ("nothing", "kill", "stop", "busy", "full", "lost", "unclear", "io")
 """What may strike and still leaves a turn to come to its proper end, also where a new day brings no new rights."""
 
 
-def violations(outcome: Outcome, plain: Stories) -> list[str]:
+def violations(outcome: Outcome, plain: Transcripts) -> list[str]:
     """What does not hold, each line with the name of the invariant."""
     evidence = Evidence(outcome)
     found = [f"{name}: {wrong}" for name, check in CHECKS.items() for wrong in check(evidence)]
-    if all(plan.deed in _CALM for plan in outcome.case.plans) and outcome.case.jump <= 0:
+    if all(plan.fault in _CALM for plan in outcome.case.plans) and outcome.case.jump <= 0:
         found += [f"I10: {wrong}" for wrong in more_checks.same_end(evidence, plain)]
     return found
 
 
-def stories(outcome: Outcome) -> Stories:
+def transcripts(outcome: Outcome) -> Transcripts:
     """How each message of an undisturbed case ended."""
     evidence = Evidence(outcome)
-    return {(evidence.script.name, t.send.play): story(t) for t in evidence.traces.values() if t.send is not None}
+    return {
+        (evidence.script.name, t.send.scenario): transcript(t) for t in evidence.traces.values() if t.send is not None
+    }
 
 
-def readable(outcome: Outcome, found: Sequence[str]) -> str:
+def format_case(outcome: Outcome, found: Sequence[str]) -> str:
     """One bad case, for a person: what was planned, what does not hold, the journals, the world."""
     case = outcome.case
     lines = [
         f"CASE {case.script.name}",
         f"  {msgspec.json.encode(case).decode()}",
-        *(f"  life {n}: {plan}" for n, plan in enumerate(case.plans, 1)),
+        *(f"  process {n}: {plan}" for n, plan in enumerate(case.plans, 1)),
     ]
     lines += [
-        f"  last life: {Plan(jump=case.jump)}" if case.jump else "",
-        f"  lives ended: {' '.join(outcome.ends)}",
+        f"  last process: {Plan(jump=case.jump)}" if case.jump else "",
+        f"  processes ended: {' '.join(outcome.ends)}",
         *(f"  VIOLATED {wrong}" for wrong in found),
     ]
     for row in outcome.tables.runs:
@@ -64,7 +66,7 @@ def readable(outcome: Outcome, found: Sequence[str]) -> str:
     lines += [f"  job {job}" for job in outcome.tables.jobs]
     lines += [f"  audit {row.seq} {_short(row.entry)}" for row in outcome.tables.audit]
     lines += [f"  message {each.session} {each.seq} {_short(each.body)}" for each in outcome.tables.messages]
-    return "\n".join([*lines, *(f"  {_line(note)}" for note in outcome.notes if note.what != "passed")])
+    return "\n".join([*lines, *(f"  {_format_entry(entry)}" for entry in outcome.entries if entry.what != "passed")])
 
 
 def _short(body: bytes) -> str:
@@ -72,6 +74,6 @@ def _short(body: bytes) -> str:
     return text if len(text) < 160 else f"{text[:157]}…"
 
 
-def _line(note: Note) -> str:
-    more = [note.name, str(note.n or ""), note.key, note.text, note.run[:8], note.call]
-    return f"life {note.life} {note.who:7} {note.what:20} {' '.join(each for each in more if each)}"
+def _format_entry(entry: LogEntry) -> str:
+    more = [entry.name, str(entry.n or ""), entry.key, entry.text, entry.run[:8], entry.call]
+    return f"process {entry.process} {entry.who:7} {entry.what:20} {' '.join(each for each in more if each)}"

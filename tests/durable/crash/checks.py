@@ -10,20 +10,20 @@ from atlas_agents import Message
 from atlas_agents.core.store import OPEN
 from atlas_agents.storage.hash_chain import find_audit_break, find_journal_break
 from crash.evidence import Evidence, Trace, ends
-from crash.plays import CANARY, EFFECTS
-from crash.stores import ApprovalLine
-from crash.world import Note
+from crash.evidence_log import LogEntry
+from crash.replies import CANARY, EFFECTS
+from crash.stores import ApprovalRecord
 
 _HARMLESS = ("declined", "limit", "not_found", "not_permitted", "bad_arguments")
 """Kinds of errors that promise that nothing has happened."""
 
 
-def taken_in_once(evidence: Evidence) -> Iterator[str]:
+def messages_accepted_once(evidence: Evidence) -> Iterator[str]:
     """I1: each acknowledged message appears exactly once, in order."""
-    for note in evidence.seen("ack"):
-        trace = evidence.traces.get(note.run)
-        if trace is None or trace.row.key != note.key:
-            yield f"the message {note.key} was acknowledged as run {note.run}, and there is no such run"
+    for entry in evidence.find_events("ack"):
+        trace = evidence.traces.get(entry.run)
+        if trace is None or trace.row.key != entry.key:
+            yield f"the message {entry.key} was acknowledged as run {entry.run}, and there is no such run"
     texts = {message.text for messages in evidence.sessions.values() for message in messages}
     for send in evidence.script.sends:
         if send.text not in texts and not evidence.cancelled:
@@ -64,29 +64,29 @@ def effects_once(evidence: Evidence) -> Iterator[str]:
             yield f"a call of run {trace.row.id} was made under a foreign key"
 
 
-def pairs_are_whole(evidence: Evidence) -> Iterator[str]:
+def pairs_are_complete(evidence: Evidence) -> Iterator[str]:
     """I3: every call has its one result right after it, in what is kept and in every request that was sent."""
     for session, messages in evidence.sessions.items():
-        if (place := unpaired(messages)) is not None:
-            yield f"session {session} is broken at message {place + 1}"
+        if (index := unpaired(messages)) is not None:
+            yield f"session {session} is broken at message {index + 1}"
     for number, request in enumerate(evidence.requests, 1):
         messages = [Message.from_json(bytes(raw)) for raw in request.messages]
-        if (place := unpaired(messages)) is not None:
-            yield f"request {number} (life {request.life}) is broken at message {place + 1}"
+        if (index := unpaired(messages)) is not None:
+            yield f"request {number} (process {request.process}) is broken at message {index + 1}"
         if messages and messages[0].role not in ("user", "system"):
-            yield f"request {number} (life {request.life}) begins with {messages[0].role}"
+            yield f"request {number} (process {request.process}) begins with {messages[0].role}"
 
 
 def unpaired(messages: Sequence[Message]) -> int | None:
     """Where calls and results do not stand together."""
     wanted: list[str] = []
-    for place, message in enumerate(messages):
+    for index, message in enumerate(messages):
         answered = [result.call_id for result in message.tool_results]
         if answered != wanted or (answered and message.role != "tool"):
-            return place
+            return index
         wanted = [call.id for call in message.tool_calls]
         if wanted and message.role != "assistant":
-            return place
+            return index
     return len(messages) if wanted else None
 
 
@@ -95,9 +95,9 @@ def every_run_ends(evidence: Evidence) -> Iterator[str]:
     for end in evidence.outcome.ends:
         if end in ("stuck", "broken"):
             yield f"a process ended {end}: {evidence.outcome.ends}"
-    for note in evidence.notes:
-        if note.who == "runner" and note.what == "stuck":
-            yield f"in life {note.life} a client waited in vain"
+    for entry in evidence.entries:
+        if entry.who == "runner" and entry.what == "stuck":
+            yield f"in process {entry.process} a client waited in vain"
     for trace in evidence.traces.values():
         row, found = trace.row, ends(trace)
         if row.status in OPEN:
@@ -110,22 +110,24 @@ def every_run_ends(evidence: Evidence) -> Iterator[str]:
             yield f"run {row.id} is {row.status} and never began"
 
 
-def chains_hold(evidence: Evidence) -> Iterator[str]:
+def chains_are_valid(evidence: Evidence) -> Iterator[str]:
     """I5: no journal has a gap or a repeat, and every chain of hashes holds."""
     for trace in evidence.traces.values():
-        if (place := find_journal_break(trace.steps)) is not None:
-            yield f"the journal of run {trace.row.id} is broken at {place}"
+        if (index := find_journal_break(trace.steps)) is not None:
+            yield f"the journal of run {trace.row.id} is broken at {index}"
         for (kind, key), count in Counter((step.kind, step.key) for step in trace.steps).items():
             if count > 1:
                 yield f"the journal of run {trace.row.id} has {kind} {key} {count} times"
-    if (place := find_audit_break(evidence.tables.audit)) is not None:
-        yield f"the audit log is broken at {place}"
+    if (index := find_audit_break(evidence.tables.audit)) is not None:
+        yield f"the audit log is broken at {index}"
 
 
-def audit_is_whole(evidence: Evidence) -> Iterator[str]:
+def audit_is_complete(evidence: Evidence) -> Iterator[str]:
     """I6: one audit record for each outcome, of the same status, without secrets."""
     audited = Counter((entry["meta"]["run_id"], entry["meta"]["call_id"]) for entry in evidence.audited)
-    settled = Counter((trace.row.id, step.key) for trace in evidence.traces.values() for step in trace.of("outcome"))
+    settled = Counter(
+        (trace.row.id, step.key) for trace in evidence.traces.values() for step in trace.steps_of("outcome")
+    )
     for run, call in (audited - settled) + (settled - audited):
         yield f"call {call} of run {run}: {settled[run, call]} outcomes, {audited[run, call]} audit records"
     recorded = {(t.row.id, step.key): result.status for t in evidence.traces.values() for step, result in t.outcomes()}
@@ -139,12 +141,12 @@ def audit_is_whole(evidence: Evidence) -> Iterator[str]:
         yield "the audit log holds a secret"
 
 
-def results_are_true(evidence: Evidence) -> Iterator[str]:
+def results_are_correct(evidence: Evidence) -> Iterator[str]:
     """I7: ok is reported only for what happened, and what is reported as not done did not happen."""
     for trace in evidence.traces.values():
         kept = {result.call_id: result for message in trace.messages for result in message.tool_results}
         for step, result in trace.outcomes():
-            happened = bool(trace.effects_of(step.key))
+            happened = bool(trace.find_effects(step.key))
             is_plan = '"steps"' in json.dumps(result.result)  # writing it down is all there is
             if result.status == "ok" and not happened and not is_plan:
                 yield f"call {step.key} of run {trace.row.id} is called ok, and it had no effect"
@@ -152,14 +154,14 @@ def results_are_true(evidence: Evidence) -> Iterator[str]:
                 yield f"call {step.key} of run {trace.row.id} is called {result.error}, and it had an effect"
             if step.key in kept and kept[step.key] != result:
                 yield f"call {step.key} of run {trace.row.id} is kept as {kept[step.key].status}, not {result.status}"
-        settled = {step.key for step in trace.of("outcome")}
+        settled = {step.key for step in trace.steps_of("outcome")}
         for call in kept.keys() - settled:
             if not evidence.cancelled:
                 yield f"call {call} of run {trace.row.id} has a result and no outcome"
 
 
 def _acts(trace: Trace, call: str) -> bool:
-    return any(EFFECTS[effect.name] != "pure" for effect in trace.effects_of(call))
+    return any(EFFECTS[effect.name] != "pure" for effect in trace.find_effects(call))
 
 
 def effects_are_allowed(evidence: Evidence) -> Iterator[str]:
@@ -168,7 +170,7 @@ def effects_are_allowed(evidence: Evidence) -> Iterator[str]:
     for stray in evidence.strays:
         yield f"{stray.name}({stray.n}) happened for a run that does not exist"
     for trace in evidence.traces.values():
-        intents = {step.key: step for step in trace.of("intent")}
+        intents = {step.key: step for step in trace.steps_of("intent")}
         for effect in trace.effects:
             intent = intents.get(effect.call)
             if intent is None:
@@ -176,16 +178,16 @@ def effects_are_allowed(evidence: Evidence) -> Iterator[str]:
             elif effect.name == "wire":
                 yield from _approved(trace, effect, intent.seq, evidence.tables.approvals)
     most = evidence.script.per_day
-    counted = Counter(step.at // 86_400_000 for trace in evidence.traces.values() for step in trace.of("intent"))
+    counted = Counter(step.at // 86_400_000 for trace in evidence.traces.values() for step in trace.steps_of("intent"))
     if most and any(n > most for n in counted.values()):
         yield f"more was done than a day allows: {dict(counted)}"
 
 
-def _approved(trace: Trace, effect: Note, before: int, kept: Sequence[ApprovalLine]) -> Iterator[str]:
+def _approved(trace: Trace, effect: LogEntry, before: int, kept: Sequence[ApprovalRecord]) -> Iterator[str]:
     what = f"{effect.name}({effect.n}) of run {trace.row.id}"
     rows = {row.id: row for row in kept}
-    questions = {step.key: msgspec.json.decode(step.payload) for step in trace.of("asked")}
-    for step in trace.of("answered"):
+    questions = {step.key: msgspec.json.decode(step.payload) for step in trace.steps_of("asked")}
+    for step in trace.steps_of("answered"):
         question, answer, row = questions.get(step.key), msgspec.json.decode(step.payload), rows.get(step.key)
         if question is None or question["call_id"] != effect.call or answer["decision"] == "no" or step.seq > before:
             continue

@@ -10,10 +10,10 @@ import msgspec
 
 from atlas_agents import Message, ToolResult
 from atlas_agents.core.store import JournalRow
+from crash.evidence_log import LogEntry
 from crash.runner import Outcome
 from crash.scripts import Send
-from crash.stores import JobLine, RunLine
-from crash.world import Note
+from crash.stores import JobRecord, RunRecord
 
 _results = msgspec.json.Decoder(ToolResult)
 _NAMES = re.compile(r"\b[0-9a-f]{16}\b")
@@ -22,20 +22,20 @@ _NAMES = re.compile(r"\b[0-9a-f]{16}\b")
 class Trace:
     """One run: its row, its journal, its messages and what its tools did."""
 
-    def __init__(self, row: RunLine, send: Send | None) -> None:
+    def __init__(self, row: RunRecord, send: Send | None) -> None:
         self.row = row
         self.send = send
         self.steps: list[JournalRow] = []
         self.messages: list[Message] = []
-        self.effects: list[Note] = []
+        self.effects: list[LogEntry] = []
 
-    def of(self, kind: str) -> list[JournalRow]:
+    def steps_of(self, kind: str) -> list[JournalRow]:
         return [step for step in self.steps if step.kind == kind]
 
     def outcomes(self) -> Iterator[tuple[JournalRow, ToolResult]]:
-        return ((step, _results.decode(step.payload)) for step in self.of("outcome"))
+        return ((step, _results.decode(step.payload)) for step in self.steps_of("outcome"))
 
-    def effects_of(self, call: str) -> list[Note]:
+    def find_effects(self, call: str) -> list[LogEntry]:
         return [effect for effect in self.effects if effect.call == call]
 
 
@@ -46,11 +46,11 @@ class Evidence:
         self.outcome = outcome
         self.script = outcome.case.script
         self.tables = outcome.tables
-        self.notes = outcome.notes
-        self.client = [note for note in outcome.notes if note.who == "client"]
-        self.requests = [note for note in outcome.notes if note.what == "request"]
+        self.entries = outcome.entries
+        self.client = [entry for entry in outcome.entries if entry.who == "client"]
+        self.requests = [entry for entry in outcome.entries if entry.what == "request"]
         sends = {send.key: send for send in self.script.sends}
-        sends |= {send.key: send for row in self.tables.runs for send in _of_job(row, self.tables.jobs)}
+        sends |= {send.key: send for row in self.tables.runs for send in _job_sends(row, self.tables.jobs)}
         self.traces = {row.id: Trace(row, sends.get(row.key)) for row in self.tables.runs}
         self.sessions: dict[str, list[Message]] = defaultdict(list)
         for step in self.tables.journal:
@@ -60,49 +60,49 @@ class Evidence:
             self.sessions[line.session].append(message)
             if line.run in self.traces:
                 self.traces[line.run].messages.append(message)
-        self.strays: list[Note] = []
-        for note in outcome.notes:
-            if note.what == "effect":
-                trace = self.traces.get(note.run)
-                trace.effects.append(note) if trace else self.strays.append(note)
+        self.strays: list[LogEntry] = []
+        for entry in outcome.entries:
+            if entry.what == "effect":
+                trace = self.traces.get(entry.run)
+                trace.effects.append(entry) if trace else self.strays.append(entry)
         for job in self.tables.jobs:  # that there is one is what handing on work has come to
             key = f"{job.asker_run}:{job.asker_call}"
-            note = Note("tool", "effect", 0, 0, job.asker_run, job.asker_call, key, "delegate_task", job.seq)
+            entry = LogEntry("tool", "effect", 0, 0, job.asker_run, job.asker_call, key, "delegate_task", job.seq)
             trace = self.traces.get(job.asker_run)
-            trace.effects.append(note) if trace else self.strays.append(note)
+            trace.effects.append(entry) if trace else self.strays.append(entry)
         self.audited: list[dict[str, Any]] = [msgspec.json.decode(row.entry) for row in self.tables.audit]
 
-    def seen(self, *kinds: str) -> Iterable[Note]:
+    def find_events(self, *kinds: str) -> Iterable[LogEntry]:
         """What clients noted of these events."""
-        return (note for note in self.client if note.what in kinds)
+        return (entry for entry in self.client if entry.what in kinds)
 
     @property
     def cancelled(self) -> bool:
         """A client has cancelled something: an early end is right then."""
-        return any(note.what == "cancel" for note in self.client)
+        return any(entry.what == "cancel" for entry in self.client)
 
 
 def ends(trace: Trace) -> list[dict[str, Any]]:
-    return [msgspec.json.decode(step.payload) for step in trace.of("ended")]
+    return [msgspec.json.decode(step.payload) for step in trace.steps_of("ended")]
 
 
-def _of_job(row: RunLine, jobs: Iterable[JobLine]) -> Iterator[Send]:
+def _job_sends(row: RunRecord, jobs: Iterable[JobRecord]) -> Iterator[Send]:
     """A turn that no client sent: that of a job, or the one that reports to its asker."""
     for job in jobs:
         if row.key.startswith((f"job {job.id} ", f"answer {job.id} ")):
             yield Send(f"{row.key.split()[0]} of {job.agent}", row.key, row.session)
 
 
-def nameless(value: Any) -> Any:
+def without_job_ids(value: Any) -> Any:
     """The same without the names of jobs."""
     return json.loads(_NAMES.sub("JOB", json.dumps(value))) if "job" in str(value) else value
 
 
-def story(trace: Trace) -> list[Any]:
+def transcript(trace: Trace) -> list[Any]:
     """A run as a reader of the conversation sees it, without names and times."""
-    story: list[Any] = [trace.row.status]
+    transcript: list[Any] = [trace.row.status]
     for message in trace.messages:
-        story.append((message.role, nameless(message.text.split(" #")[0])))
-        story += [("calls", call.name, call.arguments) for call in message.tool_calls]
-        story += [("result", result.status, nameless(result.result)) for result in message.tool_results]
-    return story
+        transcript.append((message.role, without_job_ids(message.text.split(" #")[0])))
+        transcript += [("calls", call.name, call.arguments) for call in message.tool_calls]
+        transcript += [("result", result.status, without_job_ids(result.result)) for result in message.tool_results]
+    return transcript

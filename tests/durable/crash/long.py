@@ -27,7 +27,7 @@ def main() -> None:
     for each in bad:
         print(each, end="\n\n")
         if each.startswith("CASE seed"):
-            with (_HERE / "kept.jsonl").open("a") as kept:
+            with (_HERE / "regressions.jsonl").open("a") as kept:
                 kept.write(each.splitlines()[1].strip() + "\n")
     print(f"{cases} cases, {len(bad)} bad, {time.monotonic() - began:.0f} s, {1000 * cpu / cases:.0f} ms CPU per case")
     sys.exit(bool(bad))
@@ -44,7 +44,7 @@ def jobs(given: argparse.Namespace) -> Iterator[list[str]]:
     yield ["zombies", *seed]
     yield ["special", *seed, "--count", "60"]
     yield ["postgres", *seed, "--count", "80"]
-    yield ["kept"]
+    yield ["regressions"]
 
 
 def run(job: list[str], until: float) -> Tally:

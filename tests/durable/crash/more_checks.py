@@ -5,88 +5,90 @@ from collections.abc import Iterator
 from typing import Any
 
 from atlas_agents import Message
-from crash.evidence import Evidence, Trace, story
-from crash.plays import STOPPED
-from crash.world import Note
+from crash.evidence import Evidence, Trace, transcript
+from crash.evidence_log import LogEntry
+from crash.replies import STOPPED
 
-Stories = dict[tuple[str, str], list[Any]]
+Transcripts = dict[tuple[str, str], list[Any]]
 """How runs end when nothing goes wrong, by script and by play."""
-_STORE = ("StoreBusy", "StoreFull", "StoreLost", "StoreError", "Fenced", "Left", "Conflict")
+_STORE = ("StoreBusy", "StoreFull", "StoreLost", "StoreError", "StaleOwner", "ShuttingDown", "Conflict")
 
 
-def clients_saw_the_truth(evidence: Evidence) -> Iterator[str]:
+def events_match_the_store(evidence: Evidence) -> Iterator[str]:
     """I9: whatever a client received is in the journal, and was there before the client received it."""
-    for note in evidence.client:
-        if note.what in ("message:received", "tool:result", "approval:asked", "approval:answered", "message:kept"):
-            trace = evidence.traces.get(note.run)
+    for entry in evidence.client:
+        if entry.what in ("message:received", "tool:result", "approval:asked", "approval:answered", "message:kept"):
+            trace = evidence.traces.get(entry.run)
             if trace is None:
-                yield f"{note.what} was received from a run that does not exist"
+                yield f"{entry.what} was received from a run that does not exist"
             else:
-                yield from _received(note, trace, evidence)
+                yield from _received(entry, trace, evidence)
     yield from _nothing_after_the_end(evidence)
-    yield from _words_are_whole(evidence)
+    yield from _text_is_complete(evidence)
 
 
 def _nothing_after_the_end(evidence: Evidence) -> Iterator[str]:
     """No run is resumed after a client received its end, and nothing is asked that was answered."""
     over: dict[str, int] = {}
     answered = set[str]()
-    for note in evidence.client:
-        if note.what == "message:received" or (note.what == "error" and note.text not in _STORE):
-            over[note.run] = note.life
-        elif note.what == "recovered":
-            for run in note.text.split():
-                if over.get(run, note.life) < note.life:
-                    yield f"run {run} went on in life {note.life}, and a client had received its end before"
-        elif note.what == "answered":
-            answered.add(f"{note.life} {note.key}")
-        elif note.what == "approval:asked" and any(f"{life} {note.key}" in answered for life in range(1, note.life)):
-            yield f"the question {note.key} was asked again in life {note.life}, and it had its answer"
+    for entry in evidence.client:
+        if entry.what == "message:received" or (entry.what == "error" and entry.text not in _STORE):
+            over[entry.run] = entry.process
+        elif entry.what == "recovered":
+            for run in entry.text.split():
+                if over.get(run, entry.process) < entry.process:
+                    yield f"run {run} went on in process {entry.process}, and a client had received its end before"
+        elif entry.what == "answered":
+            answered.add(f"{entry.process} {entry.key}")
+        elif entry.what == "approval:asked" and any(
+            f"{process} {entry.key}" in answered for process in range(1, entry.process)
+        ):
+            yield f"the question {entry.key} was asked again in process {entry.process}, and it had its answer"
 
 
-def _received(note: Note, trace: Trace, evidence: Evidence) -> Iterator[str]:
-    if note.messages and Message.from_json(bytes(note.messages[0])) not in trace.messages:
-        yield f"a message of run {trace.row.id} was received ({note.what}), and it is not kept"
-    if note.what == "message:received" and trace.row.status != "done":
+def _received(entry: LogEntry, trace: Trace, evidence: Evidence) -> Iterator[str]:
+    if entry.messages and Message.from_json(bytes(entry.messages[0])) not in trace.messages:
+        yield f"a message of run {trace.row.id} was received ({entry.what}), and it is not kept"
+    if entry.what == "message:received" and trace.row.status != "done":
         yield f"the answer of run {trace.row.id} was received, and it is {trace.row.status}"
-    if note.what == "tool:result" and not evidence.cancelled:
-        recorded = [result.status for step, result in trace.outcomes() if step.key == note.call]
-        if recorded != [note.text]:
-            yield f"call {note.call} was received as {note.text}, and the journal has {recorded}"
-    kept = {step.key for step in trace.of(note.what.removeprefix("approval:"))}
-    if note.what.startswith("approval:") and not evidence.cancelled and note.key not in kept:
-        yield f"{note.what} was received of {note.key}, and it is not kept"
+    if entry.what == "tool:result" and not evidence.cancelled:
+        recorded = [result.status for step, result in trace.outcomes() if step.key == entry.call]
+        if recorded != [entry.text]:
+            yield f"call {entry.call} was received as {entry.text}, and the journal has {recorded}"
+    kept = {step.key for step in trace.steps_of(entry.what.removeprefix("approval:"))}
+    if entry.what.startswith("approval:") and not evidence.cancelled and entry.key not in kept:
+        yield f"{entry.what} was received of {entry.key}, and it is not kept"
 
 
-def _words_are_whole(evidence: Evidence) -> Iterator[str]:
+def _text_is_complete(evidence: Evidence) -> Iterator[str]:
     """Words since the last reset, call or step are the answer's; none, for one that an earlier process received."""
-    words: dict[tuple[int, int], str] = defaultdict(str)
-    for note in evidence.client:
-        place = (note.life, note.stream)
-        if note.what in ("stream:reset", "tool:called", "plan:updated"):
-            words[place] = ""
-        elif note.what == "stream:chunk":
-            words[place] += note.text
-        elif note.what == "message:received":
-            text = Message.from_json(bytes(note.messages[0])).text
-            if words[place] not in ("", text):
-                yield f"{words[place]!r} was received of run {note.run}, and the answer is {text!r}"
+    texts: dict[tuple[int, int], str] = defaultdict(str)
+    for entry in evidence.client:
+        stream_key = (entry.process, entry.stream)
+        if entry.what in ("stream:reset", "tool:called", "plan:updated"):
+            texts[stream_key] = ""
+        elif entry.what == "stream:chunk":
+            texts[stream_key] += entry.text
+        elif entry.what == "message:received":
+            text = Message.from_json(bytes(entry.messages[0])).text
+            if texts[stream_key] not in ("", text):
+                yield f"{texts[stream_key]!r} was received of run {entry.run}, and the answer is {text!r}"
 
 
-def same_end(evidence: Evidence, plain: Stories) -> Iterator[str]:
+def same_end(evidence: Evidence, plain: Transcripts) -> Iterator[str]:
     """I10: a run that was cut short comes to the same end, except for results that cannot be known."""
     for trace in evidence.traces.values():
         send = trace.send
         if send is None:
             yield f"run {trace.row.id} is of no message that was sent"
             continue
-        wanted = plain.get((evidence.script.like or evidence.script.name, send.play))
-        if wanted is None or send.play in STOPPED:
+        wanted = plain.get((evidence.script.like or evidence.script.name, send.scenario))
+        if wanted is None or send.scenario in STOPPED:
             continue
-        if any(not _alike(is_, was) for is_, was in zip(story(trace), wanted, strict=False)) or len(
-            story(trace)
+        if any(not _alike(is_, was) for is_, was in zip(transcript(trace), wanted, strict=False)) or len(
+            transcript(trace)
         ) != len(wanted):
-            yield f"run {trace.row.id} ended otherwise:\n    {story(trace)}\nthan it should:\n    {wanted}"
+            yield f"run {trace.row.id} ended otherwise:\n    {transcript(trace)}\nthan it should:\n    {wanted}"
 
 
 def _alike(is_: Any, was: Any) -> bool:
@@ -128,33 +130,33 @@ def jobs_are_done_once(evidence: Evidence) -> Iterator[str]:
             yield f"the job {job.id} came to {job.result!r}, and {last!r} was the last reply"
 
 
-def again_changes_nothing(evidence: Evidence) -> Iterator[str]:
+def restart_changes_nothing(evidence: Evidence) -> Iterator[str]:
     """I11: after all has ended, another start finds nothing to do."""
-    again = [note.n for note in evidence.notes if note.what == "recovered again"]
-    if not again or not all(again):
+    restarted = [entry.n for entry in evidence.entries if entry.what == "recovered again"]
+    if not restarted or not all(restarted):
         yield "another start found something to do, or did not come to its end"
     first: dict[int, set[str]] = {}
-    for note in evidence.seen("recovered"):
-        runs = set(note.text.split())
-        if runs & first.get(note.life, set()):
-            yield f"in life {note.life} a run was recovered twice: {runs}"
-        first.setdefault(note.life, set()).update(runs)
+    for entry in evidence.find_events("recovered"):
+        runs = set(entry.text.split())
+        if runs & first.get(entry.process, set()):
+            yield f"in process {entry.process} a run was recovered twice: {runs}"
+        first.setdefault(entry.process, set()).update(runs)
 
 
 def counts_are_exact(evidence: Evidence) -> Iterator[str]:
     """I12: a day's counter is the number of its intents, and the sums of usage are those of the replies."""
-    intents = sum(len(trace.of("intent")) for trace in evidence.traces.values())
+    intents = sum(len(trace.steps_of("intent")) for trace in evidence.traces.values())
     used = sum(count for _, _, count in evidence.tables.counters)
     wanted = intents if evidence.script.per_day else 0
     if used != wanted:
         yield f"{used} calls are counted, and there are {wanted} intents"
     tokens: Counter[str] = Counter()
     for trace in evidence.traces.values():
-        for step in trace.of("reply"):
+        for step in trace.steps_of("reply"):
             usage = Message.from_json(step.payload).metadata["usage"]
             tokens["in"] += usage["input"]
             tokens["out"] += usage["output"]
-        tokens["turns"] += bool(trace.of("reply"))
+        tokens["turns"] += bool(trace.steps_of("reply"))
     kept = Counter({"in": 0, "out": 0, "turns": 0})
     for _, taken, given, turns in evidence.tables.usage:
         kept.update({"in": taken, "out": given, "turns": turns})

@@ -14,26 +14,26 @@ from atlas_agents.core.store import Store, Write
 from atlas_agents.storage import postgres_writer
 from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.sql.query import Query, Row
-from crash.points import in_store
-from crash.seams import label_of
-from crash.stage import STAGE
-from crash.stores import QUERIES, Place, Tables, tables
+from crash.fault_points import in_store
+from crash.faulty_store import commit_label
+from crash.process_state import STATE
+from crash.stores import QUERIES, Database, Tables, tables
 
 _CHANGES = ("INSERT", "UPDATE", "DELETE")
 
 
-class PointedPostgres(PostgresStore):
+class FaultyPostgres(PostgresStore):
     """A real store with a point before and after each commit."""
 
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
-        label = label_of(writes)
-        in_store(STAGE.points.here(f"commit before {label}"))
+        label = commit_label(writes)
+        in_store(STATE.points.hit(f"commit before {label}"))
         results = await super().commit(tenant, writes)
-        in_store(STAGE.points.here(f"commit after {label}"))
+        in_store(STATE.points.hit(f"commit after {label}"))
         return results
 
 
-class PostgresPlace:
+class PostgresDatabase:
     """A schema of its own."""
 
     def __init__(self, url: str) -> None:
@@ -41,7 +41,7 @@ class PostgresPlace:
         self._schema = f"c{os.urandom(8).hex()}"
 
     def store(self, clock: Clock) -> Store:
-        return PointedPostgres(self._url, schema=self._schema, connections=2, clock=clock)
+        return FaultyPostgres(self._url, schema=self._schema, connections=2, clock=clock)
 
     def rows(self) -> Tables:
         with psycopg.connect(self._url, options=f"-c search_path={self._schema}") as connection:
@@ -49,27 +49,27 @@ class PostgresPlace:
 
 
 @contextmanager
-def postgres() -> Generator[Callable[[], Place]]:
+def postgres() -> Generator[Callable[[], Database]]:
     """A server of our own; what is given makes places on it."""
     sys.path.append(str(Path(__file__).parents[2]))
     from stores.postgres_server import PostgresServer
 
-    _set_points()
+    _install_faults()
     with PostgresServer() as server:
-        yield lambda: PostgresPlace(server.url)
+        yield lambda: PostgresDatabase(server.url)
 
 
-def _set_points() -> None:
+def _install_faults() -> None:
     """Between the statements of the writer, and before its COMMIT."""
     execute = postgres_writer.execute
 
-    async def pointed(cursor: Any, query: Query) -> list[Row]:
+    async def with_faults(cursor: Any, query: Query) -> list[Row]:
         verb = query.sql.split(None, 1)[0]
         if verb in _CHANGES:
-            STAGE.points.here(f"sql {verb}")
+            STATE.points.hit(f"sql {verb}")
         rows = await execute(cursor, query)
         if verb in _CHANGES:
-            STAGE.points.here(f"sql after {verb}")
+            STATE.points.hit(f"sql after {verb}")
         return rows
 
-    setattr(postgres_writer, "execute", pointed)  # noqa: B010 - it is another module's
+    setattr(postgres_writer, "execute", with_faults)  # noqa: B010 - it is another module's

@@ -2,7 +2,7 @@
 
 import random
 
-from crash.points import Deed, Plan
+from crash.fault_points import Fault, Plan
 from crash.runner import Case
 from crash.scripts import Script, Send
 
@@ -10,8 +10,8 @@ _PLAYS = (
     *("text", "pure", "unsafe", "keyed", "mixed", "three rounds", "yes", "no", "edited", "both", "fails", "bug"),
     *("flaky", "checked", "untold", "thread", "shape", "bad call", "stopped", "stopped later"),
 )
-_DEEDS: tuple[Deed, ...] = ("kill",) * 10 + ("busy", "full", "lost", "unclear", "io", "cancel", "timeout", "exception")
-_MOST_POINTS = (250, 120, 60)
+_DEEDS: tuple[Fault, ...] = ("kill",) * 10 + ("busy", "full", "lost", "unclear", "io", "cancel", "timeout", "exception")
+_MAX_POINTS = (250, 120, 60)
 """In the first life and in later ones, which have less left to do."""
 ALONE = "alone"
 """Under this name are the ends that a play comes to by itself."""
@@ -29,19 +29,19 @@ def random_case(seed: int) -> Case:
         fails_over=rng.random() < 0.2,
         like=ALONE,
     )
-    plans = tuple(_plan(rng, _MOST_POINTS[life]) for life in range(rng.randint(1, 3)))
+    plans = tuple(_plan(rng, _MAX_POINTS[process]) for process in range(rng.randint(1, 3)))
     if rng.random() < 0.2:  # at whatever moment that is, also in the middle of SQLite's own work
         return Case(script, (Plan(), *plans[1:]), after=rng.uniform(0.02, 0.25))
     return Case(script, plans)
 
 
 def _send(rng: random.Random, key: str) -> Send:
-    play = rng.choice(_PLAYS)
-    return Send(play, key, rng.choice("st"), rng.random() < 0.5, play == "shape")
+    scenario = rng.choice(_PLAYS)
+    return Send(scenario, key, rng.choice("st"), rng.random() < 0.5, scenario == "shape")
 
 
 def _plan(rng: random.Random, points: int) -> Plan:
-    deed = rng.choice(_DEEDS)
-    at = rng.randint(1, points) if deed in ("kill", "cancel") else rng.randint(1, points // 6)
-    forever = deed not in ("kill", "cancel") and rng.random() < 0.2
-    return Plan(deed, at, forever, sends_first=rng.random() < 0.5)
+    fault = rng.choice(_DEEDS)
+    at = rng.randint(1, points) if fault in ("kill", "cancel") else rng.randint(1, points // 6)
+    forever = fault not in ("kill", "cancel") and rng.random() < 0.2
+    return Plan(fault, at, forever, sends_first=rng.random() < 0.5)

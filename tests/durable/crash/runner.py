@@ -16,14 +16,14 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from crash.life import Life, Setting, live, start_again
-from crash.points import PEACE, Plan
+from crash.case_process import CaseProcess, CaseSetup, restart_process, run_to_end
+from crash.evidence_log import LogEntry, read
+from crash.fault_points import NO_FAULT, Plan
 from crash.scripts import Script
-from crash.stores import Place, SqlitePlace, Tables, make
-from crash.world import Note, read
+from crash.stores import Database, SqliteDatabase, Tables, make
 
 End: TypeAlias = Literal["done", "killed", "stopped", "stuck", "broken"]
-_STUCK = 30
+_HANG_TIMEOUT = 30
 
 
 class Case(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -44,67 +44,67 @@ class Outcome(msgspec.Struct, frozen=True):
 
     case: Case
     tables: Tables
-    notes: list[Note]
+    entries: list[LogEntry]
     ends: tuple[End, ...]
 
     @property
-    def struck(self) -> int:
+    def injected(self) -> int:
         """In how many lives something struck."""
-        return sum(note.who == "points" for note in self.notes)
+        return sum(entry.who == "points" for entry in self.entries)
 
 
 class Runner:
-    """Runs cases in a folder; each has a place of its own there, which is gone when the next one begins."""
+    """Runs cases in a folder; each has a database of its own there, which is gone when the next one begins."""
 
-    def __init__(self, folder: Path, place: Callable[[], Place] | None = None) -> None:
+    def __init__(self, folder: Path, database: Callable[[], Database] | None = None) -> None:
         self._folder = folder
-        self._make = place
+        self._make = database
         gc.collect()
         gc.freeze()
-        end_of(os.waitpid(_fork(lambda: make(folder / "made.db")), 0)[1])
-        self._made = (folder / "made.db").read_bytes()
+        decode_exit(os.waitpid(_fork(lambda: make(folder / "made.db")), 0)[1])
+        self._empty_database = (folder / "made.db").read_bytes()
 
     def run(self, case: Case) -> Outcome:
-        setting, ends = self.set_up(case.script), list[End]()
+        setup, ends = self.set_up(case.script), list[End]()
         for plan in (*case.plans, Plan(jump=case.jump)):
             after = case.after if not ends else 0.0
-            ends.append(self.life(setting, Life(len(ends) + 1, plan), after))
-            if ends[-1] == "done" and plan.deed in ("nothing", "kill"):
+            ends.append(self.run_process(setup, CaseProcess(len(ends) + 1, plan), after))
+            if ends[-1] == "done" and plan.fault in ("nothing", "kill"):
                 break
-        return self.judged(setting, case, ends)
+        return self.collect_outcome(setup, case, ends)
 
-    def set_up(self, script: Script) -> Setting:
+    def set_up(self, script: Script) -> CaseSetup:
         """A folder with an empty world and an empty store."""
         folder = self._folder / "case"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
-        place = self._make() if self._make is not None else self._file(folder, script)
-        return Setting(folder, place, script, time.time())
+        database = self._make() if self._make is not None else self._create_database(folder, script)
+        return CaseSetup(folder, database, script, time.time())
 
-    def start(self, setting: Setting, life: Life) -> int:
+    def start(self, setup: CaseSetup, process: CaseProcess) -> int:
         """Start a process and return its id."""
-        return _fork(lambda: live(setting, life))
+        return _fork(lambda: run_to_end(setup, process))
 
-    def life(self, setting: Setting, life: Life, after: float = 0.0) -> End:
+    def run_process(self, setup: CaseSetup, process: CaseProcess, after: float = 0.0) -> End:
         """A whole life, to whatever end; killed from outside `after` so many seconds, if it still lives then."""
-        child = self.start(setting, life)
+        child = self.start(setup, process)
         if after:
             time.sleep(after)
             os.kill(child, signal.SIGKILL)
-        return end_of(os.waitpid(child, 0)[1])
+        return decode_exit(os.waitpid(child, 0)[1])
 
-    def again(self, setting: Setting, number: int) -> None:
+    def restart(self, setup: CaseSetup, number: int) -> None:
         """One more start, that should find nothing to do; an undisturbed process does that by itself."""
-        os.waitpid(_fork(lambda: start_again(setting, Life(number, PEACE))), 0)
+        os.waitpid(_fork(lambda: restart_process(setup, CaseProcess(number, NO_FAULT))), 0)
 
-    def judged(self, setting: Setting, case: Case, ends: Sequence[End]) -> Outcome:
-        return Outcome(case, setting.place.rows(), read(setting.folder / "world"), tuple(ends))
+    def collect_outcome(self, setup: CaseSetup, case: Case, ends: Sequence[End]) -> Outcome:
+        return Outcome(case, setup.database.rows(), read(setup.folder / "world"), tuple(ends))
 
-    def _file(self, folder: Path, script: Script) -> Place:
-        place = SqlitePlace(folder)
+    def _create_database(self, folder: Path, script: Script) -> Database:
+        database = SqliteDatabase(folder)
         if not script.migrates:
-            place.begin(self._made)
-        return place
+            database.copy_from(self._empty_database)
+        return database
 
 
 def _fork(work: Callable[[], Coroutine[Any, Any, object]]) -> int:
@@ -115,7 +115,7 @@ def _fork(work: Callable[[], Coroutine[Any, Any, object]]) -> int:
     code = 1
     try:
         gc.disable()
-        signal.alarm(_STUCK)
+        signal.alarm(_HANG_TIMEOUT)
         asyncio.run(_done(work))
         code = 0
     except BaseException:  # noqa: BLE001 - the parent sees how it ended
@@ -128,7 +128,7 @@ async def _done(work: Callable[[], Coroutine[Any, Any, object]]) -> None:
     await work()
 
 
-def end_of(status: int) -> End:
+def decode_exit(status: int) -> End:
     if os.WIFSTOPPED(status):
         return "stopped"
     if os.WIFSIGNALED(status):

@@ -4,7 +4,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from crash.plays import SHAPE
+from crash.replies import SHAPE
 
 Asks: TypeAlias = Literal["wait", "function"]
 Mode: TypeAlias = Literal["tools", "react", "plan"]
@@ -14,7 +14,7 @@ class Send(msgspec.Struct, frozen=True, omit_defaults=True):
     """One message. The client goes on to its next one when this one is answered, or with `on` as soon as it is taken
     in."""
 
-    play: str
+    scenario: str
     key: str
     session: str = "s"
     on: bool = False
@@ -22,7 +22,7 @@ class Send(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def text(self) -> str:
-        return f"{self.play} #{self.key}"
+        return f"{self.scenario} #{self.key}"
 
 
 class Script(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -57,8 +57,8 @@ class Script(msgspec.Struct, frozen=True, omit_defaults=True):
         return SHAPE
 
 
-def _one(name: str, play: str, end: str, **settings: Any) -> Script:
-    return Script(name, ((Send(play, "1"),),), (end,), **settings)
+def _one(name: str, scenario: str, end: str, **settings: Any) -> Script:
+    return Script(name, ((Send(scenario, "1"),),), (end,), **settings)
 
 
 _QUEUED = (Send("unsafe", "1", on=True), Send("keyed", "2", on=True), Send("text", "3"))

@@ -3,35 +3,35 @@
 import random
 from collections.abc import Callable, Iterator, Sequence
 
-from crash.points import Plan
+from crash.fault_points import Plan
 from crash.runner import Case, Outcome
 from crash.scripts import POISON, SCRIPTS, Script
-from crash.suites import fitting
+from crash.suites import count_points
 
-_LIVES = 6
+_PROCESSES = 6
 """The first process, and five more that make no progress."""
 _DAY = 86_400
 JUMPING = ("the day is spent", "approved", "approved as edited", "one unsafe call", "three rounds")
 
 
-def poisoned() -> Iterator[Case]:
-    for place in ("tool poison", "model before", "model chunk"):
-        yield Case(POISON, (Plan("kill", 1, only=place),) * _LIVES)
+def crash_loops() -> Iterator[Case]:
+    for point in ("tool poison", "model before", "model chunk"):
+        yield Case(POISON, (Plan("kill", 1, only=point),) * _PROCESSES)
 
 
 def not_given_up(outcome: Outcome) -> list[str]:
     """Return what is wrong if the turn was not failed with this error, or if the next one does not work."""
     found = [(run.status, (run.error or "")[:28]) for run in outcome.tables.runs]
     wanted = [("failed", "the process crashed 5 times "), ("done", "")]
-    ends = (*("killed",) * _LIVES, "done")
+    ends = (*("killed",) * _PROCESSES, "done")
     return [] if found == wanted and outcome.ends == ends else [f"I4: {outcome.ends} {found} instead of {wanted}"]
 
 
-def jumps(names: Callable[[Script], Sequence[str]], each: int, rng: random.Random) -> Iterator[Case]:
+def clock_jumps(names: Callable[[Script], Sequence[str]], each: int, rng: random.Random) -> Iterator[Case]:
     """The clock is a day ahead, or behind, when the turn goes on; and a third life has the right time again."""
     for name in JUMPING:
         script = SCRIPTS[name]
-        points = range(1, fitting(names(script), "kill") + 1)
+        points = range(1, count_points(names(script), "kill") + 1)
         for at in sorted(rng.sample(points, min(each, len(points)))):
             yield Case(script, (Plan("kill", at),), jump=-_DAY)
             yield Case(script, (Plan("kill", at),), jump=_DAY)

@@ -13,7 +13,7 @@ import msgspec
 from atlas_agents.core.aio import Clock
 from atlas_agents.core.store import AuditRow, JournalKind, JournalRow, RunStatus, Store
 from atlas_agents.storage.sqlite import SqliteStore
-from crash.seams import PointedStore
+from crash.faulty_store import FaultyStore
 
 Rows: TypeAlias = Sequence[Sequence[Any]]
 QUERIES = (
@@ -29,7 +29,7 @@ QUERIES = (
 )
 
 
-class RunLine(msgspec.Struct, frozen=True):
+class RunRecord(msgspec.Struct, frozen=True):
     """A run, as its row has it."""
 
     id: str
@@ -41,7 +41,7 @@ class RunLine(msgspec.Struct, frozen=True):
     agent: str
 
 
-class JobLine(msgspec.Struct, frozen=True):
+class JobRecord(msgspec.Struct, frozen=True):
     """A job, and who asked for it."""
 
     id: str
@@ -58,7 +58,7 @@ class JobLine(msgspec.Struct, frozen=True):
     notified: bool | int
 
 
-class MessageLine(msgspec.Struct, frozen=True):
+class MessageRecord(msgspec.Struct, frozen=True):
     """A message in its place."""
 
     session: str
@@ -68,7 +68,7 @@ class MessageLine(msgspec.Struct, frozen=True):
     body: bytes
 
 
-class ApprovalLine(msgspec.Struct, frozen=True):
+class ApprovalRecord(msgspec.Struct, frozen=True):
     """A question, and its answer if it has one; both are JSON."""
 
     id: str
@@ -83,17 +83,17 @@ class ApprovalLine(msgspec.Struct, frozen=True):
 class Tables(msgspec.Struct, frozen=True):
     """All that a store keeps of turns."""
 
-    runs: list[RunLine]
+    runs: list[RunRecord]
     journal: list[JournalRow]
-    messages: list[MessageLine]
+    messages: list[MessageRecord]
     audit: list[AuditRow]
-    approvals: list[ApprovalLine]
+    approvals: list[ApprovalRecord]
     counters: list[tuple[str, str, int]]
     usage: list[tuple[str, int, int, int]]
-    jobs: list[JobLine]
+    jobs: list[JobRecord]
 
 
-class Place(Protocol):
+class Database(Protocol):
     """Where a case keeps things."""
 
     def store(self, clock: Clock) -> Store: ...
@@ -101,17 +101,17 @@ class Place(Protocol):
     def rows(self) -> Tables: ...
 
 
-class SqlitePlace:
+class SqliteDatabase:
     """A file, or a copy of one in which the tables are made already."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "atlas.db"
 
-    def begin(self, made: bytes) -> None:
-        self._path.write_bytes(made)
+    def copy_from(self, empty_database: bytes) -> None:
+        self._path.write_bytes(empty_database)
 
     def store(self, clock: Clock) -> Store:
-        return PointedStore(self._path, clock=clock)
+        return FaultyStore(self._path, clock=clock)
 
     def rows(self) -> Tables:
         database = sqlite3.connect(self._path)
@@ -133,14 +133,14 @@ async def make(path: Path) -> None:
 def tables(found: Sequence[Rows]) -> Tables:
     runs, journal, messages, audit, approvals, counters, usage, jobs = found
     return Tables(
-        [RunLine(*row) for row in runs],
+        [RunRecord(*row) for row in runs],
         [_step(*row) for row in journal],
-        [MessageLine(row[0], row[1], row[2], row[3], bytes(row[4])) for row in messages],
+        [MessageRecord(row[0], row[1], row[2], row[3], bytes(row[4])) for row in messages],
         [AuditRow(row[0], bytes(row[1]), row[2], row[3]) for row in audit],
         [_approval(*row) for row in approvals],
         [(row[0], row[1], row[2]) for row in counters],
         [(row[0], row[1], row[2], row[3]) for row in usage],
-        [JobLine(*row) for row in jobs],
+        [JobRecord(*row) for row in jobs],
     )
 
 
@@ -152,5 +152,5 @@ def _step(
 
 def _approval(
     id: str, run: str, call: str, question: bytes, answer: bytes | None, expires_at: int, answered_at: int | None
-) -> ApprovalLine:
-    return ApprovalLine(id, run, call, bytes(question), answer and bytes(answer), expires_at, answered_at)
+) -> ApprovalRecord:
+    return ApprovalRecord(id, run, call, bytes(question), answer and bytes(answer), expires_at, answered_at)

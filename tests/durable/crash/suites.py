@@ -3,18 +3,18 @@
 import random
 from collections.abc import Iterator, Sequence
 
-from crash.points import FITS, Deed, Plan
+from crash.fault_points import FAULT_POINTS, Fault, Plan
 from crash.runner import Case
 from crash.scripts import Script
 
-STORE: tuple[Deed, ...] = ("busy", "full", "lost", "unclear", "io")
-OTHERS: tuple[Deed, ...] = ("cancel", "timeout", "exception")
+STORE: tuple[Fault, ...] = ("busy", "full", "lost", "unclear", "io")
+OTHERS: tuple[Fault, ...] = ("cancel", "timeout", "exception")
 UNCOMMITTED = ("sql INSERT", "sql UPDATE", "sql DELETE")
 
 
-def fitting(names: Sequence[str], deed: Deed) -> int:
+def count_points(names: Sequence[str], fault: Fault) -> int:
     """How many of these points a deed can strike at."""
-    return sum(name.startswith(FITS[deed]) for name in names)
+    return sum(name.startswith(FAULT_POINTS[fault]) for name in names)
 
 
 def singles(script: Script, names: Sequence[str], *, distinct: bool = False) -> Iterator[Case]:
@@ -23,7 +23,7 @@ def singles(script: Script, names: Sequence[str], *, distinct: bool = False) -> 
     Until COMMIT the file is the same whichever statement of the transaction is next, so the other points inside it
     lead to the same recovery.
     """
-    points = [name for name in names if name.startswith(FITS["kill"])]
+    points = [name for name in names if name.startswith(FAULT_POINTS["kill"])]
     for at, name in enumerate(points, 1):
         if not (distinct and name.startswith(UNCOMMITTED)):
             yield Case(script, (Plan("kill", at),))
@@ -32,30 +32,30 @@ def singles(script: Script, names: Sequence[str], *, distinct: bool = False) -> 
 def repeated(script: Script, names: Sequence[str], count: int, rng: random.Random) -> Iterator[Case]:
     """Suite B: killed again while recovering, and sometimes a third time. Where a later process ends before its point,
     fewer faults strike than planned; the later points are near, so that it seldom does."""
-    points = fitting(names, "kill")
+    points = count_points(names, "kill")
     for number in range(count):
         first = rng.randint(1, points)
         left = max(6, points - first + 8)
-        again = [Plan("kill", rng.randint(1, left), sends_first=bool(rng.getrandbits(1)))]
+        restarted = [Plan("kill", rng.randint(1, left), sends_first=bool(rng.getrandbits(1)))]
         if number % 5 == 0:
-            again.append(Plan("kill", rng.randint(1, 8), sends_first=bool(rng.getrandbits(1))))
-        yield Case(script, (Plan("kill", first), *again))
+            restarted.append(Plan("kill", rng.randint(1, 8), sends_first=bool(rng.getrandbits(1))))
+        yield Case(script, (Plan("kill", first), *restarted))
 
 
 def errors(script: Script, names: Sequence[str], each: int, rng: random.Random) -> Iterator[Case]:
     """Suite C: so many points for each kind of error: once, and from there on for ever, healed by the next start."""
-    for deed in (*STORE, *OTHERS):
-        points = range(1, fitting(names, deed) + 1)
+    for fault in (*STORE, *OTHERS):
+        points = range(1, count_points(names, fault) + 1)
         for at in sorted(rng.sample(points, min(each, len(points)))):
-            yield Case(script, (Plan(deed, at),))
+            yield Case(script, (Plan(fault, at),))
         for at in sorted(rng.sample(points, min(max(1, each // 3), len(points)))):
-            if deed != "cancel":
-                yield Case(script, (Plan(deed, at, forever=True),))
+            if fault != "cancel":
+                yield Case(script, (Plan(fault, at, forever=True),))
 
 
 def errors_while_recovering(script: Script, names: Sequence[str], each: int, rng: random.Random) -> Iterator[Case]:
     """Suite C again: killed first, and then an error while it recovers."""
-    points = fitting(names, "kill")
-    for deed in (*STORE, "cancel"):
+    points = count_points(names, "kill")
+    for fault in (*STORE, "cancel"):
         for _ in range(each):
-            yield Case(script, (Plan("kill", rng.randint(1, points)), Plan(deed, rng.randint(1, 12))))
+            yield Case(script, (Plan("kill", rng.randint(1, points)), Plan(fault, rng.randint(1, 12))))

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from crash.checker import readable, stories, violations
-from crash.more_checks import Stories
+from crash.checker import format_case, transcripts, violations
+from crash.more_checks import Transcripts
 from crash.random_cases import ALONE
 from crash.runner import Case, Outcome, Runner
 from crash.scripts import Script
@@ -21,7 +21,7 @@ class Tally(msgspec.Struct, frozen=True):
     """What came of many cases; printed as one line of JSON."""
 
     cases: int
-    struck: dict[int, int]
+    injected: dict[int, int]
     """How many cases were struck so many times."""
     at: dict[str, int]
     """How often something struck at a point of that name."""
@@ -39,10 +39,10 @@ class Counting:
         self.runner = runner
         self._until = until
         self._most = most
-        self._plain: Stories = {}
+        self._plain: Transcripts = {}
         self._names: dict[str, list[str]] = {}
         self._at: Counter[str] = Counter()
-        self._struck: Counter[int] = Counter()
+        self._injected: Counter[int] = Counter()
         self._began = time.monotonic(), _cpu()
 
     @property
@@ -53,12 +53,12 @@ class Counting:
         """The names of the points of a script that nothing disturbs; the case itself counts, too."""
         if script.name not in self._names:
             outcome = self.runner.run(Case(script))
-            found = stories(outcome)
+            found = transcripts(outcome)
             self._plain |= found
             if len(script.sends) == 1 and script.name not in _LIMITED:
-                self._plain |= {(ALONE, play): story for (_, play), story in found.items()}
+                self._plain |= {(ALONE, scenario): transcript for (_, scenario), transcript in found.items()}
             self.judge(outcome, _unexpected(script, found))
-            passed = [note.text for note in outcome.notes if note.what == "passed"]
+            passed = [entry.text for entry in outcome.entries if entry.what == "passed"]
             self._names[script.name] = passed[0].split("\n") if passed else []
         return self._names[script.name]
 
@@ -69,16 +69,16 @@ class Counting:
             self.judge(self.runner.run(case))
 
     def judge(self, outcome: Outcome, also: Iterable[str] = ()) -> None:
-        self._struck[outcome.struck] += 1
-        self._at.update([note.name for note in outcome.notes if note.who == "points"])
+        self._injected[outcome.injected] += 1
+        self._at.update([entry.name for entry in outcome.entries if entry.who == "points"])
         if found := [*violations(outcome, self._plain), *also]:
-            self.bad.append(readable(outcome, found))
+            self.bad.append(format_case(outcome, found))
 
     def tally(self) -> Tally:
         seconds, cpu = self._began
         return Tally(
-            cases=self._struck.total(),
-            struck=dict(sorted(self._struck.items())),
+            cases=self._injected.total(),
+            injected=dict(sorted(self._injected.items())),
             at=dict(self._at.most_common()),
             bad=self.bad,
             seconds=round(time.monotonic() - seconds, 1),
@@ -86,9 +86,9 @@ class Counting:
         )
 
 
-def _unexpected(script: Script, found: Stories) -> list[str]:
+def _unexpected(script: Script, found: Transcripts) -> list[str]:
     """Answers of an undisturbed case that are not those which the script names."""
-    answers = [story[-1][1] for story in found.values()]
+    answers = [transcript[-1][1] for transcript in found.values()]
     return (
         []
         if not script.ends

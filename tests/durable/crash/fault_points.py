@@ -14,15 +14,15 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from atlas_agents.core.errors import ProviderError, StoreBusy, StoreFull, StoreLost
-from crash.world import World
+from crash.evidence_log import EvidenceLog
 
-Deed: TypeAlias = Literal[
+Fault: TypeAlias = Literal[
     "nothing", "kill", "stop", "cancel", "busy", "full", "lost", "unclear", "io", "timeout", "exception"
 ]
 _CHANGES = ("sql INSERT", "sql UPDATE", "sql DELETE", "sql COMMIT", "sql CREATE", "sql ALTER", "sql DROP")
 _EVERYWHERE = ("commit", *_CHANGES, "model", "tool", "approval", "reconcile", "client")
 _OUTSIDE = ("model", "tool", "reconcile", "approval function")
-FITS: dict[Deed, tuple[str, ...]] = {
+FAULT_POINTS: dict[Fault, tuple[str, ...]] = {
     "nothing": (*_EVERYWHERE, "sql BEGIN", "read"),
     "kill": _EVERYWHERE,
     "stop": ("commit", "model", "tool", "client"),  # in a transaction it would hold the lock of the file as well
@@ -47,7 +47,7 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     not acknowledged before it asks for what was cut short.
     """
 
-    deed: Deed = "nothing"
+    fault: Fault = "nothing"
     at: int = 0
     forever: bool = False
     only: str = ""
@@ -55,23 +55,23 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
     sends_first: bool = False
 
 
-PEACE = Plan()
+NO_FAULT = Plan()
 
 
 class Points:
     """Counts, and strikes when it is time. The writer's thread passes points as well as the loop's."""
 
-    def __init__(self, plan: Plan, world: World) -> None:
+    def __init__(self, plan: Plan, log: EvidenceLog) -> None:
         self.plan = plan
         self.passed = 0
-        self.struck = 0
+        self.injected = 0
         self.names: list[str] = []
         self.cancel: Callable[[], None] = _nothing
-        self._world = world
-        self._fits = (plan.only,) if plan.only else FITS[plan.deed]
+        self._world = log
+        self._fits = (plan.only,) if plan.only else FAULT_POINTS[plan.fault]
         self._counting = threading.Lock()
 
-    def here(self, name: str) -> Deed | None:
+    def hit(self, name: str) -> Fault | None:
         """What strikes here, if anything does; deaths and cancellations have already struck when this returns."""
         plan = self.plan
         if not name.startswith(self._fits):
@@ -82,44 +82,44 @@ class Points:
             due = self.passed == plan.at or (plan.forever and 0 < plan.at <= self.passed)
             if not due:
                 return None
-            self.struck += 1
-            if self.struck == 1:
-                self._world.note("points", plan.deed, name=name, n=self.passed)
-        if plan.deed == "kill":
+            self.injected += 1
+            if self.injected == 1:
+                self._world.record("points", plan.fault, name=name, n=self.passed)
+        if plan.fault == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
-        elif plan.deed == "stop":
+        elif plan.fault == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
-        elif plan.deed == "cancel":
+        elif plan.fault == "cancel":
             self.cancel()
-        return plan.deed
+        return plan.fault
 
 
-def in_store(deed: Deed | None) -> None:
+def in_store(fault: Fault | None) -> None:
     """Raise what a store raises."""
-    match deed:
+    match fault:
         case "busy":
             raise StoreBusy("another process holds the database")
         case "full":
             raise StoreFull("the disk is full")
         case "lost" | "unclear":
-            raise StoreLost("the database is gone", unclear=deed == "unclear")
+            raise StoreLost("the database is gone", unclear=fault == "unclear")
         case _:
             pass
 
 
-def in_sql(deed: Deed | None) -> None:
+def in_sql(fault: Fault | None) -> None:
     """Raise what SQLite raises."""
-    if deed == "io":
+    if fault == "io":
         error = sqlite3.OperationalError("disk I/O error")
         error.sqlite_errorcode = sqlite3.SQLITE_IOERR
         raise error
 
 
-def in_model(deed: Deed | None) -> None:
+def in_model(fault: Fault | None) -> None:
     """Raise what a model's connection raises, or something unforeseen."""
-    if deed == "timeout":
+    if fault == "timeout":
         raise ProviderError("the model took too long", "timeout")
-    if deed == "exception":
+    if fault == "exception":
         raise RuntimeError("a bug in the provider")
 
 

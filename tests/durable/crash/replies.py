@@ -14,18 +14,18 @@ from atlas_agents import Happened, Message, NotHappened, ProviderError, ToolCont
 from atlas_agents.builtin_tools.team import delegate_task
 from atlas_agents.providers.base import Capabilities, Chunk, Request, TextChunk, ToolCallChunk
 from atlas_agents.testing import Reply, Scripted, calls, fails, says, thinks
-from crash.points import in_model
-from crash.stage import STAGE
+from crash.fault_points import in_model
+from crash.process_state import STATE
 
 CANARY = "canary-5f0e"
 
 
-def _hand(to: str, task: str) -> Reply:
+def _delegate(to: str, task: str) -> Reply:
     return calls("delegate_task", target_agent=to, task_description=task)
 
 
 SHAPE = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-PLAYS: dict[str, tuple[Reply, ...]] = {
+REPLIES: dict[str, tuple[Reply, ...]] = {
     "text": (says("Just a few words."),),
     "pure": (calls("look", n=1), says("Seen.")),
     "unsafe": (thinks("Shall I?", "signed") + calls("pay", n=1, password=CANARY), says("Paid.")),
@@ -72,10 +72,10 @@ PLAYS: dict[str, tuple[Reply, ...]] = {
         says("Final Answer: Paid and ordered."),
     ),
     "poison": (calls("die", n=1), says("Alive.")),
-    "hand on": (_hand("b", "unsafe #j"), says("Handed on.")),
-    "hand further": (_hand("b", "ask c #j"), says("Handed on.")),
-    "ask c": (_hand("c", "keyed #k"), says("I asked c.")),
-    "hand both": (_hand("b", "yes #j") + _hand("c", "broken #k"), says("Handed on.")),
+    "hand on": (_delegate("b", "unsafe #j"), says("Handed on.")),
+    "hand further": (_delegate("b", "ask c #j"), says("Handed on.")),
+    "ask c": (_delegate("c", "keyed #k"), says("I asked c.")),
+    "hand both": (_delegate("b", "yes #j") + _delegate("c", "broken #k"), says("Handed on.")),
     "hand late": (
         calls("delegate_task", target_agent="b", task_description="stopped later #j", deadline="2 seconds"),
         says("Handed on."),
@@ -87,7 +87,7 @@ STOPPED = ("stopped", "stopped later")
 """Plays that the client cancels in the middle."""
 
 
-class Player:
+class ReplayModel:
     """A model that plays its part; one that `breaks` fails after half of its words, or half of its calls."""
 
     def __init__(self, id: str = "player", *, breaks: bool = False) -> None:
@@ -100,16 +100,16 @@ class Player:
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         shown = tuple(msgspec.Raw(message.to_json()) for message in request.messages)
-        STAGE.world.note("model", "request", name=self.id, messages=shown)
+        STATE.log.record("model", "request", name=self.id, messages=shown)
         reply = next_reply(request.messages)
         if self._breaks:
             reply = Reply(*reply.items[: max(1, len(reply.items) // 2)]) + fails(ProviderError("cut off", "network"))
-        in_model(STAGE.points.here("model before"))
+        in_model(STATE.points.hit("model before"))
         async for chunk in Scripted(reply).stream(request):
-            in_model(STAGE.points.here("model chunk"))
-            await STAGE.take_time()
+            in_model(STATE.points.hit("model chunk"))
+            await STATE.delay()
             yield chunk
-        in_model(STAGE.points.here("model after"))
+        in_model(STATE.points.hit("model after"))
 
 
 def next_reply(messages: Sequence[Message]) -> Reply:
@@ -119,10 +119,10 @@ def next_reply(messages: Sequence[Message]) -> Reply:
         if message.role == "assistant" and last is None:
             last = message
         elif message.role == "user" and not _is_own(message):
-            replies = PLAYS["answered" if "state" in message.metadata else message.text.split(" #")[0]]
+            replies = REPLIES["answered" if "state" in message.metadata else message.text.split(" #")[0]]
             if messages[-1].metadata.get("synthetic") and len(replies) == 2:  # what it must correct may be cut off
                 return replies[-1]
-            known = [_words(reply) for reply in replies]
+            known = [_reply_content(reply) for reply in replies]
             return replies[known.index((last.text, _calls(last))) + 1 if last is not None else 0]
     raise AssertionError("a request without a question")
 
@@ -132,7 +132,7 @@ def _is_own(message: Message) -> bool:
     return bool(message.metadata.get("synthetic")) or message.text.startswith("Observation:")
 
 
-def _words(reply: Reply) -> tuple[str, list[Any]]:
+def _reply_content(reply: Reply) -> tuple[str, list[Any]]:
     called = [item.call for item in reply.items if isinstance(item, ToolCallChunk)]
     text = "".join(item.text for item in reply.items if isinstance(item, TextChunk))
     return text, [(call.name, call.arguments) for call in called]
@@ -144,39 +144,39 @@ def _calls(message: Message) -> list[Any]:
 
 async def _act(context: ToolContext, name: str, n: int) -> str:
     """Change the world, once."""
-    for place in ("before", "in", "after"):
-        if place == "after":
+    for point in ("before", "in", "after"):
+        if point == "after":
             _effect(context, name, n)
-        deed = STAGE.points.here(f"tool {place}")
-        if deed == "timeout":
+        fault = STATE.points.hit(f"tool {point}")
+        if fault == "timeout":
             await asyncio.sleep(60)
-        elif deed == "exception":
+        elif fault == "exception":
             raise RuntimeError("a bug in the tool")
-    await STAGE.take_time()
+    await STATE.delay()
     return f"did {n}"
 
 
 def _effect(context: ToolContext, name: str, n: int) -> None:
     key = context.idempotency_key
-    STAGE.world.note("tool", "effect", name=name, n=n, run=context.run_id, call=context.call_id, key=key)
+    STATE.log.record("tool", "effect", name=name, n=n, run=context.run_id, call=context.call_id, key=key)
 
 
 def _happened(key: str) -> bool:
-    return any(note.what == "effect" and note.key == key for note in STAGE.world.all())
+    return any(entry.what == "effect" and entry.key == key for entry in STATE.log.all())
 
 
-async def find(key: str) -> Happened | NotHappened:
+async def query_outcome(key: str) -> Happened | NotHappened:
     """The other side keeps a book, and can tell."""
-    if STAGE.points.here("reconcile before") == "exception":
+    if STATE.points.hit("reconcile before") == "exception":
         raise RuntimeError("a bug in reconcile")
     found = Happened("found out") if _happened(key) else NotHappened()
-    STAGE.points.here("reconcile after")
+    STATE.points.hit("reconcile after")
     return found
 
 
-async def shrug(key: str) -> None:
+async def report_unknown(key: str) -> None:
     """The outcome is unknown."""
-    STAGE.points.here("reconcile before")
+    STATE.points.hit("reconcile before")
 
 
 @tool(effect="pure")
@@ -206,7 +206,7 @@ async def wire(n: int, says: str, context: ToolContext) -> str:
 @tool
 async def stumble(n: int, context: ToolContext) -> str:
     """Fail, and say so."""
-    STAGE.points.here("tool before")
+    STATE.points.hit("tool before")
     raise ToolFailed("not found")
 
 
@@ -220,20 +220,20 @@ async def break_(n: int, context: ToolContext) -> str:
 @tool
 async def ring(n: int, context: ToolContext) -> str:
     """Unavailable the first time."""
-    tried = sum(note.what == "try" and note.key == context.idempotency_key for note in STAGE.world.all())
-    STAGE.world.note("tool", "try", name="ring", key=context.idempotency_key)
+    tried = sum(entry.what == "try" and entry.key == context.idempotency_key for entry in STATE.log.all())
+    STATE.log.record("tool", "try", name="ring", key=context.idempotency_key)
     if not tried:
         raise Transient("unavailable")
     return await _act(context, "ring", n)
 
 
-@tool(reconcile=find)
+@tool(reconcile=query_outcome)
 async def ship(n: int, context: ToolContext) -> str:
     """Ship; the other side can tell whether it happened."""
     return await _act(context, "ship", n)
 
 
-@tool(reconcile=shrug)
+@tool(reconcile=report_unknown)
 async def post(n: int, context: ToolContext) -> str:
     """Post; whether it happened is unknown."""
     return await _act(context, "post", n)
@@ -242,9 +242,9 @@ async def post(n: int, context: ToolContext) -> str:
 @tool(in_process=True)
 def press(n: int, context: ToolContext) -> str:
     """Work in a thread."""
-    STAGE.points.here("tool before")
+    STATE.points.hit("tool before")
     _effect(context, "press", n)
-    STAGE.points.here("tool after")
+    STATE.points.hit("tool after")
     return f"did {n}"
 
 
@@ -268,7 +268,7 @@ async def hold(n: int, context: ToolContext) -> str:
 @tool(effect="pure")
 async def die(n: int, context: ToolContext) -> str:
     """End the process."""
-    STAGE.points.here("tool poison")
+    STATE.points.hit("tool poison")
     return await _act(context, "die", n)
 
 

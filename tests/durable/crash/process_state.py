@@ -4,12 +4,12 @@ import asyncio
 import time
 
 from atlas_agents.core.aio import SystemClock
-from crash.points import Points
-from crash.world import World
+from crash.evidence_log import EvidenceLog
+from crash.fault_points import Points
 
 _NOON = 1_789_992_000.0
 """Every case begins at noon of the same day: none runs over midnight."""
-_HURRY = 0.02
+_SLEEP_FACTOR = 0.02
 
 
 class Clock(SystemClock):
@@ -22,13 +22,13 @@ class Clock(SystemClock):
         return time.time() + self.wrong
 
     async def sleep(self, seconds: float) -> None:
-        await super().sleep(seconds * _HURRY)
+        await super().sleep(seconds * _SLEEP_FACTOR)
 
 
-class Stage:
+class ProcessState:
     """One life."""
 
-    world: World
+    log: EvidenceLog
     points: Points
     clock: Clock
     opening = True
@@ -36,9 +36,9 @@ class Stage:
     pause = 0.0
     """Seconds that a call takes after it has acted, and a model before each chunk: for signals from outside."""
 
-    async def take_time(self) -> None:
+    async def delay(self) -> None:
         if self.pause:
             await asyncio.sleep(self.pause)
 
 
-STAGE = Stage()
+STATE = ProcessState()

@@ -13,12 +13,12 @@ import msgspec
 Who: TypeAlias = Literal["tool", "model", "client", "points", "runner", "log"]
 
 
-class Note(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One thing that happened. `life` counts the processes of a case; `stream` tells apart who listens to one run."""
+class LogEntry(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One observed event. `process` numbers the processes of a case, `stream` the subscribers of a run."""
 
     who: Who
     what: str
-    life: int = 0
+    process: int = 0
     stream: int = 0
     run: str = ""
     call: str = ""
@@ -29,24 +29,24 @@ class Note(msgspec.Struct, frozen=True, omit_defaults=True):
     messages: tuple[msgspec.Raw, ...] = ()
 
 
-_notes = msgspec.json.Decoder(Note)
+_decoder = msgspec.json.Decoder(LogEntry)
 
 
-class World:
+class EvidenceLog:
     """The file, as one life writes to it."""
 
-    def __init__(self, path: Path, life: int) -> None:
+    def __init__(self, path: Path, process: int) -> None:
         self.path = path
-        self.life = life
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self.process = process
+        self._create_database = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
-    def note(self, who: Who, what: str, **more: Any) -> None:
-        os.write(self._file, msgspec.json.encode(Note(who, what, self.life, **more)) + b"\n")
+    def record(self, who: Who, what: str, **more: Any) -> None:
+        os.write(self._create_database, msgspec.json.encode(LogEntry(who, what, self.process, **more)) + b"\n")
 
-    def all(self) -> list[Note]:
+    def all(self) -> list[LogEntry]:
         return read(self.path)
 
 
-def read(path: Path) -> list[Note]:
+def read(path: Path) -> list[LogEntry]:
     """All that was noted; an untouched world is empty."""
-    return [_notes.decode(line) for line in path.read_bytes().splitlines()] if path.exists() else []
+    return [_decoder.decode(line) for line in path.read_bytes().splitlines()] if path.exists() else []

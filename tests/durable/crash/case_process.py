@@ -1,0 +1,144 @@
+"""One life of the process: open the store, let the clients live, and close; or whatever the plan has for it."""
+
+import asyncio
+import logging
+from pathlib import Path
+
+import msgspec
+
+from atlas_agents import Agent, Answer, Approvals, Atlas, Delegation, History, Limits, Question, RetryPolicy
+from atlas_agents.core.errors import StoreError
+from atlas_agents.core.store import Store
+from atlas_agents.testing import Environment, Registry
+from crash.client import Client, make_answer
+from crash.evidence_log import EvidenceLog
+from crash.fault_points import NO_FAULT, Plan, Points
+from crash.process_state import STATE, Clock
+from crash.replies import TOOLS, ReplayModel
+from crash.scripts import Script
+from crash.stores import Database
+
+_REGISTRY = Registry(Environment({}, dotenv=None))
+_RETRY = RetryPolicy(order="given", retries=1, backoff=0.1)
+_PROCESS_TIMEOUT = 12.0
+_FAULT_TIMEOUT = 0.3
+_TOOL_TIMEOUT = 0.08
+
+
+class CaseSetup(msgspec.Struct, frozen=True):
+    """Where a case happens, and since when, by the real clock."""
+
+    folder: Path
+    database: Database
+    script: Script
+    began: float
+
+
+class CaseProcess(msgspec.Struct, frozen=True):
+    """One process of a case: its number, and what strikes in it."""
+
+    number: int
+    plan: Plan
+
+
+class _LogHandler(logging.Handler):
+    """Errors that are logged are noted in the world, for who reads of a case that went wrong."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        STATE.log.record("log", record.levelname, text=record.getMessage()[:2000])
+
+
+async def run_to_end(setup: CaseSetup, process: CaseProcess) -> None:
+    """From the opening of the store to its closing, if it comes to that."""
+    prepare(setup, process)
+    script, plan, before = setup.script, process.plan, STATE.log.all()
+    store = setup.database.store(STATE.clock)
+    STATE.opening = not script.migrates
+    try:
+        await store.open()
+    except StoreError as error:  # it is reported, and the process ends
+        STATE.log.record("runner", "not opened", text=str(error))
+        return
+    STATE.opening = False
+    atlas = build(script, store)
+    client = Client(atlas, script, before)
+    try:
+        async with asyncio.timeout(_FAULT_TIMEOUT if plan.forever else _PROCESS_TIMEOUT):
+            await client.run_to_end(restarted=process.number > 1, sends_first=plan.sends_first)
+    except TimeoutError:
+        STATE.log.record("runner", "gave up" if plan.forever else "stuck")
+    await atlas.close()
+    STATE.log.record("runner", "passed", n=STATE.points.passed, text="\n".join(STATE.points.names))
+    if plan.fault in ("nothing", "kill"):  # and still alive: nothing has struck
+        STATE.points = Points(NO_FAULT, STATE.log)
+        await _recover_again(setup, store)
+    await store.close()
+
+
+async def restart_process(setup: CaseSetup, process: CaseProcess) -> None:
+    """Another start, when all is done."""
+    prepare(setup, process)
+    store = setup.database.store(STATE.clock)
+    await store.open()
+    await _recover_again(setup, store)
+    await store.close()
+
+
+async def _recover_again(setup: CaseSetup, store: Store) -> None:
+    """It must find nothing to do, and change nothing."""
+    before = setup.database.rows()
+    atlas = build(setup.script, store)
+    streams = await atlas.recover()
+    for stream in streams:
+        await asyncio.wait([asyncio.ensure_future(stream.reply())])
+    left = await store.pending_jobs(atlas.tenant, 1 << 60)
+    same = not streams and not left and setup.database.rows() == before
+    STATE.log.record("runner", "recovered again", n=int(same))
+    await atlas.close()
+
+
+def prepare(setup: CaseSetup, process: CaseProcess) -> None:
+    STATE.log = EvidenceLog(setup.folder / "world", process.number)
+    STATE.points = Points(process.plan, STATE.log)
+    STATE.clock = Clock(setup.began, process.plan.jump)
+    logging.basicConfig(handlers=[_LogHandler(logging.ERROR)], force=True)
+    if process.plan.fault == "timeout":
+        for each in TOOLS:
+            each.timeout = _TOOL_TIMEOUT
+
+
+def build(script: Script, store: Store) -> Atlas:
+    models = [ReplayModel("first", breaks=True), ReplayModel("second")] if script.fails_over else [ReplayModel()]
+    agents = [
+        Agent(
+            id,
+            providers=models,
+            tools=TOOLS,
+            retry=_RETRY,
+            parallel_tools=not script.one_by_one,
+            mode=script.mode,
+            max_rounds=script.rounds,
+        )
+        for id in ("abc" if script.jobs else "a")
+    ]
+    return Atlas(
+        agents,
+        store=store,
+        history=History(max_messages=script.memory or None),
+        limits=Limits(per_day=script.per_day or None, tick=0.03),
+        delegation=Delegation(retry_delays=(0.0,)),
+        approve=Approvals(_approve if script.asks == "function" else None, wait=True, deadline=script.deadline),
+        retries=(0.1, 0.1),
+        registry=_REGISTRY,
+        clock=STATE.clock,
+    )
+
+
+async def _approve(question: Question) -> Answer:
+    """The person as a function."""
+    if STATE.points.hit("approval function") == "exception":
+        raise RuntimeError("no one there")
+    await asyncio.sleep(0)
+    answer = make_answer(question)
+    STATE.log.record("client", "says", key=question.id, text=answer.decision)
+    return answer
