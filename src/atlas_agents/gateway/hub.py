@@ -12,12 +12,16 @@ import msgspec
 
 from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.atlas import Atlas
+from atlas_agents.agents.options import DEFAULT_OPTIONS, TurnOptions
+from atlas_agents.agents.run import Accepted
+from atlas_agents.agents.runner import tool_call_session
+from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock, utc_day
 from atlas_agents.core.errors import ConfigError, StoreError
-from atlas_agents.core.messages import Message
+from atlas_agents.core.messages import Message, new_id
 from atlas_agents.core.store import AuditRow, Session, Store
 from atlas_agents.gateway.auth import Authenticator, Grant
-from atlas_agents.gateway.convert import session_shape
+from atlas_agents.gateway.convert import agent_model, session_shape
 from atlas_agents.gateway.dispatch import Dispatch, Methods
 from atlas_agents.gateway.events import Subscriber
 from atlas_agents.gateway.mcp.resources import ResourceLibrary
@@ -34,6 +38,7 @@ from atlas_agents.tools.audit import describe_broken_row
 from atlas_agents.workspace.skills import Prompt
 
 _MAX_ASSIGNMENTS = 4096
+_NEW = ("started", "queued")
 _MAX_LABEL = 60
 _MAX_NAMED = 10_000
 
@@ -313,7 +318,7 @@ class GatewayServices(msgspec.Struct, frozen=True):
 
 
 class Hub:
-    """Shared state of a gateway; one per process."""
+    """Shared state of a gateway, and the submission of turns and tool calls; one per process."""
 
     stopping = False
 
@@ -372,6 +377,43 @@ class Hub:
         """Raise ProtocolError if the gateway is shutting down."""
         if self.stopping:
             raise ProtocolError("UNAVAILABLE", "the gateway is shutting down", retry_after_ms=self.retry_after_ms)
+
+    async def resolve_agent(self, session: str, agent_id: str | None = None) -> Agent:
+        """Return the named agent, else the session's, else the default; raise ProtocolError if there is none."""
+        name = agent_id or await self.assignments.agent_of(session)
+        agent = self.agent(name) if name else self.atlas.get_agent()
+        if agent is None:
+            raise ProtocolError("AGENT_NOT_FOUND", f"unknown agent {name!r}" if name else "no agents are configured")
+        return agent
+
+    async def submit_turn(
+        self, agent: Agent, message: Message, *, session: str, user: str, options: TurnOptions = DEFAULT_OPTIONS
+    ) -> tuple[Accepted, AtlasStream]:
+        """Start a turn and return when it is stored. Its events are logged and delivered to the session's subscribers.
+
+        For a repeated idempotency key, the stream replays the turn that was started with it.
+        """
+        self.check_accepting()
+        stream = self.atlas.start_turn(message, options, session=session, agent_id=agent.id, user=user)
+        accepted = await stream.accepted()
+        if accepted.status in _NEW:
+            self.runs.follow(stream, options.model or agent_model(agent, self.atlas.registry))
+        return accepted, stream
+
+    async def call_tool(
+        self, grant: Grant, agent: Agent, tool: str, arguments: dict[str, Any], *, idempotency_key: str = ""
+    ) -> AtlasStream:
+        """Start a tool call and return when it is stored, in a session of its own that is archived from the start."""
+        self.check_accepting()
+        user = grant.principal.id
+        session = grant.prefix + tool_call_session(user, new_id(), idempotency_key)
+        await self.atlas.sessions.put(session, label=tool[:80], archived=True)
+        stream = await self.atlas.begin_call(
+            tool, arguments, agent_id=agent.id, user=user, session=session, idempotency_key=idempotency_key
+        )
+        if (await stream.accepted()).status in _NEW:
+            self.runs.follow(stream, "")
+        return stream
 
     def broadcast(self, event: wire.ServerEvent) -> None:
         """Send an event to all connections with the scope `read` and the full profile."""

@@ -24,7 +24,6 @@ from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.convert import agent_model, approval_event
 from atlas_agents.gateway.http_errors import Hide, HTTPError, to_http_error
 from atlas_agents.gateway.hub import Hub
-from atlas_agents.gateway.submit import submit_turn
 from atlas_agents.providers.base import render_result_text
 
 _questions = msgspec.json.Decoder(Question)
@@ -319,8 +318,7 @@ class AgUiRun:
             raise HTTPError(
                 409, "interrupt_pending", f"this thread has pending interrupts that must be answered first: {ids}"
             )
-        accepted, self._stream = await submit_turn(
-            self._hub,
+        accepted, self._stream = await self._hub.submit_turn(
             self._agent,
             message,
             session=self._session,

@@ -18,7 +18,6 @@ from atlas_agents.core.text import wire_name
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.protocol.frames import ProtocolError
-from atlas_agents.gateway.submit import call_tool, submit_turn
 
 Progress: TypeAlias = Callable[[int, str], Awaitable[None]]
 _ASK = "ask_"
@@ -82,7 +81,7 @@ class McpRequest:
             if target is not None:
                 return await self._ask(target, arguments)
         try:
-            stream = await call_tool(self._hub, self._grant, agent, name, arguments)
+            stream = await self._hub.call_tool(self._grant, agent, name, arguments)
             await self._follow(stream)
             return _outcome(tool_call_result(await stream.reply()))
         except (ProtocolError, Cancelled) as fault:
@@ -94,8 +93,8 @@ class McpRequest:
             raise BadArguments("expected 'message' to be a text and 'session' a short name")
         try:
             session = self._grant.prefix + name
-            _, stream = await submit_turn(
-                self._hub, agent, user(message), session=session, user=self._grant.principal.id
+            _, stream = await self._hub.submit_turn(
+                agent, user(message), session=session, user=self._grant.principal.id
             )
             await self._follow(stream)
             return ToolOutcome((await stream.reply()).text)

@@ -17,7 +17,6 @@ from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.protocol import admin as wire
 from atlas_agents.gateway.protocol.frames import ProtocolError
 from atlas_agents.gateway.protocol.types import Ack, AgentShape, ModelShape, NoParams, ToolShape
-from atlas_agents.gateway.submit import call_tool
 from atlas_agents.providers.registry import parse_model_ref
 
 
@@ -301,7 +300,7 @@ async def invoke(caller: ClientConnection, params: wire.ToolsInvoke) -> wire.Cal
     if agent is None:
         raise ProtocolError("AGENT_NOT_FOUND", f"unknown agent {params.agent_id!r}")
     key = params.idempotency_key or ""
-    stream = await call_tool(hub, caller.grant, agent, params.name, params.arguments, idempotency_key=key)
+    stream = await hub.call_tool(caller.grant, agent, params.name, params.arguments, idempotency_key=key)
     result = tool_call_result(await stream.reply())
     return wire.Called(stream.stream_id, result.status, result.result, result.error)
 

@@ -20,7 +20,6 @@ from atlas_agents.gateway.protocol.frames import ProtocolError, not_found
 from atlas_agents.gateway.protocol.sessions import ApprovalsResolve, ApprovalsResult, ExecAnswer
 from atlas_agents.gateway.protocol.types import Ack, NoParams, UsageShape
 from atlas_agents.gateway.runs import read_outcomes
-from atlas_agents.gateway.submit import resolve_agent, submit_turn
 
 _PAGE = 500
 _SESSIONS = 100
@@ -42,10 +41,9 @@ def add_methods(methods: Methods) -> None:
 async def send(caller: ClientConnection, params: wire.ChatSend) -> wire.Sent:
     """Start a turn and acknowledge it once it is stored. The answer follows as events to the session's subscribers."""
     hub, session = caller.hub, caller.grant.prefix + params.session_key
-    agent = await resolve_agent(hub, session, params.agent_id)
+    agent = await hub.resolve_agent(session, params.agent_id)
     _check_model(hub, params)
-    accepted, _ = await submit_turn(
-        hub,
+    accepted, _ = await hub.submit_turn(
         agent,
         _message(params),
         session=session,

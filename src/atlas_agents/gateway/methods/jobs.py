@@ -14,7 +14,6 @@ from atlas_agents.gateway.protocol import jobs as wire
 from atlas_agents.gateway.protocol.events import JobUpdated, encode_event
 from atlas_agents.gateway.protocol.frames import ProtocolError, not_found
 from atlas_agents.gateway.protocol.types import Ack, NoParams
-from atlas_agents.gateway.submit import resolve_agent
 
 _PAGE = 200
 
@@ -121,7 +120,7 @@ def follow_jobs(hub: Hub) -> None:
 
 
 async def add(caller: ClientConnection, params: wire.SchedulesAdd) -> wire.ScheduleResult:
-    agent = await resolve_agent(caller.hub, "", params.agent_id)
+    agent = await caller.hub.resolve_agent("", params.agent_id)
     schedule = Schedule(
         params.name,
         params.cron.strip(),

@@ -23,7 +23,6 @@ from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.http_errors import HTTPError, bad_request, to_http_error
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.openai import schema
-from atlas_agents.gateway.submit import submit_turn
 
 _SEPARATOR = "\n\n"
 _FINISH_REASONS: dict[object, schema.FinishReason] = {"length": "length", "refusal": "content_filter"}
@@ -99,8 +98,7 @@ async def start(
     options = TurnOptions(output=schema.output_of(body), asks=asks == "wait", sampling=schema.sampling_of(body))
     user = grant.principal.id
     if session:
-        _, stream = await submit_turn(
-            hub,
+        _, stream = await hub.submit_turn(
             agent,
             schema.to_message(body.messages[-1], len(body.messages) - 1),
             session=grant.prefix + session,
