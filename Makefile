@@ -64,7 +64,7 @@ docs: $(READY) ## Build the documentation into site/; warnings are errors
 	$(BIN)/zensical build --clean --strict
 
 pictures: page browser ## Take the screenshots for README and docs
-	$(BIN)/python tests/page/pictures.py
+	$(BIN)/python tests/page/screenshots.py
 
 texts: $(READY) ## Update the generated parts of the docs: examples, API, CLI help, settings, protocol, layers
 	$(BIN)/python tests/doc_examples.py

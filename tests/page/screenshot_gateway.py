@@ -1,4 +1,4 @@
-"""A gateway with sample data for the screenshots: `picture_gateway.py HOME [PORT]`."""
+"""A gateway with sample data for the screenshots: `screenshot_gateway.py HOME [PORT]`."""
 
 import asyncio
 import math
@@ -10,7 +10,7 @@ from typing import Any
 
 from page_gateway import serve
 from page_model import PageModel, Rounds
-from picture_jobs import RUNNING_TASK, add_jobs
+from screenshot_jobs import RUNNING_TASK, add_jobs
 
 from atlas_agents import Agent, Price, tool
 from atlas_agents.core.json import encode

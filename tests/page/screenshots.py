@@ -1,4 +1,4 @@
-"""Take the screenshots for README and docs: `python tests/page/pictures.py [FOLDER]`."""
+"""Take the screenshots for README and docs: `python tests/page/screenshots.py [FOLDER]`."""
 
 import sys
 import tempfile
@@ -33,7 +33,7 @@ def main(folder: Path) -> None:
     with (
         tempfile.TemporaryDirectory(prefix="atlas-") as home,
         launch_browser(**font_environment(Path(home))) as browser,
-        running_gateway(Path(home), HERE / "picture_gateway.py") as gateway,
+        running_gateway(Path(home), HERE / "screenshot_gateway.py") as gateway,
     ):
         create_sessions(browser, gateway, folder)
         for theme in ("light", "dark"):
