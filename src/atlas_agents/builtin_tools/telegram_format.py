@@ -98,13 +98,13 @@ class _InlineParser:
         self.tokens: list[str] = []
         self.found: list[tuple[int, int, EntityType]] = []
         self._opened: dict[str, int] = {}
-        self._no_end: set[str] = set()
+        self._unclosed: set[str] = set()
 
     def code(self, ticks: str, after: int) -> int:
         """Parse a code span that starts before `after`, and return where to continue."""
-        end = -1 if ticks in self._no_end else self.line.find(ticks, after)
+        end = -1 if ticks in self._unclosed else self.line.find(ticks, after)
         if end < 0:
-            self._no_end.add(ticks)
+            self._unclosed.add(ticks)
             self.tokens.append(ticks)
             return after
         inner = self.line[after:end]
@@ -112,19 +112,19 @@ class _InlineParser:
         self.tokens.append(inner.strip() or inner)
         return end + len(ticks)
 
-    def emphasis(self, sign: str, start: int, end: int) -> None:
+    def emphasis(self, delimiter: str, start: int, end: int) -> None:
         before, after = self.line[start - 1 : start], self.line[end : end + 1]
-        strict = sign not in ("**", "~~")  # names_like_this and 2*3*4 are not emphasis
+        strict = delimiter not in ("**", "~~")  # names_like_this and 2*3*4 are not emphasis
         within_word = strict and before.isalnum() and after.isalnum()
-        if sign in self._opened and before.strip() and not within_word:
-            first = self._opened[sign]
+        if delimiter in self._opened and before.strip() and not within_word:
+            first = self._opened[delimiter]
             self.tokens[first] = ""
-            self.found.append((first, len(self.tokens), _KINDS[sign]))
+            self.found.append((first, len(self.tokens), _KINDS[delimiter]))
             self._opened = {other: position for other, position in self._opened.items() if position < first}
             return
         if after.strip() and not (strict and before.isalnum()):
-            self._opened[sign] = len(self.tokens)
-        self.tokens.append(sign)
+            self._opened[delimiter] = len(self.tokens)
+        self.tokens.append(delimiter)
 
     def result(self) -> FormattedText:
         offsets = [0]
@@ -136,17 +136,17 @@ class _InlineParser:
 
 def _parse_inline(line: str) -> FormattedText:
     parser, position = _InlineParser(line), 0
-    while sign := _INLINE.search(line, position):
-        parser.tokens.append(line[position : sign.start()])
-        position = sign.end()
-        if sign[1]:
-            parser.tokens.append(sign[1])
-        elif sign[2]:
-            position = parser.code(sign[2], position)
-        elif sign[3]:
-            parser.emphasis(sign[3], sign.start(), position)
+    while found := _INLINE.search(line, position):
+        parser.tokens.append(line[position : found.start()])
+        position = found.end()
+        if found[1]:
+            parser.tokens.append(found[1])
+        elif found[2]:
+            position = parser.code(found[2], position)
+        elif found[3]:
+            parser.emphasis(found[3], found.start(), position)
         else:
-            label, address = sign[4], sign[5]
+            label, address = found[4], found[5]
             parser.tokens.append(address if label in ("", address) else f"{label} ({address})")
     parser.tokens.append(line[position:])
     return parser.result()
@@ -162,19 +162,19 @@ def split_message(whole: FormattedText, max_length: int = MAX_LENGTH) -> list[Fo
     return list(_split(_strip(whole), max_length))
 
 
-def message_params(piece: FormattedText) -> dict[str, Any]:
+def message_params(message: FormattedText) -> dict[str, Any]:
     """Return the parameters of `sendMessage` and `editMessageText` for a text."""
-    return {"text": piece.text, "entities": encode_entities(piece) or None}
+    return {"text": message.text, "entities": encode_entities(message) or None}
 
 
-def encode_entities(piece: FormattedText) -> list[dict[str, Any]]:
+def encode_entities(message: FormattedText) -> list[dict[str, Any]]:
     """Return the entities as Bot API objects, with offsets in UTF-16 units."""
     found: list[dict[str, Any]] = []
-    for entity in piece.entities[:_MAX_ENTITIES]:
+    for entity in message.entities[:_MAX_ENTITIES]:
         each: dict[str, Any] = {
             "type": entity.kind,
-            "offset": utf16_length(piece.text[: entity.start]),
-            "length": utf16_length(piece.text[entity.start : entity.end]),
+            "offset": utf16_length(message.text[: entity.start]),
+            "length": utf16_length(message.text[entity.start : entity.end]),
         }
         if entity.kind == "pre" and entity.language:
             each["language"] = entity.language
@@ -238,8 +238,8 @@ def _slice(whole: FormattedText, start: int, end: int) -> FormattedText:
     return FormattedText(whole.text[start:end], tuple(entity for entity in entities if entity.start < entity.end))
 
 
-def _strip(piece: FormattedText) -> FormattedText:
+def _strip(message: FormattedText) -> FormattedText:
     """Remove surrounding whitespace, as Telegram does, and trim the entities accordingly."""
-    text = piece.text
+    text = message.text
     start, end = len(text) - len(text.lstrip()), len(text.rstrip())
-    return piece if (start, end) == (0, len(text)) else _slice(piece, start, max(start, end))
+    return message if (start, end) == (0, len(text)) else _slice(message, start, max(start, end))

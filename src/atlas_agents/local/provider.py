@@ -99,15 +99,10 @@ class LocalProvider:
         name = model or self.model
         if importlib.util.find_spec("xllamacpp") is None:
             raise ModelUnavailable("local models need an optional package; run: pip install 'atlas-agents[local]'")
-        path = (
-            await in_thread(check_gguf_file, name) if is_gguf_path(name) else await self._model_file(find_model(name))
-        )
-        setup = ServerSetup(
-            path=str(path),
-            alias=path.stem,
-            context=self._context,
-            log=str(self._home / "logs" / f"{path.stem}.log"),
-        )
+        is_file = is_gguf_path(name)
+        path = await in_thread(check_gguf_file, name) if is_file else await self._model_file(find_model(name))
+        log = self._home / "logs" / f"{path.stem}.log"
+        setup = ServerSetup(str(path), path.stem, self._context, str(log))
         return await acquire_server(setup, self).endpoint()
 
     async def close(self) -> None:

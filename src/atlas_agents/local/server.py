@@ -107,8 +107,8 @@ class _ServerProcess:
             self._pid = None
         self._fail(_describe_exit(code, self._killed))
 
-    def _read_report(self, answer: dict[str, Any], key: Secret) -> None:
-        match answer:
+    def _read_report(self, report: dict[str, Any], key: Secret) -> None:
+        match report:
             case {"url": str(url), "guided": bool(guided)}:
                 self.ready.set_result(Endpoint(url, key, guided))
             case {"missing": _}:
@@ -211,8 +211,7 @@ def _start(log: BinaryIO) -> "subprocess.Popen[bytes]":
 
 
 def _encode_config(setup: ServerSetup, key: Secret) -> bytes:
-    """Return the child's configuration. It is sent through a pipe, because others can read arguments and
-    environments."""
+    """Return the child's configuration for its pipe: others could read arguments and environment variables."""
     config = {**msgspec.structs.asdict(setup), "key": key.reveal(), "parent": os.getpid()}
     config["threads"] = setup.threads or min(len(os.sched_getaffinity(0)) if sys.platform == "linux" else 4, 8)
     return json.dumps(config).encode() + b"\n"

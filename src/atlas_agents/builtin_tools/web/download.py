@@ -110,23 +110,23 @@ class LimitedBody:
         if encoding not in ("", "gzip", "deflate"):
             raise BadEncoding(f"unexpected content encoding {encoding[:50]!r}")
 
-    def add(self, piece: bytes) -> None:
+    def add(self, chunk: bytes) -> None:
         """Add the next bytes of the response."""
-        self._received += len(piece)
-        self.content += piece[: self._remaining] if self._is_identity else self._decompress(piece)
+        self._received += len(chunk)
+        self.content += chunk[: self._remaining] if self._is_identity else self._decompress(chunk)
         self.full = not self._remaining or self._received > self._limit
 
     @property
     def _remaining(self) -> int:
         return self._limit + 1 - len(self.content)
 
-    def _decompress(self, piece: bytes) -> bytes:
-        if self._check_deflate and piece:
+    def _decompress(self, chunk: bytes) -> bytes:
+        if self._check_deflate and chunk:
             self._check_deflate = False
-            if piece[0] & 0x0F != 8:  # many servers send raw deflate data without the zlib header
+            if chunk[0] & 0x0F != 8:  # many servers send raw deflate data without the zlib header
                 self._decoder = zlib.decompressobj(-zlib.MAX_WBITS)
         try:
-            return self._decoder.decompress(piece, self._remaining) if self._remaining else b""
+            return self._decoder.decompress(chunk, self._remaining) if self._remaining else b""
         except zlib.error:
             raise BadEncoding("invalid compressed data") from None
 
@@ -203,8 +203,8 @@ async def _get(
             check_type(str(target.url), media_type)
             size = caps.pdf_size if media_type == "application/pdf" else caps.size
             body = LimitedBody(parse_content_encoding(response.headers.get("Content-Encoding", "")), size)
-            while not body.full and (piece := await response.content.read(_CHUNK)):
-                body.add(piece)
+            while not body.full and (chunk := await response.content.read(_CHUNK)):
+                body.add(chunk)
             return Fetched(str(target.url), media_type, charset, bytes(body.content[:size]), size, body.full)
     except (aiohttp.ClientError, OSError, BadEncoding, ValueError) as error:
         raise _describe_failure(error, target) from error
@@ -247,7 +247,7 @@ def _describe_failure(error: Exception, target: FetchTarget) -> ToolFailed:
     if isinstance(error, TimeoutError):
         return ToolFailed(f"connecting to {target.host} timed out")
     if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientSSLError | ssl.SSLError):
-        return ToolFailed(f"the TLS certificate of {target.host} is not valid: {_reason(error)}")
+        return ToolFailed(f"the TLS connection to {target.host} failed: {_reason(error)}")
     if isinstance(error, aiohttp.ClientConnectorDNSError | socket.gaierror):
         return ToolFailed(f"cannot resolve the host name {target.host}")
     if isinstance(error, aiohttp.ClientConnectorError):

@@ -65,9 +65,7 @@ class PageReader:
 
     async def read(self, url: str, start: int, max_chars: int) -> str:
         """Return a part of a page for the model."""
-        from atlas_agents.builtin_tools.web.download import (
-            download,  # imported with the first page, because it needs the HTTP client
-        )
+        from atlas_agents.builtin_tools.web.download import download  # deferred: it imports the HTTP client
 
         page = await download(url, hosts=self._hosts, check_type=_check_type, caps=self._caps, network=self._network)
         kind = content_kind(page.media_type) or sniff_kind(page.body)
@@ -87,8 +85,7 @@ class PageReader:
             async with asyncio.timeout(self._caps.reading):
                 return await self._workers.run(extract, arguments)
         except TimeoutError:
-            seconds = f"{self._caps.reading:g} s"
-            raise ToolFailed(f"reading {url} took longer than {seconds}") from None
+            raise ToolFailed(f"reading {url} took longer than {self._caps.reading:g} s") from None
         except WorkerDied:
             raise ToolFailed(f"reading {url} crashed the reader process") from None
 
@@ -110,13 +107,10 @@ def _describe_page(url: str, found: Extract, notes: tuple[str, ...], start: int,
     end = min(start + max_chars, size)
     lines = [f"Fetched: {url}", *notes]
     if (start, end) != (0, size):
-        lines.append(f"Characters {start:,} to {end:,} of {size:,}." + _describe_rest(end, size))
+        rest = f" To continue, call again with start={end}." if end < size else ""
+        lines.append(f"Characters {start:,} to {end:,} of {size:,}.{rest}")
     content = [f"Title: {found.title}"] if found.title and not start else []
     content.append(found.text[start:end] or "(No text found; the page may need a browser that runs scripts.)")
     if found.links and end == size:
         content.append("Links:\n" + "\n".join(f"- {label}: {target}" for label, target in found.links))
     return "\n".join(lines) + "\n" + wrap_untrusted("\n\n".join(content))
-
-
-def _describe_rest(end: int, size: int) -> str:
-    return f" To continue, call again with start={end}." if end < size else ""

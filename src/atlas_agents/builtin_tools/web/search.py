@@ -77,8 +77,8 @@ async def _read_response(request: SearchRequest) -> bytes:
     ):
         _check_status(request, response.status, response.headers)
         body = LimitedBody(parse_content_encoding(response.headers.get("Content-Encoding", "")), _MAX_RESPONSE)
-        while not body.full and (piece := await response.content.read(1 << 16)):
-            body.add(piece)
+        while not body.full and (chunk := await response.content.read(1 << 16)):
+            body.add(chunk)
         if body.full:
             raise ToolFailed(f"the response of {request.service} is larger than {_MAX_RESPONSE / 1e6:g} MB")
         return bytes(body.content)

@@ -11,18 +11,45 @@ from yarl import URL
 
 from atlas_agents.core.errors import ConfigError, ToolFailed
 
+MAX_URL_LENGTH = 4000
 _WEB_PORTS = (80, 443)
 _HOST = re.compile(r"\[([0-9a-f:.]+)\](?::([0-9]{1,5}))?|([a-z0-9_][a-z0-9_.-]*)(?::([0-9]{1,5}))?")
+_HOSTNAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*\.?")
+_AUTHORITY = re.compile(r"[/?#]")
+"""End of the authority part of a URL."""
+_NUMERIC_LABEL = re.compile(r"[0-9]+|0x[0-9a-f]*")
+_IPV4 = re.compile(r"(0|[1-9][0-9]{0,2})(\.(0|[1-9][0-9]{0,2})){3}")
+_BLOCKED_PORTS = frozenset(
+    (
+        *(1719, 1720, 1723, 2049, 2375, 2376, 3306, 3659, 4045, 4190, 5060, 5061, 5432, 6000, 6379, 6566),
+        *(6665, 6666, 6667, 6668, 6669, 6679, 6697, 9100, 10080, 11211, 27017),
+    )
+)
+"""Ports of services other than web servers, which might take an HTTP request for a command."""
+
+
+class Caps(msgspec.Struct, frozen=True):
+    """Limits of a download: bytes after decompression, seconds and redirects. `reading` is the extraction timeout."""
+
+    size: int = 5_000_000
+    pdf_size: int = 15_000_000
+    connect: float = 10.0
+    total: float = 25.0
+    redirects: int = 5
+    reading: float = 15.0
+
+
+CAPS = Caps()
 
 
 class Hosts:
     """Allowlist of private hosts. `wiki.intern` means ports 80 and 443, `wiki.intern:8080` only that port."""
 
     def __init__(self, names: Iterable[str] = ()) -> None:
-        self._parse_host = {endpoint for name in names for endpoint in _parse_host(name)}
+        self._endpoints = {endpoint for name in names for endpoint in _parse_host(name)}
 
     def include(self, host: str, port: int) -> bool:
-        return (host.rstrip("."), port) in self._parse_host
+        return (host.rstrip("."), port) in self._endpoints
 
 
 def _parse_host(name: str) -> list[tuple[str, int]]:
@@ -75,21 +102,6 @@ class Internet:
 INTERNET: Network = Internet()
 
 
-MAX_URL_LENGTH = 4000
-_HOSTNAME = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)(\.(?!-)[a-z0-9_-]{1,63}(?<!-))*\.?")
-_AUTHORITY = re.compile(r"[/?#]")
-"""End of the authority part of a URL."""
-_NUMERIC_LABEL = re.compile(r"[0-9]+|0x[0-9a-f]*")
-_IPV4 = re.compile(r"(0|[1-9][0-9]{0,2})(\.(0|[1-9][0-9]{0,2})){3}")
-_BLOCKED_PORTS = frozenset(
-    (
-        *(1719, 1720, 1723, 2049, 2375, 2376, 3306, 3659, 4045, 4190, 5060, 5061, 5432, 6000, 6379, 6566),
-        *(6665, 6666, 6667, 6668, 6669, 6679, 6697, 9100, 10080, 11211, 27017),
-    )
-)
-"""Ports of services other than web servers, which might take an HTTP request for a command."""
-
-
 class UrlRefused(ToolFailed):
     """The guard rejected a URL; the model reads why."""
 
@@ -137,7 +149,7 @@ def _check_url(url: URL, hosts: Hosts) -> FetchTarget:
     if port is None or not _is_hostname(host):
         raise UrlRefused(f"invalid host name {host[:200]!r}")
     trusted = hosts.include(host, port)
-    if not trusted and (port in _BLOCKED_PORTS or (port < 1024 and port not in (80, 443))):
+    if not trusted and (port in _BLOCKED_PORTS or (port < 1024 and port not in _WEB_PORTS)):
         raise UrlRefused(f"port {port} is blocked")
     return FetchTarget(url.with_fragment(None), host, port, trusted)
 
@@ -163,17 +175,3 @@ def absolute_links(base: str, links: Iterable[str]) -> list[str]:
         if url.scheme in ("http", "https") and url.raw_host:
             found.append(str(url))
     return found
-
-
-class Caps(msgspec.Struct, frozen=True):
-    """Limits of a download: bytes after decompression, seconds and redirects. `reading` is the extraction timeout."""
-
-    size: int = 5_000_000
-    pdf_size: int = 15_000_000
-    connect: float = 10.0
-    total: float = 25.0
-    redirects: int = 5
-    reading: float = 15.0
-
-
-CAPS = Caps()

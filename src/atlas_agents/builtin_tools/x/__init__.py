@@ -77,8 +77,8 @@ class XClient:
                 ) as response,
             ):
                 body = bytearray()
-                while len(body) < _MAX_RESPONSE and (piece := await response.content.readany()):
-                    body += piece
+                while len(body) < _MAX_RESPONSE and (chunk := await response.content.readany()):
+                    body += chunk
                 response_headers = {name.lower(): value for name, value in response.headers.items()}
                 return XResponse(response.status, response_headers, bytes(body))
         except aiohttp.ClientConnectorError as error:
