@@ -46,7 +46,7 @@ class FakeNetwork:
 
 @dataclass
 class FakeInternet:
-    """The server behind all public addresses, the stage, and the tool."""
+    """The server behind all public addresses, the network, and the tool."""
 
     server: FaultServer
     network: FakeNetwork

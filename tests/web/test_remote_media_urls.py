@@ -61,7 +61,7 @@ def test_public_url_is_passed_to_the_provider(url: str) -> None:
 
 
 async def test_urls_in_a_history_are_not_fetched() -> None:
-    """Checking, counting, encoding, storing: a server that is named in the history hears nothing of it."""
+    """Checking, counting, encoding and storing a history send no request to the URLs in it."""
     async with FaultServer(then=page("secret")) as trap:
         parts = (
             Image("image/png", url=f"{trap.url}/cat.png"),

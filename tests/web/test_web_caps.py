@@ -1,4 +1,4 @@
-"""How much is let in: bytes on the wire and unpacked, seconds, headers; and what a reader does to a process."""
+"""Limits of `url_fetch`: bytes received and decompressed, seconds, headers, and memory of the extraction."""
 
 import asyncio
 import gzip
@@ -210,7 +210,7 @@ async def test_deeply_nested_page_is_read() -> None:
 
 
 def greedy(gigabytes: int) -> tuple[str, bool]:
-    """What comes of taking so much memory while a page is read, and whether the limit is gone after that."""
+    """Allocate memory under the extraction limit; return the outcome, and whether the limit was lifted afterwards."""
     before = resource.getrlimit(resource.RLIMIT_AS)
     try:
         with limited_memory():

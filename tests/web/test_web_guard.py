@@ -1,4 +1,4 @@
-"""What may be fetched: pages of the public internet, at the address that was vetted, over every redirect."""
+"""SSRF guard: only checked public addresses are contacted, after every redirect."""
 
 import asyncio
 import string

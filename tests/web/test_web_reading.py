@@ -136,7 +136,7 @@ async def test_json_is_indented() -> None:
 
 
 def pdf(*texts: str, password: str = "") -> bytes:
-    """A small PDF with a page for each text."""
+    """Create a small PDF with a page for each text."""
     import io
 
     writer = PdfWriter()

@@ -359,7 +359,7 @@ PAGE = b"""<html><body><div class="result__body links_main">
 
 @asynccontextmanager
 async def duckduckgo(folder: Path, body: bytes, status: str = "200 OK") -> AsyncGenerator[tuple[DuckDuckGo, list[str]]]:
-    """The library itself, through a proxy on loopback that says it is html.duckduckgo.com."""
+    """Use the real library through a loopback proxy that poses as html.duckduckgo.com."""
     context = tls_context(folder, "html.duckduckgo.com")
     asked: list[str] = []
 
