@@ -166,7 +166,7 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
         Path | None, about("Settings file to read instead of `./atlas.toml`.", default="./atlas.toml", only="outside")
     ] = None
     token: Annotated[
-        Secret | None, about("Token that clients authenticate with.", default="generated", hides="all")
+        Secret | None, about("Token that clients authenticate with.", default="a generated token", hides="all")
     ] = None
     host: Annotated[str, about("Address that the gateway, or a worker's health endpoint, listens on.")] = "127.0.0.1"
     port: Annotated[
@@ -179,7 +179,8 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
         tuple[str, ...], about("Host names that the gateway accepts besides `localhost` and its own address.")
     ] = ()
     database_url: Annotated[
-        Secret, about("URL: `sqlite:///…` or `postgresql://…`.", default="sqlite:///home/atlas.db", hides="password")
+        Secret,
+        about("Database: `sqlite:///…` or `postgresql://…`.", default="sqlite:///home/atlas.db", hides="password"),
     ]
     role: Annotated[
         Role,
