@@ -116,7 +116,7 @@ async def test_turns_of_a_session_stay_in_order_when_a_process_is_killed(kind: K
         evidence = await check_invariants(setup, client)
         for session in ("s0", "s1", "s2"):
             runs = [run for run, where in client.runs.items() if where == session]
-            acted = [note.run for note in evidence.notes if note.what == "effect" and note.run in runs]
+            acted = [entry.run for entry in evidence.entries if entry.what == "effect" and entry.run in runs]
             assert list(dict.fromkeys(acted)) == runs
             assert acted == sorted(acted, key=runs.index)
 
@@ -136,7 +136,7 @@ async def test_turn_that_crashes_every_process_fails_and_its_session_continues(k
         assert [trace.row.status for trace in evidence.traces.values()] == ["failed", "done"]
         last = client.received[poisoned][-1]
         assert last["event"] == "chat.error" and "not resumed" in last["data"]["message"]
-        deaths = [note for note in evidence.notes if note.who == "points"]
+        deaths = [entry for entry in evidence.entries if entry.who == "points"]
         assert len(deaths) == MAX_RESUMES_WITHOUT_PROGRESS + 1
 
 

@@ -1,6 +1,6 @@
-"""kill -9, errors, stops and wrong clocks at every point of a turn: the twelve invariants hold, and are seen to break.
+"""Crash tests: kill -9, errors, stops and clock jumps at every point of a turn; the twelve invariants hold.
 
-Each test starts a process that forks one for every life of every case; `make crash` runs many more of them.
+Each test starts a process that forks the processes of all its cases; `make crash` runs many more cases.
 """
 
 from collections.abc import Callable
@@ -19,9 +19,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 Crash: TypeAlias = Callable[..., Tally]
 A, B, C, D = 8, 5, 6, 3
-"""How many parts each suite is in: none takes long, so that two workers end at about the same time."""
+"""Number of shards per suite, short enough to balance parallel test workers."""
 MIN_CASES = {"A": 170, "B": 60, "C": 70, "D": 40, "zombies": 180, "special": 100, "postgres": 70}
-"""Fewer cases than these in a part, and something is wrong with the harness itself."""
+"""Minimum number of cases per shard; fewer mean that the harness is broken."""
 EVERYWHERE = {
     *("commit before", "commit after", "sql INSERT", "sql UPDATE", "sql COMMIT", "model before", "model chunk"),
     *("model after", "tool before", "tool in", "tool after", "approval asked", "approval answer before"),
@@ -32,7 +32,7 @@ EVERYWHERE = {
 
 @pytest.fixture
 def crash(record_property: Callable[[str, object], None]) -> Crash:
-    """Runs a suite; the number of its cases is summed up at the end of all tests."""
+    """Run a suite; the number of its cases is reported at the end of the test run."""
 
     def run(suite: str, *arguments: str) -> Tally:
         done = fork_server.run("-m", "crash", suite, *arguments, cwd=Path(__file__).parent, timeout=280)
@@ -46,7 +46,7 @@ def crash(record_property: Callable[[str, object], None]) -> Crash:
 
 @pytest.fixture
 def holds(crash: Crash) -> Crash:
-    """Runs a suite in which every invariant must hold."""
+    """Run a suite in which every invariant must hold."""
 
     def run(suite: str, *arguments: str) -> Tally:
         tally = crash(suite, *arguments)

@@ -1,4 +1,4 @@
-"""Turns whose Atlas has a store: sessions come back, runs end in it, counters and audit rows outlive the process."""
+"""Durable turns: sessions, runs, counters and audit rows survive a restart."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -150,7 +150,7 @@ async def test_repeated_message_can_cancel_its_turn() -> None:
 
 
 class SlowStore(MemoryStore):
-    """A store whose commits take until they are let through."""
+    """A store whose commits wait until they are released."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -158,7 +158,9 @@ class SlowStore(MemoryStore):
 
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
         self.reached.set()
-        written = asyncio.ensure_future(self._late(tenant, writes))  # cancelled or not, it is on its way
+        written = asyncio.ensure_future(
+            self._late(tenant, writes)
+        )  # the commit continues even if the caller is cancelled
         return await asyncio.shield(written)
 
     async def _late(self, tenant: str, writes: Sequence[Write]) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Journals that older versions have left of turns cut short: every later version must bring them to an end."""
+"""Golden journals: unfinished turns of older versions, which every later version must complete."""
 
 import asyncio
 import contextlib
@@ -16,28 +16,28 @@ from checks import TIMEOUT, is_paired
 
 FIXTURES = Path(__file__).parents[1] / "stores" / "fixtures"
 VERSIONS = ["v1"]
-"""Each with the same four sessions; a version joins with the release that changes what a journal looks like."""
+"""Each has the same four sessions. A release that changes the journal format adds its own."""
 
 
-def tools(world: list[str]) -> list[Tool]:
-    """As they were when the turns began."""
+def tools(actions: list[str]) -> list[Tool]:
+    """The tools as they were when the turns started."""
 
     @tool(effect="pure")
     async def look(n: int) -> str:
-        """Look at the world."""
-        world.append(f"look {n}")
+        """Look."""
+        actions.append(f"look {n}")
         return f"saw {n}"
 
     @tool(effect="keyed")
     async def write(n: int) -> str:
         """Write under a key."""
-        world.append(f"write {n}")
+        actions.append(f"write {n}")
         return f"wrote {n}"
 
     @tool(effect="unsafe")
     async def act(n: int) -> str:
-        """Change the world."""
-        world.append(f"act {n}")
+        """Act."""
+        actions.append(f"act {n}")
         return f"did {n}"
 
     return [look, write, act]
@@ -57,19 +57,19 @@ async def journals(store: SqliteStore) -> dict[str, list[JournalRow]]:
 
 
 async def test_unfinished_turns_of_an_older_version_are_completed(database: Path) -> None:
-    world: list[str] = []
+    actions: list[str] = []
     store = SqliteStore(database, must_exist=True)
     await store.open()
     before = await journals(store)
     begun = {run.id for run in await store.open_runs() if run.tenant == "default"}
     model = Scripted(*(says("Done.") for _ in range(3)))
-    async with Atlas([Agent("a", model=model, tools=tools(world))], store=store) as atlas, asyncio.timeout(TIMEOUT):
+    async with Atlas([Agent("a", model=model, tools=tools(actions))], store=store) as atlas, asyncio.timeout(TIMEOUT):
         streams = await atlas.recover()
         assert {stream.stream_id for stream in streams} == begun and len(begun) == 3
         assert [(await stream.reply()).text for stream in streams] == ["Done."] * 3
         assert await atlas.recover() == []
         assert verify(await atlas.audit.records("default")) is None
-    assert sorted(world) == ["look 4", "write 3"]
+    assert sorted(actions) == ["look 4", "write 3"]
     statuses: dict[str, list[str]] = {}
     for session in await store.sessions("default"):
         messages = [Message.from_json(row.body) for row in await store.messages("default", session.key)]

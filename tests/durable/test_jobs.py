@@ -37,7 +37,7 @@ def team(*agents: Agent, **more: Any) -> Atlas:
 
 
 async def wait_until_settled(atlas: Atlas, *states: str) -> list[JobRow]:
-    """All jobs in the order in which they were asked for, once nothing is left to do."""
+    """Wait until no job is pending and return all jobs in order."""
 
     async def look() -> bool:
         assert atlas.store is not None
@@ -385,7 +385,7 @@ async def test_job_that_ended_during_downtime_does_not_resume(how: str, tmp_path
     (job,) = await store.jobs("default")
     assert job.state == "running" and len(await store.open_runs()) == 1
     if how == "cancelled":
-        await store.commit("default", [SetJob(job.id, "cancelled", error="by ann")])  # and then everything stopped
+        await store.commit("default", [SetJob(job.id, "cancelled", error="by ann")])  # then the process stopped
     else:
         await clock.advance(130)
     later = team(lead, slow, clock=clock, store=store)

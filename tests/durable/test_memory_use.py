@@ -1,4 +1,4 @@
-"""Sessions that are not in use take no memory."""
+"""Memory use: idle sessions take none."""
 
 import subprocess
 import sys

@@ -24,7 +24,7 @@ from atlas_agents.tools.tool import Tool
 
 
 class Gate:
-    """A tool that waits until it may go on."""
+    """A tool that waits until it is released."""
 
     def __init__(self) -> None:
         self.reached, self.open = asyncio.Event(), asyncio.Event()

@@ -30,7 +30,7 @@ class WallClock(VirtualClock):
         return super().time() + self.wrong
 
     async def jump(self, seconds: float) -> None:
-        """Let time pass without a check, and then two ticks with one."""
+        """Advance the time without a check, then by two ticks."""
         self.wrong += seconds
         await self.advance(10)
 

@@ -1,4 +1,4 @@
-"""A store that is full, locked or gone: new work is refused clearly, what was begun waits and loses nothing."""
+"""Store failures: new messages are rejected, running turns wait and lose nothing."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from checks import TIMEOUT, run_ready_tasks, wait_until
 
 
 class FailingStore(MemoryStore):
-    """Fails the commits that write this kind of step, so many times; after the write if it is unclear."""
+    """Fails a number of commits with this kind of step; if `unclear`, after the write."""
 
     def __init__(self, kind: str, failure: Exception, times: int = 3, *, after: bool = False) -> None:
         super().__init__()
@@ -177,7 +177,7 @@ async def test_close_waits_for_short_turns_and_leaves_others_open() -> None:
 
 
 async def interrupted_atlas(found: Any, effects: list[int]) -> tuple[str, list[int], list[str]]:
-    """(status and words of the result, what happened, keys asked about) after a turn was cut short in its tool."""
+    """Interrupt a turn in its tool, resume it, and return the result, the effects and the queried keys."""
     store, reached, keys = MemoryStore(), asyncio.Event(), list[str]()
     await store.open()
 

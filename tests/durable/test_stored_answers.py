@@ -1,4 +1,4 @@
-"""Questions that outlive the process: the same id, the same deadline, one answer, and one act that comes of it."""
+"""Stored approvals: a request survives a restart with its id and deadline, and is answered once."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ BUY = calls("buy", what="tea")
 
 
 class Shop:
-    """Counts what was bought; buying requires approval."""
+    """Counts purchases, which require approval."""
 
     def __init__(self) -> None:
         self.bought: list[str] = []
@@ -85,7 +85,7 @@ async def test_stored_answer_is_used_after_a_crash() -> None:
     atlas.send("go", session="s")
     question = await wait_for_question(atlas)
     await atlas.close()
-    await atlas.answer(question.id, "once")  # no run waits for it any more
+    await atlas.answer(question.id, "once")  # no run waits for it
     async with in_memory_atlas(Scripted(says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True)) as atlas:
         (stream,) = await atlas.recover()
         await stream.reply()
@@ -274,7 +274,7 @@ async def ended(store: Store) -> bool:
 
 
 class LosingStore(MemoryStore):
-    """Writes the next answer, and loses its connection before it can say so."""
+    """Commits the next answer, then fails as if the connection was lost."""
 
     loses = True
 

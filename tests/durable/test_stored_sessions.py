@@ -1,4 +1,4 @@
-"""Sessions of a store: listed, named, forked at any message, carried elsewhere as JSON lines, removed."""
+"""Stored sessions: list, rename, fork, export, import and delete."""
 
 from pathlib import Path
 

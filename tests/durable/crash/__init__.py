@@ -1,1 +1,1 @@
-"""Kills turns at every point and checks what is left: `python -m crash` in the folder above says how."""
+"""Crash harness: kills turns at every point and checks the outcome. Run `python -m crash` in the parent folder."""

@@ -28,7 +28,7 @@ STOPPED = ("one unsafe call", "one keyed call", "one pure call", "approved by a 
 
 
 class Suite:
-    """What was asked for, and who counts."""
+    """The requested suite and its tally."""
 
     def __init__(self, given: argparse.Namespace, counting: Counting) -> None:
         self._answered = given
@@ -77,7 +77,7 @@ class Suite:
         self._counting.run(special.clock_jumps(self._counting.names, self._answered.count, self._rng))
 
     def on_postgres(self) -> None:
-        """Some of suite A and of suite B."""
+        """A sample of suites A and B."""
         for script in self._scripts(ON_POSTGRES):
             names, count = self._counting.names(script), self._answered.count
             cases = list(suites.singles(script, names))
@@ -85,7 +85,7 @@ class Suite:
             self._counting.run(suites.repeated(script, names, count // 2, self._rng))
 
     def _alone(self) -> None:
-        """What each play comes to by itself, which is what it should come to among others."""
+        """Record how each scenario ends on its own, as a reference for combined cases."""
         for script in SCRIPTS.values():
             if len(script.sends) == 1:
                 self._counting.names(script)
@@ -151,7 +151,7 @@ def arguments() -> argparse.Namespace:
 
 
 def shared_memory() -> str | None:
-    """Memory that looks like a disk, where there is some."""
+    """Return the shared-memory file system, if there is one."""
     memory = Path("/dev/shm")
     return str(memory) if memory.is_dir() else None
 

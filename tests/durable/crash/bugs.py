@@ -1,4 +1,4 @@
-"""Promises broken on purpose, so that it can be seen that the checks would notice."""
+"""Seeded bugs, which prove that the checks detect violations."""
 
 import asyncio
 from collections.abc import Callable, Generator, Sequence
@@ -27,7 +27,7 @@ from atlas_agents.tools.journal import Journal, JournaledApprovals
 
 
 class Bug(msgspec.Struct, frozen=True):
-    """How to break it, in which suite and script that shows first, and which invariants may not hold then."""
+    """A seeded bug: its patch, the suite and script that detect it, and the invariants that it violates."""
 
     patch: Callable[[], None]
     suite: str
@@ -36,7 +36,7 @@ class Bug(msgspec.Struct, frozen=True):
 
 
 def run_then_record() -> None:
-    """Nothing is written down before a call acts; what it was about to do is written with its outcome."""
+    """The intent of a call is recorded with its outcome instead of before the call."""
     record, held = Journal.record_outcome, dict[str, tuple[Any, ...]]()
 
     async def intend(self: Journal, call: ToolCall, reserve: Reserve | None = None) -> None:
@@ -51,7 +51,7 @@ def run_then_record() -> None:
 
 
 def record_then_run() -> None:
-    """What a call should come to is written down, and then it acts."""
+    """The outcome of a call is recorded before it runs."""
     tries: Any = vars(Attempt)["_run_with_retries"]
 
     async def first(self: Any, context: ToolContext) -> Any:
@@ -81,7 +81,7 @@ def split_a_pair() -> None:
 
 
 def ignore_idempotency_key() -> None:
-    """A message that is sent again is another message."""
+    """A repeated message is accepted as a new one."""
 
     def unknown(*_: object) -> Generator[Any, Any, None]:
         yield from ()
@@ -110,7 +110,7 @@ def swallow_audit_errors() -> None:
 
 
 def accept_a_stale_approval() -> None:
-    """An answer counts whenever it comes."""
+    """Late answers count."""
 
     async def answer(store: Store, tenant: str, approvals: Approvals, id: str, answer: Answer, _: object) -> Question:
         row = await store.approval(tenant, id)
@@ -153,12 +153,12 @@ def no_intent() -> None:
 
 
 def reassign_message_ids() -> None:
-    """A run that goes on names its own messages anew."""
+    """A resumed run gives its messages new ids."""
     _set(Run, add_own=Run.add)
 
 
 def rerun_started_calls() -> None:
-    """A call that was begun and has no outcome is made again, whatever its effect."""
+    """A call without outcome runs again, whatever its effect class."""
 
     def settled(self: Journal, call: ToolCall, **_: object) -> bool:
         return self.outcome(call) is not None
@@ -174,7 +174,7 @@ def never_end() -> None:
 
 
 def count_separately() -> None:
-    """The day is counted in a step of its own."""
+    """The daily counter is committed separately."""
     intend = Journal.record_intent
 
     async def apart(self: Any, call: ToolCall, reserve: Reserve | None = None) -> None:
@@ -186,7 +186,7 @@ def count_separately() -> None:
 
 
 def forget_answers() -> None:
-    """An answer that was given in an earlier life is forgotten."""
+    """Answers given to an earlier process are lost."""
     ask = JournaledApprovals.save_question
 
     async def anew(self: JournaledApprovals, question: Question) -> tuple[Question, Answer | None]:
@@ -196,7 +196,7 @@ def forget_answers() -> None:
 
 
 def disable_fencing() -> None:
-    """Who lost its run goes on writing."""
+    """A stale owner can write."""
 
     def check(run_id: str, status: str, *_: object) -> None:
         if status not in ("queued", "running", "waiting"):
@@ -206,7 +206,7 @@ def disable_fencing() -> None:
 
 
 def store_job_separately() -> None:
-    """A job is written when its call has its outcome, and not with it."""
+    """A job is committed after the outcome of its call instead of with it."""
     settle = Journal.record_outcome
 
     async def apart(self: Any, call: ToolCall, result: ToolResult, entry: AuditEntry, *more: Write) -> None:
@@ -218,7 +218,7 @@ def store_job_separately() -> None:
 
 
 def mark_notified_before_reporting() -> None:
-    """That its asker knows is written before it is so."""
+    """A job is marked as reported before its asker is notified."""
     notify = JobExecutor.notify_asker
 
     async def early(self: Any, job: JobRow) -> bool:
@@ -284,4 +284,4 @@ def _step(journal: Any) -> Callable[..., Any]:
 
 
 async def _nothing(*_: object) -> None:
-    """Stands where something should have been done."""
+    """Do nothing."""

@@ -1,4 +1,4 @@
-"""One life of the process: open the store, let the clients live, and close; or whatever the plan has for it."""
+"""One process of a case: open the store, run the clients and close, unless a fault ends it."""
 
 import asyncio
 import logging
@@ -26,7 +26,7 @@ _TOOL_TIMEOUT = 0.08
 
 
 class CaseSetup(msgspec.Struct, frozen=True):
-    """Where a case happens, and since when, by the real clock."""
+    """Folder, database and script of a case, and its start by the real clock."""
 
     folder: Path
     database: Database
@@ -35,21 +35,21 @@ class CaseSetup(msgspec.Struct, frozen=True):
 
 
 class CaseProcess(msgspec.Struct, frozen=True):
-    """One process of a case: its number, and what strikes in it."""
+    """One process of a case: its number and its fault plan."""
 
     number: int
     plan: Plan
 
 
 class _LogHandler(logging.Handler):
-    """Errors that are logged are noted in the world, for who reads of a case that went wrong."""
+    """Records logged errors in the evidence log, for reports of failed cases."""
 
     def emit(self, record: logging.LogRecord) -> None:
         STATE.log.record("log", record.levelname, text=record.getMessage()[:2000])
 
 
 async def run_to_end(setup: CaseSetup, process: CaseProcess) -> None:
-    """From the opening of the store to its closing, if it comes to that."""
+    """Run one process from opening the store to closing it."""
     prepare(setup, process)
     script, plan, before = setup.script, process.plan, STATE.log.all()
     store = setup.database.store(STATE.clock)
@@ -69,14 +69,14 @@ async def run_to_end(setup: CaseSetup, process: CaseProcess) -> None:
         STATE.log.record("runner", "gave up" if plan.forever else "stuck")
     await atlas.close()
     STATE.log.record("runner", "passed", n=STATE.points.passed, text="\n".join(STATE.points.names))
-    if plan.fault in ("nothing", "kill"):  # and still alive: nothing has struck
+    if plan.fault in ("nothing", "kill"):  # no fault was injected
         STATE.points = Points(NO_FAULT, STATE.log)
         await _recover_again(setup, store)
     await store.close()
 
 
 async def restart_process(setup: CaseSetup, process: CaseProcess) -> None:
-    """Another start, when all is done."""
+    """Start again after everything has ended."""
     prepare(setup, process)
     store = setup.database.store(STATE.clock)
     await store.open()
@@ -85,7 +85,7 @@ async def restart_process(setup: CaseSetup, process: CaseProcess) -> None:
 
 
 async def _recover_again(setup: CaseSetup, store: Store) -> None:
-    """It must find nothing to do, and change nothing."""
+    """Recover again and record whether nothing was done and nothing changed."""
     before = setup.database.rows()
     atlas = build(setup.script, store)
     streams = await atlas.recover()
@@ -98,7 +98,7 @@ async def _recover_again(setup: CaseSetup, store: Store) -> None:
 
 
 def prepare(setup: CaseSetup, process: CaseProcess) -> None:
-    STATE.log = EvidenceLog(setup.folder / "world", process.number)
+    STATE.log = EvidenceLog(setup.folder / "evidence", process.number)
     STATE.points = Points(process.plan, STATE.log)
     STATE.clock = Clock(setup.began, process.plan.jump)
     logging.basicConfig(handlers=[_LogHandler(logging.ERROR)], force=True)
@@ -135,7 +135,7 @@ def build(script: Script, store: Store) -> Atlas:
 
 
 async def _approve(question: Question) -> Answer:
-    """The person as a function."""
+    """Answer an approval request as the script demands."""
     if STATE.points.hit("approval function") == "exception":
         raise RuntimeError("no one there")
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Judges a case: every invariant in turn, and for one that does not hold the whole story in readable lines."""
+"""Check every invariant of a case, and format a readable report of a violation."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -26,11 +26,11 @@ CHECKS: dict[str, Callable[[Evidence], Iterator[str]]] = {
     "jobs": more_checks.jobs_are_done_once,
 }
 _CALM = ("nothing", "kill", "stop", "busy", "full", "lost", "unclear", "io")
-"""What may strike and still leaves a turn to come to its proper end, also where a new day brings no new rights."""
+"""Faults after which a turn must still reach its regular end."""
 
 
 def violations(outcome: Outcome, plain: Transcripts) -> list[str]:
-    """What does not hold, each line with the name of the invariant."""
+    """Return the violations, each with the name of its invariant."""
     evidence = Evidence(outcome)
     found = [f"{name}: {wrong}" for name, check in CHECKS.items() for wrong in check(evidence)]
     if all(plan.fault in _CALM for plan in outcome.case.plans) and outcome.case.jump <= 0:
@@ -39,7 +39,7 @@ def violations(outcome: Outcome, plain: Transcripts) -> list[str]:
 
 
 def transcripts(outcome: Outcome) -> Transcripts:
-    """How each message of an undisturbed case ended."""
+    """Return the transcript of each message of a case without faults."""
     evidence = Evidence(outcome)
     return {
         (evidence.script.name, t.send.scenario): transcript(t) for t in evidence.traces.values() if t.send is not None
@@ -47,7 +47,7 @@ def transcripts(outcome: Outcome) -> Transcripts:
 
 
 def format_case(outcome: Outcome, found: Sequence[str]) -> str:
-    """One bad case, for a person: what was planned, what does not hold, the journals, the world."""
+    """Format a failed case: its plan, violations, journals and evidence log."""
     case = outcome.case
     lines = [
         f"CASE {case.script.name}",

@@ -1,4 +1,4 @@
-"""The invariants I1 to I8, each a function that says what does not hold, judged from rows and the world alone."""
+"""Invariants I1 to I8: each function yields violations, judged from rows and the evidence log alone."""
 
 import json
 from collections import Counter
@@ -15,7 +15,7 @@ from crash.replies import CANARY, EFFECTS
 from crash.stores import ApprovalRecord
 
 _HARMLESS = ("declined", "limit", "not_found", "not_permitted", "bad_arguments")
-"""Kinds of errors that promise that nothing has happened."""
+"""Error kinds that guarantee that nothing has happened."""
 
 
 def messages_accepted_once(evidence: Evidence) -> Iterator[str]:
@@ -65,7 +65,7 @@ def effects_once(evidence: Evidence) -> Iterator[str]:
 
 
 def pairs_are_complete(evidence: Evidence) -> Iterator[str]:
-    """I3: every call has its one result right after it, in what is kept and in every request that was sent."""
+    """I3: every call is followed by its one result, in the store and in every request."""
     for session, messages in evidence.sessions.items():
         if (index := unpaired(messages)) is not None:
             yield f"session {session} is broken at message {index + 1}"
@@ -78,7 +78,7 @@ def pairs_are_complete(evidence: Evidence) -> Iterator[str]:
 
 
 def unpaired(messages: Sequence[Message]) -> int | None:
-    """Where calls and results do not stand together."""
+    """Return the index at which a call and its result are separated."""
     wanted: list[str] = []
     for index, message in enumerate(messages):
         answered = [result.call_id for result in message.tool_results]
@@ -111,7 +111,7 @@ def every_run_ends(evidence: Evidence) -> Iterator[str]:
 
 
 def chains_are_valid(evidence: Evidence) -> Iterator[str]:
-    """I5: no journal has a gap or a repeat, and every chain of hashes holds."""
+    """I5: no journal has a gap or a repetition, and every hash chain is valid."""
     for trace in evidence.traces.values():
         if (index := find_journal_break(trace.steps)) is not None:
             yield f"the journal of run {trace.row.id} is broken at {index}"
@@ -147,7 +147,7 @@ def results_are_correct(evidence: Evidence) -> Iterator[str]:
         kept = {result.call_id: result for message in trace.messages for result in message.tool_results}
         for step, result in trace.outcomes():
             happened = bool(trace.find_effects(step.key))
-            is_plan = '"steps"' in json.dumps(result.result)  # writing it down is all there is
+            is_plan = '"steps"' in json.dumps(result.result)  # the record is the effect
             if result.status == "ok" and not happened and not is_plan:
                 yield f"call {step.key} of run {trace.row.id} is called ok, and it had no effect"
             if result.error in _HARMLESS and happened and result.status != "unknown" and _acts(trace, step.key):

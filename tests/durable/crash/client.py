@@ -1,6 +1,6 @@
-"""The client: sends messages, listens, answers what it is asked, cancels, and notes all of it in the world.
+"""The client: sends messages, receives events, answers approvals, cancels, and records everything in the evidence log.
 
-It knows what it noted in earlier lives: what was not acknowledged it sends again under the same key.
+It knows the records of earlier processes: messages that were not acknowledged are sent again under the same key.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ _numbers = itertools.count(1)
 
 
 class Client:
-    """All clients of a script, and the person whom they ask."""
+    """All clients of a script, and the person who answers approvals."""
 
     def __init__(self, atlas: Atlas, script: Script, before: Sequence[LogEntry]) -> None:
         self._atlas = atlas
@@ -37,7 +37,7 @@ class Client:
         self._streams: list[AtlasStream] = []
 
     async def run_to_end(self, *, restarted: bool, sends_first: bool) -> None:
-        """Go on with what was cut short, then send what is left to send; until every event was received."""
+        """Recover unfinished turns, send the remaining messages, and wait until every event was received."""
         loop = asyncio.get_running_loop()
         STATE.points.cancel = lambda: loop.call_soon_threadsafe(self._cancel_all) and None
         if restarted and not sends_first:
@@ -60,7 +60,7 @@ class Client:
             self._atlas.jobs.start()
 
     async def _has_jobs(self) -> bool:
-        """There is something to do, or to tell."""
+        """Return whether a job is open or not reported."""
         if not self._script.jobs or self._atlas.store is None:
             return False
         try:
@@ -69,7 +69,7 @@ class Client:
             return True
 
     async def _follow_resumed_turns(self) -> None:
-        """Turns that went on because a message was sent to their session: no client has their streams."""
+        """Follow turns that were resumed because a message was sent to their session."""
         seen = set[str]()
         while True:
             for run in set(self._acked.values()) - seen:
@@ -80,14 +80,14 @@ class Client:
 
     async def _recover(self) -> None:
         await self._answer_late()
-        for _ in range(2):  # the second time there is nothing left to do
+        for _ in range(2):  # the second recovery finds nothing to do
             streams = await self._recovered()
             STATE.log.record("client", "recovered", text=" ".join(stream.stream_id for stream in streams))
             for stream in streams:
                 self._follow(stream, self._find_scenario(stream.stream_id))
 
     async def _recovered(self) -> list[AtlasStream]:
-        """An unavailable store is reported and tried again."""
+        """Recover, with retries while the store is unavailable."""
         for _ in range(_TRIES):
             try:
                 return await self._atlas.recover()
@@ -107,7 +107,7 @@ class Client:
                 await asyncio.wait([follower])
 
     async def _send(self, send: Send) -> "asyncio.Task[None] | None":
-        """Until it is acknowledged; a store that stays away is given up on, until the next life."""
+        """Send a message until it is acknowledged; None if the store stays unavailable."""
         for _ in range(_TRIES):
             STATE.log.record("client", "send", key=send.key, text=send.text)
             stream = self._atlas.send(
@@ -185,7 +185,7 @@ class Client:
         STATE.points.hit("approval answer after")
 
     async def _answer_late(self) -> None:
-        """Say yes to what was asked in an earlier life, when its time is over: nothing may come of it."""
+        """Approve requests of an earlier process after their deadline, which must have no effect."""
         if not any(send.scenario == "late" for send in self._script.sends):
             return
         for entry in self._before:
@@ -199,7 +199,7 @@ class Client:
                     STATE.log.record("client", "answered", key=entry.key, text="once")
 
     def _find_scenario(self, run: str) -> str:
-        """Of a run that goes on; one that was never acknowledged has no client yet."""
+        """Return the scenario of a resumed run; empty if it was never acknowledged."""
         key = next((key for key, known in self._acked.items() if known == run), "")
         return next((send.scenario for send in self._script.sends if send.key == key), "")
 
@@ -210,7 +210,7 @@ class Client:
 
 
 def event_fields(event: Event) -> dict[str, Any]:
-    """What a client would remember of an event."""
+    """Return the fields of an event that are recorded."""
     match event.type:
         case "stream:chunk" | "stream:thinking":
             return {"text": event.text}
@@ -231,7 +231,7 @@ def event_fields(event: Event) -> dict[str, Any]:
 
 
 def make_answer(question: Question) -> Answer:
-    """What the person says, as the arguments ask for it: the play knows."""
+    """Return the answer that the arguments of the call demand."""
     wanted_answer = question.arguments["says"]
     if wanted_answer == "edit":
         return Answer("once", arguments={"n": 100, "says": "edit"}, by="ana")

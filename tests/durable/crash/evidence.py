@@ -1,4 +1,4 @@
-"""What a case left behind, in order: runs with their steps, messages and effects, and what clients saw of them."""
+"""Evidence of a case: runs with their steps, messages and effects, and what clients received."""
 
 import json
 import re
@@ -40,7 +40,7 @@ class Trace:
 
 
 class Evidence:
-    """All of it, read once."""
+    """All evidence of a case, read once."""
 
     def __init__(self, outcome: Outcome) -> None:
         self.outcome = outcome
@@ -65,7 +65,7 @@ class Evidence:
             if entry.what == "effect":
                 trace = self.traces.get(entry.run)
                 trace.effects.append(entry) if trace else self.strays.append(entry)
-        for job in self.tables.jobs:  # that there is one is what handing on work has come to
+        for job in self.tables.jobs:  # a stored job is the effect of its delegation
             key = f"{job.asker_run}:{job.asker_call}"
             entry = LogEntry("tool", "effect", 0, 0, job.asker_run, job.asker_call, key, "delegate_task", job.seq)
             trace = self.traces.get(job.asker_run)
@@ -73,12 +73,12 @@ class Evidence:
         self.audited: list[dict[str, Any]] = [msgspec.json.decode(row.entry) for row in self.tables.audit]
 
     def find_events(self, *kinds: str) -> Iterable[LogEntry]:
-        """What clients noted of these events."""
+        """Return the records of clients about these events."""
         return (entry for entry in self.client if entry.what in kinds)
 
     @property
     def cancelled(self) -> bool:
-        """A client has cancelled something: an early end is right then."""
+        """Whether a client has cancelled a turn, so that an early end is correct."""
         return any(entry.what == "cancel" for entry in self.client)
 
 
@@ -87,19 +87,19 @@ def ends(trace: Trace) -> list[dict[str, Any]]:
 
 
 def _job_sends(row: RunRecord, jobs: Iterable[JobRecord]) -> Iterator[Send]:
-    """A turn that no client sent: that of a job, or the one that reports to its asker."""
+    """Yield the message of a turn that no client sent: of a job, or its report to the asker."""
     for job in jobs:
         if row.key.startswith((f"job {job.id} ", f"answer {job.id} ")):
             yield Send(f"{row.key.split()[0]} of {job.agent}", row.key, row.session)
 
 
 def without_job_ids(value: Any) -> Any:
-    """The same without the names of jobs."""
+    """Return a value without job ids."""
     return json.loads(_NAMES.sub("JOB", json.dumps(value))) if "job" in str(value) else value
 
 
 def transcript(trace: Trace) -> list[Any]:
-    """A run as a reader of the conversation sees it, without names and times."""
+    """Return a run as a reader of the conversation sees it, without ids and times."""
     transcript: list[Any] = [trace.row.status]
     for message in trace.messages:
         transcript.append((message.role, without_job_ids(message.text.split(" #")[0])))

@@ -1,7 +1,6 @@
-"""The world outside the process: a file to which tools, model and client append, so that what happened can be checked.
+"""Evidence log: a file to which tools, model and client append what happened.
 
-A line is written by one system call and nothing is buffered: what is in the file has happened, even if the process
-dies right after it.
+A line is written by one unbuffered system call, so it survives a crash of the process right after it.
 """
 
 import os
@@ -33,7 +32,7 @@ _decoder = msgspec.json.Decoder(LogEntry)
 
 
 class EvidenceLog:
-    """The file, as one life writes to it."""
+    """The log file as one process writes to it."""
 
     def __init__(self, path: Path, process: int) -> None:
         self.path = path
@@ -48,5 +47,5 @@ class EvidenceLog:
 
 
 def read(path: Path) -> list[LogEntry]:
-    """All that was noted; an untouched world is empty."""
+    """Return all entries; none if there is no file."""
     return [_decoder.decode(line) for line in path.read_bytes().splitlines()] if path.exists() else []

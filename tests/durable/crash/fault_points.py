@@ -1,7 +1,7 @@
-"""Points: places where a process may die, or where something may go wrong, counted as they are passed.
+"""Fault injection points: where a process may be killed or an error raised, counted as they are passed.
 
-They stand at the seams (store, SQL, model, tool, approval, client) and nowhere in the product itself. Each life of a
-process has one plan: what strikes, and at which of the points that it can strike at.
+They are at the seams (store, SQL, model, tool, approval, client) and not in the product itself. Each process has one
+plan: a fault, and the point at which it is injected.
 """
 
 import os
@@ -25,7 +25,7 @@ _OUTSIDE = ("model", "tool", "reconcile", "approval function")
 FAULT_POINTS: dict[Fault, tuple[str, ...]] = {
     "nothing": (*_EVERYWHERE, "sql BEGIN", "read"),
     "kill": _EVERYWHERE,
-    "stop": ("commit", "model", "tool", "client"),  # in a transaction it would hold the lock of the file as well
+    "stop": ("commit", "model", "tool", "client"),  # in a transaction it would hold the lock of the file
     "cancel": _EVERYWHERE,
     "busy": ("commit before", "read"),
     "full": ("commit before",),
@@ -35,16 +35,16 @@ FAULT_POINTS: dict[Fault, tuple[str, ...]] = {
     "timeout": _OUTSIDE,
     "exception": _OUTSIDE,
 }
-"""The points at which a deed can strike, by how their names begin. Nothing has changed between a read, or a BEGIN, and
-the point before it: dying there shows nothing new."""
+"""The points at which a fault can be injected, by name prefix. A kill at a read or a BEGIN is equivalent to one at the
+point before it."""
 
 
 class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What strikes in one life: at the `at`-th point, or from there on `forever`. 0 is never. `only` names the points
-    that count, if not all do.
+    """The fault of one process: at the `at`-th point, or from there on `forever`; 0 is never. `only` restricts the
+    points.
 
-    `jump` is by how many seconds the wall clock is wrong in that life; `sends_first` has the client send again what was
-    not acknowledged before it asks for what was cut short.
+    `jump` is the error of the wall clock in seconds. With `sends_first` the client repeats unacknowledged messages
+    before it recovers unfinished turns.
     """
 
     fault: Fault = "nothing"
@@ -59,7 +59,7 @@ NO_FAULT = Plan()
 
 
 class Points:
-    """Counts, and strikes when it is time. The writer's thread passes points as well as the loop's."""
+    """Counts points and injects the fault. Both the writer thread and the event loop pass points."""
 
     def __init__(self, plan: Plan, log: EvidenceLog) -> None:
         self.plan = plan
@@ -72,7 +72,7 @@ class Points:
         self._counting = threading.Lock()
 
     def hit(self, name: str) -> Fault | None:
-        """What strikes here, if anything does; deaths and cancellations have already struck when this returns."""
+        """Pass a point and return the fault to raise there, if any; kills and cancellations happen at once."""
         plan = self.plan
         if not name.startswith(self._fits):
             return None
@@ -95,7 +95,7 @@ class Points:
 
 
 def in_store(fault: Fault | None) -> None:
-    """Raise what a store raises."""
+    """Raise a store error for the fault."""
     match fault:
         case "busy":
             raise StoreBusy("another process holds the database")
@@ -108,7 +108,7 @@ def in_store(fault: Fault | None) -> None:
 
 
 def in_sql(fault: Fault | None) -> None:
-    """Raise what SQLite raises."""
+    """Raise an SQLite error for the fault."""
     if fault == "io":
         error = sqlite3.OperationalError("disk I/O error")
         error.sqlite_errorcode = sqlite3.SQLITE_IOERR
@@ -116,7 +116,7 @@ def in_sql(fault: Fault | None) -> None:
 
 
 def in_model(fault: Fault | None) -> None:
-    """Raise what a model's connection raises, or something unforeseen."""
+    """Raise a provider error or an unexpected exception for the fault."""
     if fault == "timeout":
         raise ProviderError("the model took too long", "timeout")
     if fault == "exception":

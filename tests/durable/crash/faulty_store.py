@@ -1,4 +1,4 @@
-"""Where the points stand: around the store's one verb that writes, and inside of the transactions themselves."""
+"""SQLite store with fault points around commits and inside transactions."""
 
 import sqlite3
 import threading
@@ -17,7 +17,7 @@ _CHANGES = ("BEGIN", "INSERT", "UPDATE", "DELETE", "COMMIT", "CREATE", "ALTER", 
 
 
 class FaultyStore(SqliteStore):
-    """A real store with a point before and after each commit, and before each read."""
+    """A real store with a fault point before and after each commit, and before each read."""
 
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
         label = commit_label(writes)
@@ -32,10 +32,7 @@ class FaultyStore(SqliteStore):
 
 
 class FaultyConnection(sqlite3.Connection):
-    """A connection with a point before each statement of the writer that changes something, and before each COMMIT.
-
-    Before a SELECT or a savepoint the file is as it was at the point before: those have none.
-    """
+    """A connection with a fault point before each writing statement and each COMMIT of the writer thread."""
 
     def execute(self, sql: str, *values: Any) -> sqlite3.Cursor:
         if threading.current_thread().name != _WRITER or STATE.opening:
@@ -48,11 +45,11 @@ class FaultyConnection(sqlite3.Connection):
 
 
 def commit_label(writes: Sequence[Write]) -> str:
-    """What a commit is about: the step of the journal that it carries, or else its last write."""
+    """Return the label of a commit: its journal step, or its last write."""
     steps = [write.kind for write in writes if isinstance(write, AddJournal)]
     return steps[0] if steps else type(writes[-1]).__name__
 
 
 def install_faults() -> None:
-    """From here on every connection of this process to SQLite is a pointed one."""
+    """Give every SQLite connection of this process fault points."""
     sqlite3.connect = partial(sqlite3.connect, factory=FaultyConnection)

@@ -1,4 +1,4 @@
-"""`python -m crash.long`: all suites at length, two processes at a time; what failed is kept for every later run."""
+"""`python -m crash.long`: all suites at length, in two processes; failed cases become regression cases."""
 
 import argparse
 import subprocess
@@ -48,7 +48,7 @@ def jobs(given: argparse.Namespace) -> Iterator[list[str]]:
 
 
 def run(job: list[str], until: float) -> Tally:
-    """What came of one process; nothing, if there is no time left for it."""
+    """Return the tally of one process; None if no time is left."""
     left = until - time.monotonic()
     if left <= 0:
         return Tally(0, {}, {}, [], 0, 0)

@@ -1,4 +1,4 @@
-"""The invariants I9 to I12: what clients saw, how it ended, that recovering again changes nothing, and the counts."""
+"""Invariants I9 to I12: what clients received, the end of a run, repeated recovery, and counters."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from crash.evidence_log import LogEntry
 from crash.replies import STOPPED
 
 Transcripts = dict[tuple[str, str], list[Any]]
-"""How runs end when nothing goes wrong, by script and by play."""
+"""Transcripts of runs without faults, by script and scenario."""
 _STORE = ("StoreBusy", "StoreFull", "StoreLost", "StoreError", "StaleOwner", "ShuttingDown", "Conflict")
 
 
@@ -61,7 +61,7 @@ def _received(entry: LogEntry, trace: Trace, evidence: Evidence) -> Iterator[str
 
 
 def _text_is_complete(evidence: Evidence) -> Iterator[str]:
-    """Words since the last reset, call or step are the answer's; none, for one that an earlier process received."""
+    """The text since the last reset, call or step equals the answer, or is empty if an earlier process received it."""
     texts: dict[tuple[int, int], str] = defaultdict(str)
     for entry in evidence.client:
         stream_key = (entry.process, entry.stream)
@@ -76,7 +76,7 @@ def _text_is_complete(evidence: Evidence) -> Iterator[str]:
 
 
 def same_end(evidence: Evidence, plain: Transcripts) -> Iterator[str]:
-    """I10: a run that was cut short comes to the same end, except for results that cannot be known."""
+    """I10: an interrupted run ends as without faults, except for unknown results."""
     for trace in evidence.traces.values():
         send = trace.send
         if send is None:
@@ -96,7 +96,7 @@ def _alike(is_: Any, was: Any) -> bool:
 
 
 def _found_out(is_: Any, was: Any) -> bool:
-    """What was found out later is as good as what was seen."""
+    """A reconciled result equals the original one."""
     return is_[:3] == ("result", "ok", "found out") and was[:2] == ("result", "ok")
 
 
@@ -119,7 +119,7 @@ def jobs_are_done_once(evidence: Evidence) -> Iterator[str]:
             m for m in evidence.sessions[job.asker_session] if m.metadata.get("job") == job.id and "state" in m.metadata
         ]
         if not reports and any(job.asker_session == other.session and other.state != "done" for other in every):
-            continue  # what it was for had ended before
+            continue  # its parent had ended before
         if len(reports) != 1 or reports[0].metadata["state"] != job.state:
             yield f"of the job {job.id}, which is {job.state}, its asker received {[m.metadata for m in reports]}"
         tasks = [m for m in evidence.sessions[job.session] if m.text == job.task]
@@ -131,7 +131,7 @@ def jobs_are_done_once(evidence: Evidence) -> Iterator[str]:
 
 
 def restart_changes_nothing(evidence: Evidence) -> Iterator[str]:
-    """I11: after all has ended, another start finds nothing to do."""
+    """I11: after everything has ended, another start finds nothing to do."""
     restarted = [entry.n for entry in evidence.entries if entry.what == "recovered again"]
     if not restarted or not all(restarted):
         yield "another start found something to do, or did not come to its end"
@@ -144,7 +144,7 @@ def restart_changes_nothing(evidence: Evidence) -> Iterator[str]:
 
 
 def counts_are_exact(evidence: Evidence) -> Iterator[str]:
-    """I12: a day's counter is the number of its intents, and the sums of usage are those of the replies."""
+    """I12: the daily counter equals the number of intents, and usage equals that of the replies."""
     intents = sum(len(trace.steps_of("intent")) for trace in evidence.traces.values())
     used = sum(count for _, _, count in evidence.tables.counters)
     wanted = intents if evidence.script.per_day else 0

@@ -1,4 +1,4 @@
-"""The same cases on Postgres: a schema for each, points around each commit and inside of each transaction."""
+"""The same cases on Postgres: one schema per case, with fault points around commits and inside transactions."""
 
 import os
 import sys
@@ -23,7 +23,7 @@ _CHANGES = ("INSERT", "UPDATE", "DELETE")
 
 
 class FaultyPostgres(PostgresStore):
-    """A real store with a point before and after each commit."""
+    """A real store with a fault point before and after each commit."""
 
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
         label = commit_label(writes)
@@ -34,7 +34,7 @@ class FaultyPostgres(PostgresStore):
 
 
 class PostgresDatabase:
-    """A schema of its own."""
+    """One Postgres schema."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -50,7 +50,7 @@ class PostgresDatabase:
 
 @contextmanager
 def postgres() -> Generator[Callable[[], Database]]:
-    """A server of our own; what is given makes places on it."""
+    """Start a server and return a function that creates schemas on it."""
     sys.path.append(str(Path(__file__).parents[2]))
     from stores.postgres_server import PostgresServer
 
@@ -60,7 +60,7 @@ def postgres() -> Generator[Callable[[], Database]]:
 
 
 def _install_faults() -> None:
-    """Between the statements of the writer, and before its COMMIT."""
+    """Add fault points between the statements of the writer and before its COMMIT."""
     execute = postgres_writer.execute
 
     async def with_faults(cursor: Any, query: Query) -> list[Row]:

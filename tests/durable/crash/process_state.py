@@ -1,4 +1,4 @@
-"""What tools, model, store and client of the current process share; set once in each process, before it begins."""
+"""State that tools, model, store and client of a process share; set once before the process runs."""
 
 import asyncio
 import time
@@ -8,12 +8,12 @@ from crash.evidence_log import EvidenceLog
 from crash.fault_points import Points
 
 _NOON = 1_789_992_000.0
-"""Every case begins at noon of the same day: none runs over midnight."""
+"""Every case starts at noon of the same day, so that none crosses midnight."""
 _SLEEP_FACTOR = 0.02
 
 
 class Clock(SystemClock):
-    """Real time from noon on, wrong by the jump of this life; pauses are short."""
+    """Real time from noon on, plus the clock error of this process; sleeps are shortened."""
 
     def __init__(self, began: float, jump: int) -> None:
         self.wrong = _NOON - began + jump
@@ -26,15 +26,15 @@ class Clock(SystemClock):
 
 
 class ProcessState:
-    """One life."""
+    """State of one process."""
 
     log: EvidenceLog
     points: Points
     clock: Clock
     opening = True
-    """The store is being opened, and that has no points: one script that has them is enough."""
+    """Opening the store has no fault points, except in one script."""
     pause = 0.0
-    """Seconds that a call takes after it has acted, and a model before each chunk: for signals from outside."""
+    """Delay in seconds after a call and before each chunk of the model, for signals from outside."""
 
     async def delay(self) -> None:
         if self.pause:

@@ -12,9 +12,9 @@ _PLAYS = (
 )
 _DEEDS: tuple[Fault, ...] = ("kill",) * 10 + ("busy", "full", "lost", "unclear", "io", "cancel", "timeout", "exception")
 _MAX_POINTS = (250, 120, 60)
-"""In the first life and in later ones, which have less left to do."""
+"""For the first process and for later ones, which have less to do."""
 ALONE = "alone"
-"""Under this name are the ends that a play comes to by itself."""
+"""Script name of the transcripts of single scenarios."""
 
 
 def random_case(seed: int) -> Case:
@@ -30,7 +30,7 @@ def random_case(seed: int) -> Case:
         like=ALONE,
     )
     plans = tuple(_plan(rng, _MAX_POINTS[process]) for process in range(rng.randint(1, 3)))
-    if rng.random() < 0.2:  # at whatever moment that is, also in the middle of SQLite's own work
+    if rng.random() < 0.2:  # at any moment, even inside SQLite
         return Case(script, (Plan(), *plans[1:]), after=rng.uniform(0.02, 0.25))
     return Case(script, plans)
 

@@ -1,7 +1,6 @@
-"""What the model says, by the name that the user's message begins with, and the tools that it asks for.
+"""Scripted replies of the model, by the scenario that the user's message names, and the tools it calls.
 
-The model is played from the conversation alone: the same messages get the same reply, in any
-process. So a run that was cut short must come to the same end, if what it remembers of itself is true.
+The reply depends on the conversation alone, so a resumed run must reach the same end.
 """
 
 import asyncio
@@ -84,11 +83,11 @@ REPLIES: dict[str, tuple[Reply, ...]] = {
     "answered": (says("Good to know."),),
 }
 STOPPED = ("stopped", "stopped later")
-"""Plays that the client cancels in the middle."""
+"""Scenarios that the client cancels."""
 
 
 class ReplayModel:
-    """A model that plays its part; one that `breaks` fails after half of its words, or half of its calls."""
+    """A model that replays its scenario; with `breaks` it fails after half of a reply."""
 
     def __init__(self, id: str = "player", *, breaks: bool = False) -> None:
         self.id = id
@@ -113,14 +112,14 @@ class ReplayModel:
 
 
 def next_reply(messages: Sequence[Message]) -> Reply:
-    """The reply that follows the last reply since the question."""
+    """Return the reply that follows the last one since the user's message."""
     last: Message | None = None
     for message in reversed(messages):
         if message.role == "assistant" and last is None:
             last = message
         elif message.role == "user" and not _is_own(message):
             replies = REPLIES["answered" if "state" in message.metadata else message.text.split(" #")[0]]
-            if messages[-1].metadata.get("synthetic") and len(replies) == 2:  # what it must correct may be cut off
+            if messages[-1].metadata.get("synthetic") and len(replies) == 2:  # the message to correct may be cut off
                 return replies[-1]
             known = [_reply_content(reply) for reply in replies]
             return replies[known.index((last.text, _calls(last))) + 1 if last is not None else 0]
@@ -128,7 +127,7 @@ def next_reply(messages: Sequence[Message]) -> Reply:
 
 
 def _is_own(message: Message) -> bool:
-    """The run says it itself: what a plan's step is, or in text what a tool answered."""
+    """Return whether the run itself added the message: a plan step, or an observation."""
     return bool(message.metadata.get("synthetic")) or message.text.startswith("Observation:")
 
 
@@ -143,7 +142,7 @@ def _calls(message: Message) -> list[Any]:
 
 
 async def _act(context: ToolContext, name: str, n: int) -> str:
-    """Change the world, once."""
+    """Record one effect, with fault points around it."""
     for point in ("before", "in", "after"):
         if point == "after":
             _effect(context, name, n)
@@ -166,7 +165,7 @@ def _happened(key: str) -> bool:
 
 
 async def query_outcome(key: str) -> Happened | NotHappened:
-    """The other side keeps a book, and can tell."""
+    """Query the outcome of a call."""
     if STATE.points.hit("reconcile before") == "exception":
         raise RuntimeError("a bug in reconcile")
     found = Happened("found out") if _happened(key) else NotHappened()
@@ -193,7 +192,7 @@ async def pay(n: int, context: ToolContext, password: str = "") -> str:
 
 @tool(effect="keyed")
 async def order(n: int, context: ToolContext) -> str:
-    """Order, under a key."""
+    """Order under an idempotency key."""
     return await _act(context, "order", n)
 
 
@@ -205,14 +204,14 @@ async def wire(n: int, says: str, context: ToolContext) -> str:
 
 @tool
 async def stumble(n: int, context: ToolContext) -> str:
-    """Fail, and say so."""
+    """Fail with a message."""
     STATE.points.hit("tool before")
     raise ToolFailed("not found")
 
 
 @tool(name="break")
 async def break_(n: int, context: ToolContext) -> str:
-    """Act, and then run into a bug."""
+    """Act, then raise an unexpected exception."""
     await _act(context, "break", n)
     raise RuntimeError("a bug")
 
@@ -229,13 +228,13 @@ async def ring(n: int, context: ToolContext) -> str:
 
 @tool(reconcile=query_outcome)
 async def ship(n: int, context: ToolContext) -> str:
-    """Ship; the other side can tell whether it happened."""
+    """Ship; the outcome can be queried."""
     return await _act(context, "ship", n)
 
 
 @tool(reconcile=report_unknown)
 async def post(n: int, context: ToolContext) -> str:
-    """Post; whether it happened is unknown."""
+    """Post; the outcome stays unknown."""
     return await _act(context, "post", n)
 
 

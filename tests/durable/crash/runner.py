@@ -1,6 +1,6 @@
-"""Cases: lives that are forked one after the other from a process that has everything imported, and what came of them.
+"""Runs cases: their processes are forked one after the other from a process with everything imported.
 
-Nothing here starts a thread, and no connection is open during a fork: each begins as a new process would.
+It starts no thread and has no open connection, so each child begins as a new process would.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ _HANG_TIMEOUT = 30
 
 
 class Case(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A script, and what strikes in each of its lives; the last one is always left in peace.
+    """A script and the fault plan of each process; the last process has no fault.
 
-    `jump` is by how many seconds the wall clock is wrong in that one; `after` kills the first life from outside when it
-    has lived so many seconds.
+    `jump` is the error of the last process's wall clock in seconds; `after` kills the first process from outside after
+    so many seconds.
     """
 
     script: Script
@@ -40,7 +40,7 @@ class Case(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What is left of a case: the rows, the world, and how its lives ended."""
+    """Outcome of a case: the rows, the evidence log, and how its processes ended."""
 
     case: Case
     tables: Tables
@@ -49,12 +49,12 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @property
     def injected(self) -> int:
-        """In how many lives something struck."""
+        """The number of processes in which a fault was injected."""
         return sum(entry.who == "points" for entry in self.entries)
 
 
 class Runner:
-    """Runs cases in a folder; each has a database of its own there, which is gone when the next one begins."""
+    """Runs cases in a folder; each has its own database, which the next case replaces."""
 
     def __init__(self, folder: Path, database: Callable[[], Database] | None = None) -> None:
         self._folder = folder
@@ -74,7 +74,7 @@ class Runner:
         return self.collect_outcome(setup, case, ends)
 
     def set_up(self, script: Script) -> CaseSetup:
-        """A folder with an empty world and an empty store."""
+        """Create a folder with an empty log and an empty database."""
         folder = self._folder / "case"
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir()
@@ -86,7 +86,7 @@ class Runner:
         return _fork(lambda: run_to_end(setup, process))
 
     def run_process(self, setup: CaseSetup, process: CaseProcess, after: float = 0.0) -> End:
-        """A whole life, to whatever end; killed from outside `after` so many seconds, if it still lives then."""
+        """Run a process to its end; with `after`, kill it from outside after so many seconds."""
         child = self.start(setup, process)
         if after:
             time.sleep(after)
@@ -94,11 +94,11 @@ class Runner:
         return decode_exit(os.waitpid(child, 0)[1])
 
     def restart(self, setup: CaseSetup, number: int) -> None:
-        """One more start, that should find nothing to do; an undisturbed process does that by itself."""
+        """Start once more, which should find nothing to do."""
         os.waitpid(_fork(lambda: restart_process(setup, CaseProcess(number, NO_FAULT))), 0)
 
     def collect_outcome(self, setup: CaseSetup, case: Case, ends: Sequence[End]) -> Outcome:
-        return Outcome(case, setup.database.rows(), read(setup.folder / "world"), tuple(ends))
+        return Outcome(case, setup.database.rows(), read(setup.folder / "evidence"), tuple(ends))
 
     def _create_database(self, folder: Path, script: Script) -> Database:
         database = SqliteDatabase(folder)
@@ -108,7 +108,7 @@ class Runner:
 
 
 def _fork(work: Callable[[], Coroutine[Any, Any, object]]) -> int:
-    """Have it done by a child; the alarm ends one that hangs."""
+    """Run a coroutine in a forked child; an alarm kills one that hangs."""
     child = os.fork()
     if child:
         return child

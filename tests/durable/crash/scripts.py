@@ -11,8 +11,7 @@ Mode: TypeAlias = Literal["tools", "react", "plan"]
 
 
 class Send(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One message. The client goes on to its next one when this one is answered, or with `on` as soon as it is taken
-    in."""
+    """One message. The client sends the next one after the answer, or with `on` after the acknowledgement."""
 
     scenario: str
     key: str
@@ -26,27 +25,27 @@ class Send(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Script(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`clients` each send their messages one after the other; `ends` is what the answers are if nothing goes wrong."""
+    """Each client sends its messages one after the other; `ends` are the answers without faults."""
 
     name: str
     clients: tuple[tuple[Send, ...], ...]
     ends: tuple[str, ...] = ()
     one_by_one: bool = False
-    """Calls of a round do not run at the same time."""
+    """The calls of a round run sequentially."""
     rounds: int = 10
     memory: int = 0
-    """How many messages a model is shown, if not all."""
+    """The number of messages that the model is sent; 0 for all."""
     per_day: int = 0
-    """How many calls a day has, if not any number."""
+    """Calls per day; 0 for no limit."""
     asks: Asks = "wait"
     deadline: float = 30.0
     fails_over: bool = False
     migrates: bool = False
     mode: Mode = "tools"
     jobs: bool = False
-    """There are other agents, and jobs are run."""
+    """There are several agents, and jobs run."""
     like: str = ""
-    """The script that has the same ends, if not this one itself."""
+    """The script with the same transcripts, if not this one."""
 
     @property
     def sends(self) -> tuple[Send, ...]:
@@ -110,5 +109,5 @@ JOBS: dict[str, Script] = {
         Script("two handed on", ((Send("hand both", "1"),),), jobs=True),
     )
 }
-"""Scripts in which agents hand work to each other."""
+"""Scripts in which agents delegate."""
 POISON = Script("poison", ((Send("poison", "1"), Send("text", "2")),))

@@ -1,4 +1,4 @@
-"""Cases of their own: a turn that crashes every process that resumes it (F40), and clocks that jump (F28)."""
+"""Special cases: a turn that crashes every process that resumes it (F40), and clock jumps (F28)."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -9,7 +9,7 @@ from crash.scripts import POISON, SCRIPTS, Script
 from crash.suites import count_points
 
 _PROCESSES = 6
-"""The first process, and five more that make no progress."""
+"""The first process and five more without progress."""
 _DAY = 86_400
 JUMPING = ("the day is spent", "approved", "approved as edited", "one unsafe call", "three rounds")
 
@@ -28,7 +28,7 @@ def not_given_up(outcome: Outcome) -> list[str]:
 
 
 def clock_jumps(names: Callable[[Script], Sequence[str]], each: int, rng: random.Random) -> Iterator[Case]:
-    """The clock is a day ahead, or behind, when the turn goes on; and a third life has the right time again."""
+    """The clock is a day off when the turn is resumed; a third process has the right time again."""
     for name in JUMPING:
         script = SCRIPTS[name]
         points = range(1, count_points(names(script), "kill") + 1)

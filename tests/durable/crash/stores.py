@@ -1,6 +1,6 @@
-"""The place of one case: a SQLite file or a schema of Postgres, and all its rows as they are found afterwards.
+"""Database of one case: a SQLite file or a Postgres schema, and its rows afterwards.
 
-The rows are read here with plain SQL, past the store and the engine: what they say of themselves proves nothing.
+The rows are read with plain SQL, independent of the store under test.
 """
 
 import sqlite3
@@ -30,7 +30,7 @@ QUERIES = (
 
 
 class RunRecord(msgspec.Struct, frozen=True):
-    """A run, as its row has it."""
+    """A row of `runs`."""
 
     id: str
     session: str
@@ -42,7 +42,7 @@ class RunRecord(msgspec.Struct, frozen=True):
 
 
 class JobRecord(msgspec.Struct, frozen=True):
-    """A job, and who asked for it."""
+    """A row of `jobs`."""
 
     id: str
     seq: int
@@ -59,7 +59,7 @@ class JobRecord(msgspec.Struct, frozen=True):
 
 
 class MessageRecord(msgspec.Struct, frozen=True):
-    """A message in its place."""
+    """A row of `messages`."""
 
     session: str
     seq: int
@@ -69,7 +69,7 @@ class MessageRecord(msgspec.Struct, frozen=True):
 
 
 class ApprovalRecord(msgspec.Struct, frozen=True):
-    """A question, and its answer if it has one; both are JSON."""
+    """A row of `approvals`; question and answer are JSON."""
 
     id: str
     run: str
@@ -81,7 +81,7 @@ class ApprovalRecord(msgspec.Struct, frozen=True):
 
 
 class Tables(msgspec.Struct, frozen=True):
-    """All that a store keeps of turns."""
+    """All rows of the tables that concern turns."""
 
     runs: list[RunRecord]
     journal: list[JournalRow]
@@ -94,7 +94,7 @@ class Tables(msgspec.Struct, frozen=True):
 
 
 class Database(Protocol):
-    """Where a case keeps things."""
+    """The database of a case."""
 
     def store(self, clock: Clock) -> Store: ...
 
@@ -102,7 +102,7 @@ class Database(Protocol):
 
 
 class SqliteDatabase:
-    """A file, or a copy of one in which the tables are made already."""
+    """A SQLite file, optionally copied from an empty database."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "atlas.db"
@@ -117,14 +117,14 @@ class SqliteDatabase:
         database = sqlite3.connect(self._path)
         try:
             return tables([database.execute(query).fetchall() for query in QUERIES])
-        except sqlite3.OperationalError:  # it died before there was a table
+        except sqlite3.OperationalError:  # killed before the first table was created
             return tables([()] * len(QUERIES))
         finally:
             database.close()
 
 
 async def make(path: Path) -> None:
-    """A database with all its tables and nothing in them."""
+    """Create a database with empty tables."""
     store = SqliteStore(path)
     await store.open()
     await store.close()

@@ -1,4 +1,4 @@
-"""The suites: which cases are run. A: every point once. B: again while recovering. C: errors instead of deaths."""
+"""Suites of cases. A: kill at every point. B: kill again during recovery. C: errors instead of kills."""
 
 import random
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ UNCOMMITTED = ("sql INSERT", "sql UPDATE", "sql DELETE")
 
 
 def count_points(names: Sequence[str], fault: Fault) -> int:
-    """How many of these points a deed can strike at."""
+    """Return at how many of these points a fault can be injected."""
     return sum(name.startswith(FAULT_POINTS[fault]) for name in names)
 
 
@@ -31,7 +31,7 @@ def singles(script: Script, names: Sequence[str], *, distinct: bool = False) -> 
 
 def repeated(script: Script, names: Sequence[str], count: int, rng: random.Random) -> Iterator[Case]:
     """Suite B: killed again while recovering, and sometimes a third time. Where a later process ends before its point,
-    fewer faults strike than planned; the later points are near, so that it seldom does."""
+    fewer faults are injected than planned."""
     points = count_points(names, "kill")
     for number in range(count):
         first = rng.randint(1, points)
@@ -43,7 +43,7 @@ def repeated(script: Script, names: Sequence[str], count: int, rng: random.Rando
 
 
 def errors(script: Script, names: Sequence[str], each: int, rng: random.Random) -> Iterator[Case]:
-    """Suite C: so many points for each kind of error: once, and from there on for ever, healed by the next start."""
+    """Suite C: some points for each kind of error, once and permanently until the next start."""
     for fault in (*STORE, *OTHERS):
         points = range(1, count_points(names, fault) + 1)
         for at in sorted(rng.sample(points, min(each, len(points)))):
@@ -54,7 +54,7 @@ def errors(script: Script, names: Sequence[str], each: int, rng: random.Random) 
 
 
 def errors_while_recovering(script: Script, names: Sequence[str], each: int, rng: random.Random) -> Iterator[Case]:
-    """Suite C again: killed first, and then an error while it recovers."""
+    """Suite C: a kill, then an error during recovery."""
     points = count_points(names, "kill")
     for fault in (*STORE, "cancel"):
         for _ in range(each):

@@ -1,4 +1,4 @@
-"""Runs cases and counts: how many, how often something struck, where, and what did not hold."""
+"""Runs cases and counts them: injected faults by point, and violations."""
 
 import resource
 import time
@@ -14,25 +14,25 @@ from crash.runner import Case, Outcome, Runner
 from crash.scripts import Script
 
 _LIMITED = ("rounds spent",)
-"""Scripts whose settings change the end of a play."""
+"""Scripts whose settings change the end of a scenario."""
 
 
 class Tally(msgspec.Struct, frozen=True):
-    """What came of many cases; printed as one line of JSON."""
+    """Result of many cases; printed as one JSON line."""
 
     cases: int
     injected: dict[int, int]
-    """How many cases were struck so many times."""
+    """Number of cases by the number of injected faults."""
     at: dict[str, int]
-    """How often something struck at a point of that name."""
+    """Number of faults injected by point name."""
     bad: list[str]
     seconds: float
     cpu: float
-    """Seconds, of this process and all its children."""
+    """CPU seconds of this process and its children."""
 
 
 class Counting:
-    """Runs cases, judges them and keeps the tally. `until` is when to stop, `most` how many bad ones are enough."""
+    """Runs and checks cases. It stops at the time `until`, or after `most` failed cases."""
 
     def __init__(self, runner: Runner, *, until: float = float("inf"), most: int = 5) -> None:
         self.bad: list[str] = []
@@ -50,7 +50,7 @@ class Counting:
         return time.monotonic() > self._until or len(self.bad) >= self._most
 
     def names(self, script: Script) -> list[str]:
-        """The names of the points of a script that nothing disturbs; the case itself counts, too."""
+        """Return the point names of a script without faults; that case counts as well."""
         if script.name not in self._names:
             outcome = self.runner.run(Case(script))
             found = transcripts(outcome)
@@ -87,7 +87,7 @@ class Counting:
 
 
 def _unexpected(script: Script, found: Transcripts) -> list[str]:
-    """Answers of an undisturbed case that are not those which the script names."""
+    """Return an error if the answers without faults differ from those of the script."""
     answers = [transcript[-1][1] for transcript in found.values()]
     return (
         []

@@ -1,4 +1,4 @@
-"""A process that is stopped in the middle of a turn, and comes back when another one has gone on with it (F21)."""
+"""Zombie processes: stopped in a turn and continued after another process took over (F21)."""
 
 import os
 import signal
@@ -12,13 +12,13 @@ from crash.suites import count_points
 
 
 def zombies(runner: Runner, script: Script, names: Sequence[str]) -> Iterator[Outcome]:
-    """Stopped at every point that is outside of a transaction."""
+    """Yield a case for a stop at every point outside transactions."""
     for at in range(1, count_points(names, "stop") + 1):
         yield zombie(runner, Case(script, (Plan("stop", at),)))
 
 
 def zombie(runner: Runner, case: Case) -> Outcome:
-    """The first process is stopped, the second goes on and ends the turn, and then the first one wakes up."""
+    """Stop the first process, let a second one finish the turn, then continue the first."""
     setup = runner.set_up(case.script)
     first = runner.start(setup, CaseProcess(1, case.plans[0]))
     ends: list[End] = [decode_exit(os.waitpid(first, os.WUNTRACED)[1])]
