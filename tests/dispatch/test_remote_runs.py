@@ -12,7 +12,7 @@ from member_processes import members
 from atlas_agents import Cancelled, ProviderError, QuotaExceeded
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.approvals import Choice, Field, Form, Question
-from atlas_agents.core.errors import AtlasError, failure_kind, rebuild_failure
+from atlas_agents.core.errors import AtlasError, failure_kind, to_failure
 from atlas_agents.core.events import ApprovalAsked, Event, MessageKept, StreamChunk, StreamReset
 from atlas_agents.core.messages import Message, Text
 from atlas_agents.gateway.cluster import EventDecoder
@@ -119,14 +119,14 @@ def test_form_of_a_remote_approval_is_decoded_completely() -> None:
 
 @pytest.mark.parametrize("failure", [ProviderError("busy", "rate_limit"), QuotaExceeded("spent"), AtlasError("so")])
 def test_stored_error_is_rebuilt_with_its_type(failure: AtlasError) -> None:
-    rebuilt = rebuild_failure(failure_kind(failure), str(failure))
+    rebuilt = to_failure(failure_kind(failure), str(failure))
     assert (type(rebuilt), str(rebuilt), failure_kind(rebuilt)) == (type(failure), str(failure), failure_kind(failure))
 
 
 @pytest.mark.parametrize("kind", ["Exception", "no such kind", "", "Fenced", "__init__"])
 def test_error_of_unknown_kind_keeps_its_message(kind: str) -> None:
     assert (
-        type(rebuild_failure(kind, "it broke")) is AtlasError and str(rebuild_failure(kind, "it broke")) == "it broke"
+        type(to_failure(kind, "it broke")) is AtlasError and str(to_failure(kind, "it broke")) == "it broke"
     )
 
 

@@ -17,15 +17,7 @@ from atlas_agents.agents.run import Accepted, DuplicateRun, Run, decode_options
 from atlas_agents.agents.runtime import AgentRuntime
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.aio import BackgroundTasks
-from atlas_agents.core.errors import (
-    BadArguments,
-    Cancelled,
-    ConfigError,
-    Conflict,
-    NotFound,
-    UnknownAgent,
-    rebuild_failure,
-)
+from atlas_agents.core.errors import BadArguments, Cancelled, ConfigError, Conflict, NotFound, UnknownAgent, to_failure
 from atlas_agents.core.events import Event
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Conversation, Message, ToolCall, ToolResult, user
@@ -371,7 +363,7 @@ class TurnRunner:
         reply = await self._last_reply(row) if row.status != "failed" else None
         if reply is None:
             ended = await read_end_record(self._store, row)
-            raise rebuild_failure(ended.kind if ended else "", row.error or "the turn failed")
+            raise to_failure(ended.kind if ended else "", row.error or "the turn failed")
         return reply
 
     async def _last_reply(self, row: RunRow) -> Message | None:

@@ -326,7 +326,7 @@ def failure_kind(failure: BaseException) -> str:
     return failure.kind if isinstance(failure, ProviderError) else type(failure).__name__
 
 
-def rebuild_failure(kind: str, message: str) -> AtlasError:
+def to_failure(kind: str, message: str) -> AtlasError:
     """Rebuild an exception from its recorded kind and message."""
     if kind in get_args(ProviderFault):
         return ProviderError(message, cast(ProviderFault, kind))

@@ -85,9 +85,7 @@ def _measure_depth(value: object) -> int:
 
 
 def _type_name(value: object) -> str:
-    if value is None:
-        return "null"
-    names: dict[type, str] = {bool: "a boolean", str: "a string", list: "an array"}
+    names: dict[type, str] = {type(None): "null", bool: "a boolean", str: "a string", list: "an array"}
     return names.get(type(value), "a number")
 
 
