@@ -191,10 +191,15 @@ class RemoteRuns:
         return log
 
     async def follow_all(self, rows: Sequence[RunRow]) -> None:
-        """Follow these runs and return when all events written so far have been read."""
-        reading = [self._reading.get(self.follow(row.id, row.session).run_id) for row in rows]
-        if waiting := [task for task in reading if task is not None]:
-            await asyncio.wait(waiting)
+        """Follow the open ones of these runs, and return when all their events written so far have been read.
+
+        A subscriber that already has some of them would otherwise receive them again, as live events.
+        """
+        for row in rows:
+            if row.status in OPEN:
+                self.follow(row.id, row.session)
+        if reading := [task for row in rows if (task := self._reading.get(row.id)) is not None]:
+            await asyncio.wait(reading)
 
     def is_running(self, session: str) -> bool:
         return self._busy[session] > 0

@@ -213,9 +213,9 @@ class RunRegistry:
         return events
 
     async def follow_remote(self, rows: Sequence[RunRow]) -> None:
-        """Follow those of these runs that other processes execute."""
+        """Follow those of these runs that other processes execute, and wait until their events have been read."""
         if self.remote is not None:
-            await self.remote.follow_all([row for row in rows if row.status in OPEN and row.id not in self._open])
+            await self.remote.follow_all(rows)
 
     def has_subscribers(self, session: str) -> bool:
         """Return whether the session has subscribers, or is about to have one."""
