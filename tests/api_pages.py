@@ -105,7 +105,7 @@ def pages() -> list[Page]:
             "api-jobs.md",
             "Delegation, jobs, schedules and tenants",
             "Work that agents hand to each other or that is due, and the users and quotas of a tenant.",
-            _of(top, "Jobs JobRow Delegation Tenancy User Plan core.store.Schedule agents.schedules.upcoming"),
+            _of(top, "Jobs JobRow Delegation Tenancy User Plan core.store.Schedule agents.schedules.next_due_times"),
         ),
         Page("api-errors.md", "Errors", "Every exception is an `AtlasError`.", _errors()),
         Page(

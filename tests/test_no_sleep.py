@@ -21,7 +21,7 @@ PROCESS_LEVEL = (
 )
 """Suites about other processes, and programs that run as such: no event tells what happens in another process."""
 HELPERS = (
-    "checks.py",  # `until` polls with a bound, `beating` measures whether the loop is free
+    "checks.py",  # `wait_until` polls with a bound, `monitor_loop` measures whether the loop is free
     "gateway/paced_model.py",  # a model that streams slowly
     "telegram/channel_setup.py",  # a model that streams slowly
 )

@@ -13,7 +13,6 @@ import words
 ROOT = Path(__file__).parent.parent
 # What still has such words: packages of the library, other folders, files at the root.
 PENDING = {
-    "tests",
     "docs",
 }
 
