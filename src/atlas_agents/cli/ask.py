@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from atlas_agents.cli import connect
 from atlas_agents.cli.command import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -14,18 +15,6 @@ from atlas_agents.cli.command import (
     command,
     command_group,
     print_error,
-)
-from atlas_agents.cli.connect import (
-    BaseUrlOption,
-    ConversationOptions,
-    GatewaySession,
-    ModelOption,
-    SessionOption,
-    SystemOption,
-    ToolsFlag,
-    connect_for,
-    describe_responder,
-    load_settings,
 )
 from atlas_agents.cli.output import describe_model_error, format_call, one_line, print_json
 from atlas_agents.core.errors import ConfigError
@@ -43,16 +32,16 @@ async def ask(
     message: Annotated[
         str | None, typer.Argument(metavar="MESSAGE", help="The question. '-' reads it from standard input.")
     ] = None,
-    session: SessionOption = None,
+    session: connect.SessionOption = None,
     agent: AgentOption = None,
     yes_to: Annotated[
         list[str] | None, typer.Option(metavar="TOOL", help="Approve calls of this tool. Repeatable.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the answer, usage, runId and steps as JSON.")] = False,
-    model: ModelOption = None,
-    base_url: BaseUrlOption = None,
-    system: SystemOption = None,
-    tools: ToolsFlag = True,
+    model: connect.ModelOption = None,
+    base_url: connect.BaseUrlOption = None,
+    system: connect.SystemOption = None,
+    tools: connect.ToolsFlag = True,
 ) -> int:
     """Ask one question and print the answer.
 
@@ -64,15 +53,15 @@ async def ask(
     from atlas_agents.cli.turn import QuitRequested, follow_turn
     from atlas_agents.core.messages import new_id
 
-    options = ConversationOptions(session, agent, False, model, base_url, system, tools)
+    options = connect.ConversationOptions(session, agent, False, model, base_url, system, tools)
     if not options.direct:
-        load_settings()  # report invalid settings before reading the question
+        connect.load_settings()  # report invalid settings before reading the question
     question = _read_question(message)
     view = _create_view(as_json)
-    async with connect_for(options) as gateway:
+    async with connect.connect_for(options) as gateway:
         gateway.on_status = view.show_status
         if not as_json:
-            print(await describe_responder(gateway, agent), file=sys.stderr, flush=True)
+            print(await connect.describe_responder(gateway, agent), file=sys.stderr, flush=True)
         key = session or new_id()
 
         async def decide(request: "ApprovalRequest") -> None:
@@ -87,7 +76,7 @@ async def ask(
         return _print_outcome(outcome, key, view, gateway, as_json=as_json)
 
 
-async def _decide(request: "ApprovalRequest", gateway: GatewaySession, approved_tools: list[str]) -> None:
+async def _decide(request: "ApprovalRequest", gateway: connect.GatewaySession, approved_tools: list[str]) -> None:
     """Approve calls of the tools named on the command line, deny all others, and dismiss forms."""
     if request.form is not None:
         text = one_line(f"{request.form.asker}: {request.form.message}")
@@ -107,7 +96,7 @@ async def _decide(request: "ApprovalRequest", gateway: GatewaySession, approved_
 
 
 def _print_outcome(
-    outcome: "TurnOutcome", key: str, view: "TurnView", gateway: GatewaySession, *, as_json: bool
+    outcome: "TurnOutcome", key: str, view: "TurnView", gateway: connect.GatewaySession, *, as_json: bool
 ) -> int:
     from atlas_agents.cli.turn import StderrView, show_outcome_notice
 

@@ -9,33 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from atlas_agents.cli import connect, output
 from atlas_agents.cli.command import AgentOption, command, command_group
-from atlas_agents.cli.connect import (
-    BaseUrlOption,
-    ConversationOptions,
-    GatewaySession,
-    ModelOption,
-    SessionOption,
-    SystemOption,
-    ToolsFlag,
-    connect_for,
-    describe_agent,
-    describe_responder,
-    find_agent,
-    list_agents,
-    model_label,
-)
-from atlas_agents.cli.output import (
-    describe_error,
-    describe_model_error,
-    format_age,
-    format_call,
-    format_result,
-    one_line,
-    plural,
-    printable,
-    without_code_hints,
-)
 from atlas_agents.core.errors import ConfigError, GatewayError
 
 if TYPE_CHECKING:
@@ -64,32 +39,34 @@ _QUIT = ("/exit", "/quit")
 
 @command(app)
 async def chat(
-    session: SessionOption = None,
+    session: connect.SessionOption = None,
     latest: Annotated[bool, typer.Option("--continue", "-c", help="Continue the latest session.")] = False,
     agent: AgentOption = None,
-    model: ModelOption = None,
-    base_url: BaseUrlOption = None,
-    system: SystemOption = None,
-    tools: ToolsFlag = True,
+    model: connect.ModelOption = None,
+    base_url: connect.BaseUrlOption = None,
+    system: connect.SystemOption = None,
+    tools: connect.ToolsFlag = True,
 ) -> None:
     """Chat with an agent in the terminal.
 
     An agent of the workspace answers, in a stored session, through the running gateway or without one. With --model
     or --base-url a model answers directly, and nothing is stored.
     """
-    options = ConversationOptions(session, agent, latest, model, base_url, system, tools)
+    options = connect.ConversationOptions(session, agent, latest, model, base_url, system, tools)
     if sys.stdin is None or not sys.stdin.isatty() or not sys.stdout.isatty():
         raise ConfigError("atlas chat needs a terminal; use atlas ask in a script or a pipe")
-    async with connect_for(options) as gateway:
+    async with connect.connect_for(options) as gateway:
         await ChatLoop(gateway, *await _choose_session(gateway, options)).run()
 
 
-async def _choose_session(gateway: GatewaySession, options: ConversationOptions) -> tuple[str, bool, str | None]:
+async def _choose_session(
+    gateway: connect.GatewaySession, options: connect.ConversationOptions
+) -> tuple[str, bool, str | None]:
     """Return the session key, whether the session exists, and the agent."""
     from atlas_agents.core.messages import new_id
 
     if options.agent:
-        find_agent(await list_agents(gateway), options.agent)
+        connect.find_agent(await connect.list_agents(gateway), options.agent)
     if options.latest:
         found = (await gateway.client.call("sessions.list", limit=1))["sessions"]
         if not found:
@@ -100,7 +77,7 @@ async def _choose_session(gateway: GatewaySession, options: ConversationOptions)
     return new_id(), False, options.agent
 
 
-async def _exists(gateway: GatewaySession, key: str) -> bool:
+async def _exists(gateway: connect.GatewaySession, key: str) -> bool:
     try:
         await gateway.client.call("sessions.get", session_key=key)
     except GatewayError as error:
@@ -113,7 +90,7 @@ async def _exists(gateway: GatewaySession, key: str) -> bool:
 class ChatLoop:
     """Reads lines, runs turns and slash commands until the user quits."""
 
-    def __init__(self, gateway: GatewaySession, session_key: str, exists: bool, agent: str | None) -> None:
+    def __init__(self, gateway: connect.GatewaySession, session_key: str, exists: bool, agent: str | None) -> None:
         import asyncio
 
         from rich.console import Console
@@ -137,7 +114,7 @@ class ChatLoop:
         from atlas_agents.cli.turn import QuitRequested
 
         prompt = self._create_prompt()
-        responder = await describe_responder(self.gateway, self.agent)
+        responder = await connect.describe_responder(self.gateway, self.agent)
         self.view.print_line(f"Atlas {version('atlas-agents')}: {responder}", "bold")
         self.view.print_line("/help lists the commands, Ctrl-C stops an answer, Ctrl-D quits.", "dim")
         with suppress(QuitRequested):
@@ -166,12 +143,16 @@ class ChatLoop:
             for part in message.parts:
                 match part:
                     case TextPart(text) if text.strip():
-                        self.view.print_line(f"{'you' if message.role == 'user' else message.role}: {printable(text)}")
+                        self.view.print_line(
+                            f"{'you' if message.role == 'user' else message.role}: {output.printable(text)}"
+                        )
                     case ToolCallPart(id, name, arguments):
                         names[id] = name
-                        self.view.print_line(format_call(name, arguments), "cyan")
+                        self.view.print_line(output.format_call(name, arguments), "cyan")
                     case ToolResultPart(call_id, status, result, error):
-                        self.view.print_line(format_result(names.get(call_id, "?"), status, result, error), "dim")
+                        self.view.print_line(
+                            output.format_result(names.get(call_id, "?"), status, result, error), "dim"
+                        )
                     case _:
                         pass
 
@@ -192,13 +173,13 @@ class ChatLoop:
         except QuitRequested:
             raise
         except Exception as error:  # noqa: BLE001 - a failed turn or command does not end the conversation
-            self.view.print_line(describe_error(error), "red")
+            self.view.print_line(output.describe_error(error), "red")
 
     async def _run_command(self, line: str) -> None:
         name, _, argument = line.partition(" ")
         run = COMMANDS.get(name)
         if run is None:
-            self.view.print_line(f"Unknown command {one_line(name)}; type /help for the list.", "yellow")
+            self.view.print_line(f"Unknown command {output.one_line(name)}; type /help for the list.", "yellow")
         else:
             await run(self, argument.strip())
 
@@ -208,7 +189,7 @@ class ChatLoop:
         self.session_exists = True
         if sent.status == "queued":
             ahead = max(1, len(feed.positions) - 1)
-            self.view.print_line(f"(queued behind {plural(ahead, 'turn')})", "dim")
+            self.view.print_line(f"(queued behind {output.plural(ahead, 'turn')})", "dim")
         await self._follow(feed, sent.run_id)
 
     async def _follow(self, feed: "SessionFeed", run_id: str) -> None:
@@ -222,7 +203,7 @@ class ChatLoop:
         choice = self.gateway.model_choice
         if outcome.error is not None:
             url = choice.url if choice else ""
-            self.view.print_line(describe_model_error(outcome.error, outcome.error_kind, url), "red")
+            self.view.print_line(output.describe_model_error(outcome.error, outcome.error_kind, url), "red")
         elif outcome.cancelled:
             self.view.print_line("(stopped: this answer is not stored; the conversation continues)", "yellow")
         else:
@@ -251,7 +232,7 @@ class ChatLoop:
         """Show the latest messages of the session and follow its running turns."""
         feed = await self._joined()
         label = feed.session.label if feed.session else ""
-        self.view.print_line(f"(session {self.session_key}: {one_line(label, 80) or 'no messages yet'})", "dim")
+        self.view.print_line(f"(session {self.session_key}: {output.one_line(label, 80) or 'no messages yet'})", "dim")
         self.print_messages(feed.messages[-6:])
         open_runs = list(feed.positions)
         if len(open_runs) > 1:
@@ -319,29 +300,29 @@ async def _help(chat: ChatLoop, _: str) -> None:
 
 async def _agents(chat: ChatLoop, _: str) -> None:
     choice = chat.gateway.model_choice
-    for agent in await list_agents(chat.gateway):
+    for agent in await connect.list_agents(chat.gateway):
         tools = ", ".join(agent["tools"]) or "none"
-        model = f"{choice.name} ({choice.reason})" if choice else model_label(agent["model"])
+        model = f"{choice.name} ({choice.reason})" if choice else connect.model_label(agent["model"])
         current = chat.agent == agent["id"] or (chat.agent is None and agent.get("default"))
         chat.view.print_line(f"{'* ' if current else ''}{agent['id']}: {model}; tools: {tools}")
         if agent.get("notice"):
-            chat.view.print_line(f"  {one_line(without_code_hints(agent['notice']), 400)}", "yellow")
+            chat.view.print_line(f"  {output.one_line(output.without_code_hints(agent['notice']), 400)}", "yellow")
 
 
 async def _agent(chat: ChatLoop, id: str) -> None:
-    found = find_agent(await list_agents(chat.gateway), id or chat.agent)
+    found = connect.find_agent(await connect.list_agents(chat.gateway), id or chat.agent)
     chat.agent = found["id"]
     if chat.session_exists and id:
         await chat.gateway.client.call("sessions.update", session_key=chat.session_key, agent_id=found["id"])
-    chat.view.print_line(f"{describe_agent(found['id'], found['model'])}.", "dim")
+    chat.view.print_line(f"{connect.describe_agent(found['id'], found['model'])}.", "dim")
 
 
 async def _sessions(chat: ChatLoop, _: str) -> None:
     found = (await chat.gateway.client.call("sessions.list", limit=10))["sessions"]
     for session in found:
         sign = "*" if session["sessionKey"] == chat.session_key else " "
-        label = one_line(session["label"], 60) or "(no name)"
-        chat.view.print_line(f"{sign} {session['sessionKey']}  {format_age(session['updatedAt'])}  {label}")
+        label = output.one_line(session["label"], 60) or "(no name)"
+        chat.view.print_line(f"{sign} {session['sessionKey']}  {output.format_age(session['updatedAt'])}  {label}")
     if not found:
         chat.view.print_line("There are no sessions yet.", "dim")
 
@@ -391,7 +372,7 @@ async def _usage(chat: ChatLoop, _: str) -> None:
         if row["name"] == chat.session_key:
             tokens = f"{row['inputTokens']:,} tokens in, {row['outputTokens']:,} out"
             cost = f", {row['costMicrocents'] / 1e8:.4f} $" if row["costMicrocents"] else ""
-            chat.view.print_line(f"{plural(row['turns'], 'turn')}: {tokens}{cost}")
+            chat.view.print_line(f"{output.plural(row['turns'], 'turn')}: {tokens}{cost}")
             return
     chat.view.print_line("No usage yet.", "dim")
 

@@ -6,17 +6,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from atlas_agents.cli import output
 from atlas_agents.cli.command import JsonFlag, YesFlag, command, command_group, confirm, match_prefix
 from atlas_agents.cli.connect import call, connect
-from atlas_agents.cli.output import (
-    format_age,
-    format_call,
-    format_result,
-    format_time,
-    print_json,
-    print_table,
-    printable,
-)
 from atlas_agents.core.errors import ConfigError, GatewayError
 
 if TYPE_CHECKING:
@@ -39,12 +31,13 @@ async def list_sessions(
     """List sessions, most recent first."""
     found = (await call("sessions.list", limit=limit, archived=archived))["sessions"]
     if as_json:
-        print_json(found)
+        output.print_json(found)
         return
     rows = [
-        (each["sessionKey"], format_age(each["updatedAt"]), each["agentId"] or "-", each["label"]) for each in found
+        (each["sessionKey"], output.format_age(each["updatedAt"]), each["agentId"] or "-", each["label"])
+        for each in found
     ]
-    print_table(("session", "changed", "agent", "name"), rows, "There are no sessions.")
+    output.print_table(("session", "changed", "agent", "name"), rows, "There are no sessions.")
 
 
 @command(app)
@@ -55,10 +48,10 @@ async def show(key: Key, as_json: JsonFlag = False) -> None:
         session = (await gateway.client.call("sessions.get", session_key=full_key))["session"]
         messages = await _all_messages(gateway.client, full_key)
     if as_json:
-        print_json({"session": session, "messages": messages})
+        output.print_json({"session": session, "messages": messages})
         return
-    print(f"{full_key}  {printable(session['label'])}")
-    print(f"created {format_time(session['createdAt'])}, changed {format_time(session['updatedAt'])}")
+    print(f"{full_key}  {output.printable(session['label'])}")
+    print(f"created {output.format_time(session['createdAt'])}, changed {output.format_time(session['updatedAt'])}")
     _print_messages(messages)
 
 
@@ -78,7 +71,7 @@ async def _update(key: str, done: str, **changes: Any) -> None:
     async with connect() as gateway:
         full_key = await _full_key(gateway.client, key)
         await gateway.client.call("sessions.update", session_key=full_key, **changes)
-    print(f"{full_key}: {printable(done)}.", file=sys.stderr)
+    print(f"{full_key}: {output.printable(done)}.", file=sys.stderr)
 
 
 @command(app)
@@ -184,11 +177,12 @@ def _print_messages(messages: "list[MessageShape]") -> None:
         for part in message.parts:
             match part:
                 case TextPart(text) if text.strip():
-                    print(f"\n{'you' if message.role == 'user' else message.role} ({message.id}):\n{printable(text)}")
+                    author = "you" if message.role == "user" else message.role
+                    print(f"\n{author} ({message.id}):\n{output.printable(text)}")
                 case ToolCallPart(id, name, arguments):
                     names[id] = name
-                    print(format_call(name, arguments))
+                    print(output.format_call(name, arguments))
                 case ToolResultPart(call_id, status, result, error):
-                    print(format_result(names.get(call_id, "?"), status, result, error))
+                    print(output.format_result(names.get(call_id, "?"), status, result, error))
                 case _:
                     pass

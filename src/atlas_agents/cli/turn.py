@@ -13,31 +13,10 @@ import msgspec
 from atlas_agents.cli.output import format_call, format_result, one_line
 from atlas_agents.client.client import GatewayClient, SessionEvent, SessionFeed
 from atlas_agents.core.errors import GatewayError
-from atlas_agents.gateway.protocol.events import (
-    ApprovalRequested,
-    ApprovalResolved,
-    ChatDelta,
-    ChatError,
-    ChatFinal,
-    ChatReasoning,
-    ChatReset,
-    PlanChanged,
-    RunHandoff,
-    ToolCalling,
-    ToolProgressing,
-    ToolSettled,
-)
+from atlas_agents.gateway.protocol import events, types
 from atlas_agents.gateway.protocol.sessions import RunPosition
-from atlas_agents.gateway.protocol.types import (
-    ApprovalShape,
-    MessageShape,
-    TextPart,
-    ThinkingPart,
-    ToolCallPart,
-    UsageShape,
-)
 
-ApprovalRequest: TypeAlias = ApprovalRequested | ApprovalShape
+ApprovalRequest: TypeAlias = events.ApprovalRequested | types.ApprovalShape
 Decide: TypeAlias = Callable[[ApprovalRequest], Awaitable[None]]
 """Answers an approval request. It is cancelled when the request is answered elsewhere."""
 _STEP_SIGNS = {"pending": "·", "running": "→", "done": "✓", "failed": "✗", "changed": "↷", "dropped": "–"}
@@ -96,9 +75,9 @@ class TurnOutcome(msgspec.Struct, frozen=True):
 
     run_id: str
     model: str
-    usage: UsageShape
+    usage: types.UsageShape
     steps: list[ToolStep]
-    message: MessageShape | None = None
+    message: types.MessageShape | None = None
     cancelled: bool = False
     error: str | None = None
     error_kind: str = ""
@@ -106,12 +85,12 @@ class TurnOutcome(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         parts = self.message.parts if self.message else ()
-        return "".join(part.text for part in parts if isinstance(part, TextPart))
+        return "".join(part.text for part in parts if isinstance(part, types.TextPart))
 
     @property
     def incomplete(self) -> bool:
         """Whether the turn reached its limit of rounds while the model still called tools."""
-        return any(isinstance(part, ToolCallPart) for part in (self.message.parts if self.message else ()))
+        return any(isinstance(part, types.ToolCallPart) for part in (self.message.parts if self.message else ()))
 
 
 class TurnRenderer:
@@ -120,7 +99,7 @@ class TurnRenderer:
     def __init__(self, run_id: str, view: TurnView) -> None:
         self._run_id = run_id
         self._view = view
-        self._calls: dict[str, ToolCalling] = {}
+        self._calls: dict[str, events.ToolCalling] = {}
         self._steps: list[ToolStep] = []
         self._plan_lines: list[str] = []
         self._model = ""
@@ -129,45 +108,45 @@ class TurnRenderer:
         """Show an event, if it has something to show."""
         view = self._view
         match event:
-            case ChatDelta():
+            case events.ChatDelta():
                 view.add_text(event.text)
-            case ChatReasoning():
+            case events.ChatReasoning():
                 view.add_text(event.text, "thinking")
-            case ChatReset():
+            case events.ChatReset():
                 view.discard_message()
             case RunPosition():
                 self._show_position(event)
-            case ToolCalling():
+            case events.ToolCalling():
                 self._calls[event.tool_call_id] = event
                 view.print_line(format_call(event.name, event.arguments), "cyan")
-            case ToolProgressing():
+            case events.ToolProgressing():
                 name = self._calls[event.tool_call_id].name if event.tool_call_id in self._calls else "?"
                 view.print_line(one_line(f"  {name}: {event.message}"), "dim")
-            case RunHandoff():
+            case events.RunHandoff():
                 view.print_line(f"{event.from_} hands over to {event.to}", "cyan")
-            case PlanChanged():
+            case events.PlanChanged():
                 self._show_plan(event)
-            case ToolSettled():
+            case events.ToolSettled():
                 self._show_result(event)
             case _:
                 self._model = getattr(event, "model", "") or self._model
 
-    def outcome(self, event: ChatFinal | ChatError) -> TurnOutcome:
-        if isinstance(event, ChatError):
-            usage = UsageShape(0, 0)
+    def outcome(self, event: events.ChatFinal | events.ChatError) -> TurnOutcome:
+        if isinstance(event, events.ChatError):
+            usage = types.UsageShape(0, 0)
             return TurnOutcome(
                 self._run_id, self._model, usage, self._steps, error=event.message, error_kind=event.kind
             )
         return TurnOutcome(self._run_id, self._model, event.usage, self._steps, event.message, event.cancelled)
 
-    def _show_result(self, event: ToolSettled) -> None:
+    def _show_result(self, event: events.ToolSettled) -> None:
         call = self._calls.get(event.tool_call_id)
         arguments = call.arguments if call else {}
         self._steps.append(ToolStep(event.name, arguments, event.status, event.result, event.duration_ms, event.error))
         line = format_result(event.name, event.status, event.result, event.error, event.duration_ms / 1000)
         self._view.print_line(line, "green" if event.status == "ok" else "red")
 
-    def _show_plan(self, event: PlanChanged) -> None:
+    def _show_plan(self, event: events.PlanChanged) -> None:
         """Show a new plan whole, and later only the steps that changed."""
         lines = [f"  {_STEP_SIGNS[step.status]} {number}. {step.text}" for number, step in enumerate(event.steps, 1)]
         changed = [line for line in lines if line not in self._plan_lines]
@@ -179,8 +158,8 @@ class TurnRenderer:
         """Show the text that a run produced before we subscribed to it."""
         self._view.discard_message()
         for part in position.parts or ():
-            if isinstance(part, TextPart | ThinkingPart):
-                self._view.add_text(part.text, "text" if isinstance(part, TextPart) else "thinking")
+            if isinstance(part, types.TextPart | types.ThinkingPart):
+                self._view.add_text(part.text, "text" if isinstance(part, types.TextPart) else "thinking")
 
 
 async def follow_turn(
@@ -194,7 +173,7 @@ async def follow_turn(
         with _cancel_on_interrupt(client, run_id), _echo_off():
             async for event in feed.run_events(run_id):
                 renderer.show(event)
-                if isinstance(event, ChatFinal | ChatError):
+                if isinstance(event, events.ChatFinal | events.ChatError):
                     return renderer.outcome(event)
                 _handle_approval(event, decisions, decide)
         raise GatewayError("the event stream ended before the turn did")
@@ -208,12 +187,12 @@ async def follow_turn(
 
 def _handle_approval(event: SessionEvent, decisions: dict[str, asyncio.Task[None]], decide: Decide) -> None:
     """Start deciding a new approval request; cancel the decision of one that was answered elsewhere."""
-    request = event if isinstance(event, ApprovalRequested) else None
+    request = event if isinstance(event, events.ApprovalRequested) else None
     if isinstance(event, RunPosition):
         request = event.pending_approval
     if request is not None and request.approval_id not in decisions:
         decisions[request.approval_id] = asyncio.create_task(_decide_safely(decide, request))
-    elif isinstance(event, ApprovalResolved) and event.approval_id in decisions:
+    elif isinstance(event, events.ApprovalResolved) and event.approval_id in decisions:
         decisions[event.approval_id].cancel()
 
 

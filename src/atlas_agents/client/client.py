@@ -14,29 +14,20 @@ from atlas_agents.client.connection import ConnectionLost, OnResult, WebSocketLi
 from atlas_agents.core.errors import GatewayError, Unreachable
 from atlas_agents.core.http import backoff, open_session
 from atlas_agents.core.messages import new_id
+from atlas_agents.gateway.protocol import events
 from atlas_agents.gateway.protocol.chat import Sent
-from atlas_agents.gateway.protocol.events import (
-    RUN_EVENTS,
-    SERVER_EVENTS,
-    TERMINAL_EVENTS,
-    ChatError,
-    ChatFinal,
-    ChatMessage,
-    RunEvent,
-    ServerEvent,
-)
 from atlas_agents.gateway.protocol.frames import WelcomeFrame
 from atlas_agents.gateway.protocol.methods import METHODS
 from atlas_agents.gateway.protocol.sessions import RunPosition, Subscribed
 from atlas_agents.gateway.protocol.types import MessageShape, SessionShape, WireStruct
 
-SessionEvent: TypeAlias = RunEvent | RunPosition
+SessionEvent: TypeAlias = events.RunEvent | RunPosition
 """An event of a run, or the position of a run that had started before the subscription, with its `parts` so far."""
 _MAX_PENDING = 10_000
 """Maximum number of unread events; later ones are requested again once these are read."""
 _MAX_ENDED = 1000
 _subscribed_decoder = msgspec.json.Decoder(Subscribed)
-_event_decoders = {name: msgspec.json.Decoder(kind) for name, kind in RUN_EVENTS.items()}
+_event_decoders = {name: msgspec.json.Decoder(kind) for name, kind in events.RUN_EVENTS.items()}
 
 
 class _EventPosition(WireStruct, frozen=True):
@@ -142,7 +133,7 @@ class SessionFeed:
         async for event in self:
             if event.run_id == run_id:
                 yield event
-                if isinstance(event, ChatFinal | ChatError):
+                if isinstance(event, events.ChatFinal | events.ChatError):
                     return
 
     async def close(self) -> None:
@@ -176,7 +167,7 @@ class SessionFeed:
         self.positions[position.run_id] = position.seq
         if (decoder := _event_decoders.get(name)) is not None:
             self._append(decoder.decode(data))
-        if name in TERMINAL_EVENTS:
+        if name in events.TERMINAL_EVENTS:
             self._close_run(position.run_id)
 
     def _handle_subscribed(self, result: msgspec.Raw, known_positions: dict[str, int]) -> None:
@@ -190,7 +181,7 @@ class SessionFeed:
         for message in found.messages:
             self._last_message = message.id
             if not first and message.run_id not in known_positions and message.run_id not in self._ended:
-                self._append(ChatMessage(message.run_id, message))
+                self._append(events.ChatMessage(message.run_id, message))
         for run in found.runs:
             if run.mode == "snapshot" and run.run_id not in self._ended:
                 self.positions[run.run_id] = run.seq
@@ -199,7 +190,7 @@ class SessionFeed:
             self.positions.pop(run_id, None)  # the session was deleted
 
     def _append(self, event: SessionEvent) -> None:
-        if isinstance(event, ChatMessage):
+        if isinstance(event, events.ChatMessage):
             self._last_message = event.message.id
         self._pending.append(event)
         self._changed.set()
@@ -214,7 +205,7 @@ class SessionFeed:
 DEFAULT_URL = "http://127.0.0.1:18789"
 _MIN_BACKOFF, _MAX_BACKOFF = 0.1, 2.0
 _MAX_ATTEMPTS = 5
-_server_event_decoders = {name: msgspec.json.Decoder(kind) for name, kind in SERVER_EVENTS.items()}
+_server_event_decoders = {name: msgspec.json.Decoder(kind) for name, kind in events.SERVER_EVENTS.items()}
 
 
 class GatewayAddress(msgspec.Struct, frozen=True):
@@ -267,7 +258,7 @@ class GatewayClient:
         self._link: WebSocketLink | None = None
         self._connecting = asyncio.Lock()
         self._feeds: dict[str, SessionFeed] = {}
-        self._listeners: set[asyncio.Queue[ServerEvent | None]] = set()
+        self._listeners: set[asyncio.Queue[events.ServerEvent | None]] = set()
         self._closed = False
         self._was_lost = False
 
@@ -318,11 +309,11 @@ class GatewayClient:
         feed = self._feeds[session_key] = SessionFeed(session_key, self.request, self._unsubscribe)
         return feed
 
-    async def server_events(self) -> AsyncGenerator[ServerEvent, None]:
+    async def server_events(self) -> AsyncGenerator[events.ServerEvent, None]:
         """Yield events that belong to no followed session: changed sessions, audit records, server shutdown. Ends when
         the connection is lost; then read the current state again."""
         await self._connected_link()
-        queue: asyncio.Queue[ServerEvent | None] = asyncio.Queue()
+        queue: asyncio.Queue[events.ServerEvent | None] = asyncio.Queue()
         self._listeners.add(queue)
         try:
             while (event := await queue.get()) is not None:

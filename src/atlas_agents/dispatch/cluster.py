@@ -16,19 +16,10 @@ import psycopg
 from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import NotFound, StoreError, StoreLost
 from atlas_agents.core.store import OPEN, RunRow, Write
+from atlas_agents.dispatch import notifications
 from atlas_agents.dispatch.base import OnEvent, RunExecutor, RunningTurn
 from atlas_agents.dispatch.locks import LeaderElection, retry_while_unreachable
 from atlas_agents.dispatch.members import Backlog, MemberInfo, MemberRegistry, leader_lock_key, read_backlog
-from atlas_agents.dispatch.notifications import (
-    CONNECTION_OPTIONS,
-    Notification,
-    PostgresSubscriber,
-    decode_notification,
-    encode_notification,
-    find_ready_runs,
-    notifications_for,
-    read_database_identity,
-)
 from atlas_agents.dispatch.queue import HEARTBEAT_TIMEOUT, ConnectorException, Queue, QueueWorker
 
 logger = logging.getLogger(__name__)
@@ -73,7 +64,7 @@ class Cluster:
         self._leader_lock_key = leader_lock_key(schema, tenant)
         self._concurrency = concurrency
         self._queue = Queue(url, schema, tenant, heartbeat_timeout)
-        self._postgres = PostgresSubscriber(url, self._channel, self._receive, self._handle_reconnect)
+        self._postgres = notifications.PostgresSubscriber(url, self._channel, self._receive, self._handle_reconnect)
         self._valkey = None
         if valkey is not None:
             from atlas_agents.dispatch.valkey import ValkeySubscriber
@@ -89,11 +80,13 @@ class Cluster:
         self._tasks = BackgroundTasks("cluster", expected=StoreError)
         self._ticks = 0
         self._follow: Follow = self._wait_until_ended
-        self._on_notification: list[Callable[[Notification], None]] = []
+        self._on_notification: list[Callable[[notifications.Notification], None]] = []
         self._on_reconnect: list[Callable[[], None]] = []
 
     def subscribe(
-        self, on_notification: Callable[[Notification], None], on_reconnect: Callable[[], None] | None = None
+        self,
+        on_notification: Callable[[notifications.Notification], None],
+        on_reconnect: Callable[[], None] | None = None,
     ) -> None:
         """Call these functions for each notification, and after a reconnect, when notifications may have been lost."""
         self._on_notification.append(on_notification)
@@ -133,10 +126,13 @@ class Cluster:
     ) -> Callable[[], None] | None:
         """Write the queue entry and the notifications inside a commit's transaction; with Valkey, return a function
         that publishes the notifications afterwards."""
-        for run_id in find_ready_runs(writes, results):
+        for run_id in notifications.find_ready_runs(writes, results):
             row = await (await connection.execute(_URGENCY, (tenant, run_id))).fetchone()
             await self._queue.enqueue(run_id, row[0] if row else 1, connection)
-        payloads = [encode_notification(notification) for notification in notifications_for(tenant, writes, results)]
+        payloads = [
+            notifications.encode_notification(notification)
+            for notification in notifications.notifications_for(tenant, writes, results)
+        ]
         if payloads and self._valkey is not None and self._valkey.connected:
             return partial(self._valkey.publish, payloads)
         if payloads:
@@ -186,7 +182,7 @@ class Cluster:
             await retry_while_unreachable(self._postgres.ready.wait)
             await self._members.wait_until_registered()
             if self._valkey is not None:
-                await self._valkey.open(await read_database_identity(self._url, self._schema))
+                await self._valkey.open(await notifications.read_database_identity(self._url, self._schema))
                 services.spawn(self._valkey.run())
             yield self
         finally:
@@ -240,7 +236,7 @@ class Cluster:
     async def _announce_released(self, run_id: str) -> None:
         """Announce a run that is back in the queue, so that others fetch it without waiting for their next poll."""
         with suppress(ConnectorException):
-            payload = encode_notification(Notification("begun", self._tenant, run_id))
+            payload = notifications.encode_notification(notifications.Notification("begun", self._tenant, run_id))
             await self._queue.execute(_NOTIFY, channel=self._channel, payload=payload)
 
     async def _start_leading(self) -> None:
@@ -267,7 +263,10 @@ class Cluster:
         runs = [*await self._queue.release_stalled(), *await self._queue.enqueue_orphans(connection)]
         if runs:
             logger.warning("reassigned runs without an owner: runs=%s", ", ".join(runs))
-            payloads = [encode_notification(Notification("begun", self._tenant, run_id)) for run_id in runs]
+            payloads = [
+                notifications.encode_notification(notifications.Notification("begun", self._tenant, run_id))
+                for run_id in runs
+            ]
             await connection.execute(_NOTIFY_MANY, (self._channel, payloads))
         return runs
 
@@ -279,16 +278,18 @@ class Cluster:
     async def _notify(self, payloads: Sequence[str]) -> None:
         """Send through Postgres what could not be published through Valkey; if that fails, others poll."""
         try:
-            async with await psycopg.AsyncConnection.connect(self._url, **CONNECTION_OPTIONS) as connection:
+            async with await psycopg.AsyncConnection.connect(
+                self._url, **notifications.CONNECTION_OPTIONS
+            ) as connection:
                 await connection.execute(_NOTIFY_MANY, (self._channel, list(payloads)))
         except (psycopg.Error, OSError) as error:
             logger.warning("notification not sent: error=%s", error)
 
     def _receive_payload(self, payload: str) -> None:
-        if (notification := decode_notification(payload)) is not None:
+        if (notification := notifications.decode_notification(payload)) is not None:
             self._receive(notification)
 
-    def _receive(self, notification: Notification) -> None:
+    def _receive(self, notification: notifications.Notification) -> None:
         if notification.tenant != self._tenant:
             return
         match notification.kind:

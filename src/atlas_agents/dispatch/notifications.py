@@ -10,26 +10,7 @@ import msgspec
 import psycopg
 from psycopg import sql
 
-from atlas_agents.core.store import (
-    OPEN,
-    AcceptRun,
-    AddAudit,
-    AddEvents,
-    AddJob,
-    AnswerApproval,
-    ClaimJob,
-    ClaimRun,
-    DropSession,
-    JobRow,
-    PutApproval,
-    PutSession,
-    RetryJob,
-    RunRow,
-    SetJob,
-    SetRun,
-    StopRun,
-    Write,
-)
+from atlas_agents.core import store
 
 logger = logging.getLogger(__name__)
 Kind: TypeAlias = Literal["begun", "ended", "events", "stop", "asked", "answer", "job", "audit", "session"]
@@ -67,62 +48,62 @@ def decode_notification(text: str) -> Notification | None:
         return None
 
 
-def notifications_for(tenant: str, writes: Sequence[Write], results: Sequence[Any]) -> list[Notification]:
+def notifications_for(tenant: str, writes: Sequence[store.Write], results: Sequence[Any]) -> list[Notification]:
     """Return the notifications for a commit."""
     pairs = zip(writes, results, strict=True)
     return [notification for write, result in pairs for notification in _notifications(tenant, write, result)]
 
 
-def _notifications(tenant: str, write: Write, result: Any) -> Iterable[Notification]:
+def _notifications(tenant: str, write: store.Write, result: Any) -> Iterable[Notification]:
     match write:
-        case AcceptRun(id=id) if _is_new(id, result):
+        case store.AcceptRun(id=id) if _is_new(id, result):
             yield Notification("begun", tenant, id, write.session)
-        case SetRun(run_id=id, status=status):
-            if status not in OPEN:
+        case store.SetRun(run_id=id, status=status):
+            if status not in store.OPEN:
                 yield Notification("ended", tenant, id)
             if result is not None:
                 yield Notification("begun", tenant, result)
-        case StopRun(run_id=id) if result is not None:
-            yield Notification("stop" if result.status in OPEN else "ended", tenant, id, result.session)
-        case AnswerApproval(id=id) if result is not None:
+        case store.StopRun(run_id=id) if result is not None:
+            yield Notification("stop" if result.status in store.OPEN else "ended", tenant, id, result.session)
+        case store.AnswerApproval(id=id) if result is not None:
             yield Notification("answer", tenant, id, result.session)
-        case PutApproval(approval=approval):
+        case store.PutApproval(approval=approval):
             yield Notification("asked", tenant, approval.id, approval.session)
-        case AddEvents(run_id=id, events=events) if events:
+        case store.AddEvents(run_id=id, events=events) if events:
             yield Notification("events", tenant, id, seq=events[-1][0])
-        case AddJob() | ClaimJob() | SetJob() | RetryJob() if isinstance(result, JobRow):
+        case store.AddJob() | store.ClaimJob() | store.SetJob() | store.RetryJob() if isinstance(result, store.JobRow):
             yield Notification("job", tenant, result.id)
         case _:
             yield from _record_notifications(tenant, write)
 
 
-def _record_notifications(tenant: str, write: Write) -> Iterable[Notification]:
+def _record_notifications(tenant: str, write: store.Write) -> Iterable[Notification]:
     match write:
-        case AddAudit():
+        case store.AddAudit():
             yield Notification("audit", tenant, "")
-        case DropSession(key=key):
+        case store.DropSession(key=key):
             yield Notification("session", tenant, "", key)
-        case PutSession(key=key) if write != PutSession(key):
+        case store.PutSession(key=key) if write != store.PutSession(key):
             yield Notification("session", tenant, "", key)
         case _:
             pass
 
 
-def find_ready_runs(writes: Sequence[Write], results: Sequence[Any]) -> list[str]:
+def find_ready_runs(writes: Sequence[store.Write], results: Sequence[Any]) -> list[str]:
     """Return runs that became ready by a commit and that its writer does not start itself."""
-    claimed = {write.run_id for write in writes if isinstance(write, ClaimRun)}
+    claimed = {write.run_id for write in writes if isinstance(write, store.ClaimRun)}
     found: list[str] = []
     for write, result in zip(writes, results, strict=True):
-        if isinstance(write, AcceptRun) and _is_new(write.id, result) and result.status == "running":
+        if isinstance(write, store.AcceptRun) and _is_new(write.id, result) and result.status == "running":
             found.append(write.id)
-        elif isinstance(write, SetRun) and result is not None:
+        elif isinstance(write, store.SetRun) and result is not None:
             found.append(result)
     return [id for id in found if id not in claimed]
 
 
 def _is_new(id: str, result: Any) -> bool:
     """Return whether the result is this run, and not one accepted earlier under the same idempotency key."""
-    return isinstance(result, RunRow) and result.id == id
+    return isinstance(result, store.RunRow) and result.id == id
 
 
 CONNECTION_OPTIONS: dict[str, Any] = {

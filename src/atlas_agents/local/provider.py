@@ -13,26 +13,8 @@ from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, in_thread
 from atlas_agents.core.errors import ModelUnavailable
 from atlas_agents.core.paths import Environment, home
 from atlas_agents.core.text import wire_name
+from atlas_agents.local import models, prompting
 from atlas_agents.local.download import Progress, ensure_model
-from atlas_agents.local.models import (
-    DEFAULT,
-    LocalModel,
-    PromptStyle,
-    check_gguf_file,
-    find_model,
-    is_gguf_path,
-    model_state,
-)
-from atlas_agents.local.prompting import (
-    CallFinder,
-    Form,
-    callable_tools,
-    choose_form,
-    decoding_options,
-    first_token_options,
-    flatten_tools,
-    select_tools,
-)
 from atlas_agents.local.server import Endpoint, ServerSetup, acquire_server, release_servers
 from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Request, TextChunk, ToolCallChunk
 from atlas_agents.providers.http import HttpClient, Timeouts, exchange, header_value
@@ -51,7 +33,7 @@ class LocalProvider:
 
     def __init__(
         self,
-        model: str = DEFAULT,
+        model: str = models.DEFAULT,
         *,
         context: int = 8192,
         download: bool | None = None,
@@ -76,9 +58,9 @@ class LocalProvider:
         """Stream a reply. The first request downloads the model and starts its server."""
         name = request.model or self.model
         endpoint = await self.endpoint(name)
-        style = PromptStyle() if is_gguf_path(name) else find_model(name).style
-        request = select_tools(request, style)
-        finder = CallFinder({wire_name(tool.name) for tool in callable_tools(request)})
+        style = models.PromptStyle() if models.is_gguf_path(name) else models.find_model(name).style
+        request = prompting.select_tools(request, style)
+        finder = prompting.CallFinder({wire_name(tool.name) for tool in prompting.callable_tools(request)})
         async with aclosing(self._request(endpoint, name, style, request)) as chunks:
             async for chunk in chunks:
                 if isinstance(chunk, TextChunk):
@@ -99,8 +81,12 @@ class LocalProvider:
         name = model or self.model
         if importlib.util.find_spec("xllamacpp") is None:
             raise ModelUnavailable("local models need an optional package; run: pip install 'atlas-agents[local]'")
-        is_file = is_gguf_path(name)
-        path = await in_thread(check_gguf_file, name) if is_file else await self._model_file(find_model(name))
+        is_file = models.is_gguf_path(name)
+        path = (
+            await in_thread(models.check_gguf_file, name)
+            if is_file
+            else await self._model_file(models.find_model(name))
+        )
         log = self._home / "logs" / f"{path.stem}.log"
         setup = ServerSetup(str(path), path.stem, self._context, str(log))
         return await acquire_server(setup, self).endpoint()
@@ -113,9 +99,9 @@ class LocalProvider:
     def __repr__(self) -> str:
         return f"LocalProvider({self.model!r})"
 
-    async def _model_file(self, model: LocalModel) -> Path:
+    async def _model_file(self, model: models.LocalModel) -> Path:
         folder = self._home / "models"
-        state = model_state(model, folder)
+        state = models.model_state(model, folder)
         allowed = model.auto_download if self._download is None else self._download
         if not state.installed and not allowed:
             raise ModelUnavailable(
@@ -126,25 +112,25 @@ class LocalProvider:
         return await ensure_model(model, folder, self._progress)
 
     async def _request(
-        self, endpoint: Endpoint, name: str, style: PromptStyle, request: Request
+        self, endpoint: Endpoint, name: str, style: models.PromptStyle, request: Request
     ) -> AsyncGenerator[Chunk, None]:
         """Request a reply, constrained by a grammar if there are tools."""
         extra = dict(style.sampling)
-        tools = callable_tools(request)
-        flat = flatten_tools(request, tools)
+        tools = prompting.callable_tools(request)
+        flat = prompting.flatten_tools(request, tools)
         if tools and endpoint.guided:
-            form = choose_form(request, style)
+            form = prompting.choose_form(request, style)
             if form == "text":
-                flat = flatten_tools(request, ())
+                flat = prompting.flatten_tools(request, ())
             elif form == "either" and style.call_bias and not request.output:
-                form = await self._choose_form(endpoint, name, flat, first_token_options(request, style))
-            extra |= decoding_options(request, style, form)
+                form = await self._choose_form(endpoint, name, flat, prompting.first_token_options(request, style))
+            extra |= prompting.decoding_options(request, style, form)
             flat = msgspec.structs.replace(flat, output=None)
         async with aclosing(self._exchange(endpoint, name, flat, extra)) as chunks:
             async for chunk in chunks:
                 yield chunk
 
-    async def _choose_form(self, endpoint: Endpoint, name: str, flat: Request, extra: dict[str, Any]) -> Form:
+    async def _choose_form(self, endpoint: Endpoint, name: str, flat: Request, extra: dict[str, Any]) -> prompting.Form:
         """Generate the first token, and return whether it opens a call."""
         one_token = msgspec.structs.replace(flat, max_tokens=1, temperature=None, stop=())
         async with aclosing(self._exchange(endpoint, name, one_token, extra)) as chunks:

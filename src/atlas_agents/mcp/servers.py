@@ -9,17 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from atlas_agents.core.errors import BadTool, ConfigError, ToolFailed
-from atlas_agents.mcp.config import (
-    FILE_NAME,
-    Approval,
-    ApprovedServers,
-    DiscoveredTool,
-    ServerConfig,
-    Stamp,
-    VariableLookup,
-    file_stamp,
-    read_servers,
-)
+from atlas_agents.mcp import config
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.tool import Tool
 
@@ -35,9 +25,9 @@ class ServerConnection(Protocol):
 
     error: str
 
-    async def tools(self) -> tuple[DiscoveredTool, ...]: ...
+    async def tools(self) -> tuple[config.DiscoveredTool, ...]: ...
 
-    async def call(self, tool: DiscoveredTool, arguments: dict[str, Any], caller: "Caller") -> Any: ...
+    async def call(self, tool: config.DiscoveredTool, arguments: dict[str, Any], caller: "Caller") -> Any: ...
 
     async def close(self) -> None: ...
 
@@ -52,30 +42,36 @@ class ServerTool(msgspec.Struct, frozen=True):
 class Servers:
     """The servers in a workspace's `mcp.json`, as far as approved in a home folder. A server starts on first use."""
 
-    def __init__(self, workspace: Path, home: Path, environment: VariableLookup, sample_model: Any = None) -> None:
+    def __init__(
+        self, workspace: Path, home: Path, environment: config.VariableLookup, sample_model: Any = None
+    ) -> None:
         self.workspace = workspace
-        self.approved = ApprovedServers(home)
-        self.configs: dict[str, ServerConfig] = {}
-        self.approvals: dict[str, Approval] = {}
+        self.approved = config.ApprovedServers(home)
+        self.configs: dict[str, config.ServerConfig] = {}
+        self.approvals: dict[str, config.Approval] = {}
         self.config_error = ""
         """Why the configuration is invalid; then no server is used."""
         self._environment = environment
         self._sample_model = sample_model
-        self._connections: dict[str, tuple[ServerConfig, ServerConnection]] = {}
+        self._connections: dict[str, tuple[config.ServerConfig, ServerConnection]] = {}
         self._loading = asyncio.Lock()
         self.load()
 
     def load(self) -> None:
         """Read the configuration and the approvals again."""
         try:
-            self.configs, self.approvals, self.config_error = read_servers(self.workspace), self.approved.read(), ""
+            self.configs, self.approvals, self.config_error = (
+                config.read_servers(self.workspace),
+                self.approved.read(),
+                "",
+            )
         except ConfigError as error:
             self.configs, self.approvals, self.config_error = {}, {}, str(error)
             logger.warning("MCP servers disabled: error=%s", error)
 
-    def stamp(self) -> tuple[Stamp, Stamp]:
+    def stamp(self) -> tuple[config.Stamp, config.Stamp]:
         """Return stamps that change when the configuration or the approvals change."""
-        return file_stamp(self.workspace / FILE_NAME), self.approved.stamp()
+        return config.file_stamp(self.workspace / config.FILE_NAME), self.approved.stamp()
 
     def state(self, name: str) -> str:
         """Return whether a server may be used: approved, or why not."""
@@ -86,7 +82,7 @@ class Servers:
             return "not approved"
         return "approved" if approval.covers(server) else "changed since it was approved"
 
-    def check(self, server: ServerConfig) -> None:
+    def check(self, server: config.ServerConfig) -> None:
         """Check right before a call that the server is still configured and approved; an agent may hold an old tool."""
         if self.configs.get(server.name) != server or self.state(server.name) != "approved":
             raise ToolFailed(f"tools of the MCP server {server.name} may no longer be used")
@@ -106,7 +102,7 @@ class Servers:
                 ]
         return found
 
-    async def connect(self, server: ServerConfig) -> ServerConnection:
+    async def connect(self, server: config.ServerConfig) -> ServerConnection:
         """Return the connection to a server, approved or not; an edited server gets a new one."""
         async with self._loading:
             old = self._connections.get(server.name)
@@ -136,7 +132,7 @@ class Servers:
         self._connections.clear()
         await asyncio.gather(*(connection.close() for connection in connections))
 
-    def _tool(self, server: ServerConfig, found: DiscoveredTool) -> Tool | None:
+    def _tool(self, server: config.ServerConfig, found: config.DiscoveredTool) -> Tool | None:
         try:
             return wrap_tool(server, found, self)
         except BadTool as error:
@@ -144,7 +140,7 @@ class Servers:
             return None
 
 
-def wrap_tool(server: ServerConfig, found: DiscoveredTool, servers: Servers) -> Tool:
+def wrap_tool(server: config.ServerConfig, found: config.DiscoveredTool, servers: Servers) -> Tool:
     """Wrap a server's tool: unsafe and subject to approval, unless the owner configured otherwise. What the server
     claims about its effects is ignored."""
 

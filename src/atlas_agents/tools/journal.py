@@ -12,19 +12,9 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
+from atlas_agents.core import errors
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, utc_day
 from atlas_agents.core.approvals import Answer, Question
-from atlas_agents.core.errors import (
-    Conflict,
-    CrashLoop,
-    NotFound,
-    SessionBusy,
-    StaleOwner,
-    StoreBusy,
-    StoreError,
-    StoreFull,
-    StoreLost,
-)
 from atlas_agents.core.events import Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Conversation, Message, Text, Thinking, ToolCall, ToolResult
@@ -100,7 +90,7 @@ def first_messages(row: RunRow) -> list[Message]:
     return [Message.from_json(bytes(each)) for each in found]
 
 
-class ShuttingDown(StoreError):
+class ShuttingDown(errors.StoreError):
     """The process is shutting down: nothing more is written, and the run resumes in another process."""
 
 
@@ -127,14 +117,16 @@ class RetryingCommitter:
                 raise ShuttingDown("the process is shutting down; the turn resumes at the next start")
             try:
                 return await self._store.commit(tenant, writes)
-            except (StoreBusy, StoreFull, StoreLost) as error:
-                unclear = unclear or (isinstance(error, StoreLost) and error.unclear)
+            except (errors.StoreBusy, errors.StoreFull, errors.StoreLost) as error:
+                unclear = unclear or (isinstance(error, errors.StoreLost) and error.unclear)
                 if attempt % 15 == 0:
                     logger.warning("store unavailable, retrying commit: attempt=%d error=%s", attempt + 1, error)
-            except (Conflict, StaleOwner) as refused:
+            except (errors.Conflict, errors.StaleOwner) as refused:
                 if unclear and step is not None and await self._was_written(tenant, step):
                     return [None] * len(writes)
-                self.stopped = self.stopped or isinstance(refused, StaleOwner)  # another process owns the run now
+                self.stopped = self.stopped or isinstance(
+                    refused, errors.StaleOwner
+                )  # another process owns the run now
                 raise
             await self._clock.sleep(pause)
         raise AssertionError("unreachable")
@@ -146,7 +138,7 @@ class RetryingCommitter:
                 raise ShuttingDown("the process is shutting down; the turn resumes at the next start")
             try:
                 return await query()
-            except (StoreBusy, StoreLost) as error:
+            except (errors.StoreBusy, errors.StoreLost) as error:
                 logger.warning("store unavailable, retrying read: error=%s", error)
             await self._clock.sleep(pause)
         raise AssertionError("unreachable")
@@ -193,7 +185,7 @@ class JournaledApprovals(msgspec.Struct, eq=False):
             return question, None
         row = await self._approval(question)
         if row is None:
-            raise NotFound(f"not found: approval {question.id!r}")
+            raise errors.NotFound(f"not found: approval {question.id!r}")
         answer = _answers.decode(row.answer) if row.answer is not None else None
         return _questions.decode(row.question), answer
 
@@ -204,7 +196,7 @@ class JournaledApprovals(msgspec.Struct, eq=False):
         writes = (AnswerApproval(question.id, encode(answer), grants),) if new else ()
         try:
             await self._write_step("answered", question.id, encode(answer), "running", *writes)
-        except Conflict:
+        except errors.Conflict:
             row = await self._approval(question)
             if row is None or row.answer is None:
                 raise
@@ -292,7 +284,7 @@ class Journal:
             start = [ClaimRun(self._run_id), *self._message_writes(self._first_messages), self._accepted_step(1)]
             try:
                 return await self._accept(msgspec.structs.replace(run, at_once=True), start)
-            except SessionBusy:
+            except errors.SessionBusy:
                 if not wait:
                     raise
         return await self._accept(msgspec.structs.replace(run, at_once=False), [])
@@ -300,7 +292,7 @@ class Journal:
     async def _accept(self, run: AcceptRun, start: list[Write]) -> RunRow:
         try:
             _, row, *more = await self._store.commit(self._tenant, [PutSession(self._session), run, *start])
-        except StoreLost as lost:
+        except errors.StoreLost as lost:
             found = await self._store.run(self._tenant, self._run_id) if lost.unclear else None
             if found is None:
                 raise
@@ -403,7 +395,7 @@ class Journal:
             self._reply_count += 1
             return self._replies[self._reply_count - 1]
         if self.crash_looping:
-            raise CrashLoop(
+            raise errors.CrashLoop(
                 f"the process crashed {MAX_RESUMES_WITHOUT_PROGRESS} times while resuming this turn; it was not resumed"
             )
         return None

@@ -17,21 +17,7 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 
 from atlas_agents.core.aio import BackgroundTasks, in_thread
-from atlas_agents.tools.worker_codec import (
-    CALL,
-    HEADER,
-    MAX_FAULT,
-    MISSING_MODULE,
-    PROGRESS,
-    SMALL,
-    Frame,
-    frame,
-    function_name,
-    pack,
-    try_pack,
-    unpack_answer,
-    working_directory,
-)
+from atlas_agents.tools import worker_codec
 from atlas_agents.tools.worker_process import report
 
 __all__ = ["WorkerDied", "Workers", "report"]
@@ -62,7 +48,7 @@ class WorkerProcess:
         loop = asyncio.get_running_loop()
         self.ready = False
         self.end: asyncio.Future[str] = loop.create_future()
-        self._limit = max(max_result, MAX_FAULT) + SMALL
+        self._limit = max(max_result, worker_codec.MAX_FAULT) + worker_codec.SMALL
         self._lock = threading.Lock()
         self._pid: int | None = None
         self._killed = False
@@ -79,17 +65,19 @@ class WorkerProcess:
         await self._receive()
         self.ready = True
 
-    async def call(self, request: Sequence[bytes], directory: str | None, report: OnProgress | None) -> Frame:
+    async def call(
+        self, request: Sequence[bytes], directory: str | None, report: OnProgress | None
+    ) -> worker_codec.Frame:
         """Send a call and return its answer; raises EOFError if the process ends first."""
         loop = asyncio.get_running_loop()
-        chunks = frame(CALL, [self._pack_environment(directory), *request])
-        if sum(map(len, chunks)) <= SMALL:
+        chunks = worker_codec.frame(worker_codec.CALL, [self._pack_environment(directory), *request])
+        if sum(map(len, chunks)) <= worker_codec.SMALL:
             chunks = [b"".join(chunks)]
         for chunk in chunks:
             await loop.sock_sendall(self._socket, chunk)
         while True:
             kind, body = await self._receive()
-            if kind != PROGRESS:
+            if kind != worker_codec.PROGRESS:
                 return kind, body
             if report is not None:
                 loop.call_soon(report, b"".join(body).decode())
@@ -131,14 +119,14 @@ class WorkerProcess:
         new_path, self._path = None if path == self._path else path, path
         return pickle.dumps((directory, new_path))
 
-    async def _receive(self) -> Frame:
-        while len(self._buffer) < HEADER.size:
-            self._buffer += await self._read(SMALL)
-        kind, size = HEADER.unpack_from(self._buffer)
+    async def _receive(self) -> worker_codec.Frame:
+        while len(self._buffer) < worker_codec.HEADER.size:
+            self._buffer += await self._read(worker_codec.SMALL)
+        kind, size = worker_codec.HEADER.unpack_from(self._buffer)
         if size > self._limit:
             raise EOFError
-        end = HEADER.size + size
-        body = [bytes(self._buffer[HEADER.size : end])]
+        end = worker_codec.HEADER.size + size
+        body = [bytes(self._buffer[worker_codec.HEADER.size : end])]
         del self._buffer[:end]
         missing = size - len(body[0])
         while missing:
@@ -232,23 +220,25 @@ class Workers:
         It runs in the working directory at the time of this call. If this is cancelled, the worker and its process
         group are dead before CancelledError is raised.
         """
-        directory = working_directory()
+        directory = worker_codec.working_directory()
         pool = await self._pool()
         values = (tuple(positional), dict(arguments))
         while True:
-            request = try_pack(function, values, pool.unimportable)
+            request = worker_codec.try_pack(function, values, pool.unimportable)
             if request is None:
-                request = await in_thread(pack, function, values, frozenset(pool.unimportable))
+                request = await in_thread(worker_codec.pack, function, values, frozenset(pool.unimportable))
             kind, body = await pool.call(request, directory, report)
-            if kind != MISSING_MODULE:
+            if kind != worker_codec.MISSING_MODULE:
                 break
             module = b"".join(body).decode()
             if module in pool.unimportable or module not in sys.modules:
-                raise TypeError(f"cannot send {function_name(function)} to a worker, which cannot import {module}")
+                raise TypeError(
+                    f"cannot send {worker_codec.function_name(function)} to a worker, which cannot import {module}"
+                )
             pool.unimportable.add(module)
-        if sum(map(len, body)) <= SMALL:
-            return unpack_answer(kind, body, function)
-        return await in_thread(unpack_answer, kind, body, function)
+        if sum(map(len, body)) <= worker_codec.SMALL:
+            return worker_codec.unpack_answer(kind, body, function)
+        return await in_thread(worker_codec.unpack_answer, kind, body, function)
 
     async def close(self) -> None:
         """Kill the workers of this event loop and what they run. The object can be used again."""
@@ -281,7 +271,9 @@ class _Pool:
         self._idle: list[WorkerProcess] = []
         self._waiting: deque[asyncio.Future[WorkerProcess]] = deque()
 
-    async def call(self, request: Sequence[bytes], directory: str | None, report: OnProgress | None) -> Frame:
+    async def call(
+        self, request: Sequence[bytes], directory: str | None, report: OnProgress | None
+    ) -> worker_codec.Frame:
         """Send a call to a free worker; if that died before it could start, use another."""
         for _ in range(3):
             worker = await self._acquire()

@@ -16,20 +16,7 @@ from contextlib import suppress
 from importlib import invalidate_caches
 from queue import SimpleQueue
 
-from atlas_agents.tools.worker_codec import (
-    HEADER,
-    MAX_TEXT,
-    MISSING_MODULE,
-    PROGRESS,
-    READY,
-    Frame,
-    error_text,
-    frame,
-    pack_fault,
-    pack_result,
-    unpack_call,
-    working_directory,
-)
+from atlas_agents.tools import worker_codec
 
 
 class _ParentSocket:
@@ -46,11 +33,11 @@ class _ParentSocket:
     def send(self, kind: bytes, body: Sequence[bytes] = ()) -> None:
         with self._lock:
             self._busy = False
-            self._socket.sendall(b"".join(frame(kind, body)))
+            self._socket.sendall(b"".join(worker_codec.frame(kind, body)))
 
     def send_progress(self, message: str) -> None:
         """Send the progress of the running call; ignored for a thread that outlives its call."""
-        message_frame = b"".join(frame(PROGRESS, [message.encode(errors="replace")]))
+        message_frame = b"".join(worker_codec.frame(worker_codec.PROGRESS, [message.encode(errors="replace")]))
         with self._lock:
             if self._busy:
                 self._socket.sendall(message_frame)
@@ -66,8 +53,8 @@ class _ParentSocket:
     def _read_requests(self) -> None:
         """Read requests, also while a function runs: when the parent closes the socket, kill the process group."""
         with suppress(OSError), self._socket.makefile("rb") as stream:
-            while len(head := stream.read(HEADER.size)) == HEADER.size:
-                self._requests.put(stream.read(HEADER.unpack(head)[1]))
+            while len(head := stream.read(worker_codec.HEADER.size)) == worker_codec.HEADER.size:
+                self._requests.put(stream.read(worker_codec.HEADER.unpack(head)[1]))
         os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
@@ -77,7 +64,7 @@ _parent: _ParentSocket | None = None  # set only in a worker
 def report(message: str) -> None:
     """Report progress to the caller; does nothing outside a worker."""
     if _parent is not None:
-        _parent.send_progress(str(message)[:MAX_TEXT])
+        _parent.send_progress(str(message)[: worker_codec.MAX_TEXT])
 
 
 def serve(fd: int, watch: int, max_result: int) -> None:
@@ -86,7 +73,7 @@ def serve(fd: int, watch: int, max_result: int) -> None:
     _die_with_parent(watch)
     os.register_at_fork(after_in_child=_close_in_fork)
     parent = _parent = _ParentSocket(fd)
-    parent.send(READY)
+    parent.send(worker_codec.READY)
     while True:
         parent.send(*_handle(parent.next_request(), max_result))
 
@@ -109,26 +96,28 @@ def _die_with_parent(watch: int) -> None:
             fcntl.fcntl(watch, fcntl.F_SETFL, os.O_ASYNC)
 
 
-def _handle(request: bytes, max_result: int) -> Frame:
+def _handle(request: bytes, max_result: int) -> worker_codec.Frame:
     """Execute a call and return its result or its error."""
     stream = io.BytesIO(request)
     try:
         _apply_environment(*pickle.load(stream))  # noqa: S301
-        function, (positional, named) = unpack_call(stream)
+        function, (positional, named) = worker_codec.unpack_call(stream)
     except ModuleNotFoundError as error:
-        return MISSING_MODULE, [(error.name or "?").encode()]
+        return worker_codec.MISSING_MODULE, [(error.name or "?").encode()]
     except BaseException as error:  # noqa: BLE001 - a value's own code may raise anything
-        return pack_fault(TypeError(f"cannot unpickle the call in a worker: {error_text(error, repr)}"))
+        return worker_codec.pack_fault(
+            TypeError(f"cannot unpickle the call in a worker: {worker_codec.error_text(error, repr)}")
+        )
     try:
         result = function(*positional, **named)
     except BaseException as error:  # noqa: BLE001 - a tool may raise anything
-        return pack_fault(error)
-    return pack_result(result, function, max_result)
+        return worker_codec.pack_fault(error)
+    return worker_codec.pack_result(result, function, max_result)
 
 
 def _apply_environment(directory: str | None, path: list[str] | None) -> None:
     """Use the parent's working directory and import path; raises if the directory is gone."""
-    if directory is not None and working_directory() != directory:
+    if directory is not None and worker_codec.working_directory() != directory:
         os.chdir(directory)
     if path is not None:
         sys.path[:] = path

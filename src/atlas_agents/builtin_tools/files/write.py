@@ -13,15 +13,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from atlas_agents.builtin_tools.files.read import (
-    MAX_FILE_SIZE,
-    DecodedText,
-    decode_text,
-    format_count,
-    format_size,
-    read_bytes,
-    split_lines,
-)
+from atlas_agents.builtin_tools.files import read
 from atlas_agents.builtin_tools.files.root import OpenedPath, Root, open_beneath, outside_error
 from atlas_agents.core.errors import BadArguments, NotPermitted, ToolFailed
 from atlas_agents.core.paths import is_secret
@@ -48,7 +40,7 @@ class WriteTarget(msgspec.Struct, frozen=True):
     @property
     def hides_content(self) -> bool:
         """Whether the current content is not shown: it is secret or too large."""
-        return self.is_secret or (self.info is not None and self.info.st_size > MAX_FILE_SIZE)
+        return self.is_secret or (self.info is not None and self.info.st_size > read.MAX_FILE_SIZE)
 
     def content(self) -> bytes | None:
         """Return the current content; None if the file does not exist."""
@@ -60,7 +52,7 @@ class WriteTarget(msgspec.Struct, frozen=True):
         except OSError as error:
             raise ToolFailed(f"cannot read {self.path}: {error.strerror}") from None
         try:
-            return read_bytes(OpenedPath(descriptor, self.path, os.fstat(descriptor)))
+            return read.read_bytes(OpenedPath(descriptor, self.path, os.fstat(descriptor)))
         finally:
             os.close(descriptor)
 
@@ -68,8 +60,10 @@ class WriteTarget(msgspec.Struct, frozen=True):
         """Write the file atomically with the mode of the one it replaces; raise ToolFailed if that has changed."""
         if self.folder is None:
             raise ToolFailed(f"the folder of {self.path} does not exist")
-        if len(data) > MAX_FILE_SIZE:
-            raise ToolFailed(f"content too large: {format_size(len(data))}, at most {format_size(MAX_FILE_SIZE)}")
+        if len(data) > read.MAX_FILE_SIZE:
+            raise ToolFailed(
+                f"content too large: {read.format_size(len(data))}, at most {read.format_size(read.MAX_FILE_SIZE)}"
+            )
         temporary = f".{secrets.token_hex(8)}.atlas"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
@@ -194,14 +188,14 @@ def _format_change(path: str, old: bytes | None, new: bytes) -> str:
     if old == new:
         return f"{path}: no changes"
     try:
-        after = decode_text(new, path).text
-        before = "" if old is None else decode_text(old, path).text
+        after = read.decode_text(new, path).text
+        before = "" if old is None else read.decode_text(old, path).text
     except ToolFailed:
-        return f"{path}: {format_size(len(old or b''))} replaced by {format_size(len(new))} (not text)"
+        return f"{path}: {read.format_size(len(old or b''))} replaced by {read.format_size(len(new))} (not text)"
     if "\r\n" in after and (old is None or "\r\n" in before):  # show carriage returns only if line endings are mixed
         mixed = any(text.count("\r\n") < text.count("\n") for text in (before, after))
         before, after = (before, after) if mixed else (before.replace("\r\n", "\n"), after.replace("\r\n", "\n"))
-    heading = [f"{path}: new file, {format_size(len(new))}"] if old is None else []
+    heading = [f"{path}: new file, {read.format_size(len(new))}"] if old is None else []
     return "\n".join([*heading, *_diff(path, _diff_lines(before), _diff_lines(after))])
 
 
@@ -264,9 +258,9 @@ def plan_write(target: WriteTarget, arguments: Arguments) -> FileChange:
         data = content.encode()
     except UnicodeEncodeError:
         raise BadArguments("The content contains an unpaired surrogate character; nothing was written.") from None
-    replaced = "" if target.info is None else f", replacing {format_size(target.info.st_size)}"
-    lines = format_count(len(split_lines(content)), "line")
-    return FileChange(data, f"wrote {target.path}: {lines}, {format_size(len(data))}{replaced}")
+    replaced = "" if target.info is None else f", replacing {read.format_size(target.info.st_size)}"
+    lines = read.format_count(len(read.split_lines(content)), "line")
+    return FileChange(data, f"wrote {target.path}: {lines}, {read.format_size(len(data))}{replaced}")
 
 
 def plan_edit(target: WriteTarget, arguments: Arguments) -> FileChange:
@@ -276,7 +270,7 @@ def plan_edit(target: WriteTarget, arguments: Arguments) -> FileChange:
         raise ToolFailed(f"not found: {target.path}; use file_write to create it")
     if target.is_secret:
         raise NotPermitted(f"{target.path} may contain secrets: it cannot be read, searched or edited.")
-    text = decode_text(present, target.path)
+    text = read.decode_text(present, target.path)
     old, new = _match_newlines(text, arguments["old"], arguments["new"])
     lines = _find_lines(text.text, old)
     if not lines:
@@ -287,7 +281,7 @@ def plan_edit(target: WriteTarget, arguments: Arguments) -> FileChange:
             "include more of the surrounding text, or set all to true"
         )
     more = " and later" if len(lines) > 1 else ""
-    summary = f"changed {format_count(len(lines), 'place')} in {target.path}, line {lines[0]}{more}"
+    summary = f"changed {read.format_count(len(lines), 'place')} in {target.path}, line {lines[0]}{more}"
     return FileChange(text.encode(text.text.replace(old, new)), summary)
 
 
@@ -346,14 +340,14 @@ def check_edited(root: Root, arguments: Arguments) -> Happened | NotHappened | N
         present = target.content()
         if present is None:
             return None
-        text = decode_text(present, target.path)
+        text = read.decode_text(present, target.path)
         old, new = _match_newlines(text, arguments["old"], arguments["new"])
         if new and new in text.text and old not in text.text.replace(new, ""):
             return Happened(f"changed {target.path}")
         return NotHappened() if old in text.text and (not new or new not in text.text) else None
 
 
-def _match_newlines(text: DecodedText, old: str, new: str) -> tuple[str, str]:
+def _match_newlines(text: read.DecodedText, old: str, new: str) -> tuple[str, str]:
     """Convert the line endings of the old and the new text to those of the file, unless they match exactly."""
     if not old or old == new:
         raise BadArguments("old must not be empty, and new must differ from it; use file_write to replace a file.")

@@ -12,15 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from atlas_agents.builtin_tools.sandbox.base import (
-    CapturedOutput,
-    LimitName,
-    OnOutput,
-    ProcessIO,
-    ProcessResult,
-    SandboxCommand,
-    Stream,
-)
+from atlas_agents.builtin_tools.sandbox import base
 from atlas_agents.core.errors import SandboxUnavailable
 
 
@@ -43,19 +35,19 @@ class HeadTailBuffer:
             if len(self._tail) > 2 * self._half:
                 del self._tail[: -self._half]
 
-    def captured(self) -> CapturedOutput:
+    def captured(self) -> base.CapturedOutput:
         tail = bytes(self._tail[-self._half :])
         dropped = self._total - len(self._head) - len(tail)
         if not dropped:  # the boundary between head and tail may split a character
-            return CapturedOutput((bytes(self._head) + tail).decode(errors="replace"))
-        return CapturedOutput(self._head.decode(errors="replace"), tail.decode(errors="replace"), dropped)
+            return base.CapturedOutput((bytes(self._head) + tail).decode(errors="replace"))
+        return base.CapturedOutput(self._head.decode(errors="replace"), tail.decode(errors="replace"), dropped)
 
 
 class ProcessOutput:
     """Both output streams of a run. `on_full` is called once, when `limit` bytes were written; the rest is dropped."""
 
-    def __init__(self, capture: int, limit: int, on_output: OnOutput | None, on_full: Callable[[], None]) -> None:
-        self._buffers: dict[Stream, HeadTailBuffer] = {
+    def __init__(self, capture: int, limit: int, on_output: base.OnOutput | None, on_full: Callable[[], None]) -> None:
+        self._buffers: dict[base.Stream, HeadTailBuffer] = {
             "stdout": HeadTailBuffer(capture),
             "stderr": HeadTailBuffer(capture),
         }
@@ -64,7 +56,7 @@ class ProcessOutput:
         self._on_full = on_full
         self._total = 0
 
-    def add(self, stream: Stream, chunk: bytes) -> None:
+    def add(self, stream: base.Stream, chunk: bytes) -> None:
         if self._total >= self._limit:
             return
         chunk = chunk[: self._limit - self._total]
@@ -78,7 +70,7 @@ class ProcessOutput:
     def reset_limit(self) -> None:
         self._total = 0
 
-    def captured(self, stream: Stream) -> CapturedOutput:
+    def captured(self, stream: base.Stream) -> base.CapturedOutput:
         return self._buffers[stream].captured()
 
 
@@ -170,11 +162,11 @@ class ResourceWatch:
 
     def __init__(
         self,
-        command: SandboxCommand,
+        command: base.SandboxCommand,
         pid: int,
         *,
         find_init: Callable[[], int | None] | None,
-        on_exceeded: Callable[[LimitName], None],
+        on_exceeded: Callable[[base.LimitName], None],
     ) -> None:
         self._command = command
         self._pid = pid
@@ -200,7 +192,7 @@ class ResourceWatch:
                 self._on_exceeded(exceeded)
                 return
 
-    def _exceeded_limit(self) -> LimitName | None:
+    def _exceeded_limit(self) -> base.LimitName | None:
         limits = self._command.limits
         proc, pids = self._processes()
         if len(pids) > limits.processes:
@@ -244,13 +236,13 @@ def _unique_memory(proc: str, pids: list[int]) -> int:
 class _DiskUsage:
     """Growth of the writable folder. The larger the folder, the less often it is measured."""
 
-    def __init__(self, command: SandboxCommand) -> None:
+    def __init__(self, command: base.SandboxCommand) -> None:
         self._folder = command.writable
         self._limit = command.limits.disk
         self._next = 0.0
         self._before = self._measure(self._folder) if self._folder is not None and self._limit is not None else (0, 0)
 
-    def exceeded_limit(self) -> LimitName | None:
+    def exceeded_limit(self) -> base.LimitName | None:
         if self._folder is None or self._limit is None or time.monotonic() < self._next:
             return None
         size, files = self._measure(self._folder)
@@ -293,15 +285,15 @@ class SandboxProcess:
     """Whether the process is a subreaper that kills its descendants on SIGTERM."""
     _process: asyncio.subprocess.Process
 
-    def __init__(self, command: SandboxCommand, io: ProcessIO) -> None:
+    def __init__(self, command: base.SandboxCommand, io: base.ProcessIO) -> None:
         limits = command.limits
         self._command = command
         self._io = io
         self._output = ProcessOutput(limits.capture, limits.output, io.on_output, lambda: self._stop("output"))
         self._run_id = secrets.token_hex(16)
         self._started_at = time.monotonic()
-        self._stopped_by: LimitName | None = None
-        self._streams: dict[Stream, int] = {}
+        self._stopped_by: base.LimitName | None = None
+        self._streams: dict[base.Stream, int] = {}
         self._output_closed = asyncio.Event()
         self._kill_started = False
         self._watch: ResourceWatch | None = None
@@ -343,7 +335,7 @@ class SandboxProcess:
         if isinstance(stdin, bytes):
             self._stdin_task = asyncio.create_task(self._write_stdin(stdin))
 
-        def stop_from_thread(limit: LimitName) -> None:
+        def stop_from_thread(limit: base.LimitName) -> None:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._stop, limit)
 
@@ -351,7 +343,7 @@ class SandboxProcess:
             self._command, self._process.pid, find_init=self.find_init, on_exceeded=stop_from_thread
         )
 
-    async def wait(self) -> ProcessResult:
+    async def wait(self) -> base.ProcessResult:
         """Wait until the process has ended and its output was read. Cancelling the wait kills the process."""
         try:
             code = await self._process.wait()
@@ -365,7 +357,7 @@ class SandboxProcess:
             raise
         self._close()
         number = _signal_number(code)
-        return ProcessResult(
+        return base.ProcessResult(
             exit_code=None if number or self._stopped_by else code,
             signal=number,
             stdout=self._output.captured("stdout"),
@@ -396,7 +388,7 @@ class SandboxProcess:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._stop, "time")
         self._output.reset_limit()
 
-    def _stop(self, limit: LimitName) -> None:
+    def _stop(self, limit: base.LimitName) -> None:
         if self._stopped_by is None and self._process.returncode is None:
             self._stopped_by = limit
         self._kill()
@@ -411,12 +403,12 @@ class SandboxProcess:
             self._kill_started = True
             _kill_tree(process.pid, self._run_id, terminate=self.reaps_children and process.returncode is None)
 
-    def _add_reader(self, loop: asyncio.AbstractEventLoop, stream: Stream, fd: int) -> None:
+    def _add_reader(self, loop: asyncio.AbstractEventLoop, stream: base.Stream, fd: int) -> None:
         os.set_blocking(fd, False)
         self._streams[stream] = fd
         loop.add_reader(fd, self._read, stream)
 
-    def _read(self, stream: Stream) -> bool:
+    def _read(self, stream: base.Stream) -> bool:
         """Read a chunk; return whether there may be more right now."""
         fd = self._streams.get(stream)
         if fd is None:
@@ -433,7 +425,7 @@ class SandboxProcess:
         self._output.add(stream, chunk)
         return True
 
-    def _close_stream(self, stream: Stream) -> None:
+    def _close_stream(self, stream: base.Stream) -> None:
         fd = self._streams.pop(stream, None)
         if fd is not None:
             with suppress(RuntimeError):
@@ -469,7 +461,7 @@ def _signal_number(code: int) -> int | None:
     return number if 0 < number < signal.NSIG and (code < 0 or code > 128) else None
 
 
-_NO_IO = ProcessIO()
+_NO_IO = base.ProcessIO()
 
 
 class Sandbox(ABC):
@@ -479,8 +471,8 @@ class Sandbox(ABC):
     confines: bool
 
     @abstractmethod
-    async def start(self, command: SandboxCommand, io: ProcessIO) -> SandboxProcess: ...
+    async def start(self, command: base.SandboxCommand, io: base.ProcessIO) -> SandboxProcess: ...
 
-    async def run(self, command: SandboxCommand, io: ProcessIO = _NO_IO) -> ProcessResult:
+    async def run(self, command: base.SandboxCommand, io: base.ProcessIO = _NO_IO) -> base.ProcessResult:
         """Run a command to its end."""
         return await (await self.start(command, io)).wait()

@@ -14,17 +14,7 @@ import msgspec
 from aiohttp import TCPConnector
 from aiohttp.abc import AbstractResolver, ResolveResult
 
-from atlas_agents.builtin_tools.web.ssrf import (
-    CAPS,
-    INTERNET,
-    Caps,
-    FetchTarget,
-    Hosts,
-    Network,
-    UrlRefused,
-    parse_target,
-    resolve_redirect,
-)
+from atlas_agents.builtin_tools.web import ssrf
 from atlas_agents.core.addresses import is_private, is_public
 from atlas_agents.core.errors import ToolFailed, Transient
 from atlas_agents.core.http import open_session
@@ -36,7 +26,7 @@ _MAX_ADDRESSES = 16
 class SsrfGuard(AbstractResolver):
     """Resolver and socket factory that let one request connect to its target only."""
 
-    def __init__(self, target: FetchTarget, network: Network) -> None:
+    def __init__(self, target: ssrf.FetchTarget, network: ssrf.Network) -> None:
         self._target = target
         self._network = network
         self._checked: set[tuple[str, int]] = set()
@@ -74,7 +64,7 @@ class SsrfGuard(AbstractResolver):
         address, port = str(info[4][0]), int(info[4][1])
         if (address, port) not in self._checked:
             if port != self._target.port:
-                raise UrlRefused(f"port {port} does not belong to this request")
+                raise ssrf.UrlRefused(f"port {port} does not belong to this request")
             self._check_address(address)
         return socket.socket(info[0], info[1], info[2])
 
@@ -82,7 +72,7 @@ class SsrfGuard(AbstractResolver):
         if self._target.trusted and is_private(address):
             return
         if not is_public(address) or self._network.is_own(address):
-            raise UrlRefused(
+            raise ssrf.UrlRefused(
                 f"{self._target.host} is not on the public internet but on a private network or this machine; "
                 "such pages are not fetched"
             )
@@ -161,30 +151,30 @@ class Fetched(msgspec.Struct, frozen=True):
 async def download(
     url: str,
     *,
-    hosts: Hosts,
+    hosts: ssrf.Hosts,
     check_type: Callable[[str, str], None],
-    caps: Caps = CAPS,
-    network: Network = INTERNET,
+    caps: ssrf.Caps = ssrf.CAPS,
+    network: ssrf.Network = ssrf.INTERNET,
 ) -> Fetched:
     """Download a page; raise ToolFailed with a reason for the model if that fails.
 
     `check_type` receives the URL and the media type before the body is read, and raises to reject them.
     """
-    target = parse_target(url, hosts)
+    target = ssrf.parse_target(url, hosts)
     try:
         async with asyncio.timeout(caps.total):
             for _ in range(caps.redirects + 1):
                 found = await _get(target, caps, network, check_type)
                 if isinstance(found, Fetched):
                     return found
-                target = resolve_redirect(target.url, found, hosts)
+                target = ssrf.resolve_redirect(target.url, found, hosts)
     except TimeoutError:
         raise ToolFailed(f"{target.host} did not send the page within {caps.total:g} s") from None
     raise ToolFailed(f"{url[:200]} redirects more than {caps.redirects} times")
 
 
 async def _get(
-    target: FetchTarget, caps: Caps, network: Network, check_type: Callable[[str, str], None]
+    target: ssrf.FetchTarget, caps: ssrf.Caps, network: ssrf.Network, check_type: Callable[[str, str], None]
 ) -> Fetched | str:
     """Return the page, or the location that it redirects to."""
     session = open_session(
@@ -210,7 +200,7 @@ async def _get(
         raise _describe_failure(error, target) from error
 
 
-def _check_status(status: int, retry_after: str | None, target: FetchTarget) -> None:
+def _check_status(status: int, retry_after: str | None, target: ssrf.FetchTarget) -> None:
     """Raise an error for the model unless the status is a success."""
     if 200 <= status < 300:
         return
@@ -242,7 +232,7 @@ def _parse_content_type(header: str) -> tuple[str, str]:
     return parsed.get_content_type() if "/" in header else "", (parsed.get_content_charset() or "")
 
 
-def _describe_failure(error: Exception, target: FetchTarget) -> ToolFailed:
+def _describe_failure(error: Exception, target: ssrf.FetchTarget) -> ToolFailed:
     """Return the error for the model; Transient if a retry may help."""
     if isinstance(error, TimeoutError):
         return ToolFailed(f"connecting to {target.host} timed out")

@@ -4,29 +4,20 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
+from atlas_agents.gateway.protocol import types
 from atlas_agents.gateway.protocol.chat import Page
-from atlas_agents.gateway.protocol.types import (
-    AgentShape,
-    Features,
-    ModelShape,
-    PolicyShape,
-    Principal,
-    ServerShape,
-    ToolShape,
-    WireStruct,
-)
 
 Day = Annotated[str, Meta(pattern=r"^\d{4}-\d{2}-\d{2}$")]
 
 
-class Health(WireStruct, frozen=True):
+class Health(types.WireStruct, frozen=True):
     """Health status and uptime in seconds."""
 
     status: Literal["ok"]
     uptime: float
 
 
-class LimitsResult(WireStruct, frozen=True):
+class LimitsResult(types.WireStruct, frozen=True):
     """Limits of tool calls; null means unlimited."""
 
     per_tick: int | None
@@ -37,43 +28,43 @@ class LimitsResult(WireStruct, frozen=True):
     used_today: dict[str, int]
 
 
-class SystemInfo(WireStruct, frozen=True):
-    server: ServerShape
-    principal: Principal
-    features: Features
-    policy: PolicyShape
+class SystemInfo(types.WireStruct, frozen=True):
+    server: types.ServerShape
+    principal: types.Principal
+    features: types.Features
+    policy: types.PolicyShape
     limits: LimitsResult
     uptime: float
 
 
-class AgentsResult(WireStruct, frozen=True):
-    agents: tuple[AgentShape, ...]
+class AgentsResult(types.WireStruct, frozen=True):
+    agents: tuple[types.AgentShape, ...]
 
 
-class OneAgent(WireStruct, frozen=True):
+class OneAgent(types.WireStruct, frozen=True):
     agent_id: str
 
 
-class AgentResult(WireStruct, frozen=True):
-    agent: AgentShape
+class AgentResult(types.WireStruct, frozen=True):
+    agent: types.AgentShape
 
 
-class ModelsResult(WireStruct, frozen=True):
-    models: tuple[ModelShape, ...]
+class ModelsResult(types.WireStruct, frozen=True):
+    models: tuple[types.ModelShape, ...]
 
 
-class ToolsList(WireStruct, frozen=True):
+class ToolsList(types.WireStruct, frozen=True):
     """The agent whose tools to list, or a session to use the agent of."""
 
     agent_id: str | None = None
     session_key: str | None = None
 
 
-class ToolsResult(WireStruct, frozen=True):
-    tools: tuple[ToolShape, ...]
+class ToolsResult(types.WireStruct, frozen=True):
+    tools: tuple[types.ToolShape, ...]
 
 
-class MatrixRow(WireStruct, frozen=True):
+class MatrixRow(types.WireStruct, frozen=True):
     """Permissions of one agent by tool: yes, no or ask."""
 
     agent_id: str
@@ -81,12 +72,12 @@ class MatrixRow(WireStruct, frozen=True):
     cells: dict[str, Literal["yes", "no", "ask"]]
 
 
-class Matrix(WireStruct, frozen=True):
+class Matrix(types.WireStruct, frozen=True):
     tools: tuple[str, ...]
     rows: tuple[MatrixRow, ...]
 
 
-class AuditList(WireStruct, frozen=True):
+class AuditList(types.WireStruct, frozen=True):
     """Filters for audit entries, combined with AND."""
 
     limit: Page = 100
@@ -97,7 +88,7 @@ class AuditList(WireStruct, frozen=True):
     run_id: str | None = None
 
 
-class AuditShape(WireStruct, frozen=True):
+class AuditShape(types.WireStruct, frozen=True):
     """One audit entry with its position and hash in the chain."""
 
     seq: int
@@ -106,12 +97,12 @@ class AuditShape(WireStruct, frozen=True):
     hash: str
 
 
-class AuditPage(WireStruct, frozen=True):
+class AuditPage(types.WireStruct, frozen=True):
     entries: tuple[AuditShape, ...]
     next_cursor: str | None = None
 
 
-class AuditVerified(WireStruct, frozen=True):
+class AuditVerified(types.WireStruct, frozen=True):
     """Result of the verification: the number of entries, the first `broken` entry, and a `problem` that explains it."""
 
     rows: int
@@ -119,7 +110,7 @@ class AuditVerified(WireStruct, frozen=True):
     problem: str | None = None
 
 
-class UsageSummary(WireStruct, frozen=True):
+class UsageSummary(types.WireStruct, frozen=True):
     """A range of days, both included, and the grouping key; `byDay` returns one sum per day."""
 
     since: Day | None = field(default=None, name="from")
@@ -128,7 +119,7 @@ class UsageSummary(WireStruct, frozen=True):
     by_day: bool = False
 
 
-class UsageSum(WireStruct, frozen=True):
+class UsageSum(types.WireStruct, frozen=True):
     """The sum of one group, per day if requested."""
 
     name: str
@@ -140,18 +131,18 @@ class UsageSum(WireStruct, frozen=True):
     day: str = ""
 
 
-class UsageResult(WireStruct, frozen=True):
+class UsageResult(types.WireStruct, frozen=True):
     rows: tuple[UsageSum, ...]
 
 
-class UsageTools(WireStruct, frozen=True):
+class UsageTools(types.WireStruct, frozen=True):
     """A range of days, both included."""
 
     since: Day | None = field(default=None, name="from")
     to: Day | None = None
 
 
-class ToolUse(WireStruct, frozen=True):
+class ToolUse(types.WireStruct, frozen=True):
     """The number of calls of one tool on one day, from the audit log."""
 
     name: str
@@ -161,17 +152,17 @@ class ToolUse(WireStruct, frozen=True):
     duration_ms: float
 
 
-class ToolsUsed(WireStruct, frozen=True):
+class ToolsUsed(types.WireStruct, frozen=True):
     rows: tuple[ToolUse, ...]
 
 
-class ConfigResult(WireStruct, frozen=True):
+class ConfigResult(types.WireStruct, frozen=True):
     """The effective settings, without secrets."""
 
     config: dict[str, Any]
 
 
-class TokenMade(WireStruct, frozen=True):
+class TokenMade(types.WireStruct, frozen=True):
     """The file that contains the new token; the token itself is not sent."""
 
     path: str
@@ -181,7 +172,7 @@ Name = Annotated[str, Meta(pattern=r"^[a-z0-9_-]{1,64}$")]
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
-class UserShape(WireStruct, frozen=True):
+class UserShape(types.WireStruct, frozen=True):
     """A user. `lastActive` is the time of their last turn, in milliseconds since 1970."""
 
     name: str
@@ -190,11 +181,11 @@ class UserShape(WireStruct, frozen=True):
     last_active: int | None = None
 
 
-class UsersResult(WireStruct, frozen=True):
+class UsersResult(types.WireStruct, frozen=True):
     users: tuple[UserShape, ...]
 
 
-class UsersPut(WireStruct, frozen=True):
+class UsersPut(types.WireStruct, frozen=True):
     """Create or update a user."""
 
     name: Name
@@ -202,17 +193,17 @@ class UsersPut(WireStruct, frozen=True):
     status: Literal["active", "invited", "suspended"] = "active"
 
 
-class UserResult(WireStruct, frozen=True):
+class UserResult(types.WireStruct, frozen=True):
     user: UserShape
 
 
-class OneUser(WireStruct, frozen=True):
+class OneUser(types.WireStruct, frozen=True):
     """Identifies a user."""
 
     name: Name
 
 
-class PlanShape(WireStruct, frozen=True):
+class PlanShape(types.WireStruct, frozen=True):
     """Quotas of a plan: tokens per month, agents, bytes, users; null means unlimited."""
 
     name: str
@@ -222,11 +213,11 @@ class PlanShape(WireStruct, frozen=True):
     seats: int | None = None
 
 
-class PlansResult(WireStruct, frozen=True):
+class PlansResult(types.WireStruct, frozen=True):
     plans: tuple[PlanShape, ...]
 
 
-class PlansPut(WireStruct, frozen=True):
+class PlansPut(types.WireStruct, frozen=True):
     """Create or update a plan."""
 
     name: Name
@@ -236,11 +227,11 @@ class PlansPut(WireStruct, frozen=True):
     seats: Count | None = None
 
 
-class PlanResult(WireStruct, frozen=True):
+class PlanResult(types.WireStruct, frozen=True):
     plan: PlanShape
 
 
-class TenantResult(WireStruct, frozen=True):
+class TenantResult(types.WireStruct, frozen=True):
     """The tenant of this gateway, its plan and its usage."""
 
     tenant: str
@@ -251,19 +242,19 @@ class TenantResult(WireStruct, frozen=True):
     seats: int
 
 
-class TenantsUpdate(WireStruct, frozen=True):
+class TenantsUpdate(types.WireStruct, frozen=True):
     """Switch the tenant to another plan."""
 
     plan: Name
 
 
-class TenantsResult(WireStruct, frozen=True):
+class TenantsResult(types.WireStruct, frozen=True):
     """The tenants registered in this store."""
 
     tenants: tuple[str, ...]
 
 
-class ToolsInvoke(WireStruct, frozen=True):
+class ToolsInvoke(types.WireStruct, frozen=True):
     """The agent, the tool and its arguments. Repeating an idempotency key returns the result of the first call."""
 
     name: Annotated[str, Meta(min_length=1, max_length=200)]
@@ -272,7 +263,7 @@ class ToolsInvoke(WireStruct, frozen=True):
     idempotency_key: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
 
 
-class McpServerShape(WireStruct, frozen=True):
+class McpServerShape(types.WireStruct, frozen=True):
     """An MCP server: whether it is enabled, its approved tools, and the connection error if there is one."""
 
     name: str
@@ -281,14 +272,14 @@ class McpServerShape(WireStruct, frozen=True):
     trouble: str = ""
 
 
-class McpServersResult(WireStruct, frozen=True):
+class McpServersResult(types.WireStruct, frozen=True):
     """The MCP servers of the workspace. `trouble` says why none of them can be used."""
 
     servers: tuple[McpServerShape, ...] = ()
     trouble: str = ""
 
 
-class Called(WireStruct, frozen=True):
+class Called(types.WireStruct, frozen=True):
     """The result of a tool call; `unknown` if it may or may not have taken effect."""
 
     run_id: str

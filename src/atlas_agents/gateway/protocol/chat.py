@@ -4,16 +4,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
-from atlas_agents.gateway.protocol.types import (
-    FilePart,
-    ImagePart,
-    InputPart,
-    MessageShape,
-    Part,
-    RunState,
-    UsageShape,
-    WireStruct,
-)
+from atlas_agents.gateway.protocol import types
 
 Key: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
 """Session key: a single line of text of limited length."""
@@ -21,41 +12,41 @@ RunId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
 Page: TypeAlias = Annotated[int, Meta(ge=1, le=500)]
 
 
-class ChatSend(WireStruct, frozen=True):
+class ChatSend(types.WireStruct, frozen=True):
     """Send a message to a session, which is created if it does not exist."""
 
     session_key: Key
-    message: str | tuple[InputPart, ...]
+    message: str | tuple[types.InputPart, ...]
     agent_id: str | None = None
     model: str | None = None
     mode: Literal["tools", "react", "plan"] | None = None
-    attachments: tuple[ImagePart | FilePart, ...] | None = None
+    attachments: tuple[types.ImagePart | types.FilePart, ...] | None = None
     idempotency_key: Annotated[str, Meta(max_length=200)] | None = None
     when_busy: Literal["queue", "reject", "interrupt"] | None = None
     on_disconnect: Literal["continue", "cancel"] | None = None
 
 
-class Sent(WireStruct, frozen=True):
+class Sent(types.WireStruct, frozen=True):
     """The run that answers. `status` is omitted in the plain profile."""
 
     run_id: str
     status: Literal["started", "queued", "in_flight", "done"] | None = None
 
 
-class ChatAbort(WireStruct, frozen=True):
+class ChatAbort(types.WireStruct, frozen=True):
     """Cancel a run, or all runs of a session."""
 
     run_id: RunId | None = None
     session_key: Key | None = None
 
 
-class Aborted(WireStruct, frozen=True):
+class Aborted(types.WireStruct, frozen=True):
     """The runs that were cancelled."""
 
     aborted: tuple[str, ...]
 
 
-class ChatHistory(WireStruct, frozen=True):
+class ChatHistory(types.WireStruct, frozen=True):
     """The last messages of a session, or those before a message given by `seq` or id."""
 
     session_key: Key
@@ -63,55 +54,55 @@ class ChatHistory(WireStruct, frozen=True):
     before: int | str | None = None
 
 
-class RunOutcome(WireStruct, frozen=True):
+class RunOutcome(types.WireStruct, frozen=True):
     """A turn that ended without an answer, and why. `parts` is the incomplete answer."""
 
     run_id: str
     status: Literal["failed", "cancelled"]
     error: str | None = None
-    parts: tuple[Part, ...] = ()
+    parts: tuple[types.Part, ...] = ()
 
 
-class ChatHistoryPage(WireStruct, frozen=True):
+class ChatHistoryPage(types.WireStruct, frozen=True):
     """Messages in order, and whether there are older ones. `outcomes` lists turns that ended without an answer."""
 
-    messages: tuple[MessageShape, ...]
+    messages: tuple[types.MessageShape, ...]
     has_more: bool
     outcomes: tuple[RunOutcome, ...] = ()
 
 
-class ChatWait(WireStruct, frozen=True):
+class ChatWait(types.WireStruct, frozen=True):
     """Wait until a run has ended, up to a timeout."""
 
     run_id: RunId
     timeout_ms: Annotated[int, Meta(ge=0, le=600_000)] = 30_000
 
 
-class Waited(WireStruct, frozen=True):
+class Waited(types.WireStruct, frozen=True):
     """The status of a run, and its answer if it has completed."""
 
-    status: RunState
-    message: MessageShape | None = None
+    status: types.RunState
+    message: types.MessageShape | None = None
     error: str | None = None
 
 
 StepKind: TypeAlias = Literal["accepted", "resumed", "reply", "intent", "outcome", "asked", "answered", "ended"]
 
 
-class RunShape(WireStruct, frozen=True):
+class RunShape(types.WireStruct, frozen=True):
     """A run and its status."""
 
     run_id: str
     session_key: str
     agent_id: str
-    status: RunState
+    status: types.RunState
     created_at: int
     ended_at: int | None = None
     error: str | None = None
     user: str = ""
 
 
-class RunStep(WireStruct, frozen=True):
+class RunStep(types.WireStruct, frozen=True):
     """One step of a run, from its journal.
 
     `key` is the id of the call or approval, `name` the tool or model, `status` the outcome, `by` who resolved an
@@ -128,27 +119,27 @@ class RunStep(WireStruct, frozen=True):
     error: str | None = None
     by: str = ""
     reason: str = ""
-    usage: UsageShape | None = None
+    usage: types.UsageShape | None = None
 
 
-class RunsList(WireStruct, frozen=True):
+class RunsList(types.WireStruct, frozen=True):
     """The latest runs of a session, or of all sessions."""
 
     session_key: Key | None = None
     limit: Page = 50
 
 
-class RunsResult(WireStruct, frozen=True):
+class RunsResult(types.WireStruct, frozen=True):
     runs: tuple[RunShape, ...]
 
 
-class OneRun(WireStruct, frozen=True):
+class OneRun(types.WireStruct, frozen=True):
     """Identifies a run."""
 
     run_id: RunId
 
 
-class RunDetails(WireStruct, frozen=True):
+class RunDetails(types.WireStruct, frozen=True):
     """A run with its steps, in order."""
 
     run: RunShape

@@ -6,15 +6,8 @@ from typing import Any, cast
 
 import msgspec
 
+from atlas_agents.gateway.protocol import frames
 from atlas_agents.gateway.protocol.events import RUN_EVENTS, SERVER_EVENTS
-from atlas_agents.gateway.protocol.frames import (
-    PROTOCOL,
-    AuthErrorFrame,
-    AuthFrame,
-    ErrorFrame,
-    ErrorPayload,
-    WelcomeFrame,
-)
 from atlas_agents.gateway.protocol.methods import METHODS, Method
 
 _RUN_KEYS: dict[str, Any] = {"sessionKey": {"type": "string"}, "seq": {"type": "integer", "minimum": 1}}
@@ -22,7 +15,13 @@ _RUN_KEYS: dict[str, Any] = {"sessionKey": {"type": "string"}, "seq": {"type": "
 
 def components(template: str = "#/$defs/{name}") -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the schema of each type and all definitions by name, with references that follow the template."""
-    types: list[Any] = [AuthFrame, WelcomeFrame, AuthErrorFrame, ErrorFrame, ErrorPayload]
+    types: list[Any] = [
+        frames.AuthFrame,
+        frames.WelcomeFrame,
+        frames.AuthErrorFrame,
+        frames.ErrorFrame,
+        frames.ErrorPayload,
+    ]
     types += [each for method in METHODS.values() for each in (method.params, method.result)]
     types += [*RUN_EVENTS.values(), *SERVER_EVENTS.values()]
     unique = list(dict.fromkeys(types))
@@ -37,7 +36,7 @@ def json_schema() -> dict[str, Any]:
     schemas, definitions = components()
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
-        "title": f"Atlas gateway protocol {PROTOCOL}",
+        "title": f"Atlas gateway protocol {frames.PROTOCOL}",
         "methods": {
             method.name: {
                 "purpose": method.purpose,
@@ -60,10 +59,10 @@ def asyncapi() -> dict[str, Any]:
     """Return the AsyncAPI document."""
     _, definitions = components("#/components/schemas/{name}")
     messages = {
-        "auth": _message("The first frame: authentication.", _ref(AuthFrame.__name__)),
-        "welcome": _message("The token was accepted.", _ref(WelcomeFrame.__name__)),
-        "unwelcome": _message("The token was rejected; the socket is closed.", _ref(AuthErrorFrame.__name__)),
-        "failure": _message("A request failed.", _ref(ErrorFrame.__name__)),
+        "auth": _message("The first frame: authentication.", _ref(frames.AuthFrame.__name__)),
+        "welcome": _message("The token was accepted.", _ref(frames.WelcomeFrame.__name__)),
+        "unwelcome": _message("The token was rejected; the socket is closed.", _ref(frames.AuthErrorFrame.__name__)),
+        "failure": _message("A request failed.", _ref(frames.ErrorFrame.__name__)),
     }
     operations: dict[str, Any] = {
         "auth": _operation("receive", "auth", replies=("welcome", "unwelcome")),

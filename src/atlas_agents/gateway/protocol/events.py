@@ -5,22 +5,14 @@ from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, cast, ge
 import msgspec
 
 from atlas_agents.core.text import clean
+from atlas_agents.gateway.protocol import types
 from atlas_agents.gateway.protocol.admin import AuditShape
 from atlas_agents.gateway.protocol.jobs import JobShape
-from atlas_agents.gateway.protocol.types import (
-    Decision,
-    FormShape,
-    MessageShape,
-    PlanStepShape,
-    SessionShape,
-    UsageShape,
-    WireStruct,
-)
 
 E = TypeVar("E")
 
 
-class ChatStarted(WireStruct, frozen=True):
+class ChatStarted(types.WireStruct, frozen=True):
     """A turn starts. `model` is the model that answers; `notice` says why it is not the agent's own."""
 
     event: ClassVar[str] = "chat.started"
@@ -30,7 +22,7 @@ class ChatStarted(WireStruct, frozen=True):
     notice: str = ""
 
 
-class ChatDelta(WireStruct, frozen=True, gc=False):
+class ChatDelta(types.WireStruct, frozen=True, gc=False):
     """The next part of the answer's text."""
 
     event: ClassVar[str] = "chat.delta"
@@ -38,7 +30,7 @@ class ChatDelta(WireStruct, frozen=True, gc=False):
     text: str
 
 
-class ChatReasoning(WireStruct, frozen=True, gc=False):
+class ChatReasoning(types.WireStruct, frozen=True, gc=False):
     """The next part of the model's reasoning."""
 
     event: ClassVar[str] = "chat.reasoning"
@@ -46,7 +38,7 @@ class ChatReasoning(WireStruct, frozen=True, gc=False):
     text: str
 
 
-class ChatReset(WireStruct, frozen=True, gc=False):
+class ChatReset(types.WireStruct, frozen=True, gc=False):
     """The current message is withdrawn: discard its text."""
 
     event: ClassVar[str] = "chat.reset"
@@ -54,7 +46,7 @@ class ChatReset(WireStruct, frozen=True, gc=False):
     attempt: int
 
 
-class ToolCalling(WireStruct, frozen=True):
+class ToolCalling(types.WireStruct, frozen=True):
     """The model calls a tool."""
 
     event: ClassVar[str] = "tool.call"
@@ -64,7 +56,7 @@ class ToolCalling(WireStruct, frozen=True):
     arguments: dict[str, Any]
 
 
-class ToolProgressing(WireStruct, frozen=True):
+class ToolProgressing(types.WireStruct, frozen=True):
     """A running tool reports progress."""
 
     event: ClassVar[str] = "tool.progress"
@@ -73,15 +65,15 @@ class ToolProgressing(WireStruct, frozen=True):
     message: str
 
 
-class PlanChanged(WireStruct, frozen=True):
+class PlanChanged(types.WireStruct, frozen=True):
     """The current plan of the turn; replaces the previous one."""
 
     event: ClassVar[str] = "plan.updated"
     run_id: str
-    steps: tuple[PlanStepShape, ...]
+    steps: tuple[types.PlanStepShape, ...]
 
 
-class RunHandoff(WireStruct, frozen=True):
+class RunHandoff(types.WireStruct, frozen=True):
     """The turn is handed off to another agent."""
 
     event: ClassVar[str] = "run.handoff"
@@ -90,7 +82,7 @@ class RunHandoff(WireStruct, frozen=True):
     to: str
 
 
-class ToolSettled(WireStruct, frozen=True):
+class ToolSettled(types.WireStruct, frozen=True):
     """A tool call has a result."""
 
     event: ClassVar[str] = "tool.result"
@@ -103,7 +95,7 @@ class ToolSettled(WireStruct, frozen=True):
     error: str | None = None
 
 
-class ApprovalRequested(WireStruct, frozen=True):
+class ApprovalRequested(types.WireStruct, frozen=True):
     """Approval is requested for exactly these arguments or, with a `form`, input for a running tool."""
 
     event: ClassVar[str] = "exec.approval_request"
@@ -116,41 +108,41 @@ class ApprovalRequested(WireStruct, frozen=True):
     command: str
     working_dir: str
     risk: str
-    options: tuple[Decision, ...]
+    options: tuple[types.Decision, ...]
     expires_at: int
     preview: str = ""
-    form: FormShape | None = None
+    form: types.FormShape | None = None
 
 
-class ApprovalResolved(WireStruct, frozen=True):
+class ApprovalResolved(types.WireStruct, frozen=True):
     """An approval was resolved."""
 
     event: ClassVar[str] = "approval.resolved"
     run_id: str
     approval_id: str
-    decision: Decision
+    decision: types.Decision
     by: str
 
 
-class ChatMessage(WireStruct, frozen=True):
+class ChatMessage(types.WireStruct, frozen=True):
     """A message was added to the conversation and stored."""
 
     event: ClassVar[str] = "chat.message"
     run_id: str
-    message: MessageShape
+    message: types.MessageShape
 
 
-class ChatFinal(WireStruct, frozen=True):
+class ChatFinal(types.WireStruct, frozen=True):
     """The turn is complete or was cancelled."""
 
     event: ClassVar[str] = "chat.final"
     run_id: str
-    usage: UsageShape
-    message: MessageShape | None = None
+    usage: types.UsageShape
+    message: types.MessageShape | None = None
     cancelled: bool = False
 
 
-class ChatError(WireStruct, frozen=True):
+class ChatError(types.WireStruct, frozen=True):
     """The turn failed."""
 
     event: ClassVar[str] = "chat.error"
@@ -177,43 +169,43 @@ RunEvent: TypeAlias = (
 )
 
 
-class SessionUpdated(WireStruct, frozen=True):
+class SessionUpdated(types.WireStruct, frozen=True):
     """A session was created, changed or deleted. Sent to its subscribers and to clients that listed sessions."""
 
     event: ClassVar[str] = "session.updated"
-    session: SessionShape
+    session: types.SessionShape
     deleted: bool = False
 
 
-class AuditAdded(WireStruct, frozen=True):
+class AuditAdded(types.WireStruct, frozen=True):
     """A new audit entry. Sent to clients that called `audit.subscribe`."""
 
     event: ClassVar[str] = "audit.entry"
     entry: AuditShape
 
 
-class ApprovalsUpdated(WireStruct, frozen=True):
+class ApprovalsUpdated(types.WireStruct, frozen=True):
     """An approval was requested or resolved in a session; `approvals.list` returns the pending ones."""
 
     event: ClassVar[str] = "approvals.updated"
     session_key: str
 
 
-class JobUpdated(WireStruct, frozen=True):
+class JobUpdated(types.WireStruct, frozen=True):
     """A job was created, started, requeued or finished. Sent to clients that listed jobs."""
 
     event: ClassVar[str] = "job.updated"
     job: JobShape
 
 
-class ServerShutdown(WireStruct, frozen=True):
+class ServerShutdown(types.WireStruct, frozen=True):
     """The server is shutting down; `restartExpectedMs` is set if it expects to restart."""
 
     event: ClassVar[str] = "server.shutdown"
     restart_expected_ms: int | None = None
 
 
-class KnowledgeProgress(WireStruct, frozen=True):
+class KnowledgeProgress(types.WireStruct, frozen=True):
     """Progress of ingesting documents, sent to the client that started it. `current` is the document being read."""
 
     event: ClassVar[str] = "knowledge.progress"

@@ -4,21 +4,13 @@ from typing import Annotated, Any
 
 from msgspec import Meta
 
+from atlas_agents.gateway.protocol import types
 from atlas_agents.gateway.protocol.chat import Key, Page, RunOutcome
-from atlas_agents.gateway.protocol.types import (
-    ApprovalShape,
-    Decision,
-    MessageShape,
-    Part,
-    PlanStepShape,
-    SessionShape,
-    WireStruct,
-)
 
 Label = Annotated[str, Meta(max_length=200)]
 
 
-class SessionsCreate(WireStruct, frozen=True):
+class SessionsCreate(types.WireStruct, frozen=True):
     """Create a session with a new key."""
 
     agent_id: str | None = None
@@ -26,11 +18,11 @@ class SessionsCreate(WireStruct, frozen=True):
     metadata: dict[str, Any] | None = None
 
 
-class Created(WireStruct, frozen=True):
+class Created(types.WireStruct, frozen=True):
     session_key: str
 
 
-class SessionsList(WireStruct, frozen=True):
+class SessionsList(types.WireStruct, frozen=True):
     """List sessions, latest change first."""
 
     limit: Page = 100
@@ -38,27 +30,27 @@ class SessionsList(WireStruct, frozen=True):
     archived: bool = False
 
 
-class SessionPage(WireStruct, frozen=True):
+class SessionPage(types.WireStruct, frozen=True):
     """A page of sessions, and the cursor of the next page."""
 
-    sessions: tuple[SessionShape, ...]
+    sessions: tuple[types.SessionShape, ...]
     next_cursor: str | None = None
 
 
-class OneSession(WireStruct, frozen=True):
+class OneSession(types.WireStruct, frozen=True):
     """Identifies a session."""
 
     session_key: Key
 
 
-class SessionResult(WireStruct, frozen=True):
+class SessionResult(types.WireStruct, frozen=True):
     """A session and its last messages."""
 
-    session: SessionShape
-    messages: tuple[MessageShape, ...]
+    session: types.SessionShape
+    messages: tuple[types.MessageShape, ...]
 
 
-class SessionsUpdate(WireStruct, frozen=True):
+class SessionsUpdate(types.WireStruct, frozen=True):
     """Update a session; omitted fields do not change."""
 
     session_key: Key
@@ -68,11 +60,11 @@ class SessionsUpdate(WireStruct, frozen=True):
     metadata: dict[str, Any] | None = None
 
 
-class SessionChanged(WireStruct, frozen=True):
-    session: SessionShape
+class SessionChanged(types.WireStruct, frozen=True):
+    session: types.SessionShape
 
 
-class SessionsFork(WireStruct, frozen=True):
+class SessionsFork(types.WireStruct, frozen=True):
     """Copy the messages of a session into a new one, up to and including a message; without one, all."""
 
     session_key: Key
@@ -81,21 +73,21 @@ class SessionsFork(WireStruct, frozen=True):
     agent_id: str | None = None
 
 
-class SessionsExport(WireStruct, frozen=True):
+class SessionsExport(types.WireStruct, frozen=True):
     """Export a session as text, from the first line or after a given one."""
 
     session_key: Key
     after: Annotated[int, Meta(ge=0)] = 0
 
 
-class Exported(WireStruct, frozen=True):
+class Exported(types.WireStruct, frozen=True):
     """JSON lines: a header, then one line per message. `next` is the position to continue after, if there is more."""
 
     lines: tuple[str, ...]
     next: int | None = None
 
 
-class SessionsImport(WireStruct, frozen=True):
+class SessionsImport(types.WireStruct, frozen=True):
     """Import exported lines, under the original key or another one.
 
     A long text is sent in parts, split anywhere; every part except the last sets `more`.
@@ -107,35 +99,35 @@ class SessionsImport(WireStruct, frozen=True):
     more: bool = False
 
 
-class Imported(WireStruct, frozen=True):
+class Imported(types.WireStruct, frozen=True):
     """The key of the session once it is created."""
 
     session_key: str | None = None
 
 
-class SessionsSearch(WireStruct, frozen=True):
+class SessionsSearch(types.WireStruct, frozen=True):
     """Search names and messages. Each session is returned once, with its latest match."""
 
     query: Annotated[str, Meta(min_length=1, max_length=200)]
     limit: Page = 30
 
 
-class SessionHit(WireStruct, frozen=True):
+class SessionHit(types.WireStruct, frozen=True):
     """A session with the text around the match. Without a message, the name matches."""
 
-    session: SessionShape
+    session: types.SessionShape
     excerpt: str = ""
     message_id: str = ""
 
 
-class Hits(WireStruct, frozen=True):
+class Hits(types.WireStruct, frozen=True):
     """Matches, latest change first. `complete` is false if the search ran out of time."""
 
     hits: tuple[SessionHit, ...]
     complete: bool = True
 
 
-class SessionsSubscribe(WireStruct, frozen=True):
+class SessionsSubscribe(types.WireStruct, frozen=True):
     """Subscribe to all events of a session; for the given runs, also replay the events after the given number."""
 
     session_key: Key
@@ -143,7 +135,7 @@ class SessionsSubscribe(WireStruct, frozen=True):
     after_message_id: str | None = None
 
 
-class RunPosition(WireStruct, frozen=True):
+class RunPosition(types.WireStruct, frozen=True):
     """The position of a run: missed events follow (`replay`), or `parts` is its output so far (`snapshot`).
 
     `progress` is the recent output of running calls; `plan` is the current plan.
@@ -152,42 +144,42 @@ class RunPosition(WireStruct, frozen=True):
     run_id: str
     mode: str
     seq: int
-    parts: tuple[Part, ...] | None = None
-    pending_approval: ApprovalShape | None = None
+    parts: tuple[types.Part, ...] | None = None
+    pending_approval: types.ApprovalShape | None = None
     progress: dict[str, tuple[str, ...]] = {}
-    plan: tuple[PlanStepShape, ...] = ()
+    plan: tuple[types.PlanStepShape, ...] = ()
 
 
-class Subscribed(WireStruct, frozen=True):
+class Subscribed(types.WireStruct, frozen=True):
     """The current state of the session; the next frames continue from here.
 
     `outcomes` lists turns that ended without an answer; `waiting` lists the messages of queued turns.
     """
 
-    session: SessionShape
-    messages: tuple[MessageShape, ...]
+    session: types.SessionShape
+    messages: tuple[types.MessageShape, ...]
     runs: tuple[RunPosition, ...]
     outcomes: tuple[RunOutcome, ...] = ()
-    waiting: tuple[MessageShape, ...] = ()
+    waiting: tuple[types.MessageShape, ...] = ()
 
 
-class ApprovalsResult(WireStruct, frozen=True):
-    approvals: tuple[ApprovalShape, ...]
+class ApprovalsResult(types.WireStruct, frozen=True):
+    approvals: tuple[types.ApprovalShape, ...]
 
 
-class ApprovalsResolve(WireStruct, frozen=True):
+class ApprovalsResolve(types.WireStruct, frozen=True):
     """Resolve an approval. `arguments` are edited arguments, or the values for a form.
 
     Invalid values are refused and the approval stays pending; to dismiss it is to leave it unanswered.
     """
 
     approval_id: str
-    decision: Decision
+    decision: types.Decision
     reason: str = ""
     arguments: dict[str, Any] | None = None
 
 
-class ExecAnswer(WireStruct, frozen=True):
+class ExecAnswer(types.WireStruct, frozen=True):
     """Identifies an approval; the method's name is the decision."""
 
     approval_id: str
