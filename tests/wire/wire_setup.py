@@ -48,8 +48,8 @@ class FastClock(SystemClock):
     def monotonic(self) -> float:
         return super().monotonic() * self.speed
 
-    def call_later(self, seconds: float, ring: Callable[[], object]) -> Any:
-        return super().call_later(seconds / self.speed, ring)
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Any:
+        return super().call_later(seconds / self.speed, callback)
 
     async def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
