@@ -10,10 +10,9 @@ from atlas_agents import Agent, Atlas, user
 from atlas_agents.core.errors import ConfigError, ProviderError
 from atlas_agents.core.events import Usage
 from atlas_agents.core.paths import Environment
-from atlas_agents.providers.balancing import Balanced
 from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Request, TextChunk, complete
 from atlas_agents.providers.rate_limits import BURST, LocalRateLimiter, RateLimit, parse_rate_limits
-from atlas_agents.providers.registry import Registry
+from atlas_agents.providers.registry import Balanced, Registry
 from atlas_agents.testing import Scripted, VirtualClock, fails, says
 from checks import run_ready_tasks
 from model_server import ModelRequest, ModelServer, Reply, run_model_server

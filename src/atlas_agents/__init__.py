@@ -66,7 +66,6 @@ if TYPE_CHECKING:
     from atlas_agents.core.tenancy import Delegation, Plan, Tenancy, User
     from atlas_agents.local.provider import LocalProvider
     from atlas_agents.providers.anthropic import AnthropicProvider
-    from atlas_agents.providers.balancing import Balanced
     from atlas_agents.providers.base import (
         Capabilities,
         Chunk,
@@ -82,7 +81,7 @@ if TYPE_CHECKING:
     from atlas_agents.providers.openai import OpenAIProvider
     from atlas_agents.providers.prices import Price
     from atlas_agents.providers.rate_limits import RateLimit
-    from atlas_agents.providers.registry import ModelRef, parse_model_ref
+    from atlas_agents.providers.registry import Balanced, ModelRef, parse_model_ref
     from atlas_agents.providers.testing import Cassette
     from atlas_agents.tools.approvals import Approvals
     from atlas_agents.tools.audit import AuditLog, MemoryAudit, verify, what_if
@@ -227,14 +226,13 @@ _HOMES = {
     "core.tenancy": "Delegation Plan Tenancy User",
     "local.provider": "LocalProvider",
     "providers.anthropic": "AnthropicProvider",
-    "providers.balancing": "Balanced",
     "providers.base": "Capabilities Chunk DoneChunk Provider Request TextChunk ThinkingChunk ToolCallChunk",
     "providers.failover": "RetryPolicy",
     "providers.http": "Timeouts",
     "providers.openai": "OpenAIProvider",
     "providers.prices": "Price",
     "providers.rate_limits": "RateLimit",
-    "providers.registry": "ModelRef parse_model_ref",
+    "providers.registry": "Balanced ModelRef parse_model_ref",
     "providers.testing": "Cassette",
     "tools.approvals": "Approvals",
     "tools.audit": "AuditLog MemoryAudit verify what_if",

@@ -11,7 +11,7 @@ from atlas_agents import assistant, user
 from atlas_agents.config.open import open_valkey
 from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import AddMessage, PutSession, Write
-from atlas_agents.storage.sql.query import Query, Row
+from atlas_agents.storage.sql.tables import Query, Row
 from atlas_agents.testing import Scripted, says
 from checks import TIMEOUT
 from stores.valkey_server import ValkeyServer

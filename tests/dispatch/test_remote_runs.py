@@ -125,9 +125,7 @@ def test_stored_error_is_rebuilt_with_its_type(failure: AtlasError) -> None:
 
 @pytest.mark.parametrize("kind", ["Exception", "no such kind", "", "Fenced", "__init__"])
 def test_error_of_unknown_kind_keeps_its_message(kind: str) -> None:
-    assert (
-        type(to_failure(kind, "it broke")) is AtlasError and str(to_failure(kind, "it broke")) == "it broke"
-    )
+    assert type(to_failure(kind, "it broke")) is AtlasError and str(to_failure(kind, "it broke")) == "it broke"
 
 
 def test_text_of_a_remote_turn_excludes_withdrawn_output() -> None:

@@ -46,7 +46,7 @@ async def test_pure_tool_is_retried_and_the_server_restarted_with_backoff(tmp_pa
         status, message = await call(atlas, "cut", text="done", count=7)
         assert status == "error" and "tried" in message
         assert len(recorded_calls(folder)) > 1
-        assert time.monotonic() - began > 0.9
+        assert time.monotonic() - began > 0.75, "the backoff of a second, less its jitter"
         await asyncio.sleep(2.1)
         assert await call(atlas, "echo", text="hi") == ("ok", "hi")
         assert len((folder / "starts").read_text().split()) == len(recorded_calls(folder))

@@ -20,7 +20,7 @@ from atlas_agents import (
     tool,
     user,
 )
-from atlas_agents.local.server import Endpoint
+from atlas_agents.local.provider import Endpoint
 from atlas_agents.providers.base import complete
 from atlas_agents.testing import Environment, Registry, Scripted, says
 from checks import wait_until

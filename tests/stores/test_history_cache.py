@@ -15,7 +15,7 @@ from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import AddMessage, DropSession, PutSession, StoredMessage, Write
 from atlas_agents.storage.history_cache import HistoryCache
 from atlas_agents.storage.postgres import PostgresStore
-from atlas_agents.storage.sql.query import Query, Row
+from atlas_agents.storage.sql.tables import Query, Row
 from atlas_agents.storage.valkey_cache import EXPIRY, ValkeyCache
 from checks import TIMEOUT, wait_until
 from stores.postgres_server import PostgresServer

@@ -15,9 +15,8 @@ from atlas_agents.core.errors import StoreBusy, StoreError, StoreLost
 from atlas_agents.core.store import AddAudit, PutSession, Write
 from atlas_agents.storage.hash_chain import find_audit_break
 from atlas_agents.storage.migrations import VERSION
-from atlas_agents.storage.postgres import PostgresStore
-from atlas_agents.storage.postgres_writer import tenant_lock_id
-from atlas_agents.storage.sql.query import Query
+from atlas_agents.storage.postgres import PostgresStore, tenant_lock_id
+from atlas_agents.storage.sql.tables import Query
 from checks import TIMEOUT
 
 pytestmark = pytest.mark.slow  # each test starts processes of its own

@@ -219,7 +219,10 @@ def test_linked_workspace_folder_is_read(tmp_path: Path) -> None:
 def test_unreadable_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "SOUL.md").write_text("S")
     (tmp_path / "SOUL.md").chmod(0)
-    with as_unprivileged_user(tmp_path), pytest.raises(ConfigError, match=r"SOUL\.md: cannot read the file: Permission denied"):
+    with (
+        as_unprivileged_user(tmp_path),
+        pytest.raises(ConfigError, match=r"SOUL\.md: cannot read the file: Permission denied"),
+    ):
         Workspace(tmp_path).load()
 
 

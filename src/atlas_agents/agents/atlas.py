@@ -6,23 +6,13 @@ from typing import Any, Self
 
 import msgspec
 
+from atlas_agents.agents import runner
 from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.history import History
 from atlas_agents.agents.hooks import Interceptor
 from atlas_agents.agents.jobs import Jobs
 from atlas_agents.agents.options import Mode, SamplingOptions, TurnOptions, WhenBusy
 from atlas_agents.agents.run import RunResult
-from atlas_agents.agents.runner import (
-    AgentRegistry,
-    ConversationCache,
-    TurnRunner,
-    as_message,
-    split_messages,
-    tool_call_for,
-    tool_call_message,
-    tool_call_result,
-    tool_call_session,
-)
 from atlas_agents.agents.runtime import AgentRuntime
 from atlas_agents.agents.sessions import Sessions
 from atlas_agents.agents.stream import AtlasStream
@@ -94,7 +84,7 @@ class Atlas:
         delegation: Delegation | None = None,
         dispatcher: Dispatcher | None = None,
     ) -> None:
-        self._agents = AgentRegistry(agents, default_agent)
+        self._agents = runner.AgentRegistry(agents, default_agent)
         self._dispatcher = dispatcher or Inline()
         services = TeamServices(store, tenant, self._agent_infos, delegation, clock) if store is not None else None
         self._runtime = AgentRuntime(
@@ -117,9 +107,9 @@ class Atlas:
         )
         self._governance = self._runtime.governance
         self._strategy: Strategy | None = None
-        self._conversations = ConversationCache(max_size=_CACHED_CONVERSATIONS if store is not None else None)
+        self._conversations = runner.ConversationCache(max_size=_CACHED_CONVERSATIONS if store is not None else None)
         self._jobs = Jobs(self, services, self._governance.limiter.ticker) if services is not None else None
-        self._runner = TurnRunner(self._runtime, self._agents, self._conversations, self._dispatcher, self._jobs)
+        self._runner = runner.TurnRunner(self._runtime, self._agents, self._conversations, self._dispatcher, self._jobs)
         self.sessions = Sessions(store, tenant, self._conversations.remove)
 
     @property
@@ -252,7 +242,7 @@ class Atlas:
         if idempotency_key or when_busy == "interrupt":
             stream = self.start_turn(message, options, session=session, agent_id=agent_id, user=user)
             return await _reply_or_cancel(stream)
-        message = as_message(message)
+        message = runner.as_message(message)
         agent_id, options = self._choose_agents(message, agent_id, options)
         run = self._runner.create(session, agent_id, options, user=user)
         return await self._runner.run(run, message)
@@ -312,7 +302,7 @@ class Atlas:
     ) -> AtlasStream:
         """Start one turn like `send`, with all options in one value."""
         stream = AtlasStream(new_id())
-        message = as_message(message)
+        message = runner.as_message(message)
         agent_id, options = self._choose_agents(message, agent_id, options)
         run = self._runner.create(session, agent_id, options, user=user, stream=stream)
         if options.idempotency_key and run.journal is None:
@@ -353,7 +343,7 @@ class Atlas:
             idempotency_key=idempotency_key,
             asks=asks,
         )
-        return tool_call_result(await _reply_or_cancel(stream))
+        return runner.tool_call_result(await _reply_or_cancel(stream))
 
     async def begin_call(
         self,
@@ -367,10 +357,10 @@ class Atlas:
         asks: bool = True,
     ) -> AtlasStream:
         """Start a tool call like `invoke` and return its stream, whose reply holds the result."""
-        message, stream = tool_call_message(tool, arguments), AtlasStream(new_id())
-        call = tool_call_for(stream.stream_id, tool, arguments)
+        message, stream = runner.tool_call_message(tool, arguments), AtlasStream(new_id())
+        call = runner.tool_call_for(stream.stream_id, tool, arguments)
         options = TurnOptions(idempotency_key=idempotency_key, asks=asks, call=call)
-        own = tool_call_session(user, stream.stream_id, idempotency_key)
+        own = runner.tool_call_session(user, stream.stream_id, idempotency_key)
         target: str | Conversation = session or (own if self._runtime.store is not None else Conversation(id=own))
         run = self._runner.create(target, agent_id, options, user=user, stream=stream)
         if idempotency_key and run.journal is None:
@@ -425,7 +415,7 @@ class Atlas:
         user: str = "",
     ) -> RunResult:
         """Run one turn on these messages and return everything it produced; nothing is stored."""
-        past, last = split_messages(messages)
+        past, last = runner.split_messages(messages)
         options = TurnOptions(output=output, max_rounds=msgspec.UNSET if max_rounds is None else max_rounds)
         run = self._runner.create(Conversation(past), agent_id, options, user=user)
         reply = await self._runner.run(run, last)

@@ -15,37 +15,9 @@ from atlas_agents.agents.options import TurnOptions
 from atlas_agents.agents.run import decode_options
 from atlas_agents.agents.schedules import Schedules
 from atlas_agents.agents.stream import AtlasStream
+from atlas_agents.core import errors, store
 from atlas_agents.core.aio import Alarm, BackgroundTasks
-from atlas_agents.core.errors import (
-    AtlasError,
-    BadOutput,
-    BrokenHistory,
-    Cancelled,
-    ConfigError,
-    Conflict,
-    CrashLoop,
-    NotFound,
-    ProviderError,
-    QuotaExceeded,
-    Refused,
-    StaleOwner,
-    StoreError,
-)
 from atlas_agents.core.messages import Message, user
-from atlas_agents.core.store import (
-    OPEN,
-    OPEN_JOB,
-    AddJob,
-    Chain,
-    ClaimJob,
-    JobRow,
-    JobState,
-    MarkJobNotified,
-    PutSession,
-    RetryJob,
-    RunRow,
-    SetJob,
-)
 from atlas_agents.core.tenancy import TeamServices
 from atlas_agents.tools.limits import Ticker
 
@@ -54,7 +26,7 @@ _MAX_LABEL = 60
 _MAX_RESULT = 20_000
 _MAX_TASK = 200
 _PAGE = 50
-_PERMANENT = (ConfigError, Refused, BadOutput, BrokenHistory, QuotaExceeded)
+_PERMANENT = (errors.ConfigError, errors.Refused, errors.BadOutput, errors.BrokenHistory, errors.QuotaExceeded)
 """Errors that another attempt would not change."""
 
 
@@ -88,47 +60,47 @@ class Jobs:
         self._tasks: dict[str, asyncio.Task[bool]] = {}
         self._active: set[str] = set()
         self._deadlines: dict[str, Alarm] = {}
-        self._last_states: dict[str, JobState] = {}
-        self._waiters: dict[str, list[asyncio.Future[JobRow]]] = {}
-        self._on_change: list[Callable[[JobRow], object]] = []
+        self._last_states: dict[str, store.JobState] = {}
+        self._waiters: dict[str, list[asyncio.Future[store.JobRow]]] = {}
+        self._on_change: list[Callable[[store.JobRow], object]] = []
         self._on_turn: list[Callable[[AtlasStream, str], object]] = []
         self.schedules = Schedules(services.store, lambda: turns.tenant, services.clock, self.wake)
         """Recurring tasks."""
         services.on_new_work(self.wake)
 
     async def list(
-        self, *, states: Sequence[JobState] = (), limit: int = 100, before: int | None = None
-    ) -> "list[JobRow]":
+        self, *, states: Sequence[store.JobState] = (), limit: int = 100, before: int | None = None
+    ) -> "list[store.JobRow]":
         """Return jobs, newest first, optionally only those in some states; `before` is a `seq` to continue from."""
         return await self._store.jobs(self._turns.tenant, states=states, limit=limit, before=before)
 
-    async def get(self, id: str) -> JobRow:
+    async def get(self, id: str) -> store.JobRow:
         """Return a job; raises NotFound if there is none."""
         job = await self._store.job(self._turns.tenant, id)
         if job is None:
-            raise NotFound(f"not found: job {id!r}")
+            raise errors.NotFound(f"not found: job {id!r}")
         return job
 
-    async def ended(self, id: str) -> JobRow:
+    async def ended(self, id: str) -> store.JobRow:
         """Wait until a job has ended and return it; raises NotFound if there is none."""
-        waiter: asyncio.Future[JobRow] = asyncio.get_running_loop().create_future()
+        waiter: asyncio.Future[store.JobRow] = asyncio.get_running_loop().create_future()
         self._waiters.setdefault(id, []).append(waiter)
         job = await self.get(id)
-        return job if job.state not in OPEN_JOB else await waiter
+        return job if job.state not in store.OPEN_JOB else await waiter
 
-    async def add(self, job: JobRow) -> JobRow:
+    async def add(self, job: store.JobRow) -> store.JobRow:
         """Add a job; if one with this id exists, return that one."""
-        (added,) = await self._store.commit(self._turns.tenant, [AddJob(job)])
+        (added,) = await self._store.commit(self._turns.tenant, [store.AddJob(job)])
         self.wake()
         return added
 
-    async def cancel(self, id: str, by: str = "") -> JobRow:
+    async def cancel(self, id: str, by: str = "") -> store.JobRow:
         """Cancel a job and the jobs it delegated, and notify the asker; raises Conflict if it has ended."""
         return await self._executor.end(await self.get(id), "cancelled", f"cancelled by {by}" if by else "cancelled")
 
-    async def retry(self, id: str) -> JobRow:
+    async def retry(self, id: str) -> store.JobRow:
         """Retry a job that failed, expired or was cancelled; raises Conflict if it is open or done."""
-        (job,) = await self._store.commit(self._turns.tenant, [RetryJob(id)])
+        (job,) = await self._store.commit(self._turns.tenant, [store.RetryJob(id)])
         self._publish(job)
         self.wake()
         return job
@@ -137,7 +109,7 @@ class Jobs:
         """Call a function with the stream and the agent id of each turn that a job starts."""
         self._on_turn.append(callback)
 
-    def on_change(self, callback: Callable[[JobRow], object]) -> None:
+    def on_change(self, callback: Callable[[store.JobRow], object]) -> None:
         """Call a function with each job that was added, started, requeued or ended."""
         self._on_change.append(callback)
 
@@ -182,11 +154,11 @@ class Jobs:
         if job is not None:
             self._publish(job)
 
-    async def is_obsolete(self, row: RunRow) -> bool:
+    async def is_obsolete(self, row: store.RunRow) -> bool:
         """Return whether a run belongs to a job that has ended meanwhile."""
         id = decode_options(row).chain.job
         job = await self._store.job(row.tenant, id) if id else None
-        return bool(id) and (job is None or job.state not in OPEN_JOB)
+        return bool(id) and (job is None or job.state not in store.OPEN_JOB)
 
     def _tick(self) -> None:
         self._ticker.schedule(self._tick)
@@ -199,18 +171,18 @@ class Jobs:
             try:
                 await self.schedules.add_due_jobs()
                 await self._start_pending()
-            except StoreError as error:
+            except errors.StoreError as error:
                 logger.warning("store unavailable, jobs are delayed: error=%s", error)
             await changed.wait()
 
     async def _start_pending(self) -> None:
         now = int(self._services.clock.time() * 1000)
         for job in await self._store.pending_jobs(self._turns.tenant, now):
-            if job.state in OPEN_JOB and job.deadline is not None and job.deadline <= now:
+            if job.state in store.OPEN_JOB and job.deadline is not None and job.deadline <= now:
                 await self._expire(job)
             elif job.id in self._tasks:
                 continue
-            elif job.state not in OPEN_JOB:
+            elif job.state not in store.OPEN_JOB:
                 self._spawn(job, self._executor.notify_asker(job))
             elif self._executor.is_waiting(job.id):
                 self._spawn(job, self._executor.run(job))
@@ -218,8 +190,8 @@ class Jobs:
                 self._active.add(job.id)
                 self._spawn(job, self._executor.run(job))
 
-    def _spawn(self, job: JobRow, work: Coroutine[Any, Any, bool]) -> None:
-        if job.state in OPEN_JOB:
+    def _spawn(self, job: store.JobRow, work: Coroutine[Any, Any, bool]) -> None:
+        if job.state in store.OPEN_JOB:
             self._publish(job)
         task = self._tasks[job.id] = asyncio.create_task(work)
         task.add_done_callback(lambda task: self._on_done(job, task))
@@ -227,7 +199,7 @@ class Jobs:
             left = job.deadline / 1000 - self._services.clock.time()
             self._deadlines[job.id] = self._services.clock.call_later(max(0.0, left), self.wake)
 
-    def _on_done(self, job: JobRow, task: "asyncio.Task[bool]") -> None:
+    def _on_done(self, job: store.JobRow, task: "asyncio.Task[bool]") -> None:
         """Look for more work after progress; a job without progress waits for the next tick."""
         self._tasks.pop(job.id, None)
         freed_slot = job.id in self._active and self._executor.is_waiting(job.id)
@@ -241,19 +213,19 @@ class Jobs:
         if not self._executor.is_waiting(job.id) and (deadline := self._deadlines.pop(job.id, None)) is not None:
             deadline.cancel()
 
-    async def _expire(self, job: JobRow) -> None:
+    async def _expire(self, job: store.JobRow) -> None:
         try:
             await self._executor.end(job, "expired", "deadline exceeded")
-        except Conflict:
+        except errors.Conflict:
             logger.debug("job ended before its deadline: job=%s", job.id)
 
-    def _publish(self, job: JobRow) -> None:
+    def _publish(self, job: store.JobRow) -> None:
         """Notify subscribers of a state change, once, and waiters of the end."""
         if self._last_states.get(job.id) != job.state:
             self._last_states[job.id] = job.state
             for callback in self._on_change:
                 callback(job)
-        if job.state not in OPEN_JOB:
+        if job.state not in store.OPEN_JOB:
             self._last_states.pop(job.id, None)
             for waiter in self._waiters.pop(job.id, ()):
                 if not waiter.done():
@@ -271,7 +243,7 @@ class JobExecutor:
         self,
         turns: TurnStarter,
         services: TeamServices,
-        on_change: Callable[[JobRow], None],
+        on_change: Callable[[store.JobRow], None],
         wake: Callable[[], None],
         on_turn: Callable[[AtlasStream, str], None],
     ) -> None:
@@ -282,7 +254,7 @@ class JobExecutor:
         self._on_change = on_change
         self._wake = wake
         self._on_turn = on_turn
-        self._waiting: dict[str, JobRow] = {}
+        self._waiting: dict[str, store.JobRow] = {}
 
     @property
     def _tenant(self) -> str:
@@ -292,7 +264,7 @@ class JobExecutor:
         """Return whether a job waits for jobs that it delegated."""
         return id in self._waiting
 
-    async def run(self, row: JobRow) -> bool:
+    async def run(self, row: store.JobRow) -> bool:
         """Advance a job: to its end, back to the queue, or to waiting for delegated jobs. False if nothing changed."""
         try:
             if await self._parent_ended(row):
@@ -300,41 +272,41 @@ class JobExecutor:
                 return True
             claimed, failure = self._waiting.pop(row.id, None), None
             if claimed is None or claimed.epoch != row.epoch:
-                (claimed,) = await self._store.commit(self._tenant, [ClaimJob(row.id)])
+                (claimed,) = await self._store.commit(self._tenant, [store.ClaimJob(row.id)])
                 self._on_change(claimed)
                 failure = await self._run_turn(claimed)
             return await self._finish(claimed, failure)
-        except (StaleOwner, Conflict):
+        except (errors.StaleOwner, errors.Conflict):
             logger.info("job was ended or claimed by another process: job=%s", row.id)
-        except StoreError as error:
+        except errors.StoreError as error:
             logger.warning("store unavailable, job is delayed: job=%s error=%s", row.id, error)
         return False
 
-    async def notify_asker(self, job: JobRow) -> bool:
+    async def notify_asker(self, job: store.JobRow) -> bool:
         """Report the outcome of a job to its asker, once. Without an asker there is nothing to report."""
         try:
             stream = await self._report(job)
-            await self._store.commit(self._tenant, [MarkJobNotified(job.id, job.attempts)])
+            await self._store.commit(self._tenant, [store.MarkJobNotified(job.id, job.attempts)])
             if stream is not None and job.parent:
                 await stream.wait_ended()
-        except StoreError as error:
+        except errors.StoreError as error:
             logger.warning("store unavailable, the outcome is reported later: job=%s error=%s", job.id, error)
             return False
         return True
 
-    async def end(self, job: JobRow, state: JobState, reason: str) -> JobRow:
+    async def end(self, job: store.JobRow, state: store.JobState, reason: str) -> store.JobRow:
         """End a job from outside, with its turns and the jobs it delegated; raises Conflict if it has ended."""
-        (ended,) = await self._store.commit(self._tenant, [SetJob(job.id, state, error=reason)])
+        (ended,) = await self._store.commit(self._tenant, [store.SetJob(job.id, state, error=reason)])
         self._on_change(ended)
         await self._stop(ended)
         self._wake()
         return ended
 
-    async def _parent_ended(self, job: JobRow) -> bool:
+    async def _parent_ended(self, job: store.JobRow) -> bool:
         parent = await self._store.job(self._tenant, job.parent) if job.parent else None
-        return parent is not None and parent.state not in OPEN_JOB
+        return parent is not None and parent.state not in store.OPEN_JOB
 
-    async def _run_turn(self, job: JobRow) -> Exception | None:
+    async def _run_turn(self, job: store.JobRow) -> Exception | None:
         """Run the turn of a job, unless it ran before, and return its error.
 
         Raises StoreError if the outcome is not known yet.
@@ -342,10 +314,10 @@ class JobExecutor:
         try:
             label = _shorten(job.task, _MAX_LABEL)
             await self._store.commit(
-                self._tenant, [PutSession(job.session, job.agent_id, label, metadata={"job": job.id})]
+                self._tenant, [store.PutSession(job.session, job.agent_id, label, metadata={"job": job.id})]
             )
             options = TurnOptions(
-                chain=Chain(job.root, job.chain, job.id, job.deadline, job.priority),
+                chain=store.Chain(job.root, job.chain, job.id, job.deadline, job.priority),
                 idempotency_key=f"job {job.id} {job.attempts}",
             )
             stream = self._turns.start_turn(
@@ -353,7 +325,7 @@ class JobExecutor:
             )
             await self._publish_new_turn(stream, job.agent_id)
             await stream.reply()
-        except StoreError:
+        except errors.StoreError:
             raise
         except Exception as failure:  # noqa: BLE001 - whatever the turn raises ends this job, not the others
             return failure
@@ -364,60 +336,60 @@ class JobExecutor:
         if accepted.status in ("started", "queued"):
             self._on_turn(stream, agent_id)
 
-    async def _finish(self, job: JobRow, failure: Exception | None) -> bool:
+    async def _finish(self, job: store.JobRow, failure: Exception | None) -> bool:
         text = ""
         if failure is None:
             if await self._has_open_work(job):
                 self._waiting[job.id] = job
                 return False
             failure, text = await self._read_outcome(job)
-        end = self._failed(job, failure) if failure else SetJob(job.id, "done", job.epoch, self._turns.hide(text))
+        end = self._failed(job, failure) if failure else store.SetJob(job.id, "done", job.epoch, self._turns.hide(text))
         (ended,) = await self._store.commit(self._tenant, [end])
         self._on_change(ended)
-        if ended.state not in OPEN_JOB:
+        if ended.state not in store.OPEN_JOB:
             await self._stop(ended)
         return True
 
-    async def _has_open_work(self, job: JobRow) -> bool:
+    async def _has_open_work(self, job: store.JobRow) -> bool:
         """Return whether delegated jobs are open or not reported, or turns of its session are unfinished."""
         children = await self._store.child_jobs(self._tenant, job.id)
-        if any(child.state in OPEN_JOB or not child.notified for child in children):
+        if any(child.state in store.OPEN_JOB or not child.notified for child in children):
             return True
         return bool(await self._store.runs(self._tenant, job.session, open_only=True))
 
-    async def _read_outcome(self, job: JobRow) -> tuple[Exception | None, str]:
+    async def _read_outcome(self, job: store.JobRow) -> tuple[Exception | None, str]:
         """Return the error of the last turn in the job's session, or its last reply."""
         last = (await self._store.runs(self._tenant, job.session))[-1]
-        if last.status in OPEN or last.status == "failed":
-            return AtlasError(last.error or "the turn failed"), ""
+        if last.status in store.OPEN or last.status == "failed":
+            return errors.AtlasError(last.error or "the turn failed"), ""
         if last.status == "cancelled":
-            return Cancelled("the turn was cancelled"), ""
+            return errors.Cancelled("the turn was cancelled"), ""
         rows = await self._store.messages(self._tenant, job.session, limit=_PAGE, last=True)
         messages = [Message.from_json(row.body) for row in rows if row.run_id == last.id]
         return None, next((each.text for each in reversed(messages) if each.role == "assistant"), "")
 
-    def _failed(self, job: JobRow, failure: Exception) -> SetJob:
+    def _failed(self, job: store.JobRow, failure: Exception) -> store.SetJob:
         """Return the next state of a failed job: requeued with backoff, if another attempt may help and is left."""
         error = self._turns.hide(str(failure) or type(failure).__name__)
-        if isinstance(failure, Cancelled):
-            return SetJob(job.id, "cancelled", job.epoch, error="turn was cancelled")
-        if isinstance(failure, _PERMANENT) or (isinstance(failure, ProviderError) and not failure.failover):
-            return SetJob(job.id, "failed", job.epoch, error=error)
-        if isinstance(failure, CrashLoop) or job.attempts >= job.allowed:
-            return SetJob(job.id, "dead", job.epoch, error=error)
+        if isinstance(failure, errors.Cancelled):
+            return store.SetJob(job.id, "cancelled", job.epoch, error="turn was cancelled")
+        if isinstance(failure, _PERMANENT) or (isinstance(failure, errors.ProviderError) and not failure.failover):
+            return store.SetJob(job.id, "failed", job.epoch, error=error)
+        if isinstance(failure, errors.CrashLoop) or job.attempts >= job.allowed:
+            return store.SetJob(job.id, "dead", job.epoch, error=error)
         delay = self._backoff[min(job.attempts, len(self._backoff)) - 1]
-        return SetJob(job.id, "queued", job.epoch, error=error, due_at=int((self._clock.time() + delay) * 1000))
+        return store.SetJob(job.id, "queued", job.epoch, error=error, due_at=int((self._clock.time() + delay) * 1000))
 
-    async def _report(self, job: JobRow) -> AtlasStream | None:
+    async def _report(self, job: store.JobRow) -> AtlasStream | None:
         """Start the turn that reports the outcome to the asker; None if there is no asker."""
         parent = await self._store.job(self._tenant, job.parent) if job.parent else None
-        if parent is not None and parent.state not in OPEN_JOB:
+        if parent is not None and parent.state not in store.OPEN_JOB:
             return None
         if await self._store.session(self._tenant, job.asker_session) is None:
             return None
         deadline = parent.deadline if parent else None
         options = TurnOptions(
-            chain=Chain(job.root, job.chain[:-1], job.parent, deadline, job.priority),
+            chain=store.Chain(job.root, job.chain[:-1], job.parent, deadline, job.priority),
             idempotency_key=f"answer {job.id} {job.attempts}",
         )
         try:
@@ -425,30 +397,30 @@ class JobExecutor:
                 outcome_message(job), options, session=job.asker_session, agent_id=job.asker_agent, user=job.user
             )
             await self._publish_new_turn(stream, job.asker_agent)
-        except StoreError:
+        except errors.StoreError:
             raise
         except Exception as error:  # noqa: BLE001 - the agent is gone, or an interceptor refused the message
             logger.warning("failed to report a job: job=%s asker=%s error=%s", job.id, job.asker_agent, error)
             return None
         return stream
 
-    async def _stop(self, job: JobRow) -> None:
+    async def _stop(self, job: store.JobRow) -> None:
         """Cancel the turns of a job and the jobs it delegated."""
         self._waiting.pop(job.id, None)
         for run in await self._store.runs(self._tenant, job.session, open_only=True):
             await self._turns.cancel(run.id)
         for child in await self._store.child_jobs(self._tenant, job.id):
-            if child.state in OPEN_JOB:
+            if child.state in store.OPEN_JOB:
                 await self.end(child, "cancelled", f"parent job {job.id} has ended")
 
 
-def outcome_message(job: JobRow) -> Message:
+def outcome_message(job: store.JobRow) -> Message:
     """Build the message that reports a job to its asker. The same job always gives the same text."""
     text = f"The job {job.id}, which you delegated to {job.agent_id}, {_describe_end(job)}"
     return user(f"{text}\n\n(Task: {_shorten(job.task, _MAX_TASK)})", job=job.id, state=job.state, agent=job.agent_id)
 
 
-def task_message(job: JobRow) -> Message:
+def task_message(job: store.JobRow) -> Message:
     """Build the message with which the agent receives its task."""
     metadata: dict[str, str] = {"job": job.id}
     if job.asker_agent:
@@ -456,7 +428,7 @@ def task_message(job: JobRow) -> Message:
     return user(job.task, **metadata)
 
 
-def _describe_end(job: JobRow) -> str:
+def _describe_end(job: store.JobRow) -> str:
     match job.state:
         case "done":
             return f"is done. The answer of {job.agent_id}:\n\n{_cut_result(job)}"
@@ -471,7 +443,7 @@ def _describe_end(job: JobRow) -> str:
             return f"failed: {job.error}"
 
 
-def _cut_result(job: JobRow) -> str:
+def _cut_result(job: store.JobRow) -> str:
     text = job.result or "(empty)"
     if len(text) <= _MAX_RESULT:
         return text

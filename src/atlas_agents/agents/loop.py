@@ -13,30 +13,11 @@ from typing import TypeAlias, cast
 from atlas_agents.agents.options import HandoffPlan
 from atlas_agents.agents.output import Output
 from atlas_agents.agents.run import WHOLE_TURN, DuplicateRun, Run, TurnPhase
+from atlas_agents.core import events
 from atlas_agents.core.aio import finish_despite_cancel
 from atlas_agents.core.errors import BadOutput, ProviderError, failure_kind
-from atlas_agents.core.events import (
-    ErrorRaised,
-    MessageReceived,
-    MessageSent,
-    StreamChunk,
-    StreamEnd,
-    StreamReset,
-    StreamStart,
-    StreamThinking,
-    Usage,
-)
 from atlas_agents.core.messages import Message, Opaque, ToolCall, approximate_tokens, user
-from atlas_agents.providers.base import (
-    Chunk,
-    DoneChunk,
-    OpaqueChunk,
-    Request,
-    ResetChunk,
-    TextChunk,
-    ThinkingChunk,
-    ToolCallChunk,
-)
+from atlas_agents.providers import base
 
 TurnFunction: TypeAlias = Callable[[Run], Awaitable[Message]]
 """How the rounds of a turn are organised: plain rounds, a plan, a chain of agents, or a single tool call."""
@@ -74,15 +55,15 @@ async def run_turn(run: Run, message: Message | None, execute: TurnFunction = ru
     except asyncio.CancelledError:
         await run.end("cancelled")
         if not run.detached:
-            run.emit(StreamEnd(run.id, run.usage, cancelled=True))
+            run.emit(events.StreamEnd(run.id, run.usage, cancelled=True))
         raise
     except Exception as failure:
         if not run.detached:
-            run.emit(StreamEnd(run.id, run.usage, error=str(failure)))
-            run.emit(ErrorRaised(run.id, str(failure), failure_kind(failure)))
+            run.emit(events.StreamEnd(run.id, run.usage, error=str(failure)))
+            run.emit(events.ErrorRaised(run.id, str(failure), failure_kind(failure)))
         raise
-    run.emit(StreamEnd(run.id, run.usage))
-    run.emit(MessageReceived(run.id, reply))
+    run.emit(events.StreamEnd(run.id, run.usage))
+    run.emit(events.MessageReceived(run.id, reply))
     return reply
 
 
@@ -115,8 +96,8 @@ async def _start(run: Run, messages: Sequence[Message]) -> None:
     if first:
         *_, run.user_message = [run.append(each) for each in first]
         if not run.resumed:
-            run.emit(MessageSent(run.id, run.user_message))
-    run.emit(StreamStart(run.id, run.settings.id))
+            run.emit(events.MessageSent(run.id, run.user_message))
+    run.emit(events.StreamStart(run.id, run.settings.id))
 
 
 async def _final_reply(run: Run, execute: TurnFunction) -> Message:
@@ -185,9 +166,9 @@ async def _request_reply(run: Run) -> Message:
         return await _stream_reply(run, await _build_request(run))
 
 
-async def _build_request(run: Run) -> Request:
+async def _build_request(run: Run) -> base.Request:
     settings = run.settings
-    request = Request(
+    request = base.Request(
         messages=tuple(run.history.select(run.messages)),
         system=await _system_prompt(run),
         tools=run.phase.offered(run.scope.visible_tools()),
@@ -212,15 +193,15 @@ async def _system_prompt(run: Run) -> str:
     return "\n\n".join([piece for piece in pieces if piece])
 
 
-async def _stream_reply(run: Run, request: Request) -> Message:
+async def _stream_reply(run: Run, request: base.Request) -> Message:
     emit, id, draft = run.emit, run.id, run.draft
-    done: DoneChunk | None = None
+    done: base.DoneChunk | None = None
     async with aclosing(run.provider.stream(request)) as chunks:
         async for chunk in chunks:
-            if type(chunk) is TextChunk:
+            if type(chunk) is base.TextChunk:
                 draft.text_chunks.append(chunk.text)
-                emit(StreamChunk(id, chunk.text))
-            elif type(chunk) is DoneChunk:
+                emit(events.StreamChunk(id, chunk.text))
+            elif type(chunk) is base.DoneChunk:
                 done = chunk
             else:
                 _handle_chunk(run, chunk)
@@ -231,28 +212,28 @@ async def _stream_reply(run: Run, request: Request) -> Message:
     return Message("assistant", run.finish_draft(), metadata=_reply_metadata(done, usage, run))
 
 
-def _handle_chunk(run: Run, chunk: Chunk) -> None:
+def _handle_chunk(run: Run, chunk: base.Chunk) -> None:
     """Handle the chunk types that are less frequent than text."""
-    if type(chunk) is ThinkingChunk:
+    if type(chunk) is base.ThinkingChunk:
         run.draft.add_thinking(chunk.text, chunk.signature)
         if chunk.text:
-            run.emit(StreamThinking(run.id, chunk.text))
-    elif type(chunk) is ToolCallChunk:
+            run.emit(events.StreamThinking(run.id, chunk.text))
+    elif type(chunk) is base.ToolCallChunk:
         call = chunk.call
         run.draft.add_part(ToolCall(run.unique_call_id(call.id), call.name, call.arguments, call.malformed))
-    elif type(chunk) is OpaqueChunk:
+    elif type(chunk) is base.OpaqueChunk:
         run.draft.add_part(Opaque(chunk.vendor, chunk.block))
-    elif type(chunk) is ResetChunk:
+    elif type(chunk) is base.ResetChunk:
         run.draft.clear()
-        run.emit(StreamReset(run.id, chunk.attempt))
+        run.emit(events.StreamReset(run.id, chunk.attempt))
 
 
-def _estimate_usage(usage: Usage, request: Request) -> Usage:
+def _estimate_usage(usage: events.Usage, request: base.Request) -> events.Usage:
     tokens = sum([approximate_tokens(message) for message in request.messages])
-    return Usage(tokens, usage.output_tokens, usage.cached_tokens, estimated=True)
+    return events.Usage(tokens, usage.output_tokens, usage.cached_tokens, estimated=True)
 
 
-def _reply_metadata(done: DoneChunk, usage: Usage, run: Run) -> dict[str, object]:
+def _reply_metadata(done: base.DoneChunk, usage: events.Usage, run: Run) -> dict[str, object]:
     metadata: dict[str, object] = {
         "stop_reason": done.stop_reason,
         "provider": run.provider.id,

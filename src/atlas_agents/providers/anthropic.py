@@ -25,35 +25,9 @@ from atlas_agents.core.messages import (
 )
 from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.core.text import Joiner, clean, wire_name
-from atlas_agents.providers.base import (
-    OMITTED_NOTE,
-    Capabilities,
-    Chunk,
-    DoneChunk,
-    OpaqueChunk,
-    Request,
-    StopReason,
-    TextChunk,
-    ThinkingChunk,
-    ToolCallChunk,
-    build_tool_call,
-    classify_error_event,
-    dump_arguments,
-    encode_messages,
-    is_fetchable,
-    render_result,
-)
-from atlas_agents.providers.http import (
-    EventSplitter,
-    HttpClient,
-    Timeouts,
-    exchange,
-    header_value,
-    read_event,
-    read_plain,
-)
+from atlas_agents.providers import base, http
 
-_STOP: dict[str, StopReason] = {
+_STOP: dict[str, base.StopReason] = {
     "end_turn": "stop",
     "stop_sequence": "stop",
     "tool_use": "tool_calls",
@@ -138,7 +112,7 @@ class AnthropicReader:
         self.event_count = 0
         self.complete = False
         self.closed = False
-        self._events = EventSplitter()
+        self._events = http.EventSplitter()
         self._started = False
         self._open: dict[int, _Block] = {}
         self._calls: list[ToolCall] = []
@@ -148,22 +122,22 @@ class AnthropicReader:
         self._input = self._output = self._cached = self._cache_written = 0
         self._counted = False
 
-    def feed(self, piece: bytes) -> list[Chunk]:
-        chunks: list[Chunk] = []
+    def feed(self, piece: bytes) -> list[base.Chunk]:
+        chunks: list[base.Chunk] = []
         for name, data in self._events.feed(piece):
             if self.closed:
                 break
             if name in _HANDLED_EVENTS:
-                self._handle_event(read_event(_decoder, data), chunks)
+                self._handle_event(http.read_event(_decoder, data), chunks)
             elif name == b"error":
-                raise classify_error_event(read_plain(data))
+                raise base.classify_error_event(http.read_plain(data))
         return chunks
 
-    def decode_body(self, body: bytes) -> list[Chunk]:
-        response = read_event(_response_decoder, body)
+    def decode_body(self, body: bytes) -> list[base.Chunk]:
+        response = http.read_event(_response_decoder, body)
         if response.error is not None:
-            raise classify_error_event({"error": response.error})
-        chunks: list[Chunk] = []
+            raise base.classify_error_event({"error": response.error})
+        chunks: list[base.Chunk] = []
         self._start_message(_Event(message=_Start(response.model, response.usage)))
         for index, block in enumerate(response.content):
             self._open_block(_Event(index=index, content_block=block), chunks)
@@ -171,7 +145,7 @@ class AnthropicReader:
         self._end_message(_Event(delta=_Delta(stop_reason=response.stop_reason), usage=response.usage))
         return chunks + self.finish()
 
-    def finish(self) -> list[Chunk]:
+    def finish(self) -> list[base.Chunk]:
         if self.event_count == 0:
             raise ProviderError("empty response: the stream contained no message events", "empty_response")
         if not self.complete:
@@ -183,13 +157,13 @@ class AnthropicReader:
         if not calls and not self._text_length and stop in ("stop", "tool_calls"):
             raise ProviderError("empty response: neither text nor a tool call", "empty_response")
         if stop == "length":  # truncated: there is no telling which call is complete
-            calls = [build_tool_call(call.id, call.name, _raw_arguments(call), truncated=True) for call in calls]
+            calls = [base.build_tool_call(call.id, call.name, _raw_arguments(call), truncated=True) for call in calls]
         output = self._output if self._counted else round(self._text_length / 3.6)
         total = self._input + self._cached + self._cache_written  # `input_tokens` excludes cached tokens
         usage = Usage(total, output, self._cached, estimated=not self._counted)
-        return [*(ToolCallChunk(call) for call in calls), DoneChunk(usage, stop, self._model)]
+        return [*(base.ToolCallChunk(call) for call in calls), base.DoneChunk(usage, stop, self._model)]
 
-    def _handle_event(self, event: _Event, chunks: list[Chunk]) -> None:
+    def _handle_event(self, event: _Event, chunks: list[base.Chunk]) -> None:
         match event.type:
             case "content_block_delta":
                 self._add_delta(event, chunks)
@@ -216,7 +190,7 @@ class AnthropicReader:
             self._model = clean(event.message.model)
             self._count(event.message.usage, final=False)
 
-    def _open_block(self, event: _Event, chunks: list[Chunk]) -> None:
+    def _open_block(self, event: _Event, chunks: list[base.Chunk]) -> None:
         self._require(
             self._started and not self.complete and event.index not in self._open, "content block out of order"
         )
@@ -225,27 +199,27 @@ class AnthropicReader:
         if block.kind == "text" and text:
             self._add_text(block, str(text), chunks)
         elif block.kind == "thinking" and thought:
-            chunks.append(ThinkingChunk(block.joiner.add(str(thought))))
+            chunks.append(base.ThinkingChunk(block.joiner.add(str(thought))))
 
-    def _add_delta(self, event: _Event, chunks: list[Chunk]) -> None:
+    def _add_delta(self, event: _Event, chunks: list[base.Chunk]) -> None:
         block, delta = self._open.get(event.index), event.delta
         if block is None or delta is None:
             raise ProviderError(f"out of order: delta for block {event.index}, which is not open", "protocol")
         if delta.text:
             self._add_text(block, delta.text, chunks)
         elif delta.thinking:
-            chunks.append(ThinkingChunk(block.joiner.add(delta.thinking)))
+            chunks.append(base.ThinkingChunk(block.joiner.add(delta.thinking)))
         elif delta.signature:
             block.content["signature"] = delta.signature
         elif delta.partial_json:
             block.pieces.append(delta.partial_json)
 
-    def _add_text(self, block: _Block, text: str, chunks: list[Chunk]) -> None:
+    def _add_text(self, block: _Block, text: str, chunks: list[base.Chunk]) -> None:
         self._text_length += len(text)
         if text := block.joiner.add(text):
-            chunks.append(TextChunk(text))
+            chunks.append(base.TextChunk(text))
 
-    def _close_block(self, event: _Event, chunks: list[Chunk]) -> None:
+    def _close_block(self, event: _Event, chunks: list[base.Chunk]) -> None:
         block = self._open.pop(event.index, None)
         if block is None:
             raise ProviderError(f"out of order: block {event.index} ended but was not open", "protocol")
@@ -253,17 +227,17 @@ class AnthropicReader:
         match block.kind:
             case "text":
                 if remainder := block.joiner.flush():
-                    chunks.append(TextChunk(remainder))
+                    chunks.append(base.TextChunk(remainder))
             case "thinking":
-                chunks.append(ThinkingChunk(block.joiner.flush(), clean(str(content.get("signature") or ""))))
+                chunks.append(base.ThinkingChunk(block.joiner.flush(), clean(str(content.get("signature") or ""))))
             case "tool_use":
-                raw = "".join(block.pieces) or dump_arguments(content.get("input") or {})
+                raw = "".join(block.pieces) or base.dump_arguments(content.get("input") or {})
                 name, id = clean(str(content.get("name") or "")), clean(str(content.get("id") or ""))
-                self._calls.append(build_tool_call(id, name, raw, truncated=False))
+                self._calls.append(base.build_tool_call(id, name, raw, truncated=False))
             case _:
                 if block.pieces:
-                    content = {**content, "input": read_plain(clean("".join(block.pieces)).encode())}
-                chunks.append(OpaqueChunk("anthropic", _make_encodable(content)))
+                    content = {**content, "input": http.read_plain(clean("".join(block.pieces)).encode())}
+                chunks.append(base.OpaqueChunk("anthropic", _make_encodable(content)))
 
     def _end_message(self, event: _Event) -> None:
         self._require(self._started, "message_delta before message_start")
@@ -306,9 +280,9 @@ _CACHE = "anthropic_bytes"
 _MAX_TOKENS = 8192
 
 
-def encode_request(request: Request, model: str) -> bytes:
+def encode_request(request: base.Request, model: str) -> bytes:
     """Encode the request body. Raises BrokenHistory if a tool call and its result are separated."""
-    messages = encode_messages(request.messages, _CACHE, _encode_message)
+    messages = base.encode_messages(request.messages, _CACHE, _encode_message)
     parts = [
         b'{"model":',
         encode(model),
@@ -323,7 +297,7 @@ def encode_request(request: Request, model: str) -> bytes:
     return b"".join(parts)
 
 
-def _settings(request: Request) -> dict[str, Any]:
+def _settings(request: base.Request) -> dict[str, Any]:
     fields: dict[str, Any] = {"max_tokens": request.max_tokens or _MAX_TOKENS}
     if request.system:
         fields["system"] = request.system
@@ -377,8 +351,8 @@ def _encode_part(part: Part) -> dict[str, Any] | None:
             return block if status == "ok" else {**block, "is_error": True}
         case Thinking(text, signature):  # the API rejects thinking without a signature
             return {"type": "thinking", "thinking": text, "signature": signature} if signature else None
-        case Image(url=url) | File(url=url) if url and not is_fetchable(url):
-            return {"type": "text", "text": OMITTED_NOTE}
+        case Image(url=url) | File(url=url) if url and not base.is_fetchable(url):
+            return {"type": "text", "text": base.OMITTED_NOTE}
         case Image(media_type, data, url):
             source = {"type": "url", "url": url} if url else _base64(media_type, data)
             return {"type": "image", "source": source}
@@ -391,7 +365,7 @@ def _encode_part(part: Part) -> dict[str, Any] | None:
 
 def _encode_result(result: ToolResult) -> str | list[dict[str, Any]]:
     """Encode a tool result: text, followed by its images."""
-    text, images = render_result(result)
+    text, images = base.render_result(result)
     if not images:
         return text
     image_blocks = [{"type": "image", "source": _base64(image.media_type, image.data)} for image in images]
@@ -427,7 +401,7 @@ class AnthropicProvider:
         *,
         base_url: str | None = None,
         api_key: str | None = None,
-        timeouts: Timeouts | None = None,
+        timeouts: http.Timeouts | None = None,
         clock: Clock = SYSTEM_CLOCK,
         environment: Environment | None = None,
         id: str = "anthropic",
@@ -442,20 +416,20 @@ class AnthropicProvider:
                 "Anthropic API key missing: set ANTHROPIC_API_KEY (in the environment or in .env) or pass api_key="
             )
         self.key = Secret(key) if key else None
-        self._http = HttpClient(timeouts, clock)
+        self._http = http.HttpClient(timeouts, clock)
         self._headers = {
             "Content-Type": "application/json",
             "Accept": "text/event-stream",
             "anthropic-version": _VERSION,
         }
         if self.key:
-            self._headers["x-api-key"] = header_value(self.key, "Anthropic")
+            self._headers["x-api-key"] = http.header_value(self.key, "Anthropic")
 
     @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(structured=True)
+    def capabilities(self) -> base.Capabilities:
+        return base.Capabilities(structured=True)
 
-    def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+    def stream(self, request: base.Request) -> AsyncGenerator[base.Chunk, None]:
         """Send a request to the Messages API and yield its chunks."""
         model = request.model or self.model
         if not model:
@@ -464,7 +438,7 @@ class AnthropicProvider:
             )
         body = encode_request(request, model)
         url = f"{self.base_url}/v1/messages"
-        return exchange(self._http, url, self._headers, body, AnthropicReader(), self.key)
+        return http.exchange(self._http, url, self._headers, body, AnthropicReader(), self.key)
 
     async def close(self) -> None:
         """Close the connections."""

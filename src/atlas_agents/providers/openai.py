@@ -13,36 +13,9 @@ from atlas_agents.core.json import encode
 from atlas_agents.core.messages import File, Image, Message, Text, ToolCall, ToolSpec, memo
 from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.core.text import Joiner, clean, wire_name
-from atlas_agents.providers.base import (
-    OMITTED_NOTE,
-    Capabilities,
-    Chunk,
-    DoneChunk,
-    Request,
-    StopReason,
-    TextChunk,
-    ThinkingChunk,
-    ToolCallChunk,
-    build_tool_call,
-    classify_error_event,
-    classify_response,
-    dump_arguments,
-    encode_messages,
-    is_fetchable,
-    render_result_text,
-)
-from atlas_agents.providers.http import (
-    EventSplitter,
-    HttpClient,
-    Timeouts,
-    exchange,
-    header_value,
-    read_error,
-    read_event,
-    read_plain,
-)
+from atlas_agents.providers import base, http
 
-_STOP: dict[str, StopReason] = {
+_STOP: dict[str, base.StopReason] = {
     "stop": "stop",
     "tool_calls": "tool_calls",
     "function_call": "tool_calls",
@@ -116,7 +89,7 @@ class OpenAIReader:
         self.event_count = 0
         self.complete = False
         self.closed = False
-        self._events = EventSplitter()
+        self._events = http.EventSplitter()
         self._joiner = Joiner()
         self._thoughts = Joiner()
         self._stop = ""
@@ -126,8 +99,8 @@ class OpenAIReader:
         self._model = ""
         self._text_length = 0
 
-    def feed(self, piece: bytes) -> list[Chunk]:
-        chunks: list[Chunk] = []
+    def feed(self, piece: bytes) -> list[base.Chunk]:
+        chunks: list[base.Chunk] = []
         for name, data in self._events.feed(piece):
             if data == b"[DONE]":
                 self.closed = self.complete
@@ -135,33 +108,33 @@ class OpenAIReader:
                 self._handle_event(name, data, chunks)
         return chunks
 
-    def decode_body(self, body: bytes) -> list[Chunk]:
-        chunks: list[Chunk] = []
+    def decode_body(self, body: bytes) -> list[base.Chunk]:
+        chunks: list[base.Chunk] = []
         self._handle_event(b"", body, chunks)
         return chunks + self.finish()
 
-    def finish(self) -> list[Chunk]:
+    def finish(self) -> list[base.Chunk]:
         if not self.complete:
             if self.event_count == 0:
                 raise ProviderError("empty response: the stream contained no chat completion events", "empty_response")
             raise ProviderError("the stream ended before its finish_reason", "incomplete")
         stop = "refusal" if self._refused else _STOP.get(self._stop, "other")
-        chunks: list[Chunk] = []
+        chunks: list[base.Chunk] = []
         if remainder := self._joiner.flush():
-            chunks.append(TextChunk(remainder))
+            chunks.append(base.TextChunk(remainder))
         calls = self._build_calls(truncated=stop == "length") if stop in ("stop", "tool_calls", "length") else []
-        chunks += [ToolCallChunk(call) for call in calls]
+        chunks += [base.ToolCallChunk(call) for call in calls]
         if not calls and not self._text_length and stop in ("stop", "tool_calls"):
             raise ProviderError("empty response: neither text nor a tool call", "empty_response")
-        chunks.append(DoneChunk(_count_usage(self._usage, self._text_length), stop, self._model))
+        chunks.append(base.DoneChunk(_count_usage(self._usage, self._text_length), stop, self._model))
         return chunks
 
-    def _handle_event(self, name: bytes, data: bytes, chunks: list[Chunk]) -> None:
+    def _handle_event(self, name: bytes, data: bytes, chunks: list[base.Chunk]) -> None:
         if name == b"error":
-            raise classify_error_event(read_plain(data))
-        event = read_event(_decoder, data)
+            raise base.classify_error_event(http.read_plain(data))
+        event = http.read_event(_decoder, data)
         if event.error is not None:
-            raise classify_error_event({"error": event.error})
+            raise base.classify_error_event({"error": event.error})
         if event.usage is not None:
             self._usage = event.usage
         if event.model and not self._model:
@@ -172,7 +145,7 @@ class OpenAIReader:
             if choice.index == 0:
                 self._read_choice(choice, chunks)
 
-    def _read_choice(self, choice: _Choice, chunks: list[Chunk]) -> None:
+    def _read_choice(self, choice: _Choice, chunks: list[base.Chunk]) -> None:
         delta = choice.delta or choice.message
         if delta is not None:
             self.event_count += 1
@@ -185,15 +158,15 @@ class OpenAIReader:
             self.event_count += 1
             self.complete, self._stop = True, choice.finish_reason
 
-    def _add_text(self, delta: _ChoiceDelta, chunks: list[Chunk]) -> None:
+    def _add_text(self, delta: _ChoiceDelta, chunks: list[base.Chunk]) -> None:
         if delta.refusal:
             self._refused = True
         if content := delta.content or delta.refusal:
             self._text_length += len(content)
             if text := self._joiner.add(content):
-                chunks.append(TextChunk(text))
+                chunks.append(base.TextChunk(text))
         if (thinking := delta.reasoning_content or delta.reasoning) and (text := self._thoughts.add(thinking)):
-            chunks.append(ThinkingChunk(text))
+            chunks.append(base.ThinkingChunk(text))
 
     def _add_call_delta(self, part: _CallDelta) -> None:
         """Append to the call that this delta belongs to; a new id starts a new call, whatever the index."""
@@ -206,7 +179,7 @@ class OpenAIReader:
         if isinstance(arguments, str):
             call.pieces.append(arguments)
         elif arguments is not None:
-            call.pieces.append(dump_arguments(arguments))
+            call.pieces.append(base.dump_arguments(arguments))
 
     def _find_call(self, part: _CallDelta) -> _OpenCall:
         for call in reversed(self._calls):
@@ -219,7 +192,9 @@ class OpenAIReader:
         return self._calls[-1]
 
     def _build_calls(self, *, truncated: bool) -> list[ToolCall]:
-        return [build_tool_call(call.id, call.name, "".join(call.pieces), truncated=truncated) for call in self._calls]
+        return [
+            base.build_tool_call(call.id, call.name, "".join(call.pieces), truncated=truncated) for call in self._calls
+        ]
 
 
 def _count_usage(usage: _CompletionUsage | None, text_length: int) -> Usage:
@@ -241,12 +216,14 @@ def find_first_model(body: object) -> str | None:
 _CACHE = "openai_bytes"
 
 
-def encode_request(request: Request, model: str, *, official: bool, extra: Mapping[str, Any] | None = None) -> bytes:
+def encode_request(
+    request: base.Request, model: str, *, official: bool, extra: Mapping[str, Any] | None = None
+) -> bytes:
     """Encode the request body. Raises BrokenHistory if a tool call and its result are separated.
 
     `extra` are fields that a server accepts beyond OpenAI's; the request's own fields take precedence.
     """
-    messages = encode_messages(request.messages, _CACHE, _encode_message)
+    messages = base.encode_messages(request.messages, _CACHE, _encode_message)
     if request.system:
         messages.insert(0, encode({"role": "system", "content": request.system}))
     parts = [
@@ -264,7 +241,7 @@ def encode_request(request: Request, model: str, *, official: bool, extra: Mappi
     return b"".join(parts)
 
 
-def _settings(request: Request, official: bool) -> dict[str, Any]:
+def _settings(request: base.Request, official: bool) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     if request.temperature is not None:
         fields["temperature"] = request.temperature
@@ -298,7 +275,7 @@ def _wire_messages(message: Message) -> list[dict[str, Any]]:
     match message.role:
         case "tool":
             return [
-                {"role": "tool", "tool_call_id": wire_name(result.call_id), "content": render_result_text(result)}
+                {"role": "tool", "tool_call_id": wire_name(result.call_id), "content": base.render_result_text(result)}
                 for result in message.tool_results
             ]
         case "assistant":
@@ -324,8 +301,8 @@ def _wire_content(message: Message) -> str | list[dict[str, Any]]:
         match part:
             case Text(text):
                 content.append({"type": "text", "text": text})
-            case Image(url=url) if url and not is_fetchable(url):
-                content.append({"type": "text", "text": OMITTED_NOTE})
+            case Image(url=url) if url and not base.is_fetchable(url):
+                content.append({"type": "text", "text": base.OMITTED_NOTE})
             case Image(media_type, data, url):
                 content.append({"type": "image_url", "image_url": {"url": url or f"data:{media_type};base64,{data}"}})
             case File(name, media_type, data, _):
@@ -361,7 +338,7 @@ class OpenAIProvider:
         *,
         base_url: str | None = None,
         api_key: str | None = None,
-        timeouts: Timeouts | None = None,
+        timeouts: http.Timeouts | None = None,
         clock: Clock = SYSTEM_CLOCK,
         environment: Environment | None = None,
         id: str = "openai",
@@ -376,16 +353,16 @@ class OpenAIProvider:
                 "OpenAI API key missing: set OPENAI_API_KEY (in the environment or in .env) or pass api_key="
             )
         self.key = Secret(key) if key else None
-        self._http = HttpClient(timeouts, clock)
+        self._http = http.HttpClient(timeouts, clock)
         self._headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
         if self.key:
-            self._headers["Authorization"] = f"Bearer {header_value(self.key, 'OpenAI')}"
+            self._headers["Authorization"] = f"Bearer {http.header_value(self.key, 'OpenAI')}"
 
     @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(structured=True)
+    def capabilities(self) -> base.Capabilities:
+        return base.Capabilities(structured=True)
 
-    def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+    def stream(self, request: base.Request) -> AsyncGenerator[base.Chunk, None]:
         """Send a request to the chat completions API and yield its chunks."""
         model = request.model or self.model
         return self._stream_model(request, model) if model else self._stream_first_model(request)
@@ -397,12 +374,12 @@ class OpenAIProvider:
     def __repr__(self) -> str:
         return f"OpenAIProvider({self.model!r}, base_url={self.base_url!r})"
 
-    def _stream_model(self, request: Request, model: str) -> AsyncGenerator[Chunk, None]:
+    def _stream_model(self, request: base.Request, model: str) -> AsyncGenerator[base.Chunk, None]:
         body = encode_request(request, model, official=self.base_url == OFFICIAL)
         url = f"{self.base_url}/chat/completions"
-        return exchange(self._http, url, self._headers, body, OpenAIReader(), self.key)
+        return http.exchange(self._http, url, self._headers, body, OpenAIReader(), self.key)
 
-    async def _stream_first_model(self, request: Request) -> AsyncGenerator[Chunk, None]:
+    async def _stream_first_model(self, request: base.Request) -> AsyncGenerator[base.Chunk, None]:
         async with aclosing(self._stream_model(request, await self._find_first_model())) as chunks:
             async for chunk in chunks:
                 yield chunk
@@ -411,9 +388,9 @@ class OpenAIProvider:
         if self.base_url == OFFICIAL:
             raise ProviderError("no model given: expected a name, for example OpenAIProvider('gpt-…')", "bad_request")
         async with self._http.request("GET", f"{self.base_url}/models", self._headers, b"") as response:
-            body = await read_error(response)
+            body = await http.read_error(response)
             if response.status != 200:
-                raise classify_response(response.status, body, response.headers)
+                raise base.classify_response(response.status, body, response.headers)
         self.model = find_first_model(body)
         if self.model is None:
             raise ProviderError(f"{self.base_url}/models lists no model; set one with model=", "bad_request")

@@ -13,46 +13,36 @@ from atlas_agents.core.errors import ConfigError, ProviderError, ScriptExhausted
 from atlas_agents.core.events import Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import ToolCall
-from atlas_agents.providers.base import (
-    Capabilities,
-    Chunk,
-    DoneChunk,
-    Provider,
-    Request,
-    StopReason,
-    TextChunk,
-    ThinkingChunk,
-    ToolCallChunk,
-)
+from atlas_agents.providers import base
 
-_Item: TypeAlias = Chunk | Exception
+_Item: TypeAlias = base.Chunk | Exception
 _WORD = re.compile(r"\s*\S+\s*|\s+")
 
 
 class Reply:
     """One reply of a scripted model; `+` joins two into one."""
 
-    def __init__(self, *items: _Item, stop: StopReason | None = None) -> None:
+    def __init__(self, *items: _Item, stop: base.StopReason | None = None) -> None:
         self.items = items
-        self.stop: StopReason | None = stop
+        self.stop: base.StopReason | None = stop
 
     def __add__(self, other: "Reply") -> "Reply":
         return Reply(*self.items, *other.items, stop=other.stop if other.stop else self.stop)
 
 
-def says(text: str, *, stop: StopReason | None = None) -> Reply:
+def says(text: str, *, stop: base.StopReason | None = None) -> Reply:
     """A reply with this text, streamed word by word."""
-    return Reply(*(TextChunk(word) for word in _WORD.findall(text)), stop=stop)
+    return Reply(*(base.TextChunk(word) for word in _WORD.findall(text)), stop=stop)
 
 
 def thinks(text: str, signature: str = "") -> Reply:
     """A reply that starts with this reasoning."""
-    return Reply(ThinkingChunk(text), ThinkingChunk("", signature))
+    return Reply(base.ThinkingChunk(text), base.ThinkingChunk("", signature))
 
 
 def calls(name: str, /, **arguments: Any) -> Reply:
     """A reply with a tool call; `calls(…) + calls(…)` makes two at once."""
-    return Reply(ToolCallChunk(ToolCall("", name, arguments)))
+    return Reply(base.ToolCallChunk(ToolCall("", name, arguments)))
 
 
 def fails(error: Exception | str) -> Reply:
@@ -65,14 +55,14 @@ class Scripted:
 
     def __init__(self, *replies: Reply, id: str = "scripted") -> None:
         self.id = id
-        self.requests: list[Request] = []
+        self.requests: list[base.Request] = []
         self._replies = list(replies)
 
     @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities()
+    def capabilities(self) -> base.Capabilities:
+        return base.Capabilities()
 
-    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+    async def stream(self, request: base.Request) -> AsyncGenerator[base.Chunk, None]:
         """Yield the next scripted reply."""
         self.requests.append(request)
         if len(self.requests) > len(self._replies):
@@ -85,18 +75,18 @@ class Scripted:
             await asyncio.sleep(0)  # yield to other tasks as a network would, so that tests expose races
             if isinstance(item, Exception):
                 raise item
-            call_count += type(item) is ToolCallChunk
-            text_count += type(item) is TextChunk
+            call_count += type(item) is base.ToolCallChunk
+            text_count += type(item) is base.TextChunk
             yield item
-        default_stop: StopReason = "tool_calls" if call_count else "stop"
-        yield DoneChunk(Usage(len(request.messages), text_count), reply.stop if reply.stop else default_stop)
+        default_stop: base.StopReason = "tool_calls" if call_count else "stop"
+        yield base.DoneChunk(Usage(len(request.messages), text_count), reply.stop if reply.stop else default_stop)
 
 
 class _Recording(msgspec.Struct, frozen=True):
     """One recorded request, without volatile fields, and the chunks of its response."""
 
     request_fields: dict[str, Any] = msgspec.field(name="asked")
-    recorded_chunks: list[Chunk] = msgspec.field(name="heard")
+    recorded_chunks: list[base.Chunk] = msgspec.field(name="heard")
 
 
 _decoder = msgspec.json.Decoder(_Recording)
@@ -108,7 +98,7 @@ class Cassette:
     Ids and times are not compared, so recordings stay valid; keys and headers are never recorded.
     """
 
-    def __init__(self, path: Path | str, provider: Provider | None = None) -> None:
+    def __init__(self, path: Path | str, provider: base.Provider | None = None) -> None:
         self._path = Path(path)
         self._provider = provider
         self._recordings = self._load()
@@ -118,18 +108,18 @@ class Cassette:
             raise ConfigError(f"no recording at {self._path}, and no provider to record")
 
     @property
-    def capabilities(self) -> Capabilities:
-        return self._provider.capabilities if self._provider else Capabilities()
+    def capabilities(self) -> base.Capabilities:
+        return self._provider.capabilities if self._provider else base.Capabilities()
 
-    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+    async def stream(self, request: base.Request) -> AsyncGenerator[base.Chunk, None]:
         """Replay the recorded answer to this request, or record one."""
         request_fields = _fingerprint(request)
         if self._recordings is not None:
             for chunk in self._replay(request_fields):
                 yield chunk
             return
-        recorded_chunks: list[Chunk] = []
-        async with aclosing(cast(Provider, self._provider).stream(request)) as chunks:
+        recorded_chunks: list[base.Chunk] = []
+        async with aclosing(cast(base.Provider, self._provider).stream(request)) as chunks:
             async for chunk in chunks:
                 recorded_chunks.append(chunk)
                 yield chunk
@@ -141,7 +131,7 @@ class Cassette:
             return None
         return [_decoder.decode(line) for line in self._path.read_bytes().splitlines()]
 
-    def _replay(self, request_fields: dict[str, Any]) -> list[Chunk]:
+    def _replay(self, request_fields: dict[str, Any]) -> list[base.Chunk]:
         recordings = self._recordings or []
         if self._next >= len(recordings):
             raise ConfigError(f"recording {self._path} has only {len(recordings)} answers; delete it to record again")
@@ -157,7 +147,7 @@ class Cassette:
         return recording.recorded_chunks
 
 
-def _fingerprint(request: Request) -> dict[str, Any]:
+def _fingerprint(request: base.Request) -> dict[str, Any]:
     """Return the request with calls numbered, because their ids differ between runs."""
     numbers: dict[str, str] = {}
     messages: list[dict[str, Any]] = []

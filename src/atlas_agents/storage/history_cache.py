@@ -16,7 +16,7 @@ from atlas_agents.core.errors import Conflict
 from atlas_agents.core.store import PutRecord, Store, StoredMessage
 from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql import tables
-from atlas_agents.storage.sql.query import Query, Row, bind
+from atlas_agents.storage.sql.tables import Query, Row, bind
 
 Fetch: TypeAlias = Callable[[Query], Awaitable[list[Row]]]
 Rows: TypeAlias = tuple[StoredMessage, ...]

@@ -9,8 +9,8 @@ from typing import Any
 
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.store import Hit, Where, Write
-from atlas_agents.storage.sql.query import Query, Row, WriteContext
 from atlas_agents.storage.sql.reads import SqlReads
+from atlas_agents.storage.sql.tables import Query, Row, WriteContext
 from atlas_agents.storage.sql.text_search import search_sqlite
 from atlas_agents.storage.sql.writes import apply_writes
 from atlas_agents.storage.sqlite import roll_back, run_steps

@@ -20,7 +20,7 @@ from psycopg.rows import TupleRow
 
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreFull, StoreLost
 from atlas_agents.storage.migrations import POSTGRES, pending
-from atlas_agents.storage.sql.query import Query, Row, Vector
+from atlas_agents.storage.sql.tables import Query, Row, Vector
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R")

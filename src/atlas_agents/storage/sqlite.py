@@ -14,8 +14,8 @@ from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.store import Hit, Where, Write
 from atlas_agents.storage.batch_thread import BatchThread, Job
-from atlas_agents.storage.sql.query import Query, Row, Steps, WriteContext
 from atlas_agents.storage.sql.reads import SqlReads
+from atlas_agents.storage.sql.tables import Query, Row, Steps, WriteContext
 from atlas_agents.storage.sql.text_search import search_sqlite
 from atlas_agents.storage.sql.writes import apply_writes
 from atlas_agents.storage.sqlite_files import OpenOptions, file_identity, open_reader, open_writer, translate_error

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from atlas_agents.core.store import AddJournal, Write
-from atlas_agents.storage.sql.query import Query, Row
+from atlas_agents.storage.sql.tables import Query, Row
 from atlas_agents.storage.sqlite import SqliteStore
 from crash.fault_points import in_sql, in_store
 from crash.process_state import STATE

@@ -15,20 +15,7 @@ from atlas_agents.core.json import parse_object
 from atlas_agents.core.messages import File, Image, Message, Part, Text, Thinking, ToolCall, ToolResult, ToolSpec, memo
 from atlas_agents.core.paths import Secret
 from atlas_agents.core.text import clean, wire_name
-from atlas_agents.providers.base import (
-    Capabilities,
-    Chunk,
-    DoneChunk,
-    Provider,
-    Request,
-    ResetChunk,
-    TextChunk,
-    ThinkingChunk,
-    ToolCallChunk,
-    collect_keys,
-    encode_messages,
-    render_result_text,
-)
+from atlas_agents.providers import base
 
 Section: TypeAlias = Literal["bare", "thought", "action", "input", "observation", "final"]
 PieceKind: TypeAlias = Literal["reasoning", "answer", "misread"]
@@ -284,16 +271,16 @@ _STOP = "\nObservation:"
 _MAX_STOPS = 4
 
 
-def offered_tools(request: Request) -> tuple[ToolSpec, ...]:
+def offered_tools(request: base.Request) -> tuple[ToolSpec, ...]:
     """Return the tools that may be called in this reply."""
     if request.tool_choice in ("auto", "required"):
         return request.tools
     return tuple(tool for tool in request.tools if request.tool_choice in (tool.name, wire_name(tool.name)))
 
 
-def render_request(request: Request) -> Request:
+def render_request(request: base.Request) -> base.Request:
     """Convert a request with tools to text: tools into instructions, calls and results into messages."""
-    encode_messages(request.messages, "react_checked", lambda message: b"")
+    base.encode_messages(request.messages, "react_checked", lambda message: b"")
     tools = offered_tools(request)
     system, stop = request.system, request.stop
     if tools:
@@ -309,7 +296,7 @@ def render_request(request: Request) -> Request:
     )
 
 
-def repair_request(request: Request, raw: str) -> Request:
+def repair_request(request: base.Request, raw: str) -> base.Request:
     """Repeat the request after a reply that was neither an action nor an answer, with a correction."""
     reply = Message("assistant", (Text(raw.strip() or "Thought:"),))
     return msgspec.structs.replace(
@@ -346,7 +333,7 @@ def _parts(message: Message) -> tuple[Part, ...]:
             case ToolCall():
                 lines.append(f"Action: {part.name}\nAction Input: {_input(part)}")
             case ToolResult():
-                lines.append(f"Observation: {render_result_text(part)}")
+                lines.append(f"Observation: {base.render_result_text(part)}")
             case Image() | File():
                 shown.append(part)
             case _:
@@ -530,7 +517,7 @@ class React:
     A reply that is neither an action nor an answer is requested again, at most twice.
     """
 
-    def __init__(self, inner: Provider) -> None:
+    def __init__(self, inner: base.Provider) -> None:
         self.inner = inner
 
     @property
@@ -543,17 +530,17 @@ class React:
 
     @property
     def keys(self) -> tuple[Secret, ...]:
-        return collect_keys(self.inner)
+        return base.collect_keys(self.inner)
 
     @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(streaming=self.inner.capabilities.streaming, tools=True, structured=False)
+    def capabilities(self) -> base.Capabilities:
+        return base.Capabilities(streaming=self.inner.capabilities.streaming, tools=True, structured=False)
 
     async def close(self) -> None:
         if (close := getattr(self.inner, "close", None)) is not None:
             await close()
 
-    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+    async def stream(self, request: base.Request) -> AsyncGenerator[base.Chunk, None]:
         text_request, tools = render_request(request), offered_tools(request)
         if not tools:
             async with aclosing(self.inner.stream(text_request)) as chunks:
@@ -569,7 +556,7 @@ class React:
             if decoder.complete or not decoder.ended:
                 return
             usage = decoder.usage
-            yield ResetChunk(attempt + 1)
+            yield base.ResetChunk(attempt + 1)
             text_request = repair_request(text_request, decoder.parser.raw)
         raise ProviderError("the model wrote neither an action nor an answer, even after two corrections", "protocol")
 
@@ -587,10 +574,10 @@ class _ReplyDecoder:
         """Usage, including earlier replies."""
         self._tools = tools
         self._attempt = attempt
-        self._emitted: list[Chunk] = []  # chunks that remain valid after a withdrawal
-        self._done: DoneChunk | None = None
+        self._emitted: list[base.Chunk] = []  # chunks that remain valid after a withdrawal
+        self._done: base.DoneChunk | None = None
 
-    async def stream(self, inner: Provider, text_request: Request) -> AsyncGenerator[Chunk, None]:
+    async def stream(self, inner: base.Provider, text_request: base.Request) -> AsyncGenerator[base.Chunk, None]:
         """Yield chunks as a provider with tool calling would."""
         async with aclosing(inner.stream(text_request)) as chunks:
             async for chunk in chunks:
@@ -604,14 +591,14 @@ class _ReplyDecoder:
         for chunk in self._finish():
             yield chunk
 
-    def _add(self, chunk: Chunk) -> list[Chunk]:
+    def _add(self, chunk: base.Chunk) -> list[base.Chunk]:
         match chunk:
-            case TextChunk(text):
+            case base.TextChunk(text):
                 return self._to_chunks(self.parser.feed(text))
-            case DoneChunk():
+            case base.DoneChunk():
                 self._done = chunk
                 return []
-            case ResetChunk():
+            case base.ResetChunk():
                 self.parser = ReactParser()
                 self._emitted.clear()
                 return [chunk]
@@ -619,22 +606,22 @@ class _ReplyDecoder:
                 self._emitted.append(chunk)
                 return [chunk]
 
-    def _to_chunks(self, pieces: list[Piece]) -> list[Chunk]:
-        found: list[Chunk] = []
+    def _to_chunks(self, pieces: list[Piece]) -> list[base.Chunk]:
+        found: list[base.Chunk] = []
         for piece in pieces:
             if piece.kind == "misread":
-                self._emitted = [*map(_as_thought, self._emitted), ThinkingChunk("\n")]
-                found += [ResetChunk(self._attempt + 1), *self._emitted]
+                self._emitted = [*map(_as_thought, self._emitted), base.ThinkingChunk("\n")]
+                found += [base.ResetChunk(self._attempt + 1), *self._emitted]
                 continue
-            chunk = TextChunk(piece.text) if piece.kind == "answer" else ThinkingChunk(piece.text)
+            chunk = base.TextChunk(piece.text) if piece.kind == "answer" else base.ThinkingChunk(piece.text)
             self._emitted.append(chunk)
             found.append(chunk)
         return found
 
-    def _finish(self) -> list[Chunk]:
+    def _finish(self) -> list[base.Chunk]:
         """Return the buffered text, the calls and the end; nothing if the reply must be requested again."""
         found = self._to_chunks(self.parser.end())
-        done = self._done or DoneChunk(Usage(0, len(self.parser.raw) // 4, estimated=True))
+        done = self._done or base.DoneChunk(Usage(0, len(self.parser.raw) // 4, estimated=True))
         self.usage += done.usage
         calls, answer = parse_calls(self.parser.actions, self._tools)
         if done.stop_reason == "length":
@@ -643,14 +630,14 @@ class _ReplyDecoder:
         self.complete = bool(calls or answer or has_answer) or done.stop_reason in ("length", "refusal")
         if not self.complete:
             return []
-        found += [TextChunk(answer)] if answer else []
-        found += [ToolCallChunk(call) for call in calls]
+        found += [base.TextChunk(answer)] if answer else []
+        found += [base.ToolCallChunk(call) for call in calls]
         reason = "tool_calls" if calls else "stop" if done.stop_reason == "tool_calls" else done.stop_reason
         return [*found, msgspec.structs.replace(done, stop_reason=reason, usage=self.usage)]
 
 
-def _as_thought(chunk: Chunk) -> Chunk:
-    return ThinkingChunk(chunk.text) if isinstance(chunk, TextChunk) else chunk
+def _as_thought(chunk: base.Chunk) -> base.Chunk:
+    return base.ThinkingChunk(chunk.text) if isinstance(chunk, base.TextChunk) else chunk
 
 
 __all__ = ["React"]

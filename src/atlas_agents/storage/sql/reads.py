@@ -1,34 +1,163 @@
 """Read half of the store port for SQL databases."""
 
+import asyncio
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
-from atlas_agents.core.store import (
-    ApprovalRow,
-    AuditRow,
-    Document,
-    DocumentKind,
-    EventRow,
-    Hit,
-    JobRow,
-    JobState,
-    JournalRow,
-    PassageRow,
-    Prunable,
-    Pruned,
-    RecordKind,
-    RunRow,
-    Session,
-    StoredMessage,
-    StoredRecord,
-    UsageRow,
-    Where,
-)
+from atlas_agents.core import store
+from atlas_agents.core.aio import in_thread
+from atlas_agents.core.errors import StoreError
 from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql import tables
-from atlas_agents.storage.sql.query import Query, Row, bind
+from atlas_agents.storage.sql.tables import Query, Row, bind
 from atlas_agents.storage.sql.text_search import scope_values
-from atlas_agents.storage.vectors import Library, Vectors
+
+_PAGE = 5_000
+_MAX_BYTES = 1 << 30
+"""Memory limit; the least recently searched libraries are evicted first."""
+
+
+class Library(NamedTuple):
+    """The unit of search: passages of one kind with vectors of one model."""
+
+    tenant: str
+    kind: str
+    model: str
+
+
+class VectorSource(Protocol):
+    """Storage of the vectors."""
+
+    async def library(self, library: Library) -> tuple[int, int]:
+        """Version and number of vectors."""
+        ...
+
+    async def vectors(self, library: Library, after: int, limit: int) -> Sequence[tuple[int, str, Any]]:
+        """Id, collection and vector of the passages with ids above `after`."""
+        ...
+
+    async def vector_ids(self, library: Library) -> list[int]: ...
+
+
+class Vectors:
+    """LRU cache of one matrix per library."""
+
+    def __init__(self, source: VectorSource) -> None:
+        self._source = source
+        self._matrices: OrderedDict[Library, _Matrix] = OrderedDict()
+
+    async def search(self, library: Library, collection: str | None, vector: bytes, limit: int) -> list[store.Hit]:
+        """Best matches first."""
+        version, count = await self._source.library(library)
+        if not count or limit < 1:
+            return []
+        matrix = self._matrices.get(library)
+        if matrix is None:
+            matrix = self._matrices[library] = _Matrix(len(vector) // 2)
+        self._matrices.move_to_end(library)
+        async with matrix.lock:
+            if matrix.version != version:
+                await self._refresh(library, matrix)
+            query = matrix.query(vector)
+            hits = await in_thread(matrix.search, collection, query, limit)
+        self._evict()
+        return hits
+
+    async def _refresh(self, library: Library, matrix: "_Matrix") -> None:
+        version, _ = await self._source.library(library)
+        while rows := await self._source.vectors(library, matrix.last, _PAGE):
+            await in_thread(matrix.add, rows)
+        after, count = await self._source.library(library)
+        if len(matrix) != count or after != version:
+            await in_thread(matrix.retain, await self._source.vector_ids(library))
+        matrix.version = version
+
+    def _evict(self) -> None:
+        while len(self._matrices) > 1 and sum(matrix.size for matrix in self._matrices.values()) > _MAX_BYTES:
+            self._matrices.popitem(last=False)
+
+
+class _Matrix:
+    """Rows of unit length, ordered by passage id. Capacity doubles when it is full."""
+
+    def __init__(self, width: int) -> None:
+        import numpy
+
+        self._np = numpy
+        self.lock = asyncio.Lock()
+        self.version = -1
+        self._count = 0
+        self._rows = numpy.zeros((64, width), numpy.float32)
+        self._ids = numpy.zeros(64, numpy.int64)
+        self._collections = numpy.zeros(64, numpy.int32)
+        self._names: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def last(self) -> int:
+        return int(self._ids[self._count - 1]) if self._count else 0
+
+    @property
+    def size(self) -> int:
+        return self._rows.nbytes
+
+    def query(self, vector: bytes) -> Any:
+        return self._unit(self._read([vector]))[0]
+
+    def add(self, rows: Sequence[tuple[int, str, Any]]) -> None:
+        end = self._count + len(rows)
+        self._grow(end)
+        self._rows[self._count : end] = self._unit(self._read([vector for _, _, vector in rows]))
+        self._ids[self._count : end] = [id for id, _, _ in rows]
+        self._collections[self._count : end] = [self._names.setdefault(name, len(self._names)) for _, name, _ in rows]
+        self._count = end
+
+    def retain(self, ids: Sequence[int]) -> None:
+        """Remove all other rows."""
+        retained = self._np.isin(self._ids[: self._count], self._np.asarray(ids, self._np.int64))
+        for name in ("_rows", "_ids", "_collections"):
+            setattr(self, name, getattr(self, name)[: self._count][retained])
+        self._count = len(self._ids)
+
+    def search(self, collection: str | None, query: Any, limit: int) -> list[store.Hit]:
+        np = self._np
+        ids, rows = self._ids[: self._count], self._rows[: self._count]
+        if collection is not None:
+            indices = np.flatnonzero(self._collections[: self._count] == self._names.get(collection, -1))
+            ids, rows = ids[indices], rows[indices]
+        scores = rows @ query
+        best = np.argpartition(-scores, limit - 1)[:limit] if limit < len(scores) else np.arange(len(scores))
+        best = best[np.lexsort((ids[best], -scores[best]))]
+        return [store.Hit(int(ids[index]), float(scores[index])) for index in best]
+
+    def _read(self, vectors: Sequence[Any]) -> Any:
+        """Decode vectors: bytes of 16-bit floats, or lists of numbers from Postgres."""
+        np = self._np
+        width = self._rows.shape[1]
+        if vectors and isinstance(vectors[0], bytes):
+            if any(len(vector) != width * 2 for vector in vectors):
+                raise StoreError("vectors of one model differ in length: ingest all documents again")
+            return np.frombuffer(b"".join(vectors), np.float16).astype(np.float32).reshape(-1, width)
+        return np.asarray(vectors, np.float32)
+
+    def _unit(self, rows: Any) -> Any:
+        return rows / self._np.maximum(self._np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
+
+    def _grow(self, count: int) -> None:
+        np = self._np
+        if count <= len(self._ids):
+            return
+        capacity = max(count, 2 * len(self._ids))
+        for name in ("_rows", "_ids", "_collections"):
+            old = getattr(self, name)
+            new = np.zeros((capacity, *old.shape[1:]), old.dtype)
+            new[: self._count] = old[: self._count]
+            setattr(self, name, new)
+
 
 _MAX = (1 << 63) - 1
 
@@ -48,12 +177,14 @@ class SqlReads(ABC):
         return await self.fetch(query)
 
     @abstractmethod
-    async def search_text(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]: ...
+    async def search_text(
+        self, tenant: str, where: store.Where, words: Sequence[str], *, limit: int = 50
+    ) -> list[store.Hit]: ...
 
-    async def session(self, tenant: str, key: str) -> Session | None:
+    async def session(self, tenant: str, key: str) -> store.Session | None:
         return tables.SESSIONS.first(await self.fetch(bind(tenant, sql.SESSION, key=key)))
 
-    async def sessions(self, tenant: str, *, limit: int = 100, before: int | None = None) -> list[Session]:
+    async def sessions(self, tenant: str, *, limit: int = 100, before: int | None = None) -> list[store.Session]:
         query = bind(tenant, sql.SESSIONS, limit=max(limit, 0), before=_MAX if before is None else before)
         return tables.SESSIONS.all(await self.fetch(query))
 
@@ -66,43 +197,45 @@ class SqlReads(ABC):
         before: int | None = None,
         limit: int | None = None,
         last: bool = False,
-    ) -> list[StoredMessage]:
+    ) -> list[store.StoredMessage]:
         statement = sql.LAST_MESSAGES if last else sql.MESSAGES
         end = _MAX if before is None else before
         query = bind(tenant, statement, session=session, after=after, before=end, limit=_limit_or_max(limit))
         rows = tables.MESSAGES.all(await self.fetch(query))
         return rows[::-1] if last else rows
 
-    async def run(self, tenant: str, run_id: str) -> RunRow | None:
+    async def run(self, tenant: str, run_id: str) -> store.RunRow | None:
         return tables.RUNS.first(await self.fetch(bind(tenant, sql.RUN, run_id=run_id)))
 
-    async def runs(self, tenant: str, session: str, *, open_only: bool = False) -> list[RunRow]:
+    async def runs(self, tenant: str, session: str, *, open_only: bool = False) -> list[store.RunRow]:
         statement = sql.OPEN_RUNS_OF if open_only else sql.RUNS
         return tables.RUNS.all(await self.fetch(bind(tenant, statement, session=session)))
 
-    async def open_runs(self) -> list[RunRow]:
+    async def open_runs(self) -> list[store.RunRow]:
         return tables.RUNS.all(await self.fetch(Query(sql.OPEN_RUNS, {})))
 
-    async def journal(self, tenant: str, run_id: str) -> list[JournalRow]:
+    async def journal(self, tenant: str, run_id: str) -> list[store.JournalRow]:
         return tables.JOURNAL.all(await self.fetch(bind(tenant, sql.JOURNAL, run_id=run_id)))
 
     async def audit(
         self, tenant: str, *, after: int = 0, limit: int | None = None, last: bool = False
-    ) -> list[AuditRow]:
+    ) -> list[store.AuditRow]:
         query = bind(tenant, sql.LAST_AUDIT if last else sql.AUDIT, after=after, limit=_limit_or_max(limit))
         rows = tables.AUDIT.all(await self.fetch(query))
         return rows[::-1] if last else rows
 
-    async def approval(self, tenant: str, id: str) -> ApprovalRow | None:
+    async def approval(self, tenant: str, id: str) -> store.ApprovalRow | None:
         return tables.APPROVALS.first(await self.fetch(bind(tenant, sql.APPROVAL, id=id)))
 
-    async def pending_approvals(self, tenant: str) -> list[ApprovalRow]:
+    async def pending_approvals(self, tenant: str) -> list[store.ApprovalRow]:
         return tables.APPROVALS.all(await self.fetch(bind(tenant, sql.PENDING_APPROVALS)))
 
-    async def grants(self, tenant: str, binding: str) -> list[ApprovalRow]:
+    async def grants(self, tenant: str, binding: str) -> list[store.ApprovalRow]:
         return tables.APPROVALS.all(await self.fetch(bind(tenant, sql.GRANTS, binding=binding)))
 
-    async def events(self, tenant: str, run_id: str, *, after: int = 0, limit: int | None = None) -> list[EventRow]:
+    async def events(
+        self, tenant: str, run_id: str, *, after: int = 0, limit: int | None = None
+    ) -> list[store.EventRow]:
         query = bind(tenant, sql.EVENTS, run_id=run_id, after=after, limit=_limit_or_max(limit))
         return tables.EVENTS.all(await self.fetch(query))
 
@@ -110,19 +243,19 @@ class SqlReads(ABC):
         rows = await self.fetch(bind(tenant, sql.COUNTED, agent_id=agent_id, day=day))
         return next((used for (used,) in rows), 0)
 
-    async def usage(self, tenant: str, *, since: str = "", until: str = "9999") -> list[UsageRow]:
+    async def usage(self, tenant: str, *, since: str = "", until: str = "9999") -> list[store.UsageRow]:
         return tables.USAGE.all(await self.fetch(bind(tenant, sql.USAGE, since=since, until=until)))
 
-    async def document(self, tenant: str, kind: DocumentKind, id: str) -> Document | None:
+    async def document(self, tenant: str, kind: store.DocumentKind, id: str) -> store.Document | None:
         return tables.DOCUMENTS.first(await self.fetch(bind(tenant, sql.DOCUMENT, kind=kind, id=id)))
 
     async def documents(
-        self, tenant: str, where: Where, *, after: str = "", limit: int | None = None
-    ) -> list[Document]:
+        self, tenant: str, where: store.Where, *, after: str = "", limit: int | None = None
+    ) -> list[store.Document]:
         query = bind(tenant, sql.DOCUMENTS, **scope_values(where), after=after, limit=_limit_or_max(limit))
         return tables.DOCUMENTS.all(await self.fetch(query))
 
-    async def passages(self, tenant: str, ids: Sequence[int]) -> list[PassageRow]:
+    async def passages(self, tenant: str, ids: Sequence[int]) -> list[store.PassageRow]:
         if not ids:
             return []
         numbers = {f"id{n}": id for n, id in enumerate(ids)}
@@ -131,12 +264,14 @@ class SqlReads(ABC):
         return [found[id] for id in ids if id in found]
 
     async def document_passages(
-        self, tenant: str, kind: DocumentKind, document: str, *, after: int = -1, limit: int | None = None
-    ) -> list[PassageRow]:
+        self, tenant: str, kind: store.DocumentKind, document: str, *, after: int = -1, limit: int | None = None
+    ) -> list[store.PassageRow]:
         query = bind(tenant, sql.PASSAGES_OF, kind=kind, id=document, after=after, limit=_limit_or_max(limit))
         return tables.PASSAGES.all(await self.fetch(query))
 
-    async def find_nearest(self, tenant: str, where: Where, model: str, vector: bytes, *, limit: int = 50) -> list[Hit]:
+    async def find_nearest(
+        self, tenant: str, where: store.Where, model: str, vector: bytes, *, limit: int = 50
+    ) -> list[store.Hit]:
         return await self._vectors.search(Library(tenant, where.kind, model), where.collection, vector, limit)
 
     async def library(self, library: Library) -> tuple[int, int]:
@@ -152,27 +287,27 @@ class SqlReads(ABC):
         query = bind(library.tenant, sql.VECTOR_IDS, kind=library.kind, model=library.model)
         return [id for (id,) in await self.search(query)]
 
-    async def job(self, tenant: str, id: str) -> JobRow | None:
+    async def job(self, tenant: str, id: str) -> store.JobRow | None:
         return tables.JOBS.first(await self.fetch(bind(tenant, sql.JOB, id=id)))
 
     async def jobs(
-        self, tenant: str, *, states: Sequence[JobState] = (), limit: int = 100, before: int | None = None
-    ) -> list[JobRow]:
+        self, tenant: str, *, states: Sequence[store.JobState] = (), limit: int = 100, before: int | None = None
+    ) -> list[store.JobRow]:
         statement = sql.jobs_in(len(states)) if states else sql.JOBS
         named = {f"state{n}": state for n, state in enumerate(states)}
         query = bind(tenant, statement, limit=max(limit, 0), before=_MAX if before is None else before, **named)
         return tables.JOBS.all(await self.fetch(query))
 
-    async def child_jobs(self, tenant: str, parent: str) -> list[JobRow]:
+    async def child_jobs(self, tenant: str, parent: str) -> list[store.JobRow]:
         return tables.JOBS.all(await self.fetch(bind(tenant, sql.JOBS_UNDER, parent=parent)))
 
-    async def pending_jobs(self, tenant: str, now: int, *, limit: int = 1000) -> list[JobRow]:
+    async def pending_jobs(self, tenant: str, now: int, *, limit: int = 1000) -> list[store.JobRow]:
         return tables.JOBS.all(await self.fetch(bind(tenant, sql.PENDING_JOBS, until=now, limit=max(limit, 0))))
 
-    async def record(self, tenant: str, kind: RecordKind, key: str) -> StoredRecord | None:
+    async def record(self, tenant: str, kind: store.RecordKind, key: str) -> store.StoredRecord | None:
         return tables.RECORDS.first(await self.fetch(bind(tenant, sql.RECORD, kind=kind, key=key)))
 
-    async def records(self, tenant: str, kind: RecordKind) -> list[StoredRecord]:
+    async def records(self, tenant: str, kind: store.RecordKind) -> list[store.StoredRecord]:
         return tables.RECORDS.all(await self.fetch(bind(tenant, sql.RECORDS, kind=kind)))
 
     async def last_turns(self, tenant: str) -> list[tuple[str, str, int]]:
@@ -186,9 +321,9 @@ class SqlReads(ABC):
         ((size,),) = await self.fetch(bind(tenant, sql.STORED))
         return int(size)
 
-    async def prunable(self, tenant: str, what: Prunable, before: int) -> Pruned:
+    async def prunable(self, tenant: str, what: store.Prunable, before: int) -> store.Pruned:
         (counts,) = await self.search(bind(tenant, sql.COUNT_PRUNABLE[what], before=before))
-        return Pruned(*map(int, counts))
+        return store.Pruned(*map(int, counts))
 
     async def tenants(self) -> list[str]:
         return [tenant for (tenant,) in await self.fetch(Query(sql.TENANTS, {}))]

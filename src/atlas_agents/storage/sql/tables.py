@@ -3,28 +3,77 @@
 A new column is a new field of the struct in `core.store` and a migration. Everything here follows from the struct.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from operator import attrgetter
-from typing import Any, Generic, TypeVar, get_origin
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, get_origin
 
 import msgspec
 
+from atlas_agents.core import store
+from atlas_agents.core.errors import StoreError
 from atlas_agents.core.json import encode
-from atlas_agents.core.store import (
-    ApprovalRow,
-    AuditRow,
-    Document,
-    EventRow,
-    JobRow,
-    JournalRow,
-    PassageRow,
-    RunRow,
-    Session,
-    StoredMessage,
-    StoredRecord,
-    UsageRow,
-)
-from atlas_agents.storage.sql.query import Row
+
+Row: TypeAlias = tuple[Any, ...]
+T = TypeVar("T")
+_MIN, _MAX = -(1 << 63), (1 << 63) - 1
+
+
+class Vector(bytes):
+    """An embedding as 16-bit floats. Each database driver converts it to its own type."""
+
+
+class Query(NamedTuple):
+    """A statement with a value for each `:name`."""
+
+    sql: str
+    values: dict[str, Any]
+
+
+Steps: TypeAlias = Generator[Query, list[Row], T]
+
+
+class WriteContext(msgspec.Struct, frozen=True):
+    """Tenant and time (milliseconds since 1970) of a commit."""
+
+    tenant: str
+    now: int
+
+    def bind(self, sql: str, /, **values: Any) -> Query:
+        values["now"] = self.now
+        return _checked(self.tenant, sql, values)
+
+
+def bind(tenant: str, sql: str, /, **values: Any) -> Query:
+    """Bind a statement to a tenant and values. Values that some database cannot store raise `StoreError`."""
+    return _checked(tenant, sql, values)
+
+
+def _checked(tenant: str, sql: str, values: dict[str, Any]) -> Query:
+    values["tenant"] = tenant
+    for name, value in values.items():
+        if isinstance(value, str):
+            if not value.isascii() or "\0" in value:
+                _check_text(name, value)
+        elif isinstance(value, int) and not _MIN <= value <= _MAX:
+            raise StoreError(f"{name} must fit into 64 bits, got {value}")
+    if not tenant:
+        raise StoreError("the tenant must not be empty")
+    return Query(sql, values)
+
+
+def clean_text(text: str | None) -> str | None:
+    """Replace characters that no database can store, in text that is only displayed."""
+    return text and text.replace("\0", "\ufffd").encode(errors="replace").decode()
+
+
+def _check_text(name: str, text: str) -> None:
+    if "\0" in text:
+        raise StoreError(f"{name} must not contain a null character")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise StoreError(f"{name} must not contain an unpaired surrogate") from None
+
 
 R = TypeVar("R", bound=msgspec.Struct)
 Convert = Callable[[Any], Any]
@@ -106,15 +155,15 @@ def _as_bytes(entry: bytes | str) -> bytes:
     return entry.encode() if isinstance(entry, str) else entry
 
 
-SESSIONS = Table("sessions", Session)
-MESSAGES = Table("messages", StoredMessage)
-RUNS = Table("runs", RunRow, user="user_id")
-JOURNAL = Table("journal", JournalRow)
-AUDIT = Table("audit", AuditRow, decoders={"entry": _as_bytes})
-EVENTS = Table("events", EventRow)
-APPROVALS = Table("approvals", ApprovalRow)
-USAGE = Table("usage_sums", UsageRow)
-JOBS = Table("jobs", JobRow, user="user_id", notified="told")
-RECORDS = Table("records", StoredRecord)
-DOCUMENTS = Table("documents", Document, collection="shelf")
-PASSAGES = Table("passages", PassageRow, collection="shelf")
+SESSIONS = Table("sessions", store.Session)
+MESSAGES = Table("messages", store.StoredMessage)
+RUNS = Table("runs", store.RunRow, user="user_id")
+JOURNAL = Table("journal", store.JournalRow)
+AUDIT = Table("audit", store.AuditRow, decoders={"entry": _as_bytes})
+EVENTS = Table("events", store.EventRow)
+APPROVALS = Table("approvals", store.ApprovalRow)
+USAGE = Table("usage_sums", store.UsageRow)
+JOBS = Table("jobs", store.JobRow, user="user_id", notified="told")
+RECORDS = Table("records", store.StoredRecord)
+DOCUMENTS = Table("documents", store.Document, collection="shelf")
+PASSAGES = Table("passages", store.PassageRow, collection="shelf")

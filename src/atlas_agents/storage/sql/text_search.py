@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from atlas_agents.core.store import Hit, Where
 from atlas_agents.storage.sql import statements as sql
-from atlas_agents.storage.sql.query import Query, Row, bind
+from atlas_agents.storage.sql.tables import Query, Row, bind
 
 Fetch: TypeAlias = Callable[[Query], Awaitable[list[Row]]]
 _MAX_WORDS = 32

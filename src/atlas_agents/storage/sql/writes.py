@@ -8,55 +8,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from atlas_agents.core import store
 from atlas_agents.core.aio import days_ahead
 from atlas_agents.core.errors import Conflict, DailyLimitExceeded, NotFound, SessionBusy, StaleOwner, StoreError
-from atlas_agents.core.store import (
-    OPEN,
-    OPEN_JOB,
-    AcceptRun,
-    AddAudit,
-    AddEvents,
-    AddJob,
-    AddJournal,
-    AddMessage,
-    AddPassages,
-    AddUsage,
-    AnswerApproval,
-    ApprovalRow,
-    AuditRow,
-    ClaimJob,
-    ClaimRun,
-    Document,
-    DropDocument,
-    DropRecord,
-    DropSession,
-    JobRow,
-    JournalRow,
-    MarkJobNotified,
-    Passage,
-    Prune,
-    Pruned,
-    PutApproval,
-    PutDocument,
-    PutRecord,
-    PutSession,
-    Release,
-    Reserve,
-    ReserveEvents,
-    RetryJob,
-    RunRow,
-    Session,
-    SetJob,
-    SetRun,
-    StopRun,
-    StoredMessage,
-    StoredRecord,
-    Write,
-)
 from atlas_agents.storage.hash_chain import START, audit_row, journal_row
 from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql import tables
-from atlas_agents.storage.sql.query import Steps, Vector, WriteContext, clean_text
+from atlas_agents.storage.sql.tables import Steps, Vector, WriteContext, clean_text
 from atlas_agents.storage.sql.text_search import owner_words
 
 T = TypeVar("T")
@@ -65,13 +23,13 @@ _MAX_RESERVED = 1 << 31
 _EVENT_BATCHES = (64, 16, 4, 2, 1)
 _PASSAGE_BATCHES = (32, 8, 1)
 """Rows per INSERT. Few sizes, so that each statement stays prepared."""
-_RUN_FIELDS = [name for name in AcceptRun.__struct_fields__ if name in RunRow.__struct_fields__]
+_RUN_FIELDS = [name for name in store.AcceptRun.__struct_fields__ if name in store.RunRow.__struct_fields__]
 
 
-def apply_writes(context: WriteContext, writes: Sequence[Write]) -> Steps[list[Any]]:
+def apply_writes(context: WriteContext, writes: Sequence[store.Write]) -> Steps[list[Any]]:
     """Apply the writes of one commit. If an `AcceptRun` repeats an idempotency key, nothing is written."""
     for index, write in enumerate(writes):
-        if isinstance(write, AcceptRun) and write.idempotency_key:
+        if isinstance(write, store.AcceptRun) and write.idempotency_key:
             existing = yield from find_run_by_key(context, write)
             if existing is not None:
                 return [existing if i == index else None for i in range(len(writes))]
@@ -87,12 +45,12 @@ def apply_writes(context: WriteContext, writes: Sequence[Write]) -> Steps[list[A
 # Sessions and messages
 
 
-def _put_session(context: WriteContext, write: PutSession) -> Steps[Session]:
+def _put_session(context: WriteContext, write: store.PutSession) -> Steps[store.Session]:
     given = {name: value for name in write.__struct_fields__ if (value := getattr(write, name)) is not None}
     if write.label is not None:
         given["label"] = clean_text(write.label)
     try:
-        values = tables.SESSIONS.values(Session(**given, created_at=context.now))
+        values = tables.SESSIONS.values(store.Session(**given, created_at=context.now))
     except (TypeError, ValueError, RecursionError) as error:
         raise StoreError(f"the metadata of session {write.key!r} cannot be encoded as JSON: {error}") from error
     new = {f"new_{name}": values[name] if name in given else None for name in write.__struct_fields__}
@@ -100,7 +58,7 @@ def _put_session(context: WriteContext, write: PutSession) -> Steps[Session]:
     return tables.SESSIONS.decode(row)
 
 
-def _drop_session(context: WriteContext, write: DropSession) -> Steps[None]:
+def _drop_session(context: WriteContext, write: store.DropSession) -> Steps[None]:
     if (yield context.bind(sql.HAS_OPEN_RUN, session=write.key)):
         raise Conflict(f"session {write.key!r} has an open run: cancel it first")
     for statement in sql.DROP_ROWS:
@@ -109,7 +67,7 @@ def _drop_session(context: WriteContext, write: DropSession) -> Steps[None]:
         raise _not_found("session", write.key)
 
 
-def _add_message(context: WriteContext, write: AddMessage) -> Steps[StoredMessage]:
+def _add_message(context: WriteContext, write: store.AddMessage) -> Steps[store.StoredMessage]:
     existing = tables.MESSAGES.first((yield context.bind(sql.MESSAGE_OF_ID, session=write.session, id=write.id)))
     if existing is not None:
         return existing
@@ -117,7 +75,7 @@ def _add_message(context: WriteContext, write: AddMessage) -> Steps[StoredMessag
     if not rows:
         raise _not_found("session", write.session)
     ((seq,),) = rows
-    message = StoredMessage(write.session, seq, write.id, write.run_id, write.body)
+    message = store.StoredMessage(write.session, seq, write.id, write.run_id, write.body)
     yield context.bind(sql.ADD_MESSAGE, **tables.MESSAGES.values(message))
     return message
 
@@ -125,7 +83,7 @@ def _add_message(context: WriteContext, write: AddMessage) -> Steps[StoredMessag
 # Runs
 
 
-def find_run_by_key(context: WriteContext, write: AcceptRun) -> Steps[RunRow | None]:
+def find_run_by_key(context: WriteContext, write: store.AcceptRun) -> Steps[store.RunRow | None]:
     """The run that was accepted under the same idempotency key, if any."""
     rows = yield context.bind(sql.RUN_BY_KEY, session=write.session, idempotency_key=write.idempotency_key)
     existing = tables.RUNS.first(rows)
@@ -134,13 +92,13 @@ def find_run_by_key(context: WriteContext, write: AcceptRun) -> Steps[RunRow | N
     return existing
 
 
-def _accept_run(context: WriteContext, write: AcceptRun) -> Steps[RunRow]:
+def _accept_run(context: WriteContext, write: store.AcceptRun) -> Steps[store.RunRow]:
     rows = yield context.bind(sql.NEXT_RUN, session=write.session)
     if not rows:
         raise _not_found("session", write.session)
     ((place,),) = rows
     given = {name: getattr(write, name) for name in _RUN_FIELDS}
-    new = RunRow(**given, status="queued", created_at=context.now, tenant=context.tenant)
+    new = store.RunRow(**given, status="queued", created_at=context.now, tenant=context.tenant)
     run = tables.RUNS.first((yield context.bind(sql.ADD_RUN, **tables.RUNS.values(new), place=place)))
     if run is None:
         raise Conflict(f"run {write.id!r} exists already")
@@ -149,7 +107,7 @@ def _accept_run(context: WriteContext, write: AcceptRun) -> Steps[RunRow]:
     return run
 
 
-def _claim_run(context: WriteContext, write: ClaimRun) -> Steps[int]:
+def _claim_run(context: WriteContext, write: store.ClaimRun) -> Steps[int]:
     rows = yield context.bind(sql.CLAIM_RUN, run_id=write.run_id)
     if not rows:
         yield from _raise_ended(context, write.run_id)
@@ -157,12 +115,12 @@ def _claim_run(context: WriteContext, write: ClaimRun) -> Steps[int]:
     return epoch
 
 
-def _set_run(context: WriteContext, write: SetRun) -> Steps[str | None]:
+def _set_run(context: WriteContext, write: store.SetRun) -> Steps[str | None]:
     run = tables.RUNS.first((yield context.bind(sql.RUN, run_id=write.run_id)))
     if run is None:
         raise _not_found("run", write.run_id)
     check_owner(run.id, run.status, run.epoch, write.epoch)
-    ends = write.status not in OPEN
+    ends = write.status not in store.OPEN
     if write.status == "queued":
         raise Conflict(f"run {run.id!r} cannot return to the queue")
     if run.status == "queued" and not ends and (yield context.bind(sql.ACTIVE_RUN, session=run.session)):
@@ -175,7 +133,7 @@ def _set_run(context: WriteContext, write: SetRun) -> Steps[str | None]:
     return next((id for (id,) in started), None)
 
 
-def _stop_run(context: WriteContext, write: StopRun) -> Steps[RunRow]:
+def _stop_run(context: WriteContext, write: store.StopRun) -> Steps[store.RunRow]:
     rows = yield context.bind(sql.STOP_RUN, run_id=write.run_id)
     if not rows:
         yield from _raise_ended(context, write.run_id)
@@ -187,7 +145,7 @@ def _raise_ended(context: WriteContext, run_id: str) -> Steps[None]:
     raise _ended(run_id) if existing else _not_found("run", run_id)
 
 
-def _add_journal(context: WriteContext, write: AddJournal) -> Steps[JournalRow]:
+def _add_journal(context: WriteContext, write: store.AddJournal) -> Steps[store.JournalRow]:
     rows = yield context.bind(sql.JOURNAL_END, run_id=write.run_id)
     if not rows:
         raise _not_found("run", write.run_id)
@@ -201,7 +159,7 @@ def _add_journal(context: WriteContext, write: AddJournal) -> Steps[JournalRow]:
     return step
 
 
-def _reserve_events(context: WriteContext, write: ReserveEvents) -> Steps[int]:
+def _reserve_events(context: WriteContext, write: store.ReserveEvents) -> Steps[int]:
     if not 0 <= write.count <= _MAX_RESERVED:
         raise StoreError(f"expected 0 to {_MAX_RESERVED} events to reserve, got {write.count}")
     rows = yield context.bind(sql.RESERVE_EVENTS, run_id=write.run_id, count=write.count, taken=int(write.takes))
@@ -212,7 +170,7 @@ def _reserve_events(context: WriteContext, write: ReserveEvents) -> Steps[int]:
     return last
 
 
-def _add_events(context: WriteContext, write: AddEvents) -> Steps[None]:
+def _add_events(context: WriteContext, write: store.AddEvents) -> Steps[None]:
     rows = yield context.bind(sql.RESERVED_EVENTS, run_id=write.run_id)
     if not rows:
         raise _not_found("run", write.run_id)
@@ -231,7 +189,7 @@ def _add_events(context: WriteContext, write: AddEvents) -> Steps[None]:
 # Audit log, limits, approvals, usage
 
 
-def _add_audit(context: WriteContext, write: AddAudit) -> Steps[AuditRow]:
+def _add_audit(context: WriteContext, write: store.AddAudit) -> Steps[store.AuditRow]:
     rows = yield context.bind(sql.AUDIT_END)
     seq, previous = rows[0] if rows else (0, START)
     entry = audit_row(seq + 1, previous, write.entry)
@@ -239,7 +197,7 @@ def _add_audit(context: WriteContext, write: AddAudit) -> Steps[AuditRow]:
     return entry
 
 
-def _reserve(context: WriteContext, write: Reserve) -> Steps[int]:
+def _reserve(context: WriteContext, write: store.Reserve) -> Steps[int]:
     rows = []
     if write.limit > 0:
         _, latest = days_ahead(write.day)
@@ -250,13 +208,13 @@ def _reserve(context: WriteContext, write: Reserve) -> Steps[int]:
     return used
 
 
-def _release(context: WriteContext, write: Release) -> Steps[int]:
+def _release(context: WriteContext, write: store.Release) -> Steps[int]:
     _, latest = days_ahead(write.day)
     rows = yield context.bind(sql.RELEASE, agent_id=write.agent_id, day=write.day, latest=latest)
     return next((used for (used,) in rows), 0)
 
 
-def _put_approval(context: WriteContext, write: PutApproval) -> Steps[ApprovalRow]:
+def _put_approval(context: WriteContext, write: store.PutApproval) -> Steps[store.ApprovalRow]:
     new = write.approval
     stored = tables.APPROVALS.first((yield context.bind(sql.PUT_APPROVAL, **tables.APPROVALS.values(new))))
     if stored is not None:
@@ -268,7 +226,7 @@ def _put_approval(context: WriteContext, write: PutApproval) -> Steps[ApprovalRo
     return existing
 
 
-def _answer_approval(context: WriteContext, write: AnswerApproval) -> Steps[ApprovalRow]:
+def _answer_approval(context: WriteContext, write: store.AnswerApproval) -> Steps[store.ApprovalRow]:
     rows = yield context.bind(sql.ANSWER_APPROVAL, id=write.id, answer=write.answer, grants=write.grants)
     if rows:
         return tables.APPROVALS.decode(rows[0])
@@ -277,14 +235,14 @@ def _answer_approval(context: WriteContext, write: AnswerApproval) -> Steps[Appr
     raise _not_found("approval", write.id)
 
 
-def _add_usage(context: WriteContext, write: AddUsage) -> Steps[None]:
+def _add_usage(context: WriteContext, write: store.AddUsage) -> Steps[None]:
     yield context.bind(sql.ADD_USAGE, **tables.USAGE.values(write.usage))
 
 
 # Jobs
 
 
-def _add_job(context: WriteContext, write: AddJob) -> Steps[JobRow]:
+def _add_job(context: WriteContext, write: store.AddJob) -> Steps[store.JobRow]:
     job = write.job
     existing = tables.JOBS.first((yield context.bind(sql.JOB, id=job.id)))
     if existing is not None:
@@ -309,17 +267,17 @@ def _add_job(context: WriteContext, write: AddJob) -> Steps[JobRow]:
     return tables.JOBS.decode(row)
 
 
-def _claim_job(context: WriteContext, write: ClaimJob) -> Steps[JobRow]:
+def _claim_job(context: WriteContext, write: store.ClaimJob) -> Steps[store.JobRow]:
     rows = yield context.bind(sql.CLAIM_JOB, id=write.id)
     if rows:
         return tables.JOBS.decode(rows[0])
     raise _job_ended((yield from _stored_job(context, write.id)))
 
 
-def _set_job(context: WriteContext, write: SetJob) -> Steps[JobRow]:
+def _set_job(context: WriteContext, write: store.SetJob) -> Steps[store.JobRow]:
     job = yield from _stored_job(context, write.id)
     _check_epoch("job", job.id, job.epoch, write.epoch)
-    if job.state not in OPEN_JOB:
+    if job.state not in store.OPEN_JOB:
         raise _job_ended(job)
     (row,) = yield context.bind(
         sql.SET_JOB,
@@ -329,25 +287,25 @@ def _set_job(context: WriteContext, write: SetJob) -> Steps[JobRow]:
         result=clean_text(write.result),
         error=clean_text(write.error),
         due_at=write.due_at,
-        ended_at=None if write.state in OPEN_JOB else context.now,
+        ended_at=None if write.state in store.OPEN_JOB else context.now,
     )
     return tables.JOBS.decode(row)
 
 
-def _retry_job(context: WriteContext, write: RetryJob) -> Steps[JobRow]:
+def _retry_job(context: WriteContext, write: store.RetryJob) -> Steps[store.JobRow]:
     job = yield from _stored_job(context, write.id)
-    if job.state in (*OPEN_JOB, "done"):
+    if job.state in (*store.OPEN_JOB, "done"):
         raise Conflict(f"job {job.id!r} is {job.state} and cannot be retried")
     (row,) = yield context.bind(sql.RETRY_JOB, id=job.id, more=write.more, notified=not job.asker_session)
     return tables.JOBS.decode(row)
 
 
-def _mark_job_notified(context: WriteContext, write: MarkJobNotified) -> Steps[None]:
+def _mark_job_notified(context: WriteContext, write: store.MarkJobNotified) -> Steps[None]:
     yield from _stored_job(context, write.id)
     yield context.bind(sql.MARK_JOB_NOTIFIED, id=write.id, attempts=write.attempts)
 
 
-def _stored_job(context: WriteContext, id: str) -> Steps[JobRow]:
+def _stored_job(context: WriteContext, id: str) -> Steps[store.JobRow]:
     job = tables.JOBS.first((yield context.bind(sql.JOB, id=id)))
     if job is None:
         raise _not_found("job", id)
@@ -357,7 +315,7 @@ def _stored_job(context: WriteContext, id: str) -> Steps[JobRow]:
 # Records
 
 
-def _put_record(context: WriteContext, write: PutRecord) -> Steps[StoredRecord]:
+def _put_record(context: WriteContext, write: store.PutRecord) -> Steps[store.StoredRecord]:
     if write.version is not None:
         existing = tables.RECORDS.first((yield context.bind(sql.RECORD, kind=write.kind, key=write.key)))
         version = existing.version if existing is not None else 0
@@ -367,7 +325,7 @@ def _put_record(context: WriteContext, write: PutRecord) -> Steps[StoredRecord]:
     return tables.RECORDS.decode(row)
 
 
-def _drop_record(context: WriteContext, write: DropRecord) -> Steps[None]:
+def _drop_record(context: WriteContext, write: store.DropRecord) -> Steps[None]:
     if not (yield context.bind(sql.DROP_RECORD, kind=write.kind, key=write.key)):
         raise _not_found(write.kind, write.key)
 
@@ -375,7 +333,7 @@ def _drop_record(context: WriteContext, write: DropRecord) -> Steps[None]:
 # Documents
 
 
-def _put_document(context: WriteContext, write: PutDocument) -> Steps[Document]:
+def _put_document(context: WriteContext, write: store.PutDocument) -> Steps[store.Document]:
     new = write.document
     yield from _remove_document(context, new.kind, new.id, None)
     count = len(write.passages)
@@ -385,7 +343,7 @@ def _put_document(context: WriteContext, write: PutDocument) -> Steps[Document]:
     return document
 
 
-def _add_passages(context: WriteContext, write: AddPassages) -> Steps[Document]:
+def _add_passages(context: WriteContext, write: store.AddPassages) -> Steps[store.Document]:
     added = len(write.passages)
     rows = yield context.bind(sql.GROW_DOCUMENT, kind=write.kind, id=write.id, added=added, hash=write.hash)
     document = tables.DOCUMENTS.first(rows)
@@ -395,7 +353,7 @@ def _add_passages(context: WriteContext, write: AddPassages) -> Steps[Document]:
     return document
 
 
-def _drop_document(context: WriteContext, write: DropDocument) -> Steps[None]:
+def _drop_document(context: WriteContext, write: store.DropDocument) -> Steps[None]:
     if not (yield from _remove_document(context, write.kind, write.id, write.collection)):
         raise _not_found("document", write.id)
 
@@ -410,7 +368,9 @@ def _remove_document(context: WriteContext, kind: str, id: str, collection: str 
     return bool(dropped)
 
 
-def _insert_passages(context: WriteContext, document: Document, first: int, passages: Sequence[Passage]) -> Steps[None]:
+def _insert_passages(
+    context: WriteContext, document: store.Document, first: int, passages: Sequence[store.Passage]
+) -> Steps[None]:
     shared = {
         "kind": document.kind,
         "document": document.id,
@@ -436,7 +396,7 @@ def _insert_passages(context: WriteContext, document: Document, first: int, pass
 # Retention
 
 
-def _prune(context: WriteContext, write: Prune) -> Steps[Pruned]:
+def _prune(context: WriteContext, write: store.Prune) -> Steps[store.Pruned]:
     found = yield context.bind(sql.PRUNABLE_RUNS[write.what], before=write.before, runs=write.runs)
     runs = rows = size = 0
     for (run_id,) in found:
@@ -449,7 +409,7 @@ def _prune(context: WriteContext, write: Prune) -> Steps[Pruned]:
         if len(dropped) < left:
             yield context.bind(sql.MARK_PRUNED[write.what], run_id=run_id)
             runs += 1
-    return Pruned(runs, rows, size)
+    return store.Pruned(runs, rows, size)
 
 
 # Checks
@@ -457,7 +417,7 @@ def _prune(context: WriteContext, write: Prune) -> Steps[Pruned]:
 
 def check_owner(run_id: str, status: str, epoch: int, claimed: int) -> None:
     _check_epoch("run", run_id, epoch, claimed)
-    if status not in OPEN:
+    if status not in store.OPEN:
         raise _ended(run_id)
 
 
@@ -474,7 +434,7 @@ def _ended(run_id: str) -> Conflict:
     return Conflict(f"run {run_id!r} has ended")
 
 
-def _job_ended(job: JobRow) -> Conflict:
+def _job_ended(job: store.JobRow) -> Conflict:
     return Conflict(f"job {job.id!r} has ended: its state is {job.state!r}")
 
 
@@ -488,31 +448,31 @@ def _batches(items: Sequence[T], sizes: Sequence[int]) -> Iterator[Sequence[T]]:
 
 
 _STEPS: dict[type, Callable[[WriteContext, Any], Steps[Any]]] = {
-    PutSession: _put_session,
-    DropSession: _drop_session,
-    AddMessage: _add_message,
-    AcceptRun: _accept_run,
-    ClaimRun: _claim_run,
-    SetRun: _set_run,
-    StopRun: _stop_run,
-    AddJournal: _add_journal,
-    AddAudit: _add_audit,
-    Reserve: _reserve,
-    Release: _release,
-    PutApproval: _put_approval,
-    AnswerApproval: _answer_approval,
-    ReserveEvents: _reserve_events,
-    AddEvents: _add_events,
-    AddUsage: _add_usage,
-    PutDocument: _put_document,
-    AddPassages: _add_passages,
-    DropDocument: _drop_document,
-    AddJob: _add_job,
-    ClaimJob: _claim_job,
-    SetJob: _set_job,
-    RetryJob: _retry_job,
-    MarkJobNotified: _mark_job_notified,
-    PutRecord: _put_record,
-    DropRecord: _drop_record,
-    Prune: _prune,
+    store.PutSession: _put_session,
+    store.DropSession: _drop_session,
+    store.AddMessage: _add_message,
+    store.AcceptRun: _accept_run,
+    store.ClaimRun: _claim_run,
+    store.SetRun: _set_run,
+    store.StopRun: _stop_run,
+    store.AddJournal: _add_journal,
+    store.AddAudit: _add_audit,
+    store.Reserve: _reserve,
+    store.Release: _release,
+    store.PutApproval: _put_approval,
+    store.AnswerApproval: _answer_approval,
+    store.ReserveEvents: _reserve_events,
+    store.AddEvents: _add_events,
+    store.AddUsage: _add_usage,
+    store.PutDocument: _put_document,
+    store.AddPassages: _add_passages,
+    store.DropDocument: _drop_document,
+    store.AddJob: _add_job,
+    store.ClaimJob: _claim_job,
+    store.SetJob: _set_job,
+    store.RetryJob: _retry_job,
+    store.MarkJobNotified: _mark_job_notified,
+    store.PutRecord: _put_record,
+    store.DropRecord: _drop_record,
+    store.Prune: _prune,
 }
