@@ -6,8 +6,7 @@ from typing import Any
 
 import msgspec
 
-from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
-from atlas_agents.core.errors import MissingKey, ProviderError
+from atlas_agents.core.errors import ProviderError
 from atlas_agents.core.events import Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import (
@@ -23,7 +22,6 @@ from atlas_agents.core.messages import (
     ToolSpec,
     memo,
 )
-from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.core.text import Joiner, clean, wire_name
 from atlas_agents.providers import base, http
 
@@ -376,58 +374,21 @@ def _base64(media_type: str, data: str) -> dict[str, str]:
     return {"type": "base64", "media_type": media_type, "data": data}
 
 
-OFFICIAL = "https://api.anthropic.com"
 _VERSION = "2023-06-01"
 
 
-class AnthropicProvider:
+class AnthropicProvider(http.HttpProvider):
     """Anthropic Messages API at `base_url`, by default `ANTHROPIC_BASE_URL` or Anthropic's own address.
 
     The key comes from `api_key` or `ANTHROPIC_API_KEY`.
-
-    Args:
-        model: Name of the model; required unless each request names one.
-        base_url: Address of the API; `ANTHROPIC_BASE_URL` or Anthropic's own by default.
-        api_key: Key; `ANTHROPIC_API_KEY` by default.
-        timeouts: Timeouts of a request.
-        clock: Source of time.
-        environment: Settings to read instead of the process environment and `.env`.
-        id: Name of the provider in references, errors and usage.
     """
 
-    def __init__(
-        self,
-        model: str | None = None,
-        *,
-        base_url: str | None = None,
-        api_key: str | None = None,
-        timeouts: http.Timeouts | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-        environment: Environment | None = None,
-        id: str = "anthropic",
-    ) -> None:
-        settings = environment or Environment()
-        self.id = id
-        self.model = model
-        self.base_url = (base_url or settings.get("ANTHROPIC_BASE_URL") or OFFICIAL).rstrip("/").removesuffix("/v1")
-        key = api_key or settings.secret("ANTHROPIC_API_KEY")
-        if not key and self.base_url == OFFICIAL:
-            raise MissingKey(
-                "Anthropic API key missing: set ANTHROPIC_API_KEY (in the environment or in .env) or pass api_key="
-            )
-        self.key = Secret(key) if key else None
-        self._http = http.HttpClient(timeouts, clock)
-        self._headers = {
-            "Content-Type": "application/json",
-            "Accept": "text/event-stream",
-            "anthropic-version": _VERSION,
-        }
-        if self.key:
-            self._headers["x-api-key"] = http.header_value(self.key, "Anthropic")
+    vendor = "Anthropic"
+    official_url = "https://api.anthropic.com"
+    api_path = "/v1"
 
-    @property
-    def capabilities(self) -> base.Capabilities:
-        return base.Capabilities(structured=True)
+    def _authorize(self, key: str) -> dict[str, str]:
+        return {"x-api-key": key}
 
     def stream(self, request: base.Request) -> AsyncGenerator[base.Chunk, None]:
         """Send a request to the Messages API and yield its chunks."""
@@ -437,12 +398,5 @@ class AnthropicProvider:
                 "no model given: expected a name, for example AnthropicProvider('claude-…')", "bad_request"
             )
         body = encode_request(request, model)
-        url = f"{self.base_url}/v1/messages"
-        return http.exchange(self._http, url, self._headers, body, AnthropicReader(), self.key)
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._http.close()
-
-    def __repr__(self) -> str:
-        return f"AnthropicProvider({self.model!r}, base_url={self.base_url!r})"
+        headers = {**self._headers, "anthropic-version": _VERSION}
+        return http.exchange(self._http, f"{self.base_url}/v1/messages", headers, body, AnthropicReader(), self.key)

@@ -8,7 +8,7 @@ import json
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -16,9 +16,9 @@ import msgspec
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import MissingKey, ProviderError
 from atlas_agents.core.http import open_session
-from atlas_agents.core.paths import Secret
+from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.core.text import clean
-from atlas_agents.providers.base import Chunk, classify_response
+from atlas_agents.providers.base import Capabilities, Chunk, classify_response
 
 T = TypeVar("T")
 MAX_EVENT = 4 * 1024 * 1024
@@ -439,3 +439,69 @@ def header_value(key: Secret, vendor: str) -> str:
     if not value or not (value.isascii() and value.isprintable()):
         raise MissingKey(f"the API key for {vendor} is blank or contains invalid characters; paste it again")
     return value
+
+
+class HttpProvider:
+    """Base of the providers that talk to a vendor's API: address, key and connections.
+
+    Args:
+        model: Name of the model; required unless each request names one or the provider finds one.
+        base_url: Address of the API; by default the vendor's `…_BASE_URL` variable, then its own address.
+        api_key: Key; by default the vendor's `…_API_KEY` variable. Your own server may need none.
+        timeouts: Timeouts of a request.
+        clock: Source of time.
+        environment: Settings to read instead of the process environment and `.env`.
+        id: Name of the provider in references, errors and usage; by default the vendor's.
+    """
+
+    vendor: ClassVar[str]
+    official_url: ClassVar[str]
+    api_path: ClassVar[str] = ""
+    """Path that requests add to the base URL, and that users may have added as well."""
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        timeouts: Timeouts | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+        environment: Environment | None = None,
+        id: str | None = None,
+    ) -> None:
+        settings, prefix = environment or Environment(), self.vendor.upper()
+        self.id = id or self.vendor.lower()
+        self.model = model
+        address = base_url or settings.get(f"{prefix}_BASE_URL") or self.official_url
+        self.base_url = address.rstrip("/").removesuffix(self.api_path)
+        key = api_key or settings.secret(f"{prefix}_API_KEY")
+        if not key and self.is_official:
+            raise MissingKey(
+                f"{self.vendor} API key missing: set {prefix}_API_KEY (in the environment or in .env) or pass api_key="
+            )
+        self.key = Secret(key) if key else None
+        self._http = HttpClient(timeouts, clock)
+        self._headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+        if self.key:
+            self._headers |= self._authorize(header_value(self.key, self.vendor))
+
+    def _authorize(self, key: str) -> dict[str, str]:
+        """Return the header that carries the key."""
+        return {"Authorization": f"Bearer {key}"}
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities(structured=True)
+
+    @property
+    def is_official(self) -> bool:
+        """Return whether requests go to the vendor itself."""
+        return self.base_url == self.official_url
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.model!r}, base_url={self.base_url!r})"

@@ -6,12 +6,10 @@ from typing import Any, cast
 
 import msgspec
 
-from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
-from atlas_agents.core.errors import MissingKey, ProviderError
+from atlas_agents.core.errors import ProviderError
 from atlas_agents.core.events import Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import File, Image, Message, Text, ToolCall, ToolSpec, memo
-from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.core.text import Joiner, clean, wire_name
 from atlas_agents.providers import base, http
 
@@ -313,69 +311,23 @@ def _wire_content(message: Message) -> str | list[dict[str, Any]]:
     return content
 
 
-OFFICIAL = "https://api.openai.com/v1"
-
-
-class OpenAIProvider:
+class OpenAIProvider(http.HttpProvider):
     """OpenAI chat completions API at `base_url`, by default `OPENAI_BASE_URL` or OpenAI's own address.
 
     The key comes from `api_key` or `OPENAI_API_KEY`; your own server may need none. Without a model, the first one that
     the server lists is used.
-
-    Args:
-        model: Name of the model; the first one that the server lists if None.
-        base_url: Address of the API; `OPENAI_BASE_URL` or OpenAI's own by default.
-        api_key: Key; `OPENAI_API_KEY` by default.
-        timeouts: Timeouts of a request.
-        clock: Source of time.
-        environment: Settings to read instead of the process environment and `.env`.
-        id: Name of the provider in references, errors and usage.
     """
 
-    def __init__(
-        self,
-        model: str | None = None,
-        *,
-        base_url: str | None = None,
-        api_key: str | None = None,
-        timeouts: http.Timeouts | None = None,
-        clock: Clock = SYSTEM_CLOCK,
-        environment: Environment | None = None,
-        id: str = "openai",
-    ) -> None:
-        settings = environment or Environment()
-        self.id = id
-        self.model = model
-        self.base_url = (base_url or settings.get("OPENAI_BASE_URL") or OFFICIAL).rstrip("/")
-        key = api_key or settings.secret("OPENAI_API_KEY")
-        if not key and self.base_url == OFFICIAL:
-            raise MissingKey(
-                "OpenAI API key missing: set OPENAI_API_KEY (in the environment or in .env) or pass api_key="
-            )
-        self.key = Secret(key) if key else None
-        self._http = http.HttpClient(timeouts, clock)
-        self._headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
-        if self.key:
-            self._headers["Authorization"] = f"Bearer {http.header_value(self.key, 'OpenAI')}"
-
-    @property
-    def capabilities(self) -> base.Capabilities:
-        return base.Capabilities(structured=True)
+    vendor = "OpenAI"
+    official_url = "https://api.openai.com/v1"
 
     def stream(self, request: base.Request) -> AsyncGenerator[base.Chunk, None]:
         """Send a request to the chat completions API and yield its chunks."""
         model = request.model or self.model
         return self._stream_model(request, model) if model else self._stream_first_model(request)
 
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._http.close()
-
-    def __repr__(self) -> str:
-        return f"OpenAIProvider({self.model!r}, base_url={self.base_url!r})"
-
     def _stream_model(self, request: base.Request, model: str) -> AsyncGenerator[base.Chunk, None]:
-        body = encode_request(request, model, official=self.base_url == OFFICIAL)
+        body = encode_request(request, model, official=self.is_official)
         url = f"{self.base_url}/chat/completions"
         return http.exchange(self._http, url, self._headers, body, OpenAIReader(), self.key)
 
@@ -385,7 +337,7 @@ class OpenAIProvider:
                 yield chunk
 
     async def _find_first_model(self) -> str:
-        if self.base_url == OFFICIAL:
+        if self.is_official:
             raise ProviderError("no model given: expected a name, for example OpenAIProvider('gpt-…')", "bad_request")
         async with self._http.request("GET", f"{self.base_url}/models", self._headers, b"") as response:
             body = await http.read_error(response)
