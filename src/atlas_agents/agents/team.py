@@ -21,7 +21,10 @@ Predicate: TypeAlias = Callable[[Message], bool]
 
 def by_keywords(table: Mapping[str, Iterable[str]], default: str = "") -> Strategy:
     """Route to the agent with the most keywords in the message, else to the default."""
-    patterns = {agent_id: [_pattern(word) for word in keywords] for agent_id, keywords in table.items()}
+    patterns = {
+        agent_id: [re.compile(rf"(?<!\w){re.escape(word.casefold())}(?!\w)") for word in keywords]
+        for agent_id, keywords in table.items()
+    }
 
     def choose(message: Message, agents: Sequence[Agent]) -> HandoffPlan:
         text = message.text.casefold()
@@ -99,7 +102,3 @@ def check_plan(plan: HandoffPlan, exists: Callable[[str], bool]) -> HandoffPlan:
         if not exists(agent_id):
             raise ConfigError(f"the routing strategy returned an unknown agent {agent_id!r}")
     return plan
-
-
-def _pattern(word: str) -> re.Pattern[str]:
-    return re.compile(rf"(?<!\w){re.escape(word.casefold())}(?!\w)")

@@ -99,15 +99,14 @@ class EventDecoder:
 
 def _end(event: wire.ChatFinal | wire.ChatError) -> list[core.Event]:
     if isinstance(event, wire.ChatError):
-        return [core.StreamEnd(event.run_id, core.Usage(), error=event.message), _error(event)]
+        return [
+            core.StreamEnd(event.run_id, core.Usage(), error=event.message),
+            core.ErrorRaised(event.run_id, event.message, event.kind),
+        ]
     ended = core.StreamEnd(event.run_id, _usage(event.usage), cancelled=event.cancelled)
     if event.cancelled or event.message is None:
         return [ended]
     return [ended, core.MessageReceived(event.run_id, core_message(event.message))]
-
-
-def _error(event: wire.ChatError) -> core.ErrorRaised:
-    return core.ErrorRaised(event.run_id, event.message, event.kind)
 
 
 def _usage(usage: types.UsageShape) -> core.Usage:

@@ -367,13 +367,10 @@ def recall_interceptor(
         matching = [each for each in found if each.score >= min_score]
         if not matching:
             return None
-        return user(_format_results(matching), synthetic=True, recalled=[each.id for each in matching])
+        text = "\n".join((BEGIN, *map(_format_result, matching), END))
+        return user(text, synthetic=True, recalled=[each.id for each in matching])
 
     return Interceptor(before=before)
-
-
-def _format_results(found: Sequence[RecallResult]) -> str:
-    return "\n".join((BEGIN, *map(_format_result, found), END))
 
 
 def _format_result(result: RecallResult) -> str:

@@ -179,7 +179,9 @@ class TurnProvider:
         if self._failures_left <= 0:
             self._pool.record_failure(index, error, self._clock.monotonic())
             raise error if is_only else ProviderError(f"the turn's retry budget is used up: {error}", error.kind)
-        wait = error.retry_after if error.retry_after is not None else self._backoff(retry)
+        wait = (
+            error.retry_after if error.retry_after is not None else backoff(retry, policy.backoff, rng=self._pool.rng)
+        )
         if error.retryable and retry < policy.retries and wait <= policy.longest_wait:
             await self._clock.sleep(wait)
             return True
@@ -188,6 +190,3 @@ class TurnProvider:
         if is_only:
             raise error
         return False
-
-    def _backoff(self, retry: int) -> float:
-        return backoff(retry, self._pool.policy.backoff, rng=self._pool.rng)

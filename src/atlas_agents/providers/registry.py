@@ -16,16 +16,8 @@ from atlas_agents.core.json import encode
 from atlas_agents.core.messages import approximate_tokens
 from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.core.plugins import Plugins
+from atlas_agents.providers import base
 from atlas_agents.providers.anthropic import AnthropicProvider
-from atlas_agents.providers.base import (
-    Capabilities,
-    Chunk,
-    DoneChunk,
-    Provider,
-    Request,
-    classify_response,
-    collect_keys,
-)
 from atlas_agents.providers.failover import Route
 from atlas_agents.providers.http import Timeouts
 from atlas_agents.providers.openai import OpenAIProvider, OpenAIReader
@@ -39,11 +31,11 @@ _COOLDOWNS = {"rate_limit": 15.0, "overloaded": 15.0, "quota": 600.0, "auth": 60
 class Member:
     """One key at one address, and its number of requests in flight."""
 
-    def __init__(self, provider: Provider, limit: RateLimit, number: int) -> None:
+    def __init__(self, provider: base.Provider, limit: RateLimit, number: int) -> None:
         self.provider = provider
         self.limit = limit
         self.busy = 0
-        secrets = "\0".join(key.reveal() for key in collect_keys(provider))
+        secrets = "\0".join(key.reveal() for key in base.collect_keys(provider))
         address = getattr(provider, "base_url", None) or (
             "" if secrets else number
         )  # distinguishes two members that look the same
@@ -60,7 +52,7 @@ class Balanced:
 
     def __init__(
         self,
-        providers: Sequence[Provider],
+        providers: Sequence[base.Provider],
         limit: RateLimit = NO_LIMIT,
         *,
         limiter: RateLimiter | None = None,
@@ -78,13 +70,13 @@ class Balanced:
         self._waiting: list[asyncio.Event] = []
 
     @property
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> base.Capabilities:
         return self.members[0].provider.capabilities
 
     @property
     def keys(self) -> tuple[Secret, ...]:
         """All keys, for redaction."""
-        return tuple(key for member in self.members for key in collect_keys(member.provider))
+        return tuple(key for member in self.members for key in base.collect_keys(member.provider))
 
     @property
     def key(self) -> Secret | None:
@@ -96,7 +88,7 @@ class Balanced:
         """The first member's address."""
         return getattr(self.members[0].provider, "base_url", None)
 
-    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+    async def stream(self, request: base.Request) -> AsyncGenerator[base.Chunk, None]:
         """Send a request to the provider with the most capacity left and yield its chunks."""
         limits_tokens = self.members[0].limit.tokens is not None
         tokens = sum([approximate_tokens(message) for message in request.messages]) if limits_tokens else 0
@@ -116,11 +108,13 @@ class Balanced:
                 if streamed or not candidates or error.kind not in _COOLDOWNS:
                     raise
 
-    async def _stream_member(self, member: Member, request: Request, tokens: int) -> AsyncGenerator[Chunk, None]:
+    async def _stream_member(
+        self, member: Member, request: base.Request, tokens: int
+    ) -> AsyncGenerator[base.Chunk, None]:
         try:
             async with aclosing(member.provider.stream(request)) as chunks:
                 async for chunk in chunks:
-                    if type(chunk) is DoneChunk and member.limit.tokens is not None:
+                    if type(chunk) is base.DoneChunk and member.limit.tokens is not None:
                         used = chunk.usage.input_tokens + chunk.usage.output_tokens
                         self._limiter.settle(member.name, member.limit, used - tokens)
                     yield chunk
@@ -208,15 +202,15 @@ def _fill(name: str, values: list[str], count: int) -> list[dict[str, str]]:
 class FunctionProvider:
     """Wraps a sync or async `provider(request)`; a sync one runs in a thread and never blocks the loop."""
 
-    def __init__(self, function: Callable[[Request], Any]) -> None:
+    def __init__(self, function: Callable[[base.Request], Any]) -> None:
         self._function = function
         self.id = str(getattr(function, "__name__", type(function).__name__))
 
     @property
-    def capabilities(self) -> Capabilities:
-        return Capabilities(streaming=False)
+    def capabilities(self) -> base.Capabilities:
+        return base.Capabilities(streaming=False)
 
-    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+    async def stream(self, request: base.Request) -> AsyncGenerator[base.Chunk, None]:
         try:
             completion = await invoke(self._function, request)
         except AtlasError:
@@ -259,7 +253,7 @@ def _classify_exception(error: Exception) -> ProviderError:
     status = getattr(error, "status_code", None)
     if isinstance(status, int) and status >= 400:
         headers: Mapping[str, str] = getattr(getattr(error, "response", None), "headers", None) or {}
-        return classify_response(status, getattr(error, "body", None) or str(error), headers)
+        return base.classify_response(status, getattr(error, "body", None) or str(error), headers)
     return ProviderError(f"{type(error).__name__}: {error}", "unknown")
 
 
@@ -316,10 +310,10 @@ class SelfHostedProvider:
         return self._provider.key
 
     @property
-    def capabilities(self) -> Capabilities:
+    def capabilities(self) -> base.Capabilities:
         return self._provider.capabilities
 
-    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+    async def stream(self, request: base.Request) -> AsyncGenerator[base.Chunk, None]:
         try:
             async with aclosing(self._provider.stream(request)) as chunks:
                 async for chunk in chunks:
@@ -340,10 +334,10 @@ class SelfHostedProvider:
         return f"SelfHostedProvider({self.id!r}, base_url={self.base_url!r})"
 
 
-Model: TypeAlias = str | Provider | Route | Callable[[Request], Any]
+Model: TypeAlias = str | base.Provider | Route | Callable[[base.Request], Any]
 """What an agent accepts as its model: a reference, a provider (with a model), or a callable."""
 
-ProviderFactory: TypeAlias = Callable[[Environment], Provider]
+ProviderFactory: TypeAlias = Callable[[Environment], base.Provider]
 """Makes a provider from the environment; raises MissingKey if a setting is missing."""
 
 
@@ -382,7 +376,7 @@ class Registry:
         self._rate_limits = rate_limits or {}
         self._limiter = limiter
         self._factories = dict(_BUILT_IN_FACTORIES)
-        self._providers: dict[str, Provider] = {}
+        self._providers: dict[str, base.Provider] = {}
 
     def register(self, id: str, factory: ProviderFactory) -> None:
         """Register a provider id, so that references `id/…` resolve to it; an existing one is replaced."""
@@ -409,7 +403,7 @@ class Registry:
             return Route(self.provider(ref.provider), ref.model)
         if isinstance(model, Route):
             return model
-        if isinstance(model, Provider):
+        if isinstance(model, base.Provider):
             return Route(model)
         if callable(model):
             return Route(FunctionProvider(model))
@@ -417,7 +411,7 @@ class Registry:
             f"invalid model {cast(object, model)!r}: expected a model reference, a provider or a callable"
         )
 
-    def provider(self, id: str) -> Provider:
+    def provider(self, id: str) -> base.Provider:
         """Return the provider with this id; raises MissingKey or BadModelRef."""
         if id not in self._providers:
             if id not in self._factories:
@@ -425,10 +419,10 @@ class Registry:
             self._providers[id] = self._create(id)
         return self._providers[id]
 
-    def _create(self, id: str) -> Provider:
+    def _create(self, id: str) -> base.Provider:
         """Make one provider per configured key or address, balanced if there are several."""
         providers = [self._factories[id](each) for each in split_environment(id, self._environment)]
-        limited = id in self._rate_limits or (self._limiter is not None and collect_keys(providers[0]))
+        limited = id in self._rate_limits or (self._limiter is not None and base.collect_keys(providers[0]))
         if len(providers) == 1 and not limited:
             return providers[0]
         return Balanced(providers, self._rate_limits.get(id, NO_LIMIT), limiter=self._limiter)
@@ -457,7 +451,7 @@ def register_built_in(id: str, factory: ProviderFactory) -> None:
     _BUILT_IN_FACTORIES[id] = factory
 
 
-def _create_http_provider(environment: Environment) -> Provider:
+def _create_http_provider(environment: Environment) -> base.Provider:
     if not (url := environment.get("OPENAI_BASE_URL")):
         raise MissingKey("http/… needs OPENAI_BASE_URL: the address of an OpenAI-compatible server")
     return OpenAIProvider(base_url=url, environment=environment, id="http")

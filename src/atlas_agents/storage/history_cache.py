@@ -7,7 +7,7 @@ creation time of the session. If they do not fit, the whole history is read.
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Protocol, TypeAlias
 
 import msgspec
@@ -73,7 +73,7 @@ class HistoryCache:
         if created_at is None:
             self.evict(tenant, session)
         else:
-            self._put((tenant, session), _Entry(created_at, rows, _estimate_size(rows)))
+            self._put((tenant, session), _Entry(created_at, rows, sum(len(row.body) + _ROW_SIZE for row in rows)))
             if self.shared is not None and len(rows) > len(cached):
                 self.shared.put(tenant, session, created_at, rows, len(cached))
         return list(rows)
@@ -128,7 +128,3 @@ async def _read_since(fetch: Fetch, tenant: str, session: str, seq: int) -> tupl
         if any(column is not None for column in columns):  # a session without messages gives one row of NULLs
             messages.append(tables.MESSAGES.decode(columns))
     return session_created_at, tuple(messages)
-
-
-def _estimate_size(rows: Sequence[StoredMessage]) -> int:
-    return sum(len(row.body) + _ROW_SIZE for row in rows)

@@ -13,33 +13,12 @@ from typing import Any, Protocol, TypeVar
 import msgspec
 
 from atlas_agents.core import errors
+from atlas_agents.core import store as records
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, utc_day
 from atlas_agents.core.approvals import Answer, Question
 from atlas_agents.core.events import Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Conversation, Message, Text, Thinking, ToolCall, ToolResult
-from atlas_agents.core.store import (
-    AcceptRun,
-    AddAudit,
-    AddJournal,
-    AddMessage,
-    AddUsage,
-    AnswerApproval,
-    ApprovalRow,
-    ClaimRun,
-    JournalKind,
-    JournalRow,
-    PutApproval,
-    PutSession,
-    Reserve,
-    RunRow,
-    RunStatus,
-    SetRun,
-    Store,
-    StoredMessage,
-    UsageRow,
-    Write,
-)
 from atlas_agents.tools.audit import AuditEntry
 
 logger = logging.getLogger(__name__)
@@ -66,13 +45,13 @@ class EndRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     `partial` is the content of a message that was never completed, `kind` the kind of the error.
     """
 
-    status: RunStatus
+    status: records.RunStatus
     error: str | None
     partial: tuple[Text | Thinking, ...] = msgspec.field(default=(), name="said")
     kind: str = ""
 
 
-async def read_end_record(store: Store, row: RunRow) -> EndRecord | None:
+async def read_end_record(store: records.Store, row: records.RunRow) -> EndRecord | None:
     """Return how a turn ended; None if it has not ended or its journal was deleted by retention."""
     steps = await store.journal(row.tenant, row.id)
     if not steps or steps[-1].kind != "ended":
@@ -84,7 +63,7 @@ class _FirstMessages(msgspec.Struct, frozen=True):
     messages: tuple[msgspec.Raw, ...] = ()
 
 
-def first_messages(row: RunRow) -> list[Message]:
+def first_messages(row: records.RunRow) -> list[Message]:
     """Return the messages that a run was accepted with. The first stored format was a single message."""
     found = msgspec.json.decode(row.request, type=_FirstMessages).messages or (row.request,)
     return [Message.from_json(bytes(each)) for each in found]
@@ -97,7 +76,7 @@ class ShuttingDown(errors.StoreError):
 class RetryingCommitter:
     """Store writer that retries with backoff while the store is busy, full or unreachable, until `stop` is called."""
 
-    def __init__(self, store: Store, clock: Clock) -> None:
+    def __init__(self, store: records.Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self.stopped = False
@@ -105,7 +84,9 @@ class RetryingCommitter:
     def stop(self) -> None:
         self.stopped = True
 
-    async def commit(self, tenant: str, writes: Sequence[Write], step: AddJournal | None = None) -> list[Any]:
+    async def commit(
+        self, tenant: str, writes: Sequence[records.Write], step: records.AddJournal | None = None
+    ) -> list[Any]:
         """Commit writes and return their results.
 
         If a connection broke during a commit, `step` tells whether that commit was applied. The results of a commit
@@ -143,7 +124,7 @@ class RetryingCommitter:
             await self._clock.sleep(pause)
         raise AssertionError("unreachable")
 
-    async def _was_written(self, tenant: str, step: AddJournal) -> bool:
+    async def _was_written(self, tenant: str, step: records.AddJournal) -> bool:
         rows = await self.read(lambda: self._store.journal(tenant, step.run_id))
         return any((row.kind, row.key, row.payload) == (step.kind, step.key, step.payload) for row in rows)
 
@@ -152,14 +133,14 @@ class WriteStep(Protocol):
     """Commit a journal step, the run's new status and related writes in one transaction."""
 
     async def __call__(
-        self, kind: JournalKind, key: str, payload: bytes, status: RunStatus, *writes: Write
+        self, kind: records.JournalKind, key: str, payload: bytes, status: records.RunStatus, *writes: records.Write
     ) -> None: ...
 
 
 class JournaledApprovals(msgspec.Struct, eq=False):
     """Approval store of one run: each question is asked once, and its answer is persisted before it takes effect."""
 
-    _store: Store
+    _store: records.Store
     _tenant: str
     _run_id: str
     _session: str
@@ -169,7 +150,7 @@ class JournaledApprovals(msgspec.Struct, eq=False):
     _asked: set[str] = msgspec.field(default_factory=set[str])
     _answered: set[str] = msgspec.field(default_factory=set[str])
 
-    def restore(self, row: JournalRow) -> None:
+    def restore(self, row: records.JournalRow) -> None:
         """Restore a question or an answer from the journal of a resumed run."""
         if row.kind == "asked":
             self._asked.add(row.key)
@@ -181,7 +162,7 @@ class JournaledApprovals(msgspec.Struct, eq=False):
         if question.id not in self._asked:
             self._asked.add(question.id)
             asked = self._row_for(question)
-            await self._write_step("asked", question.id, asked.question, "waiting", PutApproval(asked))
+            await self._write_step("asked", question.id, asked.question, "waiting", records.PutApproval(asked))
             return question, None
         row = await self._approval(question)
         if row is None:
@@ -193,7 +174,7 @@ class JournaledApprovals(msgspec.Struct, eq=False):
         """Persist an answer and return the one that counts: the first. One that is not `new` is stored already."""
         if question.id in self._answered:
             return answer
-        writes = (AnswerApproval(question.id, encode(answer), grants),) if new else ()
+        writes = (records.AnswerApproval(question.id, encode(answer), grants),) if new else ()
         try:
             await self._write_step("answered", question.id, encode(answer), "running", *writes)
         except errors.Conflict:
@@ -209,11 +190,11 @@ class JournaledApprovals(msgspec.Struct, eq=False):
         rows = await self._committer.read(lambda: self._store.grants(self._tenant, binding))
         return [(_questions.decode(row.question), _answers.decode(row.answer or b"")) for row in rows]
 
-    async def _approval(self, question: Question) -> ApprovalRow | None:
+    async def _approval(self, question: Question) -> records.ApprovalRow | None:
         return await self._committer.read(lambda: self._store.approval(self._tenant, question.id))
 
-    def _row_for(self, question: Question) -> ApprovalRow:
-        return ApprovalRow(
+    def _row_for(self, question: Question) -> records.ApprovalRow:
+        return records.ApprovalRow(
             question.id,
             self._run_id,
             self._session,
@@ -234,12 +215,12 @@ class Journal:
 
     def __init__(
         self,
-        store: Store,
+        store: records.Store,
         tenant: str,
         run_id: str,
         session: str,
         *,
-        row: RunRow | None = None,
+        row: records.RunRow | None = None,
         on_stored: Callable[[Message], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
         shared: bool = False,
@@ -270,8 +251,8 @@ class Journal:
         """The run crashed the process too often: it makes no new calls, and only recorded steps are replayed."""
 
     async def accept(
-        self, run: AcceptRun, messages: Sequence[Message], *, wait: bool = True, idle: bool = True
-    ) -> RunRow:
+        self, run: records.AcceptRun, messages: Sequence[Message], *, wait: bool = True, idle: bool = True
+    ) -> records.RunRow:
         """Persist an accepted run with its first messages, the last of which is the user's, and return its row.
 
         The run starts at once if the session is idle. Otherwise it is queued, or SessionBusy is raised without `wait`.
@@ -281,7 +262,11 @@ class Journal:
         if self._shared:
             return await self._accept(msgspec.structs.replace(run, at_once=not wait), [])
         if idle or not wait:
-            start = [ClaimRun(self._run_id), *self._message_writes(self._first_messages), self._accepted_step(1)]
+            start = [
+                records.ClaimRun(self._run_id),
+                *self._message_writes(self._first_messages),
+                self._accepted_step(1),
+            ]
             try:
                 return await self._accept(msgspec.structs.replace(run, at_once=True), start)
             except errors.SessionBusy:
@@ -289,9 +274,9 @@ class Journal:
                     raise
         return await self._accept(msgspec.structs.replace(run, at_once=False), [])
 
-    async def _accept(self, run: AcceptRun, start: list[Write]) -> RunRow:
+    async def _accept(self, run: records.AcceptRun, start: list[records.Write]) -> records.RunRow:
         try:
-            _, row, *more = await self._store.commit(self._tenant, [PutSession(self._session), run, *start])
+            _, row, *more = await self._store.commit(self._tenant, [records.PutSession(self._session), run, *start])
         except errors.StoreLost as lost:
             found = await self._store.run(self._tenant, self._run_id) if lost.unclear else None
             if found is None:
@@ -303,9 +288,11 @@ class Journal:
                 self._notify_stored(self._first_messages)
         return row
 
-    def _accepted_step(self, epoch: int) -> AddJournal:
+    def _accepted_step(self, epoch: int) -> records.AddJournal:
         """Build the first step of a run, committed together with its first messages."""
-        return AddJournal(self._run_id, epoch, "accepted", "", encode([message.id for message in self._first_messages]))
+        return records.AddJournal(
+            self._run_id, epoch, "accepted", "", encode([message.id for message in self._first_messages])
+        )
 
     async def begin(self, conversation: Conversation) -> list[Message]:
         """Load the session, claim ownership of the run, and return the messages that the run starts with.
@@ -320,17 +307,17 @@ class Journal:
             await self._resume(self._row)
         return self._first_messages
 
-    async def _resume(self, row: RunRow) -> None:
+    async def _resume(self, row: records.RunRow) -> None:
         past = await self._committer.read(lambda: self._store.journal(self._tenant, self._run_id)) if row.epoch else []
         epoch, first = row.epoch + 1, not past
         self._first_messages = first_messages(row)
-        writes: list[Write] = [ClaimRun(self._run_id), SetRun(self._run_id, epoch, "running")]
+        writes: list[records.Write] = [records.ClaimRun(self._run_id), records.SetRun(self._run_id, epoch, "running")]
         if first:
             writes += self._message_writes(self._first_messages)
             step = self._accepted_step(epoch)
         else:
             self._first_messages = await self._stored_first_messages(past)
-            step = AddJournal(self._run_id, epoch, "resumed", str(epoch), b"{}")
+            step = records.AddJournal(self._run_id, epoch, "resumed", str(epoch), b"{}")
         await self._committer.commit(self._tenant, [*writes, step], step)
         self._epoch = epoch
         if first:
@@ -342,7 +329,7 @@ class Journal:
             each.kind == "resumed" for each in recent
         )
 
-    async def _stored_first_messages(self, past: Sequence[JournalRow]) -> list[Message]:
+    async def _stored_first_messages(self, past: Sequence[records.JournalRow]) -> list[Message]:
         """Return the first messages of the run as they are stored in the session."""
         rows = await self._read_messages()
         own = [Message.from_json(row.body) for row in rows if row.run_id == self._run_id]
@@ -353,7 +340,7 @@ class Journal:
         reply = next((index for index, message in enumerate(own) if message.role == "assistant"), len(own))
         return own[:reply]
 
-    async def _read_messages(self) -> list[StoredMessage]:
+    async def _read_messages(self) -> list[records.StoredMessage]:
         return await self._committer.read(lambda: self._store.messages(self._tenant, self._session))
 
     async def read_with_retry(self, query: Callable[[], Awaitable[T]]) -> T:
@@ -361,7 +348,7 @@ class Journal:
         return await self._committer.read(query)
 
     @property
-    def row(self) -> RunRow | None:
+    def row(self) -> records.RunRow | None:
         """The run as it was accepted; None before that."""
         return self._row
 
@@ -429,22 +416,28 @@ class Journal:
         """Record the usage of a model that a tool called, whether or not the call succeeds."""
         await self._committer.commit(self._tenant, [self._usage_write(agent_id, model, usage)])
 
-    def _usage_write(self, agent_id: str, model: str, usage: Usage, turns: int = 0) -> AddUsage:
+    def _usage_write(self, agent_id: str, model: str, usage: Usage, turns: int = 0) -> records.AddUsage:
         cost = round((usage.cost or 0) * 100_000_000)
         tokens = (usage.input_tokens, usage.output_tokens, usage.cached_tokens)
-        return AddUsage(UsageRow(utc_day(self._clock.time()), self._session, agent_id, model, *tokens, cost, turns))
+        return records.AddUsage(
+            records.UsageRow(utc_day(self._clock.time()), self._session, agent_id, model, *tokens, cost, turns)
+        )
 
-    async def record_intent(self, call: ToolCall, reserve: Reserve | None = None) -> None:
+    async def record_intent(self, call: ToolCall, reserve: records.Reserve | None = None) -> None:
         """Record that a call is about to act, and count it against the daily limit in the same transaction."""
         if call.id not in self._intents:
             await self._write_step("intent", call.id, encode(call), *([reserve] if reserve else ()))
 
-    async def record_outcome(self, call: ToolCall, result: ToolResult, entry: AuditEntry, *more: Write) -> None:
+    async def record_outcome(self, call: ToolCall, result: ToolResult, entry: AuditEntry, *more: records.Write) -> None:
         """Record a call's result, its audit row and further writes in one transaction."""
-        await self._write_step("outcome", call.id, encode(result), AddAudit(encode(entry)), *more)
+        await self._write_step("outcome", call.id, encode(result), records.AddAudit(encode(entry)), *more)
 
     async def end(
-        self, status: RunStatus, error: str | None = None, partial: Sequence[Text | Thinking] = (), kind: str = ""
+        self,
+        status: records.RunStatus,
+        error: str | None = None,
+        partial: Sequence[Text | Thinking] = (),
+        kind: str = "",
     ) -> None:
         """Record the end of the turn together with its last messages and the content of an incomplete reply.
 
@@ -454,19 +447,19 @@ class Journal:
         if self._ended:
             return
         if self._epoch:
-            ended = SetRun(self._run_id, self._epoch, status, error)
+            ended = records.SetRun(self._run_id, self._epoch, status, error)
             await self._write_step("ended", "", encode(EndRecord(status, error, tuple(partial), kind)), ended)
         elif self._row is not None and self._row.epoch:
             self.detach()
         elif self._row is not None:
             epoch = self._row.epoch + 1
-            dequeue = [ClaimRun(self._run_id), SetRun(self._run_id, epoch, status, error)]
+            dequeue = [records.ClaimRun(self._run_id), records.SetRun(self._run_id, epoch, status, error)]
             await self._committer.commit(self._tenant, dequeue)
         self._ended = True
 
-    async def _write_step(self, kind: JournalKind, key: str, payload: bytes, *more: Write) -> None:
+    async def _write_step(self, kind: records.JournalKind, key: str, payload: bytes, *more: records.Write) -> None:
         pending, self._pending = self._pending, []  # messages added during the commit go with the next step
-        step = AddJournal(self._run_id, self._epoch, kind, key, payload)
+        step = records.AddJournal(self._run_id, self._epoch, kind, key, payload)
         try:
             await self._committer.commit(self._tenant, [*self._message_writes(pending), step, *more], step)
         except BaseException:
@@ -475,19 +468,19 @@ class Journal:
         self._notify_stored(pending)
 
     async def _write_status_step(
-        self, kind: JournalKind, key: str, payload: bytes, status: RunStatus, *writes: Write
+        self, kind: records.JournalKind, key: str, payload: bytes, status: records.RunStatus, *writes: records.Write
     ) -> None:
-        await self._write_step(kind, key, payload, *writes, SetRun(self._run_id, self._epoch, status))
+        await self._write_step(kind, key, payload, *writes, records.SetRun(self._run_id, self._epoch, status))
 
-    def _message_writes(self, messages: Sequence[Message]) -> list[Write]:
-        return [AddMessage(self._session, message.id, message.to_json(), self._run_id) for message in messages]
+    def _message_writes(self, messages: Sequence[Message]) -> list[records.Write]:
+        return [records.AddMessage(self._session, message.id, message.to_json(), self._run_id) for message in messages]
 
     def _notify_stored(self, messages: Sequence[Message]) -> None:
         if self._on_stored is not None:
             for message in messages:
                 self._on_stored(message)
 
-    def _restore(self, row: JournalRow) -> None:
+    def _restore(self, row: records.JournalRow) -> None:
         if row.kind == "reply":
             self._replies.append(Message.from_json(row.payload))
         elif row.kind == "intent":

@@ -10,20 +10,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from atlas_agents.builtin_tools.code.interpreter import (
-    CODE_FOLDER,
-    WASM_NAME,
-    CodeResult,
-    Interpreter,
-    ProducedFiles,
-    PythonInstallation,
-    create_session_folder,
-    find_produced,
-    find_python,
-    is_wasm_installed,
-    snapshot_files,
-    start_wasm,
-)
+from atlas_agents.builtin_tools.code import interpreter as python_code
 from atlas_agents.builtin_tools.sandbox.base import CapturedOutput, OnOutput, SandboxLimits, Stream
 from atlas_agents.builtin_tools.sandbox.choose import SandboxKind, choose, describe_sandbox
 from atlas_agents.builtin_tools.sandbox.process import Sandbox
@@ -34,7 +21,7 @@ from atlas_agents.tools.tool import Tool, tool
 
 Key: TypeAlias = tuple[str, str]
 """Tenant and session."""
-Start: TypeAlias = Callable[[], Awaitable[Interpreter]]
+Start: TypeAlias = Callable[[], Awaitable[python_code.Interpreter]]
 _LOSS_REASONS = {
     "time": "it was idle for too long",
     "memory": "it used too much memory",
@@ -50,11 +37,13 @@ class InterpreterPool:
     def __init__(self, *, max_size: int = 8, idle: float = 600.0) -> None:
         self._max_size = max_size
         self._idle = idle
-        self._interpreters: dict[Key, Interpreter] = {}
+        self._interpreters: dict[Key, python_code.Interpreter] = {}
         self._locks: dict[Key, asyncio.Lock] = {}
         self._lost: dict[Key, str] = {}
 
-    async def run(self, key: Key, code: str, start: Start, on_output: OnOutput | None = None) -> tuple[CodeResult, str]:
+    async def run(
+        self, key: Key, code: str, start: Start, on_output: OnOutput | None = None
+    ) -> tuple[python_code.CodeResult, str]:
         """Run code in the session's interpreter; return its result, and a sentence if earlier state was lost."""
         async with self._locks.setdefault(key, asyncio.Lock()):
             interpreter, loss = await self._get(key, start)
@@ -73,7 +62,7 @@ class InterpreterPool:
         for key in tuple(self._interpreters):
             await self._close(key, "")
 
-    async def _get(self, key: Key, start: Start) -> tuple[Interpreter, str]:
+    async def _get(self, key: Key, start: Start) -> tuple[python_code.Interpreter, str]:
         interpreter = self._interpreters.pop(key, None)
         if interpreter is not None and not interpreter.has_ended:
             self._interpreters[key] = interpreter  # moves it to the end: the most recently used one
@@ -134,23 +123,23 @@ class CodeInterpreter:
         self._folder = folder
         self._kind: SandboxKind = sandbox
         self._python_path = python
-        self._python: PythonInstallation | None = None
+        self._python: python_code.PythonInstallation | None = None
         self._limits = SandboxLimits(seconds=seconds, cpu=math.ceil(seconds), memory=memory)
         self._pool = InterpreterPool(idle=idle)
 
     async def run(self, code: str, context: ToolContext, *, session: bool = False) -> dict[str, Any]:
         """Run code and return the result for the model."""
         key = (context.tenant_id, context.conversation.id)
-        folder: Path = await in_thread(create_session_folder, self._folder, *key)
+        folder: Path = await in_thread(python_code.create_session_folder, self._folder, *key)
         sandbox, start = await self._starter(folder, session=session)
         context.note("sandbox", sandbox)
-        before = await in_thread(snapshot_files, folder)
+        before = await in_thread(python_code.snapshot_files, folder)
         on_output = _progress_reporter(context)
         if session:
             result, loss = await self._pool.run(key, code, start, on_output)
         else:
             result, loss = await _run_once(code, start, on_output), ""
-        produced: ProducedFiles = await in_thread(find_produced, folder, before)
+        produced: python_code.ProducedFiles = await in_thread(python_code.find_produced, folder, before)
         if result.stopped_by is not None:
             raise self._limit_error(result, produced)
         lost_now = "The state of this session is lost." if session and result.ended else ""
@@ -167,10 +156,10 @@ class CodeInterpreter:
             limits = msgspec.structs.replace(limits, cpu=limits.cpu * 20)
         sandbox = await self._sandbox()
         if sandbox is None:
-            return WASM_NAME, partial(start_wasm, folder, limits)
+            return python_code.WASM_NAME, partial(python_code.start_wasm, folder, limits)
         if self._python is None:
-            self._python = await find_python(self._python_path)
-        return sandbox.name, partial(Interpreter.start, sandbox, self._python, folder, limits)
+            self._python = await python_code.find_python(self._python_path)
+        return sandbox.name, partial(python_code.Interpreter.start, sandbox, self._python, folder, limits)
 
     async def _sandbox(self) -> Sandbox | None:
         """Return the sandbox for a Python process; None for WebAssembly, which "auto" uses if no sandbox works."""
@@ -179,25 +168,27 @@ class CodeInterpreter:
         try:
             return await choose(self._kind)
         except ToolFailed:
-            if self._kind == "auto" and is_wasm_installed():
+            if self._kind == "auto" and python_code.is_wasm_installed():
                 return None
             raise
 
     async def facts(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return what an approval covers besides the arguments: the folder and the sandbox."""
         sandbox = await self._sandbox()
-        name = WASM_NAME if sandbox is None else sandbox.name
-        return {"folder": str(self._folder / CODE_FOLDER), "sandbox": name}
+        name = python_code.WASM_NAME if sandbox is None else sandbox.name
+        return {"folder": str(self._folder / python_code.CODE_FOLDER), "sandbox": name}
 
     async def preview(self, arguments: dict[str, Any]) -> str:
         """Describe the sandbox, then show the code: if the preview is cut, the sandbox is still shown."""
-        lines = [describe_sandbox(await self._sandbox(), "code", self._folder / CODE_FOLDER)]
+        lines = [describe_sandbox(await self._sandbox(), "code", self._folder / python_code.CODE_FOLDER)]
         lines.append(f"Timeout: {self._limits.seconds:g} s")
         if arguments.get("session"):
             lines.append("Session: the code can use variables and functions of earlier calls")
         return "\n".join([*lines, "", arguments["code"]])
 
-    def _limit_error(self, result: CodeResult, produced: ProducedFiles) -> ToolFailed | ToolTimeout:
+    def _limit_error(
+        self, result: python_code.CodeResult, produced: python_code.ProducedFiles
+    ) -> ToolFailed | ToolTimeout:
         """Build the error for an exceeded limit, with the output so far, so that the model can continue from there."""
         limits = self._limits
         sizes = {name: getattr(limits, name) // 1024**2 for name in ("memory", "output")}
@@ -233,7 +224,7 @@ def code_tool(interpreter: CodeInterpreter) -> Tool:
     return code_interpreter
 
 
-async def _run_once(code: str, start: Start, on_output: OnOutput) -> CodeResult:
+async def _run_once(code: str, start: Start, on_output: OnOutput) -> python_code.CodeResult:
     interpreter = await start()
     try:
         return await interpreter.run(code, on_output)
@@ -241,7 +232,7 @@ async def _run_once(code: str, start: Start, on_output: OnOutput) -> CodeResult:
         await interpreter.close()
 
 
-def _format_result(result: CodeResult, produced: ProducedFiles, note: str) -> dict[str, Any]:
+def _format_result(result: python_code.CodeResult, produced: python_code.ProducedFiles, note: str) -> dict[str, Any]:
     """Return only fields that are not empty, to save tokens."""
     fields = {
         **_output(result),
@@ -254,7 +245,7 @@ def _format_result(result: CodeResult, produced: ProducedFiles, note: str) -> di
     return {name: value for name, value in fields.items() if value is not None} or {"stdout": ""}
 
 
-def _output(result: CodeResult) -> dict[str, str]:
+def _output(result: python_code.CodeResult) -> dict[str, str]:
     streams: dict[str, CapturedOutput] = {"stdout": result.stdout, "stderr": result.stderr}
     return {name: captured.text for name, captured in streams.items() if captured.text}
 
@@ -263,11 +254,11 @@ def _cut(text: str) -> str:
     return text if len(text) <= 2000 else f"{text[:1000]}\n…\n{text[-1000:]}"
 
 
-def _missing_module_hint(result: CodeResult, sandbox: str) -> str:
+def _missing_module_hint(result: python_code.CodeResult, sandbox: str) -> str:
     missing = result.error.missing.partition(".")[0] if result.error else ""
     if not missing:
         return ""
-    if sandbox == WASM_NAME:
+    if sandbox == python_code.WASM_NAME:
         return f"{missing} is not available: Python in WebAssembly has only the standard library."
     package = "'atlas-agents[code]'" if missing in _CODE_EXTRA else missing
     return (

@@ -10,7 +10,7 @@ from atlas_agents.agents.options import TurnOptions
 from atlas_agents.core.approvals import Answer
 from atlas_agents.core.errors import ConfigError, Conflict, NotFound
 from atlas_agents.core.messages import Message, Text, user
-from atlas_agents.core.store import JournalRow, RunRow, StoredMessage
+from atlas_agents.core.store import JournalRow, RunRow
 from atlas_agents.gateway import convert
 from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.dispatch import Methods
@@ -111,8 +111,8 @@ async def wait(caller: ClientConnection, params: wire.ChatWait) -> wire.Waited:
     if row.status != "done":
         return wire.Waited(row.status, error=caller.hub.atlas.hide(row.error) if row.error else None)
     rows = await caller.hub.store.messages(caller.hub.atlas.tenant, row.session)
-    mine = [each for each in rows if each.run_id == row.id]
-    replies = [message for message in map(_read, mine) if message.role == "assistant"]
+    mine = [Message.from_json(each.body) for each in rows if each.run_id == row.id]
+    replies = [message for message in mine if message.role == "assistant"]
     return wire.Waited(row.status, convert.message_shape(replies[-1], row.id) if replies else None)
 
 
@@ -151,10 +151,6 @@ async def _find_seq(hub: Hub, key: str, message_id: str) -> int:
                 return row.seq
         before = rows[0].seq
     raise ProtocolError("INVALID_PARAMS", f"chat.history: unknown message {message_id!r}")
-
-
-def _read(row: StoredMessage) -> Message:
-    return Message.from_json(row.body)
 
 
 async def list_approvals(caller: ClientConnection, _: NoParams) -> ApprovalsResult:

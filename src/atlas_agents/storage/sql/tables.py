@@ -88,7 +88,9 @@ class Table(Generic[R]):
     def __init__(self, name: str, struct: type[R], *, decoders: dict[str, Convert] | None = None, **renamed: str):
         fields = msgspec.structs.fields(struct)
         decoders = {field.name: decode for field in fields if (decode := _decoder(field.type))} | (decoders or {})
-        encoders = {field.name: encode for field in fields if (encode := _encoder(field.type))}
+        encoders = {
+            field.name: encode for field in fields if (encode := _ENCODERS.get(get_origin(field.type) or field.type))
+        }
         self.name = name
         self.names = tuple(renamed.get(field.name, field.name) for field in fields)
         self.columns = ", ".join(self.names)
@@ -142,12 +144,7 @@ def _decoder(kind: Any) -> Convert | None:
     return msgspec.json.Decoder(kind).decode if get_origin(kind) in (dict, tuple) else None
 
 
-def _encoder(kind: Any) -> Convert | None:
-    return {dict: encode, tuple: _encode_text}.get(get_origin(kind) or kind)
-
-
-def _encode_text(value: Any) -> str:
-    return encode(value).decode()
+_ENCODERS: dict[Any, Convert] = {dict: encode, tuple: lambda value: encode(value).decode()}
 
 
 def _as_bytes(entry: bytes | str) -> bytes:
