@@ -155,7 +155,7 @@ async def test_code_does_not_run_without_a_sandbox(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr(choose, "_working", {})
     monkeypatch.setattr(choose, "_PROBES", {"bubblewrap": missing})
-    monkeypatch.setattr("atlas_agents.builtin_tools.code.tool.is_wasm_installed", lambda: False)
+    monkeypatch.setattr("atlas_agents.builtin_tools.code.interpreter.is_wasm_installed", lambda: False)
     harness = SandboxHarness("auto", tmp_path)
     result = await harness.run("open('made', 'w')")
     assert result["fault"] == "no sandbox available: not installed; install it"

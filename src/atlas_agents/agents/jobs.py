@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from atlas_agents.agents.options import TurnOptions
 from atlas_agents.agents.run import decode_options
@@ -21,6 +21,9 @@ from atlas_agents.core.messages import Message, user
 from atlas_agents.core.tenancy import TeamServices
 from atlas_agents.tools.limits import Ticker
 
+if TYPE_CHECKING:
+    from atlas_agents.agents.atlas import Atlas
+
 logger = logging.getLogger(__name__)
 _MAX_LABEL = 60
 _MAX_RESULT = 20_000
@@ -30,25 +33,10 @@ _PERMANENT = (errors.ConfigError, errors.Refused, errors.BadOutput, errors.Broke
 """Errors that another attempt would not change."""
 
 
-class TurnStarter(Protocol):
-    """The part of an Atlas that jobs need."""
-
-    @property
-    def tenant(self) -> str: ...
-
-    def hide(self, text: str) -> str: ...
-
-    async def cancel(self, run_id: str) -> bool: ...
-
-    def start_turn(
-        self, message: Message, options: TurnOptions, *, session: str, agent_id: str, user: str
-    ) -> AtlasStream: ...
-
-
 class Jobs:
     """Job queue of an Atlas. `async with atlas.jobs.at_work():` runs jobs: when one is added, and at every tick."""
 
-    def __init__(self, turns: TurnStarter, services: TeamServices, ticker: Ticker) -> None:
+    def __init__(self, turns: "Atlas", services: TeamServices, ticker: Ticker) -> None:
         self._turns = turns
         self._services = services
         self._store = services.store
@@ -241,7 +229,7 @@ class JobExecutor:
 
     def __init__(
         self,
-        turns: TurnStarter,
+        turns: "Atlas",
         services: TeamServices,
         on_change: Callable[[store.JobRow], None],
         wake: Callable[[], None],

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from atlas_agents.agents.atlas import Atlas
 from atlas_agents.agents.hooks import Interceptor
@@ -21,7 +21,6 @@ from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.core.plugins import Plugins
 from atlas_agents.core.store import Store
 from atlas_agents.dispatch.base import Dispatcher
-from atlas_agents.gateway.server import Membership
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.knowledge.embedding import Embedder, EndpointEmbedder, LocalEmbedder
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
@@ -36,6 +35,9 @@ from atlas_agents.storage.retention import RetentionJob, RetentionPolicy
 from atlas_agents.tools.approvals import Approvals
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.workspace.workspace import Workspace
+
+if TYPE_CHECKING:
+    from atlas_agents.gateway.cluster import ClusterMembership
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +60,7 @@ class ClusterConfig:
         return self._cluster.enqueue_and_notify
 
     @property
-    def membership(self) -> Membership:
+    def membership(self) -> "ClusterMembership":
         """Membership of a gateway, which also runs turns if the role is `all`."""
         from atlas_agents.gateway.cluster import ClusterMembership
 

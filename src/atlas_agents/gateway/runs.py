@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Generator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,6 +23,9 @@ from atlas_agents.gateway.protocol.chat import RunOutcome
 from atlas_agents.gateway.protocol.types import TextPart, ThinkingPart
 from atlas_agents.gateway.telemetry import Metrics
 from atlas_agents.tools.journal import read_end_record
+
+if TYPE_CHECKING:
+    from atlas_agents.gateway.cluster import RemoteRuns
 
 
 async def read_outcomes(
@@ -103,18 +106,6 @@ def _usage(message: Message) -> Usage:
 logger = logging.getLogger(__name__)
 
 
-class RemoteRunSource(Protocol):
-    """Follows runs that other processes execute."""
-
-    def follow(self, run_id: str, session: str) -> RunLog: ...
-
-    async def follow_all(self, rows: Sequence[RunRow]) -> None: ...
-
-    async def wait_for_terminal_event(self, row: RunRow) -> None: ...
-
-    def is_running(self, session: str) -> bool: ...
-
-
 class RunHooks(msgspec.Struct, frozen=True):
     """What to call when runs change. In a cluster, notifications of committed changes replace the last two."""
 
@@ -150,7 +141,7 @@ class RunRegistry:
         merge_deltas: bool = False,
     ) -> None:
         self.writer = LogWriter(store, tenant, self._on_written, clock, batch_delay)
-        self.remote: RemoteRunSource | None = None
+        self.remote: RemoteRuns | None = None
         """Follows runs of other processes; None if all runs are executed here."""
         self.stopping = False
         self._hooks = hooks

@@ -6,8 +6,8 @@ import signal
 import socket
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
-from typing import Any, Protocol
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from starlette.routing import BaseRoute
@@ -28,6 +28,9 @@ from atlas_agents.gateway.protocol.events import ServerShutdown
 from atlas_agents.gateway.protocol.frames import RESTART
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.gateway.websocket import HttpProtocol, WebSocketTransport
+
+if TYPE_CHECKING:
+    from atlas_agents.gateway.cluster import ClusterMembership
 
 logger = logging.getLogger(__name__)
 _BACKLOG = 2048
@@ -153,12 +156,6 @@ def run(work: Coroutine[Any, Any, Any]) -> None:
         uvloop.run(work)
 
 
-class Membership(Protocol):
-    """Cluster membership of a gateway whose turns may run in other processes."""
-
-    def join(self, hub: Hub, url: str) -> AbstractAsyncContextManager[None]: ...
-
-
 class Gateway:
     """Gateway server: `await Gateway(atlas, settings).serve()`, or `async with gateway.running():`."""
 
@@ -168,7 +165,7 @@ class Gateway:
         settings: GatewaySettings,
         *,
         routes: Sequence[BaseRoute] = (),
-        membership: Membership | None = None,
+        membership: "ClusterMembership | None" = None,
         services: GatewayServices | None = None,
     ) -> None:
         self.atlas = atlas

@@ -21,9 +21,10 @@ from pydantic import ValidationError
 from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock
 from atlas_agents.core.errors import AtlasError, ToolFailed, Transient
 from atlas_agents.core.http import backoff
+from atlas_agents.core.paths import SettingLookup
 from atlas_agents.mcp import transports
 from atlas_agents.mcp.callbacks import ActiveCalls, Caller, Elicitation, SampleModel, Sampling
-from atlas_agents.mcp.config import DiscoveredTool, ServerConfig, VariableLookup, resource_tools, reveal_invisible
+from atlas_agents.mcp.config import DiscoveredTool, ServerConfig, resource_tools, reveal_invisible
 from atlas_agents.mcp.transports import StdioTransport, http_transport, stdio_transport
 
 logger = logging.getLogger(__name__)
@@ -228,7 +229,7 @@ class McpConnection:
     def __init__(
         self,
         server: ServerConfig,
-        environment: VariableLookup,
+        environment: SettingLookup,
         folder: Path,
         *,
         sample_model: SampleModel | None = None,

@@ -10,13 +10,13 @@ import time
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import msgspec
 
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.json import parse_object
-from atlas_agents.core.paths import make_private, write_json
+from atlas_agents.core.paths import SettingLookup, make_private, write_json
 from atlas_agents.core.text import is_hidden
 
 FILE_NAME = "mcp.json"
@@ -24,12 +24,6 @@ MAX_SIZE = 256 * 1024
 _SERVER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _TYPES = ("", "stdio", "http", "streamable-http", "streamableHttp")
-
-
-class VariableLookup(Protocol):
-    """Looks up variables by name, as `Environment` does."""
-
-    def get(self, name: str, /) -> str | None: ...
 
 
 class ServerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"kind": "type"}):
@@ -72,7 +66,7 @@ class ServerConfig(msgspec.Struct, frozen=True):
         """Return the canonical form of the entry, which an approval covers."""
         return msgspec.json.encode(self.entry, order="deterministic")
 
-    def expanded(self, environment: VariableLookup) -> ServerEntry:
+    def expanded(self, environment: SettingLookup) -> ServerEntry:
         """Return the entry with its `${VARIABLES}` expanded; ConfigError names one that is not set."""
         entry = self.entry
         return msgspec.structs.replace(
@@ -85,7 +79,7 @@ class ServerConfig(msgspec.Struct, frozen=True):
             headers={key: self._expand(f"headers.{key}", value, environment) for key, value in entry.headers.items()},
         )
 
-    def _expand(self, key: str, text: str, environment: VariableLookup) -> str:
+    def _expand(self, key: str, text: str, environment: SettingLookup) -> str:
         def value(found: re.Match[str]) -> str:
             variable = environment.get(found[1])
             if variable is None and found[2] is None:

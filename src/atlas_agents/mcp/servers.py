@@ -4,32 +4,21 @@ import asyncio
 import logging
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from atlas_agents.core.errors import BadTool, ConfigError, ToolFailed
+from atlas_agents.core.paths import SettingLookup
 from atlas_agents.mcp import config
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.tool import Tool
 
 if TYPE_CHECKING:
-    from atlas_agents.mcp.callbacks import Caller
+    from atlas_agents.mcp.client import McpConnection
 
 logger = logging.getLogger(__name__)
 _CLIENT_MODULE = "atlas_agents.mcp.client"
-
-
-class ServerConnection(Protocol):
-    """A connection to a server; a protocol, because the MCP SDK is imported with the first connection."""
-
-    error: str
-
-    async def tools(self) -> tuple[config.DiscoveredTool, ...]: ...
-
-    async def call(self, tool: config.DiscoveredTool, arguments: dict[str, Any], caller: "Caller") -> Any: ...
-
-    async def close(self) -> None: ...
 
 
 class ServerTool(msgspec.Struct, frozen=True):
@@ -42,9 +31,7 @@ class ServerTool(msgspec.Struct, frozen=True):
 class Servers:
     """The servers in a workspace's `mcp.json`, as far as approved in a home folder. A server starts on first use."""
 
-    def __init__(
-        self, workspace: Path, home: Path, environment: config.VariableLookup, sample_model: Any = None
-    ) -> None:
+    def __init__(self, workspace: Path, home: Path, environment: SettingLookup, sample_model: Any = None) -> None:
         self.workspace = workspace
         self.approved = config.ApprovedServers(home)
         self.configs: dict[str, config.ServerConfig] = {}
@@ -53,7 +40,7 @@ class Servers:
         """Why the configuration is invalid; then no server is used."""
         self._environment = environment
         self._sample_model = sample_model
-        self._connections: dict[str, tuple[config.ServerConfig, ServerConnection]] = {}
+        self._connections: dict[str, tuple[config.ServerConfig, McpConnection]] = {}
         self._loading = asyncio.Lock()
         self.load()
 
@@ -102,7 +89,7 @@ class Servers:
                 ]
         return found
 
-    async def connect(self, server: config.ServerConfig) -> ServerConnection:
+    async def connect(self, server: config.ServerConfig) -> "McpConnection":
         """Return the connection to a server, approved or not; an edited server gets a new one."""
         async with self._loading:
             old = self._connections.get(server.name)
@@ -114,7 +101,7 @@ class Servers:
                 module = await asyncio.to_thread(import_module, _CLIENT_MODULE)
             except ModuleNotFoundError as error:
                 raise ConfigError("MCP servers need an extra; run: pip install 'atlas-agents[mcp]'") from error
-            made: ServerConnection = module.McpConnection(
+            made: McpConnection = module.McpConnection(
                 server, self._environment, self.approved.folder, sample_model=self._sample_model
             )
             self._connections[server.name] = server, made

@@ -11,7 +11,7 @@ import psycopg
 
 from atlas_agents.core.aio import Clock
 from atlas_agents.core.store import Store, Write
-from atlas_agents.storage import postgres as postgres_module
+from atlas_agents.storage import postgres_connection
 from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.sql.tables import Query, Row
 from crash.fault_points import in_store
@@ -61,7 +61,7 @@ def postgres() -> Generator[Callable[[], Database]]:
 
 def _install_faults() -> None:
     """Add fault points between the statements of the writer and before its COMMIT."""
-    execute = postgres_module.execute
+    execute = postgres_connection.execute
 
     async def with_faults(cursor: Any, query: Query) -> list[Row]:
         verb = query.sql.split(None, 1)[0]
@@ -72,4 +72,4 @@ def _install_faults() -> None:
             STATE.points.hit(f"sql after {verb}")
         return rows
 
-    setattr(postgres_module, "execute", with_faults)  # noqa: B010 - it is another module's
+    setattr(postgres_connection, "execute", with_faults)  # noqa: B010 - it is another module's

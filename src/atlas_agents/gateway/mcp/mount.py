@@ -7,7 +7,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -20,18 +20,13 @@ from atlas_agents.gateway.http_api import MAX_CONCURRENT, authorize
 from atlas_agents.gateway.http_errors import HTTPError, to_http_error
 from atlas_agents.gateway.hub import Hub
 
+if TYPE_CHECKING:
+    from atlas_agents.gateway.mcp.server import McpProtocolServer
+
 PATHS = ("/mcp", "/mcp/{agent_id:path}")
 _METHODS = ["GET", "POST", "DELETE"]
 _SERVER_MODULE = "atlas_agents.gateway.mcp.server"
 _START_TIMEOUT = 60.0
-
-
-class McpService(Protocol):
-    """The MCP server, as this module sees it without importing the library."""
-
-    async def run(self, ready: asyncio.Event) -> None: ...
-
-    async def answer(self, scope: Any, receive: Receive, send: Send) -> None: ...
 
 
 class McpMount:
@@ -39,7 +34,7 @@ class McpMount:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
-        self._server: McpService | None = None
+        self._server: McpProtocolServer | None = None
         self._tasks = BackgroundTasks("MCP server")
         self._start_lock = asyncio.Lock()
         self._in_progress: Counter[str] = Counter()
@@ -78,7 +73,7 @@ class McpMount:
             raise HTTPError(404, "agent_not_found", f"unknown agent {agent_id[:200]!r}")
         return grant
 
-    async def _start_server(self) -> McpService:
+    async def _start_server(self) -> "McpProtocolServer":
         async with self._start_lock:
             if self._server is None:
                 try:
@@ -86,7 +81,7 @@ class McpMount:
                 except ModuleNotFoundError as error:
                     message = "MCP support is not installed; run: pip install 'atlas-agents[mcp]'"
                     raise HTTPError(501, "not_installed", message) from error
-                server: McpService = module.McpProtocolServer(self._hub)
+                server: McpProtocolServer = module.McpProtocolServer(self._hub)
                 ready = asyncio.Event()
                 self._tasks.spawn(server.run(ready))
                 await asyncio.wait_for(ready.wait(), _START_TIMEOUT)

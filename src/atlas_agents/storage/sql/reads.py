@@ -4,7 +4,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from atlas_agents.core import store
 from atlas_agents.core.aio import in_thread
@@ -27,24 +27,10 @@ class Library(NamedTuple):
     model: str
 
 
-class VectorSource(Protocol):
-    """Storage of the vectors."""
-
-    async def library(self, library: Library) -> tuple[int, int]:
-        """Version and number of vectors."""
-        ...
-
-    async def vectors(self, library: Library, after: int, limit: int) -> Sequence[tuple[int, str, Any]]:
-        """Id, collection and vector of the passages with ids above `after`."""
-        ...
-
-    async def vector_ids(self, library: Library) -> list[int]: ...
-
-
 class Vectors:
     """LRU cache of one matrix per library."""
 
-    def __init__(self, source: VectorSource) -> None:
+    def __init__(self, source: "SqlReads") -> None:
         self._source = source
         self._matrices: OrderedDict[Library, _Matrix] = OrderedDict()
 
