@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from atlas_agents.agents.agent import Agent, agent
     from atlas_agents.agents.atlas import Atlas
-    from atlas_agents.agents.context import Context
+    from atlas_agents.agents.context import Context, Rule
     from atlas_agents.agents.history import History
     from atlas_agents.agents.hooks import Interceptor
     from atlas_agents.agents.jobs import Jobs
@@ -61,7 +61,6 @@ if TYPE_CHECKING:
     )
     from atlas_agents.core.messages import tool as tool_message
     from atlas_agents.core.metadata import Metadata
-    from atlas_agents.core.rules import Rule
     from atlas_agents.core.store import JobRow
     from atlas_agents.core.tenancy import Delegation, Plan, Tenancy, User
     from atlas_agents.local.provider import LocalProvider
@@ -202,7 +201,7 @@ __all__ = [
 _HOMES = {
     "agents.agent": "Agent agent",
     "agents.atlas": "Atlas",
-    "agents.context": "Context",
+    "agents.context": "Context Rule",
     "agents.history": "History",
     "agents.hooks": "Interceptor",
     "agents.jobs": "Jobs",
@@ -221,7 +220,6 @@ _HOMES = {
         "tool:tool_message user"
     ),
     "core.metadata": "Metadata",
-    "core.rules": "Rule",
     "core.store": "JobRow",
     "core.tenancy": "Delegation Plan Tenancy User",
     "local.provider": "LocalProvider",

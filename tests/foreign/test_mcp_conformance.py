@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import aiohttp
 import pytest
@@ -17,7 +17,7 @@ from atlas_agents import Image, Tool, ToolContext, ToolFailed, Usage, tool
 from atlas_agents.core.approvals import Filled, Form
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.gateway.hub import GatewayServices
-from atlas_agents.gateway.mcp.resources import Resource, ResourceReader
+from atlas_agents.gateway.mcp.resources import DocumentResources, Resource, ResourceReader
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.mcp.client import McpConnection
@@ -115,7 +115,7 @@ def build_gateway(home: Path) -> Gateway:
         Prompt("test_simple_prompt", "This is a simple prompt for testing.", "Simple."),
         Prompt("test_prompt_with_arguments", "Prompt with arguments: arg1='{arg1}', arg2='{arg2}'", "With two."),
     )
-    services = GatewayServices(prompts=lambda: prompts, resources=TextResource())
+    services = GatewayServices(prompts=lambda: prompts, resources=cast(DocumentResources, TextResource()))
     gateway = Gateway(atlas, GatewaySettings(home=home, port=0), services=services)
     inner, authorization = gateway._app, f"Bearer {gateway.hub.tokens.main.reveal()}".encode()  # type: ignore
 
@@ -186,7 +186,7 @@ class ClientServer:
             try:
                 for each in await connection.tools():
                     arguments = {name: 2 for name in each.parameters.get("properties", {})}
-                    await connection.call(each, arguments, AcceptingCaller())
+                    await connection.call(each, arguments, cast(ToolContext, AcceptingCaller()))
             finally:
                 await connection.close()
 

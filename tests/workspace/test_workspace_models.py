@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from atlas_agents import BadModelRef, MissingKey
+from atlas_agents import BadModelRef
 from atlas_agents.testing import Environment, Registry
 from atlas_agents.workspace import LOCAL_MODEL, AgentSpec, Workspace, build_agents, resolve_models
 
@@ -53,19 +53,8 @@ def test_default_argument_overrides_the_environment() -> None:
     assert resolve_models(AgentSpec("a"), found, CLAUDE) == ((CLAUDE,), None)
 
 
-class WithLocal:
-    """A registry that has a local provider and no keys."""
-
-    default_model = None
-
-    def provider(self, id: str) -> object:
-        if id == "local":
-            return object()
-        raise MissingKey("no key")
-
-
 def test_agent_can_name_the_local_model() -> None:
-    assert resolve_models(AgentSpec("a", models=("local/x",)), WithLocal()) == (("local/x",), None)
+    assert resolve_models(AgentSpec("a", models=("local/x",)), registry()) == (("local/x",), None)
 
 
 def test_unknown_provider_is_an_error() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from atlas_agents.agents.context import Context
+from atlas_agents.agents.context import Context, Rule
 from atlas_agents.agents.loop import run_turn
 from atlas_agents.agents.options import AgentSettings, Mode
 from atlas_agents.agents.run import CallResult, session_lock
@@ -14,7 +14,6 @@ from atlas_agents.agents.runtime import AgentRuntime
 from atlas_agents.core.errors import ConfigError, ProviderError
 from atlas_agents.core.messages import Message, user
 from atlas_agents.core.metadata import Metadata
-from atlas_agents.core.rules import Rule
 from atlas_agents.providers.base import Provider
 from atlas_agents.providers.failover import RetryPolicy, Route
 from atlas_agents.providers.registry import Model, parse_model_ref

@@ -1,16 +1,35 @@
 """Context: metadata, rules, tools and messages, inherited from parent contexts."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import msgspec
 
 from atlas_agents.core.aio import invoke
-from atlas_agents.core.errors import ContextCycle, DuplicateTool
+from atlas_agents.core.errors import ConfigError, ContextCycle, DuplicateTool
 from atlas_agents.core.messages import Conversation, Message
 from atlas_agents.core.metadata import Metadata
-from atlas_agents.core.rules import Rule
 from atlas_agents.tools.tool import Function, Tool, as_tool
+
+Condition: TypeAlias = Callable[[Any], bool | Awaitable[bool]]
+"""A sync or async function of the context in which the rule is evaluated."""
+
+
+class Rule:
+    """`Rule(text)` always applies; `Rule(text, when=…)` only while its condition holds."""
+
+    __slots__ = ("text", "when")
+
+    def __init__(self, text: str, *, when: Condition | None = None) -> None:
+        if not text.strip():
+            raise ConfigError("a rule needs a text")
+        if when is not None and not callable(when):
+            raise ConfigError(f"invalid rule condition {when!r}: `when` must be a function of the context")
+        self.text = text
+        self.when = when
+
+    def __repr__(self) -> str:
+        return f"Rule({self.text!r}{', when=…' if self.when else ''})"
 
 
 class RuleOrigin(msgspec.Struct, frozen=True):

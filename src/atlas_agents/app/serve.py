@@ -23,7 +23,7 @@ from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.gateway.auth import TokenFile
 from atlas_agents.gateway.hub import GatewayServices
-from atlas_agents.gateway.mcp.resources import Documents
+from atlas_agents.gateway.mcp.resources import DocumentResources
 from atlas_agents.gateway.protocol.types import Scope
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
@@ -178,7 +178,7 @@ async def _gateway(
             mcp_servers=lambda: describe_servers(runtime.servers),
             model_notice=lambda agent_id: runtime.agent_loader.notices.get(agent_id, ""),
             prompts=lambda: read_prompts(settings.workspace),
-            resources=Documents(runtime.atlas, runtime.knowledge),
+            resources=DocumentResources(runtime.atlas, runtime.knowledge),
         )
         gateway = Gateway(runtime.atlas, _gateway_settings(settings), membership=membership, services=services)
         yield ServedGateway(runtime, gateway)

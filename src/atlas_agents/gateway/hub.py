@@ -24,7 +24,7 @@ from atlas_agents.gateway.auth import Authenticator, Grant
 from atlas_agents.gateway.convert import agent_model, session_shape
 from atlas_agents.gateway.dispatch import Dispatch, Methods
 from atlas_agents.gateway.events import Subscriber
-from atlas_agents.gateway.mcp.resources import ResourceLibrary
+from atlas_agents.gateway.mcp.resources import DocumentResources
 from atlas_agents.gateway.protocol import admin
 from atlas_agents.gateway.protocol import events as wire
 from atlas_agents.gateway.protocol.frames import BAD_TOKEN, ProtocolError
@@ -313,7 +313,7 @@ class GatewayServices(msgspec.Struct, frozen=True):
     """Returns why an agent uses another model than its own; empty if it does not."""
     prompts: Callable[[], Sequence[Prompt]] = tuple
     """Returns the prompts that MCP clients may get."""
-    resources: ResourceLibrary | None = None
+    resources: DocumentResources | None = None
     """The resources that MCP clients may read."""
 
 

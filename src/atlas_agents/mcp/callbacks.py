@@ -4,7 +4,7 @@ import logging
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 from urllib.parse import urlsplit
 
 import mcp_types as types
@@ -18,36 +18,22 @@ from atlas_agents.core.events import Usage
 from atlas_agents.core.messages import Message, Text, assistant, user
 from atlas_agents.providers.base import DoneChunk, Request, TextChunk, complete
 from atlas_agents.providers.failover import Route
+from atlas_agents.tools.context import ToolContext
 
 logger = logging.getLogger(__name__)
 
 
-class Caller(Protocol):
-    """The caller of a tool, as far as a server's questions concern it; a ToolContext is one."""
-
-    run_id: str
-    tenant_id: str
-
-    def progress(self, message: str) -> None: ...
-
-    async def ask(self, form: Form) -> Filled: ...
-
-    async def check_budget(self) -> None: ...
-
-    async def spend(self, model: str, usage: Usage) -> None: ...
-
-
-_current_caller: ContextVar[Caller | None] = ContextVar("atlas_mcp_call", default=None)
+_current_caller: ContextVar[ToolContext | None] = ContextVar("atlas_mcp_call", default=None)
 
 
 class ActiveCalls:
     """The running calls of one MCP session."""
 
     def __init__(self) -> None:
-        self._callers: list[Caller] = []
+        self._callers: list[ToolContext] = []
 
     @contextmanager
-    def track(self, caller: Caller) -> Generator[None, None, None]:
+    def track(self, caller: ToolContext) -> Generator[None, None, None]:
         self._callers.append(caller)
         before = _current_caller.set(caller)
         try:
@@ -56,7 +42,7 @@ class ActiveCalls:
             _current_caller.reset(before)
             self._callers.remove(caller)
 
-    def find_caller(self) -> Caller | None:
+    def find_caller(self) -> ToolContext | None:
         """Return the caller that a server's question belongs to: the call it came with if known (over HTTP), else
         the only turn with running calls. None if there is none or several, so that no question is shown to the wrong
         user."""
@@ -96,7 +82,7 @@ class Elicitation:
             return types.ElicitResult(action="decline")
         return await self.ask(caller, params)
 
-    async def ask(self, caller: Caller, params: types.ElicitRequestParams) -> types.ElicitResult | types.ErrorData:
+    async def ask(self, caller: ToolContext, params: types.ElicitRequestParams) -> types.ElicitResult | types.ErrorData:
         try:
             form = build_form(self._server, params)
             filled = await caller.ask(form)

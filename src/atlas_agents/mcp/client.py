@@ -23,9 +23,10 @@ from atlas_agents.core.errors import AtlasError, ToolFailed, Transient
 from atlas_agents.core.http import backoff
 from atlas_agents.core.paths import SettingLookup
 from atlas_agents.mcp import transports
-from atlas_agents.mcp.callbacks import ActiveCalls, Caller, Elicitation, SampleModel, Sampling
+from atlas_agents.mcp.callbacks import ActiveCalls, Elicitation, SampleModel, Sampling
 from atlas_agents.mcp.config import DiscoveredTool, ServerConfig, resource_tools, reveal_invisible
 from atlas_agents.mcp.transports import StdioTransport, http_transport, stdio_transport
+from atlas_agents.tools.context import ToolContext
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ async def list_tools(session: McpSession) -> tuple[DiscoveredTool, ...]:
     return (*found.values(), *resource_tools(resources=resources, prompts=prompts, taken=set(found)))
 
 
-async def call(session: McpSession, tool: DiscoveredTool, arguments: dict[str, Any], caller: Caller) -> Any:
+async def call(session: McpSession, tool: DiscoveredTool, arguments: dict[str, Any], caller: ToolContext) -> Any:
     """Call a tool. ConnectionError if the outcome is unknown, ToolFailed if the server rejects the call."""
 
     async def progress(done: float, total: float | None, message: str | None) -> None:
@@ -265,7 +266,7 @@ class McpConnection:
         await self._wait_for_session(CONNECT_TIMEOUT)
         return tuple(self._tools.values())
 
-    async def call(self, tool: DiscoveredTool, arguments: dict[str, Any], caller: Caller) -> Any:
+    async def call(self, tool: DiscoveredTool, arguments: dict[str, Any], caller: ToolContext) -> Any:
         """Call an approved tool. If the server ends during the call, ConnectionError is raised and the tool pipeline
         decides what that means. Questions of the server go to the caller."""
         session = await self._wait_for_session(min(CONNECT_TIMEOUT, self.server.entry.timeout * 0.75))

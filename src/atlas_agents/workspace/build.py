@@ -3,14 +3,14 @@
 import difflib
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from atlas_agents.agents.agent import Agent
 from atlas_agents.core.errors import BadModelRef, ConfigError, MissingKey
 from atlas_agents.providers.failover import RetryPolicy
-from atlas_agents.providers.registry import Model, parse_model_ref
+from atlas_agents.providers.registry import Model, Registry, parse_model_ref
 from atlas_agents.tools.tool import Function, Tool, as_tool
 from atlas_agents.workspace.workspace import AgentSpec, WorkspaceState
 
@@ -20,17 +20,8 @@ LOCAL_MODEL = "local/smollm2-135m"
 """Model of last resort, which needs no API key."""
 
 
-class Providers(Protocol):
-    """The part of `Registry` that is used here. `provider` raises MissingKey without an API key."""
-
-    def provider(self, id: str) -> object: ...
-
-    @property
-    def default_model(self) -> str | None: ...
-
-
 def resolve_models(
-    spec: AgentSpec, providers: Providers, default: str | None = None
+    spec: AgentSpec, providers: Registry, default: str | None = None
 ) -> tuple[tuple[str, ...], str | None]:
     """Return the models an agent can use, in order of preference, and a notice if they are not those it names.
 
@@ -51,7 +42,7 @@ def resolve_models(
     return (LOCAL_MODEL,), _notice(spec, reasons, LOCAL_MODEL)
 
 
-def _missing_key(ref: str, where: str, providers: Providers) -> str | None:
+def _missing_key(ref: str, where: str, providers: Registry) -> str | None:
     """Return why a provider has no API key, or None if it has one. Other errors are raised with their location."""
     try:
         providers.provider(parse_model_ref(ref).provider)
@@ -81,7 +72,7 @@ class BuiltAgents(msgspec.Struct, frozen=True):
 def build_agents(
     state: WorkspaceState,
     tools: Iterable[Tool | Function],
-    providers: Providers,
+    providers: Registry,
     default: str | None = None,
     fallback: Fallback | None = None,
 ) -> BuiltAgents:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Sequence
-from typing import Protocol
 
 import msgspec
 
@@ -33,26 +32,14 @@ class ResourceReader(msgspec.Struct, frozen=True):
     user: str
 
 
-class ResourceLibrary(Protocol):
-    """Lists and reads the resources that a reader may access."""
-
-    async def list(self, reader: ResourceReader, cursor: str = "") -> tuple[Sequence[Resource], str]:
-        """Return a page of resources and the cursor of the next page, empty at the end."""
-        ...
-
-    async def read(self, uri: str, reader: ResourceReader) -> tuple[str, str]:
-        """Return the text and its media type; raise ConfigError if the reader may not access the URI."""
-        ...
-
-
 PAGE = 200
 _URI_PREFIX = "knowledge://documents/"
 _ID = re.compile(r"d[0-9a-f]{20}")
 _MEDIA = "text/markdown"
 
 
-class Documents:
-    """The documents of the gateway's tenant."""
+class DocumentResources:
+    """The documents of the gateway's tenant as MCP resources."""
 
     def __init__(self, atlas: Atlas, knowledge_base: KnowledgeBase, clock: Clock = SYSTEM_CLOCK) -> None:
         self._atlas = atlas
@@ -61,6 +48,7 @@ class Documents:
         self._clock = clock
 
     async def list(self, reader: ResourceReader, cursor: str = "") -> tuple[Sequence[Resource], str]:
+        """Return a page of resources and the cursor of the next page, empty at the end."""
         if cursor and not _ID.fullmatch(cursor):
             raise ConfigError("invalid cursor: expected a cursor returned by this method")
         if not self._is_allowed(reader):
@@ -69,6 +57,7 @@ class Documents:
         return [_to_resource(each) for each in found if each.hash], found[-1].id if len(found) == PAGE else ""
 
     async def read(self, uri: str, reader: ResourceReader) -> tuple[str, str]:
+        """Return the text and its media type; raise ConfigError if the reader may not access the URI."""
         """Read a document. The error is the same whether it does not exist or the reader may not access it."""
         id = uri.removeprefix(_URI_PREFIX)
         if not uri.startswith(_URI_PREFIX) or not _ID.fullmatch(id):

@@ -23,7 +23,7 @@ from atlas_agents.core.text import wire_name
 from atlas_agents.gateway.asgi import Receive, Send
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.hub import Hub
-from atlas_agents.gateway.mcp.resources import ResourceLibrary, ResourceReader
+from atlas_agents.gateway.mcp.resources import DocumentResources, ResourceReader
 from atlas_agents.gateway.protocol.frames import ProtocolError
 from atlas_agents.gateway.protocol.types import Scope
 
@@ -297,7 +297,7 @@ class McpProtocolServer:
         return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, text=text, mime_type=kind)])
 
     @property
-    def _library(self) -> ResourceLibrary:
+    def _library(self) -> DocumentResources:
         if self._hub.services.resources is None:
             raise _refused("no resources are available")
         return self._hub.services.resources
