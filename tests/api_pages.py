@@ -55,7 +55,7 @@ def pages() -> list[Page]:
             _of(
                 top,
                 "Agent agent Atlas AtlasStream Accepted RunResult Step CallResult Event PlanStep Usage History "
-                "Interceptor Sessions Price agents.options.Mode",
+                "Interceptor agents.hooks.offered_on Sessions Price agents.options.Mode",
             ),
         ),
         Page(
@@ -120,7 +120,8 @@ def pages() -> list[Page]:
             "Documents and memories that agents search.",
             _of(
                 "atlas_agents.knowledge",
-                "knowledge_base.KnowledgeBase embedding.LocalEmbedder memories.MemoryOrigin memories.MemoryOwner",
+                "knowledge_base.KnowledgeBase library.Progress embedding.LocalEmbedder memories.MemoryOrigin "
+                "memories.MemoryOwner",
             ),
         ),
         Page(
@@ -131,7 +132,7 @@ def pages() -> list[Page]:
                 "atlas_agents.builtin_tools",
                 "files.file_tools bash.bash_tool code.tool.CodeInterpreter code.tool.code_tool web.fetch.url_fetch "
                 "telegram.telegram_tool telegram.NAME telegram.KEYWORDS telegram_format.parse_markdown "
-                "telegram_format.split_message telegram_format.message_params offers.offered_on x.preview "
+                "telegram_format.split_message telegram_format.message_params x.preview "
                 "team.delegate_task team.get_team_members team.get_subscription_info",
             ),
         ),

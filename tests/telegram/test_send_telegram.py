@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from atlas_agents import Agent, Atlas, Interceptor
-from atlas_agents.app.tools import offered_on
+from atlas_agents.agents.hooks import offered_on
 from atlas_agents.builtin_tools.telegram import KEYWORDS, NAME, telegram_tool
 from atlas_agents.builtin_tools.telegram_api import BotApi
 from atlas_agents.core.errors import ConfigError

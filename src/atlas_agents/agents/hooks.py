@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
+import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias, TypeVar, cast, get_args
 
 import msgspec
@@ -203,3 +204,31 @@ class Subscribers:
 def _check_event_name(name: str) -> None:
     if name not in _EVENT_NAMES:
         raise ConfigError(f"unknown event {name!r}, expected one of {', '.join(_EVENT_NAMES)}")
+
+
+def offered_on(keywords: Mapping[str, Sequence[str]]) -> Callable[[Request], Awaitable[Request | None]]:
+    """Return a function for `Interceptor(request=…)` that offers each tool only if it is wanted.
+
+    A tool is offered if the user's last message contains one of its keywords, or if the conversation already has a call
+    of it, because a provider may reject a history with calls of unknown tools. Without keywords it is never offered.
+    This is not access control: a call of a hidden tool is checked as any other.
+    """
+    patterns = {
+        name: re.compile("|".join(rf"\b{re.escape(word)}\b" for word in words), re.IGNORECASE) if words else None
+        for name, words in keywords.items()
+    }
+
+    async def filter_tools(request: Request) -> Request | None:
+        text = next((message.text for message in reversed(request.messages) if message.role == "user"), "")
+        called = {call.name for message in request.messages for call in message.tool_calls}
+
+        def is_hidden(name: str) -> bool:
+            if name not in patterns or name in called:
+                return False
+            pattern = patterns[name]
+            return pattern is None or pattern.search(text) is None
+
+        tools = tuple(spec for spec in request.tools if not is_hidden(spec.name))
+        return msgspec.structs.replace(request, tools=tools) if len(tools) < len(request.tools) else None
+
+    return filter_tools

@@ -1,15 +1,12 @@
 """Tools from the settings: built-in tools, plugins and MCP servers, and the default policy."""
 
-import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
 from logging import getLogger
 from pathlib import Path
 
-import msgspec
-
-from atlas_agents.agents.hooks import Interceptor
+from atlas_agents.agents.hooks import Interceptor, offered_on
 from atlas_agents.builtin_tools.bash import bash_tool
 from atlas_agents.builtin_tools.code.tool import CodeInterpreter, code_tool
 from atlas_agents.builtin_tools.files import file_tools
@@ -28,40 +25,11 @@ from atlas_agents.core.paths import Environment
 from atlas_agents.core.plugins import Plugins
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
 from atlas_agents.mcp.servers import Servers
-from atlas_agents.providers.base import Request
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.tools.policy import Cell, Policy
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.tools.tool import Tool, tool
 from atlas_agents.workspace.skills import skill_tool
-
-
-def offered_on(keywords: Mapping[str, Sequence[str]]) -> Callable[[Request], Awaitable[Request | None]]:
-    """Return a function for `Interceptor(request=…)` that offers each tool only if it is wanted.
-
-    A tool is offered if the user's last message contains one of its keywords, or if the conversation already has a call
-    of it, because a provider may reject a history with calls of unknown tools. Without keywords it is never offered.
-    """
-    patterns = {
-        name: re.compile("|".join(rf"\b{re.escape(word)}\b" for word in words), re.IGNORECASE) if words else None
-        for name, words in keywords.items()
-    }
-
-    async def filter_tools(request: Request) -> Request | None:
-        text = next((message.text for message in reversed(request.messages) if message.role == "user"), "")
-        called = {call.name for message in request.messages for call in message.tool_calls}
-
-        def is_hidden(name: str) -> bool:
-            if name not in patterns or name in called:
-                return False
-            pattern = patterns[name]
-            return pattern is None or pattern.search(text) is None
-
-        tools = tuple(spec for spec in request.tools if not is_hidden(spec.name))
-        return msgspec.structs.replace(request, tools=tools) if len(tools) < len(request.tools) else None
-
-    return filter_tools
-
 
 logger = getLogger(__name__)
 
