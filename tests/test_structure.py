@@ -12,7 +12,7 @@ SOURCES = structure.Sources(ROOT)
 
 def test_modules_and_imports_stay_within_their_bars() -> None:
     assert len(SOURCES.modules) <= 260
-    assert SOURCES.import_lines / SOURCES.lines <= 0.077  # the goal is 0.06
+    assert SOURCES.import_lines / SOURCES.lines <= 0.06
 
 
 def test_no_import_cycle() -> None:
@@ -26,5 +26,5 @@ def test_no_layer_is_evaded_by_a_module_name_in_a_string() -> None:
 @pytest.mark.slow
 def test_turns_cross_few_files() -> None:
     crossed = structure.traced(ROOT)
-    assert len(crossed["chat"]) <= 50, crossed["chat"]  # the goal is 45
-    assert len(crossed["ask"]) <= 31, crossed["ask"]  # the goal is 30
+    assert len(crossed["chat"]) <= 45, crossed["chat"]
+    assert len(crossed["ask"]) <= 30, crossed["ask"]

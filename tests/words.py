@@ -128,6 +128,7 @@ def _in_prose(text: str, *, identifiers: bool = False) -> list[tuple[int, str]]:
 
 def _exempt(path: str, line: str, word: str) -> bool:
     return any(
-        fnmatch(path, each.files) and any(word in found[0].lower() for found in re.finditer(each.pattern, line, re.I))
+        fnmatch(path, each.files)
+        and any(word in _PHRASES or word in found[0].lower() for found in re.finditer(each.pattern, line, re.I))
         for each in EXEMPTIONS
     )

@@ -6,34 +6,26 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
+from atlas_agents.cli import command as cli
 from atlas_agents.cli import connect
-from atlas_agents.cli.command import (
-    EXIT_FAILED,
-    EXIT_INTERRUPTED,
-    EXIT_OK,
-    AgentOption,
-    command,
-    command_group,
-    print_error,
-)
 from atlas_agents.cli.output import describe_model_error, format_call, one_line, print_json
 from atlas_agents.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from atlas_agents.cli.turn import ApprovalRequest, TurnOutcome, TurnView
 
-app = command_group()
+app = cli.command_group()
 _MAX_BYTES = 4_000_000
 _STDIN_SECONDS = 10.0
 
 
-@command(app)
+@cli.command(app)
 async def ask(
     message: Annotated[
         str | None, typer.Argument(metavar="MESSAGE", help="The question. '-' reads it from standard input.")
     ] = None,
     session: connect.SessionOption = None,
-    agent: AgentOption = None,
+    agent: cli.AgentOption = None,
     yes_to: Annotated[
         list[str] | None, typer.Option(metavar="TOOL", help="Approve calls of this tool. Repeatable.")
     ] = None,
@@ -72,7 +64,7 @@ async def ask(
             try:
                 outcome = await follow_turn(gateway.client, feed, sent.run_id, view, decide)
             except QuitRequested:
-                return EXIT_INTERRUPTED
+                return cli.EXIT_INTERRUPTED
         return _print_outcome(outcome, key, view, gateway, as_json=as_json)
 
 
@@ -80,13 +72,13 @@ async def _decide(request: "ApprovalRequest", gateway: connect.GatewaySession, a
     """Approve calls of the tools named on the command line, deny all others, and dismiss forms."""
     if request.form is not None:
         text = one_line(f"{request.form.asker}: {request.form.message}")
-        print_error(f"not answered: {text}; use atlas chat or the web page to answer forms")
+        cli.print_error(f"not answered: {text}; use atlas chat or the web page to answer forms")
         await gateway.client.call("approvals.resolve", approval_id=request.approval_id, decision="dismiss")
         return
     approved = request.tool_name in approved_tools
     if not approved:
         call = format_call(request.tool_name, request.details).removeprefix("→ ")
-        print_error(f"denied: {call} needs approval; use atlas chat, or pass --yes-to {request.tool_name}")
+        cli.print_error(f"denied: {call} needs approval; use atlas chat, or pass --yes-to {request.tool_name}")
     await gateway.client.call(
         "approvals.resolve",
         approval_id=request.approval_id,
@@ -105,15 +97,15 @@ def _print_outcome(
     if as_json:
         print_json(_as_json(outcome, key, error))
     elif error is not None:
-        print_error(error)
+        cli.print_error(error)
     elif not outcome.cancelled:
         show_outcome_notice(outcome, view)
         if isinstance(view, StderrView):
             sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
             print(outcome.text)
     if outcome.cancelled:
-        return EXIT_INTERRUPTED
-    return EXIT_FAILED if error is not None or outcome.incomplete else EXIT_OK
+        return cli.EXIT_INTERRUPTED
+    return cli.EXIT_FAILED if error is not None or outcome.incomplete else cli.EXIT_OK
 
 
 def _as_json(outcome: "TurnOutcome", key: str, error: str | None) -> dict[str, Any]:

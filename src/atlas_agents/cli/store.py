@@ -8,16 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from atlas_agents.cli.command import (
-    EXIT_FAILED,
-    EXIT_OK,
-    JsonFlag,
-    YesFlag,
-    command,
-    command_group,
-    confirm,
-    print_error,
-)
+from atlas_agents.cli import command as cli
 from atlas_agents.cli.connect import TENANT, load_settings
 from atlas_agents.cli.output import plural, print_json, progress_line
 from atlas_agents.core.errors import ConfigError
@@ -28,14 +19,14 @@ if TYPE_CHECKING:
     from atlas_agents.storage.retention import RetentionPolicy
     from atlas_agents.storage.sqlite_files import DatabaseSummary
 
-app = command_group()
+app = cli.command_group()
 _PG_DUMP = 'pg_dump --format=custom --schema=atlas --file=FILE "$ATLAS_DATABASE_URL"'
 _PG_RESTORE = 'pg_restore --no-owner --single-transaction --dbname="$ATLAS_DATABASE_URL" FILE'
 _END_REASON = "it was running when the backup was made"
 _PAGE = 200
 
 
-@command(app)
+@cli.command(app)
 async def prune(
     events: Annotated[
         int | None,
@@ -46,7 +37,7 @@ async def prune(
         typer.Option(metavar="DAYS", min=0, help="Keep the steps of turns for this many days; 0 keeps them forever."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
-    as_json: JsonFlag = False,
+    as_json: cli.JsonFlag = False,
 ) -> None:
     """Remove expired events and steps of finished turns now.
 
@@ -67,10 +58,10 @@ async def prune(
         print(_describe_pruned(kind, removed, "would be removed" if dry_run else "removed"))
 
 
-@command(app)
+@cli.command(app)
 def backup(
     file: Annotated[str, typer.Argument(metavar="FILE", help="The file to create; it must not exist.")],
-    as_json: JsonFlag = False,
+    as_json: cli.JsonFlag = False,
 ) -> int:
     """Back up the SQLite database and verify the copy.
 
@@ -88,11 +79,11 @@ def backup(
     else:
         print(f"Backed up to {target}: {_describe(summary)}, {summary.size / 1e6:.1f} MB.")
     if summary.broken:
-        print_error(f"the backup is an exact copy, but {summary.broken}: keep it and find out what changed the log")
-    return EXIT_FAILED if summary.broken else EXIT_OK
+        cli.print_error(f"the backup is an exact copy, but {summary.broken}: keep it and find out what changed the log")
+    return cli.EXIT_FAILED if summary.broken else cli.EXIT_OK
 
 
-@command(app)
+@cli.command(app)
 def restore(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A backup made by `atlas store backup`.")],
     replace: Annotated[
@@ -101,7 +92,7 @@ def restore(
     unverified: Annotated[
         bool, typer.Option("--unverified", help="Restore even if the audit log of the backup is broken.")
     ] = False,
-    as_json: JsonFlag = False,
+    as_json: cli.JsonFlag = False,
 ) -> None:
     """Verify a backup and restore the SQLite database from it.
 
@@ -130,8 +121,8 @@ def restore(
         )
 
 
-@command(app, "end-turns")
-async def end_turns(yes: YesFlag = False, as_json: JsonFlag = False) -> None:
+@cli.command(app, "end-turns")
+async def end_turns(yes: cli.YesFlag = False, as_json: cli.JsonFlag = False) -> None:
     """End all open turns and jobs of a restored database, before the first start.
 
     A backup does not know what they did after it was made; if they resumed, they could repeat it.
@@ -142,7 +133,7 @@ async def end_turns(yes: YesFlag = False, as_json: JsonFlag = False) -> None:
     settings = load_settings()
     with lock_home(open_home(settings)):
         async with _open_store(settings) as store:
-            if not yes and not confirm("End all open turns and jobs?"):
+            if not yes and not cli.confirm("End all open turns and jobs?"):
                 print("Nothing was changed.", file=sys.stderr)
                 return
             jobs, turns = await _end_jobs(store), await _end_runs(store)

@@ -7,15 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from atlas_agents.builtin_tools.web.extract import (
-    Extract,
-    Kind,
-    content_kind,
-    extract,
-    is_unspecified,
-    sniff_kind,
-    wrap_untrusted,
-)
+from atlas_agents.builtin_tools.web import extract as extraction
 from atlas_agents.builtin_tools.web.ssrf import CAPS, INTERNET, Caps, Hosts, Network
 from atlas_agents.core.errors import ToolFailed
 from atlas_agents.core.text import one_line
@@ -68,7 +60,7 @@ class PageReader:
         from atlas_agents.builtin_tools.web.download import download  # deferred: it imports the HTTP client
 
         page = await download(url, hosts=self._hosts, check_type=_check_type, caps=self._caps, network=self._network)
-        kind = content_kind(page.media_type) or sniff_kind(page.body)
+        kind = extraction.content_kind(page.media_type) or extraction.sniff_kind(page.body)
         if kind is None:
             raise ToolFailed(_describe_unsupported(page.url, page.media_type or "unknown type"))
         if page.cut and kind in ("pdf", "json"):
@@ -79,11 +71,11 @@ class PageReader:
         cut = (f"The page is larger than {page.size / 1e6:.1f} MB; the rest is missing.",) if page.cut else ()
         return _describe_page(page.url, found, (*found.notes, *cut), start, max_chars)
 
-    async def _extract(self, kind: Kind, content: bytes, charset: str, url: str) -> Extract:
+    async def _extract(self, kind: extraction.Kind, content: bytes, charset: str, url: str) -> extraction.Extract:
         arguments = {"kind": kind, "content": content, "charset": charset, "url": url}
         try:
             async with asyncio.timeout(self._caps.reading):
-                return await self._workers.run(extract, arguments)
+                return await self._workers.run(extraction.extract, arguments)
         except TimeoutError:
             raise ToolFailed(f"reading {url} took longer than {self._caps.reading:g} s") from None
         except WorkerDied:
@@ -91,7 +83,7 @@ class PageReader:
 
 
 def _check_type(url: str, media_type: str) -> None:
-    if content_kind(media_type) is None and not is_unspecified(media_type):
+    if extraction.content_kind(media_type) is None and not extraction.is_unspecified(media_type):
         raise ToolFailed(_describe_unsupported(url, media_type))
 
 
@@ -99,7 +91,7 @@ def _describe_unsupported(url: str, media_type: str) -> str:
     return f"{url} is not text ({one_line(media_type, 80)}); supported: HTML, text, JSON and PDF"
 
 
-def _describe_page(url: str, found: Extract, notes: tuple[str, ...], start: int, max_chars: int) -> str:
+def _describe_page(url: str, found: extraction.Extract, notes: tuple[str, ...], start: int, max_chars: int) -> str:
     """Format a part of a page. Everything that the page's author wrote is between the markers."""
     size = len(found.text)
     if start and start >= size:
@@ -113,4 +105,4 @@ def _describe_page(url: str, found: Extract, notes: tuple[str, ...], start: int,
     content.append(found.text[start:end] or "(No text found; the page may need a browser that runs scripts.)")
     if found.links and end == size:
         content.append("Links:\n" + "\n".join(f"- {label}: {target}" for label, target in found.links))
-    return "\n".join(lines) + "\n" + wrap_untrusted("\n\n".join(content))
+    return "\n".join(lines) + "\n" + extraction.wrap_untrusted("\n\n".join(content))
