@@ -12,7 +12,7 @@ import type { RunDetails, RunShape } from "../wire";
 import { EmptyState, QueryResult, RunStatusTag, View } from "./view";
 
 export default function Runs({ id }: { id: string }) {
-  return id ? <RunDetails key={id} id={id} /> : <RunList />;
+  return id ? <RunPage key={id} id={id} /> : <RunList />;
 }
 
 function useSessionName(): (key: string) => string {
@@ -80,7 +80,7 @@ function RunList() {
   );
 }
 
-function RunDetails({ id }: { id: string }) {
+function RunPage({ id }: { id: string }) {
   const query = useQuery("runs.get", { runId: id });
   const now = useNow(1000);
   const { reload } = query;
