@@ -23,7 +23,7 @@ class Entry(NamedTuple):
 
 
 COMMANDS = {
-    "serve": Entry("Start the gateway and its web page.", "serve", is_group=False),
+    "serve": Entry("Start the gateway and its web UI.", "serve", is_group=False),
     "chat": Entry("Chat with an agent in the terminal.", "chat", is_group=False),
     "ask": Entry("Ask one question and print the answer.", "ask", is_group=False),
     "agents": Entry("List the agents, their models and their tools.", "info", is_group=False),
@@ -40,7 +40,7 @@ COMMANDS = {
     "models": Entry("Manage the models that run on this machine.", "models"),
     "users": Entry("Manage the users of this tenant.", "tenants", "users"),
     "plans": Entry("Manage plans: limits on tokens, agents, storage and seats.", "tenants", "plans"),
-    "tenants": Entry("Show the tenant and the use of its plan.", "tenants", "tenants"),
+    "tenants": Entry("Show the tenant and its plan usage.", "tenants", "tenants"),
     "mcp": Entry("Manage MCP servers, and serve agents over MCP.", "mcp"),
     "token": Entry("Manage the tokens that grant access to the gateway.", "tokens"),
     "telegram": Entry("Manage who may use the Telegram bot.", "telegram"),

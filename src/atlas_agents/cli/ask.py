@@ -72,7 +72,7 @@ async def _decide(request: "ApprovalRequest", gateway: connect.GatewaySession, a
     """Approve calls of the tools named on the command line, deny all others, and dismiss forms."""
     if request.form is not None:
         text = one_line(f"{request.form.asker}: {request.form.message}")
-        cli.print_error(f"not answered: {text}; use atlas chat or the web page to answer forms")
+        cli.print_error(f"not answered: {text}; use atlas chat or the web UI to answer forms")
         await gateway.client.call("approvals.resolve", approval_id=request.approval_id, decision="dismiss")
         return
     approved = request.tool_name in approved_tools

@@ -73,7 +73,7 @@ async def verify(as_json: JsonFlag = False) -> int:
     if as_json:
         print_json({"lines": lines, "whole": problem is None, "problem": problem})
     else:
-        print(f"The chain is intact: {lines} lines." if problem is None else f"The chain is broken: {problem}.")
+        print(f"The chain is intact: {lines} entries." if problem is None else f"The chain is broken: {problem}.")
     return EXIT_OK if problem is None else EXIT_FAILED
 
 

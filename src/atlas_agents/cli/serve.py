@@ -37,7 +37,7 @@ def serve(
     log_level: Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(metavar="FORMAT", help="text or json.")] = None,
 ) -> None:
-    """Start the gateway and its web page.
+    """Start the gateway and its web UI.
 
     It listens on this machine only, unless you pass --host. Stop it with Ctrl-C.
     """

@@ -97,7 +97,7 @@ def restore(
     """Verify a backup and restore the SQLite database from it.
 
     Stop the gateway first. Turns that were running when the backup was made resume at the next start; for an old
-    backup, run `atlas store end-turns` first.
+    backup, run `atlas store end-turns` before you start the gateway.
     """
     from atlas_agents.app.home_lock import lock_home
     from atlas_agents.config.open import open_home

@@ -123,7 +123,7 @@ class TurnRenderer:
                 name = self._calls[event.tool_call_id].name if event.tool_call_id in self._calls else "?"
                 view.print_line(one_line(f"  {name}: {event.message}"), "dim")
             case events.RunHandoff():
-                view.print_line(f"{event.from_} hands over to {event.to}", "cyan")
+                view.print_line(f"{event.from_} hands off to {event.to}", "cyan")
             case events.PlanChanged():
                 self._show_plan(event)
             case events.ToolSettled():
