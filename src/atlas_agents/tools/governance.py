@@ -64,7 +64,7 @@ class Governance(msgspec.Struct, kw_only=True, eq=False):
         return _GRANTED
 
 
-_GRANTED = Verdict("yes", "it was given to the agent")
+_GRANTED = Verdict("yes", "the tool was given to the agent")
 
 
 class ToolScope:
