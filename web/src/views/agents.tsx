@@ -23,11 +23,11 @@ export default function Agents({ id }: { id: string }) {
   return (
     <View
       title="Agents and tools"
-      description="Your agents, their models and what they may do. Agents are defined by files in the workspace; this view follows when you edit them."
+      description="Your agents, their models and what they may do. Agents are defined in AGENTS.md in the workspace; this view updates when you edit it."
     >
       {agents.length === 0 && (
         <EmptyState icon={<RobotOutlined aria-hidden />} title="No agents yet">
-          Add an agent by creating a file for it in the workspace.
+          Add an agent to <code>AGENTS.md</code> in the workspace.
         </EmptyState>
       )}
       <ul className="cards">

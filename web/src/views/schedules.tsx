@@ -90,7 +90,7 @@ function ScheduleCard({ schedule, now, canWrite, onChange }: CardProps) {
   const confirmDelete = () =>
     modal.confirm({
       title: `Delete ${name}?`,
-      content: "It will not create jobs any more. Existing jobs are kept.",
+      content: "It will no longer create jobs. Existing jobs are kept.",
       okText: "Delete",
       okButtonProps: { danger: true },
       cancelText: "Cancel",
