@@ -8,7 +8,7 @@ from atlas_agents.builtin_tools.team import delegate_task
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, says
 
-hand_on = calls(
+delegate = calls(
     "delegate_task",
     target_agent="poet",
     task_description="Two lines about roses.",
@@ -17,7 +17,7 @@ hand_on = calls(
 )
 lead = Agent(
     "lead",
-    model=Scripted(hand_on, says("The poet is working on it."), says("Here it is: roses are red.")),
+    model=Scripted(delegate, says("The poet is working on it."), says("Here it is: roses are red.")),
     tools=[delegate_task],
 )
 poet = Agent("poet", model=Scripted(says("Roses are red, violets are blue.")))

@@ -7,7 +7,7 @@ from atlas_agents import Agent, Atlas, tool
 
 @tool
 async def get_weather(city: str) -> str:
-    """Tell today's weather in a city."""
+    """Get today's weather in a city."""
     return f"Sunny in {city}, 24 degrees."
 
 

@@ -14,15 +14,15 @@ async def main() -> None:
     knowledge = knowledge_base.knowledge
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        (folder / "tea.md").write_text("# Tea\n\nGreen tea wants 80 degrees.\n")
-        (folder / "bread.txt").write_text("Bread wants 220 degrees.\n")
+        (folder / "tea.md").write_text("# Tea\n\nGreen tea needs 80 degrees.\n")
+        (folder / "bread.txt").write_text("Bread needs 220 degrees.\n")
 
         def show(progress: Progress) -> None:
             print(progress.done, "of", progress.total)
 
         print(await knowledge.add("default", place, category="kitchen", on_progress=show))
 
-        (folder / "tea.md").write_text("# Tea\n\nBlack tea wants 95 degrees.\n")
+        (folder / "tea.md").write_text("# Tea\n\nBlack tea needs 95 degrees.\n")
         (folder / "bread.txt").unlink()
         print(await knowledge.refresh("default"))
 

@@ -19,7 +19,7 @@ Everyone has 27 days off a year. Ask two weeks ahead.
 
 ## Access
 
-The building opens with the badge from six to ten in the evening.
+Your badge opens the building from six in the morning until ten at night.
 """
 
 

@@ -17,7 +17,7 @@ from atlas_agents.testing import Scripted, says
 
 @tool(effect="pure")
 async def exchange_rate(currency: str) -> float:
-    """Tell what a dollar costs in a currency."""
+    """Return the price of one dollar in another currency."""
     return {"EUR": 0.86, "PEN": 3.38}[currency]
 
 

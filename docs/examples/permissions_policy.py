@@ -1,4 +1,4 @@
-"""A policy in code: one cell per tool and name; the most specific entry wins."""
+"""A policy in code: one entry per tool and name; the most specific entry wins."""
 
 import asyncio
 

@@ -19,9 +19,9 @@ async def main() -> None:
     async for event in stream:
         match event.type:
             case "stream:start":
-                print(event.agent_id, "begins")
+                print(event.agent_id, "starts")
             case "run:handoff":
-                print(event.from_agent, "hands over to", event.to_agent)
+                print(event.from_agent, "hands off to", event.to_agent)
             case _:
                 pass
     reply = await stream.reply()

@@ -8,7 +8,7 @@ from atlas_agents.testing import Scripted, calls, says
 
 @tool
 async def get_weather(city: str) -> str:
-    """Tell today's weather in a city."""
+    """Get today's weather in a city."""
     return f"Sunny in {city}"
 
 

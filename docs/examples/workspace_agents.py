@@ -24,7 +24,7 @@ No adjectives.
 
 ## helper
 
-Description: Does what is left.
+Description: Handles everything else.
 """
 
 for spec in parse_agents(AGENTS):
