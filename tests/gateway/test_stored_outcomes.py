@@ -48,7 +48,7 @@ async def test_partial_answer_of_a_cancelled_turn_is_in_every_view(tmp_path: Pat
 async def _remove_terminal_event(store: MemoryStore, row: RunRow) -> None:
     """Remove the terminal event, as after a crash between the end of the run and its event; then finalize the run."""
     last = "DELETE FROM events WHERE run_id = ? AND seq = (SELECT max(seq) FROM events WHERE run_id = ?)"
-    store._connected().execute(last, (row.id, row.id))  # pyright: ignore[reportPrivateUsage]
+    store._connect().execute(last, (row.id, row.id))  # pyright: ignore[reportPrivateUsage]
     await finalize_run(store, "default", row)
 
 

@@ -329,7 +329,7 @@ def test_every_statement_filters_by_tenant() -> None:
         if name.isupper() and not name.startswith("_") and name not in ("OPEN_RUNS", "TENANTS"):
             found += [value] if isinstance(value, str) else value.values() if isinstance(value, dict) else value
     found += [statements.add_events(1), statements.add_events(2), statements.jobs_in(2), statements.add_passages(1)]
-    found += [statements.passages(2), statements.postgres_nearest(3), statements.postgres_counts(2)]
+    found += [statements.passages_by_id(2), statements.postgres_nearest(3), statements.postgres_counts(2)]
     assert len(found) > 60
     for statement in found:
         tables = len(

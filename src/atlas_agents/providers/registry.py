@@ -1,4 +1,8 @@
-"""Provider registry: resolves model references to providers, which exist when their key is set."""
+"""Provider registry: resolves model references to providers, which exist when their key is set.
+
+Also the providers that it builds from others: `Balanced` over several keys, `FunctionProvider` for a callable, and
+`SelfHostedProvider` for Ollama, vLLM and llama.cpp.
+"""
 
 import asyncio
 import hashlib
@@ -26,6 +30,123 @@ from atlas_agents.providers.rate_limits import NO_LIMIT, LocalRateLimiter, RateL
 MAX_WAIT = 60.0
 """Maximum seconds a request waits for capacity; beyond that it fails, and failover may try another model."""
 _COOLDOWNS = {"rate_limit": 15.0, "overloaded": 15.0, "quota": 600.0, "auth": 600.0}
+_VARIABLE_PREFIXES = {"http": "OPENAI"}
+_SLOW_START_TIMEOUTS = Timeouts(first_byte=180, idle=60, total=900)  # a self-hosted server may load its model first
+Model: TypeAlias = str | base.Provider | Route | Callable[[base.Request], Any]
+"""What an agent accepts as its model: a reference, a provider (with a model), or a callable."""
+
+ProviderFactory: TypeAlias = Callable[[Environment], base.Provider]
+"""Creates a provider from the environment; raises MissingKey if a setting is missing."""
+
+
+class ModelRef(msgspec.Struct, frozen=True):
+    """A parsed model reference, `provider/model`."""
+
+    provider: str
+    model: str
+
+    def __str__(self) -> str:
+        return f"{self.provider}/{self.model}"
+
+
+def parse_model_ref(ref: str) -> ModelRef:
+    """Split 'provider/model' into its two parts; the model may contain further slashes."""
+    provider, slash, model = ref.partition("/")
+    if not slash or not provider.strip() or not model.strip():
+        raise BadModelRef(
+            f"invalid model reference {ref!r}: expected 'provider/model', for example 'anthropic/claude-opus-4-6'"
+        )
+    return ModelRef(provider.strip(), model.strip())
+
+
+class Registry:
+    """Provider registry. It creates each provider once, from the environment."""
+
+    def __init__(
+        self,
+        environment: Environment | None = None,
+        *,
+        rate_limits: Mapping[str, RateLimit] | None = None,
+        limiter: RateLimiter | None = None,
+    ) -> None:
+        """`rate_limits` apply to each key of a provider; a shared `limiter` enforces them across all processes."""
+        self._environment = environment or Environment()
+        self._rate_limits = rate_limits or {}
+        self._limiter = limiter
+        self._factories = dict(_BUILT_IN_FACTORIES)
+        self._providers: dict[str, base.Provider] = {}
+
+    def register(self, id: str, factory: ProviderFactory) -> None:
+        """Register a provider id, so that references `id/…` resolve to it; an existing one is replaced."""
+        if not id.strip() or "/" in id:
+            raise ConfigError(f"invalid provider id {id!r}: it must be the part before the / of a model reference")
+        self._factories[id] = factory
+        self._providers.pop(id, None)
+
+    def load_plugins(self, plugins: Plugins | None = None) -> None:
+        """Register the providers of installed plugins; a built-in one is never replaced."""
+        (plugins or Plugins()).load("providers", self._register_plugin)
+
+    def _register_plugin(self, name: str, factory: Any) -> None:
+        if name in self._factories:
+            raise ConfigError(f"provider {name!r} already exists")
+        if not callable(factory):
+            raise ConfigError(f"expected a function that creates a provider from the environment, got {factory!r}")
+        self.register(name, cast(ProviderFactory, factory))
+
+    def route(self, model: Model) -> Route:
+        """Resolve a reference, a provider or a callable to a route."""
+        if isinstance(model, str):
+            ref = parse_model_ref(model)
+            return Route(self.provider(ref.provider), ref.model)
+        if isinstance(model, Route):
+            return model
+        if isinstance(model, base.Provider):
+            return Route(model)
+        if callable(model):
+            return Route(FunctionProvider(model))
+        raise ConfigError(
+            f"invalid model {cast(object, model)!r}: expected a model reference, a provider or a callable"
+        )
+
+    def provider(self, id: str) -> base.Provider:
+        """Return the provider with this id; raises MissingKey or BadModelRef."""
+        if id not in self._providers:
+            if id not in self._factories:
+                raise BadModelRef(f"unknown provider {id!r}; known providers: {', '.join(sorted(self._factories))}")
+            self._providers[id] = self._create(id)
+        return self._providers[id]
+
+    def _create(self, id: str) -> base.Provider:
+        """Create one provider per configured key or address, balanced if there are several."""
+        providers = [self._factories[id](each) for each in split_environment(id, self._environment)]
+        limited = id in self._rate_limits or (self._limiter is not None and base.collect_keys(providers[0]))
+        if len(providers) == 1 and not limited:
+            return providers[0]
+        return Balanced(providers, self._rate_limits.get(id, NO_LIMIT), limiter=self._limiter)
+
+    def available(self) -> list[str]:
+        """Return the ids of providers whose key, or address for a self-hosted one, is set."""
+        found: list[str] = []
+        for id in self._factories:
+            if id in SELF_HOSTED and not self._environment.get(SELF_HOSTED[id].variable):
+                continue
+            try:
+                self.provider(id)
+            except MissingKey:
+                continue
+            found.append(id)
+        return found
+
+    @property
+    def default_model(self) -> str | None:
+        """The model of agents that name none, from `ATLAS_MODEL`."""
+        return self._environment.get("ATLAS_MODEL")
+
+
+def register_built_in(id: str, factory: ProviderFactory) -> None:
+    """Add a provider to every registry created from now on; used by higher layers."""
+    _BUILT_IN_FACTORIES[id] = factory
 
 
 class Member:
@@ -36,9 +157,8 @@ class Member:
         self.limit = limit
         self.busy = 0
         secrets = "\0".join(key.reveal() for key in base.collect_keys(provider))
-        address = getattr(provider, "base_url", None) or (
-            "" if secrets else number
-        )  # distinguishes two members that look the same
+        # The number distinguishes members that have neither an address nor a key.
+        address = getattr(provider, "base_url", None) or ("" if secrets else number)
         identity = f"{provider.id}\0{address}\0{secrets}"
         self.name = f"{provider.id}:{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
@@ -60,7 +180,7 @@ class Balanced:
         rng: random.Random | None = None,
     ) -> None:
         if not providers:
-            raise ConfigError("Balanced needs at least one provider")
+            raise ConfigError("Balanced: expected at least one provider, got none")
         self.members = [Member(provider, limit, number) for number, provider in enumerate(providers)]
         self.id = providers[0].id
         self.model: str | None = getattr(providers[0], "model", None)
@@ -171,36 +291,8 @@ class Balanced:
                 await close()
 
 
-_PREFIXES = {"http": "OPENAI"}
-
-
-def split_environment(id: str, environment: Environment) -> list[Environment]:
-    """Split `OPENAI_API_KEY=one,two` into two environments. Addresses are paired with keys; a single one applies to
-    all."""
-    prefix = _PREFIXES.get(id, id.upper())
-    key, url = f"{prefix}_API_KEY", f"{prefix}_BASE_URL"
-    keys, urls = _split(environment.secret(key)), _split(environment.get(url))
-    count = max(len(keys), len(urls))
-    if count < 2:
-        return [environment]
-    if len(keys) > 1 and len(urls) > 1 and len(keys) != len(urls):
-        raise ConfigError(
-            f"{key} has {len(keys)} keys but {url} has {len(urls)} addresses; set one of either, or equally many"
-        )
-    pairs = zip(_fill(key, keys, count), _fill(url, urls, count), strict=True)
-    return [environment.with_values(key_values | url_values) for key_values, url_values in pairs]
-
-
-def _split(text: str | None) -> list[str]:
-    return [part.strip() for part in (text or "").split(",") if part.strip()]
-
-
-def _fill(name: str, values: list[str], count: int) -> list[dict[str, str]]:
-    return [{name: value} for value in values * (count if len(values) == 1 else 1)] or [{} for _ in range(count)]
-
-
 class FunctionProvider:
-    """Wraps a sync or async `provider(request)`; a sync one runs in a thread and never blocks the loop."""
+    """Wraps a sync or async function as a provider; a sync one runs in a thread and never blocks the event loop."""
 
     def __init__(self, function: Callable[[base.Request], Any]) -> None:
         self._function = function
@@ -222,42 +314,6 @@ class FunctionProvider:
 
     def __repr__(self) -> str:
         return f"FunctionProvider({self.id})"
-
-
-def _as_json(completion: Any, name: str) -> bytes:
-    """Encode a dict as it is, an SDK object with its `model_dump`, any other object by its attributes."""
-    if callable(dump := getattr(completion, "model_dump", None)):
-        completion = dump(mode="json")
-    try:
-        data = encode(_to_builtins(completion))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ProviderError(f"{name} did not return a chat completion: {error}", "protocol") from error
-    if not data.startswith(b"{"):
-        raise ProviderError(f"{name} must return a chat completion, got {type(completion).__name__}", "protocol")
-    return data
-
-
-def _to_builtins(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _to_builtins(item) for key, item in cast(dict[Any, Any], value).items()}
-    if isinstance(value, list | tuple):
-        return [_to_builtins(item) for item in cast(list[Any], value)]
-    if isinstance(value, msgspec.Struct) or not hasattr(value, "__dict__"):
-        return value
-    fields = cast(dict[str, Any], vars(value))
-    return {key: _to_builtins(item) for key, item in fields.items() if not key.startswith("_")}
-
-
-def _classify_exception(error: Exception) -> ProviderError:
-    """Classify an exception: SDK errors carry their HTTP status; others may be worth a retry."""
-    status = getattr(error, "status_code", None)
-    if isinstance(status, int) and status >= 400:
-        headers: Mapping[str, str] = getattr(getattr(error, "response", None), "headers", None) or {}
-        return base.classify_response(status, getattr(error, "body", None) or str(error), headers)
-    return ProviderError(f"{type(error).__name__}: {error}", "unknown")
-
-
-_SLOW_START_TIMEOUTS = Timeouts(first_byte=180, idle=60, total=900)  # a self-hosted server may load its model first
 
 
 class SelfHosted(msgspec.Struct, frozen=True):
@@ -334,121 +390,62 @@ class SelfHostedProvider:
         return f"SelfHostedProvider({self.id!r}, base_url={self.base_url!r})"
 
 
-Model: TypeAlias = str | base.Provider | Route | Callable[[base.Request], Any]
-"""What an agent accepts as its model: a reference, a provider (with a model), or a callable."""
-
-ProviderFactory: TypeAlias = Callable[[Environment], base.Provider]
-"""Makes a provider from the environment; raises MissingKey if a setting is missing."""
-
-
-class ModelRef(msgspec.Struct, frozen=True):
-    """A parsed model reference, `provider/model`."""
-
-    provider: str
-    model: str
-
-    def __str__(self) -> str:
-        return f"{self.provider}/{self.model}"
-
-
-def parse_model_ref(ref: str) -> ModelRef:
-    """Split 'provider/model' into its two parts; the model may contain further slashes."""
-    provider, slash, model = ref.partition("/")
-    if not slash or not provider.strip() or not model.strip():
-        raise BadModelRef(
-            f"invalid model reference {ref!r}: expected 'provider/model', for example 'anthropic/claude-opus-4-6'"
-        )
-    return ModelRef(provider.strip(), model.strip())
-
-
-class Registry:
-    """Makes each provider once, from the environment."""
-
-    def __init__(
-        self,
-        environment: Environment | None = None,
-        *,
-        rate_limits: Mapping[str, RateLimit] | None = None,
-        limiter: RateLimiter | None = None,
-    ) -> None:
-        """`rate_limits` apply to each key of a provider; a shared `limiter` enforces them across all processes."""
-        self._environment = environment or Environment()
-        self._rate_limits = rate_limits or {}
-        self._limiter = limiter
-        self._factories = dict(_BUILT_IN_FACTORIES)
-        self._providers: dict[str, base.Provider] = {}
-
-    def register(self, id: str, factory: ProviderFactory) -> None:
-        """Register a provider id, so that references `id/…` resolve to it; an existing one is replaced."""
-        if not id.strip() or "/" in id:
-            raise ConfigError(f"invalid provider id {id!r}: it must be the part before the / of a model reference")
-        self._factories[id] = factory
-        self._providers.pop(id, None)
-
-    def load_plugins(self, plugins: Plugins | None = None) -> None:
-        """Register the providers of installed plugins; a built-in one is never replaced."""
-        (plugins or Plugins()).load("providers", self._register_plugin)
-
-    def _register_plugin(self, name: str, factory: Any) -> None:
-        if name in self._factories:
-            raise ConfigError(f"provider {name!r} already exists")
-        if not callable(factory):
-            raise ConfigError(f"expected a function that makes a provider from the environment, got {factory!r}")
-        self.register(name, cast(ProviderFactory, factory))
-
-    def route(self, model: Model) -> Route:
-        """Resolve a reference, a provider or a callable to a route."""
-        if isinstance(model, str):
-            ref = parse_model_ref(model)
-            return Route(self.provider(ref.provider), ref.model)
-        if isinstance(model, Route):
-            return model
-        if isinstance(model, base.Provider):
-            return Route(model)
-        if callable(model):
-            return Route(FunctionProvider(model))
+def split_environment(id: str, environment: Environment) -> list[Environment]:
+    """Split `OPENAI_API_KEY=one,two` into two environments. Addresses are paired with keys; a single one applies to
+    all."""
+    prefix = _VARIABLE_PREFIXES.get(id, id.upper())
+    key, url = f"{prefix}_API_KEY", f"{prefix}_BASE_URL"
+    keys, urls = _split(environment.secret(key)), _split(environment.get(url))
+    count = max(len(keys), len(urls))
+    if count < 2:
+        return [environment]
+    if len(keys) > 1 and len(urls) > 1 and len(keys) != len(urls):
         raise ConfigError(
-            f"invalid model {cast(object, model)!r}: expected a model reference, a provider or a callable"
+            f"{key} has {len(keys)} keys but {url} has {len(urls)} addresses; set one of either, or equally many"
         )
-
-    def provider(self, id: str) -> base.Provider:
-        """Return the provider with this id; raises MissingKey or BadModelRef."""
-        if id not in self._providers:
-            if id not in self._factories:
-                raise BadModelRef(f"unknown provider {id!r}; known providers: {', '.join(sorted(self._factories))}")
-            self._providers[id] = self._create(id)
-        return self._providers[id]
-
-    def _create(self, id: str) -> base.Provider:
-        """Make one provider per configured key or address, balanced if there are several."""
-        providers = [self._factories[id](each) for each in split_environment(id, self._environment)]
-        limited = id in self._rate_limits or (self._limiter is not None and base.collect_keys(providers[0]))
-        if len(providers) == 1 and not limited:
-            return providers[0]
-        return Balanced(providers, self._rate_limits.get(id, NO_LIMIT), limiter=self._limiter)
-
-    def available(self) -> list[str]:
-        """Return the ids of providers whose key, or address for a self-hosted one, is set."""
-        found: list[str] = []
-        for id in self._factories:
-            if id in SELF_HOSTED and not self._environment.get(SELF_HOSTED[id].variable):
-                continue
-            try:
-                self.provider(id)
-            except MissingKey:
-                continue
-            found.append(id)
-        return found
-
-    @property
-    def default_model(self) -> str | None:
-        """Return `ATLAS_MODEL`, the model of agents that name none."""
-        return self._environment.get("ATLAS_MODEL")
+    pairs = zip(_repeat_single(key, keys, count), _repeat_single(url, urls, count), strict=True)
+    return [environment.with_values(key_values | url_values) for key_values, url_values in pairs]
 
 
-def register_built_in(id: str, factory: ProviderFactory) -> None:
-    """Add a provider to every registry created from now on; used by higher layers."""
-    _BUILT_IN_FACTORIES[id] = factory
+def _split(text: str | None) -> list[str]:
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
+
+
+def _repeat_single(name: str, values: list[str], count: int) -> list[dict[str, str]]:
+    return [{name: value} for value in values * (count if len(values) == 1 else 1)] or [{} for _ in range(count)]
+
+
+def _as_json(completion: Any, name: str) -> bytes:
+    """Encode a dict as it is, an SDK object with its `model_dump`, any other object by its attributes."""
+    if callable(dump := getattr(completion, "model_dump", None)):
+        completion = dump(mode="json")
+    try:
+        data = encode(_to_builtins(completion))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ProviderError(f"{name} did not return a chat completion: {error}", "protocol") from error
+    if not data.startswith(b"{"):
+        raise ProviderError(f"{name} must return a chat completion, got {type(completion).__name__}", "protocol")
+    return data
+
+
+def _to_builtins(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _to_builtins(item) for key, item in cast(dict[Any, Any], value).items()}
+    if isinstance(value, list | tuple):
+        return [_to_builtins(item) for item in cast(list[Any], value)]
+    if isinstance(value, msgspec.Struct) or not hasattr(value, "__dict__"):
+        return value
+    fields = cast(dict[str, Any], vars(value))
+    return {key: _to_builtins(item) for key, item in fields.items() if not key.startswith("_")}
+
+
+def _classify_exception(error: Exception) -> ProviderError:
+    """Classify an exception: SDK errors carry their HTTP status; others may be worth a retry."""
+    status = getattr(error, "status_code", None)
+    if isinstance(status, int) and status >= 400:
+        headers: Mapping[str, str] = getattr(getattr(error, "response", None), "headers", None) or {}
+        return base.classify_response(status, getattr(error, "body", None) or str(error), headers)
+    return ProviderError(f"{type(error).__name__}: {error}", "unknown")
 
 
 def _create_http_provider(environment: Environment) -> base.Provider:

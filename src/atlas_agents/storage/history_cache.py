@@ -2,7 +2,7 @@
 
 Cached rows are always verified. Messages of a session are only appended, or deleted with their session; so each read
 asks the database, in one statement, for the messages after the last cached one, for that message itself, and for the
-creation time of the session. If they do not fit, the whole history is read.
+creation time of the session. If the last two differ from the cache, the whole history is read.
 """
 
 import secrets
@@ -22,8 +22,8 @@ Fetch: TypeAlias = Callable[[Query], Awaitable[list[Row]]]
 Rows: TypeAlias = tuple[StoredMessage, ...]
 _ROW_SIZE = 300
 """Approximate bytes of a message besides its body."""
-_OWNER = "default"
-"""One secret for the whole database, whichever tenant the cached history belongs to."""
+_SHARED_TENANT = "default"
+"""Tenant of the secret: there is one for the whole database, whichever tenant a cached history belongs to."""
 
 
 class SharedCache(Protocol):
@@ -34,7 +34,7 @@ class SharedCache(Protocol):
     async def close(self) -> None: ...
 
     async def get(self, tenant: str, session: str, created_at: int) -> Rows:
-        """The cached messages from the first one on; empty if there are none or the cache is unavailable."""
+        """Return the cached messages from the first one on; empty if there are none or the cache is unavailable."""
         ...
 
     def put(self, tenant: str, session: str, created_at: int, rows: Rows, cached: int) -> None:
@@ -60,10 +60,10 @@ class HistoryCache:
         self._entries: OrderedDict[tuple[str, str], _Entry] = OrderedDict()
 
     async def read(self, fetch: Fetch, tenant: str, session: str) -> list[StoredMessage]:
-        """All messages of a session, as they are in the database now."""
+        """Return all messages of a session, as they are in the database now."""
         entry = self._entries.get((tenant, session))
         if entry is None and self.shared is not None:
-            entry = await self._from_shared(self.shared, fetch, tenant, session)
+            entry = await self._read_shared(self.shared, fetch, tenant, session)
         cached = entry.rows if entry is not None else ()
         created_at, found = await _read_since(fetch, tenant, session, cached[-1].seq if cached else 0)
         if cached and (entry is None or entry.created_at != created_at or found[:1] != cached[-1:]):
@@ -89,7 +89,7 @@ class HistoryCache:
         if self.shared is not None:
             self.shared.drop(tenant, session)
 
-    async def _from_shared(self, shared: SharedCache, fetch: Fetch, tenant: str, session: str) -> _Entry | None:
+    async def _read_shared(self, shared: SharedCache, fetch: Fetch, tenant: str, session: str) -> _Entry | None:
         for created_at, last_message in await fetch(bind(tenant, sql.HISTORY_STATE, session=session)):
             if last_message:
                 return _Entry(created_at, await shared.get(tenant, session, created_at), 0)
@@ -107,20 +107,20 @@ class HistoryCache:
 
 
 async def load_shared_secret(store: Store) -> bytes:
-    """The secret that authenticates entries of the shared cache; created on first use and stored in the database."""
+    """Return the secret that authenticates entries of the shared cache; the first caller creates and stores it."""
     while True:
-        found = await store.record(_OWNER, "seal", "copies")
+        found = await store.record(_SHARED_TENANT, "seal", "copies")
         if found is not None:
             return bytes.fromhex(found.body.decode().strip('"'))
         new = PutRecord("seal", "copies", f'"{secrets.token_hex(32)}"'.encode(), version=0)
         try:
-            await store.commit(_OWNER, [new])
+            await store.commit(_SHARED_TENANT, [new])
         except Conflict:  # another process was faster
             continue
 
 
 async def _read_since(fetch: Fetch, tenant: str, session: str, seq: int) -> tuple[int | None, Rows]:
-    """Creation time of the session and its messages from this number on; None if the session does not exist."""
+    """Return the creation time of a session and its messages from a number on; None if it does not exist."""
     session_created_at: int | None = None
     messages: list[StoredMessage] = []
     for created_at, *columns in await fetch(bind(tenant, sql.HISTORY, session=session, since=seq)):

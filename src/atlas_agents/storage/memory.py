@@ -20,7 +20,7 @@ _NAME = Path(":memory:")
 
 
 class MemoryStore(SqlReads):
-    """Works without `open`, keeps its rows after `close`, and loses them with the object.
+    """Store in memory. It works without `open`, keeps its rows after `close`, and loses them with the object.
 
     Statements run on the calling thread: there is no disk to wait for.
     """
@@ -32,15 +32,15 @@ class MemoryStore(SqlReads):
         self._connection: sqlite3.Connection | None = None
 
     async def open(self) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     async def close(self) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
         context = WriteContext(tenant, int(self._clock.time() * 1000))
         with self._lock:
-            connection = self._connected()
+            connection = self._connect()
             try:
                 connection.execute("BEGIN")
                 results = run_steps(connection, apply_writes(context, writes))
@@ -55,14 +55,14 @@ class MemoryStore(SqlReads):
     async def fetch(self, query: Query) -> list[Row]:
         with self._lock:
             try:
-                return self._connected().execute(query.sql, query.values).fetchall()
+                return self._connect().execute(query.sql, query.values).fetchall()
             except sqlite3.Error as error:
                 raise translate_error(error, _NAME) from error
 
     async def search_text(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
         return await search_sqlite(self.search, tenant, where, words, limit)
 
-    def _connected(self) -> sqlite3.Connection:
+    def _connect(self) -> sqlite3.Connection:
         if self._connection is None:
             self._connection = open_memory()
             weakref.finalize(self, self._connection.close)

@@ -134,7 +134,7 @@ _SIXTH = (
 # Dead jobs are counted often, and are few among many.
 _SEVENTH = ("CREATE INDEX jobs_dead ON jobs (tenant) WHERE state = 'dead'",)
 
-# One row per writer and tenant, overwritten in each of its transactions; see `postgres_writer`. SQLite needs none: the
+# One row per writer and tenant, overwritten in each of its transactions; see `postgres.Writer`. SQLite needs none: the
 # process that commits there always learns the outcome. Half of each page stays free, so that updates stay in the page.
 _EIGHTH = ("{commit_tokens}",)
 _POSTGRES_TOKENS = {
@@ -167,9 +167,11 @@ POSTGRES = {
 }
 
 
-def pending(version: int, where: str, types: dict[str, str]) -> list[tuple[int, list[str]]]:
-    """Return the steps that a database of this version still needs, each with the version it leads to. Statements that
-    are empty for this kind of database are left out."""
+def pending_migrations(version: int, where: str, types: dict[str, str]) -> list[tuple[int, list[str]]]:
+    """Return the steps that a database of this version still needs, each with the version it leads to.
+
+    `types` fills in the placeholders of one kind of database; statements that are empty for it are left out.
+    """
     if not 0 <= version <= VERSION:
         raise StoreError(
             f"{where} has schema version {version}, but this version of Atlas Agents supports up to {VERSION}: "

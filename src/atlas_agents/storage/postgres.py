@@ -1,4 +1,4 @@
-"""Postgres store: several processes share one database.
+"""Postgres store: several processes share one database. `PostgresStore` reads; its `Writer` commits in groups.
 
 Each commit holds an advisory lock of its tenant, so the commits of a tenant run one after the other across all
 processes: counters are exact, chains have no gaps, and deadlocks between commits are impossible. To compensate, waiting
@@ -21,7 +21,7 @@ from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreLost
 from atlas_agents.core.store import DropSession, Hit, PutDocument, StoredMessage, Where, Write
 from atlas_agents.storage import postgres_connection
-from atlas_agents.storage.batch_thread import Job
+from atlas_agents.storage.batch_thread import QueuedRequest
 from atlas_agents.storage.history_cache import HistoryCache, load_shared_secret
 from atlas_agents.storage.postgres_connection import Cursor
 from atlas_agents.storage.sql import statements as sql
@@ -32,13 +32,13 @@ from atlas_agents.storage.sql.writes import apply_writes
 
 T = TypeVar("T")
 Pool: TypeAlias = AsyncConnectionPool[postgres_connection.Connection]
-Commit: TypeAlias = Job[tuple[Write, ...]]
+Commit: TypeAlias = QueuedRequest[tuple[Write, ...]]
 AfterCommit: TypeAlias = Callable[[], None]
 TransactionHook: TypeAlias = Callable[
     [psycopg.AsyncConnection[Any], str, Sequence[Write], Sequence[Any]], Awaitable[AfterCommit | None]
 ]
 """Further work in the transaction of a commit. It gets the connection, the tenant, the writes and their results. An
-exception rolls the commit back; the callable it returns is called after the commit."""
+exception rolls the commit back; a function that it returns is called after the commit."""
 
 _MAX_GROUP = 64
 _RETRY_DELAY = 0.1
@@ -56,218 +56,8 @@ SELECT id FROM commit_tokens WHERE written_at < now() - interval '1 day' FOR UPD
 again."""
 
 
-class _Unclear(Exception):
-    """The connection was lost between COMMIT and its answer."""
-
-    def __init__(self, token: int, after_commit: Sequence[AfterCommit | None]) -> None:
-        super().__init__(token)
-        self.token = token
-        self.after_commit = after_commit
-
-
-class _CommitFailed(Exception):
-    """One commit of a group failed; the others may succeed."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-class Writer:
-    """A queue per tenant with pending commits, and a task that empties it."""
-
-    def __init__(
-        self, pool: Pool, schema: str, clock: Clock, retry_timeout: float, hook: TransactionHook | None = None
-    ) -> None:
-        self.transactions = 0
-        self._pool = pool
-        self._schema = schema
-        self._clock = clock
-        self._retry_timeout = retry_timeout
-        self._hook = hook
-        self._id = secrets.token_bytes(16)
-        self._tokens = itertools.count(1)
-        self._waiting: dict[str, deque[Commit]] = {}
-        self._tasks = BackgroundTasks("Postgres writer")
-
-    async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
-        """Queue the writes and wait for their commit. After a cancellation they may still be written."""
-        job = Job(tuple(writes), asyncio.get_running_loop())
-        if tenant in self._waiting:
-            self._waiting[tenant].append(job)
-        else:
-            self._waiting[tenant] = deque((job,))
-            self._tasks.spawn(self._empty_queue(tenant))
-        return await job.future
-
-    async def finish(self) -> None:
-        """Wait until every queued commit has a result."""
-        await self._tasks.wait()
-
-    async def _empty_queue(self, tenant: str) -> None:
-        waiting = self._waiting[tenant]
-        while waiting:
-            group = [waiting.popleft() for _ in range(min(len(waiting), _MAX_GROUP))]
-            try:
-                await self._commit_group(tenant, group)
-            except BaseException as error:  # noqa: BLE001  the callers must get it, and the queue must go on
-                _fail(
-                    group,
-                    error if isinstance(error, Exception) else StoreLost("the store is shutting down", unclear=True),
-                )
-            for job in group:
-                job.settle()
-        del self._waiting[tenant]
-
-    async def _commit_group(self, tenant: str, group: Sequence[Commit]) -> None:
-        """Retry until the group is written or rejected, or the retry timeout ends."""
-        end = self._clock.monotonic() + self._retry_timeout
-        while True:
-            try:
-                _call(await self._transaction(tenant, group))
-                return
-            except _Unclear as unclear:
-                if await self._was_committed(tenant, unclear.token, end):
-                    _call(unclear.after_commit)
-                    return
-                failure: StoreError = StoreLost("lost Postgres while committing; nothing was written, try again")
-            except psycopg.Error as error:
-                failure = postgres_connection.translate_error(error)
-                if not postgres_connection.is_lost(error):
-                    await self._commit_each(tenant, group, failure)
-                    return
-            if self._clock.monotonic() >= end:
-                _fail(group, failure)
-                return
-            await self._clock.sleep(_RETRY_DELAY)
-
-    async def _commit_each(self, tenant: str, group: Sequence[Commit], failure: StoreError) -> None:
-        """Give each commit a transaction of its own after the shared one failed, unless the lock is still busy."""
-        if len(group) == 1 or isinstance(failure, StoreBusy):
-            _fail(group, failure)
-            return
-        for job in group:
-            await self._commit_group(tenant, [job])
-
-    async def _transaction(self, tenant: str, group: Sequence[Commit]) -> Sequence[AfterCommit | None]:
-        """Commit the group in one transaction and return the callables for after the commit."""
-        for job in group:
-            job.result = job.error = None
-        token = next(self._tokens)
-        async with self._pool.connection(timeout=1.0) as connection:
-            cursor = connection.cursor()
-            try:
-                await cursor.execute(self._with_token(_BEGIN, tenant, token))
-                if len(group) == 1:
-                    after_commit = [await self._apply(cursor, tenant, group[0])]
-                else:
-                    after_commit = [await self._savepoint(cursor, tenant, job) for job in group]
-            except _CommitFailed as failure:
-                group[0].error = failure.error
-                await _roll_back(connection)
-                return []
-            except BaseException:
-                await _roll_back(connection)
-                raise
-            try:
-                await cursor.execute("COMMIT")
-            except psycopg.Error as error:
-                if postgres_connection.is_lost(error):
-                    raise _Unclear(token, after_commit) from error
-                raise
-            self.transactions += 1
-            return after_commit
-
-    async def _savepoint(self, cursor: Cursor, tenant: str, job: Commit) -> AfterCommit | None:
-        """Apply one commit of several, or nothing of it."""
-        await cursor.execute("SAVEPOINT one")
-        try:
-            return await self._apply(cursor, tenant, job)
-        except _CommitFailed as failure:
-            await cursor.execute("ROLLBACK TO one")
-            job.error = failure.error
-            return None
-
-    async def _apply(self, cursor: Cursor, tenant: str, job: Commit) -> AfterCommit | None:
-        """Apply one commit. Its failure is its own, unless the connection is lost."""
-        try:
-            context = WriteContext(tenant, int(self._clock.time() * 1000))
-            job.result = results = await _drive(cursor, apply_writes(context, job.request))
-            if self._hook is not None:
-                return await self._hook(cursor.connection, tenant, job.request, results)
-            return None
-        except Exception as error:
-            if isinstance(error, psycopg.Error) and postgres_connection.is_lost(error):
-                raise
-            raise _CommitFailed(
-                postgres_connection.translate_error(error) if isinstance(error, psycopg.Error) else error
-            ) from None
-
-    async def _was_committed(self, tenant: str, token: int, end: float) -> bool:
-        """Look for the token of a transaction whose COMMIT was not answered. Raises an unclear `StoreLost` on failure.
-
-        No later transaction of this writer and tenant can have overwritten the token: they wait for this answer.
-        """
-        while True:
-            try:
-                async with self._pool.connection(timeout=1.0) as connection:
-                    cursor = await connection.execute(self._with_token(_FIND, tenant, token))
-                    cursor.nextset()
-                    return await cursor.fetchone() is not None
-            except psycopg.Error as error:
-                busy = isinstance(
-                    postgres_connection.translate_error(error), StoreBusy
-                )  # the transaction in question has not ended yet
-                if not (busy or postgres_connection.is_lost(error)) or self._clock.monotonic() >= end:
-                    raise StoreLost(_UNCLEAR, unclear=True) from error
-            await self._clock.sleep(_RETRY_DELAY)
-
-    def _with_token(self, statement: str, tenant: str, token: int) -> bytes:
-        id = hashlib.blake2b(tenant.encode(errors="replace"), key=self._id, digest_size=16).hexdigest()
-        return statement.format(id=id, token=token, lock=tenant_lock_id(self._schema, tenant)).encode()
-
-
-async def prune_tokens(connection: postgres_connection.Connection) -> None:
-    """Delete the tokens of writers that have not written for a day; most of them are gone."""
-    await connection.execute(_PRUNE_TOKENS)
-
-
-async def _roll_back(connection: postgres_connection.Connection) -> None:
-    try:
-        await connection.execute("ROLLBACK")
-    except psycopg.Error:
-        await connection.close()  # the server rolls back when the connection ends
-
-
-async def _drive(cursor: Cursor, steps: Steps[T]) -> T:
-    """Execute the queries that a generator of steps yields, and return its result."""
-    try:
-        query = next(steps)
-        while True:
-            query = steps.send(await postgres_connection.execute(cursor, query))
-    except StopIteration as end:
-        return end.value
-
-
-def _call(after_commit: Sequence[AfterCommit | None]) -> None:
-    for each in after_commit:
-        if each is not None:
-            each()
-
-
-def _fail(group: Sequence[Commit], error: Exception) -> None:
-    for job in group:
-        job.error = error
-
-
-def tenant_lock_id(schema: str, tenant: str) -> int:
-    """The advisory lock of a tenant. If two tenants share one by chance, they only wait for each other."""
-    digest = hashlib.sha256(f"{schema}\0{tenant}".encode(errors="replace")).digest()
-    return int.from_bytes(digest[:8], signed=True)
-
-
 class PostgresStore(SqlReads):
-    """All tables live in one Postgres schema.
+    """Store on Postgres; all tables live in one schema.
 
     A lost connection is retried for up to `retry_timeout` seconds; then callers get `StoreLost`, and the next call
     tries again. A server that has not answered for `answer_timeout` seconds counts as lost; this must exceed
@@ -305,24 +95,24 @@ class PostgresStore(SqlReads):
         self._pgvector = pgvector
         self._transaction_hook = transaction_hook
         self._history_cache = history_cache
-        self._vectors_in: str | None = None
+        self._pgvector_schema: str | None = None
         self._indexed: dict[tuple[str, int], bool] = {}
         self._open: tuple[Pool, Writer] | None = None
 
     @property
     def transactions(self) -> int:
         """Transactions of this process so far; fewer than the commits if some shared one."""
-        return self._opened()[1].transactions
+        return self._require_open()[1].transactions
 
     async def open(self) -> None:
         if self._open is not None:
-            raise StoreError("the store is open already")
+            raise StoreError("the store is already open: call close() first")
         try:
             async with await postgres_connection.connect(self._url) as connection:
                 await self._configure(connection)
                 await postgres_connection.migrate(connection, self._schema)
                 await prune_tokens(connection)
-                self._vectors_in = await postgres_connection.find_extension(connection) if self._pgvector else None
+                self._pgvector_schema = await postgres_connection.find_pgvector(connection) if self._pgvector else None
         except psycopg.Error as error:
             raise postgres_connection.translate_error(error) from error
         pool: Pool = AsyncConnectionPool(
@@ -359,8 +149,8 @@ class PostgresStore(SqlReads):
         for write in writes:
             if isinstance(write, PutDocument) and write.passages and (vector := write.passages[0].vector):
                 # Building the index is fast while the table is small.
-                await self._is_indexed(write.document.model, len(vector) // 2)
-        results = await self._opened()[1].commit(tenant, writes)
+                await self._ensure_indexed(write.document.model, len(vector) // 2)
+        results = await self._require_open()[1].commit(tenant, writes)
         if self._history_cache is not None:
             for write in writes:
                 if isinstance(write, DropSession):
@@ -382,14 +172,14 @@ class PostgresStore(SqlReads):
         return await super().messages(tenant, session, after=after, before=before, limit=limit, last=last)
 
     async def fetch(self, query: Query) -> list[Row]:
-        return await self._rows(query)
+        return await self._execute(query)
 
     async def search(self, query: Query) -> list[Row]:
-        """Not prepared: the best plan depends on the values."""
-        return await self._rows(query, prepare=False)
+        """Execute a search without a prepared statement: the best plan depends on the values."""
+        return await self._execute(query, prepare=False)
 
-    async def _rows(self, query: Query, *, prepare: bool | None = None) -> list[Row]:
-        pool, _ = self._opened()
+    async def _execute(self, query: Query, *, prepare: bool | None = None) -> list[Row]:
+        pool, _ = self._require_open()
         end = self._clock.monotonic() + self._retry_timeout
         while True:
             try:
@@ -403,14 +193,14 @@ class PostgresStore(SqlReads):
     @property
     def has_pgvector(self) -> bool:
         """Whether the server compares vectors; otherwise this process does, with all of them in memory."""
-        return self._vectors_in is not None
+        return self._pgvector_schema is not None
 
     async def search_text(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
         return await search_postgres(self.search, tenant, where, words, limit)
 
     async def find_nearest(self, tenant: str, where: Where, model: str, vector: bytes, *, limit: int = 50) -> list[Hit]:
         dimensions = len(vector) // 2
-        if not await self._is_indexed(model, dimensions):
+        if not await self._ensure_indexed(model, dimensions):
             return await super().find_nearest(tenant, where, model, vector, limit=limit)
         statement = sql.postgres_nearest(dimensions)
         values = {"model": model, "vector": Vector(vector), "limit": max(limit, 0)}
@@ -418,13 +208,13 @@ class PostgresStore(SqlReads):
         hits = [Hit(id, score) for id, score in rows]
         return sorted(hits, key=lambda hit: (-hit.score, hit.passage))  # the index does not define the order of ties
 
-    async def _is_indexed(self, model: str, dimensions: int) -> bool:
-        if self._vectors_in is None:
+    async def _ensure_indexed(self, model: str, dimensions: int) -> bool:
+        if self._pgvector_schema is None:
             return False
         if (model, dimensions) not in self._indexed:
             try:
-                async with self._opened()[0].connection(timeout=1.0) as connection:
-                    self._indexed[model, dimensions] = await postgres_connection.ensure_index(
+                async with self._require_open()[0].connection(timeout=1.0) as connection:
+                    self._indexed[model, dimensions] = await postgres_connection.ensure_vector_index(
                         connection, model, dimensions
                     )
             except psycopg.Error as error:
@@ -433,10 +223,220 @@ class PostgresStore(SqlReads):
 
     async def _configure(self, connection: postgres_connection.Connection) -> None:
         await postgres_connection.configure(
-            connection, self._schema, self._busy_timeout, self._answer_timeout, self._vectors_in
+            connection, self._schema, self._busy_timeout, self._answer_timeout, self._pgvector_schema
         )
 
-    def _opened(self) -> tuple[Pool, Writer]:
+    def _require_open(self) -> tuple[Pool, "Writer"]:
         if self._open is None:
-            raise StoreError("the store is not open")
+            raise StoreError("the store is not open: call open() first")
         return self._open
+
+
+class _UnclearCommit(Exception):
+    """The connection was lost between COMMIT and its answer."""
+
+    def __init__(self, token: int, after_commit: Sequence[AfterCommit | None]) -> None:
+        super().__init__(token)
+        self.token = token
+        self.after_commit = after_commit
+
+
+class _CommitFailed(Exception):
+    """One commit of a group failed; the others may succeed."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+class Writer:
+    """Group commit: a queue of pending commits per tenant, and a task that empties it."""
+
+    def __init__(
+        self, pool: Pool, schema: str, clock: Clock, retry_timeout: float, hook: TransactionHook | None = None
+    ) -> None:
+        self.transactions = 0
+        self._pool = pool
+        self._schema = schema
+        self._clock = clock
+        self._retry_timeout = retry_timeout
+        self._hook = hook
+        self._id = secrets.token_bytes(16)
+        self._tokens = itertools.count(1)
+        self._waiting: dict[str, deque[Commit]] = {}
+        self._tasks = BackgroundTasks("Postgres writer")
+
+    async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
+        """Queue the writes and wait for their commit. After a cancellation they may still be written."""
+        queued = QueuedRequest(tuple(writes), asyncio.get_running_loop())
+        if tenant in self._waiting:
+            self._waiting[tenant].append(queued)
+        else:
+            self._waiting[tenant] = deque((queued,))
+            self._tasks.spawn(self._commit_queue(tenant))
+        return await queued.future
+
+    async def finish(self) -> None:
+        """Wait until every queued commit has a result."""
+        await self._tasks.wait()
+
+    async def _commit_queue(self, tenant: str) -> None:
+        waiting = self._waiting[tenant]
+        while waiting:
+            group = [waiting.popleft() for _ in range(min(len(waiting), _MAX_GROUP))]
+            try:
+                await self._commit_group(tenant, group)
+            except BaseException as error:  # noqa: BLE001  the callers must get it, and the queue must go on
+                _fail(
+                    group,
+                    error if isinstance(error, Exception) else StoreLost("the store is shutting down", unclear=True),
+                )
+            for queued in group:
+                queued.settle()
+        del self._waiting[tenant]
+
+    async def _commit_group(self, tenant: str, group: Sequence[Commit]) -> None:
+        """Retry until the group is written or rejected, or the retry timeout ends."""
+        end = self._clock.monotonic() + self._retry_timeout
+        while True:
+            try:
+                _call_all(await self._commit_transaction(tenant, group))
+                return
+            except _UnclearCommit as unclear:
+                if await self._was_committed(tenant, unclear.token, end):
+                    _call_all(unclear.after_commit)
+                    return
+                failure: StoreError = StoreLost("lost Postgres while committing; nothing was written, try again")
+            except psycopg.Error as error:
+                failure = postgres_connection.translate_error(error)
+                if not postgres_connection.is_lost(error):
+                    await self._commit_each(tenant, group, failure)
+                    return
+            if self._clock.monotonic() >= end:
+                _fail(group, failure)
+                return
+            await self._clock.sleep(_RETRY_DELAY)
+
+    async def _commit_each(self, tenant: str, group: Sequence[Commit], failure: StoreError) -> None:
+        """Give each commit a transaction of its own after the shared one failed, unless the lock is still busy."""
+        if len(group) == 1 or isinstance(failure, StoreBusy):
+            _fail(group, failure)
+            return
+        for queued in group:
+            await self._commit_group(tenant, [queued])
+
+    async def _commit_transaction(self, tenant: str, group: Sequence[Commit]) -> Sequence[AfterCommit | None]:
+        """Commit the group in one transaction and return the functions to call after the commit."""
+        for queued in group:
+            queued.result = queued.error = None
+        token = next(self._tokens)
+        async with self._pool.connection(timeout=1.0) as connection:
+            cursor = connection.cursor()
+            try:
+                await cursor.execute(self._format_with_token(_BEGIN, tenant, token))
+                if len(group) == 1:
+                    after_commit = [await self._apply(cursor, tenant, group[0])]
+                else:
+                    after_commit = [await self._apply_in_savepoint(cursor, tenant, queued) for queued in group]
+            except _CommitFailed as failure:
+                group[0].error = failure.error
+                await _roll_back(connection)
+                return []
+            except BaseException:
+                await _roll_back(connection)
+                raise
+            try:
+                await cursor.execute("COMMIT")
+            except psycopg.Error as error:
+                if postgres_connection.is_lost(error):
+                    raise _UnclearCommit(token, after_commit) from error
+                raise
+            self.transactions += 1
+            return after_commit
+
+    async def _apply_in_savepoint(self, cursor: Cursor, tenant: str, queued: Commit) -> AfterCommit | None:
+        """Apply one commit of several, or nothing of it."""
+        await cursor.execute("SAVEPOINT one")
+        try:
+            return await self._apply(cursor, tenant, queued)
+        except _CommitFailed as failure:
+            await cursor.execute("ROLLBACK TO one")
+            queued.error = failure.error
+            return None
+
+    async def _apply(self, cursor: Cursor, tenant: str, queued: Commit) -> AfterCommit | None:
+        """Apply one commit. Its failure is its own, unless the connection is lost."""
+        try:
+            context = WriteContext(tenant, int(self._clock.time() * 1000))
+            queued.result = results = await _run_steps(cursor, apply_writes(context, queued.request))
+            if self._hook is not None:
+                return await self._hook(cursor.connection, tenant, queued.request, results)
+            return None
+        except Exception as error:
+            if isinstance(error, psycopg.Error) and postgres_connection.is_lost(error):
+                raise
+            raise _CommitFailed(
+                postgres_connection.translate_error(error) if isinstance(error, psycopg.Error) else error
+            ) from None
+
+    async def _was_committed(self, tenant: str, token: int, end: float) -> bool:
+        """Look for the token of a transaction whose COMMIT was not answered. Raises an unclear `StoreLost` on failure.
+
+        No later transaction of this writer and tenant can have overwritten the token: they wait for this result.
+        """
+        while True:
+            try:
+                async with self._pool.connection(timeout=1.0) as connection:
+                    cursor = await connection.execute(self._format_with_token(_FIND, tenant, token))
+                    cursor.nextset()
+                    return await cursor.fetchone() is not None
+            except psycopg.Error as error:
+                busy = isinstance(
+                    postgres_connection.translate_error(error), StoreBusy
+                )  # the transaction in question has not ended yet
+                if not (busy or postgres_connection.is_lost(error)) or self._clock.monotonic() >= end:
+                    raise StoreLost(_UNCLEAR, unclear=True) from error
+            await self._clock.sleep(_RETRY_DELAY)
+
+    def _format_with_token(self, statement: str, tenant: str, token: int) -> bytes:
+        id = hashlib.blake2b(tenant.encode(errors="replace"), key=self._id, digest_size=16).hexdigest()
+        return statement.format(id=id, token=token, lock=tenant_lock_id(self._schema, tenant)).encode()
+
+
+def tenant_lock_id(schema: str, tenant: str) -> int:
+    """Return the key of a tenant's advisory lock. If two tenants share one by chance, they only wait for each other."""
+    digest = hashlib.sha256(f"{schema}\0{tenant}".encode(errors="replace")).digest()
+    return int.from_bytes(digest[:8], signed=True)
+
+
+async def prune_tokens(connection: postgres_connection.Connection) -> None:
+    """Delete the tokens of writers that have not written for a day; most of them are gone."""
+    await connection.execute(_PRUNE_TOKENS)
+
+
+async def _roll_back(connection: postgres_connection.Connection) -> None:
+    try:
+        await connection.execute("ROLLBACK")
+    except psycopg.Error:
+        await connection.close()  # the server rolls back when the connection ends
+
+
+async def _run_steps(cursor: Cursor, steps: Steps[T]) -> T:
+    """Execute the queries that a generator of steps yields, and return its result."""
+    try:
+        query = next(steps)
+        while True:
+            query = steps.send(await postgres_connection.execute(cursor, query))
+    except StopIteration as end:
+        return end.value
+
+
+def _call_all(after_commit: Sequence[AfterCommit | None]) -> None:
+    for each in after_commit:
+        if each is not None:
+            each()
+
+
+def _fail(group: Sequence[Commit], error: Exception) -> None:
+    for queued in group:
+        queued.error = error

@@ -19,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import TupleRow
 
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreFull, StoreLost
-from atlas_agents.storage.migrations import POSTGRES, pending
+from atlas_agents.storage.migrations import POSTGRES, pending_migrations
 from atlas_agents.storage.sql.tables import Query, Row, Vector
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ CONNECT_OPTIONS: dict[str, Any] = {
     "tcp_user_timeout": 10_000,
     "application_name": "atlas-agents",
 }
-_NAME = re.compile(r":(\w+)")
+_PARAMETER = re.compile(r":(\w+)")
 _MIGRATION_LOCK = 0x41544C53
 _STEP_TIMEOUT = 600.0
 """Seconds that a migration step may take, since it may scan a whole table."""
@@ -45,7 +45,7 @@ _FULL = ("53100", "53200", "58030")
 _REFUSED = ("28", "3D000", "42501")
 _STARTING = re.compile("starting up|shutting down|recovery|too many|connection slots")
 _MAX_DIMENSIONS = 2000
-"""Limit of a pgvector index."""
+"""Maximum of a pgvector index."""
 _INDEX_TIMEOUT = 600.0
 _FLOAT_ARRAY_OID = 1021
 
@@ -59,7 +59,7 @@ class Connection(psycopg.AsyncConnection[TupleRow]):
     answer_timeout = 10.0
 
     async def wait(self, gen: PQGen[R], *more: Any, **named: Any) -> R:
-        """Every request to the server goes through this method."""
+        """Wait for the server within the timeout; psycopg sends every request through this method."""
         timed_out = False
 
         def shut_down() -> None:
@@ -80,7 +80,7 @@ class Connection(psycopg.AsyncConnection[TupleRow]):
 
 
 async def connect(url: str) -> Connection:
-    """Open a connection outside the pool, which fails at once and with the reason."""
+    """Open a connection outside the pool. Unlike one of the pool it fails at once, with the reason."""
     try:
         conninfo_to_dict(url)
     except psycopg.Error:  # the original message contains the URL with its password
@@ -119,7 +119,7 @@ async def migrate(connection: Connection, schema: str) -> None:
         row = await (await connection.execute("SELECT max(version) FROM schema_version")).fetchone()
         version: int = row[0] if row and row[0] is not None else 0
         connection.answer_timeout = _STEP_TIMEOUT
-        for number, statements in pending(version, f"the Postgres schema {schema}", POSTGRES):
+        for number, statements in pending_migrations(version, f"the Postgres schema {schema}", POSTGRES):
             for statement in statements:
                 await connection.execute(statement.encode())
             await connection.execute("INSERT INTO schema_version VALUES (%s)", (number,))
@@ -127,14 +127,14 @@ async def migrate(connection: Connection, schema: str) -> None:
 
 async def execute(cursor: Cursor, query: Query, *, prepare: bool | None = None) -> list[Row]:
     """Execute a query and return its rows."""
-    await cursor.execute(_translated(query.sql), query.values, prepare=prepare)
+    await cursor.execute(_translate_parameters(query.sql), query.values, prepare=prepare)
     return [] if cursor.description is None else await cursor.fetchall()
 
 
 @cache
-def _translated(statement: str) -> bytes:
+def _translate_parameters(statement: str) -> bytes:
     """Convert `:name` to `%(name)s`. The statements contain neither `::` casts nor percent signs."""
-    return _NAME.sub(r"%(\1)s", statement).encode()
+    return _PARAMETER.sub(r"%(\1)s", statement).encode()
 
 
 def translate_error(error: psycopg.Error) -> StoreError:
@@ -154,7 +154,7 @@ def translate_error(error: psycopg.Error) -> StoreError:
 
 
 def is_lost(error: psycopg.Error) -> bool:
-    """Whether the connection was lost or refused, so that a new one may succeed."""
+    """Return whether the connection was lost or refused, so that a new one may succeed."""
     code = error.sqlstate
     if code is None:
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
@@ -176,8 +176,8 @@ class VectorDumper(Dumper):
         return b"{" + ",".join([f"{number:.6g}" for number in numbers]).encode() + b"}"
 
 
-async def find_extension(connection: Connection) -> str | None:
-    """The schema of pgvector, which is installed if possible; None if vectors must be compared in this process."""
+async def find_pgvector(connection: Connection) -> str | None:
+    """Return the schema of pgvector, installing it if possible; None if this process must compare the vectors."""
     query = """SELECT n.nspname, e.extversion FROM pg_extension e JOIN pg_namespace n ON n.oid = e.extnamespace
         WHERE e.extname = 'vector'"""
     row = await (await connection.execute(query)).fetchone()
@@ -189,18 +189,18 @@ async def find_extension(connection: Connection) -> str | None:
             logger.info("pgvector is not available (%s): comparing vectors in memory", reason)
             return None
         row = await (await connection.execute(query)).fetchone()
-    if row is None or _version(row[1]) < (0, 8):
+    if row is None or _parse_version(row[1]) < (0, 8):
         logger.info("pgvector is missing or older than 0.8: comparing vectors in memory")
         return None
     return str(row[0])
 
 
-def _version(text: str) -> tuple[int, ...]:
+def _parse_version(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.split(".") if part.isdigit())
 
 
-async def ensure_index(connection: Connection, model: str, dimensions: int) -> bool:
-    """Create the index for the vectors of a model if needed; False if it has too many dimensions."""
+async def ensure_vector_index(connection: Connection, model: str, dimensions: int) -> bool:
+    """Create the index for the vectors of a model if it is missing; False if they have too many dimensions."""
     if dimensions > _MAX_DIMENSIONS:
         return False
     name = "nearest_" + hashlib.sha256(f"{model}\0{dimensions}".encode()).hexdigest()[:24]

@@ -20,6 +20,7 @@ FIRST_DELAY = 60.0
 _BATCH_DELAY = 0.05
 _DAY = 86_400_000
 _CLAIM = ("chore", "forget")
+"""Kind and key of the record, as released."""
 
 
 class RetentionPolicy(msgspec.Struct, frozen=True):
@@ -29,19 +30,19 @@ class RetentionPolicy(msgspec.Struct, frozen=True):
     journal: int = 0
 
     def cutoff(self, what: Prunable, now: float) -> int | None:
-        """Runs that ended before this time (milliseconds) are pruned; None if none are."""
+        """Return the time (milliseconds) before which a run must have ended to be pruned; None to keep all."""
         days: int = getattr(self, what)
         return int(now * 1000) - days * _DAY if days else None
 
 
 class _Claim(msgspec.Struct, frozen=True):
-    """Start time of the latest round in the cluster."""
+    """The record of the latest round in the cluster: its start time."""
 
     at: int
 
 
 class RetentionJob:
-    """Never deletes audit rows, messages, approvals or usage."""
+    """Deletes expired events and journals; never audit rows, messages, approvals or usage."""
 
     def __init__(self, store: Store, tenant: str, policy: RetentionPolicy, clock: Clock = SYSTEM_CLOCK) -> None:
         self._store = store
@@ -91,7 +92,7 @@ class RetentionJob:
         return total
 
     async def due(self, what: Prunable) -> Pruned:
-        """How much `prune` would delete now."""
+        """Return how much `prune` would delete now."""
         cutoff = self._policy.cutoff(what, self._clock.time())
         return Pruned() if cutoff is None else await self._store.prunable(self._tenant, what, cutoff)
 

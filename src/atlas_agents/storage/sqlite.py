@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.store import Hit, Where, Write
-from atlas_agents.storage.batch_thread import BatchThread, Job
+from atlas_agents.storage.batch_thread import BatchThread, QueuedRequest
 from atlas_agents.storage.sql.reads import SqlReads
 from atlas_agents.storage.sql.tables import Query, Row, Steps, WriteContext
 from atlas_agents.storage.sql.text_search import search_sqlite
@@ -24,8 +24,10 @@ T = TypeVar("T")
 
 
 class SqliteStore(SqlReads):
-    """With `must_exist` a missing file is an error instead of a new database. `max_pages` (4 KB each) limits the size
-    of the file."""
+    """Store in one SQLite file. With `must_exist` a missing file is an error; otherwise it is created.
+
+    `max_pages` (4 KB each) limits the size of the file.
+    """
 
     def __init__(
         self,
@@ -45,11 +47,11 @@ class SqliteStore(SqlReads):
     @property
     def transactions(self) -> int:
         """Transactions committed so far; fewer than the commits if some shared one."""
-        return self._open_threads()[0].transactions
+        return self._require_threads()[0].transactions
 
     async def open(self) -> None:
         if self._threads is not None:
-            raise StoreError(f"database {self.path} is open already")
+            raise StoreError(f"database {self.path} is already open: call close() first")
         writer, reader, searcher = (
             _WriteThread(self._options, self._clock),
             _ReadThread(self._options),
@@ -72,24 +74,24 @@ class SqliteStore(SqlReads):
                 await each.thread.close("close")
 
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
-        writer, _, _ = self._open_threads()
+        writer, _, _ = self._require_threads()
         return await writer.thread.run(_Commit(tenant, tuple(writes)))
 
     async def fetch(self, query: Query) -> list[Row]:
-        _, reader, _ = self._open_threads()
+        _, reader, _ = self._require_threads()
         return await reader.thread.run(query)
 
     async def search(self, query: Query) -> list[Row]:
-        """Runs on a thread of its own, so that short reads do not wait for it."""
-        _, _, searcher = self._open_threads()
+        """Execute a search on a thread of its own, so that short reads do not wait for it."""
+        _, _, searcher = self._require_threads()
         return await searcher.thread.run(query)
 
     async def search_text(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
         return await search_sqlite(self.search, tenant, where, words, limit)
 
-    def _open_threads(self) -> "tuple[_WriteThread, _ReadThread, _ReadThread]":
+    def _require_threads(self) -> "tuple[_WriteThread, _ReadThread, _ReadThread]":
         if self._threads is None:
-            raise StoreError(f"database {self.path} is not open")
+            raise StoreError(f"database {self.path} is not open: call open() first")
         return self._threads
 
 
@@ -100,7 +102,7 @@ class _Commit(NamedTuple):
 
 _WriteRequest: TypeAlias = _Commit | Literal["open", "close"]
 _ReadRequest: TypeAlias = Query | Literal["open", "close"]
-_WriteJob: TypeAlias = Job[_WriteRequest]
+_QueuedWrite: TypeAlias = QueuedRequest[_WriteRequest]
 
 
 class _WriteThread:
@@ -115,16 +117,16 @@ class _WriteThread:
         self._identity: tuple[int, int] | None = None
         self.thread: BatchThread[_WriteRequest] = BatchThread("atlas-sqlite-writer", self._work)
 
-    def _work(self, jobs: Sequence[_WriteJob]) -> None:
-        commits: list[tuple[_WriteJob, _Commit]] = []
-        for job in jobs:
-            if isinstance(job.request, _Commit):
-                commits.append((job, job.request))
+    def _work(self, batch: Sequence[_QueuedWrite]) -> None:
+        commits: list[tuple[_QueuedWrite, _Commit]] = []
+        for queued in batch:
+            if isinstance(queued.request, _Commit):
+                commits.append((queued, queued.request))
                 continue
             self._commit_group(commits)
             commits = []
-            with _capture_error(job, self._path):
-                self._open() if job.request == "open" else self._close()
+            with _capture_error(queued, self._path):
+                self._open() if queued.request == "open" else self._close()
         self._commit_group(commits)
 
     def _open(self) -> None:
@@ -136,52 +138,52 @@ class _WriteThread:
         if connection is not None:
             connection.close()
 
-    def _commit_group(self, commits: Sequence[tuple[_WriteJob, _Commit]]) -> None:
+    def _commit_group(self, commits: Sequence[tuple[_QueuedWrite, _Commit]]) -> None:
         """Write all commits in one transaction. If the database rejects it as a whole, give each its own."""
         if not commits:
             return
         try:
-            self._transaction(commits)
+            self._commit_transaction(commits)
         except sqlite3.Error as error:
             if len(commits) == 1 or _is_busy(error):
-                for job, _ in commits:
-                    job.error = translate_error(error, self._path)
+                for queued, _ in commits:
+                    queued.error = translate_error(error, self._path)
                 return
-            for job, commit in commits:
-                job.error = None
-                self._commit_group([(job, commit)])
+            for queued, commit in commits:
+                queued.error = None
+                self._commit_group([(queued, commit)])
         except StoreError as error:
-            for job, _ in commits:
-                job.error = error
+            for queued, _ in commits:
+                queued.error = error
 
-    def _transaction(self, commits: Sequence[tuple[_WriteJob, _Commit]]) -> None:
-        """Set the result or error of each job. Raises `sqlite3.Error` if nothing at all was written."""
-        connection = self._connected()
+    def _commit_transaction(self, commits: Sequence[tuple[_QueuedWrite, _Commit]]) -> None:
+        """Set the result or error of each commit. Raises `sqlite3.Error` if nothing at all was written."""
+        connection = self._require_connection()
         connection.execute("BEGIN IMMEDIATE")
         try:
-            for job, commit in commits:
-                self._savepoint(connection, job, commit)
+            for queued, commit in commits:
+                self._apply_in_savepoint(connection, queued, commit)
             connection.execute("COMMIT")
         except BaseException:
             roll_back(connection)
             raise
         self.transactions += 1
 
-    def _savepoint(self, connection: sqlite3.Connection, job: _WriteJob, commit: _Commit) -> None:
+    def _apply_in_savepoint(self, connection: sqlite3.Connection, queued: _QueuedWrite, commit: _Commit) -> None:
         """Apply one commit or nothing of it. Its failure is its own, unless it ended the transaction."""
         connection.execute("SAVEPOINT one")
         try:
             context = WriteContext(commit.tenant, int(self._clock.time() * 1000))
-            job.result = run_steps(connection, apply_writes(context, commit.writes))
+            queued.result = run_steps(connection, apply_writes(context, commit.writes))
         except Exception as error:
             if not connection.in_transaction:
                 raise
             connection.execute("ROLLBACK TO one")
-            job.error = translate_error(error, self._path) if isinstance(error, sqlite3.Error) else error
+            queued.error = translate_error(error, self._path) if isinstance(error, sqlite3.Error) else error
         connection.execute("RELEASE one")
 
-    def _connected(self) -> sqlite3.Connection:
-        """Check that the file is still in its place: commits to a file that was moved away would be lost unnoticed."""
+    def _require_connection(self) -> sqlite3.Connection:
+        """Return the connection. Commits to a file that was moved away would be lost unnoticed, so that is an error."""
         if self._connection is None:
             raise StoreError(f"database {self._path} is not open")
         if file_identity(self._path) != self._identity:
@@ -199,10 +201,10 @@ class _ReadThread:
         self._connection: sqlite3.Connection | None = None
         self.thread: BatchThread[_ReadRequest] = BatchThread("atlas-sqlite-reader", self._work)
 
-    def _work(self, jobs: Sequence[Job[_ReadRequest]]) -> None:
-        for job in jobs:
-            with _capture_error(job, self._path):
-                job.result = self._execute(job.request)
+    def _work(self, batch: Sequence[QueuedRequest[_ReadRequest]]) -> None:
+        for queued in batch:
+            with _capture_error(queued, self._path):
+                queued.result = self._execute(queued.request)
 
     def _execute(self, request: _ReadRequest) -> Any:
         if request == "open":
@@ -233,13 +235,13 @@ def roll_back(connection: sqlite3.Connection) -> None:
 
 
 @contextlib.contextmanager
-def _capture_error(job: Job[Any], path: Path) -> Generator[None]:
+def _capture_error(queued: QueuedRequest[Any], path: Path) -> Generator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        job.error = translate_error(error, path)
+        queued.error = translate_error(error, path)
     except StoreError as error:
-        job.error = error
+        queued.error = error
 
 
 def _is_busy(error: sqlite3.Error) -> bool:

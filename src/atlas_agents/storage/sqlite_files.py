@@ -21,7 +21,7 @@ import msgspec
 from atlas_agents.core.errors import Conflict, StoreBusy, StoreError, StoreFull
 from atlas_agents.core.store import AuditRow
 from atlas_agents.storage.hash_chain import find_audit_break
-from atlas_agents.storage.migrations import SQLITE, pending
+from atlas_agents.storage.migrations import SQLITE, pending_migrations
 from atlas_agents.storage.sql import tables
 from atlas_agents.storage.sql.statements import AUDIT_BYTES
 
@@ -31,7 +31,7 @@ Progress: TypeAlias = Callable[[int, int], object]
 """Called with the bytes copied so far and their total."""
 _MIN_VERSION = (3, 35, 0)
 _LARGE_CACHE = 64 << 10
-"""In kilobytes."""
+"""Page cache of a reader for searches, in kilobytes."""
 _CHECKED_BYTES = 64 << 20
 """Files up to this size are checked completely when opened. In larger ones SQLite checks pages as it reads them."""
 _BACKUP_PAGES = 1024
@@ -75,7 +75,7 @@ def open_writer(options: OpenOptions) -> sqlite3.Connection:
     _prepare_file(path, must_exist=options.must_exist)
     connection = _connect(options)
     try:
-        _check(connection, path, must_exist=options.must_exist)
+        _check_file(connection, path, must_exist=options.must_exist)
         _use_wal(connection, path, options.busy_timeout)
         connection.execute("PRAGMA synchronous = FULL")
         if options.max_pages is not None:
@@ -108,7 +108,7 @@ def open_memory() -> sqlite3.Connection:
 
 @cache
 def _empty_database() -> sqlite3.Connection:
-    """An empty in-memory database to copy, which is 70 times faster than applying all migrations."""
+    """Create an empty in-memory database to copy, which is 70 times faster than applying all migrations."""
     connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
     atexit.register(connection.close)
     _migrate(connection, Path(":memory:"))
@@ -116,7 +116,7 @@ def _empty_database() -> sqlite3.Connection:
 
 
 def file_identity(path: Path) -> tuple[int, int] | None:
-    """Device and inode of the file at the path, if any. They change when the file is moved or replaced."""
+    """Return device and inode of the file at the path, if any. They change when the file is moved or replaced."""
     try:
         found = path.stat()
     except OSError:
@@ -136,7 +136,7 @@ def _prepare_file(path: Path, *, must_exist: bool) -> None:
     try:
         found = path.stat()
     except FileNotFoundError:
-        _create(path, must_exist=must_exist)
+        _create_file(path, must_exist=must_exist)
         return
     except OSError as error:
         raise StoreError(f"cannot open database {path}: {error.strerror}") from error
@@ -149,7 +149,7 @@ def _prepare_file(path: Path, *, must_exist: bool) -> None:
         raise StoreError(f"database {path} is read-only: give this user write permission for it and its directory")
 
 
-def _create(path: Path, *, must_exist: bool) -> None:
+def _create_file(path: Path, *, must_exist: bool) -> None:
     log = path.with_name(path.name + "-wal")
     if must_exist or (log.exists() and log.stat().st_size > 0):
         raise StoreError(f"database {path} is missing, but existed before: restore it; no new one was created")
@@ -160,7 +160,7 @@ def _create(path: Path, *, must_exist: bool) -> None:
         raise StoreError(f"cannot create database {path}: {error.strerror}") from error
 
 
-def _check(connection: sqlite3.Connection, path: Path, *, must_exist: bool) -> None:
+def _check_file(connection: sqlite3.Connection, path: Path, *, must_exist: bool) -> None:
     """Check that the file is a database of ours and intact, or new, before anything is written."""
     connection.execute("BEGIN")  # one snapshot for both queries: another process may be creating the database
     found_id: int = connection.execute("PRAGMA application_id").fetchone()[0]
@@ -195,7 +195,7 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
         version: int = connection.execute("PRAGMA user_version").fetchone()[0]
-        for number, statements in pending(version, f"database {path}", SQLITE):
+        for number, statements in pending_migrations(version, f"database {path}", SQLITE):
             for statement in statements:
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {number}")
@@ -221,7 +221,7 @@ _HAS_ROWS = (
     "SELECT EXISTS (SELECT 1 FROM sessions) OR EXISTS (SELECT 1 FROM audit) OR EXISTS (SELECT 1 FROM records)"
     " OR EXISTS (SELECT 1 FROM documents) OR EXISTS (SELECT 1 FROM usage_sums)"
 )
-_FIRST_WITH_JOBS = 4
+_FIRST_VERSION_WITH_JOBS = 4
 """The first schema version with jobs."""
 
 
@@ -243,7 +243,7 @@ def back_up(source: Path, target: Path, progress: Progress | None = None) -> Dat
     if not source.is_file():
         raise StoreError(f"not found: database {source}")
     if target.exists():
-        raise Conflict(f"{target} exists already: choose another file for the backup")
+        raise Conflict(f"{target} already exists: choose another file for the backup")
     with _temporary_file(target) as temporary:
         try:
             _copy(source, temporary, progress)
@@ -293,19 +293,19 @@ def inspect(path: Path, *, shown_as: Path | None = None) -> DatabaseSummary:
             )
             if found_id != APPLICATION_ID:
                 raise StoreError(f"{name} is not a database of Atlas Agents")
-            pending(schema, str(name), SQLITE)
+            pending_migrations(schema, str(name), SQLITE)
             integrity: str = found.execute("PRAGMA integrity_check(1)").fetchone()[0]
             if integrity != "ok":
                 raise StoreError(f"{name} is damaged: {' '.join(integrity.split())}")
             counts = {each: found.execute(sql).fetchone()[0] for each, sql in _COUNTS.items()}
-            if schema >= _FIRST_WITH_JOBS:
+            if schema >= _FIRST_VERSION_WITH_JOBS:
                 counts["open_jobs"] = found.execute(_OPEN_JOBS).fetchone()[0]
-            return DatabaseSummary(schema, path.stat().st_size, **counts, broken=_broken_chain(found))
+            return DatabaseSummary(schema, path.stat().st_size, **counts, broken=_find_broken_chain(found))
     except sqlite3.Error as error:
         raise translate_error(error, name) from error
 
 
-def _broken_chain(connection: sqlite3.Connection) -> str | None:
+def _find_broken_chain(connection: sqlite3.Connection) -> str | None:
     for (tenant,) in connection.execute("SELECT DISTINCT tenant FROM audit ORDER BY tenant").fetchall():
         entry = find_audit_break(_audit_rows(connection, tenant))
         if entry is not None:
@@ -379,7 +379,7 @@ def _rename_aside(target: Path) -> Path | None:
 
 @contextlib.contextmanager
 def _temporary_file(target: Path) -> Generator[Path, None, None]:
-    """A file in the same directory, for its owner only. It is deleted unless it was renamed."""
+    """Create a file in the same directory, for its owner only; it is deleted unless the block renames it."""
     temporary = target.with_name(f".{target.name}-{secrets.token_hex(8)}")
     try:
         os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))

@@ -24,7 +24,7 @@ from atlas_agents.storage.history_cache import Rows
 
 logger = logging.getLogger(__name__)
 EXPIRY = 3600
-"""Seconds."""
+"""Seconds after which an unused entry expires."""
 _MAX_SIZE = 16 << 20
 _TIMEOUT = 1.0
 _RETRY_AFTER = 5.0
@@ -44,7 +44,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 class ValkeyCache:
-    """While the server is unavailable the cache is empty: calls return at once, and it is tried again after a while."""
+    """Shared history cache. While the server is unavailable it is empty: calls return at once, and it retries later."""
 
     def __init__(self, client: Valkey) -> None:
         self._client: Any = client
@@ -70,7 +70,7 @@ class ValkeyCache:
 
         await self._try(fetch())
         rows: list[StoredMessage] = []
-        while (segment := self._segment(key, _field(created_at, len(rows) + 1), found)) is not None:
+        while (segment := self._decode_segment(key, _field_name(created_at, len(rows) + 1), found)) is not None:
             if not segment.messages or segment.previous != (rows[-1].id if rows else ""):
                 break
             rows += [StoredMessage(session, seq, *each) for seq, each in enumerate(segment.messages, len(rows) + 1)]
@@ -79,7 +79,7 @@ class ValkeyCache:
     def put(self, tenant: str, session: str, created_at: int, rows: Rows, cached: int) -> None:
         if sum(len(row.body) for row in rows) > _MAX_SIZE or rows[-1].seq != len(rows):
             return
-        key, field = self._key(tenant, session), _field(created_at, cached + 1)
+        key, field = self._key(tenant, session), _field_name(created_at, cached + 1)
         messages = tuple((row.id, row.run_id, row.body) for row in rows[cached:])
         payload = _encoder.encode(_Segment(rows[cached - 1].id if cached else "", messages))
         value = self._mac(key, field, payload) + payload
@@ -90,15 +90,15 @@ class ValkeyCache:
                 pipeline.expire(key, EXPIRY)
                 await pipeline.execute()
 
-        self._in_background(share())
+        self._run_in_background(share())
 
     def drop(self, tenant: str, session: str) -> None:
         async def drop() -> None:
             await self._client.unlink(self._key(tenant, session))
 
-        self._in_background(drop())
+        self._run_in_background(drop())
 
-    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
+    def _run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
         if len(self._tasks) >= _MAX_TASKS:
             work.close()
             return
@@ -129,8 +129,8 @@ class ValkeyCache:
         bound = b"%s\0%s\0%s" % (key.encode(), field, payload)
         return hashlib.blake2b(bound, key=self._secret, digest_size=_MAC_SIZE).digest()
 
-    def _segment(self, key: str, field: bytes, found: dict[bytes, bytes]) -> _Segment | None:
-        """The entry under a field; None if it is missing, or its MAC is not valid for this key and field."""
+    def _decode_segment(self, key: str, field: bytes, found: dict[bytes, bytes]) -> _Segment | None:
+        """Return the entry under a field; None if it is missing, or its MAC is not valid for this key and field."""
         value = found.get(field, b"")
         if not hmac.compare_digest(value[:_MAC_SIZE], self._mac(key, field, value[_MAC_SIZE:])):
             return None
@@ -140,5 +140,5 @@ class ValkeyCache:
             return None
 
 
-def _field(created_at: int, seq: int) -> bytes:
+def _field_name(created_at: int, seq: int) -> bytes:
     return b"%d.%d" % (created_at, seq)

@@ -1,4 +1,4 @@
-"""Read half of the store port for SQL databases."""
+"""Read half of the store port for SQL databases, and vector search in memory for those that cannot compare vectors."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -14,9 +14,10 @@ from atlas_agents.storage.sql import tables
 from atlas_agents.storage.sql.tables import Query, Row, bind
 from atlas_agents.storage.sql.text_search import scope_values
 
-_PAGE = 5_000
-_MAX_BYTES = 1 << 30
-"""Memory limit; the least recently searched libraries are evicted first."""
+_VECTOR_PAGE = 5_000
+_MAX_CACHE_BYTES = 1 << 30
+"""Memory limit of the vector cache; the least recently searched libraries are evicted first."""
+_MAX_INTEGER = (1 << 63) - 1
 
 
 class Library(NamedTuple):
@@ -27,132 +28,11 @@ class Library(NamedTuple):
     model: str
 
 
-class Vectors:
-    """LRU cache of one matrix per library."""
-
-    def __init__(self, source: "SqlReads") -> None:
-        self._source = source
-        self._matrices: OrderedDict[Library, _Matrix] = OrderedDict()
-
-    async def search(self, library: Library, collection: str | None, vector: bytes, limit: int) -> list[store.Hit]:
-        """Best matches first."""
-        version, count = await self._source.library(library)
-        if not count or limit < 1:
-            return []
-        matrix = self._matrices.get(library)
-        if matrix is None:
-            matrix = self._matrices[library] = _Matrix(len(vector) // 2)
-        self._matrices.move_to_end(library)
-        async with matrix.lock:
-            if matrix.version != version:
-                await self._refresh(library, matrix)
-            query = matrix.query(vector)
-            hits = await in_thread(matrix.search, collection, query, limit)
-        self._evict()
-        return hits
-
-    async def _refresh(self, library: Library, matrix: "_Matrix") -> None:
-        version, _ = await self._source.library(library)
-        while rows := await self._source.vectors(library, matrix.last, _PAGE):
-            await in_thread(matrix.add, rows)
-        after, count = await self._source.library(library)
-        if len(matrix) != count or after != version:
-            await in_thread(matrix.retain, await self._source.vector_ids(library))
-        matrix.version = version
-
-    def _evict(self) -> None:
-        while len(self._matrices) > 1 and sum(matrix.size for matrix in self._matrices.values()) > _MAX_BYTES:
-            self._matrices.popitem(last=False)
-
-
-class _Matrix:
-    """Rows of unit length, ordered by passage id. Capacity doubles when it is full."""
-
-    def __init__(self, width: int) -> None:
-        import numpy
-
-        self._np = numpy
-        self.lock = asyncio.Lock()
-        self.version = -1
-        self._count = 0
-        self._rows = numpy.zeros((64, width), numpy.float32)
-        self._ids = numpy.zeros(64, numpy.int64)
-        self._collections = numpy.zeros(64, numpy.int32)
-        self._names: dict[str, int] = {}
-
-    def __len__(self) -> int:
-        return self._count
-
-    @property
-    def last(self) -> int:
-        return int(self._ids[self._count - 1]) if self._count else 0
-
-    @property
-    def size(self) -> int:
-        return self._rows.nbytes
-
-    def query(self, vector: bytes) -> Any:
-        return self._unit(self._read([vector]))[0]
-
-    def add(self, rows: Sequence[tuple[int, str, Any]]) -> None:
-        end = self._count + len(rows)
-        self._grow(end)
-        self._rows[self._count : end] = self._unit(self._read([vector for _, _, vector in rows]))
-        self._ids[self._count : end] = [id for id, _, _ in rows]
-        self._collections[self._count : end] = [self._names.setdefault(name, len(self._names)) for _, name, _ in rows]
-        self._count = end
-
-    def retain(self, ids: Sequence[int]) -> None:
-        """Remove all other rows."""
-        retained = self._np.isin(self._ids[: self._count], self._np.asarray(ids, self._np.int64))
-        for name in ("_rows", "_ids", "_collections"):
-            setattr(self, name, getattr(self, name)[: self._count][retained])
-        self._count = len(self._ids)
-
-    def search(self, collection: str | None, query: Any, limit: int) -> list[store.Hit]:
-        np = self._np
-        ids, rows = self._ids[: self._count], self._rows[: self._count]
-        if collection is not None:
-            indices = np.flatnonzero(self._collections[: self._count] == self._names.get(collection, -1))
-            ids, rows = ids[indices], rows[indices]
-        scores = rows @ query
-        best = np.argpartition(-scores, limit - 1)[:limit] if limit < len(scores) else np.arange(len(scores))
-        best = best[np.lexsort((ids[best], -scores[best]))]
-        return [store.Hit(int(ids[index]), float(scores[index])) for index in best]
-
-    def _read(self, vectors: Sequence[Any]) -> Any:
-        """Decode vectors: bytes of 16-bit floats, or lists of numbers from Postgres."""
-        np = self._np
-        width = self._rows.shape[1]
-        if vectors and isinstance(vectors[0], bytes):
-            if any(len(vector) != width * 2 for vector in vectors):
-                raise StoreError("vectors of one model differ in length: ingest all documents again")
-            return np.frombuffer(b"".join(vectors), np.float16).astype(np.float32).reshape(-1, width)
-        return np.asarray(vectors, np.float32)
-
-    def _unit(self, rows: Any) -> Any:
-        return rows / self._np.maximum(self._np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
-
-    def _grow(self, count: int) -> None:
-        np = self._np
-        if count <= len(self._ids):
-            return
-        capacity = max(count, 2 * len(self._ids))
-        for name in ("_rows", "_ids", "_collections"):
-            old = getattr(self, name)
-            new = np.zeros((capacity, *old.shape[1:]), old.dtype)
-            new[: self._count] = old[: self._count]
-            setattr(self, name, new)
-
-
-_MAX = (1 << 63) - 1
-
-
 class SqlReads(ABC):
     """All reads that SQLite and Postgres have in common. A subclass executes queries and searches text."""
 
     def __init__(self) -> None:
-        self._vectors = Vectors(self)
+        self._vectors = VectorCache(self)
 
     @abstractmethod
     async def fetch(self, query: Query) -> list[Row]:
@@ -171,7 +51,7 @@ class SqlReads(ABC):
         return tables.SESSIONS.first(await self.fetch(bind(tenant, sql.SESSION, key=key)))
 
     async def sessions(self, tenant: str, *, limit: int = 100, before: int | None = None) -> list[store.Session]:
-        query = bind(tenant, sql.SESSIONS, limit=max(limit, 0), before=_MAX if before is None else before)
+        query = bind(tenant, sql.SESSIONS, limit=max(limit, 0), before=_MAX_INTEGER if before is None else before)
         return tables.SESSIONS.all(await self.fetch(query))
 
     async def messages(
@@ -185,7 +65,7 @@ class SqlReads(ABC):
         last: bool = False,
     ) -> list[store.StoredMessage]:
         statement = sql.LAST_MESSAGES if last else sql.MESSAGES
-        end = _MAX if before is None else before
+        end = _MAX_INTEGER if before is None else before
         query = bind(tenant, statement, session=session, after=after, before=end, limit=_limit_or_max(limit))
         rows = tables.MESSAGES.all(await self.fetch(query))
         return rows[::-1] if last else rows
@@ -226,7 +106,7 @@ class SqlReads(ABC):
         return tables.EVENTS.all(await self.fetch(query))
 
     async def call_count(self, tenant: str, agent_id: str, day: str) -> int:
-        rows = await self.fetch(bind(tenant, sql.COUNTED, agent_id=agent_id, day=day))
+        rows = await self.fetch(bind(tenant, sql.CALL_COUNT, agent_id=agent_id, day=day))
         return next((used for (used,) in rows), 0)
 
     async def usage(self, tenant: str, *, since: str = "", until: str = "9999") -> list[store.UsageRow]:
@@ -245,7 +125,7 @@ class SqlReads(ABC):
         if not ids:
             return []
         numbers = {f"id{n}": id for n, id in enumerate(ids)}
-        rows = tables.PASSAGES.all(await self.fetch(bind(tenant, sql.passages(len(numbers)), **numbers)))
+        rows = tables.PASSAGES.all(await self.fetch(bind(tenant, sql.passages_by_id(len(numbers)), **numbers)))
         found = {row.id: row for row in rows}
         return [found[id] for id in ids if id in found]
 
@@ -260,7 +140,8 @@ class SqlReads(ABC):
     ) -> list[store.Hit]:
         return await self._vectors.search(Library(tenant, where.kind, model), where.collection, vector, limit)
 
-    async def library(self, library: Library) -> tuple[int, int]:
+    async def library_version(self, library: Library) -> tuple[int, int]:
+        """Return a number that changes with every write to a library, and the number of its vectors."""
         rows = await self.fetch(bind(library.tenant, sql.LIBRARY, kind=library.kind, model=library.model))
         return next(((version, vectors) for version, vectors in rows), (0, 0))
 
@@ -281,11 +162,11 @@ class SqlReads(ABC):
     ) -> list[store.JobRow]:
         statement = sql.jobs_in(len(states)) if states else sql.JOBS
         named = {f"state{n}": state for n, state in enumerate(states)}
-        query = bind(tenant, statement, limit=max(limit, 0), before=_MAX if before is None else before, **named)
+        query = bind(tenant, statement, limit=max(limit, 0), before=_MAX_INTEGER if before is None else before, **named)
         return tables.JOBS.all(await self.fetch(query))
 
     async def child_jobs(self, tenant: str, parent: str) -> list[store.JobRow]:
-        return tables.JOBS.all(await self.fetch(bind(tenant, sql.JOBS_UNDER, parent=parent)))
+        return tables.JOBS.all(await self.fetch(bind(tenant, sql.CHILD_JOBS, parent=parent)))
 
     async def pending_jobs(self, tenant: str, now: int, *, limit: int = 1000) -> list[store.JobRow]:
         return tables.JOBS.all(await self.fetch(bind(tenant, sql.PENDING_JOBS, until=now, limit=max(limit, 0))))
@@ -297,14 +178,14 @@ class SqlReads(ABC):
         return tables.RECORDS.all(await self.fetch(bind(tenant, sql.RECORDS, kind=kind)))
 
     async def last_turns(self, tenant: str) -> list[tuple[str, str, int]]:
-        return [(agent, user, at) for agent, user, at in await self.fetch(bind(tenant, sql.ACTIVE))]
+        return [(agent, user, at) for agent, user, at in await self.fetch(bind(tenant, sql.LAST_TURNS))]
 
     async def tokens(self, tenant: str, since: str, until: str) -> int:
         ((count,),) = await self.fetch(bind(tenant, sql.TOKENS, since=since, until=until))
         return int(count)
 
     async def storage_bytes(self, tenant: str) -> int:
-        ((size,),) = await self.fetch(bind(tenant, sql.STORED))
+        ((size,),) = await self.fetch(bind(tenant, sql.STORAGE_BYTES))
         return int(size)
 
     async def prunable(self, tenant: str, what: store.Prunable, before: int) -> store.Pruned:
@@ -315,5 +196,123 @@ class SqlReads(ABC):
         return [tenant for (tenant,) in await self.fetch(Query(sql.TENANTS, {}))]
 
 
+class VectorCache:
+    """LRU cache of the vectors of each library, as one matrix."""
+
+    def __init__(self, source: "SqlReads") -> None:
+        self._source = source
+        self._matrices: OrderedDict[Library, _Matrix] = OrderedDict()
+
+    async def search(self, library: Library, collection: str | None, vector: bytes, limit: int) -> list[store.Hit]:
+        """Return the best matches, best first; new vectors are read from the database before."""
+        version, count = await self._source.library_version(library)
+        if not count or limit < 1:
+            return []
+        matrix = self._matrices.get(library)
+        if matrix is None:
+            matrix = self._matrices[library] = _Matrix(len(vector) // 2)
+        self._matrices.move_to_end(library)
+        async with matrix.lock:
+            if matrix.version != version:
+                await self._refresh(library, matrix)
+            query = matrix.query(vector)
+            hits = await in_thread(matrix.search, collection, query, limit)
+        self._evict()
+        return hits
+
+    async def _refresh(self, library: Library, matrix: "_Matrix") -> None:
+        version, _ = await self._source.library_version(library)
+        while rows := await self._source.vectors(library, matrix.last, _VECTOR_PAGE):
+            await in_thread(matrix.add, rows)
+        after, count = await self._source.library_version(library)
+        if len(matrix) != count or after != version:
+            await in_thread(matrix.retain, await self._source.vector_ids(library))
+        matrix.version = version
+
+    def _evict(self) -> None:
+        while len(self._matrices) > 1 and sum(matrix.size for matrix in self._matrices.values()) > _MAX_CACHE_BYTES:
+            self._matrices.popitem(last=False)
+
+
+class _Matrix:
+    """Rows of unit length, ordered by passage id. Capacity doubles when it is full."""
+
+    def __init__(self, width: int) -> None:
+        import numpy
+
+        self._np = numpy
+        self.lock = asyncio.Lock()
+        self.version = -1
+        self._count = 0
+        self._rows = numpy.zeros((64, width), numpy.float32)
+        self._ids = numpy.zeros(64, numpy.int64)
+        self._collections = numpy.zeros(64, numpy.int32)
+        self._names: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def last(self) -> int:
+        return int(self._ids[self._count - 1]) if self._count else 0
+
+    @property
+    def size(self) -> int:
+        return self._rows.nbytes
+
+    def query(self, vector: bytes) -> Any:
+        return self._normalize(self._decode([vector]))[0]
+
+    def add(self, rows: Sequence[tuple[int, str, Any]]) -> None:
+        end = self._count + len(rows)
+        self._grow(end)
+        self._rows[self._count : end] = self._normalize(self._decode([vector for _, _, vector in rows]))
+        self._ids[self._count : end] = [id for id, _, _ in rows]
+        self._collections[self._count : end] = [self._names.setdefault(name, len(self._names)) for _, name, _ in rows]
+        self._count = end
+
+    def retain(self, ids: Sequence[int]) -> None:
+        """Remove the rows of all other passages, which were deleted."""
+        retained = self._np.isin(self._ids[: self._count], self._np.asarray(ids, self._np.int64))
+        for name in ("_rows", "_ids", "_collections"):
+            setattr(self, name, getattr(self, name)[: self._count][retained])
+        self._count = len(self._ids)
+
+    def search(self, collection: str | None, query: Any, limit: int) -> list[store.Hit]:
+        np = self._np
+        ids, rows = self._ids[: self._count], self._rows[: self._count]
+        if collection is not None:
+            indices = np.flatnonzero(self._collections[: self._count] == self._names.get(collection, -1))
+            ids, rows = ids[indices], rows[indices]
+        scores = rows @ query
+        best = np.argpartition(-scores, limit - 1)[:limit] if limit < len(scores) else np.arange(len(scores))
+        best = best[np.lexsort((ids[best], -scores[best]))]
+        return [store.Hit(int(ids[index]), float(scores[index])) for index in best]
+
+    def _decode(self, vectors: Sequence[Any]) -> Any:
+        """Decode vectors: bytes of 16-bit floats, or lists of numbers from Postgres."""
+        np = self._np
+        width = self._rows.shape[1]
+        if vectors and isinstance(vectors[0], bytes):
+            if any(len(vector) != width * 2 for vector in vectors):
+                raise StoreError("vectors of one model differ in length: ingest all documents again")
+            return np.frombuffer(b"".join(vectors), np.float16).astype(np.float32).reshape(-1, width)
+        return np.asarray(vectors, np.float32)
+
+    def _normalize(self, rows: Any) -> Any:
+        return rows / self._np.maximum(self._np.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
+
+    def _grow(self, count: int) -> None:
+        np = self._np
+        if count <= len(self._ids):
+            return
+        capacity = max(count, 2 * len(self._ids))
+        for name in ("_rows", "_ids", "_collections"):
+            old = getattr(self, name)
+            new = np.zeros((capacity, *old.shape[1:]), old.dtype)
+            new[: self._count] = old[: self._count]
+            setattr(self, name, new)
+
+
 def _limit_or_max(limit: int | None) -> int:
-    return _MAX if limit is None else max(limit, 0)
+    return _MAX_INTEGER if limit is None else max(limit, 0)

@@ -13,7 +13,7 @@ _ACTIVE = "status IN ('running', 'waiting')"
 
 # Sessions. `updated_at` is unique per tenant and increases even if the clock goes back, so paging by it is exact.
 
-_TICK = (
+_NEXT_UPDATED_AT = (
     "(SELECT CASE WHEN :now > coalesce(max(updated_at), 0) THEN :now ELSE max(updated_at) + 1 END"
     " FROM sessions WHERE tenant = :tenant)"
 )
@@ -21,8 +21,8 @@ _CHANGES = ", ".join(
     f"{name} = coalesce(:new_{name}, sessions.{name})" for name in PutSession.__struct_fields__ if name != "key"
 )
 PUT_SESSION = f"""
-{t.SESSIONS.insert(updated_at=_TICK)}
-ON CONFLICT (tenant, key) DO UPDATE SET {_CHANGES}, updated_at = {_TICK} RETURNING {t.SESSIONS.columns}"""
+{t.SESSIONS.insert(updated_at=_NEXT_UPDATED_AT)}
+ON CONFLICT (tenant, key) DO UPDATE SET {_CHANGES}, updated_at = {_NEXT_UPDATED_AT} RETURNING {t.SESSIONS.columns}"""
 DROP_SESSION = "DELETE FROM sessions WHERE tenant = :tenant AND key = :session RETURNING key"
 DROP_ROWS = (
     "DELETE FROM journal WHERE tenant = :tenant AND run_id IN"
@@ -44,7 +44,7 @@ ORDER BY updated_at DESC LIMIT :limit"""
 MESSAGE_OF_ID = f"""
 SELECT {t.MESSAGES.columns} FROM messages WHERE tenant = :tenant AND session = :session AND id = :id"""
 NEXT_MESSAGE = f"""
-UPDATE sessions SET last_message = last_message + 1, updated_at = {_TICK}
+UPDATE sessions SET last_message = last_message + 1, updated_at = {_NEXT_UPDATED_AT}
 WHERE tenant = :tenant AND key = :session RETURNING last_message"""
 ADD_MESSAGE = t.MESSAGES.insert()
 _MESSAGES = f"""
@@ -64,7 +64,7 @@ RUN_BY_KEY = f"""
 SELECT {t.RUNS.columns} FROM runs WHERE tenant = :tenant AND session = :session AND idempotency_key = :idempotency_key
 AND idempotency_key <> ''"""
 NEXT_RUN = f"""
-UPDATE sessions SET last_run = last_run + 1, updated_at = {_TICK}
+UPDATE sessions SET last_run = last_run + 1, updated_at = {_NEXT_UPDATED_AT}
 WHERE tenant = :tenant AND key = :session RETURNING last_run"""
 _FIRST_STATUS = f"""
     CASE WHEN EXISTS (SELECT 1 FROM runs WHERE tenant = :tenant AND session = :session AND {_OPEN})
@@ -121,7 +121,7 @@ ORDER BY seq LIMIT :limit"""
 
 @cache
 def add_events(count: int) -> str:
-    """INSERT of several events, with the parameters `:seq0`, `:body0` and so on."""
+    """Return the INSERT of several events, with the parameters `:seq0`, `:body0` and so on."""
     rows = ", ".join(f"(:tenant, :run_id, :seq{n}, :body{n})" for n in range(count))
     return f"INSERT INTO events (tenant, run_id, seq, body) VALUES {rows} ON CONFLICT (tenant, run_id, seq) DO NOTHING"
 
@@ -139,7 +139,7 @@ RETURNING used"""
 RELEASE = f"""
 UPDATE counters SET used = used - 1 WHERE tenant = :tenant AND agent_id = :agent_id AND day = {_DAY} AND used > 0
 RETURNING used"""
-COUNTED = "SELECT used FROM counters WHERE tenant = :tenant AND agent_id = :agent_id AND day = :day"
+CALL_COUNT = "SELECT used FROM counters WHERE tenant = :tenant AND agent_id = :agent_id AND day = :day"
 
 # Approvals. The pending ones are found through the open runs, which are few, while unanswered requests accumulate.
 
@@ -164,13 +164,13 @@ ADD_USAGE = f"{t.USAGE.insert()} ON CONFLICT (tenant, {', '.join(_USAGE_KEY)}) D
 USAGE = f"""
 SELECT {t.USAGE.columns} FROM usage_sums WHERE tenant = :tenant AND day >= :since AND day < :until
 ORDER BY {", ".join(_USAGE_KEY)}"""
-ACTIVE = """
+LAST_TURNS = """
 SELECT agent_id, user_id, max(created_at) FROM runs WHERE tenant = :tenant GROUP BY agent_id, user_id
 ORDER BY agent_id, user_id"""
 TOKENS = """
 SELECT coalesce(sum(input_tokens + output_tokens), 0) FROM usage_sums
 WHERE tenant = :tenant AND day >= :since AND day < :until"""
-STORED = """
+STORAGE_BYTES = """
 SELECT (SELECT coalesce(sum(length(body)), 0) FROM messages WHERE tenant = :tenant)
     + (SELECT coalesce(sum(length(payload)), 0) FROM journal WHERE tenant = :tenant)
     + (SELECT coalesce(sum(length(body)), 0) FROM events WHERE tenant = :tenant)"""
@@ -198,7 +198,7 @@ MARK_JOB_NOTIFIED = f"""
 UPDATE jobs SET told = TRUE WHERE tenant = :tenant AND id = :id AND attempts = :attempts AND NOT {_OPEN_JOB}
 RETURNING id"""
 JOBS = f"SELECT {t.JOBS.columns} FROM jobs WHERE tenant = :tenant AND seq < :before ORDER BY seq DESC LIMIT :limit"
-JOBS_UNDER = f"""
+CHILD_JOBS = f"""
 SELECT {t.JOBS.columns} FROM jobs WHERE tenant = :tenant AND parent = :parent AND parent <> '' ORDER BY seq"""
 PENDING_JOBS = f"""
 SELECT {t.JOBS.columns} FROM jobs WHERE tenant = :tenant AND {_OPEN_JOB}
@@ -208,7 +208,7 @@ ORDER BY priority DESC, due_at, seq LIMIT :limit"""
 
 
 def jobs_in(states: int) -> str:
-    """`JOBS` in one of several states, with the parameters `:state0` and so on."""
+    """Return `JOBS` limited to several states, with the parameters `:state0` and so on."""
     names = ", ".join(f":state{n}" for n in range(states))
     return JOBS.replace("AND seq", f"AND state IN ({names}) AND seq")
 
@@ -264,7 +264,7 @@ ORDER BY score DESC, id LIMIT :limit"""
 
 @cache
 def add_passages(count: int) -> str:
-    """INSERT of several passages of a document, with the parameters `:place0`, `:heading0` and so on."""
+    """Return the INSERT of several passages of a document, with the parameters `:place0`, `:heading0` and so on."""
     own = ("place", *Passage.__struct_fields__)
     columns = ", ".join(("tenant, kind, document, shelf, owners, model", *own))
     shared = ":tenant, :kind, :document, :collection, :owners, :model"
@@ -274,28 +274,28 @@ def add_passages(count: int) -> str:
 
 @cache
 def postgres_counts(count: int) -> str:
-    """The number of passages with each word (`:match0` and so on), counted up to `:max_rows`."""
+    """Return a count of the passages with each word (`:match0` and so on), up to `:max_rows`."""
     one = "SELECT 1 FROM passages WHERE {} AND words @@ to_tsquery('english', :match{}) LIMIT :max_rows"
     return " UNION ALL ".join(f"SELECT count(*) FROM ({one.format(_IN_SCOPE, n)}) found" for n in range(count))
 
 
 @cache
 def sqlite_counts(count: int) -> str:
-    """The same for SQLite, where the match expression includes the owner."""
+    """Return `postgres_counts` for SQLite, where the match expression includes the owner."""
     one = "SELECT count(*) FROM (SELECT 1 FROM passage_words WHERE passage_words MATCH :match{} LIMIT :max_rows)"
     return " UNION ALL ".join(one.format(n) for n in range(count))
 
 
 @cache
-def passages(count: int) -> str:
-    """Passages by id (`:id0` and so on). `tenant || ''` keeps the planner from using an index on the tenant."""
+def passages_by_id(count: int) -> str:
+    """Select passages by id (`:id0` and so on). `tenant || ''` keeps the planner from using an index on the tenant."""
     ids = ", ".join(f":id{n}" for n in range(count))
     return f"SELECT {t.PASSAGES.columns} FROM passages WHERE tenant || '' = :tenant AND id IN ({ids})"
 
 
 @cache
 def postgres_nearest(dimensions: int) -> str:
-    """Vector search with the pgvector index of one model."""
+    """Return a vector search with the pgvector index of one model."""
     distance = f"CAST(vector AS vector({dimensions})) <=> CAST(:vector AS vector({dimensions}))"
     return f"""
 SELECT id, 1 - ({distance}) FROM passages WHERE {_IN_SCOPE} AND model = :model AND vector IS NOT NULL
@@ -304,11 +304,11 @@ ORDER BY {distance} LIMIT :limit"""
 
 # Pruning, by what is pruned
 
-_SILENT = "r.tenant = :tenant AND r.said_at < :before AND r.ended_at < :before"
-_OVER = "r.tenant = :tenant AND r.journaled AND r.ended_at < :before"
+_EXPIRED_EVENTS = "r.tenant = :tenant AND r.said_at < :before AND r.ended_at < :before"
+_EXPIRED_JOURNAL = "r.tenant = :tenant AND r.journaled AND r.ended_at < :before"
 PRUNABLE_RUNS = {
-    "events": f"SELECT r.id FROM runs r WHERE {_SILENT} ORDER BY r.said_at LIMIT :runs",
-    "journal": f"SELECT r.id FROM runs r WHERE {_OVER} ORDER BY r.ended_at LIMIT :runs",
+    "events": f"SELECT r.id FROM runs r WHERE {_EXPIRED_EVENTS} ORDER BY r.said_at LIMIT :runs",
+    "journal": f"SELECT r.id FROM runs r WHERE {_EXPIRED_JOURNAL} ORDER BY r.ended_at LIMIT :runs",
 }
 PRUNE_ROWS = {
     "events": """
@@ -327,8 +327,8 @@ MARK_PRUNED = {
 COUNT_PRUNABLE = {
     "events": f"""
 SELECT count(DISTINCT r.id), count(e.seq), coalesce(sum(length(e.body)), 0)
-FROM runs r LEFT JOIN events e ON e.tenant = :tenant AND e.run_id = r.id WHERE {_SILENT}""",
+FROM runs r LEFT JOIN events e ON e.tenant = :tenant AND e.run_id = r.id WHERE {_EXPIRED_EVENTS}""",
     "journal": f"""
 SELECT count(DISTINCT r.id), count(j.seq), coalesce(sum(length(j.payload)), 0)
-FROM runs r LEFT JOIN journal j ON j.tenant = :tenant AND j.run_id = r.id WHERE {_OVER}""",
+FROM runs r LEFT JOIN journal j ON j.tenant = :tenant AND j.run_id = r.id WHERE {_EXPIRED_JOURNAL}""",
 }

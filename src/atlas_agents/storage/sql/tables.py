@@ -1,6 +1,6 @@
-"""Tables derived from the row structs: column lists, INSERT statements, parameters and row decoders.
+"""Tables derived from the row structs: column lists, INSERT statements, parameters, row decoders; and bound queries.
 
-A new column is a new field of the struct in `core.store` and a migration. Everything here follows from the struct.
+A new column is a new field of the struct in `core.store` and a migration. Everything else follows from the struct.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -14,7 +14,9 @@ from atlas_agents.core.errors import StoreError
 from atlas_agents.core.json import encode
 
 Row: TypeAlias = tuple[Any, ...]
+Convert: TypeAlias = Callable[[Any], Any]
 T = TypeVar("T")
+R = TypeVar("R", bound=msgspec.Struct)
 _MIN, _MAX = -(1 << 63), (1 << 63) - 1
 
 
@@ -39,16 +41,17 @@ class WriteContext(msgspec.Struct, frozen=True):
     now: int
 
     def bind(self, sql: str, /, **values: Any) -> Query:
+        """Bind a statement to the tenant, the time and values."""
         values["now"] = self.now
-        return _checked(self.tenant, sql, values)
+        return _bind_checked(self.tenant, sql, values)
 
 
 def bind(tenant: str, sql: str, /, **values: Any) -> Query:
-    """Bind a statement to a tenant and values. Values that some database cannot store raise `StoreError`."""
-    return _checked(tenant, sql, values)
+    """Bind a statement to a tenant and values. A value that one of the databases cannot store raises `StoreError`."""
+    return _bind_checked(tenant, sql, values)
 
 
-def _checked(tenant: str, sql: str, values: dict[str, Any]) -> Query:
+def _bind_checked(tenant: str, sql: str, values: dict[str, Any]) -> Query:
     values["tenant"] = tenant
     for name, value in values.items():
         if isinstance(value, str):
@@ -75,19 +78,15 @@ def _check_text(name: str, text: str) -> None:
         raise StoreError(f"{name} must not contain an unpaired surrogate") from None
 
 
-R = TypeVar("R", bound=msgspec.Struct)
-Convert = Callable[[Any], Any]
-
-
 class Table(Generic[R]):
-    """A table whose rows are instances of a struct. `renamed` maps fields to columns that have another name.
+    """A table whose rows are instances of a struct. `renamed` maps fields to columns with another, released name.
 
-    Booleans are stored as the database does, dicts as JSON in a BLOB, and tuples as JSON in a TEXT column.
+    Booleans are stored as the driver does, dicts as JSON in a BLOB, and tuples as JSON in a TEXT column.
     """
 
     def __init__(self, name: str, struct: type[R], *, decoders: dict[str, Convert] | None = None, **renamed: str):
         fields = msgspec.structs.fields(struct)
-        decoders = {field.name: decode for field in fields if (decode := _decoder(field.type))} | (decoders or {})
+        decoders = {field.name: decode for field in fields if (decode := _decoder_for(field.type))} | (decoders or {})
         encoders = {
             field.name: encode for field in fields if (encode := _ENCODERS.get(get_origin(field.type) or field.type))
         }
@@ -104,12 +103,12 @@ class Table(Generic[R]):
         ]
 
     def select(self, alias: str = "", **expressions: str) -> str:
-        """The column list of a SELECT, qualified by an alias, with expressions in place of some columns."""
+        """Return the column list of a SELECT, qualified by an alias, with expressions in place of some columns."""
         prefix = f"{alias}." if alias else ""
         return ", ".join(expressions.get(name, prefix + name) for name in self.names)
 
     def insert(self, **expressions: str) -> str:
-        """INSERT of one row. Each column takes the parameter of its name, unless an expression is given for it.
+        """Return the INSERT of one row. Each column takes the parameter of its name, or the expression given for it.
 
         Expressions for names that are not in the struct add columns.
         """
@@ -117,14 +116,14 @@ class Table(Generic[R]):
         return f"INSERT INTO {self.name} ({', '.join(values)}) VALUES ({', '.join(values.values())})"
 
     def values(self, row: R) -> dict[str, Any]:
-        """Parameters for `insert`."""
+        """Return the parameters of `insert` for a row."""
         values = dict(zip(self.names, self._get(row), strict=True))
         for column, convert in self._encoders:
             values[column] = convert(values[column])
         return values
 
     def decode(self, row: Sequence[Any]) -> R:
-        """A row of the columns in `select` order."""
+        """Build the struct from the columns in `select` order."""
         if self._decoders:
             row = list(row)
             for index, convert in self._decoders:
@@ -138,7 +137,7 @@ class Table(Generic[R]):
         return [self.decode(row) for row in rows]
 
 
-def _decoder(kind: Any) -> Convert | None:
+def _decoder_for(kind: Any) -> Convert | None:
     if kind is bool:
         return bool
     return msgspec.json.Decoder(kind).decode if get_origin(kind) in (dict, tuple) else None
@@ -148,7 +147,7 @@ _ENCODERS: dict[Any, Convert] = {dict: encode, tuple: lambda value: encode(value
 
 
 def _as_bytes(entry: bytes | str) -> bytes:
-    """An audit entry that was edited by hand may be TEXT. Read it, so that the chain check can report it."""
+    """Accept TEXT, to which someone may have changed an audit entry, so that the chain check can report it."""
     return entry.encode() if isinstance(entry, str) else entry
 
 

@@ -18,7 +18,7 @@ _MAX_WORDS = 32
 _WORD = re.compile(r"[^\W_]+")
 
 
-class _Bounds(NamedTuple):
+class _CostLimits(NamedTuple):
     """Cost limits of a search. A word in `common_from` passages or more is common; rare words are searched for as long
     as they occur in no more than `max_scored` passages together."""
 
@@ -26,9 +26,9 @@ class _Bounds(NamedTuple):
     max_scored: int
 
 
-_SQLITE = _Bounds(2_000, 8_000)
-_POSTGRES = _Bounds(500, 2_000)
-"""Lower, because Postgres reads the whole row of each passage: 6,000 passages took 60 ms with the bounds of SQLite."""
+_SQLITE = _CostLimits(2_000, 8_000)
+_POSTGRES = _CostLimits(500, 2_000)
+"""Lower, because Postgres reads the whole row of each passage: 6,000 passages took 60 ms with the limits of SQLite."""
 
 
 async def search_sqlite(search: Fetch, tenant: str, where: Where, words: Sequence[str], limit: int) -> list[Hit]:
@@ -49,7 +49,7 @@ async def search_sqlite(search: Fetch, tenant: str, where: Where, words: Sequenc
 
 
 async def search_postgres(search: Fetch, tenant: str, where: Where, words: Sequence[str], limit: int) -> list[Hit]:
-    """The same with the full-text search of Postgres."""
+    """Search with the full-text index of Postgres, best matches first."""
     wanted = [f"'{word}'" for word in plain_words(words)[:_MAX_WORDS]]
     if not wanted:
         return []
@@ -61,33 +61,33 @@ async def search_postgres(search: Fetch, tenant: str, where: Where, words: Seque
     return [Hit(id, score) for id, score in await search(bind(tenant, sql.POSTGRES_MATCHING, **scope, **values))]
 
 
-def _choose_words(bounds: _Bounds, wanted: Sequence[str], counts: Sequence[Row], any_of: str, all_of: str) -> str:
-    """Any of the rarest words; if all words are common, all of them together."""
+def _choose_words(limits: _CostLimits, wanted: Sequence[str], counts: Sequence[Row], any_of: str, all_of: str) -> str:
+    """Build an expression: any of the rarest words or, if all words are common, all of them together."""
     rare: list[str] = []
     passages = 0
     for count, word in sorted(zip((count for (count,) in counts), wanted, strict=True), key=lambda pair: pair[0]):
         passages += count
-        if count >= bounds.common_from or (rare and passages > bounds.max_scored):
+        if count >= limits.common_from or (rare and passages > limits.max_scored):
             break
         rare.append(word)
     return any_of.join(rare) if rare else all_of.join(wanted)
 
 
 def plain_words(words: Iterable[str]) -> list[str]:
-    """Distinct runs of letters and digits, without anything that has a meaning in a query."""
+    """Return the distinct runs of letters and digits, without characters that have a meaning in a query."""
     return list(dict.fromkeys(piece for word in words for piece in _WORD.findall(word)))
 
 
 def scope_values(where: Where) -> dict[str, Any]:
-    """Parameters of a statement that searches one collection or all."""
+    """Return the parameters of a statement that searches one collection or all."""
     return {"kind": where.kind, "any": where.collection is None, "collection": where.collection or ""}
 
 
 def owner_words(tenant: str, kind: str, collection: str) -> str:
-    """The words in the `owners` column of a passage: one for the tenant and kind, one for the collection too."""
+    """Return the words for the `owners` column of a passage: one for its tenant and kind, one for its collection."""
     return f"{_owner_word(tenant, kind)} {_owner_word(tenant, kind, collection)}"
 
 
 def _owner_word(*names: str) -> str:
-    lengths = ",".join(str(len(name)) for name in names)  # so that no two lists of names give the same word
+    lengths = ",".join(str(len(name)) for name in names)  # without them, two lists of names could give the same word
     return "o" + hashlib.sha256("\0".join((lengths, *names)).encode(errors="replace")).hexdigest()

@@ -1,4 +1,4 @@
-"""Every write of the store port as a generator of queries: what is read, checked and written.
+"""Writes of the store port, each as a generator of queries: what is read, checked and written.
 
 The database runs the commits of a tenant one at a time, so a check still holds when the write follows.
 """
@@ -84,7 +84,7 @@ def _add_message(context: WriteContext, write: store.AddMessage) -> Steps[store.
 
 
 def find_run_by_key(context: WriteContext, write: store.AcceptRun) -> Steps[store.RunRow | None]:
-    """The run that was accepted under the same idempotency key, if any."""
+    """Return the run that was accepted under the same idempotency key, if any."""
     rows = yield context.bind(sql.RUN_BY_KEY, session=write.session, idempotency_key=write.idempotency_key)
     existing = tables.RUNS.first(rows)
     if existing is not None and existing.fingerprint != write.fingerprint:
@@ -101,9 +101,9 @@ def _accept_run(context: WriteContext, write: store.AcceptRun) -> Steps[store.Ru
     new = store.RunRow(**given, status="queued", created_at=context.now, tenant=context.tenant)
     run = tables.RUNS.first((yield context.bind(sql.ADD_RUN, **tables.RUNS.values(new), place=place)))
     if run is None:
-        raise Conflict(f"run {write.id!r} exists already")
+        raise Conflict(f"run {write.id!r} already exists")
     if write.at_once and run.status == "queued":
-        raise SessionBusy(f"session {write.session!r} has a running turn")
+        raise SessionBusy(f"session {write.session!r} has a running turn: wait for it or cancel it")
     return run
 
 
@@ -122,7 +122,7 @@ def _set_run(context: WriteContext, write: store.SetRun) -> Steps[str | None]:
     check_owner(run.id, run.status, run.epoch, write.epoch)
     ends = write.status not in store.OPEN
     if write.status == "queued":
-        raise Conflict(f"run {run.id!r} cannot return to the queue")
+        raise Conflict(f"run {run.id!r} is {run.status} and cannot return to the queue")
     if run.status == "queued" and not ends and (yield context.bind(sql.ACTIVE_RUN, session=run.session)):
         raise Conflict(f"session {run.session!r} has an active run: {run.id!r} must wait")
     ended_at = context.now if ends else None
@@ -142,7 +142,7 @@ def _stop_run(context: WriteContext, write: store.StopRun) -> Steps[store.RunRow
 
 def _raise_ended(context: WriteContext, run_id: str) -> Steps[None]:
     existing = yield context.bind(sql.RUN, run_id=run_id)
-    raise _ended(run_id) if existing else _not_found("run", run_id)
+    raise _run_ended_error(run_id) if existing else _not_found("run", run_id)
 
 
 def _add_journal(context: WriteContext, write: store.AddJournal) -> Steps[store.JournalRow]:
@@ -155,7 +155,7 @@ def _add_journal(context: WriteContext, write: store.AddJournal) -> Steps[store.
         write.run_id, (seq or 0) + 1, write.kind, write.key, context.now, previous or START, write.payload
     )
     if not (yield context.bind(sql.ADD_JOURNAL, **tables.JOURNAL.values(step))):
-        raise Conflict(f"the journal of run {write.run_id!r} has {write.kind} {write.key!r} already")
+        raise Conflict(f"the journal of run {write.run_id!r} already has {write.kind} {write.key!r}")
     return step
 
 
@@ -179,7 +179,7 @@ def _add_events(context: WriteContext, write: store.AddEvents) -> Steps[None]:
     for seq, _ in write.events:
         if not 0 < seq <= reserved:
             raise Conflict(f"event {seq} of run {write.run_id!r} is not reserved: the last one is {reserved}")
-    for batch in _batches(write.events, _EVENT_BATCHES):
+    for batch in _split_batches(write.events, _EVENT_BATCHES):
         values: dict[str, Any] = {}
         for n, (seq, body) in enumerate(batch):
             values[f"seq{n}"], values[f"body{n}"] = seq, body
@@ -222,7 +222,7 @@ def _put_approval(context: WriteContext, write: store.PutApproval) -> Steps[stor
     (row,) = yield context.bind(sql.APPROVAL, id=new.id)
     existing = tables.APPROVALS.decode(row)
     if (existing.run_id, existing.call_id, existing.binding) != (new.run_id, new.call_id, new.binding):
-        raise Conflict(f"approval {new.id!r} exists already, for another call")
+        raise Conflict(f"approval {new.id!r} already exists for another call")
     return existing
 
 
@@ -271,14 +271,14 @@ def _claim_job(context: WriteContext, write: store.ClaimJob) -> Steps[store.JobR
     rows = yield context.bind(sql.CLAIM_JOB, id=write.id)
     if rows:
         return tables.JOBS.decode(rows[0])
-    raise _job_ended((yield from _stored_job(context, write.id)))
+    raise _job_ended_error((yield from _read_job(context, write.id)))
 
 
 def _set_job(context: WriteContext, write: store.SetJob) -> Steps[store.JobRow]:
-    job = yield from _stored_job(context, write.id)
+    job = yield from _read_job(context, write.id)
     _check_epoch("job", job.id, job.epoch, write.epoch)
     if job.state not in store.OPEN_JOB:
-        raise _job_ended(job)
+        raise _job_ended_error(job)
     (row,) = yield context.bind(
         sql.SET_JOB,
         id=write.id,
@@ -293,7 +293,7 @@ def _set_job(context: WriteContext, write: store.SetJob) -> Steps[store.JobRow]:
 
 
 def _retry_job(context: WriteContext, write: store.RetryJob) -> Steps[store.JobRow]:
-    job = yield from _stored_job(context, write.id)
+    job = yield from _read_job(context, write.id)
     if job.state in (*store.OPEN_JOB, "done"):
         raise Conflict(f"job {job.id!r} is {job.state} and cannot be retried")
     (row,) = yield context.bind(sql.RETRY_JOB, id=job.id, more=write.more, notified=not job.asker_session)
@@ -301,11 +301,11 @@ def _retry_job(context: WriteContext, write: store.RetryJob) -> Steps[store.JobR
 
 
 def _mark_job_notified(context: WriteContext, write: store.MarkJobNotified) -> Steps[None]:
-    yield from _stored_job(context, write.id)
+    yield from _read_job(context, write.id)
     yield context.bind(sql.MARK_JOB_NOTIFIED, id=write.id, attempts=write.attempts)
 
 
-def _stored_job(context: WriteContext, id: str) -> Steps[store.JobRow]:
+def _read_job(context: WriteContext, id: str) -> Steps[store.JobRow]:
     job = tables.JOBS.first((yield context.bind(sql.JOB, id=id)))
     if job is None:
         raise _not_found("job", id)
@@ -378,7 +378,7 @@ def _insert_passages(
         "owners": owner_words(context.tenant, document.kind, document.collection),
         "model": document.model,
     }
-    for batch in _batches(list(enumerate(passages, first)), _PASSAGE_BATCHES):
+    for batch in _split_batches(list(enumerate(passages, first)), _PASSAGE_BATCHES):
         values: dict[str, Any] = {}
         for n, (place, passage) in enumerate(batch):
             row = msgspec.structs.asdict(passage) | {
@@ -418,7 +418,7 @@ def _prune(context: WriteContext, write: store.Prune) -> Steps[store.Pruned]:
 def check_owner(run_id: str, status: str, epoch: int, claimed: int) -> None:
     _check_epoch("run", run_id, epoch, claimed)
     if status not in store.OPEN:
-        raise _ended(run_id)
+        raise _run_ended_error(run_id)
 
 
 def _check_epoch(what: str, id: str, epoch: int, claimed: int | None) -> None:
@@ -430,15 +430,15 @@ def _not_found(what: str, id: str) -> NotFound:
     return NotFound(f"not found: {what} {id!r}")
 
 
-def _ended(run_id: str) -> Conflict:
+def _run_ended_error(run_id: str) -> Conflict:
     return Conflict(f"run {run_id!r} has ended")
 
 
-def _job_ended(job: store.JobRow) -> Conflict:
+def _job_ended_error(job: store.JobRow) -> Conflict:
     return Conflict(f"job {job.id!r} has ended: its state is {job.state!r}")
 
 
-def _batches(items: Sequence[T], sizes: Sequence[int]) -> Iterator[Sequence[T]]:
+def _split_batches(items: Sequence[T], sizes: Sequence[int]) -> Iterator[Sequence[T]]:
     """Split into slices of the given sizes, the largest first."""
     begin = 0
     for size in sizes:
