@@ -12,14 +12,18 @@ from atlas_agents.core.paths import Secret
 from atlas_agents.core.tenancy import Delegation
 from atlas_agents.tools.limits import Limits
 
+Search: TypeAlias = Literal["searxng", "brave", "tavily", "exa", "duckduckgo"]
+Sandbox: TypeAlias = Literal["auto", "bubblewrap", "landlock", "wasm", "none"]
+_IN_QUERY = re.compile(r"([?&](?:ssl)?password=)[^&#]*", re.IGNORECASE)
+REDACTED = "[REDACTED]"
+Level: TypeAlias = Literal["debug", "info", "warning", "error"]
+Format: TypeAlias = Literal["text", "json"]
+Role: TypeAlias = Literal["alone", "all", "gateway", "worker"]
+
 
 def about(description: str, **extra: str) -> Meta:
     """Describe a field. `default` describes a computed default, `variable` overrides the name of the variable."""
     return Meta(description=description, extra=extra)
-
-
-Search: TypeAlias = Literal["searxng", "brave", "tavily", "exa", "duckduckgo"]
-Sandbox: TypeAlias = Literal["auto", "bubblewrap", "landlock", "wasm", "none"]
 
 
 class ToolSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,9 +113,6 @@ def _bounds(minimum: float | None, maximum: float | None) -> str:
     return f" of at least {minimum}" if maximum is None else f" from {minimum} to {maximum}"
 
 
-_IN_QUERY = re.compile(r"([?&](?:ssl)?password=)[^&#]*", re.IGNORECASE)
-
-
 def scheme(url: str) -> str:
     """Return the scheme of a URL in lower case, or '' without one."""
     head, found, _ = url.partition("://")
@@ -134,12 +135,6 @@ def redact_url(url: str, replacement: str) -> str:
         return f"{head}://{replacement}"
     shown = f"{user}:{replacement}{at}{host}" if colon else rest[:end]
     return f"{head}://{shown}{_IN_QUERY.sub(lambda match: match[1] + replacement, rest[end:])}"
-
-
-REDACTED = "[REDACTED]"
-Level: TypeAlias = Literal["debug", "info", "warning", "error"]
-Format: TypeAlias = Literal["text", "json"]
-Role: TypeAlias = Literal["alone", "all", "gateway", "worker"]
 
 
 class Explained(msgspec.Struct, frozen=True):
@@ -207,7 +202,7 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
         tuple[str, ...],
         about("Rate limits per provider key and minute, such as `openai requests=500 tokens=200000 at_once=8`."),
     ] = ()
-    policy: Annotated[Path | None, about("Policy file with the permissions of tools.")] = None
+    policy: Annotated[Path | None, about("Policy file: which agents may call which tools.")] = None
     approval_deadline: Annotated[
         float, Meta(ge=1, le=604800), about("Seconds to wait for an approval. Then the call is denied.")
     ] = 300.0
