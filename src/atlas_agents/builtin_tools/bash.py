@@ -45,6 +45,30 @@ _STOP_REASONS = {
     "disk": "it wrote too much to disk",
 }
 _ENVIRONMENT = {"LANG": "C.UTF-8", "TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
+_UNQUOTED = frozenset(string.ascii_letters + string.digits + "_@%+:,./-=")
+_SINGLE_QUOTED = frozenset(map(chr, range(0x20, 0x7F)))
+_DOUBLE_QUOTED = _SINGLE_QUOTED - frozenset('$`\\!"')
+_SHELL_WORDS = {
+    *(":", ".", "[", "[[", "]]", "{", "}", "!", "alias", "bg", "bind", "break", "builtin", "caller", "case", "cd"),
+    *("command", "compgen", "complete", "compopt", "continue", "coproc", "declare", "dirs", "disown", "do", "done"),
+    *("elif", "else", "enable", "esac", "eval", "exec", "exit", "export", "fc", "fg", "fi", "for", "function"),
+    *("getopts", "hash", "help", "history", "if", "in", "jobs", "let", "local", "logout", "mapfile", "popd"),
+    *("pushd", "read", "readarray", "readonly", "return", "select", "set", "shift", "shopt", "source", "suspend"),
+    *("then", "time", "times", "trap", "type", "typeset", "ulimit", "umask", "unalias", "unset", "until", "wait"),
+    "while",
+}
+"""Shell builtins and keywords: there is no program of that name, or it behaves differently."""
+_COMMAND_SEPARATORS = re.compile(r"[;&|\n]+")
+_PATH_SEPARATORS = re.compile(r"[\s;&|<>()`'\"$={}]+")
+_INTERPRETERS = {
+    *("sh", "bash", "dash", "zsh", "ksh", "python", "python3", "node", "deno", "bun", "ruby", "perl", "php", "lua"),
+    *("Rscript", "make", "source", ".", "env", "xargs"),
+}
+_SCRIPT_SUFFIXES = (".sh", ".bash", ".py", ".js", ".mjs", ".ts", ".rb", ".pl", ".php", ".lua", "Makefile")
+_REPORT_DELAY, _MAX_REPORT = 0.25, 4000
+_THROTTLE_AFTER = 200_000
+_THROTTLED_DELAY, _MAX_THROTTLED_REPORT = 2.0, 200
+"""After this many characters of one command, progress is reported rarely and briefly: every report is stored."""
 
 
 class PreparedCommand(msgspec.Struct, frozen=True):
@@ -263,23 +287,6 @@ def _outermost(paths: Iterable[Path]) -> list[Path]:
     return chosen
 
 
-_UNQUOTED = frozenset(string.ascii_letters + string.digits + "_@%+:,./-=")
-_SINGLE_QUOTED = frozenset(map(chr, range(0x20, 0x7F)))
-_DOUBLE_QUOTED = _SINGLE_QUOTED - frozenset('$`\\!"')
-_SHELL_WORDS = {
-    *(":", ".", "[", "[[", "]]", "{", "}", "!", "alias", "bg", "bind", "break", "builtin", "caller", "case", "cd"),
-    *("command", "compgen", "complete", "compopt", "continue", "coproc", "declare", "dirs", "disown", "do", "done"),
-    *("elif", "else", "enable", "esac", "eval", "exec", "exit", "export", "fc", "fg", "fi", "for", "function"),
-    *("getopts", "hash", "help", "history", "if", "in", "jobs", "let", "local", "logout", "mapfile", "popd"),
-    *("pushd", "read", "readarray", "readonly", "return", "select", "set", "shift", "shopt", "source", "suspend"),
-    *("then", "time", "times", "trap", "type", "typeset", "ulimit", "umask", "unalias", "unset", "until", "wait"),
-    "while",
-}
-"""Shell builtins and keywords: there is no program of that name, or it behaves differently."""
-_COMMAND_SEPARATORS = re.compile(r"[;&|\n]+")
-_PATH_SEPARATORS = re.compile(r"[\s;&|<>()`'\"$={}]+")
-
-
 def build_argv(arguments: Mapping[str, Any], shell: str) -> tuple[tuple[str, ...], bool]:
     """Return the argv to execute, and whether it runs a shell. Raise BadArguments for an invalid command."""
     text, argv = str(arguments.get("command") or ""), arguments.get("argv")
@@ -361,13 +368,6 @@ def _find_program(name: str, cwd: str, path: str) -> str:
     return os.path.realpath(found)
 
 
-_INTERPRETERS = {
-    *("sh", "bash", "dash", "zsh", "ksh", "python", "python3", "node", "deno", "bun", "ruby", "perl", "php", "lua"),
-    *("Rscript", "make", "source", ".", "env", "xargs"),
-}
-_SCRIPT_SUFFIXES = (".sh", ".bash", ".py", ".js", ".mjs", ".ts", ".rb", ".pl", ".php", ".lua", "Makefile")
-
-
 def _hash_scripts(command: PreparedCommand, root: Root) -> dict[str, str]:
     """Return the SHA-256 of each file named in the command that will probably be executed.
 
@@ -411,12 +411,6 @@ def _hash_version(path: str, *version: int) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ToolFailed(f"cannot read {path}: {error.strerror}") from None
-
-
-_REPORT_DELAY, _MAX_REPORT = 0.25, 4000
-_THROTTLE_AFTER = 200_000
-_THROTTLED_DELAY, _MAX_THROTTLED_REPORT = 2.0, 200
-"""After this many characters of one command, progress is reported rarely and briefly: every report is stored."""
 
 
 class ProgressReporter:

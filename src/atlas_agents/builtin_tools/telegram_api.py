@@ -18,6 +18,8 @@ API_URL = "https://api.telegram.org"
 _TOKEN = re.compile(r"[0-9]{1,20}:[A-Za-z0-9_-]{1,200}")
 _MAX_RESPONSE = 8 * 1024 * 1024
 _CONNECT_TIMEOUT = 10.0
+_NO_LINK_PREVIEW = {"is_disabled": True}
+"""For a preview Telegram would fetch the first URL of a text, and so send what the URL contains to its server."""
 
 
 class _Parameters(msgspec.Struct, frozen=True):
@@ -159,10 +161,6 @@ def _decode(status: int, body: bytes) -> Any:
     raise BotApiError(
         response.error_code or status, response.description[:300], parameters.retry_after, parameters.migrate_to_chat_id
     )
-
-
-_NO_LINK_PREVIEW = {"is_disabled": True}
-"""For a preview Telegram would fetch the first URL of a text, and so send what the URL contains to its server."""
 
 
 class _SentMessage(msgspec.Struct, frozen=True):

@@ -28,6 +28,12 @@ _MAX_PENDING = 10_000
 _MAX_ENDED = 1000
 _subscribed_decoder = msgspec.json.Decoder(Subscribed)
 _event_decoders = {name: msgspec.json.Decoder(kind) for name, kind in events.RUN_EVENTS.items()}
+DEFAULT_URL = "http://127.0.0.1:18789"
+_MIN_BACKOFF, _MAX_BACKOFF = 0.1, 2.0
+_MAX_ATTEMPTS = 5
+_server_event_decoders = {name: msgspec.json.Decoder(kind) for name, kind in events.SERVER_EVENTS.items()}
+OnConnectionChange: TypeAlias = Callable[[str], None]
+"""Called with a message when the connection is lost, and with an empty string when it is restored."""
 
 
 class _EventPosition(WireStruct, frozen=True):
@@ -202,12 +208,6 @@ class SessionFeed:
             self._ended.popitem(last=False)
 
 
-DEFAULT_URL = "http://127.0.0.1:18789"
-_MIN_BACKOFF, _MAX_BACKOFF = 0.1, 2.0
-_MAX_ATTEMPTS = 5
-_server_event_decoders = {name: msgspec.json.Decoder(kind) for name, kind in events.SERVER_EVENTS.items()}
-
-
 class GatewayAddress(msgspec.Struct, frozen=True):
     """The URL of a gateway, and a token for it."""
 
@@ -220,8 +220,6 @@ class GatewayAddress(msgspec.Struct, frozen=True):
 
 FindGateway: TypeAlias = Callable[[], Awaitable[GatewayAddress]]
 """Returns the address of the gateway; called before each connection attempt, because it may change."""
-OnConnectionChange: TypeAlias = Callable[[str], None]
-"""Called with a message when the connection is lost, and with an empty string when it is restored."""
 
 
 class GatewayClient:

@@ -27,6 +27,10 @@ _NAME = r"""(?:"[^"]*"|'[^']*'|[A-Za-z0-9_-]+)"""
 _PAIR = re.compile(rf"\s*({_NAME})(?:\s*\.\s*{_NAME})*\s*=")
 _TABLE = re.compile(rf"\s*\[\[?\s*({_NAME})(?:\s*\.\s*{_NAME})*\s*\]")
 _DUPLICATE_ERRORS = ("Cannot overwrite", "Cannot declare", "Cannot mutate", "Duplicate")
+SQLITE, POSTGRES = ("sqlite",), ("postgresql", "postgres")
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\]?")
+_ORIGIN = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
+_TOOL_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 
 
 class TomlValue(msgspec.Struct, frozen=True):
@@ -185,10 +189,6 @@ def _suggest(key: str, names: list[str]) -> str:
     return f"; did you mean {close[0]}?" if close else f"; known settings: {', '.join(names)}"
 
 
-SQLITE, POSTGRES = ("sqlite",), ("postgresql", "postgres")
-_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,252}[A-Za-z0-9])?|\[?[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*\]?")
-_ORIGIN = re.compile(r"https?://([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?")
-_TOOL_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")
 SettingCheck: TypeAlias = Callable[[Any, RawSetting], Any]
 """Validates the converted value of a setting and returns it, possibly normalized."""
 

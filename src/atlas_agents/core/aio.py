@@ -12,6 +12,8 @@ from datetime import date, timedelta
 from typing import Any, Protocol, TypeVar
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
+_CANCEL_GRACE = 2.0
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -59,10 +61,6 @@ async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
 
     threading.Thread(target=work, name=f"atlas-{getattr(function, '__name__', 'call')}", daemon=True).start()
     return await done
-
-
-T = TypeVar("T")
-_CANCEL_GRACE = 2.0
 
 
 async def finish_despite_cancel(work: Coroutine[Any, Any, T]) -> T:

@@ -7,6 +7,7 @@ import msgspec
 Kind: TypeAlias = Literal["text", "number", "integer", "boolean", "choice", "choices"]
 Action: TypeAlias = Literal["accept", "decline", "cancel"]
 _TYPES: dict[Kind, str] = {"text": "string", "number": "number", "integer": "integer", "boolean": "boolean"}
+Decision: TypeAlias = Literal["once", "session", "always", "no", "dismiss"]
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -95,9 +96,6 @@ def _describe_field(field: Field) -> str:
     title = f" {field.title}:" if field.title else ""
     note = f" {field.description}" if field.description else ""
     return f"{field.name} ({kind}{', required' if field.required else ''}){title}{note}"
-
-
-Decision: TypeAlias = Literal["once", "session", "always", "no", "dismiss"]
 
 
 class Question(msgspec.Struct, frozen=True):

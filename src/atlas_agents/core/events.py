@@ -14,6 +14,26 @@ from atlas_agents.core.approvals import Decision, Question
 from atlas_agents.core.errors import ErrorKind
 from atlas_agents.core.messages import Message, Status
 
+StepStatus: TypeAlias = Literal["pending", "running", "done", "failed", "changed", "dropped"]
+EventName: TypeAlias = Literal[
+    "message:sent",
+    "stream:start",
+    "stream:chunk",
+    "stream:thinking",
+    "stream:reset",
+    "tool:called",
+    "approval:asked",
+    "approval:answered",
+    "plan:updated",
+    "run:handoff",
+    "tool:progress",
+    "tool:result",
+    "message:kept",
+    "stream:end",
+    "message:received",
+    "error",
+]
+
 
 class Usage(msgspec.Struct, frozen=True):
     """Token usage: input tokens, the cached part of them, and output tokens.
@@ -124,9 +144,6 @@ class HandedOver(msgspec.Struct, frozen=True, tag="run:handoff", tag_field="type
     type: ClassVar[Literal["run:handoff"]] = "run:handoff"
 
 
-StepStatus: TypeAlias = Literal["pending", "running", "done", "failed", "changed", "dropped"]
-
-
 class PlanStep(msgspec.Struct, frozen=True):
     """A step of a plan. `changed` marks a step that was running when the plan was revised."""
 
@@ -212,22 +229,3 @@ Event: TypeAlias = (
     | ErrorRaised
 )
 """Everything that a turn emits; `event.type` tells the classes apart."""
-
-EventName: TypeAlias = Literal[
-    "message:sent",
-    "stream:start",
-    "stream:chunk",
-    "stream:thinking",
-    "stream:reset",
-    "tool:called",
-    "approval:asked",
-    "approval:answered",
-    "plan:updated",
-    "run:handoff",
-    "tool:progress",
-    "tool:result",
-    "message:kept",
-    "stream:end",
-    "message:received",
-    "error",
-]

@@ -18,6 +18,17 @@ from atlas_agents.core.json import encode
 from atlas_agents.core.text import clean
 
 _VARIANT = "89ab"
+Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
+Status: TypeAlias = Literal["ok", "error", "unknown"]
+Ids: TypeAlias = tuple[str, ...]
+_STRAY_CALL: Ids = ("\0 call outside an assistant message",)
+_STRAY_RESULT: Ids = ("\0 result outside a tool message",)
+_encoder = msgspec.json.Encoder()
+_CHARACTERS_PER_TOKEN = 3.6
+_ESTIMATE = "approximate_tokens"
+_MAX_DEPTH = 6
+_MAX_IMAGES = 12
+_MEDIA_TYPE_KEYS = ("media_type", "mimeType", "mediaType")
 
 
 def new_id() -> str:
@@ -25,13 +36,6 @@ def new_id() -> str:
     digits = os.urandom(16).hex()
     variant = _VARIANT[int(digits[16], 16) & 3]
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
-
-
-Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
-Status: TypeAlias = Literal["ok", "error", "unknown"]
-Ids: TypeAlias = tuple[str, ...]
-_STRAY_CALL: Ids = ("\0 call outside an assistant message",)
-_STRAY_RESULT: Ids = ("\0 result outside a tool message",)
 
 
 class Text(msgspec.Struct, frozen=True, tag="text", tag_field="type"):
@@ -169,7 +173,6 @@ class Message(msgspec.Struct, frozen=True, dict=True):
         return _decoder.decode(data)
 
 
-_encoder = msgspec.json.Encoder()
 _decoder = msgspec.json.Decoder(Message)
 
 
@@ -252,21 +255,12 @@ def memo(value: msgspec.Struct) -> dict[str, Any]:
     return cast(dict[str, Any], value.__dict__)
 
 
-_CHARACTERS_PER_TOKEN = 3.6
-_ESTIMATE = "approximate_tokens"
-
-
 def approximate_tokens(message: Message) -> int:
     """Estimate a message's tokens from the length of its JSON; computed once per message."""
     found: int | None = getattr(message, _ESTIMATE, None)
     if found is None:
         found = memo(message)[_ESTIMATE] = round(len(encode(message.parts)) / _CHARACTERS_PER_TOKEN) + 4
     return found
-
-
-_MAX_DEPTH = 6
-_MAX_IMAGES = 12
-_MEDIA_TYPE_KEYS = ("media_type", "mimeType", "mediaType")
 
 
 def extract_images(result: Any) -> tuple[Any, list[Image]]:

@@ -47,6 +47,7 @@ SECRET = (
 
 SECRET_FOLDERS = (".ssh", ".aws", ".gnupg", ".kube", ".docker")
 _EXAMPLE_FILES = (".env.example", ".env.sample", ".env.template", ".env.dist")
+T = TypeVar("T")
 
 
 class SettingLookup(Protocol):
@@ -139,9 +140,6 @@ _protected, _secret = (
 _protected_folders, _secret_folders = (
     frozenset(map(_normalize_name, names)) for names in (PROTECTED_FOLDERS, SECRET_FOLDERS)
 )
-
-
-T = TypeVar("T")
 
 
 def write_file(path: Path, content: bytes, *, mode: int = 0o600, overwrite: bool = True) -> None:

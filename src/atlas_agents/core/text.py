@@ -17,6 +17,15 @@ _VISIBLE = frozenset("\u0600\u0601\u0602\u0603\u0604\u0605\u06dd\u070f\u08e2\U00
 _BLANK = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0\u2800")
 """Letters and symbols that render as blank."""
 _HIGH, _LOW = "\ud800", "\udc00"
+MAX_FINDINGS = 100
+"""Maximum number of findings listed per file."""
+
+_JOINER, _EMOJI_STYLE = "\u200d", "\ufe0f"
+_BREAKS = frozenset("\x0b\x0c\x85\u2028\u2029")
+"""Invisible line separators."""
+_INVISIBLE_PRINTABLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
+_ALLOWED = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_OTHER = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def clean(text: str) -> str:
@@ -57,14 +66,6 @@ def is_hidden(char: str) -> bool:
         return True
     code = ord(char)
     return char in _BLANK or 0xE0000 <= code <= 0xE0FFF or 0xFE00 <= code <= 0xFE0D
-
-
-MAX_FINDINGS = 100
-"""Maximum number of findings listed per file."""
-
-_JOINER, _EMOJI_STYLE = "\u200d", "\ufe0f"
-_BREAKS = frozenset("\x0b\x0c\x85\u2028\u2029")
-"""Invisible line separators."""
 
 
 class HiddenCharacters(msgspec.Struct, frozen=True):
@@ -129,9 +130,6 @@ def _joins_emoji(run: re.Match[str], text: str) -> bool:
     return all(char and unicodedata.category(char) in ("So", "Sk") for char in (before, after))
 
 
-_INVISIBLE_PRINTABLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
-
-
 def escape_invisible(value: Any) -> str:
     """Encode a value as JSON with every invisible or ambiguous character escaped.
 
@@ -161,10 +159,6 @@ def _utf16_units(char: str) -> list[int]:
     if code < 0x10000:
         return [code]
     return [0xD800 + ((code - 0x10000) >> 10), 0xDC00 + ((code - 0x10000) & 0x3FF)]
-
-
-_ALLOWED = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_OTHER = re.compile(r"[^A-Za-z0-9_-]")
 
 
 @lru_cache(maxsize=4096)

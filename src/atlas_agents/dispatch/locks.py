@@ -18,6 +18,18 @@ logger = logging.getLogger(__name__)
 _LEADER_INTERVAL = 1.0
 _IDLE_TIMEOUT = "5s"
 """Idle timeout of the leader's session: the server ends the session of a leader that is paused but not gone."""
+T = TypeVar("T")
+_CONNECT_TIMEOUT = 15.0
+_CONNECT_RETRY_DELAY = 0.5
+_LOCK_INTERVAL = 5.0
+_LOCK_TIMEOUT = 3.0
+"""Seconds to wait for the lock: the server needs a moment to notice that its previous holder was killed."""
+_LOCK_RETRY_DELAY = 0.2
+_SET_KEEPALIVES = """SELECT set_config('tcp_keepalives_idle', '5', false),
+set_config('tcp_keepalives_interval', '2', false), set_config('tcp_keepalives_count', '5', false)"""
+"""TCP keepalives, so that the server detects a lost machine within seconds; its own default is two hours."""
+_HELD_EXCLUSIVELY = "another Atlas process uses this database exclusively; stop it, or start every process with --role"
+_HELD_BY_CLUSTER = "a cluster uses this database; connect to one of its gateways, or start this process with --role"
 
 
 class LeaderElection:
@@ -73,11 +85,6 @@ class LeaderElection:
             await asyncio.sleep(_LEADER_INTERVAL)
 
 
-T = TypeVar("T")
-_CONNECT_TIMEOUT = 15.0
-_CONNECT_RETRY_DELAY = 0.5
-
-
 async def retry_while_unreachable(operation: Callable[[], Awaitable[T]]) -> T:
     """Run an operation, retrying while Postgres is unreachable. Raises StoreLost after the time limit."""
     reason = "no response"
@@ -94,17 +101,6 @@ async def retry_while_unreachable(operation: Callable[[], Awaitable[T]]) -> T:
         raise StoreLost(
             f"Postgres was unreachable for {_CONNECT_TIMEOUT:g} seconds ({reason}); check that the server is running"
         ) from None
-
-
-_LOCK_INTERVAL = 5.0
-_LOCK_TIMEOUT = 3.0
-"""Seconds to wait for the lock: the server needs a moment to notice that its previous holder was killed."""
-_LOCK_RETRY_DELAY = 0.2
-_SET_KEEPALIVES = """SELECT set_config('tcp_keepalives_idle', '5', false),
-set_config('tcp_keepalives_interval', '2', false), set_config('tcp_keepalives_count', '5', false)"""
-"""TCP keepalives, so that the server detects a lost machine within seconds; its own default is two hours."""
-_HELD_EXCLUSIVELY = "another Atlas process uses this database exclusively; stop it, or start every process with --role"
-_HELD_BY_CLUSTER = "a cluster uses this database; connect to one of its gateways, or start this process with --role"
 
 
 @asynccontextmanager

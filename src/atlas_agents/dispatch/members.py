@@ -48,6 +48,44 @@ END $$"""
 """Unlogged: every member rewrites its row every two seconds, also after a crash of the server."""
 _DELETE_EXPIRED = "DELETE FROM cluster_members WHERE seen < now() - make_interval(secs => %(ttl)s)"
 _DELETE_MEMBER = "DELETE FROM cluster_members WHERE id = %(id)s"
+_JSON_NAMES = {"address": "door", "uptime": "since", "heartbeat_age": "heard", "runs": "atHand"}
+_LAG_SAMPLE = 500
+"""How many queue entries to examine for the longest wait; later entries are younger."""
+_TABLES_EXIST = "SELECT to_regclass('runs') IS NOT NULL, to_regclass('cluster_members') IS NOT NULL"
+_MEMBERS = """
+SELECT m.id, m.role, m.host, m.pid, m.door, m.version, extract(epoch FROM greatest(now() - m.since, '0'))::float8,
+    extract(epoch FROM greatest(now() - m.seen, '0'))::float8, coalesce(q.count, 0), m.capacity, l.pid IS NOT NULL,
+    m.draining
+FROM cluster_members m
+LEFT JOIN (SELECT worker_id, count(*) FROM procrastinate_jobs WHERE queue_name = %(queue)s AND status = 'doing'
+    AND worker_id IS NOT NULL GROUP BY worker_id) q ON q.worker_id = m.worker
+LEFT JOIN pg_locks l ON l.locktype = 'advisory' AND l.granted AND l.pid = m.backend
+    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND l.classid = %(high)s AND l.objid = %(low)s AND l.objsubid = 1
+WHERE m.tenant = %(tenant)s AND m.seen > now() - make_interval(secs => %(ttl)s)
+ORDER BY m.role, m.since, m.id"""
+_RUNS = """
+SELECT count(*), count(*) FILTER (WHERE status = 'running'), count(*) FILTER (WHERE status = 'waiting'),
+    count(*) FILTER (WHERE status = 'queued')
+FROM runs WHERE tenant = %(tenant)s AND status IN ('queued', 'running', 'waiting')"""
+_QUEUE = """
+SELECT count(*) FILTER (WHERE status = 'todo'), count(*) FILTER (WHERE status = 'doing')
+FROM procrastinate_jobs WHERE queue_name = %(queue)s AND status IN ('todo', 'doing')"""
+_LAG = """
+SELECT extract(epoch FROM greatest(now() - min(put.at), '0'))::float8
+FROM (SELECT id FROM procrastinate_jobs WHERE queue_name = %(queue)s AND status = 'todo' ORDER BY id LIMIT %(limit)s) j
+CROSS JOIN LATERAL (SELECT max(e.at) AS at FROM procrastinate_events e WHERE e.job_id = j.id) put"""
+_JOBS = """
+SELECT count(*) FILTER (WHERE state = 'queued' AND due_at <= extract(epoch FROM now()) * 1000),
+    count(*) FILTER (WHERE state = 'queued' AND due_at > extract(epoch FROM now()) * 1000),
+    count(*) FILTER (WHERE state = 'running'),
+    (SELECT count(*) FROM jobs WHERE tenant = %(tenant)s AND state = 'dead')
+FROM jobs WHERE tenant = %(tenant)s AND state IN ('queued', 'running')"""
+_KEYS = """
+SELECT key, rest.seconds FROM records, LATERAL (
+    SELECT (convert_from(body, 'UTF8')::json->>'rest')::float8 - extract(epoch FROM now())::float8 AS seconds) rest
+WHERE tenant = 'default' AND kind = 'pace' AND rest.seconds > 0 ORDER BY key"""
+"""Cool-downs recorded by the shared rate limiter."""
 
 
 class MemberInfo(msgspec.Struct, frozen=True):
@@ -117,9 +155,6 @@ class MemberRegistry:
             logger.info("heartbeat failed: error=%s", error.__cause__ or error)
             return False
         return True
-
-
-_JSON_NAMES = {"address": "door", "uptime": "since", "heartbeat_age": "heard", "runs": "atHand"}
 
 
 class MemberStatus(msgspec.Struct, frozen=True, rename=_JSON_NAMES):
@@ -207,45 +242,6 @@ class ClusterStatus(msgspec.Struct, frozen=True, rename="camel"):
         if self.jobs.dead:
             found.append(f"{self.jobs.dead} jobs are dead: see atlas jobs list --state dead")
         return tuple(found)
-
-
-_LAG_SAMPLE = 500
-"""How many queue entries to examine for the longest wait; later entries are younger."""
-_TABLES_EXIST = "SELECT to_regclass('runs') IS NOT NULL, to_regclass('cluster_members') IS NOT NULL"
-_MEMBERS = """
-SELECT m.id, m.role, m.host, m.pid, m.door, m.version, extract(epoch FROM greatest(now() - m.since, '0'))::float8,
-    extract(epoch FROM greatest(now() - m.seen, '0'))::float8, coalesce(q.count, 0), m.capacity, l.pid IS NOT NULL,
-    m.draining
-FROM cluster_members m
-LEFT JOIN (SELECT worker_id, count(*) FROM procrastinate_jobs WHERE queue_name = %(queue)s AND status = 'doing'
-    AND worker_id IS NOT NULL GROUP BY worker_id) q ON q.worker_id = m.worker
-LEFT JOIN pg_locks l ON l.locktype = 'advisory' AND l.granted AND l.pid = m.backend
-    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-    AND l.classid = %(high)s AND l.objid = %(low)s AND l.objsubid = 1
-WHERE m.tenant = %(tenant)s AND m.seen > now() - make_interval(secs => %(ttl)s)
-ORDER BY m.role, m.since, m.id"""
-_RUNS = """
-SELECT count(*), count(*) FILTER (WHERE status = 'running'), count(*) FILTER (WHERE status = 'waiting'),
-    count(*) FILTER (WHERE status = 'queued')
-FROM runs WHERE tenant = %(tenant)s AND status IN ('queued', 'running', 'waiting')"""
-_QUEUE = """
-SELECT count(*) FILTER (WHERE status = 'todo'), count(*) FILTER (WHERE status = 'doing')
-FROM procrastinate_jobs WHERE queue_name = %(queue)s AND status IN ('todo', 'doing')"""
-_LAG = """
-SELECT extract(epoch FROM greatest(now() - min(put.at), '0'))::float8
-FROM (SELECT id FROM procrastinate_jobs WHERE queue_name = %(queue)s AND status = 'todo' ORDER BY id LIMIT %(limit)s) j
-CROSS JOIN LATERAL (SELECT max(e.at) AS at FROM procrastinate_events e WHERE e.job_id = j.id) put"""
-_JOBS = """
-SELECT count(*) FILTER (WHERE state = 'queued' AND due_at <= extract(epoch FROM now()) * 1000),
-    count(*) FILTER (WHERE state = 'queued' AND due_at > extract(epoch FROM now()) * 1000),
-    count(*) FILTER (WHERE state = 'running'),
-    (SELECT count(*) FROM jobs WHERE tenant = %(tenant)s AND state = 'dead')
-FROM jobs WHERE tenant = %(tenant)s AND state IN ('queued', 'running')"""
-_KEYS = """
-SELECT key, rest.seconds FROM records, LATERAL (
-    SELECT (convert_from(body, 'UTF8')::json->>'rest')::float8 - extract(epoch FROM now())::float8 AS seconds) rest
-WHERE tenant = 'default' AND kind = 'pace' AND rest.seconds > 0 ORDER BY key"""
-"""Cool-downs recorded by the shared rate limiter."""
 
 
 def leader_lock_key(schema: str, tenant: str) -> int:

@@ -16,6 +16,17 @@ logger = logging.getLogger(__name__)
 Kind: TypeAlias = Literal["begun", "ended", "events", "stop", "asked", "answer", "job", "audit", "session"]
 _MAX_PAYLOAD = 7900
 """Payload limit in bytes; Postgres accepts less than 8000."""
+CONNECTION_OPTIONS: dict[str, Any] = {
+    "autocommit": True,
+    "connect_timeout": 5,
+    "keepalives_idle": 5,
+    "keepalives_interval": 2,
+    "keepalives_count": 3,
+    "application_name": "atlas-cluster",
+}
+"""Connection options for long-lived connections."""
+_PING_INTERVAL = 5.0
+_RECONNECT_DELAY = 0.5
 
 
 class Notification(msgspec.Struct, frozen=True, array_like=True):
@@ -104,19 +115,6 @@ def find_ready_runs(writes: Sequence[store.Write], results: Sequence[Any]) -> li
 def _is_new(id: str, result: Any) -> bool:
     """Return whether the result is this run, and not one accepted earlier under the same idempotency key."""
     return isinstance(result, store.RunRow) and result.id == id
-
-
-CONNECTION_OPTIONS: dict[str, Any] = {
-    "autocommit": True,
-    "connect_timeout": 5,
-    "keepalives_idle": 5,
-    "keepalives_interval": 2,
-    "keepalives_count": 3,
-    "application_name": "atlas-cluster",
-}
-"""Connection options for long-lived connections."""
-_PING_INTERVAL = 5.0
-_RECONNECT_DELAY = 0.5
 
 
 class PostgresSubscriber:

@@ -34,6 +34,19 @@ _CREATE_MIGRATIONS_TABLE = "CREATE TABLE IF NOT EXISTS queue_steps (name TEXT PR
 _QUEUE_CONNECTIONS = """
 SELECT application_name FROM pg_stat_activity WHERE datname = current_database()
 AND starts_with(application_name, %s)"""
+HEARTBEAT_TIMEOUT = 8.0
+"""Seconds without a heartbeat after which a worker is considered dead."""
+_ORPHANS = """
+SELECT r.id, r.urgency FROM runs r WHERE r.tenant = %(tenant)s AND r.status IN ('running', 'waiting')
+AND NOT EXISTS (SELECT 1 FROM procrastinate_jobs j WHERE j.queue_name = %(queue)s AND j.status IN ('todo', 'doing')
+    AND j.args->>'run_id' = r.id)"""
+T = TypeVar("T")
+_MISSED_HEARTBEATS = 4
+"""Number of missed heartbeats after which a worker is considered dead."""
+_POLL_INTERVAL = 5.0
+_RETRY_DELAY = 0.5
+_RECHECK_PERIOD = 30.0
+"""Seconds after a failed fetch during which this worker looks for jobs that were assigned to it unnoticed."""
 
 
 def packaged_migrations(folder: Path | None = None) -> list[Path]:
@@ -102,14 +115,6 @@ def _drop_trailing_post(migrations: list[Path]) -> list[Path]:
 def _migration_number(name: str) -> str:
     """Return the number of a migration, for example `03.04.00_50`."""
     return name[:11]
-
-
-HEARTBEAT_TIMEOUT = 8.0
-"""Seconds without a heartbeat after which a worker is considered dead."""
-_ORPHANS = """
-SELECT r.id, r.urgency FROM runs r WHERE r.tenant = %(tenant)s AND r.status IN ('running', 'waiting')
-AND NOT EXISTS (SELECT 1 FROM procrastinate_jobs j WHERE j.queue_name = %(queue)s AND j.status IN ('todo', 'doing')
-    AND j.args->>'run_id' = r.id)"""
 
 
 def queue_name(tenant: str) -> str:
@@ -213,15 +218,6 @@ def _suppress_missing() -> Generator[None]:
         if not isinstance(error.__cause__, psycopg.errors.RaiseException):
             raise
         logger.info("job no longer in the queue: %s", error.__cause__)
-
-
-T = TypeVar("T")
-_MISSED_HEARTBEATS = 4
-"""Number of missed heartbeats after which a worker is considered dead."""
-_POLL_INTERVAL = 5.0
-_RETRY_DELAY = 0.5
-_RECHECK_PERIOD = 30.0
-"""Seconds after a failed fetch during which this worker looks for jobs that were assigned to it unnoticed."""
 
 
 class QueueWorker:

@@ -45,6 +45,16 @@ HEADERS: list[tuple[bytes, bytes]] = [
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 ]
+Assets: TypeAlias = dict[str, "Asset"]
+_UI_FOLDER = "page"
+_INDEX = "/index.html"
+_HASHED = "/assets/"
+_IMMUTABLE = "public, max-age=31536000, immutable"
+_COMPRESSED = {"br": ".br", "gzip": ".gz"}
+_API_PATHS = ("/v1/", "/ag-ui/", "/mcp")
+"""API paths: an unknown path below them returns 404 instead of the web UI."""
+_CHECK_TIMEOUT = 2.0
+_encoder = msgspec.json.Encoder()
 
 
 class App:
@@ -155,16 +165,6 @@ def _bearer(header: bytes) -> str:
     return token.strip() if kind.lower() == "bearer" else ""
 
 
-Assets: TypeAlias = dict[str, "Asset"]
-_UI_FOLDER = "page"
-_INDEX = "/index.html"
-_HASHED = "/assets/"
-_IMMUTABLE = "public, max-age=31536000, immutable"
-_COMPRESSED = {"br": ".br", "gzip": ".gz"}
-_API_PATHS = ("/v1/", "/ag-ui/", "/mcp")
-"""API paths: an unknown path below them returns 404 instead of the web UI."""
-
-
 class Asset(msgspec.Struct, frozen=True):
     """One static file, with its compressed form."""
 
@@ -221,9 +221,6 @@ def _media_type(name: str) -> str:
     return mimetypes.guess_type(name)[0] or "application/octet-stream"
 
 
-_CHECK_TIMEOUT = 2.0
-
-
 class Readiness:
     """Readiness check: the process has started, is not shutting down, and can read its store."""
 
@@ -244,9 +241,6 @@ class Readiness:
         except (StoreError, TimeoutError):
             return "the store is unavailable"
         return None
-
-
-_encoder = msgspec.json.Encoder()
 
 
 class JsonResponse(Response):

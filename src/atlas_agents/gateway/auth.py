@@ -29,6 +29,20 @@ MIN_TOKEN_BITS = 128
 _NAME = re.compile(r"[a-z0-9_-]{1,64}")
 _MAX_TOKEN_FILE_BYTES = 4096
 _Stamp: TypeAlias = tuple[tuple[int, ...], ...]
+Headers: TypeAlias = list[tuple[bytes, bytes]]
+Refusal: TypeAlias = tuple[int, str]
+_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::([0-9]{1,5}))?")
+_ORIGIN = re.compile(r"(https?)://([^/?#@\\\s]+)")
+_PORTS = {"http": "80", "https": "443"}
+_OWN_SITE = (b"same-origin", b"none")
+MAX_INVALID_TOKENS = 10
+LOCKOUT_SECONDS = 60.0
+_MAX_ADDRESSES = 10_000
+CORS_PATHS = ("/v1/", "/ag-ui/")
+"""Paths that allowed cross-site origins may request."""
+_HEADER_NAMES = re.compile(rb"[a-z0-9, -]{1,2000}", re.IGNORECASE)
+_METHODS = b"GET, POST"
+_MAX_AGE = b"600"
 
 
 class Grant(msgspec.Struct, frozen=True):
@@ -238,14 +252,6 @@ def _restrict_permissions(path: Path) -> None:
         logger.warning("token file is readable by other users and its permissions cannot be changed: path=%s", path)
 
 
-Headers: TypeAlias = list[tuple[bytes, bytes]]
-Refusal: TypeAlias = tuple[int, str]
-_HOST = re.compile(r"(\[[0-9a-f:.]+\]|[a-z0-9_.-]+)(?::([0-9]{1,5}))?")
-_ORIGIN = re.compile(r"(https?)://([^/?#@\\\s]+)")
-_PORTS = {"http": "80", "https": "443"}
-_OWN_SITE = (b"same-origin", b"none")
-
-
 class OriginPolicy:
     """Checks the `Host` and `Origin` headers of requests.
 
@@ -305,11 +311,6 @@ def _bracketed(host: str) -> str:
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
-MAX_INVALID_TOKENS = 10
-LOCKOUT_SECONDS = 60.0
-_MAX_ADDRESSES = 10_000
-
-
 class Lockout:
     """Counts invalid tokens per client address. IPv6 addresses are counted per /64 network."""
 
@@ -365,13 +366,6 @@ class Authenticator:
         if grant is None:
             self._lockout.record_failure(address)
         return 0.0, grant
-
-
-CORS_PATHS = ("/v1/", "/ag-ui/")
-"""Paths that allowed cross-site origins may request."""
-_HEADER_NAMES = re.compile(rb"[a-z0-9, -]{1,2000}", re.IGNORECASE)
-_METHODS = b"GET, POST"
-_MAX_AGE = b"600"
 
 
 def is_preflight(scope: Any) -> bool:

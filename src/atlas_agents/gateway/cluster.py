@@ -41,6 +41,16 @@ from atlas_agents.gateway.server import bind_sockets, build_server, close_atlas,
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.gateway.telemetry import Metrics
 
+logger = logging.getLogger(__name__)
+_PAGE = 256
+_READ_RETRY_DELAY = 0.5
+_POLL_INTERVAL = 0.05
+_TERMINAL_EVENT_TIMEOUT = 3.0
+"""Seconds to wait for the owner of a finished run to write its terminal event before writing it here."""
+_BATCH_DELAY = 0.04
+"""Seconds to collect text deltas before they are written; subscribers see them after the write."""
+_FLUSH_TIMEOUT = 2.0
+
 
 class EventDecoder:
     """Decodes the wire events of one run into core events. Bindings and costs are not on the wire and stay empty."""
@@ -151,14 +161,6 @@ def _question(event: wire.ApprovalRequested, session: str) -> Question:
         preview=event.preview,
         form=msgspec.convert(event.form, Form, from_attributes=True) if event.form is not None else None,
     )
-
-
-logger = logging.getLogger(__name__)
-_PAGE = 256
-_READ_RETRY_DELAY = 0.5
-_POLL_INTERVAL = 0.05
-_TERMINAL_EVENT_TIMEOUT = 3.0
-"""Seconds to wait for the owner of a finished run to write its terminal event before writing it here."""
 
 
 class RemoteRuns:
@@ -347,11 +349,6 @@ class RemoteRuns:
 
     async def close(self) -> None:
         await self._tasks.close()
-
-
-_BATCH_DELAY = 0.04
-"""Seconds to collect text deltas before they are written; subscribers see them after the write."""
-_FLUSH_TIMEOUT = 2.0
 
 
 class WorkerEventLog:

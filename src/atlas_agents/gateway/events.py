@@ -28,6 +28,12 @@ _WRITTEN_FIRST = frozenset(
     ("tool.call", "tool.result", "exec.approval_request", "approval.resolved", "chat.final", "chat.error")
 )
 """Events that are delivered only after they have been written."""
+_encoder = msgspec.json.Encoder()
+_PAGE = 256
+logger = logging.getLogger(__name__)
+BATCH_DELAY = 0.075
+_RETRY_DELAYS = (0.05, 0.1, 0.2, 0.5, 1.0)
+_MAX_RETRY_DELAY = 2.0
 
 
 class LoggedEvent(msgspec.Struct, frozen=True, gc=False):
@@ -277,9 +283,6 @@ class RunLog:
         return [entry for entry in self._entries if seq < entry.seq <= self.delivered]
 
 
-_encoder = msgspec.json.Encoder()
-
-
 class Subscriber(Protocol):
     """A subscriber of a channel, such as a connection."""
 
@@ -328,9 +331,6 @@ class Channel:
         if key is None:
             key = self._keys[prefix] = _encoder.encode(self.session.removeprefix(prefix))
         return full_frame(entry.body, key, entry.seq)
-
-
-_PAGE = 256
 
 
 class Replay:
@@ -388,12 +388,6 @@ class Replay:
                 return False
             self._seq = entry.seq
         return True
-
-
-logger = logging.getLogger(__name__)
-BATCH_DELAY = 0.075
-_RETRY_DELAYS = (0.05, 0.1, 0.2, 0.5, 1.0)
-_MAX_RETRY_DELAY = 2.0
 
 
 class LogWriter:

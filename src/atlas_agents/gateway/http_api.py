@@ -28,6 +28,11 @@ BODY_TIMEOUT = 30.0
 MAX_CONCURRENT = 64
 """Maximum number of concurrent HTTP turns per token."""
 _MAX_HEADER = 200
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"x-accel-buffering", b"no"),
+]
+_KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class ClientDisconnected(Exception):
@@ -183,13 +188,6 @@ def _find_param(message: str) -> str | None:
     """Return the field named at the end of a msgspec validation error."""
     found = message.rpartition("`$.")[2]
     return found.rstrip("`") if found != message else None
-
-
-HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"x-accel-buffering", b"no"),
-]
-_KEEP_ALIVE = b": keep-alive\n\n"
 
 
 def sse_event(content: bytes) -> bytes:

@@ -41,6 +41,10 @@ _MAX_ASSIGNMENTS = 4096
 _NEW = ("started", "queued")
 _MAX_LABEL = 60
 _MAX_NAMED = 10_000
+logger = logging.getLogger(__name__)
+_PAGE = 500
+TOKEN_CHECK_INTERVAL = 0.5
+"""Seconds between checks of the token files while sockets are open."""
 
 
 class Assignments:
@@ -72,10 +76,6 @@ class Assignments:
 
     def forget(self, session: str) -> None:
         self._agents.pop(session, None)
-
-
-logger = logging.getLogger(__name__)
-_PAGE = 500
 
 
 class _Meta(msgspec.Struct, frozen=True):
@@ -206,10 +206,6 @@ def _number(cursor: str) -> int:
     if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 20:
         raise ProtocolError("INVALID_PARAMS", "invalid cursor: expected a cursor returned by this method")
     return int(cursor)
-
-
-TOKEN_CHECK_INTERVAL = 0.5
-"""Seconds between checks of the token files while sockets are open."""
 
 
 class Peer(Protocol):

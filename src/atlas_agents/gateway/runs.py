@@ -27,6 +27,9 @@ from atlas_agents.tools.journal import read_end_record
 if TYPE_CHECKING:
     from atlas_agents.gateway.cluster import RemoteRuns
 
+_RESERVED = 8
+logger = logging.getLogger(__name__)
+
 
 async def read_outcomes(
     store: Store, turns: Sequence[RunRow], shown: Collection[str], hide: Callable[[str], str]
@@ -46,9 +49,6 @@ async def read_partial(store: Store, row: RunRow) -> tuple[TextPart | ThinkingPa
     ended = await read_end_record(store, row)
     parts = ended.partial if ended is not None else ()
     return tuple([TextPart(part.text) if isinstance(part, Text) else ThinkingPart(part.text) for part in parts])
-
-
-_RESERVED = 8
 
 
 async def finalize_run(store: Store, tenant: str, row: RunRow, hide: Callable[[str], str] = str) -> int:
@@ -101,9 +101,6 @@ async def _partial_events(store: Store, row: RunRow) -> list[wire.RunEvent]:
 def _usage(message: Message) -> Usage:
     counted: dict[str, int] = message.metadata.get("usage") or {}
     return Usage(counted.get("input", 0), counted.get("output", 0), counted.get("cached", 0))
-
-
-logger = logging.getLogger(__name__)
 
 
 class RunHooks(msgspec.Struct, frozen=True):

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _BACKLOG = 2048
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_FLUSH_TIMEOUT = 1.0
 
 
 def bind_sockets(settings: GatewaySettings) -> list[socket.socket]:
@@ -106,9 +108,6 @@ def _has_v6() -> bool:
     return True
 
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
 @contextmanager
 def stop_signals(stop: Callable[[], None]) -> Generator[None, None, None]:
     """Call `stop` on every SIGTERM and SIGINT while the block runs."""
@@ -141,9 +140,6 @@ def all_methods() -> Methods:
     for module in (admin, chat, jobs, knowledge, sessions):
         module.add_methods(methods)
     return methods
-
-
-_FLUSH_TIMEOUT = 1.0
 
 
 def run(work: Coroutine[Any, Any, Any]) -> None:

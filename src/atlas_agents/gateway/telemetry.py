@@ -11,6 +11,11 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+MAX_FIELD = 256
+"""Maximum length of values from clients in log lines."""
+_MAX_MESSAGE = 4096
+_encoder = msgspec.json.Encoder()
+Hide: TypeAlias = Callable[[str], str]
 
 
 class Metrics:
@@ -38,13 +43,6 @@ class Metrics:
     def text(self) -> tuple[bytes, str]:
         """Return the metrics in text format and their content type."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
-
-
-MAX_FIELD = 256
-"""Maximum length of values from clients in log lines."""
-_MAX_MESSAGE = 4096
-_encoder = msgspec.json.Encoder()
-Hide: TypeAlias = Callable[[str], str]
 
 
 class JsonLines(logging.Formatter):

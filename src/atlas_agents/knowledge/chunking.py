@@ -11,6 +11,12 @@ _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _ITEM = re.compile(r"\s*(?:[-*+]|\d{1,9}[.)])\s")
 _PAGE = re.compile(r"\[page (\d+) of \d+\]")
 """Page marker in text that was extracted from pages."""
+MAX_PASSAGE = 900
+"""Maximum characters of a passage; code and tables may be longer."""
+_MAX_WHOLE = 4 * MAX_PASSAGE
+_MIN_PASSAGE = 250
+"""Minimum characters of a passage that need not be joined with the next one."""
+_SENTENCE = re.compile(r"(?<=[.!?;:])\s+|\n")
 
 
 class Block(msgspec.Struct, frozen=True):
@@ -116,14 +122,6 @@ def _without_front_matter(markdown: str) -> str:
     if end < 0:
         return markdown
     return "\n" * markdown.count("\n", 0, end + 5) + markdown[end + 5 :]
-
-
-MAX_PASSAGE = 900
-"""Maximum characters of a passage; code and tables may be longer."""
-_MAX_WHOLE = 4 * MAX_PASSAGE
-_MIN_PASSAGE = 250
-"""Minimum characters of a passage that need not be joined with the next one."""
-_SENTENCE = re.compile(r"(?<=[.!?;:])\s+|\n")
 
 
 class TextPassage(msgspec.Struct, frozen=True):

@@ -25,6 +25,12 @@ _LOCAL_BATCH = 256
 _WEIGHTS = "weights/l2_supercat_256.safetensors"
 _TOKENIZER = "tokenizers/l2_supercat_tokenizer_config.json"
 MISSING_EXTRA = "semantic search needs an extra; run: pip install 'atlas-agents[local]', or set `embeddings` to a model"
+_ENDPOINT_BATCH = 64
+_MAX_RESPONSE = 64 << 20
+_MAX_CHARACTERS = 8_000
+_RETRIES = 3
+_FIRST_DELAY = 1.0
+_RETRIABLE = ("rate_limit", "overloaded", "server", "network", "timeout")
 
 
 class Embedder(Protocol):
@@ -118,14 +124,6 @@ def _read_table(path: Path) -> Any:
         raise ConfigError(f"{path}: expected F16 data, got {tensor.dtype}; is this another version of wordllama?")
     begin, end = (8 + size + offset for offset in tensor.data_offsets)
     return numpy.frombuffer(content, numpy.float16, (end - begin) // 2, begin).reshape(tensor.shape)
-
-
-_ENDPOINT_BATCH = 64
-_MAX_RESPONSE = 64 << 20
-_MAX_CHARACTERS = 8_000
-_RETRIES = 3
-_FIRST_DELAY = 1.0
-_RETRIABLE = ("rate_limit", "overloaded", "server", "network", "timeout")
 
 
 class _EmbeddingItem(msgspec.Struct):

@@ -22,6 +22,19 @@ _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
 _TITLE = "{http://purl.org/dc/elements/1.1/}title"
 _MAX_UNPACKED = 50_000_000
 """Maximum unpacked size of a Word document in bytes."""
+Media: TypeAlias = Literal["markdown", "text", "html", "pdf", "docx"]
+MAX_SIZE = 30_000_000
+"""Maximum file size in bytes."""
+_READ_TIMEOUT = 60.0
+_WORD_FILE = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
+_MEDIA: dict[str, Media] = {
+    **dict.fromkeys((".md", ".markdown", ".mdx", ".rst"), "markdown"),
+    **dict.fromkeys((".txt", ".text"), "text"),
+    **dict.fromkeys((".html", ".htm", ".xhtml"), "html"),
+    ".pdf": "pdf",
+    ".docx": "docx",
+}
+SUPPORTED = "Markdown, text, HTML, PDF and Word files (.docx)"
 
 
 def read_word_file(content: bytes) -> Extract:
@@ -85,21 +98,6 @@ def _paragraph_text(paragraph: ElementTree.Element) -> str:
         elif each.tag in (f"{_W}tab", f"{_W}br", f"{_W}cr"):
             pieces.append(" ")
     return "".join(pieces)
-
-
-Media: TypeAlias = Literal["markdown", "text", "html", "pdf", "docx"]
-MAX_SIZE = 30_000_000
-"""Maximum file size in bytes."""
-_READ_TIMEOUT = 60.0
-_WORD_FILE = "application/vnd.openxmlformats-officedocument.wordprocessingml.document"
-_MEDIA: dict[str, Media] = {
-    **dict.fromkeys((".md", ".markdown", ".mdx", ".rst"), "markdown"),
-    **dict.fromkeys((".txt", ".text"), "text"),
-    **dict.fromkeys((".html", ".htm", ".xhtml"), "html"),
-    ".pdf": "pdf",
-    ".docx": "docx",
-}
-SUPPORTED = "Markdown, text, HTML, PDF and Word files (.docx)"
 
 
 class Item(msgspec.Struct, frozen=True):

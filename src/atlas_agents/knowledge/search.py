@@ -20,6 +20,8 @@ _STOP_WORDS = frozenset(
     out over own she should so some such than that the their them then there these they this those through to too under
     up us very was we were what when where which while who whom whose why will with would you your""".split()  # noqa: SIM905
 )
+_CANDIDATES = 60
+_MAX_QUERY = 2_000
 
 
 def significant_words(query: str) -> list[str]:
@@ -42,10 +44,6 @@ def fuse_hits(vector_hits: Sequence[Hit], keyword_hits: Sequence[Hit], weight: f
     keyword = {hit.passage: hit.score / best for hit in keyword_hits} if best > 0 else {}
     total = {id: semantic.get(id, lowest) + weight * keyword.get(id, 0.0) for id in (*semantic, *keyword)}
     return sorted([Hit(id, score) for id, score in total.items()], key=lambda hit: (-hit.score, hit.passage))
-
-
-_CANDIDATES = 60
-_MAX_QUERY = 2_000
 
 
 class SearchResult(msgspec.Struct, frozen=True):

@@ -25,6 +25,17 @@ _STRICT_JSON = {"whitespace_flexible": False, "item_separator": ", ", "key_separ
 _STOP_WORDS = frozenset(
     ("the", "and", "for", "with", "that", "this", "from", "are", "you", "what", "who", "tell", "get", "two")
 )
+_DEFAULT_SYSTEM = "You are a helpful assistant."
+_TOOL_INSTRUCTIONS = """\
+You do not know live facts yourself; only the functions do. If a function can do what is asked, do not guess: \
+reply with only one line of JSON and nothing else:
+{"name": <function-name>, "arguments": <args-json-object>}
+Otherwise (greetings, jokes, history, books, code), reply with a short normal sentence and no JSON."""
+_RESULT_INSTRUCTIONS = "Now answer my question with this result, in one short sentence."
+_OPENINGS = tuple(fence + brace for fence in ("", "```", "```json") for brace in ('{"name":', '{"arguments":'))
+_FENCE = re.compile(r"\A\s*```(?:json)?\s*|\s*```\s*\Z")
+_TOOL_NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"')
+_LINE_START = re.compile(r"(?:\A|\n)[ \t]*(?=[{`])")
 
 
 def callable_tools(request: Request) -> tuple[ToolSpec, ...]:
@@ -112,15 +123,6 @@ def _stems(text: str) -> set[str]:
     return {word[:5] for word in re.findall(r"[a-z]{3,}", text.lower().replace("_", " "))} - _STOP_WORDS
 
 
-_DEFAULT_SYSTEM = "You are a helpful assistant."
-_TOOL_INSTRUCTIONS = """\
-You do not know live facts yourself; only the functions do. If a function can do what is asked, do not guess: \
-reply with only one line of JSON and nothing else:
-{"name": <function-name>, "arguments": <args-json-object>}
-Otherwise (greetings, jokes, history, books, code), reply with a short normal sentence and no JSON."""
-_RESULT_INSTRUCTIONS = "Now answer my question with this result, in one short sentence."
-
-
 def flatten_tools(request: Request, tools: Iterable[ToolSpec]) -> Request:
     """Return the request with tools, calls and results as text. An invalid history raises an error, as in any
     provider."""
@@ -158,12 +160,6 @@ def _flatten_message(message: Message) -> Message:
 
 def _json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-_OPENINGS = tuple(fence + brace for fence in ("", "```", "```json") for brace in ('{"name":', '{"arguments":'))
-_FENCE = re.compile(r"\A\s*```(?:json)?\s*|\s*```\s*\Z")
-_TOOL_NAME = re.compile(r'"name"\s*:\s*"([^"\\]+)"')
-_LINE_START = re.compile(r"(?:\A|\n)[ \t]*(?=[{`])")
 
 
 class CallFinder:

@@ -24,6 +24,17 @@ logger = logging.getLogger(__name__)
 
 
 _current_caller: ContextVar[ToolContext | None] = ContextVar("atlas_mcp_call", default=None)
+MAX_FIELDS, MAX_CHOICES = 50, 200
+MAX_MESSAGE, MAX_TEXT = 5000, 1000
+_KINDS: dict[str, Kind] = {"string": "text", "number": "number", "integer": "integer", "boolean": "boolean"}
+_BOUNDS: dict[str, tuple[str, str]] = {
+    "text": ("minLength", "maxLength"),
+    "number": ("minimum", "maximum"),
+    "integer": ("minimum", "maximum"),
+    "choices": ("minItems", "maxItems"),
+}
+_FORMATS = ("email", "uri", "date", "date-time")
+MAX_REPLY_TOKENS = 1024
 
 
 class ActiveCalls:
@@ -51,18 +62,6 @@ class ActiveCalls:
             return own
         turns = {(each.tenant_id, each.run_id) for each in self._callers}
         return self._callers[-1] if len(turns) == 1 else None
-
-
-MAX_FIELDS, MAX_CHOICES = 50, 200
-MAX_MESSAGE, MAX_TEXT = 5000, 1000
-_KINDS: dict[str, Kind] = {"string": "text", "number": "number", "integer": "integer", "boolean": "boolean"}
-_BOUNDS: dict[str, tuple[str, str]] = {
-    "text": ("minLength", "maxLength"),
-    "number": ("minimum", "maximum"),
-    "integer": ("minimum", "maximum"),
-    "choices": ("minItems", "maxItems"),
-}
-_FORMATS = ("email", "uri", "date", "date-time")
 
 
 class Elicitation:
@@ -199,7 +198,6 @@ async def sample_from_route(route: Route, messages: list[Message], system: str, 
 
 SampleModel: TypeAlias = Callable[[list[Message], str, int], Awaitable[SampledMessage]]
 """Samples a model with messages, a system prompt and a token limit."""
-MAX_REPLY_TOKENS = 1024
 
 
 class Sampling:

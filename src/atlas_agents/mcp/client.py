@@ -29,6 +29,14 @@ from atlas_agents.mcp.transports import StdioTransport, http_transport, stdio_tr
 from atlas_agents.tools.context import ToolContext
 
 logger = logging.getLogger(__name__)
+MAX_TOOLS = 500
+_MAX_PAGES = 50
+_MAX_INPUT_ROUNDS, _INPUT_DELAY = 10, 0.25
+_CONNECTION_LOST = (types.CONNECTION_CLOSED, types.REQUEST_TIMEOUT)
+CONNECT_TIMEOUT = 60.0
+_MIN_BACKOFF, _MAX_BACKOFF = 1.0, 30.0
+_STABLE_AFTER = 60.0
+_RELIST_AFTER = 300.0
 
 
 def convert_call_result(result: types.CallToolResult) -> Any:
@@ -73,12 +81,6 @@ def _decoded_size(data: str) -> int:
         return len(base64.b64decode(data))
     except ValueError:
         return len(data)
-
-
-MAX_TOOLS = 500
-_MAX_PAGES = 50
-_MAX_INPUT_ROUNDS, _INPUT_DELAY = 10, 0.25
-_CONNECTION_LOST = (types.CONNECTION_CLOSED, types.REQUEST_TIMEOUT)
 
 
 class McpSession(ClientSession):
@@ -216,12 +218,6 @@ def _object_schema(schema: dict[str, Any]) -> dict[str, Any]:
 def _format_progress(done: float, total: float | None, message: str | None) -> str:
     share = f"{done:g} of {total:g}" if total else f"{done:g}"
     return f"{share}: {message}" if message else share
-
-
-CONNECT_TIMEOUT = 60.0
-_MIN_BACKOFF, _MAX_BACKOFF = 1.0, 30.0
-_STABLE_AFTER = 60.0
-_RELIST_AFTER = 300.0
 
 
 class McpConnection:

@@ -24,6 +24,17 @@ MAX_SIZE = 256 * 1024
 _SERVER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _TYPES = ("", "stdio", "http", "streamable-http", "streamableHttp")
+Kind: TypeAlias = Literal["tool", "list_resources", "read_resource", "list_prompts", "get_prompt"]
+_PROMPT: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "arguments": {"type": "object", "additionalProperties": {"type": "string"}},
+    },
+    "required": ["name"],
+    "additionalProperties": False,
+}
+Stamp: TypeAlias = tuple[int, ...]
 
 
 class ServerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"kind": "type"}):
@@ -145,9 +156,6 @@ def _check_entry(entry: ServerEntry, where: str) -> None:
         raise ConfigError(f"{where}.sampling_tokens: expected a number of tokens per day, got {entry.sampling_tokens}")
 
 
-Kind: TypeAlias = Literal["tool", "list_resources", "read_resource", "list_prompts", "get_prompt"]
-
-
 class DiscoveredTool(msgspec.Struct, frozen=True):
     """A tool as its server describes it, or one of ours that reads the server's resources and prompts."""
 
@@ -204,15 +212,6 @@ def _text_parameters(*names: str) -> dict[str, Any]:
 
 
 _NO_PARAMETERS = _text_parameters()
-_PROMPT: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string"},
-        "arguments": {"type": "object", "additionalProperties": {"type": "string"}},
-    },
-    "required": ["name"],
-    "additionalProperties": False,
-}
 
 
 def _is_invisible(char: str) -> bool:
@@ -226,9 +225,6 @@ def _name_character(char: str) -> str:
 
 def _indent(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.splitlines() or [""])
-
-
-Stamp: TypeAlias = tuple[int, ...]
 
 
 class Approval(msgspec.Struct, frozen=True):

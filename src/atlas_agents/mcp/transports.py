@@ -37,6 +37,10 @@ _STOP_GRACE = 1.0
 _KEPT_EDGE = 512
 _FIRST_ID = re.compile(rb'^\s*\{(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*([0-9]+|"[^"\\]{1,100}")')
 _LAST_ID = re.compile(rb'"id"\s*:\s*([0-9]+|"[^"\\]{1,100}")\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
+_CONNECT_TIMEOUT, _READ_TIMEOUT = 15.0, 900.0
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_CALLBACK = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\nYou may close this page now.\n"
+_LOGIN_TIMEOUT = 300.0
 
 
 class StdioTransport:
@@ -203,9 +207,6 @@ def inherited_environment() -> dict[str, str]:
     return {key: os.environ[key] for key in _INHERITED if key in os.environ}
 
 
-_CONNECT_TIMEOUT, _READ_TIMEOUT = 15.0, 900.0
-
-
 @asynccontextmanager
 async def http_transport(entry: ServerEntry, auth: httpx2.Auth | None) -> AsyncGenerator[tuple[object, object], None]:
     """Open the message streams over HTTP for the duration of the block. Redirects to other hosts are not followed."""
@@ -244,11 +245,6 @@ class _LimitedStream(httpx2.AsyncByteStream):
 
     async def aclose(self) -> None:
         await self._stream.aclose()
-
-
-_LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_CALLBACK = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\nYou may close this page now.\n"
-_LOGIN_TIMEOUT = 300.0
 
 
 class StoredLogin(BaseModel):

@@ -34,6 +34,20 @@ _STOP: dict[str, base.StopReason] = {
     "refusal": "refusal",
     "pause_turn": "pause",
 }
+_HANDLED_EVENTS = frozenset(
+    (
+        b"message_start",
+        b"content_block_start",
+        b"content_block_delta",
+        b"content_block_stop",
+        b"message_delta",
+        b"message_stop",
+    )
+)
+"""Events that are decoded; all others, such as pings, are skipped."""
+_CACHE = "anthropic_bytes"
+_MAX_TOKENS = 8192
+_VERSION = "2023-06-01"
 
 
 class _Usage(msgspec.Struct):
@@ -76,17 +90,6 @@ class _MessageResponse(msgspec.Struct):
     usage: _Usage | None = None
 
 
-_HANDLED_EVENTS = frozenset(
-    (
-        b"message_start",
-        b"content_block_start",
-        b"content_block_delta",
-        b"content_block_stop",
-        b"message_delta",
-        b"message_stop",
-    )
-)
-"""Events that are decoded; all others, such as pings, are skipped."""
 _decoder = msgspec.json.Decoder(_Event)
 _response_decoder = msgspec.json.Decoder(_MessageResponse)
 
@@ -274,10 +277,6 @@ def _raw_arguments(call: ToolCall) -> str:
     return call.malformed if call.malformed is not None else encode(call.arguments).decode()
 
 
-_CACHE = "anthropic_bytes"
-_MAX_TOKENS = 8192
-
-
 def encode_request(request: base.Request, model: str) -> bytes:
     """Encode the request body. Raises BrokenHistory if a tool call and its result are separated."""
     messages = base.encode_messages(request.messages, _CACHE, _encode_message)
@@ -372,9 +371,6 @@ def _encode_result(result: ToolResult) -> str | list[dict[str, Any]]:
 
 def _base64(media_type: str, data: str) -> dict[str, str]:
     return {"type": "base64", "media_type": media_type, "data": data}
-
-
-_VERSION = "2023-06-01"
 
 
 class AnthropicProvider(http.HttpProvider):

@@ -20,6 +20,41 @@ from atlas_agents.core.text import clean
 
 _IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 StopReason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "pause", "other"]
+_BY_STATUS: dict[int, ProviderFault] = {
+    401: "auth",
+    403: "auth",
+    408: "timeout",
+    409: "server",
+    413: "context_length",
+    429: "rate_limit",
+    503: "overloaded",
+    529: "overloaded",
+}
+_BY_NAME: dict[str, ProviderFault] = {
+    "authentication_error": "auth",
+    "permission_error": "auth",
+    "invalid_api_key": "auth",
+    "billing_error": "quota",
+    "insufficient_quota": "quota",
+    "rate_limit_error": "rate_limit",
+    "rate_limit_exceeded": "rate_limit",
+    "overloaded_error": "overloaded",
+    "overloaded": "overloaded",
+    "api_error": "server",
+    "server_error": "server",
+    "internal_server_error": "server",
+    "timeout_error": "timeout",
+    "context_length_exceeded": "context_length",
+    "request_too_large": "context_length",
+    "exceed_context_size_error": "context_length",
+    "invalid_request_error": "bad_request",
+    "not_found_error": "bad_request",
+    "model_not_found": "bad_request",
+}
+_STATUS = re.compile("[1-5][0-9]{2}")
+_INVALID_CALL_FORMAT = "does not match the expected"  # llama.cpp's message when its model violates the format of a call
+_LENGTH_PHRASES = ("context length", "context window", "prompt is too long", "maximum context", "too many tokens")
+OMITTED_NOTE = "[omitted: content at a non-public address]"
 
 
 class Capabilities(msgspec.Struct, frozen=True):
@@ -188,42 +223,6 @@ def build_tool_call(id: str, name: str, raw: str, *, truncated: bool) -> ToolCal
         return ToolCall(id, name, {}, malformed=raw)
 
 
-_BY_STATUS: dict[int, ProviderFault] = {
-    401: "auth",
-    403: "auth",
-    408: "timeout",
-    409: "server",
-    413: "context_length",
-    429: "rate_limit",
-    503: "overloaded",
-    529: "overloaded",
-}
-_BY_NAME: dict[str, ProviderFault] = {
-    "authentication_error": "auth",
-    "permission_error": "auth",
-    "invalid_api_key": "auth",
-    "billing_error": "quota",
-    "insufficient_quota": "quota",
-    "rate_limit_error": "rate_limit",
-    "rate_limit_exceeded": "rate_limit",
-    "overloaded_error": "overloaded",
-    "overloaded": "overloaded",
-    "api_error": "server",
-    "server_error": "server",
-    "internal_server_error": "server",
-    "timeout_error": "timeout",
-    "context_length_exceeded": "context_length",
-    "request_too_large": "context_length",
-    "exceed_context_size_error": "context_length",
-    "invalid_request_error": "bad_request",
-    "not_found_error": "bad_request",
-    "model_not_found": "bad_request",
-}
-_STATUS = re.compile("[1-5][0-9]{2}")
-_INVALID_CALL_FORMAT = "does not match the expected"  # llama.cpp's message when its model violates the format of a call
-_LENGTH_PHRASES = ("context length", "context window", "prompt is too long", "maximum context", "too many tokens")
-
-
 def classify_response(status: int, body: object, headers: Mapping[str, str]) -> ProviderError:
     """Classify a response with a status other than 200."""
     names, message = _read_error(body)
@@ -289,9 +288,6 @@ def _read_error(body: object) -> tuple[list[str], str]:
 def _exceeds_context(message: str) -> bool:
     lower = message.lower()
     return any(phrase in lower for phrase in _LENGTH_PHRASES)
-
-
-OMITTED_NOTE = "[omitted: content at a non-public address]"
 
 
 def is_fetchable(url: str) -> bool:

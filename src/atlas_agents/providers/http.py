@@ -24,6 +24,10 @@ T = TypeVar("T")
 MAX_EVENT = 4 * 1024 * 1024
 MAX_RESPONSE = 32 * 1024 * 1024
 _BOM = b"\xef\xbb\xbf"
+_ERROR_BODY = 64 * 1024
+_SLICE = 16 * 1024
+_USAGE_TIMEOUT = 2.0
+_EOF_TIMEOUT = 0.1
 
 
 class EventSplitter:
@@ -119,9 +123,6 @@ def read_plain(data: bytes) -> object:
         return msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return data.decode("utf-8", "replace")
-
-
-_ERROR_BODY = 64 * 1024
 
 
 class Timeouts(msgspec.Struct, frozen=True):
@@ -345,11 +346,6 @@ async def read_error(response: HttpResponse) -> object:
     except ProviderError:
         return ""
     return read_plain(body)
-
-
-_SLICE = 16 * 1024
-_USAGE_TIMEOUT = 2.0
-_EOF_TIMEOUT = 0.1
 
 
 class StreamReader(Protocol):

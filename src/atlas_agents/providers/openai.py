@@ -20,6 +20,7 @@ _STOP: dict[str, base.StopReason] = {
     "length": "length",
     "content_filter": "refusal",
 }
+_CACHE = "openai_bytes"
 
 
 class _Function(msgspec.Struct):
@@ -209,9 +210,6 @@ def find_first_model(body: object) -> str | None:
         if isinstance(entry, dict) and isinstance(name := cast(dict[str, Any], entry).get("id"), str):
             return name
     return None
-
-
-_CACHE = "openai_bytes"
 
 
 def encode_request(

@@ -20,6 +20,10 @@ from atlas_agents.core.store import PutRecord, Store
 BURST = 10.0
 """Burst capacity of the token bucket, in seconds of the rate."""
 _PART = re.compile(r"(requests|tokens|at_once)=([0-9][0-9_]*)")
+logger = logging.getLogger(__name__)
+_LEASE_SECONDS = 2.0
+"""Seconds after which reserved capacity expires and a cool-down is checked again."""
+_MAX_ATTEMPTS = 20
 
 
 class RateLimit(msgspec.Struct, frozen=True):
@@ -122,10 +126,6 @@ def parse_rate_limits(lines: tuple[str, ...]) -> dict[str, RateLimit]:
     return found
 
 
-logger = logging.getLogger(__name__)
-_LEASE_SECONDS = 2.0
-"""Seconds after which reserved capacity expires and a cool-down is checked again."""
-_MAX_ATTEMPTS = 20
 Update: TypeAlias = Callable[[BucketState], BucketState | None]
 
 

@@ -18,6 +18,10 @@ from atlas_agents.core.json import encode
 
 ANY, REST = "*", "**"
 _EVERYONE = ("*",)
+Cell: TypeAlias = Literal["yes", "no", "ask"]
+EVERYONE = "*"
+_USER = "user:"
+_CELLS: tuple[Cell, ...] = ("yes", "ask", "no")
 
 
 class CommandRule(msgspec.Struct, frozen=True):
@@ -62,12 +66,6 @@ def parse_command_rule(given: "CommandRule | Mapping[str, Any]", where: str) -> 
     if REST in rule.argv[:-1]:
         raise ConfigError(f"{where}: ** must be the last element of argv")
     return rule
-
-
-Cell: TypeAlias = Literal["yes", "no", "ask"]
-EVERYONE = "*"
-_USER = "user:"
-_CELLS: tuple[Cell, ...] = ("yes", "ask", "no")
 
 
 class Actor(msgspec.Struct, frozen=True):

@@ -31,6 +31,10 @@ from atlas_agents.tools.context import ToolContext
 MAX_BYTES = 64 * 1024
 MAX_DEPTH = 40
 MAX_NODES = 20_000
+Convert = Callable[[dict[str, Any]], dict[str, Any]]
+Check = Callable[[dict[str, Any]], None]
+_MAX_PROBLEMS = 8
+_LONG_ARGUMENTS = 100_000
 
 
 def check_bounds(name: str, schema: dict[str, Any]) -> None:
@@ -132,12 +136,6 @@ def _rebuild(old: Any) -> Any:
         fields[name] = (Required if name in old.__required_keys__ else NotRequired)[_backport(bare)]
     make: Any = typing_extensions.TypedDict
     return make(old.__name__, fields)
-
-
-Convert = Callable[[dict[str, Any]], dict[str, Any]]
-Check = Callable[[dict[str, Any]], None]
-_MAX_PROBLEMS = 8
-_LONG_ARGUMENTS = 100_000
 
 
 class FunctionDescription(msgspec.Struct, frozen=True):

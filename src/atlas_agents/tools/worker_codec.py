@@ -26,6 +26,7 @@ CALL, READY, RESULT, FAULT, PROGRESS, MISSING_MODULE = b"c", b"!", b"r", b"f", b
 
 Frame: TypeAlias = tuple[bytes, list[bytes]]
 Values: TypeAlias = tuple[tuple[Any, ...], dict[str, Any]]
+_registry_lock = threading.Lock()
 
 
 def frame(kind: bytes, body: Sequence[bytes] = ()) -> list[bytes]:
@@ -148,9 +149,6 @@ def _reference(function: Callable[..., Any], unimportable: AbstractSet[str]) -> 
     if found is function:
         return module, path
     return (module, f"{path}.function") if getattr(found, "function", None) is function else None
-
-
-_registry_lock = threading.Lock()
 
 
 @contextmanager

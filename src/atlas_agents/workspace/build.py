@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 
 LOCAL_MODEL = "local/smollm2-135m"
 """Model of last resort, which needs no API key."""
+Fallback: TypeAlias = Callable[[str], tuple[Model, str] | None]
+"""Returns the replacement for a model that is not available, and a notice about it."""
 
 
 def resolve_models(
@@ -55,10 +57,6 @@ def _missing_key(ref: str, where: str, providers: Registry) -> str | None:
 
 def _notice(spec: AgentSpec, reasons: list[str], used: str) -> str | None:
     return f"agent {spec.id!r}: {'; '.join(reasons)}; using {used} instead" if reasons else None
-
-
-Fallback: TypeAlias = Callable[[str], tuple[Model, str] | None]
-"""Returns the replacement for a model that is not available, and a notice about it."""
 
 
 class BuiltAgents(msgspec.Struct, frozen=True):

@@ -30,6 +30,9 @@ You have skills: instructions for particular tasks. When one fits what you are a
 you begin, and follow it.
 
 """
+PROMPTS_FOLDER = "prompts"
+_PROMPT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9_]{0,63})\}")
 
 
 class Skill(msgspec.Struct, frozen=True):
@@ -164,11 +167,6 @@ def _value(pieces: list[str]) -> str:
 def _body(text: str) -> str:
     """Return the text below the front matter."""
     return text.replace("\r\n", "\n").split("\n---", 1)[1].partition("\n")[2].strip()
-
-
-PROMPTS_FOLDER = "prompts"
-_PROMPT_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9_]{0,63})\}")
 
 
 class Prompt(msgspec.Struct, frozen=True):

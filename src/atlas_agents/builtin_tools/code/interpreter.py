@@ -29,6 +29,34 @@ from atlas_agents.core.messages import Image
 
 _LENGTH = struct.Struct("!I")
 _MAX_FRAME = 1 << 20
+_INSPECT = """
+import json, os, sys
+from importlib.util import find_spec
+found = find_spec("numpy")
+compiled = not (found and found.origin) or os.path.isdir(os.path.join(os.path.dirname(found.origin), "__pycache__"))
+print(json.dumps([sys.prefix, sys.base_prefix, os.path.realpath(sys.executable), compiled]))
+"""
+_INSPECT_TIMEOUT = 10.0
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_MAX_IMAGE_SIZE = 400_000
+_MAX_IMAGES_SIZE = 600_000
+_MAX_FILES = 1000
+_MAX_LISTED = 50
+
+CODE_FOLDER = "code"
+"""Folder below the root with one folder per session."""
+CACHE_FOLDER = ".cache"
+"""Folder for the caches of libraries; not listed in results."""
+Snapshot = dict[str, tuple[int, int]]
+_RUNNER_SOURCE = Path(runner.__file__).read_text(encoding="utf-8")
+_SINGLE_THREAD = {
+    name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+}
+_EXIT_TIMEOUT = 1.0
+WASM_NAME = "wasm"
+WASM_REMEDY = "run: pip install 'atlas-agents[wasm]' (requires Python 3.12 or newer)"
+_WASM_RUNNER = Path(__file__).with_name("wasm_runner.py")
+_WASM_OVERHEAD = 512 * 1024 * 1024  # memory of the WebAssembly runtime itself
 
 
 class ChannelClosed(Exception):
@@ -79,16 +107,6 @@ class SocketChannel:
         return bytes(data)
 
 
-_INSPECT = """
-import json, os, sys
-from importlib.util import find_spec
-found = find_spec("numpy")
-compiled = not (found and found.origin) or os.path.isdir(os.path.join(os.path.dirname(found.origin), "__pycache__"))
-print(json.dumps([sys.prefix, sys.base_prefix, os.path.realpath(sys.executable), compiled]))
-"""
-_INSPECT_TIMEOUT = 10.0
-
-
 class PythonInstallation(msgspec.Struct, frozen=True):
     """A Python executable and the folders of its standard library and packages.
 
@@ -125,19 +143,6 @@ def _library_folders(prefix: str, base: str, real: str) -> tuple[Path, ...]:
     """Return the folders of an installation that a sandbox does not make readable by default."""
     folders = {Path(prefix), Path(base), Path(prefix).resolve(), Path(base).resolve(), Path(real).parent}
     return tuple(sorted(path for path in folders if path != Path("/") and not path.is_relative_to("/usr")))
-
-
-_PLAIN_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_MAX_IMAGE_SIZE = 400_000
-_MAX_IMAGES_SIZE = 600_000
-_MAX_FILES = 1000
-_MAX_LISTED = 50
-
-CODE_FOLDER = "code"
-"""Folder below the root with one folder per session."""
-CACHE_FOLDER = ".cache"
-"""Folder for the caches of libraries; not listed in results."""
-Snapshot = dict[str, tuple[int, int]]
 
 
 class ProducedImage(msgspec.Struct, frozen=True):
@@ -224,13 +229,6 @@ def _read_image(path: str, folder: int, name: str) -> ProducedImage | None:
     if media_type is None or len(content) > _MAX_IMAGE_SIZE:
         return None
     return ProducedImage(path, media_type, Image.of(content).data)
-
-
-_RUNNER_SOURCE = Path(runner.__file__).read_text(encoding="utf-8")
-_SINGLE_THREAD = {
-    name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
-}
-_EXIT_TIMEOUT = 1.0
 
 
 class CodeError(msgspec.Struct, frozen=True):
@@ -372,12 +370,6 @@ class Interpreter:
 
     def _captured(self) -> dict[str, Any]:
         return {stream: buffer.captured() for stream, buffer in self._streams.items()}
-
-
-WASM_NAME = "wasm"
-WASM_REMEDY = "run: pip install 'atlas-agents[wasm]' (requires Python 3.12 or newer)"
-_WASM_RUNNER = Path(__file__).with_name("wasm_runner.py")
-_WASM_OVERHEAD = 512 * 1024 * 1024  # memory of the WebAssembly runtime itself
 
 
 def is_wasm_installed() -> bool:

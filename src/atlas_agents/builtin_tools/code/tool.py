@@ -29,6 +29,21 @@ _LOSS_REASONS = {
     "disk": "it wrote too much to disk",
     "output": "it wrote too much output",
 }
+MAX_SECONDS = 60.0
+_TIMEOUT_MARGIN = 10.0  # the tool enforces its own limit first, because its error says more than a call timeout
+_MAX_PROGRESS = 20_000
+_CODE_EXTRA = ("numpy", "pandas", "matplotlib")
+_STOP_REASONS = {
+    "memory": "it used more than {memory} MB of memory",
+    "processes": "it started more than {processes} processes or threads",
+    "disk": "it wrote more than {disk} MB to disk, or too many files",
+    "output": "it printed more than {output} MB",
+}
+DESCRIPTION = """\
+Run Python code and return what it prints, the value of its last line, and the files and plots that it creates.
+
+There is no network access, and only the current folder is writable. Plots made with matplotlib are shown. \
+Each call starts a new interpreter, unless `session` is true."""
 
 
 class InterpreterPool:
@@ -88,23 +103,6 @@ class InterpreterPool:
         if interpreter is not None:
             with suppress(Exception):
                 await interpreter.close()
-
-
-MAX_SECONDS = 60.0
-_TIMEOUT_MARGIN = 10.0  # the tool enforces its own limit first, because its error says more than a call timeout
-_MAX_PROGRESS = 20_000
-_CODE_EXTRA = ("numpy", "pandas", "matplotlib")
-_STOP_REASONS = {
-    "memory": "it used more than {memory} MB of memory",
-    "processes": "it started more than {processes} processes or threads",
-    "disk": "it wrote more than {disk} MB to disk, or too many files",
-    "output": "it printed more than {output} MB",
-}
-DESCRIPTION = """\
-Run Python code and return what it prints, the value of its last line, and the files and plots that it creates.
-
-There is no network access, and only the current folder is writable. Plots made with matplotlib are shown. \
-Each call starts a new interpreter, unless `session` is true."""
 
 
 class CodeInterpreter:

@@ -23,6 +23,9 @@ _OPENAT2 = 437
 _RESOLVE_BENEATH, _RESOLVE_NO_MAGICLINKS = 0x08, 0x02
 _MAX_RETRIES = 64
 _F_GETPATH = 50
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY
+_FILE_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY  # do not block on a pipe, nor take over a terminal
+_MAX_PATH_LENGTH = 4096
 
 
 def open_beneath(root: int, path: str, flags: int) -> int:
@@ -116,11 +119,6 @@ def _as_link_error(error: OSError, descriptors: list[int], path: str) -> OSError
             if os.readlink(error.filename, dir_fd=descriptors[-1]):
                 return OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
     return error
-
-
-_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY
-_FILE_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY  # do not block on a pipe, nor take over a terminal
-_MAX_PATH_LENGTH = 4096
 
 
 class OpenedPath(msgspec.Struct, frozen=True):

@@ -21,6 +21,8 @@ from atlas_agents.tools.pipeline import Happened, NotHappened
 
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY
 Arguments: TypeAlias = dict[str, Any]
+_DIFF_CONTEXT = 3
+_MAX_DIFF_LINES = 1500
 
 
 class WriteTarget(msgspec.Struct, frozen=True):
@@ -177,10 +179,6 @@ def _stat(folder: int, name: str) -> os.stat_result | None:
 
 def _version(info: os.stat_result | None) -> tuple[int, ...] | None:
     return None if info is None else (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_mode)
-
-
-_DIFF_CONTEXT = 3
-_MAX_DIFF_LINES = 1500
 
 
 def _format_change(path: str, old: bytes | None, new: bytes) -> str:

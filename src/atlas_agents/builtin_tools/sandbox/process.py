@@ -15,6 +15,18 @@ from pathlib import Path
 from atlas_agents.builtin_tools.sandbox import base
 from atlas_agents.core.errors import SandboxUnavailable
 
+_RUN_ID_VARIABLE = "ATLAS_RUN"
+_TERM_TIMEOUT = 1.0
+_KILL_TIMEOUT = 2.0
+_MAX_ANCESTORS = 1 << 16
+_WATCH_INTERVAL = 0.02
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_MAX_NEW_FILES = 10_000
+_CHUNK_SIZE = 1 << 16
+_DRAIN_TIMEOUT = 0.5
+_EXIT_TIMEOUT = 2.0
+_NO_IO = base.ProcessIO()
+
 
 class HeadTailBuffer:
     """Keeps the first and the last bytes of a stream, and counts those between."""
@@ -72,12 +84,6 @@ class ProcessOutput:
 
     def captured(self, stream: base.Stream) -> base.CapturedOutput:
         return self._buffers[stream].captured()
-
-
-_RUN_ID_VARIABLE = "ATLAS_RUN"
-_TERM_TIMEOUT = 1.0
-_KILL_TIMEOUT = 2.0
-_MAX_ANCESTORS = 1 << 16
 
 
 def _kill_tree(pid: int, run_id: str, *, terminate: bool) -> None:
@@ -146,11 +152,6 @@ def _has_run_id(pid: int, run_id: str) -> bool:
 def _send_signal(pid: int, number: int) -> None:
     with suppress(OSError):
         os.kill(pid, number)
-
-
-_WATCH_INTERVAL = 0.02
-_PAGE = os.sysconf("SC_PAGE_SIZE")
-_MAX_NEW_FILES = 10_000
 
 
 class ResourceWatch:
@@ -269,11 +270,6 @@ def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
                 yield entry
                 if entry.is_dir(follow_symlinks=False):
                     pending.append(entry.path)
-
-
-_CHUNK_SIZE = 1 << 16
-_DRAIN_TIMEOUT = 0.5
-_EXIT_TIMEOUT = 2.0
 
 
 class SandboxProcess:
@@ -459,9 +455,6 @@ def _signal_number(code: int) -> int | None:
     """Return the signal that ended a process; a sandbox reports it like a shell, as 128 plus the signal."""
     number = -code if code < 0 else code - 128
     return number if 0 < number < signal.NSIG and (code < 0 or code > 128) else None
-
-
-_NO_IO = base.ProcessIO()
 
 
 class Sandbox(ABC):

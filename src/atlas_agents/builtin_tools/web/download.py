@@ -21,6 +21,25 @@ from atlas_agents.core.http import open_session
 
 _MAX_ADDRESSES = 16
 """Addresses of a host that are tried."""
+ACCEPT_ENCODING = "gzip, deflate"
+"""Only encodings that can be decompressed incrementally under a size limit."""
+_REDIRECT_STATUSES = (301, 302, 303, 307, 308)
+_BUSY_STATUSES = (408, 429, 503)
+_CHUNK = 1 << 16
+_HEADERS = {
+    "User-Agent": f"atlas-agents/{version('atlas-agents')}",
+    "Accept": "text/html, application/xhtml+xml, text/*;q=0.9, application/json;q=0.9, application/pdf;q=0.9",
+    "Accept-Encoding": ACCEPT_ENCODING,
+}
+_STATUS_REASONS = {
+    401: "login required",
+    403: "access denied; the server may require a login or block programs",
+    404: "page not found",
+    410: "the page was removed",
+    429: "too many requests",
+    451: "unavailable for legal reasons",
+    503: "the server is overloaded",
+}
 
 
 class SsrfGuard(AbstractResolver):
@@ -78,10 +97,6 @@ class SsrfGuard(AbstractResolver):
             )
 
 
-ACCEPT_ENCODING = "gzip, deflate"
-"""Only encodings that can be decompressed incrementally under a size limit."""
-
-
 class BadEncoding(Exception):
     """The body is not encoded as its header says, or the encoding was not requested."""
 
@@ -125,16 +140,6 @@ def parse_content_encoding(header: str) -> str:
     """Return the content encoding, empty for none; several encodings give a name that is not supported."""
     found = [each.strip().lower() for each in header.split(",") if each.strip().lower() not in ("", "identity")]
     return ",".join("gzip" if each == "x-gzip" else each for each in found)
-
-
-_REDIRECT_STATUSES = (301, 302, 303, 307, 308)
-_BUSY_STATUSES = (408, 429, 503)
-_CHUNK = 1 << 16
-_HEADERS = {
-    "User-Agent": f"atlas-agents/{version('atlas-agents')}",
-    "Accept": "text/html, application/xhtml+xml, text/*;q=0.9, application/json;q=0.9, application/pdf;q=0.9",
-    "Accept-Encoding": ACCEPT_ENCODING,
-}
 
 
 class Fetched(msgspec.Struct, frozen=True):
@@ -210,17 +215,6 @@ def _check_status(status: int, retry_after: str | None, target: ssrf.FetchTarget
         seconds = retry_after.strip() if retry_after else ""
         raise Transient(message, retry_after=float(seconds) if seconds.isascii() and seconds.isdigit() else None)
     raise ToolFailed(message)
-
-
-_STATUS_REASONS = {
-    401: "login required",
-    403: "access denied; the server may require a login or block programs",
-    404: "page not found",
-    410: "the page was removed",
-    429: "too many requests",
-    451: "unavailable for legal reasons",
-    503: "the server is overloaded",
-}
 
 
 def _parse_content_type(header: str) -> tuple[str, str]:

@@ -27,6 +27,7 @@ _MAX_TITLE, _MAX_SNIPPET, _MAX_URL = 200, 600, 1000
 _TAG = re.compile(r"</?[a-zA-Z][^<>]{0,200}>")
 _CONNECT_TIMEOUT = 10.0
 _BUSY_STATUSES = (408, 429, 503)
+_SEARXNG_VARIABLE = "SEARXNG_URL"
 
 
 class SearchRequest(msgspec.Struct, frozen=True):
@@ -354,7 +355,6 @@ _BACKENDS: dict[str, tuple[str, Callable[[Secret], SearchBackend]]] = {
     "tavily": ("TAVILY_API_KEY", Tavily),
     "exa": ("EXA_API_KEY", Exa),
 }
-_SEARXNG_VARIABLE = "SEARXNG_URL"
 NOT_CONFIGURED = (
     "web search is not configured: the administrator must set ATLAS_SEARCH_URL to a SearXNG server, or "
     f"{', '.join(variable for variable, _ in _BACKENDS.values())}, or ATLAS_SEARCH=duckduckgo"

@@ -31,6 +31,21 @@ from atlas_agents.gateway.protocol.types import AgentShape
 
 logger = logging.getLogger(__name__)
 _DEFAULT_SESSION = "chat"
+Reply: TypeAlias = Callable[[], Awaitable[None]] | None
+"""Sends a reply after the update was processed and the state saved."""
+HELP = (
+    "Send me a message and an agent will answer.\n\n"
+    "/stop – stop the current answer\n"
+    "/new – start a new session\n"
+    "/agents – list the agents\n"
+    "/agent NAME – switch to another agent"
+)
+_MAX_ATTEMPTS = 8
+_OFFSET_TTL = 86_400.0
+"""Telegram keeps updates for a day, and after a week without updates it may restart their ids at any number."""
+_CODE_INTERVAL = 30.0
+_MAX_RATE_LIMIT_WAIT = 30.0
+_ALLOWED_UPDATES = ["message", "callback_query"]
 
 
 class UserSession:
@@ -150,21 +165,6 @@ class UserSession:
 
 
 Command: TypeAlias = Callable[[UserSession, str, int], Awaitable[str]]
-Reply: TypeAlias = Callable[[], Awaitable[None]] | None
-"""Sends a reply after the update was processed and the state saved."""
-HELP = (
-    "Send me a message and an agent will answer.\n\n"
-    "/stop – stop the current answer\n"
-    "/new – start a new session\n"
-    "/agents – list the agents\n"
-    "/agent NAME – switch to another agent"
-)
-_MAX_ATTEMPTS = 8
-_OFFSET_TTL = 86_400.0
-"""Telegram keeps updates for a day, and after a week without updates it may restart their ids at any number."""
-_CODE_INTERVAL = 30.0
-_MAX_RATE_LIMIT_WAIT = 30.0
-_ALLOWED_UPDATES = ["message", "callback_query"]
 
 
 async def _help(session: UserSession, argument: str, update_id: int) -> str:

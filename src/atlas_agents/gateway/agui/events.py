@@ -13,6 +13,22 @@ from atlas_agents.gateway.protocol.chat import Key
 
 VERSION = "1.0"
 """Version of the AG-UI protocol."""
+_PARTS = ("image", "document")
+_HTTP_URL = re.compile(r"https?://")
+PAYLOAD_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "approved": {"type": "boolean"},
+        "editedArgs": {
+            "type": "object",
+            "description": "Replaces the arguments, without merging; or the values for a form.",
+        },
+        "reason": {"type": "string"},
+        "remember": {"enum": ["once", "session", "always"], "description": "How long the approval is valid."},
+    },
+    "required": ["approved"],
+    "additionalProperties": False,
+}
 
 
 class Shape(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
@@ -166,10 +182,6 @@ class AgUiToolMessage(Shape, frozen=True):
     tool_call_id: str
 
 
-_PARTS = ("image", "document")
-_HTTP_URL = re.compile(r"https?://")
-
-
 class Source(Shape, frozen=True):
     """The content of an image or document: base64 data or a URL."""
 
@@ -220,22 +232,6 @@ class Payload(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields
     edited_args: dict[str, Any] | None = None
     reason: Annotated[str, Meta(max_length=1000)] = ""
     remember: Literal["once", "session", "always"] = "once"
-
-
-PAYLOAD_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "approved": {"type": "boolean"},
-        "editedArgs": {
-            "type": "object",
-            "description": "Replaces the arguments, without merging; or the values for a form.",
-        },
-        "reason": {"type": "string"},
-        "remember": {"enum": ["once", "session", "always"], "description": "How long the approval is valid."},
-    },
-    "required": ["approved"],
-    "additionalProperties": False,
-}
 
 
 def last_message(run_input: RunInput) -> Message:

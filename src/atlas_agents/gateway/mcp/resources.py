@@ -14,6 +14,11 @@ from atlas_agents.knowledge.knowledge_base import KnowledgeBase
 from atlas_agents.knowledge.library import Knowledge, document_details
 from atlas_agents.tools.audit import AuditEntry
 
+PAGE = 200
+_URI_PREFIX = "knowledge://documents/"
+_ID = re.compile(r"d[0-9a-f]{20}")
+_MEDIA = "text/markdown"
+
 
 class Resource(msgspec.Struct, frozen=True):
     """A document with its URI."""
@@ -30,12 +35,6 @@ class ResourceReader(msgspec.Struct, frozen=True):
 
     agent: Agent
     user: str
-
-
-PAGE = 200
-_URI_PREFIX = "knowledge://documents/"
-_ID = re.compile(r"d[0-9a-f]{20}")
-_MEDIA = "text/markdown"
 
 
 class DocumentResources:

@@ -45,6 +45,11 @@ _ASK_PARAMETERS: dict[str, Any] = {
     "required": ["message"],
     "additionalProperties": False,
 }
+Context = ServerRequestContext[Any, Any]
+_INSTRUCTIONS = (
+    "The tools of an Atlas Agents gateway, and its agents, which are called with ask_… tools. A call may wait until a "
+    "person approves it."
+)
 
 
 class McpTool(msgspec.Struct, frozen=True):
@@ -182,13 +187,6 @@ def _ask_tool_name(agent: Agent) -> str:
 def _describe(agent: Agent) -> str:
     description = f": {agent.description}" if agent.description else ""
     return f"Ask the agent {agent.name}{description}. It answers with text and may use its own tools."
-
-
-Context = ServerRequestContext[Any, Any]
-_INSTRUCTIONS = (
-    "The tools of an Atlas Agents gateway, and its agents, which are called with ask_… tools. A call may wait until a "
-    "person approves it."
-)
 
 
 class McpProtocolServer:

@@ -21,6 +21,11 @@ from atlas_agents.gateway.runs import read_outcomes
 
 _MAX_MESSAGES = 200
 _SESSION_PAGE = 200
+_SEARCH_PAGE = 100
+_SEARCH_TIMEOUT = 2.0
+_EXCERPT_MARGIN = 60
+_PAGE_BYTES = 512 * 1024
+_MAX_IMPORT = 64 * 1024 * 1024
 
 
 def add_methods(methods: Methods) -> None:
@@ -198,11 +203,6 @@ def _cursor(cursor: str | None) -> int | None:
     return int(cursor)
 
 
-_SEARCH_PAGE = 100
-_SEARCH_TIMEOUT = 2.0
-_EXCERPT_MARGIN = 60
-
-
 async def search(caller: ClientConnection, params: wire.SessionsSearch) -> wire.Hits:
     """Search session names, then messages, latest change first, for at most two seconds."""
     text = params.query.casefold()
@@ -249,10 +249,6 @@ async def fork(caller: ClientConnection, params: wire.SessionsFork) -> wire.Crea
     created = await hub.atlas.sessions.put(prefix + key, label=params.label, agent_id=params.agent_id)
     hub.session_updates.send(created)
     return wire.Created(key)
-
-
-_PAGE_BYTES = 512 * 1024
-_MAX_IMPORT = 64 * 1024 * 1024
 
 
 async def export_session(caller: ClientConnection, params: wire.SessionsExport) -> wire.Exported:

@@ -26,6 +26,11 @@ from atlas_agents.gateway.openai import schema
 
 _SEPARATOR = "\n\n"
 _FINISH_REASONS: dict[object, schema.FinishReason] = {"length": "length", "refusal": "content_filter"}
+FIRST_OUTPUT_TIMEOUT = 2.0
+"""Seconds to wait before the response starts. Failures within it set the HTTP status, later ones end the stream."""
+_DONE = http_api.sse_event(b"[DONE]")
+_WITHDRAWN = "the model restarted its answer after part of it was sent; retry the request, or retry without stream"
+_PREFIX = "atlas/"
 
 
 class TextCollector:
@@ -71,12 +76,6 @@ def finish_reason(reply: Message) -> schema.FinishReason:
 def usage_shape(usage: Usage) -> schema.OpenAIUsage:
     total = usage.input_tokens + usage.output_tokens
     return schema.OpenAIUsage(usage.input_tokens, usage.output_tokens, total, schema.InputDetails(usage.cached_tokens))
-
-
-FIRST_OUTPUT_TIMEOUT = 2.0
-"""Seconds to wait before the response starts. Failures within it set the HTTP status, later ones end the stream."""
-_DONE = http_api.sse_event(b"[DONE]")
-_WITHDRAWN = "the model restarted its answer after part of it was sent; retry the request, or retry without stream"
 
 
 async def start(
@@ -204,9 +203,6 @@ class CompletionTurn:
     def _chunk(self, choices: tuple[schema.ChunkChoice, ...], usage: schema.OpenAIUsage | None = None) -> bytes:
         shown = usage if self._includes_usage else msgspec.UNSET
         return http_api.sse_event(encode(schema.CompletionChunk(self._id, self._created, self._model, choices, shown)))
-
-
-_PREFIX = "atlas/"
 
 
 def openai_routes(hub: Hub) -> Sequence[BaseRoute]:

@@ -17,6 +17,8 @@ from atlas_agents.gateway.http_errors import bad_request
 
 Tokens: TypeAlias = Annotated[int, Meta(ge=1)]
 FinishReason: TypeAlias = Literal["stop", "length", "content_filter"]
+_INLINE = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,([A-Za-z0-9+/=\s]*)")
+_ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
 class Function(msgspec.Struct, frozen=True):
@@ -164,10 +166,6 @@ class OpenAIModel(msgspec.Struct, frozen=True):
 class Models(msgspec.Struct, frozen=True):
     data: tuple[OpenAIModel, ...]
     object: Literal["list"] = "list"
-
-
-_INLINE = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,([A-Za-z0-9+/=\s]*)")
-_ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
 
 def check_supported(body: CompletionRequest) -> None:

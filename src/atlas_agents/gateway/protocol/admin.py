@@ -8,6 +8,8 @@ from atlas_agents.gateway.protocol import types
 from atlas_agents.gateway.protocol.chat import Page
 
 Day = Annotated[str, Meta(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+Name = Annotated[str, Meta(pattern=r"^[a-z0-9_-]{1,64}$")]
+Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
 class Health(types.WireStruct, frozen=True):
@@ -166,10 +168,6 @@ class TokenMade(types.WireStruct, frozen=True):
     """The file that contains the new token; the token itself is not sent."""
 
     path: str
-
-
-Name = Annotated[str, Meta(pattern=r"^[a-z0-9_-]{1,64}$")]
-Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
 class UserShape(types.WireStruct, frozen=True):

@@ -10,6 +10,7 @@ Key: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^
 """Session key: a single line of text of limited length."""
 RunId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
 Page: TypeAlias = Annotated[int, Meta(ge=1, le=500)]
+StepKind: TypeAlias = Literal["accepted", "resumed", "reply", "intent", "outcome", "asked", "answered", "ended"]
 
 
 class ChatSend(types.WireStruct, frozen=True):
@@ -84,9 +85,6 @@ class Waited(types.WireStruct, frozen=True):
     status: types.RunState
     message: types.MessageShape | None = None
     error: str | None = None
-
-
-StepKind: TypeAlias = Literal["accepted", "resumed", "reply", "intent", "outcome", "asked", "answered", "ended"]
 
 
 class RunShape(types.WireStruct, frozen=True):

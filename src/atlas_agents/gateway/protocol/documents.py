@@ -11,6 +11,10 @@ from atlas_agents.gateway.protocol.events import RUN_EVENTS, SERVER_EVENTS
 from atlas_agents.gateway.protocol.methods import METHODS, Method
 
 _RUN_KEYS: dict[str, Any] = {"sessionKey": {"type": "string"}, "seq": {"type": "integer", "minimum": 1}}
+_CHANNEL = "#/channels/gateway"
+_ID: dict[str, Any] = {"type": ["string", "number"]}
+_HEAD = "// Generated from the protocol models by `atlas protocol typescript`. Do not edit.\n"
+_PLAIN = {"string": "string", "integer": "number", "number": "number", "boolean": "boolean", "null": "null"}
 
 
 def components(template: str = "#/$defs/{name}") -> tuple[dict[str, Any], dict[str, Any]]:
@@ -49,10 +53,6 @@ def json_schema() -> dict[str, Any]:
         "events": {name: schemas[kind.__name__] for name, kind in {**RUN_EVENTS, **SERVER_EVENTS}.items()},
         "$defs": definitions,
     }
-
-
-_CHANNEL = "#/channels/gateway"
-_ID: dict[str, Any] = {"type": ["string", "number"]}
 
 
 def asyncapi() -> dict[str, Any]:
@@ -124,10 +124,6 @@ def _object(**properties: Any) -> dict[str, Any]:
 
 def _ref(name: str) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{name}"}
-
-
-_HEAD = "// Generated from the protocol models by `atlas protocol typescript`. Do not edit.\n"
-_PLAIN = {"string": "string", "integer": "number", "number": "number", "boolean": "boolean", "null": "null"}
 
 
 def typescript() -> str:

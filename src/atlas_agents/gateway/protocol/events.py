@@ -10,6 +10,18 @@ from atlas_agents.gateway.protocol.admin import AuditShape
 from atlas_agents.gateway.protocol.jobs import JobShape
 
 E = TypeVar("E")
+TERMINAL_EVENTS = frozenset(("chat.final", "chat.error"))
+"""Terminal events: every run ends with exactly one of these."""
+PLAIN: dict[str, tuple[str, ...]] = {
+    "chat.delta": ("runId", "text"),
+    "chat.reset": ("runId", "attempt"),
+    "chat.final": ("runId", "usage", "cancelled"),
+    "chat.error": ("runId", "message", "kind"),
+    "exec.approval_request": ("approvalId", "command", "workingDir"),
+}
+"""The events of the plain profile, with the keys it includes."""
+_PLAIN_USAGE = ("inputTokens", "outputTokens")
+_encoder = msgspec.json.Encoder()
 
 
 class ChatStarted(types.WireStruct, frozen=True):
@@ -221,18 +233,6 @@ ServerEvent: TypeAlias = (
 )
 RUN_EVENTS: dict[str, type[RunEvent]] = {kind.event: kind for kind in get_args(RunEvent)}
 SERVER_EVENTS: dict[str, type[ServerEvent]] = {kind.event: kind for kind in get_args(ServerEvent)}
-TERMINAL_EVENTS = frozenset(("chat.final", "chat.error"))
-"""Terminal events: every run ends with exactly one of these."""
-PLAIN: dict[str, tuple[str, ...]] = {
-    "chat.delta": ("runId", "text"),
-    "chat.reset": ("runId", "attempt"),
-    "chat.final": ("runId", "usage", "cancelled"),
-    "chat.error": ("runId", "message", "kind"),
-    "exec.approval_request": ("approvalId", "command", "workingDir"),
-}
-"""The events of the plain profile, with the keys it includes."""
-_PLAIN_USAGE = ("inputTokens", "outputTokens")
-_encoder = msgspec.json.Encoder()
 _HEAD = {name: b'{"event":' + _encoder.encode(name) + b',"data":' for name in (*RUN_EVENTS, *SERVER_EVENTS)}
 
 

@@ -46,6 +46,8 @@ BAD_FIRST_FRAME = 4400
 BAD_TOKEN = 4401
 SLOW_CONSUMER = 4008
 RESTART = 1012
+PROTOCOL = 1
+"""Protocol version that a client sends to get the full profile."""
 
 
 class ErrorDetails(WireStruct, frozen=True):
@@ -87,10 +89,6 @@ def not_found(what: Literal["SESSION", "RUN", "APPROVAL", "JOB"]) -> ProtocolErr
         "JOB": ("JOB_NOT_FOUND", "job not found"),
     }
     return ProtocolError(*kinds[what])
-
-
-PROTOCOL = 1
-"""Protocol version that a client sends to get the full profile."""
 
 
 class Client(WireStruct, frozen=True):

@@ -9,6 +9,8 @@ from atlas_agents.gateway.protocol.types import WireStruct
 
 JobState: TypeAlias = Literal["queued", "running", "done", "failed", "expired", "cancelled", "dead"]
 JobId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
+Name = Annotated[str, Meta(min_length=1, max_length=64)]
+Text = Annotated[str, Meta(min_length=1, max_length=20_000)]
 
 
 class JobShape(WireStruct, frozen=True):
@@ -59,10 +61,6 @@ class OneJob(WireStruct, frozen=True):
 
 class JobResult(WireStruct, frozen=True):
     job: JobShape
-
-
-Name = Annotated[str, Meta(min_length=1, max_length=64)]
-Text = Annotated[str, Meta(min_length=1, max_length=20_000)]
 
 
 class ScheduleShape(WireStruct, frozen=True):

@@ -34,6 +34,63 @@ _INLINE_LABEL = re.compile(rf"\b{_NAMES}[ \t]*\d*:[ \t]*", re.IGNORECASE)
 _FENCE = "```"
 NO_TOOL_NAMES = frozenset(("", "none", "n/a", "na", "no action", "nothing", "no tool", "null"))
 _MAX_LABEL = 40
+_TYPE_EXAMPLES = {"string": '"…"', "integer": "0", "number": "0.0", "boolean": "true or false"}
+_LIMITS = {
+    "minimum": "at least",
+    "maximum": "at most",
+    "exclusiveMinimum": "more than",
+    "exclusiveMaximum": "less than",
+    "minLength": "characters at least",
+    "maxLength": "characters at most",
+    "pattern": "matches",
+    "format": "as",
+    "default": "by default",
+}
+
+
+_INSTRUCTIONS = """\
+You can use tools. Work in steps, and write each step in exactly this form:
+
+Thought: what you think should be done next
+Action: the name of one of the tools
+Action Input: the tool's input, as a JSON object
+
+Then stop. You are given the result as a line that begins with `Observation:`. Never write an observation yourself.
+Go on in this way until you know enough, or at once if you need no tool. Then write:
+
+Thought: why this is enough
+Final Answer: your answer to the user
+
+Tools:
+{tools}"""
+_ONE_TOOL = "\n\nIn your next step you must use the tool {name}."
+_ANY_TOOL = "\n\nIn your next step you must use a tool."
+_REPAIR = (
+    "You wrote neither an Action nor a Final Answer. Go on with a line `Action:` and a line `Action Input:`, or with a "
+    "line `Final Answer:` and your answer."
+)
+_STOP = "\nObservation:"
+_MAX_STOPS = 4
+_MAX_INPUT = 200_000
+_TOKEN = re.compile(
+    r"""
+      (?P<space>\s+|//[^\n]*|/\*.*?\*/|\#[^\n]*)
+    | (?P<string>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')
+    | (?P<number>[+-]?(?:0[xX][0-9a-fA-F]+|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?))
+    | (?P<word>[A-Za-z_$][\w$-]*)
+    | (?P<mark>[{}\[\],:])
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+_LITERALS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+_PLAIN_ESCAPES = frozenset('"\\/bfnrtu')
+_FINISH_NAMES = frozenset(("final answer", "finish", "answer", "final", "respond", "done"))
+_INLINE = re.compile(r"([\w./-]+)\s*(?:\((.*)\)|\[(.*)\]|(\{.*\}))\s*\Z", re.DOTALL)
+_FENCED = re.compile(r"\A\s*```[\w-]*\s*\n?(.*?)\n?\s*```.*\Z", re.DOTALL)
+_SCHEMA_KEYS = frozenset(("type", "properties", "required", "additionalProperties", "title", "description", "$schema"))
+_QUOTES = " \t\r\n`'\"*.:,<>"
+_REPAIRS = 2
 
 
 class Piece(msgspec.Struct, frozen=True):
@@ -205,9 +262,6 @@ def _is_partial_label(plain: str, label: str) -> bool:
     return plain.startswith(label) and not plain[len(label) :].strip(" \t*_`0123456789")
 
 
-_TYPE_EXAMPLES = {"string": '"…"', "integer": "0", "number": "0.0", "boolean": "true or false"}
-
-
 def describe_schema(schema: dict[str, Any]) -> str:
     """Describe a schema by example: `{"city": "…" (which one), "days": 0 (optional)}`; other schemas stay JSON."""
     properties: dict[str, dict[str, Any]] = schema.get("properties") or {}
@@ -231,44 +285,6 @@ def _describe_property(name: str, each: dict[str, Any], required: bool) -> str:
     notes = [each.get("description", "").strip().rstrip("."), *limits, "" if required else "optional"]
     note = "; ".join(filter(None, notes))
     return f"{json.dumps(name, ensure_ascii=False)}: {value}" + (f" ({note})" if note else "")
-
-
-_LIMITS = {
-    "minimum": "at least",
-    "maximum": "at most",
-    "exclusiveMinimum": "more than",
-    "exclusiveMaximum": "less than",
-    "minLength": "characters at least",
-    "maxLength": "characters at most",
-    "pattern": "matches",
-    "format": "as",
-    "default": "by default",
-}
-
-
-_INSTRUCTIONS = """\
-You can use tools. Work in steps, and write each step in exactly this form:
-
-Thought: what you think should be done next
-Action: the name of one of the tools
-Action Input: the tool's input, as a JSON object
-
-Then stop. You are given the result as a line that begins with `Observation:`. Never write an observation yourself.
-Go on in this way until you know enough, or at once if you need no tool. Then write:
-
-Thought: why this is enough
-Final Answer: your answer to the user
-
-Tools:
-{tools}"""
-_ONE_TOOL = "\n\nIn your next step you must use the tool {name}."
-_ANY_TOOL = "\n\nIn your next step you must use a tool."
-_REPAIR = (
-    "You wrote neither an Action nor a Final Answer. Go on with a line `Action:` and a line `Action Input:`, or with a "
-    "line `Final Answer:` and your answer."
-)
-_STOP = "\nObservation:"
-_MAX_STOPS = 4
 
 
 def offered_tools(request: base.Request) -> tuple[ToolSpec, ...]:
@@ -345,22 +361,6 @@ def _input(call: ToolCall) -> str:
     return json.dumps(call.arguments, ensure_ascii=False) if call.malformed is None else call.malformed
 
 
-_MAX_INPUT = 200_000
-_TOKEN = re.compile(
-    r"""
-      (?P<space>\s+|//[^\n]*|/\*.*?\*/|\#[^\n]*)
-    | (?P<string>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')
-    | (?P<number>[+-]?(?:0[xX][0-9a-fA-F]+|(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?))
-    | (?P<word>[A-Za-z_$][\w$-]*)
-    | (?P<mark>[{}\[\],:])
-    """,
-    re.VERBOSE | re.DOTALL,
-)
-_LITERALS = {"true": "true", "false": "false", "null": "null", "True": "true", "False": "false", "None": "null"}
-_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
-_PLAIN_ESCAPES = frozenset('"\\/bfnrtu')
-
-
 def parse_lenient_object(text: str) -> dict[str, Any]:
     """Parse the first object in a text leniently; ValueError if it is ambiguous. Valid JSON is parsed as JSON."""
     start = text.find("{")
@@ -427,13 +427,6 @@ def _number_as_json(found: str) -> str:
         return f"{sign}{int(digits, 16)}"
     digits = f"0{digits}" if digits.startswith(".") else digits
     return f"{sign}{digits}0" if digits.endswith(".") else f"{sign}{digits}"
-
-
-_FINISH_NAMES = frozenset(("final answer", "finish", "answer", "final", "respond", "done"))
-_INLINE = re.compile(r"([\w./-]+)\s*(?:\((.*)\)|\[(.*)\]|(\{.*\}))\s*\Z", re.DOTALL)
-_FENCED = re.compile(r"\A\s*```[\w-]*\s*\n?(.*?)\n?\s*```.*\Z", re.DOTALL)
-_SCHEMA_KEYS = frozenset(("type", "properties", "required", "additionalProperties", "title", "description", "$schema"))
-_QUOTES = " \t\r\n`'\"*.:,<>"
 
 
 def parse_calls(actions: Sequence[Action], tools: Sequence[ToolSpec]) -> tuple[list[ToolCall], str | None]:
@@ -506,9 +499,6 @@ def _unquote(text: str) -> str:
     if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
         return text[1:-1]
     return text
-
-
-_REPAIRS = 2
 
 
 class React:
