@@ -174,7 +174,7 @@ async def test_parameters_may_be_names_with_types_or_schemas() -> None:
 @pytest.mark.parametrize(
     ("parameters", "complaint"),
     [
-        ({"city": 7}, "parameter 'city' of tool 'book' must be a JSON schema or a plain type, not 7"),
+        ({"city": 7}, "parameter 'city' of tool 'book' must be a JSON schema or a plain type, got 7"),
         ({"type": "object", "properties": {"a": {"type": "strong"}}}, "tool 'book' are not a valid JSON schema"),
         ({"a": {"$ref": "http://127.0.0.1:9/s.json"}}, "tool 'book' refer to 'http"),
         ({"a": {"$ref": "file:///etc/passwd"}}, "only references inside the schema are supported"),
@@ -607,7 +607,7 @@ def test_error_names_an_unresolved_type() -> None:
         (lambda: Tool("a"), "tool 'a' requires a function"),
         (lambda: Tool("a", "print"), "tool 'a' requires a function"),  # pyright: ignore[reportArgumentType]
         (lambda: tool(lambda: 1), "a lambda has no name"),
-        (lambda: Tool("a", print, timeout=0), "timeout of tool 'a' must be more than 0 seconds, not 0"),
+        (lambda: Tool("a", print, timeout=0), "timeout of tool 'a' must be more than 0 seconds, got 0"),
         (lambda: Tool("a", print, timeout=float("nan")), "timeout of tool 'a'"),
         (lambda: Tool("a", print, effect="loud"), "effect of tool 'a' must be one of pure, keyed, unsafe"),  # pyright: ignore[reportArgumentType]
     ],

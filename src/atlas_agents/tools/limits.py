@@ -117,16 +117,16 @@ class Limits(msgspec.Struct, frozen=True):
         """Return the gateway's default limits; `MAX_ACTIONS_PER_DAY` sets the daily limit."""
         given = environment.get("MAX_ACTIONS_PER_DAY") or "1000"
         if not given.strip().isdigit() or int(given) < 1:
-            raise ConfigError(f"MAX_ACTIONS_PER_DAY must be a whole number of at least 1, not {given!r}")
+            raise ConfigError(f"MAX_ACTIONS_PER_DAY must be a whole number of at least 1, got {given!r}")
         return cls(per_tick=10, per_day=int(given), repeats=10)
 
     def __post_init__(self) -> None:
         for name in ("at_once", "per_tick", "per_day", "repeats"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise ConfigError(f"Limits({name}=…) must be at least 1, not {value}")
+                raise ConfigError(f"Limits({name}=…) must be at least 1, got {value}")
         if not self.tick > 0:
-            raise ConfigError(f"Limits(tick=…) must be more than 0 seconds, not {self.tick}")
+            raise ConfigError(f"Limits(tick=…) must be more than 0 seconds, got {self.tick}")
 
 
 class DayCounter(Protocol):

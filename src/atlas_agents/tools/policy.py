@@ -198,7 +198,7 @@ def _describe_actor(actor: Actor) -> str:
 def _check_cells(tool: str, cells: Mapping[str, Cell]) -> dict[str, Cell]:
     for subject, cell in cells.items():
         if cell not in _CELLS:
-            raise ConfigError(f"tools.{tool}.{subject} must be yes, ask or no, not {cell!r}")
+            raise ConfigError(f"tools.{tool}.{subject} must be yes, ask or no, got {cell!r}")
         if subject.startswith(_USER):
             raise ConfigError(f"tools.{tool}.{subject}: expected an agent, role or group; users can only have grants")
     return dict(cells)
@@ -206,7 +206,7 @@ def _check_cells(tool: str, cells: Mapping[str, Cell]) -> dict[str, Cell]:
 
 def _name_tuple(section: str, subject: str, names: Sequence[str]) -> tuple[str, ...]:
     if isinstance(names, str):  # it would be split into letters, and the star in "file:*" would grant everything
-        raise ConfigError(f"{section}.{subject} must be a list of names, not {names!r}")
+        raise ConfigError(f"{section}.{subject} must be a list of names, got {names!r}")
     return tuple(names)
 
 

@@ -86,4 +86,4 @@ def _plugin_tools(provided: Any) -> list[Tool | Function]:
         return _plugin_tools(provided())
     if isinstance(provided, list | tuple):
         return list(cast(list[Tool | Function], provided))
-    raise BadTool(f"a plugin must provide tools, not {provided!r}")
+    raise BadTool(f"a plugin must provide tools, got {provided!r}")

@@ -265,18 +265,18 @@ def _check_name(name: str) -> str:
 def _check_callables(name: str, **given: object) -> None:
     for option, value in given.items():
         if value is not None and not callable(value):
-            raise BadTool(f"{option} of tool {name!r} must be a function, not {value!r}")
+            raise BadTool(f"{option} of tool {name!r} must be a function, got {value!r}")
 
 
 def _check_timeout(name: str, timeout: float) -> float:
     if not timeout > 0:
-        raise BadTool(f"timeout of tool {name!r} must be more than 0 seconds, not {timeout!r}")
+        raise BadTool(f"timeout of tool {name!r} must be more than 0 seconds, got {timeout!r}")
     return float(timeout)
 
 
 def _check_effect(name: str, effect: Effect) -> Effect:
     if effect not in _EFFECTS:
-        raise BadTool(f"effect of tool {name!r} must be one of {', '.join(_EFFECTS)}, not {effect!r}")
+        raise BadTool(f"effect of tool {name!r} must be one of {', '.join(_EFFECTS)}, got {effect!r}")
     return effect
 
 
@@ -293,7 +293,7 @@ def _object_schema(name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(value, Mapping):
             properties[field] = dict(cast(Mapping[str, Any], value))
         else:
-            raise BadTool(f"parameter {field!r} of tool {name!r} must be a JSON schema or a plain type, not {value!r}")
+            raise BadTool(f"parameter {field!r} of tool {name!r} must be a JSON schema or a plain type, got {value!r}")
     return {"type": "object", "properties": properties, "required": list(properties), "additionalProperties": False}
 
 
