@@ -1,4 +1,4 @@
-"""Context: metadata, rules, tools and messages, inherited from parent contexts."""
+"""Context: metadata, rules, tools and messages, inherited from parent contexts; and `Rule`, a line of the prompt."""
 
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -16,13 +16,13 @@ Condition: TypeAlias = Callable[[Any], bool | Awaitable[bool]]
 
 
 class Rule:
-    """`Rule(text)` always applies; `Rule(text, when=…)` only while its condition holds."""
+    """A rule of the system prompt. `Rule(text)` always applies; `Rule(text, when=…)` only while its condition holds."""
 
     __slots__ = ("text", "when")
 
     def __init__(self, text: str, *, when: Condition | None = None) -> None:
         if not text.strip():
-            raise ConfigError("a rule needs a text")
+            raise ConfigError(f"invalid rule {text!r}: expected a text that is not blank")
         if when is not None and not callable(when):
             raise ConfigError(f"invalid rule condition {when!r}: `when` must be a function of the context")
         self.text = text
@@ -219,8 +219,8 @@ class Context:
         sources = [names[id(context)] for context in order]
         return Explanation(
             tuple(rules),
-            _origins(sources, [context._tools for context in order]),
-            _origins(sources, [context._own_values() for context in order]),
+            _find_origins(sources, [context._tools for context in order]),
+            _find_origins(sources, [context._own_values() for context in order]),
         )
 
     def __repr__(self) -> str:
@@ -247,7 +247,7 @@ class Context:
         return {name: value for each in self._assigned for name, value in each.all().items()} | self._metadata.local()
 
 
-def _origins(names: Sequence[str], definitions: Sequence[Mapping[str, Any]]) -> tuple[Origin, ...]:
+def _find_origins(names: Sequence[str], definitions: Sequence[Mapping[str, Any]]) -> tuple[Origin, ...]:
     """For each name, return the definition that wins and those it overrides; both sequences are in lookup order."""
     definers: dict[str, list[int]] = {}
     for index, defined in enumerate(definitions):

@@ -331,7 +331,11 @@ class JobExecutor:
                 self._waiting[job.id] = job
                 return False
             failure, text = await self._read_outcome(job)
-        end = self._failed(job, failure) if failure else store.SetJob(job.id, "done", job.epoch, self._turns.hide(text))
+        end = (
+            self._retry_or_fail(job, failure)
+            if failure
+            else store.SetJob(job.id, "done", job.epoch, self._turns.hide(text))
+        )
         (ended,) = await self._store.commit(self._tenant, [end])
         self._on_change(ended)
         if ended.state not in store.OPEN_JOB:
@@ -356,7 +360,7 @@ class JobExecutor:
         messages = [Message.from_json(row.body) for row in rows if row.run_id == last.id]
         return None, next((each.text for each in reversed(messages) if each.role == "assistant"), "")
 
-    def _failed(self, job: store.JobRow, failure: Exception) -> store.SetJob:
+    def _retry_or_fail(self, job: store.JobRow, failure: Exception) -> store.SetJob:
         """Return the next state of a failed job: requeued with backoff, if another attempt may help and is left."""
         error = self._turns.hide(str(failure) or type(failure).__name__)
         if isinstance(failure, errors.Cancelled):

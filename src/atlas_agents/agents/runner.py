@@ -35,7 +35,7 @@ class AgentRegistry:
     """The agents of an Atlas by id, and the default agent: the first one until another is set."""
 
     def __init__(self, agents: Iterable[Agent], default: str | Agent | None = None) -> None:
-        self._by_id = _by_id(agents)
+        self._by_id = _index_by_id(agents)
         self.default: Agent | None = next(iter(self._by_id.values()), None)
         if default is not None:
             self.default = self.find(default) if isinstance(default, str) else self.add(default)
@@ -72,17 +72,17 @@ class AgentRegistry:
 
     def replace_all(self, agents: Iterable[Agent]) -> None:
         """Replace all agents. The default agent keeps its id if there is still an agent with it."""
-        found = _by_id(agents)
+        found = _index_by_id(agents)
         default = self.default.id if self.default else ""
         self._by_id = found
         self.default = found.get(default) or next(iter(found.values()), None)
 
 
-def _by_id(agents: Iterable[Agent]) -> dict[str, Agent]:
+def _index_by_id(agents: Iterable[Agent]) -> dict[str, Agent]:
     found: dict[str, Agent] = {}
     for each in agents:
         if each.id in found:
-            raise ConfigError(f"duplicate agent id {each.id!r}")
+            raise ConfigError(f"duplicate agent id {each.id!r}: agent ids must be unique in an Atlas")
         found[each.id] = each
     return found
 
@@ -275,7 +275,7 @@ class TurnRunner:
             if run.journal is not None and not run.resumed and not is_loaded(run.conversation):
                 async with run.lock.accept:
                     await self._resume_session(run.conversation.id)
-            return await run_turn(run, message, _turn_function(run))
+            return await run_turn(run, message, _choose_turn_function(run))
         except DuplicateRun as duplicate:
             return await self._answer_duplicate(duplicate.row, cast(AtlasStream, stream))
         finally:
@@ -378,10 +378,10 @@ class TurnRunner:
 
 
 def _ignore_event(event: Event) -> None:
-    """For callers that only wait for the answer."""
+    """Do nothing: the caller only waits for the answer."""
 
 
-def _turn_function(run: Run) -> TurnFunction:
+def _choose_turn_function(run: Run) -> TurnFunction:
     """Choose how the turn runs from its options and its agent's mode."""
     if run.options.call:
         return run_tool_call

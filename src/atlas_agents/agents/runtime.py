@@ -49,7 +49,7 @@ _CLOSE_TIMEOUT = 1.0
 
 
 def _local_provider(environment: Environment) -> Provider:
-    """Make the provider of local models, imported when one is first used."""
+    """Create the provider of local models, imported when one is first used."""
     from atlas_agents.local.provider import local_provider
 
     return local_provider(environment)
@@ -140,7 +140,7 @@ class AgentRuntime:
             actor=Actor(settings.id, settings.role, user, self.tenant),
             tools=context.tool_map()
             if options.call
-            else self._tools(context, settings, options.team.hands_to or settings.hands_off_to),
+            else self._collect_tools(context, settings, options.team.hands_to or settings.hands_off_to),
             conversation=conversation,
             metadata=context.metadata,
             emit=emit,
@@ -156,7 +156,9 @@ class AgentRuntime:
             conversation=conversation,
             lock=lock or session_lock(conversation),
             inherited_messages=context.messages if inherited_messages is None else inherited_messages,
-            provider=Scripted() if options.call else self._pool(agent, settings, options.model).for_turn(self.clock),
+            provider=Scripted()
+            if options.call
+            else self._failover_for(agent, settings, options.model).for_turn(self.clock),
             scope=scope,
             emit=emit,
             interceptors=self.interceptors,
@@ -176,12 +178,12 @@ class AgentRuntime:
             return
         settings, context = agent.settings, agent.context
         run.settings, run.context, run.inherited_messages = settings, context, context.messages
-        run.provider = self._pool(agent, settings).for_turn(self.clock)
+        run.provider = self._failover_for(agent, settings).for_turn(self.clock)
         others = settings.hands_off_to if run.handoffs + 1 < MAX_HANDOFFS else ()
         actor = Actor(settings.id, settings.role, run.scope.actor.user, self.tenant)
-        run.scope.switch_agent(agent, actor, self._tools(context, settings, others))
+        run.scope.switch_agent(agent, actor, self._collect_tools(context, settings, others))
 
-    def _tools(self, context: Context, settings: AgentSettings, others: Sequence[str]) -> Mapping[str, Tool]:
+    def _collect_tools(self, context: Context, settings: AgentSettings, others: Sequence[str]) -> Mapping[str, Tool]:
         """Return the agent's own tools, and those that its mode and its hand-off targets add."""
         tools = context.tool_map()
         if settings.mode == "plan":
@@ -253,7 +255,7 @@ class AgentRuntime:
 
         return emit
 
-    def _pool(self, agent: Any, settings: AgentSettings, model: str = "") -> Failover:
+    def _failover_for(self, agent: Any, settings: AgentSettings, model: str = "") -> Failover:
         """Return the models of an agent, or the single model that replaces them for one turn."""
         if model:
             return Failover([self._route(model, settings)], settings.retry)

@@ -23,7 +23,7 @@ from atlas_agents.builtin_tools.files.root import Root
 from atlas_agents.builtin_tools.sandbox.base import PATH, ProcessIO, ProcessResult, SandboxCommand, SandboxLimits
 from atlas_agents.builtin_tools.sandbox.choose import SandboxKind, Unconfined, choose, describe_sandbox
 from atlas_agents.builtin_tools.sandbox.process import Sandbox
-from atlas_agents.core.aio import in_thread
+from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import BadArguments, SandboxUnavailable, ToolFailed
 from atlas_agents.core.paths import is_protected, is_secret
 from atlas_agents.tools.context import ToolContext
@@ -134,8 +134,8 @@ class _BashTool:
 
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> str:
         sandbox, _ = await self._sandbox()
-        prepared = await in_thread(self._prepare, arguments, sandbox)
-        writable, read_only, masked = await in_thread(self._protected_paths)
+        prepared = await run_in_thread(self._prepare, arguments, sandbox)
+        writable, read_only, masked = await run_in_thread(self._protected_paths)
         context.note("sandbox", sandbox.name)
         progress = ProgressReporter(context.progress)
         command = SandboxCommand(
@@ -154,7 +154,7 @@ class _BashTool:
 
     async def _new_files(self, context: ToolContext, before: set[Path]) -> str:
         """Name protected files that the command created: no sandbox can prevent that."""
-        top, read_only, masked = await in_thread(self._protected_paths)
+        top, read_only, masked = await run_in_thread(self._protected_paths)
         created = sorted(str(path.relative_to(top)) for path in {*read_only, *masked} - before)
         if not created:
             return ""
@@ -172,21 +172,21 @@ class _BashTool:
     async def facts(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return everything an approval covers: arguments, folder, environment, sandbox, program and script content."""
         sandbox, _ = await self._sandbox()
-        prepared = await in_thread(self._prepare, arguments, sandbox)
+        prepared = await run_in_thread(self._prepare, arguments, sandbox)
         return {
             "argv": list(prepared.argv),
             "folder": prepared.cwd,
             "env": dict(prepared.env),
             "program": prepared.program,
-            "sha256": await in_thread(_hash_file, prepared.program),
-            "scripts": await in_thread(_hash_scripts, prepared, self._root),
+            "sha256": await run_in_thread(_hash_file, prepared.program),
+            "scripts": await run_in_thread(_hash_scripts, prepared, self._root),
             "sandbox": sandbox.name,
             "network": self._network,
         }
 
     async def preview(self, arguments: dict[str, Any]) -> str:
         sandbox, failure = await self._sandbox()
-        prepared = await in_thread(self._prepare, arguments, sandbox)
+        prepared = await run_in_thread(self._prepare, arguments, sandbox)
         if prepared.in_shell:
             how, command = f"Shell: {prepared.program}", prepared.argv[-1]
         else:

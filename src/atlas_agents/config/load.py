@@ -14,7 +14,7 @@ import msgspec
 from atlas_agents.builtin_tools.web.ssrf import Hosts
 from atlas_agents.config.settings import SETTINGS, Setting, Settings, has_password, scheme
 from atlas_agents.core.errors import BadModelRef, ConfigError
-from atlas_agents.core.paths import Environment, Secret, absolute, home, read_secret, read_text_file, user_config
+from atlas_agents.core.paths import Environment, Secret, home, read_secret, read_text_file, resolve_path, user_config
 from atlas_agents.core.plugins import Plugins
 from atlas_agents.providers.rate_limits import parse_rate_limits
 from atlas_agents.providers.registry import parse_model_ref
@@ -104,7 +104,7 @@ class RawSetting(msgspec.Struct, frozen=True):
         return {"flag": self.name, "environment": f"environment {self.name}"}.get(self.where, self.where)
 
     def path(self, text: str) -> Path:
-        return absolute(text, self.base, self.environment)
+        return resolve_path(text, self.base, self.environment)
 
     def error(self, message: str) -> ConfigError:
         return ConfigError(f"{self.where}: {self.name}: {message}")
@@ -131,7 +131,7 @@ def from_environment(environment: Environment, base: Path) -> Iterator[RawSettin
             name, value = setting.variable, found.value.strip()
             yield RawSetting(setting, value, name, found.where, "environment", base, environment)
         elif setting.hides and (path := environment.get(f"{setting.variable}_FILE")):
-            name, file = f"{setting.variable}_FILE", absolute(path.strip(), base, environment)
+            name, file = f"{setting.variable}_FILE", resolve_path(path.strip(), base, environment)
             yield RawSetting(setting, read_secret(name, file), name, str(file), "environment", base, environment)
 
 
@@ -164,7 +164,7 @@ def notices(environment: Environment, base: Path) -> Iterator[str]:
     for setting in SETTINGS.values():
         path = environment.get(f"{setting.variable}_FILE") if setting.hides else None
         if path and not environment.get(setting.variable):
-            secret_file = absolute(path.strip(), base, environment)
+            secret_file = resolve_path(path.strip(), base, environment)
             if _is_readable_by_others(secret_file):
                 yield f"{setting.variable}_FILE: other users can read {secret_file}; run: chmod 600 {secret_file}"
 

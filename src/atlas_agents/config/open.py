@@ -6,7 +6,7 @@ from typing import Any
 from atlas_agents.config.load import POSTGRES, SQLITE
 from atlas_agents.config.settings import Settings, scheme
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.paths import Secret, make_private
+from atlas_agents.core.paths import Secret, make_private_folder
 from atlas_agents.core.plugins import Plugins
 from atlas_agents.core.store import Store
 from atlas_agents.tools.policy import Policy
@@ -40,7 +40,7 @@ def open_valkey(url: Secret | None) -> Any:
 
 def open_home(settings: Settings) -> Path:
     """Return the home folder; create it, readable only by its owner, if it does not exist."""
-    return make_private(settings.home)
+    return make_private_folder(settings.home)
 
 
 def open_policy(settings: Settings) -> Policy | None:

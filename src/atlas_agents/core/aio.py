@@ -1,4 +1,4 @@
-"""Asyncio utilities: background tasks, sync or async calls, shielding from cancellation, a clock tests can drive."""
+"""Asyncio utilities: background tasks, sync or async calls, shielding from cancellation, a clock for tests."""
 
 import asyncio
 import contextvars
@@ -27,11 +27,11 @@ async def invoke(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a sync or async function: await an async one, run a sync one in its own thread."""
     if is_async(function):
         return await function(*arguments)
-    result = await in_thread(function, *arguments)
+    result = await run_in_thread(function, *arguments)
     return await result if inspect.isawaitable(result) else result
 
 
-async def in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
+async def run_in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
     """Run a sync function in a daemon thread, so that one that hangs blocks neither the loop nor the exit.
 
     The loop's default pool is not used: DNS lookups need it, and a few stuck functions would exhaust it.
@@ -72,7 +72,7 @@ async def finish_despite_cancel(work: Coroutine[Any, Any, T]) -> T:
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await _wait_for_end(task)
+        await _wait_despite_cancel(task)
         if not task.done() or task.cancelled():
             task.cancel()
             raise
@@ -83,7 +83,7 @@ async def finish_despite_cancel(work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
-async def _wait_for_end(task: "asyncio.Task[Any]") -> None:
+async def _wait_despite_cancel(task: "asyncio.Task[Any]") -> None:
     """Wait for the task; a second cancellation changes nothing."""
     loop = asyncio.get_running_loop()
     end = loop.time() + _CANCEL_GRACE
@@ -121,7 +121,7 @@ class BackgroundTasks:
         return task
 
     def adopt(self, task: asyncio.Task[Any]) -> None:
-        """Treat a task that was started elsewhere as one of these."""
+        """Take over a task that was started elsewhere."""
         self._tasks.add(task)
         task.add_done_callback(self._on_done)
 
@@ -147,7 +147,7 @@ class BackgroundTasks:
             await asyncio.wait(tasks)
 
     def _tasks_of_loop(self) -> list[asyncio.Task[Any]]:
-        """All but the one that asks: a task may close its own owner."""
+        """Return all tasks of this loop but the current one: a task may close its own owner."""
         loop, current = asyncio.get_running_loop(), asyncio.current_task()
         return [task for task in self._tasks if task is not current and task.get_loop() is loop]
 

@@ -59,7 +59,7 @@ class SettingLookup(Protocol):
 def home(environment: SettingLookup) -> Path:
     """Return `ATLAS_HOME`, or the application folder in the user's data directory; the folder is not created."""
     if given := environment.get("ATLAS_HOME"):
-        return absolute(given.strip(), Path.cwd(), environment)
+        return resolve_path(given.strip(), Path.cwd(), environment)
     return _user_folder(environment, "XDG_DATA_HOME", Path(".local", "share")) / _FOLDER
 
 
@@ -68,7 +68,7 @@ def user_config(environment: SettingLookup) -> Path:
     return _user_folder(environment, "XDG_CONFIG_HOME", Path(".config")) / "atlas" / "config.toml"
 
 
-def absolute(given: str | Path, base: Path, environment: SettingLookup) -> Path:
+def resolve_path(given: str | Path, base: Path, environment: SettingLookup) -> Path:
     """Resolve a path: `~` is the user's home directory, and relative paths start at `base`."""
     text = str(given)
     if "\0" in text:
@@ -101,7 +101,7 @@ def _normalize_name(name: str) -> str:
     return unicodedata.normalize("NFKC", visible.casefold()).rstrip(". ")
 
 
-def make_private(folder: Path) -> Path:
+def make_private_folder(folder: Path) -> Path:
     """Create a folder that only its owner can enter; an existing one is left unchanged."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

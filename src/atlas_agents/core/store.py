@@ -445,7 +445,7 @@ class AddUsage(msgspec.Struct, frozen=True, tag=True):
 
 class AddJob(msgspec.Struct, frozen=True, tag=True):
     """Store a new job. Repeating an id changes nothing and returns the first row. Raises `DailyLimitExceeded` if the
-    root run has `limit` jobs already."""
+    root run already has `limit` jobs."""
 
     job: JobRow
     limit: int | None = None
@@ -590,7 +590,7 @@ class Store(Protocol):
     async def session(self, tenant: str, key: str) -> Session | None: ...
 
     async def sessions(self, tenant: str, *, limit: int = 100, before: int | None = None) -> list[Session]:
-        """Most recently updated first. To page, pass the last `updated_at` as `before`: it is unique per tenant."""
+        """Return sessions, latest update first. To page, pass the last `updated_at`, which is unique, as `before`."""
         ...
 
     async def messages(
@@ -603,17 +603,17 @@ class Store(Protocol):
         limit: int | None = None,
         last: bool = False,
     ) -> list[StoredMessage]:
-        """In order. `limit` keeps the first messages, or with `last` the last ones."""
+        """Return messages in order. `limit` keeps the first ones, or with `last` the last ones."""
         ...
 
     async def run(self, tenant: str, run_id: str) -> RunRow | None: ...
 
     async def runs(self, tenant: str, session: str, *, open_only: bool = False) -> list[RunRow]:
-        """Runs of a session, in the order of acceptance."""
+        """Return the runs of a session, in the order of acceptance."""
         ...
 
     async def open_runs(self) -> list[RunRow]:
-        """Every open run of every tenant, for recovery at start."""
+        """Return every open run of every tenant, for recovery at start."""
         ...
 
     async def journal(self, tenant: str, run_id: str) -> list[JournalRow]: ...
@@ -621,17 +621,17 @@ class Store(Protocol):
     async def audit(
         self, tenant: str, *, after: int = 0, limit: int | None = None, last: bool = False
     ) -> list[AuditRow]:
-        """In order. `limit` keeps the first rows, or with `last` the last ones."""
+        """Return audit rows in order. `limit` keeps the first ones, or with `last` the last ones."""
         ...
 
     async def approval(self, tenant: str, id: str) -> ApprovalRow | None: ...
 
     async def pending_approvals(self, tenant: str) -> list[ApprovalRow]:
-        """Unanswered approval requests of open runs, oldest first."""
+        """Return unanswered approval requests of open runs, oldest first."""
         ...
 
     async def grants(self, tenant: str, binding: str) -> list[ApprovalRow]:
-        """Answered requests that allow this hash permanently."""
+        """Return answered requests that allow this hash permanently."""
         ...
 
     async def events(self, tenant: str, run_id: str, *, after: int = 0, limit: int | None = None) -> list[EventRow]: ...
@@ -639,7 +639,7 @@ class Store(Protocol):
     async def call_count(self, tenant: str, agent_id: str, day: str) -> int: ...
 
     async def usage(self, tenant: str, *, since: str = "", until: str = "9999") -> list[UsageRow]:
-        """Sums of the days from `since` up to `until`, exclusive."""
+        """Return the sums of the days from `since` up to `until`, exclusive."""
         ...
 
     async def document(self, tenant: str, kind: DocumentKind, id: str) -> Document | None: ...
@@ -647,26 +647,25 @@ class Store(Protocol):
     async def documents(
         self, tenant: str, where: Where, *, after: str = "", limit: int | None = None
     ) -> list[Document]:
-        """Ordered by id; `after` is the id to continue from."""
+        """Return documents ordered by id; `after` is the id to continue from."""
         ...
 
     async def passages(self, tenant: str, ids: Sequence[int]) -> list[PassageRow]:
-        """The passages that exist, in the order of the ids."""
+        """Return the passages that exist, in the order of the ids."""
         ...
 
     async def document_passages(
         self, tenant: str, kind: DocumentKind, document: str, *, after: int = -1, limit: int | None = None
     ) -> list[PassageRow]:
-        """Passages of one document in order; `after` is the place to continue from."""
+        """Return the passages of one document in order; `after` is the place to continue from."""
         ...
 
     async def search_text(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
-        """Full-text search: passages with any of the words. Rare words, several words and short passages score
-        higher."""
+        """Search for passages with any of the words. Rare words, several words and short passages score higher."""
         ...
 
     async def find_nearest(self, tenant: str, where: Where, model: str, vector: bytes, *, limit: int = 50) -> list[Hit]:
-        """Vector search among the vectors of this model; the score is the cosine similarity."""
+        """Search among the vectors of this model; the score is the cosine similarity."""
         ...
 
     async def job(self, tenant: str, id: str) -> JobRow | None: ...
@@ -674,39 +673,39 @@ class Store(Protocol):
     async def jobs(
         self, tenant: str, *, states: Sequence[JobState] = (), limit: int = 100, before: int | None = None
     ) -> list[JobRow]:
-        """Newest first, in the given states or in any. To page, pass the last `seq` as `before`."""
+        """Return jobs, newest first, in the given states or in any. To page, pass the last `seq` as `before`."""
         ...
 
     async def child_jobs(self, tenant: str, parent: str) -> list[JobRow]:
-        """Jobs that were delegated from within a job, in order."""
+        """Return the jobs that were delegated from within a job, in order."""
         ...
 
     async def pending_jobs(self, tenant: str, now: int, *, limit: int = 1000) -> list[JobRow]:
-        """Jobs that need work: running, ended but not reported, past their deadline, or due. Most urgent first."""
+        """Return jobs that need work, most urgent first: running, due, past their deadline, or not reported yet."""
         ...
 
     async def record(self, tenant: str, kind: RecordKind, key: str) -> StoredRecord | None: ...
 
     async def records(self, tenant: str, kind: RecordKind) -> list[StoredRecord]:
-        """All records of a kind, ordered by key."""
+        """Return all records of a kind, ordered by key."""
         ...
 
     async def last_turns(self, tenant: str) -> list[tuple[str, str, int]]:
-        """(agent, user, time of the last turn) for every pair that has had a turn."""
+        """Return agent, user and time of the last turn for every pair that has had a turn."""
         ...
 
     async def tokens(self, tenant: str, since: str, until: str) -> int:
-        """Input and output tokens of the days from `since` up to `until`, exclusive."""
+        """Return the input and output tokens of the days from `since` up to `until`, exclusive."""
         ...
 
     async def storage_bytes(self, tenant: str) -> int:
-        """Total size of messages, journals and events in bytes."""
+        """Return the total size of messages, journals and events in bytes."""
         ...
 
     async def prunable(self, tenant: str, what: Prunable, before: int) -> Pruned:
-        """How much repeated `Prune` writes would delete."""
+        """Return how much repeated `Prune` writes would delete."""
         ...
 
     async def tenants(self) -> list[str]:
-        """Every tenant that has a tenant record."""
+        """Return every tenant that has a tenant record."""
         ...

@@ -69,14 +69,16 @@ class Tenancy:
 
     async def users(self) -> list[User]:
         """Return the users by name; at least the owner."""
-        return await self._all("user", User) or [OWNER]
+        return await self._read_records("user", User) or [OWNER]
 
     async def put_user(self, user: User) -> User:
         """Add or change a user. Raises QuotaExceeded if all seats are taken."""
-        existing = {each.name: each for each in await self._all("user", User)}
+        existing = {each.name: each for each in await self._read_records("user", User)}
         plan = await self.plan()
         if user.name not in existing and plan.seats is not None and len(existing) >= plan.seats:
-            raise QuotaExceeded(f"all {plan.seats} seats of the plan {plan.name} are taken")
+            raise QuotaExceeded(
+                f"all {plan.seats} seats of the plan {plan.name} are taken; remove a user or choose another plan"
+            )
         created = existing[user.name].created_at if user.name in existing else int(self._clock.time() * 1000)
         updated = msgspec.structs.replace(user, created_at=created)
         await self._store.commit(self.tenant, [PutRecord("user", updated.name, encode(updated))])
@@ -88,7 +90,7 @@ class Tenancy:
 
     async def plans(self) -> list[Plan]:
         """Return all plans the tenant can choose from."""
-        return [UNLIMITED, *(await self._all("plan", Plan))]
+        return [UNLIMITED, *(await self._read_records("plan", Plan))]
 
     async def put_plan(self, plan: Plan) -> Plan:
         """Create or replace a plan."""
@@ -109,7 +111,7 @@ class Tenancy:
         return updated
 
     async def about(self) -> Tenant:
-        """Return the tenant's own record."""
+        """Return the tenant's own settings."""
         found = await self._store.record(self.tenant, "tenant", "")
         return msgspec.json.decode(found.body, type=Tenant) if found else Tenant(self.tenant)
 
@@ -156,7 +158,7 @@ class Tenancy:
             self._storage_total = now, await self._store.storage_bytes(self.tenant)
         return self._storage_total[1]
 
-    async def _all(self, kind: RecordKind, type: type[T]) -> list[T]:
+    async def _read_records(self, kind: RecordKind, type: type[T]) -> list[T]:
         found: list[Any] = [
             msgspec.json.decode(row.body, type=type) for row in await self._store.records(self.tenant, kind)
         ]
@@ -208,7 +210,7 @@ class TeamServices:
         self.delegation = delegation or Delegation()
         self.clock = clock
         self.agents = agents
-        """Returns all agents."""
+        """Function that returns all agents."""
         self._on_new_work: list[Callable[[], None]] = []
 
     def on_new_work(self, callback: Callable[[], None]) -> None:

@@ -37,7 +37,7 @@ def clean(text: str) -> str:
     return text
 
 
-class Joiner:
+class SurrogateJoiner:
     """Cleans streamed text; half a surrogate pair at the end of a piece waits for the next one."""
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ def hidden_characters(text: str, file: str) -> tuple[HiddenCharacters, ...]:
     return tuple(islice(found, MAX_FINDINGS))
 
 
-def without_hidden(text: str) -> str:
+def remove_hidden_characters(text: str) -> str:
     """Return the text as a person sees it: hidden characters removed, hidden line separators made plain."""
     pieces: list[str] = []
     end = 0
@@ -101,7 +101,7 @@ def without_hidden(text: str) -> str:
 
 def one_line(text: str, limit: int) -> str:
     """Return the visible text on one line, truncated with an ellipsis at `limit` characters."""
-    line = " ".join(without_hidden(clean(text)).split())
+    line = " ".join(remove_hidden_characters(clean(text)).split())
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
 
 

@@ -20,7 +20,7 @@ class RunningTurn(Protocol):
         ...
 
     def cancel(self) -> None:
-        """Request that the run stops; it ends and reports that itself."""
+        """Request cancellation; the run ends and reports that itself."""
         ...
 
     async def wait_ended(self) -> None:
@@ -49,7 +49,7 @@ class RunExecutor(Protocol):
         ...
 
     async def request_stop(self, run_id: str) -> bool:
-        """Record that a run shall stop; False if it has ended or does not exist."""
+        """Record the request to stop a run; False if it has ended or does not exist."""
         ...
 
     async def deliver_answer(self, approval_id: str) -> None:
@@ -81,7 +81,9 @@ class Dispatcher(Protocol):
         """Whether accepted runs may execute in other processes. A process's own view of a session may then be stale."""
         ...
 
-    def serve(self, executor: RunExecutor) -> None: ...
+    def serve(self, executor: RunExecutor) -> None:
+        """Set the executor of this process; called once, before any other method."""
+        ...
 
     async def submit(self, row: RunRow, on_event: OnEvent) -> RunRow:
         """Run an accepted run to completion and return its final row. `on_event` receives its events."""
@@ -92,7 +94,7 @@ class Dispatcher(Protocol):
         ...
 
     async def wake(self, approval_id: str) -> None:
-        """An approval was answered: resume the run that waits for it, wherever it waits."""
+        """Resume the run that waits for an approval which was answered, wherever it waits."""
         ...
 
     async def recover(self) -> list[str]:
@@ -117,7 +119,7 @@ class Inline:
             await turn.wait_ended()
         found = await self._executor.run_row(row.id)
         if found is None:
-            raise NotFound(f"run not found: {row.id!r}")
+            raise NotFound(f"not found: run {row.id!r}")
         return found
 
     async def cancel(self, run_id: str) -> bool:

@@ -27,7 +27,7 @@ OnResumed: TypeAlias = Callable[[RunningTurn, RunRow], Awaitable[None]]
 """Called with a run that was resumed here, and its row before that."""
 Follow: TypeAlias = Callable[[RunRow, OnEvent], Awaitable[None]]
 """Forwards the events of a run that executes elsewhere until its terminal event."""
-_SWEEP_TICKS = 2  # leader ticks between two searches for runs without an owner
+_REASSIGN_TICKS = 2  # leader ticks between two searches for runs without an owner
 _BACKLOG_TICKS = 5
 _POLL_INTERVAL = 15.0
 _VALKEY_POLL_INTERVAL = 5.0
@@ -114,9 +114,9 @@ class Cluster:
     async def check_connection(self) -> None:
         """Raise StoreLost if this process cannot receive notifications or send heartbeats."""
         if not self._postgres.connected_for:
-            raise StoreLost("no connection to Postgres for notifications")
+            raise StoreLost("no connection to Postgres for notifications; reconnecting")
         if self._worker is not None and self._worker.heartbeat_age > self._queue.heartbeat_timeout:
-            raise StoreLost("cannot send heartbeats to Postgres")
+            raise StoreLost(f"no heartbeat reached Postgres for {self._worker.heartbeat_age:.0f} s; retrying")
 
     def serve(self, executor: RunExecutor) -> None:
         self._executor = executor
@@ -145,7 +145,7 @@ class Cluster:
         while True:
             found = await self._executor.run_row(row.id)
             if found is None:
-                raise NotFound(f"run not found: {row.id!r}")
+                raise NotFound(f"not found: run {row.id!r}")
             if found.status not in OPEN:
                 return found
             await self._wait_until_ended(found, on_event)
@@ -155,13 +155,13 @@ class Cluster:
         return await self._executor.request_stop(run_id)
 
     async def wake(self, approval_id: str) -> None:
-        """Nothing to do: the commit of the answer has notified the other members."""
+        """Deliver the answer here; the commit that stored it has notified the other members."""
         await self._executor.deliver_answer(approval_id)
 
     async def recover(self) -> list[str]:
         """Reassign runs without an owner, as the leader does every few seconds."""
         async with await psycopg.AsyncConnection.connect(self._url, autocommit=True) as connection:
-            return await self._sweep(connection)
+            return await self._reassign_lost_runs(connection)
 
     @asynccontextmanager
     async def join(
@@ -255,11 +255,11 @@ class Cluster:
         self._ticks += 1
         if self._ticks % _BACKLOG_TICKS == 1:
             self.backlog = await read_backlog(connection, schema=self._schema, tenant=self._tenant)
-        if self._ticks % _SWEEP_TICKS == 0 and self._postgres.connected_for > self._queue.heartbeat_timeout:
+        if self._ticks % _REASSIGN_TICKS == 0 and self._postgres.connected_for > self._queue.heartbeat_timeout:
             with suppress(ConnectorException):
-                await self._sweep(connection)
+                await self._reassign_lost_runs(connection)
 
-    async def _sweep(self, connection: psycopg.AsyncConnection[Any]) -> list[str]:
+    async def _reassign_lost_runs(self, connection: psycopg.AsyncConnection[Any]) -> list[str]:
         runs = [*await self._queue.release_stalled(), *await self._queue.enqueue_orphans(connection)]
         if runs:
             logger.warning("reassigned runs without an owner: runs=%s", ", ".join(runs))

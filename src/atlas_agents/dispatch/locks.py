@@ -59,7 +59,7 @@ class LeaderElection:
             try:
                 async with await psycopg.AsyncConnection.connect(self._url, **CONNECTION_OPTIONS) as connection:
                     await connection.execute("SELECT set_config('idle_session_timeout', %s, false)", (_IDLE_TIMEOUT,))
-                    await self._hold(connection)
+                    await self._lead(connection)
             except (psycopg.Error, OSError, TimeoutError) as error:
                 logger.info("leader election interrupted: error=%s", error)
             finally:
@@ -68,7 +68,7 @@ class LeaderElection:
                     await self._on_lost()
             await asyncio.sleep(_LEADER_INTERVAL)
 
-    async def _hold(self, connection: psycopg.AsyncConnection[Any]) -> None:
+    async def _lead(self, connection: psycopg.AsyncConnection[Any]) -> None:
         while True:
             async with asyncio.timeout(5 * _LEADER_INTERVAL):
                 row = await (await connection.execute("SELECT pg_try_advisory_lock(%s)", (self._key,))).fetchone()
@@ -115,7 +115,7 @@ async def database_lock(
     connection = await retry_while_unreachable(lambda: _acquire_lock(url, key, shared=shared, wait=_LOCK_TIMEOUT))
     if connection is None:
         raise ConfigError(_HELD_EXCLUSIVELY if shared else _HELD_BY_CLUSTER)
-    holding = asyncio.create_task(_hold(url, connection, key, shared=shared))
+    holding = asyncio.create_task(_hold_lock(url, connection, key, shared=shared))
     try:
         yield
     finally:
@@ -145,7 +145,7 @@ async def _acquire_lock(url: str, key: int, *, shared: bool, wait: float = 0.0) 
     return None
 
 
-async def _hold(url: str, connection: psycopg.AsyncConnection[Any], key: int, *, shared: bool) -> None:
+async def _hold_lock(url: str, connection: psycopg.AsyncConnection[Any], key: int, *, shared: bool) -> None:
     """Keep the lock until cancelled, reconnecting when the connection is lost."""
     while True:
         try:

@@ -62,10 +62,10 @@ def decode_notification(text: str) -> Notification | None:
 def notifications_for(tenant: str, writes: Sequence[store.Write], results: Sequence[Any]) -> list[Notification]:
     """Return the notifications for a commit."""
     pairs = zip(writes, results, strict=True)
-    return [notification for write, result in pairs for notification in _notifications(tenant, write, result)]
+    return [notification for write, result in pairs for notification in _notifications_of_write(tenant, write, result)]
 
 
-def _notifications(tenant: str, write: store.Write, result: Any) -> Iterable[Notification]:
+def _notifications_of_write(tenant: str, write: store.Write, result: Any) -> Iterable[Notification]:
     match write:
         case store.AcceptRun(id=id) if _is_new(id, result):
             yield Notification("begun", tenant, id, write.session)

@@ -113,7 +113,7 @@ def _drop_trailing_post(migrations: list[Path]) -> list[Path]:
 
 
 def _migration_number(name: str) -> str:
-    """Return the number of a migration, for example `03.04.00_50`."""
+    """Return the number in the name of a migration, for example `03.04.00_50`."""
     return name[:11]
 
 
@@ -175,7 +175,7 @@ class Queue:
         """Fetch the most urgent job, the oldest first."""
         return await self.jobs.fetch_job(queues=[self.name], worker_id=worker)
 
-    async def held_by(self, worker: int) -> list[Job]:
+    async def list_held(self, worker: int) -> list[Job]:
         """Return the jobs that this worker has fetched and not finished."""
         return [*await self.jobs.list_jobs_async(queue=self.name, status=Status.DOING.value, worker_id=worker)]
 
@@ -272,7 +272,7 @@ class QueueWorker:
         self._on_registered()
         while True:
             await self._slots.acquire()
-            job = await self._next(id)
+            job = await self._next_job(id)
             self.fetched += 1
             self._held.add(job.id)
             self._runs.spawn(self._run_job(job)).add_done_callback(lambda _: self._slots.release())
@@ -289,7 +289,7 @@ class QueueWorker:
         except (ConnectorException, TimeoutError) as error:
             logger.warning("worker not deregistered: error=%s", error)
 
-    async def _next(self, id: int) -> Job:
+    async def _next_job(self, id: int) -> Job:
         while True:
             self._wakeup.clear()
             job = await _retry_until_connected(lambda: self._fetch(id))
@@ -304,7 +304,7 @@ class QueueWorker:
         that no other would run, so check for such jobs first for a while."""
         if time.monotonic() < self._recheck_until:
             held = set(self._held)
-            for job in await self._queue.held_by(id):
+            for job in await self._queue.list_held(id):
                 if job.id not in held:
                     return job
         try:

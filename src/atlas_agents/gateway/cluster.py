@@ -1,4 +1,4 @@
-"""Cluster support: following runs of other processes, event logs of workers, metrics, membership, worker processes."""
+"""Gateways and workers of a cluster: membership, following runs of other processes, event logs, metrics, health."""
 
 import asyncio
 import logging
@@ -61,6 +61,7 @@ class EventDecoder:
         self._calls: dict[str, wire.ToolCalling] = {}
 
     def decode(self, event: wire.RunEvent) -> None:
+        """Decode an event and pass the resulting core events to `on_event`."""
         for decoded in self._convert(event):
             self._on_event(decoded)
 
@@ -81,7 +82,7 @@ class EventDecoder:
             case wire.ChatMessage(id, message):
                 return [core.MessageKept(id, core_message(message))]
             case wire.ChatFinal() | wire.ChatError():
-                return _end(event)
+                return _end_events(event)
             case _:
                 return self._convert_tool_event(event)
 
@@ -107,7 +108,7 @@ class EventDecoder:
                 return []
 
 
-def _end(event: wire.ChatFinal | wire.ChatError) -> list[core.Event]:
+def _end_events(event: wire.ChatFinal | wire.ChatError) -> list[core.Event]:
     if isinstance(event, wire.ChatError):
         return [
             core.StreamEnd(event.run_id, core.Usage(), error=event.message),
@@ -278,11 +279,11 @@ class RemoteRuns:
         """Follow a run if a client subscribes to its session."""
         session = self._open.get(run_id)
         if session is None:
-            self._tasks.spawn(self._look_up(run_id))
+            self._tasks.spawn(self._look_up_run(run_id))
         elif self._runs.has_subscribers(session):
             self.follow(run_id, session)
 
-    async def _look_up(self, run_id: str) -> None:
+    async def _look_up_run(self, run_id: str) -> None:
         row = await self._store.run(self._tenant, run_id)
         if row is not None and row.status in OPEN:
             self._add_open(run_id, row.session)
@@ -471,10 +472,10 @@ def _on_notification(hub: Hub, remote: RemoteRuns, notification: Notification) -
         case "audit":
             hub.audit.check()
         case "asked" | "answer":
-            hub.session_updates.approvals_changed(notification.session)
+            hub.session_updates.report_approval_change(notification.session)
         case "session" if notification.session:
             hub.assignments.forget(notification.session)
-            hub.session_updates.changed(notification.session)
+            hub.session_updates.report_change(notification.session)
         case _:
             remote.handle(notification)
 

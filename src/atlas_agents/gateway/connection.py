@@ -9,7 +9,7 @@ import msgspec
 
 from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.gateway.auth import Grant
-from atlas_agents.gateway.dispatch import Bound, read_frame_id
+from atlas_agents.gateway.dispatch import BoundMethod, read_frame_id
 from atlas_agents.gateway.events import Channel
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.protocol import frames
@@ -139,20 +139,20 @@ class ClientConnection:
             id = request.id
             bound = dispatch.find(request, self.grant)
         except frames.ProtocolError as fault:
-            self.send(dispatch.failed(read_frame_id(frame) if id is None else id, fault))
+            self.send(dispatch.encode_error(read_frame_id(frame) if id is None else id, fault))
             return
         if not bound.method.is_slow:
             self.send(await dispatch.answer(request, bound, self))
         elif len(self._tasks) >= _MAX_PENDING:
             self.send(
-                dispatch.failed(
+                dispatch.encode_error(
                     id, frames.ProtocolError("LIMIT_EXCEEDED", "too many pending requests on this connection")
                 )
             )
         else:
             self.spawn(self._answer_later(request, bound))
 
-    async def _answer_later(self, request: frames.RequestFrame, bound: Bound) -> None:
+    async def _answer_later(self, request: frames.RequestFrame, bound: BoundMethod) -> None:
         self.send(await self.hub.dispatch.answer(request, bound, self))
 
     def _clean_up(self) -> None:

@@ -23,7 +23,7 @@ _requests = msgspec.json.Decoder(RequestFrame)
 _RETRY_AFTER_MS = 1000
 
 
-class Bound(msgspec.Struct, frozen=True):
+class BoundMethod(msgspec.Struct, frozen=True):
     """A method of the protocol and its handler."""
 
     method: Method
@@ -35,14 +35,14 @@ class Methods:
     """The handlers of the protocol's methods."""
 
     def __init__(self) -> None:
-        self._bound: dict[str, Bound] = {}
+        self._bound: dict[str, BoundMethod] = {}
 
     def add(self, name: str, call: Call) -> None:
         """Register a handler. Raises KeyError if the protocol has no such method."""
         method = METHODS[name]
-        self._bound[name] = Bound(method, call, msgspec.json.Decoder(method.params))
+        self._bound[name] = BoundMethod(method, call, msgspec.json.Decoder(method.params))
 
-    def find(self, name: str) -> Bound | None:
+    def find(self, name: str) -> BoundMethod | None:
         return self._bound.get(name)
 
     @property
@@ -66,7 +66,7 @@ class Dispatch:
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             raise ProtocolError("PARSE_ERROR", "the frame is not valid JSON") from None
 
-    def find(self, request: RequestFrame, grant: Grant) -> Bound:
+    def find(self, request: RequestFrame, grant: Grant) -> BoundMethod:
         """Return the requested method; raise ProtocolError if it is unknown or the grant lacks its scope."""
         bound = self.methods.find(request.method)
         if bound is None:
@@ -75,28 +75,28 @@ class Dispatch:
             raise ProtocolError("FORBIDDEN", f"{request.method} requires the scope '{bound.method.scope}'")
         return bound
 
-    async def answer(self, request: RequestFrame, bound: Bound, caller: Any) -> bytes:
+    async def answer(self, request: RequestFrame, bound: BoundMethod, caller: Any) -> bytes:
         """Call the handler and return the response frame, whether it succeeds or fails."""
         started = time.perf_counter()
         try:
-            result = await bound.call(caller, _params(request, bound))
+            result = await bound.call(caller, _decode_params(request, bound))
             frame = _encoder.encode(ResponseFrame(request.id, result))
         except ProtocolError as fault:
-            return self.failed(request.id, fault)
+            return self.encode_error(request.id, fault)
         except asyncio.CancelledError:
             raise
         except Exception as error:  # noqa: BLE001 - every exception becomes an error response
-            return self.failed(request.id, to_protocol_error(error))
+            return self.encode_error(request.id, to_protocol_error(error))
         finally:
             self._metrics.requests.labels(request.method).observe(time.perf_counter() - started)
         return frame
 
-    def failed(self, id: str | int | float | None, fault: ProtocolError) -> bytes:
+    def encode_error(self, id: str | int | float | None, fault: ProtocolError) -> bytes:
         self._metrics.faults.labels(fault.kind).inc()
         return _encoder.encode(ErrorFrame(id, fault.shape()))
 
 
-def _params(request: RequestFrame, bound: Bound) -> Any:
+def _decode_params(request: RequestFrame, bound: BoundMethod) -> Any:
     raw = bytes(request.params)
     try:
         return bound.params.decode(b"{}" if raw == b"null" else raw)

@@ -92,8 +92,7 @@ class _AuditedCall(msgspec.Struct, frozen=True):
 
 
 class AuditTail:
-    """Reads the audit log backwards and follows it. Rows are numbered without gaps, but the store only reads
-    forward."""
+    """Reads the audit log from its end and follows it. The store reads only forward, but numbers rows without gaps."""
 
     def __init__(self, store: Store, tenant: str) -> None:
         self._store = store
@@ -107,14 +106,14 @@ class AuditTail:
 
     async def page(self, params: admin.AuditList) -> admin.AuditPage:
         """Return the latest rows that match the filters, or those before a cursor."""
-        before = await self._last_row() + 1 if params.cursor is None else _number(params.cursor)
+        before = await self._find_last_row() + 1 if params.cursor is None else _parse_cursor(params.cursor)
         found: list[admin.AuditShape] = []
         while before > 1 and len(found) < params.limit:
             first = max(0, before - 1 - _PAGE)
             rows = await self._store.audit(self._tenant, after=first, limit=before - 1 - first)
             for row in reversed(rows):
                 before = row.seq
-                shape = _shape(row)
+                shape = _audit_shape(row)
                 if _matches(shape.entry, params):
                     found.append(shape)
                     if len(found) == params.limit:
@@ -130,7 +129,9 @@ class AuditTail:
             for row in rows:
                 seq += 1
                 if row != audit_row(seq, previous, row.entry):
-                    return admin.AuditVerified(await self._last_row(), seq, describe_broken_row(row, seq, previous))
+                    return admin.AuditVerified(
+                        await self._find_last_row(), seq, describe_broken_row(row, seq, previous)
+                    )
                 previous = row.hash
         return admin.AuditVerified(seq)
 
@@ -154,7 +155,7 @@ class AuditTail:
     async def subscribe(self, subscriber: Subscriber) -> None:
         """Subscribe to new rows."""
         if not self._subscribers:
-            self._sent = await self._last_row()
+            self._sent = await self._find_last_row()
         self._subscribers.add(subscriber)
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
@@ -172,11 +173,11 @@ class AuditTail:
             rows = await self._store.audit(self._tenant, after=self._sent)
             for row in rows:
                 self._sent = row.seq
-                frame = wire.encode_event(wire.AuditAdded(_shape(row)))
+                frame = wire.encode_event(wire.AuditAdded(_audit_shape(row)))
                 for subscriber in list(self._subscribers):
                     subscriber.send(frame)
 
-    async def _last_row(self) -> int:
+    async def _find_last_row(self) -> int:
         """Find the last row number: exponential search from the last known one, then bisection."""
         step = 1
         while await self._store.audit(self._tenant, after=self._last + step - 1, limit=1):
@@ -188,7 +189,7 @@ class AuditTail:
         return self._last
 
 
-def _shape(row: AuditRow) -> admin.AuditShape:
+def _audit_shape(row: AuditRow) -> admin.AuditShape:
     return admin.AuditShape(row.seq, msgspec.json.decode(row.entry), row.previous, row.hash)
 
 
@@ -202,14 +203,14 @@ def _matches(entry: dict[str, Any], params: admin.AuditList) -> bool:
     return all(expected is None or expected == value for expected, value in filters)
 
 
-def _number(cursor: str) -> int:
+def _parse_cursor(cursor: str) -> int:
     if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 20:
         raise ProtocolError("INVALID_PARAMS", "invalid cursor: expected a cursor returned by this method")
     return int(cursor)
 
 
 class Peer(Protocol):
-    """A connection, as the hub sees it."""
+    """A connection of a client, as the hub sees it."""
 
     grant: Grant
     full: bool
@@ -234,31 +235,31 @@ class SessionUpdates:
         self._named: OrderedDict[str, None] = OrderedDict()
         self._tasks = BackgroundTasks("session updates", expected=StoreError)
 
-    def changed(self, session: str) -> None:
+    def report_change(self, session: str) -> None:
         """Report that a session has changed."""
-        if session not in self._scheduled and (session not in self._named or self._interested(session)):
+        if session not in self._scheduled and (session not in self._named or self._find_subscribers(session)):
             self._scheduled.add(session)
             self._tasks.spawn(self._read_and_send(session))
 
-    def approvals_changed(self, session: str) -> None:
+    def report_approval_change(self, session: str) -> None:
         """Report that an approval was requested or resolved in a session."""
-        for peer in self._interested(session):
+        for peer in self._find_subscribers(session):
             peer.send(wire.encode_event(wire.ApprovalsUpdated(session.removeprefix(peer.grant.prefix))))
 
     def send(self, session: Session, *, deleted: bool = False) -> None:
         """Send the session to the clients that subscribe to it or to the list it is on."""
         if deleted:
             self._named.pop(session.key, None)
-        running = self._hub.runs.running(session.key)
+        running = self._hub.runs.is_running(session.key)
         frames: dict[str, bytes] = {}
-        for peer in self._interested(session.key):
+        for peer in self._find_subscribers(session.key):
             prefix = peer.grant.prefix
             if prefix not in frames:
                 shape = session_shape(session, session.key.removeprefix(prefix), running=running)
                 frames[prefix] = wire.encode_event(wire.SessionUpdated(shape, deleted))
             peer.send(frames[prefix])
 
-    def _interested(self, key: str) -> list[Peer]:
+    def _find_subscribers(self, key: str) -> list[Peer]:
         """Return the connections that subscribe to the session or to a list it is on."""
         return [
             peer
@@ -346,7 +347,9 @@ class Hub:
             atlas.tenant,
             self.metrics,
             clock,
-            hooks=RunHooks(self.session_updates.changed, self.session_updates.approvals_changed, self.audit.check),
+            hooks=RunHooks(
+                self.session_updates.report_change, self.session_updates.report_approval_change, self.audit.check
+            ),
             hide=atlas.hide,
             model_notice=services.model_notice,
         )

@@ -72,21 +72,21 @@ async def finalize_run(store: Store, tenant: str, row: RunRow, hide: Callable[[s
 
 async def _terminal_events(store: Store, tenant: str, row: RunRow, hide: Callable[[str], str]) -> list[wire.RunEvent]:
     """Return the events that withdraw the incomplete message, repeat it as a whole, and end the run."""
-    begun: list[wire.RunEvent] = [wire.ChatReset(row.id, row.epoch)] if row.events else []
+    reset: list[wire.RunEvent] = [wire.ChatReset(row.id, row.epoch)] if row.events else []
     if row.status == "failed":
         error = wire.ChatError(row.id, hide(row.error or "the turn failed"), "failed")
-        return [*begun, *await _partial_events(store, row), error]
+        return [*reset, *await _partial_events(store, row), error]
     stored = await store.messages(tenant, row.session)
     replies = [Message.from_json(each.body) for each in stored if each.run_id == row.id]
     replies = [message for message in replies if message.role == "assistant"]
     usage = usage_shape(sum([_usage(message) for message in replies], Usage()))
     if row.status == "cancelled":
-        return [*begun, *await _partial_events(store, row), wire.ChatFinal(row.id, usage, cancelled=True)]
+        return [*reset, *await _partial_events(store, row), wire.ChatFinal(row.id, usage, cancelled=True)]
     if not replies:
-        return [*begun, wire.ChatFinal(row.id, usage)]
+        return [*reset, wire.ChatFinal(row.id, usage)]
     reply = replies[-1]
     events: list[wire.RunEvent] = [wire.ChatDelta(row.id, reply.text)] if reply.text else []
-    return [*begun, *events, wire.ChatFinal(row.id, usage, message_shape(reply, row.id))]
+    return [*reset, *events, wire.ChatFinal(row.id, usage, message_shape(reply, row.id))]
 
 
 async def _partial_events(store: Store, row: RunRow) -> list[wire.RunEvent]:
@@ -210,7 +210,7 @@ class RunRegistry:
         return session in self._channels or session in self._expected
 
     @contextmanager
-    def expecting(self, session: str) -> Generator[None, None, None]:
+    def expect_subscriber(self, session: str) -> Generator[None, None, None]:
         """Treat the session as subscribed while the block runs, so that no run that starts elsewhere is missed."""
         self._expected[session] += 1
         try:
@@ -230,7 +230,7 @@ class RunRegistry:
     def get(self, run_id: str) -> RunLog | None:
         return self._open.get(run_id)
 
-    def running(self, session: str) -> bool:
+    def is_running(self, session: str) -> bool:
         return any(not log.ended for log in self.session_runs(session)) or (
             self.remote is not None and self.remote.is_running(session)
         )

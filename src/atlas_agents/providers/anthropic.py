@@ -22,7 +22,7 @@ from atlas_agents.core.messages import (
     ToolSpec,
     memo,
 )
-from atlas_agents.core.text import Joiner, clean, wire_name
+from atlas_agents.core.text import SurrogateJoiner, clean, wire_name
 from atlas_agents.providers import base, http
 
 _STOP: dict[str, base.StopReason] = {
@@ -103,7 +103,7 @@ class _Block:
         self.content = content
         self.kind = str(content.get("type", ""))
         self.pieces: list[str] = []
-        self.joiner = Joiner()
+        self.joiner = SurrogateJoiner()
 
 
 class AnthropicReader:

@@ -10,7 +10,7 @@ from atlas_agents.core.errors import ProviderError
 from atlas_agents.core.events import Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import File, Image, Message, Text, ToolCall, ToolSpec, memo
-from atlas_agents.core.text import Joiner, clean, wire_name
+from atlas_agents.core.text import SurrogateJoiner, clean, wire_name
 from atlas_agents.providers import base, http
 
 _STOP: dict[str, base.StopReason] = {
@@ -89,8 +89,8 @@ class OpenAIReader:
         self.complete = False
         self.closed = False
         self._events = http.EventSplitter()
-        self._joiner = Joiner()
-        self._thoughts = Joiner()
+        self._joiner = SurrogateJoiner()
+        self._thoughts = SurrogateJoiner()
         self._stop = ""
         self._refused = False
         self._calls: list[_OpenCall] = []

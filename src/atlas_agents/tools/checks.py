@@ -44,7 +44,7 @@ async def check_call(call: ToolCall, scope: ToolScope) -> Approved | Rejected:
     tool: Tool | None = None
     verdict: Verdict | None = None
     try:
-        tool = _find(call, scope)
+        tool = _find_tool(call, scope)
         verdict = scope.governance.verdict(tool, scope.actor)
         _require_permission(tool, verdict, scope)
         values = _validate(tool, call)
@@ -58,18 +58,18 @@ async def check_call(call: ToolCall, scope: ToolScope) -> Approved | Rejected:
 async def recheck(approved: Approved, scope: ToolScope) -> None:
     """Check again right before the tool acts: still permitted, and still exactly what was approved."""
     tool, arguments = approved.tool, approved.call.arguments
-    facts = await _facts(tool, arguments) if approved.binding else None
-    ruled = approved.by_command_rule and await _command_rule(approved, scope) is not None
+    facts = await _read_facts(tool, arguments) if approved.binding else None
+    has_rule = approved.by_command_rule and await _find_command_rule(approved, scope) is not None
     verdict = scope.governance.verdict(tool, scope.actor)
     _require_permission(tool, verdict, scope)
     if approved.binding:
         if approved.binding != compute_binding(tool.name, arguments, scope.governance.policy_version, facts=facts):
             raise Declined(f"the approval of {tool.name} no longer matches what it would do", _STALE_APPROVAL)
-    elif approved.by_command_rule != ruled or (verdict.cell == "ask" and not ruled):
+    elif approved.by_command_rule != has_rule or (verdict.cell == "ask" and not has_rule):
         raise Declined(f"{tool.name} now requires approval: {verdict.rule}")
 
 
-def _find(call: ToolCall, scope: ToolScope) -> Tool:
+def _find_tool(call: ToolCall, scope: ToolScope) -> Tool:
     tool = scope.tools.get(call.name)
     if tool is None:
         known = ", ".join(sorted(tool.wire_name for tool in scope.visible_tools())) or "none"
@@ -108,15 +108,15 @@ async def _confirm(approved: Approved, scope: ToolScope) -> Approved:
     try:
         if not await _must_ask(approved):
             return approved
-        if (rule := await _command_rule(approved, scope)) is not None:
+        if (rule := await _find_command_rule(approved, scope)) is not None:
             return msgspec.structs.replace(approved, verdict=rule, by_command_rule=True)
-        question = _question(approved, scope, await _facts(approved.tool, approved.call.arguments))
+        question = _build_question(approved, scope, await _read_facts(approved.tool, approved.call.arguments))
         by = await scope.governance.approvals.find_grant(question, scope.approval_store)
         if by is not None:
             return msgspec.structs.replace(approved, binding=question.binding, approved_by=by)
         if not scope.asks:
             raise Declined(f"{approved.tool.name} requires approval, and no one can be asked in this turn")
-        question = msgspec.structs.replace(question, preview=await _preview(approved, scope))
+        question = msgspec.structs.replace(question, preview=await _build_preview(approved, scope))
         approved = await _with_answer(approved, await _ask(question, scope), question)
     except (ToolFault, asyncio.CancelledError, GeneratorExit):
         raise
@@ -134,7 +134,7 @@ async def _must_ask(approved: Approved) -> bool:
     return bool(await call_user(confirm, copy.deepcopy(approved.call.arguments))) if callable(confirm) else False
 
 
-async def _command_rule(approved: Approved, scope: ToolScope) -> Verdict | None:
+async def _find_command_rule(approved: Approved, scope: ToolScope) -> Verdict | None:
     """Return the command rule of the current policy that allows this call without asking."""
     tool, policy = approved.tool, scope.governance.policy
     if tool.argv is None or policy is None:
@@ -143,12 +143,12 @@ async def _command_rule(approved: Approved, scope: ToolScope) -> Verdict | None:
     return None if argv is None else policy.command(argv, scope.actor)
 
 
-async def _facts(tool: Tool, arguments: dict[str, Any]) -> Any:
+async def _read_facts(tool: Tool, arguments: dict[str, Any]) -> Any:
     """Return what a call depends on besides its arguments, as it is now; None if the tool declares nothing."""
     return None if tool.binds is None else await call_user(tool.binds, copy.deepcopy(arguments))
 
 
-async def _preview(approved: Approved, scope: ToolScope) -> str:
+async def _build_preview(approved: Approved, scope: ToolScope) -> str:
     """Return the tool's description of what the call would change, cut to a readable length."""
     preview = approved.tool.preview
     if preview is None:
@@ -185,7 +185,7 @@ async def _with_answer(approved: Approved, answer: Answer, question: Question) -
     if answer.arguments is not None:
         edited = copy.deepcopy(answer.arguments)
         tool.check(edited)
-        facts = await _facts(tool, edited)
+        facts = await _read_facts(tool, edited)
         bound = compute_binding(tool.name, edited, question.policy, question.working_directory, facts)
         if bound != question.binding:
             call = msgspec.structs.replace(approved.call, arguments=edited)
@@ -193,7 +193,7 @@ async def _with_answer(approved: Approved, answer: Answer, question: Question) -
     return msgspec.structs.replace(approved, binding=bound, approved_by=answer.by)
 
 
-def _question(approved: Approved, scope: ToolScope, facts: Any) -> Question:
+def _build_question(approved: Approved, scope: ToolScope, facts: Any) -> Question:
     governance, directory = scope.governance, os.path.realpath(os.curdir)
     bound = compute_binding(approved.tool.name, approved.call.arguments, governance.policy_version, directory, facts)
     return Question(

@@ -104,7 +104,7 @@ class ToolElicitation:
             raise
         if waits:
             scope.emit(ApprovalAnswered(scope.run_id, question.id, answer.decision, answer.by))
-        return _filled(form, answer)
+        return _to_filled(form, answer)
 
     async def _withdraw(self, question: Question) -> None:
         scope = self._scope
@@ -142,7 +142,7 @@ class ToolElicitation:
         )
 
 
-def _filled(form: Form, answer: Answer) -> Filled:
+def _to_filled(form: Form, answer: Answer) -> Filled:
     """Convert an answer. An `approve` function may return values that were not checked: invalid ones are a cancel."""
     if answer.decision in REFUSALS:
         action: Action = "decline" if answer.decision == "no" and answer.by else "cancel"

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 
 import msgspec
 
-from atlas_agents.core.aio import Alarm, BackgroundTasks, in_thread
+from atlas_agents.core.aio import Alarm, BackgroundTasks, run_in_thread
 from atlas_agents.core.errors import DailyLimitExceeded, OutcomeUnknown, ToolFailed, ToolFault, ToolTimeout, Transient
 from atlas_agents.core.store import Reserve
 from atlas_agents.core.text import clean
@@ -245,7 +245,7 @@ class Attempt:
         if tool.is_async:
             return await tool.function(*positional, **named)
         if tool.in_process:
-            result = await in_thread(lambda: tool.function(*positional, **named))
+            result = await run_in_thread(lambda: tool.function(*positional, **named))
             return await result if inspect.isawaitable(result) else result
         function = partial(tool.function, *positional) if positional else tool.function
         return await self._scope.governance.workers.run(function, named, report=context.progress)
@@ -264,31 +264,35 @@ def diagnose(error: Exception, tool: Tool) -> Diagnosis:
     """Classify an error: not executed, rejected by a server, connection lost, or a bug in the tool."""
     repeatable = tool.effect != "unsafe"
     if isinstance(error, Transient):
-        return _not_executed(ToolFailed(str(error)), error.retry_after)
+        return _diagnose_not_executed(ToolFailed(str(error)), error.retry_after)
     if isinstance(error, ToolTimeout):
         return Diagnosis(error, retryable=repeatable)
     if isinstance(error, ToolFault):
         return Diagnosis(error)
     status = _http_status(error)
     if status in _RETRYABLE_STATUSES:
-        return _not_executed(ToolFailed(_message(error)), _retry_after(error))
+        return _diagnose_not_executed(ToolFailed(_error_message(error)), _retry_after(error))
     if status is not None and 400 <= status < 500:
-        return Diagnosis(ToolFailed(_message(error)))
+        return Diagnosis(ToolFailed(_error_message(error)))
     if isinstance(error, WorkerDied):
-        return Diagnosis(error if tool.effect == "pure" else _unknown_outcome(tool, "process ended"))
+        return Diagnosis(error if tool.effect == "pure" else _unknown_outcome_error(tool, "process ended"))
     if status is not None or _is_connection_error(error):
-        lost = ToolFailed(_message(error)) if tool.effect == "pure" else _unknown_outcome(tool, "connection was lost")
+        lost = (
+            ToolFailed(_error_message(error))
+            if tool.effect == "pure"
+            else _unknown_outcome_error(tool, "connection was lost")
+        )
         return Diagnosis(lost, retryable=repeatable)
     return Diagnosis(error)
 
 
-def _not_executed(error: ToolFailed, retry_after: float | None) -> Diagnosis:
+def _diagnose_not_executed(error: ToolFailed, retry_after: float | None) -> Diagnosis:
     """Diagnose a call that was not executed: it is retried unless the server asks for too long a delay."""
     retryable = retry_after is None or 0 <= retry_after <= _MAX_RETRY_AFTER
     return Diagnosis(error, retryable=retryable, retry_after=retry_after, nothing_happened=True)
 
 
-def _unknown_outcome(tool: Tool, what: str) -> OutcomeUnknown:
+def _unknown_outcome_error(tool: Tool, what: str) -> OutcomeUnknown:
     retried = "It was not retried." if tool.effect == "unsafe" else "It was retried with the same idempotency key."
     return OutcomeUnknown(f"The {what} while {tool.name} ran; it may have happened. {retried}")
 
@@ -320,7 +324,7 @@ def _retry_after(error: Exception) -> float | None:
     return seconds if seconds >= 0 else None
 
 
-def _message(error: Exception) -> str:
+def _error_message(error: Exception) -> str:
     try:
         return str(error) or type(error).__name__
     except Exception:  # noqa: BLE001 - `__str__` of a user's class may raise anything

@@ -63,7 +63,7 @@ class _FirstMessages(msgspec.Struct, frozen=True):
     messages: tuple[msgspec.Raw, ...] = ()
 
 
-def first_messages(row: records.RunRow) -> list[Message]:
+def read_first_messages(row: records.RunRow) -> list[Message]:
     """Return the messages that a run was accepted with. The first stored format was a single message."""
     found = msgspec.json.decode(row.request, type=_FirstMessages).messages or (row.request,)
     return [Message.from_json(bytes(each)) for each in found]
@@ -105,9 +105,8 @@ class RetryingCommitter:
             except (errors.Conflict, errors.StaleOwner) as refused:
                 if unclear and step is not None and await self._was_written(tenant, step):
                     return [None] * len(writes)
-                self.stopped = self.stopped or isinstance(
-                    refused, errors.StaleOwner
-                )  # another process owns the run now
+                if isinstance(refused, errors.StaleOwner):  # another process owns the run now
+                    self.stopped = True
                 raise
             await self._clock.sleep(pause)
         raise AssertionError("unreachable")
@@ -161,24 +160,24 @@ class JournaledApprovals(msgspec.Struct, eq=False):
         """Persist a question. If it was asked before, return it as it was then, with its answer if there is one."""
         if question.id not in self._asked:
             self._asked.add(question.id)
-            asked = self._row_for(question)
+            asked = self._build_row(question)
             await self._write_step("asked", question.id, asked.question, "waiting", records.PutApproval(asked))
             return question, None
-        row = await self._approval(question)
+        row = await self._read_approval(question)
         if row is None:
             raise errors.NotFound(f"not found: approval {question.id!r}")
         answer = _answers.decode(row.answer) if row.answer is not None else None
         return _questions.decode(row.question), answer
 
     async def save_answer(self, question: Question, answer: Answer, grants: str, *, new: bool) -> Answer:
-        """Persist an answer and return the one that counts: the first. One that is not `new` is stored already."""
+        """Persist an answer and return the one that counts: the first. One that is not `new` is already stored."""
         if question.id in self._answered:
             return answer
         writes = (records.AnswerApproval(question.id, encode(answer), grants),) if new else ()
         try:
             await self._write_step("answered", question.id, encode(answer), "running", *writes)
         except errors.Conflict:
-            row = await self._approval(question)
+            row = await self._read_approval(question)
             if row is None or row.answer is None:
                 raise
             first = _answers.decode(row.answer)
@@ -190,10 +189,10 @@ class JournaledApprovals(msgspec.Struct, eq=False):
         rows = await self._committer.read(lambda: self._store.grants(self._tenant, binding))
         return [(_questions.decode(row.question), _answers.decode(row.answer or b"")) for row in rows]
 
-    async def _approval(self, question: Question) -> records.ApprovalRow | None:
+    async def _read_approval(self, question: Question) -> records.ApprovalRow | None:
         return await self._committer.read(lambda: self._store.approval(self._tenant, question.id))
 
-    def _row_for(self, question: Question) -> records.ApprovalRow:
+    def _build_row(self, question: Question) -> records.ApprovalRow:
         return records.ApprovalRow(
             question.id,
             self._run_id,
@@ -310,13 +309,13 @@ class Journal:
     async def _resume(self, row: records.RunRow) -> None:
         past = await self._committer.read(lambda: self._store.journal(self._tenant, self._run_id)) if row.epoch else []
         epoch, first = row.epoch + 1, not past
-        self._first_messages = first_messages(row)
+        self._first_messages = read_first_messages(row)
         writes: list[records.Write] = [records.ClaimRun(self._run_id), records.SetRun(self._run_id, epoch, "running")]
         if first:
             writes += self._message_writes(self._first_messages)
             step = self._accepted_step(epoch)
         else:
-            self._first_messages = await self._stored_first_messages(past)
+            self._first_messages = await self._read_stored_first_messages(past)
             step = records.AddJournal(self._run_id, epoch, "resumed", str(epoch), b"{}")
         await self._committer.commit(self._tenant, [*writes, step], step)
         self._epoch = epoch
@@ -329,7 +328,7 @@ class Journal:
             each.kind == "resumed" for each in recent
         )
 
-    async def _stored_first_messages(self, past: Sequence[records.JournalRow]) -> list[Message]:
+    async def _read_stored_first_messages(self, past: Sequence[records.JournalRow]) -> list[Message]:
         """Return the first messages of the run as they are stored in the session."""
         rows = await self._read_messages()
         own = [Message.from_json(row.body) for row in rows if row.run_id == self._run_id]
@@ -376,7 +375,7 @@ class Journal:
     def next_reply(self) -> Message | None:
         """Return the next recorded reply of the model; None once all of them were replayed.
 
-        Raises PoisonedRun instead of None for a run that keeps crashing the process.
+        Raises CrashLoop instead of returning None for a run that keeps crashing the process.
         """
         if self._reply_count < len(self._replies):
             self._reply_count += 1

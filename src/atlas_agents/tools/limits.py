@@ -83,15 +83,15 @@ class Slots:
         self.free += 1
 
 
-_process: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Slots]" = weakref.WeakKeyDictionary()
+_process_slots: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Slots]" = weakref.WeakKeyDictionary()
 
 
 def process_slots() -> Slots:
     """Return the slots for concurrent calls of all sessions of this process."""
     loop = asyncio.get_running_loop()
-    slots = _process.get(loop)
+    slots = _process_slots.get(loop)
     if slots is None:
-        slots = _process[loop] = Slots(MAX_CALLS_PER_PROCESS)
+        slots = _process_slots[loop] = Slots(MAX_CALLS_PER_PROCESS)
     return slots
 
 

@@ -69,7 +69,7 @@ async def _stop(executions: "Sequence[ToolCallExecution]") -> None:
     with suppress(TimeoutError):
         async with asyncio.timeout(2 * CANCEL_GRACE):
             for execution in executions:
-                await execution.done()
+                await execution.wait_done()
 
 
 async def _decide(call: ToolCall, scope: ToolScope) -> Approved | Rejected:
@@ -105,7 +105,7 @@ async def query_outcome(tool: Tool, call: ToolCall, scope: ToolScope) -> Finding
     if tool.reconcile is None:
         return None
     key = f"{scope.run_id}:{call.id}"
-    arguments = (key, call.arguments) if _takes_two(tool.reconcile) else (key,)
+    arguments = (key, call.arguments) if _takes_arguments(tool.reconcile) else (key,)
     try:
         async with asyncio.timeout(tool.timeout):
             finding = await call_user(tool.reconcile, *arguments)
@@ -127,7 +127,7 @@ def _as_result(finding: Finding, call: ToolCall, scope: ToolScope) -> ToolResult
     return None
 
 
-def _takes_two(reconcile: Callable[..., Any]) -> bool:
+def _takes_arguments(reconcile: Callable[..., Any]) -> bool:
     try:
         parameters = inspect.signature(reconcile).parameters.values()
     except (TypeError, ValueError):
@@ -183,11 +183,11 @@ class ToolCallExecution:
 
     async def wait(self) -> None:
         """Wait until the result is recorded and emitted; raises the error if recording it failed."""
-        await self.done()
+        await self.wait_done()
         if self._failure is not None:
             raise self._failure
 
-    async def done(self) -> None:
+    async def wait_done(self) -> None:
         """Wait for the end. A cancelled wait cancels only its own future, which does not count as the end."""
         if not self._done:
             self._waiter = asyncio.get_running_loop().create_future()
@@ -209,12 +209,12 @@ class ToolCallExecution:
     def final_result(self) -> ToolResult:
         """Return the result; for a call that could not be recorded or stopped in time, that it was interrupted."""
         if self.result is None:
-            unknown = _interrupted(self._decision) if self._attempt else self._not_started()
+            unknown = _interrupted_result(self._decision) if self._attempt else self._not_started_result()
             self.result = self._recorded or unknown
             if self._recorded is not None or self._scope.journal is None or not self._scope.journal.detached:
                 self._emit_result(self.result)
             if not self._done:
-                self._scope.governance.spawn(self.done())
+                self._scope.governance.spawn(self.wait_done())
         return self.result
 
     def pause(self) -> None:
@@ -266,11 +266,11 @@ class ToolCallExecution:
     def _to_result(self, value: Any, error: Exception | None) -> ToolResult:
         call = self._decision.call
         if self._cancelled and self._attempt is not None:
-            return self._not_started() if self._untouched else _interrupted(self._decision)
+            return self._not_started_result() if self._untouched else _interrupted_result(self._decision)
         if error is not None:
             return self._error_result(error)
         if self._attempt is None:
-            return self._not_started()
+            return self._not_started_result()
         if isinstance(self._decision, Approved) and self._decision.edited:
             value = {"edited_arguments": call.arguments, "result": value}
         return ToolResult(call.id, "ok", self._scope.governance.redactor.remove_known(value))
@@ -295,18 +295,18 @@ class ToolCallExecution:
         if journal is None:
             await governance.audit.append(self._audit_entry(result))
             return result
-        more = self._writes if self._writes and result.status == "ok" else ()
+        writes = self._writes if self._writes and result.status == "ok" else ()
         try:
-            await journal.record_outcome(call, result, self._audit_entry(result), *more)
-        except DailyLimitExceeded as spent:
-            result = ToolResult(call.id, "error", str(spent), "limit")
+            await journal.record_outcome(call, result, self._audit_entry(result), *writes)
+        except DailyLimitExceeded as exceeded:
+            result = ToolResult(call.id, "error", str(exceeded), "limit")
             await journal.record_outcome(call, result, self._audit_entry(result))
-        if more and governance.team_services is not None:
+        if writes and governance.team_services is not None:
             governance.team_services.wake()
         return result
 
-    def _not_started(self) -> ToolResult:
-        """Result of a call that this process did not start: nothing happened, unless an earlier process started it."""
+    def _not_started_result(self) -> ToolResult:
+        """Return the result of a call not started here: nothing happened, unless an earlier process started it."""
         journal, call = self._scope.journal, self._decision.call
         if isinstance(self._decision, Rejected) and self._decision.known_result is not None:
             return self._decision.known_result
@@ -411,7 +411,7 @@ class ToolCallExecution:
 
     def _tool_context(self, approved: Approved) -> ToolContext:
         scope, tool = self._scope, approved.tool
-        in_thread = tool.in_process and not tool.is_async
+        runs_in_thread = tool.in_process and not tool.is_async
         loop = asyncio.get_running_loop()
         return ToolContext(
             conversation=scope.conversation,
@@ -420,7 +420,9 @@ class ToolCallExecution:
             call_id=approved.call.id,
             tenant_id=scope.actor.tenant,
             metadata=scope.metadata,
-            report=partial(loop.call_soon_threadsafe, self._report_progress) if in_thread else self._report_progress,
+            report=partial(loop.call_soon_threadsafe, self._report_progress)
+            if runs_in_thread
+            else self._report_progress,
             approved=bool(approved.binding),
             note=self._add_note,
             ask=self._ask,
@@ -457,8 +459,8 @@ class ToolCallExecution:
             scope.emit(ToolProgress(scope.run_id, self._name, call.id, text))
 
 
-def _interrupted(decision: Approved | Rejected) -> ToolResult:
-    """Result of a call that was stopped while it ran: only a pure tool is known to have had no effect."""
+def _interrupted_result(decision: Approved | Rejected) -> ToolResult:
+    """Return the result of a call that was stopped while it ran: only a pure tool is known to have had no effect."""
     if isinstance(decision, Approved) and decision.tool.effect == "pure":
         return ToolResult(decision.call.id, "error", "The turn was cancelled while this call ran.", "declined")
     text = "The turn was cancelled while this call ran; it may have happened. It was not retried."

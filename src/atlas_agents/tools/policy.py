@@ -17,10 +17,11 @@ from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.json import encode
 
 ANY, REST = "*", "**"
-_EVERYONE = ("*",)
+"""Wildcards of a command rule: any one argument, and any further arguments."""
 Cell: TypeAlias = Literal["yes", "no", "ask"]
 EVERYONE = "*"
-_USER = "user:"
+"""Stands for every agent, role and group."""
+_USER_PREFIX = "user:"
 _CELLS: tuple[Cell, ...] = ("yes", "ask", "no")
 
 
@@ -31,7 +32,7 @@ class CommandRule(msgspec.Struct, frozen=True):
     """
 
     argv: tuple[str, ...]
-    who: tuple[str, ...] = _EVERYONE
+    who: tuple[str, ...] = (EVERYONE,)
 
     def matches(self, argv: Sequence[str]) -> bool:
         pattern, rest = (self.argv[:-1], True) if self.argv[-1] == REST else (self.argv, False)
@@ -175,7 +176,7 @@ class Policy:
 
     def _find_grantee(self, permission: str, actor: Actor) -> str | None:
         subjects = [subject for rank in self._ranks(actor.agent_id, actor.role) for subject in rank]
-        for subject in (*subjects, f"{_USER}{actor.user}") if actor.user else subjects:
+        for subject in (*subjects, f"{_USER_PREFIX}{actor.user}") if actor.user else subjects:
             if any(fnmatchcase(permission, pattern) for pattern in self._grants.get(subject, ())):
                 return subject
         return None
@@ -185,8 +186,8 @@ class Policy:
 
         An agent cannot take the name of a group or of a user.
         """
-        own = [] if agent_id in self._groups or agent_id.startswith(_USER) else [agent_id]
-        roles = [] if not role or role.startswith(_USER) else [role]
+        own = [] if agent_id in self._groups or agent_id.startswith(_USER_PREFIX) else [agent_id]
+        roles = [] if not role or role.startswith(_USER_PREFIX) else [role]
         groups = sorted(group for group, members in self._groups.items() if agent_id in members)
         return own, [*roles, *groups], [EVERYONE]
 
@@ -199,7 +200,7 @@ def _check_cells(tool: str, cells: Mapping[str, Cell]) -> dict[str, Cell]:
     for subject, cell in cells.items():
         if cell not in _CELLS:
             raise ConfigError(f"tools.{tool}.{subject} must be yes, ask or no, got {cell!r}")
-        if subject.startswith(_USER):
+        if subject.startswith(_USER_PREFIX):
             raise ConfigError(f"tools.{tool}.{subject}: expected an agent, role or group; users can only have grants")
     return dict(cells)
 
@@ -236,7 +237,7 @@ def _parse_cells(tool: str, entries: Any, where: str) -> dict[str, Cell]:
             raise ConfigError(f"{where}: tools.{tool}.{cell}: expected yes, ask or no = [names]")
         for subject in cast(list[Any], subjects):
             if subject in cells:
-                raise ConfigError(f"{where}: tools.{tool} lists {subject!r} twice")
+                raise ConfigError(f"{where}: tools.{tool} lists {subject!r} twice; keep one entry")
             cells[str(subject)] = cell
     return cells
 

@@ -16,7 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
-from atlas_agents.core.aio import BackgroundTasks, in_thread
+from atlas_agents.core.aio import BackgroundTasks, run_in_thread
 from atlas_agents.tools import worker_codec
 from atlas_agents.tools.worker_process import report
 
@@ -226,7 +226,7 @@ class Workers:
         while True:
             request = worker_codec.try_pack(function, values, pool.unimportable)
             if request is None:
-                request = await in_thread(worker_codec.pack, function, values, frozenset(pool.unimportable))
+                request = await run_in_thread(worker_codec.pack, function, values, frozenset(pool.unimportable))
             kind, body = await pool.call(request, directory, report)
             if kind != worker_codec.MISSING_MODULE:
                 break
@@ -238,7 +238,7 @@ class Workers:
             pool.unimportable.add(module)
         if sum(map(len, body)) <= worker_codec.SMALL:
             return worker_codec.unpack_answer(kind, body, function)
-        return await in_thread(worker_codec.unpack_answer, kind, body, function)
+        return await run_in_thread(worker_codec.unpack_answer, kind, body, function)
 
     async def close(self) -> None:
         """Kill the workers of this event loop and what they run. The object can be used again."""

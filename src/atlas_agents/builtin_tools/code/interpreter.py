@@ -23,7 +23,7 @@ from atlas_agents.builtin_tools.files.read import IMAGE_SIGNATURES
 from atlas_agents.builtin_tools.sandbox import base as sandbox_base
 from atlas_agents.builtin_tools.sandbox.choose import Unconfined
 from atlas_agents.builtin_tools.sandbox.process import HeadTailBuffer, Sandbox, SandboxProcess
-from atlas_agents.core.aio import in_thread
+from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import SandboxUnavailable, ToolFailed
 from atlas_agents.core.messages import Image
 
@@ -121,7 +121,7 @@ class PythonInstallation(msgspec.Struct, frozen=True):
 async def find_python(path: Path | None) -> PythonInstallation:
     """Inspect the Python at `path`, an executable or a virtual environment; None is the one that runs Atlas."""
     executable = sys.executable if path is None else str(path)
-    if await in_thread(os.path.isdir, executable):
+    if await run_in_thread(os.path.isdir, executable):
         executable = os.path.join(executable, "bin", "python")
     try:
         process = await asyncio.create_subprocess_exec(

@@ -14,7 +14,7 @@ from atlas_agents.builtin_tools.code import interpreter as python_code
 from atlas_agents.builtin_tools.sandbox.base import CapturedOutput, OnOutput, SandboxLimits, Stream
 from atlas_agents.builtin_tools.sandbox.choose import SandboxKind, choose, describe_sandbox
 from atlas_agents.builtin_tools.sandbox.process import Sandbox
-from atlas_agents.core.aio import in_thread
+from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import ToolFailed, ToolTimeout
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.tool import Tool, tool
@@ -128,16 +128,16 @@ class CodeInterpreter:
     async def run(self, code: str, context: ToolContext, *, session: bool = False) -> dict[str, Any]:
         """Run code and return the result for the model."""
         key = (context.tenant_id, context.conversation.id)
-        folder: Path = await in_thread(python_code.create_session_folder, self._folder, *key)
+        folder: Path = await run_in_thread(python_code.create_session_folder, self._folder, *key)
         sandbox, start = await self._starter(folder, session=session)
         context.note("sandbox", sandbox)
-        before = await in_thread(python_code.snapshot_files, folder)
+        before = await run_in_thread(python_code.snapshot_files, folder)
         on_output = _progress_reporter(context)
         if session:
             result, loss = await self._pool.run(key, code, start, on_output)
         else:
             result, loss = await _run_once(code, start, on_output), ""
-        produced: python_code.ProducedFiles = await in_thread(python_code.find_produced, folder, before)
+        produced: python_code.ProducedFiles = await run_in_thread(python_code.find_produced, folder, before)
         if result.stopped_by is not None:
             raise self._limit_error(result, produced)
         lost_now = "The state of this session is lost." if session and result.ended else ""

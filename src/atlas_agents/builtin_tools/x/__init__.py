@@ -19,7 +19,7 @@ from yarl import URL
 
 from atlas_agents.builtin_tools.web.extract import clean_text
 from atlas_agents.builtin_tools.web.ssrf import CAPS, INTERNET, Hosts, Network
-from atlas_agents.core.aio import in_thread
+from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import ConfigError, OutcomeUnknown, ToolFailed, Transient
 from atlas_agents.core.http import open_session
 from atlas_agents.core.paths import Secret, read_json, write_json
@@ -172,7 +172,7 @@ class XTokens:
     async def _load(self) -> _StoredTokens:
         if self._tokens is not None:
             return self._tokens
-        found: _StoredTokens | None = await in_thread(read_json, self._path, _StoredTokens)
+        found: _StoredTokens | None = await run_in_thread(read_json, self._path, _StoredTokens)
         account = self._account
         if found is None or found.fingerprint != account.fingerprint:
             access, refresh = [each.reveal() if each else "" for each in (account.token, account.refresh_token)]
@@ -194,7 +194,7 @@ class XTokens:
         new = _decode_tokens(response)
         refresh_token, expires_at = new.refresh_token or old.refresh_token, time.time() + new.expires_in
         tokens = _StoredTokens(old.fingerprint, new.access_token, refresh_token, expires_at)
-        await asyncio.shield(asyncio.ensure_future(in_thread(write_json, self._path, msgspec.to_builtins(tokens))))
+        await asyncio.shield(asyncio.ensure_future(run_in_thread(write_json, self._path, msgspec.to_builtins(tokens))))
         self._tokens = tokens
         return tokens
 

@@ -21,7 +21,7 @@ from atlas_agents.channels.telegram.delivery import Delivery
 from atlas_agents.channels.telegram.state import ActiveSession, PairedUser, Pairing, PendingDelivery, StateFile
 from atlas_agents.channels.telegram.types import TelegramTiming
 from atlas_agents.client.client import GatewayAddress, GatewayClient, SessionEvent, SessionFeed
-from atlas_agents.core.aio import BackgroundTasks, in_thread
+from atlas_agents.core.aio import BackgroundTasks, run_in_thread
 from atlas_agents.core.errors import ConfigError, GatewayError, Unauthorized
 from atlas_agents.core.http import backoff
 from atlas_agents.gateway.protocol.admin import AgentsResult
@@ -365,7 +365,7 @@ class TelegramChannel:
         self._code_sent_at = {user: at for user, at in self._code_sent_at.items() if now - at < _CODE_INTERVAL}
         if sender.id in self._code_sent_at:
             return None
-        code = await in_thread(self._pairing.code_for, sender)
+        code = await run_in_thread(self._pairing.code_for, sender)
         if code is None:
             return None
         self._code_sent_at[sender.id] = now
@@ -403,7 +403,7 @@ class TelegramChannel:
 
     async def _read_pairs(self) -> dict[int, PairedUser]:
         try:
-            return await in_thread(self._pairing.pairs)
+            return await run_in_thread(self._pairing.pairs)
         except ConfigError as error:
             logger.error("cannot read the paired Telegram users, none are admitted: %s", error)
             return {}

@@ -12,9 +12,9 @@ from pathlib import Path
 import msgspec
 
 from atlas_agents.channels.telegram.types import TelegramUser
-from atlas_agents.core.aio import in_thread
+from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.paths import lock_file, make_private, read_json, write_json
+from atlas_agents.core.paths import lock_file, make_private_folder, read_json, write_json
 
 logger = logging.getLogger(__name__)
 _WRITE_RETRY_DELAY = 2.0
@@ -72,7 +72,7 @@ class StateFile:
     """The channel state of one bot. A change is durable once `save` has returned; on a full disk `save` waits."""
 
     def __init__(self, folder: Path, bot_id: str) -> None:
-        self._path = make_private(folder) / f"notes-{bot_id}.json"
+        self._path = make_private_folder(folder) / f"notes-{bot_id}.json"
         self.state = read_json(self._path, ChannelState) or ChannelState()
         self._lock = asyncio.Lock()
         self._requested = 0
@@ -89,7 +89,7 @@ class StateFile:
         while True:
             version = self._requested
             try:
-                await in_thread(write_json, self._path, msgspec.to_builtins(self.state, str_keys=True))
+                await run_in_thread(write_json, self._path, msgspec.to_builtins(self.state, str_keys=True))
             except OSError as error:
                 logger.warning("cannot write Telegram state, retrying: path=%s error=%s", self._path, error.strerror)
                 await asyncio.sleep(_WRITE_RETRY_DELAY)
@@ -146,7 +146,7 @@ class Pairing:
 
     def code_for(self, user: TelegramUser) -> str | None:
         """Return the unexpired code of a user, or a new one; None if too many codes are open."""
-        make_private(self.folder)
+        make_private_folder(self.folder)
         with lock_file(self._codes_file):
             codes = self._open_codes()
             for code, each in codes.items():
@@ -161,7 +161,7 @@ class Pairing:
 
     def pair(self, code: str) -> PairedUser:
         """Pair the user that a code was sent to; the code becomes invalid."""
-        make_private(self.folder)
+        make_private_folder(self.folder)
         with lock_file(self._codes_file):
             codes = self._open_codes()
             found = codes.pop(code.strip().upper().replace("-", ""), None)

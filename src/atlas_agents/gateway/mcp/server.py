@@ -1,4 +1,7 @@
-"""MCP protocol server. It is stateless: every request is authorized by its own token."""
+"""MCP server: lists and calls tools, asks agents, gets prompts and reads documents for MCP clients.
+
+It is stateless: every request is authorized by its own token.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable
@@ -45,7 +48,7 @@ _ASK_PARAMETERS: dict[str, Any] = {
     "required": ["message"],
     "additionalProperties": False,
 }
-Context = ServerRequestContext[Any, Any]
+RequestContext = ServerRequestContext[Any, Any]
 _INSTRUCTIONS = (
     "The tools of an Atlas Agents gateway, and its agents, which are called with ask_… tools. A call may wait until a "
     "person approves it."
@@ -74,12 +77,12 @@ def list_tools(hub: Hub, agent: Agent, grant: Grant) -> list[McpTool]:
     allowed = [tool for tool in agent.tools if hub.atlas.verdict(agent, tool, grant.principal.id).cell != "no"]
     found = [McpTool(tool.wire_name, tool.description, tool.parameters) for tool in allowed]
     names = {each.name for each in found}
-    ask_tools = [McpTool(_ask_tool_name(each), _describe(each), _ASK_PARAMETERS) for each in hub.atlas.agents]
+    ask_tools = [McpTool(_ask_tool_name(each), _describe_agent(each), _ASK_PARAMETERS) for each in hub.atlas.agents]
     return [*found, *(each for each in ask_tools if each.name not in names)]
 
 
 class McpRequest:
-    """One request of a client. If the client cancels it, the call is cancelled too."""
+    """One tool call of a client. If the client cancels the request, the call is cancelled too."""
 
     def __init__(self, hub: Hub, grant: Grant, progress: Progress) -> None:
         self._hub = hub
@@ -96,7 +99,7 @@ class McpRequest:
         try:
             stream = await self._hub.call_tool(self._grant, agent, name, arguments)
             await self._follow(stream)
-            return _outcome(tool_call_result(await stream.reply()))
+            return _to_outcome(tool_call_result(await stream.reply()))
         except (ProtocolError, Cancelled) as fault:
             return ToolOutcome(str(fault), failed=True)
 
@@ -121,7 +124,7 @@ class McpRequest:
             async with aclosing(_with_timeouts(stream)) as events:
                 async for event in events:
                     if not self._hub.tokens.is_valid(self._grant):
-                        raise ConfigError("the token was revoked")
+                        raise ConfigError("the token was revoked: connect with a valid one")
                     status = _progress_text(event) or status if event is not None else status
                     if event is None or _progress_text(event):
                         self._steps += 1
@@ -170,7 +173,7 @@ def _progress_text(event: Event) -> str:
             return ""
 
 
-def _outcome(result: ToolResult) -> ToolOutcome:
+def _to_outcome(result: ToolResult) -> ToolOutcome:
     failed = result.status != "ok"
     value, images = extract_images(result.result)
     text = value if isinstance(value, str) else encode(value).decode()
@@ -184,13 +187,13 @@ def _ask_tool_name(agent: Agent) -> str:
     return wire_name(_ASK + agent.id)
 
 
-def _describe(agent: Agent) -> str:
+def _describe_agent(agent: Agent) -> str:
     description = f": {agent.description}" if agent.description else ""
     return f"Ask the agent {agent.name}{description}. It answers with text and may use its own tools."
 
 
 class McpProtocolServer:
-    """Handles MCP requests; the calls themselves are in `tools`."""
+    """Handles the requests of MCP clients. Each tool call is an `McpRequest`."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -218,9 +221,10 @@ class McpProtocolServer:
             await asyncio.Event().wait()
 
     async def answer(self, scope: Any, receive: Receive, send: Send) -> None:
+        """Serve one HTTP request."""
         await self._manager.handle_request(scope, receive, send)
 
-    async def _list_tools(self, ctx: Context, params: Any) -> types.ListToolsResult:
+    async def _list_tools(self, ctx: RequestContext, params: Any) -> types.ListToolsResult:
         grant, agent = self._authorize(ctx), self._agent(ctx)
         listed = list_tools(self._hub, agent, grant)
         tools = [
@@ -228,9 +232,9 @@ class McpProtocolServer:
         ]
         return types.ListToolsResult(tools=tools)
 
-    async def _call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
+    async def _call_tool(self, ctx: RequestContext, params: types.CallToolRequestParams) -> types.CallToolResult:
         grant, agent = self._authorize(ctx, "write"), self._agent(ctx)
-        request = McpRequest(self._hub, grant, _progress(ctx))
+        request = McpRequest(self._hub, grant, _progress_reporter(ctx))
         try:
             outcome = await request.call(agent, params.name, params.arguments or {})
         except AtlasError as error:
@@ -242,7 +246,7 @@ class McpProtocolServer:
             is_error=outcome.failed,
         )
 
-    async def _list_prompts(self, ctx: Context, params: Any) -> types.ListPromptsResult:
+    async def _list_prompts(self, ctx: RequestContext, params: Any) -> types.ListPromptsResult:
         self._authorize(ctx)
         prompts = [
             types.Prompt(
@@ -254,26 +258,26 @@ class McpProtocolServer:
         ]
         return types.ListPromptsResult(prompts=prompts)
 
-    async def _get_prompt(self, ctx: Context, params: types.GetPromptRequestParams) -> types.GetPromptResult:
+    async def _get_prompt(self, ctx: RequestContext, params: types.GetPromptRequestParams) -> types.GetPromptResult:
         self._authorize(ctx)
         prompt = next((each for each in self._hub.services.prompts() if each.name == params.name), None)
         if prompt is None:
-            raise _refused(f"unknown prompt {params.name[:80]!r}")
+            raise _invalid_params(f"unknown prompt {params.name[:80]!r}")
         try:
             text = prompt.fill(params.arguments or {})
         except AtlasError as error:
-            raise _refused(str(error)) from error
+            raise _invalid_params(str(error)) from error
         message = types.PromptMessage(role="user", content=types.TextContent(text=text))
         return types.GetPromptResult(description=prompt.description or None, messages=[message])
 
     async def _list_resources(
-        self, ctx: Context, params: types.PaginatedRequestParams | None
+        self, ctx: RequestContext, params: types.PaginatedRequestParams | None
     ) -> types.ListResourcesResult:
         cursor = (params.cursor if params is not None else None) or ""
         try:
-            found, next_cursor = await self._library.list(self._reader(ctx), cursor)
+            found, next_cursor = await self._resources.list(self._reader(ctx), cursor)
         except AtlasError as error:
-            raise _refused(str(error)) from error
+            raise _invalid_params(str(error)) from error
         resources = [
             types.Resource(
                 uri=each.uri,
@@ -286,43 +290,45 @@ class McpProtocolServer:
         ]
         return types.ListResourcesResult(resources=resources, next_cursor=next_cursor or None)
 
-    async def _read_resource(self, ctx: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
+    async def _read_resource(
+        self, ctx: RequestContext, params: types.ReadResourceRequestParams
+    ) -> types.ReadResourceResult:
         uri = str(params.uri)
         try:
-            text, kind = await self._library.read(uri, self._reader(ctx))
+            text, kind = await self._resources.read(uri, self._reader(ctx))
         except AtlasError as error:
-            raise _refused(str(error)) from error
+            raise _invalid_params(str(error)) from error
         return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, text=text, mime_type=kind)])
 
     @property
-    def _library(self) -> DocumentResources:
+    def _resources(self) -> DocumentResources:
         if self._hub.services.resources is None:
-            raise _refused("no resources are available")
+            raise _invalid_params("no resources are available")
         return self._hub.services.resources
 
-    def _reader(self, ctx: Context) -> ResourceReader:
+    def _reader(self, ctx: RequestContext) -> ResourceReader:
         return ResourceReader(self._agent(ctx), self._authorize(ctx).principal.id)
 
-    def _authorize(self, ctx: Context, *needed: Scope) -> Grant:
+    def _authorize(self, ctx: RequestContext, *needed: Scope) -> Grant:
         """Return the grant of the request's token; raise if it was revoked or lacks a needed scope."""
         grant: Grant | None = ctx.request.scope["state"]["grant"] if ctx.request is not None else None
         if grant is None or not self._hub.tokens.is_valid(grant):
-            raise _refused("authentication required")
+            raise _invalid_params("authentication required")
         for scope in needed:
             if not grant.allows(scope):
-                raise _refused(f"this token lacks the scope {scope}")
+                raise _invalid_params(f"this token lacks the scope {scope}")
         return grant
 
-    def _agent(self, ctx: Context) -> Agent:
+    def _agent(self, ctx: RequestContext) -> Agent:
         wanted = ctx.request.path_params.get("agent_id", "") if ctx.request is not None else ""
         agent = self._hub.agent(wanted) if wanted else self._hub.atlas.get_agent()
         if agent is None:
-            raise _refused("unknown agent")
+            raise _invalid_params("unknown agent")
         return agent
 
 
-def _progress(ctx: Context) -> Progress:
-    """Return a function that sends progress notifications, if the client requested them."""
+def _progress_reporter(ctx: RequestContext) -> Progress:
+    """Return a function that sends progress notifications if the client requested them."""
 
     async def report(step: int, text: str) -> None:
         await ctx.session.report_progress(float(step), None, text)
@@ -330,5 +336,5 @@ def _progress(ctx: Context) -> Progress:
     return report
 
 
-def _refused(text: str) -> MCPError:
+def _invalid_params(text: str) -> MCPError:
     return MCPError(code=types.INVALID_PARAMS, message=text)

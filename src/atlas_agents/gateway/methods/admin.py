@@ -25,27 +25,27 @@ def add_methods(methods: Methods) -> None:
     methods.add("agents.get", get_agent)
     methods.add("models.list", list_models)
     methods.add("tools.list", list_tools)
-    methods.add("tools.matrix", matrix)
+    methods.add("tools.matrix", get_permission_matrix)
     methods.add("audit.list", list_audit)
     methods.add("audit.subscribe", subscribe_audit)
     methods.add("audit.verify", verify_audit)
-    methods.add("usage.summary", usage)
+    methods.add("usage.summary", sum_usage)
     methods.add("usage.tools", count_tool_calls)
-    methods.add("limits.get", limits)
-    methods.add("health.check", health)
-    methods.add("system.info", system)
-    methods.add("config.get", config)
-    methods.add("tokens.rotate", rotate)
+    methods.add("limits.get", get_limits)
+    methods.add("health.check", check_health)
+    methods.add("system.info", get_system_info)
+    methods.add("config.get", get_config)
+    methods.add("tokens.rotate", rotate_token)
     methods.add("users.list", list_users)
     methods.add("users.put", put_user)
     methods.add("users.remove", remove_user)
     methods.add("plans.list", list_plans)
     methods.add("plans.put", put_plan)
-    methods.add("tenants.get", get)
-    methods.add("tenants.update", update)
+    methods.add("tenants.get", get_tenant)
+    methods.add("tenants.update", update_tenant)
     methods.add("tenants.list", list_tenants)
-    methods.add("tools.invoke", invoke)
-    methods.add("mcp.servers", servers)
+    methods.add("tools.invoke", invoke_tool)
+    methods.add("mcp.servers", list_mcp_servers)
 
 
 async def list_agents(caller: ClientConnection, _: NoParams) -> wire.AgentsResult:
@@ -83,7 +83,7 @@ async def list_tools(caller: ClientConnection, params: wire.ToolsList) -> wire.T
     return wire.ToolsResult(tuple([shape for agent in agents for shape in _tool_shapes(caller, agent)]))
 
 
-async def matrix(caller: ClientConnection, _: NoParams) -> wire.Matrix:
+async def get_permission_matrix(caller: ClientConnection, _: NoParams) -> wire.Matrix:
     atlas, user = caller.hub.atlas, caller.grant.principal.id
     rows = [
         wire.MatrixRow(agent.id, agent.role, {tool.name: atlas.verdict(agent, tool, user).cell for tool in agent.tools})
@@ -114,7 +114,7 @@ async def count_tool_calls(caller: ClientConnection, params: wire.UsageTools) ->
     return wire.ToolsUsed(await caller.hub.audit.count_calls(params.since or "", params.to or "9999"))
 
 
-async def usage(caller: ClientConnection, params: wire.UsageSummary) -> wire.UsageResult:
+async def sum_usage(caller: ClientConnection, params: wire.UsageSummary) -> wire.UsageResult:
     """Sum tokens and cost of the caller's sessions, grouped by one key."""
     until = (date.fromisoformat(params.to) + timedelta(days=1)).isoformat() if params.to else "9999"
     sums: dict[tuple[str, str], wire.UsageSum] = {}
@@ -126,7 +126,7 @@ async def usage(caller: ClientConnection, params: wire.UsageSummary) -> wire.Usa
     return wire.UsageResult(tuple(sums.values()))
 
 
-async def limits(caller: ClientConnection, _: NoParams) -> wire.LimitsResult:
+async def get_limits(caller: ClientConnection, _: NoParams) -> wire.LimitsResult:
     return await read_limits(caller.hub)
 
 
@@ -201,17 +201,17 @@ def _add_usage(to: wire.UsageSum, row: UsageRow) -> wire.UsageSum:
     )
 
 
-async def health(caller: ClientConnection, _: NoParams) -> wire.Health:
+async def check_health(caller: ClientConnection, _: NoParams) -> wire.Health:
     return wire.Health("ok", caller.hub.uptime)
 
 
-async def system(caller: ClientConnection, _: NoParams) -> wire.SystemInfo:
+async def get_system_info(caller: ClientConnection, _: NoParams) -> wire.SystemInfo:
     hub = caller.hub
     principal = caller.grant.principal
     return wire.SystemInfo(hub.server, principal, hub.features, hub.policy, await read_limits(hub), hub.uptime)
 
 
-async def config(caller: ClientConnection, _: NoParams) -> wire.ConfigResult:
+async def get_config(caller: ClientConnection, _: NoParams) -> wire.ConfigResult:
     """Return the effective settings, without secrets, and the names of the tokens."""
     hub = caller.hub
     return wire.ConfigResult(
@@ -219,7 +219,7 @@ async def config(caller: ClientConnection, _: NoParams) -> wire.ConfigResult:
     )
 
 
-async def rotate(caller: ClientConnection, _: NoParams) -> wire.TokenMade:
+async def rotate_token(caller: ClientConnection, _: NoParams) -> wire.TokenMade:
     path = caller.hub.tokens.rotate()
     asyncio.get_running_loop().call_soon(caller.hub.close_unauthorized)  # after the response is sent
     return wire.TokenMade(str(path))
@@ -246,26 +246,26 @@ async def remove_user(caller: ClientConnection, params: wire.OneUser) -> Ack:
     try:
         await caller.hub.atlas.tenancy.remove_user(params.name)
     except NotFound:
-        raise ProtocolError("INVALID_PARAMS", f"unknown user {params.name!r}") from None
+        raise ProtocolError("INVALID_PARAMS", f"not found: user {params.name!r}") from None
     await apply_suspensions(caller.hub)
     return Ack(True)
 
 
 async def list_plans(caller: ClientConnection, _: NoParams) -> wire.PlansResult:
-    return wire.PlansResult(tuple(map(_shape, await caller.hub.atlas.tenancy.plans())))
+    return wire.PlansResult(tuple(map(_plan_shape, await caller.hub.atlas.tenancy.plans())))
 
 
 async def put_plan(caller: ClientConnection, params: wire.PlansPut) -> wire.PlanResult:
     plan = Plan(params.name, params.tokens, params.agents, params.storage, params.seats)
-    return wire.PlanResult(_shape(await caller.hub.atlas.tenancy.put_plan(plan)))
+    return wire.PlanResult(_plan_shape(await caller.hub.atlas.tenancy.put_plan(plan)))
 
 
-async def get(caller: ClientConnection, _: NoParams) -> wire.TenantResult:
+async def get_tenant(caller: ClientConnection, _: NoParams) -> wire.TenantResult:
     atlas = caller.hub.atlas
     plan, used = await atlas.tenancy.plan(), await atlas.tenancy.used()
     return wire.TenantResult(
         atlas.tenant,
-        _shape(plan),
+        _plan_shape(plan),
         used.tokens,
         used.storage,
         len(atlas.agents),
@@ -273,9 +273,9 @@ async def get(caller: ClientConnection, _: NoParams) -> wire.TenantResult:
     )
 
 
-async def update(caller: ClientConnection, params: wire.TenantsUpdate) -> wire.TenantResult:
+async def update_tenant(caller: ClientConnection, params: wire.TenantsUpdate) -> wire.TenantResult:
     await caller.hub.atlas.tenancy.use_plan(params.plan)
-    return await get(caller, NoParams())
+    return await get_tenant(caller, NoParams())
 
 
 async def list_tenants(caller: ClientConnection, _: NoParams) -> wire.TenantsResult:
@@ -289,11 +289,11 @@ async def apply_suspensions(hub: Hub) -> None:
     hub.close_unauthorized()
 
 
-def _shape(plan: Plan) -> wire.PlanShape:
+def _plan_shape(plan: Plan) -> wire.PlanShape:
     return wire.PlanShape(plan.name, plan.tokens, plan.agents, plan.storage, plan.seats)
 
 
-async def invoke(caller: ClientConnection, params: wire.ToolsInvoke) -> wire.Called:
+async def invoke_tool(caller: ClientConnection, params: wire.ToolsInvoke) -> wire.Called:
     """Call a tool with the agent's permissions and wait for its result, including any approval."""
     hub = caller.hub
     agent = hub.agent(params.agent_id) if params.agent_id else hub.atlas.get_agent()
@@ -305,5 +305,5 @@ async def invoke(caller: ClientConnection, params: wire.ToolsInvoke) -> wire.Cal
     return wire.Called(stream.stream_id, result.status, result.result, result.error)
 
 
-async def servers(caller: ClientConnection, _: NoParams) -> wire.McpServersResult:
+async def list_mcp_servers(caller: ClientConnection, _: NoParams) -> wire.McpServersResult:
     return caller.hub.services.mcp_servers()

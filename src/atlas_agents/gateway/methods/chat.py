@@ -26,26 +26,26 @@ _SESSIONS = 100
 
 
 def add_methods(methods: Methods) -> None:
-    methods.add("chat.send", send)
-    methods.add("chat.abort", abort)
-    methods.add("chat.history", history)
-    methods.add("chat.wait", wait)
+    methods.add("chat.send", send_message)
+    methods.add("chat.abort", abort_runs)
+    methods.add("chat.history", get_history)
+    methods.add("chat.wait", wait_for_run)
     methods.add("approvals.list", list_approvals)
-    methods.add("approvals.resolve", resolve)
+    methods.add("approvals.resolve", resolve_approval)
     methods.add("exec.approve", approve)
     methods.add("exec.deny", deny)
     methods.add("runs.list", list_runs)
     methods.add("runs.get", get_run)
 
 
-async def send(caller: ClientConnection, params: wire.ChatSend) -> wire.Sent:
+async def send_message(caller: ClientConnection, params: wire.ChatSend) -> wire.Sent:
     """Start a turn and acknowledge it once it is stored. The answer follows as events to the session's subscribers."""
     hub, session = caller.hub, caller.grant.prefix + params.session_key
     agent = await hub.resolve_agent(session, params.agent_id)
     _check_model(hub, params)
     accepted, _ = await hub.submit_turn(
         agent,
-        _message(params),
+        _build_message(params),
         session=session,
         user=caller.grant.principal.id,
         options=TurnOptions(
@@ -68,11 +68,11 @@ def _cancel_run(hub: Hub, run_id: str) -> None:
         stream.cancel()
 
 
-async def abort(caller: ClientConnection, params: wire.ChatAbort) -> wire.Aborted:
+async def abort_runs(caller: ClientConnection, params: wire.ChatAbort) -> wire.Aborted:
     """Cancel a run, or all running and queued runs of a session."""
     atlas = caller.hub.atlas
     if params.run_id is not None:
-        ids = [(await visible_run(caller, params.run_id)).id]
+        ids = [(await _require_run(caller, params.run_id)).id]
     elif params.session_key is not None:
         session = caller.grant.prefix + params.session_key
         ids = [row.id for row in await caller.hub.store.runs(atlas.tenant, session, open_only=True)]
@@ -81,7 +81,7 @@ async def abort(caller: ClientConnection, params: wire.ChatAbort) -> wire.Aborte
     return wire.Aborted(tuple([id for id in ids if await atlas.cancel(id)]))
 
 
-async def history(caller: ClientConnection, params: wire.ChatHistory) -> wire.ChatHistoryPage:
+async def get_history(caller: ClientConnection, params: wire.ChatHistory) -> wire.ChatHistoryPage:
     """Return the last messages, or those before a given one."""
     sessions, key = caller.hub.atlas.sessions, caller.grant.prefix + params.session_key
     try:
@@ -98,16 +98,16 @@ async def history(caller: ClientConnection, params: wire.ChatHistory) -> wire.Ch
     return wire.ChatHistoryPage(tuple(map(convert.stored_message_shape, shown)), len(rows) > len(shown), outcomes)
 
 
-async def wait(caller: ClientConnection, params: wire.ChatWait) -> wire.Waited:
+async def wait_for_run(caller: ClientConnection, params: wire.ChatWait) -> wire.Waited:
     """Return the status of a run once it has ended or the timeout has passed."""
-    row = await visible_run(caller, params.run_id)
+    row = await _require_run(caller, params.run_id)
     try:
         async with asyncio.timeout(params.timeout_ms / 1000):
             await caller.hub.runs.follow_remote([row])
             await caller.hub.runs.wait_ended(params.run_id)
     except TimeoutError:
         pass
-    row = await visible_run(caller, params.run_id)
+    row = await _require_run(caller, params.run_id)
     if row.status != "done":
         return wire.Waited(row.status, error=caller.hub.atlas.hide(row.error) if row.error else None)
     rows = await caller.hub.store.messages(caller.hub.atlas.tenant, row.session)
@@ -116,7 +116,7 @@ async def wait(caller: ClientConnection, params: wire.ChatWait) -> wire.Waited:
     return wire.Waited(row.status, convert.message_shape(replies[-1], row.id) if replies else None)
 
 
-async def visible_run(caller: ClientConnection, run_id: str) -> RunRow:
+async def _require_run(caller: ClientConnection, run_id: str) -> RunRow:
     """Return a run that the caller may access; raise 'not found' otherwise."""
     row = await caller.hub.store.run(caller.hub.atlas.tenant, run_id)
     if row is None or not row.session.startswith(caller.grant.prefix):
@@ -133,7 +133,7 @@ def _check_model(hub: Hub, params: wire.ChatSend) -> None:
             raise ProtocolError("INVALID_PARAMS", f"chat.send: model: {hub.atlas.hide(str(error))}") from error
 
 
-def _message(params: wire.ChatSend) -> Message:
+def _build_message(params: wire.ChatSend) -> Message:
     content = params.message
     parts = [Text(content)] if isinstance(content, str) else [convert.core_part(part) for part in content]
     message = user(*parts, *(convert.core_part(part) for part in params.attachments or ()))
@@ -160,7 +160,7 @@ async def list_approvals(caller: ClientConnection, _: NoParams) -> ApprovalsResu
     return ApprovalsResult(tuple([convert.approval_shape(each, each.session.removeprefix(prefix)) for each in found]))
 
 
-async def resolve(caller: ClientConnection, params: ApprovalsResolve) -> Ack:
+async def resolve_approval(caller: ClientConnection, params: ApprovalsResolve) -> Ack:
     """Resolve an approval, once. Requires a token with the scope `approve`; agents have none."""
     hub = caller.hub
     row = await hub.store.approval(hub.atlas.tenant, params.approval_id)
@@ -177,11 +177,11 @@ async def resolve(caller: ClientConnection, params: ApprovalsResolve) -> Ack:
 
 
 async def approve(caller: ClientConnection, params: ExecAnswer) -> Ack:
-    return await resolve(caller, ApprovalsResolve(params.approval_id, "allow-once", params.reason))
+    return await resolve_approval(caller, ApprovalsResolve(params.approval_id, "allow-once", params.reason))
 
 
 async def deny(caller: ClientConnection, params: ExecAnswer) -> Ack:
-    return await resolve(caller, ApprovalsResolve(params.approval_id, "deny", params.reason))
+    return await resolve_approval(caller, ApprovalsResolve(params.approval_id, "deny", params.reason))
 
 
 async def list_runs(caller: ClientConnection, params: wire.RunsList) -> wire.RunsResult:
@@ -194,16 +194,16 @@ async def list_runs(caller: ClientConnection, params: wire.RunsList) -> wire.Run
         keys = [each.key for each in sessions if each.key.startswith(prefix)]
     rows = [row for key in keys for row in await hub.store.runs(hub.atlas.tenant, key)]
     rows.sort(key=lambda row: row.created_at, reverse=True)
-    return wire.RunsResult(tuple([run_shape(row, prefix) for row in rows[: params.limit]]))
+    return wire.RunsResult(tuple([_run_shape(row, prefix) for row in rows[: params.limit]]))
 
 
 async def get_run(caller: ClientConnection, params: wire.OneRun) -> wire.RunDetails:
-    row = await visible_run(caller, params.run_id)
+    row = await _require_run(caller, params.run_id)
     journal = await caller.hub.store.journal(caller.hub.atlas.tenant, row.id)
-    return wire.RunDetails(run_shape(row, caller.grant.prefix), tuple(map(_step, journal)))
+    return wire.RunDetails(_run_shape(row, caller.grant.prefix), tuple(map(_step_shape, journal)))
 
 
-def run_shape(row: RunRow, prefix: str) -> wire.RunShape:
+def _run_shape(row: RunRow, prefix: str) -> wire.RunShape:
     return wire.RunShape(
         run_id=row.id,
         session_key=row.session.removeprefix(prefix),
@@ -216,14 +216,17 @@ def run_shape(row: RunRow, prefix: str) -> wire.RunShape:
     )
 
 
-def _step(row: JournalRow) -> wire.RunStep:
+def _step_shape(row: JournalRow) -> wire.RunStep:
     """Convert a journal row without its content: messages are in the session, arguments in the audit log."""
     found: Any = msgspec.json.decode(row.payload) if row.payload else None
     more: dict[str, Any] = {}
     match row.kind:
         case "reply":
             metadata = found.get("metadata", {})
-            more = {"name": str(metadata.get("model") or metadata.get("provider") or ""), "usage": _usage(metadata)}
+            more = {
+                "name": str(metadata.get("model") or metadata.get("provider") or ""),
+                "usage": _usage_shape(metadata),
+            }
             more["status"] = str(metadata.get("stop_reason") or "")
         case "intent":
             more = {"name": found["name"], "call_id": found["id"]}
@@ -244,7 +247,7 @@ def _step(row: JournalRow) -> wire.RunStep:
     return wire.RunStep(row.seq, row.kind, row.key, row.at, **more)
 
 
-def _usage(metadata: dict[str, Any]) -> UsageShape | None:
+def _usage_shape(metadata: dict[str, Any]) -> UsageShape | None:
     counted = metadata.get("usage")
     if not counted:
         return None

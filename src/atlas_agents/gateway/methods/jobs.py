@@ -20,14 +20,14 @@ _PAGE = 200
 
 def add_methods(methods: Methods) -> None:
     methods.add("jobs.list", list_jobs)
-    methods.add("jobs.get", get)
-    methods.add("jobs.cancel", cancel)
-    methods.add("jobs.retry", retry)
-    methods.add("schedules.add", add)
+    methods.add("jobs.get", get_job)
+    methods.add("jobs.cancel", cancel_job)
+    methods.add("jobs.retry", retry_job)
+    methods.add("schedules.add", add_schedule)
     methods.add("schedules.list", list_schedules)
-    methods.add("schedules.pause", pause)
-    methods.add("schedules.run", run)
-    methods.add("schedules.remove", remove)
+    methods.add("schedules.pause", pause_schedule)
+    methods.add("schedules.run", run_schedule)
+    methods.add("schedules.remove", remove_schedule)
 
 
 async def list_jobs(caller: ClientConnection, params: wire.JobsList) -> wire.JobPage:
@@ -46,12 +46,12 @@ async def list_jobs(caller: ClientConnection, params: wire.JobsList) -> wire.Job
     return wire.JobPage(tuple([job_shape(each, caller.grant.prefix) for each in shown]), more)
 
 
-async def get(caller: ClientConnection, params: wire.OneJob) -> wire.JobResult:
-    return wire.JobResult(job_shape(await _visible_job(caller, params.job_id), caller.grant.prefix))
+async def get_job(caller: ClientConnection, params: wire.OneJob) -> wire.JobResult:
+    return wire.JobResult(job_shape(await _require_job(caller, params.job_id), caller.grant.prefix))
 
 
-async def cancel(caller: ClientConnection, params: wire.OneJob) -> wire.JobResult:
-    job = await _visible_job(caller, params.job_id)
+async def cancel_job(caller: ClientConnection, params: wire.OneJob) -> wire.JobResult:
+    job = await _require_job(caller, params.job_id)
     try:
         ended = await caller.hub.atlas.jobs.cancel(job.id, by=caller.grant.principal.id)
     except Conflict:
@@ -59,8 +59,8 @@ async def cancel(caller: ClientConnection, params: wire.OneJob) -> wire.JobResul
     return wire.JobResult(job_shape(ended, caller.grant.prefix))
 
 
-async def retry(caller: ClientConnection, params: wire.OneJob) -> wire.JobResult:
-    job = await _visible_job(caller, params.job_id)
+async def retry_job(caller: ClientConnection, params: wire.OneJob) -> wire.JobResult:
+    job = await _require_job(caller, params.job_id)
     try:
         again = await caller.hub.atlas.jobs.retry(job.id)
     except Conflict:
@@ -68,7 +68,7 @@ async def retry(caller: ClientConnection, params: wire.OneJob) -> wire.JobResult
     return wire.JobResult(job_shape(again, caller.grant.prefix))
 
 
-async def _visible_job(caller: ClientConnection, id: str) -> JobRow:
+async def _require_job(caller: ClientConnection, id: str) -> JobRow:
     """Return a job that the caller may access; raise 'not found' otherwise."""
     try:
         job = await caller.hub.atlas.jobs.get(id)
@@ -119,7 +119,7 @@ def follow_jobs(hub: Hub) -> None:
     hub.atlas.jobs.on_change(send_update)
 
 
-async def add(caller: ClientConnection, params: wire.SchedulesAdd) -> wire.ScheduleResult:
+async def add_schedule(caller: ClientConnection, params: wire.SchedulesAdd) -> wire.ScheduleResult:
     agent = await caller.hub.resolve_agent("", params.agent_id)
     schedule = Schedule(
         params.name,
@@ -133,7 +133,7 @@ async def add(caller: ClientConnection, params: wire.SchedulesAdd) -> wire.Sched
         prefix=caller.grant.prefix,
     )
     try:
-        return wire.ScheduleResult(_shape(await caller.hub.atlas.jobs.schedules.add(schedule)))
+        return wire.ScheduleResult(_schedule_shape(await caller.hub.atlas.jobs.schedules.add(schedule)))
     except Conflict:
         raise ProtocolError("CONFLICT", f"schedule {params.name!r} already exists") from None
 
@@ -141,26 +141,30 @@ async def add(caller: ClientConnection, params: wire.SchedulesAdd) -> wire.Sched
 async def list_schedules(caller: ClientConnection, _: NoParams) -> wire.SchedulesResult:
     """List the caller's schedules by name."""
     found = await caller.hub.atlas.jobs.schedules.list()
-    return wire.SchedulesResult(tuple([_shape(each) for each in found if each.prefix.startswith(caller.grant.prefix)]))
+    return wire.SchedulesResult(
+        tuple([_schedule_shape(each) for each in found if each.prefix.startswith(caller.grant.prefix)])
+    )
 
 
-async def pause(caller: ClientConnection, params: wire.SchedulesPause) -> wire.ScheduleResult:
-    await _visible_schedule(caller, params.name)
-    return wire.ScheduleResult(_shape(await caller.hub.atlas.jobs.schedules.pause(params.name, paused=params.paused)))
+async def pause_schedule(caller: ClientConnection, params: wire.SchedulesPause) -> wire.ScheduleResult:
+    await _require_schedule(caller, params.name)
+    return wire.ScheduleResult(
+        _schedule_shape(await caller.hub.atlas.jobs.schedules.pause(params.name, paused=params.paused))
+    )
 
 
-async def run(caller: ClientConnection, params: wire.OneSchedule) -> wire.JobResult:
-    await _visible_schedule(caller, params.name)
+async def run_schedule(caller: ClientConnection, params: wire.OneSchedule) -> wire.JobResult:
+    await _require_schedule(caller, params.name)
     return wire.JobResult(job_shape(await caller.hub.atlas.jobs.schedules.run(params.name), caller.grant.prefix))
 
 
-async def remove(caller: ClientConnection, params: wire.OneSchedule) -> Ack:
-    await _visible_schedule(caller, params.name)
+async def remove_schedule(caller: ClientConnection, params: wire.OneSchedule) -> Ack:
+    await _require_schedule(caller, params.name)
     await caller.hub.atlas.jobs.schedules.remove(params.name)
     return Ack(True)
 
 
-async def _visible_schedule(caller: ClientConnection, name: str) -> None:
+async def _require_schedule(caller: ClientConnection, name: str) -> None:
     """Check that the schedule exists and belongs to the caller; the error is the same in both cases."""
     try:
         found = await caller.hub.atlas.jobs.schedules.get(name)
@@ -170,7 +174,7 @@ async def _visible_schedule(caller: ClientConnection, name: str) -> None:
         raise ProtocolError("INVALID_PARAMS", f"unknown schedule {name!r}")
 
 
-def _shape(schedule: Schedule) -> wire.ScheduleShape:
+def _schedule_shape(schedule: Schedule) -> wire.ScheduleShape:
     return wire.ScheduleShape(
         name=schedule.name,
         cron=schedule.cron,

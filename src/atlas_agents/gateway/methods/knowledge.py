@@ -17,66 +17,65 @@ from atlas_agents.knowledge.search import SearchResult
 
 def add_methods(methods: Methods) -> None:
     methods.add("knowledge.list", list_documents)
-    methods.add("knowledge.search", search)
-    methods.add("knowledge.add", add)
-    methods.add("knowledge.refresh", refresh)
-    methods.add("knowledge.remove", remove)
+    methods.add("knowledge.search", search_documents)
+    methods.add("knowledge.add", add_documents)
+    methods.add("knowledge.refresh", refresh_documents)
+    methods.add("knowledge.remove", remove_documents)
     methods.add("memories.list", list_memories)
-    methods.add("memories.forget", forget)
+    methods.add("memories.forget", forget_memory)
 
 
 async def list_documents(caller: ClientConnection, params: wire.KnowledgeList) -> wire.DocumentsResult:
-    found = await _knowledge_base(caller).knowledge.documents(caller.hub.atlas.tenant, category=params.category)
-    return wire.DocumentsResult(tuple(map(_document, found)))
+    found = await _require_knowledge_base(caller).knowledge.documents(caller.hub.atlas.tenant, category=params.category)
+    return wire.DocumentsResult(tuple(map(_document_shape, found)))
 
 
-async def search(caller: ClientConnection, params: wire.KnowledgeSearch) -> wire.PassagesResult:
-    found = await _knowledge_base(caller).knowledge.search(
+async def search_documents(caller: ClientConnection, params: wire.KnowledgeSearch) -> wire.PassagesResult:
+    found = await _require_knowledge_base(caller).knowledge.search(
         caller.hub.atlas.tenant, params.query, category=params.category, max_results=params.max_results
     )
-    return wire.PassagesResult(tuple(map(_passage, found)))
+    return wire.PassagesResult(tuple(map(_passage_shape, found)))
 
 
-async def add(caller: ClientConnection, params: wire.KnowledgeAdd) -> wire.Ingested:
+async def add_documents(caller: ClientConnection, params: wire.KnowledgeAdd) -> wire.Ingested:
     """Ingest documents and report progress to the caller."""
-    report = await _knowledge_base(caller).knowledge.add(
+    report = await _require_knowledge_base(caller).knowledge.add(
         caller.hub.atlas.tenant,
         params.source,
         category=params.category,
         user=caller.grant.principal.id,
         on_progress=_progress_sender(caller, params.source),
     )
-    return _ingested(report)
+    return _to_ingested(report)
 
 
-async def refresh(caller: ClientConnection, params: wire.KnowledgeRefresh) -> wire.Ingested:
-    tell = _progress_sender(caller, params.source or "")
-    return _ingested(
-        await _knowledge_base(caller).knowledge.refresh(caller.hub.atlas.tenant, params.source, on_progress=tell)
-    )
+async def refresh_documents(caller: ClientConnection, params: wire.KnowledgeRefresh) -> wire.Ingested:
+    knowledge, tenant = _require_knowledge_base(caller).knowledge, caller.hub.atlas.tenant
+    on_progress = _progress_sender(caller, params.source or "")
+    return _to_ingested(await knowledge.refresh(tenant, params.source, on_progress=on_progress))
 
 
-async def remove(caller: ClientConnection, params: wire.KnowledgeRemove) -> wire.Removed:
-    return wire.Removed(await _knowledge_base(caller).knowledge.remove(caller.hub.atlas.tenant, params.source))
+async def remove_documents(caller: ClientConnection, params: wire.KnowledgeRemove) -> wire.Removed:
+    return wire.Removed(await _require_knowledge_base(caller).knowledge.remove(caller.hub.atlas.tenant, params.source))
 
 
 async def list_memories(caller: ClientConnection, params: wire.MemoriesList) -> wire.MemoriesResult:
-    memories, whose = _knowledge_base(caller).memories, _memory_owner(caller, params.agent_id)
+    memories, owner = _require_knowledge_base(caller).memories, _memory_owner(caller, params.agent_id)
     if params.query is None:
-        found = (await memories.all(whose))[: params.limit]
+        found = (await memories.all(owner))[: params.limit]
     else:
-        found = [memory for memory, _ in await memories.search(whose, params.query, params.limit)]
-    return wire.MemoriesResult(tuple([_memory(each, caller.grant.prefix) for each in found]))
+        found = [memory for memory, _ in await memories.search(owner, params.query, params.limit)]
+    return wire.MemoriesResult(tuple([_memory_shape(each, caller.grant.prefix) for each in found]))
 
 
-async def forget(caller: ClientConnection, params: wire.MemoriesForget) -> Ack:
-    await _knowledge_base(caller).memories.forget(_memory_owner(caller, params.agent_id), params.id)
+async def forget_memory(caller: ClientConnection, params: wire.MemoriesForget) -> Ack:
+    await _require_knowledge_base(caller).memories.forget(_memory_owner(caller, params.agent_id), params.id)
     return Ack(True)
 
 
-def _knowledge_base(caller: ClientConnection) -> KnowledgeBase:
+def _require_knowledge_base(caller: ClientConnection) -> KnowledgeBase:
     if caller.hub.services.knowledge_base is None:
-        raise ProtocolError("UNAVAILABLE", "no knowledge base is configured")
+        raise ProtocolError("UNAVAILABLE", "no knowledge base is configured: set one up in atlas.toml")
     return caller.hub.services.knowledge_base
 
 
@@ -93,25 +92,25 @@ def _progress_sender(caller: ClientConnection, source: str) -> Callable[[Progres
     return send
 
 
-def _document(document: Document) -> wire.DocumentShape:
-    about = document_details(document)
+def _document_shape(document: Document) -> wire.DocumentShape:
+    details = document_details(document)
     return wire.DocumentShape(
         document.id,
         document.source,
-        about.name,
+        details.name,
         document.title,
         document.collection,
         document.passages,
-        about.size,
+        details.size,
         document.created_at,
-        about.user,
-        about.root,
+        details.user,
+        details.root,
         document.model,
         bool(document.hash),
     )
 
 
-def _passage(found: SearchResult) -> wire.PassageShape:
+def _passage_shape(found: SearchResult) -> wire.PassageShape:
     document, passage = found.document, found.passage
     return wire.PassageShape(
         passage.text,
@@ -125,12 +124,12 @@ def _passage(found: SearchResult) -> wire.PassageShape:
     )
 
 
-def _memory(memory: Memory, prefix: str) -> wire.MemoryShape:
+def _memory_shape(memory: Memory, prefix: str) -> wire.MemoryShape:
     session = memory.session.removeprefix(prefix)
     return wire.MemoryShape(memory.id, memory.text, memory.created_at, memory.tags, memory.run_id, session)
 
 
-def _ingested(report: Report) -> wire.Ingested:
+def _to_ingested(report: Report) -> wire.Ingested:
     return wire.Ingested(
         report.added,
         report.changed,

@@ -29,15 +29,15 @@ _MAX_IMPORT = 64 * 1024 * 1024
 
 
 def add_methods(methods: Methods) -> None:
-    methods.add("sessions.create", create)
+    methods.add("sessions.create", create_session)
     methods.add("sessions.list", list_sessions)
-    methods.add("sessions.get", get)
-    methods.add("sessions.update", update)
-    methods.add("sessions.delete", delete)
+    methods.add("sessions.get", get_session)
+    methods.add("sessions.update", update_session)
+    methods.add("sessions.delete", delete_session)
     methods.add("sessions.subscribe", subscribe)
     methods.add("sessions.unsubscribe", unsubscribe)
-    methods.add("sessions.search", search)
-    methods.add("sessions.fork", fork)
+    methods.add("sessions.search", search_sessions)
+    methods.add("sessions.fork", fork_session)
     methods.add("sessions.export", export_session)
     methods.add("sessions.import", import_session)
 
@@ -48,7 +48,7 @@ class _Request(msgspec.Struct, frozen=True):
     messages: list[msgspec.Raw] = []
 
 
-async def create(caller: ClientConnection, params: wire.SessionsCreate) -> wire.Created:
+async def create_session(caller: ClientConnection, params: wire.SessionsCreate) -> wire.Created:
     _check_agent(caller, params.agent_id)
     key = new_id()
     session = await caller.hub.atlas.sessions.put(
@@ -61,7 +61,7 @@ async def create(caller: ClientConnection, params: wire.SessionsCreate) -> wire.
 async def list_sessions(caller: ClientConnection, params: wire.SessionsList) -> wire.SessionPage:
     """List the caller's sessions, latest change first, and subscribe the caller to changes."""
     caller.lists = True
-    before = _cursor(params.cursor)
+    before = _parse_cursor(params.cursor)
     found: list[Session] = []
     while len(found) <= params.limit:
         page = await caller.hub.atlas.sessions.list(limit=_SESSION_PAGE, before=before)
@@ -73,20 +73,20 @@ async def list_sessions(caller: ClientConnection, params: wire.SessionsList) -> 
         before = page[-1].updated_at
     shown = found[: params.limit]
     more = str(shown[-1].updated_at) if len(found) > params.limit else None
-    return wire.SessionPage(tuple([shape(caller, each) for each in shown]), more)
+    return wire.SessionPage(tuple([_session_shape(caller, each) for each in shown]), more)
 
 
-async def get(caller: ClientConnection, params: wire.OneSession) -> wire.SessionResult:
-    session = await existing(caller, params.session_key)
+async def get_session(caller: ClientConnection, params: wire.OneSession) -> wire.SessionResult:
+    session = await _require_session(caller, params.session_key)
     rows = await caller.hub.atlas.sessions.messages(session.key, limit=_MAX_MESSAGES, last=True)
     return wire.SessionResult(
-        shape(caller, session), tuple(map(stored_message_shape, fit_in_frame(rows, _MAX_MESSAGES)))
+        _session_shape(caller, session), tuple(map(stored_message_shape, fit_in_frame(rows, _MAX_MESSAGES)))
     )
 
 
-async def update(caller: ClientConnection, params: wire.SessionsUpdate) -> wire.SessionChanged:
+async def update_session(caller: ClientConnection, params: wire.SessionsUpdate) -> wire.SessionChanged:
     _check_agent(caller, params.agent_id)
-    session = await existing(caller, params.session_key)
+    session = await _require_session(caller, params.session_key)
     changed = await caller.hub.atlas.sessions.put(
         session.key,
         agent_id=params.agent_id,
@@ -96,11 +96,11 @@ async def update(caller: ClientConnection, params: wire.SessionsUpdate) -> wire.
     )
     caller.hub.assignments.put(changed.key, changed.agent_id)
     caller.hub.session_updates.send(changed)
-    return wire.SessionChanged(shape(caller, changed))
+    return wire.SessionChanged(_session_shape(caller, changed))
 
 
-async def delete(caller: ClientConnection, params: wire.OneSession) -> Ack:
-    session = await existing(caller, params.session_key)
+async def delete_session(caller: ClientConnection, params: wire.OneSession) -> Ack:
+    session = await _require_session(caller, params.session_key)
     try:
         await caller.hub.atlas.sessions.delete(session.key)
     except Conflict:
@@ -116,7 +116,7 @@ async def subscribe(caller: ClientConnection, params: wire.SessionsSubscribe) ->
     Everything is read before the subscription starts; from there to the response nothing is awaited, so the first
     event after the response is the next one.
     """
-    with caller.hub.runs.expecting(caller.grant.prefix + params.session_key):
+    with caller.hub.runs.expect_subscriber(caller.grant.prefix + params.session_key):
         return await _subscribe(caller, params)
 
 
@@ -125,12 +125,12 @@ async def _subscribe(caller: ClientConnection, params: wire.SessionsSubscribe) -
     session = await hub.store.session(hub.atlas.tenant, key)
     requested = params.runs or {}
     rows = [row for id in requested if (row := await hub.store.run(hub.atlas.tenant, id)) and row.session == key]
-    messages = await _messages(caller, key, params.after_message_id)
+    messages = await _read_messages(caller, key, params.after_message_id)
     numbers: dict[str, int] = {}
     while ended := [row for row in rows if row.id not in numbers and hub.runs.get(row.id) is None]:
         numbers |= {row.id: await hub.runs.last_seq(row) for row in ended}
     turns = await hub.store.runs(hub.atlas.tenant, key)
-    waiting = tuple([message for row in turns if row.status == "queued" for message in _waiting(row)])
+    waiting = tuple([message for row in turns if row.status == "queued" for message in _queued_messages(row)])
     outcomes = await read_outcomes(hub.store, turns, {row.run_id for row in messages}, hub.atlas.hide)
     await hub.runs.follow_remote(turns)
     channel = caller.subscribe(key)
@@ -142,7 +142,7 @@ async def _subscribe(caller: ClientConnection, params: wire.SessionsSubscribe) -
         positions.append(wire.RunPosition(row.id, "replay", log.delivered if log else numbers.get(row.id, 0)))
         hub.runs.replay(channel, caller, row.id, requested[row.id])
     shown = tuple([stored_message_shape(row) for row in messages if _is_announced(row, logs)])
-    return wire.Subscribed(shape(caller, session or Session(key)), shown, tuple(positions), outcomes, waiting)
+    return wire.Subscribed(_session_shape(caller, session or Session(key)), shown, tuple(positions), outcomes, waiting)
 
 
 async def unsubscribe(caller: ClientConnection, params: wire.OneSession) -> Ack:
@@ -150,7 +150,7 @@ async def unsubscribe(caller: ClientConnection, params: wire.OneSession) -> Ack:
     return Ack(True)
 
 
-async def existing(caller: ClientConnection, session_key: str) -> Session:
+async def _require_session(caller: ClientConnection, session_key: str) -> Session:
     """Return a session that the caller may access; raise 'not found' otherwise."""
     try:
         return await caller.hub.atlas.sessions.get(caller.grant.prefix + session_key)
@@ -158,12 +158,12 @@ async def existing(caller: ClientConnection, session_key: str) -> Session:
         raise not_found("SESSION") from None
 
 
-def shape(caller: ClientConnection, session: Session) -> SessionShape:
+def _session_shape(caller: ClientConnection, session: Session) -> SessionShape:
     key = session.key.removeprefix(caller.grant.prefix)
-    return session_shape(session, key, running=caller.hub.runs.running(session.key))
+    return session_shape(session, key, running=caller.hub.runs.is_running(session.key))
 
 
-async def _messages(caller: ClientConnection, key: str, after: str | None) -> Sequence[StoredMessage]:
+async def _read_messages(caller: ClientConnection, key: str, after: str | None) -> Sequence[StoredMessage]:
     hub = caller.hub
     rows = await hub.store.messages(hub.atlas.tenant, key, limit=_MAX_MESSAGES, last=True)
     known = next((index for index, row in enumerate(rows) if row.id == after), -1)
@@ -176,7 +176,7 @@ def _is_announced(row: StoredMessage, logs: dict[str, RunLog]) -> bool:
     return log is None or row.id in log.messages
 
 
-def _waiting(row: RunRow) -> list[MessageShape]:
+def _queued_messages(row: RunRow) -> list[MessageShape]:
     """Return the input messages of a queued turn."""
     message = msgspec.json.decode(row.request, type=_Request).messages if row.request else []
     return [message_shape(Message.from_json(bytes(each)), row.id) for each in message]
@@ -195,7 +195,7 @@ def _check_agent(caller: ClientConnection, agent_id: str | None) -> None:
         raise ProtocolError("AGENT_NOT_FOUND", f"unknown agent {agent_id!r}")
 
 
-def _cursor(cursor: str | None) -> int | None:
+def _parse_cursor(cursor: str | None) -> int | None:
     if cursor is None:
         return None
     if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 20:
@@ -203,7 +203,7 @@ def _cursor(cursor: str | None) -> int | None:
     return int(cursor)
 
 
-async def search(caller: ClientConnection, params: wire.SessionsSearch) -> wire.Hits:
+async def search_sessions(caller: ClientConnection, params: wire.SessionsSearch) -> wire.Hits:
     """Search session names, then messages, latest change first, for at most two seconds."""
     text = params.query.casefold()
     hits: list[wire.SessionHit] = []
@@ -222,22 +222,24 @@ async def search(caller: ClientConnection, params: wire.SessionsSearch) -> wire.
 
 async def _search_session(caller: ClientConnection, session: Session, text: str) -> wire.SessionHit | None:
     if text in session.label.casefold():
-        return wire.SessionHit(shape(caller, session))
+        return wire.SessionHit(_session_shape(caller, session))
     rows = await caller.hub.store.messages(caller.hub.atlas.tenant, session.key)
     for row in reversed(rows):
         message = Message.from_json(row.body)
         if message.role in ("user", "assistant") and (index := message.text.casefold().find(text)) >= 0:
-            return wire.SessionHit(shape(caller, session), _excerpt(message.text, index, len(text)), row.id)
+            return wire.SessionHit(
+                _session_shape(caller, session), _build_excerpt(message.text, index, len(text)), row.id
+            )
     return None
 
 
-def _excerpt(text: str, index: int, length: int) -> str:
+def _build_excerpt(text: str, index: int, length: int) -> str:
     first, last = max(0, index - _EXCERPT_MARGIN), index + length + _EXCERPT_MARGIN
-    text = " ".join(text[first:last].split())
-    return f"{'…' if first else ''}{text}{'…' if last < len(text) else ''}"
+    excerpt = " ".join(text[first:last].split())
+    return f"{'…' if first else ''}{excerpt}{'…' if last < len(text) else ''}"
 
 
-async def fork(caller: ClientConnection, params: wire.SessionsFork) -> wire.Created:
+async def fork_session(caller: ClientConnection, params: wire.SessionsFork) -> wire.Created:
     hub, prefix = caller.hub, caller.grant.prefix
     if params.agent_id and hub.agent(params.agent_id) is None:
         raise ProtocolError("AGENT_NOT_FOUND", f"unknown agent {params.agent_id!r}")

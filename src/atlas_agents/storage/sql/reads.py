@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from atlas_agents.core import store
-from atlas_agents.core.aio import in_thread
+from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import StoreError
 from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql import tables
@@ -216,17 +216,17 @@ class VectorCache:
             if matrix.version != version:
                 await self._refresh(library, matrix)
             query = matrix.query(vector)
-            hits = await in_thread(matrix.search, collection, query, limit)
+            hits = await run_in_thread(matrix.search, collection, query, limit)
         self._evict()
         return hits
 
     async def _refresh(self, library: Library, matrix: "_Matrix") -> None:
         version, _ = await self._source.library_version(library)
         while rows := await self._source.vectors(library, matrix.last, _VECTOR_PAGE):
-            await in_thread(matrix.add, rows)
+            await run_in_thread(matrix.add, rows)
         after, count = await self._source.library_version(library)
         if len(matrix) != count or after != version:
-            await in_thread(matrix.retain, await self._source.vector_ids(library))
+            await run_in_thread(matrix.retain, await self._source.vector_ids(library))
         matrix.version = version
 
     def _evict(self) -> None:
