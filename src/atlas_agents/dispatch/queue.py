@@ -1,4 +1,4 @@
-"""Run queue on procrastinate's tables, which live beside the store's own.
+"""Run queue and its worker, on procrastinate's tables, which live beside the store's own.
 
 Only procrastinate's queue is used: jobs, which worker fetched them, heartbeats and stalled jobs. Its worker is not
 used: it stops when it loses its first connection, waits for all its jobs before it starts again and sends no heartbeat
@@ -47,74 +47,6 @@ _POLL_INTERVAL = 5.0
 _RETRY_DELAY = 0.5
 _RECHECK_PERIOD = 30.0
 """Seconds after a failed fetch during which this worker looks for jobs that were assigned to it unnoticed."""
-
-
-def packaged_migrations(folder: Path | None = None) -> list[Path]:
-    """Return all migrations of the installed procrastinate version, in order."""
-    return sorted((folder or Path(SchemaManager.get_migrations_path())).glob("*.sql"), key=lambda path: path.name)
-
-
-def application_name(schema: str, migrations: Sequence[Path]) -> str:
-    """Return the application name of this process's queue connections; it contains the newest migration it knows."""
-    newest = max((_migration_number(migration.name) for migration in migrations), default="")
-    return f"{_APPLICATION_PREFIX}{newest} {schema[:_SCHEMA_LENGTH]}"
-
-
-async def migrate_queue(url: str, schema: str, migrations: Sequence[Path]) -> list[str]:
-    """Create the tables, or apply the pending migrations, and return their names."""
-    async with await psycopg.AsyncConnection.connect(url, **CONNECTION_OPTIONS) as connection:
-        await connection.execute("SELECT pg_advisory_lock(%s)", (_MIGRATION_LOCK,))  # held across several transactions
-        await connection.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(schema)))
-        applied = await _read_applied(connection, migrations)
-        missing = [migration for migration in migrations if migration.name not in applied]
-        if missing and await _older_version_is_running(connection, schema, migrations):
-            missing = _drop_trailing_post(missing)
-        for migration in missing:
-            async with connection.transaction():
-                await connection.execute(migration.read_bytes())
-                await _record_applied(connection, [migration.name])
-        await connection.execute("SELECT pg_advisory_unlock(%s)", (_MIGRATION_LOCK,))
-        return [migration.name for migration in missing]
-
-
-async def _read_applied(connection: psycopg.AsyncConnection[Any], migrations: Sequence[Path]) -> set[str]:
-    async with connection.transaction():
-        await connection.execute(_CREATE_MIGRATIONS_TABLE)
-        rows = await (await connection.execute("SELECT name FROM queue_steps")).fetchall()
-        if rows:
-            return {row[0] for row in rows}
-        found = await (await connection.execute("SELECT to_regclass('procrastinate_jobs')")).fetchone()
-        names = [migration.name for migration in migrations]
-        if found is None or found[0] is None:
-            await connection.execute(SchemaManager.get_schema())
-        else:
-            names = [name for name in names if name <= _BASELINE]
-        await _record_applied(connection, names)
-        return set(names)
-
-
-async def _record_applied(connection: psycopg.AsyncConnection[Any], names: Sequence[str]) -> None:
-    await connection.execute("INSERT INTO queue_steps SELECT unnest(%s::text[])", (list(names),))
-
-
-async def _older_version_is_running(
-    connection: psycopg.AsyncConnection[Any], schema: str, migrations: Sequence[Path]
-) -> bool:
-    rows = await (await connection.execute(_QUEUE_CONNECTIONS, (_APPLICATION_PREFIX,))).fetchall()
-    others = [row[0] for row in rows if row[0].endswith(f" {schema[:_SCHEMA_LENGTH]}")]
-    return any(other < application_name(schema, migrations) for other in others)
-
-
-def _drop_trailing_post(migrations: list[Path]) -> list[Path]:
-    """Drop trailing post-deployment migrations; those before a later `pre` migration are required by it."""
-    while migrations and "_post_" in migrations[-1].name:
-        migrations = migrations[:-1]
-    return migrations
-
-
-def _migration_number(name: str) -> str:
-    """Return the number in the name of a migration, for example `03.04.00_50`."""
-    return name[:11]
 
 
 def queue_name(tenant: str) -> str:
@@ -207,17 +139,6 @@ class Queue:
             for run_id, urgency in rows:
                 await self.enqueue(run_id, urgency, connection)
         return [run_id for run_id, _ in rows]
-
-
-@contextlib.contextmanager
-def _suppress_missing() -> Generator[None]:
-    """Ignore that procrastinate does not find a job in the expected state; a lost connection is still raised."""
-    try:
-        yield
-    except ConnectorException as error:
-        if not isinstance(error.__cause__, psycopg.errors.RaiseException):
-            raise
-        logger.info("job no longer in the queue: %s", error.__cause__)
 
 
 class QueueWorker:
@@ -336,6 +257,85 @@ class QueueWorker:
                 self._last_heartbeat = time.monotonic()
             except ConnectorException as error:
                 logger.warning("heartbeat failed: error=%s", error.__cause__ or error)
+
+
+def packaged_migrations(folder: Path | None = None) -> list[Path]:
+    """Return all migrations of the installed procrastinate version, in order."""
+    return sorted((folder or Path(SchemaManager.get_migrations_path())).glob("*.sql"), key=lambda path: path.name)
+
+
+def application_name(schema: str, migrations: Sequence[Path]) -> str:
+    """Return the application name of this process's queue connections; it contains the newest migration it knows."""
+    newest = max((_migration_number(migration.name) for migration in migrations), default="")
+    return f"{_APPLICATION_PREFIX}{newest} {schema[:_SCHEMA_LENGTH]}"
+
+
+async def migrate_queue(url: str, schema: str, migrations: Sequence[Path]) -> list[str]:
+    """Create the tables, or apply the pending migrations, and return their names."""
+    async with await psycopg.AsyncConnection.connect(url, **CONNECTION_OPTIONS) as connection:
+        await connection.execute("SELECT pg_advisory_lock(%s)", (_MIGRATION_LOCK,))  # held across several transactions
+        await connection.execute(sql.SQL("SET search_path = {}").format(sql.Identifier(schema)))
+        applied = await _read_applied(connection, migrations)
+        missing = [migration for migration in migrations if migration.name not in applied]
+        if missing and await _older_version_is_running(connection, schema, migrations):
+            missing = _drop_trailing_post(missing)
+        for migration in missing:
+            async with connection.transaction():
+                await connection.execute(migration.read_bytes())
+                await _record_applied(connection, [migration.name])
+        await connection.execute("SELECT pg_advisory_unlock(%s)", (_MIGRATION_LOCK,))
+        return [migration.name for migration in missing]
+
+
+async def _read_applied(connection: psycopg.AsyncConnection[Any], migrations: Sequence[Path]) -> set[str]:
+    async with connection.transaction():
+        await connection.execute(_CREATE_MIGRATIONS_TABLE)
+        rows = await (await connection.execute("SELECT name FROM queue_steps")).fetchall()
+        if rows:
+            return {row[0] for row in rows}
+        found = await (await connection.execute("SELECT to_regclass('procrastinate_jobs')")).fetchone()
+        names = [migration.name for migration in migrations]
+        if found is None or found[0] is None:
+            await connection.execute(SchemaManager.get_schema())
+        else:
+            names = [name for name in names if name <= _BASELINE]
+        await _record_applied(connection, names)
+        return set(names)
+
+
+async def _record_applied(connection: psycopg.AsyncConnection[Any], names: Sequence[str]) -> None:
+    await connection.execute("INSERT INTO queue_steps SELECT unnest(%s::text[])", (list(names),))
+
+
+async def _older_version_is_running(
+    connection: psycopg.AsyncConnection[Any], schema: str, migrations: Sequence[Path]
+) -> bool:
+    rows = await (await connection.execute(_QUEUE_CONNECTIONS, (_APPLICATION_PREFIX,))).fetchall()
+    others = [row[0] for row in rows if row[0].endswith(f" {schema[:_SCHEMA_LENGTH]}")]
+    return any(other < application_name(schema, migrations) for other in others)
+
+
+def _drop_trailing_post(migrations: list[Path]) -> list[Path]:
+    """Drop trailing post-deployment migrations; those before a later `pre` migration are required by it."""
+    while migrations and "_post_" in migrations[-1].name:
+        migrations = migrations[:-1]
+    return migrations
+
+
+def _migration_number(name: str) -> str:
+    """Return the number in the name of a migration, for example `03.04.00_50`."""
+    return name[:11]
+
+
+@contextlib.contextmanager
+def _suppress_missing() -> Generator[None]:
+    """Ignore that procrastinate does not find a job in the expected state; a lost connection is still raised."""
+    try:
+        yield
+    except ConnectorException as error:
+        if not isinstance(error.__cause__, psycopg.errors.RaiseException):
+            raise
+        logger.info("job no longer in the queue: %s", error.__cause__)
 
 
 async def _retry_until_connected(work: Callable[[], Coroutine[Any, Any, T]]) -> T:

@@ -1,4 +1,4 @@
-"""The five file tools: `file_read`, `file_list`, `file_search`, `file_write` and `file_edit`."""
+"""The file tools `file_read`, `file_list`, `file_search`, `file_write` and `file_edit`, and the search in files."""
 
 import os
 import re
@@ -31,7 +31,7 @@ _MAX_CONTEXT = 10
 
 
 class FileQuery(msgspec.Struct, frozen=True):
-    """What to search for, and where."""
+    """Parameters of a search: what to search for, and where."""
 
     query: str
     path: str = "."
@@ -40,149 +40,6 @@ class FileQuery(msgspec.Struct, frozen=True):
     ignore_case: bool = False
     context: int = 0
     hidden: bool = False
-
-
-class _TooSlow(Exception):
-    """The search used up its CPU time."""
-
-
-class _SearchResults:
-    """Matches found so far."""
-
-    def __init__(self) -> None:
-        self.blocks: list[str] = []
-        self.matches = self.searched = self.skipped = self._size = 0
-
-    @property
-    def is_full(self) -> bool:
-        return self.matches >= _MAX_MATCHES or self._size >= _MAX_CHARACTERS
-
-    def add(self, block: str, matches: int) -> None:
-        self.blocks.append(block)
-        self.matches, self._size = self.matches + matches, self._size + len(block)
-
-
-def search_files(root: Root, query: FileQuery) -> str:
-    """Return the matching lines per file; the first line has the totals and what was omitted."""
-    glob = GlobPattern(query.pattern)
-    results, notes = _SearchResults(), list[str]()
-    with _cpu_limit(_MAX_CPU_SECONDS):
-        try:
-            matches = _build_matcher(query)
-            with root.find(query.path) as top:
-                walk = DirectoryWalk(root, depth=MAX_DEPTH, hidden=query.hidden, max_seconds=_MAX_WALK_SECONDS)
-                if not top.is_folder:
-                    _search_file(results, top, matches, query)
-                for entry in walk.entries(top) if top.is_folder else ():
-                    if glob.matches(os.path.relpath(entry.path, top.path)) and entry.is_file:
-                        _search_entry(results, root, entry, matches, query)
-                    if results.is_full:
-                        notes.append("there are more matches: use a path, a pattern or a longer query")
-                        break
-                notes += walk.notes()
-        except _TooSlow:
-            notes.append(
-                f"stopped after {_MAX_CPU_SECONDS:g} s of CPU time: use a simpler expression or search fewer files"
-            )
-    if results.skipped:
-        notes.append(f"skipped: {read.format_count(results.skipped, 'file')} (binary, too large or secret)")
-    files = read.format_count(results.searched, "file")
-    found = f"{read.format_count(results.matches, 'line')} in {len(results.blocks)} of {files}"
-    heading = found if results.matches else f"no matches in {files}"
-    return "\n".join([f"[{'; '.join([heading, *notes])}]", *results.blocks])
-
-
-def _search_entry(
-    results: _SearchResults, root: Root, entry: DirectoryEntry, matches: Callable[[str], bool], query: FileQuery
-) -> None:
-    """Search a file of the walk, opened by its name in the open folder, so that no link can be put in its place."""
-    try:
-        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(entry.name, flags, dir_fd=entry.folder)
-    except OSError:
-        results.skipped += 1
-        return
-    try:
-        opened = OpenedPath(descriptor, entry.path, os.fstat(descriptor))
-        if root.holds_secrets(entry.path, opened.stat):
-            results.skipped += 1
-            return
-        _search_file(results, opened, matches, query)
-    except ToolFailed:
-        results.skipped += 1
-    finally:
-        os.close(descriptor)
-
-
-def _search_file(results: _SearchResults, opened: OpenedPath, matches: Callable[[str], bool], query: FileQuery) -> None:
-    read.check_regular(opened)
-    head = os.pread(opened.descriptor, 8192, 0)
-    if opened.stat.st_size > _MAX_FILE_SIZE or read.is_binary(head):
-        results.skipped += 1
-        return
-    results.searched += 1
-    lines = read.split_lines(read.decode_text(os.pread(opened.descriptor, _MAX_FILE_SIZE, 0), opened.path).text)
-    hits = [index for index, line in enumerate(lines) if matches(line)][: _MAX_MATCHES - results.matches]
-    if hits:
-        shown = _format_hits(lines, hits, min(max(0, query.context), _MAX_CONTEXT), matches)
-        results.add("\n".join([opened.path, *shown]), len(hits))
-
-
-def _format_hits(lines: list[str], hits: list[int], context: int, matches: Callable[[str], bool]) -> Generator[str]:
-    """Yield each hit with its number and a colon, context lines with a dash, and a mark for omitted lines."""
-    chosen, last = set(hits), -1
-    for index in sorted({each for hit in hits for each in range(max(0, hit - context), hit + context + 1)}):
-        if index >= len(lines):
-            return
-        if context and last >= 0 and index > last + 1:
-            yield "    ⋮"
-        sign = ":" if index in chosen else "-"
-        yield f"{index + 1:>6}{sign} {_cut_line(lines[index], matches)}"
-        last = index
-
-
-def _cut_line(line: str, matches: Callable[[str], bool]) -> str:
-    """Cut a long line to the part with the match, if that is near the beginning."""
-    if len(line) <= _MAX_LINE_LENGTH:
-        return line
-    for start in range(0, min(len(line), 20 * _MAX_LINE_LENGTH), _MAX_LINE_LENGTH // 2):
-        part = line[start : start + _MAX_LINE_LENGTH]
-        if matches(part):
-            return f"{'…' if start else ''}{part}…"
-    return f"{line[:_MAX_LINE_LENGTH]}…"
-
-
-def _build_matcher(query: FileQuery) -> Callable[[str], bool]:
-    if not query.query or len(query.query) > _MAX_QUERY_LENGTH:
-        raise BadArguments(f"A query must have 1 to {_MAX_QUERY_LENGTH} characters.")
-    if not query.regex:
-        if not query.ignore_case:
-            return lambda line: query.query in line
-        folded = query.query.casefold()
-        return lambda line: folded in line.casefold()
-    try:
-        expression = re.compile(query.query, re.IGNORECASE if query.ignore_case else 0)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise BadArguments(
-            f"Invalid regular expression ({error}); set regex to false to search for the text."
-        ) from None
-    return lambda line: expression.search(line) is not None
-
-
-@contextmanager
-def _cpu_limit(seconds: float) -> Generator[None]:
-    """Raise _TooSlow after so much CPU time of this process; the signal also interrupts a regular expression."""
-
-    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
-        raise _TooSlow
-
-    before = signal.signal(signal.SIGPROF, interrupt)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        signal.signal(signal.SIGPROF, before)
 
 
 def file_tools(
@@ -298,3 +155,146 @@ def _edit_tool(root: Root) -> Tool:
         binds=partial(write.approval_facts, root),
         reconcile=reconcile,
     )(file_edit)
+
+
+def search_files(root: Root, query: FileQuery) -> str:
+    """Return the matching lines per file; the first line has the totals and what was omitted."""
+    glob = GlobPattern(query.pattern)
+    results, notes = _SearchResults(), list[str]()
+    with _cpu_limit(_MAX_CPU_SECONDS):
+        try:
+            matches = _build_matcher(query)
+            with root.find(query.path) as top:
+                walk = DirectoryWalk(root, depth=MAX_DEPTH, hidden=query.hidden, max_seconds=_MAX_WALK_SECONDS)
+                if not top.is_folder:
+                    _search_file(results, top, matches, query)
+                for entry in walk.entries(top) if top.is_folder else ():
+                    if glob.matches(os.path.relpath(entry.path, top.path)) and entry.is_file:
+                        _search_entry(results, root, entry, matches, query)
+                    if results.is_full:
+                        notes.append("there are more matches: use a path, a pattern or a longer query")
+                        break
+                notes += walk.notes()
+        except _TooSlow:
+            notes.append(
+                f"stopped after {_MAX_CPU_SECONDS:g} s of CPU time: use a simpler expression or search fewer files"
+            )
+    if results.skipped:
+        notes.append(f"skipped: {read.format_count(results.skipped, 'file')} (binary, too large or secret)")
+    files = read.format_count(results.searched, "file")
+    found = f"{read.format_count(results.matches, 'line')} in {len(results.blocks)} of {files}"
+    heading = found if results.matches else f"no matches in {files}"
+    return "\n".join([f"[{'; '.join([heading, *notes])}]", *results.blocks])
+
+
+class _TooSlow(Exception):
+    """The search used up its CPU time."""
+
+
+class _SearchResults:
+    """The matches found so far, and the number of files searched and skipped."""
+
+    def __init__(self) -> None:
+        self.blocks: list[str] = []
+        self.matches = self.searched = self.skipped = self._size = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self.matches >= _MAX_MATCHES or self._size >= _MAX_CHARACTERS
+
+    def add(self, block: str, matches: int) -> None:
+        self.blocks.append(block)
+        self.matches, self._size = self.matches + matches, self._size + len(block)
+
+
+def _search_entry(
+    results: _SearchResults, root: Root, entry: DirectoryEntry, matches: Callable[[str], bool], query: FileQuery
+) -> None:
+    """Search a file of the walk, opened by its name in the open folder, so that no link can be put in its place."""
+    try:
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(entry.name, flags, dir_fd=entry.folder)
+    except OSError:
+        results.skipped += 1
+        return
+    try:
+        opened = OpenedPath(descriptor, entry.path, os.fstat(descriptor))
+        if root.holds_secrets(entry.path, opened.stat):
+            results.skipped += 1
+            return
+        _search_file(results, opened, matches, query)
+    except ToolFailed:
+        results.skipped += 1
+    finally:
+        os.close(descriptor)
+
+
+def _search_file(results: _SearchResults, opened: OpenedPath, matches: Callable[[str], bool], query: FileQuery) -> None:
+    read.check_regular(opened)
+    head = os.pread(opened.descriptor, 8192, 0)
+    if opened.stat.st_size > _MAX_FILE_SIZE or read.is_binary(head):
+        results.skipped += 1
+        return
+    results.searched += 1
+    lines = read.split_lines(read.decode_text(os.pread(opened.descriptor, _MAX_FILE_SIZE, 0), opened.path).text)
+    hits = [index for index, line in enumerate(lines) if matches(line)][: _MAX_MATCHES - results.matches]
+    if hits:
+        shown = _format_hits(lines, hits, min(max(0, query.context), _MAX_CONTEXT), matches)
+        results.add("\n".join([opened.path, *shown]), len(hits))
+
+
+def _format_hits(lines: list[str], hits: list[int], context: int, matches: Callable[[str], bool]) -> Generator[str]:
+    """Yield each hit with its number and a colon, context lines with a dash, and a mark for omitted lines."""
+    chosen, last = set(hits), -1
+    for index in sorted({each for hit in hits for each in range(max(0, hit - context), hit + context + 1)}):
+        if index >= len(lines):
+            return
+        if context and last >= 0 and index > last + 1:
+            yield "    ⋮"
+        sign = ":" if index in chosen else "-"
+        yield f"{index + 1:>6}{sign} {_cut_line(lines[index], matches)}"
+        last = index
+
+
+def _cut_line(line: str, matches: Callable[[str], bool]) -> str:
+    """Cut a long line to the part with the match, if that is near the beginning."""
+    if len(line) <= _MAX_LINE_LENGTH:
+        return line
+    for start in range(0, min(len(line), 20 * _MAX_LINE_LENGTH), _MAX_LINE_LENGTH // 2):
+        part = line[start : start + _MAX_LINE_LENGTH]
+        if matches(part):
+            return f"{'…' if start else ''}{part}…"
+    return f"{line[:_MAX_LINE_LENGTH]}…"
+
+
+def _build_matcher(query: FileQuery) -> Callable[[str], bool]:
+    if not query.query or len(query.query) > _MAX_QUERY_LENGTH:
+        raise BadArguments(f"A query must have 1 to {_MAX_QUERY_LENGTH} characters.")
+    if not query.regex:
+        if not query.ignore_case:
+            return lambda line: query.query in line
+        folded = query.query.casefold()
+        return lambda line: folded in line.casefold()
+    try:
+        expression = re.compile(query.query, re.IGNORECASE if query.ignore_case else 0)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise BadArguments(
+            f"Invalid regular expression ({error}); set regex to false to search for the text."
+        ) from None
+    return lambda line: expression.search(line) is not None
+
+
+@contextmanager
+def _cpu_limit(seconds: float) -> Generator[None]:
+    """Raise _TooSlow after so much CPU time of this process; the signal also interrupts a regular expression."""
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        raise _TooSlow
+
+    before = signal.signal(signal.SIGPROF, interrupt)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)

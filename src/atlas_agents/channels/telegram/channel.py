@@ -1,4 +1,6 @@
-"""The Telegram channel: polls a bot's updates, admits paired users and passes their messages to the gateway.
+"""Telegram channel: polls a bot's updates, admits paired users and passes their messages to the gateway.
+
+`TelegramChannel` polls and admits, a `UserSession` per user talks to the gateway, and `COMMANDS` are handled here.
 
 Telegram repeats an update until a later offset is requested. The offset advances after an update was processed and the
 state saved. An update that is processed twice because of a crash has the same idempotency key, so it takes effect once.

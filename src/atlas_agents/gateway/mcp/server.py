@@ -72,126 +72,6 @@ class ToolOutcome(msgspec.Struct, frozen=True):
     images: tuple[Image, ...] = ()
 
 
-def list_tools(hub: Hub, agent: Agent, grant: Grant) -> list[McpTool]:
-    """Return the agent's tools that this user may call, and a tool to ask each agent."""
-    allowed = [tool for tool in agent.tools if hub.atlas.verdict(agent, tool, grant.principal.id).cell != "no"]
-    found = [McpTool(tool.wire_name, tool.description, tool.parameters) for tool in allowed]
-    names = {each.name for each in found}
-    ask_tools = [McpTool(_ask_tool_name(each), _describe_agent(each), _ASK_PARAMETERS) for each in hub.atlas.agents]
-    return [*found, *(each for each in ask_tools if each.name not in names)]
-
-
-class McpRequest:
-    """One tool call of a client. If the client cancels the request, the call is cancelled too."""
-
-    def __init__(self, hub: Hub, grant: Grant, progress: Progress) -> None:
-        self._hub = hub
-        self._grant = grant
-        self._progress = progress
-        self._steps = 0
-
-    async def call(self, agent: Agent, name: str, arguments: dict[str, Any]) -> ToolOutcome:
-        """Call a tool of the agent by its wire name, or ask an agent."""
-        if name not in agent.context.tool_map():
-            target = next((each for each in self._hub.atlas.agents if _ask_tool_name(each) == name), None)
-            if target is not None:
-                return await self._ask(target, arguments)
-        try:
-            stream = await self._hub.call_tool(self._grant, agent, name, arguments)
-            await self._follow(stream)
-            return _to_outcome(tool_call_result(await stream.reply()))
-        except (ProtocolError, Cancelled) as fault:
-            return ToolOutcome(str(fault), failed=True)
-
-    async def _ask(self, agent: Agent, arguments: dict[str, Any]) -> ToolOutcome:
-        message, name = arguments.get("message"), arguments.get("session") or f"mcp-{new_id()}"
-        if not isinstance(message, str) or not message.strip() or not isinstance(name, str) or len(name) > 100:
-            raise BadArguments("expected 'message' to be a text and 'session' a short name")
-        try:
-            session = self._grant.prefix + name
-            _, stream = await self._hub.submit_turn(
-                agent, user(message), session=session, user=self._grant.principal.id
-            )
-            await self._follow(stream)
-            return ToolOutcome((await stream.reply()).text)
-        except (ProtocolError, Cancelled) as fault:
-            return ToolOutcome(str(fault), failed=True)
-
-    async def _follow(self, stream: AtlasStream) -> None:
-        """Report progress until the call ends; cancel it if the client disconnects or its token is revoked."""
-        status = "working"
-        try:
-            async with aclosing(_with_timeouts(stream)) as events:
-                async for event in events:
-                    if not self._hub.tokens.is_valid(self._grant):
-                        raise ConfigError("the token was revoked: connect with a valid one")
-                    status = _progress_text(event) or status if event is not None else status
-                    if event is None or _progress_text(event):
-                        self._steps += 1
-                        await self._progress(self._steps, status)
-        except BaseException:
-            stream.cancel()
-            raise
-
-
-async def _with_timeouts(stream: AtlasStream) -> AsyncGenerator[Event | None, None]:
-    """Yield the events of a stream, and None after each interval without one."""
-    events = aiter(stream)
-    upcoming = asyncio.ensure_future(anext(events))
-    try:
-        while True:
-            await asyncio.wait((upcoming,), timeout=_PROGRESS_INTERVAL)
-            if not upcoming.done():
-                yield None
-                continue
-            try:
-                event = upcoming.result()
-            except StopAsyncIteration:
-                return
-            upcoming = asyncio.ensure_future(anext(events))
-            yield event
-    finally:
-        upcoming.cancel()
-        await asyncio.gather(upcoming, return_exceptions=True)
-        await events.aclose()
-
-
-def _progress_text(event: Event) -> str:
-    """Return the progress message of an event; empty for most events."""
-    match event:
-        case ApprovalAsked(_, question) if question.form is not None:
-            return (
-                f"waiting for input requested by {question.form.asker}: answer in the web UI or with `atlas approvals`"
-            )
-        case ApprovalAsked(_, question):
-            return f"waiting for approval of {question.tool}: answer in the web UI or with `atlas approvals`"
-        case ToolProgress(_, name, _, message):
-            return f"{name}: {message}"
-        case ToolCalled(_, name):
-            return f"calling {name}"
-        case _:
-            return ""
-
-
-def _to_outcome(result: ToolResult) -> ToolOutcome:
-    failed = result.status != "ok"
-    value, images = extract_images(result.result)
-    text = value if isinstance(value, str) else encode(value).decode()
-    if result.error == "declined" and value == {"cancelled": True}:
-        text = "The call was denied, or it was not approved in time. Nothing was done."
-    structure = cast(dict[str, Any], value) if isinstance(value, dict) and not failed else None
-    return ToolOutcome(text, structure, failed, tuple(images))
-
-
-def _ask_tool_name(agent: Agent) -> str:
-    return wire_name(_ASK + agent.id)
-
-
-def _describe_agent(agent: Agent) -> str:
-    description = f": {agent.description}" if agent.description else ""
-    return f"Ask the agent {agent.name}{description}. It answers with text and may use its own tools."
-
-
 class McpProtocolServer:
     """Handles the requests of MCP clients. Each tool call is an `McpRequest`."""
 
@@ -325,6 +205,126 @@ class McpProtocolServer:
         if agent is None:
             raise _invalid_params("unknown agent")
         return agent
+
+
+class McpRequest:
+    """One tool call of a client. If the client cancels the request, the call is cancelled too."""
+
+    def __init__(self, hub: Hub, grant: Grant, progress: Progress) -> None:
+        self._hub = hub
+        self._grant = grant
+        self._progress = progress
+        self._steps = 0
+
+    async def call(self, agent: Agent, name: str, arguments: dict[str, Any]) -> ToolOutcome:
+        """Call a tool of the agent by its wire name, or ask an agent."""
+        if name not in agent.context.tool_map():
+            target = next((each for each in self._hub.atlas.agents if _ask_tool_name(each) == name), None)
+            if target is not None:
+                return await self._ask(target, arguments)
+        try:
+            stream = await self._hub.call_tool(self._grant, agent, name, arguments)
+            await self._follow(stream)
+            return _to_outcome(tool_call_result(await stream.reply()))
+        except (ProtocolError, Cancelled) as fault:
+            return ToolOutcome(str(fault), failed=True)
+
+    async def _ask(self, agent: Agent, arguments: dict[str, Any]) -> ToolOutcome:
+        message, name = arguments.get("message"), arguments.get("session") or f"mcp-{new_id()}"
+        if not isinstance(message, str) or not message.strip() or not isinstance(name, str) or len(name) > 100:
+            raise BadArguments("expected 'message' to be a text and 'session' a short name")
+        try:
+            session = self._grant.prefix + name
+            _, stream = await self._hub.submit_turn(
+                agent, user(message), session=session, user=self._grant.principal.id
+            )
+            await self._follow(stream)
+            return ToolOutcome((await stream.reply()).text)
+        except (ProtocolError, Cancelled) as fault:
+            return ToolOutcome(str(fault), failed=True)
+
+    async def _follow(self, stream: AtlasStream) -> None:
+        """Report progress until the call ends; cancel it if the client disconnects or its token is revoked."""
+        status = "working"
+        try:
+            async with aclosing(_with_timeouts(stream)) as events:
+                async for event in events:
+                    if not self._hub.tokens.is_valid(self._grant):
+                        raise ConfigError("the token was revoked: connect with a valid one")
+                    status = _progress_text(event) or status if event is not None else status
+                    if event is None or _progress_text(event):
+                        self._steps += 1
+                        await self._progress(self._steps, status)
+        except BaseException:
+            stream.cancel()
+            raise
+
+
+def list_tools(hub: Hub, agent: Agent, grant: Grant) -> list[McpTool]:
+    """Return the agent's tools that this user may call, and a tool to ask each agent."""
+    allowed = [tool for tool in agent.tools if hub.atlas.verdict(agent, tool, grant.principal.id).cell != "no"]
+    found = [McpTool(tool.wire_name, tool.description, tool.parameters) for tool in allowed]
+    names = {each.name for each in found}
+    ask_tools = [McpTool(_ask_tool_name(each), _describe_agent(each), _ASK_PARAMETERS) for each in hub.atlas.agents]
+    return [*found, *(each for each in ask_tools if each.name not in names)]
+
+
+async def _with_timeouts(stream: AtlasStream) -> AsyncGenerator[Event | None, None]:
+    """Yield the events of a stream, and None after each interval without one."""
+    events = aiter(stream)
+    upcoming = asyncio.ensure_future(anext(events))
+    try:
+        while True:
+            await asyncio.wait((upcoming,), timeout=_PROGRESS_INTERVAL)
+            if not upcoming.done():
+                yield None
+                continue
+            try:
+                event = upcoming.result()
+            except StopAsyncIteration:
+                return
+            upcoming = asyncio.ensure_future(anext(events))
+            yield event
+    finally:
+        upcoming.cancel()
+        await asyncio.gather(upcoming, return_exceptions=True)
+        await events.aclose()
+
+
+def _progress_text(event: Event) -> str:
+    """Return the progress message of an event; empty for most events."""
+    match event:
+        case ApprovalAsked(_, question) if question.form is not None:
+            return (
+                f"waiting for input requested by {question.form.asker}: answer in the web UI or with `atlas approvals`"
+            )
+        case ApprovalAsked(_, question):
+            return f"waiting for approval of {question.tool}: answer in the web UI or with `atlas approvals`"
+        case ToolProgress(_, name, _, message):
+            return f"{name}: {message}"
+        case ToolCalled(_, name):
+            return f"calling {name}"
+        case _:
+            return ""
+
+
+def _to_outcome(result: ToolResult) -> ToolOutcome:
+    failed = result.status != "ok"
+    value, images = extract_images(result.result)
+    text = value if isinstance(value, str) else encode(value).decode()
+    if result.error == "declined" and value == {"cancelled": True}:
+        text = "The call was denied, or it was not approved in time. Nothing was done."
+    structure = cast(dict[str, Any], value) if isinstance(value, dict) and not failed else None
+    return ToolOutcome(text, structure, failed, tuple(images))
+
+
+def _ask_tool_name(agent: Agent) -> str:
+    return wire_name(_ASK + agent.id)
+
+
+def _describe_agent(agent: Agent) -> str:
+    description = f": {agent.description}" if agent.description else ""
+    return f"Ask the agent {agent.name}{description}. It answers with text and may use its own tools."
 
 
 def _progress_reporter(ctx: RequestContext) -> Progress:
