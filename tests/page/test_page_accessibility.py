@@ -45,7 +45,7 @@ def fill_chat(tab: Tab) -> None:
 
 @pytest.fixture(params=["light", "dark"])
 def themed_tab(request: pytest.FixtureRequest, browser: Browser, gateway: GatewayProcess) -> Generator[Tab]:
-    tab = next(open_tabs(browser, gateway, color_scheme=request.param)).open()
+    tab = next(open_tabs(browser, gateway, color_scheme=request.param, reduced_motion="reduce")).open()
     yield tab
     assert tab.errors == []
     tab.context.close()

@@ -28,13 +28,15 @@ _MAX_READ = 1 << 18
 _KILL_TIMEOUT = 5.0  # seconds after which a killed process counts as dead, even if the kernel holds it
 
 # An empty module replaces the package while the worker loads its two files. They stay loaded under their names, so that
-# a function that imports the package gets the `report` that is connected.
+# a function that imports the package gets the `report` that is connected. The codec comes first: importing it from the
+# replaced package would import the real one.
 _BOOTSTRAP = """
 import sys
 _, _, folder, *numbers = sys.argv
 del sys.argv[1:]
 package = sys.modules["atlas_agents.tools"] = type(sys)("atlas_agents.tools")
 package.__path__ = [folder]
+from atlas_agents.tools.worker_codec import CALL
 from atlas_agents.tools.worker_process import serve
 del sys.modules["atlas_agents.tools"]
 serve(*map(int, numbers))

@@ -63,11 +63,11 @@ def _install_faults() -> None:
     """Add fault points between the statements of the writer and before its COMMIT."""
     execute = postgres_connection.execute
 
-    async def with_faults(cursor: Any, query: Query) -> list[Row]:
+    async def with_faults(cursor: Any, query: Query, **options: Any) -> list[Row]:
         verb = query.sql.split(None, 1)[0]
         if verb in _CHANGES:
             STATE.points.hit(f"sql {verb}")
-        rows = await execute(cursor, query)
+        rows = await execute(cursor, query, **options)
         if verb in _CHANGES:
             STATE.points.hit(f"sql after {verb}")
         return rows
