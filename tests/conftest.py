@@ -62,9 +62,29 @@ socket.socket.connect = _connect
 sys.addaudithook(_refuse_beyond_loopback)
 
 
+_LONG_TEST = 180.0
+"""Time limit in seconds of a test that is known to take long."""
+
+
 def pytest_runtest_setup() -> None:
     for name in [name for name in os.environ if name.startswith(_SETTINGS)]:
         del os.environ[name]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let each worker process start with its share of the longest tests, so that the run does not end with them."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers == 1:
+        return
+    longest = [item for item in items if _time_limit(item) >= _LONG_TEST]
+    others = [item for item in items if _time_limit(item) < _LONG_TEST]
+    share = -(-len(others) // workers)
+    items[:] = [item for n in range(workers) for item in (*longest[n::workers], *others[n * share : (n + 1) * share])]
+
+
+def _time_limit(item: pytest.Item) -> float:
+    marker = item.get_closest_marker("timeout")
+    return float(marker.args[0]) if marker is not None and marker.args else 0.0
 
 
 def pytest_collection_finish() -> None:

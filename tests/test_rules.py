@@ -101,7 +101,7 @@ async def test_failing_condition_stops_the_turn() -> None:
 
 @pytest.mark.parametrize(("text", "when"), [("", None), ("  \n", None), ("x", True), ("x", "night")])
 def test_invalid_rule_is_rejected(text: str, when: Any) -> None:
-    with pytest.raises(ConfigError, match=r"a rule needs a text|must be a function of the context"):
+    with pytest.raises(ConfigError, match=r"expected a text that is not blank|must be a function of the context"):
         Rule(text, when=when)
 
 

@@ -69,6 +69,7 @@ if TYPE_CHECKING:
         Capabilities,
         Chunk,
         DoneChunk,
+        Price,
         Provider,
         Request,
         TextChunk,
@@ -78,7 +79,6 @@ if TYPE_CHECKING:
     from atlas_agents.providers.failover import RetryPolicy
     from atlas_agents.providers.http import Timeouts
     from atlas_agents.providers.openai import OpenAIProvider
-    from atlas_agents.providers.prices import Price
     from atlas_agents.providers.rate_limits import RateLimit
     from atlas_agents.providers.registry import Balanced, ModelRef, parse_model_ref
     from atlas_agents.providers.testing import Cassette
@@ -224,11 +224,10 @@ _HOMES = {
     "core.tenancy": "Delegation Plan Tenancy User",
     "local.provider": "LocalProvider",
     "providers.anthropic": "AnthropicProvider",
-    "providers.base": "Capabilities Chunk DoneChunk Provider Request TextChunk ThinkingChunk ToolCallChunk",
+    "providers.base": "Capabilities Chunk DoneChunk Price Provider Request TextChunk ThinkingChunk ToolCallChunk",
     "providers.failover": "RetryPolicy",
     "providers.http": "Timeouts",
     "providers.openai": "OpenAIProvider",
-    "providers.prices": "Price",
     "providers.rate_limits": "RateLimit",
     "providers.registry": "Balanced ModelRef parse_model_ref",
     "providers.testing": "Cassette",

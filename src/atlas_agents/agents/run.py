@@ -33,8 +33,7 @@ from atlas_agents.core.messages import (
     tool,
 )
 from atlas_agents.core.store import AcceptRun, RunRow, RunStatus
-from atlas_agents.providers.base import Provider
-from atlas_agents.providers.prices import Prices
+from atlas_agents.providers.base import Prices, Provider
 from atlas_agents.tools.governance import ToolScope
 from atlas_agents.tools.journal import Journal, ShuttingDown
 from atlas_agents.tools.pipeline import run_tools

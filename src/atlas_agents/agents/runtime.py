@@ -21,9 +21,8 @@ from atlas_agents.core.messages import Conversation, Message, new_id
 from atlas_agents.core.paths import Environment
 from atlas_agents.core.store import RunRow, Store
 from atlas_agents.core.tenancy import TeamServices
-from atlas_agents.providers.base import Provider, collect_keys
+from atlas_agents.providers.base import Price, Prices, Provider, collect_keys
 from atlas_agents.providers.failover import Failover, Route
-from atlas_agents.providers.prices import Price, Prices
 from atlas_agents.providers.react import React
 from atlas_agents.providers.registry import Model, Registry, register_built_in
 from atlas_agents.providers.testing import Scripted
