@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from atlas_agents import Agent, Atlas, ConfigError, Policy, tool
-from atlas_agents.core.events import HandedOver
+from atlas_agents.core.events import HandedOff
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.team import agent_tool, by_keywords, by_rules, chain, last_speaker, supervisor
@@ -46,9 +46,7 @@ async def test_supervisor_hands_off_and_the_specialist_answers() -> None:
     atlas = Atlas([chief, money, agent("code")]).route(supervisor("chief"))
     stream = atlas.send("Do I pay tax?")
     seen = [event async for event in stream]
-    assert [event for event in seen if isinstance(event, HandedOver)] == [
-        HandedOver(stream.stream_id, "chief", "money")
-    ]
+    assert [event for event in seen if isinstance(event, HandedOff)] == [HandedOff(stream.stream_id, "chief", "money")]
     assert {event.stream_id for event in seen} == {stream.stream_id}
     reply = await stream.reply()
     assert (reply.text, reply.metadata["agent"]) == ("Pay it.", "money")
@@ -89,7 +87,7 @@ async def test_number_of_handoffs_is_limited() -> None:
     pong = agent("pong", *[calls("hand_off", agent="ping")] * 6, says("Enough."), hands_off_to=["ping"])
     atlas = Atlas([ping, pong])
     stream = atlas.send("Go.")
-    hands = [event async for event in stream if isinstance(event, HandedOver)]
+    hands = [event async for event in stream if isinstance(event, HandedOff)]
     assert len(hands) == 8
 
 
@@ -101,7 +99,7 @@ async def test_chain_passes_each_answer_on() -> None:
     )
     atlas = Atlas([writer, editor, critic]).route(chain("writer", "editor", "critic"))
     stream = atlas.send("Write.")
-    seen = [(event.from_agent, event.to_agent) async for event in stream if isinstance(event, HandedOver)]
+    seen = [(event.from_agent, event.to_agent) async for event in stream if isinstance(event, HandedOff)]
     assert seen == [("writer", "editor"), ("editor", "critic")]
     assert (await stream.reply()).text == "Best."
     assert [message.text for message in find_model(critic).requests[0].messages if message.role == "assistant"] == [
@@ -151,7 +149,7 @@ async def test_handoff_plan_survives_a_restart(tmp_path: Path) -> None:
     first.route(supervisor("chief", "money"))
     stream = first.send("Tax?", session="s")
     async for event in stream:
-        if isinstance(event, HandedOver):
+        if isinstance(event, HandedOff):
             break
     await first.close()
     await first.store.close()

@@ -18,7 +18,7 @@ async def main() -> None:
     c = Agent("c", model=Scripted(says("Never asked.")))
     async with Atlas([a, b, c], store=MemoryStore(), delegation=Delegation(depth=1)) as atlas:
         atlas.on("tool:result", lambda event: print(f"{event.error}: {event.result}" if event.error else "ok"))
-        async with atlas.jobs.at_work():
+        async with atlas.jobs.running():
             await atlas.ask("Go.")
             (job,) = await atlas.jobs.list()
             print((await atlas.jobs.ended(job.id)).result)

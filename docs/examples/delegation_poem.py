@@ -39,7 +39,7 @@ async def main() -> None:
     async with Atlas([lead, poet], store=store) as atlas:
         atlas.jobs.on_change(changed)
         atlas.on("message:received", received)
-        async with atlas.jobs.at_work():
+        async with atlas.jobs.running():
             print((await atlas.ask("A poem, please.")).text)
             await answered.wait()
         print(" → ".join(seen))

@@ -20,7 +20,7 @@ async def main() -> None:
         print(datetime.fromtimestamp(time / 1000, BERLIN).isoformat(timespec="minutes"))
 
     clerk = Agent("clerk", model=Scripted(says("The backup is fine.")))
-    async with Atlas([clerk], store=MemoryStore()) as atlas, atlas.jobs.at_work():
+    async with Atlas([clerk], store=MemoryStore()) as atlas, atlas.jobs.running():
         await atlas.jobs.schedules.add(night)
         job = await atlas.jobs.schedules.run("backup")  # run it now, outside its schedule
         print(job.kind, "-", (await atlas.jobs.ended(job.id)).result)

@@ -13,7 +13,7 @@ from atlas_agents import Cancelled, ProviderError, QuotaExceeded
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.approvals import Choice, Field, Form, Question
 from atlas_agents.core.errors import AtlasError, failure_kind, to_failure
-from atlas_agents.core.events import ApprovalAsked, Event, MessageKept, StreamChunk, StreamReset
+from atlas_agents.core.events import ApprovalAsked, Event, MessageStored, StreamChunk, StreamReset
 from atlas_agents.core.messages import Message, Text
 from atlas_agents.gateway.cluster import EventDecoder
 from atlas_agents.gateway.convert import approval_event
@@ -133,7 +133,7 @@ def test_text_of_a_remote_turn_excludes_withdrawn_output() -> None:
     message = Message("assistant", (Text("One. "),))
     events: list[Event] = [
         StreamChunk("r", "One. "),
-        MessageKept("r", message),
+        MessageStored("r", message),
         StreamChunk("r", "Tw"),
         StreamReset("r", 2),
     ]

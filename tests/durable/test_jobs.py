@@ -52,7 +52,7 @@ async def wait_until_settled(atlas: Atlas, *states: str) -> list[JobRow]:
 
 @asynccontextmanager
 async def run_jobs(atlas: Atlas) -> AsyncGenerator[Atlas, None]:
-    async with atlas, atlas.jobs.at_work():
+    async with atlas, atlas.jobs.running():
         yield atlas
 
 
@@ -350,7 +350,7 @@ async def test_concurrent_jobs_are_limited_and_start_by_urgency() -> None:
     async with atlas:
         await atlas.ask("go")
         assert [job.state for job in await atlas.jobs.list()] == ["queued"] * 6, "no job has started yet"
-        async with atlas.jobs.at_work():
+        async with atlas.jobs.running():
             await wait_until_settled(atlas, *["done"] * 6)
     order = ["3", "4", "2", "5", "0", "1"]
     assert [each for each in seen if each[1] != "queued"] == [
@@ -392,7 +392,7 @@ async def test_job_that_ended_during_downtime_does_not_resume(how: str, tmp_path
     later.on("message:received", lambda event: made.append(event.message.text))
     async with later:
         await later.recover()
-        async with later.jobs.at_work():
+        async with later.jobs.running():
             await wait_until_settled(later, how)
         assert [run.status for run in await store.runs("default", job.session)] == ["cancelled"]
     assert "It went on." not in made

@@ -52,7 +52,7 @@ async def tasks(atlas: Atlas) -> list[str]:
 
 async def test_due_time_creates_one_job() -> None:
     clock = WallClock()
-    async with scheduled_atlas(clock) as atlas, atlas.jobs.at_work():
+    async with scheduled_atlas(clock) as atlas, atlas.jobs.running():
         await atlas.jobs.schedules.add(daily(priority="high", user="ann"))
         await clock.advance(110)
         assert await tasks(atlas) == []
@@ -73,7 +73,7 @@ async def test_missed_due_times_run_once_or_are_skipped(missed: str, jobs: int) 
     async with scheduled_atlas(clock) as atlas:
         await atlas.jobs.schedules.add(daily(cron="0 * * * *", missed=missed))
         await clock.jump(6 * 3600)
-        async with atlas.jobs.at_work():
+        async with atlas.jobs.running():
             await clock.advance(6)
             assert len(await tasks(atlas)) == jobs
             await clock.jump(89)
@@ -83,7 +83,7 @@ async def test_missed_due_times_run_once_or_are_skipped(missed: str, jobs: int) 
 
 async def test_clock_jumps_create_no_second_job() -> None:
     clock = WallClock()
-    async with scheduled_atlas(clock) as atlas, atlas.jobs.at_work():
+    async with scheduled_atlas(clock) as atlas, atlas.jobs.running():
         await atlas.jobs.schedules.add(daily())
         await clock.advance(130)
         assert len(await tasks(atlas)) == 1
@@ -144,7 +144,7 @@ async def test_daylight_saving_neither_skips_nor_repeats_a_due_time(cron: str, b
     ]
     assert [each.isoformat(timespec="minutes") for each in found] == times
     clock = WallClock(start)
-    async with scheduled_atlas(clock, replies=99) as atlas, atlas.jobs.at_work():
+    async with scheduled_atlas(clock, replies=99) as atlas, atlas.jobs.running():
         await atlas.jobs.schedules.add(schedule)
         for made, moment in enumerate(found, 1):
             await clock.jump(moment.timestamp() - clock.time() - 12)
@@ -155,7 +155,7 @@ async def test_daylight_saving_neither_skips_nor_repeats_a_due_time(cron: str, b
 
 async def test_schedule_can_be_paused_run_and_removed() -> None:
     clock = WallClock()
-    async with scheduled_atlas(clock) as atlas, atlas.jobs.at_work():
+    async with scheduled_atlas(clock) as atlas, atlas.jobs.running():
         schedules = atlas.jobs.schedules
         await schedules.add(daily())
         assert (await schedules.pause("news")).paused

@@ -159,7 +159,7 @@ class Atlas:
 
     @property
     def jobs(self) -> Jobs:
-        """Delegated and scheduled tasks; they run within `jobs.at_work()`."""
+        """Delegated and scheduled tasks; they run within `jobs.running()`."""
         if self._jobs is None:
             raise ConfigError("jobs require a store: Atlas(store=…)")
         return self._jobs

@@ -34,7 +34,7 @@ _PERMANENT = (errors.ConfigError, errors.Refused, errors.BadOutput, errors.Broke
 
 
 class Jobs:
-    """Job queue of an Atlas. `async with atlas.jobs.at_work():` runs jobs: when one is added, and at every tick."""
+    """Job queue of an Atlas. `async with atlas.jobs.running():` runs jobs: when one is added, and at every tick."""
 
     def __init__(self, turns: "Atlas", services: TeamServices, ticker: Ticker) -> None:
         self._turns = turns
@@ -102,7 +102,7 @@ class Jobs:
         self._on_change.append(callback)
 
     @asynccontextmanager
-    async def at_work(self) -> AsyncGenerator[Self, None]:
+    async def running(self) -> AsyncGenerator[Self, None]:
         """Run jobs for the duration of the block. Call `atlas.recover()` before it."""
         self.start()
         try:

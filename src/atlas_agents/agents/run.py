@@ -17,7 +17,7 @@ from atlas_agents.agents.options import AgentSettings, TurnOptions
 from atlas_agents.agents.output import Output
 from atlas_agents.core.aio import finish_despite_cancel
 from atlas_agents.core.errors import ProviderError, SessionBusy, StoreError, StoreLost, failure_kind
-from atlas_agents.core.events import Event, HandedOver, PlanStep, StreamChunk, StreamReset, Usage
+from atlas_agents.core.events import Event, HandedOff, PlanStep, StreamChunk, StreamReset, Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import (
     Conversation,
@@ -426,7 +426,7 @@ class Run:
         self._switch_agent(self, agent_id)
         if self.settings.id != before:
             self.handoffs += 1
-            self.emit(HandedOver(self.id, before, self.settings.id))
+            self.emit(HandedOff(self.id, before, self.settings.id))
 
     def finish_draft(self) -> tuple[Part, ...]:
         """Return the parts of the completed message and start a new draft."""

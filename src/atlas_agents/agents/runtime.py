@@ -16,7 +16,7 @@ from atlas_agents.agents.run import HAND_OFF, Run, SessionLock, UsageMeter, sess
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.approvals import Answer, Question
 from atlas_agents.core.errors import ConfigError, NotFound
-from atlas_agents.core.events import Event, MessageKept
+from atlas_agents.core.events import Event, MessageStored
 from atlas_agents.core.messages import Conversation, Message, new_id
 from atlas_agents.core.paths import Environment
 from atlas_agents.core.store import RunRow, Store
@@ -197,7 +197,7 @@ class AgentRuntime:
             return None
 
         def on_stored(message: Message) -> None:
-            emit(MessageKept(run_id, message))
+            emit(MessageStored(run_id, message))
 
         return Journal(
             self.store,

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from atlas_agents.agents.run import Accepted, Run
 from atlas_agents.core.errors import Cancelled
-from atlas_agents.core.events import Event, MessageKept, StreamChunk, StreamReset, ToolCalled
+from atlas_agents.core.events import Event, MessageStored, StreamChunk, StreamReset, ToolCalled
 from atlas_agents.core.messages import Message
 
 
@@ -212,7 +212,7 @@ def _join_text(events: Sequence[Event]) -> str:
                 draft.append(text)
             case StreamReset():
                 draft.clear()
-            case MessageKept() | ToolCalled():
+            case MessageStored() | ToolCalled():
                 complete, draft = [*complete, *draft], []
             case _:
                 pass

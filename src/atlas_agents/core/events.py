@@ -127,7 +127,7 @@ class ApprovalAnswered(msgspec.Struct, frozen=True, tag="approval:answered", tag
     type: ClassVar[Literal["approval:answered"]] = "approval:answered"
 
 
-class MessageKept(msgspec.Struct, frozen=True, tag="message:kept", tag_field="type"):
+class MessageStored(msgspec.Struct, frozen=True, tag="message:kept", tag_field="type"):
     """A message of this turn was stored; emitted only with a store."""
 
     stream_id: str
@@ -135,7 +135,7 @@ class MessageKept(msgspec.Struct, frozen=True, tag="message:kept", tag_field="ty
     type: ClassVar[Literal["message:kept"]] = "message:kept"
 
 
-class HandedOver(msgspec.Struct, frozen=True, tag="run:handoff", tag_field="type"):
+class HandedOff(msgspec.Struct, frozen=True, tag="run:handoff", tag_field="type"):
     """Handoff: another agent continues the turn."""
 
     stream_id: str
@@ -220,10 +220,10 @@ Event: TypeAlias = (
     | ApprovalAsked
     | ApprovalAnswered
     | PlanUpdated
-    | HandedOver
+    | HandedOff
     | ToolProgress
     | ToolAnswered
-    | MessageKept
+    | MessageStored
     | StreamEnd
     | MessageReceived
     | ErrorRaised

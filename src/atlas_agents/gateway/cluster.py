@@ -78,9 +78,9 @@ class EventDecoder:
             case wire.PlanChanged(id, steps):
                 return [core.PlanUpdated(id, tuple([core.PlanStep(step.text, step.status) for step in steps]))]
             case wire.RunHandoff(id, before, now):
-                return [core.HandedOver(id, before, now)]
+                return [core.HandedOff(id, before, now)]
             case wire.ChatMessage(id, message):
-                return [core.MessageKept(id, core_message(message))]
+                return [core.MessageStored(id, core_message(message))]
             case wire.ChatFinal() | wire.ChatError():
                 return _end_events(event)
             case _:

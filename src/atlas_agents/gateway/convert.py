@@ -54,9 +54,9 @@ class Translator:
                 return wire.ChatStarted(id, agent_id, self._model, self._model_notice(agent_id))
             case core.PlanUpdated(id, steps):
                 return wire.PlanChanged(id, tuple([types.PlanStepShape(step.text, step.status) for step in steps]))
-            case core.HandedOver(id, before, now):
+            case core.HandedOff(id, before, now):
                 return wire.RunHandoff(id, before, now)
-            case core.MessageKept(id, message):
+            case core.MessageStored(id, message):
                 return wire.ChatMessage(id, message_shape(message, id))
             case (
                 core.ToolCalled()

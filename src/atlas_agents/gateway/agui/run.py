@@ -132,11 +132,11 @@ class AgUiEncoder:
                 return [agui.Custom("tool.progress", value)]
             case core.PlanUpdated(_, steps):
                 return [agui.Custom("plan.updated", {"steps": msgspec.to_builtins(steps)})]
-            case core.HandedOver(_, before, now):
+            case core.HandedOff(_, before, now):
                 return [agui.Custom("run.handoff", {"from": before, "to": now})]
             case core.ToolAnswered(call_id=call_id, status=status, result=result, error=error):
                 return self._result(ToolResult(call_id, status, result, error))
-            case core.MessageKept(_, message) if message.role == "assistant" and not message.tool_calls:
+            case core.MessageStored(_, message) if message.role == "assistant" and not message.tool_calls:
                 return self._complete()
             case _:
                 return self._end(event)
