@@ -83,7 +83,10 @@ def write_protocol_types(root: Path) -> None:
         [sys.executable, "-m", "atlas_agents.gateway.protocol", "typescript"],
         check=True,
         capture_output=True,
-        env={**os.environ, "PYTHONPATH": str(root / "src")},
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, (str(root / "src"), os.environ.get("PYTHONPATH")))),
+        },
         timeout=60,
     ).stdout
     path = root / "web" / "src" / "wire.ts"
