@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from atlas_agents import Agent, Atlas, Cancelled, Limits, ProviderError, RetryPolicy, StoreError, tool, verify
-from atlas_agents.core.store import RunRow, Write
+from atlas_agents.core.store import AcceptRun, PutSession, RunRow, Write
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, says
@@ -334,3 +334,28 @@ async def test_recovery_does_not_resume_a_run_that_ended_after_it_was_listed() -
         await wait_until(lambda: atlas.stream(stream.stream_id) is None)
         assert await atlas.recover() == []
     assert len(model.requests) == 1
+
+
+class FailingRead(MemoryStore):
+    """Cannot read single runs while `failing`."""
+
+    failing = False
+
+    async def run(self, tenant: str, run_id: str) -> RunRow | None:
+        if self.failing:
+            raise StoreError("the database restarts")
+        return await super().run(tenant, run_id)
+
+
+async def test_recovery_returns_the_streams_of_all_runs_although_a_read_fails() -> None:
+    store = FailingRead()
+    await store.open()
+    async with in_memory_atlas(Scripted(says("One."), says("Two.")), store=store) as atlas:
+        (agent,) = [each.id for each in atlas.agents]
+        for run, session in (("r1", "s"), ("r2", "t")):
+            await store.commit("default", [PutSession(session), AcceptRun(run, session, agent, request=b"{}")])
+        store.failing = True
+        streams = await atlas.recover()
+        store.failing = False
+        assert {stream.stream_id for stream in streams} == {"r1", "r2"}
+        await asyncio.gather(*[stream.reply() for stream in streams], return_exceptions=True)

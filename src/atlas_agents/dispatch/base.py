@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
-from atlas_agents.core.errors import NotFound
+from atlas_agents.core.errors import NotFound, StoreError
 from atlas_agents.core.events import Event
 from atlas_agents.core.store import RunRow
 
@@ -137,7 +137,10 @@ class Inline:
         for listed in await self._executor.open_runs():
             if listed.tenant != self._executor.tenant or self._executor.running_turn(listed.id) is not None:
                 continue
-            row = await self._executor.run_row(listed.id)  # it may have ended here since it was listed
+            try:
+                row = await self._executor.run_row(listed.id)  # it may have ended here since it was listed
+            except StoreError:  # an ended run cannot be claimed; failing here would lose the streams of the others
+                row = listed
             if row is not None and row.ended_at is None and await self._executor.resume_run(row) is not None:
                 resumed.append(row.id)
         return resumed
