@@ -404,6 +404,44 @@ async def test_result_after_three_retries_suggests_another_approach() -> None:
     assert len(tries) == 4
 
 
+class ServerError(Exception):
+    status_code = 502
+
+
+RETRIED = "(tried 4 times; try again later, or use another approach)"
+
+
+@pytest.mark.parametrize(
+    ("effect", "error", "text"),
+    [
+        ("keyed", ServerError(), f"The server answered HTTP 502 while act ran; it may have happened {RETRIED}"),
+        ("keyed", ConnectionError(), f"The connection was lost while act ran; it may have happened {RETRIED}"),
+        (
+            "unsafe",
+            ServerError(),
+            "The server answered HTTP 502 while act ran; it may have happened. It was not retried.",
+        ),
+    ],
+)
+async def test_unknown_outcome_says_what_happened_and_whether_it_was_retried(
+    effect: Any, error: Exception, text: str
+) -> None:
+    clock = VirtualClock()
+
+    @tool(effect=effect)
+    async def act() -> None:
+        raise error
+
+    async with (
+        in_memory_atlas(Scripted(calls("act"), says("ok")), [act], clock=clock) as atlas,
+        asyncio.timeout(TIMEOUT),
+    ):
+        stream = atlas.send("go")
+        await clock.advance(60)
+        (result,) = [event for event in await collect_events(stream) if event.type == "tool:result"]
+    assert (result.status, result.result) == ("unknown", text)
+
+
 # Permissions and confirmation
 
 
@@ -671,7 +709,8 @@ async def test_sync_tool_runs_in_another_process_and_cannot_end_this_one() -> No
         os._exit(1)
 
     tools = [where, exit_politely, tool(leave), tool(name="leave_quietly", effect="pure")(leave)]
-    script = calls("where") + calls("exit_politely") + calls("leave") + calls("leave_quietly")
+    tools.append(tool(name="leave_keyed", effect="keyed")(leave))
+    script = calls("where") + calls("exit_politely") + calls("leave") + calls("leave_quietly") + calls("leave_keyed")
     async with in_memory_atlas(Scripted(script, says("ok")), tools) as atlas:
         await atlas.ask("go")
         here, *others = atlas.conversation().messages[2].tool_results
@@ -680,6 +719,7 @@ async def test_sync_tool_runs_in_another_process_and_cannot_end_this_one() -> No
         ("error", "internal", NEUTRAL),
         ("unknown", "unknown", "The process ended while leave ran; it may have happened. It was not retried."),
         ("error", "internal", NEUTRAL),
+        ("unknown", "unknown", "The process ended while leave_keyed ran; it may have happened. It was not retried."),
     ]
 
 

@@ -204,7 +204,7 @@ class Attempt:
             except Exception as caught:
                 if self._stopped or self.ended:  # do not retry
                     raise
-                diagnosis = diagnose(caught, tool)
+                diagnosis = diagnose(caught, tool, self.tries)
             if delay is None or not diagnosis.retryable:
                 raise _final_error(diagnosis, self.tries, unexecuted or tool.effect == "pure")
             self.idle = unexecuted = unexecuted and diagnosis.nothing_happened
@@ -260,7 +260,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
     nothing_happened: bool = False
 
 
-def diagnose(error: Exception, tool: Tool) -> Diagnosis:
+def diagnose(error: Exception, tool: Tool, tries: int) -> Diagnosis:
     """Classify an error: not executed, rejected by a server, connection lost, or a bug in the tool."""
     repeatable = tool.effect != "unsafe"
     if isinstance(error, Transient):
@@ -275,13 +275,11 @@ def diagnose(error: Exception, tool: Tool) -> Diagnosis:
     if status is not None and 400 <= status < 500:
         return Diagnosis(ToolFailed(_error_message(error)))
     if isinstance(error, WorkerDied):
-        return Diagnosis(error if tool.effect == "pure" else _unknown_outcome_error(tool, "process ended"))
+        return Diagnosis(error if tool.effect == "pure" else _unknown_outcome_error(tool, "process ended", tries))
     if status is not None or _is_connection_error(error):
-        lost = (
-            ToolFailed(_error_message(error))
-            if tool.effect == "pure"
-            else _unknown_outcome_error(tool, "connection was lost")
-        )
+        what = "connection was lost" if status is None else f"server answered HTTP {status}"
+        pure = tool.effect == "pure"
+        lost = ToolFailed(_error_message(error)) if pure else _unknown_outcome_error(tool, what, tries)
         return Diagnosis(lost, retryable=repeatable)
     return Diagnosis(error)
 
@@ -292,9 +290,9 @@ def _diagnose_not_executed(error: ToolFailed, retry_after: float | None) -> Diag
     return Diagnosis(error, retryable=retryable, retry_after=retry_after, nothing_happened=True)
 
 
-def _unknown_outcome_error(tool: Tool, what: str) -> OutcomeUnknown:
-    retried = "It was not retried." if tool.effect == "unsafe" else "It was retried with the same idempotency key."
-    return OutcomeUnknown(f"The {what} while {tool.name} ran; it may have happened. {retried}")
+def _unknown_outcome_error(tool: Tool, what: str, tries: int) -> OutcomeUnknown:
+    retried = ". It was not retried." if tries == 1 else ""
+    return OutcomeUnknown(f"The {what} while {tool.name} ran; it may have happened{retried}")
 
 
 def _is_connection_error(error: Exception) -> bool:
@@ -334,7 +332,7 @@ def _error_message(error: Exception) -> str:
 def _final_error(diagnosis: Diagnosis, tries: int, unexecuted: bool) -> Exception:
     """Return the error after the last try, which also says if an earlier try may have had an effect."""
     error = diagnosis.error
-    if not isinstance(error, ToolFault) or (unexecuted and not diagnosis.retryable):
+    if not isinstance(error, ToolFault) or tries == 1 or (unexecuted and not diagnosis.retryable):
         return error
     text = f"{error} (tried {tries} times; try again later, or use another approach)"
     if isinstance(error, ToolTimeout):
