@@ -1,8 +1,10 @@
 """Tools from the settings: built-in tools, plugins and MCP servers, and the default policy."""
 
+import string
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from datetime import datetime
+from functools import lru_cache, partial
 from logging import getLogger
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from atlas_agents.builtin_tools.web.search import choose_search, web_search
 from atlas_agents.builtin_tools.x import POST, SEARCH, Account, XApi, XClient, XTokens, x_tools
 from atlas_agents.config.open import database_files
 from atlas_agents.config.settings import Settings
-from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.errors import ConfigError, ToolFailed
 from atlas_agents.core.paths import Environment
 from atlas_agents.core.plugins import Plugins
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
@@ -37,27 +39,61 @@ _PRIVATE_NAMES = ("token", "tokens.json", "x.json", "telegram", "typed", "runnin
 """Private files of the home folder, protected even if tools work in the home folder itself."""
 
 
+_MAX_FOLDERS = 256
+"""Number of users whose tools are kept in memory."""
+_NAME_CHARACTERS = frozenset(string.ascii_lowercase + string.digits + "-_")
+
+
 def builtin_tools(settings: Settings, opening: AsyncExitStack, environment: Environment) -> list[Tool]:
     """Return the built-in tools that have side effects or use the network."""
-    folder = settings.folder or settings.workspace
-    local = [*_folder_tools(settings, folder), _code(settings, folder, opening)]
+    local = _local_tools(settings, opening)
     remote = [*_web(settings, opening, environment), _telegram(settings, opening), *_x(settings, opening)]
     return [*local, *remote, delegate_task, get_team_members, get_subscription_info]
+
+
+def _local_tools(settings: Settings, opening: AsyncExitStack) -> list[Tool]:
+    """Return the file tools, `bash` and `code_interpreter`, each confined to the folder of the user who calls it."""
+    memory, shared = settings.code_memory * 1024 * 1024, settings.folder or settings.workspace
+    interpreter = CodeInterpreter(shared, sandbox=settings.sandbox, python=settings.code_python, memory=memory)
+    opening.push_async_callback(interpreter.close)
+
+    @lru_cache(_MAX_FOLDERS)
+    def build(folder: Path) -> dict[str, Tool]:
+        tools = [*_folder_tools(settings, folder), code_tool(interpreter.in_folder(folder))]
+        return {tool.name: tool for tool in tools}
+
+    def build_for(name: str, user: str) -> Tool:
+        return build(_user_folder(settings, user) or shared)[name]
+
+    tools = build(shared).values()
+    return list(tools) if settings.shared_folder else [tool.per_user(partial(build_for, tool.name)) for tool in tools]
 
 
 def _folder_tools(settings: Settings, folder: Path) -> list[Tool]:
     """Return the file tools and `bash`, confined to one folder; Atlas's own files and settings are protected."""
     private = [settings.home, *[settings.home / name for name in _PRIVATE_NAMES], *database_files(settings)]
+    private += [_user_folders(settings)]
     guarded = [path for path in (settings.policy, settings.config) if path is not None]
     bash = bash_tool(folder, sandbox=settings.sandbox, network=settings.bash_network, private=private, guarded=guarded)
     return [*file_tools(folder, private=private, guarded=guarded), bash]
 
 
-def _code(settings: Settings, folder: Path, opening: AsyncExitStack) -> Tool:
-    memory = settings.code_memory * 1024 * 1024
-    interpreter = CodeInterpreter(folder, sandbox=settings.sandbox, python=settings.code_python, memory=memory)
-    opening.push_async_callback(interpreter.close)
-    return code_tool(interpreter)
+def _user_folders(settings: Settings) -> Path:
+    return settings.user_folders or settings.home / "users"
+
+
+def _user_folder(settings: Settings, user: str) -> Path | None:
+    """Return the folder of a user, created if necessary; None for the owner, who works in the configured folder."""
+    if user in ("", "owner"):
+        return None
+    if not _NAME_CHARACTERS.issuperset(user):
+        raise ToolFailed(f"no folder for user {user!r}: expected a name of lowercase letters, digits, '-' and '_'")
+    folder = _user_folders(settings) / user
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ToolFailed(f"cannot create the folder {folder}: {error.strerror}; set user_folders") from None
+    return folder
 
 
 def _web(settings: Settings, opening: AsyncExitStack, environment: Environment) -> list[Tool]:

@@ -30,8 +30,16 @@ class ToolSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the built-in tools."""
 
     folder: Annotated[
-        Path | None, about("Folder that the file tools, `bash` and code are confined to.", default="the workspace")
+        Path | None,
+        about("Folder that the file tools, `bash` and code of the owner are confined to.", default="the workspace"),
     ] = None
+    user_folders: Annotated[
+        Path | None,
+        about("Folder that contains one folder for each other user of the gateway.", default="home/users"),
+    ] = None
+    shared_folder: Annotated[
+        bool, about("Let all users work in `folder` and see each other's files, instead of in folders of their own.")
+    ] = False
     sandbox: Annotated[Sandbox, about("Sandbox for commands and code. `auto` selects the strongest one available.")] = (
         "auto"
     )

@@ -74,7 +74,7 @@ def _find_tool(call: ToolCall, scope: ToolScope) -> Tool:
     if tool is None:
         known = ", ".join(sorted(tool.wire_name for tool in scope.visible_tools())) or "none"
         raise ToolNotFound(f"Unknown tool {call.name[:80]!r}. Available tools: {known}.")
-    return tool
+    return tool.for_user(scope.actor.user)
 
 
 def _require_permission(tool: Tool, verdict: Verdict, scope: ToolScope) -> None:

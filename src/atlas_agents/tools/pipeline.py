@@ -105,10 +105,11 @@ async def query_outcome(tool: Tool, call: ToolCall, scope: ToolScope) -> Finding
     if tool.reconcile is None:
         return None
     key = f"{scope.run_id}:{call.id}"
-    arguments = (key, call.arguments) if _takes_arguments(tool.reconcile) else (key,)
     try:
+        reconcile = tool.for_user(scope.actor.user).reconcile or tool.reconcile
+        arguments = (key, call.arguments) if _takes_arguments(reconcile) else (key,)
         async with asyncio.timeout(tool.timeout):
-            finding = await call_user(tool.reconcile, *arguments)
+            finding = await call_user(reconcile, *arguments)
         if isinstance(finding, Happened):
             return Happened(to_json_value(finding.result))
     except Exception as error:  # noqa: BLE001 - a user's function; the outcome stays unknown

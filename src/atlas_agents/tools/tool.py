@@ -10,9 +10,10 @@ from typing import Any, Literal, TypeAlias, cast, overload
 
 from atlas_agents.core.aio import is_async
 from atlas_agents.core.errors import BadTool
-from atlas_agents.core.messages import ToolSpec
+from atlas_agents.core.messages import Conversation, ToolSpec
 from atlas_agents.core.text import wire_name
 from atlas_agents.tools.context import ToolContext
+from atlas_agents.tools.policy import WhenTainted, check_when_tainted
 from atlas_agents.tools.schema import Check, Convert, compile_check, describe_function, is_context, read_docstring
 
 Function: TypeAlias = Callable[..., Any]
@@ -25,6 +26,8 @@ Argv: TypeAlias = Callable[[dict[str, Any]], Any]
 """Sync or async; returns the argument vector of a call that runs exactly one program, else None."""
 Binds: TypeAlias = Callable[[dict[str, Any]], Any]
 """Sync or async; returns what a call depends on besides its arguments, as plain JSON."""
+Sends: TypeAlias = bool | Callable[[dict[str, Any], Conversation], Any]
+"""Whether a call sends data out; a sync or async function decides by the arguments and the conversation."""
 _EFFECTS = ("pure", "keyed", "unsafe")
 _SINGLE_INPUT: dict[str, Any] = {
     "type": "object",
@@ -55,8 +58,15 @@ class Tool:
         preview: Describes what a call would change, for the person who approves it.
         binds: Facts besides the arguments that an approval is bound to.
         argv: The argument vector of a call that runs exactly one program, for command rules.
+        untrusted: Kind of content written by others that results contain, such as `web` or `mail`. It marks the session.
+        sends: Whether calls send data out of this machine to a place that the arguments choose: a bool, or a function.
+        when_tainted: `allow`, `ask` or `deny` once the session contains untrusted content, unless the policy decides;
+            by default `ask` for calls that send data out, and `allow` for others.
         described: Schema, converter and context parameter that `@tool` has derived already.
     """
+
+    _build: Callable[[str], "Tool"] | None = None
+    """Returns the tool that a call of a user executes, if it differs between users."""
 
     def __init__(
         self,
@@ -75,6 +85,9 @@ class Tool:
         preview: Preview | None = None,
         binds: Binds | None = None,
         argv: Argv | None = None,
+        untrusted: str = "",
+        sends: Sends = False,
+        when_tainted: WhenTainted | None = None,
         described: tuple[dict[str, Any], Convert, str | None] | None = None,
     ) -> None:
         chosen = function or func
@@ -98,6 +111,11 @@ class Tool:
         """Returns facts that an approval is bound to; called when asking and again right before the tool acts."""
         self.argv = argv
         """Returns the argument vector that the command rules of a policy are matched against."""
+        self.untrusted = untrusted
+        """Kind of untrusted content in results; empty if results are trusted."""
+        self.sends = sends
+        """Whether a call sends data out: a bool, or a function of the arguments and the conversation."""
+        self.when_tainted = when_tainted and check_when_tainted(f"when_tainted of tool {name!r}", when_tainted)
         self.is_async = is_async(chosen)
         self._single_input = parameters is None and described is None
         if described:
@@ -166,6 +184,19 @@ class Tool:
             copied.__dict__.pop(cached, None)
         return copied
 
+    def per_user(self, build: Callable[[str], "Tool"]) -> "Tool":
+        """Return the same tool; a call executes the one that `build` returns for the user who makes it.
+
+        That one needs the same parameters. It can work in a folder or with an account of the user.
+        """
+        copied = copy.copy(self)
+        copied._build = build
+        return copied
+
+    def for_user(self, user: str) -> "Tool":
+        """Return the tool that a call of this user executes."""
+        return self if self._build is None else self._build(user).named(self.name)
+
     def with_function(self, function: Function) -> "Tool":
         """Return the same tool with another function of the same signature."""
         copied = copy.copy(self)
@@ -194,6 +225,9 @@ def tool(
     preview: Preview | None = None,
     binds: Binds | None = None,
     argv: Argv | None = None,
+    untrusted: str = "",
+    sends: Sends = False,
+    when_tainted: WhenTainted | None = None,
 ) -> Callable[[Function], Tool]: ...
 def tool(
     first: Function | Mapping[str, Any] | None = None,

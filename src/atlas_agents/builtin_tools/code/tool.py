@@ -1,6 +1,7 @@
 """The `code_interpreter` tool: its arguments and limits, the interpreters it keeps per session, and its result."""
 
 import asyncio
+import copy
 import math
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -19,8 +20,8 @@ from atlas_agents.core.errors import ToolFailed, ToolTimeout
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.tool import Tool, tool
 
-Key: TypeAlias = tuple[str, str]
-"""Tenant and session."""
+Key: TypeAlias = Path
+"""The folder of a session."""
 Start: TypeAlias = Callable[[], Awaitable[python_code.Interpreter]]
 _LOSS_REASONS = {
     "time": "it was idle for too long",
@@ -127,14 +128,14 @@ class CodeInterpreter:
 
     async def run(self, code: str, context: ToolContext, *, session: bool = False) -> dict[str, Any]:
         """Run code and return the result for the model."""
-        key = (context.tenant_id, context.conversation.id)
-        folder: Path = await run_in_thread(python_code.create_session_folder, self._folder, *key)
+        session_id = (context.tenant_id, context.conversation.id)
+        folder: Path = await run_in_thread(python_code.create_session_folder, self._folder, *session_id)
         sandbox, start = await self._starter(folder, session=session)
         context.note("sandbox", sandbox)
         before = await run_in_thread(python_code.snapshot_files, folder)
         on_output = _progress_reporter(context)
         if session:
-            result, loss = await self._pool.run(key, code, start, on_output)
+            result, loss = await self._pool.run(folder, code, start, on_output)
         else:
             result, loss = await _run_once(code, start, on_output), ""
         produced: python_code.ProducedFiles = await run_in_thread(python_code.find_produced, folder, before)
@@ -143,6 +144,12 @@ class CodeInterpreter:
         lost_now = "The state of this session is lost." if session and result.ended else ""
         notes = [_missing_module_hint(result, sandbox), loss, lost_now]
         return _format_result(result, produced, " ".join(note for note in notes if note))
+
+    def in_folder(self, folder: Path) -> "CodeInterpreter":
+        """Return an interpreter for another folder, with the same limits; both are closed together."""
+        copied = copy.copy(self)
+        copied._folder = folder
+        return copied
 
     async def close(self) -> None:
         await self._pool.close()
