@@ -10,7 +10,9 @@ import pytest
 from gateway_client import UPGRADE, connect_client, http, main_token, open_socket, serve_gateway
 from websockets.exceptions import InvalidStatus
 
+from atlas_agents import ConfigError
 from atlas_agents.gateway import websocket
+from atlas_agents.gateway.auth import TrustedProxies
 from atlas_agents.gateway.telemetry import JsonLines
 
 PATHS = ["/", "/ws", "/health", "/healthz", "/readyz", "/metrics", "/asyncapi.json", "/nowhere"]
@@ -122,6 +124,61 @@ async def test_invalid_bearer_tokens_lead_to_a_lockout(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway:
         codes = [(await http(gateway, "GET /health", Authorization=f"Bearer {n}"))[0] for n in range(12)]
         assert codes == [401] * 10 + [429] * 2
+
+
+async def test_invalid_tokens_do_not_lock_out_a_valid_one(tmp_path: Path) -> None:
+    async with serve_gateway(tmp_path) as gateway:
+        right = main_token(gateway)
+        for wrong in (*[f"wrong-{n}" for n in range(15)], *[f"{right[:-2]}{n:02}" for n in range(15)], *[""] * 15):
+            await http(gateway, "GET /health", Authorization=f"Bearer {wrong}")
+        assert (await http(gateway, "GET /health", Authorization="Bearer other"))[0] == 429
+        assert (await http(gateway, "GET /health", Authorization=f"Bearer {right}"))[0] == 200
+        async with connect_client(gateway) as client:
+            assert (await client.get("health.check"))["status"] == "ok"
+
+
+@pytest.mark.parametrize("proxies", [(), ("127.0.0.1",), ("127.0.0.0/8", "10.0.0.0/8")])
+async def test_address_behind_a_trusted_proxy_is_that_of_the_client(proxies: tuple[str, ...], tmp_path: Path) -> None:
+    async with serve_gateway(tmp_path, trusted_proxies=proxies) as gateway:
+
+        async def status(path: str, **headers: str) -> int:
+            return (await http(gateway, f"GET {path}", **headers))[0]
+
+        for n in range(12):
+            forwarded = {"X_Forwarded_For": "203.0.113.9", "Authorization": f"Bearer {n}"}
+            assert await status("/health", **forwarded) == (401 if n < 10 else 429)
+        forwarded = {"X_Forwarded_For": "198.51.100.7", "Authorization": "Bearer another"}
+        assert await status("/health", **forwarded) == (401 if proxies else 429)
+        assert await status("/metrics", X_Forwarded_For="198.51.100.7") == (401 if proxies else 200)
+
+
+@pytest.mark.parametrize(
+    ("header", "address"),
+    [
+        ("203.0.113.9", "203.0.113.9"),
+        ("198.51.100.1, 203.0.113.9", "203.0.113.9"),
+        ("127.0.0.1, 203.0.113.9, 10.1.2.3", "203.0.113.9"),
+        ("203.0.113.9:4711", "203.0.113.9"),
+        ("[2001:db8::1]:4711", "2001:db8::1"),
+        ("2001:db8::1", "2001:db8::1"),
+        ("unknown", "10.0.0.1"),
+        ("203.0.113.9, '; drop table tokens", "10.0.0.1"),
+        ("", "10.0.0.1"),
+    ],
+)
+def test_client_is_the_last_address_that_is_not_a_proxy(header: str, address: str) -> None:
+    proxies = TrustedProxies(["10.0.0.0/8"])
+    headers = [(b"x-forwarded-for", header.encode())]
+    assert proxies.client_address({"client": ("10.0.0.1", 1), "headers": headers}) == address
+    assert proxies.client_address({"client": ("192.0.2.1", 1), "headers": headers}) == "192.0.2.1"
+    split = [(b"x-forwarded-for", each.encode()) for each in header.split(",")]
+    assert proxies.client_address({"client": ("10.0.0.1", 1), "headers": split}) == address
+
+
+@pytest.mark.parametrize("network", ["proxy", "", "0.0.0.0/0", "::/0", "10.0.0.0/33"])
+def test_invalid_trusted_proxies_are_refused(network: str) -> None:
+    with pytest.raises(ConfigError, match="trusted_proxies"):
+        TrustedProxies([network])
 
 
 async def test_websocket_on_another_path_is_not_found(tmp_path: Path) -> None:

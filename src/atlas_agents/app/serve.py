@@ -194,6 +194,7 @@ def _gateway_settings(settings: Settings) -> GatewaySettings:
         token=settings.token,
         hosts=settings.allowed_hosts,
         origins=settings.allowed_origins,
+        trusted_proxies=settings.trusted_proxies,
         grace=settings.drain_seconds,
     )
 

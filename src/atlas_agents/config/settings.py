@@ -181,6 +181,10 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
     allowed_hosts: Annotated[
         tuple[str, ...], about("Host names that the gateway accepts besides `localhost` and its own address.")
     ] = ()
+    trusted_proxies: Annotated[
+        tuple[str, ...],
+        about("Addresses or networks of reverse proxies whose `X-Forwarded-For` names the client: `10.0.0.0/8`."),
+    ] = ()
     database_url: Annotated[
         Secret,
         about("Database: `sqlite:///…` or `postgresql://…`.", default="sqlite:///home/atlas.db", hides="password"),

@@ -70,6 +70,7 @@ class App:
         self._hub = hub
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["client"] = (self._authenticator.proxies.client_address(scope), 0)
         refusal = self._authenticator.origin_policy.refusal(scope)
         if refusal is not None:
             await self._refuse(scope, send, *refusal)
@@ -157,7 +158,7 @@ def _encode_error(scope: Scope, code: int, message: str) -> tuple[bytes, bytes]:
 
 
 def _address(scope: Scope) -> str:
-    return scope["client"][0] if scope["client"] else ""
+    return scope["client"][0]
 
 
 def _bearer(header: bytes) -> str:

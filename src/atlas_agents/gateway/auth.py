@@ -1,4 +1,4 @@
-"""Authentication: access tokens, allowed hosts and origins (CORS), and lockout after invalid tokens."""
+"""Authentication: access tokens, allowed hosts and origins (CORS), trusted proxies, and limits for invalid tokens."""
 
 import hashlib
 import hmac
@@ -37,7 +37,8 @@ _PORTS = {"http": "80", "https": "443"}
 _OWN_SITE = (b"same-origin", b"none")
 MAX_INVALID_TOKENS = 10
 LOCKOUT_SECONDS = 60.0
-_MAX_ADDRESSES = 10_000
+_MAX_COUNTED = 20_000
+_TOKEN_PREFIX = 8
 CORS_PATHS = ("/v1/", "/ag-ui/")
 """Paths that allowed cross-site origins may request."""
 _HEADER_NAMES = re.compile(rb"[a-z0-9, -]{1,2000}", re.IGNORECASE)
@@ -312,27 +313,34 @@ def _bracketed(host: str) -> str:
 
 
 class Lockout:
-    """Counts invalid tokens per client address. IPv6 addresses are counted per /64 network."""
+    """Counts invalid tokens per client address and per token prefix. IPv6 addresses are counted per /64 network."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._failures: OrderedDict[str, deque[float]] = OrderedDict()
 
-    def wait(self, address: str) -> float:
-        """Return the seconds until this address may try again; 0 if it may now."""
-        times = self._failures.get(_network(address))
+    def wait(self, address: str, token: str = "") -> float:
+        """Return the seconds until this address may try such an invalid token again; 0 if it may now."""
+        return max(map(self._wait, self._keys(address, token)))
+
+    def record_failure(self, address: str, token: str = "") -> None:
+        """Record an invalid token from this address."""
+        for key in self._keys(address, token):
+            times = self._failures.setdefault(key, deque(maxlen=MAX_INVALID_TOKENS))
+            times.append(self._clock.monotonic())
+            self._failures.move_to_end(key)
+            if len(self._failures) > _MAX_COUNTED:
+                self._failures.popitem(last=False)
+
+    def _wait(self, key: str) -> float:
+        times = self._failures.get(key)
         if times is None or len(times) < MAX_INVALID_TOKENS:
             return 0.0
         return max(0.0, times[0] + LOCKOUT_SECONDS - self._clock.monotonic())
 
-    def record_failure(self, address: str) -> None:
-        """Record an invalid token from this address."""
-        key = _network(address)
-        times = self._failures.setdefault(key, deque(maxlen=MAX_INVALID_TOKENS))
-        times.append(self._clock.monotonic())
-        self._failures.move_to_end(key)
-        if len(self._failures) > _MAX_ADDRESSES:
-            self._failures.popitem(last=False)
+    def _keys(self, address: str, token: str) -> list[str]:
+        prefix = token[:_TOKEN_PREFIX]
+        return [_network(address), *([f"token {_digest(prefix).hex()}"] if prefix else [])]
 
 
 def _network(address: str) -> str:
@@ -345,27 +353,88 @@ def _network(address: str) -> str:
     return str(found)
 
 
+class TrustedProxies:
+    """Finds the address of a client behind reverse proxies, which add it to the header `X-Forwarded-For`.
+
+    The header is used only if a trusted proxy sent the request: the client is the last address in it that is not a
+    trusted proxy itself. Everything before that may have been invented by the client.
+    """
+
+    def __init__(self, networks: Iterable[str] = ()) -> None:
+        self._networks = [_parse_network(each) for each in networks]
+
+    def client_address(self, scope: Any) -> str:
+        """Return the address of the client that sent the request."""
+        address: str = scope["client"][0] if scope["client"] else ""
+        if not self._is_trusted(address):
+            return address
+        headers: Headers = scope["headers"]
+        for value in reversed([value for name, value in headers if name == b"x-forwarded-for"]):
+            for entry in reversed(value.decode("latin-1").split(",")):
+                found = _parse_address(entry.strip())
+                if found is None:
+                    return address
+                address = found
+                if not self._is_trusted(address):
+                    return address
+        return address
+
+    def _is_trusted(self, address: str) -> bool:
+        try:
+            found = ipaddress.ip_address(address.partition("%")[0])
+        except ValueError:
+            return False
+        mapped = found.ipv4_mapped if found.version == 6 else None
+        return any((mapped or found) in network for network in self._networks)
+
+
+def _parse_network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    try:
+        network = ipaddress.ip_network(text.strip(), strict=False)
+    except ValueError:
+        raise ConfigError(
+            f"trusted_proxies: invalid address {text!r}: expected an IP address or a network such as 10.0.0.0/8"
+        ) from None
+    if not network.prefixlen:
+        raise ConfigError(f"trusted_proxies: {text!r} would trust every client; name the addresses of the proxies")
+    return network
+
+
+def _parse_address(entry: str) -> str | None:
+    """Return the address in an entry of `X-Forwarded-For`, without its port; None if it is not an address."""
+    host, _, port = entry.rpartition(":")
+    plain = host if port.isdigit() and ("." in host or host.endswith("]")) else entry
+    try:
+        return str(ipaddress.ip_address(plain.strip("[]").partition("%")[0]))
+    except ValueError:
+        return None
+
+
 class Authenticator:
-    """Authenticates tokens, with a lockout per client address. One instance per listening process."""
+    """Authenticates tokens and limits invalid ones. One instance per listening process."""
 
     def __init__(self, settings: GatewaySettings, clock: Clock = SYSTEM_CLOCK) -> None:
         self.tokens = TokenFile(settings.home, settings.token, exposed=settings.exposed)
         own = () if settings.host in EVERYWHERE else (settings.host,)
         self.origin_policy = OriginPolicy((*settings.hosts, *own), settings.origins)
+        self.proxies = TrustedProxies(settings.trusted_proxies)
         self.suspended: frozenset[str] = frozenset()
         """Users whose tokens are refused."""
         self._lockout = Lockout(clock)
 
     def authenticate(self, address: str, token: str) -> tuple[float, Grant | None]:
-        """Return the seconds to wait and the grant; None if the token is invalid or the address is locked out."""
-        if wait := self._lockout.wait(address):
-            return wait, None
+        """Return the grant of a token; None, and the seconds to wait before the next try, if it is invalid.
+
+        A valid token is accepted whatever others have tried from the same address: guessing is prevented by the
+        length of tokens, and users behind one proxy or router cannot lock each other out.
+        """
         grant = self.tokens.find_grant(token)
-        if grant is not None and grant.principal.id in self.suspended:
-            grant = None
-        if grant is None:
-            self._lockout.record_failure(address)
-        return 0.0, grant
+        if grant is not None and grant.principal.id not in self.suspended:
+            return 0.0, grant
+        wait = self._lockout.wait(address, token)
+        if not wait:
+            self._lockout.record_failure(address, token)
+        return wait, None
 
 
 def is_preflight(scope: Any) -> bool:

@@ -15,8 +15,9 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     """Listening address, tokens and limits of a gateway.
 
     `token` is the main token; without it, the token is read from the file `token` in `home`, which is created at the
-    first start. `hosts` are further host names of this gateway, `origins` the other sites whose pages may use it.
-    Sizes are in bytes, times in seconds.
+    first start. `hosts` are further host names of this gateway, `origins` the other sites whose pages may use it,
+    `trusted_proxies` the addresses or networks of reverse proxies whose `X-Forwarded-For` names the client. Sizes are
+    in bytes, times in seconds.
     """
 
     home: Path
@@ -25,6 +26,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     token: Secret | None = None
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
+    trusted_proxies: tuple[str, ...] = ()
     auth_timeout: float = 10.0
     first_frame: int = 64 * 1024
     max_frame: int = 1024 * 1024
