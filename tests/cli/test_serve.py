@@ -74,6 +74,23 @@ def test_second_gateway_in_the_same_home_is_rejected(home: Home) -> None:
         assert f"process {gateway.process.pid} at {gateway.url}" in second.stderr
 
 
+def test_second_gateway_with_another_home_on_the_same_database_is_rejected(home: Home) -> None:
+    database = f"sqlite:///{home.path}/atlas.db"
+    elsewhere = {"ATLAS_HOME": str(home.folder / "elsewhere"), "ATLAS_DATABASE_URL": database}
+    with home.gateway() as gateway:
+        assert gateway.process is not None
+        for command in (["serve"], ["ask", "Hello"], ["store", "end-turns", "--yes"]):
+            done = home.run(*command, **elsewhere)
+            assert done.returncode != 0, command
+            assert f"{home.path}/atlas.db is in use by process {gateway.process.pid} (atlas, since" in done.stderr
+            assert "Traceback" not in done.stderr
+        for command in (["sessions", "list"], ["audit", "list"], ["store", "prune", "--dry-run"], ["doctor"]):
+            done = home.run(*command, **elsewhere)
+            assert "in use by" not in done.stdout + done.stderr, command
+        gateway.kill()
+        assert home.run("store", "end-turns", "--yes", **elsewhere).returncode == 0, "it is free at once"
+
+
 @pytest.mark.parametrize(
     ("arguments", "env", "message"),
     [

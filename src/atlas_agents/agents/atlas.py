@@ -434,8 +434,8 @@ class Atlas:
     async def recover(self) -> list[AtlasStream]:
         """Resume every turn that a crash interrupted, or that was queued behind one; fail those whose agent is gone.
 
-        Call it once at the start, when no other process runs these turns. Side effects that are recorded are not
-        repeated; where the outcome of one is unknown, its result says so.
+        Call it once at the start; it raises StoreInUse while another process runs turns on the same SQLite file. Side
+        effects that are recorded are not repeated; where the outcome of one is unknown, its result says so.
         """
         return await self._runner.recover()
 

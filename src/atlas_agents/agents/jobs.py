@@ -103,7 +103,11 @@ class Jobs:
 
     @asynccontextmanager
     async def running(self) -> AsyncGenerator[Self, None]:
-        """Run jobs for the duration of the block. Call `atlas.recover()` before it."""
+        """Run jobs for the duration of the block. Call `atlas.recover()` before it.
+
+        Raises StoreInUse if another process runs turns on the same SQLite file, since it may also run these jobs.
+        """
+        await self._store.orphaned_runs()
         self.start()
         try:
             yield self

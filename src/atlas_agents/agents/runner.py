@@ -130,8 +130,8 @@ class LocalExecutor:
     def tenant(self) -> str:
         return self._runtime.tenant
 
-    async def open_runs(self) -> list[RunRow]:
-        return await self._runtime.store.open_runs() if self._runtime.store is not None else []
+    async def orphaned_runs(self) -> list[RunRow]:
+        return await self._runtime.store.orphaned_runs() if self._runtime.store is not None else []
 
     async def run_row(self, run_id: str) -> RunRow | None:
         return await self._runtime.store.run(self.tenant, run_id) if self._runtime.store is not None else None
@@ -322,7 +322,10 @@ class TurnRunner:
 
     async def _resume_session(self, session: str) -> None:
         """Resume unfinished turns of a session before its first new turn in this process."""
-        for row in await self._store.runs(self._runtime.tenant, session, open_only=True):
+        rows = await self._store.runs(self._runtime.tenant, session, open_only=True)
+        if any(row.id not in self._live for row in rows):
+            await self._store.orphaned_runs()  # raises StoreInUse if they may belong to another process
+        for row in rows:
             await self.resume_run(row)
         await asyncio.sleep(0)  # lets them queue for the session lock first
 

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
@@ -88,13 +88,17 @@ def join_cluster(settings: Settings) -> ClusterConfig | None:
         raise ConfigError("role: a cluster needs an extra; run: pip install 'atlas-agents[cluster]'") from error
 
 
-def lock_database(settings: Settings) -> AbstractAsyncContextManager[None]:
-    """Lock the database, so that a single process and a cluster never use it at the same time."""
+@asynccontextmanager
+async def lock_database(settings: Settings, store: Store) -> AsyncGenerator[None, None]:
+    """Lock the database, so that two single processes, or one and a cluster, never use it at the same time."""
     if not is_postgres(settings):
-        return nullcontext()
+        await store.orphaned_runs()  # takes the lease of an SQLite file, or raises StoreInUse
+        yield
+        return
     from atlas_agents.dispatch.locks import database_lock
 
-    return database_lock(settings.database_url.reveal(), shared=settings.role != "alone")
+    async with database_lock(settings.database_url.reveal(), shared=settings.role != "alone"):
+        yield
 
 
 def load_interceptors(plugins: Plugins) -> list[Interceptor]:
@@ -194,7 +198,7 @@ async def open_runtime(
         await store.open()
         opening.push_async_callback(store.close)
         if runs_turns:
-            await opening.enter_async_context(lock_database(settings))
+            await opening.enter_async_context(lock_database(settings, store))
         runtime = _build_runtime(settings, store, environment, opening, cluster)
         opening.push_async_callback(runtime.atlas.close)
         tasks = BackgroundTasks("runtime")

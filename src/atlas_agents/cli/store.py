@@ -183,7 +183,7 @@ async def _end_runs(store: "Store") -> int:
     from atlas_agents.core.json import encode
     from atlas_agents.core.store import AddJournal, ClaimRun, SetRun
 
-    rows = await store.open_runs()
+    rows = await store.orphaned_runs()
     for row in rows:
         epoch = row.epoch + 1
         ended = AddJournal(row.id, epoch, "ended", "", encode({"status": "failed", "error": _END_REASON}))

@@ -66,7 +66,7 @@ def database_files(settings: Settings) -> list[Path]:
     """Return the paths of the database's files; empty for a database server."""
     url = settings.database_url.reveal()
     file = url.removeprefix("sqlite:///")
-    return [Path(f"{file}{end}") for end in ("", "-wal", "-shm", "-journal")] if scheme(url) in SQLITE else []
+    return [Path(f"{file}{end}") for end in ("", "-wal", "-shm", "-journal", "-lock")] if scheme(url) in SQLITE else []
 
 
 def _open_plugin_store(kind: str, url: str, settings: Settings) -> Store:

@@ -19,6 +19,7 @@ AtlasError
 ├── CrashLoop            subscribers: the turn crashed the process repeatedly and was abandoned
 ├── StoreError           the caller: the store is unusable
 │   ├── StoreBusy        the caller: another process holds the database; retry later
+│   ├── StoreInUse       the caller: another process runs turns on the database; names it
 │   ├── StoreFull        the caller: nothing more can be written; reads still work
 │   ├── StoreLost        the caller: the database is unreachable; retry later
 │   ├── StaleOwner       a worker whose run was reassigned to another owner
@@ -179,6 +180,10 @@ class StoreError(AtlasError):
 
 class StoreBusy(StoreError):
     """Another process holds the database. Nothing was written; retry later."""
+
+
+class StoreInUse(StoreError):
+    """Another process runs turns on the database: its turns and jobs must not be resumed here."""
 
 
 class StoreFull(StoreError):

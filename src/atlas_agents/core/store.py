@@ -1,7 +1,7 @@
 """Store port: the rows a store keeps, the writes that change them, and the `Store` protocol.
 
 All writes of one `commit` are applied atomically and are durable when the call returns. Every row belongs to a tenant.
-No operation spans two tenants, except `open_runs` (recovery at start) and `tenants`. Times are milliseconds since 1970.
+No operation spans two tenants, except `open_runs`, `orphaned_runs` and `tenants`. Times are milliseconds since 1970.
 """
 
 from collections.abc import Sequence
@@ -613,7 +613,15 @@ class Store(Protocol):
         ...
 
     async def open_runs(self) -> list[RunRow]:
-        """Return every open run of every tenant, for recovery at start."""
+        """Return every open run of every tenant."""
+        ...
+
+    async def orphaned_runs(self) -> list[RunRow]:
+        """Return every open run of every tenant, for recovery at start; they may be resumed.
+
+        Where several processes can open the database but none can tell whose run is whose (SQLite), this raises
+        `StoreInUse` while another process runs turns.
+        """
         ...
 
     async def journal(self, tenant: str, run_id: str) -> list[JournalRow]: ...

@@ -34,8 +34,8 @@ class RunExecutor(Protocol):
     @property
     def tenant(self) -> str: ...
 
-    async def open_runs(self) -> list[RunRow]:
-        """Return all accepted runs that have not ended, whichever process owns them."""
+    async def orphaned_runs(self) -> list[RunRow]:
+        """Return all accepted runs that have not ended; raises StoreInUse while another process may execute them."""
         ...
 
     async def run_row(self, run_id: str) -> RunRow | None: ...
@@ -132,9 +132,9 @@ class Inline:
         await self._executor.deliver_answer(approval_id)
 
     async def recover(self) -> list[str]:
-        """Resume open runs once at startup; no other process may be working on them."""
+        """Resume open runs once at startup; raises StoreInUse while another process may execute them."""
         resumed: list[str] = []
-        for listed in await self._executor.open_runs():
+        for listed in await self._executor.orphaned_runs():
             if listed.tenant != self._executor.tenant or self._executor.running_turn(listed.id) is not None:
                 continue
             try:

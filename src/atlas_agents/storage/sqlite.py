@@ -2,18 +2,28 @@
 
 Group commit: commits that arrive while another one is being written share the next transaction, each in a savepoint of
 its own, so that one that fails does not affect the others. A commit returns after its transaction is on disk.
+
+Lease: a process that runs turns holds a lock on a file next to the database, so that no other process resumes them.
 """
 
 import contextlib
+import fcntl
+import os
 import sqlite3
+import sys
+import threading
+import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
+import msgspec
+
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
-from atlas_agents.core.errors import StoreError
-from atlas_agents.core.store import Hit, Where, Write
+from atlas_agents.core.errors import StoreError, StoreInUse
+from atlas_agents.core.store import AcceptRun, ClaimJob, ClaimRun, Hit, RunRow, Where, Write
 from atlas_agents.storage.batch_thread import BatchThread, QueuedRequest
+from atlas_agents.storage.sql import statements, tables
 from atlas_agents.storage.sql.reads import SqlReads
 from atlas_agents.storage.sql.tables import Query, Row, Steps, WriteContext
 from atlas_agents.storage.sql.text_search import search_sqlite
@@ -21,12 +31,15 @@ from atlas_agents.storage.sql.writes import apply_writes
 from atlas_agents.storage.sqlite_files import OpenOptions, file_identity, open_reader, open_writer, translate_error
 
 T = TypeVar("T")
+_OWNING_WRITES = (AcceptRun, ClaimRun, ClaimJob)
+"""Writes of a process that executes turns or jobs."""
 
 
 class SqliteStore(SqlReads):
     """Store in one SQLite file. With `must_exist` a missing file is an error; otherwise it is created.
 
-    `max_pages` (4 KB each) limits the size of the file.
+    `max_pages` (4 KB each) limits the size of the file. Any number of processes may read the file and run turns in
+    sessions of their own. Unfinished turns are resumed only by a process that is the only one to run turns.
     """
 
     def __init__(
@@ -81,6 +94,11 @@ class SqliteStore(SqlReads):
         _, reader, _ = self._require_threads()
         return await reader.thread.run(query)
 
+    async def orphaned_runs(self) -> list[RunRow]:
+        """Return the open runs of earlier processes. From now on, no other process can resume them."""
+        writer, _, _ = self._require_threads()
+        return tables.RUNS.all(await writer.thread.run("orphans"))
+
     async def search(self, query: Query) -> list[Row]:
         """Execute a search on a thread of its own, so that short reads do not wait for it."""
         _, _, searcher = self._require_threads()
@@ -100,7 +118,7 @@ class _Commit(NamedTuple):
     writes: tuple[Write, ...]
 
 
-_WriteRequest: TypeAlias = _Commit | Literal["open", "close"]
+_WriteRequest: TypeAlias = _Commit | Literal["open", "close", "orphans"]
 _ReadRequest: TypeAlias = Query | Literal["open", "close"]
 _QueuedWrite: TypeAlias = QueuedRequest[_WriteRequest]
 
@@ -115,6 +133,8 @@ class _WriteThread:
         self._clock = clock
         self._connection: sqlite3.Connection | None = None
         self._identity: tuple[int, int] | None = None
+        self._lease: _Lease | None = None
+        self._has_lease = False
         self.thread: BatchThread[_WriteRequest] = BatchThread("atlas-sqlite-writer", self._work)
 
     def _work(self, batch: Sequence[_QueuedWrite]) -> None:
@@ -126,8 +146,13 @@ class _WriteThread:
             self._commit_group(commits)
             commits = []
             with _capture_error(queued, self._path):
-                self._open() if queued.request == "open" else self._close()
+                queued.result = self._execute(queued.request)
         self._commit_group(commits)
+
+    def _execute(self, request: Literal["open", "close", "orphans"]) -> list[Row] | None:
+        if request == "orphans":
+            return self._orphaned_runs()
+        return self._open() if request == "open" else self._close()
 
     def _open(self) -> None:
         self._connection = open_writer(self._options)
@@ -137,6 +162,23 @@ class _WriteThread:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+        if self._lease is not None:
+            self._lease.release(self)
+
+    def _take_lease(self, *, alone: bool = False) -> None:
+        if self._lease is None:
+            self._lease = _lease_of(self._path.resolve())
+        self._lease.take(self, alone=alone)
+        self._has_lease = True
+
+    def _orphaned_runs(self) -> list[Row]:
+        connection = self._require_connection()
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            self._take_lease(alone=True)
+            return connection.execute(statements.OPEN_RUNS).fetchall()
+        finally:
+            roll_back(connection)
 
     def _commit_group(self, commits: Sequence[tuple[_QueuedWrite, _Commit]]) -> None:
         """Write all commits in one transaction. If the database rejects it as a whole, give each its own."""
@@ -161,6 +203,8 @@ class _WriteThread:
         connection = self._require_connection()
         connection.execute("BEGIN IMMEDIATE")
         try:
+            if not self._has_lease and _runs_turns(commits):
+                self._take_lease()
             for queued, commit in commits:
                 self._apply_in_savepoint(connection, queued, commit)
             connection.execute("COMMIT")
@@ -246,3 +290,135 @@ def _capture_error(queued: QueuedRequest[Any], path: Path) -> Generator[None]:
 
 def _is_busy(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
+
+
+def _runs_turns(commits: Sequence[tuple[_QueuedWrite, _Commit]]) -> bool:
+    return any(isinstance(write, _OWNING_WRITES) for _, commit in commits for write in commit.writes)
+
+
+# The lease
+
+
+class _Owner(msgspec.Struct, frozen=True):
+    """A process that runs turns, as named in the lock file."""
+
+    pid: int
+    program: str
+    since: str
+
+    def __str__(self) -> str:
+        return f"process {self.pid} ({self.program}, since {self.since})"
+
+    @property
+    def alive(self) -> bool:
+        try:
+            os.kill(self.pid, 0)
+        except (ProcessLookupError, OverflowError):
+            return False
+        except PermissionError:
+            return True
+        return True
+
+
+class _Lease:
+    """Shared lock of this process on `<database>-lock`, from its first turn until the last of its stores is closed.
+
+    The kernel releases it when the process dies. Every call of `take` is made within a write transaction of the
+    database, so that processes change their locks one at a time: flock cannot convert a lock atomically.
+    """
+
+    def __init__(self, database: Path) -> None:
+        self._database = database
+        self._path = database.with_name(f"{database.name}-lock")
+        self._descriptor: int | None = None
+        self._stores: set[object] = set()
+
+    def take(self, store: object, *, alone: bool) -> None:
+        """Take the lease for a store of this process; raise StoreInUse if another process has one too and `alone`."""
+        with _leases_guard:
+            descriptor = self._descriptor
+            if descriptor is None or alone:
+                descriptor = self._lock(alone=alone)
+            self._descriptor = descriptor
+            self._stores.add(store)
+
+    def release(self, store: object) -> None:
+        with _leases_guard:
+            self._stores.discard(store)
+            if not self._stores:
+                self.forget()
+
+    def forget(self) -> None:
+        """Close the lock file. In a forked child this does not affect the lock of its parent."""
+        descriptor, self._descriptor = self._descriptor, None
+        self._stores.clear()
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def _lock(self, *, alone: bool) -> int:
+        descriptor = self._open_file() if self._descriptor is None else self._descriptor
+        is_alone = _try_lock(descriptor, fcntl.LOCK_EX)
+        if not _try_lock(descriptor, fcntl.LOCK_SH) or (alone and not is_alone):
+            error = StoreInUse(self._describe_owners(descriptor))
+            if descriptor != self._descriptor:
+                os.close(descriptor)
+            raise error
+        if descriptor != self._descriptor:
+            self._add_owner(descriptor, first=is_alone)
+        return descriptor
+
+    def _open_file(self) -> int:
+        try:
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            if os.geteuid() == 0:  # like the other files of the database, it belongs to the user who owns that
+                owner = self._database.stat()
+                os.fchown(descriptor, owner.st_uid, owner.st_gid)
+        except OSError as error:
+            raise StoreError(f"cannot open {self._path}: {error.strerror}") from error
+        return descriptor
+
+    def _add_owner(self, descriptor: int, *, first: bool) -> None:
+        program = Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python"
+        owner = _Owner(os.getpid(), program, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
+        with contextlib.suppress(OSError):  # the lock counts; a full disk only costs the name of its holder
+            if first:
+                os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, msgspec.json.encode(owner) + b"\n", os.fstat(descriptor).st_size)
+
+    def _describe_owners(self, descriptor: int) -> str:
+        owners: list[_Owner] = []
+        for line in os.pread(descriptor, 1 << 16, 0).splitlines():
+            with contextlib.suppress(msgspec.DecodeError):
+                owners.append(msgspec.json.decode(line, type=_Owner))
+        owners = [each for each in owners if each.pid != os.getpid() and each.alive] or owners
+        names = " and ".join(map(str, owners)) or "another process"
+        return (
+            f"database {self._database} is in use by {names}, whose turns must not be resumed here; stop it first, or "
+            "use another database (several processes can share a Postgres database)"
+        )
+
+
+def _try_lock(descriptor: int, kind: int) -> bool:
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+_leases: dict[Path, _Lease] = {}
+_leases_guard = threading.Lock()
+
+
+def _lease_of(database: Path) -> _Lease:
+    with _leases_guard:
+        return _leases.setdefault(database, _Lease(database))
+
+
+def _forget_leases() -> None:
+    for lease in _leases.values():
+        lease.forget()
+    _leases_guard.release()
+
+
+os.register_at_fork(before=_leases_guard.acquire, after_in_parent=_leases_guard.release, after_in_child=_forget_leases)

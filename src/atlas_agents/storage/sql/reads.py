@@ -80,6 +80,9 @@ class SqlReads(ABC):
     async def open_runs(self) -> list[store.RunRow]:
         return tables.RUNS.all(await self.fetch(Query(sql.OPEN_RUNS, {})))
 
+    async def orphaned_runs(self) -> list[store.RunRow]:
+        return await self.open_runs()
+
     async def journal(self, tenant: str, run_id: str) -> list[store.JournalRow]:
         return tables.JOURNAL.all(await self.fetch(bind(tenant, sql.JOURNAL, run_id=run_id)))
 
