@@ -1,8 +1,10 @@
 """Approval of commands: rules, the preview, and that only the approved command runs (S20 to S32)."""
 
 import asyncio
+import json
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +169,116 @@ def test_invalid_rule_is_reported(text: str, words: str, tmp_path: Path) -> None
         Policy.load(tmp_path / "policy.toml")
 
 
+# Wildcards do not allow programs that run other programs (16.7)
+
+ANY_PROGRAM = [
+    *(["python3", "**"], ["python3.11", "*"], ["/usr/bin/python3", "-u", "**"], ["python3", "-c", "*"]),
+    *(["python3", "-W", "ignore", "**"], ["python3", "-m", "timeit", "**"], ["python3", "-m", "**"], ["Python3", "**"]),
+    *(["env", "**"], ["env", "-S", "*"], ["env", "A=1", "**"], ["env", "-i", "python3", "**"], ["env", "-u", "A", "*"]),
+    *(["git", "**"], ["git", "-c", "*", "log"], ["git", "-C", "sub", "**"], ["git", "config", "**"], ["git", "*", "*"]),
+    *(["git", "bisect", "**"], ["git", "submodule", "**"], ["git", "rebase", "**"], ["git", "difftool", "**"]),
+    *(["git", "fetch", "**"], ["git", "push", "--receive-pack", "*", "origin"], ["git", "clone", "**"]),
+    *(["timeout", "**"], ["timeout", "*", "ls"], ["timeout", "60", "**"], ["timeout", "-s", "KILL", "60", "**"]),
+    *(["timeout", "60", "env", "nice", "**"], ["nice", "**"], ["nice", "-n", "5", "sh", "**"], ["nohup", "**"]),
+    *(["find", ".", "-exec", "*", ";"], ["find", ".", "-execdir", "**"], ["fd", "-x", "**"], ["rg", "--pre", "*"]),
+    *(["xargs", "**"], ["sudo", "**"], ["setsid", "*"], ["stdbuf", "-o", "L", "**"], ["ssh", "**"], ["docker", "**"]),
+    *(["tar", "**"], ["tar", "-xf", "a.tar", "-I", "*"], ["tar", "--checkpoint-action", "*"], ["sed", "**"]),
+    *(["sed", "-n", "*"], ["sed", "-e", "*", "a"], ["awk", "**"], ["awk", "-F", ",", "*"], ["sed", "-l", "5", "**"]),
+    *(["perl", "**"], ["perl", "-e", "*"], ["ruby", "*"], ["node", "-e", "*"], ["node", "**"], ["php", "-r", "*"]),
+    *(["make", "**"], ["make", "*"], ["npm", "run", "*"], ["npx", "**"], ["uvx", "*"], ["vim", "*"], ["less", "**"]),
+    *(["man", "*"], ["busybox", "**"], ["watch", "**"], ["parallel", "**"], ["strace", "**"], ["sh", "-c", "*"]),
+    *(["bash", "**"], ["bash", "-x", "**"], ["pip3", "**"], ["sqlite3", "**"], ["rsync", "**"], ["gcc-12", "**"]),
+]
+
+
+@pytest.mark.parametrize("rule", ANY_PROGRAM, ids=" ".join)
+def test_rule_that_would_allow_every_program_is_refused(rule: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"commands\[1\]: .* would allow every program .*Write ") as error:
+        Policy(commands=[{"argv": rule}])
+    advised = re.search(r"Write (\[.*\]), or", str(error.value))
+    if advised:  # the form to write instead is accepted
+        Policy(commands=[{"argv": json.loads(advised[1])}])
+    (tmp_path / "policy.toml").write_text(f"[[commands]]\nargv = {json.dumps(rule)}\n")
+    with pytest.raises(ConfigError, match=r"policy.toml: commands\[1\]"):
+        Policy.load(tmp_path / "policy.toml")
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        *(["python3", "-c", "print(1)"], ["python3", "build.py", "**"], ["python3", "-u", "build.py", "*"]),
+        *(["python3", "-m", "pytest", "**"], ["bash", "-x", "run.sh", "**"], ["node", "tool.js", "*"]),
+        *(["timeout", "60", "ls", "**"], ["timeout", "-k", "5", "60", "git", "log", "**"], ["env", "A=1", "ls", "*"]),
+        *(["git", "log", "**"], ["git", "--no-pager", "diff", "**"], ["git", "commit", "-m", "*"], ["git", "*"]),
+        *(["git", "push", "origin", "*"], ["find", "**"], ["sed", "-n", "1,9p", "*"], ["awk", "{print $1}", "**"]),
+        *(["tar", "-tf", "*"], ["make", "test"], ["npm", "test"], ["ls", "**"], ["pytest", "**"], ["./run.sh", "**"]),
+    ],
+    ids=" ".join,
+)
+def test_rule_that_names_what_runs_is_accepted(rule: list[str]) -> None:
+    argv = [{"*": "x", "**": "y"}.get(word, word) for word in rule]
+    policy = Policy(commands=[{"argv": rule}])
+    assert bool(policy.command(argv, Actor("a"))) is (rule != ["git", "*"])
+
+
+@pytest.mark.parametrize(
+    ("rule", "argv"),
+    [
+        (["find", "**"], ["find", ".", "-exec", "touch", "canary", ";"]),
+        (["find", "**"], ["find", ".", "-execdir", "touch", "canary", "+"]),
+        (["find", "*", "**"], ["find", "-ok", "touch", "canary", ";"]),
+        (["find", ".", "-name", "*"], ["find", ".", "-name", "-delete"]),
+        (["find", "**"], ["find", ".", "-fprint", "canary"]),
+        (["timeout", "60", "find", "**"], ["timeout", "60", "find", ".", "-exec", "touch", "canary", ";"]),
+        (["git", "*"], ["git", "x"]),
+        (["git", "log", "**"], ["git", "log", "--output=canary"]),
+        (["git", "log", "**"], ["git", "log", "--outp=canary"]),
+        (["git", "diff", "**"], ["git", "diff", "--ext-diff"]),
+        (["git", "grep", "**"], ["git", "grep", "-Otouch canary", "x"]),
+        (["git", "grep", "**"], ["git", "grep", "-nO", "x"]),
+        (["git", "grep", "**"], ["git", "grep", "--open-files=touch", "x"]),
+        (["git", "push", "origin", "*"], ["git", "push", "origin", "--receive-pack=touch canary"]),
+        (["git", "commit", "-m", "x", "**"], ["git", "commit", "-m", "x", "--template=canary"]),
+        (["sed", "-n", "1p", "*"], ["sed", "-n", "1p", "-e1e touch canary"]),
+        (["sed", "-n", "1p", "**"], ["sed", "-n", "1p", "a", "--expression=1e touch canary"]),
+        (["awk", "{print $1}", "**"], ["awk", "{print $1}", "-f", "canary"]),
+        (["tar", "-tf", "**"], ["tar", "-tf", "a.tar", "--checkpoint=1", "--checkpoint-action=exec=touch canary"]),
+        (["sort", "**"], ["sort", "--compress-prog=./x", "a"]),
+        (["sort", "**"], ["sort", "-ro", "canary", "a"]),
+        (["fd", "**"], ["fd", "a", "-x", "touch"]),
+        (["rg", "**"], ["rg", "--pre=./x", "a"]),
+        (["python3", "-m", "pytest", "**"], ["python3", "-c", "pytest"]),
+    ],
+)
+def test_wildcard_does_not_match_an_option_that_runs_a_program(rule: list[str], argv: list[str]) -> None:
+    assert Policy(commands=[{"argv": rule}]).command(argv, Actor("a")) is None
+
+
+async def test_option_that_runs_a_program_asks(tmp_path: Path) -> None:
+    policy = Policy(tools={"bash": {"*": "yes"}}, commands=[{"argv": ["find", "**"]}])
+    person = Person(False)
+    for argv in (["find", "."], ["find", ".", "-exec", "touch", "canary", ";"]):
+        await call([unconfined_bash(tmp_path)], "bash", person, policy, argv=argv)
+    assert len(person.questions) == 1 and os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("sandbox", ["none", "auto"])
+async def test_git_ignores_the_settings_of_a_folder_that_looks_like_a_repository(sandbox: Any, tmp_path: Path) -> None:
+    fake = tmp_path / "data"
+    for name in ("objects", "refs"):
+        (fake / name).mkdir(parents=True)
+    (fake / "HEAD").write_text("ref: refs/heads/main\n")
+    (fake / "config").write_text(
+        f"[core]\n\trepositoryformatversion = 0\n\tbare = false\n\tworktree = {tmp_path}\n"
+        f'\tfsmonitor = "touch {tmp_path}/canary; false"\n'
+    )
+    policy = Policy(tools={"bash": {"*": "yes"}}, commands=[{"argv": ["git", "status"]}])
+    result = await call(
+        [bash_tool(tmp_path, sandbox=sandbox)], "bash", None, policy, argv=["git", "status"], cwd="data"
+    )
+    assert "bare repository" in str(result.result) and not (tmp_path / "canary").exists()
+
+
 async def test_rule_does_not_override_a_denial(tmp_path: Path) -> None:
     policy = Policy(tools={"bash": {"*": "no"}}, commands=[{"argv": ["true"]}])
     assert (await call([unconfined_bash(tmp_path)], "bash", None, policy, argv=["true"])).error == "not_permitted"
@@ -281,6 +393,17 @@ def swap_link(folder: Path) -> None:
         {"command": "sh run.sh"},
         {"command": "cat x; ./run.sh && true"},
         {"argv": ["bash", "run.sh"]},
+        {"argv": ["sh", "-c", ". ./run.sh"]},
+        {"command": "sh -c '. ./run.sh'"},
+        {"command": "bash -c 'source run.sh'"},
+        {"argv": ["bash", "-c", "true && bash ./run.sh"]},
+        {"argv": ["bash", "-c", "cat < run.sh | sh"]},
+        {"argv": ["env", "sh", "-c", "sh -c 'sh ./run.sh'"]},
+        {"argv": ["sh", "-c", '. "./ru"n.sh']},
+        {"argv": ["sh", "-c", ". ./ru*.sh"]},
+        {"argv": ["python3", "-c", "import os; os.system(open('run.sh').read())"]},
+        {"argv": ["timeout", "9", "sh", "run.sh"]},
+        {"argv": ["sh", "-c", "a=1 b=2;" * 40 + ". ./run.sh"]},
     ],
 )
 async def test_script_replaced_after_approval_does_not_run(
@@ -291,6 +414,52 @@ async def test_script_replaced_after_approval_does_not_run(
     os.chmod(script, 0o755)
     person = Person(before=lambda: swap(tmp_path))
     result = await call([unconfined_bash(tmp_path)], "bash", person, YES, **arguments)
+    assert result.error == "declined" and not (tmp_path / "canary").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "arguments", "changed"),
+    [
+        ({"sub/x": ""}, {"command": "cd sub && . ./x"}, "sub/x"),
+        ({"a.sh": ". ./b\n", "b": "true\n"}, {"argv": ["sh", "a.sh"]}, "b"),
+        ({"a.sh": "sh lib/b.sh\n", "lib/b.sh": "true\n"}, {"command": ". ./a.sh"}, "lib/b.sh"),
+        ({"a.py": "import helper\n", "helper.py": ""}, {"argv": ["python3", "a.py"]}, "helper.py"),
+        ({"pack/__init__.py": "", "pack/tool.py": ""}, {"argv": ["python3", "-m", "pack.tool"]}, "pack/tool.py"),
+        ({"helper.py": ""}, {"argv": ["python3", "-c", "import helper"]}, "helper.py"),
+        ({"x.txt": ""}, {"argv": ["python3", "-c", "exec(open('x.txt').read())"]}, "x.txt"),
+        ({"Makefile": "all:\n"}, {"argv": ["make"]}, "Makefile"),
+        ({"package.json": "{}"}, {"command": "npm test; true"}, "package.json"),
+        ({".git/config": ""}, {"argv": ["git", "x"]}, ".git/config"),
+        ({".git/config": "", "sub/f": ""}, {"argv": ["git", "x"], "cwd": "sub"}, ".git/config"),
+        ({".git/hooks/pre-commit": ""}, {"argv": ["git", "commit"]}, ".git/hooks/pre-commit"),
+        (
+            {".git/config": "[core]\n\thooksPath = my\n", "my/pre-commit": ""},
+            {"command": "git x; true"},
+            "my/pre-commit",
+        ),
+    ],
+)
+async def test_file_that_the_command_runs_indirectly_is_covered(
+    files: dict[str, str], arguments: dict[str, Any], changed: str, tmp_path: Path
+) -> None:
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+        if "pre-commit" in name:
+            (tmp_path / name).chmod(0o755)
+    person = Person(before=lambda: (tmp_path / changed).write_text("#changed"))
+    result = await call([unconfined_bash(tmp_path)], "bash", person, YES, **arguments)
+    if arguments.get("argv", [""])[0] == "make" and shutil.which("make") is None:
+        assert "program not found" in str(result.result)
+    else:
+        assert result.error == "declined" and "has changed since it was approved" in str(result.result)
+
+
+async def test_very_large_script_is_covered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atlas_agents.tools.commands._MAX_HASHED", 10)
+    (tmp_path / "run.sh").write_text("true # a long comment\n")
+    person = Person(before=lambda: swap_content(tmp_path))
+    result = await call([unconfined_bash(tmp_path)], "bash", person, YES, argv=["sh", "run.sh"])
     assert result.error == "declined" and not (tmp_path / "canary").exists()
 
 

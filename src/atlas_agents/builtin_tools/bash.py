@@ -2,16 +2,12 @@
 
 import asyncio
 import codecs
-import hashlib
 import os
 import re
 import shlex
-import shutil
 import signal
-import stat
 import string
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -27,6 +23,7 @@ from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import BadArguments, SandboxUnavailable, ToolFailed
 from atlas_agents.core.paths import is_protected, is_secret
 from atlas_agents.tools.context import ToolContext
+from atlas_agents.tools.commands import find_program, hash_executed_files, hash_file
 from atlas_agents.tools.tool import Tool, tool
 
 DEFAULT_TIMEOUT, MAX_TIMEOUT = 60, 600
@@ -36,7 +33,6 @@ MAX_COMMANDS = 50
 _MAX_CAPTURE = 20_000
 _MAX_DEPTH, _MAX_ENTRIES = 5, 10_000
 _MAX_NAMED_FILES = 20
-_MAX_SCRIPT_SIZE = 16 * 1024 * 1024
 _MB = 1024 * 1024
 _STOP_REASONS = {
     "output": "it wrote too much output",
@@ -44,7 +40,11 @@ _STOP_REASONS = {
     "processes": "it started too many processes",
     "disk": "it wrote too much to disk",
 }
-_ENVIRONMENT = {"LANG": "C.UTF-8", "TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"}
+_ENVIRONMENT = {
+    **{"LANG": "C.UTF-8", "TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"},
+    # A folder with any name can be a bare repository, whose settings name programs to run; only `.git` is protected.
+    **{"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "safe.bareRepository", "GIT_CONFIG_VALUE_0": "explicit"},
+}
 _UNQUOTED = frozenset(string.ascii_letters + string.digits + "_@%+:,./-=")
 _SINGLE_QUOTED = frozenset(map(chr, range(0x20, 0x7F)))
 _DOUBLE_QUOTED = _SINGLE_QUOTED - frozenset('$`\\!"')
@@ -59,12 +59,6 @@ _SHELL_WORDS = {
 }
 """Shell builtins and keywords: there is no program of that name, or it behaves differently."""
 _COMMAND_SEPARATORS = re.compile(r"[;&|\n]+")
-_PATH_SEPARATORS = re.compile(r"[\s;&|<>()`'\"$={}]+")
-_INTERPRETERS = {
-    *("sh", "bash", "dash", "zsh", "ksh", "python", "python3", "node", "deno", "bun", "ruby", "perl", "php", "lua"),
-    *("Rscript", "make", "source", ".", "env", "xargs"),
-}
-_SCRIPT_SUFFIXES = (".sh", ".bash", ".py", ".js", ".mjs", ".ts", ".rb", ".pl", ".php", ".lua", "Makefile")
 _REPORT_DELAY, _MAX_REPORT = 0.25, 4000
 _THROTTLE_AFTER = 200_000
 _THROTTLED_DELAY, _MAX_THROTTLED_REPORT = 2.0, 200
@@ -178,8 +172,14 @@ class _BashTool:
             "folder": prepared.cwd,
             "env": dict(prepared.env),
             "program": prepared.program,
-            "sha256": await run_in_thread(_hash_file, prepared.program),
-            "scripts": await run_in_thread(_hash_scripts, prepared, self._root),
+            "sha256": await run_in_thread(hash_file, prepared.program),
+            "scripts": await run_in_thread(
+                # Private files are not opened: closing a database file would release our locks on it.
+                hash_executed_files,
+                prepared.argv,
+                prepared.cwd,
+                self._root.is_private_or_secret,
+            ),
             "sandbox": sandbox.name,
             "network": self._network,
         }
@@ -216,12 +216,13 @@ class _BashTool:
             raise BadArguments(f"invalid timeout {seconds}: expected 1 to {self._max_timeout} seconds.")
         path = PATH if sandbox.confines else _safe_search_path(os.environ.get("PATH", PATH), self._root.path)
         home = "/tmp" if sandbox.confines else os.environ.get("HOME", "/")  # noqa: S108 - the sandbox's own
-        shell = self._shell or _find_program("bash", "/", path)
+        shell = self._shell or os.path.realpath(find_program("bash", "/", path))
         argv, in_shell = build_argv(arguments, shell)
         with self._root.find(arguments.get("cwd") or ".", folder=True) as found:
             cwd = os.path.normpath(os.path.join(os.path.realpath(self._root.path), found.path))
         env = {**_ENVIRONMENT, "PATH": path, "HOME": home}
-        return PreparedCommand(argv, cwd, env, _find_program(argv[0], cwd, path), seconds, in_shell)
+        program = os.path.realpath(find_program(argv[0], cwd, path))
+        return PreparedCommand(argv, cwd, env, program, seconds, in_shell)
 
     def _protected_paths(self) -> tuple[Path, list[Path], list[Path]]:
         """Return the resolved folder, the paths in it that a command may not change, and those it may not see."""
@@ -358,59 +359,6 @@ def _safe_search_path(path: str, folder: str) -> str:
         for each in path.split(":")
         if os.path.isabs(each) and os.path.commonpath([top, os.path.realpath(each)]) != top
     )
-
-
-def _find_program(name: str, cwd: str, path: str) -> str:
-    """Return the resolved path of a program; raise ToolFailed if there is none."""
-    found = os.path.join(cwd, name) if "/" in name else shutil.which(name, path=path)
-    if found is None or not os.path.isfile(found) or not os.access(found, os.X_OK):
-        raise ToolFailed(f"program not found: {name!r}")
-    return os.path.realpath(found)
-
-
-def _hash_scripts(command: PreparedCommand, root: Root) -> dict[str, str]:
-    """Return the SHA-256 of each file named in the command that will probably be executed.
-
-    Private files are not opened: closing a database file, even after only reading it, would release our locks on it.
-    """
-    names = list(command.argv[1:])
-    if command.in_shell:
-        names = [name for name in _PATH_SEPARATORS.split(command.argv[-1]) if name]
-    any_file = not _INTERPRETERS.isdisjoint([Path(each).name for each in (*names, command.argv[0])])
-    hashes: dict[str, str] = {}
-    for name in dict.fromkeys(names[:MAX_ARGUMENTS]):
-        path = os.path.join(command.cwd, name)
-        if root.is_private_or_secret(path):
-            continue
-        try:
-            info = os.stat(path)
-            if not stat.S_ISREG(info.st_mode) or info.st_size > _MAX_SCRIPT_SIZE:
-                continue
-            if any_file or info.st_mode & 0o111 or name.endswith(_SCRIPT_SUFFIXES):
-                hashes[path] = _hash_file(path)
-        except OSError:  # no such file
-            continue
-        except ToolFailed:  # the command cannot read it either
-            hashes[path] = ""
-    return hashes
-
-
-def _hash_file(path: str) -> str:
-    try:
-        info = os.stat(path)
-    except OSError as error:
-        raise ToolFailed(f"cannot read {path}: {error.strerror}") from None
-    return _hash_version(path, info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
-
-
-@lru_cache(256)
-def _hash_version(path: str, *version: int) -> str:
-    """Return the SHA-256 of a file, cached by its version: every change sets a new ctime, which cannot be forged."""
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise ToolFailed(f"cannot read {path}: {error.strerror}") from None
 
 
 class ProgressReporter:

@@ -8,6 +8,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
@@ -15,9 +16,8 @@ import msgspec
 
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.json import encode
+from atlas_agents.tools.commands import ANY, REST, limit_wildcards
 
-ANY, REST = "*", "**"
-"""Wildcards of a command rule: any one argument, and any further arguments."""
 Cell: TypeAlias = Literal["yes", "no", "ask"]
 EVERYONE = "*"
 """Stands for every agent, role and group."""
@@ -31,6 +31,7 @@ class CommandRule(msgspec.Struct, frozen=True):
     `who` lists agents, roles and groups, as in the entries of a tool.
     """
 
+    Wildcards do not match options that run other programs, such as `-exec` of `find`.
     argv: tuple[str, ...]
     who: tuple[str, ...] = (EVERYONE,)
 
@@ -38,7 +39,11 @@ class CommandRule(msgspec.Struct, frozen=True):
         pattern, rest = (self.argv[:-1], True) if self.argv[-1] == REST else (self.argv, False)
         if len(argv) < len(pattern) or (len(argv) > len(pattern) and not rest):
             return False
-        return all(part in (ANY, given) for part, given in zip(pattern, argv, strict=False))
+        if not all(part in (ANY, given) for part, given in zip(pattern, argv, strict=False)):
+            return False
+        limit = limit_wildcards(self.argv)
+        matched = [given for part, given in zip_longest(pattern, argv, fillvalue=ANY) if part == ANY]
+        return all(map(limit.permits, matched))
 
     @property
     def pattern(self) -> str:
@@ -55,7 +60,7 @@ def parse_command_rules(data: Any, where: str) -> tuple[CommandRule, ...]:
 
 
 def parse_command_rule(given: "CommandRule | Mapping[str, Any]", where: str) -> CommandRule:
-    """Parse a rule. It starts with a program name or path, not with a wildcard, which would allow everything."""
+    """Parse a rule. One that would allow every program is refused: a wildcard as the program, or for `python3`."""
     try:
         rule = given if isinstance(given, CommandRule) else msgspec.convert(given, CommandRule, strict=True)
     except msgspec.ValidationError as error:
@@ -69,6 +74,7 @@ def parse_command_rule(given: "CommandRule | Mapping[str, Any]", where: str) -> 
     return rule
 
 
+    limit_wildcards(rule.argv, where)
 class Actor(msgspec.Struct, frozen=True):
     """Who calls a tool: an agent with its role, on behalf of a user of a tenant."""
 
@@ -177,7 +183,7 @@ class Policy:
     def _find_grantee(self, permission: str, actor: Actor) -> str | None:
         subjects = [subject for rank in self._ranks(actor.agent_id, actor.role) for subject in rank]
         for subject in (*subjects, f"{_USER_PREFIX}{actor.user}") if actor.user else subjects:
-            if any(fnmatchcase(permission, pattern) for pattern in self._grants.get(subject, ())):
+            if any(fnmatchcase(permission, _permission(each)) for each in self._grants.get(subject, ())):
                 return subject
         return None
 
@@ -220,7 +226,7 @@ def _parse(data: Mapping[str, Any], where: str) -> Policy:
         tools[tool] = _parse_cells(tool, entries, where)
     return Policy(
         tools=tools,
-        grants=_name_lists(data, "grants", where),
+        grants=_parse_grants(data, where),
         groups=_name_lists(data, "groups", where),
         commands=parse_command_rules(data.get("commands", []), where),
         name=where,

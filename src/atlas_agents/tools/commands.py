@@ -1,0 +1,421 @@
+"""Commands: which programs run other programs, where a command rule may have wildcards, and which files commands run.
+
+The table follows the programs that GTFOBins lists with a way to run a command.
+"""
+
+import glob
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import stat
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import PurePosixPath
+
+import msgspec
+
+from atlas_agents.core.errors import ConfigError, ToolFailed
+
+ANY, REST = "*", "**"
+"""Wildcards of a command rule: any one argument, and any further arguments."""
+_MAX_HASHED = 256 * 1024 * 1024
+_MAX_SCANNED = 64 * 1024
+_MAX_FILES, _MAX_FOLDERS, _MAX_NAME = 300, 10, 4096
+_VERSION = re.compile(r"[-.]?\d[\d.]*$")
+_SEPARATORS = re.compile(r"[\s;&|<>()`'\"$={},]+")
+_GLOB = re.compile(r"[*?[]")
+_MODULE = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
+
+
+class Wrapper(msgspec.Struct, frozen=True):
+    """A program that runs the command after its own options: those without a value, and those with one."""
+
+    flags: tuple[str, ...] = ()
+    values: tuple[str, ...] = ()
+    operands: int = 0
+    """Number of its own arguments before the command."""
+
+
+class WildcardLimit(msgspec.Struct, frozen=True):
+    """What the wildcards of a rule cannot match: no options at all, or not those that run programs or write files."""
+
+    options: bool = True
+    refused: tuple[str, ...] = ()
+    names: frozenset[str] = frozenset()
+    """If not empty, the only arguments that they match."""
+
+    def permits(self, argument: str) -> bool:
+        if self.names:
+            return argument in self.names
+        return not argument.startswith("-") or argument == "-" or (self.options and not self.refuses(argument))
+
+    def refuses(self, argument: str) -> bool:
+        """Return whether an argument is one of the refused options."""
+        name = argument.partition("=")[0]
+        return any(_is_option(name, each) for each in self.refused)
+
+
+_FREE, _OPERANDS = WildcardLimit(), WildcardLimit(options=False)
+
+WRAPPERS = {
+    "env": Wrapper(("-i", "-0", "-", "--ignore-environment"), ("-u", "-C")),
+    "ionice": Wrapper(("-t",), ("-c", "-n")),
+    "nice": Wrapper((), ("-n",)),
+    "nohup": Wrapper(),
+    "setsid": Wrapper(("-w", "-f", "-c", "--wait", "--fork", "--ctty")),
+    "stdbuf": Wrapper((), ("-i", "-o", "-e")),
+    "time": Wrapper(("-p", "-v"), ("-f",)),
+    "timeout": Wrapper(("--foreground", "--preserve-status", "-v", "-f", "-p"), ("-s", "-k"), 1),
+}
+"""Programs that run the command they are given. A rule must name that command, and its wildcards are checked too."""
+
+INTERPRETERS = {
+    **dict.fromkeys(("ash", "bash", "dash", "ksh", "sh", "zsh"), ("-e", "-u", "-x", "-eu", "-ex", "-eux")),
+    **dict.fromkeys(("lua", "luajit", "node", "nodejs", "php"), ()),
+    **dict.fromkeys(("perl", "ruby"), ("-w",)),
+    **dict.fromkeys(("pypy", "python"), ("-u", "-B", "-E", "-s", "-S", "-I", "-O", "-q")),
+}
+"""Interpreters with the options that may precede a script. A rule must name the script before a wildcard."""
+
+LIMITED: dict[str, tuple[int, WildcardLimit]] = {
+    **dict.fromkeys(("awk", "gawk", "mawk", "nawk", "sed"), (1, _OPERANDS)),
+    **dict.fromkeys(("fd", "fdfind"), (0, WildcardLimit(refused=("--exec", "--exec-batch", "-x", "-X")))),
+    "find": (0, WildcardLimit(refused=("-exec*", "-ok*", "-delete*", "-fprint*", "-fls*", "-files0*"))),
+    "rg": (0, WildcardLimit(refused=("--pre", "--pre-glob", "--hostname-bin"))),
+    "sort": (0, WildcardLimit(refused=("--compress-program", "--output", "--temporary-directory", "-o", "-T"))),
+    "tar": (
+        1,
+        WildcardLimit(
+            options=False,
+            refused=(
+                *("--use-compress-program", "--to-command", "--checkpoint-action", "--info-script", "-I", "-F"),
+                *("--new-volume-script", "--rsh-command", "--rmt-command"),
+            ),
+        ),
+    ),
+}
+"""Programs with options that run others: how many arguments must precede a wildcard, and what it cannot match."""
+_SCRIPT_OPTIONS = {"-e", "-f", "-n", "-E", "-r", "-s", "-u", "-z", "-i", "--expression", "--file", "--quiet", "--posix"}
+"""Options of sed and awk after which an argument is a script, not the value of the option."""
+
+_GIT_FLAGS, _GIT_VALUES = ("--no-pager", "-P", "--literal-pathspecs", "--no-optional-locks"), ("-C",)
+_GIT_READ = WildcardLimit(
+    refused=("--output", "--ext-diff", "--textconv", "--filters", "--open-files-in-pager", "-O", "--exec")
+)
+_GIT_WRITE = WildcardLimit(options=False, refused=("--upload-pack", "--receive-pack", "--exec"))
+_GIT: dict[str, tuple[int, WildcardLimit]] = {
+    **dict.fromkeys(("blame", "cat-file", "describe", "diff", "grep", "log", "ls-files", "ls-tree"), (0, _GIT_READ)),
+    **dict.fromkeys(("merge-base", "name-rev", "rev-list", "rev-parse", "shortlog", "show", "status"), (0, _GIT_READ)),
+    **dict.fromkeys(("add", "branch", "checkout", "cherry-pick", "commit", "merge", "mv", "reset"), (0, _GIT_WRITE)),
+    **dict.fromkeys(("restore", "revert", "rm", "stash", "switch", "tag"), (0, _GIT_WRITE)),
+    **dict.fromkeys(("fetch", "pull", "push"), (1, _GIT_WRITE)),  # another folder as the remote would run its hooks
+}
+"""Subcommands of git that may have wildcards, as in `LIMITED`."""
+
+EXACT = frozenset(
+    """
+    aa-exec acr agetty ansible ansible-playbook ansible-test aoss apport-cli apt apt-get aptitude arch-nspawn aria2c
+    asterisk at autoconf autoheader autoreconf aws bashbug bat batcat batch bconsole bdb bee borg bpftrace bun
+    bundle bundler bunx busctl busybox bwrap byebug cabal capsh cargo cdist certbot check_by_ssh check_ssl_cert
+    choom chpst chronic chroot chrt clisp cmake cobc code codex composer conda corepack coverage cowsay cowthink
+    cpan cpio cprofile cpulimit crash crontab csh csvtool ctr curl dbus-run-session dc debugfs deno dhclient distcc
+    dmesg dmsetup dnf dnsmasq doas docker docker-compose dotnet dpkg dstat dvips easy_install easyrsa eb ed elvish
+    emacs enscript entr ex exiftool expect facter fail2ban-client fakeroot fastfetch ffmpeg firejail fish flock
+    forge ftp fzf g++ gcc gcloud gdb gem genie gh ghc ghci gimp ginsh gmake gnuplot go gradle grc gtester guile hg
+    hping3 idlelib iftop ip ipython irb ispell java javac jjs joe journalctl jrunscript jshell jtag julia just knife
+    ksu kubectl latex latexmk ld.so ldconfig less lftp lldb loginctl logrotate logsave ltrace lualatex luatex lxc
+    lxd m4 mail make man meson micro minicom more mosh mosh-server msfconsole msgfilter multitime mutt mvn mysql
+    nano nc ncat ncdu ncftp needrestart neofetch neovim nginx ninja nmap npm npx nroff nsenter nvim octave opencode
+    openssl openvpn openvt opkg pandoc parallel pdb pdflatex pdftex perf perlbug pexec pg pic pico pidstat pip pipx
+    pkexec pkg plymouth pnpm pnpx podman poetry posh prlimit procmail profile proot pry psftp psql puppet pwsh r
+    rake ranger rc restic rlwrap rpm rpmdb rpmquery rpmverify rscript rsync rsyslogd rtorrent run-mailcap run-parts
+    runpy runscript runuser rustc rustup sash scanmem scp screen script scrot service setarch setlock setpriv sftp
+    sg slsh smbclient snap socat socket softlimit split sqlite3 sqlmap ssh ssh-agent ssh-keygen sshfs sshpass
+    sshuttle start-stop-daemon strace su sudo svn sysctl systemctl systemd-resolve systemd-run task taskset tasksh
+    tclsh tcpdump tcsh tdbtool telnet tex timedatectl timeit tmate tmux top torify torsocks tox trace ts-node tshark
+    tsx unshare uv uvx vagrant valgrind vi view vigr vim vim.basic vim.tiny vimdiff vipw virsh volatility watch
+    wg-quick wget wireshark wish xargs xdg-open xdg-user-dir xdotool xterm yarn yash yt-dlp yum zathura zic zip
+    zless zypper
+    """.split()  # noqa: SIM905 - three hundred names
+)
+"""Other programs that can be told to run a program. A rule for one of them must be a whole command."""
+
+_SCRIPT_SUFFIXES = (
+    *(".sh", ".bash", ".zsh", ".py", ".pyz", ".js", ".mjs", ".cjs", ".ts", ".mts", ".tsx", ".jsx", ".rb", ".pl"),
+    *(".php", ".lua", ".mk", ".awk", ".sed", ".jar", ".wasm", ".so", ".node", "Makefile", "makefile"),
+)
+_PROJECT_FILES = {
+    "cargo": ("Cargo.toml", "build.rs"),
+    "just": ("justfile", "Justfile"),
+    "make": ("GNUmakefile", "makefile", "Makefile"),
+    **dict.fromkeys(("npm", "npx", "pnpm", "yarn", "bun"), ("package.json",)),
+    "pytest": ("conftest.py", "pytest.ini", "pyproject.toml"),
+    "rake": ("Rakefile",),
+}
+"""Files that programs run from their folder without being told to."""
+_LOADERS = {".", "source", "eval", "exec", "from", "import", "require", "include"}
+
+
+def program_name(word: str) -> str:
+    """Return the name of a program as the tables have it: without its folder and version, in lower case."""
+    name = PurePosixPath(word).name.lower()
+    return name if name in EXACT else _VERSION.sub("", name) or name
+
+
+def runs_code(word: str) -> bool:
+    """Return whether a word names a program or shell builtin that runs code from its arguments or from files."""
+    name = program_name(word)
+    return name in WRAPPERS or name in INTERPRETERS or name in EXACT or word in _LOADERS or name in ("awk", "sed")
+
+
+@lru_cache(1024)
+def limit_wildcards(pattern: tuple[str, ...], where: str = "") -> WildcardLimit:
+    """Return what the wildcards of a command rule cannot match.
+
+    Raise ConfigError, with the form to write instead, if they could match any program or code.
+    """
+    fixed = next((index for index, word in enumerate(pattern) if word in (ANY, REST)), len(pattern))
+    if fixed == len(pattern):
+        return _FREE
+    name, literals = program_name(pattern[0]), pattern[1:fixed]
+    if name in WRAPPERS:
+        if (inner := _wrapped_command(WRAPPERS[name], pattern)) is not None:
+            return limit_wildcards(inner, where)
+        form = (*pattern[:1], *(("60",) if name == "timeout" else ()), "ls", REST)
+        raise _refusal(where, pattern, f"{name} runs the program that its arguments name", form)
+    if name in INTERPRETERS:
+        return _limit_interpreter(pattern, literals, where)
+    if name == "git":
+        return _limit_git(pattern, literals, where)
+    if name in EXACT:
+        raise _refusal(where, pattern, f"{name} can run any program or code", None)
+    if name not in LIMITED:
+        return _FREE
+    count, limit = LIMITED[name]
+    given = len(literals) if name == "tar" else sum(_is_script(literals, index) for index in range(len(literals)))
+    if given < count or any(map(limit.refuses, literals)):
+        options = {"find": (".", "-name"), "sed": ("-n", "1,99p"), "tar": ("-tf",), "sort": (), "rg": (), "fd": ()}
+        form = (pattern[0], *options.get(name, ("{print $1}",)), REST)
+        raise _refusal(where, pattern, f"{name} can run commands", form)
+    return limit
+
+
+def _wrapped_command(wrapper: Wrapper, pattern: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Return the part of a rule that is the inner command; None if its name is not fixed."""
+    operands, words = wrapper.operands, list(pattern[1:])
+    while words and words[0] not in (ANY, REST):
+        word = words[0]
+        if word in wrapper.values:
+            del words[:2]
+        elif word in wrapper.flags or ("=" in word and not word.startswith("-")):
+            del words[0]
+        elif word.startswith("-"):
+            return None
+        elif operands:
+            operands -= 1
+            del words[0]
+        else:
+            return tuple(words)
+    return None
+
+
+def _limit_interpreter(pattern: tuple[str, ...], literals: tuple[str, ...], where: str) -> WildcardLimit:
+    name = program_name(pattern[0])
+    start = next((index for index, word in enumerate(literals) if word not in INTERPRETERS[name]), len(literals))
+    script = literals[start : start + 2]
+    if name in ("python", "pypy") and script[:1] == ("-m",) and len(script) == 2:
+        return limit_wildcards(pattern[start + 2 :], where)
+    if not script or script[0].startswith("-"):
+        raise _refusal(
+            where, pattern, f"{name} runs any script, and code in its arguments", (pattern[0], "SCRIPT", REST)
+        )
+    return _FREE
+
+
+def _limit_git(pattern: tuple[str, ...], literals: tuple[str, ...], where: str) -> WildcardLimit:
+    words = list(literals)
+    while words and (words[0] in _GIT_FLAGS or (words[0] in _GIT_VALUES and len(words) > 1)):
+        del words[: 2 if words[0] in _GIT_VALUES else 1]
+    if not words and pattern[-1] == ANY and len(pattern) == len(literals) + 2:
+        return WildcardLimit(names=frozenset(_GIT))  # neither an option nor an alias
+    subcommand, given = (words[0], words[1:]) if words else ("", [])
+    count, limit = _GIT.get(subcommand, (0, _FREE))
+    if limit is _FREE or sum(not word.startswith("-") for word in given) < count or any(map(limit.refuses, given)):
+        form = ("git", subcommand, "origin", ANY) if count else ("git", "log", REST)
+        raise _refusal(where, pattern, "git runs programs that its options, aliases and remotes name", form)
+    return limit
+
+
+def _is_script(literals: tuple[str, ...], index: int) -> bool:
+    """Return whether an argument of sed or awk is a script, or of another program an operand."""
+    before = literals[index - 1] if index else ""
+    return not literals[index].startswith("-") and (not before.startswith("-") or before in _SCRIPT_OPTIONS)
+
+
+def _refusal(where: str, pattern: Sequence[str], reason: str, form: Sequence[str] | None) -> ConfigError:
+    rule = msgspec.json.encode(list(pattern)).decode()
+    example = f"{msgspec.json.encode(list(form)).decode()}, or " if form else ""
+    message = f"{rule} would allow every program without approval: {reason}"
+    return ConfigError(f"{where}: {message}. Write {example}the whole command without wildcards")
+
+
+def _is_option(name: str, refused: str) -> bool:
+    """Return whether an option is a refused one, also abbreviated or among other one-letter options."""
+    if refused.endswith("*"):
+        return name.startswith(refused[:-1])
+    if refused.startswith("--"):
+        return len(name) > 2 and refused.startswith(name)
+    return not name.startswith("--") and name.startswith("-") and refused[1] in name
+
+
+def find_program(name: str, cwd: str, path: str) -> str:
+    """Return the path of a program; raise ToolFailed if there is none."""
+    found = os.path.join(cwd, name) if "/" in name else shutil.which(name, path=path)
+    if found is None or not os.path.isfile(found) or not os.access(found, os.X_OK):
+        raise ToolFailed(f"program not found: {name!r}")
+    return found
+
+
+def hash_file(path: str) -> str:
+    """Return the SHA-256 of a file; of a very large one, a hash of its version. ToolFailed if it cannot be read."""
+    try:
+        info = os.stat(path)
+    except OSError as error:
+        raise ToolFailed(f"cannot read {path}: {error.strerror}") from None
+    return _hash_version(path, info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+
+
+@lru_cache(8192)
+def _hash_version(path: str, *version: int) -> str:
+    """Return the hash of a file, cached by its version: every change sets a new ctime, which cannot be forged."""
+    if version[2] > _MAX_HASHED:
+        return hashlib.sha256(repr(version).encode()).hexdigest()
+    try:
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ToolFailed(f"cannot read {path}: {error.strerror}") from None
+
+
+def hash_executed_files(argv: Sequence[str], cwd: str, skip: Callable[[str], bool]) -> dict[str, str]:
+    """Return the hash of each file that a command names and will probably run, and of files that those name.
+
+    Every argument is searched for names, because it may be code: `sh -c '. ./run.sh'`. Files that are computed while
+    the command runs are not found. Files for which `skip` returns True are not opened.
+    """
+    words = list(dict.fromkeys(word for argument in argv for word in _words(argument)))
+    folders = _named_folders(words, cwd)
+    any_file = any(map(runs_code, words))
+    found: dict[str, str] = {}
+    pending = [path for folder in folders for path in _candidates(words, folder, any_file)]
+    pending += [path for folder in folders for path in _implied_files(words, folder)]
+    while pending and len(found) < _MAX_FILES:
+        path = os.path.normpath(pending.pop(0))
+        if path in found or skip(path):
+            continue
+        try:
+            found[path] = hash_file(path)
+        except ToolFailed:  # the command cannot read it either
+            found[path] = ""
+            continue
+        if found[path] and _is_text_script(path):
+            pending += _named_in_script(path, cwd)
+    return found
+
+
+def _words(text: str) -> list[str]:
+    """Return the words of an argument: as a whole, split at shell syntax, and with quotes resolved."""
+    try:
+        quoted = shlex.split(text)
+    except ValueError:
+        quoted = []
+    return [text, *filter(None, _SEPARATORS.split(text)), *quoted]
+
+
+def _named_folders(words: Iterable[str], cwd: str) -> list[str]:
+    folders = [cwd]
+    for word in words:
+        if "\0" in word or word in (".", "/") or len(word) > _MAX_NAME:
+            continue
+        for folder in tuple(folders):
+            path = os.path.normpath(os.path.join(folder, word))
+            if path not in folders and os.path.isdir(path) and len(folders) < _MAX_FOLDERS:
+                folders.append(path)
+    return folders
+
+
+def _candidates(words: Iterable[str], folder: str, any_file: bool) -> Iterator[str]:
+    """Yield the files in a folder that the words name; without `any_file`, only those that look like scripts."""
+    for word in words:
+        if "\0" in word or len(word) > _MAX_NAME:
+            continue
+        matches = glob.glob(os.path.join(glob.escape(folder), word))[:_MAX_FILES] if _GLOB.search(word) else []
+        module = word.replace(".", "/")
+        names = [os.path.join(folder, word), *matches]
+        if any_file and _MODULE.fullmatch(word):
+            names += [os.path.join(folder, f"{module}{end}") for end in (".py", "/__init__.py", "/__main__.py")]
+        for path in names:
+            if (mode := _file_mode(path)) and (any_file or mode & 0o111 or path.endswith(_SCRIPT_SUFFIXES)):
+                yield path
+
+
+def _file_mode(path: str) -> int:
+    """Return the mode of a regular file; 0 for everything else."""
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return 0
+    return mode if stat.S_ISREG(mode) else 0
+
+
+def _implied_files(words: Iterable[str], folder: str) -> Iterator[str]:
+    """Yield the files that programs run from their folder without being told to: Makefile, hooks of git."""
+    programs = {program_name(word) for word in words}
+    for program in programs & _PROJECT_FILES.keys():
+        yield from (path for name in _PROJECT_FILES[program] if _file_mode(path := os.path.join(folder, name)))
+    if "git" in programs:
+        yield from _git_files(folder)
+
+
+def _git_files(folder: str) -> Iterator[str]:
+    """Yield the settings and the hooks of the repository that contains a folder."""
+    tops = [folder, *map(str, PurePosixPath(folder).parents)]
+    top = next((top for top in tops if os.path.lexists(os.path.join(top, ".git"))), None)
+    if top is None:
+        return
+    git = os.path.join(top, ".git")
+    settings = [path for name in ("config", "config.worktree") if _file_mode(path := os.path.join(git, name))]
+    yield from settings if os.path.isdir(git) else [git]
+    hooks = [os.path.join(git, "hooks")]
+    for path in settings:
+        for line in _read_text(path).splitlines():
+            key, _, value = line.partition("=")
+            if key.strip().lower() == "hookspath":
+                hooks.append(os.path.join(top, os.path.expanduser(value.strip().strip('"'))))
+    for each in hooks:
+        yield from (path for path in glob.glob(os.path.join(glob.escape(each), "*")) if _file_mode(path) & 0o111)
+
+
+def _is_text_script(path: str) -> bool:
+    return path.endswith(_SCRIPT_SUFFIXES) or _read_text(path, 2) == "#!"
+
+
+def _named_in_script(path: str, cwd: str) -> Iterator[str]:
+    """Yield the scripts that a script names, relative to the working directory or to itself."""
+    words = _words(_read_text(path))
+    python = path.endswith(".py")
+    loaded = [word for before, word in pairwise(words) if runs_code(before) or (python and _MODULE.fullmatch(word))]
+    for folder in dict.fromkeys((cwd, os.path.dirname(path))):
+        yield from _candidates(dict.fromkeys(words), folder, any_file=False)
+        yield from _candidates(dict.fromkeys(loaded), folder, any_file=True)
+
+
+def _read_text(path: str, size: int = _MAX_SCANNED) -> str:
+    try:
+        with open(path, "rb") as file:
+            return file.read(size).decode(errors="replace")
+    except OSError:
+        return ""
