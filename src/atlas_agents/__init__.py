@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from atlas_agents.tools.context import ToolContext
     from atlas_agents.tools.limits import Limits
     from atlas_agents.tools.pipeline import Happened, NotHappened
-    from atlas_agents.tools.policy import Actor, Policy, Verdict
+    from atlas_agents.tools.policy import Actor, PermissionGrant, Policy, Verdict
     from atlas_agents.tools.registry import ToolRegistry
     from atlas_agents.tools.tool import Tool, tool
 
@@ -149,6 +149,7 @@ __all__ = [
     "Opaque",
     "OpenAIProvider",
     "Part",
+    "PermissionGrant",
     "Plan",
     "PlanStep",
     "Policy",
@@ -236,7 +237,7 @@ _HOMES = {
     "tools.context": "ToolContext",
     "tools.limits": "Limits",
     "tools.pipeline": "Happened NotHappened",
-    "tools.policy": "Actor Policy Verdict",
+    "tools.policy": "Actor PermissionGrant Policy Verdict",
     "tools.registry": "ToolRegistry",
     "tools.tool": "Tool tool",
 }

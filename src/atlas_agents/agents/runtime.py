@@ -130,6 +130,7 @@ class AgentRuntime:
         `row` is that of an earlier accepted run to resume. With `durable`, the run is journaled if there is a store.
         """
         run_id = id or new_id()
+        inherited = context.messages if inherited_messages is None else inherited_messages
         settings = _settings_for(agent.settings, options)
         emit, meter = self._emitter(sink), UsageMeter(self.prices)
         scope = ToolScope(
@@ -147,6 +148,7 @@ class AgentRuntime:
             journal=self._create_journal(run_id, conversation, emit, row) if durable else None,
             asks=options.asks,
             chain=options.chain,
+            inherited=inherited,
         )
         return Run(
             id=run_id,
@@ -154,7 +156,7 @@ class AgentRuntime:
             context=context,
             conversation=conversation,
             lock=lock or session_lock(conversation),
-            inherited_messages=context.messages if inherited_messages is None else inherited_messages,
+            inherited_messages=inherited,
             provider=Scripted()
             if options.call
             else self._failover_for(agent, settings, options.model).for_turn(self.clock),

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.options import HandoffPlan
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.messages import Message
+from atlas_agents.core.messages import UNTRUSTED, Message, user
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.tool import Tool
 
@@ -83,7 +83,10 @@ def agent_tool(atlas: Any, agent: Agent, *, name: str = "") -> Tool:
         key = context.idempotency_key
         session = f"{context.conversation.id}/{agent.id}/{key}"
         durable = {"idempotency_key": key} if atlas.store is not None else {}
-        answer: Message = await atlas.ask(request, session=session, agent_id=agent.id, **durable)
+        message = user(request, **({UNTRUSTED: list(context.untrusted)} if context.untrusted else {}))
+        answer: Message = await atlas.ask(message, session=session, agent_id=agent.id, **durable)
+        for source in await _untrusted_sources(atlas, session):
+            context.mark_untrusted(f"agent: {source}")
         return answer.text
 
     return Tool(
@@ -94,6 +97,15 @@ def agent_tool(atlas: Any, agent: Agent, *, name: str = "") -> Tool:
         effect="keyed",
         timeout=300,
     )
+
+
+async def _untrusted_sources(atlas: Any, session: str) -> list[str]:
+    """Return the sources of untrusted content in a session."""
+    stored = atlas.store is not None
+    messages: Sequence[Message] = (
+        await atlas.sessions.history(session) if stored else atlas.conversation(session).messages
+    )
+    return list(dict.fromkeys(source for message in messages for source in message.untrusted))
 
 
 def check_plan(plan: HandoffPlan, exists: Callable[[str], bool]) -> HandoffPlan:

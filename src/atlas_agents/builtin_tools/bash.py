@@ -20,10 +20,11 @@ from atlas_agents.builtin_tools.sandbox.base import PATH, ProcessIO, ProcessResu
 from atlas_agents.builtin_tools.sandbox.choose import SandboxKind, Unconfined, choose, describe_sandbox
 from atlas_agents.builtin_tools.sandbox.process import Sandbox
 from atlas_agents.core.aio import run_in_thread
-from atlas_agents.core.errors import BadArguments, SandboxUnavailable, ToolFailed
+from atlas_agents.core.errors import BadArguments, SandboxUnavailable
+from atlas_agents.core.messages import Conversation
 from atlas_agents.core.paths import is_protected, is_secret
-from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.commands import find_program, hash_executed_files, hash_file
+from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.tool import Tool, tool
 
 DEFAULT_TIMEOUT, MAX_TIMEOUT = 60, 600
@@ -112,7 +113,13 @@ def bash_tool(
         return await runner.run(arguments, context)
 
     return tool(
-        confirm=True, timeout=max_timeout + 15.0, preview=runner.preview, binds=runner.facts, argv=runner.policy_argv
+        confirm=True,
+        timeout=max_timeout + 15.0,
+        preview=runner.preview,
+        binds=runner.facts,
+        argv=runner.policy_argv,
+        untrusted="command",
+        sends=runner.sends,
     )(bash)
 
 
@@ -162,6 +169,10 @@ class _BashTool:
         argv, in_shell = build_argv(arguments, "sh")
         _, failure = await self._sandbox()
         return None if in_shell or failure else list(argv)
+
+    async def sends(self, arguments: dict[str, Any], conversation: Conversation) -> bool:
+        """Return whether a command could send data out: with a network, or without a sandbox."""
+        return self._network or not (await self._sandbox())[0].confines
 
     async def facts(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Return everything an approval covers: arguments, folder, environment, sandbox, program and script content."""

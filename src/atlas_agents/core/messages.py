@@ -28,6 +28,8 @@ _CHARACTERS_PER_TOKEN = 3.6
 _ESTIMATE = "approximate_tokens"
 _MAX_DEPTH = 6
 _MAX_IMAGES = 12
+UNTRUSTED = "untrusted"
+"""Metadata key of a message with the sources of untrusted content that led to it, as a list."""
 _MEDIA_TYPE_KEYS = ("media_type", "mimeType", "mediaType")
 
 
@@ -56,12 +58,17 @@ class ToolCall(msgspec.Struct, frozen=True, tag="tool_call", tag_field="type", o
 
 
 class ToolResult(msgspec.Struct, frozen=True, tag="tool_result", tag_field="type", omit_defaults=True):
-    """The result of one tool call, as the model reads it. `error` is the kind of fault, never a stack trace."""
+    """The result of one tool call, as the model reads it. `error` is the kind of fault, never a stack trace.
+
+    `untrusted` names the source of content that someone else wrote, such as `web: https://example.org/`; several are
+    separated by `; `.
+    """
 
     call_id: str
     status: Status
     result: Any
     error: ErrorKind | None = None
+    untrusted: str = ""
     type: ClassVar[Literal["tool_result"]] = "tool_result"
 
 
@@ -142,6 +149,16 @@ class Message(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def tool_results(self) -> tuple[ToolResult, ...]:
         return tuple([part for part in self.parts if type(part) is ToolResult])
+
+    @cached_property
+    def untrusted(self) -> tuple[str, ...]:
+        """Sources of content in this message that someone else wrote: tool results, attachments, other agents."""
+        if self.role == "tool":
+            return tuple([each for result in self.tool_results for each in result.untrusted.split("; ") if each])
+        named: Any = self.metadata.get(UNTRUSTED)
+        sources = [each for each in cast(list[Any], named) if isinstance(each, str)] if isinstance(named, list) else []
+        sources += [f"attachment: {part.name}" for part in self.parts if type(part) is File]
+        return (*sources, *["attachment: image" for part in self.parts if type(part) is Image])
 
     @cached_property
     def pairing(self) -> tuple[Ids, Ids]:

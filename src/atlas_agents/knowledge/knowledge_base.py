@@ -67,7 +67,7 @@ class KnowledgeBase:
 def knowledge_tool(knowledge: Knowledge, name: str = SEARCH_TOOL) -> Tool:
     """Return the tool that searches documents, under another name if one is given."""
 
-    @tool(name=name, effect="pure")
+    @tool(name=name, effect="pure", untrusted="knowledge")
     async def search_knowledge(
         context: ToolContext, query: Query, category: str | None = None, max_results: Count = 5
     ) -> dict[str, Any]:
@@ -111,6 +111,9 @@ def memory_tools(memories: Memories, recall: Recall) -> list[Tool]:
             max_results: Maximum number of results.
         """
         found = await recall.search(_memory_owner(context), query, sources or SOURCES, max_results)
+        for each in found:
+            if each.untrusted:
+                context.mark_untrusted(each.untrusted)
         results = [msgspec.to_builtins(each) for each in found]
         return {"note": DATA, "results": results} if results else {"results": []}
 
@@ -126,7 +129,8 @@ def memory_tools(memories: Memories, recall: Recall) -> list[Tool]:
             text: What to remember, in a sentence that can be understood alone.
             tags: Keywords to find it by.
         """
-        origin = MemoryOrigin(context.idempotency_key, context.run_id, context.conversation.id, context.call_id)
+        ids = context.idempotency_key, context.run_id, context.conversation.id, context.call_id
+        origin = MemoryOrigin(*ids, context.untrusted)
         try:
             memory = await memories.remember(_memory_owner(context), text, tags or (), origin)
         except ConfigError as error:

@@ -13,7 +13,7 @@ import msgspec
 from atlas_agents.agents.hooks import Interceptor
 from atlas_agents.core.errors import AtlasError, ConfigError
 from atlas_agents.core.json import encode
-from atlas_agents.core.messages import Message, user
+from atlas_agents.core.messages import UNTRUSTED, Message, user
 from atlas_agents.core.store import Document, DropDocument, Hit, JobRow, JobState, Passage, PutDocument, Store, Where
 from atlas_agents.knowledge.embedding import Embedder
 from atlas_agents.knowledge.library import Knowledge, document_details
@@ -68,6 +68,8 @@ class Memory(msgspec.Struct, frozen=True):
     session: str = ""
     call_id: str = ""
     created_at: int = 0
+    untrusted: tuple[str, ...] = ()
+    """Sources of untrusted content in the session that it was stored from."""
 
 
 class MemoryOrigin(msgspec.Struct, frozen=True):
@@ -77,6 +79,7 @@ class MemoryOrigin(msgspec.Struct, frozen=True):
     run_id: str = ""
     session: str = ""
     call_id: str = ""
+    untrusted: tuple[str, ...] = ()
 
 
 class Memories:
@@ -90,7 +93,8 @@ class Memories:
     async def remember(self, owner: MemoryOwner, text: str, tags: Sequence[str], origin: MemoryOrigin) -> Memory:
         """Store a memory durably."""
         ids = owner.agent_id, owner.user, origin.run_id, origin.session, origin.call_id
-        memory = Memory(_memory_id(owner, origin.key), _check_text(text), _clean_tags(tags), *ids)
+        id = _memory_id(owner, origin.key)
+        memory = Memory(id, _check_text(text), _clean_tags(tags), *ids, untrusted=origin.untrusted)
         vector = b""
         if self._embedder is not None:
             (vector,) = await self._embedder.embed([memory.text])
@@ -196,7 +200,7 @@ class TurnHistory:
             by_run: dict[str, list[Message]] = {}
             for row in await self._store.messages(owner.tenant, session.key, limit=_MAX_MESSAGES, last=True):
                 if row.run_id in runs:
-                    by_run.setdefault(row.run_id, []).append(Message.from_json(row.body))
+                    by_run.setdefault(row.run_id, []).append(row.message)
             found += [
                 HistoryItem(_format_turn(messages, runs[id].status), runs[id].created_at, f"run:{id}")
                 for id, messages in by_run.items()
@@ -274,6 +278,8 @@ class RecallResult(msgspec.Struct, frozen=True, omit_defaults=True):
     at: int = 0
     where: str = ""
     tags: tuple[str, ...] = ()
+    untrusted: str = ""
+    """Where content that the user did not write came from."""
 
 
 class Recall:
@@ -310,7 +316,14 @@ class Recall:
             case "memory":
                 return [
                     RecallResult(
-                        "memory", memory.text, score, memory.id, memory.created_at, memory.session, memory.tags
+                        "memory",
+                        memory.text,
+                        score,
+                        memory.id,
+                        memory.created_at,
+                        memory.session,
+                        memory.tags,
+                        f"memory: {', '.join(memory.untrusted)}" if memory.untrusted else "",
                     )
                     for memory, score in await self._memories.search(owner, query, limit)
                 ]
@@ -323,13 +336,14 @@ class Recall:
                         found.document.id,
                         found.document.created_at,
                         " ".join((document_details(found.document).name, found.passage.position)).strip(),
+                        untrusted=f"knowledge: {document_details(found.document).name}",
                     )
                     for found in await self._knowledge.search(owner.tenant, query, max_results=limit)
                 ]
             case "audit" | "workflows":
                 items = [item for history in self._history_sources[source] for item in await history.items(owner)]
                 return [
-                    RecallResult(source, item.text, score, item.id, item.at)
+                    RecallResult(source, item.text, score, item.id, item.at, untrusted=f"history: {source}")
                     for item, score in await rank_items(items, query, self._embedder, limit)
                 ]
 
@@ -362,7 +376,9 @@ def recall_interceptor(
         if not matching:
             return None
         text = "\n".join((BEGIN, *map(_format_result, matching), END))
-        return user(text, synthetic=True, recalled=[each.id for each in matching])
+        untrusted = list(dict.fromkeys(each.untrusted for each in matching if each.untrusted))
+        marked = {UNTRUSTED: untrusted} if untrusted else {}
+        return user(text, synthetic=True, recalled=[each.id for each in matching], **marked)
 
     return Interceptor(before=before)
 

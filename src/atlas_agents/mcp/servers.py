@@ -145,4 +145,6 @@ def wrap_tool(server: config.ServerConfig, found: config.DiscoveredTool, servers
         timeout=server.entry.timeout,
         confirm=server.entry.confirm and not pure,
         effect="pure" if pure else "unsafe",
+        untrusted="mcp",
+        sends=not pure,
     )

@@ -13,7 +13,7 @@ from atlas_agents.core.errors import BadArguments, Declined, NotPermitted, ToolF
 from atlas_agents.core.events import ApprovalAnswered, ApprovalAsked
 from atlas_agents.core.json import parse_object
 from atlas_agents.core.messages import ToolCall, ToolResult
-from atlas_agents.core.text import clean
+from atlas_agents.core.text import clean, one_line
 from atlas_agents.tools.approvals import Answer, Question, compute_binding, question_id
 from atlas_agents.tools.governance import Approved, ToolScope
 from atlas_agents.tools.policy import Verdict
@@ -22,6 +22,7 @@ from atlas_agents.tools.tool import Tool
 
 logger = logging.getLogger(__name__)
 MAX_PREVIEW = 20_000
+_MAX_SOURCE, _MAX_SOURCES = 80, 3
 _STALE_APPROVAL = "Something that this call depends on has changed since it was approved, so it was not run."
 
 
@@ -48,8 +49,9 @@ async def check_call(call: ToolCall, scope: ToolScope) -> Approved | Rejected:
         verdict = scope.governance.verdict(tool, scope.actor)
         _require_permission(tool, verdict, scope)
         values = _validate(tool, call)
-        if verdict.cell == "ask" or tool.confirm:
-            return await _confirm(Approved(call, tool, values, verdict), scope)
+        tainted = await _check_taint(tool, call, scope)
+        if tainted or verdict.cell == "ask" or tool.confirm:
+            return await _confirm(Approved(call, tool, values, verdict, tainted=tainted), scope)
     except Exception as error:  # noqa: BLE001 - also from a user's own validator; the other calls must go on
         return Rejected(call, error, tool, verdict)
     return Approved(call, tool, values, verdict)
@@ -80,6 +82,36 @@ def _find_tool(call: ToolCall, scope: ToolScope) -> Tool:
 def _require_permission(tool: Tool, verdict: Verdict, scope: ToolScope) -> None:
     if verdict.cell == "no":
         raise NotPermitted(f"{tool.name} is not permitted for {scope.actor.agent_id}: {verdict.rule}.")
+
+
+async def _check_taint(tool: Tool, call: ToolCall, scope: ToolScope) -> str:
+    """Return why a person must approve a call of a session with untrusted content; empty if none must.
+
+    Raises NotPermitted if such a call is denied. The results of other calls in the same reply do not count: the model
+    had not read them when it wrote the arguments.
+    """
+    if not (sources := scope.untrusted_sources()):
+        return ""
+    sends = tool.sends
+    if callable(sends):
+        sends = bool(await call_user(sends, copy.deepcopy(call.arguments), scope.conversation))
+        if not sends and tool.effect == "pure":
+            return ""
+    rule = scope.governance.when_tainted(tool, scope.actor, sends=sends)
+    if rule == "allow":
+        return ""
+    does = f"{tool.name} {'sends data out' if sends else 'has side effects' if tool.effect != 'pure' else 'is limited'}"
+    reason = f"{_describe_sources(sources)}: {does}"
+    if rule == "deny":
+        raise NotPermitted(f"{tool.name} is not permitted, because of {reason}. Start a new session without it.")
+    return reason
+
+
+def _describe_sources(sources: tuple[str, ...]) -> str:
+    """Name the sources of untrusted content for a person: the latest ones, and how many others."""
+    shown = [one_line(source, _MAX_SOURCE) for source in sources[-_MAX_SOURCES:]]
+    others = f" and {len(sources) - len(shown)} more" if len(sources) > len(shown) else ""
+    return f"untrusted content in this session ({', '.join(shown)}{others})"
 
 
 def _validate(tool: Tool, call: ToolCall) -> dict[str, Any]:
@@ -129,7 +161,7 @@ async def _confirm(approved: Approved, scope: ToolScope) -> Approved:
 
 async def _must_ask(approved: Approved) -> bool:
     confirm = approved.tool.confirm
-    if approved.verdict.cell == "ask" or confirm is True:
+    if approved.tainted or approved.verdict.cell == "ask" or confirm is True:
         return True
     return bool(await call_user(confirm, copy.deepcopy(approved.call.arguments))) if callable(confirm) else False
 
@@ -137,7 +169,7 @@ async def _must_ask(approved: Approved) -> bool:
 async def _find_command_rule(approved: Approved, scope: ToolScope) -> Verdict | None:
     """Return the command rule of the current policy that allows this call without asking."""
     tool, policy = approved.tool, scope.governance.policy
-    if tool.argv is None or policy is None:
+    if tool.argv is None or policy is None or approved.tainted:
         return None
     argv = await call_user(tool.argv, copy.deepcopy(approved.call.arguments))
     return None if argv is None else policy.command(argv, scope.actor)
@@ -193,6 +225,14 @@ async def _with_answer(approved: Approved, answer: Answer, question: Question) -
     return msgspec.structs.replace(approved, binding=bound, approved_by=answer.by)
 
 
+def _reasons(approved: Approved, scope: ToolScope) -> list[str]:
+    """Return why a person is asked. Untrusted content in the session is always named: it may have caused the call."""
+    sources = scope.untrusted_sources()
+    tainted = approved.tainted or (_describe_sources(sources) if sources else "")
+    rule = approved.verdict.rule if approved.verdict.cell == "ask" else ""
+    return [reason for reason in (tainted, rule) if reason]
+
+
 def _build_question(approved: Approved, scope: ToolScope, facts: Any) -> Question:
     governance, directory = scope.governance, os.path.realpath(os.curdir)
     bound = compute_binding(approved.tool.name, approved.call.arguments, governance.policy_version, directory, facts)
@@ -209,7 +249,7 @@ def _build_question(approved: Approved, scope: ToolScope, facts: Any) -> Questio
         asked_by=scope.actor.user,
         expires_at=governance.clock.time() + governance.approvals.deadline,
         working_directory=directory,
-        reason=approved.verdict.rule if approved.verdict.cell == "ask" else "",
+        reason="; ".join(_reasons(approved, scope)),
         tenant=scope.actor.tenant,
         id=question_id(scope.run_id, approved.call.id, bound),
         policy=governance.policy_version,

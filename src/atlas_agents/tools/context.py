@@ -22,6 +22,10 @@ def _reject_note(key: str, value: Any) -> None:
     raise BadTool(f"cannot add note {key!r} from a worker process: make the tool async, or set in_process=True")
 
 
+def _reject_source(source: str) -> None:
+    raise BadTool("cannot mark a result as untrusted from a worker process: make the tool async, or set untrusted=…")
+
+
 async def _reject_usage(model: str, usage: Usage) -> None:
     raise BadTool("cannot record token usage from a worker process: make the tool async")
 
@@ -30,16 +34,23 @@ async def _reject_form(form: Form) -> Filled:
     raise BadTool("cannot show a form from a worker process: make the tool async")
 
 
+_COPIED = (
+    *("conversation", "agent", "run_id", "call_id", "tenant_id", "metadata", "user", "approved", "chain"),
+    "untrusted",
+)
+
+
 class ToolContext:
     """The call that a tool executes: its conversation, agent, run, tenant and user.
 
     `idempotency_key` is the same for every try of this call. `chain` lists the delegations that led to this turn.
-    `approved` is True if a person approved the call. `team_services` is None without a store.
+    `approved` is True if a person approved the call. `team_services` is None without a store. `untrusted` lists the
+    sources of untrusted content in the session.
     """
 
     __slots__ = (
-        *("_ask", "_note", "_report", "_spend", "_writes", "agent", "approved", "call_id", "chain", "conversation"),
-        *("idempotency_key", "metadata", "team_services", "run_id", "tenant_id", "user"),
+        *("_ask", "_mark", "_note", "_report", "_spend", "_writes", "agent", "approved", "call_id", "chain"),
+        *("conversation", "idempotency_key", "metadata", "team_services", "run_id", "tenant_id", "untrusted", "user"),
     )
 
     def __init__(
@@ -54,7 +65,9 @@ class ToolContext:
         report: Callable[[str], object] = _ignore_progress,
         user: str = "",
         approved: bool = False,
+        untrusted: tuple[str, ...] = (),
         note: Callable[[str, Any], object] = _reject_note,
+        mark: Callable[[str], object] = _reject_source,
         ask: Callable[[Form], Awaitable[Filled]] = _reject_form,
         spend: Callable[[str, Usage], Awaitable[None]] = _reject_usage,
         chain: Chain = NO_CHAIN,
@@ -68,12 +81,14 @@ class ToolContext:
         self.tenant_id = tenant_id
         self.metadata = metadata
         self.approved = approved
+        self.untrusted = untrusted
         self.idempotency_key = f"{run_id}:{call_id}"
         self.user = user
         self.chain = chain
         self.team_services = team_services
         self._report = report
         self._note = note
+        self._mark = mark
         self._ask = ask
         self._spend = spend
         self._writes = writes
@@ -85,6 +100,10 @@ class ToolContext:
     def note(self, key: str, value: Any) -> None:
         """Add a note to the call's audit row, under `notes`. Secrets in it are redacted."""
         self._note(str(key), value)
+
+    def mark_untrusted(self, source: str) -> None:
+        """Mark the result as content that someone else wrote, with its source, such as `mail: ana@example.org`."""
+        self._mark(str(source))
 
     async def ask(self, form: Form) -> Filled:
         """Ask the user to fill in a form; the timeout of the call is paused meanwhile.
@@ -115,5 +134,4 @@ class ToolContext:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Send a copy to a worker process; progress reported there still arrives."""
-        copied = ("conversation", "agent", "run_id", "call_id", "tenant_id", "metadata", "user", "approved", "chain")
-        return partial(ToolContext, report=report, **{name: getattr(self, name) for name in copied}), ()
+        return partial(ToolContext, report=report, **{name: getattr(self, name) for name in _COPIED}), ()

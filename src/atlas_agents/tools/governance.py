@@ -1,6 +1,6 @@
 """Governance shared by all runs of an Atlas, and the scope in which the tool calls of one run execute."""
 
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -8,7 +8,7 @@ import msgspec
 
 from atlas_agents.core.aio import BackgroundTasks, Clock
 from atlas_agents.core.events import Event, Usage
-from atlas_agents.core.messages import Conversation, ToolCall
+from atlas_agents.core.messages import Conversation, Message, ToolCall
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.store import NO_CHAIN, Chain
 from atlas_agents.core.tenancy import TeamServices
@@ -16,7 +16,7 @@ from atlas_agents.tools.approvals import Approvals, ApprovalStore
 from atlas_agents.tools.audit import AuditLog
 from atlas_agents.tools.journal import Journal
 from atlas_agents.tools.limits import Limiter, RepeatDetector
-from atlas_agents.tools.policy import Actor, Policy, Verdict
+from atlas_agents.tools.policy import Actor, Policy, Verdict, WhenTainted
 from atlas_agents.tools.redact import Redactor
 from atlas_agents.tools.tool import Tool
 from atlas_agents.tools.worker_pool import Workers
@@ -63,6 +63,16 @@ class Governance(msgspec.Struct, kw_only=True, eq=False):
             return Verdict("no", f"it requires {', '.join(tool.permissions)}, and no policy grants that")
         return _GRANTED
 
+    def when_tainted(self, tool: Tool, actor: Actor, *, sends: bool) -> WhenTainted:
+        """Decide what happens to a call once the session contains untrusted content: the policy, else the tool.
+
+        `sends` is True if this call sends data out.
+        """
+        default: WhenTainted = "ask" if sends else "allow"
+        policy, acts = self.policy, sends or tool.effect != "pure"
+        found = policy.when_tainted(tool.name, actor, needs=tool.permissions, acts=acts) if policy is not None else None
+        return found or tool.when_tainted or default
+
 
 _GRANTED = Verdict("yes", "the tool was given to the agent")
 
@@ -71,10 +81,11 @@ class ToolScope:
     """The tools of one run, the actor that calls them, and the governance, journal and limits that apply.
 
     `conversation` is also the session by which limits and approvals are counted. With `asks=False` a call that needs
-    an approval is refused unless it already has one.
+    an approval is refused unless it already has one. `inherited` are messages of the agent's context.
     """
 
     __slots__ = (
+        *("_inherited", "_scanned", "_untrusted"),
         *("_visible", "_visible_under", "actor", "agent", "asks", "chain", "conversation", "count_usage", "durations"),
         *("emit", "governance", "journal", "metadata", "repeats", "run_id", "slots", "tools"),
     )
@@ -94,8 +105,12 @@ class ToolScope:
         journal: Journal | None = None,
         asks: bool = True,
         chain: Chain = NO_CHAIN,
+        inherited: Sequence[Message] = (),
     ) -> None:
         self.journal = journal
+        self._inherited = inherited
+        self._scanned = 0
+        self._untrusted: dict[str, None] = {}
         self.asks = asks
         self.chain = chain
         self.governance = governance
@@ -134,6 +149,17 @@ class ToolScope:
             self._visible_under = policy
         return self._visible
 
+    def untrusted_sources(self) -> tuple[str, ...]:
+        """Return the sources of untrusted content in the whole session, oldest first.
+
+        Content that no longer fits into the context window counts, too: later replies may repeat it.
+        """
+        messages = self.conversation.messages
+        for message in (*(self._inherited if not self._scanned else ()), *messages[self._scanned :]):
+            self._untrusted.update(dict.fromkeys(message.untrusted))
+        self._scanned = len(messages)
+        return tuple(self._untrusted)
+
     def display_name(self, call: ToolCall) -> str:
         """Return the tool's own name for the wire name that the model used."""
         tool = self.tools.get(call.name)
@@ -144,7 +170,7 @@ class Approved(msgspec.Struct, frozen=True):
     """A tool call that passed every check, with its converted arguments.
 
     `binding` is the hash that a person approved, if one was asked. `by_command_rule` is True if a command rule of the
-    policy made asking unnecessary.
+    policy made asking unnecessary. `tainted` says why untrusted content in the session makes asking necessary.
     """
 
     call: ToolCall
@@ -155,3 +181,4 @@ class Approved(msgspec.Struct, frozen=True):
     binding: str = ""
     approved_by: str = ""
     by_command_rule: bool = False
+    tainted: str = ""

@@ -20,7 +20,7 @@ from atlas_agents.core.errors import DailyLimitExceeded, Declined, ToolFault, To
 from atlas_agents.core.events import ToolAnswered, ToolCalled, ToolProgress, Usage
 from atlas_agents.core.messages import ToolCall, ToolResult
 from atlas_agents.core.store import Write
-from atlas_agents.core.text import clean
+from atlas_agents.core.text import clean, one_line
 from atlas_agents.tools.audit import MAX_NOTE, MAX_NOTES, MAX_RESULT, AuditEntry
 from atlas_agents.tools.checks import Rejected, check_call
 from atlas_agents.tools.context import ToolContext
@@ -32,6 +32,7 @@ from atlas_agents.tools.redact import find_secrets
 from atlas_agents.tools.tool import Tool
 
 logger = logging.getLogger(__name__)
+_MAX_SOURCES = 10
 NEUTRAL = "Tool execution failed. The error has been logged for investigation."
 _CRASHED = "This call was interrupted when the process ended; it may have happened. It was not retried."
 
@@ -146,7 +147,8 @@ class ToolCallExecution:
 
     __slots__ = (
         *("_attempt", "_cancelled", "_decision", "_done", "_duration", "_elicitation", "_error", "_failure", "_notes"),
-        *("_recorded", "_refused", "_scope", "_started", "_untouched", "_usage", "_waiter", "_writes", "result"),
+        *("_recorded", "_refused", "_scope", "_source", "_started", "_tainted_by", "_untouched", "_usage", "_waiter"),
+        *("_progress", "_writes", "result"),
     )
 
     def __init__(self, decision: Approved | Rejected, scope: ToolScope) -> None:
@@ -166,6 +168,9 @@ class ToolCallExecution:
         self._failure: Exception | None = None
         self._duration: float | None = None
         self._notes: dict[str, Any] = {}
+        self._tainted_by = scope.untrusted_sources()
+        self._source = ""
+        self._progress = scope.governance.redactor.stream()
         self.result: ToolResult | None = None
 
     async def start(self) -> None:
@@ -249,8 +254,9 @@ class ToolCallExecution:
         try:
             if self._elicitation is not None:
                 await self._elicitation.close()
+            self._emit_progress(self._progress.flush())
             result = self.result or await self._query_unknown(self._to_result(value, error))
-            self._recorded = result = await self._record(result)
+            self._recorded = result = await self._record(self._with_source(result))
             if not self._cancelled and self.result is None:
                 self.result = self._emit_result(result)
         except ShuttingDown as failure:
@@ -275,6 +281,21 @@ class ToolCallExecution:
         if isinstance(self._decision, Approved) and self._decision.edited:
             value = {"edited_arguments": call.arguments, "result": value}
         return ToolResult(call.id, "ok", self._scope.governance.redactor.remove_known(value))
+
+    def _with_source(self, result: ToolResult) -> ToolResult:
+        """Mark the result of a call that was run, also if it failed, with the source of its untrusted content."""
+        decision = self._decision
+        known = decision.known_result if isinstance(decision, Rejected) else None
+        if (self._attempt is None and known is None) or decision.tool is None:
+            return result
+        source = self._source or one_line(decision.tool.untrusted_source(decision.call.arguments), MAX_NOTE)
+        source = self._scope.governance.redactor.text(source)
+        return msgspec.structs.replace(result, untrusted=source) if source else result
+
+    def _mark_untrusted(self, source: str) -> None:
+        known = self._source.split("; ") if self._source else []
+        found = dict.fromkeys((*known, one_line(source, MAX_NOTE)))
+        self._source = "; ".join([*found][:_MAX_SOURCES])
 
     async def _query_unknown(self, result: ToolResult) -> ToolResult:
         """Replace an unknown outcome by what the tool's `reconcile` finds out."""
@@ -388,6 +409,10 @@ class ToolCallExecution:
             "needs": list(tool.permissions) if tool else [],
             "acts": tool is None or tool.effect != "pure",
         }
+        if self._tainted_by:
+            meta["tainted_by"] = redactor.value(list(self._tainted_by))
+        if result.untrusted:
+            meta["untrusted"] = result.untrusted
         if self._notes:
             meta["notes"] = {key: redactor.head(value, MAX_NOTE, secrets) for key, value in self._notes.items()}
         if self._elicitation is not None and self._elicitation.log:
@@ -425,7 +450,9 @@ class ToolCallExecution:
             if runs_in_thread
             else self._report_progress,
             approved=bool(approved.binding),
+            untrusted=self._tainted_by,
             note=self._add_note,
+            mark=self._mark_untrusted,
             ask=self._ask,
             spend=self._add_usage,
             user=scope.actor.user,
@@ -453,10 +480,13 @@ class ToolCallExecution:
             await finish_despite_cancel(scope.journal.record_usage(scope.actor.agent_id, model, usage))
 
     def _report_progress(self, message: str) -> None:
-        """Emit progress; a tool that was abandoned is ignored."""
-        if self.result is None:
+        """Emit progress. What may be the start of a secret is held back until the next message."""
+        self._emit_progress(self._progress.add(message[: MAX_MESSAGE * 4])[:MAX_MESSAGE])
+
+    def _emit_progress(self, text: str) -> None:
+        """Emit a redacted text; a tool that was abandoned is ignored."""
+        if text and self.result is None:
             scope, call = self._scope, self._decision.call
-            text = scope.governance.redactor.head(message, MAX_MESSAGE)
             scope.emit(ToolProgress(scope.run_id, self._name, call.id, text))
 
 

@@ -19,19 +19,22 @@ from atlas_agents.core.json import encode
 from atlas_agents.tools.commands import ANY, REST, limit_wildcards
 
 Cell: TypeAlias = Literal["yes", "no", "ask"]
+WhenTainted: TypeAlias = Literal["allow", "ask", "deny"]
+"""What happens to a call once the session contains untrusted content."""
 EVERYONE = "*"
 """Stands for every agent, role and group."""
 _USER_PREFIX = "user:"
 _CELLS: tuple[Cell, ...] = ("yes", "ask", "no")
+WHEN_TAINTED: tuple[WhenTainted, ...] = ("allow", "ask", "deny")
 
 
 class CommandRule(msgspec.Struct, frozen=True):
     """A command that needs no approval: literal arguments, `*` for any one, and `**` at the end for any others.
 
+    Wildcards do not match options that run other programs, such as `-exec` of `find`.
     `who` lists agents, roles and groups, as in the entries of a tool.
     """
 
-    Wildcards do not match options that run other programs, such as `-exec` of `find`.
     argv: tuple[str, ...]
     who: tuple[str, ...] = (EVERYONE,)
 
@@ -71,10 +74,10 @@ def parse_command_rule(given: "CommandRule | Mapping[str, Any]", where: str) -> 
         raise ConfigError(f"{where}: argv must start with the name of a program")
     if REST in rule.argv[:-1]:
         raise ConfigError(f"{where}: ** must be the last element of argv")
+    limit_wildcards(rule.argv, where)
     return rule
 
 
-    limit_wildcards(rule.argv, where)
 class Actor(msgspec.Struct, frozen=True):
     """Who calls a tool: an agent with its role, on behalf of a user of a tenant."""
 
@@ -91,6 +94,13 @@ class Verdict(msgspec.Struct, frozen=True):
     rule: str
 
 
+class PermissionGrant(msgspec.Struct, frozen=True):
+    """A granted permission, and what happens to calls that need it once the session contains untrusted content."""
+
+    permission: str
+    when_tainted: WhenTainted
+
+
 class Policy:
     """A role × tool matrix and grants.
 
@@ -100,9 +110,12 @@ class Policy:
 
     Args:
         tools: For each tool, the cell of each agent, role, group or `*`: `yes`, `ask` or `no`.
-        grants: Permissions such as `file:read` or `file:*` for agents, roles, groups and users (`user:ana`).
+        grants: Permissions such as `file:read` or `file:*` for agents, roles, groups and users (`user:ana`). A `PermissionGrant`
+            also says what happens once the session contains untrusted content.
         groups: Members of each group.
         commands: Command rules: argument vectors that `bash` may run without approval.
+        when_tainted: `allow`, `ask` or `deny` for each tool once the session contains untrusted content; `*` stands for
+            every tool that has side effects or sends data out.
         name: Prefix of the rules that verdicts quote.
     """
 
@@ -110,14 +123,20 @@ class Policy:
         self,
         *,
         tools: Mapping[str, Mapping[str, Cell]] | None = None,
-        grants: Mapping[str, Sequence[str]] | None = None,
+        grants: Mapping[str, Sequence[str | PermissionGrant]] | None = None,
         groups: Mapping[str, Sequence[str]] | None = None,
         commands: Sequence[CommandRule | Mapping[str, Any]] = (),
+        when_tainted: Mapping[str, WhenTainted] | None = None,
         name: str = "policy",
     ) -> None:
         self.name = name
         self._cells = {tool: _check_cells(tool, cells) for tool, cells in (tools or {}).items()}
-        self._grants = {subject: _name_tuple("grants", subject, names) for subject, names in (grants or {}).items()}
+        self._grants: dict[str, tuple[str | PermissionGrant, ...]] = {
+            subject: _check_grants(subject, given) for subject, given in (grants or {}).items()
+        }
+        self._when_tainted: dict[str, WhenTainted] = {
+            key: check_when_tainted(f"when_tainted.{key}", value) for key, value in (when_tainted or {}).items()
+        }
         self._groups = {
             group: frozenset(_name_tuple("groups", group, found)) for group, found in (groups or {}).items()
         }
@@ -132,6 +151,7 @@ class Policy:
             {group: sorted(members) for group, members in self._groups.items()},
         ]
         plain += [self._commands] if self._commands else []  # keeps the version of policies without command rules
+        plain += [self._when_tainted] if self._when_tainted else []
         self.version = hashlib.sha256(encode(msgspec.to_builtins(plain, order="sorted"))).hexdigest()[:16]
 
     @classmethod
@@ -154,7 +174,7 @@ class Policy:
             if found is None:
                 return Verdict("no", f"{self.name}: {permission} is not granted to {_describe_actor(actor)}")
             grantee = found
-        entry = tool if tool in self._cells else f"{tool.partition('/')[0]}/*" if "/" in tool else ""
+        entry = tool if tool in self._cells else _namespace_entry(tool)
         if entry in self._cells:
             return self._cell(entry, actor)
         if grantee:
@@ -162,6 +182,27 @@ class Policy:
         if acts:
             return Verdict("no", f"{self.name}: {tool} has side effects, and no entry allows it")
         return Verdict("yes", f"{self.name}: {tool} has no side effects")
+
+    def when_tainted(
+        self, tool: str, actor: Actor, *, needs: Sequence[str] = (), acts: bool = True
+    ) -> WhenTainted | None:
+        """Return what happens to a call once the session contains untrusted content; None if the policy does not say.
+
+        The entry of the tool decides, then the strictest of the grants that it needs, then `*` for a tool that acts.
+        """
+        for entry in (tool, _namespace_entry(tool)):
+            if entry in self._when_tainted:
+                return self._when_tainted[entry]
+        rules: list[WhenTainted] = [rule for permission in needs for rule in self._tainted_grants(permission, actor)]
+        if rules:
+            return _strictest(rules)
+        return self._when_tainted.get(EVERYONE) if acts else None
+
+    def _tainted_grants(self, permission: str, actor: Actor) -> list[WhenTainted]:
+        """Return the rules of the grants that give a permission, for untrusted content."""
+        granted = self._grants.get(self._grantee(permission, actor) or "", ())
+        rules = [each for each in granted if isinstance(each, PermissionGrant)]
+        return [each.when_tainted for each in rules if fnmatchcase(permission, each.permission)]
 
     def command(self, argv: Sequence[str], actor: Actor) -> Verdict | None:
         """Return the rule that lets this actor run a command without approval; None if there is none."""
@@ -198,6 +239,34 @@ class Policy:
         return own, [*roles, *groups], [EVERYONE]
 
 
+def _namespace_entry(tool: str) -> str:
+    """Return the entry for all tools of the tool's MCP server or plugin; empty if it has none."""
+    return f"{tool.partition('/')[0]}/*" if "/" in tool else ""
+
+
+def _strictest(rules: Sequence[WhenTainted]) -> WhenTainted:
+    return WHEN_TAINTED[max([WHEN_TAINTED.index(rule) for rule in rules])]
+
+
+def _permission(grant: str | PermissionGrant) -> str:
+    return grant.permission if isinstance(grant, PermissionGrant) else grant
+
+
+def check_when_tainted(where: str, value: Any) -> WhenTainted:
+    """Return the value; raises ConfigError unless it is `allow`, `ask` or `deny`."""
+    if value not in WHEN_TAINTED:
+        raise ConfigError(f"{where} must be allow, ask or deny, got {value!r}")
+    return value
+
+
+def _check_grants(subject: str, given: Sequence[str | PermissionGrant]) -> tuple[str | PermissionGrant, ...]:
+    _name_tuple("grants", subject, cast(Any, given))
+    for each in given:
+        if isinstance(each, PermissionGrant):
+            check_when_tainted(f"grants.{subject}: when_tainted of {each.permission}", each.when_tainted)
+    return tuple(given)
+
+
 def _describe_actor(actor: Actor) -> str:
     return f"{actor.agent_id} ({actor.role})" if actor.role else actor.agent_id
 
@@ -219,16 +288,27 @@ def _name_tuple(section: str, subject: str, names: Sequence[str]) -> tuple[str, 
 
 def _parse(data: Mapping[str, Any], where: str) -> Policy:
     for key in data:
-        if key not in ("groups", "grants", "tools", "commands"):
-            raise ConfigError(f"{where}: unknown section {key!r}; known sections: groups, grants, tools, commands")
+        if key not in ("groups", "grants", "tools", "commands", "when_tainted"):
+            known = "groups, grants, tools, commands, when_tainted"
+            raise ConfigError(f"{where}: unknown section {key!r}; known sections: {known}")
     tools: dict[str, dict[str, Cell]] = {}
+    tainted: dict[str, WhenTainted] = {}
+    if "when_tainted" in data:
+        tainted[EVERYONE] = check_when_tainted(f"{where}: when_tainted", data["when_tainted"])
     for tool, entries in _table(data, "tools", where).items():
-        tools[tool] = _parse_cells(tool, entries, where)
+        if isinstance(entries, dict) and "when_tainted" in entries:
+            given = dict(cast(dict[str, Any], entries))
+            tainted[tool] = check_when_tainted(f"{where}: tools.{tool}.when_tainted", given.pop("when_tainted"))
+            if given:
+                tools[tool] = _parse_cells(tool, given, where)
+        else:
+            tools[tool] = _parse_cells(tool, entries, where)
     return Policy(
         tools=tools,
         grants=_parse_grants(data, where),
         groups=_name_lists(data, "groups", where),
         commands=parse_command_rules(data.get("commands", []), where),
+        when_tainted=tainted,
         name=where,
     )
 
@@ -253,6 +333,26 @@ def _table(data: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise ConfigError(f"{where}: {key} must be a table")
     return cast(dict[str, Any], table)
+
+
+def _parse_grants(data: Mapping[str, Any], where: str) -> dict[str, list[str | PermissionGrant]]:
+    """Parse the grants: permissions, or tables of a permission and `when_tainted`."""
+    found: dict[str, list[str | PermissionGrant]] = {}
+    for subject, items in _table(data, "grants", where).items():
+        if not isinstance(items, list):
+            raise ConfigError(f"{where}: grants.{subject} must be a list of names")
+        found[subject] = [_parse_grant(item, f"{where}: grants.{subject}") for item in cast(list[Any], items)]
+    return found
+
+
+def _parse_grant(given: Any, where: str) -> str | PermissionGrant:
+    if isinstance(given, str):
+        return given
+    try:
+        return msgspec.convert(given, PermissionGrant, strict=True)
+    except msgspec.ValidationError as error:
+        expected = "a permission, or { permission = name, when_tainted = 'allow', 'ask' or 'deny' }"
+        raise ConfigError(f"{where}: expected {expected}: {error}") from None
 
 
 def _name_lists(data: Mapping[str, Any], key: str, where: str) -> dict[str, list[str]]:

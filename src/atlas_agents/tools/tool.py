@@ -13,7 +13,7 @@ from atlas_agents.core.errors import BadTool
 from atlas_agents.core.messages import Conversation, ToolSpec
 from atlas_agents.core.text import wire_name
 from atlas_agents.tools.context import ToolContext
-from atlas_agents.tools.policy import WhenTainted, check_when_tainted
+from atlas_agents.tools.policy import WHEN_TAINTED, WhenTainted
 from atlas_agents.tools.schema import Check, Convert, compile_check, describe_function, is_context, read_docstring
 
 Function: TypeAlias = Callable[..., Any]
@@ -26,6 +26,8 @@ Argv: TypeAlias = Callable[[dict[str, Any]], Any]
 """Sync or async; returns the argument vector of a call that runs exactly one program, else None."""
 Binds: TypeAlias = Callable[[dict[str, Any]], Any]
 """Sync or async; returns what a call depends on besides its arguments, as plain JSON."""
+Untrusted: TypeAlias = str | Callable[[dict[str, Any]], str]
+"""Kind of content by others, such as `web`, or a function of the arguments that returns its source, `web: host`."""
 Sends: TypeAlias = bool | Callable[[dict[str, Any], Conversation], Any]
 """Whether a call sends data out; a sync or async function decides by the arguments and the conversation."""
 _EFFECTS = ("pure", "keyed", "unsafe")
@@ -58,13 +60,15 @@ class Tool:
         preview: Describes what a call would change, for the person who approves it.
         binds: Facts besides the arguments that an approval is bound to.
         argv: The argument vector of a call that runs exactly one program, for command rules.
-        untrusted: Kind of content written by others that results contain, such as `web` or `mail`. It marks the session.
+        untrusted: Kind of content by others that results contain, such as `web` or `mail`, or a function that returns
+            its source. It marks the session.
         sends: Whether calls send data out of this machine to a place that the arguments choose: a bool, or a function.
         when_tainted: `allow`, `ask` or `deny` once the session contains untrusted content, unless the policy decides;
             by default `ask` for calls that send data out, and `allow` for others.
         described: Schema, converter and context parameter that `@tool` has derived already.
     """
 
+    when_tainted: WhenTainted | None
     _build: Callable[[str], "Tool"] | None = None
     """Returns the tool that a call of a user executes, if it differs between users."""
 
@@ -85,7 +89,7 @@ class Tool:
         preview: Preview | None = None,
         binds: Binds | None = None,
         argv: Argv | None = None,
-        untrusted: str = "",
+        untrusted: Untrusted = "",
         sends: Sends = False,
         when_tainted: WhenTainted | None = None,
         described: tuple[dict[str, Any], Convert, str | None] | None = None,
@@ -99,9 +103,8 @@ class Tool:
         self.description = description or read_docstring(chosen)[0]
         self.timeout = _check_timeout(name, timeout)
         self.permissions = (permissions,) if isinstance(permissions, str) else tuple(permissions)
-        self.confirm = confirm
+        self.confirm, self.in_process = confirm, in_process
         self.effect: Effect = _check_effect(name, effect)
-        self.in_process = in_process
         self.reconcile = reconcile
         """Finds out, by its idempotency key, whether an interrupted call took effect."""
         self.preview = preview
@@ -111,11 +114,7 @@ class Tool:
         """Returns facts that an approval is bound to; called when asking and again right before the tool acts."""
         self.argv = argv
         """Returns the argument vector that the command rules of a policy are matched against."""
-        self.untrusted = untrusted
-        """Kind of untrusted content in results; empty if results are trusted."""
-        self.sends = sends
-        """Whether a call sends data out: a bool, or a function of the arguments and the conversation."""
-        self.when_tainted = when_tainted and check_when_tainted(f"when_tainted of tool {name!r}", when_tainted)
+        self.untrusted, self.sends, self.when_tainted = untrusted, sends, _check_tainted(name, when_tainted)
         self.is_async = is_async(chosen)
         self._single_input = parameters is None and described is None
         if described:
@@ -176,6 +175,12 @@ class Tool:
     def _context_first(self) -> bool:
         return self._context is not None and next(iter(inspect.signature(self.function).parameters)) == self._context
 
+    def untrusted_source(self, arguments: dict[str, Any]) -> str:
+        """Return the source of untrusted content in the result of a call; empty if the result is trusted."""
+        if callable(self.untrusted):
+            return self.untrusted(copy.deepcopy(arguments))
+        return f"{self.untrusted}: {self.name}" if self.untrusted else ""
+
     def named(self, name: str) -> "Tool":
         """Return the same tool with another name."""
         copied = copy.copy(self)
@@ -225,7 +230,7 @@ def tool(
     preview: Preview | None = None,
     binds: Binds | None = None,
     argv: Argv | None = None,
-    untrusted: str = "",
+    untrusted: Untrusted = "",
     sends: Sends = False,
     when_tainted: WhenTainted | None = None,
 ) -> Callable[[Function], Tool]: ...
@@ -306,6 +311,12 @@ def _check_timeout(name: str, timeout: float) -> float:
     if not timeout > 0:
         raise BadTool(f"timeout of tool {name!r} must be more than 0 seconds, got {timeout!r}")
     return float(timeout)
+
+
+def _check_tainted(name: str, given: WhenTainted | None) -> WhenTainted | None:
+    if given is not None and given not in WHEN_TAINTED:
+        raise BadTool(f"when_tainted of tool {name!r} must be one of {', '.join(WHEN_TAINTED)}, got {given!r}")
+    return given
 
 
 def _check_effect(name: str, effect: Effect) -> Effect:

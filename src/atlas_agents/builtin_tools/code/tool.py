@@ -125,6 +125,7 @@ class CodeInterpreter:
         self._python: python_code.PythonInstallation | None = None
         self._limits = SandboxLimits(seconds=seconds, cpu=math.ceil(seconds), memory=memory)
         self._pool = InterpreterPool(idle=idle)
+        self.unconfined = sandbox == "none"
 
     async def run(self, code: str, context: ToolContext, *, session: bool = False) -> dict[str, Any]:
         """Run code and return the result for the model."""
@@ -216,6 +217,8 @@ def code_tool(interpreter: CodeInterpreter) -> Tool:
         timeout=MAX_SECONDS + _TIMEOUT_MARGIN,
         preview=interpreter.preview,
         binds=interpreter.facts,
+        untrusted="command",
+        sends=interpreter.unconfined,
     )
     async def code_interpreter(code: str, context: ToolContext, session: bool = False) -> dict[str, Any]:
         """Run Python.

@@ -65,7 +65,7 @@ def _read_tool(root: Root) -> Tool:
         """
         return read.read_file(root, path, start, lines)
 
-    return tool(effect="pure", in_process=True)(file_read)
+    return tool(effect="pure", in_process=True, untrusted="file")(file_read)
 
 
 def _list_tool(root: Root) -> Tool:
@@ -80,7 +80,7 @@ def _list_tool(root: Root) -> Tool:
         """
         return list_files(root, path, pattern, depth, hidden=hidden)
 
-    return tool(effect="pure", in_process=True)(file_list)
+    return tool(effect="pure", in_process=True, untrusted="file")(file_list)
 
 
 def _search_tool(root: Root) -> Tool:
@@ -106,7 +106,7 @@ def _search_tool(root: Root) -> Tool:
         """
         return search_files(root, FileQuery(query, path, pattern, regex, ignore_case, context, hidden))
 
-    return tool(effect="pure", timeout=60)(file_search)
+    return tool(effect="pure", timeout=60, untrusted="file")(file_search)
 
 
 def _write_tool(root: Root) -> Tool:

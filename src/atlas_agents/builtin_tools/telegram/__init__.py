@@ -28,7 +28,7 @@ ChatId = Annotated[str, Field(pattern=r"^(-?[0-9]{1,20}|@[A-Za-z][A-Za-z0-9_]{3,
 def telegram_tool(api: BotApi | None, chat: str | None = None) -> Tool:
     """Create the tool for a bot. Without a bot the tool fails and names the settings that are missing."""
 
-    @tool(name=NAME, effect="unsafe", timeout=_TIMEOUT)
+    @tool(name=NAME, effect="unsafe", timeout=_TIMEOUT, sends=True)
     async def send_telegram_message(
         message: MessageText, context: ToolContext, chat_id: ChatId | None = None
     ) -> dict[str, Any]:

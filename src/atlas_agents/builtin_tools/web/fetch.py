@@ -1,21 +1,28 @@
 """`url_fetch`: read a web page as Markdown, in parts."""
 
 import asyncio
+import re
 from collections.abc import Iterable
 from contextlib import AsyncExitStack
-from typing import Annotated
+from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from pydantic import Field
 
 from atlas_agents.builtin_tools.web import extract as extraction
 from atlas_agents.builtin_tools.web.ssrf import CAPS, INTERNET, Caps, Hosts, Network
 from atlas_agents.core.errors import ToolFailed
+from atlas_agents.core.json import encode
+from atlas_agents.core.messages import UNTRUSTED, Conversation, Message
 from atlas_agents.core.text import one_line
 from atlas_agents.tools.tool import Tool, tool
 from atlas_agents.tools.worker_pool import WorkerDied, Workers
 
 _DEFAULT_CHARS = 20_000
 _MIN_CHARS, _MAX_CHARS = 500, 100_000
+WEB = "web"
+"""Kind of untrusted content in the results of web tools."""
+_URL_ENDS = r"/?(?![\w%/?&=+~@-]|[.,:;!'()*$]+\w)"
 
 
 def url_fetch(
@@ -25,7 +32,7 @@ def url_fetch(
     reader = PageReader(Hosts(hosts), caps, network)
     exit_stack.push_async_callback(reader.close)
 
-    @tool(effect="pure", timeout=caps.total + caps.reading + 10)
+    @tool(effect="pure", timeout=caps.total + caps.reading + 10, untrusted=_source, sends=is_composed_url)
     async def url_fetch(
         url: str,
         max_chars: Annotated[int, Field(ge=_MIN_CHARS, le=_MAX_CHARS)] = _DEFAULT_CHARS,
@@ -41,6 +48,33 @@ def url_fetch(
         return await reader.read(url, start, max_chars)
 
     return url_fetch
+
+
+def is_composed_url(arguments: dict[str, Any], conversation: Conversation) -> bool:
+    """Return whether the model composed the URL, so that it may carry data out of the session.
+
+    A URL that the user wrote, or that a web page or search result contains as a whole, tells its server nothing.
+    """
+    url = str(arguments.get("url", "")).strip().partition("#")[0].rstrip("/")
+    wanted = re.compile(re.escape(url) + _URL_ENDS)
+    return not any(wanted.search(text) for message in conversation.messages for text in _texts_by_others(message))
+
+
+def _texts_by_others(message: Message) -> list[str]:
+    """Return the text that the user typed, or the results of web tools; nothing that a model may have composed."""
+    if message.role == "tool":
+        return [encode(each.result).decode() for each in message.tool_results if each.untrusted.startswith(f"{WEB}: ")]
+    typed = message.role == "user" and not message.metadata.get(UNTRUSTED) and not message.metadata.get("synthetic")
+    return [message.text] if typed else []
+
+
+def _source(arguments: dict[str, Any]) -> str:
+    """Name a page by its host and path; the rest of a URL may hold secrets."""
+    try:
+        parts = urlsplit(str(arguments.get("url", "")).strip())
+        return f"{WEB}: {parts.scheme}://{parts.hostname}{parts.path}"
+    except ValueError:
+        return f"{WEB}: invalid URL"
 
 
 class PageReader:

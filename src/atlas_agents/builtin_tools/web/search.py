@@ -324,7 +324,7 @@ def web_search(exit_stack: AsyncExitStack, search: SearchBackend | str) -> Tool:
     if isinstance(search, DuckDuckGo):
         exit_stack.push_async_callback(search.close)
 
-    @tool(effect="pure", timeout=TIMEOUT + 15)
+    @tool(effect="pure", timeout=TIMEOUT + 15, untrusted="web")
     async def web_search(
         query: Annotated[str, Field(min_length=1, max_length=_MAX_QUERY)],
         max_results: Annotated[int, Field(ge=1, le=MAX_RESULTS)] = 5,

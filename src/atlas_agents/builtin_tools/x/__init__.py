@@ -481,7 +481,7 @@ def _post_tool(api: XApi | None, fetch: Fetch) -> Tool:
     async def reconcile(key: str, arguments: dict[str, Any]) -> Finding:
         return await _find_post(_require_account(api), str(arguments["content"]))
 
-    @tool(name=POST, effect="unsafe", confirm=True, timeout=120, preview=preview, reconcile=reconcile)
+    @tool(name=POST, effect="unsafe", confirm=True, timeout=120, preview=preview, reconcile=reconcile, sends=True)
     async def post_to_x(content: Content, context: ToolContext, media_urls: Media | None = None) -> dict[str, Any]:
         """Publish a post on X (Twitter) as the configured account. The post is public.
 
@@ -504,7 +504,7 @@ def _post_tool(api: XApi | None, fetch: Fetch) -> Tool:
 
 
 def _search_tool(api: XApi | None) -> Tool:
-    @tool(name=SEARCH, effect="pure")
+    @tool(name=SEARCH, effect="pure", untrusted="web")
     async def search_x(
         query: Annotated[str, Field(min_length=1, max_length=512)],
         max_results: Annotated[int, Field(ge=1, le=100)] = 10,

@@ -211,7 +211,7 @@ def to_messages(messages: list[OpenAIMessage]) -> list[Message]:
     for index, message in enumerate(messages):
         if message.role == "tool":
             text = "".join([part.text for part in _parts(message, index) if isinstance(part, Text)])
-            results.append(ToolResult(message.tool_call_id, "ok", text))
+            results.append(ToolResult(message.tool_call_id, "ok", text, untrusted="client: tool result"))
             continue
         if results:
             found.append(tool(*results))
