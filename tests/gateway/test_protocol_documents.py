@@ -14,9 +14,10 @@ from atlas_agents.gateway.protocol.events import (
     RUN_EVENTS,
     SERVER_EVENTS,
     ChatDelta,
+    ChatReset,
     encode_event,
     full_frame,
-    plain_frame,
+    plain_frames,
     read_event_name,
 )
 from atlas_agents.gateway.protocol.methods import METHODS
@@ -81,16 +82,22 @@ def test_event_is_stored_once_and_sent_in_two_profiles() -> None:
         "event": "chat.delta",
         "data": {"runId": "r1", "text": 'a "b"\n', "sessionKey": "s", "seq": 7},
     }
-    assert json.loads(plain_frame("chat.delta", body) or b"") == {
-        "event": "chat.delta",
-        "data": {"runId": "r1", "text": 'a "b"\n'},
-    }
+    (frame,) = plain_frames("chat.delta", body)
+    assert json.loads(frame) == {"event": "chat.delta", "data": {"runId": "r1", "text": 'a "b"\n'}}
 
 
 def test_plain_profile_excludes_other_events() -> None:
     assert set(PLAIN) == {"chat.delta", "chat.reset", "chat.final", "chat.error", "exec.approval_request"}
     body = b'{"event":"tool.call","data":{"runId":"r"}}'
-    assert plain_frame("tool.call", body) is None
+    assert plain_frames("tool.call", body) == ()
+
+
+def test_plain_profile_repeats_kept_text_after_a_reset() -> None:
+    frames = plain_frames("chat.reset", encode_event(ChatReset("r", 1, kept="Let me see. ")))
+    assert [json.loads(frame) for frame in frames] == [
+        {"event": "chat.reset", "data": {"runId": "r", "attempt": 1}},
+        {"event": "chat.delta", "data": {"runId": "r", "text": "Let me see. "}},
+    ]
 
 
 def test_protocol_page_matches_the_models() -> None:

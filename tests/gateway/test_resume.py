@@ -201,8 +201,9 @@ async def test_missing_terminal_event_is_added_on_subscribe(tmp_path: Path) -> N
                 received.append(client.events(run_id))
         first, second = received
         assert first == second
-        assert [frame["event"] for frame in first] == ["chat.reset", "chat.delta", "chat.final"]
-        assert first[1]["data"]["text"] == "All of it."
+        names = ["chat.reset", "chat.message", "chat.delta", "chat.message", "chat.final"]
+        assert [frame["event"] for frame in first] == names
+        assert first[2]["data"]["text"] == "All of it."
         assert first[0]["data"]["seq"] > 512
 
 

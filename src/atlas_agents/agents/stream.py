@@ -158,6 +158,12 @@ class AtlasStream:
         journal = self._run.journal if self._run else None
         return (journal.epoch or None) if journal is not None else None
 
+    @property
+    def restored_messages(self) -> frozenset[str]:
+        """Ids of the messages that earlier processes had stored when this one took over the turn."""
+        journal = self._run.journal if self._run else None
+        return journal.restored_messages if journal is not None else frozenset()
+
     async def reply(self) -> Message:
         """Return the answer or raise what the turn raised; `Cancelled` after `cancel`.
 

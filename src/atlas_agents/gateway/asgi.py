@@ -53,6 +53,8 @@ _IMMUTABLE = "public, max-age=31536000, immutable"
 _COMPRESSED = {"br": ".br", "gzip": ".gz"}
 _API_PATHS = ("/v1/", "/ag-ui/", "/mcp")
 """API paths: an unknown path below them returns 404 instead of the web UI."""
+HEALTH_PATHS = ("/health", "/healthz", "/readyz", "/metrics")
+"""Paths that are served while the gateway starts."""
 _CHECK_TIMEOUT = 2.0
 _encoder = msgspec.json.Encoder()
 

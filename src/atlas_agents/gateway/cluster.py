@@ -36,7 +36,7 @@ from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.protocol import events as wire
 from atlas_agents.gateway.protocol import types
 from atlas_agents.gateway.protocol.events import TERMINAL_EVENTS, RunEvent, decode_event, read_event_name
-from atlas_agents.gateway.runs import RunRegistry
+from atlas_agents.gateway.runs import RunRegistry, read_stored_run
 from atlas_agents.gateway.server import bind_sockets, build_server, close_atlas, stop_signals
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.gateway.telemetry import Metrics
@@ -385,12 +385,10 @@ class WorkerEventLog:
 
 
 async def follow_resumed(runs: RunRegistry, atlas: Atlas, stream: AtlasStream, row: RunRow) -> None:
-    """Follow a resumed run: withdraw its incomplete message and load the messages that joined its session before."""
-    store = cast(Store, atlas.store)
-    stored = await store.messages(atlas.tenant, row.session) if row.events else []
+    """Follow a run that this process owns now, after reading what its earlier owners have stored of it."""
+    stored = await read_stored_run(cast(Store, atlas.store), atlas.tenant, row, stream.restored_messages)
     agent = next((agent for agent in atlas.agents if agent.id == row.agent_id), None)
-    log = runs.follow(stream, agent_model(agent, atlas.registry) if agent else "", row)
-    log.messages |= {each.id for each in stored if each.run_id == row.id}
+    runs.follow(stream, agent_model(agent, atlas.registry) if agent else "", stored)
 
 
 class ClusterCollector(Collector):

@@ -83,6 +83,11 @@ class ClientConnection:
         self.sessions.add(session)
         return self.hub.runs.subscribe(session, self)
 
+    async def receive_run(self, session: str, run_id: str, *, new: bool) -> None:
+        """Subscribe to a session and receive all events of a run, unless they were sent to this client already."""
+        self.sessions.add(session)
+        await self.hub.runs.send_run(session, self, run_id, new=new)
+
     def unsubscribe(self, session: str) -> None:
         self.sessions.discard(session)
         self.hub.runs.unsubscribe(session, self)

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -13,7 +13,7 @@ from atlas_agents.core.errors import StoreBusy, StoreError, StoreFull, StoreLost
 from atlas_agents.core.store import AddEvents, EventRow, ReserveEvents, Store, Write
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.protocol import events as wire
-from atlas_agents.gateway.protocol.events import full_frame, plain_frame, read_event_name
+from atlas_agents.gateway.protocol.events import full_frame, plain_frames, read_event_name
 from atlas_agents.gateway.protocol.types import Part, PlanStepShape, TextPart, ThinkingPart, ToolResultPart
 
 RANGE = 512
@@ -24,12 +24,16 @@ _MAX_TAIL = 32 * 1024
 _MAX_MERGED = 1024
 """Maximum number of characters in one event made of several text deltas."""
 _DELTAS = (wire.ChatDelta, wire.ChatReasoning)
-_WRITTEN_FIRST = frozenset(
+_WRITTEN_AT_ONCE = frozenset(
     ("tool.call", "tool.result", "exec.approval_request", "approval.resolved", "chat.final", "chat.error")
 )
-"""Events that are delivered only after they have been written."""
+_WRITTEN_FIRST = _WRITTEN_AT_ONCE | {"chat.message"}
+"""Events that are delivered only after they have been written. A `chat.message` waits for the next batch: an event that
+is written at once follows it immediately."""
 _encoder = msgspec.json.Encoder()
 _PAGE = 256
+_MAX_POSITIONS = 256
+"""Runs of a session whose last delivered event is remembered for each subscriber."""
 logger = logging.getLogger(__name__)
 BATCH_DELAY = 0.075
 _RETRY_DELAYS = (0.05, 0.1, 0.2, 0.5, 1.0)
@@ -68,7 +72,7 @@ class PartialMessage:
     def __init__(self) -> None:
         self._text: list[str] = []
         self._thinking: list[str] = []
-        self._results: list[ToolResultPart] = []
+        self._results: dict[str, ToolResultPart] = {}
         self._progress: dict[str, OutputTail] = {}
         self._questions: dict[str, wire.ApprovalRequested] = {}
         self.plan: tuple[PlanStepShape, ...] = ()
@@ -95,7 +99,7 @@ class PartialMessage:
             case wire.ToolProgressing(_, call_id, message):
                 self._progress.setdefault(call_id, OutputTail()).add(message)
             case wire.ToolSettled(_, call_id, _, status, result, took, error):
-                self._results.append(ToolResultPart(call_id, status, result, error, took))
+                self._results[call_id] = ToolResultPart(call_id, status, result, error, took)
                 self._progress.pop(call_id, None)
             case wire.ApprovalRequested(_, approval_id):
                 self._questions[approval_id] = event
@@ -122,7 +126,7 @@ class PartialMessage:
     def parts(self) -> tuple[Part, ...]:
         thinking = [ThinkingPart("".join(self._thinking))] if self._thinking else []
         text = [TextPart("".join(self._text))] if self._text else []
-        return (*self._results, *thinking, *text)
+        return (*self._results.values(), *thinking, *text)
 
 
 def _no_epoch() -> None:
@@ -138,6 +142,7 @@ class RunLog:
     """
 
     __slots__ = (
+        "_complete_text",
         "_entries",
         "_epoch",
         "_last",
@@ -146,6 +151,7 @@ class RunLog:
         "_writing",
         "delivered",
         "ended",
+        "late_reset",
         "messages",
         "partial",
         "reserved",
@@ -171,23 +177,42 @@ class RunLog:
         self.session = session
         self.start_seq = self.seq = self.written = self.delivered = self.reserved = reserved
         self.ended = False
+        self.late_reset: wire.ChatReset | None = None
+        """Withdraws text of an earlier process; sent before the next text, because there may be none to withdraw."""
         self.partial = PartialMessage()
         self.messages: set[str] = set()
         """Ids of the messages that were announced."""
         self._entries: deque[LoggedEvent] = deque()
         self._undelivered: deque[tuple[LoggedEvent, wire.RunEvent]] = deque()
         self._writing = 0
+        self._complete_text: list[str] = []
+
+    def restore(self, events: Iterable[wire.RunEvent]) -> None:
+        """Apply the events that earlier processes have written."""
+        for event in events:
+            self.partial.apply(event)
+            self.with_kept_text(event)
+            if type(event) is wire.ChatMessage:
+                self.messages.add(event.message.id)
+
+    def with_kept_text(self, event: wire.RunEvent) -> wire.RunEvent:
+        """Return the next event; a reset gets the text of the complete messages before it."""
+        if type(event) is wire.ChatReset and self._complete_text:
+            return msgspec.structs.replace(event, kept="".join(self._complete_text))
+        if type(event) is wire.ChatMessage and event.message.role == "assistant":
+            self._complete_text += [part.text for part in event.message.parts if isinstance(part, TextPart)]
+        return event
 
     def add(self, event: wire.RunEvent) -> bool:
         """Number an event and append it; return whether it must be written at once."""
         if self._merge_deltas and self._merge_delta(event):
             return False
-        self._last = event
+        self._last = event = self.with_kept_text(event)
         self.seq += 1
         entry = LoggedEvent(self.seq, event.event, wire.encode_event(event))
         self._entries.append(entry)
         self._undelivered.append((entry, event))
-        return self.seq > self.reserved - _LOW_WATER or entry.name in _WRITTEN_FIRST
+        return self.seq > self.reserved - _LOW_WATER or entry.name in _WRITTEN_AT_ONCE
 
     def _merge_delta(self, event: wire.RunEvent) -> bool:
         """Merge a text delta into the last event if that has the same kind and was not delivered yet."""
@@ -297,47 +322,89 @@ class Subscriber(Protocol):
 
 
 class Channel:
-    """The subscribers of one session. Those `behind` in a run are replaying it and receive no live events of it."""
+    """The subscribers of one session, and the last event of each run that each of them was sent.
 
-    __slots__ = ("_keys", "behind", "session", "subscribers")
+    A subscriber `behind` in a run is replaying it and receives no live events of it.
+    """
+
+    __slots__ = ("_keys", "_positions", "behind", "session")
 
     def __init__(self, session: str) -> None:
         self.session = session
-        self.subscribers: set[Subscriber] = set()
         self.behind: dict[tuple[Subscriber, str], object] = {}
+        self._positions: dict[Subscriber, dict[str, int]] = {}
         self._keys: dict[str, bytes] = {}
+
+    def add(self, subscriber: Subscriber) -> None:
+        self._positions.setdefault(subscriber, {})
+
+    def remove(self, subscriber: Subscriber) -> bool:
+        """Remove a subscriber; return whether it was the last one."""
+        self._positions.pop(subscriber, None)
+        for key in [key for key in self.behind if key[0] is subscriber]:
+            del self.behind[key]
+        return not self._positions
+
+    def has_position(self, subscriber: Subscriber, run_id: str) -> bool:
+        """Return whether the subscriber has received events of the run, or a snapshot of it."""
+        return run_id in self._positions.get(subscriber, ())
+
+    def set_position(self, subscriber: Subscriber, run_id: str, seq: int) -> None:
+        """Have the subscriber receive live events after this number; a replay that is in progress ends."""
+        self.behind.pop((subscriber, run_id), None)
+        self.mark_sent(subscriber, run_id, seq)
+
+    def mark_sent(self, subscriber: Subscriber, run_id: str, seq: int) -> None:
+        positions = self._positions.get(subscriber)
+        if positions is not None:
+            positions[run_id] = seq
+            if len(positions) > _MAX_POSITIONS:
+                del positions[next(iter(positions))]
 
     def deliver(self, run_id: str, entries: list[LoggedEvent]) -> None:
         """Send events of a run to all subscribers that are up to date; each frame is encoded once."""
         behind = self.behind
         for entry in entries:
-            frames: dict[str | None, bytes | None] = {}
-            for subscriber in list(self.subscribers):
-                if behind and (subscriber, run_id) in behind:
+            encoded: dict[str | None, tuple[bytes, ...]] = {}
+            for subscriber, positions in list(self._positions.items()):
+                if (behind and (subscriber, run_id) in behind) or entry.seq <= positions.get(run_id, 0):
                     continue
+                self.mark_sent(subscriber, run_id, entry.seq)
                 profile = subscriber.grant.prefix if subscriber.full else None
-                if profile not in frames:
-                    frames[profile] = self.frame(entry, subscriber)
-                frame = frames[profile]
-                if frame is not None:
+                if profile not in encoded:
+                    encoded[profile] = self.frames(entry, subscriber)
+                for frame in encoded[profile]:
                     subscriber.send(frame)
 
-    def frame(self, entry: LoggedEvent, subscriber: Subscriber) -> bytes | None:
-        """Return the frame of an event for this subscriber, or None if its profile excludes it."""
+    def frames(self, entry: LoggedEvent, subscriber: Subscriber) -> tuple[bytes, ...]:
+        """Return the frames of an event for this subscriber; none if its profile excludes it, or it is unreadable."""
+        if not entry.name:
+            return ()
         if not subscriber.full:
-            return plain_frame(entry.name, entry.body)
+            return plain_frames(entry.name, entry.body)
         prefix = subscriber.grant.prefix
         key = self._keys.get(prefix)
         if key is None:
             key = self._keys[prefix] = _encoder.encode(self.session.removeprefix(prefix))
-        return full_frame(entry.body, key, entry.seq)
+        return (full_frame(entry.body, key, entry.seq),)
 
 
 class Replay:
-    """Replays a run to one subscriber: from the store, then from memory, then live, without gaps or duplicates."""
+    """Replays a run to one subscriber: from the store, then from memory, then live, without gaps or duplicates.
+
+    The subscriber is `behind` from the moment the replay is created. `find_log` returns the log of the run while it is
+    open here; it is called again after every wait, because the run may be opened or closed meanwhile.
+    """
 
     def __init__(
-        self, store: Store, tenant: str, channel: Channel, subscriber: Subscriber, run_id: str, after: int
+        self,
+        store: Store,
+        tenant: str,
+        channel: Channel,
+        subscriber: Subscriber,
+        run_id: str,
+        after: int,
+        find_log: Callable[[str], RunLog | None],
     ) -> None:
         self._store = store
         self._tenant = tenant
@@ -345,19 +412,22 @@ class Replay:
         self._subscriber = subscriber
         self._run_id = run_id
         self._seq = after
+        self._find_log = find_log
+        channel.set_position(subscriber, run_id, after)
         channel.behind[subscriber, run_id] = self
 
-    async def run(self, log: RunLog | None) -> None:
-        """Replay until the subscriber is up to date. `log` is the log of the run if it is open here."""
+    async def run(self) -> None:
+        """Replay until the subscriber is up to date; from that event loop tick on it receives live events."""
         try:
             while self._active:
+                log = self._find_log(self._run_id)
                 entries = log.after(self._seq) if log is not None else None
                 if entries is None:
                     entries = await self._read_stored(log)
-                    if not entries and log is None:
+                    if not entries and log is None and self._find_log(self._run_id) is None:
                         return
                 elif not entries:
-                    return  # up to date: from this tick on it receives live events
+                    return
                 if not await self._send(entries):
                     return
         finally:
@@ -381,12 +451,11 @@ class Replay:
 
     async def _send(self, entries: list[LoggedEvent]) -> bool:
         for entry in entries:
-            frame = self._channel.frame(entry, self._subscriber)
-            if frame is not None and not (
-                await self._subscriber.drain() and self._active and self._subscriber.send(frame)
-            ):
-                return False
+            for frame in self._channel.frames(entry, self._subscriber):
+                if not (await self._subscriber.drain() and self._active and self._subscriber.send(frame)):
+                    return False
             self._seq = entry.seq
+            self._channel.mark_sent(self._subscriber, self._run_id, entry.seq)
         return True
 
 

@@ -27,7 +27,8 @@ from atlas_agents.tools.journal import read_end_record
 if TYPE_CHECKING:
     from atlas_agents.gateway.cluster import RemoteRuns
 
-_RESERVED = 8
+_PAGE = 256
+_AFTER_RESET = frozenset(("chat.delta", "chat.reasoning", "chat.reset", "chat.final", "chat.error"))
 logger = logging.getLogger(__name__)
 
 
@@ -51,6 +52,70 @@ async def read_partial(store: Store, row: RunRow) -> tuple[TextPart | ThinkingPa
     return tuple([TextPart(part.text) if isinstance(part, Text) else ThinkingPart(part.text) for part in parts])
 
 
+class StoredRun(msgspec.Struct, frozen=True):
+    """What earlier processes have stored of a run: its messages, and the events that clients may have received."""
+
+    row: RunRow
+    messages: tuple[Message, ...] = ()
+    events: tuple[wire.RunEvent, ...] = ()
+    last_seq: int = 0
+    ended: bool = False
+    """Whether the terminal event is stored."""
+
+    @property
+    def unannounced(self) -> list[Message]:
+        """The messages that were stored, but whose event was not. No client has received that event."""
+        announced = {event.message.id for event in self.events if type(event) is wire.ChatMessage}
+        return [message for message in self.messages if message.id not in announced]
+
+    @property
+    def replies(self) -> list[Message]:
+        return [message for message in self.messages if message.role == "assistant"]
+
+    @property
+    def last_reply_unannounced(self) -> bool:
+        """Whether clients may have received text of the last reply, but not the reply."""
+        return bool(self.row.events and self.unannounced and self.unannounced[-1] in self.replies[-1:])
+
+    @property
+    def asked_again(self) -> bool:
+        """Whether the model may have been asked for another reply after the last one, and clients have its text."""
+        if not self.row.events:
+            return False
+        if not self.replies:
+            return True
+        settled = {event.tool_call_id for event in self.events if type(event) is wire.ToolSettled}
+        calls = [call.id for call in self.replies[-1].tool_calls]
+        return bool(calls) and settled.issuperset(calls)
+
+    def catch_up_events(self, *, reset: bool) -> list[wire.RunEvent]:
+        """Return the events that withdraw incomplete text and announce the messages that were not announced."""
+        id = self.row.id
+        events: list[wire.RunEvent] = [wire.ChatReset(id, self.row.epoch)] if reset else []
+        for message in self.unannounced:
+            if message.role == "assistant" and message.text and self.row.events:
+                events.append(wire.ChatDelta(id, message.text))
+            events.append(wire.ChatMessage(id, message_shape(message, id)))
+        return events
+
+
+async def read_stored_run(store: Store, tenant: str, row: RunRow, ids: Collection[str] | None = None) -> StoredRun:
+    """Read what earlier processes have stored of a run. `ids` limits the messages to these."""
+    messages: list[Message] = []
+    for each in await store.messages(tenant, row.session):
+        if each.run_id == row.id and (ids is None or each.id in ids):
+            try:
+                messages.append(each.message)
+            except msgspec.MsgspecError as error:
+                logger.warning("unreadable message is not announced: run=%s message=%s: %s", row.id, each.id, error)
+    events: list[wire.RunEvent] = []
+    seq, ended = 0, False
+    while rows := await store.events(tenant, row.id, after=seq, limit=_PAGE):
+        events += [event for each in rows if (event := wire.decode_event(each.body)) is not None]
+        seq, ended = rows[-1].seq, wire.read_event_name(rows[-1].body) in wire.TERMINAL_EVENTS
+    return StoredRun(row, tuple(messages), tuple(events), seq, ended)
+
+
 async def finalize_run(store: Store, tenant: str, row: RunRow, hide: Callable[[str], str] = str) -> int:
     """Return the number of the run's last event, after appending a missing terminal event if the run has ended."""
     rows = await store.events(tenant, row.id, after=max(0, row.events - 2 * 512))
@@ -59,34 +124,36 @@ async def finalize_run(store: Store, tenant: str, row: RunRow, hide: Callable[[s
     if row.status in OPEN:
         return rows[-1].seq if rows else 0
     try:
-        (last,) = await store.commit(tenant, [ReserveEvents(row.id, _RESERVED, row.epoch, takes=True)])
-        first = last - _RESERVED + 1
-        events = await _terminal_events(store, tenant, row, hide)
-        rows = [(first + index, wire.encode_event(event)) for index, event in enumerate(events)]
-        await store.commit(tenant, [AddEvents(row.id, tuple(rows), row.epoch + 1)])
+        await store.commit(tenant, [ReserveEvents(row.id, 0, row.epoch, takes=True)])
+        events = await _terminal_events(store, await read_stored_run(store, tenant, row), hide)
+        (last,) = await store.commit(tenant, [ReserveEvents(row.id, len(events), row.epoch + 1)])
+        first = last - len(events) + 1
+        bodies = [(first + index, wire.encode_event(event)) for index, event in enumerate(events)]
+        await store.commit(tenant, [AddEvents(row.id, tuple(bodies), row.epoch + 1)])
     except StaleOwner:  # another process appended it, or the owner was still alive
         found = await store.run(tenant, row.id)
         return await finalize_run(store, tenant, found, hide) if found is not None else 0
-    return rows[-1][0]
+    return last
 
 
-async def _terminal_events(store: Store, tenant: str, row: RunRow, hide: Callable[[str], str]) -> list[wire.RunEvent]:
-    """Return the events that withdraw the incomplete message, repeat it as a whole, and end the run."""
-    reset: list[wire.RunEvent] = [wire.ChatReset(row.id, row.epoch)] if row.events else []
-    if row.status == "failed":
-        error = wire.ChatError(row.id, hide(row.error or "the turn failed"), "failed")
-        return [*reset, *await _partial_events(store, row), error]
-    stored = await store.messages(tenant, row.session)
-    replies = [Message.from_json(each.body) for each in stored if each.run_id == row.id]
-    replies = [message for message in replies if message.role == "assistant"]
+async def _terminal_events(store: Store, stored: StoredRun, hide: Callable[[str], str]) -> list[wire.RunEvent]:
+    """Return the events that withdraw an incomplete message, announce the unannounced ones, and end the run."""
+    row = stored.row
+    log = RunLog(row.id, row.session)
+    log.restore(stored.events)
+    if row.status == "done":
+        events = stored.catch_up_events(reset=stored.last_reply_unannounced)
+    else:
+        events = [*stored.catch_up_events(reset=row.events > 0), *await _partial_events(store, row)]
+    replies = stored.replies
     usage = usage_shape(sum([_usage(message) for message in replies], Usage()))
-    if row.status == "cancelled":
-        return [*reset, *await _partial_events(store, row), wire.ChatFinal(row.id, usage, cancelled=True)]
-    if not replies:
-        return [*reset, wire.ChatFinal(row.id, usage)]
-    reply = replies[-1]
-    events: list[wire.RunEvent] = [wire.ChatDelta(row.id, reply.text)] if reply.text else []
-    return [*reset, *events, wire.ChatFinal(row.id, usage, message_shape(reply, row.id))]
+    if row.status == "failed":
+        events.append(wire.ChatError(row.id, hide(row.error or "the turn failed"), "failed"))
+    elif row.status == "cancelled":
+        events.append(wire.ChatFinal(row.id, usage, cancelled=True))
+    else:
+        events.append(wire.ChatFinal(row.id, usage, message_shape(replies[-1], row.id) if replies else None))
+    return [log.with_kept_text(event) for event in events]
 
 
 async def _partial_events(store: Store, row: RunRow) -> list[wire.RunEvent]:
@@ -157,19 +224,24 @@ class RunRegistry:
         self._finalizing: dict[str, asyncio.Lock] = {}
         self._tasks = BackgroundTasks("run registry")
 
-    def follow(self, stream: AtlasStream, model: str, row: RunRow | None = None) -> RunLog:
+    def follow(self, stream: AtlasStream, model: str, stored: StoredRun | None = None) -> RunLog:
         """Log and deliver all events of a run.
 
-        A run that resumes after a crash continues above every number it has used; its incomplete message is withdrawn.
+        A run that resumes after a crash continues above every number it has used. Messages that were stored and not
+        announced are announced first, and incomplete text is withdrawn.
         """
         run_id = stream.stream_id
         if self.remote is not None:
             return self.remote.follow(run_id, stream.session)
-        log = self.open(
-            RunLog(run_id, stream.session, row.events if row else 0, lambda: stream.epoch, self._merge_deltas)
-        )
-        if row is not None and row.events:
-            self._emit(log, wire.ChatReset(run_id, row.epoch))
+        first = stored.row.events if stored else 0
+        log = self.open(RunLog(run_id, stream.session, first, lambda: stream.epoch, self._merge_deltas))
+        if stored is not None:
+            log.restore(stored.events)
+            reset = stored.last_reply_unannounced or stored.asked_again
+            if first and not reset and stored.replies and not stored.replies[-1].tool_calls:
+                log.late_reset = wire.ChatReset(run_id, stored.row.epoch)
+            for event in stored.catch_up_events(reset=reset):
+                self._emit(log, event)
         stream.follow(partial(self._on_event, log, Translator(model, self._model_notice, self._hide)))
         self.report_change(log.session)
         return log
@@ -246,22 +318,29 @@ class RunRegistry:
         channel = self._channels.get(session)
         if channel is None:
             channel = self._channels[session] = Channel(session)
-        channel.subscribers.add(subscriber)
+        channel.add(subscriber)
         return channel
 
     def unsubscribe(self, session: str, subscriber: Subscriber) -> None:
         channel = self._channels.get(session)
-        if channel is not None:
-            channel.subscribers.discard(subscriber)
-            for key in [key for key in channel.behind if key[0] is subscriber]:
-                del channel.behind[key]
-            if not channel.subscribers:
-                del self._channels[session]
+        if channel is not None and channel.remove(subscriber):
+            del self._channels[session]
 
     def replay(self, channel: Channel, subscriber: Subscriber, run_id: str, after: int) -> None:
-        """Send a subscriber the events it missed, then live events."""
-        replay = Replay(self._store, self._tenant, channel, subscriber, run_id, after)
-        subscriber.spawn(replay.run(self._open.get(run_id)))
+        """Send a subscriber the events it missed, then live events, starting in this event loop tick."""
+        replay = Replay(self._store, self._tenant, channel, subscriber, run_id, after, self._open.get)
+        subscriber.spawn(replay.run())
+
+    async def send_run(self, session: str, subscriber: Subscriber, run_id: str, *, new: bool) -> None:
+        """Subscribe to a session and send all events of a run of it, unless the subscriber has them already."""
+        if not new and self._open.get(run_id) is None:
+            row = await self._store.run(self._tenant, run_id)
+            if row is not None:
+                await self.follow_remote([row])
+                await self.last_seq(row)
+        channel = self.subscribe(session, subscriber)
+        if not channel.has_position(subscriber, run_id):
+            self.replay(channel, subscriber, run_id, 0)
 
     async def last_seq(self, row: RunRow) -> int:
         """Return the number of the run's last event; append a missing terminal event if the run has ended."""
@@ -296,6 +375,10 @@ class RunRegistry:
     def _emit(self, log: RunLog, event: wire.RunEvent) -> None:
         if log.ended:
             return
+        if log.late_reset is not None and event.event in _AFTER_RESET:
+            reset, log.late_reset = log.late_reset, None
+            if not (type(event) is wire.ChatFinal and not event.cancelled):
+                self._emit(log, reset)
         at_once = log.add(event)
         if event.event in wire.TERMINAL_EVENTS:
             log.ended = True

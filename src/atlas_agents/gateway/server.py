@@ -15,9 +15,8 @@ from starlette.routing import BaseRoute
 from atlas_agents.agents.atlas import Atlas
 from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.store import RunRow
 from atlas_agents.gateway.agui.run import agui_routes
-from atlas_agents.gateway.asgi import App, Readiness, build_http_app
+from atlas_agents.gateway.asgi import HEALTH_PATHS, App, Readiness, build_http_app
 from atlas_agents.gateway.convert import agent_model
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.hub import GatewayServices, Hub
@@ -26,6 +25,7 @@ from atlas_agents.gateway.methods import admin, chat, jobs, knowledge, sessions
 from atlas_agents.gateway.openai.api import openai_routes
 from atlas_agents.gateway.protocol.events import ServerShutdown
 from atlas_agents.gateway.protocol.frames import RESTART
+from atlas_agents.gateway.runs import read_stored_run
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.gateway.websocket import HttpProtocol, WebSocketTransport
 
@@ -72,6 +72,7 @@ def build_server(app: Any, settings: GatewaySettings) -> GatewayServer:
             ws_ping_interval=settings.ping,
             ws_ping_timeout=settings.ping,
             ws_per_message_deflate=False,
+            interface="asgi3",
             lifespan="off",
             log_config=None,
             access_log=False,
@@ -175,6 +176,7 @@ class Gateway:
             hub.authenticator, hub.metrics, build_http_app(hub, self.readiness, [*routes, *api_routes]), hub
         )
         self._membership = membership
+        self._started = asyncio.Event()
         self._stop = asyncio.Event()
         self._addresses: list[tuple[str, int]] = []
 
@@ -208,7 +210,7 @@ class Gateway:
         """Serve while the block runs. Interrupted turns are resumed first unless `recover` is False."""
         sockets = bind_sockets(self.settings)
         self._addresses = [each.getsockname()[:2] for each in sockets]
-        server = build_server(self._app, self.settings)
+        server = build_server(self._serve_when_started, self.settings)
         serving = asyncio.create_task(server.serve(sockets))
         services = BackgroundTasks("gateway")
         for work in (self.hub.watch_tokens(), self.hub.runs.writer.run()):
@@ -222,6 +224,7 @@ class Gateway:
                 await self._recover()
                 self.atlas.jobs.start()
             self.readiness.started = True
+            self._started.set()
             logger.info(
                 "listening", extra={"fields": {"at": [f"{host} port {port}" for host, port in self._addresses]}}
             )
@@ -232,21 +235,24 @@ class Gateway:
             server.should_exit = True
             await serving
 
+    async def _serve_when_started(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve a request. Until open runs are resumed and registered, only health endpoints are served; the rest wait.
+
+        A client that reconnects at once would otherwise miss the events of its runs.
+        """
+        if scope["path"] not in HEALTH_PATHS:
+            await self._started.wait()
+        await self._app(scope, receive, send)
+
     async def _recover(self) -> None:
         """Resume the runs that were interrupted by a crash."""
         hub, atlas = self.hub, self.atlas
-        rows = {row.id: row for row in await hub.store.open_runs() if row.tenant == atlas.tenant}
-        announced = {row.id: await self._announced_messages(row) for row in rows.values() if row.epoch}
+        rows = [row for row in await hub.store.open_runs() if row.tenant == atlas.tenant]
+        stored = {row.id: await read_stored_run(hub.store, atlas.tenant, row) for row in rows}
         for stream in await atlas.recover():
-            row = rows[stream.stream_id]
-            agent = hub.agent(row.agent_id)
-            log = hub.runs.follow(stream, agent_model(agent, atlas.registry) if agent else "", row)
-            log.messages |= announced.get(row.id, set())
-
-    async def _announced_messages(self, row: RunRow) -> set[str]:
-        """Return the ids of the messages of a run that were added to its session before the restart."""
-        rows = await self.hub.store.messages(self.atlas.tenant, row.session)
-        return {each.id for each in rows if each.run_id == row.id}
+            run = stored[stream.stream_id]
+            agent = hub.agent(run.row.agent_id)
+            hub.runs.follow(stream, agent_model(agent, atlas.registry) if agent else "", run)
 
     async def _shut_down(self, server: GatewayServer, member: AsyncExitStack) -> None:
         """Shut down: accept no turns, finish or release the running ones, then notify and close all connections."""

@@ -263,6 +263,8 @@ class Journal:
         if idle or not wait:
             start = [
                 records.ClaimRun(self._run_id),
+        self.restored_messages: frozenset[str] = frozenset()
+        """Ids of the messages that earlier processes had stored when this one claimed the run."""
                 *self._message_writes(self._first_messages),
                 self._accepted_step(1),
             ]
@@ -333,7 +335,8 @@ class Journal:
         rows = await self._read_messages()
         own = [Message.from_json(row.body) for row in rows if row.run_id == self._run_id]
         self._stored = {message.id for message in own}
-        ids: Any = msgspec.json.decode(past[0].payload)
+        self.restored_messages = frozenset(self._stored)
+        ids: Any = _decode_step(past[0], msgspec.json.decode)
         if isinstance(ids, list):
             return [message for message in own if message.id in ids]
         reply = next((index for index, message in enumerate(own) if message.role == "assistant"), len(own))

@@ -39,7 +39,10 @@ def add_methods(methods: Methods) -> None:
 
 
 async def send_message(caller: ClientConnection, params: wire.ChatSend) -> wire.Sent:
-    """Start a turn and acknowledge it once it is stored. The answer follows as events to the session's subscribers."""
+    """Start a turn and acknowledge it once it is stored. The answer follows as events to the session's subscribers.
+
+    For a repeated idempotency key, a connection that has received nothing of the run receives all its events.
+    """
     hub, session = caller.hub, caller.grant.prefix + params.session_key
     agent = await hub.resolve_agent(session, params.agent_id)
     _check_model(hub, params)
@@ -56,7 +59,7 @@ async def send_message(caller: ClientConnection, params: wire.ChatSend) -> wire.
         ),
     )
     if caller.grant.allows("read"):
-        caller.subscribe(session)
+        await caller.receive_run(session, accepted.run_id, new=accepted.status in ("started", "queued"))
     if params.on_disconnect == "cancel":
         caller.on_close.add(partial(_cancel_run, hub, accepted.run_id))
     return wire.Sent(accepted.run_id, accepted.status if caller.full else None)

@@ -136,7 +136,10 @@ async def _subscribe(caller: ClientConnection, params: wire.SessionsSubscribe) -
     channel = caller.subscribe(key)
     session_runs = hub.runs.session_runs(key)
     logs = {log.run_id: log for log in session_runs}
-    positions = [_snapshot(caller, log) for log in session_runs if log.run_id not in requested and not log.ended]
+    snapshots = [log for log in session_runs if log.run_id not in requested and not log.ended]
+    for log in snapshots:
+        channel.set_position(caller, log.run_id, log.delivered)
+    positions = [_snapshot(caller, log) for log in snapshots]
     for row in rows:
         log = logs.get(row.id)
         positions.append(wire.RunPosition(row.id, "replay", log.delivered if log else numbers.get(row.id, 0)))

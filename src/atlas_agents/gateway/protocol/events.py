@@ -51,11 +51,12 @@ class ChatReasoning(types.WireStruct, frozen=True, gc=False):
 
 
 class ChatReset(types.WireStruct, frozen=True, gc=False):
-    """The current message is withdrawn: discard its text."""
+    """The current message is withdrawn: discard its text. Complete messages of the run stay; `kept` is their text."""
 
     event: ClassVar[str] = "chat.reset"
     run_id: str
     attempt: int
+    kept: str = ""
 
 
 class ToolCalling(types.WireStruct, frozen=True):
@@ -236,6 +237,16 @@ SERVER_EVENTS: dict[str, type[ServerEvent]] = {kind.event: kind for kind in get_
 _HEAD = {name: b'{"event":' + _encoder.encode(name) + b',"data":' for name in (*RUN_EVENTS, *SERVER_EVENTS)}
 
 
+class _Named(msgspec.Struct, frozen=True):
+    """A stored event, decoded only as far as needed to know that it is whole."""
+
+    event: str
+    data: dict[str, Any]
+
+
+_name_decoder = msgspec.json.Decoder(_Named)
+
+
 class _Stored(msgspec.Struct, Generic[E], frozen=True):
     """A run event as it is stored."""
 
@@ -273,8 +284,11 @@ def full_frame(body: bytes, session_key: bytes, seq: int) -> bytes:
 
 
 def read_event_name(body: bytes) -> str:
-    """Return the name of an event from its frame."""
-    return body[10 : body.index(b'"', 10)].decode()
+    """Return the name of a stored event; empty if the event cannot be read, so that it must not be sent."""
+    try:
+        return _name_decoder.decode(body).event
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ""
 
 
 def decode_event(body: bytes) -> RunEvent | None:
@@ -285,15 +299,19 @@ def decode_event(body: bytes) -> RunEvent | None:
         return None
 
 
-def plain_frame(name: str, body: bytes) -> bytes | None:
-    """Return a run event for the plain profile, with exactly its keys; None if the profile excludes it."""
+def plain_frames(name: str, body: bytes) -> tuple[bytes, ...]:
+    """Return a run event for the plain profile, with exactly its keys; nothing if the profile excludes it.
+
+    The plain profile has no messages: after a `chat.reset`, the text of the complete ones is sent again.
+    """
     if name == "chat.delta":
-        return body
+        return (body,)
     keys = PLAIN.get(name)
     if keys is None:
-        return None
+        return ()
     data: dict[str, Any] = msgspec.json.decode(body)["data"]
     included = {key: data[key] for key in keys if key in data}
     if "usage" in included:
         included["usage"] = {key: included["usage"][key] for key in _PLAIN_USAGE}
-    return _HEAD[name] + _encoder.encode(included) + b"}"
+    frame = _HEAD[name] + _encoder.encode(included) + b"}"
+    return (frame, encode_event(ChatDelta(data["runId"], data["kept"]))) if data.get("kept") else (frame,)
