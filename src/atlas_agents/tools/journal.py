@@ -336,7 +336,7 @@ class Journal:
         own = [Message.from_json(row.body) for row in rows if row.run_id == self._run_id]
         self._stored = {message.id for message in own}
         self.restored_messages = frozenset(self._stored)
-        ids: Any = _decode_step(past[0], msgspec.json.decode)
+        ids: Any = msgspec.json.decode(past[0].payload)
         if isinstance(ids, list):
             return [message for message in own if message.id in ids]
         reply = next((index for index, message in enumerate(own) if message.role == "assistant"), len(own))
