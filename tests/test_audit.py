@@ -194,7 +194,7 @@ async def test_secret_reaches_neither_model_nor_log_nor_audit_row(
 
 SECRET_NAMES = [
     *("password", "passwd", "pwd", "pass", "passphrase", "DB_PASS", "dbPassword", "secret", "client_secret"),
-    *("clientSecret", "token", "access_token", "accessToken", "refreshToken", "id_token", "key", "api_key", "apiKey"),
+    *("clientSecret", "token", "access_token", "accessToken", "refreshToken", "id_token", "api_key", "apiKey"),
     *("apikey", "X-API-Key", "private_key", "privateKey", "secretKey", "authorization", "Authorization", "auth"),
     *("proxy-authorization", "cookie", "Set-Cookie", "cookies", "credential", "credentials", "creds", "conn", "dsn"),
     *("jwt", "otp", "bearer", "connection_string", "DATABASE_URL", "AWS_SECRET_ACCESS_KEY", "githubToken"),

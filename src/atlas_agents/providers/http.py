@@ -17,7 +17,7 @@ from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import MissingKey, ProviderError
 from atlas_agents.core.http import open_session
 from atlas_agents.core.paths import Environment, Secret
-from atlas_agents.core.text import clean
+from atlas_agents.core.text import clean, is_distinctive
 from atlas_agents.providers.base import Capabilities, Chunk, classify_response
 
 T = TypeVar("T")
@@ -388,7 +388,7 @@ async def exchange(
             for chunk in reader.finish():
                 yield chunk
     except ProviderError as error:
-        if key and key.reveal() in str(error):
+        if key and is_distinctive(key.reveal()) and key.reveal() in str(error):
             error.args = (str(error).replace(key.reveal(), "[REDACTED]"),)
         raise
 

@@ -1,103 +1,209 @@
 """Redaction: removes secrets from logs, stored data and results, by field name, by known value and by pattern."""
 
 import base64
+import binascii
 import json
 import math
 import os
 import re
 import traceback
 from collections.abc import Iterable, Mapping
-from functools import lru_cache
-from typing import Any, cast
+from functools import cache, lru_cache
+from typing import Any, Literal, TypeAlias, cast
 from urllib.parse import quote, quote_plus, urlsplit
 
 from atlas_agents.core.json import encode
-from atlas_agents.core.text import clean
+from atlas_agents.core.text import clean, is_distinctive
+from atlas_agents.tools import secret_rules as rules
 
 REDACTED = "[REDACTED]"
+NameClass: TypeAlias = Literal["secret", "unclear", "harmless"]
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_SECRET_WORDS = frozenset(
-    (
-        *("password", "passwd", "passphrase", "passcode", "pass", "pwd", "pw", "secret", "secrets", "token", "tokens"),
-        *("key", "keys", "apikey", "auth", "authorization", "authentication", "cookie", "cookies", "credential"),
-        *("credentials", "creds", "cred", "conn", "dsn", "jwt", "otp", "bearer", "privatekey"),
-    )
-)
-_SECRET_ENDINGS = (
-    "password",
-    "passwd",
-    "passphrase",
-    "secret",
-    "token",
-    "apikey",
-    "accesskey",
-    "privatekey",
-    "connstr",
-)
-_SECRET_PHRASES = ("connectionstring", "databaseurl", "sessionid", "sessionkey")
 _MAX_CACHED_NAME = 200
-
-_PATTERNS: tuple[tuple[tuple[str, ...], re.Pattern[str], str], ...] = (
-    (
-        ("-----begin",),
-        re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL),
-        REDACTED,
-    ),
-    (("eyj",), re.compile(r"(?<![\w-])eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{5,}"), REDACTED),
-    (("k-",), re.compile(r"\b[spr]k-[\w-]{16,}"), REDACTED),
-    (("gh", "github_"), re.compile(r"\bgh[pousr]_\w{20,}|\bgithub_pat_\w{20,}"), REDACTED),
-    (("xox",), re.compile(r"\bxox[abprs]-[\w-]{10,}"), REDACTED),
-    (("akia",), re.compile(r"\bAKIA[0-9A-Z]{16}\b"), REDACTED),
-    (("://",), re.compile(r"://[^/\s:@]*:[^/\s@]+@"), f"://{REDACTED}@"),
-    (  # requires a digit, a capital or "=", so that "basic information" is not matched
-        ("bearer ", "basic "),
-        re.compile(r"\b((?i:bearer|basic)) (?=\S{1,200}?[0-9A-Z=])[\w.~+/-]{8,}=*"),
-        rf"\1 {REDACTED}",
-    ),
-    (
-        ("key", "token", "secret", "passw", "passphrase", "pwd"),
-        re.compile(
-            r"(?i)((?:(?:api|access|private)[_-]?key|token|secret|passw(?:or)?d|passphrase|pwd)(?:=|[\"']\s*:\s*))"
-            r"(?:\"[^\"\n]+\"|'[^'\n]+'|[^\s\"'&,;<>(){}\[\]]{6,})"
-        ),
-        rf"\1{REDACTED}",
-    ),
-)
-"""Patterns of secrets: lowercase substrings of which one must occur (a fast pre-check), the pattern, the replacement.
-No pattern may start again inside what it has read in vain: texts can be long."""
-
 _MIN_SECRET = 6
 _LONG_TEXT = 256
-_MARGIN = 10_000
+_MARGIN = 4_000
+"""Characters read after the last one returned, so that a secret at the end is recognized."""
 _MAX_DEPTH = 64
 _MAX_TRACE = 100_000
-_NOT_SECRET = frozenset(("PWD", "OLDPWD", "SSH_AUTH_SOCK", "XAUTHORITY", "KRB5CCNAME"))
-_COMMON_VALUES = frozenset(
-    (
-        *("password", "secret", "token", "default", "localhost", "production", "development", "staging", "testing"),
-        *("example", "public", "private", "enabled", "disabled", "required", "optional", "bearer", "oauth2", "google"),
-        *("github", "gitlab", "postgres", "postgresql", "sqlite", "mongodb", "username", "anonymous", "administrator"),
-    )
-)
+_MIN_BASE64 = 24
+_MIN_HELD, _MAX_HELD, _TAIL = 4, 8_192, 64
+"""How much of a stream is held back because it may be the start of a secret, and how much is remembered."""
+_NOT_SECRET = frozenset(("PWD", "OLDPWD", "SSH_AUTH_SOCK", "XAUTHORITY", "KRB5CCNAME", "pwd"))
+"""Names of paths."""
 _PLAIN_SETTING = re.compile(r"[A-Za-z]+(?:[ _-][A-Za-z]+)*|[\d.,:]+|\w+://[^@?\s]*|(?:[\w-]+\.)+[A-Za-z]{2,}(?::\d+)?")
 """Words, numbers and addresses: values of settings such as `AUTH_MODE`, `MAX_TOKENS` or `COOKIE_DOMAIN`."""
+_UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+_BASE64 = re.compile(rf"[A-Za-z0-9+/_-]{{{_MIN_BASE64},}}={{0,2}}")
+_PLACEHOLDER = re.compile(
+    r"\$[\w{(]|<|\{|%\w+%|\[|\.{2,}|…|\*{2,}|(?:[Nn]one|[Nn]ull|[Tt]rue|[Ff]alse|undefined|str|int|bytes|string)(?!\w)|[xX]{3,}\Z"
+)
+"""Starts of values that stand for a secret: variables, templates, types and asterisks."""
+_CODE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+|_\w+")
+"""Attributes and private names in source code."""
+_REST = re.compile(r"[^\s\"'\\&,;<>(){}\[\]|]*")
+_NAME_START = re.compile(r"[\w.-]*\Z")
+_NAME_HINTS = ("key", "token", "secret", "pass", "pwd", "auth", "cookie", "cred", "jwt", "dsn", "conn", "otp")
+_ASSIGNMENT = re.compile(
+    r"(?:key|token|secret|pass|pwd|auth|cookie|cred|jwt|dsn|conn|otp)(?P<rest>[\w-]{0,40})"
+    r"(?P<separator>\\*[\"']\s*[:=]\s*|\s*=\s*|:[ \t]+|[ \t]+)\\*"
+    r"(?:\"(?P<double>[^\"\\\n]+)|'(?P<single>[^'\\\n]+)|(?P<bare>[^\s\"'\\&,;<>(){}\[\]|=]{4,512}))"
+)
+"""`name=value`, `"name": value`, `name: value` and `--name value` in lowercase; the name may start before the match."""
+
+_ASSIGNMENT_IN_ANY_CASE = re.compile(_ASSIGNMENT.pattern, re.IGNORECASE)
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether a field with this name holds a secret: `DB_PASS` and `apiKey` do, `monkey` and `keyboard` do
+    """Return whether a field with this name holds a secret: `DB_PASS` and `apiKey` do, `monkey` and `primary_key` do
     not."""
-    return _is_secret_name(name) if len(name) <= _MAX_CACHED_NAME else _is_secret_name.__wrapped__(name)
+    return classify_name(name) == "secret"
+
+
+def classify_name(name: str) -> NameClass:
+    """Return whether a field holds a secret by its name. For `unclear` names, such as `key`, the value decides."""
+    return _classify_name(name) if len(name) <= _MAX_CACHED_NAME else _classify_name.__wrapped__(name)
 
 
 @lru_cache(maxsize=4096)
-def _is_secret_name(name: str) -> bool:
+def _classify_name(name: str) -> NameClass:
     words = [word.lower() for word in _WORDS.findall(name)]
     whole = "".join(words)
-    return (
-        not _SECRET_WORDS.isdisjoint(words)
-        or whole.endswith(_SECRET_ENDINGS)
-        or any(p in whole for p in _SECRET_PHRASES)
-    )
+    if not words or whole in rules.HARMLESS_NAMES:
+        return "harmless"
+    if any(phrase in whole for phrase in rules.SECRET_PHRASES):
+        return "secret"
+    is_secret = not rules.SECRET_WORDS.isdisjoint(words) or whole.endswith(rules.SECRET_ENDINGS)
+    is_key = not _KEYS.isdisjoint(words)
+    if not is_secret and not is_key:
+        return "harmless"
+    if words[-1] in rules.DESCRIBING_WORDS:
+        return "unclear"
+    return "secret" if is_secret or ("key" in words and not rules.KEY_WORDS.isdisjoint(words)) else "unclear"
+
+
+_KEYS = frozenset(("key", "keys", "tokens"))
+
+
+def looks_random(value: str) -> bool:
+    """Return whether a value looks like a generated key rather than words, numbers, a UUID or an address."""
+    if len(value) < rules.MIN_TOKEN or any(char.isspace() for char in value) or _UUID.fullmatch(value):
+        return False
+    pieces = _WORDS.findall(value, 0, 256)
+    has_both = any(piece.isdigit() for piece in pieces) and any(piece.isalpha() for piece in pieces)
+    return has_both and sum(map(len, pieces)) < 3 * len(pieces) and not _PLAIN_SETTING.fullmatch(value)
+
+
+def holds_secret(name: str, value: object) -> bool:
+    """Return whether a field holds a secret, by its name and, if the name is unclear, by its value."""
+    if value is None or isinstance(value, bool) or (name in _NOT_SECRET and str(value).startswith("/")):
+        return False
+    found = classify_name(name)
+    return found == "secret" or (found == "unclear" and isinstance(value, str) and looks_random(value))
+
+
+@cache
+def _compile(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
+
+
+def _replace(match: re.Match[str]) -> str:
+    """Redact the group `secret` of a match, or all of it. A placeholder such as `$TOKEN` stays."""
+    if "secret" not in match.re.groupindex:
+        return REDACTED
+    if _PLACEHOLDER.match(match["secret"]):
+        return match[0]
+    start, end = match.span("secret")
+    return match.string[match.start() : start] + REDACTED + match.string[end : match.end()]
+
+
+def _apply(found: Iterable[rules.SecretRule], text: str, searched: str) -> str:
+    """Apply the rules of which a hint occurs in `searched`."""
+    for rule in found:
+        for hint in rule.hints:
+            if hint in searched:
+                text = _compile(rule.pattern).sub(_replace, text)
+                break
+    return text
+
+
+def _redact_formats(text: str, levels: int = 1) -> str:
+    """Remove what looks like a secret: tokens of vendors, also in base64, passwords in commands, and values after
+    secret names."""
+    text = _apply(rules.TEXT_RULES, text, text)
+    words = [word for word in text.split() if len(word) >= rules.MIN_TOKEN]
+    if words:
+        text = _apply(rules.VENDOR_RULES, text, " ".join(words))
+        if levels:
+            text = _redact_base64(text, words)
+    if "=" not in text and ":" not in text and " " not in text:
+        return text
+    lowercase = text.lower()
+    text = _apply(rules.HEADER_RULES, text, lowercase)
+    if " -" in text:
+        text = _apply(rules.COMMAND_RULES, text, lowercase)
+    if ("=" in text or ":" in text or " --" in text) and any(hint in lowercase for hint in _NAME_HINTS):
+        text = _redact_assignments(text)
+    return text
+
+
+def _redact_assignments(text: str) -> str:
+    lowercase = text.lower()
+    same_length = len(lowercase) == len(text)  # not for a few letters, such as U+0130
+    pattern, searched = (_ASSIGNMENT, lowercase) if same_length else (_ASSIGNMENT_IN_ANY_CASE, text)
+    pieces: list[str] = []
+    copied = position = 0
+    while match := pattern.search(searched, position):
+        before = _NAME_START.search(text, max(copied, match.start() - 64), match.start())
+        name = text[before.start() if before else match.start() : match.end("rest")]
+        kind = match.lastgroup or "bare"
+        start, end = match.span(kind)
+        if _is_secret_assignment(name, match["separator"], text[start:end], _following(text, end, kind)):
+            quotes = kind != "bare"
+            pieces += (text[copied : start - quotes], REDACTED)
+            more = _REST.match(text, end)
+            copied = position = end + quotes if quotes or more is None else more.end()
+        else:
+            position = match.end("rest")
+    return "".join((*pieces, text[copied:])) if pieces else text
+
+
+def _following(text: str, end: int, kind: str) -> str | None:
+    """Return the character after an unquoted value; None for a quoted value."""
+    return text[end : end + 1] if kind == "bare" else None
+
+
+def _is_secret_assignment(name: str, separator: str, value: str, after: str | None) -> bool:
+    if _PLACEHOLDER.match(value) or not holds_secret(name, value):
+        return False
+    if separator.isspace():  # `--password value`
+        return name.startswith("--") and not value.startswith("-")
+    if after is None:
+        return True
+    if after in ("(", "[", "{") or _CODE.fullmatch(value) or value.startswith("/"):
+        return False
+    if separator.startswith(":") or separator != separator.strip():  # `password: value`, `password = value`
+        return after in ("", "\n", "\r") and not _PLAIN_SETTING.fullmatch(value) and not value.isidentifier()
+    return classify_name(value) != "secret" or not value.isidentifier()
+
+
+def _redact_base64(text: str, words: list[str]) -> str:
+    """Remove base64 text that contains a secret."""
+    for word in words:
+        if len(word) >= _MIN_BASE64:
+            for run in _BASE64.findall(word):
+                if _encodes_secret(run):
+                    text = text.replace(run, REDACTED)
+    return text
+
+
+def _encodes_secret(run: str) -> bool:
+    letters = run.rstrip("=").replace("-", "+").replace("_", "/")
+    try:
+        decoded = base64.b64decode(letters + "=" * (-len(letters) % 4))
+    except binascii.Error:
+        return False
+    return decoded.isascii() and (found := decoded.decode()) != _redact_formats(found, levels=0)
 
 
 class Redactor:
@@ -106,18 +212,25 @@ class Redactor:
     def __init__(self, secrets: Iterable[str] = (), environment: Mapping[str, str] | None = None) -> None:
         self._known: tuple[str, ...] = ()
         self._pattern: re.Pattern[str] | None = None
+        self._starts: frozenset[str] = frozenset()
+        self._longest = 0
         found = os.environ if environment is None else environment
         self.add_secrets(*secrets, *(value for name, value in found.items() if _is_secret_variable(name, value)))
 
     def add_secrets(self, *secrets: str) -> None:
-        """Redact these values from now on, also in URL, JSON, hex and base64 encoding."""
+        """Redact these values from now on, also in URL, JSON, hex and base64 encoding.
+
+        A short or common value is ignored, because it would also be found in harmless texts.
+        """
         known = set(self._known)
         for secret in secrets:
             for part in _parts(secret.strip()):
-                if len(part) >= _MIN_SECRET:
-                    known |= _encodings(part)
+                if is_distinctive(part):
+                    known |= {form for form in _encodings(part) if is_distinctive(form)}
         if len(known) != len(self._known):
             self._known = tuple(sorted(known, key=len, reverse=True))
+            self._starts = frozenset(secret[:_MIN_HELD] for secret in known)
+            self._longest = len(self._known[0])
             self._pattern = re.compile("|".join(re.escape(secret) for secret in self._known))
 
     def text(self, text: str, also: Iterable[str] = ()) -> str:
@@ -125,13 +238,26 @@ class Redactor:
         text = self._remove_known(text)
         for secret in also:
             text = text.replace(secret, REDACTED)
-        lowercase = text.lower()
-        for hints, pattern, replacement in _PATTERNS:
-            for hint in hints:
-                if hint in lowercase:
-                    text = pattern.sub(replacement, text)
-                    break
-        return text
+        return _redact_formats(text)
+
+    def stream(self) -> "StreamRedactor":
+        """Return a redactor for texts that arrive in pieces."""
+        return StreamRedactor(self)
+
+    def held_back(self, text: str) -> int:
+        """Return how many characters at the end of a text may be the start of a secret that continues."""
+        opened = text.rfind("-----BEGIN")
+        if opened >= 0 and "-----END" not in text[opened:]:
+            return len(text) - opened
+        last = len(text) - max(text.rfind(" "), text.rfind("\n")) - 1
+        if last >= _MIN_HELD and any(hint in text[-last:] for rule in rules.VENDOR_RULES for hint in rule.hints):
+            return last
+        for start in range(max(0, len(text) - self._longest), len(text) - _MIN_HELD + 1):
+            if text[start : start + _MIN_HELD] in self._starts:
+                end = text[start:]
+                if any(secret.startswith(end) and secret != end for secret in self._known):
+                    return len(end)
+        return 0
 
     def remove_known(self, value: Any) -> Any:
         """Return the same data without known secrets."""
@@ -174,6 +300,42 @@ class Redactor:
         return text
 
 
+class StreamRedactor:
+    """Redacts a text that arrives in pieces, also secrets that are split over pieces.
+
+    The start of what may be a secret is held back until the next piece.
+    """
+
+    def __init__(self, redactor: Redactor) -> None:
+        self._redactor = redactor
+        self._held = self._tail = ""
+
+    def add(self, piece: str) -> str:
+        """Add a piece and return the redacted text that can be shown."""
+        text = self._held + clean(piece)
+        held = min(len(text), self._redactor.held_back(self._tail + text))
+        shown = len(text) - held if held <= _MAX_HELD else len(text)
+        self._held = text[shown:]
+        return self._redact(text[:shown])
+
+    def flush(self) -> str:
+        """Return what is still held back once the stream has ended."""
+        text, self._held = self._held, ""
+        return self._redact(text)
+
+    def _redact(self, text: str) -> str:
+        """Redact a text together with the end of what was shown before it."""
+        if not text:
+            return ""
+        whole = self._tail + text
+        redacted = self._redactor.text(whole)
+        before = next(
+            (n for n, (a, b) in enumerate(zip(self._tail, redacted, strict=False)) if a != b), len(self._tail)
+        )
+        self._tail = whole[-_TAIL:]
+        return redacted[before:]
+
+
 class _RedactedCopy:
     """Copies plain data without secrets, down to a maximum depth, until `budget` characters are used up."""
 
@@ -198,29 +360,42 @@ class _RedactedCopy:
         return f"<{type(value).__name__}>"
 
     def _list(self, items: list[Any], levels: int) -> list[Any]:
-        if len(items) == 2 and isinstance(items[0], str) and is_secret_name(items[0]):
+        if len(items) == 2 and isinstance(items[0], str) and holds_secret(items[0], items[1]):
             return [self._redactor.text(clean(items[0])), REDACTED]  # a list of pairs
         copied: list[Any] = []
+        option = ""
         for item in items:
             if self._budget <= 0:
                 break
-            copied.append(self.copy(item, levels))
+            copied.append(self._argument(items[0], option, item) if option else self.copy(item, levels))
+            option = item if isinstance(item, str) and item.startswith("-") and isinstance(items[0], str) else ""
         return copied
+
+    def _argument(self, program: str, option: str, value: Any) -> Any:
+        """Copy the value of an option in the arguments of a program, such as `["curl", "-u", "ana:tiger-7"]`."""
+        copied = self.copy(value)
+        if not isinstance(value, str) or value.startswith("-"):
+            return copied
+        before = f"{program} {option} "
+        redacted = self._redactor.text(before + clean(value))
+        return redacted.removeprefix(before) if redacted != before + clean(value) else copied
 
     def _mapping(self, value: Mapping[Any, Any], levels: int) -> dict[str, Any]:
         named = value.get("name") or value.get("key")
-        pair = isinstance(named, str) and "value" in value and is_secret_name(named)
+        pair = isinstance(named, str) and "value" in value and holds_secret(named, value["value"])
         redacted: dict[str, Any] = {}
         for key, item in value.items():
             if self._budget <= 0:
                 break
             name = self._string(str(key), 0)
-            if pair:
-                secret = key == "value"
-            else:
-                secret = is_secret_name(str(key)) and item is not None and not isinstance(item, bool)
-            redacted[name] = REDACTED if secret else self.copy(item, levels)
+            secret = key == "value" if pair else holds_secret(str(key), item)
+            redacted[name] = REDACTED if secret else self._field(str(key), item, levels)
         return redacted
+
+    def _field(self, name: str, value: Any, levels: int) -> Any:
+        if isinstance(value, list) and classify_name(name) == "unclear":
+            value = [REDACTED if holds_secret(name, each) else each for each in cast(list[Any], value)]
+        return self.copy(value, levels)
 
     def _string(self, text: str, levels: int) -> str:
         """Redact a string. If it contains JSON, that is redacted as data; JSON without secrets stays unchanged."""
@@ -248,31 +423,33 @@ def _is_too_short(text: str) -> bool:
     return len(text) < _MIN_SECRET and text.isascii()
 
 
-def find_secrets(value: Any, named: bool = False, levels: int = _MAX_DEPTH) -> list[str]:
-    """Return the strings under secret names in plain data."""
+def find_secrets(value: Any, name: str = "", levels: int = _MAX_DEPTH) -> list[str]:
+    """Return the strings under secret names in plain data that can be searched for in a text."""
     if isinstance(value, str):
-        return [value] if named and len(value) >= _MIN_SECRET else []
+        return [value] if name and holds_secret(name, value) and is_distinctive(value) else []
     if isinstance(value, Mapping) and levels:
         items = cast(Mapping[Any, Any], value).items()
         return [
-            found for key, item in items for found in find_secrets(item, named or is_secret_name(str(key)), levels - 1)
+            found
+            for key, item in items
+            for found in find_secrets(item, name if is_secret_name(name) else str(key), levels - 1)
         ]
     if isinstance(value, list | tuple) and levels:
-        return [found for item in cast(list[Any], value) for found in find_secrets(item, named, levels - 1)]
+        return [found for item in cast(list[Any], value) for found in find_secrets(item, name, levels - 1)]
     return []
 
 
 def _is_secret_variable(name: str, value: str) -> bool:
     """Return whether an environment variable holds a secret, and not a path, a common word or a plain setting."""
     if (
-        not is_secret_name(name)
+        classify_name(name) == "harmless"
         or name in _NOT_SECRET
         or value.startswith("/")
-        or value.strip().lower() in _COMMON_VALUES
+        or value.strip().lower() in rules.COMMON_VALUES
     ):
         return False
     last = next((word.lower() for word in reversed(_WORDS.findall(name)) if word.isalpha()), "")
-    is_secret = (last in _SECRET_WORDS and last not in ("tokens", "keys")) or last.endswith(_SECRET_ENDINGS)
+    is_secret = last in rules.SECRET_WORDS or last == "key" or last.endswith(rules.SECRET_ENDINGS)
     return is_secret or not _PLAIN_SETTING.fullmatch(value.strip())
 
 

@@ -1,0 +1,441 @@
+"""Redaction: a test per rule, names that are harmless, values that are too common, streams, base64, and speed."""
+
+import ast
+import base64
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from atlas_agents import MemoryAudit, ToolContext, tool
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
+from atlas_agents.tools import secret_rules
+from atlas_agents.tools.redact import REDACTED, Redactor, is_secret_name
+
+REPOSITORY = Path(__file__).parent.parent
+MAX_FALSE_POSITIVES = 0.01
+HEX = "0123456789abcdef" * 10
+MIXED = "aB3dE6gH9kLmN2pQrS5tUv8xYz" * 10
+CAPITALS = "A1B2C3D4E5F6G7H8J9K0" * 10
+
+# Built from parts, so that no scanner mistakes an example for a real secret.
+EXAMPLES = {
+    "jwt": f"eyJ{MIXED[:30]}.eyJ{MIXED[:40]}.{MIXED[:30]}",
+    "openai-anthropic-and-compatible": f"sk-ant-api03-{MIXED[:80]}",
+    "groq": f"gsk_{MIXED[:52]}",
+    "xai": f"xai-{MIXED[:80]}",
+    "perplexity": f"pplx-{MIXED[:48]}",
+    "replicate": f"r8_{MIXED[:37]}",
+    "fireworks": f"fw_{MIXED[:24]}",
+    "hugging-face": f"hf_{'abcdefghijklmnopqrstuvwxyzABCDEFGH'}",
+    "nvidia": f"nvapi-{MIXED[:64]}",
+    "langsmith": f"lsv2_pt_{HEX[:32]}_{HEX[:10]}",
+    "tavily": f"tvly-dev-{MIXED[:32]}",
+    "pinecone": f"pcsk_{MIXED[:60]}",
+    "aws-access-key-id": f"ASIA{CAPITALS[:16]}",
+    "aws-bedrock": f"ABSK{MIXED[:120]}=",
+    "google-api-key": f"AIza{MIXED[:35]}",
+    "google-oauth-access-token": f"ya29.a0{MIXED[:60]}",
+    "google-oauth-refresh-token": f"1//0g{MIXED[:60]}",
+    "google-oauth-client-secret": f"GOCSPX-{MIXED[:28]}",
+    "azure-client-secret": f"abc8Q~{MIXED[:34]}",
+    "azure-connection-string": f"DefaultEndpointsProtocol=https;AccountName=a;AccountKey={MIXED[:86]}==",
+    "signed-url": f"https://a.blob.example/b?se=2026&sig={MIXED[:43]}%3D",
+    "alibaba": f"LTAI{MIXED[:20]}",
+    "digitalocean": f"dop_v1_{HEX[:64]}",
+    "cloudflare-origin-ca": f"v1.0-{HEX[:24]}-{HEX[:146]}",
+    "heroku": f"HRKU-AA{MIXED[:58]}",
+    "fly": f"fo1_{MIXED[:43]}",
+    "netlify": f"nfp_{MIXED[:36]}",
+    "supabase": f"sbp_{HEX[:40]}",
+    "planetscale": f"pscale_pw_{MIXED[:43]}",
+    "databricks": f"dapi{HEX[:32]}",
+    "tailscale": f"tskey-auth-{MIXED[:30]}",
+    "openshift": f"sha256~{MIXED[:43]}",
+    "github": f"github_pat_{MIXED[:82]}",
+    "gitlab": f"glpat-{MIXED[:20]}",
+    "bitbucket": f"ATBB{MIXED[:32]}",
+    "atlassian": f"ATATT3{MIXED[:186]}",
+    "npm": f"npm_{MIXED[:36]}",
+    "pypi": f"pypi-AgEIcHlwaS5vcmc{MIXED[:80]}",
+    "rubygems": f"rubygems_{HEX[:48]}",
+    "clojars": f"CLOJARS_{HEX[:60]}",
+    "docker-hub": f"dckr_pat_{MIXED[:27]}",
+    "artifactory": f"AKCp{MIXED[:69]}",
+    "circleci": f"CCIPAT_{MIXED[:22]}_{HEX[:40]}",
+    "buildkite": f"bkua_{HEX[:40]}",
+    "sourcegraph": f"sgp_{HEX[:40]}",
+    "postman": f"PMAK-{HEX[:24]}-{HEX[:34]}",
+    "pulumi": f"pul-{HEX[:40]}",
+    "prefect": f"pnu_{MIXED[:36]}",
+    "infracost": f"ico-{MIXED[:32]}",
+    "octopus-deploy": f"API-{CAPITALS[:26]}",
+    "vault": f"hvs.{MIXED[:90]}",
+    "terraform": f"{MIXED[:14]}.atlasv1.{MIXED[:67]}",
+    "doppler": f"dp.pt.{MIXED[:43]}",
+    "1password": "A3-ABC123-ABC123ABC12-ABC12-ABC12-ABC12",
+    "1password-service-account": f"ops_eyJ{MIXED * 2}",
+    "age": f"AGE-SECRET-KEY-1{CAPITALS[:58]}",
+    "slack": f"xoxb-123456789012-{MIXED[:24]}",
+    "slack-webhook": f"https://hooks.slack.com/services/T0000000/B0000000/{MIXED[:24]}",
+    "discord-webhook": f"https://discord.com/api/webhooks/123456789012345678/{MIXED[:68]}",
+    "discord-bot": f"discord: M{MIXED[:25]}.{MIXED[:6]}.{MIXED[:38]}",
+    "teams-webhook": f"https://a.webhook.office.com/webhookb2/{HEX[:36]}@{HEX[:36]}/IncomingWebhook/{HEX[:32]}/{HEX[:36]}",
+    "telegram-bot": f"123456789:AA{MIXED[:33]}",
+    "sendgrid": f"SG.{MIXED[:22]}.{MIXED[:43]}",
+    "brevo": f"xkeysib-{HEX[:64]}-{MIXED[:16]}",
+    "mailgun": f"key-{HEX[:32]}",
+    "mailchimp": f"{HEX[:32]}-us12",
+    "twilio": f"SK{HEX[:32]}",
+    "stripe": f"sk_live_{MIXED[:24]}",
+    "square": f"sq0atp-{MIXED[:22]}",
+    "shopify": f"shpat_{HEX[:32]}",
+    "flutterwave": f"FLWSECK-{HEX[:32]}-X",
+    "flutterwave-test": f"FLWSECK_TEST-{HEX[:32]}-X",
+    "shippo": f"shippo_live_{HEX[:40]}",
+    "easypost": f"EZAK{MIXED[:54]}",
+    "duffel": f"duffel_live_{MIXED[:43]}",
+    "facebook": f"EAAC{MIXED[:120]}",
+    "x-bearer": f"{'A' * 21}{MIXED[:90]}",
+    "notion": f"ntn_{MIXED[:46]}",
+    "linear": f"lin_api_{MIXED[:40]}",
+    "airtable": f"pat{MIXED[:14]}.{HEX[:64]}",
+    "figma": f"figd_{MIXED[:40]}",
+    "typeform": f"tfp_{MIXED[:59]}",
+    "contentful": f"CFPAT-{MIXED[:43]}",
+    "dropbox": f"sl.{MIXED[:138]}",
+    "readme": f"rdme_{HEX[:70]}",
+    "grafana": f"glsa_{MIXED[:32]}_{HEX[:8]}",
+    "new-relic": f"NRAK-{CAPITALS[:27]}",
+    "dynatrace": f"dt0c01.{CAPITALS[:24]}.{CAPITALS[:64]}",
+    "sentry": f"sntryu_{HEX[:64]}",
+    "adobe": f"p8e-{MIXED[:32]}",
+    "private-key": f"-----BEGIN OPENSSH PRIVATE KEY-----\n{MIXED[:70]}\n-----END OPENSSH PRIVATE KEY-----",
+    "url-password": f"postgresql://ana:{MIXED[:12]}@db.example/shop",
+    "authorization": f"Bearer {MIXED[:24]}",
+    "authorization-header": f"PRIVATE-TOKEN: {MIXED[:24]}",
+    "curl-user": f"curl -sS -u ana:{MIXED[:12]} https://shop.example/orders",
+    "mysql-password": f"mysqldump --single-transaction -u root -p{MIXED[:12]} shop",
+    "password-option": f"sshpass -p {MIXED[:12]} ssh ana@db.example",
+    "openssl-password": f"openssl rsa -in a.pem -passin pass:{MIXED[:12]}",
+    "smb-password": f"smbclient //nas/share -U ana%{MIXED[:12]}",
+}
+RULES = [
+    *secret_rules.VENDOR_RULES,
+    *secret_rules.TEXT_RULES,
+    *secret_rules.HEADER_RULES,
+    *secret_rules.COMMAND_RULES,
+]
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.id)
+def test_secret_of_each_rule_is_redacted(rule: secret_rules.SecretRule) -> None:
+    redactor, example = Redactor(environment={}), EXAMPLES[rule.id]
+    for text in (f"see {example} there", f'{{"note": "{example}"}}', f"({example})", f"a={example};"):
+        hidden = redactor.text(text)
+        assert REDACTED in hidden
+        for body in (MIXED, HEX, CAPITALS, "ABC123ABC", "ghijkl"):
+            assert body[:12] not in hidden
+    assert redactor.text(f"see {example} there").startswith("see ")
+    assert MIXED[:12] not in str(redactor.value({"arguments": [{"deep": example}]}))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "curl -u ana:tiger-77 https://shop.example",
+        "curl -uana:tiger-77 https://shop.example",
+        "curl --silent --user 'ana:tiger-77 x' https://shop.example",
+        'curl -sSu "ana:tiger-77" https://shop.example',
+        "curl --user=ana:tiger-77 https://shop.example",
+        "curl --proxy-user ana:tiger-77 https://shop.example",
+        "curl -H 'Authorization: token tiger-77xyz' https://shop.example",
+        'curl -H "X-API-Key: tiger-77xyz" https://shop.example',
+        "mysql -uroot -ptiger-77",
+        "mysql -ptiger-77 -u root shop",
+        "mysql -h db.example -u root -p'tiger-77' shop",
+        "mysql --password=tiger-77 shop",
+        "mariadb-dump -ptiger-77 shop",
+        "PGPASSWORD=tiger-77 psql -h db.example",
+        "MYSQL_PWD=tiger-77 mysql",
+        "export GITHUB_TOKEN=tiger-77",
+        "deploy --password tiger-77 --verbose",
+        "deploy --api-key tiger-77",
+        "docker login -u ana -p tiger-77 registry.example",
+        "redis-cli -h cache.example -a tiger-77 ping",
+        "password: tiger-77",
+        "  - api_key: tiger-77\n    name: x",
+        "client_secret = 'tiger-77'",
+        '{\\"password\\": \\"tiger-77\\"}',
+        "Cookie: session=tiger-77",
+        "\u0130 PASSWORD=tiger-77",
+    ],
+)
+def test_password_in_a_command_or_setting_is_redacted(text: str) -> None:
+    hidden = Redactor(environment={}).text(text)
+    assert "tiger" not in hidden
+    assert REDACTED in hidden
+
+
+def test_password_in_a_list_of_arguments_is_redacted() -> None:
+    redactor = Redactor(environment={})
+    command = ["curl", "-s", "-u", "ana:tiger-77", "https://shop.example"]
+    assert redactor.value({"command": command}) == {
+        "command": ["curl", "-s", "-u", f"ana:{REDACTED}", "https://shop.example"]
+    }
+    assert redactor.value(["deploy", "--token", "tiger-77", "-v", "x"]) == ["deploy", "--token", REDACTED, "-v", "x"]
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"key": "colour"},
+        {"key": "user:42:profile"},
+        {"key": "sessionUpdatedAt"},
+        {"key": "550e8400-e29b-41d4-a716-446655440000"},
+        {"keys": ["name", "price"]},
+        {"max_tokens": 4096},
+        {"maxTokens": "4096"},
+        {"token_count": 17},
+        {"tokens": 17},
+        {"tokens": ["a", "red", "house"]},
+        {"usage": {"input_tokens": 12, "outputTokens": 3, "cachedTokens": 0}},
+        {"sessionKey": "agent:main:4f2c9d1b7e8a4c3d9f10"},
+        {"session_key": "agent:main:4f2c9d1b7e8a4c3d9f10"},
+        {"primary_key": "customer_id"},
+        {"foreignKey": "order_id"},
+        {"idempotency_key": "7f9c1a2b3d4e5f60718293a4b5c6d7e8"},
+        {"public_key": "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5"},
+        {"nextPageToken": "CAUQAA7f9c1a2b3d4e5f6071"},
+        {"token_type": "Bearer"},
+        {"key_id": "main-2026"},
+        {"auth_mode": "none"},
+        {"password_policy": "at least 12 characters"},
+        {"monkey": "see", "keyboard": "qwerty", "author": "Ana", "passenger": "Bo", "compass": "north"},
+        {"PWD": "/home/ana"},
+        ["key", "colour"],
+        {"name": "primary_key", "value": "id"},
+    ],
+)
+def test_harmless_name_is_not_redacted(field: Any) -> None:
+    assert Redactor(environment={}).value(field) == field
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'sorted(rows, key="colour")',
+        'token_count=17 max_tokens=4096 sessionKey="main" primary_key="id"',
+        "def connect(token: str, password: str | None = None) -> None:",
+        "provider = OpenAI(api_key=settings.api_key, token=get_token())",
+        'client = Client(token=os.environ["TOKEN"], secret=secret)',
+        "curl -u $USER:$PASS https://shop.example",
+        "curl -H 'Authorization: Bearer $TOKEN' https://shop.example",
+        "mysql -u root -p shop --port=3306",
+        "deploy --token-file /run/secrets/token --password-stdin",
+        "password: Input should be a valid string",
+        "the secret to success is patience; the key is practice",
+        "see https://docs.example/guide/sk-learn and the task-force-report-of-november",
+        "commit 9fceb02d0ae598e95dc970b74767f19372d61af8 by ana",
+        "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
+        base64.b64encode(b"only a harmless text that is long enough").decode(),
+    ],
+)
+def test_harmless_text_is_not_redacted(text: str) -> None:
+    assert Redactor(environment={}).text(text) == text
+
+
+@pytest.mark.parametrize("name", ["key", "keys", "token_id", "cacheToken"])
+def test_generated_value_under_an_unclear_name_is_redacted(name: str) -> None:
+    secret = MIXED[:32]
+    redactor = Redactor(environment={})
+    assert redactor.value({name: secret}) == {name: REDACTED}
+    assert secret not in str(redactor.value({name: [secret, "plain"]}))
+    assert secret not in redactor.text(f'{name}="{secret}"')
+
+
+# Known values
+
+
+@pytest.mark.parametrize("key", ["x", "ab", "test", "key", "aaaaaaaaaaaa", "colour", "123456", "banana"])
+def test_short_or_common_key_is_not_searched_for(key: str) -> None:
+    redactor = Redactor([key], environment={"OPENAI_API_KEY": key})
+    text = f"the maximum of {key} tests in colour is 123456 bananas, aaaaaaaaaaaaaaa keys"
+    assert redactor.text(text) == text
+    assert redactor.remove_known({"text": text}) == {"text": text}
+
+
+@pytest.mark.parametrize("key", ["hunter2", "tiger-77", "sk-test", "correcthorsebattery"])
+def test_distinctive_key_is_searched_for(key: str) -> None:
+    assert Redactor([key], environment={}).text(f"it is {key}!") == f"it is {REDACTED}!"
+
+
+async def test_secret_argument_that_is_a_word_does_not_change_the_result() -> None:
+    @tool
+    async def log_in(password: str) -> str:
+        """Log in."""
+        return f"the house is open, {password}"
+
+    audit = MemoryAudit()
+    async with in_memory_atlas(Scripted(calls("log_in", password="house"), says("ok")), [log_in], audit=audit) as atlas:
+        await atlas.ask("go")
+    (record,) = await audit.records()
+    assert record.entry.meta["arguments"] == {"password": REDACTED}
+    assert record.entry.meta["result"] == "the house is open, house"
+
+
+# Base64 and streams
+
+
+@pytest.mark.parametrize("rule", ["gitlab", "stripe", "slack", "curl-user", "aws-access-key-id", "telegram-bot"])
+@pytest.mark.parametrize("encode", [base64.b64encode, base64.urlsafe_b64encode])
+def test_secret_in_base64_is_redacted(rule: str, encode: Any) -> None:
+    encoded = encode(f'{{"deploy": "{EXAMPLES[rule]}"}}'.encode()).decode()
+    for text in (encoded, f"see {encoded} there", f'{{"data":"{encoded}"}}'):
+        hidden = Redactor(environment={}).text(text)
+        assert encoded[:20] not in hidden
+        assert REDACTED in hidden
+
+
+SPLIT = ["openai-anthropic-and-compatible", "gitlab", "telegram-bot", "slack-webhook", "private-key", "jwt"]
+
+
+@pytest.mark.parametrize("rule", SPLIT)
+def test_secret_split_over_pieces_is_redacted_at_every_position(rule: str) -> None:
+    secret = EXAMPLES[rule]
+    text = f"first line\nsee {secret} there\n"
+    for cut in range(1, len(text)):
+        stream = Redactor(environment={}).stream()
+        shown = stream.add(text[:cut]) + stream.add(text[cut:]) + stream.flush()
+        assert _longest_common(shown, MIXED) < 12, cut
+        assert shown.startswith("first line\nsee ")
+        assert shown.endswith(" there\n")
+
+
+def test_known_secret_split_over_pieces_is_redacted_at_every_position() -> None:
+    secret = "Kanarienvogel/7731"
+    text = f"see {secret} there"
+    redactor = Redactor([secret], environment={})
+    for first in range(1, len(text)):
+        for second in range(first, len(text)):
+            stream = redactor.stream()
+            pieces = (text[:first], text[first:second], text[second:])
+            shown = "".join([*map(stream.add, pieces), stream.flush()])
+            assert _longest_common(shown, secret) <= 8, (first, second)
+            assert shown.endswith(" there")
+
+
+def test_stream_without_secrets_is_shown_at_once() -> None:
+    stream = Redactor(["kanarienvogel-7731"], environment={}).stream()
+    pieces = ["sending part 1 of 3", "uploading image_2.png", "half a wo", "rd and the key"]
+    assert [stream.add(piece) for piece in pieces] == pieces
+    assert stream.flush() == ""
+
+
+async def test_secret_split_over_progress_messages_is_redacted() -> None:
+    secret = EXAMPLES["gitlab"]
+
+    @tool
+    async def work(context: ToolContext) -> str:
+        """Work."""
+        for piece in ("started\n", f"token {secret[:10]}", secret[10:18], secret[18:]):
+            context.progress(piece)
+        return "done"
+
+    async with in_memory_atlas(Scripted(calls("work"), says("ok")), [work]) as atlas:
+        events = [event async for event in atlas.send("go")]
+    shown = "".join(event.message for event in events if event.type == "tool:progress")
+    assert shown == f"started\ntoken {REDACTED}"
+
+
+def _longest_common(text: str, secret: str) -> int:
+    """Return the length of the longest part of the secret that a text contains."""
+    return max(
+        (
+            size
+            for size in range(1, len(secret))
+            if any(secret[n : n + size] in text for n in range(len(secret) - size))
+        ),
+        default=0,
+    )
+
+
+# False positives and speed
+
+
+def _lines(folder: str) -> Iterator[str]:
+    for path in sorted((REPOSITORY / folder).rglob("*")):
+        if path.suffix in (".py", ".md", ".toml", ".json", ".txt"):
+            yield from (line for line in path.read_text(errors="replace").splitlines() if line.strip())
+
+
+@pytest.mark.parametrize("folder", ["tests", "docs", "src"])
+def test_at_most_one_percent_of_the_lines_of_this_repository_change(folder: str) -> None:
+    """Every changed line counts as a false positive, also those with the secrets of tests."""
+    redactor, lines = Redactor(environment={}), list(_lines(folder))
+    changed = [line for line in lines if redactor.text(line) != line]
+    assert len(lines) > 1000
+    assert len(changed) / len(lines) <= MAX_FALSE_POSITIVES, changed[:20]
+
+
+def _fields() -> Iterator[dict[str, Any]]:
+    """Yield the keyword arguments and dictionary items with constant values in all tests."""
+    for path in sorted((REPOSITORY / "tests").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.keyword) and node.arg and isinstance(node.value, ast.Constant):
+                yield {node.arg: node.value.value}
+            elif isinstance(node, ast.Dict):
+                for key, value in zip(node.keys, node.values, strict=True):
+                    if isinstance(key, ast.Constant) and isinstance(value, ast.Constant):
+                        yield {str(key.value): value.value}
+
+
+def test_at_most_one_percent_of_the_harmless_fields_in_tests_change() -> None:
+    """Fields with a certain name, such as `password`, are not harmless."""
+    redactor = Redactor(environment={})
+    fields = [field for field in _fields() if isinstance(next(iter(field.values())), str | int | None)]
+    harmless = [field for field in fields if not is_secret_name(next(iter(field)))]
+    changed = [field for field in harmless if redactor.value(field) != field]
+    assert len(harmless) > 3000
+    assert len(changed) / len(harmless) <= MAX_FALSE_POSITIVES, changed[:20]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a b " * 250_000,
+        "a" * 1_000_000,
+        "key=" * 250_000,
+        "token " * 170_000,
+        "curl -u " * 120_000,
+        "mysql -p " * 110_000,
+        "-----BEGIN PRIVATE KEY" * 45_000,
+        "sk-" * 330_000,
+        "://a:b" * 160_000,
+        "discord " + "M" * 1_000_000,
+        '{"password": "' * 70_000,
+        f"{MIXED}/" * 3_800,
+    ],
+    ids=lambda text: text[:12],
+)
+def test_a_megabyte_is_searched_in_time(text: str) -> None:
+    redactor = Redactor(environment={})
+    begun = time.process_time()
+    redactor.text(text)
+    assert time.process_time() - begun < 2
+
+
+def test_redacting_the_data_of_a_call_takes_less_than_a_millisecond() -> None:
+    redactor = Redactor([f"{n}-{MIXED[:30]}" for n in range(5)], environment={})
+    arguments = {"path": "src/app.py", "query": "SELECT name FROM shop WHERE id = 7", "options": {"deep": True}}
+    result = msgspec.json.encode([{"name": f"row {n}", "price": n} for n in range(40)]).decode()
+    best = 1.0
+    for _ in range(20):
+        begun = time.process_time()
+        redactor.value(arguments)
+        redactor.head(result, 1000)
+        best = min(best, time.process_time() - begun)
+    assert best < 0.001
