@@ -82,6 +82,7 @@ class Home:
         own = {
             "ATLAS_HOME": str(self.path),
             "ATLAS_PORT": "0",
+            "ATLAS_TRUSTED_FOLDERS": str(self.folder),
             "HOME": str(self.folder),
             "PIP_NO_INDEX": "1",
             "PIP_FIND_LINKS": "/nowhere",

@@ -7,6 +7,7 @@ import pytest
 
 from atlas_agents import ConfigError
 from atlas_agents.config import Settings, load
+from atlas_agents.core.trust import Trust, read_files
 from atlas_agents.testing import Environment
 
 
@@ -23,7 +24,12 @@ class SettingsSources:
         self.user_file = self.person / "config" / "atlas" / "config.toml"
 
     def project(self, text: str) -> None:
+        """Write `atlas.toml` as a person who trusts the folder."""
         self.project_file.write_text(text, encoding="utf-8")
+        self.trust(self.project_file)
+
+    def trust(self, *files: Path) -> None:
+        Trust.of(self.environment()).trust_folder(self.cwd, read_files(files))
 
     def user(self, text: str) -> None:
         self.user_file.parent.mkdir(parents=True, exist_ok=True)

@@ -52,6 +52,7 @@ def test_every_setting_has_an_environment_variable(sources: SettingsSources) -> 
         "ATLAS_HOME": "state",
         "ATLAS_WORKSPACE": "~/agents",
         "ATLAS_CONFIG": "mine.toml",
+        "ATLAS_TRUSTED_FOLDERS": "/srv/atlas, /srv/team",
         "ATLAS_TOKEN": TOKEN,
         "ATLAS_HOST": "0.0.0.0",
         "ATLAS_PORT": "0",
@@ -77,6 +78,9 @@ def test_every_setting_has_an_environment_variable(sources: SettingsSources) -> 
         "ATLAS_DRAIN_SECONDS": "30",
         "ATLAS_DISABLED_PLUGINS": "broken, slow",
         "ATLAS_FOLDER": "project",
+        "ATLAS_USER_FOLDERS": "users",
+        "ATLAS_SHARED_FOLDER": "true",
+        "ATLAS_TRUSTED_PROXIES": "10.0.0.0/8",
         "ATLAS_SANDBOX": "bubblewrap",
         "ATLAS_BASH_NETWORK": "true",
         "ATLAS_CODE_PYTHON": "science",
@@ -109,6 +113,7 @@ def test_every_setting_has_an_environment_variable(sources: SettingsSources) -> 
         "home": f"{sources.cwd}/state",
         "workspace": f"{sources.person}/agents",
         "config": f"{sources.cwd}/mine.toml",
+        "trusted_folders": "/srv/atlas, /srv/team",
         "token": "[REDACTED]",
         "host": "0.0.0.0",
         "port": "0",
@@ -134,6 +139,9 @@ def test_every_setting_has_an_environment_variable(sources: SettingsSources) -> 
         "drain_seconds": "30",
         "disabled_plugins": "broken, slow",
         "folder": f"{sources.cwd}/project",
+        "user_folders": f"{sources.cwd}/users",
+        "shared_folder": "true",
+        "trusted_proxies": "10.0.0.0/8",
         "sandbox": "bubblewrap",
         "bash_network": "true",
         "code_python": f"{sources.cwd}/science",
@@ -214,6 +222,7 @@ def test_load_reads_the_process_environment_and_dotenv(
     sources: SettingsSources, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sources.dotenv("ATLAS_REPEATS=3\n")
+    sources.trust(sources.cwd / ".env")
     for name, value in sources.variables.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("ATLAS_PORT", "99")

@@ -155,8 +155,8 @@ async def test_file_written_during_the_read_is_not_used(tmp_path: Path, monkeypa
     async with watching(tmp_path) as watched:
         read = module.read
 
-        def slow(folder: Path, name: str) -> str | None:
-            text = read(folder, name)
+        def slow(folder: Path, name: str, trust: None) -> str | None:
+            text = read(folder, name, trust)
             if name == "TOOLS.md" and text == "half":
                 watched.write("the whole", "TOOLS.md")
             return text

@@ -20,6 +20,7 @@ from atlas_agents.core.errors import ConfigError, ModelUnavailable
 from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.core.plugins import Plugins
 from atlas_agents.core.store import Store
+from atlas_agents.core.trust import Trust
 from atlas_agents.dispatch.base import Dispatcher
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.knowledge.embedding import Embedder, EndpointEmbedder, LocalEmbedder
@@ -216,7 +217,9 @@ async def open_runtime(
 def _build_runtime(
     settings: Settings, store: Store, environment: Environment, opening: AsyncExitStack, cluster: ClusterConfig | None
 ) -> Runtime:
-    workspace = Workspace(settings.workspace)
+    trust = Trust.of(environment)
+    trust.recover()
+    workspace = Workspace(settings.workspace, trust)
     if workspace.prepare():
         logger.info("workspace created: path=%s", workspace.path)
         workspace.make_skills_folder()
@@ -233,7 +236,7 @@ def _build_runtime(
     atlas = Atlas(
         agent_loader.agents(),
         store=store,
-        policy=open_policy(settings) or default_policy(servers),
+        policy=open_policy(settings, trust) or default_policy(servers),
         approve=Approvals(deadline=settings.approval_deadline, two_person=settings.two_person, wait=True),
         limits=settings.limits,
         interceptors=[keyword_tools(settings), *load_interceptors(plugins), recall],

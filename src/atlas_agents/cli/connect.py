@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -64,7 +64,14 @@ def load_settings(**flags: Any) -> "Settings":
 
     if flags.get("home") is not None:
         os.environ["ATLAS_HOME"] = str(Path(flags["home"]).expanduser().absolute())  # the model folder depends on it
-    return load(flags)
+    settings = load(flags)
+    return load(flags) if settings.ignored and _ask_to_trust(settings.ignored) else settings
+
+
+def _ask_to_trust(ignored: Sequence[str]) -> bool:
+    from atlas_agents.cli.trust import ask_to_trust
+
+    return ask_to_trust(ignored)
 
 
 def read_token(settings: "Settings") -> str:
@@ -108,7 +115,10 @@ class GatewaySession:
     async def embed_model(self, options: ConversationOptions) -> None:
         """Embed a gateway with a single agent for the model that the command line names."""
         from atlas_agents.cli.direct_model import choose_model, direct_gateway
+        from atlas_agents.core.paths import Environment
 
+        if ignored := Environment().ignored:
+            _ask_to_trust([*ignored])
         self.model_choice = choose_model(options.model, options.base_url)
         gateway = direct_gateway(self.model_choice, options.system, with_tools=options.tools)
         self._embedded = await self._resources.enter_async_context(gateway)

@@ -13,6 +13,7 @@ import msgspec
 
 from atlas_agents.builtin_tools.web.ssrf import Hosts
 from atlas_agents.config.settings import SETTINGS, Setting, Settings, has_password, scheme
+from atlas_agents.core import paths
 from atlas_agents.core.errors import BadModelRef, ConfigError
 from atlas_agents.core.paths import Environment, Secret, home, read_secret, read_text_file, resolve_path, user_config
 from atlas_agents.core.plugins import Plugins
@@ -40,16 +41,19 @@ class TomlValue(msgspec.Struct, frozen=True):
     line: int
 
 
-def read_toml(path: Path) -> dict[str, TomlValue] | None:
-    """Return the top-level keys of a TOML file, each table as one value, or None if the file does not exist."""
+def _read_settings_file(path: Path) -> str | None:
     try:
-        text = read_text_file(path, MAX_BYTES)
+        return read_text_file(path, MAX_BYTES)
     except (FileNotFoundError, NotADirectoryError):
         if path.is_symlink():
             raise ConfigError(f"{path}: broken symbolic link; fix or remove it") from None
         return None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}; fix its permissions or remove it") from error
+
+
+def _parse_toml(path: Path, text: str) -> dict[str, TomlValue]:
+    """Return the top-level keys of a TOML file, each table as one value."""
     if text.startswith("\ufeff"):
         raise ConfigError(f"{path}:1: the file starts with a byte order mark; save it as UTF-8 without one")
     lines = text.split("\n")
@@ -97,6 +101,12 @@ class RawSetting(msgspec.Struct, frozen=True):
     source: Literal["flag", "environment", "file"]
     base: Path
     environment: Environment
+    trusted: bool = True
+    """False for a value of a folder that is not trusted; only harmless ones are applied."""
+
+    @property
+    def applies(self) -> bool:
+        return self.trusted or paths.is_harmless(self.setting.variable, str(self.value))
 
     @property
     def origin(self) -> str:
@@ -135,14 +145,20 @@ def from_environment(environment: Environment, base: Path) -> Iterator[RawSettin
             yield RawSetting(setting, read_secret(name, file), name, str(file), "environment", base, environment)
 
 
-def from_file(path: Path, environment: Environment, *, must_exist: bool = False) -> Iterator[RawSetting]:
-    """Yield the values of a settings file. A missing file is an error only if it was requested by name."""
-    values = read_toml(path)
-    if values is None:
+def from_file(
+    path: Path, environment: Environment, *, must_exist: bool = False, folder: Path | None = None
+) -> Iterator[RawSetting]:
+    """Yield the values of a settings file. A missing file is an error only if it was requested by name.
+
+    If `folder` chose the file, its values are trusted only as far as the folder is.
+    """
+    text = _read_settings_file(path)
+    if text is None:
         if must_exist:
             raise ConfigError(f"settings file not found: {path}; create it, or remove --config and ATLAS_CONFIG")
         return
-    for key, value in values.items():
+    trusted = folder is None or environment.trusts(path, paths.digest(text.encode()), folder)
+    for key, value in _parse_toml(path, text).items():
         where = f"{path}:{value.line}"
         setting = SETTINGS.get(key)
         if setting is None:
@@ -151,7 +167,7 @@ def from_file(path: Path, environment: Environment, *, must_exist: bool = False)
             raise ConfigError(f"{where}: {key}: {ALLOWED_SOURCES}; set {setting.variable} or {setting.variable}_FILE")
         if not setting.in_files:
             raise ConfigError(f"{where}: {key}: not allowed in a file; use {setting.flag} or {setting.variable}")
-        yield RawSetting(setting, value.value, key, where, "file", path.parent, environment)
+        yield RawSetting(setting, value.value, key, where, "file", path.parent, environment, trusted)
 
 
 def notices(environment: Environment, base: Path) -> Iterator[str]:
@@ -336,23 +352,38 @@ def load(
 ) -> Settings:
     """Load and validate the settings, even overridden values; ConfigError names file, line and key.
 
-    `environment` defaults to the environment of this process and the `.env` file in `cwd`.
+    `environment` defaults to the environment of this process and the `.env` file in `cwd`. Until a person trusts the
+    folder `cwd`, its `.env` and `atlas.toml` may set only harmless values; `Settings.ignored` lists the others.
     """
     folder = (cwd or Path.cwd()).absolute()
-    environment = environment or Environment(dotenv=folder / ".env")
+    environment = environment or Environment.of_folder(folder)
     outside = [list(from_environment(environment, folder)), list(from_flags(flags or {}, folder, environment))]
-    named = [check_value(given) for each in outside for given in each if given.setting.key == "config"]
-    project = from_file(named[-1] if named else folder / "atlas.toml", environment, must_exist=bool(named))
+    project = list(_project_settings(outside, folder, environment))
     values: dict[str, Any] = {}
     origins: dict[str, str] = {}
     for source in (from_file(user_config(environment), environment), project, *outside):
         for given in source:
-            values[given.setting.key] = check_value(given)
-            origins[given.setting.key] = given.origin
+            if given.applies:
+                values[given.setting.key] = check_value(given)
+                origins[given.setting.key] = given.origin
     values.setdefault("home", home(environment))
     values.setdefault("workspace", values["home"] / "workspace")
     values.setdefault("database_url", Secret(f"sqlite:///{values['home'] / 'atlas.db'}"))
-    return Settings(**values, origins=origins, notices=tuple(notices(environment, folder)))
+    ignored = [f"{name} ({value.where})" for name, value in environment.ignored.items()]
+    ignored += [f"{given.name} ({given.where})" for given in project if not given.applies]
+    return Settings(**values, origins=origins, notices=tuple(notices(environment, folder)), ignored=tuple(ignored))
+
+
+def _project_settings(outside: list[list[RawSetting]], folder: Path, environment: Environment) -> Iterator[RawSetting]:
+    """Yield the values of `atlas.toml`, or of the file that a flag or variable names.
+
+    A file that the user names needs no trust; one that the folder chooses, by its `.env` too, does.
+    """
+    named = [given for each in outside for given in each if given.setting.key == "config"]
+    if not named:
+        return from_file(folder / "atlas.toml", environment, folder=folder)
+    by_user = named[-1].where in ("flag", "environment")
+    return from_file(check_value(named[-1]), environment, must_exist=True, folder=None if by_user else folder)
 
 
 def load_again(

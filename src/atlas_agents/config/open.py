@@ -9,6 +9,7 @@ from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.paths import Secret, make_private_folder
 from atlas_agents.core.plugins import Plugins
 from atlas_agents.core.store import Store
+from atlas_agents.core.trust import Trust
 from atlas_agents.tools.policy import Policy
 
 _TIMEOUT = 2.0
@@ -43,9 +44,22 @@ def open_home(settings: Settings) -> Path:
     return make_private_folder(settings.home)
 
 
-def open_policy(settings: Settings) -> Policy | None:
-    """Load the policy file of the settings, if one is set."""
-    return Policy.load(settings.policy) if settings.policy else None
+def open_policy(settings: Settings, trust: Trust | None = None) -> Policy | None:
+    """Load the policy file of the settings, if one is set; with `trust`, as a person agreed to it."""
+    if settings.policy is None:
+        return None
+    return Policy.load(settings.policy, _agreed_policy(settings.policy, trust) if trust is not None else None)
+
+
+def _agreed_policy(path: Path, trust: Trust) -> bytes:
+    try:
+        found = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read policy {path}: {error.strerror}") from error
+    agreed = trust.read(path, found)
+    if agreed is None:
+        raise ConfigError(f"policy {path} was created by an agent; to see it and agree to it, run: atlas trust")
+    return agreed
 
 
 def is_postgres(settings: Settings) -> bool:

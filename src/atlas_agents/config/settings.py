@@ -168,6 +168,14 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
     config: Annotated[
         Path | None, about("Settings file to read instead of `./atlas.toml`.", default="./atlas.toml", only="outside")
     ] = None
+    trusted_folders: Annotated[
+        tuple[str, ...],
+        about(
+            "Absolute paths of folders whose `.env` and `atlas.toml` are applied without asking, for CI. Use `atlas"
+            " trust` instead where a person can answer.",
+            only="outside",
+        ),
+    ] = ()
     token: Annotated[
         Secret | None, about("Token that clients authenticate with.", default="a generated token", hides="all")
     ] = None
@@ -241,6 +249,8 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
     """Source of each value; a setting that is not listed has its default."""
     notices: tuple[str, ...] = ()
     """Warnings about values that are valid but probably not intended."""
+    ignored: tuple[str, ...] = ()
+    """Values of the working folder that are not applied because the folder is not trusted: name and source."""
 
     @property
     def limits(self) -> Limits:
@@ -330,6 +340,6 @@ _TOOL_FIELDS = {field.name for field in msgspec.structs.fields(ToolSettings)}
 SETTINGS: dict[str, Setting] = {
     field.name: _setting(field)
     for field in sorted(msgspec.structs.fields(Settings), key=lambda field: field.name in _TOOL_FIELDS)
-    if field.name not in ("origins", "notices")
+    if field.name not in ("origins", "notices", "ignored")
 }
 """Every setting by its key in a settings file."""

@@ -1,5 +1,7 @@
-"""User directories, protected paths, environment variables, secrets and atomic file writes."""
+"""User directories, protected and trusted paths, environment variables, secrets and atomic file writes."""
 
+import hashlib
+import logging
 import os
 import re
 import secrets
@@ -18,6 +20,7 @@ import msgspec
 
 from atlas_agents.core.errors import ConfigError
 
+logger = logging.getLogger(__name__)
 _FOLDER = "atlas-agents"
 _MACOS_FOLDER = Path("Library", "Application Support")
 
@@ -47,6 +50,14 @@ SECRET = (
 
 SECRET_FOLDERS = (".ssh", ".aws", ".gnupg", ".kube", ".docker")
 _EXAMPLE_FILES = (".env.example", ".env.sample", ".env.template", ".env.dist")
+TRUST_FILE = Path("trust", "trust.json")
+"""File in the home folder that records what a person trusts."""
+TRUST_VARIABLE = "ATLAS_TRUSTED_FOLDERS"
+_WORKING_DOTENV = Path(".env")
+"""The `.env` of the working directory, which `Environment` reads by default."""
+_HARMLESS = re.compile(r"[A-Z0-9_]+_API_KEY|ATLAS_(PORT|LOG_LEVEL|LOG_FORMAT)")
+_RELEVANT = re.compile(r"(ATLAS|XDG)_\w+|\w+_(BASE_URL|API_KEY_FILE)|HOME|SEARXNG_URL|MAX_ACTIONS_PER_DAY")
+_reported: set[Path] = set()
 T = TypeVar("T")
 
 
@@ -215,6 +226,62 @@ def lock_file(path: Path) -> Generator[None, None, None]:
         yield
 
 
+class TrustedFolder(msgspec.Struct, frozen=True):
+    """A folder that a person trusts: the digest of each file that may set something, and the workspace it sets."""
+
+    files: dict[str, str] = {}
+    workspace: str = ""
+    at: int = 0
+
+
+class HeldFile(msgspec.Struct, frozen=True):
+    """A file that an agent changed: the digest of the version that stays in use, empty if there was none."""
+
+    agreed: str = ""
+    reason: str = ""
+    at: int = 0
+
+
+class TrustRecords(msgspec.Struct, frozen=True):
+    """What a person agreed to: trusted folders and held files, by absolute path."""
+
+    folders: dict[str, TrustedFolder] = {}
+    held: dict[str, HeldFile] = {}
+    declined: dict[str, str] = {}
+    """Folders that a person does not trust, with a digest of what they set."""
+
+
+def read_trust(home: Path) -> TrustRecords:
+    """Read the trust records of a home folder; ConfigError if the file is invalid, so that nothing is trusted."""
+    return read_json(home / TRUST_FILE, TrustRecords) or TrustRecords()
+
+
+def trust_key(path: Path) -> str:
+    """Return the path of a file in the trust records: its folder is resolved, the file itself is not."""
+    return os.path.join(os.path.realpath(path.parent), path.name)
+
+
+def digest(content: bytes) -> str:
+    """Return the SHA-256 of a file's content."""
+    return hashlib.sha256(content).hexdigest()
+
+
+def is_harmless(name: str, value: str) -> bool:
+    """Return whether a folder may set a variable before it is trusted: API keys, the model, the port and logging.
+
+    A local model that is named by its path is not harmless: loading a crafted file could run code.
+    """
+    if name == "ATLAS_MODEL":
+        provider, _, model = value.strip().partition("/")
+        return provider.strip() != "local" or not re.search(r"/|\.gguf\s*$", model, re.IGNORECASE)
+    return _HARMLESS.fullmatch(name) is not None
+
+
+def is_relevant(name: str) -> bool:
+    """Return whether Atlas itself reads a variable; other programs' variables in a `.env` are not reported."""
+    return _RELEVANT.fullmatch(name) is not None
+
+
 class EnvironmentValue(msgspec.Struct, frozen=True):
     """A value as written, and where: `environment`, or `.env:3`."""
 
@@ -226,11 +293,63 @@ class EnvironmentValue(msgspec.Struct, frozen=True):
 
 
 class Environment:
-    """Looks up names in the process environment, then in a `.env` file that is read once."""
+    """Looks up names in the process environment, then in a `.env` file that is read once.
 
-    def __init__(self, values: Mapping[str, str] | None = None, *, dotenv: Path | None = Path(".env")) -> None:
+    The `.env` of the working directory may set only API keys, the model, the port and logging until the folder is
+    trusted; `ignored` are the other values. A file that the caller names is read whole.
+    """
+
+    def __init__(self, values: Mapping[str, str] | None = None, *, dotenv: Path | None = _WORKING_DOTENV) -> None:
         self._values = os.environ if values is None else values
-        self._file = read_dotenv(dotenv) if dotenv is not None else {}
+        self._file: dict[str, EnvironmentValue] = {}
+        self.ignored: dict[str, EnvironmentValue] = {}
+        if dotenv is not None and dotenv is _WORKING_DOTENV:
+            self._read_untrusted(dotenv)
+        elif dotenv is not None:
+            self._file = read_dotenv(dotenv)
+
+    @classmethod
+    def of_folder(cls, folder: Path, values: Mapping[str, str] | None = None) -> "Environment":
+        """Read the `.env` of a folder as far as that folder is trusted."""
+        environment = cls(values, dotenv=None)
+        environment._read_untrusted(folder / ".env")
+        return environment
+
+    def _read_untrusted(self, path: Path) -> None:
+        content = _read_dotenv(path)
+        found = _parse_dotenv(content, path)
+        risky = {name: value for name, value in found.items() if not is_harmless(name, value.value)}
+        if risky and not self.trusts(path, digest(content)):
+            self.ignored = {name: value for name, value in risky.items() if is_relevant(name)}
+            found = {name: value for name, value in found.items() if name not in risky}
+            _report_ignored(path.absolute(), list(self.ignored))
+        self._file = found
+
+    def trusts(self, path: Path, content_digest: str, folder: Path | None = None) -> bool:
+        """Return whether a file with this content may set anything, because its folder, or `folder`, is trusted."""
+        real = trust_key(path)
+        within = os.path.realpath(path.parent if folder is None else folder)
+        home = self.trust_home
+        records = read_trust(home)
+        if (held := records.held.get(real)) is not None and held.agreed != content_digest:
+            return False
+        named = [os.path.realpath(each) for each in self.trusted_folders()]
+        if within == os.path.realpath(home) or within in named:
+            return True
+        trusted = records.folders.get(within)
+        return trusted is not None and trusted.files.get(real) == content_digest
+
+    @property
+    def trust_home(self) -> Path:
+        """The home folder with the trust records; a `.env` file cannot choose it."""
+        return home(Environment(self._values, dotenv=None))
+
+    def trusted_folders(self) -> list[str]:
+        """Return the folders that the process environment names as trusted."""
+        names = [each.strip() for each in self._values.get(TRUST_VARIABLE, "").split(",") if each.strip()]
+        if relative := next((name for name in names if not os.path.isabs(name)), None):
+            raise ConfigError(f"{TRUST_VARIABLE}: expected absolute paths, separated by commas; got {relative!r}")
+        return names
 
     def find(self, name: str) -> EnvironmentValue | None:
         """Return the value as written, even if blank, and where it is set."""
@@ -256,7 +375,7 @@ class Environment:
     def with_values(self, values: Mapping[str, str]) -> "Environment":
         """Return a copy with other values for some names."""
         other = Environment({**self._values, **values}, dotenv=None)
-        other._file = self._file
+        other._file, other.ignored = self._file, self.ignored
         return other
 
     def names(self) -> list[str]:
@@ -280,13 +399,32 @@ def read_secret(name: str, path: Path) -> str:
     return content
 
 
+def _report_ignored(path: Path, names: list[str]) -> None:
+    """Log once per file which variables are ignored."""
+    if names and path not in _reported:
+        _reported.add(path)
+        what = ", ".join(names)
+        logger.warning("ignored %s in %s: the folder is not trusted; run: atlas trust %s", what, path, path.parent)
+
+
 def read_dotenv(path: Path) -> dict[str, EnvironmentValue]:
     """Parse the `NAME=value` lines of a file; a missing file has none. Quotes around a value are removed."""
+    return _parse_dotenv(_read_dotenv(path), path)
+
+
+def _read_dotenv(path: Path) -> bytes:
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        return path.read_bytes()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return {}
-    except (OSError, UnicodeDecodeError) as error:
+        return b""
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error}") from error
+
+
+def _parse_dotenv(content: bytes, path: Path) -> dict[str, EnvironmentValue]:
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
         raise ConfigError(f"cannot read {path}: {error}") from error
     found: dict[str, EnvironmentValue] = {}
     for number, raw in enumerate(text.splitlines(), 1):

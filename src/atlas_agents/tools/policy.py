@@ -155,11 +155,11 @@ class Policy:
         self.version = hashlib.sha256(encode(msgspec.to_builtins(plain, order="sorted"))).hexdigest()[:16]
 
     @classmethod
-    def load(cls, path: Path | str) -> "Policy":
-        """Read a policy file; raises ConfigError that names the file and the key."""
+    def load(cls, path: Path | str, content: bytes | None = None) -> "Policy":
+        """Read a policy file, or this content of it; raises ConfigError that names the file and the key."""
         path = Path(path)
         try:
-            data = tomllib.loads(path.read_text(encoding="utf-8"))
+            data = tomllib.loads((path.read_bytes() if content is None else content).decode("utf-8"))
         except OSError as error:
             raise ConfigError(f"cannot read policy {path}: {error.strerror}") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.paths import read_text_file
+from atlas_agents.core.trust import Trust
 
 NAMES = ("AGENTS.md", "SOUL.md", "TOOLS.md")
 MAX_BYTES = 256 * 1024
@@ -16,11 +17,20 @@ FileStamps: TypeAlias = tuple[tuple[int, ...] | None, ...]
 """Stat fields of the files; a different value means that one of them changed."""
 
 
-def read(folder: Path, name: str) -> str | None:
+def read(folder: Path, name: str, trust: Trust | None = None) -> str | None:
     """Return the text of a file without a byte order mark, or None if it does not exist.
 
-    A link that points outside the workspace is rejected: it could put any file of the machine into the prompt.
+    A link that points outside the workspace is rejected: it could put any file of the machine into the prompt. With
+    `trust`, it is the version that a person agreed to.
     """
+    found = _read_from_disk(folder, name)
+    if trust is None:
+        return found and found.removeprefix("\ufeff")
+    content = trust.read(folder / name, found.encode() if found is not None else None)
+    return content.decode("utf-8").removeprefix("\ufeff") if content is not None else None
+
+
+def _read_from_disk(folder: Path, name: str) -> str | None:
     path = folder / name
     if not os.path.lexists(path):
         return None
@@ -28,7 +38,7 @@ def read(folder: Path, name: str) -> str | None:
         real = Path(os.path.realpath(path, strict=True))
         if not real.is_relative_to(os.path.realpath(folder)):
             raise ConfigError(f"{path}: symbolic link to outside the workspace; replace it with the file itself")
-        return read_text_file(path, MAX_BYTES, real).removeprefix("\ufeff")
+        return read_text_file(path, MAX_BYTES, real)
     except FileNotFoundError as error:
         if not path.is_symlink():  # deleted since the check above
             return None

@@ -14,6 +14,7 @@ import msgspec
 from atlas_agents.core.errors import ConfigError, ToolFailed
 from atlas_agents.core.paths import is_secret
 from atlas_agents.core.text import HiddenCharacters, hidden_characters
+from atlas_agents.core.trust import Trust
 from atlas_agents.tools.tool import Tool, tool
 from atlas_agents.workspace.files import MAX_BYTES, read
 
@@ -43,13 +44,16 @@ class Skill(msgspec.Struct, frozen=True):
     folder: Path
 
 
-def read_skills(workspace: Path) -> tuple[tuple[Skill, ...], list[HiddenCharacters]]:
-    """Return the skills of a workspace by name, and the hidden characters in them; ConfigError names the file."""
+def read_skills(workspace: Path, trust: Trust | None = None) -> tuple[tuple[Skill, ...], list[HiddenCharacters]]:
+    """Return the skills of a workspace by name, and the hidden characters in them; ConfigError names the file.
+
+    With `trust`, a skill counts as a person agreed to it.
+    """
     skills: list[Skill] = []
     findings: list[HiddenCharacters] = []
     for folder in _skill_folders(workspace):
         path = f"{SKILLS_FOLDER}/{folder.name}/{FILE}"
-        text = read(workspace, path)
+        text = read(workspace, path, trust)
         if text is None:
             continue
         skills.append(_parse_skill(text, folder, str(workspace / path)))
@@ -67,8 +71,11 @@ def skills_prompt(skills: tuple[Skill, ...]) -> str:
     return _PROMPT + "\n".join(f"- {skill.name}: {skill.description}" for skill in skills)
 
 
-def skill_tool(workspace: Path) -> Tool:
-    """Return the `read_skill` tool, which reads the files at each call."""
+def skill_tool(workspace: Path, trust: Trust | None = None) -> Tool:
+    """Return the `read_skill` tool, which reads the files at each call, with `trust` as a person agreed to them."""
+
+    def read_file(skill: Skill, file: str) -> str | None:
+        return read(workspace, f"{SKILLS_FOLDER}/{skill.folder.name}/{file}", trust)
 
     @tool(effect="pure", in_process=True)
     def read_skill(name: str, file: str = FILE) -> str:
@@ -78,15 +85,15 @@ def skill_tool(workspace: Path) -> Tool:
             name: The skill's name.
             file: A file of the skill that its instructions mention, such as reference.md.
         """
-        skills, _ = read_skills(workspace)
+        skills, _ = read_skills(workspace, trust)
         skill = next((each for each in skills if each.name == name), None)
         if skill is None:
             names = ", ".join(each.name for each in skills) or "none"
             raise ToolFailed(f"Unknown skill {name!r}. Known skills: {names}.")
-        files = list(_files(skill.folder))
+        files = [each for each in _files(skill.folder) if read_file(skill, each) is not None]
         if file not in files:
             raise ToolFailed(f"Skill {name!r} has no file {file!r}. Its files: {', '.join(files)}.")
-        text = read(workspace, f"{SKILLS_FOLDER}/{skill.folder.name}/{file}")
+        text = read_file(skill, file)
         if file != FILE or text is None:
             return text or ""
         others = [each for each in files if each != FILE]
@@ -189,18 +196,22 @@ class Prompt(msgspec.Struct, frozen=True):
         return _PLACEHOLDER.sub(lambda found: values[found[1]], self.text)
 
 
-def read_prompts(workspace: Path) -> tuple[Prompt, ...]:
+def read_prompts(workspace: Path, trust: Trust | None = None) -> tuple[Prompt, ...]:
     """Return the prompt templates of a workspace sorted by name; ConfigError names the invalid file."""
     folder = workspace / PROMPTS_FOLDER
     if not folder.is_dir():
         return ()
-    return tuple(_read_prompt(folder, path) for path in sorted(folder.glob("*.md")) if not path.name.startswith("."))
+    found = [_read_prompt(folder, path, trust) for path in sorted(folder.glob("*.md")) if not path.name.startswith(".")]
+    return tuple(prompt for prompt in found if prompt is not None)
 
 
-def _read_prompt(folder: Path, path: Path) -> Prompt:
+def _read_prompt(folder: Path, path: Path, trust: Trust | None) -> Prompt | None:
+    text = read(folder, path.name, trust)
+    if text is None:
+        return None
     if not _PROMPT_NAME.fullmatch(path.stem):
         raise ConfigError(f"{path}: invalid prompt name {path.stem!r}: expected letters, digits, _ or -")
-    text = (read(folder, path.name) or "").strip()
+    text = text.strip()
     first, _, rest = text.partition("\n")
     if first.startswith("# ") and rest.strip():
         return Prompt(path.stem, rest.strip(), first[2:].strip())

@@ -14,6 +14,7 @@ from atlas_agents.agents.options import Mode
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import BadModelRef, ConfigError
 from atlas_agents.core.text import HiddenCharacters, hidden_characters
+from atlas_agents.core.trust import Trust
 from atlas_agents.providers.registry import parse_model_ref
 from atlas_agents.workspace.files import NAMES, FileStamps, read, read_stamps, write_defaults
 from atlas_agents.workspace.skills import SKILLS_FOLDER, Skill, read_skills, skill_files, skills_prompt
@@ -278,10 +279,14 @@ class WorkspaceState(msgspec.Struct, frozen=True):
 
 
 class Workspace:
-    """A folder with `AGENTS.md`, `SOUL.md`, `TOOLS.md` and `skills`, all optional."""
+    """A folder with `AGENTS.md`, `SOUL.md`, `TOOLS.md` and `skills`, all optional.
 
-    def __init__(self, path: Path | str) -> None:
+    With `trust`, a file that an agent changed counts as it was until a person agrees to the change.
+    """
+
+    def __init__(self, path: Path | str, trust: Trust | None = None) -> None:
         self.path = Path(path).absolute()
+        self._trust = trust
         self._state: WorkspaceState | None = None
         self._stamps: FileStamps = ()
 
@@ -321,10 +326,14 @@ class Workspace:
         accepted = before = self._stamps
         while True:
             await clock.sleep(every)
+            if self._trust is not None and self._trust.is_running():
+                continue  # a command may be writing these files
             now = self._read_stamps()
             settled, before = now == before, now
             if now == accepted or not settled:
                 continue
+            if self._trust is not None:
+                self._trust.accept_edits(self.path)
             state = self._reload(reported)
             if self._read_stamps() != now:  # written to while it was read
                 continue
@@ -335,7 +344,8 @@ class Workspace:
                 yield state
 
     def _read_stamps(self) -> FileStamps:
-        return read_stamps(self.path, skill_files(self.path))
+        files = read_stamps(self.path, skill_files(self.path))
+        return files if self._trust is None else (*files, self._trust.stamp())
 
     def _reload(self, old: WorkspaceState) -> WorkspaceState:
         """Read the files; if they are invalid, return the old state with the error."""
@@ -347,10 +357,10 @@ class Workspace:
     def _read(self) -> WorkspaceState:
         if not self.path.is_dir():
             raise ConfigError(f"workspace folder not found: {self.path}; create it, or set ATLAS_WORKSPACE")
-        texts = {name: text for name in NAMES if (text := read(self.path, name)) is not None}
+        texts = {name: text for name in NAMES if (text := read(self.path, name, self._trust)) is not None}
         agents = parse_agents(texts.get("AGENTS.md", ""), str(self.path / "AGENTS.md"))
         findings = [finding for name, text in texts.items() for finding in hidden_characters(text, name)]
-        skills, more = read_skills(self.path)
+        skills, more = read_skills(self.path, self._trust)
         pieces = [*texts.values(), *([skills_prompt(skills)] if skills else ())]
         return WorkspaceState(_SEPARATOR.join(pieces), agents or (_DEFAULT_AGENT,), (*findings, *more), skills=skills)
 

@@ -1,0 +1,139 @@
+"""`atlas trust`: trust a folder, and agree to changes that agents made to prompts, skills and settings."""
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from atlas_agents.cli.command import JsonFlag, YesFlag, command, command_group, confirm, print_error
+from atlas_agents.cli.output import one_line, print_json, print_table, printable
+from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.paths import TRUST_VARIABLE, Environment
+from atlas_agents.core.trust import PendingChange, Trust
+
+if TYPE_CHECKING:
+    from atlas_agents.config.trust import FolderRequest
+
+app = command_group()
+_handled: set[Path] = set()
+"""Folders that this process has asked or warned about."""
+
+
+@command(app)
+def trust(
+    path: Annotated[str | None, typer.Argument(metavar="PATH", help="The folder. Default: the working folder.")] = None,
+    list_all: Annotated[bool, typer.Option("--list", help="List the trusted folders and the pending changes.")] = False,
+    revoke: Annotated[bool, typer.Option("--revoke", help="Stop trusting the folder.")] = False,
+    yes: YesFlag = False,
+    as_json: JsonFlag = False,
+) -> int:
+    """Trust a folder, and agree to changes that agents made.
+
+    Until you trust a folder, its .env and atlas.toml may only set API keys, the model, the port and logging. The
+    command shows what the folder sets and asks. It asks again when one of its files has changed.
+
+    Then it shows each prompt, skill, policy or settings file that an agent changed. The old version stays in use until
+    you agree to the change.
+    """
+    folder = Path(path).expanduser().absolute() if path else Path.cwd()
+    records = Trust.of(Environment(dotenv=None))
+    if list_all:
+        _print_list(records, as_json=as_json)
+        return 0
+    if not folder.is_dir():
+        raise ConfigError(f"folder not found: {folder}")
+    if revoke:
+        print(f"{'no longer trusted' if records.revoke(folder) else 'was not trusted'}: {folder}", file=sys.stderr)
+        return 0
+    agreed = _review_folder(folder, records, yes=yes)
+    for change in records.pending():
+        agreed = _review_change(change, records, yes=yes) and agreed
+    return 0 if agreed else 1
+
+
+def ask_to_trust(ignored: Sequence[str]) -> bool:
+    """Ask whether to trust the working folder, whose values are ignored. Without a terminal, warn instead."""
+    folder = Path.cwd()
+    if folder in _handled:
+        return False
+    _handled.add(folder)
+    from atlas_agents.config.trust import inspect_folder
+
+    records, request = Trust.of(Environment(dotenv=None)), inspect_folder(folder)
+    declined = records.records().declined.get(str(folder.resolve()))
+    if request is None or not _can_ask() or declined == request.digest:
+        names = ", ".join(ignored)
+        print_error(
+            f"this folder is not trusted, so these settings are ignored: {names}. To see and accept them, run: atlas"
+            f" trust (in CI, set {TRUST_VARIABLE}={folder})"
+        )
+        return False
+    if _ask(request):
+        request.grant(records)
+        return True
+    records.decline(folder, request.digest)
+    print("The folder is not trusted; its settings are ignored. To change that, run: atlas trust", file=sys.stderr)
+    return False
+
+
+def print_pending() -> None:
+    """Print on standard error that changes by agents wait for a person."""
+    changes = Trust.of(Environment(dotenv=None)).pending()
+    for change in changes:
+        print_error(f"{change.summary}; to see the change and agree to it, run: atlas trust")
+
+
+def _can_ask() -> bool:
+    return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
+
+
+def _ask(request: "FolderRequest") -> bool:
+    _print_request(request)
+    return confirm("Trust this folder?")
+
+
+def _print_request(request: "FolderRequest") -> None:
+    lines = [one_line(f"  - {want}", 400) for want in request.wants]
+    text = "\n".join([f"Do you trust the authors of the folder {printable(str(request.folder))}? It wants to:", *lines])
+    print(text, file=sys.stderr, flush=True)
+
+
+def _review_folder(folder: Path, records: Trust, *, yes: bool) -> bool:
+    from atlas_agents.config.trust import inspect_folder
+
+    request = inspect_folder(folder)
+    if request is None:
+        print(f"{folder} sets nothing that needs trust.", file=sys.stderr)
+        return True
+    _print_request(request)
+    if not yes and not confirm("Trust this folder?"):
+        return False
+    request.grant(records)
+    print(f"trusted: {folder}", file=sys.stderr)
+    return True
+
+
+def _review_change(change: PendingChange, records: Trust, *, yes: bool) -> bool:
+    print(f"\n{printable(change.summary)}:\n{printable(change.diff())}", file=sys.stderr, flush=True)
+    if not yes and not confirm("Agree to this change?"):
+        print(f"The old version stays in use. To reject the change, restore or delete {change.path}.", file=sys.stderr)
+        return False
+    records.agree(change.path)
+    print(f"agreed: {change.path}", file=sys.stderr)
+    return True
+
+
+def _print_list(records: Trust, *, as_json: bool) -> None:
+    folders, pending = records.records().folders, records.pending()
+    if as_json:
+        trusted = [{"folder": path, "trustedAt": entry.at, "files": [*entry.files]} for path, entry in folders.items()]
+        changes = [{"path": str(each.path), "reason": each.reason, "diff": each.diff()} for each in pending]
+        print_json({"folders": trusted, "pending": changes})
+        return
+    rows = [(path, time.strftime("%Y-%m-%d", time.localtime(entry.at))) for path, entry in folders.items()]
+    print_table(("trusted folder", "since"), rows, "No folder is trusted.")
+    for change in pending:
+        print(one_line(f"pending: {change.summary}", 400))

@@ -1,0 +1,373 @@
+"""Folder trust: which files a person agreed to, by path and digest, and which version of a file is in use.
+
+A folder that is not trusted cannot change settings. If an agent changes a prompt, skill, policy or server file, the
+agreed version stays in use until a person agrees to the difference. Records are private files in the home folder.
+"""
+
+import difflib
+import os
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from fcntl import LOCK_EX, LOCK_NB, flock
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from atlas_agents.core import paths
+from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.paths import Environment, HeldFile, TrustedFolder, TrustRecords, digest, trust_key
+
+WORKSPACE_FILES = ("AGENTS.md", "SOUL.md", "TOOLS.md", "mcp.json")
+"""Files at the top of a workspace that define agents, prompts and servers."""
+WORKSPACE_FOLDERS = ("skills", "prompts")
+_MAX_BYTES = 4 * 1024 * 1024
+_MAX_FILES = 2000
+_MAX_DIFF_LINES = 400
+
+
+class Baseline(msgspec.Struct, frozen=True):
+    """The files as they were before a tool call started: what changes meanwhile counts as the agent's work."""
+
+    files: dict[str, str]
+    folders: tuple[str, ...]
+    reason: str = ""
+
+    def expected(self, path: str) -> str | None:
+        """Return the digest of a file before the call, empty if it did not exist; None if it is not watched."""
+        if path in self.files:
+            return self.files[path]
+        return "" if any(_is_below(path, folder) for folder in self.folders) else None
+
+
+class PendingChange(msgspec.Struct, frozen=True):
+    """A change that waits for a person: the version in use and the version found, None where there is none."""
+
+    path: Path
+    reason: str
+    agreed: bytes | None
+    found: bytes | None
+
+    @property
+    def summary(self) -> str:
+        """`SOUL.md was created by …`."""
+        kind = "created" if self.agreed is None else "deleted" if self.found is None else "changed"
+        return f"{self.path} was {kind} {self.reason}"
+
+    def diff(self) -> str:
+        """Return a unified diff from the version in use to the version found."""
+        if paths.is_secret(self.path):
+            return "(not shown: the file may contain keys)"
+        before, after = (_lines(each) for each in (self.agreed, self.found))
+        lines = list(difflib.unified_diff(before, after, "in use", str(self.path), lineterm=""))
+        more = [f"… {len(lines) - _MAX_DIFF_LINES} more lines"] if len(lines) > _MAX_DIFF_LINES else []
+        return "\n".join(lines[:_MAX_DIFF_LINES] + more)
+
+
+class Trust:
+    """Trust records of a home folder. Folders in `exempt` are trusted for this process whatever they contain."""
+
+    def __init__(self, home: Path, exempt: Iterable[str] = ()) -> None:
+        self.home = home
+        self.folder = home / paths.TRUST_FILE.parent
+        self._exempt = {os.path.realpath(each) for each in exempt}
+        self._lock = threading.Lock()
+        self._running = 0
+        self._baseline: Baseline | None = None
+        self._marker: IO[bytes] | None = None
+
+    @classmethod
+    def of(cls, environment: Environment) -> "Trust":
+        """Return the records that belong to the user of this process."""
+        return cls(environment.trust_home, environment.trusted_folders())
+
+    def records(self) -> TrustRecords:
+        return paths.read_trust(self.home)
+
+    def stamp(self) -> tuple[int, ...]:
+        """Return a value that changes with the records, cheap enough to poll."""
+        try:
+            seen = (self.home / paths.TRUST_FILE).stat()
+        except OSError:
+            return ()
+        return seen.st_ino, seen.st_size, seen.st_mtime_ns
+
+    # Folders
+
+    def trust_folder(self, folder: Path, files: Mapping[str, bytes], workspace: Path | None = None) -> None:
+        """Trust a folder with this content of its files."""
+        for path, content in files.items():
+            self._keep(path, content)
+        entry = TrustedFolder(
+            {path: digest(content) for path, content in files.items()},
+            os.path.realpath(workspace) if workspace is not None else "",
+            int(time.time()),
+        )
+        with self._edit() as records:
+            records.folders[os.path.realpath(folder)] = entry
+            records.declined.pop(os.path.realpath(folder), None)
+            for path in files:
+                records.held.pop(path, None)
+
+    def revoke(self, folder: Path) -> bool:
+        """Stop trusting a folder. Return whether it was trusted."""
+        with self._edit() as records:
+            return records.folders.pop(os.path.realpath(folder), None) is not None
+
+    def decline(self, folder: Path, request: str) -> None:
+        """Remember that a person does not trust a folder as it is, so that the question is not repeated."""
+        with self._edit() as records:
+            records.declined[os.path.realpath(folder)] = request
+
+    # Files
+
+    def read(self, path: Path, content: bytes | None, *, folders: bool = True) -> bytes | None:
+        """Return the version of a file that is in use, given its content on disk; None if it does not count.
+
+        With `folders`, files of a trusted folder count only as they were trusted.
+        """
+        key = trust_key(path)
+        expected = self._expected(key, self.records(), folders=folders)
+        if expected is None or expected == (digest(content) if content is not None else ""):
+            return content
+        return self._agreed(path, expected) if expected else None
+
+    def pending(self) -> list[PendingChange]:
+        """Return the changes that wait for a person, in files that an agent or another program changed."""
+        records = self.records()
+        reasons = {path: held.reason for path, held in records.held.items()}
+        for entry in records.folders.values():
+            below = workspace_files(Path(entry.workspace)) if entry.workspace else []
+            known = [*entry.files, *map(trust_key, below)]
+            reasons |= {path: "since you trusted its folder" for path in known if path not in reasons}
+        found: list[PendingChange] = []
+        for path, reason in sorted(reasons.items()):
+            content = _read(Path(path))
+            expected = self._expected(path, records, folders=True)
+            if expected is not None and expected != (digest(content) if content is not None else ""):
+                agreed = self._find_agreed(expected) if expected else None
+                found.append(PendingChange(Path(path), reason, agreed, content))
+        return found
+
+    def agree(self, path: Path) -> None:
+        """Agree to the present content of a file."""
+        key, content = trust_key(path), _read(path)
+        with self._edit() as records:
+            records.held.pop(key, None)
+            for folder, entry in self._entries_of(key, records):
+                records.folders[folder] = self._with_file(entry, key, content)
+
+    def accept_edits(self, workspace: Path) -> None:
+        """Agree to edits of workspace files that were made while no tool call was running: a person made them."""
+        records = self.records()
+        if self.is_running() or not records.folders:
+            return
+        for path in workspace_files(workspace):
+            key = trust_key(path)
+            if key not in records.held and self._entries_of(key, records):
+                self.agree(path)
+
+    # Tool calls
+
+    @contextmanager
+    def watch(self, files: Callable[[], Iterable[Path]], folders: Iterable[Path], reason: str) -> Generator[None]:
+        """Hold what changes in these files and folders inside the block until a person agrees to it.
+
+        The baseline is also a file, so that a change counts as the agent's even if this process is killed.
+        """
+        self._begin(files, folders, reason)
+        try:
+            yield
+        finally:
+            self._end(files)
+
+    def is_running(self) -> bool:
+        """Return whether a tool call that may change files is running, in this process or in another."""
+        self.recover()
+        return bool(self._baselines())
+
+    def recover(self) -> None:
+        """Hold what changed during tool calls of processes that were killed."""
+        for marker in self._markers():
+            with suppress(OSError), marker.open("rb") as file:
+                try:
+                    flock(file, LOCK_EX | LOCK_NB)
+                except BlockingIOError:
+                    continue
+                with suppress(msgspec.DecodeError):
+                    self._hold_changes(msgspec.json.decode(file.read(), type=Baseline), ())
+                marker.unlink(missing_ok=True)
+
+    def _begin(self, files: Callable[[], Iterable[Path]], folders: Iterable[Path], reason: str) -> None:
+        with self._lock:
+            self._running += 1
+            if self._baseline is not None:
+                return
+            found: dict[str, str] = {}
+            for path in files():
+                if (content := _read(path)) is not None:
+                    self._keep(trust_key(path), content)
+                found[trust_key(path)] = digest(content) if content is not None else ""
+            self._baseline = Baseline(found, tuple(os.path.realpath(each) for each in folders), reason)
+            paths.make_private_folder(self.folder)
+            self._marker = (self.folder / f"running-{os.getpid()}-{id(self):x}.json").open("wb")
+            flock(self._marker, LOCK_EX)
+            self._marker.write(msgspec.json.encode(self._baseline))
+            self._marker.flush()
+
+    def _end(self, files: Callable[[], Iterable[Path]]) -> None:
+        with self._lock:
+            self._running -= 1
+            baseline, marker = self._baseline, self._marker
+            if baseline is None or marker is None:
+                return
+            self._hold_changes(baseline, files())
+            if not self._running:
+                self._baseline = self._marker = None
+                Path(marker.name).unlink(missing_ok=True)
+                marker.close()
+
+    def _hold_changes(self, baseline: Baseline, files: Iterable[Path]) -> None:
+        below = (path for folder in baseline.folders for path in workspace_files(Path(folder)))
+        known = {*baseline.files, *map(trust_key, (*files, *below))}
+        now = {path: digest(content) for path in known if (content := _read(Path(path))) is not None}
+        changed = [path for path in known if now.get(path, "") != (baseline.expected(path) or "")]
+        records = self.records()
+        restored = [path for path, held in records.held.items() if path in known and now.get(path, "") == held.agreed]
+        if not changed and not restored:
+            return
+        with self._edit() as records:
+            for path in changed:
+                before = self._expected(path, records, folders=True, running=False)
+                agreed = before if before is not None else baseline.expected(path) or ""
+                records.held[path] = HeldFile(agreed, baseline.reason, int(time.time()))
+            for path in restored:
+                records.held.pop(path, None)
+
+    def _baselines(self) -> list[Baseline]:
+        own = [self._baseline] if self._baseline is not None else []
+        mine = self._marker.name if self._marker is not None else ""
+        return [*own, *(found for marker in self._markers() if str(marker) != mine and (found := _decode(marker)))]
+
+    def _markers(self) -> list[Path]:
+        return sorted(self.folder.glob("running-*.json"))
+
+    # Records and agreed versions
+
+    def _expected(self, path: str, records: TrustRecords, *, folders: bool, running: bool = True) -> str | None:
+        """Return the digest that a file must have to be used; None if any content is."""
+        if (held := records.held.get(path)) is not None:
+            return held.agreed
+        for baseline in self._baselines() if running else ():
+            if (expected := baseline.expected(path)) is not None:
+                return expected
+        entries = self._entries_of(path, records) if folders else []
+        return entries[0][1].files.get(path, "") if entries else None
+
+    def _entries_of(self, path: str, records: TrustRecords) -> list[tuple[str, TrustedFolder]]:
+        return [
+            (folder, entry)
+            for folder, entry in records.folders.items()
+            if folder not in self._exempt
+            and (path in entry.files or (entry.workspace and _is_control_file(path, entry.workspace)))
+        ]
+
+    def _with_file(self, entry: TrustedFolder, path: str, content: bytes | None) -> TrustedFolder:
+        files = {name: value for name, value in entry.files.items() if name != path}
+        if content is not None:
+            self._keep(path, content)
+            files[path] = digest(content)
+        return msgspec.structs.replace(entry, files=files)
+
+    def _keep(self, path: str, content: bytes) -> None:
+        """Store a version of a file, unless it may contain keys."""
+        kept = self.folder / digest(content)
+        if not paths.is_secret(Path(path)) and not kept.exists():
+            paths.make_private_folder(self.home)
+            paths.make_private_folder(self.folder)
+            paths.write_file(kept, content)
+
+    def _find_agreed(self, expected: str) -> bytes | None:
+        content = _read(self.folder / expected)
+        return content if content is not None and digest(content) == expected else None
+
+    def _agreed(self, path: Path, expected: str) -> bytes:
+        content = self._find_agreed(expected)
+        if content is None:
+            raise ConfigError(f"{path} changed, and the version that you agreed to is not stored; run: atlas trust")
+        return content
+
+    @contextmanager
+    def _edit(self) -> Generator[TrustRecords]:
+        """Change the records; a second process that does the same waits."""
+        paths.make_private_folder(self.home)
+        paths.make_private_folder(self.folder)
+        with paths.lock_file(self.home / paths.TRUST_FILE):
+            records = self.records()
+            editable = TrustRecords(dict(records.folders), dict(records.held), dict(records.declined))
+            yield editable
+            if editable != records:
+                paths.write_json(self.home / paths.TRUST_FILE, editable)
+
+
+def workspace_files(workspace: Path) -> list[Path]:
+    """Return the files of a workspace that define agents, prompts, skills and servers, whether they exist or not."""
+    found = [workspace / name for name in WORKSPACE_FILES]
+    for name in WORKSPACE_FOLDERS:
+        found += _walk(workspace / name)
+    return found
+
+
+def read_files(files: Iterable[Path]) -> dict[str, bytes]:
+    """Return the content of those files that exist, by their path in the trust records."""
+    return {trust_key(path): content for path in files if (content := _read(path)) is not None}
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    count = 0
+    for parent, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names):
+            count += 1
+            if count > _MAX_FILES:
+                return
+            yield Path(parent, name)
+
+
+def _is_control_file(path: str, workspace: str) -> bool:
+    if not _is_below(path, workspace):
+        return False
+    first, *rest = Path(path).relative_to(workspace).parts or ("",)
+    return first in (WORKSPACE_FOLDERS if rest else WORKSPACE_FILES)
+
+
+def _is_below(path: str, folder: str) -> bool:
+    return Path(path).is_relative_to(folder)
+
+
+def _read(path: Path) -> bytes | None:
+    """Return the content of a file, without blocking on a pipe; None if it cannot be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    with open(descriptor, "rb") as file:
+        try:
+            return file.read(_MAX_BYTES)
+        except OSError:
+            return None
+
+
+def _decode(marker: Path) -> Baseline | None:
+    """Return the baseline of another process; None if its calls have ended."""
+    try:
+        with marker.open("rb") as file:
+            return msgspec.json.decode(file.read(), type=Baseline)
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def _lines(content: bytes | None) -> list[str]:
+    return content.decode("utf-8", "replace").splitlines() if content is not None else []
