@@ -11,13 +11,15 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Self
 
+import msgspec
+
 from atlas_agents.agents.options import TurnOptions
 from atlas_agents.agents.run import decode_options
 from atlas_agents.agents.schedules import Schedules
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core import errors, store
 from atlas_agents.core.aio import Alarm, BackgroundTasks
-from atlas_agents.core.messages import Message, user
+from atlas_agents.core.messages import UNTRUSTED, Message, user
 from atlas_agents.core.tenancy import TeamServices
 from atlas_agents.tools.limits import Ticker
 
@@ -313,7 +315,11 @@ class JobExecutor:
                 idempotency_key=f"job {job.id} {job.attempts}",
             )
             stream = self._turns.start_turn(
-                task_message(job), options, session=job.session, agent_id=job.agent_id, user=job.user
+                await self._marked(task_message(job), job.asker_session),
+                options,
+                session=job.session,
+                agent_id=job.agent_id,
+                user=job.user,
             )
             await self._publish_new_turn(stream, job.agent_id)
             await stream.reply()
@@ -361,7 +367,7 @@ class JobExecutor:
         if last.status == "cancelled":
             return errors.Cancelled("the turn was cancelled"), ""
         rows = await self._store.messages(self._tenant, job.session, limit=_PAGE, last=True)
-        messages = [Message.from_json(row.body) for row in rows if row.run_id == last.id]
+        messages = [row.message for row in rows if row.run_id == last.id]
         return None, next((each.text for each in reversed(messages) if each.role == "assistant"), "")
 
     def _retry_or_fail(self, job: store.JobRow, failure: Exception) -> store.SetJob:
@@ -390,7 +396,11 @@ class JobExecutor:
         )
         try:
             stream = self._turns.start_turn(
-                outcome_message(job), options, session=job.asker_session, agent_id=job.asker_agent, user=job.user
+                await self._marked(outcome_message(job), job.session),
+                options,
+                session=job.asker_session,
+                agent_id=job.asker_agent,
+                user=job.user,
             )
             await self._publish_new_turn(stream, job.asker_agent)
         except errors.StoreError:
@@ -399,6 +409,14 @@ class JobExecutor:
             logger.warning("failed to report a job: job=%s asker=%s error=%s", job.id, job.asker_agent, error)
             return None
         return stream
+
+    async def _marked(self, message: Message, session: str) -> Message:
+        """Mark a message with the untrusted content of the session that it comes from."""
+        rows = await self._store.messages(self._tenant, session) if session else []
+        sources = dict.fromkeys(each for row in rows for each in row.message.untrusted)
+        if not sources:
+            return message
+        return msgspec.structs.replace(message, metadata={**message.metadata, UNTRUSTED: list(sources)})
 
     async def _stop(self, job: store.JobRow) -> None:
         """Cancel the turns of a job and the jobs it delegated."""

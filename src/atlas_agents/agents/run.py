@@ -16,7 +16,7 @@ from atlas_agents.agents.hooks import Interceptors
 from atlas_agents.agents.options import AgentSettings, TurnOptions
 from atlas_agents.agents.output import Output
 from atlas_agents.core.aio import finish_despite_cancel
-from atlas_agents.core.errors import ProviderError, SessionBusy, StoreError, StoreLost, failure_kind
+from atlas_agents.core.errors import ProviderError, SessionBusy, StoreError, StoreLost, UnreadableRow, failure_kind
 from atlas_agents.core.events import Event, HandedOff, PlanStep, StreamChunk, StreamReset, Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import (
@@ -116,7 +116,10 @@ def encode_run_request(messages: Sequence[Message], options: TurnOptions, output
 
 def decode_options(row: RunRow) -> TurnOptions:
     """Decode the options of a stored run. The first stored format had none: it was just the message."""
-    return msgspec.json.decode(row.request, type=TurnOptions)
+    try:
+        return msgspec.json.decode(row.request, type=TurnOptions)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise UnreadableRow(f"the request of run {row.id!r} cannot be read: {error}") from error
 
 
 class MessageDraft:

@@ -2,6 +2,7 @@
 
 import asyncio
 import hashlib
+import logging
 import weakref
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -17,7 +18,16 @@ from atlas_agents.agents.run import Accepted, DuplicateRun, Run, decode_options
 from atlas_agents.agents.runtime import AgentRuntime
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.aio import BackgroundTasks
-from atlas_agents.core.errors import BadArguments, Cancelled, ConfigError, Conflict, NotFound, UnknownAgent, to_failure
+from atlas_agents.core.errors import (
+    BadArguments,
+    Cancelled,
+    ConfigError,
+    Conflict,
+    NotFound,
+    UnknownAgent,
+    UnreadableRow,
+    to_failure,
+)
 from atlas_agents.core.events import Event
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Conversation, Message, ToolCall, ToolResult, user
@@ -26,6 +36,7 @@ from atlas_agents.core.text import wire_name
 from atlas_agents.dispatch.base import Dispatcher, OnEvent
 from atlas_agents.tools.journal import EndRecord, is_loaded, read_end_record
 
+logger = logging.getLogger(__name__)
 _PAGE = 50
 _CALL_SESSIONS = "calls/"
 ResumeRun: TypeAlias = Callable[[RunRow], Awaitable[AtlasStream | None]]
@@ -287,7 +298,13 @@ class TurnRunner:
         return [stream for id in ids if (stream := self._live.get(id))]
 
     async def resume_run(self, row: RunRow) -> AtlasStream | None:
-        """Resume an accepted turn. None if it already runs here, or if its agent is gone and the turn was failed."""
+        """Resume an accepted turn. None if it already runs here, or if it was failed because it cannot be resumed."""
+        try:
+            options = decode_options(row)
+        except UnreadableRow as error:
+            logger.error("turn failed: run=%s session=%s error=%s", row.id, row.session, error)
+            await self._fail(row, str(error), "UnreadableRow")
+            return None
         cancelled = row.stop or (self._jobs is not None and await self._jobs.is_obsolete(row))
         if row.id in self._live:
             return None
@@ -295,7 +312,7 @@ class TurnRunner:
             await self._fail(row, f"agent {row.agent_id!r} no longer exists")
             return None
         stream = AtlasStream(row.id)
-        run = self.create(row.session, row.agent_id, decode_options(row), user=row.user, stream=stream, row=row)
+        run = self.create(row.session, row.agent_id, options, user=row.user, stream=stream, row=row)
         self.start(stream, run, None)
         if cancelled:
             stream.cancel()
@@ -315,9 +332,9 @@ class TurnRunner:
         """Return whether the turn is only accepted here and then left to any process."""
         return self._dispatcher.is_remote and run.journal is not None and not run.resumed
 
-    async def _fail(self, row: RunRow, error: str) -> None:
+    async def _fail(self, row: RunRow, error: str, kind: str = "") -> None:
         epoch = row.epoch + 1
-        ended = AddJournal(row.id, epoch, "ended", "", encode(EndRecord("failed", error)))
+        ended = AddJournal(row.id, epoch, "ended", "", encode(EndRecord("failed", error, kind=kind)))
         await self._store.commit(row.tenant, [ClaimRun(row.id), ended, SetRun(row.id, epoch, "failed", error)])
 
     async def _resume_session(self, session: str) -> None:
@@ -373,7 +390,7 @@ class TurnRunner:
         """Find the last reply of a turn, reading the session from its end."""
         role, before = "tool" if decode_options(row).call else "assistant", None
         while rows := await self._store.messages(row.tenant, row.session, before=before, limit=_PAGE, last=True):
-            for message in (Message.from_json(each.body) for each in reversed(rows) if each.run_id == row.id):
+            for message in (each.message for each in reversed(rows) if each.run_id == row.id):
                 if message.role == role:
                     return message
             before = rows[0].seq

@@ -12,7 +12,7 @@ import msgspec
 from atlas_agents.core import store as records
 from atlas_agents.core.aio import Clock
 from atlas_agents.core.errors import ConfigError, Conflict, NotFound
-from atlas_agents.core.json import encode
+from atlas_agents.core.json import decode_readable, encode
 from atlas_agents.core.messages import new_id
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,8 @@ class Schedules:
 
     async def list(self) -> list[records.Schedule]:
         """Return all schedules, sorted by name."""
-        return [_schedules.decode(record.body) for record in await self._store.records(self._tenant(), "schedule")]
+        found = await self._store.records(self._tenant(), "schedule")
+        return decode_readable(_schedules, [(f"schedule {record.key}", record.body) for record in found])
 
     async def get(self, name: str) -> records.Schedule:
         return _schedules.decode((await self._record(name)).body)
@@ -81,9 +82,9 @@ class Schedules:
     async def add_due_jobs(self) -> None:
         """Add a job for each schedule that is due, and mark the due time as handled in the same transaction."""
         for record in await self._store.records(self._tenant(), "schedule"):
-            schedule = _schedules.decode(record.body)
-            if not schedule.paused:
-                await self._handle(record, schedule)
+            for schedule in decode_readable(_schedules, [(f"schedule {record.key}", record.body)]):
+                if not schedule.paused:
+                    await self._handle(record, schedule)
 
     async def _handle(self, record: records.StoredRecord, schedule: records.Schedule) -> None:
         now = self._now()

@@ -8,7 +8,16 @@ import msgspec
 from atlas_agents.core.errors import BrokenHistory, ConfigError, Conflict, NotFound
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, find_unpaired, new_id
-from atlas_agents.core.store import AddMessage, DropSession, PutSession, Session, Store, StoredMessage, Write
+from atlas_agents.core.store import (
+    UNREADABLE,
+    AddMessage,
+    DropSession,
+    PutSession,
+    Session,
+    Store,
+    StoredMessage,
+    Write,
+)
 
 Listed: TypeAlias = list[Session]
 Rows: TypeAlias = list[StoredMessage]
@@ -79,7 +88,7 @@ class Sessions:
 
     async def history(self, key: str) -> Messages:
         """Return the whole conversation."""
-        return [Message.from_json(row.body) for row in await self.messages(key)]
+        return [row.message for row in await self.messages(key)]
 
     async def delete(self, key: str) -> None:
         """Delete a session with its messages, but not its audit and usage rows; raises Conflict while a turn runs."""
@@ -96,7 +105,7 @@ class Sessions:
             index = next((index for index, row in enumerate(rows) if row.id == at), None)
             if index is None:
                 raise NotFound(f"not found: message {at!r} in session {key!r}")
-            while index + 1 < len(rows) and Message.from_json(rows[index].body).tool_calls:
+            while index + 1 < len(rows) and rows[index].message.tool_calls:
                 index += 1
             rows = rows[: index + 1]
         metadata = {**source.metadata, "forked_from": key, "forked_at": rows[-1].id if rows else None}
@@ -104,7 +113,10 @@ class Sessions:
         return await self._write(header, [(row.id, row.body) for row in rows])
 
     async def export(self, key: str) -> AsyncGenerator[str, None]:
-        """Yield the session as JSON lines: a header, then one message per line, byte for byte as stored."""
+        """Yield the session as JSON lines: a header, then one message per line, byte for byte as stored.
+
+        A message that cannot be read is replaced by a note.
+        """
         session = await self.get(key)
         yield encode(
             SessionHeader(_FORMAT, key, session.agent_id, session.label, session.metadata, session.created_at)
@@ -112,7 +124,8 @@ class Sessions:
         seq = 0
         while rows := await self._store.messages(self._tenant, key, after=seq, limit=_PAGE):
             for row in rows:
-                yield row.body.decode()
+                message = row.message
+                yield (message.to_json() if UNREADABLE in message.metadata else row.body).decode()
             seq = rows[-1].seq
 
     async def load(self, lines: Iterable[str] | AsyncIterable[str], *, key: str | None = None) -> Session:

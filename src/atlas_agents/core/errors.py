@@ -16,6 +16,7 @@ AtlasError
 ├── Cancelled            the caller awaiting the reply of a cancelled turn
 ├── ScriptExhausted      the author of a test: the scripted model has no reply left
 ├── QuotaExceeded        the caller: the tenant's plan does not allow the turn; no model was called
+├── UnreadableRow        the caller: a stored row cannot be decoded; its run has failed
 ├── CrashLoop            subscribers: the turn crashed the process repeatedly and was abandoned
 ├── StoreError           the caller: the store is unusable
 │   ├── StoreBusy        the caller: another process holds the database; retry later
@@ -170,6 +171,10 @@ class QuotaExceeded(AtlasError):
     """The tenant's plan does not allow the turn."""
 
 
+class UnreadableRow(AtlasError):
+    """A stored row cannot be decoded; the message names it. Its run fails, and everything else is unaffected."""
+
+
 class CrashLoop(AtlasError):
     """A turn was abandoned because it crashed the process every time it was resumed."""
 
@@ -322,7 +327,17 @@ class OutcomeUnknown(ToolFault):
 
 _BY_NAME: dict[str, type[AtlasError]] = {
     error.__name__: error
-    for error in (BrokenHistory, BadOutput, Refused, ScriptExhausted, QuotaExceeded, CrashLoop, ConfigError, MissingKey)
+    for error in (
+        BrokenHistory,
+        BadOutput,
+        Refused,
+        ScriptExhausted,
+        QuotaExceeded,
+        UnreadableRow,
+        CrashLoop,
+        ConfigError,
+        MissingKey,
+    )
 }
 
 

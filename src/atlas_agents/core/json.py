@@ -1,10 +1,14 @@
 """JSON at the boundary: one encoder, and one strict parser for JSON written by a model."""
 
 import json
-from typing import Any, cast
+import logging
+from collections.abc import Iterable
+from typing import Any, TypeVar, cast
 
 import msgspec
 
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
 _encoder = msgspec.json.Encoder()
 _MAX_DEPTH = 64
 
@@ -12,6 +16,17 @@ _MAX_DEPTH = 64
 def encode(value: object) -> bytes:
     """Encode a value of structs, dicts, lists and plain values as compact JSON."""
     return _encoder.encode(value)
+
+
+def decode_readable(decoder: msgspec.json.Decoder[T], bodies: Iterable[tuple[str, bytes]]) -> list[T]:
+    """Decode named JSON values; log and leave out those that cannot be decoded."""
+    found: list[T] = []
+    for name, body in bodies:
+        try:
+            found.append(decoder.decode(body))
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            logger.warning("stored row unreadable: row=%s error=%s", name, error)
+    return found
 
 
 def parse_object(text: str) -> dict[str, Any]:

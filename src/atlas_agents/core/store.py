@@ -4,10 +4,16 @@ All writes of one `commit` are applied atomically and are durable when the call 
 No operation spans two tenants, except `open_runs`, `orphaned_runs` and `tenants`. Times are milliseconds since 1970.
 """
 
+import logging
+import re
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, cast
 
 import msgspec
+
+from atlas_agents.core.messages import Message, Role, Text
+
+logger = logging.getLogger(__name__)
 
 RunStatus: TypeAlias = Literal["queued", "running", "waiting", "done", "failed", "cancelled"]
 OPEN: tuple[RunStatus, ...] = ("queued", "running", "waiting")
@@ -23,6 +29,9 @@ Missed: TypeAlias = Literal["once", "skip"]
 RecordKind: TypeAlias = Literal["schedule", "user", "tenant", "plan", "chore", "pace", "seal"]
 DocumentKind: TypeAlias = Literal["knowledge", "memory"]
 Prunable: TypeAlias = Literal["events", "journal"]
+UNREADABLE = "unreadable"
+"""Key in the metadata of the note that replaces a message which cannot be decoded."""
+_ROLE = re.compile(rb'"role": ?"(user|assistant)"')
 
 
 # Rows
@@ -48,6 +57,23 @@ class StoredMessage(msgspec.Struct, frozen=True):
     id: str
     run_id: str
     body: bytes
+
+    @property
+    def message(self) -> Message:
+        """The decoded message. One that cannot be decoded is replaced by a note, so that its session stays usable."""
+        try:
+            return Message.from_json(self.body)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            logger.warning(
+                "message unreadable: session=%s seq=%d id=%s error=%s", self.session, self.seq, self.id, error
+            )
+            return self._placeholder()
+
+    def _placeholder(self) -> Message:
+        found = _ROLE.search(self.body)
+        role = cast(Role, found[1].decode()) if found else "assistant"
+        text = f"[message {self.seq} of this session cannot be read; run: atlas store check]"
+        return Message(role, (Text(text),), id=self.id, created_at=0, metadata={UNREADABLE: True})
 
 
 class RunRow(msgspec.Struct, frozen=True):

@@ -117,7 +117,7 @@ def fit_in_frame(rows: Sequence[StoredMessage], limit: int) -> Sequence[StoredMe
 
 
 def stored_message_shape(row: StoredMessage) -> types.MessageShape:
-    return message_shape(Message.from_json(row.body), row.run_id, row.seq)
+    return message_shape(row.message, row.run_id, row.seq)
 
 
 def _part(part: CorePart, took: dict[str, int]) -> types.Part | None:

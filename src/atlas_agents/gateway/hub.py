@@ -286,7 +286,7 @@ class SessionUpdates:
         if not rows:
             return session
         self._remember_named(session.key)
-        text = " ".join(Message.from_json(rows[0].body).text.split())
+        text = " ".join(rows[0].message.text.split())
         label = text if len(text) <= _MAX_LABEL else text[: _MAX_LABEL - 1] + "…"
         if label:
             await self._hub.atlas.sessions.put(session.key, label=label)

@@ -12,7 +12,7 @@ from atlas_agents.core.aio import BackgroundTasks, Clock
 from atlas_agents.core.aio import invoke as call_user
 from atlas_agents.core.approvals import Answer, Decision, Form, Question
 from atlas_agents.core.errors import BadArguments, Conflict, Declined, NotFound, StoreLost
-from atlas_agents.core.json import encode
+from atlas_agents.core.json import decode_readable, encode
 from atlas_agents.core.store import OPEN, AnswerApproval, Store
 from atlas_agents.tools.schema import compile_check
 
@@ -291,4 +291,5 @@ async def deliver_stored_answer(store: Store, tenant: str, approvals: Approvals,
 async def stored_pending_questions(store: Store, tenant: str, clock: Clock) -> list[Question]:
     """Return the stored questions that have not expired, oldest first."""
     now = clock.time() * 1000
-    return [_questions.decode(row.question) for row in await store.pending_approvals(tenant) if row.expires_at > now]
+    rows = [row for row in await store.pending_approvals(tenant) if row.expires_at > now]
+    return decode_readable(_questions, [(f"approval {row.id}", row.question) for row in rows])

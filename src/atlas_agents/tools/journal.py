@@ -56,7 +56,11 @@ async def read_end_record(store: records.Store, row: records.RunRow) -> EndRecor
     steps = await store.journal(row.tenant, row.id)
     if not steps or steps[-1].kind != "ended":
         return None
-    return msgspec.json.decode(steps[-1].payload, type=EndRecord)
+    try:
+        return msgspec.json.decode(steps[-1].payload, type=EndRecord)
+    except msgspec.DecodeError as error:
+        logger.warning("step unreadable: run=%s kind=ended error=%s", row.id, error)
+        return None
 
 
 class _FirstMessages(msgspec.Struct, frozen=True):
@@ -65,8 +69,19 @@ class _FirstMessages(msgspec.Struct, frozen=True):
 
 def read_first_messages(row: records.RunRow) -> list[Message]:
     """Return the messages that a run was accepted with. The first stored format was a single message."""
-    found = msgspec.json.decode(row.request, type=_FirstMessages).messages or (row.request,)
-    return [Message.from_json(bytes(each)) for each in found]
+    try:
+        found = msgspec.json.decode(row.request, type=_FirstMessages).messages or (row.request,)
+        return [Message.from_json(bytes(each)) for each in found]
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise errors.UnreadableRow(f"the request of run {row.id!r} cannot be read: {error}") from error
+
+
+def _decode_step(row: records.JournalRow, decode: Callable[[bytes], T]) -> T:
+    try:
+        return decode(row.payload)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        where = f"step {row.seq} ({row.kind}) of run {row.run_id!r}"
+        raise errors.UnreadableRow(f"{where} cannot be read: {error}") from error
 
 
 class ShuttingDown(errors.StoreError):
@@ -166,8 +181,11 @@ class JournaledApprovals(msgspec.Struct, eq=False):
         row = await self._read_approval(question)
         if row is None:
             raise errors.NotFound(f"not found: approval {question.id!r}")
-        answer = _answers.decode(row.answer) if row.answer is not None else None
-        return _questions.decode(row.question), answer
+        try:
+            answer = _answers.decode(row.answer) if row.answer is not None else None
+            return _questions.decode(row.question), answer
+        except msgspec.DecodeError as error:
+            raise errors.UnreadableRow(f"approval {row.id!r} of run {row.run_id!r} cannot be read: {error}") from error
 
     async def save_answer(self, question: Question, answer: Answer, grants: str, *, new: bool) -> Answer:
         """Persist an answer and return the one that counts: the first. One that is not `new` is already stored."""
@@ -245,6 +263,8 @@ class Journal:
         self._intended_at: dict[str, int] = {}
         self._durations: dict[str, int] = {}
         self._stored: set[str] = set()
+        self.restored_messages: frozenset[str] = frozenset()
+        """Ids of the messages that earlier processes had stored when this one claimed the run."""
         self._ended = False
         self.crash_looping = False
         """The run crashed the process too often: it makes no new calls, and only recorded steps are replayed."""
@@ -263,8 +283,6 @@ class Journal:
         if idle or not wait:
             start = [
                 records.ClaimRun(self._run_id),
-        self.restored_messages: frozenset[str] = frozenset()
-        """Ids of the messages that earlier processes had stored when this one claimed the run."""
                 *self._message_writes(self._first_messages),
                 self._accepted_step(1),
             ]
@@ -302,7 +320,7 @@ class Journal:
         """
         if self._shared or conversation not in _loaded:
             rows = await self._read_messages()
-            conversation.messages[:] = [Message.from_json(row.body) for row in rows if row.run_id != self._run_id]
+            conversation.messages[:] = [row.message for row in rows if row.run_id != self._run_id]
             _loaded.add(conversation)
         if self._epoch == 0 and self._row is not None:
             await self._resume(self._row)
@@ -310,21 +328,25 @@ class Journal:
 
     async def _resume(self, row: records.RunRow) -> None:
         past = await self._committer.read(lambda: self._store.journal(self._tenant, self._run_id)) if row.epoch else []
-        epoch, first = row.epoch + 1, not past
-        self._first_messages = read_first_messages(row)
+        epoch, first, unreadable = row.epoch + 1, not past, None
+        try:
+            self._first_messages = read_first_messages(row) if first else await self._read_stored_first_messages(past)
+            for each in past:
+                self._restore(each)
+        except errors.UnreadableRow as error:  # claim the run all the same, to record that it failed
+            unreadable = error
         writes: list[records.Write] = [records.ClaimRun(self._run_id), records.SetRun(self._run_id, epoch, "running")]
         if first:
             writes += self._message_writes(self._first_messages)
             step = self._accepted_step(epoch)
         else:
-            self._first_messages = await self._read_stored_first_messages(past)
             step = records.AddJournal(self._run_id, epoch, "resumed", str(epoch), b"{}")
         await self._committer.commit(self._tenant, [*writes, step], step)
         self._epoch = epoch
+        if unreadable is not None:
+            raise unreadable
         if first:
             self._notify_stored(self._first_messages)
-        for each in past:
-            self._restore(each)
         recent = past[-MAX_RESUMES_WITHOUT_PROGRESS:]
         self.crash_looping = len(recent) == MAX_RESUMES_WITHOUT_PROGRESS and all(
             each.kind == "resumed" for each in recent
@@ -333,10 +355,10 @@ class Journal:
     async def _read_stored_first_messages(self, past: Sequence[records.JournalRow]) -> list[Message]:
         """Return the first messages of the run as they are stored in the session."""
         rows = await self._read_messages()
-        own = [Message.from_json(row.body) for row in rows if row.run_id == self._run_id]
+        own = [row.message for row in rows if row.run_id == self._run_id]
         self._stored = {message.id for message in own}
         self.restored_messages = frozenset(self._stored)
-        ids: Any = msgspec.json.decode(past[0].payload)
+        ids: Any = _decode_step(past[0], msgspec.json.decode)
         if isinstance(ids, list):
             return [message for message in own if message.id in ids]
         reply = next((index for index, message in enumerate(own) if message.role == "assistant"), len(own))
@@ -484,12 +506,12 @@ class Journal:
 
     def _restore(self, row: records.JournalRow) -> None:
         if row.kind == "reply":
-            self._replies.append(Message.from_json(row.payload))
+            self._replies.append(_decode_step(row, Message.from_json))
         elif row.kind == "intent":
             self._intents.add(row.key)
             self._intended_at[row.key] = row.at
         elif row.kind == "outcome":
-            self._outcomes[row.key] = _results.decode(row.payload)
+            self._outcomes[row.key] = _decode_step(row, _results.decode)
             if row.key in self._intended_at:
                 self._durations[row.key] = row.at - self._intended_at[row.key]
         else:

@@ -354,7 +354,7 @@ class AgUiRun:
         if row is None or row.status in OPEN:
             raise HTTPError(503, "unavailable", "this turn is running in another process; retry in a moment")
         rows = [each for each in await store.messages(tenant, self._session) if each.run_id == run_id]
-        messages = [Message.from_json(each.body) for each in rows]
+        messages = [each.message for each in rows]
         calls = [index for index, each in enumerate(messages) if call_id in [call.id for call in each.tool_calls]]
         for message in messages[calls[0] + 1 if calls else 0 :]:
             yield self._encoder.replay(message)

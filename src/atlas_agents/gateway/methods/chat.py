@@ -114,7 +114,7 @@ async def wait_for_run(caller: ClientConnection, params: wire.ChatWait) -> wire.
     if row.status != "done":
         return wire.Waited(row.status, error=caller.hub.atlas.hide(row.error) if row.error else None)
     rows = await caller.hub.store.messages(caller.hub.atlas.tenant, row.session)
-    mine = [Message.from_json(each.body) for each in rows if each.run_id == row.id]
+    mine = [each.message for each in rows if each.run_id == row.id]
     replies = [message for message in mine if message.role == "assistant"]
     return wire.Waited(row.status, convert.message_shape(replies[-1], row.id) if replies else None)
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import msgspec
 
 from atlas_agents.agents.sessions import SessionHeader
-from atlas_agents.core.errors import BrokenHistory, Conflict, NotFound
-from atlas_agents.core.messages import Message, new_id
+from atlas_agents.core.errors import BrokenHistory, Conflict, NotFound, UnreadableRow
+from atlas_agents.core.messages import new_id
 from atlas_agents.core.store import RunRow, Session, StoredMessage
 from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.convert import fit_in_frame, message_shape, session_shape, stored_message_shape
@@ -18,6 +18,7 @@ from atlas_agents.gateway.protocol.chat import Key
 from atlas_agents.gateway.protocol.frames import ProtocolError, not_found
 from atlas_agents.gateway.protocol.types import Ack, ApprovalShape, MessageShape, SessionShape
 from atlas_agents.gateway.runs import read_outcomes
+from atlas_agents.tools.journal import read_first_messages
 
 _MAX_MESSAGES = 200
 _SESSION_PAGE = 200
@@ -40,12 +41,6 @@ def add_methods(methods: Methods) -> None:
     methods.add("sessions.fork", fork_session)
     methods.add("sessions.export", export_session)
     methods.add("sessions.import", import_session)
-
-
-class _Request(msgspec.Struct, frozen=True):
-    """The fields of a stored run request that are read here."""
-
-    messages: list[msgspec.Raw] = []
 
 
 async def create_session(caller: ClientConnection, params: wire.SessionsCreate) -> wire.Created:
@@ -181,8 +176,10 @@ def _is_announced(row: StoredMessage, logs: dict[str, RunLog]) -> bool:
 
 def _queued_messages(row: RunRow) -> list[MessageShape]:
     """Return the input messages of a queued turn."""
-    message = msgspec.json.decode(row.request, type=_Request).messages if row.request else []
-    return [message_shape(Message.from_json(bytes(each)), row.id) for each in message]
+    try:
+        return [message_shape(message, row.id) for message in read_first_messages(row)]
+    except UnreadableRow:
+        return []
 
 
 def _snapshot(caller: ClientConnection, log: RunLog) -> wire.RunPosition:
@@ -228,7 +225,7 @@ async def _search_session(caller: ClientConnection, session: Session, text: str)
         return wire.SessionHit(_session_shape(caller, session))
     rows = await caller.hub.store.messages(caller.hub.atlas.tenant, session.key)
     for row in reversed(rows):
-        message = Message.from_json(row.body)
+        message = row.message
         if message.role in ("user", "assistant") and (index := message.text.casefold().find(text)) >= 0:
             return wire.SessionHit(
                 _session_shape(caller, session), _build_excerpt(message.text, index, len(text)), row.id

@@ -3,6 +3,7 @@
 A new column is a new field of the struct in `core.store` and a migration. Everything else follows from the struct.
 """
 
+import logging
 from collections.abc import Callable, Generator, Sequence
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, get_origin
@@ -13,6 +14,7 @@ from atlas_agents.core import store
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.json import encode
 
+logger = logging.getLogger(__name__)
 Row: TypeAlias = tuple[Any, ...]
 Convert: TypeAlias = Callable[[Any], Any]
 T = TypeVar("T")
@@ -140,7 +142,20 @@ class Table(Generic[R]):
 def _decoder_for(kind: Any) -> Convert | None:
     if kind is bool:
         return bool
-    return msgspec.json.Decoder(kind).decode if get_origin(kind) in (dict, tuple) else None
+    origin = get_origin(kind)
+    if origin not in (dict, tuple):
+        return None
+    decode = msgspec.json.Decoder(kind).decode
+
+    def decode_or_empty(value: Any) -> Any:
+        """Decode a column; one that cannot be decoded must not hide the other rows of a list."""
+        try:
+            return decode(value)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            logger.warning("stored column unreadable: error=%s", error)
+            return origin()
+
+    return decode_or_empty
 
 
 _ENCODERS: dict[Any, Convert] = {dict: encode, tuple: lambda value: encode(value).decode()}
