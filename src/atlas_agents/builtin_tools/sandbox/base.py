@@ -12,7 +12,19 @@ LimitName: TypeAlias = Literal["time", "output", "memory", "processes", "disk"]
 OnOutput: TypeAlias = Callable[[Stream, bytes], None]
 _MB = 1024 * 1024
 PATH = "/usr/local/bin:/usr/bin:/bin"
-ETC = ("alternatives", "fonts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "localtime", "mime.types", "ssl/certs")
+ETC = (
+    *(
+        "alternatives",
+        "debian_version",
+        "fonts",
+        "ld.so.cache",
+        "ld.so.conf",
+        "ld.so.conf.d",
+        "localtime",
+        "mime.types",
+    ),
+    *("os-release", "ssl/certs", "ssl/openssl.cnf"),
+)
 """What a sandboxed command can read below /etc."""
 
 

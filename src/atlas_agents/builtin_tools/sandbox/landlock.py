@@ -1,11 +1,14 @@
 """Sandbox with Landlock and seccomp, through `sandlock`, for machines that cannot create user namespaces.
 
 Landlock grants rights to whole folders and cannot revoke them below, so paths that should be read-only cannot be read
-either. Without a PID namespace, the processes of a run are found by ancestry.
+either. It does not control sockets and the metadata of files: the filter refuses sockets, and the launcher changes
+metadata for the command. Without a PID namespace, the processes of a run are found by ancestry.
 """
 
 import asyncio
+import os
 import sys
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -63,7 +66,9 @@ class _LandlockProcess(SandboxProcess):
 
 def _launch_request(command: SandboxCommand, library: Path) -> dict[str, object]:
     limits = command.limits
-    filter_program = seccomp.build_filter()
+    filter_program = seccomp.build_filter(namespaces=False)
+    if filter_program is None:
+        raise SandboxUnavailable("Landlock requires x86_64 or aarch64 here", "install bubblewrap")
     tmp = {"TMPDIR": str(command.writable)} if command.writable else {}  # there is no private /tmp
     # The interpreter applies the limits inside the sandbox, then executes the command.
     python = sorted({sys.prefix, sys.base_prefix, str(Path(sys.executable).resolve().parent)})
@@ -77,7 +82,9 @@ def _launch_request(command: SandboxCommand, library: Path) -> dict[str, object]
         "denied": [str(path) for path in resolve_protected(command, (*command.read_only, *command.masked))],
         "env": {"PATH": PATH, "HOME": str(command.writable or "/"), "LANG": "C.UTF-8", **tmp, **command.env},
         "processes": limits.processes,
-        "filter": filter_program.hex() if filter_program else "",
+        "filter": filter_program.hex(),
+        "supervised": seccomp.syscall_numbers(seccomp.SUPERVISED),
+        "changeable": os.path.realpath(command.writable) if command.writable else "",
         "rlimits": {
             "RLIMIT_CPU": limits.cpu,
             "RLIMIT_DATA": limits.memory,
@@ -91,9 +98,12 @@ def _launch_request(command: SandboxCommand, library: Path) -> dict[str, object]
 async def probe() -> Landlock:
     """Return the Landlock sandbox if it confines a test command on this machine; otherwise SandboxUnavailable."""
     sandbox = Landlock()
-    argv = ("/bin/sh", "-c", "cat /proc/1/environ; echo inside")
-    async with asyncio.timeout(10):
-        result = await sandbox.run(SandboxCommand(argv=argv, cwd=Path("/")))
-    if result.stdout.text != "inside\n":
-        raise SandboxUnavailable(f"Landlock could not run a test command: {result.stderr.text[:300]}", REMEDY)
+    with tempfile.NamedTemporaryFile() as outside:
+        argv = ("/bin/sh", "-c", 'cat /proc/1/environ; chmod 777 "$0"; echo inside', outside.name)
+        async with asyncio.timeout(10):
+            result = await sandbox.run(SandboxCommand(argv=argv, cwd=Path("/")))
+        if result.stdout.text != "inside\n":
+            raise SandboxUnavailable(f"Landlock could not run a test command: {result.stderr.text[:300]}", REMEDY)
+        if os.stat(outside.name).st_mode & 0o077:
+            raise SandboxUnavailable("Landlock and sandlock do not protect file modes here", REMEDY)
     return sandbox

@@ -1,10 +1,12 @@
 """Process entry point: runs the command described by its JSON argument in a `sandlock` sandbox.
 
-It is the subreaper of everything the command starts, and kills what is left when the command ends. Standard library
-only.
+It is the subreaper of everything the command starts, and kills what is left when the command ends. It also changes
+modes, owners and times of files for the command, because Landlock would not restrict that to the writable folder.
+Standard library only.
 """
 
 import ctypes
+import errno
 import importlib
 import json
 import os
@@ -15,6 +17,24 @@ from typing import Any
 
 _FAILED, _ERROR_PREFIX = 113, "atlas-sandbox: "
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_OPENAT2, _FCHMODAT2 = 437, 452
+_AT_FDCWD, _NOFOLLOW, _EMPTY_PATH = -100, 0x100, 0x1000
+_NO_MAGIC_LINKS = 2  # RESOLVE_NO_MAGICLINKS: /proc/self would be this process
+_MAX_PATH = 4096
+_SETID = 0o6000
+_ARGUMENTS: dict[str, tuple[int | None, int | None, int, int | None]] = {
+    "chmod": (None, 0, 1, None),
+    "fchmod": (0, None, 1, None),
+    "fchmodat": (0, 1, 2, None),
+    "fchmodat2": (0, 1, 2, 3),
+    "chown": (None, 0, 1, None),
+    "lchown": (None, 0, 1, None),
+    "fchown": (0, None, 1, None),
+    "fchownat": (0, 1, 2, 4),
+    "utimensat": (0, 1, 2, 3),
+}
+"""Indexes of the arguments of system calls: folder, path, new value, flags."""
+_libc = ctypes.CDLL(None, use_errno=True)
 
 # Runs inside the sandbox before the command: the limits and the filter must not apply to the supervisor outside.
 _INSIDE = """
@@ -45,10 +65,9 @@ except OSError as error:
 
 def main() -> None:
     request: dict[str, Any] = json.loads(sys.argv[1])
-    libc = ctypes.CDLL(None)
     parent = os.getppid()
-    libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
     if os.getppid() != parent:
         os._exit(_FAILED)
     signal.signal(signal.SIGTERM, lambda number, frame: _exit(_FAILED))
@@ -75,10 +94,127 @@ def _run(request: dict[str, Any]) -> int:
             cwd=request["cwd"],
         )
         inner = json.dumps({"rlimits": request["rlimits"], "filter": request["filter"]})
-        return sandbox.run_interactive([request["python"], "-I", "-S", "-c", _INSIDE, inner, *request["argv"]])
+        argv = [request["python"], "-I", "-S", "-c", _INSIDE, inner, *request["argv"]]
+        _inherit_streams()
+        result = sandbox.run_with_handlers(argv, _metadata_handlers(library, request))
+        if result.error:
+            raise RuntimeError(result.error)
+        return 128 + result.signal if result.signal > 0 else result.exit_code
     except Exception as error:  # noqa: BLE001 - any error means that nothing was run
         sys.stderr.write(f"{_ERROR_PREFIX}{error}\n")
         return _FAILED
+
+
+def _inherit_streams() -> None:
+    """Make `run_with_handlers` leave the standard streams to the command: the C library has a function for it."""
+    functions = importlib.import_module("sandlock._sdk")._lib
+    interactive = functions.sandlock_run_interactive_with_handlers
+    interactive.argtypes = functions.sandlock_run_with_handlers.argtypes
+    interactive.restype = functions.sandlock_run_with_handlers.restype
+    functions.sandlock_run_with_handlers = interactive
+
+
+def _metadata_handlers(library: Any, request: dict[str, Any]) -> list[tuple[int, Any]]:
+    """Return a handler for each system call that changes the metadata of a file."""
+    names: dict[int, str] = {number: name for name, number in request["supervised"].items()}
+
+    class MetadataHandler(library.Handler):
+        on_exception = library.ExceptionPolicy.DENY_EPERM
+
+        def handle(self, ctx: Any) -> Any:
+            try:
+                _change_metadata(names[ctx.syscall_nr], ctx, request)
+            except OSError as error:
+                return library.NotifAction.errno(error.errno or errno.EPERM)
+            return library.NotifAction.returns(0)
+
+    handler = MetadataHandler()
+    return [(number, handler) for number in names]
+
+
+def _change_metadata(name: str, ctx: Any, request: dict[str, Any]) -> None:
+    """Do what the command asked for, if its target is a file of its user below the writable folder.
+
+    Descriptors count as well: a file that can only be read could otherwise be changed through one. The arguments are
+    read once, and the target is opened before it is checked, so the command cannot exchange it in between.
+    """
+    target = _open_target(name, ctx)
+    try:
+        _check_target(target, request)
+        value = _ARGUMENTS[name][2]
+        if name == "utimensat":
+            times = ctx.read(ctx.args[value], 32) if ctx.args[value] else None
+            if ctx.args[value] and times is None:
+                raise OSError(errno.EFAULT, "times")
+            _syscall(request["supervised"]["utimensat"], target, b"", times, _EMPTY_PATH)
+        elif "chmod" in name:
+            if ctx.args[value] & _SETID:
+                raise PermissionError(errno.EPERM, "setuid")
+            _syscall(_FCHMODAT2, target, b"", ctx.args[value] & 0o7777, _EMPTY_PATH)
+        else:
+            info = os.fstat(target)
+            user, group = (ctypes.c_int(each).value for each in ctx.args[value : value + 2])
+            if user not in (-1, info.st_uid) or group not in (-1, info.st_gid):
+                raise PermissionError(errno.EPERM, "owner")
+    finally:
+        os.close(target)
+
+
+def _open_target(name: str, ctx: Any) -> int:
+    """Open the file that a command names, without access to its content."""
+    folder_index, path_index, _, flags_index = _ARGUMENTS[name]
+    folder = _AT_FDCWD if folder_index is None else ctypes.c_int(ctx.args[folder_index]).value
+    address = 0 if path_index is None else ctx.args[path_index]
+    flags = 0 if flags_index is None else ctx.args[flags_index]
+    flags |= _NOFOLLOW if name == "lchown" else 0
+    flags |= _EMPTY_PATH if path_index is None or (name == "utimensat" and not address) else 0
+    path = _read_path(ctx, address) if address else b""
+    if not path and not flags & _EMPTY_PATH:
+        raise FileNotFoundError(errno.ENOENT, "empty path")
+    where = f"/proc/{ctx.pid}/cwd" if folder == _AT_FDCWD else f"/proc/{ctx.pid}/fd/{folder}"
+    try:
+        start = os.open("/" if path.startswith(b"/") else where, os.O_PATH | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise OSError(errno.EBADF, where) from None
+    if not path:
+        return start
+    try:
+        how = os.O_PATH | os.O_CLOEXEC | (os.O_NOFOLLOW if flags & _NOFOLLOW else 0)
+        return _syscall(_OPENAT2, start, path, (ctypes.c_uint64 * 3)(how, 0, _NO_MAGIC_LINKS), 24)
+    finally:
+        os.close(start)
+
+
+def _read_path(ctx: Any, address: int) -> bytes:
+    """Read a string page by page: the page after its end may not exist."""
+    path = b""
+    while len(path) < _MAX_PATH:
+        position = address + len(path)
+        chunk = ctx.read(position, _MAX_PATH - position % _MAX_PATH)
+        if chunk is None:
+            raise OSError(errno.EFAULT, "path")
+        path += chunk
+        if b"\0" in chunk:
+            return path[: path.index(b"\0")]
+    raise OSError(errno.ENAMETOOLONG, "path")
+
+
+def _check_target(target: int, request: dict[str, Any]) -> None:
+    real = os.readlink(f"/proc/self/fd/{target}")
+
+    def is_below(folder: str) -> bool:
+        return real == folder or real.startswith(folder.rstrip("/") + "/")
+
+    inside = request["changeable"] and is_below(request["changeable"]) and not any(map(is_below, request["denied"]))
+    if not inside or os.fstat(target).st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "outside of the writable folder")
+
+
+def _syscall(number: int, *arguments: Any) -> int:
+    result = _libc.syscall(number, *arguments)
+    if result < 0:
+        raise OSError(ctypes.get_errno(), "system call failed")
+    return result
 
 
 def _exit(code: int) -> None:
