@@ -150,11 +150,14 @@ class Message(msgspec.Struct, frozen=True, dict=True):
     def tool_results(self) -> tuple[ToolResult, ...]:
         return tuple([part for part in self.parts if type(part) is ToolResult])
 
-    @cached_property
+    @property
     def untrusted(self) -> tuple[str, ...]:
         """Sources of content in this message that someone else wrote: tool results, attachments, other agents."""
+        if self.role == "assistant":
+            return ()
         if self.role == "tool":
-            return tuple([each for result in self.tool_results for each in result.untrusted.split("; ") if each])
+            marked = [part.untrusted for part in self.parts if type(part) is ToolResult and part.untrusted]
+            return tuple([source for each in marked for source in each.split("; ")])
         named: Any = self.metadata.get(UNTRUSTED)
         sources = [each for each in cast(list[Any], named) if isinstance(each, str)] if isinstance(named, list) else []
         sources += [f"attachment: {part.name}" for part in self.parts if type(part) is File]
