@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import defaultdict
-from datetime import date, timedelta
+from datetime import date
 
 from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.runner import tool_call_result
@@ -111,15 +111,16 @@ async def verify_audit(caller: ClientConnection, _: NoParams) -> wire.AuditVerif
 
 async def count_tool_calls(caller: ClientConnection, params: wire.UsageTools) -> wire.ToolsUsed:
     _require_all_sessions(caller)
-    return wire.ToolsUsed(await caller.hub.audit.count_calls(params.since or "", params.to or "9999"))
+    since, until = _day_range(params.since, params.to)
+    return wire.ToolsUsed(await caller.hub.audit.count_calls(since, until))
 
 
 async def sum_usage(caller: ClientConnection, params: wire.UsageSummary) -> wire.UsageResult:
     """Sum tokens and cost of the caller's sessions, grouped by one key."""
-    until = (date.fromisoformat(params.to) + timedelta(days=1)).isoformat() if params.to else "9999"
+    since, until = _day_range(params.since, params.to)
     sums: dict[tuple[str, str], wire.UsageSum] = {}
     prefix = caller.grant.prefix
-    for row in await caller.hub.atlas.usage(params.since or "", until):
+    for row in await caller.hub.atlas.usage(since, until):
         if row.session.startswith(prefix):
             name, day = _group_name(row, params.group_by, prefix), row.day if params.by_day else ""
             sums[name, day] = _add_usage(sums.get((name, day)) or wire.UsageSum(name, 0, 0, 0, 0, 0, day), row)
@@ -182,6 +183,16 @@ def _require_all_sessions(caller: ClientConnection) -> None:
     """Require access to all sessions, because the audit log covers all of them."""
     if caller.grant.prefix:
         raise ProtocolError("FORBIDDEN", "the audit log requires a token with access to all sessions")
+
+
+def _day_range(since: str | None, to: str | None) -> tuple[str, str]:
+    """Return two texts: days from the first one up to the second one are in the range, and `to` is included."""
+    for day in (since, to):
+        try:
+            date.fromisoformat(day or "0001-01-01")
+        except ValueError:
+            raise ProtocolError("INVALID_PARAMS", f"invalid day {day!r}: expected a date such as 2026-11-30") from None
+    return since or "", f"{to or '9999-12-31'}~"  # later than this day, and earlier than the next one
 
 
 def _group_name(row: UsageRow, group_by: str, prefix: str) -> str:

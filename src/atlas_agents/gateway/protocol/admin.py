@@ -7,7 +7,7 @@ from msgspec import Meta, field
 from atlas_agents.gateway.protocol import types
 from atlas_agents.gateway.protocol.chat import Page
 
-Day = Annotated[str, Meta(pattern=r"^\d{4}-\d{2}-\d{2}$")]
+Day = Annotated[str, Meta(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")]
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9_-]{1,64}$")]
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 

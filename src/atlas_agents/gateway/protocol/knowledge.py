@@ -6,8 +6,8 @@ from msgspec import Meta
 
 from atlas_agents.gateway.protocol.types import WireStruct
 
-Source = Annotated[str, Meta(min_length=1, max_length=4096)]
-Category = Annotated[str, Meta(min_length=1, max_length=100)]
+Source = Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
+Category = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\x00]*$")]
 Text = Annotated[str, Meta(min_length=1, max_length=2000)]
 
 
