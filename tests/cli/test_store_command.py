@@ -1,6 +1,7 @@
 """`atlas store …`, with and without a running gateway."""
 
 import asyncio
+import base64
 import contextlib
 import json
 import re
@@ -12,16 +13,20 @@ import pytest
 from atlas_command import Home
 
 from atlas_agents.core.aio import SystemClock
+from atlas_agents.core.json import encode
+from atlas_agents.core.messages import Message, Text
 from atlas_agents.core.store import (
     AcceptRun,
     AddAudit,
     AddEvents,
     AddJob,
     AddJournal,
+    AddMessage,
     JobRow,
     PutRecord,
     PutSession,
     ReserveEvents,
+    Schedule,
     SetRun,
 )
 from atlas_agents.storage.sqlite import SqliteStore
@@ -167,3 +172,51 @@ def test_postgres_commands_are_named_instead(command: str, program: str, bare: H
         and f"for Postgres, run: {program} --" in done.stderr
         and "geheim" not in done.stdout + done.stderr
     )
+
+
+async def _fill_unreadable(home: Home) -> None:
+    store = SqliteStore(home.path / "atlas.db")
+    await store.open()
+    good = Message("user", (Text("Hello"),)).to_json()
+    messages = [AddMessage("s", "m1", good), AddMessage("s", "m2", b"\xffgarbled"), AddMessage("s", "m3", good)]
+    runs = [AcceptRun("bad", "s", "assistant", request=b"{"), AcceptRun("good", "t", "assistant", request=good)]
+    schedule = encode(Schedule("daily", "0 8 * * *", "assistant", "Report."))
+    records = [PutRecord("schedule", "daily", schedule), PutRecord("schedule", "weekly", b"garbled")]
+    await store.commit("default", [PutSession("s"), PutSession("t"), *messages, *runs, *records])
+    await store.close()
+
+
+async def _check_isolated(home: Home) -> None:
+    store = SqliteStore(home.path / "atlas.db")
+    await store.open()
+    assert [row.id for row in await store.open_runs()] == ["good"]
+    ended = await store.run("default", "bad")
+    assert ended is not None and ended.error is not None
+    assert ended.error.startswith("the request of run 'bad':") and "atlas store check --repair" in ended.error
+    bodies = [row.message.text for row in await store.messages("default", "s")]
+    assert bodies[0] == bodies[2] == "Hello" and "cannot be read" in bodies[1]
+    assert [row.key for row in await store.records("default", "schedule")] == ["daily"]
+    await store.close()
+
+
+def test_check_finds_and_isolates_unreadable_rows(home: Home) -> None:
+    """A message, a queued turn and a schedule, each with a neighbour that can be read."""
+    home.path.mkdir(mode=0o700, exist_ok=True)
+    asyncio.run(_fill_unreadable(home))
+    checked = home.run("store", "check")
+    assert checked.returncode == 1
+    assert [line.partition(":")[0] for line in checked.stdout.splitlines()] == [
+        "message 2 of session 's'",
+        "schedule 'weekly'",
+        "the request of run 'bad'",
+        "3 rows cannot be read.",
+        "Run",
+    ]
+    assert len(json.loads(home.run("store", "check", "--json").stdout)["unreadable"]) == 3
+    repaired = json.loads(home.run("store", "check", "--repair", "--json").stdout)
+    saved = [json.loads(line) for line in Path(repaired["saved"]).read_text().splitlines()]
+    assert base64.b64decode(saved[0]["body"]) == b"\xffgarbled"
+    assert Path(repaired["saved"]).stat().st_mode & 0o777 == 0o600
+    again = home.run("store", "check")
+    assert (again.returncode, again.stdout) == (0, "Every row can be read.\n")
+    asyncio.run(_check_isolated(home))

@@ -21,6 +21,7 @@ from atlas_agents.core.store import (
     EventRow,
     PutSession,
     Release,
+    ReplaceMessage,
     Reserve,
     ReserveEvents,
     RunRow,
@@ -126,6 +127,7 @@ async def test_page_of_messages_is_in_order_from_either_end(
     "write",
     [
         AddMessage("s", "m", b""),
+        ReplaceMessage("s", 1, b""),
         AcceptRun("r", "s", "a"),
         DropSession("s"),
         ClaimRun("r"),
@@ -141,6 +143,14 @@ async def test_page_of_messages_is_in_order_from_either_end(
 async def test_write_to_a_missing_row_raises_not_found(store: Store, write: Write) -> None:
     with pytest.raises(NotFound):
         await store.commit(TENANT, [write])
+
+
+async def test_replaced_message_keeps_its_place_and_id(store: Store) -> None:
+    await store.commit(TENANT, [PutSession("s"), AddMessage("s", "m1", b"garbled"), AddMessage("s", "m2", b"{}")])
+    (replaced,) = await store.commit(TENANT, [ReplaceMessage("s", 1, b"{}")])
+    rows = await store.messages(TENANT, "s")
+    assert rows[0] == replaced
+    assert [(row.seq, row.id, row.body) for row in rows] == [(1, "m1", b"{}"), (2, "m2", b"{}")]
 
 
 async def test_runs_of_a_session_wait_for_each_other_and_start_in_order(store: Store) -> None:

@@ -1,6 +1,7 @@
-"""`atlas store …`: prune the database, back it up, restore it, and end the turns that a backup left open."""
+"""`atlas store …`: check the database, prune it, back it up, restore it, and end the turns that a backup left open."""
 
 import sys
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,6 +25,45 @@ _PG_DUMP = 'pg_dump --format=custom --schema=atlas --file=FILE "$ATLAS_DATABASE_
 _PG_RESTORE = 'pg_restore --no-owner --single-transaction --dbname="$ATLAS_DATABASE_URL" FILE'
 _END_REASON = "it was running when the backup was made"
 _PAGE = 200
+
+
+@cli.command(app)
+async def check(
+    repair: Annotated[
+        bool, typer.Option("--repair", help="Save unreadable rows to a file and isolate them. Stop the gateway first.")
+    ] = False,
+    as_json: cli.JsonFlag = False,
+) -> int:
+    """Find rows that cannot be read, and isolate them.
+
+    A gateway runs beside such rows: a turn with one fails, and a message is shown as a note. With --repair, their bytes
+    are saved to a file, messages are replaced by a note, turns are ended, and schedules and users are removed.
+
+    Exit codes: 0 everything can be read, 1 something cannot, 2 invalid options or settings.
+    """
+    from contextlib import nullcontext
+
+    from atlas_agents.app.home_lock import lock_home
+    from atlas_agents.config.open import open_home
+    from atlas_agents.storage.check import find_unreadable, isolate
+
+    settings = load_settings()
+    saved = settings.home / f"unreadable-{time.strftime('%Y%m%dT%H%M%S')}.jsonl"
+    with lock_home(open_home(settings)) if repair else nullcontext():
+        async with _open_store(settings) as store:
+            found = [each async for each in find_unreadable(store, await _all_tenants(store))]
+            if found and repair:
+                await isolate(store, found, saved)
+    repaired = bool(found) and repair
+    if as_json:
+        print_json({"unreadable": [str(each) for each in found], "saved": str(saved) if repaired else None})
+    else:
+        for each in found:
+            print(each)
+        print(f"{plural(len(found), 'row')} cannot be read." if found else "Every row can be read.")
+        if found:
+            print(f"Isolated; their bytes are in {saved}." if repaired else "Run: atlas store check --repair")
+    return cli.EXIT_FAILED if found and not repair else cli.EXIT_OK
 
 
 @cli.command(app)
@@ -180,14 +220,11 @@ async def _end_jobs(store: "Store") -> int:
 
 async def _end_runs(store: "Store") -> int:
     """End the runs under a new owner epoch, so that their former owner can no longer write."""
-    from atlas_agents.core.json import encode
-    from atlas_agents.core.store import AddJournal, ClaimRun, SetRun
+    from atlas_agents.storage.check import end_run
 
     rows = await store.orphaned_runs()
     for row in rows:
-        epoch = row.epoch + 1
-        ended = AddJournal(row.id, epoch, "ended", "", encode({"status": "failed", "error": _END_REASON}))
-        await store.commit(row.tenant, [ClaimRun(row.id), ended, SetRun(row.id, epoch, "failed", _END_REASON)])
+        await end_run(store, row, _END_REASON)
     return len(rows)
 
 

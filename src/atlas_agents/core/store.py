@@ -344,6 +344,14 @@ class AddMessage(msgspec.Struct, frozen=True, tag=True):
     run_id: str = ""
 
 
+class ReplaceMessage(msgspec.Struct, frozen=True, tag=True):
+    """Replace the body of a message that cannot be decoded."""
+
+    session: str
+    seq: int
+    body: bytes
+
+
 class AcceptRun(msgspec.Struct, frozen=True, tag=True):
     """Accept a turn: it is running if its session is idle, queued otherwise. With `at_once` a busy session raises
     `SessionBusy` instead.
@@ -573,6 +581,7 @@ Write: TypeAlias = (
     PutSession
     | DropSession
     | AddMessage
+    | ReplaceMessage
     | AcceptRun
     | ClaimRun
     | SetRun

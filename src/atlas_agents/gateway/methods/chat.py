@@ -10,7 +10,7 @@ from atlas_agents.agents.options import TurnOptions
 from atlas_agents.core.approvals import Answer
 from atlas_agents.core.errors import ConfigError, Conflict, NotFound
 from atlas_agents.core.messages import Message, Text, user
-from atlas_agents.core.store import JournalRow, RunRow
+from atlas_agents.core.store import JournalKind, JournalRow, RunRow
 from atlas_agents.gateway import convert
 from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.dispatch import Methods
@@ -221,33 +221,35 @@ def _run_shape(row: RunRow, prefix: str) -> wire.RunShape:
 
 def _step_shape(row: JournalRow) -> wire.RunStep:
     """Convert a journal row without its content: messages are in the session, arguments in the audit log."""
-    found: Any = msgspec.json.decode(row.payload) if row.payload else None
-    more: dict[str, Any] = {}
-    match row.kind:
+    try:
+        more = _step_details(row.kind, msgspec.json.decode(row.payload) if row.payload else None)
+    except (msgspec.DecodeError, LookupError, TypeError, AttributeError):
+        more = {"error": "this step cannot be read; run: atlas store check"}
+    return wire.RunStep(row.seq, row.kind, row.key, row.at, **more)
+
+
+def _step_details(kind: JournalKind, found: Any) -> dict[str, Any]:
+    match kind:
         case "reply":
             metadata = found.get("metadata", {})
-            more = {
+            return {
                 "name": str(metadata.get("model") or metadata.get("provider") or ""),
                 "usage": _usage_shape(metadata),
+                "status": str(metadata.get("stop_reason") or ""),
             }
-            more["status"] = str(metadata.get("stop_reason") or "")
         case "intent":
-            more = {"name": found["name"], "call_id": found["id"]}
+            return {"name": found["name"], "call_id": found["id"]}
         case "outcome":
-            more = {"call_id": found["call_id"], "status": found["status"], "error": found.get("error")}
+            return {"call_id": found["call_id"], "status": found["status"], "error": found.get("error")}
         case "asked":
-            more = {"name": found["tool"], "call_id": found["call_id"]}
+            return {"name": found["tool"], "call_id": found["call_id"]}
         case "answered":
-            more = {
-                "status": convert.DECISIONS[found["decision"]],
-                "by": found.get("by", ""),
-                "reason": found.get("reason", ""),
-            }
+            decision = convert.DECISIONS[found["decision"]]
+            return {"status": decision, "by": found.get("by", ""), "reason": found.get("reason", "")}
         case "ended":
-            more = {"status": found["status"], "error": found.get("error")}
+            return {"status": found["status"], "error": found.get("error")}
         case _:
-            pass
-    return wire.RunStep(row.seq, row.kind, row.key, row.at, **more)
+            return {}
 
 
 def _usage_shape(metadata: dict[str, Any]) -> UsageShape | None:

@@ -47,6 +47,9 @@ NEXT_MESSAGE = f"""
 UPDATE sessions SET last_message = last_message + 1, updated_at = {_NEXT_UPDATED_AT}
 WHERE tenant = :tenant AND key = :session RETURNING last_message"""
 ADD_MESSAGE = t.MESSAGES.insert()
+REPLACE_MESSAGE = f"""
+UPDATE messages SET body = :body WHERE tenant = :tenant AND session = :session AND seq = :seq
+RETURNING {t.MESSAGES.columns}"""
 _MESSAGES = f"""
 SELECT {t.MESSAGES.columns} FROM messages
 WHERE tenant = :tenant AND session = :session AND seq > :after AND seq < :before"""

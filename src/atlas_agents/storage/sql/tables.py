@@ -139,11 +139,14 @@ class Table(Generic[R]):
         return [self.decode(row) for row in rows]
 
 
+_EMPTY: dict[Any, Callable[[], Any]] = {dict: dict, tuple: tuple}
+
+
 def _decoder_for(kind: Any) -> Convert | None:
     if kind is bool:
         return bool
-    origin = get_origin(kind)
-    if origin not in (dict, tuple):
+    make_empty = _EMPTY.get(get_origin(kind))
+    if make_empty is None:
         return None
     decode = msgspec.json.Decoder(kind).decode
 
@@ -153,7 +156,7 @@ def _decoder_for(kind: Any) -> Convert | None:
             return decode(value)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             logger.warning("stored column unreadable: error=%s", error)
-            return origin()
+            return make_empty()
 
     return decode_or_empty
 

@@ -80,6 +80,14 @@ def _add_message(context: WriteContext, write: store.AddMessage) -> Steps[store.
     return message
 
 
+def _replace_message(context: WriteContext, write: store.ReplaceMessage) -> Steps[store.StoredMessage]:
+    named = {"session": write.session, "seq": write.seq, "body": write.body}
+    replaced = tables.MESSAGES.first((yield context.bind(sql.REPLACE_MESSAGE, **named)))
+    if replaced is None:
+        raise _not_found("message", str(write.seq))
+    return replaced
+
+
 # Runs
 
 
@@ -451,6 +459,7 @@ _STEPS: dict[type, Callable[[WriteContext, Any], Steps[Any]]] = {
     store.PutSession: _put_session,
     store.DropSession: _drop_session,
     store.AddMessage: _add_message,
+    store.ReplaceMessage: _replace_message,
     store.AcceptRun: _accept_run,
     store.ClaimRun: _claim_run,
     store.SetRun: _set_run,
