@@ -21,6 +21,7 @@ from atlas_agents.config.settings import Settings
 from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.paths import Environment, Secret
+from atlas_agents.core.trust import Trust
 from atlas_agents.gateway.auth import TokenFile
 from atlas_agents.gateway.hub import GatewayServices
 from atlas_agents.gateway.mcp.resources import DocumentResources
@@ -176,12 +177,24 @@ async def _gateway(
             knowledge_base=runtime.knowledge,
             settings={each.key: each.value for each in settings.explain()},
             mcp_servers=lambda: describe_servers(runtime.servers),
-            model_notice=lambda agent_id: runtime.agent_loader.notices.get(agent_id, ""),
-            prompts=lambda: read_prompts(settings.workspace),
+            model_notice=lambda agent_id: "; ".join(_notices(runtime, agent_id)),
+            prompts=lambda: read_prompts(settings.workspace, runtime.workspace.trust),
             resources=DocumentResources(runtime.atlas, runtime.knowledge),
         )
         gateway = Gateway(runtime.atlas, _gateway_settings(settings), membership=membership, services=services)
         yield ServedGateway(runtime, gateway)
+
+
+def _notices(runtime: Runtime, agent_id: str) -> list[str]:
+    """Return what an agent's users should know: its replaced model, and changes that wait for a person."""
+    model = runtime.agent_loader.notices.get(agent_id)
+    return [*([model] if model else ()), *pending_notices(runtime.workspace.trust)]
+
+
+def pending_notices(trust: Trust | None) -> list[str]:
+    """Describe the changes by agents that wait for a person."""
+    changes = trust.pending() if trust is not None else []
+    return [f"{change.summary} and is not used until you agree; run: atlas trust" for change in changes]
 
 
 def _gateway_settings(settings: Settings) -> GatewaySettings:
@@ -195,6 +208,7 @@ def _gateway_settings(settings: Settings) -> GatewaySettings:
         hosts=settings.allowed_hosts,
         origins=settings.allowed_origins,
         trusted_proxies=settings.trusted_proxies,
+        allowed_models=settings.allowed_models,
         grace=settings.drain_seconds,
     )
 

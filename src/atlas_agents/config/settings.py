@@ -197,6 +197,23 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
         Secret,
         about("Database: `sqlite:///…` or `postgresql://…`.", default="sqlite:///home/atlas.db", hides="password"),
     ]
+    audit_key: Annotated[
+        Secret | None,
+        about(
+            "Key that signs the audit log, the same for all processes on one database. Several keys are separated by"
+            " commas: the first signs, all verify.",
+            default="a generated key in the home folder; none for Postgres",
+            hides="all",
+        ),
+    ] = None
+    audit_heads: Annotated[
+        Path | None,
+        about("File for the signed heads of the audit log, best on another disk.", default="home/audit-heads"),
+    ] = None
+    audit_webhook: Annotated[
+        Secret | None,
+        about("URL that receives the signed heads of the audit log by POST whenever they change.", hides="all"),
+    ] = None
     role: Annotated[
         Role,
         about("Role of this process: `alone`, or `gateway`, `worker` or `all` (both) in a cluster on one Postgres."),
@@ -218,6 +235,10 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
         ),
     ] = None
     model: Annotated[str | None, about("`provider/model` for agents that name none or lack an API key.")] = None
+    allowed_models: Annotated[
+        tuple[str, ...],
+        about("Models, besides those of the agents, that users without the scope `admin` can choose for a message."),
+    ] = ()
     provider_limits: Annotated[
         tuple[str, ...],
         about("Rate limits per provider key and minute, such as `openai requests=500 tokens=200000 at_once=8`."),

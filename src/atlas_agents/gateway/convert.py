@@ -1,6 +1,6 @@
 """Conversion between core values and the shapes of the wire protocol."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -228,6 +228,16 @@ def session_shape(session: Session, key: str, *, running: bool) -> types.Session
 def agent_model(agent: Agent, registry: Registry) -> str:
     """Return the name of an agent's primary model."""
     return model_name(agent.models[0]) if agent.models else registry.default_model or ""
+
+
+def list_model_users(agents: Iterable[Agent], registry: Registry) -> dict[str, list[str]]:
+    """Return the name of every model that agents use, with the ids of these agents."""
+    found: dict[str, list[str]] = {}
+    for agent in agents:
+        for model in agent.models or (registry.default_model or "",):
+            if name := model_name(model):
+                found.setdefault(name, []).append(agent.id)
+    return found
 
 
 def model_name(model: Model) -> str:

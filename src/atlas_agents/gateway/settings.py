@@ -27,6 +27,8 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     hosts: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
     trusted_proxies: tuple[str, ...] = ()
+    allowed_models: tuple[str, ...] = ()
+    """Models, besides those of the agents, that tokens without the scope `admin` can choose."""
     auth_timeout: float = 10.0
     first_frame: int = 64 * 1024
     max_frame: int = 1024 * 1024

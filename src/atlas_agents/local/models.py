@@ -167,7 +167,7 @@ def check_gguf_file(model: str) -> Path:
     except OSError as error:
         raise ModelUnavailable(f"cannot read the model file {path}: {error.strerror}") from error
     if magic != b"GGUF":
-        raise ModelUnavailable(f"{path} is not a GGUF file: it starts with {magic!r}")
+        raise ModelUnavailable(f"{path} is not a GGUF file")
     return path.absolute()
 
 

@@ -1,7 +1,6 @@
 """Administration methods: agents, models, tools, MCP servers, audit, usage, settings, tokens, users and plans."""
 
 import asyncio
-from collections import defaultdict
 from datetime import date
 
 from atlas_agents.agents.agent import Agent
@@ -11,7 +10,7 @@ from atlas_agents.core.errors import ConfigError, NotFound
 from atlas_agents.core.store import UsageRow
 from atlas_agents.core.tenancy import Plan, User
 from atlas_agents.gateway.connection import ClientConnection
-from atlas_agents.gateway.convert import agent_model, model_name
+from atlas_agents.gateway.convert import agent_model, list_model_users
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.protocol import admin as wire
@@ -58,16 +57,12 @@ async def get_agent(caller: ClientConnection, params: wire.OneAgent) -> wire.Age
 
 
 async def list_models(caller: ClientConnection, _: NoParams) -> wire.ModelsResult:
-    """List every model that agents use, with the agents that use it."""
+    """List every model that the caller can choose, with the agents that use it."""
     hub = caller.hub
-    users: defaultdict[str, list[str]] = defaultdict(list)
-    for agent in hub.atlas.agents:
-        for model in agent.models or (hub.atlas.registry.default_model or "",):
-            users[model_name(model)].append(agent.id)
+    users = {**dict.fromkeys(hub.settings.allowed_models, ()), **list_model_users(hub.atlas.agents, hub.atlas.registry)}
     shapes = [
         ModelShape(name, name.partition("/")[0], _is_available(hub, name), tuple(agents))
         for name, agents in users.items()
-        if name
     ]
     return wire.ModelsResult(tuple(shapes))
 
@@ -170,7 +165,7 @@ def _require_agent(hub: Hub, agent_id: str) -> Agent:
 def _is_available(hub: Hub, name: str) -> bool:
     """Return whether a provider can be used: it was passed as an object, or its API key is configured."""
     refs = {model for agent in hub.atlas.agents for model in agent.models if isinstance(model, str)}
-    if name not in refs and name != hub.atlas.registry.default_model:
+    if name not in refs and name not in (hub.atlas.registry.default_model, *hub.settings.allowed_models):
         return True
     try:
         hub.atlas.registry.provider(parse_model_ref(name).provider)

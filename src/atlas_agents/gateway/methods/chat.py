@@ -45,7 +45,7 @@ async def send_message(caller: ClientConnection, params: wire.ChatSend) -> wire.
     """
     hub, session = caller.hub, caller.grant.prefix + params.session_key
     agent = await hub.resolve_agent(session, params.agent_id)
-    _check_model(hub, params)
+    _check_model(caller, params)
     accepted, _ = await hub.submit_turn(
         agent,
         _build_message(params),
@@ -127,13 +127,24 @@ async def _require_run(caller: ClientConnection, run_id: str) -> RunRow:
     return row
 
 
-def _check_model(hub: Hub, params: wire.ChatSend) -> None:
-    """Check that the requested model is available."""
-    if params.model is not None:
-        try:
-            hub.atlas.registry.route(params.model)
-        except ConfigError as error:
-            raise ProtocolError("INVALID_PARAMS", f"chat.send: model: {hub.atlas.hide(str(error))}") from error
+def _check_model(caller: ClientConnection, params: wire.ChatSend) -> None:
+    """Check that the caller may choose the requested model, and that it is available.
+
+    A model costs money, and a reference can name a file of this machine; so without the scope `admin`, only models of
+    the agents and of the setting `allowed_models` can be chosen. Nothing is tried with others.
+    """
+    hub = caller.hub
+    if params.model is None:
+        return
+    if not caller.grant.allows("admin"):
+        known = {*convert.list_model_users(hub.atlas.agents, hub.atlas.registry), *hub.settings.allowed_models}
+        if params.model not in known:
+            names = ", ".join(sorted(known)) or "none"
+            raise ProtocolError("FORBIDDEN", f"chat.send: model: this token may choose only these models: {names}")
+    try:
+        hub.atlas.registry.route(params.model)
+    except ConfigError as error:
+        raise ProtocolError("INVALID_PARAMS", f"chat.send: model: {hub.atlas.hide(str(error))}") from error
 
 
 def _build_message(params: wire.ChatSend) -> Message:
@@ -221,6 +232,7 @@ def _run_shape(row: RunRow, prefix: str) -> wire.RunShape:
 
 def _step_shape(row: JournalRow) -> wire.RunStep:
     """Convert a journal row without its content: messages are in the session, arguments in the audit log."""
+    more: dict[str, Any]
     try:
         more = _step_details(row.kind, msgspec.json.decode(row.payload) if row.payload else None)
     except (msgspec.DecodeError, LookupError, TypeError, AttributeError):
