@@ -1,7 +1,5 @@
 """A hostile working folder: until a person trusts it, it cannot redirect keys or loosen what agents may do."""
 
-from pathlib import Path
-
 import pytest
 from atlas_command import Home
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from atlas_agents.core.trust import Trust, read_files, workspace_files
 from atlas_agents.testing import VirtualClock
 from atlas_agents.workspace import Workspace, WorkspaceState
 from atlas_agents.workspace import workspace as module
@@ -20,12 +21,12 @@ GOOD = "## a\nDescription: one\n"
 class Watched:
     """A workspace that is watched with a virtual clock, and the states that were reported."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, trust: Trust | None = None) -> None:
         self.folder = folder
         self.clock = VirtualClock()
         self.states: list[WorkspaceState] = []
         (folder / "AGENTS.md").write_text(GOOD)
-        self.workspace = Workspace(folder)
+        self.workspace = Workspace(folder, trust)
         self.first = self.workspace.load()
 
     async def run(self) -> None:
@@ -44,8 +45,8 @@ class Watched:
 
 
 @asynccontextmanager
-async def watching(folder: Path) -> AsyncGenerator[Watched, None]:
-    watched = Watched(folder)
+async def watching(folder: Path, trust: Trust | None = None) -> AsyncGenerator[Watched, None]:
+    watched = Watched(folder, trust)
     task = asyncio.create_task(watched.run())
     await watched.polls(1)
     try:
@@ -196,3 +197,34 @@ async def test_polling_is_cheap(tmp_path: Path) -> None:
         assert (
             time.process_time() - start
         ) / 2000 < 0.005  # one poll, and twenty iterations of the event loop by the clock
+
+
+# Trust
+
+
+async def test_file_that_a_command_writes_is_not_reported(tmp_path: Path) -> None:
+    folder, trust = tmp_path / "w", Trust(tmp_path / "home")
+    folder.mkdir()
+    async with watching(folder, trust) as watched:
+        trust.begin(workspace_files(folder), [folder], "while the agent a used bash")
+        watched.write("evil")
+        assert await watched.polls(5) == []
+        trust.end(workspace_files(folder))
+        assert await watched.polls(5) == []
+        watched.write("## a\nDescription: two\n", "AGENTS.md")
+        assert await watched.polls(5) == ["## a\nDescription: two\n"]
+        trust.agree(folder / "SOUL.md")
+        assert await watched.polls(5) == ["## a\nDescription: two\n\n\n---\n\nevil"]
+
+
+async def test_edit_in_a_trusted_folder_is_reported_but_earlier_changes_wait(tmp_path: Path) -> None:
+    folder, trust = tmp_path / "w", Trust(tmp_path / "home")
+    folder.mkdir()
+    (folder / "AGENTS.md").write_text(GOOD)
+    trust.trust_folder(folder, read_files(workspace_files(folder)), folder)
+    (folder / "TOOLS.md").write_text("evil")  # before the start: a person has not seen it
+    async with watching(folder, trust) as watched:
+        assert watched.first.prompt == GOOD
+        watched.write("Be kind.")
+        assert await watched.polls(8) == [f"{GOOD}\n\n---\n\nBe kind."]
+    assert Workspace(folder, trust).load().prompt == f"{GOOD}\n\n---\n\nBe kind."

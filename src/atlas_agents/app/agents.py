@@ -47,7 +47,10 @@ class AgentLoader:
         default: str | None = None,
         *,
         recall: bool = False,
+        prepare: Callable[[Tool], Tool] | None = None,
     ) -> None:
+        """`prepare` changes each tool before agents receive it."""
+        self._prepare = prepare
         self._workspace = workspace
         self._registry = registry
         self._tools = list(tools)
@@ -65,7 +68,8 @@ class AgentLoader:
     def agents(self, state: WorkspaceState | None = None) -> tuple[Agent, ...]:
         """Build all agents; ConfigError if any is invalid."""
         state = state or self._workspace.state
-        built = build_agents(state, self._tools, self._registry, self._default, self._fallback)
+        tools = self._tools if self._prepare is None else [self._prepare(tool) for tool in self._tools]
+        built = build_agents(state, tools, self._registry, self._default, self._fallback)
         self.notices, self.local = built.notices, tuple(ref for ref in built.refs if _is_local(ref))
         return built.agents
 

@@ -11,7 +11,7 @@ from atlas_agents.agents.atlas import Atlas
 from atlas_agents.agents.hooks import Interceptor
 from atlas_agents.app.agents import AgentLoader, FetchModel, open_mcp_servers, watch_mcp_servers
 from atlas_agents.app.home_lock import lock_home
-from atlas_agents.app.tools import build_tool_registry, default_policy, keyword_tools
+from atlas_agents.app.tools import build_tool_registry, default_policy, hold_changes, keyword_tools
 from atlas_agents.config.load import POSTGRES
 from atlas_agents.config.open import is_postgres, open_home, open_policy, open_store, open_valkey
 from atlas_agents.config.settings import Settings, scheme
@@ -230,8 +230,9 @@ def _build_runtime(
     registry.load_plugins(plugins)
     knowledge = open_knowledge_base(settings, store, registry)
     opening.push_async_callback(knowledge.close)
-    tools = build_tool_registry(settings, opening, plugins, environment, knowledge, servers)
-    agent_loader = AgentLoader(workspace, registry, tools, settings.model, recall=settings.recall)
+    tools = build_tool_registry(settings, opening, plugins, environment, knowledge, servers, trust)
+    prepare = partial(hold_changes, settings, environment, trust)
+    agent_loader = AgentLoader(workspace, registry, tools, settings.model, recall=settings.recall, prepare=prepare)
     recall = knowledge.recall_interceptor(agent_loader.recalls)
     atlas = Atlas(
         agent_loader.agents(),

@@ -1,10 +1,14 @@
 """Tools from the settings: built-in tools, plugins and MCP servers, and the default policy."""
 
+import asyncio
+import os
 import string
-from collections.abc import Sequence
-from contextlib import AsyncExitStack
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from functools import lru_cache, partial
+from itertools import islice
 from logging import getLogger
 from pathlib import Path
 
@@ -22,16 +26,19 @@ from atlas_agents.builtin_tools.web.search import choose_search, web_search
 from atlas_agents.builtin_tools.x import POST, SEARCH, Account, XApi, XClient, XTokens, x_tools
 from atlas_agents.config.open import database_files
 from atlas_agents.config.settings import Settings
+from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import ConfigError, ToolFailed
-from atlas_agents.core.paths import Environment
+from atlas_agents.core.paths import Environment, is_protected, user_config
 from atlas_agents.core.plugins import Plugins
+from atlas_agents.core.trust import CODE_SUFFIXES, Trust, workspace_files
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
 from atlas_agents.mcp.servers import Servers
 from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.policy import Cell, Policy
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.tools.tool import Tool, tool
-from atlas_agents.workspace.skills import skill_tool
+from atlas_agents.workspace.skills import PROMPTS_FOLDER, skill_tool
 
 logger = getLogger(__name__)
 
@@ -39,6 +46,7 @@ _PRIVATE_NAMES = ("token", "tokens.json", "x.json", "telegram", "typed", "runnin
 """Private files of the home folder, protected even if tools work in the home folder itself."""
 
 
+_MAX_PLUGIN_FILES = 2000
 _MAX_FOLDERS = 256
 """Number of users whose tools are kept in memory."""
 _NAME_CHARACTERS = frozenset(string.ascii_lowercase + string.digits + "-_")
@@ -74,6 +82,7 @@ def _folder_tools(settings: Settings, folder: Path) -> list[Tool]:
     private = [settings.home, *[settings.home / name for name in _PRIVATE_NAMES], *database_files(settings)]
     private += [_user_folders(settings)]
     guarded = [path for path in (settings.policy, settings.config) if path is not None]
+    guarded += [settings.workspace / PROMPTS_FOLDER]
     bash = bash_tool(folder, sandbox=settings.sandbox, network=settings.bash_network, private=private, guarded=guarded)
     return [*file_tools(folder, private=private, guarded=guarded), bash]
 
@@ -165,18 +174,73 @@ def build_tool_registry(
     environment: Environment | None = None,
     knowledge: KnowledgeBase | None = None,
     servers: Servers | None = None,
+    trust: Trust | None = None,
 ) -> ToolRegistry:
     """Return the built-in tools and those of plugins and MCP servers; `opening` closes what they hold open. Without a
     `knowledge` base, its tools can only be listed."""
     registry = ToolRegistry()
     resources = opening or AsyncExitStack(), environment or Environment()
     knowledge = knowledge or KnowledgeBase(MemoryStore(), search_tool=settings.knowledge_tool)
-    for item in (current_time, skill_tool(settings.workspace), *builtin_tools(settings, *resources), *knowledge.tools):
+    for item in (
+        current_time,
+        skill_tool(settings.workspace, trust),
+        *builtin_tools(settings, *resources),
+        *knowledge.tools,
+    ):
         registry.add(item, source="builtin")
     registry.load_plugins(plugins or Plugins(settings.disabled_plugins))
     if servers is not None:
         add_mcp_tools(registry, servers)
     return registry
+
+
+def hold_changes(settings: Settings, environment: Environment, trust: Trust, tool: Tool) -> Tool:
+    """Return a tool that may change files so that prompts, skills, policies, plugins and servers that change while it
+    runs take effect only after a person agreed to them.
+
+    `file_write` and `file_edit` show a person the change before they write such a file.
+    """
+    if tool.effect == "pure" or not (tool.name in ("bash", "code_interpreter") or "/" in tool.name):
+        return tool
+
+    def begin(reason: str) -> None:
+        folders = [settings.workspace, *plugin_folders(settings)]
+        trust.begin(_control_files(settings, environment), folders, reason)
+
+    async def end_after(begun: asyncio.Task[None]) -> list[Path]:
+        await begun
+        return await run_in_thread(lambda: trust.end(_control_files(settings, environment)))
+
+    @asynccontextmanager
+    async def around(context: ToolContext) -> AsyncGenerator[None]:
+        reason = f"while the agent {context.agent.id} used {tool.name} in session {context.conversation.id}"
+        begun = asyncio.create_task(run_in_thread(begin, reason))
+        try:
+            await asyncio.shield(begun)
+            yield
+        finally:  # a call that is cancelled must not leave the files locked
+            changed = await asyncio.shield(asyncio.create_task(end_after(begun)))
+            if changed:
+                context.note("held", ", ".join(sorted(path.name for path in changed)))
+
+    return tool.within(around)
+
+
+def _control_files(settings: Settings, environment: Environment) -> list[Path]:
+    """Return the files that define agents, prompts, servers, permissions, settings and plugins."""
+    here = Path.cwd()
+    found = [here / ".env", settings.config or here / "atlas.toml", user_config(environment)]
+    found += [settings.policy] if settings.policy else []
+    for folder in plugin_folders(settings):
+        found += islice((path for path in folder.rglob("*") if path.suffix in CODE_SUFFIXES), _MAX_PLUGIN_FILES)
+    return [*found, *workspace_files(settings.workspace)]
+
+
+def plugin_folders(settings: Settings) -> list[Path]:
+    """Return the folders that Python imports plugins from and that tools can write to."""
+    root = Path(os.path.realpath(settings.folder or settings.workspace))
+    found = {Path(os.path.realpath(each)) for each in sys.path if each}
+    return [each for each in sorted(found) if each.is_relative_to(root) and not is_protected(each.relative_to(root))]
 
 
 def add_mcp_tools(registry: ToolRegistry, servers: Servers) -> None:

@@ -247,6 +247,8 @@ class TrustRecords(msgspec.Struct, frozen=True):
 
     folders: dict[str, TrustedFolder] = {}
     held: dict[str, HeldFile] = {}
+    agreed: dict[str, str] = {}
+    """Digests of changes that a person agreed to, which count at once, even while a tool call is running."""
     declined: dict[str, str] = {}
     """Folders that a person does not trust, with a digest of what they set."""
 

@@ -7,7 +7,10 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
+
+from atlas_agents.core.paths import Environment
 
 logger = logging.getLogger(__name__)
 Kind: TypeAlias = Literal["tools", "providers", "interceptors", "stores", "commands"]
@@ -65,6 +68,9 @@ class Plugins:
 
     def _load(self, entry: EntryPoint, register: Callable[[str, Any], None]) -> str:
         """Load a plugin and hand it on; return the reason if that failed."""
+        if reason := _held(entry):
+            logger.warning("plugin disabled: name=%r reason=%s", entry.name, reason)
+            return reason
         try:
             register(entry.name, _load_with_timeout(entry, self._timeout))
         except Exception as error:  # plugin code may raise anything
@@ -76,6 +82,18 @@ class Plugins:
     def _record(self, kind: Kind, entry: EntryPoint, trouble: str) -> None:
         package, version = (entry.dist.name, entry.dist.version) if entry.dist is not None else ("", "")
         self._examined[kind, entry.name] = Plugin(kind, entry.name, package, version, trouble)
+
+
+def _held(entry: EntryPoint) -> str:
+    """Return why a plugin may not be loaded: an agent changed its code, and no person agreed to that."""
+    if entry.dist is None:
+        return ""
+    from atlas_agents.core.trust import Trust
+
+    changed = Trust.of(Environment(dotenv=None)).changed_code(Path(str(entry.dist.locate_file(""))))
+    return (
+        f"{changed[0]} was changed by an agent; to see the change and agree to it, run: atlas trust" if changed else ""
+    )
 
 
 def _load_with_timeout(entry: EntryPoint, timeout: float) -> Any:

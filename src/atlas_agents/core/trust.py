@@ -4,11 +4,11 @@ A folder that is not trusted cannot change settings. If an agent changes a promp
 agreed version stays in use until a person agrees to the difference. Records are private files in the home folder.
 """
 
-import difflib
+import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
@@ -20,9 +20,12 @@ from atlas_agents.core import paths
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.paths import Environment, HeldFile, TrustedFolder, TrustRecords, digest, trust_key
 
+logger = logging.getLogger(__name__)
 WORKSPACE_FILES = ("AGENTS.md", "SOUL.md", "TOOLS.md", "mcp.json")
 """Files at the top of a workspace that define agents, prompts and servers."""
 WORKSPACE_FOLDERS = ("skills", "prompts")
+CODE_SUFFIXES = (".py", ".txt")
+"""Files of a plugin: its modules and `entry_points.txt`."""
 _MAX_BYTES = 4 * 1024 * 1024
 _MAX_FILES = 2000
 _MAX_DIFF_LINES = 400
@@ -60,6 +63,8 @@ class PendingChange(msgspec.Struct, frozen=True):
         """Return a unified diff from the version in use to the version found."""
         if paths.is_secret(self.path):
             return "(not shown: the file may contain keys)"
+        import difflib
+
         before, after = (_lines(each) for each in (self.agreed, self.found))
         lines = list(difflib.unified_diff(before, after, "in use", str(self.path), lineterm=""))
         more = [f"… {len(lines) - _MAX_DIFF_LINES} more lines"] if len(lines) > _MAX_DIFF_LINES else []
@@ -151,37 +156,85 @@ class Trust:
                 found.append(PendingChange(Path(path), reason, agreed, content))
         return found
 
+    def changed_code(self, folder: Path) -> list[Path]:
+        """Return the Python files and package descriptions below a folder that an agent changed."""
+        top = os.path.realpath(folder)
+        held = [(Path(path), entry.agreed) for path, entry in self.records().held.items() if _is_below(path, top)]
+        code = [(path, agreed) for path, agreed in held if path.suffix in CODE_SUFFIXES]
+        return [path for path, agreed in code if (content := _read(path)) is not None and digest(content) != agreed]
+
     def agree(self, path: Path) -> None:
         """Agree to the present content of a file."""
         key, content = trust_key(path), _read(path)
         with self._edit() as records:
-            records.held.pop(key, None)
+            if records.held.pop(key, None) is not None:
+                records.agreed[key] = digest(content) if content is not None else ""
             for folder, entry in self._entries_of(key, records):
                 records.folders[folder] = self._with_file(entry, key, content)
 
-    def accept_edits(self, workspace: Path) -> None:
-        """Agree to edits of workspace files that were made while no tool call was running: a person made them."""
+    def waiting(self, workspace: Path) -> frozenset[str]:
+        """Return the files of a workspace that differ from what a person agreed to."""
         records = self.records()
-        if self.is_running() or not records.folders:
-            return
-        for path in workspace_files(workspace):
-            key = trust_key(path)
-            if key not in records.held and self._entries_of(key, records):
-                self.agree(path)
+        known = {*map(trust_key, workspace_files(workspace)), *_files_below(records, os.path.realpath(workspace))}
+        found: set[str] = set()
+        for path in known:
+            expected = self._expected(path, records, folders=True, running=False)
+            content = _read(Path(path)) if expected is not None else None
+            if expected is not None and expected != (digest(content) if content is not None else ""):
+                found.add(path)
+        return frozenset(found)
+
+    def accept_edits(self, workspace: Path, before: frozenset[str]) -> frozenset[str]:
+        """Agree to edits that were made while no tool call was running, because a person made them.
+
+        Files that already waited `before` the edit keep waiting; they are returned.
+        """
+        waiting, held = self.waiting(workspace), self.records().held
+        for path in waiting - before - held.keys():
+            self.agree(Path(path))
+        return waiting & before
 
     # Tool calls
 
-    @contextmanager
-    def watch(self, files: Callable[[], Iterable[Path]], folders: Iterable[Path], reason: str) -> Generator[None]:
-        """Hold what changes in these files and folders inside the block until a person agrees to it.
+    def begin(self, files: Iterable[Path], folders: Iterable[Path], reason: str) -> None:
+        """Record these files before a tool call that may change them, or files of workspaces in these folders.
 
-        The baseline is also a file, so that a change counts as the agent's even if this process is killed.
+        The record is also a file, so that a change counts as the agent's even if this process is killed.
         """
-        self._begin(files, folders, reason)
-        try:
-            yield
-        finally:
-            self._end(files)
+        with self._lock:
+            if self._baseline is None:
+                self._baseline = self._record_baseline(files, folders, reason)
+            self._running += 1
+
+    def _record_baseline(self, files: Iterable[Path], folders: Iterable[Path], reason: str) -> Baseline:
+        found: dict[str, str] = {}
+        for path in files:
+            if (content := _read(path)) is not None:
+                self._keep(trust_key(path), content)
+            found[trust_key(path)] = digest(content) if content is not None else ""
+        self._forget_agreed(found)
+        baseline = Baseline(found, tuple(os.path.realpath(each) for each in folders), reason)
+        paths.make_private_folder(self.home)
+        paths.make_private_folder(self.folder)
+        self._marker = (self.folder / f"running-{os.getpid()}-{id(self):x}.json").open("wb")
+        flock(self._marker, LOCK_EX)
+        self._marker.write(msgspec.json.encode(baseline))
+        self._marker.flush()
+        return baseline
+
+    def end(self, files: Iterable[Path]) -> list[Path]:
+        """Hold what changed since `begin` until a person agrees to it, and return it. `files` may name new files."""
+        with self._lock:
+            self._running -= 1
+            baseline, marker = self._baseline, self._marker
+            if baseline is None or marker is None:
+                return []
+            changed = self._hold_changes(baseline, files)
+            if not self._running:
+                self._baseline = self._marker = None
+                Path(marker.name).unlink(missing_ok=True)
+                marker.close()
+            return changed
 
     def is_running(self) -> bool:
         """Return whether a tool call that may change files is running, in this process or in another."""
@@ -200,51 +253,34 @@ class Trust:
                     self._hold_changes(msgspec.json.decode(file.read(), type=Baseline), ())
                 marker.unlink(missing_ok=True)
 
-    def _begin(self, files: Callable[[], Iterable[Path]], folders: Iterable[Path], reason: str) -> None:
-        with self._lock:
-            self._running += 1
-            if self._baseline is not None:
-                return
-            found: dict[str, str] = {}
-            for path in files():
-                if (content := _read(path)) is not None:
-                    self._keep(trust_key(path), content)
-                found[trust_key(path)] = digest(content) if content is not None else ""
-            self._baseline = Baseline(found, tuple(os.path.realpath(each) for each in folders), reason)
-            paths.make_private_folder(self.folder)
-            self._marker = (self.folder / f"running-{os.getpid()}-{id(self):x}.json").open("wb")
-            flock(self._marker, LOCK_EX)
-            self._marker.write(msgspec.json.encode(self._baseline))
-            self._marker.flush()
-
-    def _end(self, files: Callable[[], Iterable[Path]]) -> None:
-        with self._lock:
-            self._running -= 1
-            baseline, marker = self._baseline, self._marker
-            if baseline is None or marker is None:
-                return
-            self._hold_changes(baseline, files())
-            if not self._running:
-                self._baseline = self._marker = None
-                Path(marker.name).unlink(missing_ok=True)
-                marker.close()
-
-    def _hold_changes(self, baseline: Baseline, files: Iterable[Path]) -> None:
+    def _hold_changes(self, baseline: Baseline, files: Iterable[Path]) -> list[Path]:
         below = (path for folder in baseline.folders for path in workspace_files(Path(folder)))
         known = {*baseline.files, *map(trust_key, (*files, *below))}
         now = {path: digest(content) for path in known if (content := _read(Path(path))) is not None}
-        changed = [path for path in known if now.get(path, "") != (baseline.expected(path) or "")]
         records = self.records()
+        accepted = {path: (baseline.expected(path) or "", records.agreed.get(path)) for path in known}
+        changed = [path for path in known if now.get(path, "") not in accepted[path]]
         restored = [path for path, held in records.held.items() if path in known and now.get(path, "") == held.agreed]
         if not changed and not restored:
-            return
+            return []
         with self._edit() as records:
             for path in changed:
                 before = self._expected(path, records, folders=True, running=False)
                 agreed = before if before is not None else baseline.expected(path) or ""
                 records.held[path] = HeldFile(agreed, baseline.reason, int(time.time()))
+                records.agreed.pop(path, None)
             for path in restored:
                 records.held.pop(path, None)
+        for path in changed:
+            logger.warning("%s changed %s; it is not used until you agree; run: atlas trust", path, baseline.reason)
+        return [Path(path) for path in changed]
+
+    def _forget_agreed(self, found: Mapping[str, str]) -> None:
+        """Forget agreed changes that were edited since: only the present content counts from now on."""
+        if any(path in found and found[path] != agreed for path, agreed in self.records().agreed.items()):
+            with self._edit() as records:
+                for path in [path for path, agreed in records.agreed.items() if found.get(path, agreed) != agreed]:
+                    del records.agreed[path]
 
     def _baselines(self) -> list[Baseline]:
         own = [self._baseline] if self._baseline is not None else []
@@ -262,7 +298,7 @@ class Trust:
             return held.agreed
         for baseline in self._baselines() if running else ():
             if (expected := baseline.expected(path)) is not None:
-                return expected
+                return records.agreed.get(path, expected)
         entries = self._entries_of(path, records) if folders else []
         return entries[0][1].files.get(path, "") if entries else None
 
@@ -306,7 +342,8 @@ class Trust:
         paths.make_private_folder(self.folder)
         with paths.lock_file(self.home / paths.TRUST_FILE):
             records = self.records()
-            editable = TrustRecords(dict(records.folders), dict(records.held), dict(records.declined))
+            copies = (dict(records.folders), dict(records.held), dict(records.agreed), dict(records.declined))
+            editable = TrustRecords(*copies)
             yield editable
             if editable != records:
                 paths.write_json(self.home / paths.TRUST_FILE, editable)
@@ -334,6 +371,10 @@ def _walk(folder: Path) -> Iterator[Path]:
             if count > _MAX_FILES:
                 return
             yield Path(parent, name)
+
+
+def _files_below(records: TrustRecords, folder: str) -> list[str]:
+    return [path for entry in records.folders.values() for path in entry.files if _is_below(path, folder)]
 
 
 def _is_control_file(path: str, workspace: str) -> bool:

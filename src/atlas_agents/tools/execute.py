@@ -240,6 +240,13 @@ class Attempt:
         return ToolTimeout(f"{tool.name} took longer than {tool.timeout:g} s and was stopped")
 
     async def _call(self, values: dict[str, Any], context: ToolContext) -> Any:
+        around = self._approved.tool.around
+        if around is None:
+            return await self._call_function(values, context)
+        async with around(context):
+            return await self._call_function(values, context)
+
+    async def _call_function(self, values: dict[str, Any], context: ToolContext) -> Any:
         tool = self._approved.tool
         positional, named = tool.bind(values, context)
         if tool.is_async:

@@ -4,6 +4,7 @@ import copy
 import inspect
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager
 from functools import cached_property, partial
 from types import FunctionType
 from typing import Any, Literal, TypeAlias, cast, overload
@@ -71,6 +72,8 @@ class Tool:
     when_tainted: WhenTainted | None
     _build: Callable[[str], "Tool"] | None = None
     """Returns the tool that a call of a user executes, if it differs between users."""
+    around: Callable[[ToolContext], AbstractAsyncContextManager[None]] | None = None
+    """Returns a context manager that each execution of the function runs in."""
 
     def __init__(
         self,
@@ -200,7 +203,17 @@ class Tool:
 
     def for_user(self, user: str) -> "Tool":
         """Return the tool that a call of this user executes."""
-        return self if self._build is None else self._build(user).named(self.name)
+        if self._build is None:
+            return self
+        built = self._build(user).named(self.name)
+        built.around = self.around
+        return built
+
+    def within(self, around: Callable[[ToolContext], AbstractAsyncContextManager[None]]) -> "Tool":
+        """Return the same tool; each execution of its function runs in the context manager that `around` returns."""
+        copied = copy.copy(self)
+        copied.around = around
+        return copied
 
     def with_function(self, function: Function) -> "Tool":
         """Return the same tool with another function of the same signature."""

@@ -286,7 +286,8 @@ class Workspace:
 
     def __init__(self, path: Path | str, trust: Trust | None = None) -> None:
         self.path = Path(path).absolute()
-        self._trust = trust
+        self.trust = trust
+        self._waiting: frozenset[str] = frozenset()
         self._state: WorkspaceState | None = None
         self._stamps: FileStamps = ()
 
@@ -312,6 +313,7 @@ class Workspace:
         """Read the files now; ConfigError names file, line and key, and the previous state stays."""
         seen = self._read_stamps()
         state = self._read()
+        self._waiting = self.trust.waiting(self.path) if self.trust is not None else frozenset()
         self._state, self._stamps = state, seen
         _log(state)
         return state
@@ -326,14 +328,14 @@ class Workspace:
         accepted = before = self._stamps
         while True:
             await clock.sleep(every)
-            if self._trust is not None and self._trust.is_running():
+            if self.trust is not None and self.trust.is_running():
                 continue  # a command may be writing these files
             now = self._read_stamps()
             settled, before = now == before, now
             if now == accepted or not settled:
                 continue
-            if self._trust is not None:
-                self._trust.accept_edits(self.path)
+            if self.trust is not None:
+                self._waiting = self.trust.accept_edits(self.path, self._waiting)
             state = self._reload(reported)
             if self._read_stamps() != now:  # written to while it was read
                 continue
@@ -345,7 +347,7 @@ class Workspace:
 
     def _read_stamps(self) -> FileStamps:
         files = read_stamps(self.path, skill_files(self.path))
-        return files if self._trust is None else (*files, self._trust.stamp())
+        return files if self.trust is None else (*files, self.trust.stamp())
 
     def _reload(self, old: WorkspaceState) -> WorkspaceState:
         """Read the files; if they are invalid, return the old state with the error."""
@@ -357,10 +359,10 @@ class Workspace:
     def _read(self) -> WorkspaceState:
         if not self.path.is_dir():
             raise ConfigError(f"workspace folder not found: {self.path}; create it, or set ATLAS_WORKSPACE")
-        texts = {name: text for name in NAMES if (text := read(self.path, name, self._trust)) is not None}
+        texts = {name: text for name in NAMES if (text := read(self.path, name, self.trust)) is not None}
         agents = parse_agents(texts.get("AGENTS.md", ""), str(self.path / "AGENTS.md"))
         findings = [finding for name, text in texts.items() for finding in hidden_characters(text, name)]
-        skills, more = read_skills(self.path, self._trust)
+        skills, more = read_skills(self.path, self.trust)
         pieces = [*texts.values(), *([skills_prompt(skills)] if skills else ())]
         return WorkspaceState(_SEPARATOR.join(pieces), agents or (_DEFAULT_AGENT,), (*findings, *more), skills=skills)
 
