@@ -213,6 +213,63 @@ async def test_connection_without_headers_is_closed_in_time(tmp_path: Path, monk
             writer.close()
 
 
+async def test_slow_request_on_a_kept_alive_connection_is_ended_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(websocket, "HEADER_TIMEOUT", 0.2)
+    async with serve_gateway(tmp_path) as gateway:
+        request = f"GET /health HTTP/1.1\r\nHost: 127.0.0.1:{gateway.port}\r\n\r\n".encode()
+        for start in (b"G", b"GET / HTTP/1.1\r\nX-Slow: "):
+            reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+            for _ in range(2):
+                writer.write(request)
+                assert b'"status":"ok"' in await asyncio.wait_for(reader.readuntil(b"}"), 2.0)
+            writer.write(start)
+            assert await asyncio.wait_for(_rest(reader), 2.0) == b""
+            writer.close()
+
+
+async def test_slow_second_request_in_the_same_packet_is_ended_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(websocket, "HEADER_TIMEOUT", 0.2)
+    async with serve_gateway(tmp_path) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(f"GET /health HTTP/1.1\r\nHost: 127.0.0.1:{gateway.port}\r\n\r\nGET / HT".encode())
+        assert b'"status":"ok"' in await asyncio.wait_for(reader.readuntil(b"}"), 2.0)
+        assert await asyncio.wait_for(_rest(reader), 2.0) == b""
+        writer.close()
+
+
+@pytest.mark.parametrize("kind", ["Content-Length: 100", "Transfer-Encoding: chunked"])
+@pytest.mark.parametrize("path", ["/mcp", "/mcp/assistant", "/v1/chat/completions", "/ag-ui/assistant", "/health", "/"])
+async def test_slow_body_is_ended_in_time(
+    path: str, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(websocket, "BODY_TIMEOUT", 0.3)
+    async with serve_gateway(tmp_path) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        lines = ["Content-Type: application/json", "Accept: application/json, text/event-stream", kind]
+        lines += [f"Host: 127.0.0.1:{gateway.port}", f"Authorization: Bearer {main_token(gateway)}"]
+        head = "\r\n".join([f"POST {path} HTTP/1.1", *lines, "", ""])
+        writer.write(head.encode() + (b"1\r\n{\r\n" if "chunked" in kind else b"{"))
+        await asyncio.wait_for(_rest(reader), 5.0)
+        writer.close()
+
+
+async def test_upgraded_connection_outlives_the_limits_of_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(websocket, "HEADER_TIMEOUT", 0.1)
+    monkeypatch.setattr(websocket, "BODY_TIMEOUT", 0.1)
+    async with serve_gateway(tmp_path) as gateway, connect_client(gateway) as client:
+        for _ in range(3):
+            assert "error" in await client.request("chat.wait", runId="none", timeoutMs=100)
+            await client.get("chat.send", sessionKey="main", message="Hi")
+        run_id = (await client.get("chat.send", sessionKey="main", message="Hi"))["runId"]
+        await client.get("chat.wait", runId=run_id)
+
+
 async def _rest(reader: asyncio.StreamReader) -> bytes:
     try:
         return await reader.read()

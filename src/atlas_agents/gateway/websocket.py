@@ -5,7 +5,7 @@ and its size is limited. Uvicorn accepts protocol classes as arguments; these ex
 """
 
 import asyncio
-from typing import Any
+from typing import Any, Literal
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -17,6 +17,8 @@ from atlas_agents.gateway.protocol.frames import SLOW_CONSUMER
 
 HEADER_TIMEOUT = 10.0
 """Seconds within which the headers of a request must arrive."""
+BODY_TIMEOUT = 35.0
+"""Seconds within which the body of a request must arrive. APIs that read it answer a little earlier with 408."""
 READING_BELOW = 64 * 1024
 """Bytes in the send buffer below which a client counts as reading."""
 CLOSE_TIMEOUT = 5.0
@@ -25,30 +27,56 @@ TRANSPORT_KEY = "atlas.transport"
 
 
 class HttpProtocol(H11Protocol):
-    """HTTP protocol that closes a connection whose headers do not arrive in time."""
+    """HTTP protocol that closes a connection if the headers or the body of a request do not arrive in time."""
 
-    _header_timer: asyncio.TimerHandle | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _awaited: Literal["headers", "body"] | None = None
+    """The part of a request that the timer limits."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
-        self._header_timer = self.loop.call_later(HEADER_TIMEOUT, self._abort_without_request)
+        self._await("headers")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel_header_timer()
+        self._await(None)
         super().connection_lost(exc)
 
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._update_timer()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._update_timer()  # the next request may have been received in part
+
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        self._cancel_header_timer()
+        self._await(None)
         super().handle_websocket_upgrade(event)
 
-    def _abort_without_request(self) -> None:
-        if self.scope is None:  # pyright: ignore[reportUnnecessaryComparison] - set with the first request
-            self.transport.abort()
+    def _update_timer(self) -> None:
+        """Start or stop the timer. Between requests, uvicorn limits how long a connection may be idle."""
+        state = self.conn.their_state
+        if self.transport.get_protocol() is not self or state not in (h11.SEND_BODY, h11.IDLE):
+            self._await(None)
+        elif state is h11.SEND_BODY:
+            self._await("body")
+        elif self.conn.trailing_data[0]:
+            self._await("headers")
 
-    def _cancel_header_timer(self) -> None:
-        if self._header_timer is not None:
-            self._header_timer.cancel()
-            self._header_timer = None
+    def _await(self, part: Literal["headers", "body"] | None) -> None:
+        if part == self._awaited:
+            return
+        self._awaited = part
+        if self._timer is not None:
+            self._timer.cancel()
+        timeout = HEADER_TIMEOUT if part == "headers" else BODY_TIMEOUT
+        self._timer = self.loop.call_later(timeout, self._abort) if part is not None else None
+
+    def _abort(self) -> None:
+        if self._awaited == "body" and self.flow.read_paused:  # the application, not the client, is slow
+            self._timer = self.loop.call_later(BODY_TIMEOUT, self._abort)
+        else:
+            self.transport.abort()
 
 
 class WebSocketTransport(WebSocketsSansIOProtocol):
