@@ -1,16 +1,29 @@
 """Store failures: new messages are rejected, running turns wait and lose nothing."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 
-from atlas_agents import Agent, Atlas, CrashLoop, Happened, NotHappened, Price, StoreError, Transient, tool
+from atlas_agents import (
+    Agent,
+    Approvals,
+    Atlas,
+    Cancelled,
+    CrashLoop,
+    Happened,
+    NotHappened,
+    Price,
+    StoreError,
+    Transient,
+    tool,
+)
 from atlas_agents.core.errors import StaleOwner, StoreBusy, StoreFull, StoreLost
 from atlas_agents.core.store import AddJournal, ClaimRun, Write
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
+from atlas_agents.tools import journal
 from atlas_agents.tools.journal import MAX_RESUMES_WITHOUT_PROGRESS
 from atlas_agents.tools.tool import Tool
 from checks import TIMEOUT, run_ready_tasks, wait_until
@@ -141,6 +154,95 @@ async def test_turn_that_crashes_every_process_is_failed() -> None:
             await stream.reply()
         assert (await atlas.ask("next", session="s")).text == "Next."
     assert [run.status for run in await store.runs("default", "s")] == ["failed", "done"]
+
+
+async def test_crash_loop_of_one_turn_gives_up_none_of_its_neighbours(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(journal, "ISOLATION_SECONDS", 0.01)
+    store, free = MemoryStore(), asyncio.Event()
+    await store.open()
+    sessions = ["poison", *[f"neighbour {n}" for n in range(5)]]
+    for process in range(MAX_RESUMES_WITHOUT_PROGRESS + 1):
+        crash = asyncio.Event()
+        atlas = in_memory_atlas(answering_model(crash, free), store=store)
+        for session in sessions:
+            if process == 0:
+                await atlas.send(session, session=session).accepted()
+        await atlas.recover()
+        await asyncio.wait_for(crash.wait(), TIMEOUT)
+        await atlas.close()  # as a crash would: nothing more is written
+    free.set()
+    async with in_memory_atlas(answering_model(asyncio.Event(), free), store=store) as atlas, asyncio.timeout(TIMEOUT):
+        streams = await atlas.recover()
+        replies = await asyncio.gather(*[stream.reply() for stream in streams], return_exceptions=True)
+    assert [type(each) for each in replies if isinstance(each, BaseException)] == [CrashLoop]
+    statuses = {session: [run.status for run in await store.runs("default", session)] for session in sessions}
+    assert statuses == {"poison": ["failed"], **{session: ["done"] for session in sessions[1:]}}
+    assert any("turn quarantined" in record.message and record.levelname == "ERROR" for record in caplog.records)
+
+
+def answering_model(crash: asyncio.Event, free: asyncio.Event) -> Callable[..., Awaitable[dict[str, Any]]]:
+    """A model that sets `crash` when it is asked for poison, and answers others once `free` is set."""
+
+    async def answer(request: Any) -> dict[str, Any]:
+        if "poison" in str(request):
+            crash.set()
+            await asyncio.Event().wait()
+        await free.wait()
+        return {
+            "choices": [{"index": 0, "message": {"role": "assistant", "content": "Done."}, "finish_reason": "stop"}]
+        }
+
+    return answer
+
+
+async def test_turn_that_waits_for_an_approval_is_not_blamed_for_crashes() -> None:
+    store = MemoryStore()
+    await store.open()
+
+    @tool(confirm=True)
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    for process in range(2 * MAX_RESUMES_WITHOUT_PROGRESS):
+        asked = asyncio.Event()
+        atlas = in_memory_atlas(Scripted(calls("pay")), [pay], store=store, approve=Approvals(wait=True))
+        atlas.on("approval:asked", lambda _, asked=asked: asked.set())
+        if process == 0:
+            atlas.send("go", session="s")
+        await atlas.recover()
+        await asyncio.wait_for(asked.wait(), TIMEOUT)
+        await atlas.close()
+    async with in_memory_atlas(Scripted(says("Done.")), [pay], store=store, approve=Approvals(wait=True)) as atlas:
+        (stream,) = await atlas.recover()
+        (question,) = await atlas.pending()
+        await atlas.answer(question.id, "once")
+        assert (await stream.reply()).text == "Done."
+
+
+async def test_quarantined_turn_can_be_cancelled() -> None:
+    store, free = MemoryStore(), asyncio.Event()
+    await store.open()
+    for process in range(3):
+        crash = asyncio.Event()
+        atlas = in_memory_atlas(answering_model(crash, free), store=store)
+        for session in ("poison", "neighbour"):
+            if process == 0:
+                await atlas.send(session, session=session).accepted()
+        await atlas.recover()
+        await asyncio.wait_for(crash.wait(), TIMEOUT)
+        await atlas.close()
+    async with in_memory_atlas(answering_model(asyncio.Event(), free), store=store) as atlas, asyncio.timeout(TIMEOUT):
+        streams = {stream.session: stream for stream in await atlas.recover()}
+        await wait_until(lambda: len(atlas.quarantined) == 2)
+        for session in ("poison", "neighbour"):
+            streams[session].cancel()
+            with pytest.raises(Cancelled):
+                await streams[session].reply()
+        assert atlas.quarantined == ()
+    assert [run.status for key in streams for run in await store.runs("default", key)] == ["cancelled"] * 2
 
 
 def hanging(began: asyncio.Event) -> Tool:

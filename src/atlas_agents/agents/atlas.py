@@ -439,6 +439,11 @@ class Atlas:
         """
         return await self._runner.recover()
 
+    @property
+    def quarantined(self) -> tuple[str, ...]:
+        """Runs that were interrupted by repeated crashes: the one that is resumed alone, and those that wait for it."""
+        return self._runtime.quarantine.runs
+
     def on(self, name: EventName, listener: Callable[[Any], Any]) -> Callable[[], None]:
         """Call a function, sync or async, for each event of that name; call the result to unsubscribe."""
         return self._runtime.subscribers.on(name, listener)

@@ -352,6 +352,8 @@ class Run:
     async def begin(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Load and repair the conversation; return the messages the run starts with, from the journal if it has one."""
         journal = self.journal
+        if journal is not None and self.resumed:
+            await self._wait_in_quarantine(journal)
         first = await finish_despite_cancel(journal.begin(self.conversation)) if journal is not None else messages
         inherited = [message for message in self.inherited_messages if message.role != "system"]
         self.messages = repair_history(
@@ -361,6 +363,14 @@ class Run:
         if self.options.team.stays and (speaker := _last_speaker(self.conversation.messages)):
             self._switch_agent(self, speaker)
         return first
+
+    async def _wait_in_quarantine(self, journal: Journal) -> None:
+        try:
+            await journal.wait_in_quarantine()
+        except asyncio.CancelledError:
+            if not journal.detached:  # claim the run, so that its end can be recorded
+                await finish_despite_cancel(journal.begin(self.conversation))
+            raise
 
     async def end(self, status: RunStatus, failure: Exception | None = None) -> None:
         """Record how the turn ended, before any event reports it."""

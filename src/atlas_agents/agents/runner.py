@@ -290,6 +290,8 @@ class TurnRunner:
         except DuplicateRun as duplicate:
             return await self._answer_duplicate(duplicate.row, cast(AtlasStream, stream))
         finally:
+            if run.journal is not None:
+                run.journal.leave_quarantine()
             await self._runtime.subscribers.drain()
 
     async def recover(self) -> list[AtlasStream]:

@@ -35,7 +35,7 @@ from atlas_agents.tools.approvals import (
 )
 from atlas_agents.tools.audit import AuditLog, MemoryAudit, StoreAudit, StoreCounter
 from atlas_agents.tools.governance import Governance, ToolScope
-from atlas_agents.tools.journal import Journal
+from atlas_agents.tools.journal import Journal, Quarantine
 from atlas_agents.tools.limits import Limiter, Limits
 from atlas_agents.tools.policy import Actor, Policy
 from atlas_agents.tools.redact import Redactor
@@ -92,6 +92,7 @@ class AgentRuntime:
         self.tenant = tenant
         self.clock = clock
         self.store = store
+        self.quarantine = Quarantine()
         self.prices = Prices(prices)
         if store is not None and audit is None:
             audit = StoreAudit(store)
@@ -210,6 +211,7 @@ class AgentRuntime:
             on_stored=on_stored,
             clock=self.clock,
             shared=self.shared,
+            quarantine=self.quarantine,
         )
 
     async def answer(self, approval_id: str, answer: Answer) -> Question:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
@@ -43,6 +43,7 @@ from atlas_agents.gateway.telemetry import Metrics
 
 logger = logging.getLogger(__name__)
 _PAGE = 256
+_MAX_ENDED = 4096
 _READ_RETRY_DELAY = 0.5
 _POLL_INTERVAL = 0.05
 _TERMINAL_EVENT_TIMEOUT = 3.0
@@ -177,15 +178,20 @@ class RemoteRuns:
         self._open: dict[str, str] = {}
         """Session key by id of each open run that is known."""
         self._busy: Counter[str] = Counter()
+        self._ended: OrderedDict[str, None] = OrderedDict()
+        """Runs whose terminal event was delivered here. What still calls them open was read or sent before."""
         self._reading: dict[str, asyncio.Task[None]] = {}
         self._changed: set[str] = set()
         self._decoders: dict[str, list[tuple[int, EventDecoder]]] = {}
         self._tasks = BackgroundTasks("remote runs", expected=StoreError)
 
     def follow(self, run_id: str, session: str) -> RunLog:
-        """Follow a run from its first event."""
+        """Follow a run from its first event, once."""
         log = self._runs.get(run_id)
-        if log is None:
+        if log is None and run_id in self._ended:
+            log = RunLog(run_id, session)
+            log.ended = True
+        elif log is None:
             self._add_open(run_id, session)
             log = self._runs.open(RunLog(run_id, session))
             self._runs.report_change(session)
@@ -210,13 +216,13 @@ class RemoteRuns:
         """Pass every event of a run to `on_event`, from the first to the terminal one."""
         decoder, seq = EventDecoder(row.session, on_event), 0
         while True:
-            log = self._runs.get(row.id)
+            log, ended = self._runs.get(row.id), row.id in self._ended
             rows = await self._store.events(self._tenant, row.id, after=seq, limit=_PAGE)
             for event in rows:
                 if (decoded := decode_event(event.body)) is not None:
                     decoder.decode(decoded)
                 seq = event.seq
-            if rows and read_event_name(rows[-1].body) in TERMINAL_EVENTS:
+            if ended if not rows else read_event_name(rows[-1].body) in TERMINAL_EVENTS:
                 return
             if rows:
                 continue
@@ -290,7 +296,7 @@ class RemoteRuns:
             self._follow_if_subscribed(run_id)
 
     def _add_open(self, run_id: str, session: str) -> None:
-        if run_id not in self._open:
+        if run_id not in self._open and run_id not in self._ended:
             self._open[run_id] = session
             self._busy[session] += 1
 
@@ -347,6 +353,9 @@ class RemoteRuns:
         if log.ended:
             self._decoders.pop(log.run_id, None)
             self._remove_open(log.run_id)
+            self._ended[log.run_id] = None
+            if len(self._ended) > _MAX_ENDED:
+                self._ended.popitem(last=False)
 
     async def close(self) -> None:
         await self._tasks.close()
@@ -525,6 +534,7 @@ async def run_worker(
     """
     stop, force_stop = asyncio.Event(), asyncio.Event()
     metrics, readiness = Metrics(), Readiness(cluster.check_connection)
+    metrics.quarantined.set_function(lambda: len(atlas.quarantined))
     metrics.add(ClusterCollector(cluster))
     async with AsyncExitStack() as stack:
         stack.enter_context(stop_signals(lambda: (force_stop if stop.is_set() else stop).set()))

@@ -338,6 +338,7 @@ class Hub:
         self.authenticator = Authenticator(settings, clock)
         self.tokens = self.authenticator.tokens
         self.metrics = Metrics()
+        self.metrics.quarantined.set_function(lambda: len(atlas.quarantined))
         self.dispatch = Dispatch(methods, self.metrics)
         self.assignments = Assignments(self.store, atlas.tenant)
         self.audit = AuditTail(self.store, atlas.tenant)

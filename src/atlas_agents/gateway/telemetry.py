@@ -34,6 +34,9 @@ class Metrics:
         self.slow = Counter("atlas_slow_consumers", "Sockets closed because the client did not read", registry=registry)
         self.runs = Gauge("atlas_runs", "Running turns", registry=registry)
         self.ended = Counter("atlas_runs_ended", "Finished turns", ["how"], registry=registry)
+        self.quarantined = Gauge(
+            "atlas_runs_quarantined", "Turns resumed one at a time after repeated crashes", registry=registry
+        )
         self.events = Counter("atlas_run_events", "Events of turns", registry=registry)
 
     def add(self, collector: Collector) -> None:

@@ -4,17 +4,19 @@ An intent is recorded before a tool acts and its outcome afterwards. On resume, 
 A call with only an intent is repeated if its effect allows it; otherwise its outcome is reported as unknown.
 """
 
+import asyncio
 import logging
 import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain, repeat
+from operator import itemgetter
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from atlas_agents.core import errors
 from atlas_agents.core import store as records
-from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, utc_day
+from atlas_agents.core.aio import SYSTEM_CLOCK, Alarm, BackgroundTasks, Clock, utc_day
 from atlas_agents.core.approvals import Answer, Question
 from atlas_agents.core.events import Usage
 from atlas_agents.core.json import encode
@@ -23,8 +25,17 @@ from atlas_agents.tools.audit import AuditEntry
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-MAX_RESUMES_WITHOUT_PROGRESS = 5
-"""A run that crashed the process this many times without recording a step is failed instead of resumed again."""
+_RESUMES_BEFORE_QUARANTINE = 2
+_MAX_CRASHES_ALONE = 3
+MAX_RESUMES_WITHOUT_PROGRESS = _RESUMES_BEFORE_QUARANTINE + _MAX_CRASHES_ALONE
+"""A run that crashed the process this many times without recording a step, the last three times while it was in
+quarantine, is failed instead of resumed again."""
+ISOLATION_SECONDS = 10.0
+"""A run in quarantine that neither ends nor records a step for this long is not to blame for fast crashes. The time
+doubles each time it survives that long."""
+_MAX_ISOLATION = 600.0
+_ADMISSION_DELAY = 0.1
+"""Seconds before the first run leaves the queue of the quarantine: a recovery adds several runs."""
 _BACKOFF = (0.05, 0.1, 0.2, 0.5, 1.0)
 _MAX_BACKOFF = 2.0
 _results = msgspec.json.Decoder(ToolResult)
@@ -143,6 +154,101 @@ class RetryingCommitter:
         return any((row.kind, row.key, row.payload) == (step.kind, step.key, step.payload) for row in rows)
 
 
+class ResumeRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Payload of a `resumed` step: whether the run was resumed alone, or has survived being alone."""
+
+    alone: bool = False
+    survived: bool = False
+
+
+def _read_resume_record(row: records.JournalRow) -> ResumeRecord:
+    try:
+        return msgspec.json.decode(row.payload, type=ResumeRecord)
+    except msgspec.DecodeError:  # it only means that the run may be blamed less
+        return ResumeRecord()
+
+
+class CrashHistory(msgspec.Struct, frozen=True):
+    """What the end of a journal tells about crashes: how often the run was resumed since it last recorded a step, how
+    often the process crashed while it was alone in quarantine, and how often it survived that."""
+
+    resumes: int = 0
+    alone: int = 0
+    survived: int = 0
+
+    @classmethod
+    def read(cls, past: Sequence[records.JournalRow]) -> "CrashHistory":
+        resumes = alone = survived = 0
+        for row in reversed(past):
+            if row.kind == "asked":  # the run only waited for an answer
+                return cls()
+            if row.kind != "resumed":
+                break
+            found = _read_resume_record(row)
+            survived += found.survived
+            resumes += not found.survived
+            alone += found.alone and not survived
+        return cls(resumes, alone, survived)
+
+    @property
+    def suspicious(self) -> bool:
+        return self.resumes >= _RESUMES_BEFORE_QUARANTINE
+
+    @property
+    def guilty(self) -> bool:
+        return self.alone >= _MAX_CRASHES_ALONE
+
+    @property
+    def isolation(self) -> float:
+        return min(ISOLATION_SECONDS * 2.0**self.survived, _MAX_ISOLATION)
+
+
+class Quarantine:
+    """Resumes runs that were interrupted repeatedly one at a time, so that a crash shows which of them causes it.
+
+    Those with the fewest crashes go first: if the process crashes again, the others are done by then.
+    """
+
+    def __init__(self) -> None:
+        self._current = ""
+        self._waiting: list[tuple[tuple[int, int], str, asyncio.Future[None]]] = []
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """Ids of the run that is resumed alone, if any, and of those that wait for it."""
+        waiting = tuple([run_id for _, run_id, _ in sorted(self._waiting, key=itemgetter(0))])
+        return (self._current, *waiting) if self._current else waiting
+
+    async def enter(self, run_id: str, history: CrashHistory) -> None:
+        """Wait until the run may be resumed alone."""
+        loop = asyncio.get_running_loop()
+        turn: asyncio.Future[None] = loop.create_future()
+        entry = ((history.alone, history.survived), run_id, turn)
+        self._waiting.append(entry)
+        if not self._current:
+            loop.call_later(_ADMISSION_DELAY, self._admit_next)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if entry in self._waiting:
+                self._waiting.remove(entry)
+            self.leave(run_id)
+            raise
+
+    def leave(self, run_id: str) -> None:
+        """The run has ended, recorded a step or survived: the next one may be resumed."""
+        if self._current == run_id:
+            self._current = ""
+            self._admit_next()
+
+    def _admit_next(self) -> None:
+        if not self._current and self._waiting:
+            entry = min(self._waiting, key=itemgetter(0))
+            self._waiting.remove(entry)
+            self._current = entry[1]
+            entry[2].set_result(None)
+
+
 class WriteStep(Protocol):
     """Commit a journal step, the run's new status and related writes in one transaction."""
 
@@ -241,7 +347,12 @@ class Journal:
         on_stored: Callable[[Message], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
         shared: bool = False,
+        quarantine: Quarantine | None = None,
     ) -> None:
+        self._quarantine = quarantine or Quarantine()
+        self._isolation: Alarm | None = None
+        """Ends the quarantine of this run, while it is resumed alone."""
+        self._tasks = BackgroundTasks("journal", expected=errors.StoreError)
         self._store = store
         self._tenant = tenant
         self._run_id = run_id
@@ -266,8 +377,12 @@ class Journal:
         self.restored_messages: frozenset[str] = frozenset()
         """Ids of the messages that earlier processes had stored when this one claimed the run."""
         self._ended = False
-        self.crash_looping = False
+        self._crash_history = CrashHistory()
+
+    @property
+    def crash_looping(self) -> bool:
         """The run crashed the process too often: it makes no new calls, and only recorded steps are replayed."""
+        return self._crash_history.guilty
 
     async def accept(
         self, run: records.AcceptRun, messages: Sequence[Message], *, wait: bool = True, idle: bool = True
@@ -313,6 +428,42 @@ class Journal:
             self._run_id, epoch, "accepted", "", encode([message.id for message in self._first_messages])
         )
 
+    async def wait_in_quarantine(self) -> None:
+        """Wait until the run may be resumed alone, if it was interrupted repeatedly without recording a step."""
+        history = CrashHistory.read(await self._read_past())
+        if not history.suspicious or history.guilty:
+            return
+        logger.error(
+            "turn quarantined: the process crashed repeatedly while it ran; it is resumed alone to find the cause: "
+            "run=%s session=%s resumes=%d crashes_alone=%d",
+            self._run_id,
+            self._session,
+            history.resumes,
+            history.alone,
+        )
+        await self._quarantine.enter(self._run_id, history)
+        self._isolation = self._clock.call_later(history.isolation, lambda: self._tasks.spawn(self._survive()))
+
+    async def _survive(self) -> None:
+        """Record that the run is not to blame for fast crashes, and let the next one be resumed."""
+        if self._isolation is not None and self._epoch:
+            survived = encode(ResumeRecord(survived=True))
+            step = records.AddJournal(self._run_id, self._epoch, "resumed", f"{self._epoch} survived", survived)
+            await self._committer.commit(self._tenant, [step], step)
+        self.leave_quarantine()
+
+    def leave_quarantine(self) -> None:
+        isolation, self._isolation = self._isolation, None
+        if isolation is not None:
+            isolation.cancel()
+            self._quarantine.leave(self._run_id)
+
+    async def _read_past(self) -> Sequence[records.JournalRow]:
+        """Return the steps of earlier processes."""
+        if self._row is None or not self._row.epoch:
+            return ()
+        return await self._committer.read(lambda: self._store.journal(self._tenant, self._run_id))
+
     async def begin(self, conversation: Conversation) -> list[Message]:
         """Load the session, claim ownership of the run, and return the messages that the run starts with.
 
@@ -327,7 +478,7 @@ class Journal:
         return self._first_messages
 
     async def _resume(self, row: records.RunRow) -> None:
-        past = await self._committer.read(lambda: self._store.journal(self._tenant, self._run_id)) if row.epoch else []
+        past = await self._read_past()
         epoch, first, unreadable = row.epoch + 1, not past, None
         try:
             self._first_messages = read_first_messages(row) if first else await self._read_stored_first_messages(past)
@@ -340,17 +491,17 @@ class Journal:
             writes += self._message_writes(self._first_messages)
             step = self._accepted_step(epoch)
         else:
-            step = records.AddJournal(self._run_id, epoch, "resumed", str(epoch), b"{}")
+            resumed = encode(ResumeRecord(alone=self._isolation is not None))
+            step = records.AddJournal(self._run_id, epoch, "resumed", str(epoch), resumed)
         await self._committer.commit(self._tenant, [*writes, step], step)
         self._epoch = epoch
         if unreadable is not None:
             raise unreadable
         if first:
             self._notify_stored(self._first_messages)
-        recent = past[-MAX_RESUMES_WITHOUT_PROGRESS:]
-        self.crash_looping = len(recent) == MAX_RESUMES_WITHOUT_PROGRESS and all(
-            each.kind == "resumed" for each in recent
-        )
+        self._crash_history = history = CrashHistory.read(past)
+        if history.guilty:
+            logger.error("turn given up: run=%s session=%s crashes=%d", self._run_id, self._session, history.resumes)
 
     async def _read_stored_first_messages(self, past: Sequence[records.JournalRow]) -> list[Message]:
         """Return the first messages of the run as they are stored in the session."""
@@ -407,7 +558,8 @@ class Journal:
             return self._replies[self._reply_count - 1]
         if self.crash_looping:
             raise errors.CrashLoop(
-                f"the process crashed {MAX_RESUMES_WITHOUT_PROGRESS} times while resuming this turn; it was not resumed"
+                f"the process crashed {self._crash_history.resumes} times while resuming this turn, the last "
+                f"{_MAX_CRASHES_ALONE} times while it ran alone; it was not resumed"
             )
         return None
 
@@ -489,6 +641,7 @@ class Journal:
         except BaseException:
             self._pending[:0] = pending
             raise
+        self.leave_quarantine()
         self._notify_stored(pending)
 
     async def _write_status_step(
