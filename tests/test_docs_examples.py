@@ -52,6 +52,7 @@ def server() -> Generator[ModelServer]:
 
 def run(example: Path, server: ModelServer, folder: Path) -> subprocess.CompletedProcess[str]:
     settings = {**server.settings, "ATLAS_MODEL": "http/rules-1", "PYTHONIOENCODING": "utf-8"}
+    settings["ATLAS_TRUSTED_FOLDERS"] = str(folder)
     for policy in POLICIES:
         shutil.copy(policy, folder)
     return subprocess.run(

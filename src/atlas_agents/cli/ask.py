@@ -46,11 +46,11 @@ async def ask(
     from atlas_agents.core.messages import new_id
 
     options = connect.ConversationOptions(session, agent, False, model, base_url, system, tools)
-    if not options.direct:
-        connect.load_settings()  # report invalid settings before reading the question
+    # Invalid settings are reported before the question is read.
+    settings = None if options.direct else connect.load_settings()
     question = _read_question(message)
     view = _create_view(as_json)
-    async with connect.connect_for(options) as gateway:
+    async with connect.connect_for(options, settings) as gateway:
         gateway.on_status = view.show_status
         if not as_json:
             print(await connect.describe_responder(gateway, agent), file=sys.stderr, flush=True)

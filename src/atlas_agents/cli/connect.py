@@ -174,9 +174,11 @@ async def connect(*, idle: bool = True) -> AsyncGenerator[GatewaySession, None]:
 
 
 @asynccontextmanager
-async def connect_for(options: ConversationOptions) -> AsyncGenerator[GatewaySession, None]:
+async def connect_for(
+    options: ConversationOptions, settings: "Settings | None" = None
+) -> AsyncGenerator[GatewaySession, None]:
     """Connect for a conversation: to the gateway of the home folder, or to a model used directly."""
-    session = GatewaySession(None if options.direct else load_settings())
+    session = GatewaySession(None if options.direct else settings or load_settings())
     try:
         if options.direct:
             await session.embed_model(options)

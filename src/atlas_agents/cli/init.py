@@ -58,11 +58,12 @@ _EXAMPLES = {
 def init(folder: Annotated[str, typer.Argument(metavar="FOLDER", help="The folder for the files.")] = ".") -> None:
     """Create a workspace, settings and a policy in a folder.
 
-    Existing files are not changed.
+    Existing files are not changed. A folder without such files is trusted from then on; see atlas trust.
     """
     from atlas_agents.workspace.workspace import Workspace
 
     root = Path(folder).expanduser().absolute()
+    is_new = not any(os.path.lexists(root / name) for name in (".env", "atlas.toml", "policy.toml", "workspace"))
     files = {"atlas.toml": _settings_file(), "policy.toml": _POLICY, ".env.example": _ENVIRONMENT}
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -71,7 +72,21 @@ def init(folder: Annotated[str, typer.Argument(metavar="FOLDER", help="The folde
     _report(root / "workspace", created=Workspace(root / "workspace").prepare())
     for name, text in files.items():
         _report(root / name, created=_create(root / name, text))
+    if is_new:
+        _trust(root)
+    else:
+        print("Some of these files existed. To review what they set, run: atlas trust", file=sys.stderr)
     print("Next: atlas chat, or atlas serve. Check the installation with: atlas doctor", file=sys.stderr)
+
+
+def _trust(root: Path) -> None:
+    """Trust a folder whose files this command wrote."""
+    from atlas_agents.config.trust import inspect_folder
+    from atlas_agents.core.paths import Environment
+    from atlas_agents.core.trust import Trust
+
+    if (request := inspect_folder(root)) is not None:
+        request.grant(Trust.of(Environment(dotenv=None)))
 
 
 def _create(path: Path, text: str) -> bool:

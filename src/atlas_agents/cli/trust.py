@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from atlas_agents.config.trust import FolderRequest
 
 app = command_group()
-_handled: set[Path] = set()
-"""Folders that this process has asked or warned about."""
 
 
 @command(app)
@@ -56,12 +54,9 @@ def trust(
 
 def ask_to_trust(ignored: Sequence[str]) -> bool:
     """Ask whether to trust the working folder, whose values are ignored. Without a terminal, warn instead."""
-    folder = Path.cwd()
-    if folder in _handled:
-        return False
-    _handled.add(folder)
     from atlas_agents.config.trust import inspect_folder
 
+    folder = Path.cwd()
     records, request = Trust.of(Environment(dotenv=None)), inspect_folder(folder)
     declined = records.records().declined.get(str(folder.resolve()))
     if request is None or not _can_ask() or declined == request.digest:
@@ -71,7 +66,7 @@ def ask_to_trust(ignored: Sequence[str]) -> bool:
             f" trust (in CI, set {TRUST_VARIABLE}={folder})"
         )
         return False
-    if _ask(request):
+    if _ask(request, records):
         request.grant(records)
         return True
     records.decline(folder, request.digest)
@@ -79,26 +74,22 @@ def ask_to_trust(ignored: Sequence[str]) -> bool:
     return False
 
 
-def print_pending() -> None:
-    """Print on standard error that changes by agents wait for a person."""
-    changes = Trust.of(Environment(dotenv=None)).pending()
-    for change in changes:
-        print_error(f"{change.summary}; to see the change and agree to it, run: atlas trust")
-
-
 def _can_ask() -> bool:
     return all(stream is not None and stream.isatty() for stream in (sys.stdin, sys.stderr))
 
 
-def _ask(request: "FolderRequest") -> bool:
-    _print_request(request)
+def _ask(request: "FolderRequest", records: Trust) -> bool:
+    """Show what a folder asks for and ask whether to trust it."""
+    _print_request(request, records)
     return confirm("Trust this folder?")
 
 
-def _print_request(request: "FolderRequest") -> None:
-    lines = [one_line(f"  - {want}", 400) for want in request.wants]
-    text = "\n".join([f"Do you trust the authors of the folder {printable(str(request.folder))}? It wants to:", *lines])
-    print(text, file=sys.stderr, flush=True)
+def _print_request(request: "FolderRequest", records: Trust) -> None:
+    folder = printable(str(request.folder))
+    changed = str(request.folder.resolve()) in records.records().folders
+    head = f"{folder} has changed since you trusted it." if changed else f"You have not trusted {folder} yet."
+    lines = [f"  - {one_line(want, 400)}" for want in request.wants]
+    print("\n".join([f"{head} It wants to:", *lines]), file=sys.stderr, flush=True)
 
 
 def _review_folder(folder: Path, records: Trust, *, yes: bool) -> bool:
@@ -108,7 +99,7 @@ def _review_folder(folder: Path, records: Trust, *, yes: bool) -> bool:
     if request is None:
         print(f"{folder} sets nothing that needs trust.", file=sys.stderr)
         return True
-    _print_request(request)
+    _print_request(request, records)
     if not yes and not confirm("Trust this folder?"):
         return False
     request.grant(records)
