@@ -1,7 +1,7 @@
 """A gateway that follows a run of another process misses no event, whenever it is notified."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import pytest
@@ -9,8 +9,10 @@ import pytest
 from atlas_agents.core.errors import StoreLost
 from atlas_agents.core.store import EventRow, RunRow, RunStatus
 from atlas_agents.dispatch.notifications import Notification
+from atlas_agents.gateway.auth import Grant, Principal
 from atlas_agents.gateway.cluster import RemoteRuns
-from atlas_agents.gateway.protocol.events import ChatDelta, encode_event
+from atlas_agents.gateway.protocol.events import ChatDelta, ChatFinal, encode_event
+from atlas_agents.gateway.protocol.types import UsageShape
 from atlas_agents.gateway.runs import RunRegistry
 from atlas_agents.gateway.telemetry import Metrics
 from atlas_agents.storage.memory import MemoryStore
@@ -74,5 +76,64 @@ async def test_subscriber_does_not_receive_events_again_that_are_still_being_rea
         async with asyncio.timeout(TIMEOUT):
             await runs.follow_remote([RunRow("r", "s", "a", status)])
         assert log.delivered == 2, "a subscriber that has both events is up to date"
+    finally:
+        await remote.close()
+
+
+class EndedRunStore(MemoryStore):
+    """Has the events of a run that has ended, and still lists the run as open, as a read that began earlier does."""
+
+    rows = [*_EVENTS, EventRow("r", 3, encode_event(ChatFinal("r", UsageShape(1, 1))))]
+
+    async def events(self, tenant: str, run_id: str, *, after: int = 0, **more: Any) -> list[EventRow]:
+        return self.rows[after:]
+
+    async def open_runs(self) -> list[RunRow]:
+        return [RunRow("r", "s", "a", "running")]
+
+
+class Frames:
+    """A subscriber that keeps the frames it was sent."""
+
+    full, grant = True, Grant(Principal("main", "owner", ()), b"")
+
+    def __init__(self) -> None:
+        self.frames: list[bytes] = []
+
+    def send(self, frame: bytes) -> bool:
+        self.frames.append(frame)
+        return True
+
+    async def drain(self) -> bool:
+        return True
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        work.close()
+
+
+@pytest.mark.parametrize("how", ["resync", "begun", "subscribe", "follow"])
+async def test_run_that_has_ended_is_not_delivered_again(how: str) -> None:
+    store = EndedRunStore()
+    runs = RunRegistry(store, "default", Metrics())
+    remote = runs.remote = RemoteRuns(runs, store, "default")
+    first, late = Frames(), Frames()
+    runs.subscribe("s", first)
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            await runs.follow_remote([RunRow("r", "s", "a", "running")])
+            assert len(first.frames) == 3 and runs.get("r") is None
+            runs.subscribe("s", late)
+            match how:
+                case "resync":
+                    remote.resync()
+                case "begun":
+                    remote.handle(Notification("begun", "default", "r", "s"))
+                case "subscribe":
+                    await runs.follow_remote([RunRow("r", "s", "a", "running")])
+                case _:
+                    remote.follow("r", "s")
+            for _ in range(20):
+                await asyncio.sleep(0)
+        assert (len(first.frames), late.frames, remote.is_running("s")) == (3, [], False)
     finally:
         await remote.close()

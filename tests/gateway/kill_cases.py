@@ -1,0 +1,177 @@
+"""Cases in which a gateway is killed and its clients reconnect: `python kill_cases.py --kills 1000`.
+
+Three clients talk to a gateway that is killed at random store operations, those of its start included, and started
+again at once. Each must receive its runs to the end, and every session must answer another message afterwards.
+"""
+
+import argparse
+import asyncio
+import os
+import random
+import resource
+import signal
+import socket
+import sqlite3
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+from kill_scripts import SCRIPTS
+from reconnecting_client import Profile, ReconnectingClient, problems
+
+import fork_server
+
+HERE = Path(__file__).parent
+SILENT_AFTER = 20.0
+"""Seconds without the terminal event, after the last start, that make a client a silent one."""
+_PROFILES: tuple[Profile, ...] = ("full", "plain", "repeating")
+_FIRST_POINTS, _START_POINTS = 150, 40
+
+
+class KillCase(msgspec.Struct, frozen=True):
+    """A script, and the fault point at which each process is killed in turn; the process after them is not killed."""
+
+    script: str
+    kill_at: tuple[int, ...]
+    seed: int
+
+
+class Result(msgspec.Struct):
+    """What happened in some cases."""
+
+    cases: int = 0
+    kills: int = 0
+    kills_during_start: int = 0
+    reconnects: int = 0
+    bad: list[str] = []
+    seconds: float = 0.0
+    cpu: float = 0.0
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of problems by kind."""
+        kinds = Counter(line.split(": ")[2].strip() for each in self.bad for line in each.splitlines()[1:])
+        return dict(kinds)
+
+
+def random_case(seed: int) -> KillCase:
+    """Draw a case: kills in the middle of a turn, and kills while the gateway starts again."""
+    generator = random.Random(seed)
+    kill_at = [generator.randint(1, _FIRST_POINTS)]
+    kill_at += [generator.randint(1, _START_POINTS) for _ in range(generator.randint(1, 4))]
+    return KillCase(generator.choice(list(SCRIPTS)), tuple(kill_at), seed)
+
+
+async def run_case(case: KillCase, home: Path, result: Result) -> None:
+    """Run a case and add what happened to the result."""
+    port = free_port()
+    clients = [ReconnectingClient(profile, profile, home, port) for profile in _PROFILES]
+    talks = [asyncio.create_task(_talk(client, case, home)) for client in clients]
+    for number, kill_at in enumerate((*case.kill_at, 0)):
+        if await _run_process(case, number, kill_at, (home, port), talks, result):
+            break
+    silent = [client.profile for client, talk in zip(clients, talks, strict=True) if not talk.done()]
+    for talk in talks:
+        talk.cancel()
+    found = [f"silent client: {profile}" for profile in silent]
+    for client, answer in zip(clients, await asyncio.gather(*talks, return_exceptions=True), strict=True):
+        if isinstance(answer, list):
+            found += [f"{line} ({client.profile})" for line in answer]
+        elif not isinstance(answer, asyncio.CancelledError):
+            found.append(f"failed client: {answer!r} ({client.profile})")
+    result.cases += 1
+    result.reconnects += sum(client.reconnects for client in clients)
+    if found:
+        lines = [f"  problem: {line}" for line in found]
+        result.bad.append("\n".join([f"CASE {msgspec.json.encode(case).decode()} in {home}", *lines]))
+
+
+async def _run_process(
+    case: KillCase,
+    number: int,
+    kill_at: int,
+    place: tuple[Path, int],
+    talks: list[asyncio.Task[list[str]]],
+    result: Result,
+) -> bool:
+    """Run a gateway process until it is killed; return True if all clients had their answers before that."""
+    home, port = place
+    command = (str(HERE / "kill_process.py"), str(home), str(port), case.script, str(kill_at), str(case.seed + number))
+    with (home / "log").open("a") as log:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
+        process = await fork_server.start(*command, stderr=log, env=environment)
+    ended, talking = asyncio.create_task(process.wait()), asyncio.create_task(asyncio.wait(talks))
+    timeout = SILENT_AFTER if kill_at == 0 else None
+    await asyncio.wait((ended, talking), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+    killed = ended.done()
+    if not killed:
+        process.send_signal(signal.SIGKILL)
+    elif await ended != -signal.SIGKILL:
+        raise AssertionError(f"the gateway ended by itself: {(home / 'log').read_text()[-2000:]}")
+    await ended
+    talking.cancel()
+    result.kills += killed
+    result.kills_during_start += killed and b"ready" not in await process.stdout.read()
+    return not killed
+
+
+async def _talk(client: ReconnectingClient, case: KillCase, home: Path) -> list[str]:
+    """Send a message and, once it is answered, another one to the same session; return what went wrong."""
+    found: list[str] = []
+    for text in ("Go", "Once more"):
+        run_id = await client.send(text)
+        found += await asyncio.to_thread(problems, client, run_id, case.script, lambda id: _stored(home, id))
+    return found
+
+
+def _stored(home: Path, run_id: str) -> list[str]:
+    with closing(sqlite3.connect(home / "atlas.db")) as database:
+        rows = database.execute("SELECT id FROM messages WHERE run_id = ? ORDER BY seq", (run_id,)).fetchall()
+    return [id for (id,) in rows]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+async def run_cases(seeds: range, kills: int, concurrency: int, until: float = float("inf")) -> Result:
+    """Run random cases until so many processes were killed, the seeds are used up, or the time is over."""
+    result, began = Result(), time.monotonic()
+    remaining = iter(seeds)
+
+    async def work(folder: Path) -> None:
+        for seed in remaining:
+            if result.kills >= kills or len(result.bad) >= 5 or time.monotonic() > until:
+                return
+            home = folder / str(seed)
+            home.mkdir()
+            await run_case(random_case(seed), home, result)
+
+    with tempfile.TemporaryDirectory(prefix="atlas-kills-") as folder:
+        await asyncio.gather(*[work(Path(folder)) for _ in range(concurrency)])
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    result.seconds, result.cpu = time.monotonic() - began, usage.ru_utime + usage.ru_stime
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=1000, help="stop after so many kills")
+    parser.add_argument("--seed", type=int, default=1, help="the first one")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="stop after so long")
+    parser.add_argument("--concurrency", type=int, default=6, help="cases at a time")
+    given = parser.parse_args()
+    seeds = range(given.seed, given.seed + given.kills)
+    result = asyncio.run(run_cases(seeds, given.kills, given.concurrency, time.monotonic() + given.seconds))
+    print("\n\n".join(result.bad), file=sys.stderr)
+    print(msgspec.json.encode(result).decode())
+
+
+if __name__ == "__main__":
+    main()
