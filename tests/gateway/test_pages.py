@@ -5,11 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_client import http, serve_gateway
+from gateway_client import connect_client, http, serve_gateway
 
+from atlas_agents.core.errors import StoreFull
 from atlas_agents.core.paths import Secret
+from atlas_agents.core.store import AddMessage, PutSession
 from atlas_agents.gateway import asgi as http_routes
 from atlas_agents.gateway.asgi import WebUiFiles
+from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.testing import Scripted, in_memory_atlas, says
 
 
 def body(answer: str) -> str:
@@ -25,6 +29,42 @@ async def test_health_and_readiness_are_reported(tmp_path: Path) -> None:
         gateway.readiness.stopping = True
         code, answer = await http(gateway, "GET /readyz")
         assert (code, json.loads(body(answer))) == (503, {"status": "draining"})
+
+
+async def test_gateway_is_not_ready_while_its_store_is_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_routes, "CHECK_INTERVAL", 0.0)
+    store = SqliteStore(tmp_path / "atlas.db", max_pages=400)
+    await store.open()
+    atlas = in_memory_atlas(Scripted(*[says("Hi.")] * 100), store=store)
+    async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as client:
+        assert (await http(gateway, "GET /readyz"))[0] == 200
+        await store.commit("default", [PutSession("big")])
+        for size in (50_000, 1_000, 1):
+            with pytest.raises(StoreFull):
+                for number in range(1000):
+                    await store.commit("default", [AddMessage("big", f"{size} {number}", b"x" * size)])
+        answered = await client.request("chat.send", sessionKey="main", message="x" * 10_000)
+        assert answered["error"]["data"]["kind"] == "UNAVAILABLE"
+        code, answer = await http(gateway, "GET /readyz")
+        assert (code, json.loads(body(answer))) == (503, {"status": "the store is full"})
+        assert (await http(gateway, "GET /health"))[0] == 200
+        await client.get("sessions.delete", sessionKey="big")
+        assert (await http(gateway, "GET /readyz"))[0] == 200
+        await client.get("chat.send", sessionKey="small", message="Hi")
+    await store.close()
+
+
+async def test_many_readiness_requests_cause_few_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_routes, "CHECK_INTERVAL", 60.0)
+    store = SqliteStore(tmp_path / "atlas.db")
+    await store.open()
+    async with serve_gateway(tmp_path, in_memory_atlas(Scripted(), store=store)) as gateway:
+        before = store.transactions
+        for _ in range(20):
+            assert (await http(gateway, "GET /readyz"))[0] == 200
+        assert store.transactions - before == 2
+        assert await store.records("default", "probe") == []
+    await store.close()
 
 
 async def test_metrics_count_refused_requests(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ All writes of one `commit` are applied atomically and are durable when the call 
 No operation spans two tenants, except `open_runs`, `orphaned_runs` and `tenants`. Times are milliseconds since 1970.
 """
 
+import hashlib
+import hmac
 import logging
 import re
 from collections.abc import Sequence
@@ -26,7 +28,7 @@ OPEN_JOB: tuple[JobState, ...] = ("queued", "running")
 MAX_ATTEMPTS = 5
 """Attempts before a job becomes `dead`. A person can then retry it."""
 Missed: TypeAlias = Literal["once", "skip"]
-RecordKind: TypeAlias = Literal["schedule", "user", "tenant", "plan", "chore", "pace", "seal"]
+RecordKind: TypeAlias = Literal["schedule", "user", "tenant", "plan", "chore", "pace", "seal", "probe"]
 DocumentKind: TypeAlias = Literal["knowledge", "memory"]
 Prunable: TypeAlias = Literal["events", "journal"]
 UNREADABLE = "unreadable"
@@ -123,6 +125,31 @@ class AuditRow(msgspec.Struct, frozen=True):
     entry: bytes
     previous: str
     hash: str
+
+
+def audit_hash(seq: int, previous: str, entry: bytes, key: bytes | None = None) -> str:
+    """Return the hash of an audit row: SHA-256 over the previous hash, the number and the entry, separated by newlines.
+
+    With a key it is an HMAC: `hmac:<id of the key>:<digest>`.
+    """
+    content = f"{previous}\n{seq}\n".encode() + entry
+    if key is None:
+        return hashlib.sha256(content).hexdigest()
+    return f"hmac:{audit_key_id(key)}:{hmac.digest(key, content, 'sha256').hex()}"
+
+
+def audit_key_id(key: bytes) -> str:
+    """Return the short public id of a key of the audit log."""
+    return hashlib.sha256(b"atlas audit key\n" + key).hexdigest()[:8]
+
+
+def describe_broken_row(row: Any, seq: int, previous: str) -> str:
+    """Describe why a row does not continue the chain, in which row `seq` should follow the hash `previous`."""
+    if row.seq != seq:
+        return f"row {seq} is missing: found row {row.seq} instead"
+    if row.previous != previous:
+        return f"row {seq} does not match the hash of the row before it: one of them was replaced"
+    return f"row {seq} was changed after it was written"
 
 
 class EventRow(msgspec.Struct, frozen=True):

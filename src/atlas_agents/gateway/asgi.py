@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import math
 import mimetypes
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -14,7 +16,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from atlas_agents.core.errors import StoreError
+from atlas_agents.core.errors import StoreError, StoreFull
 from atlas_agents.gateway import auth
 from atlas_agents.gateway.auth import Authenticator, Grant
 from atlas_agents.gateway.connection import ClientConnection, Receive
@@ -55,6 +57,8 @@ _API_PATHS = ("/v1/", "/ag-ui/", "/mcp")
 """API paths: an unknown path below them returns 404 instead of the web UI."""
 HEALTH_PATHS = ("/health", "/healthz", "/readyz", "/metrics")
 """Paths that are served while the gateway starts."""
+CHECK_INTERVAL = 1.0
+"""Seconds for which the result of a readiness check is used."""
 _CHECK_TIMEOUT = 2.0
 _encoder = msgspec.json.Encoder()
 
@@ -225,10 +229,16 @@ def _media_type(name: str) -> str:
 
 
 class Readiness:
-    """Readiness check: the process has started, is not shutting down, and can read its store."""
+    """Readiness check: the process has started, is not shutting down, and its store works.
+
+    The result of a check is used for a moment, so that many requests do not cause many checks.
+    """
 
     def __init__(self, check: Callable[[], Awaitable[object]]) -> None:
         self._check = check
+        self._lock = asyncio.Lock()
+        self._checked_at = -math.inf
+        self._store_problem: str | None = None
         self.started = False
         self.stopping = False
 
@@ -238,9 +248,18 @@ class Readiness:
             return "draining"
         if not self.started:
             return "starting"
+        async with self._lock:
+            if time.monotonic() - self._checked_at >= CHECK_INTERVAL:
+                self._store_problem = await self._check_store()
+                self._checked_at = time.monotonic()
+        return self._store_problem
+
+    async def _check_store(self) -> str | None:
         try:
             async with asyncio.timeout(_CHECK_TIMEOUT):
                 await self._check()
+        except StoreFull:
+            return "the store is full"
         except (StoreError, TimeoutError):
             return "the store is unavailable"
         return None

@@ -15,6 +15,8 @@ from starlette.routing import BaseRoute
 from atlas_agents.agents.atlas import Atlas
 from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.messages import new_id
+from atlas_agents.core.store import DropRecord, PutRecord
 from atlas_agents.gateway.agui.run import agui_routes
 from atlas_agents.gateway.asgi import HEALTH_PATHS, App, Readiness, build_http_app
 from atlas_agents.gateway.convert import agent_model
@@ -36,6 +38,7 @@ logger = logging.getLogger(__name__)
 _BACKLOG = 2048
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _FLUSH_TIMEOUT = 1.0
+_PROBE_SIZE = 16 * 1024
 
 
 def bind_sockets(settings: GatewaySettings) -> list[socket.socket]:
@@ -175,6 +178,7 @@ class Gateway:
         self._app = App(
             hub.authenticator, hub.metrics, build_http_app(hub, self.readiness, [*routes, *api_routes]), hub
         )
+        self._probe = new_id()
         self._membership = membership
         self._started = asyncio.Event()
         self._stop = asyncio.Event()
@@ -269,5 +273,10 @@ class Gateway:
             peer.close(RESTART, "the gateway is shutting down")
 
     async def _check_store(self) -> None:
-        """Check that the store can be read; raise if it cannot."""
-        await self.hub.store.session(self.atlas.tenant, "")
+        """Check that the store accepts what a message needs; raise if it does not. A full one can often still be read.
+
+        The record is removed again, so each check needs new space.
+        """
+        store, tenant = self.hub.store, self.atlas.tenant
+        await store.commit(tenant, [PutRecord("probe", self._probe, bytes(_PROBE_SIZE))])
+        await store.commit(tenant, [DropRecord("probe", self._probe)])
