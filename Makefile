@@ -9,7 +9,7 @@ export PIP_ROOT_USER_ACTION = ignore
 export UV_PYTHON_DOWNLOADS = never
 
 .DEFAULT_GOAL := help
-.PHONY: help run chat team page browser sandbox searx pictures test check crash lint format coverage bench structure docs texts outputs hooks lock upgrade clean
+.PHONY: help run chat team page browser sandbox searx pictures test check crash fuzz attacks audit sbom lint format coverage bench structure docs texts outputs hooks lock upgrade clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,20 @@ check: lint sandbox ## Check format, lint, types and layers, then run the quick 
 
 crash: $(READY) ## Run more than 20,000 crash cases; limit them with CRASH="--minutes 30 --seed 7"
 	cd tests/durable && ../../$(BIN)/python -m crash.long $(CRASH)
+
+fuzz: $(READY) ## Fuzz every reader for ten minutes; limit it with FUZZ="sse react --minutes 2"
+	$(BIN)/python tests/fuzzing/fuzz.py $(FUZZ)
+
+attacks: page browser sandbox ## Make every known attack and record the results for docs/design/attacks.md
+	$(BIN)/python tests/attack_page.py --run
+
+audit: $(READY) ## Check the locked packages for known vulnerabilities; says so if no database can be reached
+	$(UV) venv --quiet --allow-existing --python $(BIN)/python .tools/audit
+	$(UV) pip sync --quiet --python .tools/audit --require-hashes requirements-audit.lock
+	$(BIN)/python tests/supply_chain.py audit .tools/audit/bin/pip-audit
+
+sbom: $(READY) ## Write a bill of materials (CycloneDX) and a licence list to dist/sbom
+	$(BIN)/python tests/supply_chain.py sbom dist/sbom
 
 lint: $(READY) ## Check format, lint, types and layers, in Python and in the web UI
 	$(BIN)/ruff format --check
@@ -66,13 +80,14 @@ docs: $(READY) ## Build the documentation into site/; warnings are errors
 pictures: page browser ## Take the screenshots for README and docs
 	$(BIN)/python tests/page/screenshots.py
 
-texts: $(READY) ## Update the generated parts of the docs: examples, API, CLI help, settings, protocol, layers
+texts: $(READY) ## Update the generated parts of the docs: examples, API, CLI help, settings, protocol, layers, attacks
 	$(BIN)/python tests/doc_examples.py
 	$(BIN)/python tests/api_pages.py
 	$(BIN)/python tests/layer_table.py
 	$(BIN)/python tests/help_texts.py
 	$(BIN)/python tests/protocol_page.py
 	$(BIN)/python tests/settings_table.py
+	$(BIN)/python tests/attack_page.py
 
 outputs: $(READY) ## Run the examples of the docs and store what they print; EXAMPLES="tools_plain" for some
 	$(BIN)/python tests/test_docs_examples.py $(EXAMPLES)
@@ -140,4 +155,4 @@ $(READY): requirements.lock pyproject.toml | $(UV)
 	@pip="$(PY) -m pip"; \
 	$$pip --version >/dev/null 2>&1 || { $(PY) -m venv .tools/pip >/dev/null 2>&1 && pip=.tools/pip/bin/pip; } || \
 		{ echo "$(PY) has neither pip nor venv: install one of them (Debian: apt install python3-venv), or uv." >&2; exit 1; }; \
-	$$pip install --quiet --disable-pip-version-check --no-warn-script-location --upgrade --target .tools uv==0.13.7
+	$$pip install --quiet --disable-pip-version-check --no-warn-script-location --upgrade --target .tools --require-hashes -r requirements-uv.lock
