@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atlas_agents.cli.command import EXIT_FAILED, EXIT_OK, JsonFlag, command, command_group
+from atlas_agents.cli.command import EXIT_FAILED, EXIT_OK, JsonFlag, YesFlag, command, command_group, confirm
 from atlas_agents.cli.connect import TENANT, GatewaySession, call, connect, load_settings
 from atlas_agents.cli.output import format_time, one_line, print_json, print_table
 from atlas_agents.core.errors import ConfigError
@@ -64,7 +64,7 @@ async def follow(
 
 @command(app)
 async def verify(as_json: JsonFlag = False) -> int:
-    """Verify the hash chain: no entry was changed or removed.
+    """Verify the hash chain and its signatures: no entry was changed or removed, also not at the end.
 
     Exit codes: 0 the chain is intact, 1 it is broken.
     """
@@ -74,7 +74,37 @@ async def verify(as_json: JsonFlag = False) -> int:
         print_json({"lines": lines, "whole": problem is None, "problem": problem})
     else:
         print(f"The chain is intact: {lines} entries." if problem is None else f"The chain is broken: {problem}.")
+        signed = found.get("signedFrom")
+        print(
+            f"Signed from entry {signed} on." if signed else "No entry is signed: set audit_key to sign new ones.",
+            file=sys.stderr,
+        )
     return EXIT_OK if problem is None else EXIT_FAILED
+
+
+@command(app)
+async def accept(yes: YesFlag = False) -> None:
+    """Accept the audit log as it is now, after you found out why `verify` reports missing entries.
+
+    Stop the gateway first. Changed entries are still reported.
+    """
+    from atlas_agents.app.home_lock import lock_home
+    from atlas_agents.config.open import open_home, open_store
+    from atlas_agents.storage.sql.reads import SqlReads
+
+    settings = load_settings()
+    if not yes and not confirm("Entries that are missing now will no longer be reported. Accept the audit log?"):
+        return
+    with lock_home(open_home(settings)):
+        store = open_store(settings)
+        await store.open()
+        try:
+            if not isinstance(store, SqlReads) or store.audit_signer is None:
+                raise ConfigError("the audit log of this database is not signed")
+            store.audit_signer.reset(await store.audit_ends())
+        finally:
+            await store.close()
+    print("Accepted the audit log as it is.", file=sys.stderr)
 
 
 @command(app, "what-if")

@@ -109,11 +109,14 @@ def backup(
 
     Exit codes: 0 success, 1 failure or a broken audit log in the copy, 2 invalid options or settings.
     """
+    from atlas_agents.config.open import open_audit_signer
     from atlas_agents.storage.sqlite_files import back_up
 
-    source, target = _database_file(load_settings(), _PG_DUMP), _absolute(file)
+    settings = load_settings()
+    source, target = _database_file(settings, _PG_DUMP), _absolute(file)
+    keys = open_audit_signer(settings).row_keys
     with progress_line() as show:
-        summary = back_up(source, target, lambda done, total: show(f"{done / 1e6:.0f} of {total / 1e6:.0f} MB"))
+        summary = back_up(source, target, lambda done, total: show(f"{done / 1e6:.0f} of {total / 1e6:.0f} MB"), keys)
     if as_json:
         print_json({"file": str(target), **_as_json(summary)})
     else:
@@ -140,13 +143,18 @@ def restore(
     backup, run `atlas store end-turns` before you start the gateway.
     """
     from atlas_agents.app.home_lock import lock_home
-    from atlas_agents.config.open import open_home
+    from atlas_agents.config.open import open_audit_signer, open_home
     from atlas_agents.storage import sqlite_files
 
     settings, source = load_settings(), _absolute(file)
     target = _database_file(settings, _PG_RESTORE)
     with lock_home(open_home(settings)):
-        summary, old = sqlite_files.restore(source, target, replace=replace, unverified=unverified)
+        signer = open_audit_signer(settings)
+        summary, old = sqlite_files.restore(
+            source, target, replace=replace, unverified=unverified, audit_keys=signer.row_keys
+        )
+        signer.path.unlink(missing_ok=True)
+        signer.reset(sqlite_files.audit_ends(target))
     if as_json:
         print_json({"file": str(target), "replaced": None if old is None else str(old), **_as_json(summary)})
         return

@@ -1,18 +1,26 @@
 """Open what the settings name: the home folder, the store, the policy and Valkey."""
 
+import contextlib
+import hashlib
+import logging
+import secrets
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from atlas_agents.config.load import POSTGRES, SQLITE
-from atlas_agents.config.settings import Settings, scheme
+from atlas_agents.config.settings import Settings, redact_url, scheme
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.paths import Secret, make_private_folder
+from atlas_agents.core.paths import Secret, make_private_folder, read_secret, write_file
 from atlas_agents.core.plugins import Plugins
 from atlas_agents.core.store import Store
 from atlas_agents.core.trust import Trust
+from atlas_agents.storage.hash_chain import AuditSigner
 from atlas_agents.tools.policy import Policy
 
+logger = logging.getLogger(__name__)
 _TIMEOUT = 2.0
+_POST_TIMEOUT = 10.0
 _EXPECTED_URL = "expected redis://:password@host:6379/0 or rediss://:password@host:6379/0?ssl_ca_certs=/path"
 
 
@@ -110,7 +118,7 @@ def _open_sqlite(path: Path, settings: Settings) -> Store:
     elif not path.parent.is_dir():
         advice = "create it; an absolute path starts with four slashes: sqlite:////folder/file.db"
         raise ConfigError(f"database_url: folder not found: {path.parent}; {advice}")
-    return SqliteStore(path)
+    return SqliteStore(path, audit=open_audit_signer(settings))
 
 
 def _open_postgres(url: str, settings: Settings, transaction_hook: Any) -> Store:
@@ -119,7 +127,61 @@ def _open_postgres(url: str, settings: Settings, transaction_hook: Any) -> Store
     except ImportError as error:
         raise ConfigError("database_url: Postgres needs an extra; run: pip install 'atlas-agents[postgres]'") from error
     history_cache = _open_history_cache(settings) if transaction_hook else None
-    return PostgresStore(url, transaction_hook=transaction_hook, history_cache=history_cache)
+    audit = open_audit_signer(settings)
+    return PostgresStore(url, transaction_hook=transaction_hook, history_cache=history_cache, audit=audit)
+
+
+def open_audit_signer(settings: Settings) -> AuditSigner:
+    """Return the signer of the audit log. Its key is in the home folder or in the settings, never in the database.
+
+    A key of one home folder cannot sign the rows of a Postgres database, to which other machines write as well.
+    """
+    home = open_home(settings)
+    own = _open_audit_key(home / "audit.key")
+    given = settings.audit_key.reveal() if settings.audit_key else ""
+    keys = [key.encode() for each in given.split(",") if (key := each.strip())]
+    is_own_key = not keys and not is_postgres(settings)
+    return AuditSigner(
+        settings.audit_heads or _default_heads(settings, home),
+        keys[0] if keys else own,
+        (*keys, own) if keys or is_own_key else (),
+        is_own_key=is_own_key,
+        publish=partial(_post, settings.audit_webhook) if settings.audit_webhook else None,
+    )
+
+
+def _default_heads(settings: Settings, home: Path) -> Path:
+    """Return a file next to the database, or for a database server one in the home folder."""
+    if files := database_files(settings):
+        return files[0].with_name(f"{files[0].name}-heads")
+    server = redact_url(settings.database_url.reveal(), "")
+    return home / f"audit-heads-{hashlib.sha256(server.encode()).hexdigest()[:8]}"
+
+
+def _open_audit_key(path: Path) -> bytes:
+    """Read the key of the audit log; create it if it is missing."""
+    with contextlib.suppress(FileExistsError):
+        if not path.exists():
+            write_file(path, secrets.token_hex(32).encode() + b"\n", overwrite=False)
+    return read_secret("the audit key", path).encode()
+
+
+async def _post(url: Secret, content: bytes) -> None:
+    """Send the signed heads of the audit log; a failure is logged, and the next heads are sent again."""
+    import aiohttp
+
+    from atlas_agents.core.http import open_session
+
+    body, _, signature = content.rstrip(b"\n").rpartition(b"\n")
+    headers = {"Content-Type": "application/json", "X-Atlas-Signature": signature.decode()}
+    try:
+        async with open_session() as session:
+            timeout = aiohttp.ClientTimeout(total=_POST_TIMEOUT)
+            async with session.post(url.reveal(), data=body, headers=headers, timeout=timeout) as response:
+                if response.status >= 300:
+                    logger.error("audit_webhook refused the signed heads: status=%d", response.status)
+    except (aiohttp.ClientError, TimeoutError) as error:
+        logger.error("audit_webhook cannot be reached: error=%s", type(error).__name__)
 
 
 def _open_history_cache(settings: Settings) -> Any:

@@ -208,7 +208,10 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
     ] = None
     audit_heads: Annotated[
         Path | None,
-        about("File for the signed heads of the audit log, best on another disk.", default="home/audit-heads"),
+        about(
+            "File for the signed heads of the audit log, best on another disk.",
+            default="next to the database; in the home folder for Postgres",
+        ),
     ] = None
     audit_webhook: Annotated[
         Secret | None,

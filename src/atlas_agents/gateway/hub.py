@@ -33,8 +33,7 @@ from atlas_agents.gateway.runs import RunHooks, RunRegistry, no_notice
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.gateway.telemetry import Metrics
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
-from atlas_agents.storage.hash_chain import START, audit_row
-from atlas_agents.tools.audit import describe_broken_row
+from atlas_agents.storage.hash_chain import verify_audit
 from atlas_agents.workspace.skills import Prompt
 
 _MAX_ASSIGNMENTS = 4096
@@ -123,17 +122,11 @@ class AuditTail:
         return admin.AuditPage(tuple(found), str(before) if before > 1 else None)
 
     async def verify(self) -> admin.AuditVerified:
-        """Verify the hash chain, page by page, up to the first broken row."""
-        seq, previous = 0, START
-        while rows := await self._store.audit(self._tenant, after=seq, limit=_PAGE):
-            for row in rows:
-                seq += 1
-                if row != audit_row(seq, previous, row.entry):
-                    return admin.AuditVerified(
-                        await self._find_last_row(), seq, describe_broken_row(row, seq, previous)
-                    )
-                previous = row.hash
-        return admin.AuditVerified(seq)
+        """Verify the hash chain, page by page, up to the first broken row, and compare it with the signed head."""
+        found = await verify_audit(self._store, self._tenant)
+        is_row_broken = found.broken is not None and found.broken <= found.rows
+        rows = await self._find_last_row() if is_row_broken else found.rows
+        return admin.AuditVerified(rows, found.broken, found.problem, found.signed_from, found.head)
 
     async def count_calls(self, since: str, until: str) -> tuple[admin.ToolUse, ...]:
         """Count calls by tool and day between two days, both included."""

@@ -1,18 +1,43 @@
-"""Hash chains of the audit log and the journals: changing, removing or moving a row breaks the chain."""
+"""Hash chains of the audit log and the journals: changing, removing or moving a row breaks the chain.
 
+`AuditSigner` protects the audit log against people who can write to the database. A key outside the database turns the
+hashes of rows into HMACs, so that nobody without the key can recompute the chain. The last row of each chain, its head,
+is kept in a signed file, so that rows removed from the end are noticed.
+"""
+
+import asyncio
+import contextlib
 import hashlib
-from collections.abc import Iterable
+import hmac
+import logging
+import time
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
 
+import msgspec
+
+from atlas_agents.core import store as port
+from atlas_agents.core.aio import BackgroundTasks, run_in_thread
+from atlas_agents.core.errors import StoreError
 from atlas_agents.core.json import encode
+from atlas_agents.core.paths import lock_file, write_file
 from atlas_agents.core.store import AuditRow, JournalKind, JournalRow
 
+logger = logging.getLogger(__name__)
 START = ""
 """The hash before the first row."""
+_PAGE = 500
+_FLUSH_DELAY = 1.0
+"""Seconds after a row until the signed heads are written."""
+_PUBLISH_TIMEOUT = 5.0
+Publish: TypeAlias = Callable[[bytes], Coroutine[Any, Any, None]]
+"""Sends the signed heads to another place."""
 
 
-def audit_row(seq: int, previous: str, entry: bytes) -> AuditRow:
-    """Chain an entry: SHA-256 over the previous hash, the number and the entry, separated by newlines."""
-    return AuditRow(seq, entry, previous, hashlib.sha256(f"{previous}\n{seq}\n".encode() + entry).hexdigest())
+def audit_row(seq: int, previous: str, entry: bytes, key: bytes | None = None) -> AuditRow:
+    """Chain an entry."""
+    return AuditRow(seq, entry, previous, port.audit_hash(seq, previous, entry, key))
 
 
 def journal_row(
@@ -24,14 +49,13 @@ def journal_row(
     return JournalRow(run_id, seq, kind, key, payload, at, previous, digest)
 
 
-def find_audit_break(rows: Iterable[AuditRow]) -> int | None:
-    """Return the number of the first row that does not follow from the one before it; `rows` start at the first row."""
-    previous = START
-    for seq, row in enumerate(rows, 1):
-        if row != audit_row(seq, previous, row.entry):
-            return seq
-        previous = row.hash
-    return None
+def find_audit_break(rows: Iterable[AuditRow], keys: Sequence[bytes] = ()) -> int | None:
+    """Return the number of the first row that does not follow from the one before it; `rows` start at the first row.
+
+    Without the key of a row only its number and its link to the row before it are checked.
+    """
+    verifier = AuditVerifier(keys)
+    return next((verifier.rows for row in rows if verifier.check(row) is not None), None)
 
 
 def find_journal_break(rows: Iterable[JournalRow]) -> int | None:
@@ -42,3 +66,254 @@ def find_journal_break(rows: Iterable[JournalRow]) -> int | None:
             return seq
         previous = row.hash
     return None
+
+
+class AuditHead(msgspec.Struct, frozen=True):
+    """The last row of a chain. All rows from `signed_from` on have a keyed hash; 0 if none has."""
+
+    seq: int
+    hash: str
+    signed_from: int = 0
+
+
+def find_audit_ends(rows: Iterable[Sequence[Any]]) -> dict[str, AuditHead]:
+    """Return the heads of rows of tenant, number and hash."""
+    return {tenant: AuditHead(seq, hash, seq if hash.startswith("hmac:") else 0) for tenant, seq, hash in rows}
+
+
+class AuditReader(Protocol):
+    """What a verification needs of a store."""
+
+    async def audit(self, tenant: str, *, after: int = 0, limit: int | None = None) -> Sequence[AuditRow]: ...
+
+
+ReadEnds: TypeAlias = Callable[[], Coroutine[Any, Any, dict[str, AuditHead]]]
+"""Returns the last audit row of each tenant."""
+
+
+class SignedHeads(msgspec.Struct, frozen=True):
+    """Content of the file of signed heads, by tenant. `gap` describes why earlier heads are unknown."""
+
+    heads: dict[str, AuditHead] = {}
+    at: int = 0
+    gap: str = ""
+
+
+class AuditVerifier:
+    """Verifies the rows of a chain one after the other, from the first one, and compares them with the signed head."""
+
+    def __init__(
+        self, keys: Sequence[bytes] = (), head: AuditHead | None = None, *, requires_keys: bool = False
+    ) -> None:
+        self._keys = {port.audit_key_id(key): key for key in keys}
+        self._head = head
+        self._requires_keys = requires_keys
+        self._previous = START
+        self.rows = 0
+        self.signed_from = 0
+
+    def check(self, row: AuditRow) -> str | None:
+        """Verify the next row; return what is wrong with it."""
+        self.rows += 1
+        previous, self._previous = self._previous, row.hash
+        id = row.hash.split(":")[1] if row.hash.count(":") == 2 else ""
+        if not id and (self.signed_from or (self._head and 0 < self._head.signed_from <= self.rows)):
+            return f"row {self.rows} is not signed, but rows before it were: the log was rewritten without the key"
+        if id and not self.signed_from:
+            self.signed_from = self.rows
+        if id and id not in self._keys:
+            if self._requires_keys:
+                return f"row {self.rows} is signed with the key {id}, which is not known here: add it to audit_key"
+            expected = AuditRow(self.rows, row.entry, previous, row.hash)
+        else:
+            expected = audit_row(self.rows, previous, row.entry, self._keys.get(id))
+        if row != expected:
+            return port.describe_broken_row(row, self.rows, previous)
+        if self._head is not None and self._head.seq == self.rows and self._head.hash != row.hash:
+            return f"row {self.rows} is not the row of the signed head: the log was rewritten"
+        return None
+
+    def finish(self) -> str | None:
+        """Return whether rows are missing at the end."""
+        if self._head is not None and self._head.seq > self.rows:
+            first, last = self.rows + 1, self._head.seq
+            missing = f"row {last} is" if first == last else f"rows {first} to {last} are"
+            return f"{missing} missing: the log was truncated"
+        return None
+
+
+class AuditVerification(msgspec.Struct, frozen=True):
+    """Result of a verification: the rows, the first broken row, what is wrong, and what is signed."""
+
+    rows: int
+    broken: int | None = None
+    problem: str | None = None
+    signed_from: int | None = None
+    head: int | None = None
+
+
+async def verify_audit(store: AuditReader, tenant: str) -> AuditVerification:
+    """Verify the audit log of a tenant up to the first broken row, and compare it with the signed head."""
+    signer: AuditSigner | None = getattr(store, "audit_signer", None)  # stores of plugins may have none
+    signed = await signer.current() if signer is not None else SignedHeads()
+    head = signed.heads.get(tenant)
+    verifier = AuditVerifier(signer.row_keys if signer else (), head, requires_keys=signer is not None)
+    problem = broken = None
+    while problem is None and (rows := await store.audit(tenant, after=verifier.rows, limit=_PAGE)):
+        problem = next((found for row in rows if (found := verifier.check(row)) is not None), None)
+    if problem is not None:
+        broken = verifier.rows
+    elif (problem := verifier.finish()) is not None:
+        broken = verifier.rows + 1
+    elif signed.gap:
+        problem = f"{signed.gap}: rows may be missing. To accept the log as it is, run: atlas audit accept"
+    return AuditVerification(verifier.rows, broken, problem, verifier.signed_from or None, head.seq if head else None)
+
+
+class AuditSigner:
+    """Signs the audit log of one database.
+
+    Args:
+        path: File for the signed heads. Keep it where those who can write to the database cannot write.
+        head_key: Key that signs this file.
+        row_keys: Keys of the hashes of rows: the first signs new rows, all verify. All processes that write to one
+            database must have the same ones. Without any, hashes are not keyed.
+        is_own_key: Whether no other machine has the first row key. Then a row signed with it implies that the file
+            existed.
+        publish: Sends the content of the file to another place as well, whenever it changes.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        head_key: bytes,
+        row_keys: Sequence[bytes] = (),
+        *,
+        is_own_key: bool = False,
+        publish: Publish | None = None,
+    ) -> None:
+        self.path = path
+        self.row_keys = tuple(row_keys)
+        self.is_own_key = is_own_key
+        self._head_keys = (head_key, *row_keys)
+        self._publish = publish
+        self._store: AuditReader | None = None
+        self._heads: dict[str, AuditHead] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._tasks = BackgroundTasks("audit heads", expected=(OSError, StoreError))
+
+    @property
+    def row_key(self) -> bytes | None:
+        """The key that signs new rows."""
+        return self.row_keys[0] if self.row_keys else None
+
+    async def open(self, store: AuditReader, read_ends: ReadEnds) -> None:
+        """Sign the rows of an open store. A missing file is created before the first row is signed."""
+        if not await run_in_thread(self.path.exists):
+            ends = await read_ends()
+            try:
+                await run_in_thread(self._start, ends)
+            except OSError as error:
+                raise StoreError(f"cannot write the signed heads of the audit log {self.path}: {error}") from error
+        self._store = store
+
+    def read(self) -> SignedHeads:
+        """Read the file. What is wrong with it is the `gap` of the result."""
+        try:
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            return SignedHeads(gap=f"the file of signed heads {self.path} is missing")
+        except OSError as error:
+            return SignedHeads(gap=f"cannot read the file of signed heads {self.path}: {error.strerror}")
+        body, _, signature = content.rstrip(b"\n").rpartition(b"\n")
+        if any(hmac.compare_digest(_sign(key, body), signature) for key in self._head_keys):
+            with contextlib.suppress(msgspec.DecodeError):
+                return msgspec.json.decode(body, type=SignedHeads)
+        return SignedHeads(gap=f"the file of signed heads {self.path} was changed, or signed with another key")
+
+    def _start(self, ends: dict[str, AuditHead]) -> None:
+        """Create the file with the given ends of the chains."""
+        own = f"hmac:{port.audit_key_id(self.row_key)}:" if self.row_key and self.is_own_key else None
+        is_lost = own is not None and any(head.hash.startswith(own) for head in ends.values())
+        gap = f"the file of signed heads {self.path} was missing when the database was opened" if is_lost else ""
+        if gap:
+            logger.error("%s: rows may have been removed from the audit log before that", gap)
+        self.reset(ends, gap)
+
+    def reset(self, ends: dict[str, AuditHead], gap: str = "") -> None:
+        """Replace the file: accept the given ends of the chains as they are."""
+        self._heads = {}
+        with lock_file(self.path):
+            self._write(SignedHeads(ends, int(time.time() * 1000), gap))
+
+    def note(self, tenant: str, row: AuditRow) -> None:
+        """Take note of a committed row. The file is written within a second."""
+        known = self._heads.get(tenant)
+        if self._store is not None and (known is None or row.seq > known.seq):
+            signed = row.seq if row.hash.startswith("hmac:") else 0
+            self._heads[tenant] = AuditHead(row.seq, row.hash, (known.signed_from if known else 0) or signed)
+            if self._timer is None:
+                loop = asyncio.get_running_loop()
+                self._timer = loop.call_later(_FLUSH_DELAY, lambda: self._tasks.spawn(self.flush()))
+
+    async def flush(self) -> None:
+        """Write the heads of which note was taken. A head whose row is no longer in the log stays as evidence."""
+        timer, self._timer = self._timer, None
+        if timer is not None:
+            timer.cancel()
+        if not self._heads or self._store is None:
+            return
+        noted, self._heads = self._heads, {}
+        signed = await run_in_thread(self.read)
+        kept = [tenant for tenant in noted if not await _is_in_log(self._store, tenant, signed.heads.get(tenant))]
+        for tenant in kept:
+            logger.error("audit log was truncated or rewritten: tenant=%s row=%d", tenant, signed.heads[tenant].seq)
+        try:
+            content = await run_in_thread(self._merge, {each: noted[each] for each in noted if each not in kept})
+        except OSError as error:
+            self._heads = noted | self._heads
+            logger.error("cannot write the signed heads of the audit log: path=%s error=%s", self.path, error.strerror)
+            return
+        if self._publish is not None:
+            self._tasks.spawn(self._publish(content))
+
+    async def current(self) -> SignedHeads:
+        """Write the heads of which note was taken, then read the file."""
+        await self.flush()
+        return await run_in_thread(self.read)
+
+    async def close(self) -> None:
+        """Write what is left, and wait until it is published. Later rows are noted by the next process."""
+        await self.flush()
+        self._store = None
+        await self._tasks.wait(_PUBLISH_TIMEOUT)
+
+    def _merge(self, noted: dict[str, AuditHead]) -> bytes:
+        """Add heads to the file, which other processes may have changed meanwhile; a head never moves back."""
+        with lock_file(self.path):
+            found = self.read()
+            heads = dict(found.heads)
+            for tenant, head in noted.items():
+                known = heads.get(tenant)
+                if known is None or head.seq > known.seq:
+                    first = known.signed_from if known is not None and known.signed_from else head.signed_from
+                    heads[tenant] = AuditHead(head.seq, head.hash, first)
+            return self._write(SignedHeads(heads, int(time.time() * 1000), found.gap))
+
+    def _write(self, content: SignedHeads) -> bytes:
+        body = encode(content)
+        signed = body + b"\n" + _sign(self._head_keys[0], body) + b"\n"
+        write_file(self.path, signed)
+        return signed
+
+
+async def _is_in_log(store: AuditReader, tenant: str, head: AuditHead | None) -> bool:
+    """Return whether the log still has the row of a head."""
+    if head is None:
+        return True
+    rows = await store.audit(tenant, after=head.seq - 1, limit=1)
+    return bool(rows) and (rows[0].seq, rows[0].hash) == (head.seq, head.hash)
+
+
+def _sign(key: bytes, body: bytes) -> bytes:
+    return hmac.digest(key, b"atlas audit heads\n" + body, "sha256").hex().encode()

@@ -22,6 +22,7 @@ from atlas_agents.core.errors import StoreBusy, StoreError, StoreLost
 from atlas_agents.core.store import DropSession, Hit, PutDocument, StoredMessage, Where, Write
 from atlas_agents.storage import postgres_connection
 from atlas_agents.storage.batch_thread import QueuedRequest
+from atlas_agents.storage.hash_chain import AuditSigner
 from atlas_agents.storage.history_cache import HistoryCache, load_shared_secret
 from atlas_agents.storage.postgres_connection import Cursor
 from atlas_agents.storage.sql import statements as sql
@@ -63,7 +64,7 @@ class PostgresStore(SqlReads):
     tries again. A server that has not answered for `answer_timeout` seconds counts as lost; this must exceed
     `busy_timeout`, the time to wait for a lock. Vectors are compared by `pgvector` if the server has it, otherwise by
     this process. `transaction_hook` does further work in the transaction of each commit. With `history_cache` a
-    conversation that was read before is not read again.
+    conversation that was read before is not read again. `audit` signs the audit log.
     """
 
     def __init__(
@@ -79,8 +80,9 @@ class PostgresStore(SqlReads):
         pgvector: bool = True,
         transaction_hook: TransactionHook | None = None,
         history_cache: HistoryCache | None = None,
+        audit: AuditSigner | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(audit)
         if not schema.isidentifier():
             raise StoreError(f"invalid Postgres schema {schema!r}: expected an identifier")
         if answer_timeout <= busy_timeout:
@@ -127,16 +129,21 @@ class PostgresStore(SqlReads):
             name="atlas-postgres",
         )
         await pool.open()
-        self._open = pool, Writer(pool, self._schema, self._clock, self._retry_timeout, self._transaction_hook)
-        if self._history_cache is not None and self._history_cache.shared is not None:
-            try:
+        key = self.audit_signer.row_key if self.audit_signer else None
+        self._open = pool, Writer(pool, self._schema, self._clock, self._retry_timeout, self._transaction_hook, key)
+        try:
+            if self._history_cache is not None and self._history_cache.shared is not None:
                 await self._history_cache.shared.open(partial(load_shared_secret, self))
-            except BaseException:
-                await self.close()
-                raise
+            if self.audit_signer is not None:
+                await self.audit_signer.open(self, self.audit_ends)
+        except BaseException:
+            await self.close()
+            raise
 
     async def close(self) -> None:
         """Finish all commits that were submitted, then disconnect."""
+        if self.audit_signer is not None:
+            await self.audit_signer.close()
         if self._open is not None:
             pool, writer = self._open
             self._open = None
@@ -151,6 +158,7 @@ class PostgresStore(SqlReads):
                 # Building the index is fast while the table is small.
                 await self._ensure_indexed(write.document.model, len(vector) // 2)
         results = await self._require_open()[1].commit(tenant, writes)
+        self._note_audit(tenant, results)
         if self._history_cache is not None:
             for write in writes:
                 if isinstance(write, DropSession):
@@ -253,9 +261,16 @@ class Writer:
     """Group commit: a queue of pending commits per tenant, and a task that empties it."""
 
     def __init__(
-        self, pool: Pool, schema: str, clock: Clock, retry_timeout: float, hook: TransactionHook | None = None
+        self,
+        pool: Pool,
+        schema: str,
+        clock: Clock,
+        retry_timeout: float,
+        hook: TransactionHook | None = None,
+        audit_key: bytes | None = None,
     ) -> None:
         self.transactions = 0
+        self._audit_key = audit_key
         self._pool = pool
         self._schema = schema
         self._clock = clock
@@ -367,7 +382,7 @@ class Writer:
     async def _apply(self, cursor: Cursor, tenant: str, queued: Commit) -> AfterCommit | None:
         """Apply one commit. Its failure is its own, unless the connection is lost."""
         try:
-            context = WriteContext(tenant, int(self._clock.time() * 1000))
+            context = WriteContext(tenant, int(self._clock.time() * 1000), self._audit_key)
             queued.result = results = await _run_steps(cursor, apply_writes(context, queued.request))
             if self._hook is not None:
                 return await self._hook(cursor.connection, tenant, queued.request, results)

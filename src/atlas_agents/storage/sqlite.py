@@ -23,6 +23,7 @@ from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import StoreError, StoreInUse
 from atlas_agents.core.store import AcceptRun, ClaimJob, ClaimRun, Hit, RunRow, Where, Write
 from atlas_agents.storage.batch_thread import BatchThread, QueuedRequest
+from atlas_agents.storage.hash_chain import AuditSigner
 from atlas_agents.storage.sql import statements, tables
 from atlas_agents.storage.sql.reads import SqlReads
 from atlas_agents.storage.sql.tables import Query, Row, Steps, WriteContext
@@ -38,8 +39,9 @@ _OWNING_WRITES = (AcceptRun, ClaimRun, ClaimJob)
 class SqliteStore(SqlReads):
     """Store in one SQLite file. With `must_exist` a missing file is an error; otherwise it is created.
 
-    `max_pages` (4 KB each) limits the size of the file. Any number of processes may read the file and run turns in
-    sessions of their own. Unfinished turns are resumed only by a process that is the only one to run turns.
+    `max_pages` (4 KB each) limits the size of the file. `audit` signs the audit log. Any number of processes may read
+    the file and run turns in sessions of their own. Unfinished turns are resumed only by a process that is the only one
+    to run turns.
     """
 
     def __init__(
@@ -50,8 +52,9 @@ class SqliteStore(SqlReads):
         max_pages: int | None = None,
         busy_timeout: float = 5.0,
         clock: Clock = SYSTEM_CLOCK,
+        audit: AuditSigner | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(audit)
         self.path = Path(path)
         self._options = OpenOptions(self.path, must_exist, max_pages, busy_timeout)
         self._clock = clock
@@ -66,7 +69,7 @@ class SqliteStore(SqlReads):
         if self._threads is not None:
             raise StoreError(f"database {self.path} is already open: call close() first")
         writer, reader, searcher = (
-            _WriteThread(self._options, self._clock),
+            _WriteThread(self._options, self._clock, self.audit_signer.row_key if self.audit_signer else None),
             _ReadThread(self._options),
             _ReadThread(self._options, large_cache=True),
         )
@@ -78,9 +81,17 @@ class SqliteStore(SqlReads):
                 await each.thread.close("close")
             raise
         self._threads = writer, reader, searcher
+        if self.audit_signer is not None:
+            try:
+                await self.audit_signer.open(self, self.audit_ends)
+            except BaseException:
+                await self.close()
+                raise
 
     async def close(self) -> None:
         """Finish all commits and reads that were submitted, then close the file."""
+        if self.audit_signer is not None:
+            await self.audit_signer.close()
         if self._threads is not None:
             threads, self._threads = self._threads, None
             for each in reversed(threads):
@@ -88,7 +99,9 @@ class SqliteStore(SqlReads):
 
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
         writer, _, _ = self._require_threads()
-        return await writer.thread.run(_Commit(tenant, tuple(writes)))
+        results = await writer.thread.run(_Commit(tenant, tuple(writes)))
+        self._note_audit(tenant, results)
+        return results
 
     async def fetch(self, query: Query) -> list[Row]:
         _, reader, _ = self._require_threads()
@@ -126,8 +139,9 @@ _QueuedWrite: TypeAlias = QueuedRequest[_WriteRequest]
 class _WriteThread:
     """Owns the only connection that writes, and uses it on its thread only."""
 
-    def __init__(self, options: OpenOptions, clock: Clock) -> None:
+    def __init__(self, options: OpenOptions, clock: Clock, audit_key: bytes | None) -> None:
         self.transactions = 0
+        self._audit_key = audit_key
         self._options = options
         self._path = options.path
         self._clock = clock
@@ -217,7 +231,7 @@ class _WriteThread:
         """Apply one commit or nothing of it. Its failure is its own, unless it ended the transaction."""
         connection.execute("SAVEPOINT one")
         try:
-            context = WriteContext(commit.tenant, int(self._clock.time() * 1000))
+            context = WriteContext(commit.tenant, int(self._clock.time() * 1000), self._audit_key)
             queued.result = run_steps(connection, apply_writes(context, commit.writes))
         except Exception as error:
             if not connection.in_transaction:

@@ -11,7 +11,7 @@ import shutil
 import sqlite3
 import stat
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TypeAlias
@@ -20,10 +20,10 @@ import msgspec
 
 from atlas_agents.core.errors import Conflict, StoreBusy, StoreError, StoreFull
 from atlas_agents.core.store import AuditRow
-from atlas_agents.storage.hash_chain import find_audit_break
+from atlas_agents.storage.hash_chain import AuditHead, find_audit_break, find_audit_ends
 from atlas_agents.storage.migrations import SQLITE, pending_migrations
 from atlas_agents.storage.sql import tables
-from atlas_agents.storage.sql.statements import AUDIT_BYTES
+from atlas_agents.storage.sql.statements import AUDIT_BYTES, AUDIT_ENDS
 
 APPLICATION_ID = 0x41544C53
 """Application id in the file header: ATLS."""
@@ -238,7 +238,9 @@ class DatabaseSummary(msgspec.Struct, frozen=True):
     broken: str | None = None
 
 
-def back_up(source: Path, target: Path, progress: Progress | None = None) -> DatabaseSummary:
+def back_up(
+    source: Path, target: Path, progress: Progress | None = None, audit_keys: Sequence[bytes] = ()
+) -> DatabaseSummary:
     """Write a consistent snapshot of a database to a single file, even while the database is in use."""
     if not source.is_file():
         raise StoreError(f"not found: database {source}")
@@ -250,7 +252,7 @@ def back_up(source: Path, target: Path, progress: Progress | None = None) -> Dat
         except sqlite3.Error as error:
             problem = translate_error(error, source)
             raise translate_error(error, target) if isinstance(problem, StoreFull) else problem from error
-        summary = inspect(temporary)
+        summary = inspect(temporary, audit_keys=audit_keys)
         _sync(temporary)
         temporary.rename(target)
         _sync(target.parent)
@@ -258,7 +260,7 @@ def back_up(source: Path, target: Path, progress: Progress | None = None) -> Dat
 
 
 def restore(
-    backup: Path, target: Path, *, replace: bool = False, unverified: bool = False
+    backup: Path, target: Path, *, replace: bool = False, unverified: bool = False, audit_keys: Sequence[bytes] = ()
 ) -> tuple[DatabaseSummary, Path | None]:
     """Replace a database with a verified backup. Returns its summary and the new path of the old database, if any.
 
@@ -272,7 +274,7 @@ def restore(
     with _temporary_file(target) as temporary:
         _check_no_log(backup)
         shutil.copyfile(backup, temporary)
-        summary = inspect(temporary, shown_as=backup)
+        summary = inspect(temporary, shown_as=backup, audit_keys=audit_keys)
         if summary.broken and not unverified:
             raise StoreError(f"{backup}: {summary.broken}; nothing was changed")
         _sync(temporary)
@@ -282,7 +284,7 @@ def restore(
     return summary, old
 
 
-def inspect(path: Path, *, shown_as: Path | None = None) -> DatabaseSummary:
+def inspect(path: Path, *, shown_as: Path | None = None, audit_keys: Sequence[bytes] = ()) -> DatabaseSummary:
     """Verify a database that is not in use: its schema version, every page, and the audit chains."""
     name = shown_as or path
     _check_no_log(path)
@@ -300,17 +302,23 @@ def inspect(path: Path, *, shown_as: Path | None = None) -> DatabaseSummary:
             counts = {each: found.execute(sql).fetchone()[0] for each, sql in _COUNTS.items()}
             if schema >= _FIRST_VERSION_WITH_JOBS:
                 counts["open_jobs"] = found.execute(_OPEN_JOBS).fetchone()[0]
-            return DatabaseSummary(schema, path.stat().st_size, **counts, broken=_find_broken_chain(found))
+            return DatabaseSummary(schema, path.stat().st_size, **counts, broken=_find_broken_chain(found, audit_keys))
     except sqlite3.Error as error:
         raise translate_error(error, name) from error
 
 
-def _find_broken_chain(connection: sqlite3.Connection) -> str | None:
+def _find_broken_chain(connection: sqlite3.Connection, keys: Sequence[bytes]) -> str | None:
     for (tenant,) in connection.execute("SELECT DISTINCT tenant FROM audit ORDER BY tenant").fetchall():
-        entry = find_audit_break(_audit_rows(connection, tenant))
+        entry = find_audit_break(_audit_rows(connection, tenant), keys)
         if entry is not None:
             return f"the audit log of tenant {tenant!r} is broken at entry {entry}"
     return None
+
+
+def audit_ends(path: Path) -> dict[str, AuditHead]:
+    """Return the last audit row of each tenant of a database that is not in use."""
+    with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+        return find_audit_ends(connection.execute(AUDIT_ENDS).fetchall())
 
 
 def _audit_rows(connection: sqlite3.Connection, tenant: str) -> Iterator[AuditRow]:

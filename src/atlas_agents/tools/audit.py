@@ -1,6 +1,5 @@
 """Audit log: one redacted, numbered row per tool call, in a hash chain that reveals changes."""
 
-import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, Protocol
 
@@ -8,7 +7,7 @@ import msgspec
 
 from atlas_agents.core.errors import DailyLimitExceeded
 from atlas_agents.core.json import encode
-from atlas_agents.core.store import AddAudit, AuditRow, Release, Reserve, Store
+from atlas_agents.core.store import AddAudit, AuditRow, Release, Reserve, Store, audit_hash, describe_broken_row
 from atlas_agents.tools.policy import Actor, Policy
 
 _START = ""
@@ -72,7 +71,7 @@ class MemoryAudit:
         """Append an entry to its tenant's chain."""
         chain = self._chains.setdefault(entry.tenant_id, [])
         previous = chain[-1].hash if chain else _START
-        record = AuditRecord(len(chain) + 1, entry, previous, _hash(len(chain) + 1, entry, previous))
+        record = AuditRecord(len(chain) + 1, entry, previous, audit_hash(len(chain) + 1, previous, encode(entry)))
         chain.append(record)
         return record
 
@@ -81,27 +80,25 @@ class MemoryAudit:
         return tuple(self._chains.get(tenant, ()))
 
 
-def _hash(seq: int, entry: AuditEntry, previous: str) -> str:
-    return hashlib.sha256(f"{previous}\n{seq}\n".encode() + encode(entry)).hexdigest()
+def verify(records: Iterable[AuditRecord], key: str | None = None) -> str | None:
+    """Verify a chain from its first row; return None if it is intact, else a description of the first broken row.
 
-
-def verify(records: Iterable[AuditRecord]) -> str | None:
-    """Verify a chain from its first row; return None if it is intact, else a description of the first broken row."""
-    previous = _START
+    `key` is the key of rows that are signed. Whether rows are missing at the end cannot be told from the rows: for a
+    store with an `AuditSigner`, use `verify_audit` of the store.
+    """
+    previous, is_signed = _START, False
     for seq, record in enumerate(records, 1):
-        if record != AuditRecord(seq, record.entry, previous, _hash(seq, record.entry, previous)):
+        if is_signed and not record.hash.startswith("hmac:"):
+            return f"row {seq} is not signed, but rows before it were: the log was rewritten without the key"
+        is_signed = record.hash.startswith("hmac:")
+        if is_signed and key is None:
+            return f"row {seq} is signed: pass the key of the audit log"
+        row_key = key.encode() if key is not None and is_signed else None
+        expected = audit_hash(seq, previous, encode(record.entry), row_key)
+        if record != AuditRecord(seq, record.entry, previous, expected):
             return describe_broken_row(record, seq, previous)
         previous = record.hash
     return None
-
-
-def describe_broken_row(row: AuditRecord | AuditRow, seq: int, previous: str) -> str:
-    """Describe why a row does not continue the chain, in which row `seq` should follow the hash `previous`."""
-    if row.seq != seq:
-        return f"row {seq} is missing: found row {row.seq} instead"
-    if row.previous != previous:
-        return f"row {seq} does not match the hash of the row before it: one of them was replaced"
-    return f"row {seq} was changed after it was written"
 
 
 class PolicyChange(msgspec.Struct, frozen=True):

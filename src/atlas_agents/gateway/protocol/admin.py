@@ -105,11 +105,17 @@ class AuditPage(types.WireStruct, frozen=True):
 
 
 class AuditVerified(types.WireStruct, frozen=True):
-    """Result of the verification: the number of entries, the first `broken` entry, and a `problem` that explains it."""
+    """Result of the verification: the number of entries, the first `broken` entry, and a `problem` that explains it.
+
+    Entries from `signedFrom` on are signed with a key outside the database. `head` is the entry of the signed head: it
+    proves that no entry up to it is missing.
+    """
 
     rows: int
     broken: int | None = None
     problem: str | None = None
+    signed_from: int | None = None
+    head: int | None = None
 
 
 class UsageSummary(types.WireStruct, frozen=True):

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from atlas_agents.core import store
 from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import StoreError
+from atlas_agents.storage.hash_chain import AuditHead, AuditSigner, find_audit_ends, verify_audit
 from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql import tables
 from atlas_agents.storage.sql.tables import Query, Row, bind
@@ -31,8 +32,10 @@ class Library(NamedTuple):
 class SqlReads(ABC):
     """All reads that SQLite and Postgres have in common. A subclass executes queries and searches text."""
 
-    def __init__(self) -> None:
+    def __init__(self, audit: AuditSigner | None = None) -> None:
         self._vectors = VectorCache(self)
+        self.audit_signer = audit
+        """Signs the audit log, if it is signed."""
 
     @abstractmethod
     async def fetch(self, query: Query) -> list[Row]:
@@ -92,6 +95,21 @@ class SqlReads(ABC):
         query = bind(tenant, sql.LAST_AUDIT if last else sql.AUDIT, after=after, limit=_limit_or_max(limit))
         rows = tables.AUDIT.all(await self.fetch(query))
         return rows[::-1] if last else rows
+
+    async def audit_ends(self) -> dict[str, AuditHead]:
+        """Return the last audit row of each tenant."""
+        return find_audit_ends(await self.fetch(Query(sql.AUDIT_ENDS, {})))
+
+    async def verify_audit(self, tenant: str = "default") -> str | None:
+        """Verify the audit log of a tenant; return None if it is intact and complete, else what is wrong with it."""
+        return (await verify_audit(self, tenant)).problem
+
+    def _note_audit(self, tenant: str, results: list[Any]) -> None:
+        """Take note of the audit rows among the results of a commit."""
+        if self.audit_signer is not None:
+            for result in results:
+                if isinstance(result, store.AuditRow):
+                    self.audit_signer.note(tenant, result)
 
     async def approval(self, tenant: str, id: str) -> store.ApprovalRow | None:
         return tables.APPROVALS.first(await self.fetch(bind(tenant, sql.APPROVAL, id=id)))

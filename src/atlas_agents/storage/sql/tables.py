@@ -37,10 +37,11 @@ Steps: TypeAlias = Generator[Query, list[Row], T]
 
 
 class WriteContext(msgspec.Struct, frozen=True):
-    """Tenant and time (milliseconds since 1970) of a commit."""
+    """Tenant and time (milliseconds since 1970) of a commit, and the key of the hashes of audit rows, if any."""
 
     tenant: str
     now: int
+    audit_key: bytes | None = None
 
     def bind(self, sql: str, /, **values: Any) -> Query:
         """Bind a statement to the tenant, the time and values."""

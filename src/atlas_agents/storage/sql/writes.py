@@ -200,7 +200,7 @@ def _add_events(context: WriteContext, write: store.AddEvents) -> Steps[None]:
 def _add_audit(context: WriteContext, write: store.AddAudit) -> Steps[store.AuditRow]:
     rows = yield context.bind(sql.AUDIT_END)
     seq, previous = rows[0] if rows else (0, START)
-    entry = audit_row(seq + 1, previous, write.entry)
+    entry = audit_row(seq + 1, previous, write.entry, context.audit_key)
     yield context.bind(sql.ADD_AUDIT, **tables.AUDIT.values(entry))
     return entry
 
