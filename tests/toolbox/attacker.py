@@ -116,11 +116,21 @@ class Arena:
             self._listen(kind)
         for path in (self.root, *self.root.rglob("*")):
             os.chown(path, self.uid, -1)
-        self.victim = subprocess.Popen(["sleep", "600"], start_new_session=True, **self._credentials())
+        self.victim = subprocess.Popen(
+            ["cat"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+            **self._credentials(),
+        )
+        assert self.victim.stdin and self.victim.stdout
+        self.victim.stdin.write(b"started\n")
+        self.victim.stdout.read(8)
 
     def close(self) -> None:
         self.victim.kill()
-        self.victim.wait()
+        self.victim.communicate()
         for listener in self._listeners:
             with suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)

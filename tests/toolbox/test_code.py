@@ -205,7 +205,10 @@ def test_tool_is_unsafe_and_needs_approval() -> None:
 
 async def test_preview_shows_sandbox_folder_and_code(tmp_path: Path) -> None:
     code = "a = 1\nprint(a)\n" + "# long\n" * 5000
-    confined = f"Sandbox: Bubblewrap (no network; can write only to {tmp_path / 'code'})\nTimeout: 60 s\n\na = 1"
+    confined = (
+        f"Sandbox: Bubblewrap (no network; can write only to {tmp_path / 'code'}; can read only there and installed "
+        "programs; cannot change other processes)\nTimeout: 60 s\n\na = 1"
+    )
     unconfined = "No sandbox: this code can read and write everything your user account can, and use the network.\n"
     for kind, start in (("bubblewrap", confined), ("none", unconfined)):
         person = Person(False)

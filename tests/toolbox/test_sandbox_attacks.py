@@ -1,4 +1,8 @@
-"""Attacks on every sandbox of this machine, as root and as an unprivileged user: network, metadata and processes."""
+"""Attacks on every sandbox of this machine, as root and as an unprivileged user.
+
+An approval request claims what a sandbox prevents. For each claim there is a function that runs the attacks which would
+disprove it.
+"""
 
 import os
 import stat
@@ -7,10 +11,24 @@ from pathlib import Path
 
 import pytest
 from attacker import BACKENDS, Arena
+from calling_tools import Person, call
+from code_harness import SANDBOXES
+
+from atlas_agents.builtin_tools.bash import bash_tool
+from atlas_agents.builtin_tools.code.tool import CodeInterpreter, code_tool
+from atlas_agents.builtin_tools.sandbox.choose import SandboxKind
 
 
 @pytest.fixture(params=BACKENDS)
 def arena(request: pytest.FixtureRequest) -> Iterator[Arena]:
+    made = Arena(request.param)
+    yield made
+    made.close()
+
+
+@pytest.fixture(params=[backend for backend in BACKENDS if not backend.startswith("wasm")])
+def process_arena(request: pytest.FixtureRequest) -> Iterator[Arena]:
+    """For what only real processes can do, not Python in WebAssembly."""
     made = Arena(request.param)
     yield made
     made.close()
@@ -40,17 +58,6 @@ result = created
 """
 
 
-async def test_no_socket_reaches_out_of_the_sandbox(arena: Arena) -> None:
-    """Every family, type and protocol that the kernel offers, by connecting, sending and fast open."""
-    created = (await arena.attempt({"sockets": _EVERY_SOCKET}))["sockets"]
-    assert arena.reached == []
-    if arena.kind == "bubblewrap":  # in a network of its own, without kernel modules that are rarely used
-        assert {family for family, _, _ in created} <= {1, 2, 10, 16}
-        assert {protocol for _, _, protocol in created} <= {0, 1, 6, 17, 58}
-    else:
-        assert created == [] or isinstance(created, str)
-
-
 _PAIR = "import socket; a, b = socket.socketpair({}); "
 REACHING = {
     "MPTCP": "import socket; socket.socket(2, 1, 262).connect(('127.0.0.1', TCP))",
@@ -71,13 +78,6 @@ REACHING = {
 }
 
 
-async def test_no_other_way_reaches_the_network(arena: Arena) -> None:
-    found = await arena.attempt(REACHING)
-    own_network = {"MPTCP that listens"} if arena.kind == "bubblewrap" else set[str]()
-    assert {name for name, result in found.items() if not result.startswith("error")} <= own_network
-    assert arena.reached == []
-
-
 _DESCRIPTORS = """
 import stat
 result = []
@@ -89,9 +89,19 @@ for fd in range(3, 1024):
 """
 
 
-async def test_no_descriptor_is_inherited(arena: Arena) -> None:
-    found = (await arena.attempt({"descriptors": _DESCRIPTORS}))["descriptors"]
-    assert [kind for _, kind in found if kind in (stat.S_IFSOCK, stat.S_IFDIR, stat.S_IFREG)] == []
+async def disprove_no_network(arena: Arena) -> None:
+    """Try every family, type and protocol that the kernel offers, fast open, io_uring and inherited descriptors."""
+    found = await arena.attempt({"sockets": _EVERY_SOCKET, "descriptors": _DESCRIPTORS, **REACHING})
+    created, descriptors = found.pop("sockets"), found.pop("descriptors")
+    assert arena.reached == []
+    if arena.kind == "bubblewrap":  # in a network of its own, without protocols that are rarely used
+        assert {family for family, _, _ in created} <= {1, 2, 10, 16}
+        assert {protocol for _, _, protocol in created} <= {0, 1, 6, 17, 58}
+    else:
+        assert created == [] or str(created).startswith("error")
+    assert _successes(found) == set()
+    if arena.kind != "wasm":
+        assert [kind for _, kind in descriptors if kind in (stat.S_IFSOCK, stat.S_IFDIR, stat.S_IFREG)] == []
 
 
 _READABLE = "fd = os.open(PROGRAM, os.O_RDONLY); "
@@ -137,23 +147,72 @@ CHANGING_METADATA = {
     "ctypes.CDLL(None).inotify_add_watch(i, TARGET.encode(), 0xFFF) >= 0",
     "a file handle": "syscall('name_to_handle_at', -100, TARGET.encode(), b'\\x80' + b'\\0' * 139, b'\\0' * 8, 0)",
     "truncation": "os.truncate(TARGET, 0)",
+    "chmod of a device": "os.chmod('/dev/null', 0o666)",
+    "fchmod of a device": "os.fchmod(os.open('/dev/null', os.O_RDWR), 0o666)",
+    "utime of a device": "os.utime('/dev/zero', (1, 1))",
+    "chmod of standard input": "os.fchmod(0, 0o666)",
 }
 
 
-async def test_metadata_outside_stays_as_it_is(arena: Arena) -> None:
-    paths = (arena.key, arena.program, arena.root)
-    for path in (arena.key, arena.program):
-        os.setxattr(path, "user.kept", b"1")
-    before = [_metadata(path) for path in paths]
-    found = await arena.attempt({name: f"TARGET = KEY\n{code}" for name, code in CHANGING_METADATA.items()})
-    assert [_metadata(path) for path in paths] == before
-    own_root = {"chmod of the folder around", "touch"} if arena.kind == "bubblewrap" else set[str]()
-    assert {name for name, result in found.items() if not str(result).startswith("error")} <= own_root
+CHANGING = {
+    "a file": "open(KEY, 'w').write('x')",
+    "a file through a link": "os.symlink(KEY, 'to-key'); open('to-key', 'a').write('x')",
+    "a file by renaming": "os.rename(KEY, KEY + '2')",
+    "a file by another's name": "open('other', 'w').write('x'); os.rename('other', KEY)",
+    "a file by deleting it": "os.remove(KEY)",
+    "a file by a new one beside it": "open(ROOT + '/new', 'w').write('x')",
+    "a folder": "os.mkdir(ROOT + '/folder')",
+    "a link": "os.symlink('x', ROOT + '/link')",
+    "a program": "open(PROGRAM, 'a').write('x')",
+    "a program by opening it again": "fd = os.open(PROGRAM, os.O_RDONLY); open(f'/proc/self/fd/{fd}', 'a').write('x')",
+    "a program by mapping it": "import mmap; f = os.open(PROGRAM, os.O_RDWR); mmap.mmap(f, 1)[0:1] = b'x'",
+    "the system": "open('/usr/bin/evil', 'w').write('x')",
+    "the settings of the system": "open('/etc/evil', 'w').write('x')",
+    "the kernel's settings": "open('/proc/sys/kernel/hostname', 'w').write('evil')",
+    "the program for core dumps": "open('/proc/sys/kernel/core_pattern', 'r+')",
+    "the program that loads modules": "open('/proc/sys/kernel/modprobe', 'r+')",
+    "the machine's state": "open('/proc/sysrq-trigger', 'r+')",
+    "a device": "os.mknod('device', 0o60600, os.makedev(254, 0))",
+    "a set-user-ID file": "open('mine', 'w').close(); os.chmod('mine', 0o4755)",
+    "a set-user-ID file by its descriptor": "fd = os.open('mine', os.O_RDWR | os.O_CREAT); os.fchmod(fd, 0o6755)",
+    "a set-user-ID file by fchmodat2": "syscall(452, -100, b'mine', 0o4755, 0)",
+    "the mounts": "syscall('mount', b'none', ROOT.encode(), b'tmpfs', 0, 0)",
+    "its namespaces": "syscall('unshare', 0x10000000)",
+    "its namespaces by a new process": "syscall('clone', 0x10000000 | 17, 0, 0, 0, 0)",
+    "its namespaces by clone3": "syscall(435, b'\\0\\0\\0\\x10' + b'\\0' * 84, 88)",
+    "the machine's name": "import socket; socket.sethostname('evil')",
+    "the clock": "import time; time.clock_settime(time.CLOCK_REALTIME, 0)",
+    "swap": "syscall('swapoff', b'/swap')",
+}
+
+
+async def disprove_can_write_only_to_its_folder(arena: Arena) -> None:
+    """Try to change the content, names and metadata of files elsewhere, and the system."""
+    if arena.kind != "wasm":
+        for path in (arena.key, arena.program):
+            os.setxattr(path, "user.kept", b"1")
+    before = _outside(arena)
+    attempts = {**CHANGING_METADATA, **CHANGING}
+    found = await arena.attempt({name: f"TARGET = KEY\n{code}" for name, code in attempts.items()})
+    assert _outside(arena) == before
+    own_root = {"touch", "chmod of the folder around", *(name for name in CHANGING if name.startswith("a f"))}
+    own_root |= {"a folder", "a link"}  # of the same name, in the sandbox's own /tmp
+    pretended = {name for name in attempts if "set-user-ID" in name or "chmod" in name} | {"utime", "utime to now"}
+    harmless = {"bubblewrap": own_root, "wasm": pretended | own_root}.get(arena.kind, set[str]())
+    assert _successes(found) <= harmless
+
+
+def _outside(arena: Arena) -> list[object]:
+    """Return everything beside the workspace, and files in it that would outlive the sandbox."""
+    beside = [arena.root, *sorted(p for p in arena.root.rglob("*") if not p.is_relative_to(arena.workspace))]
+    dangerous = [p for p in arena.workspace.rglob("*") if p.lstat().st_mode & 0o6000 or p.is_block_device()]
+    content = [path.read_text() for path in (arena.key, arena.program)]
+    return [*((path, _metadata(path)) for path in beside), *dangerous, *content, os.uname().nodename]
 
 
 def _metadata(path: Path) -> tuple[object, ...]:
     info = os.stat(path)
-    return info.st_mode, info.st_uid, info.st_gid, info.st_mtime_ns, info.st_atime_ns, sorted(os.listxattr(path))
+    return info.st_mode, info.st_uid, info.st_gid, info.st_mtime_ns, info.st_size, sorted(os.listxattr(path))
 
 
 _OWN_FILES = """
@@ -176,9 +235,8 @@ result = [info.st_mode & 0o777, int(info.st_mtime), os.stat('folder/inner').st_m
 """
 
 
-async def test_metadata_of_own_files_can_be_changed(arena: Arena) -> None:
-    if arena.kind != "wasm":
-        assert (await arena.attempt({"own": _OWN_FILES}))["own"] == [0o600, 6, 0o755]
+async def test_metadata_of_own_files_can_be_changed(process_arena: Arena) -> None:
+    assert (await process_arena.attempt({"own": _OWN_FILES}))["own"] == [0o600, 6, 0o755]
 
 
 TOUCHING_PROCESSES = {
@@ -240,18 +298,96 @@ OWN_PROCESS = {
 }
 
 
-async def test_other_processes_cannot_be_touched(arena: Arena) -> None:
+async def disprove_cannot_change_other_processes(arena: Arena) -> None:
     before, own = _process_state(arena.victim.pid), _process_state(os.getpid())
     found = await arena.attempt(TOUCHING_PROCESSES)
     assert arena.victim.poll() is None
     assert _process_state(arena.victim.pid) == before
     assert _process_state(os.getpid()) == own
-    assert {name for name, result in found.items() if not str(result).startswith("error")} == set()
+    assert _successes(found) == set()
 
 
-async def test_own_processes_can_be_managed(arena: Arena) -> None:
-    if arena.kind != "wasm":
-        assert set((await arena.attempt(OWN_PROCESS)).values()) == {"done"}
+READING = {
+    "a file": "result = open(KEY).read()",
+    "a file through a link": "os.symlink(KEY, 'read'); result = open('read').read()",
+    "a file through a hard link": "os.link(KEY, 'hard'); result = open('hard').read()",
+    "a file below a descriptor": "d = os.open(ROOT, os.O_PATH); result = os.read(os.open('key', 0, dir_fd=d), 99)",
+    "a file opened again": "d = os.open(KEY, os.O_PATH); result = open(f'/proc/self/fd/{d}').read()",
+    "a file by openat2": "result = os.read(syscall(437, -100, KEY.encode(), b'\\0' * 24, 24), 99)",
+    "a file by its handle": "syscall('name_to_handle_at', -100, KEY.encode(), b'\\x80' + b'\\0' * 139, b'\\0' * 8, 0)",
+    "a file by executing it": "os.execv(KEY, ['x'])",
+    "the names in a folder": "result = os.listdir(ROOT)",
+    "a file by moving it here": "os.rename(KEY, 'moved'); result = open('moved').read()",
+    "a file through a process": "result = open(f'/proc/{VICTIM}/root{KEY}').read()",
+    "an environment": "result = open(f'/proc/{US}/environ').read()",
+    "the environment of its parent": "result = open(f'/proc/{os.getppid()}/environ').read()",
+    "the passwords": "result = open('/etc/shadow').read()",
+    "the users": "result = open('/etc/passwd').read()",
+    "the keys of the machine": "result = os.listdir('/etc/ssh') + os.listdir('/root') + os.listdir('/home')",
+    "the kernel's log": "result = open('/dev/kmsg').read(1)",
+    "memory": "result = open('/dev/mem', 'rb').read(1)",
+    "keyrings": "syscall('keyctl', 0, -3, 1)",
+    "performance counters": "syscall('perf_event_open', b'\\0' * 128, VICTIM, -1, -1, 0)",
+    "BPF programs": "syscall('bpf', 11, b'\\0' * 128, 128)",
+    "notifications of the file system": "syscall('fanotify_init', 0, 0)",
+}
+
+
+async def disprove_can_read_only_its_folder_and_programs(arena: Arena) -> None:
+    found = await arena.attempt(READING)
+    assert arena.canary not in str(found)
+    assert "root:" not in str(found)
+    own_root = {"the names in a folder", "the environment of its parent"}
+    assert _successes(found) <= (own_root if arena.kind != "landlock" else set())
+    assert "key" not in found["the names in a folder"]
+
+
+CLAIMS = {
+    "no network": disprove_no_network,
+    "can write only to FOLDER": disprove_can_write_only_to_its_folder,
+    "can read only there and installed programs": disprove_can_read_only_its_folder_and_programs,
+    "cannot change other processes": disprove_cannot_change_other_processes,
+}
+_LOOKING = {
+    "whether a file exists elsewhere": "assert os.path.exists(KEY) and not os.path.exists(KEY + '2')",
+    "its size, owner, mode and times": "assert os.stat(KEY).st_size == 23; os.stat(KEY).st_uid",
+    "where a link points": "assert os.readlink(ROOT + '/pointer') == 'nowhere'",
+    "which processes run": "os.getpgid(VICTIM)",
+}
+
+
+@pytest.mark.parametrize("claim", CLAIMS)
+async def test_claim_of_the_approval_request_holds(arena: Arena, claim: str) -> None:
+    await CLAIMS[claim](arena)
+
+
+@pytest.mark.parametrize("kind", SANDBOXES)
+async def test_approval_request_makes_exactly_the_claims_that_are_tested(kind: SandboxKind, tmp_path: Path) -> None:
+    person = Person(False)
+    await call([code_tool(CodeInterpreter(tmp_path, sandbox=kind))], "code_interpreter", person, code="1")
+    if kind != "wasm":
+        await call([bash_tool(tmp_path, sandbox=kind)], "bash", person, command="ls")
+    for question in person.questions:
+        lines = question.preview.splitlines()
+        claims = lines[0].replace(f"{tmp_path}/code", "FOLDER").replace(str(tmp_path), "FOLDER")
+        assert claims.partition("(")[2].removesuffix(")").split("; ") == list(CLAIMS)
+        hidden = [line.removeprefix("Not hidden: ") for line in lines if line.startswith("Not hidden: ")]
+        assert hidden == (["; ".join(_LOOKING)] if kind == "landlock" else [])
+
+
+async def test_approval_request_says_what_is_not_hidden(arena: Arena) -> None:
+    (arena.root / "pointer").symlink_to("nowhere")
+    assert len(arena.canary) == 23
+    found = await arena.attempt(_LOOKING)
+    assert _successes(found) == (set(_LOOKING) if arena.kind == "landlock" else set())
+
+
+async def test_own_processes_can_be_managed(process_arena: Arena) -> None:
+    assert set((await process_arena.attempt(OWN_PROCESS)).values()) == {"done"}
+
+
+def _successes(found: dict[str, object]) -> set[str]:
+    return {name for name, result in found.items() if not str(result).startswith("error")}
 
 
 def _process_state(pid: int) -> tuple[object, ...]:
@@ -262,3 +398,34 @@ def _process_state(pid: int) -> tuple[object, ...]:
         os.getpriority(os.PRIO_PROCESS, pid),
         os.getpgid(pid),
     )
+
+
+WRITING = {
+    "many files": "import itertools\nfor n in itertools.count(): open(f'{n}', 'wb').write(b'x' * (1 << 20))",
+    "one file": "f = open('one', 'wb')\nwhile True: f.write(b'x' * (1 << 20))",
+    "a file again and again": "while True:\n  f = open('one', 'wb')\n  for n in range(8): f.write(b'x' * (1 << 20))",
+    "deleted files": "import os\nkept = []\nwhile True:\n  kept.append(f := open('gone', 'wb')); os.remove('gone')\n"
+    "  for n in range(8): f.write(b'x' * (1 << 20))",
+    "deleted files of children that nobody waits for": "import os, signal\n"
+    "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
+    "kept = []\nwhile True:\n  kept.append(f := open('gone', 'wb', buffering=0)); os.remove('gone')\n"
+    "  if not (pid := os.fork()):\n    for n in range(8): f.write(b'x' * (1 << 20))\n    os._exit(0)\n"
+    "  try: os.waitpid(pid, 0)\n  except OSError: pass",
+    "reserved space": "import ctypes, os\nkept = []\nwhile True:\n"
+    "  kept.append(f := open('gone', 'wb')); os.remove('gone')\n"
+    "  if ctypes.CDLL(None).posix_fallocate(f.fileno(), ctypes.c_long(0), ctypes.c_long(8 << 20)): raise OSError",
+    "a mapped file": "import mmap, os\nkept = []\nwhile True:\n  f = open('map', 'w+b'); f.truncate(8 << 20); "
+    "m = mmap.mmap(f.fileno(), 0); m.write(b'x' * (8 << 20)); f.close(); os.remove('map')",
+}
+
+
+@pytest.mark.parametrize("way", WRITING)
+async def test_total_of_what_is_written_is_limited(process_arena: Arena, way: str) -> None:
+    arena = process_arena
+    limits = {"written": 64_000_000, "disk": None, "file_size": 16_000_000, "seconds": 30, "cpu": 30}
+    before = os.statvfs(arena.root)
+    result = await arena.run(WRITING[way], limits=limits)
+    used = (before.f_bavail - os.statvfs(arena.root).f_bavail) * before.f_frsize
+    assert result["stopped_by"] == "disk" or "File too large" in result["output"], result
+    assert used < 2_000_000_000
+    assert all(path.stat().st_size <= 16_000_000 for path in arena.workspace.iterdir())

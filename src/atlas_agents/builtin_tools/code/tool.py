@@ -33,11 +33,13 @@ _LOSS_REASONS = {
 MAX_SECONDS = 60.0
 _TIMEOUT_MARGIN = 10.0  # the tool enforces its own limit first, because its error says more than a call timeout
 _MAX_PROGRESS = 20_000
+_MAX_WRITTEN = 1 << 30
+"""Bytes that one call can write to disk, also to files that it deletes."""
 _CODE_EXTRA = ("numpy", "pandas", "matplotlib")
 _STOP_REASONS = {
     "memory": "it used more than {memory} MB of memory",
     "processes": "it started more than {processes} processes or threads",
-    "disk": "it wrote more than {disk} MB to disk, or too many files",
+    "disk": "it wrote more than {disk} MB or too many files to disk, or the disk is almost full",
     "output": "it printed more than {output} MB",
 }
 DESCRIPTION = """\
@@ -123,7 +125,7 @@ class CodeInterpreter:
         self._kind: SandboxKind = sandbox
         self._python_path = python
         self._python: python_code.PythonInstallation | None = None
-        self._limits = SandboxLimits(seconds=seconds, cpu=math.ceil(seconds), memory=memory)
+        self._limits = SandboxLimits(seconds=seconds, cpu=math.ceil(seconds), memory=memory, written=_MAX_WRITTEN)
         self._pool = InterpreterPool(idle=idle)
         self.unconfined = sandbox == "none"
 

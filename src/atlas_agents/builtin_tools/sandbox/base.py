@@ -31,8 +31,10 @@ ETC = (
 class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Resource limits of one run.
 
-    `memory` applies to each process and to all of them together. `disk` limits what is added to the writable folder;
-    None disables the check. A run that writes more than `output` bytes is killed; `capture` bytes per stream are kept.
+    `memory` applies to each process and to all of them together. `disk` limits what is added to the writable folder,
+    and `written` what all processes write to disk in total, also to files that they delete; None disables the check.
+    A run is killed as well before the disk of the writable folder is full. A run that writes more than `output` bytes
+    to its streams is killed; `capture` bytes per stream are kept.
     """
 
     seconds: float = 60.0
@@ -41,6 +43,7 @@ class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True):
     processes: int = 64
     file_size: int = 64 * _MB
     disk: int | None = 256 * _MB
+    written: int | None = None
     output: int = 16 * _MB
     capture: int = 20_000
     open_files: int = 256

@@ -4,25 +4,30 @@ import asyncio
 import os
 import re
 import shutil
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from atlas_agents.builtin_tools.sandbox import seccomp
+from atlas_agents.builtin_tools.sandbox import process, seccomp
 from atlas_agents.builtin_tools.sandbox.base import ETC, PATH, ProcessIO, ProcessResult, SandboxCommand, SandboxLimits
-from atlas_agents.builtin_tools.sandbox.process import Sandbox, SandboxProcess
 from atlas_agents.core.errors import SandboxUnavailable
 
 _TMP_SIZE = str(64 * 1024 * 1024)
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_DEVICES = tuple(f"/dev/{name}" for name in ("full", "null", "random", "tty", "urandom", "zero"))
+_READ_PAYLOAD = (
+    "import os, sys; source, request = os.read({fd}, 1 << 20).split(b'\\0'); os.close({fd}); "
+    "sys.argv.insert(1, request.decode()); exec(source)"
+)
 _RESOLVER_FILES = ("resolv.conf", "hosts", "nsswitch.conf")
-_USER = "1000"
+_USER = 1000
 _CHILD_PID = re.compile(rb'"child-pid": *(\d+)')
 REMEDY = "install bubblewrap (Debian and Ubuntu: apt install bubblewrap; Fedora: dnf install bubblewrap)"
 
 
-class Bubblewrap(Sandbox):
+class Bubblewrap(process.Sandbox):
     """Runs commands under `bwrap`: read-only system, one writable folder, no network, no other processes visible."""
 
     name = "bubblewrap"
@@ -32,22 +37,33 @@ class Bubblewrap(Sandbox):
         self._bwrap = shutil.which("bwrap", path=f"{os.environ.get('PATH', '')}:{PATH}")
         self._prlimit = shutil.which("prlimit", path=f"{PATH}:/usr/sbin:/sbin")
 
-    async def start(self, command: SandboxCommand, io: ProcessIO) -> SandboxProcess:
+    async def start(self, command: SandboxCommand, io: ProcessIO) -> process.SandboxProcess:
         if self._bwrap is None:
             raise SandboxUnavailable("bwrap not found on PATH", REMEDY)
         if self._prlimit is None:
             raise SandboxUnavailable("prlimit not found on PATH", "install util-linux")
-        inner = [self._prlimit, *_rlimits(command.limits), "--", *command.argv]
+        filter_program = seccomp.build_filter()
+        as_root = os.geteuid() == 0
+        if as_root and filter_program is None:
+            raise SandboxUnavailable("as root, bubblewrap requires x86_64 or aarch64 here", "run Atlas as another user")
         # Not `--clearenv`: a command can read the environment of bwrap itself in /proc/1/environ.
         env = {"PATH": PATH, "HOME": "/tmp", "LANG": "C.UTF-8", **command.env}  # noqa: S108 - the sandbox's own
-        with _LaunchDescriptors(seccomp.build_filter()) as launch:
-            options = [*_namespaces(), *_network(command), *launch.options, *_mounts(command)]
-            process = _BubblewrapProcess(command, io, launch.take_status())
-            await process.open([self._bwrap, *options, "--", *inner], env=env, pass_fds=launch.fds)
-        return process
+        rlimits = _rlimits(command.limits)
+        with _LaunchDescriptors(
+            _inside_payload(filter_program or b"", rlimits) if as_root else filter_program
+        ) as launch:
+            options = [*_namespaces(as_root), *_network(command), *launch.options, *_mounts(command, as_root)]
+            if as_root:
+                inner = [sys.executable, "-I", "-S", "-c", _READ_PAYLOAD.format(fd=launch.content)]
+            else:
+                inner = [self._prlimit, *(f"--{name}={limit}" for name, limit in rlimits.items()), "--"]
+                options += ["--seccomp", str(launch.content)] if filter_program else []
+            started = _BubblewrapProcess(command, io, launch.take_status())
+            await started.open([self._bwrap, *options, "--", *inner, *command.argv], env=env, pass_fds=launch.fds)
+        return started
 
 
-class _BubblewrapProcess(SandboxProcess):
+class _BubblewrapProcess(process.SandboxProcess):
     """Reads bwrap's status, so that a sandbox that did not start is not mistaken for a failed command."""
 
     def __init__(self, command: SandboxCommand, io: ProcessIO, status_fd: int) -> None:
@@ -62,6 +78,7 @@ class _BubblewrapProcess(SandboxProcess):
         status = self._read_status(close=True)
         if b"exit-code" not in status and result.stopped_by is None and result.signal is None:
             raise SandboxUnavailable(f"bubblewrap did not start: {result.stderr.text.strip()[:300]}", REMEDY)
+        process.check_confined(result, "bubblewrap", REMEDY)
         return result
 
     async def kill(self) -> None:
@@ -85,22 +102,21 @@ class _BubblewrapProcess(SandboxProcess):
 
 
 class _LaunchDescriptors:
-    """File descriptors passed to bwrap: the seccomp filter to read, and a pipe to write its status to."""
+    """File descriptors passed to bwrap: the seccomp filter or another content to read, and a pipe for its status."""
 
-    def __init__(self, filter_program: bytes | None) -> None:
+    def __init__(self, content: bytes | None) -> None:
         self._status, self._status_write = os.pipe()
         os.set_blocking(self._status, False)
-        self._filter = -1
+        self.content = -1
         self.options = ["--json-status-fd", str(self._status_write)]
-        if filter_program is not None:
-            self._filter, write_end = os.pipe()
-            os.write(write_end, filter_program)
+        if content is not None:
+            self.content, write_end = os.pipe()
+            os.write(write_end, content)
             os.close(write_end)
-            self.options += ["--seccomp", str(self._filter)]
 
     @property
     def fds(self) -> list[int]:
-        return [fd for fd in (self._status_write, self._filter) if fd >= 0]
+        return [fd for fd in (self._status_write, self.content) if fd >= 0]
 
     def take_status(self) -> int:
         status, self._status = self._status, -1
@@ -110,15 +126,29 @@ class _LaunchDescriptors:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for fd in (self._status_write, self._filter, self._status):
+        for fd in (self._status_write, self.content, self._status):
             if fd >= 0:
                 os.close(fd)
 
 
-def _namespaces() -> list[str]:
+def _inside_payload(filter_program: bytes, rlimits: Mapping[str, int]) -> bytes:
+    """Return what `_READ_PAYLOAD` reads. As arguments it would fill the list of processes in the sandbox."""
+    limits = {f"RLIMIT_{name.upper()}": limit for name, limit in rlimits.items()}
+    read_only = ("/proc", *_DEVICES)
+    *_, source, request = process.confine_inside((), filter_program, limits, read_only=read_only, user=_USER)
+    return f"{source}\0{request}".encode()
+
+
+def _namespaces(as_root: bool) -> list[str]:
+    """Options for namespaces. To root, capabilities within them are left until some mounts are read-only.
+
+    The kernel lets the real root change settings in /proc/sys and the modes of devices without any capability.
+    """
+    user = 0 if as_root else _USER
     return [
-        *("--unshare-all", "--unshare-user", "--disable-userns", "--die-with-parent", "--new-session"),
-        *("--uid", _USER, "--gid", _USER, "--hostname", "sandbox", "--cap-drop", "ALL"),
+        *("--unshare-all", "--unshare-user", "--die-with-parent", "--new-session", "--hostname", "sandbox"),
+        *("--uid", str(user), "--gid", str(user), "--cap-drop", "ALL"),
+        *(("--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETFCAP") if as_root else ("--disable-userns",)),
     ]
 
 
@@ -130,19 +160,20 @@ def _network(command: SandboxCommand) -> list[str]:
     return ["--share-net", *[option for file in files for option in ("--ro-bind-try", os.path.realpath(file), file)]]
 
 
-def _rlimits(limits: SandboxLimits) -> list[str]:
-    return [
-        *(f"--cpu={limits.cpu}", f"--data={limits.memory}", f"--nproc={limits.processes}", "--core=0"),
-        *(f"--fsize={limits.file_size}", f"--nofile={limits.open_files}"),
-    ]
+def _rlimits(limits: SandboxLimits) -> dict[str, int]:
+    return {
+        **{"cpu": limits.cpu, "data": limits.memory, "nproc": limits.processes, "core": 0},
+        **{"fsize": limits.file_size, "nofile": limits.open_files},
+    }
 
 
-def _mounts(command: SandboxCommand) -> list[str]:
+def _mounts(command: SandboxCommand, as_root: bool) -> list[str]:
     """Mount options, parents before children: a later mount hides an earlier one."""
     options = [*_system_mounts(), "--proc", "/proc", "--dev", "/dev"]
     options += ["--size", _TMP_SIZE, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]  # noqa: S108
     options += ["--size", _TMP_SIZE, "--tmpfs", "/tmp"]  # noqa: S108
-    binds = [("--ro-bind", path) for path in command.programs if path.exists()]
+    programs = {*command.programs, *(process.python_folders() if as_root else ())}
+    binds = [("--ro-bind", path) for path in programs if path.exists() and not path.is_relative_to("/usr")]
     if command.writable is not None:
         binds.append(("--bind", command.writable))
     for option, path in sorted(binds, key=lambda bind: (len(bind[1].parts), bind[0])):

@@ -68,7 +68,16 @@ def describe_sandbox(
     """Describe for an approval request how a "command" or "code" is confined. A `sandbox` of None is WebAssembly."""
     if sandbox is None or sandbox.confines:
         name = "WebAssembly" if sandbox is None else sandbox.name.capitalize()
-        return f"Sandbox: {name} ({'network allowed' if network else 'no network'}; can write only to {folder})"
+        claims = "; ".join(
+            [
+                "network allowed" if network else "no network",
+                f"can write only to {folder}",
+                "can read only there and installed programs",
+                "cannot change other processes",
+            ]
+        )
+        visible = f"\nNot hidden: {sandbox.not_hidden}" if sandbox is not None and sandbox.not_hidden else ""
+        return f"Sandbox: {name} ({claims}){visible}"
     reason = f"{failure.reason}. To fix: {failure.remedy}" if failure else "the sandbox is set to 'none'"
     return (
         f"No sandbox: this {subject} can read and write everything your user account can, and use the network.\n"

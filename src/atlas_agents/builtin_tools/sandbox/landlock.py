@@ -17,7 +17,13 @@ import msgspec
 from atlas_agents.builtin_tools.sandbox import seccomp
 from atlas_agents.builtin_tools.sandbox.base import ETC, PATH, ProcessIO, ProcessResult, SandboxCommand
 from atlas_agents.builtin_tools.sandbox.bubblewrap import resolve_protected
-from atlas_agents.builtin_tools.sandbox.process import Sandbox, SandboxProcess
+from atlas_agents.builtin_tools.sandbox.process import (
+    Sandbox,
+    SandboxProcess,
+    check_confined,
+    confine_inside,
+    python_folders,
+)
 from atlas_agents.core.errors import SandboxUnavailable
 
 _LAUNCHER = Path(__file__).with_name("landlock_launcher.py")
@@ -25,9 +31,6 @@ _READABLE = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/dev/urandom", "/dev/random", "/dev/zero"),
     *(f"/etc/{name}" for name in ETC),
 )
-_FAILED = 113
-"""Exit code of the launcher if it could not confine the command; it then writes a line with this prefix to stderr:"""
-_ERROR_PREFIX = "atlas-sandbox: "
 REMEDY = "run: pip install 'atlas-agents[sandbox]' (requires Linux 6.12 or newer)"
 
 
@@ -36,6 +39,9 @@ class Landlock(Sandbox):
 
     name = "landlock"
     confines = True
+    not_hidden = (
+        "whether a file exists elsewhere; its size, owner, mode and times; where a link points; which processes run"
+    )
 
     async def start(self, command: SandboxCommand, io: ProcessIO) -> SandboxProcess:
         if command.network:
@@ -57,10 +63,7 @@ class _LandlockProcess(SandboxProcess):
 
     async def wait(self) -> ProcessResult:
         result = await super().wait()
-        output = result.stderr.text + result.stdout.text
-        if result.exit_code == _FAILED and _ERROR_PREFIX in output:
-            reason = output.partition(_ERROR_PREFIX)[2].strip()[:300]
-            raise SandboxUnavailable(f"Landlock could not confine the command: {reason}", REMEDY)
+        check_confined(result, "Landlock", REMEDY)
         return result
 
 
@@ -70,28 +73,25 @@ def _launch_request(command: SandboxCommand, library: Path) -> dict[str, object]
     if filter_program is None:
         raise SandboxUnavailable("Landlock requires x86_64 or aarch64 here", "install bubblewrap")
     tmp = {"TMPDIR": str(command.writable)} if command.writable else {}  # there is no private /tmp
-    # The interpreter applies the limits inside the sandbox, then executes the command.
-    python = sorted({sys.prefix, sys.base_prefix, str(Path(sys.executable).resolve().parent)})
+    rlimits = {
+        "RLIMIT_CPU": limits.cpu,
+        "RLIMIT_DATA": limits.memory,
+        "RLIMIT_FSIZE": limits.file_size,
+        "RLIMIT_NOFILE": limits.open_files,
+        "RLIMIT_CORE": 0,
+    }
+    programs = map(str, (*command.programs, *python_folders()))
     return {
         "library": str(library),
-        "argv": command.argv,
-        "python": sys.executable,
+        "argv": confine_inside(command.argv, filter_program, rlimits),
         "cwd": str(command.cwd),
-        "readable": [path for path in (*_READABLE, *map(str, command.programs), *python) if Path(path).exists()],
+        "readable": [path for path in (*_READABLE, *programs) if Path(path).exists()],
         "writable": [*([str(command.writable)] if command.writable else []), "/dev/null"],
         "denied": [str(path) for path in resolve_protected(command, (*command.read_only, *command.masked))],
         "env": {"PATH": PATH, "HOME": str(command.writable or "/"), "LANG": "C.UTF-8", **tmp, **command.env},
         "processes": limits.processes,
-        "filter": filter_program.hex(),
         "supervised": seccomp.syscall_numbers(seccomp.SUPERVISED),
         "changeable": os.path.realpath(command.writable) if command.writable else "",
-        "rlimits": {
-            "RLIMIT_CPU": limits.cpu,
-            "RLIMIT_DATA": limits.memory,
-            "RLIMIT_FSIZE": limits.file_size,
-            "RLIMIT_NOFILE": limits.open_files,
-            "RLIMIT_CORE": 0,
-        },
     }
 
 

@@ -36,32 +36,6 @@ _ARGUMENTS: dict[str, tuple[int | None, int | None, int, int | None]] = {
 """Indexes of the arguments of system calls: folder, path, new value, flags."""
 _libc = ctypes.CDLL(None, use_errno=True)
 
-# Runs inside the sandbox before the command: the limits and the filter must not apply to the supervisor outside.
-_INSIDE = """
-import ctypes, json, os, resource, sys
-request = json.loads(sys.argv[1])
-libc = ctypes.CDLL(None, use_errno=True)
-libc.prctl(47, 4, 0, 0, 0)  # PR_CAP_AMBIENT_CLEAR_ALL
-for capability in range(64):
-    libc.prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
-for name, limit in request["rlimits"].items():
-    resource.setrlimit(getattr(resource, name), (limit, limit))
-if request["filter"]:
-    code = bytes.fromhex(request["filter"])
-    buffer = ctypes.create_string_buffer(code, len(code))
-    class Program(ctypes.Structure):
-        _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_void_p)]
-    program = Program(len(code) // 8, ctypes.addressof(buffer))
-    if libc.prctl(38, 1, 0, 0, 0) or libc.prctl(22, 2, ctypes.byref(program)):
-        sys.stderr.write("atlas-sandbox: the kernel rejected the seccomp filter\\n")
-        os._exit(113)
-try:
-    os.execvp(sys.argv[2], sys.argv[2:])
-except OSError as error:
-    sys.stderr.write(f"{sys.argv[2]}: {error.strerror}\\n")
-    os._exit(127)
-"""
-
 
 def main() -> None:
     request: dict[str, Any] = json.loads(sys.argv[1])
@@ -93,10 +67,8 @@ def _run(request: dict[str, Any]) -> int:
             env=request["env"],
             cwd=request["cwd"],
         )
-        inner = json.dumps({"rlimits": request["rlimits"], "filter": request["filter"]})
-        argv = [request["python"], "-I", "-S", "-c", _INSIDE, inner, *request["argv"]]
         _inherit_streams()
-        result = sandbox.run_with_handlers(argv, _metadata_handlers(library, request))
+        result = sandbox.run_with_handlers(request["argv"], _metadata_handlers(library, request))
         if result.error:
             raise RuntimeError(result.error)
         return 128 + result.signal if result.signal > 0 else result.exit_code

@@ -1,18 +1,20 @@
 """A sandboxed process: capture its output, watch its resource usage, and kill it with all its descendants."""
 
 import asyncio
+import json
 import os
 import secrets
 import signal
 import socket
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from atlas_agents.builtin_tools.sandbox import base
+from atlas_agents.builtin_tools.sandbox import base, inside
 from atlas_agents.core.errors import SandboxUnavailable
 
 _RUN_ID_VARIABLE = "ATLAS_RUN"
@@ -22,6 +24,8 @@ _MAX_ANCESTORS = 1 << 16
 _WATCH_INTERVAL = 0.02
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _MAX_NEW_FILES = 10_000
+_RESERVED_SPACE = 1 << 30
+_RESERVED_FILES = 100_000
 _CHUNK_SIZE = 1 << 16
 _DRAIN_TIMEOUT = 0.5
 _EXIT_TIMEOUT = 2.0
@@ -109,11 +113,11 @@ def _kill_all(pid: int, run_id: str, terminate: bool) -> None:
             os.killpg(pid, signal.SIGKILL)
 
 
-def _related_processes(pid: int, run_id: str = "") -> Iterator[int]:
+def _related_processes(pid: int, run_id: str = "", *, zombies: bool = False) -> Iterator[int]:
     """Yield live processes that descend from a process, are in its session, or have its run ID; not the process."""
     table: dict[int, tuple[int, int]] = {}
     for name in os.listdir("/proc"):
-        if name.isdecimal() and (fields := _read_stat(int(name))) and fields[0] != b"Z":
+        if name.isdecimal() and (fields := _read_stat(int(name))) and (zombies or fields[0] != b"Z"):
             table[int(name)] = (int(fields[1]), int(fields[3]))
     for each, (parent, session) in table.items():
         related = session == pid or _descends(each, parent, pid, table) or (run_id and _has_run_id(each, run_id))
@@ -174,18 +178,25 @@ class ResourceWatch:
         self._find_init = find_init
         self._on_exceeded = on_exceeded
         self._done = threading.Event()
+        self._written = 0
+        self._last_written = 0
         threading.Thread(target=self._watch, name="atlas-sandbox-watch", daemon=True).start()
 
     def stop(self) -> None:
         self._done.set()
 
+    def renew(self) -> None:
+        """Count what is written from now on."""
+        self._written = 0
+
     def _watch(self) -> None:
+        free = _FreeSpace(self._command.writable)
         disk = _DiskUsage(self._command)
         elapsed = 0.0
         while not self._done.wait(max(_WATCH_INTERVAL, 5 * elapsed)):
             started = time.monotonic()
             try:
-                exceeded = self._exceeded_limit() or disk.exceeded_limit()
+                exceeded = self._exceeded_limit() or free.exceeded_limit() or disk.exceeded_limit()
             except OSError:
                 continue
             elapsed = time.monotonic() - started
@@ -195,7 +206,7 @@ class ResourceWatch:
 
     def _exceeded_limit(self) -> base.LimitName | None:
         limits = self._command.limits
-        proc, pids = self._processes()
+        proc, pids, zombies = self._processes()
         if len(pids) > limits.processes:
             return "processes"
         usage = [_read_usage(proc, pid) for pid in pids]
@@ -203,16 +214,26 @@ class ResourceWatch:
             return "processes"
         if sum(resident for _, resident in usage) > limits.memory and _unique_memory(proc, pids) > limits.memory:
             return "memory"
+        if limits.written is not None:
+            init = self._pid if self._find_init is None else 1
+            written = sum(_read_written(proc, pid) for pid in (*pids, *zombies, init))
+            self._written += max(0, written - self._last_written)  # less if nobody waited for a child that ended
+            self._last_written = written
+            if self._written > limits.written:
+                return "disk"
         return None
 
-    def _processes(self) -> tuple[str, list[int]]:
+    def _processes(self) -> tuple[str, list[int], list[int]]:
+        """Return the folder of all processes, the live ones of the run, and those that ended and count as writers."""
         if self._find_init is None:
-            return "/proc", list(_related_processes(self._pid))
+            found = list(_related_processes(self._pid, zombies=True))
+            alive = [pid for pid in found if _is_alive(pid)]
+            return "/proc", alive, [pid for pid in found if pid not in alive]
         init = self._find_init()
         proc = f"/proc/{init}/root/proc"
         if init is None or os.stat(proc).st_dev == os.stat("/proc").st_dev:  # its own /proc is not mounted yet
-            return "/proc", []
-        return proc, [int(name) for name in os.listdir(proc) if name.isdecimal() and name != "1"]
+            return "/proc", [], []
+        return proc, [int(name) for name in os.listdir(proc) if name.isdecimal() and name != "1"], []
 
 
 def _read_usage(proc: str, pid: int) -> tuple[int, int]:
@@ -225,6 +246,13 @@ def _read_usage(proc: str, pid: int) -> tuple[int, int]:
         return 0, 0
 
 
+def _read_written(proc: str, pid: int) -> int:
+    """Return how many bytes a process, and the children it waited for, have written to disk."""
+    with suppress(OSError, ValueError), open(f"{proc}/{pid}/io", "rb") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(b"write_bytes:"))
+    return 0
+
+
 def _unique_memory(proc: str, pids: list[int]) -> int:
     """Sum the proportional set size of all processes. Slow, so only called if the resident sizes exceed the limit."""
     total = 0
@@ -232,6 +260,31 @@ def _unique_memory(proc: str, pids: list[int]) -> int:
         with suppress(OSError, ValueError, IndexError), open(f"{proc}/{pid}/smaps_rollup", "rb") as file:
             total += sum(int(line.split()[1]) * 1024 for line in file if line.startswith((b"Pss_Anon:", b"Pss_Shmem:")))
     return total
+
+
+class _FreeSpace:
+    """Free space of the disk with the writable folder: a run may not use the last of it, nor more than half of little.
+
+    Other programs that fill the disk meanwhile end the run as well.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        space = files = 0
+        with suppress(OSError):
+            space, files = self._measure()
+        self._reserved = (min(_RESERVED_SPACE, space // 2), min(_RESERVED_FILES, files // 2))
+
+    def exceeded_limit(self) -> base.LimitName | None:
+        space, files = self._measure()
+        return "disk" if space < self._reserved[0] or files < self._reserved[1] else None
+
+    def _measure(self) -> tuple[int, int]:
+        """Return free bytes and files. Some file systems have no fixed number of files and report zero."""
+        if self._folder is None:
+            return 0, 0
+        info = os.statvfs(self._folder)
+        return info.f_bavail * info.f_frsize, info.f_favail
 
 
 class _DiskUsage:
@@ -378,11 +431,13 @@ class SandboxProcess:
                 pass
 
     def renew(self, seconds: float) -> None:
-        """Restart the time limit with this many seconds, and the output limit."""
+        """Restart the time limit with this many seconds, and the limits on what is written."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = asyncio.get_running_loop().call_later(seconds, self._stop, "time")
         self._output.reset_limit()
+        if self._watch is not None:
+            self._watch.renew()
 
     def _stop(self, limit: base.LimitName) -> None:
         if self._stopped_by is None and self._process.returncode is None:
@@ -457,11 +512,48 @@ def _signal_number(code: int) -> int | None:
     return number if 0 < number < signal.NSIG and (code < 0 or code > 128) else None
 
 
+_INSIDE_SOURCE = Path(inside.__file__).read_text(encoding="utf-8")
+
+
+def confine_inside(
+    argv: Sequence[str],
+    filter_program: bytes,
+    rlimits: Mapping[str, int],
+    *,
+    read_only: Sequence[str] = (),
+    user: int = 0,
+) -> list[str]:
+    """Return the argv that confines itself and then executes a command; the sandbox must contain this Python.
+
+    For limits and a filter that must not apply to a supervisor outside, and for mounts that only the inside can make
+    `read_only`; root is `user` then.
+    """
+    request = {"filter": filter_program.hex(), "rlimits": rlimits, "read_only": read_only, "user": user}
+    return [sys.executable, "-I", "-S", "-c", _INSIDE_SOURCE, json.dumps(request), *argv]
+
+
+def python_folders() -> list[Path]:
+    """Return the folders that the Python of `confine_inside` needs."""
+    return sorted({Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parent})
+
+
+def check_confined(result: base.ProcessResult, name: str, remedy: str) -> None:
+    """Raise SandboxUnavailable if the command could not be confined, so that this is not mistaken for its failure."""
+    output = result.stderr.text + result.stdout.text
+    if result.exit_code == inside.FAILED and inside.ERROR_PREFIX in output:
+        reason = output.partition(inside.ERROR_PREFIX)[2].strip()[:300]
+        raise SandboxUnavailable(f"{name} could not confine the command: {reason}", remedy)
+
+
 class Sandbox(ABC):
-    """A way to confine commands. `name` is recorded in the audit log; `confines` is False for no sandbox at all."""
+    """A way to confine commands. `name` is recorded in the audit log; `confines` is False for no sandbox at all.
+
+    `not_hidden` is what it lets commands find out about the machine, for approval requests.
+    """
 
     name: str
     confines: bool
+    not_hidden = ""
 
     @abstractmethod
     async def start(self, command: base.SandboxCommand, io: base.ProcessIO) -> SandboxProcess: ...
