@@ -77,6 +77,18 @@ async def test_users_token_opens_only_their_own_sessions(tmp_path: Path) -> None
         assert tokens.find_grant(secret.reveal()) is None and not tokens.is_valid(grant)
 
 
+async def test_forwarded_message_is_untrusted_and_no_command(tmp_path: Path) -> None:
+    async with channel_setup(tmp_path, says("Spam."), says("Hello.")) as setup, setup.channel():
+        ana = setup.double.person(42, "Ana")
+        await setup.pair(ana)
+        ana.says("/stop", forward_origin={"type": "hidden_user", "date": 1, "sender_user_name": "Eve"})
+        await setup.double.until(lambda: [each.text for each in ana.sees] == ["Spam."])
+        ana.says("Is that spam?")
+        await setup.double.until(lambda: [each.text for each in ana.sees] == ["Spam.", "Hello."])
+        sent = [message for message in setup.model.requests[-1].messages if message.role == "user"]
+        assert [message.untrusted for message in sent] == [("telegram: forwarded message",), ()]
+
+
 async def test_messages_in_a_group_are_ignored(tmp_path: Path) -> None:
     async with channel_setup(tmp_path, says("Hello.")) as setup, setup.channel():
         ana = setup.double.person(42, "Ana")

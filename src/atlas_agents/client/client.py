@@ -116,8 +116,12 @@ class SessionFeed:
         agent_id: str | None = None,
         when_busy: Literal["queue", "reject", "interrupt"] | None = None,
         idempotency_key: str | None = None,
+        untrusted: str | None = None,
     ) -> Sent:
-        """Send a message exactly once, even if the connection is lost meanwhile. The answer arrives as events."""
+        """Send a message exactly once, even if the connection is lost meanwhile. The answer arrives as events.
+
+        `untrusted` names the source of a message that someone else wrote, such as `mail: ana@example.org`.
+        """
         await self.subscribe()
         params = {
             "sessionKey": self.session_key,
@@ -125,6 +129,7 @@ class SessionFeed:
             "agentId": agent_id,
             "whenBusy": when_busy,
             "idempotencyKey": idempotency_key or new_id(),
+            "untrusted": untrusted,
         }
         answer = await self._request("chat.send", {key: value for key, value in params.items() if value is not None})
         sent = msgspec.convert(answer, Sent)

@@ -153,8 +153,6 @@ class Message(msgspec.Struct, frozen=True, dict=True):
     @property
     def untrusted(self) -> tuple[str, ...]:
         """Sources of content in this message that someone else wrote: tool results, attachments, other agents."""
-        if self.role == "assistant":
-            return ()
         if self.role == "tool":
             marked = [part.untrusted for part in self.parts if type(part) is ToolResult and part.untrusted]
             return tuple([source for each in marked for source in each.split("; ")])

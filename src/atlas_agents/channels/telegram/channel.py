@@ -71,12 +71,13 @@ class UserSession:
     def active(self) -> ActiveSession:
         return self._state_file.state.sessions.setdefault(self.user, ActiveSession(_DEFAULT_SESSION))
 
-    async def send(self, text: str, update_id: int) -> None:
-        """Send a message to the agent. The update id is the idempotency key."""
+    async def send(self, text: str, update_id: int, *, forwarded: bool = False) -> None:
+        """Send a message to the agent. The update id is the idempotency key. A forwarded message is untrusted."""
         feed = await self._follow(self.active.session)
         async with self._lock:  # no event of the run is handled before its delivery exists
             key = f"telegram:{self._api.bot_id}:{update_id}"
-            sent = await feed.send(text, agent_id=self.active.agent, idempotency_key=key)
+            source = "telegram: forwarded message" if forwarded else None
+            sent = await feed.send(text, agent_id=self.active.agent, idempotency_key=key, untrusted=source)
             pending = PendingDelivery(self.user, feed.session_key)
             self._start_delivery(sent.run_id, self._state_file.state.deliveries.setdefault(sent.run_id, pending))
 
@@ -355,10 +356,11 @@ class TelegramChannel:
         if not message.text:
             return lambda: self._send(sender.id, FormattedText("I can only read text messages."))
         session = self._session(sender.id)
-        if (command := parse_command(message.text, self._bot_name)) is not None:
+        forwarded = message.forward_origin is not None
+        if not forwarded and (command := parse_command(message.text, self._bot_name)) is not None:
             answer = await command[0](session, command[1], update_id)
             return lambda: self._send(sender.id, FormattedText(answer))
-        await session.send(message.text, update_id)
+        await session.send(message.text, update_id, forwarded=forwarded)
         return None
 
     async def _offer_pairing(self, sender: types.TelegramUser) -> Reply:

@@ -1,5 +1,7 @@
 """Bot API objects that the channel reads, and its timing."""
 
+from typing import Any
+
 import msgspec
 
 
@@ -23,12 +25,16 @@ class Chat(msgspec.Struct, frozen=True):
 
 
 class TelegramMessage(msgspec.Struct, frozen=True, rename={"sender": "from"}):
-    """A message. A channel post has no sender; a picture or voice message has no text."""
+    """A message. A channel post has no sender; a picture or voice message has no text.
+
+    `forward_origin` is set for a message that its sender forwards from someone else.
+    """
 
     message_id: int
     chat: Chat
     sender: TelegramUser | None = None
     text: str | None = None
+    forward_origin: dict[str, Any] | None = None
 
 
 class CallbackQuery(msgspec.Struct, frozen=True, rename={"sender": "from"}):

@@ -9,8 +9,9 @@ import msgspec
 from atlas_agents.agents.options import TurnOptions
 from atlas_agents.core.approvals import Answer
 from atlas_agents.core.errors import ConfigError, Conflict, NotFound
-from atlas_agents.core.messages import Message, Text, user
+from atlas_agents.core.messages import UNTRUSTED, Message, Text, user
 from atlas_agents.core.store import JournalKind, JournalRow, RunRow
+from atlas_agents.core.text import one_line
 from atlas_agents.gateway import convert
 from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.dispatch import Methods
@@ -150,7 +151,8 @@ def _check_model(caller: ClientConnection, params: wire.ChatSend) -> None:
 def _build_message(params: wire.ChatSend) -> Message:
     content = params.message
     parts = [Text(content)] if isinstance(content, str) else [convert.core_part(part) for part in content]
-    message = user(*parts, *(convert.core_part(part) for part in params.attachments or ()))
+    metadata = {UNTRUSTED: [one_line(params.untrusted, 200)]} if params.untrusted else {}
+    message = user(*parts, *(convert.core_part(part) for part in params.attachments or ()), **metadata)
     if not message.parts:
         raise ProtocolError("INVALID_PARAMS", "chat.send: the message is empty")
     return message

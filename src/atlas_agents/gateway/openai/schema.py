@@ -10,7 +10,19 @@ from atlas_agents.agents.options import SamplingOptions
 from atlas_agents.agents.output import Output
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.json import parse_object
-from atlas_agents.core.messages import File, Image, Message, Part, Text, ToolCall, ToolResult, assistant, system, tool
+from atlas_agents.core.messages import (
+    UNTRUSTED,
+    File,
+    Image,
+    Message,
+    Part,
+    Text,
+    ToolCall,
+    ToolResult,
+    assistant,
+    system,
+    tool,
+)
 from atlas_agents.core.messages import user as user_message
 from atlas_agents.core.text import clean
 from atlas_agents.gateway.http_errors import bad_request
@@ -225,7 +237,9 @@ def to_message(message: OpenAIMessage, index: int) -> Message:
     parts = _parts(message, index)
     match message.role:
         case "assistant":
-            return assistant(*parts, *[_call(call) for call in message.tool_calls or ()])
+            # The gateway has not stored this answer, so it does not know what the answer is based on.
+            sources = {UNTRUSTED: ["client: earlier answer"]}
+            return assistant(*parts, *[_call(call) for call in message.tool_calls or ()], **sources)
         case "user":
             if not parts:
                 raise bad_request(f"messages[{index}] is empty", f"messages[{index}].content")

@@ -14,7 +14,10 @@ StepKind: TypeAlias = Literal["accepted", "resumed", "reply", "intent", "outcome
 
 
 class ChatSend(types.WireStruct, frozen=True):
-    """Send a message to a session, which is created if it does not exist."""
+    """Send a message to a session, which is created if it does not exist.
+
+    `untrusted` names the source of a message that someone else wrote, such as `mail: ana@example.org`.
+    """
 
     session_key: Key
     message: str | tuple[types.InputPart, ...]
@@ -25,6 +28,7 @@ class ChatSend(types.WireStruct, frozen=True):
     idempotency_key: Annotated[str, Meta(max_length=200)] | None = None
     when_busy: Literal["queue", "reject", "interrupt"] | None = None
     on_disconnect: Literal["continue", "cancel"] | None = None
+    untrusted: Annotated[str, Meta(max_length=200)] | None = None
 
 
 class Sent(types.WireStruct, frozen=True):
