@@ -58,7 +58,7 @@ async def run_turn(run: Run, message: Message | None, execute: TurnFunction = ru
             run.emit(events.StreamEnd(run.id, run.usage, cancelled=True))
         raise
     except Exception as failure:
-        if not run.detached:
+        if run.fenced or not run.detached:
             run.emit(events.StreamEnd(run.id, run.usage, error=str(failure)))
             run.emit(events.ErrorRaised(run.id, str(failure), failure_kind(failure)))
         raise

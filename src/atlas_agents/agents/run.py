@@ -471,6 +471,11 @@ class Run:
         return self.journal is not None and self.journal.detached
 
     @property
+    def fenced(self) -> bool:
+        """Another process has taken over the turn and continues it."""
+        return self.journal is not None and self.journal.fenced
+
+    @property
     def text(self) -> str:
         """All text that the model produced in this turn, without what was withdrawn."""
         return "".join(self.texts) + self.draft.text

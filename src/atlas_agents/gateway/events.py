@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import msgspec
 
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
-from atlas_agents.core.errors import StoreBusy, StoreError, StoreFull, StoreLost
+from atlas_agents.core.errors import StaleOwner, StoreBusy, StoreError, StoreFull, StoreLost
 from atlas_agents.core.store import AddEvents, EventRow, ReserveEvents, Store, Write
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.protocol import events as wire
@@ -20,6 +20,7 @@ RANGE = 512
 """Event numbers reserved at once. Reserved numbers that were not used before a crash are never used."""
 _LOW_WATER = 128
 _MAX_RECENT = 64
+_MAX_RECENT_BYTES = 256 * 1024
 _MAX_TAIL = 32 * 1024
 _MAX_MERGED = 1024
 """Maximum number of characters in one event made of several text deltas."""
@@ -151,6 +152,7 @@ class RunLog:
         "_writing",
         "delivered",
         "ended",
+        "handed_over",
         "late_reset",
         "messages",
         "partial",
@@ -177,6 +179,8 @@ class RunLog:
         self.session = session
         self.start_seq = self.seq = self.written = self.delivered = self.reserved = reserved
         self.ended = False
+        self.handed_over = False
+        """Another process has taken over the run: its events come from the store."""
         self.late_reset: wire.ChatReset | None = None
         """Withdraws text of an earlier process; sent before the next text, because there may be none to withdraw."""
         self.partial = PartialMessage()
@@ -259,8 +263,7 @@ class RunLog:
                 self.partial.apply(event)
             if type(event) is wire.ChatMessage:
                 self.messages.add(event.message.id)
-        while len(self._entries) > _MAX_RECENT:
-            self._entries.popleft()
+        self._drop_old_entries()
         return received
 
     @property
@@ -288,8 +291,23 @@ class RunLog:
         self.written = self._writing
         if reserved is not None:
             self.reserved = reserved
-        while len(self._entries) > _MAX_RECENT and self._entries[0].seq <= min(self.written, self.delivered):
-            self._entries.popleft()
+        self._drop_old_entries()
+
+    def _drop_old_entries(self) -> None:
+        """Drop events that are written and delivered, and exceed what is kept in memory for clients that reconnect."""
+        size, done = sum([len(entry.body) for entry in self._entries]), min(self.written, self.delivered)
+        while self._entries and self._entries[0].seq <= done:
+            if len(self._entries) <= _MAX_RECENT and size <= _MAX_RECENT_BYTES:
+                break
+            size -= len(self._entries.popleft().body)
+
+    def hand_over(self) -> None:
+        """Drop what was not delivered, and write nothing more: the new owner's events follow."""
+        self.handed_over = True
+        self._undelivered.clear()
+        while self._entries and self._entries[-1].seq > self.delivered:
+            self._entries.pop()
+        self.seq = self.written = self.reserved = self.delivered
 
     def give_up(self) -> None:
         """Stop writing because the run was deleted; subscribers still receive its events."""
@@ -467,12 +485,14 @@ class LogWriter:
         store: Store,
         tenant: str,
         on_written: Callable[[RunLog], None],
+        on_fenced: Callable[[RunLog], None],
         clock: Clock = SYSTEM_CLOCK,
         batch_delay: float = BATCH_DELAY,
     ) -> None:
         self._store = store
         self._tenant = tenant
         self._on_written = on_written
+        self._on_fenced = on_fenced
         self._clock = clock
         self._batch_delay = batch_delay
         self._dirty: dict[str, RunLog] = {}
@@ -530,6 +550,9 @@ class LogWriter:
                 await self._clock.sleep(_RETRY_DELAYS[tries] if tries < len(_RETRY_DELAYS) else _MAX_RETRY_DELAY)
                 tries += 1
             except StoreError as refusal:
+                if len(logs) == 1 and isinstance(refusal, StaleOwner):
+                    self._on_fenced(logs[0])
+                    return
                 if len(logs) == 1:
                     logger.warning("events of a run are no longer written: run=%s reason=%s", logs[0].run_id, refusal)
                     logs[0].give_up()
@@ -540,13 +563,14 @@ class LogWriter:
                 return
 
     async def _commit(self, logs: list[RunLog]) -> None:
-        parts = [(log, log.pending_writes()) for log in logs]
+        parts = [(log, log.pending_writes()) for log in logs if not log.handed_over]
         pending_writes: list[Write] = [write for _, part in parts for write in part]
         if not pending_writes:
             return
         results = await self._store.commit(self._tenant, pending_writes)
         position = 0
         for log, part in parts:
-            log.mark_written(results[position] if part and isinstance(part[0], ReserveEvents) else None)
+            if not log.handed_over:
+                log.mark_written(results[position] if part and isinstance(part[0], ReserveEvents) else None)
             position += len(part)
             self._on_written(log)

@@ -13,7 +13,7 @@ import msgspec
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock
 from atlas_agents.core.errors import StaleOwner, StoreError
-from atlas_agents.core.events import Event, Usage
+from atlas_agents.core.events import ErrorRaised, Event, Usage
 from atlas_agents.core.messages import Message, Text
 from atlas_agents.core.store import OPEN, AddEvents, EventRow, ReserveEvents, RunRow, Store
 from atlas_agents.gateway.convert import Translator, message_shape, usage_shape
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from atlas_agents.gateway.cluster import RemoteRuns
 
 _PAGE = 256
+_OWNER_POLL_INTERVAL = 0.25
+_TERMINAL_EVENT_DELAY = 3.0
+"""Seconds after the end of a run before another process than its owner writes the terminal event."""
 _AFTER_RESET = frozenset(("chat.delta", "chat.reasoning", "chat.reset", "chat.final", "chat.error"))
 logger = logging.getLogger(__name__)
 
@@ -204,7 +207,7 @@ class RunRegistry:
         batch_delay: float = BATCH_DELAY,
         merge_deltas: bool = False,
     ) -> None:
-        self.writer = LogWriter(store, tenant, self._on_written, clock, batch_delay)
+        self.writer = LogWriter(store, tenant, self._on_written, self._hand_over, clock, batch_delay)
         self.remote: RemoteRuns | None = None
         """Follows runs of other processes; None if all runs are executed here."""
         self.stopping = False
@@ -358,6 +361,9 @@ class RunRegistry:
         wire_event = translator.convert(event)
         if wire_event is None:
             return
+        if type(event) is ErrorRaised and event.kind == StaleOwner.__name__:
+            self._hand_over(log)
+            return
         if self.stopping and wire_event.event in wire.TERMINAL_EVENTS and _end_status(wire_event) != "done":
             self._tasks.spawn(self._emit_if_ended(log, wire_event))
             return
@@ -373,7 +379,7 @@ class RunRegistry:
             self._emit(log, wire_event)
 
     def _emit(self, log: RunLog, event: wire.RunEvent) -> None:
-        if log.ended:
+        if log.ended or log.handed_over:
             return
         if log.late_reset is not None and event.event in _AFTER_RESET:
             reset, log.late_reset = log.late_reset, None
@@ -387,6 +393,35 @@ class RunRegistry:
         self._deliver(log)
         self.writer.add(log, at_once=at_once)
         self._call_hooks(log, event)
+
+    def _hand_over(self, log: RunLog) -> None:
+        """Follow a run that another process has taken over, so that its subscribers receive the rest."""
+        if log.ended or log.handed_over:
+            return
+        logger.warning("another process has taken over a run: run=%s", log.run_id)
+        log.hand_over()
+        if self._hooks is None:  # it has no subscribers
+            self._close_log(log)
+        else:
+            self._tasks.spawn(self._follow_new_owner(log))
+
+    async def _follow_new_owner(self, log: RunLog) -> None:
+        """Deliver the events that the new owner writes, until the terminal event."""
+        while not log.ended and not self.stopping:
+            try:
+                rows = await self._store.events(self._tenant, log.run_id, after=log.seq, limit=_PAGE)
+                if rows:
+                    self.receive(log, rows)
+                    continue
+                row = await self._store.run(self._tenant, log.run_id)
+                if row is None:  # deleted: subscribers receive no more
+                    self._close_log(log)
+                    return
+                if row.ended_at is not None and abs(self._clock.time() - row.ended_at / 1000) > _TERMINAL_EVENT_DELAY:
+                    await self.last_seq(row)
+            except StoreError as error:
+                logger.warning("events of a run cannot be read; retrying: run=%s: %s", log.run_id, error)
+            await self._clock.sleep(_OWNER_POLL_INTERVAL)
 
     def _call_hooks(self, log: RunLog, event: wire.RunEvent) -> None:
         if self._hooks is None:

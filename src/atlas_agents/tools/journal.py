@@ -106,6 +106,8 @@ class RetryingCommitter:
         self._store = store
         self._clock = clock
         self.stopped = False
+        self.fenced = False
+        """Another process owns the run now."""
 
     def stop(self) -> None:
         self.stopped = True
@@ -120,8 +122,7 @@ class RetryingCommitter:
         """
         unclear = False
         for attempt, pause in enumerate(chain(_BACKOFF, repeat(_MAX_BACKOFF))):
-            if self.stopped:
-                raise ShuttingDown("the process is shutting down; the turn resumes at the next start")
+            self._check_stopped()
             try:
                 return await self._store.commit(tenant, writes)
             except (errors.StoreBusy, errors.StoreFull, errors.StoreLost) as error:
@@ -131,8 +132,8 @@ class RetryingCommitter:
             except (errors.Conflict, errors.StaleOwner) as refused:
                 if unclear and step is not None and await self._was_written(tenant, step):
                     return [None] * len(writes)
-                if isinstance(refused, errors.StaleOwner):  # another process owns the run now
-                    self.stopped = True
+                if isinstance(refused, errors.StaleOwner):
+                    self.stopped = self.fenced = True
                 raise
             await self._clock.sleep(pause)
         raise AssertionError("unreachable")
@@ -140,14 +141,19 @@ class RetryingCommitter:
     async def read(self, query: Callable[[], Awaitable[T]]) -> T:
         """Run a query, retrying while the store is busy or unreachable."""
         for pause in chain(_BACKOFF, repeat(_MAX_BACKOFF)):
-            if self.stopped:
-                raise ShuttingDown("the process is shutting down; the turn resumes at the next start")
+            self._check_stopped()
             try:
                 return await query()
             except (errors.StoreBusy, errors.StoreLost) as error:
                 logger.warning("store unavailable, retrying read: error=%s", error)
             await self._clock.sleep(pause)
         raise AssertionError("unreachable")
+
+    def _check_stopped(self) -> None:
+        if self.fenced:
+            raise errors.StaleOwner("another process has taken over the run and continues it")
+        if self.stopped:
+            raise ShuttingDown("the process is shutting down; the turn resumes at the next start")
 
     async def _was_written(self, tenant: str, step: records.AddJournal) -> bool:
         rows = await self.read(lambda: self._store.journal(tenant, step.run_id))
@@ -539,6 +545,11 @@ class Journal:
     @property
     def detached(self) -> bool:
         return self._committer.stopped
+
+    @property
+    def fenced(self) -> bool:
+        """Whether another process has taken over the run."""
+        return self._committer.fenced
 
     def invalidate(self, conversation: Conversation) -> None:
         """Have the next turn reload the conversation, because memory may be ahead of the store."""

@@ -1,0 +1,81 @@
+"""A run that another process takes over: clients of the first process receive the rest, and its stream ends."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+from gateway_client import connect_client, serve_gateway
+
+from atlas_agents import Atlas, Chunk, Request
+from atlas_agents.core.errors import StaleOwner
+from atlas_agents.core.events import ErrorRaised, StreamEnd
+from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.testing import Scripted, in_memory_atlas, says
+from checks import TIMEOUT
+
+WORDS = "One two three four five six."
+
+
+class Paused(Scripted):
+    """Stops in the middle of its answer, as a process that is stopped, until it may continue."""
+
+    def __init__(self, *replies: str) -> None:
+        super().__init__(*map(says, replies))
+        self.reached, self.proceed = asyncio.Event(), asyncio.Event()
+
+    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        count = 0
+        async for chunk in super().stream(request):
+            count += 1
+            if count == 4:
+                self.reached.set()
+                await self.proceed.wait()
+            yield chunk
+
+
+@pytest.mark.parametrize("full", [True, False], ids=["full", "plain"])
+async def test_clients_of_a_fenced_gateway_receive_the_answer_of_the_new_owner(full: bool, tmp_path: Path) -> None:
+    store, model = MemoryStore(), Paused("One two three – this is never finished.")
+    async with (
+        asyncio.timeout(TIMEOUT),
+        serve_gateway(tmp_path, in_memory_atlas(model, store=store), grace=0.0) as first,
+        connect_client(first, full=full) as client,
+    ):
+        run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
+        await model.reached.wait()
+        async with serve_gateway(tmp_path, in_memory_atlas(Scripted(says(WORDS)), store=store), grace=0.0):
+            model.proceed.set()
+            await client.until("chat.final")
+        frames = client.events(run_id)
+        shown = ""
+        for frame in frames:
+            shown = "" if frame["event"] == "chat.reset" else shown + frame["data"].get("text", "")
+        assert shown == WORDS
+        assert [frame["event"] for frame in frames].count("chat.final") == 1
+        if full:
+            numbers = [frame["data"]["seq"] for frame in frames]
+            assert numbers == sorted(set(numbers))
+            async with connect_client(first) as late:  # the log of the run is the same for everybody
+                await late.get("sessions.subscribe", sessionKey="main", runs={run_id: 0})
+                await late.until("chat.final")
+                assert late.events(run_id)[-1] == frames[-1]
+
+
+async def test_stream_of_a_fenced_turn_ends_with_an_error() -> None:
+    store, model = MemoryStore(), Paused("One two three – this is never finished.")
+    first: Atlas = in_memory_atlas(model, store=store)
+    second = in_memory_atlas(Scripted(says(WORDS)), store=store)
+    async with asyncio.timeout(TIMEOUT):
+        stream = first.send("Go", session="main")
+        await model.reached.wait()
+        (resumed,) = await second.recover()
+        assert (await resumed.reply()).text == WORDS
+        model.proceed.set()
+        with pytest.raises(StaleOwner, match="has a new owner"):
+            await stream.reply()
+        *_, ended, error = [event async for event in stream]
+        assert isinstance(ended, StreamEnd) and ended.error
+        assert isinstance(error, ErrorRaised) and error.kind == "StaleOwner"
+    await first.close()
+    await second.close()
