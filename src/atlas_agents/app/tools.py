@@ -42,7 +42,10 @@ from atlas_agents.workspace.skills import PROMPTS_FOLDER, skill_tool
 
 logger = getLogger(__name__)
 
-_PRIVATE_NAMES = ("token", "tokens.json", "x.json", "telegram", "typed", "running.json", "lock", "logs", "models")
+_PRIVATE_NAMES = (
+    *("token", "tokens.json", "x.json", "telegram", "typed", "running.json", "lock", "logs", "models"),
+    "trust",
+)
 """Private files of the home folder, protected even if tools work in the home folder itself."""
 
 
@@ -195,7 +198,7 @@ def build_tool_registry(
 
 
 def hold_changes(settings: Settings, environment: Environment, trust: Trust, tool: Tool) -> Tool:
-    """Return a tool that may change files so that prompts, skills, policies, plugins and servers that change while it
+    """Return a tool that may change files so that prompts, skills, policies, settings and plugins that change while it
     runs take effect only after a person agreed to them.
 
     `file_write` and `file_edit` show a person the change before they write such a file.
@@ -227,7 +230,7 @@ def hold_changes(settings: Settings, environment: Environment, trust: Trust, too
 
 
 def _control_files(settings: Settings, environment: Environment) -> list[Path]:
-    """Return the files that define agents, prompts, servers, permissions, settings and plugins."""
+    """Return the files that define agents, prompts, permissions, settings and plugins."""
     here = Path.cwd()
     found = [here / ".env", settings.config or here / "atlas.toml", user_config(environment)]
     found += [settings.policy] if settings.policy else []

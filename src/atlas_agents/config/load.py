@@ -17,6 +17,7 @@ from atlas_agents.core import paths
 from atlas_agents.core.errors import BadModelRef, ConfigError
 from atlas_agents.core.paths import Environment, Secret, home, read_secret, read_text_file, resolve_path, user_config
 from atlas_agents.core.plugins import Plugins
+from atlas_agents.core.trust import Trust
 from atlas_agents.providers.rate_limits import parse_rate_limits
 from atlas_agents.providers.registry import parse_model_ref
 from atlas_agents.tools.redact import is_secret_name
@@ -157,6 +158,9 @@ def from_file(
         if must_exist:
             raise ConfigError(f"settings file not found: {path}; create it, or remove --config and ATLAS_CONFIG")
         return
+    if folder is None:  # the user named the file; a change by an agent waits for a person all the same
+        agreed = Trust.of(environment).read(path, text.encode(), folders=False)
+        text = agreed.decode() if agreed is not None else ""
     trusted = folder is None or environment.trusts(path, paths.digest(text.encode()), folder)
     for key, value in _parse_toml(path, text).items():
         where = f"{path}:{value.line}"

@@ -189,7 +189,7 @@ def read_json(path: Path, kind: type[T]) -> T | None:
     """Read a JSON file; None if it is missing. ConfigError if it is unreadable, so that it is never overwritten."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read {path}: {error}; fix the file or move it away") from error

@@ -21,8 +21,8 @@ from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.paths import Environment, HeldFile, TrustedFolder, TrustRecords, digest, trust_key
 
 logger = logging.getLogger(__name__)
-WORKSPACE_FILES = ("AGENTS.md", "SOUL.md", "TOOLS.md", "mcp.json")
-"""Files at the top of a workspace that define agents, prompts and servers."""
+WORKSPACE_FILES = ("AGENTS.md", "SOUL.md", "TOOLS.md")
+"""Files at the top of a workspace that define agents and prompts. Servers in `mcp.json` have their own approvals."""
 WORKSPACE_FOLDERS = ("skills", "prompts")
 CODE_SUFFIXES = (".py", ".txt")
 """Files of a plugin: its modules and `entry_points.txt`."""
@@ -350,7 +350,7 @@ class Trust:
 
 
 def workspace_files(workspace: Path) -> list[Path]:
-    """Return the files of a workspace that define agents, prompts, skills and servers, whether they exist or not."""
+    """Return the files of a workspace that define agents, prompts and skills, whether they exist or not."""
     found = [workspace / name for name in WORKSPACE_FILES]
     for name in WORKSPACE_FOLDERS:
         found += _walk(workspace / name)

@@ -450,7 +450,9 @@ def _classify_exception(error: Exception) -> ProviderError:
 
 def _create_http_provider(environment: Environment) -> base.Provider:
     if not (url := environment.get("OPENAI_BASE_URL")):
-        raise MissingKey("http/… needs OPENAI_BASE_URL: the address of an OpenAI-compatible server")
+        ignored = environment.ignored.get("OPENAI_BASE_URL")
+        why = f"; {ignored.where} sets it, but its folder is not trusted, run: atlas trust" if ignored else ""
+        raise MissingKey(f"http/… needs OPENAI_BASE_URL: the address of an OpenAI-compatible server{why}")
     return OpenAIProvider(base_url=url, environment=environment, id="http")
 
 
