@@ -96,7 +96,7 @@ class StoredRun(msgspec.Struct, frozen=True):
         id = self.row.id
         events: list[wire.RunEvent] = [wire.ChatReset(id, self.row.epoch)] if reset else []
         for message in self.unannounced:
-            if message.role == "assistant" and message.text and self.row.events:
+            if message.role == "assistant" and message.text:
                 events.append(wire.ChatDelta(id, message.text))
             events.append(wire.ChatMessage(id, message_shape(message, id)))
         return events
