@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from fake_internet import fake_internet, page
+from fake_internet import fake_internet, page, redirect
 
 from atlas_agents import Conversation, Message, Question, ToolResult, user
 from atlas_agents.builtin_tools.web.fetch import is_composed_url
@@ -77,3 +77,19 @@ def test_url_from_what_the_model_can_write_counts_as_composed(message: Message) 
 def test_url_from_the_user_or_the_web_is_not_composed(message: Message) -> None:
     assert not is_composed_url({"url": EXFILTRATION}, conversation(message))
     assert not is_composed_url({"url": f"{EXFILTRATION}#part"}, conversation(message))
+
+
+async def test_url_that_the_guard_refuses_does_not_mark_the_session_but_a_redirect_does() -> None:
+    async with fake_internet(redirect("http://127.0.0.1/"), redirect("ftp://obey.me/")) as web:
+        model = Scripted(
+            calls("url_fetch", url="http://127.0.0.1/"),
+            calls("url_fetch", url="http://localhost:22/"),
+            calls("url_fetch", url="http://pub.test/a"),
+            calls("url_fetch", url="http://pub.test/b"),
+            says("Done."),
+        )
+        async with in_memory_atlas(model, [web.tool], approve=lambda question: True) as atlas:
+            await atlas.ask("Read it.")
+        results = [each for message in model.requests[-1].messages for each in message.tool_results]
+    assert [each.status for each in results] == ["error"] * 4
+    assert [each.untrusted for each in results] == ["", "", "web: http://pub.test/a", "web: http://pub.test/b"]

@@ -251,9 +251,13 @@ class Unauthorized(GatewayError):
 
 
 class ToolFault(AtlasError):
-    """A tool call that did not succeed; the model reads the message."""
+    """A tool call that did not succeed; the model reads the message.
+
+    `untrusted` is False if the message contains nothing that the tool received from others.
+    """
 
     kind: ClassVar[ErrorKind] = "failed"
+    untrusted: bool = True
 
 
 class ToolNotFound(ToolFault):

@@ -256,7 +256,7 @@ class ToolCallExecution:
                 await self._elicitation.close()
             self._emit_progress(self._progress.flush())
             result = self.result or await self._query_unknown(self._to_result(value, error))
-            self._recorded = result = await self._record(self._with_source(result))
+            self._recorded = result = await self._record(self._with_source(result, error))
             if not self._cancelled and self.result is None:
                 self.result = self._emit_result(result)
         except ShuttingDown as failure:
@@ -282,9 +282,11 @@ class ToolCallExecution:
             value = {"edited_arguments": call.arguments, "result": value}
         return ToolResult(call.id, "ok", self._scope.governance.redactor.remove_known(value))
 
-    def _with_source(self, result: ToolResult) -> ToolResult:
+    def _with_source(self, result: ToolResult, error: Exception | None) -> ToolResult:
         """Mark the result of a call that was run, also if it failed, with the source of its untrusted content."""
         decision = self._decision
+        if isinstance(error, ToolFault) and not error.untrusted:
+            return result
         known = decision.known_result if isinstance(decision, Rejected) else None
         if (self._attempt is None and known is None) or decision.tool is None:
             return result

@@ -165,14 +165,18 @@ async def download(
 
     `check_type` receives the URL and the media type before the body is read, and raises to reject them.
     """
-    target = ssrf.parse_target(url, hosts)
+    target, redirected = ssrf.parse_target(url, hosts), False
     try:
         async with asyncio.timeout(caps.total):
             for _ in range(caps.redirects + 1):
                 found = await _get(target, caps, network, check_type)
                 if isinstance(found, Fetched):
                     return found
+                redirected = True
                 target = ssrf.resolve_redirect(target.url, found, hosts)
+    except ssrf.UrlRefused as refused:
+        refused.untrusted = redirected  # the message then names an address that a page chose
+        raise
     except TimeoutError:
         raise ToolFailed(f"{target.host} did not send the page within {caps.total:g} s") from None
     raise ToolFailed(f"{url[:200]} redirects more than {caps.redirects} times")

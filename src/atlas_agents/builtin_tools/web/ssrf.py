@@ -103,7 +103,9 @@ INTERNET: Network = Internet()
 
 
 class UrlRefused(ToolFailed):
-    """The guard rejected a URL; the model reads why."""
+    """The guard rejected a URL before anything was received from it; the model reads why."""
+
+    untrusted = False
 
 
 class FetchTarget(msgspec.Struct, frozen=True):
