@@ -79,6 +79,10 @@ def test_url_from_the_user_or_the_web_is_not_composed(message: Message) -> None:
     assert not is_composed_url({"url": f"{EXFILTRATION}#part"}, conversation(message))
 
 
+def _approve(question: Question) -> bool:
+    return True
+
+
 async def test_url_that_the_guard_refuses_does_not_mark_the_session_but_a_redirect_does() -> None:
     async with fake_internet(redirect("http://127.0.0.1/"), redirect("ftp://obey.me/")) as web:
         model = Scripted(
@@ -88,7 +92,7 @@ async def test_url_that_the_guard_refuses_does_not_mark_the_session_but_a_redire
             calls("url_fetch", url="http://pub.test/b"),
             says("Done."),
         )
-        async with in_memory_atlas(model, [web.tool], approve=lambda question: True) as atlas:
+        async with in_memory_atlas(model, [web.tool], approve=_approve) as atlas:
             await atlas.ask("Read it.")
         results = [each for message in model.requests[-1].messages for each in message.tool_results]
     assert [each.status for each in results] == ["error"] * 4

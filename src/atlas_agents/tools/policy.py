@@ -110,8 +110,8 @@ class Policy:
 
     Args:
         tools: For each tool, the cell of each agent, role, group or `*`: `yes`, `ask` or `no`.
-        grants: Permissions such as `file:read` or `file:*` for agents, roles, groups and users (`user:ana`). A `PermissionGrant`
-            also says what happens once the session contains untrusted content.
+        grants: Permissions such as `file:read` or `file:*` for agents, roles, groups and users (`user:ana`). A
+            `PermissionGrant` also says what happens once the session contains untrusted content.
         groups: Members of each group.
         commands: Command rules: argument vectors that `bash` may run without approval.
         when_tainted: `allow`, `ask` or `deny` for each tool once the session contains untrusted content; `*` stands for
