@@ -43,6 +43,17 @@ def test_server_needs_neither_key_nor_model_and_can_call_tools(bare: Home, serve
     assert second.results
 
 
+def test_piped_answer_cannot_control_the_terminal(bare: Home) -> None:
+    answer = "done\x1b[2J\x1b]0;title\x07 \x9b31m\x7f \u202etxt.exe\r\tend"
+    with run_model_server(lambda _: Reply(answer)) as server:
+        plain = bare.run("ask", "Hello", "--base-url", server.url)
+        as_json = bare.run("ask", "Hello", "--base-url", server.url, "--json")
+    for output in (plain.stdout, plain.stderr, as_json.stdout):
+        assert not {"\x1b", "\x07", "\x9b", "\x7f", "\u202e", "\r"} & set(output)
+    assert plain.stdout == "done\u241b[2J\u241b]0;title\u2407 \ufffd31m\u2421 \\u202etxt.exe\tend\n"
+    assert json.loads(as_json.stdout)["answer"] == answer
+
+
 def test_no_tools_sends_no_tools(bare: Home, server: ModelServer) -> None:
     done = bare.run("ask", "--no-tools", "--base-url", server.url, "--model", "rules-2", "Hello")
     assert (done.returncode, done.stdout) == (0, "You wrote: Hello\n")

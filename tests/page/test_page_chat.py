@@ -150,6 +150,20 @@ def test_hidden_characters_of_a_command_are_spelled_out(tab: Tab) -> None:
     assert marks == ["U+202E", "U+200B", "60 spaces", "4 empty lines", "\u0430 U+0430"]
 
 
+def test_reordering_characters_of_a_tool_call_are_spelled_out(tab: Tab) -> None:
+    code = "if access:\u202e # admin\u2066\n    run()"
+    block = f"```python\n{code}\n```"
+    tab.send(script([["call", "get_weather", {"city": "a\u202eb\u2066c\u200bd"}]], [["text", block]]))
+    answer = tab.answers.last
+    expect(answer.locator("figure.code")).to_contain_text("run()")
+    assert answer.locator("figure.code mark").all_text_contents() == ["U+202E", "U+2066"]
+    answer.locator(".tool-call > button").first.click()
+    marks = answer.locator(".tool-call-body pre").first.locator("mark").all_text_contents()
+    assert marks == ["U+202E", "U+2066", "U+200B"]
+    shown = answer.inner_text()
+    assert not {"\u202e", "\u2066", "\u200b"} & set(shown)
+
+
 def test_stopped_run_keeps_its_partial_text(tab: Tab) -> None:
     stop_actions = (
         lambda: tab.button("Stop").click(),

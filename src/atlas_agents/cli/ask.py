@@ -8,7 +8,7 @@ import typer
 
 from atlas_agents.cli import command as cli
 from atlas_agents.cli import connect
-from atlas_agents.cli.output import describe_model_error, format_call, one_line, print_json
+from atlas_agents.cli.output import describe_model_error, format_call, one_line, print_json, printable
 from atlas_agents.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _print_outcome(
         show_outcome_notice(outcome, view)
         if isinstance(view, StderrView):
             sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-            print(outcome.text)
+            print(printable(outcome.text))
     if outcome.cancelled:
         return cli.EXIT_INTERRUPTED
     return cli.EXIT_FAILED if error is not None or outcome.incomplete else cli.EXIT_OK

@@ -157,5 +157,5 @@ def _print_entry(line: dict[str, Any], *, as_json: bool) -> None:
     if as_json:
         print_json(line)
     else:
-        print("  ".join(map(str, _row(line))))
+        print("  ".join(one_line(str(cell), 2000) for cell in _row(line)))
     sys.stdout.flush()

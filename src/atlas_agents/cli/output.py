@@ -21,6 +21,8 @@ _CONTROLS: dict[int, int | str | None] = {
     0x0D: None,
     0x7F: 0x2421,
 }
+_JSON_ESCAPES = {code: f"\\u{code:04x}" for code in (*range(0x7F, 0xA0), *_BIDI_CONTROLS)}
+"""Controls that JSON does not escape."""
 _STATUS_SIGNS = {"ok": "✓", "error": "✗", "unknown": "?"}
 _TIME_UNITS = ((60, "s"), (3600, "min"), (86400, "h"))
 
@@ -126,11 +128,12 @@ def describe_model_error(message: str, kind: str, url: str = "") -> str:
 
 
 def print_json(value: Any) -> None:
-    """Print one JSON document, indented on a terminal."""
+    """Print one JSON document, indented on a terminal. Control characters are escaped."""
     import msgspec
 
     encoded = msgspec.json.encode(value, enc_hook=str)
-    print((msgspec.json.format(encoded) if sys.stdout.isatty() else encoded).decode())
+    text = (msgspec.json.format(encoded) if sys.stdout.isatty() else encoded).decode()
+    print(text.translate(_JSON_ESCAPES))
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], if_empty: str) -> None:

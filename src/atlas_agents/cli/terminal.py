@@ -59,7 +59,7 @@ class TerminalView:
     def print_line(self, text: str, style: str = "") -> None:
         """Print a line between messages; the message before it is complete."""
         self.finish_message()
-        self._finished += self._render(Text(text, style=style))
+        self._finished += self._render(Text(printable(text), style=style))
         self.finish_message()
 
     def show_status(self, status: str) -> None:

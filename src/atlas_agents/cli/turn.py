@@ -10,7 +10,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
 
-from atlas_agents.cli.output import format_call, format_result, one_line
+from atlas_agents.cli.output import format_call, format_result, one_line, printable
 from atlas_agents.client.client import GatewayClient, SessionEvent, SessionFeed
 from atlas_agents.core.errors import GatewayError
 from atlas_agents.gateway.protocol import events, types
@@ -50,7 +50,7 @@ class StderrView:
         """Nothing was shown."""
 
     def print_line(self, text: str, style: str = "") -> None:
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
     def show_status(self, status: str) -> None:
         """Skip the status: it would be out of date in a log."""

@@ -10,11 +10,13 @@ import {
 } from "@ant-design/icons";
 import { memo, type ReactNode, useLayoutEffect, useMemo, useRef, useState } from "react";
 import { CopyButton } from "../components/buttons";
+import { ReadText } from "../components/exact-text";
 import type { ToolCallView } from "../state/conversation";
 import { formatDuration, formatIdentifier, formatValue, summarizeArguments } from "../state/format";
 import { extractImages } from "../state/images";
 import type { ToolCallStatus } from "../state/session";
 import { lastLines, type OutputBuffer } from "../state/tool-output";
+import { toSafeLine } from "../state/unicode-safety";
 import { ApprovalCard } from "./approval";
 import { ImageThumbnail } from "./image";
 
@@ -46,7 +48,7 @@ export const ToolCallCard = memo(function ToolCallCard({ call }: { call: ToolCal
         <span className="icon" aria-hidden>
           {ICONS[call.status]}
         </span>
-        <code className="name">{call.name}</code>
+        <code className="name">{toSafeLine(call.name)}</code>
         <span className="summary">{summarizeArguments(call.arguments)}</span>
         <span className="status">{statusText(call)}</span>
         <RightOutlined className="chevron" rotate={expanded ? 90 : 0} aria-hidden />
@@ -107,7 +109,11 @@ function Section({ label, text, children }: { label: string; text: string; child
         <span>{label}</span>
         <CopyButton text={text} label={`Copy ${label.toLowerCase()}`} />
       </div>
-      {children ?? <pre tabIndex={0}>{shown}</pre>}
+      {children ?? (
+        <pre tabIndex={0}>
+          <ReadText text={shown} />
+        </pre>
+      )}
     </div>
   );
 }
@@ -142,7 +148,7 @@ const ToolOutput = memo(function ToolOutput({ output, live }: { output: OutputBu
       {(output.truncated || shown.length < output.text.trimEnd().length) && (
         <span className="faint">… earlier lines omitted{"\n"}</span>
       )}
-      {shown}
+      <ReadText text={shown} />
     </pre>
   );
 });

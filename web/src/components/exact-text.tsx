@@ -1,7 +1,7 @@
 // Text that a decision is based on. Invisible, reordering and look-alike characters are spelled out and highlighted.
 
 import { memo } from "react";
-import { splitUnsafeText } from "../state/unicode-safety";
+import { splitReorderedText, splitUnsafeText, type TextPiece } from "../state/unicode-safety";
 
 export const ExactText = memo(function ExactText({ text, label }: { text: string; label: string }) {
   const pieces = splitUnsafeText(text);
@@ -9,7 +9,7 @@ export const ExactText = memo(function ExactText({ text, label }: { text: string
   return (
     <>
       <pre className="exact-text" role="group" aria-label={label} tabIndex={0}>
-        {pieces.map((piece, index) => (piece.unsafe ? <mark key={index}>{piece.text}</mark> : piece.text))}
+        {pieces.map(renderPiece)}
       </pre>
       {unsafe > 0 && (
         <p className="exact-text-note" role="note">
@@ -21,3 +21,12 @@ export const ExactText = memo(function ExactText({ text, label }: { text: string
     </>
   );
 });
+
+/** Text that is only read: characters that reorder or hide others are spelled out and highlighted. */
+export const ReadText = memo(function ReadText({ text }: { text: string }) {
+  return <>{splitReorderedText(text).map(renderPiece)}</>;
+});
+
+function renderPiece(piece: TextPiece, index: number) {
+  return piece.unsafe ? <mark key={index}>{piece.text}</mark> : piece.text;
+}

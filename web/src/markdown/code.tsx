@@ -3,6 +3,7 @@
 import type { ElementContent, Root, RootContent } from "hast";
 import { memo, type ReactNode, useEffect, useState } from "react";
 import { CopyButton } from "../components/buttons";
+import { ReadText } from "../components/exact-text";
 
 const MAX_HIGHLIGHTED_LENGTH = 40_000;
 
@@ -41,14 +42,14 @@ export const CodeBlock = memo(function CodeBlock({ code, language, streaming }: 
         <CopyButton text={code} label="Copy code" />
       </figcaption>
       <pre tabIndex={0}>
-        <code>{root ? root.children.map(renderNode) : code}</code>
+        <code>{root ? root.children.map(renderNode) : <ReadText text={code} />}</code>
       </pre>
     </figure>
   );
 });
 
 function renderNode(node: RootContent | ElementContent, index: number): ReactNode {
-  if (node.type === "text") return node.value;
+  if (node.type === "text") return <ReadText key={index} text={node.value} />;
   if (node.type !== "element") return null;
   const names = node.properties.className;
   return (

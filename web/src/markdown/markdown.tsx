@@ -3,6 +3,7 @@
 
 import { lexer, type Token, type Tokens } from "marked";
 import { memo, type ReactNode, useMemo } from "react";
+import { ReadText } from "../components/exact-text";
 import { CodeBlock } from "./code";
 import { safeUrl } from "./links";
 
@@ -139,7 +140,11 @@ function Inline({ token }: { token: Token }): ReactNode {
     case "del":
       return <del>{renderInline((token as Tokens.Del).tokens)}</del>;
     case "codespan":
-      return <code>{(token as Tokens.Codespan).text}</code>;
+      return (
+        <code>
+          <ReadText text={(token as Tokens.Codespan).text} />
+        </code>
+      );
     case "br":
       return <br />;
     case "link": {

@@ -1,7 +1,7 @@
 import { describe, expect, it, vi } from "vitest";
 import { formatCost, formatCount, formatDuration, formatIdentifier, toSentence } from "./format";
 import { Store } from "./store";
-import { splitUnsafeText, toSafeLine } from "./unicode-safety";
+import { splitReorderedText, splitUnsafeText, toSafeLine } from "./unicode-safety";
 
 describe("unsafe text", () => {
   const unsafePieces = (text: string) =>
@@ -15,6 +15,12 @@ describe("unsafe text", () => {
   it("spells out long whitespace and look-alike letters", () => {
     expect(unsafePieces(`a${" ".repeat(30)}b\n\n\n\nc`)).toEqual(["30 spaces", "3 empty lines"]);
     expect(splitUnsafeText("p\u0430ypal")[1]).toEqual({ text: "\u0430 U+0430", unsafe: true });
+  });
+  it("spells out only what reorders or hides in a text that is read", () => {
+    const text = `p\u0430ypal \u{1f468}\u200d\u{1f469}\ufe0f \u00a0${" ".repeat(30)}\u05e9\u05dc\u05d5\u05dd`;
+    expect(splitReorderedText(text)).toEqual([{ text, unsafe: false }]);
+    const unsafe = splitReorderedText("a\u202eb\u2066c\u200bd\u001be\u{e0041}\n\tf\r").filter((piece) => piece.unsafe);
+    expect(unsafe.map((piece) => piece.text)).toEqual(["U+202E", "U+2066", "U+200B", "U+001B", "U+E0041"]);
   });
   it("leaves ordinary text unchanged", () => {
     const text = 'for x in *.py; do\n\techo "$x – é 日本"\ndone';

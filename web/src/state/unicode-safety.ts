@@ -6,6 +6,11 @@ const HIDDEN =
   // biome-ignore lint/suspicious/noMisleadingCharacterClass: each combining character is searched for by itself
   /[\u0000-\u0008\u000b-\u001f\u007f-\u00a0\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2000-\u200f\u2028-\u202f\u205f-\u206f\u3000\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\uffff]|[\u{1bca0}-\u{1bca3}\u{1d173}-\u{1d17a}\u{e0000}-\u{e0fff}]/gu;
 
+/** Characters that reorder or hide others in any language: bidirectional, control, zero-width and tag characters. */
+const REORDERING =
+  // biome-ignore lint/suspicious/noControlCharactersInRegex: control characters are what is searched for
+  /[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f-\u009f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]|[\u{e0000}-\u{e0fff}]/gu;
+
 /** Whitespace that could push text out of view. */
 const LONG_WHITESPACE = /[ \t]{12,}|\n(?:[ \t]*\n){2,}/g;
 /** Greek, Cyrillic, Armenian, Cherokee, Coptic, Lisu, full-width and mathematical letters. */
@@ -18,18 +23,27 @@ export interface TextPiece {
   unsafe: boolean;
 }
 
-/** Split a text at every unsafe sequence, and replace each with a description. */
+/** Split a text that a decision is based on at every unsafe sequence, and replace each with a description. */
 export function splitUnsafeText(text: string): TextPiece[] {
+  return split(text, [
+    [LONG_WHITESPACE, describeWhitespace],
+    [HIDDEN, codePoint],
+    ...(/[a-z]/i.test(text) ? [[LOOKALIKES, describeLetter] satisfies Unsafe] : []),
+  ]);
+}
+
+/** Split a text that is only read, such as output or code, at characters that reorder or hide others. */
+export function splitReorderedText(text: string): TextPiece[] {
+  return split(text, [[REORDERING, codePoint]]);
+}
+
+type Unsafe = [pattern: RegExp, describe: (match: string) => string];
+
+function split(text: string, patterns: Unsafe[]): TextPiece[] {
   const matches: { from: number; to: number; description: string }[] = [];
-  const collect = (pattern: RegExp, describe: (match: string) => string) => {
+  for (const [pattern, describe] of patterns)
     for (const match of text.matchAll(pattern))
       matches.push({ from: match.index, to: match.index + match[0].length, description: describe(match[0]) });
-  };
-  collect(LONG_WHITESPACE, (match) =>
-    match.startsWith("\n") ? `${match.split("\n").length - 2} empty lines` : `${match.length} spaces`,
-  );
-  collect(HIDDEN, codePoint);
-  if (/[a-z]/i.test(text)) collect(LOOKALIKES, (match) => `${match} ${codePoint(match)}`);
   matches.sort((a, b) => a.from - b.from);
   const pieces: TextPiece[] = [];
   let end = 0;
@@ -41,6 +55,14 @@ export function splitUnsafeText(text: string): TextPiece[] {
   }
   if (end < text.length) pieces.push({ text: text.slice(end), unsafe: false });
   return pieces;
+}
+
+function describeWhitespace(match: string): string {
+  return match.startsWith("\n") ? `${match.split("\n").length - 2} empty lines` : `${match.length} spaces`;
+}
+
+function describeLetter(letter: string): string {
+  return `${letter} ${codePoint(letter)}`;
 }
 
 function codePoint(character: string): string {
