@@ -61,6 +61,39 @@ async def test_rule_that_allows_a_command_does_not_make_its_prompt_count(tmp_pat
         assert [change.path.name for change in Trust(home).pending()] == ["SOUL.md"]
 
 
+async def test_prompt_that_a_person_saw_and_approved_is_used(tmp_path: Path) -> None:
+    steps: list[Step] = [("file_write", {"path": "SOUL.md", "content": "Be kind."})]
+    home = tmp_path / "home"
+    async with gateway_with_tools(home, scripted_model(steps, lambda _: "done")) as gateway:
+        await gateway.client.turn("go")
+        (question,) = gateway.client.questions
+        assert "Be kind." in str(question)
+        assert "Be kind." in gateway.serving.runtime.workspace.load().prompt
+    assert Trust(home).pending() == []
+
+
+async def test_code_that_is_written_without_asking_is_not_loaded_as_a_plugin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, folder = tmp_path / "home", tmp_path / "home" / "workspace" / "plugins"
+    monkeypatch.setattr(sys, "path", [*sys.path, str(folder)])
+    policy = tmp_path / "policy.toml"
+    policy.write_text('[tools.file_write]\nyes = ["*"]\n')
+    files = {
+        "evil-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: evil\nVersion: 1.0\n",
+        "evil-1.0.dist-info/entry_points.txt": "[atlas_agents.tools]\nevil = evil:tools\n",
+        "evil.py": "open('acted', 'w')\ntools = []\n",
+    }
+    steps: list[Step] = [("file_write", {"path": f"plugins/{name}", "content": text}) for name, text in files.items()]
+    async with gateway_with_tools(home, scripted_model(steps, lambda _: "done"), policy=str(policy)) as gateway:
+        results = await gateway.client.turn("go")
+        assert [result["status"] for result in results] == ["ok"] * 3 and gateway.client.questions == []
+    monkeypatch.setenv("ATLAS_HOME", str(home))
+    plugins = Plugins()
+    plugins.load("tools", lambda name, target: None)
+    assert "atlas trust" in plugins.disabled["evil"]
+
+
 async def test_policy_and_plugin_that_a_command_changes_are_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

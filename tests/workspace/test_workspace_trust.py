@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from atlas_agents import Agent, Atlas
+from atlas_agents.core import trust as module
 from atlas_agents.core.trust import Trust, read_files, workspace_files
 from atlas_agents.testing import Scripted, calls, says
 from atlas_agents.workspace import Workspace
@@ -97,6 +98,16 @@ def test_target_of_a_linked_prompt_is_protected_like_the_prompt(folder: Path, tr
     assert EVIL not in prompt and "Be kind." in prompt
 
 
+def test_many_files_do_not_hide_a_skill(folder: Path, trust: Trust, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_FILES", 20)
+    with tool_call(trust, folder):
+        for number in range(30):
+            write(folder / "skills" / "a" / f"{number:03}.md", "x")
+        write(folder / "skills" / "evil" / "SKILL.md", SKILL)
+    assert EVIL not in Workspace(folder, trust).load().prompt
+    assert folder / "skills" in [change.path for change in trust.pending()]
+
+
 def test_edit_by_a_person_needs_no_agreement(folder: Path, trust: Trust) -> None:
     workspace = Workspace(folder, trust)
     with tool_call(trust, folder):
@@ -147,6 +158,7 @@ def test_change_before_a_kill_is_held_after_the_restart(folder: Path, trust: Tru
     code = f"""
 import os
 from pathlib import Path
+from atlas_agents.core import trust as module
 from atlas_agents.core.trust import Trust, workspace_files
 folder = Path({str(folder)!r})
 Trust(Path({str(trust.home)!r})).begin(workspace_files(folder), [folder], "while the agent a used bash")
@@ -158,7 +170,7 @@ os.kill(os.getpid(), 9)
     trust.recover()
     assert EVIL not in Workspace(folder, trust).load().prompt
     assert [change.path for change in trust.pending()] == [folder / "SOUL.md"]
-    assert not trust.is_running()
+    assert list(trust.folder.glob("running-*")) == []
 
 
 def test_prompt_that_changed_in_a_trusted_folder_waits_for_a_person(folder: Path, trust: Trust) -> None:

@@ -49,6 +49,8 @@ _PRIVATE_NAMES = (
 """Private files of the home folder, protected even if tools work in the home folder itself."""
 
 
+_FILE_TOOLS = ("file_write", "file_edit")
+_WRITING_TOOLS = ("bash", "code_interpreter", *_FILE_TOOLS)
 _MAX_PLUGIN_FILES = 2000
 _MAX_FOLDERS = 256
 """Number of users whose tools are kept in memory."""
@@ -201,9 +203,9 @@ def hold_changes(settings: Settings, environment: Environment, trust: Trust, too
     """Return a tool that may change files so that prompts, skills, policies, settings and plugins that change while it
     runs take effect only after a person agreed to them.
 
-    `file_write` and `file_edit` show a person the change before they write such a file.
+    A call of `file_write` or `file_edit` that a person approved is agreed to: the person saw the change.
     """
-    if tool.effect == "pure" or not (tool.name in ("bash", "code_interpreter") or "/" in tool.name):
+    if tool.effect == "pure" or not (tool.name in _WRITING_TOOLS or "/" in tool.name):
         return tool
 
     def begin(reason: str) -> None:
@@ -216,6 +218,9 @@ def hold_changes(settings: Settings, environment: Environment, trust: Trust, too
 
     @asynccontextmanager
     async def around(context: ToolContext) -> AsyncGenerator[None]:
+        if context.approved and tool.name in _FILE_TOOLS:
+            yield
+            return
         reason = f"while the agent {context.agent.id} used {tool.name} in session {context.conversation.id}"
         begun = asyncio.create_task(run_in_thread(begin, reason))
         try:

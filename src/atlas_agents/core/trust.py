@@ -8,9 +8,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fcntl import LOCK_EX, LOCK_NB, flock
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
@@ -133,15 +134,17 @@ class Trust:
 
         With `folders`, files of a trusted folder count only as they were trusted.
         """
-        key = trust_key(path)
-        expected = self._expected(key, self.records(), folders=folders)
+        baselines = (
+            self._baselines()
+        )  # before the records: a call that ends now has then left its changes in one of both
+        expected = self._expected(trust_key(path), self.records(), baselines, folders=folders)
         if expected is None or expected == (digest(content) if content is not None else ""):
             return content
         return self._agreed(path, expected) if expected else None
 
     def pending(self) -> list[PendingChange]:
         """Return the changes that wait for a person, in files that an agent or another program changed."""
-        records = self.records()
+        baselines, records = self._baselines(), self.records()
         reasons = {path: held.reason for path, held in records.held.items()}
         for entry in records.folders.values():
             below = workspace_files(Path(entry.workspace)) if entry.workspace else []
@@ -149,8 +152,8 @@ class Trust:
             reasons |= {path: "since you trusted its folder" for path in known if path not in reasons}
         found: list[PendingChange] = []
         for path, reason in sorted(reasons.items()):
-            content = _read(Path(path))
-            expected = self._expected(path, records, folders=True)
+            content = b"(more files than can be checked)" if os.path.isdir(path) else _read(Path(path))
+            expected = self._expected(path, records, baselines)
             if expected is not None and expected != (digest(content) if content is not None else ""):
                 agreed = self._find_agreed(expected) if expected else None
                 found.append(PendingChange(Path(path), reason, agreed, content))
@@ -178,20 +181,23 @@ class Trust:
         known = {*map(trust_key, workspace_files(workspace)), *_files_below(records, os.path.realpath(workspace))}
         found: set[str] = set()
         for path in known:
-            expected = self._expected(path, records, folders=True, running=False)
+            expected = self._expected(path, records)
             content = _read(Path(path)) if expected is not None else None
             if expected is not None and expected != (digest(content) if content is not None else ""):
                 found.add(path)
         return frozenset(found)
 
     def accept_edits(self, workspace: Path, before: frozenset[str]) -> frozenset[str]:
-        """Agree to edits that were made while no tool call was running, because a person made them.
+        """Agree to edits that no running tool call can have made, because a person made them.
 
         Files that already waited `before` the edit keep waiting; they are returned.
         """
-        waiting, held = self.waiting(workspace), self.records().held
+        waiting, held, baselines = self.waiting(workspace), self.records().held, self._baselines()
         for path in waiting - before - held.keys():
-            self.agree(Path(path))
+            content = _read(Path(path))
+            now = digest(content) if content is not None else ""
+            if all(each.expected(path) in (None, now) for each in baselines):  # else a running call may have made it
+                self.agree(Path(path))
         return waiting & before
 
     # Tool calls
@@ -236,11 +242,6 @@ class Trust:
                 marker.close()
             return changed
 
-    def is_running(self) -> bool:
-        """Return whether a tool call that may change files is running, in this process or in another."""
-        self.recover()
-        return bool(self._baselines())
-
     def recover(self) -> None:
         """Hold what changed during tool calls of processes that were killed."""
         for marker in self._markers():
@@ -257,15 +258,17 @@ class Trust:
         below = (path for folder in baseline.folders for path in workspace_files(Path(folder)))
         known = {*baseline.files, *map(trust_key, (*files, *below))}
         now = {path: digest(content) for path in known if (content := _read(Path(path))) is not None}
+        overfull = [str(path) for folder in baseline.folders for path in _overfull_folders(Path(folder))]
         records = self.records()
         accepted = {path: (baseline.expected(path) or "", records.agreed.get(path)) for path in known}
         changed = [path for path in known if now.get(path, "") not in accepted[path]]
+        changed += [path for path in overfull if path not in records.held]
         restored = [path for path, held in records.held.items() if path in known and now.get(path, "") == held.agreed]
         if not changed and not restored:
             return []
         with self._edit() as records:
             for path in changed:
-                before = self._expected(path, records, folders=True, running=False)
+                before = self._expected(path, records)
                 agreed = before if before is not None else baseline.expected(path) or ""
                 records.held[path] = HeldFile(agreed, baseline.reason, int(time.time()))
                 records.agreed.pop(path, None)
@@ -292,11 +295,15 @@ class Trust:
 
     # Records and agreed versions
 
-    def _expected(self, path: str, records: TrustRecords, *, folders: bool, running: bool = True) -> str | None:
+    def _expected(
+        self, path: str, records: TrustRecords, baselines: Sequence[Baseline] = (), *, folders: bool = True
+    ) -> str | None:
         """Return the digest that a file must have to be used; None if any content is."""
         if (held := records.held.get(path)) is not None:
             return held.agreed
-        for baseline in self._baselines() if running else ():
+        if any(str(parent) in records.held for parent in Path(path).parents):
+            return ""  # a folder with too many files to check
+        for baseline in baselines:
             if (expected := baseline.expected(path)) is not None:
                 return records.agreed.get(path, expected)
         entries = self._entries_of(path, records) if folders else []
@@ -353,8 +360,14 @@ def workspace_files(workspace: Path) -> list[Path]:
     """Return the files of a workspace that define agents, prompts and skills, whether they exist or not."""
     found = [workspace / name for name in WORKSPACE_FILES]
     for name in WORKSPACE_FOLDERS:
-        found += _walk(workspace / name)
+        found += islice(_walk(workspace / name), _MAX_FILES)
     return found
+
+
+def _overfull_folders(workspace: Path) -> list[Path]:
+    """Return the folders of a workspace that contain more files than can be checked."""
+    folders = [Path(os.path.realpath(workspace / name)) for name in WORKSPACE_FOLDERS]
+    return [folder for folder in folders if len(list(islice(_walk(folder), _MAX_FILES + 1))) > _MAX_FILES]
 
 
 def read_files(files: Iterable[Path]) -> dict[str, bytes]:
@@ -363,14 +376,9 @@ def read_files(files: Iterable[Path]) -> dict[str, bytes]:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    count = 0
     for parent, folders, names in os.walk(folder):
         folders.sort()
-        for name in sorted(names):
-            count += 1
-            if count > _MAX_FILES:
-                return
-            yield Path(parent, name)
+        yield from (Path(parent, name) for name in sorted(names))
 
 
 def _files_below(records: TrustRecords, folder: str) -> list[str]:

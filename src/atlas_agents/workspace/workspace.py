@@ -328,8 +328,8 @@ class Workspace:
         accepted = before = self._stamps
         while True:
             await clock.sleep(every)
-            if self.trust is not None and self.trust.is_running():
-                continue  # a command may be writing these files
+            if self.trust is not None:
+                self.trust.recover()
             now = self._read_stamps()
             settled, before = now == before, now
             if now == accepted or not settled:
