@@ -3,11 +3,12 @@
 import json
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from atlas_agents import Agent, Atlas, ToolRegistry
+from atlas_agents.mcp.programs import describe_program
 from atlas_agents.mcp.servers import Servers
 from atlas_agents.testing import Environment, Scripted
 
@@ -16,9 +17,10 @@ BIN = Path(sys.executable).parent
 
 
 def scripted_entry(folder: Path, **more: Any) -> dict[str, Any]:
-    """Return the entry of a scripted server."""
+    """Return the entry of a scripted server, which may write to its folder."""
     folder.mkdir(exist_ok=True)
-    return {"command": sys.executable, "args": ["-S", str(HERE / "scripted_server.py"), str(folder)], **more}
+    arguments = ["-S", str(HERE / "scripted_server.py"), str(folder)]
+    return {"command": sys.executable, "args": arguments, "folders": {str(folder): "write"}, **more}
 
 
 def write_config(workspace: Path, **entries: dict[str, Any]) -> Path:
@@ -35,7 +37,8 @@ async def approve(servers: Servers, *names: str) -> None:
     (servers.workspace / "home").mkdir(exist_ok=True)
     for name in names or tuple(servers.configs):
         server = servers.configs[name]
-        servers.approved.approve(server, await (await servers.connect(server)).tools())
+        program = describe_program(server, servers.environment)
+        servers.approved.approve(server, await (await servers.connect(server, program)).tools(), program)
     servers.load()
 
 
@@ -70,3 +73,13 @@ def recorded_calls(folder: Path) -> list[str]:
     """Return the calls that the scripted server received."""
     path = folder / "acts"
     return path.read_text().splitlines() if path.exists() else []
+
+
+def server_processes(folder: Path) -> list[int]:
+    """Return the processes of a scripted server, also those in a sandbox that counts them differently."""
+    found: list[int] = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if f"scripted_server.py\0{folder}\0".encode() in (process / "cmdline").read_bytes():
+                found.append(int(process.name))
+    return found

@@ -21,6 +21,7 @@ from atlas_agents import Agent, Atlas, Policy, Question, Tool, ToolRegistry, Usa
 from atlas_agents.core.errors import ConfigError, DuplicateTool
 from atlas_agents.mcp.callbacks import SampledMessage
 from atlas_agents.mcp.config import DiscoveredTool, reveal_invisible, tools_with_invisible
+from atlas_agents.mcp.programs import describe_program
 from atlas_agents.testing import Scripted, calls, says
 from checks import wait_until
 
@@ -126,7 +127,7 @@ async def test_agent_with_an_old_tool_cannot_call_a_revoked_server(change: str, 
     async with open_atlas(write_config(tmp_path, s=scripted_entry(folder, confirm=False))) as (atlas, servers):
         assert (await atlas.invoke("s/echo", {})).status == "ok"
         if change == "revoked":
-            servers.approved.revoke("s")
+            servers.approved.revoke(servers.configs["s"])
         else:
             write_config(
                 tmp_path, **({"s": scripted_entry(folder, confirm=False, timeout=5)} if change == "edited" else {})
@@ -265,7 +266,8 @@ def test_invisible_characters_are_named() -> None:
 def test_approvals_file_is_private_and_a_corrupt_one_approves_nothing(tmp_path: Path) -> None:
     servers = load_servers(write_config(tmp_path, s=scripted_entry(tmp_path / "s")))
     (tmp_path / "home").mkdir()
-    servers.approved.approve(servers.configs["s"], [DiscoveredTool("echo", "", {"type": "object"})])
+    program = describe_program(servers.configs["s"], servers.environment)
+    servers.approved.approve(servers.configs["s"], [DiscoveredTool("echo", "", {"type": "object"})], program)
     assert stat.S_IMODE(os.stat(servers.approved.path).st_mode) == 0o600
     assert stat.S_IMODE(os.stat(servers.approved.folder).st_mode) == 0o700
     servers.load()
@@ -274,4 +276,4 @@ def test_approvals_file_is_private_and_a_corrupt_one_approves_nothing(tmp_path: 
     servers.load()
     assert servers.approved_tools() == [] and "approve the servers again" in servers.config_error
     with pytest.raises(ConfigError):
-        servers.approved.read()
+        servers.approved.read(tmp_path)

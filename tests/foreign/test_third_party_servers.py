@@ -56,7 +56,7 @@ async def test_git(tmp_path: Path) -> None:
     folder = tmp_path / "repository"
     _commit(folder)
     policy = Policy(tools={"git/git_log": {"*": "yes"}, "git/git_status": {"*": "yes"}})
-    entry = python_server("mcp-server-git", "--repository", str(folder))
+    entry = python_server("mcp-server-git", "--repository", str(folder), folders={str(folder): "read"})
     async with open_atlas(write_config(tmp_path, git=entry), policy=policy) as (atlas, _):
         assert "First" in str(await call(atlas, "git/git_log", repo_path=str(folder)))
         refused = await atlas.invoke("git/git_commit", {"repo_path": str(folder), "message": "Second"})
@@ -76,7 +76,7 @@ async def test_fetch(tmp_path: Path) -> None:
 
     async with await asyncio.start_server(page, "127.0.0.1", 0) as site:
         url = f"http://127.0.0.1:{site.sockets[0].getsockname()[1]}/"
-        entry = python_server("mcp-server-fetch", "--ignore-robots-txt", "--allow-private-ips")
+        entry = python_server("mcp-server-fetch", "--ignore-robots-txt", "--allow-private-ips", network=True)
         async with open_atlas(write_config(tmp_path, fetch=entry)) as (atlas, servers):
             assert "It rains in Lima." in str(await call(atlas, "fetch/fetch", url=url))
             names = [each.tool.name for each in servers.approved_tools()]
@@ -88,7 +88,8 @@ async def test_fetch(tmp_path: Path) -> None:
 async def test_filesystem(tmp_path: Path) -> None:
     folder = Path(os.path.realpath(tmp_path)) / "files"  # noqa: ASYNC240
     folder.mkdir()
-    entry = node_server("filesystem", str(folder), pure=["read_text_file", "list_directory"])
+    pure = ["read_text_file", "list_directory"]
+    entry = node_server("filesystem", str(folder), pure=pure, folders={str(folder): "write"})
     async with open_atlas(write_config(tmp_path, files=entry)) as (atlas, servers):
         note = folder / "note.txt"
         path = str(note)

@@ -134,7 +134,7 @@ def open_mcp_servers(
         usage = msgspec.structs.replace(reply.usage, input_tokens=counted, estimated=True)
         return msgspec.structs.replace(reply, usage=usage)
 
-    servers = Servers(settings.workspace, settings.home, environment, sample)
+    servers = Servers(settings.workspace, settings.home, environment, sample, settings.sandbox)
     opening.push_async_callback(servers.close)
     return servers
 

@@ -32,6 +32,7 @@ from atlas_agents.core.paths import Environment, is_protected, user_config
 from atlas_agents.core.plugins import Plugins
 from atlas_agents.core.trust import CODE_SUFFIXES, Trust, workspace_files
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
+from atlas_agents.mcp.config import ApprovedServers
 from atlas_agents.mcp.servers import Servers
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.tools.context import ToolContext
@@ -88,8 +89,15 @@ def _folder_tools(settings: Settings, folder: Path) -> list[Tool]:
     private += [_user_folders(settings)]
     guarded = [path for path in (settings.policy, settings.config) if path is not None]
     guarded += [settings.workspace / PROMPTS_FOLDER]
-    bash = bash_tool(folder, sandbox=settings.sandbox, network=settings.bash_network, private=private, guarded=guarded)
-    return [*file_tools(folder, private=private, guarded=guarded), bash]
+    servers = ApprovedServers(settings.home)
+
+    def guarded_now() -> list[Path | str]:
+        return [*guarded, *servers.program_paths(settings.workspace)]
+
+    bash = bash_tool(
+        folder, sandbox=settings.sandbox, network=settings.bash_network, private=private, guarded=guarded_now
+    )
+    return [*file_tools(folder, private=private, guarded=guarded_now), bash]
 
 
 def _user_folders(settings: Settings) -> Path:

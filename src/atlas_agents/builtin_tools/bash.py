@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from atlas_agents.builtin_tools.files.listing import DirectoryWalk
-from atlas_agents.builtin_tools.files.root import Root
+from atlas_agents.builtin_tools.files.root import GuardedPaths, Root
 from atlas_agents.builtin_tools.sandbox.base import PATH, ProcessIO, ProcessResult, SandboxCommand, SandboxLimits
 from atlas_agents.builtin_tools.sandbox.choose import SandboxKind, Unconfined, choose, describe_sandbox
 from atlas_agents.builtin_tools.sandbox.process import Sandbox
@@ -83,7 +83,7 @@ def bash_tool(
     sandbox: SandboxKind = "auto",
     network: bool = False,
     private: Iterable[Path | str] = (),
-    guarded: Iterable[Path | str] = (),
+    guarded: GuardedPaths = (),
     shell: str | None = None,
     max_timeout: int = MAX_TIMEOUT,
 ) -> Tool:
@@ -136,7 +136,7 @@ class _BashTool:
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> str:
         sandbox, _ = await self._sandbox()
         prepared = await run_in_thread(self._prepare, arguments, sandbox)
-        writable, read_only, masked = await run_in_thread(self._protected_paths)
+        writable, read_only, masked = await run_in_thread(find_protected_paths, self._root)
         context.note("sandbox", sandbox.name)
         progress = ProgressReporter(context.progress)
         command = SandboxCommand(
@@ -155,7 +155,7 @@ class _BashTool:
 
     async def _new_files(self, context: ToolContext, before: set[Path]) -> str:
         """Name protected files that the command created: no sandbox can prevent that."""
-        top, read_only, masked = await run_in_thread(self._protected_paths)
+        top, read_only, masked = await run_in_thread(find_protected_paths, self._root)
         created = sorted(str(path.relative_to(top)) for path in {*read_only, *masked} - before)
         if not created:
             return ""
@@ -235,25 +235,6 @@ class _BashTool:
         program = os.path.realpath(find_program(argv[0], cwd, path))
         return PreparedCommand(argv, cwd, env, program, seconds, in_shell)
 
-    def _protected_paths(self) -> tuple[Path, list[Path], list[Path]]:
-        """Return the resolved folder, the paths in it that a command may not change, and those it may not see."""
-        top = Path(os.path.realpath(self._root.path))
-        read_only = [top / path for path in self._root.guarded_paths()]
-        masked = [top / path for path in self._root.private_paths()]
-        with self._root.find(".", folder=True) as found:
-            # Breadth first: a folder full of files does not exhaust the limit before the others are visited.
-            walks = [
-                DirectoryWalk(self._root, depth=depth, hidden=True, max_entries=_MAX_ENTRIES)
-                for depth in range(1, _MAX_DEPTH + 1)
-            ]
-            for entry in chain.from_iterable(walk.entries(found) for walk in walks):
-                path = PurePosixPath(entry.path)
-                if is_secret(path):
-                    masked.append(top / path)
-                elif is_protected(path):
-                    read_only.append(top / path)
-        return top, _outermost(read_only), _outermost(masked)
-
 
 def _format_result(result: ProcessResult, seconds: int) -> str:
     """Return the output and how the command ended, for the model."""
@@ -290,7 +271,27 @@ def _limits(seconds: int) -> SandboxLimits:
     )
 
 
-def _outermost(paths: Iterable[Path]) -> list[Path]:
+def find_protected_paths(root: Root) -> tuple[Path, list[Path], list[Path]]:
+    """Return the resolved folder, the paths in it that a command may not change, and those it may not see."""
+    top = Path(os.path.realpath(root.path))
+    read_only = [top / path for path in root.guarded_paths()]
+    masked = [top / path for path in root.private_paths()]
+    with root.find(".", folder=True) as found:
+        # Breadth first: a folder full of files does not exhaust the limit before the others are visited.
+        walks = [
+            DirectoryWalk(root, depth=depth, hidden=True, max_entries=_MAX_ENTRIES)
+            for depth in range(1, _MAX_DEPTH + 1)
+        ]
+        for entry in chain.from_iterable(walk.entries(found) for walk in walks):
+            path = PurePosixPath(entry.path)
+            if is_secret(path):
+                masked.append(top / path)
+            elif is_protected(path):
+                read_only.append(top / path)
+    return top, outermost(read_only), outermost(masked)
+
+
+def outermost(paths: Iterable[Path]) -> list[Path]:
     """Remove paths that are inside another of the paths."""
     chosen: list[Path] = []
     for path in sorted(set(paths), key=lambda each: len(each.parts)):
@@ -399,4 +400,4 @@ class ProgressReporter:
             self._report(text if len(text) <= limit else f"…{text[-limit:]}")
 
 
-__all__ = ["bash_tool"]
+__all__ = ["bash_tool", "find_protected_paths", "outermost"]

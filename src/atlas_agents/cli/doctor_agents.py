@@ -202,7 +202,7 @@ def check_mcp(settings: Settings) -> Iterator[CheckResult]:
 
 
 def _servers(settings: Settings) -> Servers:
-    return Servers(settings.workspace, settings.home, Environment())
+    return Servers(settings.workspace, settings.home, Environment(), sandbox=settings.sandbox)
 
 
 async def check_telegram(settings: Settings) -> AsyncIterator[CheckResult]:

@@ -13,10 +13,10 @@ import typer
 from atlas_agents.cli.command import EXIT_FAILED, EXIT_OK, JsonFlag, YesFlag, command, command_group, confirm
 from atlas_agents.cli.connect import load_settings
 from atlas_agents.cli.output import print_json, print_table
-from atlas_agents.core.errors import BadTool, ConfigError
+from atlas_agents.core.errors import BadTool, ConfigError, Transient
 
 if TYPE_CHECKING:
-    from atlas_agents.mcp.config import Approval, DiscoveredTool, ServerConfig
+    from atlas_agents.mcp.config import Approval, DiscoveredTool, ServerConfig, ServerProgram
     from atlas_agents.mcp.servers import Servers
 
 app = command_group()
@@ -63,18 +63,31 @@ async def approve(server: Name, yes: YesFlag = False) -> int:
     """Start a server, show the descriptions of its tools, and approve them if you agree.
 
     A server is not started and its tools are not offered to a model before you approve it. It needs a new approval
-    when its entry or a description changes.
+    when its entry, its program or a description changes.
     """
+    from atlas_agents.mcp.config import reveal_invisible
+    from atlas_agents.mcp.programs import describe_program
+
     async with _connected_servers() as servers:
         found = _find(servers, server)
-        print(f"Entry of {server}:\n{_describe_entry(found)}\n", file=sys.stderr)
+        changed = servers.changes(server) if server in servers.approvals else []
+        try:
+            program = describe_program(found, servers.environment)
+        except ConfigError as error:
+            raise Transient(f"the MCP server {server} is unreachable: {error}") from error
+        print(f"Entry of {server}:\n{_describe_entry(found)}", file=sys.stderr)
+        print(f"{await _describe_program(servers, found, program)}\n", file=sys.stderr)
+        for change in changed:
+            print(f"! Changed since it was approved: {reveal_invisible(change)}", file=sys.stderr)
         if not yes and not confirm("Start it to read the descriptions of its tools?"):
             return _not_approved()
-        tools = await (await servers.connect(found)).tools()
+        tools = await (await servers.connect(found, program)).tools()
         _print_tools(found, tools, servers)
         if not yes and not confirm(f"Approve these {len(tools)} tools?"):
             return _not_approved()
-        servers.approved.approve(found, tools)
+        if describe_program(found, servers.environment) != program:
+            raise ConfigError(f"the program of {server} changed while you reviewed it; run the command again")
+        servers.approved.approve(found, tools, program)
     print(f"Approved {server}. Agents that may use all tools can now use its tools.", file=sys.stderr)
     return EXIT_OK
 
@@ -135,8 +148,16 @@ def add(
         list[str] | None,
         typer.Option(metavar="NAME=VALUE", help="An HTTP header for a URL; ${NAME} inserts a variable."),
     ] = None,
+    network: Annotated[bool, typer.Option("--network", help="Let the command use the network.")] = False,
+    read: Annotated[
+        list[str] | None, typer.Option(metavar="FOLDER", help="A folder that the command may read. Repeatable.")
+    ] = None,
+    write: Annotated[str | None, typer.Option(metavar="FOLDER", help="A folder that the command may change.")] = None,
 ) -> None:
-    """Add a server to mcp.json in the workspace."""
+    """Add a server to mcp.json in the workspace.
+
+    A command runs in a sandbox: without network, and without your files except the folders that you grant.
+    """
     from atlas_agents.mcp.config import read_servers
 
     workspace = load_settings().workspace
@@ -150,6 +171,10 @@ def add(
     for key, pairs in (("env", env), ("headers", header)):
         if pairs:
             entry[key] = dict(_parse_pair(pair) for pair in pairs)
+    if network:
+        entry["network"] = True
+    if read or write:
+        entry["folders"] = {**dict.fromkeys(read or (), "read"), **({write: "write"} if write else {})}
     _write_entry(workspace, server, entry)
     print(
         f"Added {server} to {workspace / _FILE}. To approve its tools, run: atlas mcp approve {server}", file=sys.stderr
@@ -160,9 +185,9 @@ def add(
 def remove(server: Name) -> None:
     """Remove a server from mcp.json, with its approval and its login."""
     servers = _open_servers()
-    _find(servers, server)
+    found = _find(servers, server)
     _write_entry(servers.workspace, server, None)
-    servers.approved.revoke(server)
+    servers.approved.revoke(found)
     (servers.approved.folder / f"login-{server}.json").unlink(missing_ok=True)
     print(f"Removed {server}; its tools are no longer available.", file=sys.stderr)
 
@@ -187,7 +212,7 @@ def _open_servers() -> "Servers":
     from atlas_agents.mcp.servers import Servers
 
     settings = load_settings()
-    servers = Servers(settings.workspace, open_home(settings), Environment())
+    servers = Servers(settings.workspace, open_home(settings), Environment(), sandbox=settings.sandbox)
     if servers.config_error:
         raise ConfigError(servers.config_error)
     return servers
@@ -222,6 +247,34 @@ def _describe_entry(server: "ServerConfig") -> str:
     lines += [] if entry.confirm else ["calls need no approval, unless a policy requires it"]
     lines += [f"may use {entry.sampling_tokens} tokens of your model per day"] if entry.sampling_tokens else []
     return "\n".join(f"    {line}" for line in lines)
+
+
+async def _describe_program(servers: "Servers", server: "ServerConfig", program: "ServerProgram") -> str:
+    """Describe which files a server runs, and what it can access."""
+    from atlas_agents.builtin_tools.sandbox.choose import describe_sandbox
+    from atlas_agents.mcp.config import reveal_invisible
+    from atlas_agents.mcp.programs import choose_sandbox, granted_folders
+
+    if server.entry.url:
+        return ""
+    sandbox = await choose_sandbox(server, servers.sandbox)
+    read, write = granted_folders(server, servers.environment)
+    folder = write[0] if write else "a private folder of its own"
+    lines = [*describe_sandbox(sandbox, "server", folder, network=server.entry.network).splitlines()]
+    lines += [f"can read {path}" for path in read] if sandbox.confines else []
+    lines += [f"runs {path}" for path in program.files]
+    lines += [f"downloads its package when it starts; {pin}"] if (pin := _unpinned(server)) else []
+    return "\n".join(f"    {reveal_invisible(line)}" for line in lines)
+
+
+def _unpinned(server: "ServerConfig") -> str:
+    """Return the advice to pin the version of a package that `npx` or `uvx` downloads; empty if it is pinned."""
+    signs = {"npx": "@", "bunx": "@", "pnpx": "@", "uvx": "==", "pipx": "=="}
+    sign = signs.get(Path(server.entry.command).name)
+    package = next((word for word in server.entry.args if not word.startswith("-") and word != "run"), "")
+    if sign is None or not package or sign in package[1:]:
+        return ""
+    return f"name a version, such as {package}{sign}1.2.3, to run only what you approved"
 
 
 def _print_tools(server: "ServerConfig", tools: "tuple[DiscoveredTool, ...]", servers: "Servers") -> None:

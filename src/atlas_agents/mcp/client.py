@@ -18,13 +18,17 @@ from mcp.client.session import ClientRequestContext, ClientSession, ElicitationF
 from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
-from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock
-from atlas_agents.core.errors import AtlasError, ToolFailed, Transient
+from atlas_agents.builtin_tools.sandbox.base import SandboxCommand
+from atlas_agents.builtin_tools.sandbox.choose import SandboxKind
+from atlas_agents.builtin_tools.sandbox.process import Sandbox
+from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock, run_in_thread
+from atlas_agents.core.errors import AtlasError, ConfigError, ToolFailed, Transient
 from atlas_agents.core.http import backoff
 from atlas_agents.core.paths import SettingLookup
 from atlas_agents.mcp import transports
 from atlas_agents.mcp.callbacks import ActiveCalls, Elicitation, SampleModel, Sampling
-from atlas_agents.mcp.config import DiscoveredTool, ServerConfig, resource_tools, reveal_invisible
+from atlas_agents.mcp.config import DiscoveredTool, ServerConfig, ServerProgram, resource_tools, reveal_invisible
+from atlas_agents.mcp.programs import build_command, choose_sandbox, describe_program
 from atlas_agents.mcp.transports import StdioTransport, http_transport, stdio_transport
 from atlas_agents.tools.context import ToolContext
 
@@ -229,6 +233,8 @@ class McpConnection:
         environment: SettingLookup,
         folder: Path,
         *,
+        program: ServerProgram | None = None,
+        sandbox: SandboxKind = "auto",
         sample_model: SampleModel | None = None,
         auth: httpx2.Auth | None = None,
         clock: Clock = SYSTEM_CLOCK,
@@ -239,6 +245,9 @@ class McpConnection:
         self._restarts = 0
         self._environment = environment
         self._folder = folder
+        self.program = program
+        """What it may start. Without an approval, what the server runs when it is first started."""
+        self._sandbox: SandboxKind = sandbox
         self._auth = auth
         self._clock = clock
         tokens = server.entry.sampling_tokens
@@ -368,10 +377,7 @@ class McpConnection:
             process: StdioTransport | None = None
             streams: Any
             if entry.command:
-                folder = server.folder / entry.cwd
-                process = await stack.enter_async_context(
-                    stdio_transport(server.name, entry.command, entry.args, entry.env, folder)
-                )
+                process = await stack.enter_async_context(stdio_transport(server.name, *await self._prepare_command()))
                 streams = (process.incoming, process.outgoing)
             else:
                 auth = self._auth or transports.stored_auth(server.name, entry.url, self._folder)
@@ -386,6 +392,23 @@ class McpConnection:
                     raise ToolFailed(f"{_describe_error(error)}; last output: {text}") from error
                 raise
             yield session, process
+
+    async def _prepare_command(self) -> tuple[Sandbox, SandboxCommand]:
+        """Return the sandbox and the command that starts the server, if its program is still the approved one."""
+        server = self.server
+        program = await run_in_thread(describe_program, server, self._environment)
+        self.program = self.program or program
+        if changes := self.program.changes(program):
+            raise ConfigError(
+                f"the program of the MCP server {server.name} has changed since it was approved: "
+                f"{', '.join(changes[:5])}; to review it, run: atlas mcp approve {server.name}"
+            )
+        sandbox = await choose_sandbox(server, self._sandbox)
+        confined = sandbox.confines
+        command = await run_in_thread(
+            partial(build_command, server, self._environment, program, self._folder, confined=confined)
+        )
+        return sandbox, command
 
 
 def _describe_error(error: BaseException) -> str:

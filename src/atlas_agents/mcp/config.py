@@ -5,6 +5,7 @@ reports later.
 """
 
 import hashlib
+import os
 import re
 import time
 import unicodedata
@@ -57,6 +58,12 @@ class ServerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     timeout: float = 60.0
     sampling_tokens: int = 0
     """Tokens per day that the server may use for sampling."""
+    sandbox: bool = True
+    """Run the command in the sandbox."""
+    network: bool = False
+    """Let the command use the network."""
+    folders: dict[str, Literal["read", "write"]] = {}
+    """Folders that the command may read, or also write to."""
 
     @property
     def text(self) -> str:
@@ -88,6 +95,7 @@ class ServerConfig(msgspec.Struct, frozen=True):
             cwd=self._expand("cwd", entry.cwd, environment),
             url=self._expand("url", entry.url, environment),
             headers={key: self._expand(f"headers.{key}", value, environment) for key, value in entry.headers.items()},
+            folders={self._expand("folders", path, environment): access for path, access in entry.folders.items()},
         )
 
     def _expand(self, key: str, text: str, environment: SettingLookup) -> str:
@@ -152,6 +160,10 @@ def _check_entry(entry: ServerEntry, where: str) -> None:
         raise ConfigError(f"{where}.url: must start with https:// or http://")
     if not 1 <= entry.timeout <= 3600:
         raise ConfigError(f"{where}.timeout: expected 1 to 3600 seconds, got {entry.timeout:g}")
+    if entry.url and (entry.network or entry.folders or not entry.sandbox):
+        raise ConfigError(f"{where}: sandbox, network and folders apply to a command, not to a url")
+    if sum(access == "write" for access in entry.folders.values()) > 1:
+        raise ConfigError(f"{where}.folders: a server can write to one folder; grant a common parent, or use 'read'")
     if entry.sampling_tokens < 0:
         raise ConfigError(f"{where}.sampling_tokens: expected a number of tokens per day, got {entry.sampling_tokens}")
 
@@ -227,12 +239,35 @@ def _indent(text: str) -> str:
     return "\n".join(f"    {line}" for line in text.splitlines() or [""])
 
 
+class ServerProgram(msgspec.Struct, frozen=True):
+    """What a server runs: its folder, a hash of its expanded command or URL, and hashes of its files and packages.
+
+    A path that ends with a slash is a package; its hash covers all code in it.
+    """
+
+    folder: str = ""
+    command: str = ""
+    files: dict[str, str] = {}
+
+    @property
+    def paths(self) -> list[str]:
+        """Return the files and the folders of packages."""
+        return [path.rstrip("/") for path in self.files]
+
+    def changes(self, now: "ServerProgram") -> list[str]:
+        """Return what is different now: paths, or that the command is another one."""
+        paths = sorted(path for path, _ in self.files.items() ^ now.files.items())
+        other = [] if self.command == now.command else ["the command, after inserting variables"]
+        return [*other, *dict.fromkeys(path.rstrip("/") for path in paths)]
+
+
 class Approval(msgspec.Struct, frozen=True):
-    """An approval of a server: the hash of its entry and its tools verbatim."""
+    """An approval of a server: the hash of its entry, the program that it runs, and its tools verbatim."""
 
     entry: str
     tools: tuple[DiscoveredTool, ...]
     at: int = 0
+    program: ServerProgram = ServerProgram()
 
     def covers(self, server: ServerConfig) -> bool:
         """Return whether the entry is the approved one."""
@@ -244,13 +279,40 @@ def entry_digest(server: ServerConfig) -> str:
 
 
 class ApprovedServers:
-    """Approvals of a home folder, by server."""
+    """Approvals of a home folder, by server and the folder that its configuration is in."""
 
     def __init__(self, home: Path) -> None:
         self.folder = home / "mcp"
         self.path = self.folder / "approved.json"
 
-    def read(self) -> dict[str, Approval]:
+    def read(self, workspace: Path) -> dict[str, Approval]:
+        """Return the approvals of the servers of a workspace by name."""
+        folder = os.path.realpath(workspace)
+        pairs = [(key.rpartition("/"), approval) for key, approval in self._read().items()]
+        return {name: approval for (where, _, name), approval in pairs if where == folder}
+
+    def approve(self, server: ServerConfig, tools: Iterable[DiscoveredTool], program: ServerProgram) -> Approval:
+        """Store an approval; it replaces earlier approvals of this server."""
+        approval = Approval(entry_digest(server), tuple(tools), int(time.time()), program)
+        self._write({**self._read(), _approval_key(server.folder, server.name): approval})
+        return approval
+
+    def program_paths(self, workspace: Path) -> list[str]:
+        """Return what the approved servers of a workspace run; nothing if the approvals cannot be read."""
+        try:
+            return [path for approval in self.read(workspace).values() for path in approval.program.paths]
+        except ConfigError:
+            return []
+
+    def revoke(self, server: ServerConfig) -> bool:
+        """Revoke an approval."""
+        approvals = self._read()
+        existed = approvals.pop(_approval_key(server.folder, server.name), None) is not None
+        if existed:
+            self._write(approvals)
+        return existed
+
+    def _read(self) -> dict[str, Approval]:
         try:
             return msgspec.json.decode(self.path.read_bytes(), type=dict[str, Approval])
         except (FileNotFoundError, NotADirectoryError):
@@ -259,20 +321,6 @@ class ApprovedServers:
             raise ConfigError(f"cannot read {self.path}: {error.strerror}") from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self.path}: {error}; delete the file and approve the servers again") from error
-
-    def approve(self, server: ServerConfig, tools: Iterable[DiscoveredTool]) -> Approval:
-        """Store an approval; it replaces earlier approvals of this server."""
-        approval = Approval(entry_digest(server), tuple(tools), int(time.time()))
-        self._write({**self.read(), server.name: approval})
-        return approval
-
-    def revoke(self, name: str) -> bool:
-        """Revoke an approval."""
-        approvals = self.read()
-        existed = approvals.pop(name, None) is not None
-        if existed:
-            self._write(approvals)
-        return existed
 
     def stamp(self) -> Stamp:
         """Return a stamp that changes with the file."""
@@ -283,9 +331,14 @@ class ApprovedServers:
         write_json(self.path, approvals)
 
 
-def file_stamp(path: Path) -> Stamp:
+def _approval_key(folder: Path, name: str) -> str:
+    """Return the key of an approval. A name has no slash, so that no server of one folder is one of another."""
+    return f"{os.path.realpath(folder)}/{name}"
+
+
+def file_stamp(path: Path | str) -> Stamp:
     try:
-        status = path.stat()
+        status = os.stat(path)
     except OSError:
         return ()
-    return status.st_mtime_ns, status.st_ino, status.st_size
+    return status.st_mtime_ns, status.st_ino, status.st_size, status.st_ctime_ns

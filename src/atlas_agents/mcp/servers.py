@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from atlas_agents.builtin_tools.sandbox.choose import SandboxKind
+from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import BadTool, ConfigError, ToolFailed
 from atlas_agents.core.paths import SettingLookup
-from atlas_agents.mcp import config
+from atlas_agents.mcp import config, programs
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.tool import Tool
 
@@ -31,16 +33,24 @@ class ServerTool(msgspec.Struct, frozen=True):
 class Servers:
     """The servers in a workspace's `mcp.json`, as far as approved in a home folder. A server starts on first use."""
 
-    def __init__(self, workspace: Path, home: Path, environment: SettingLookup, sample_model: Any = None) -> None:
+    def __init__(
+        self,
+        workspace: Path,
+        home: Path,
+        environment: SettingLookup,
+        sample_model: Any = None,
+        sandbox: SandboxKind = "auto",
+    ) -> None:
         self.workspace = workspace
+        self.sandbox: SandboxKind = sandbox
         self.approved = config.ApprovedServers(home)
         self.configs: dict[str, config.ServerConfig] = {}
         self.approvals: dict[str, config.Approval] = {}
         self.config_error = ""
         """Why the configuration is invalid; then no server is used."""
-        self._environment = environment
+        self.environment = environment
         self._sample_model = sample_model
-        self._connections: dict[str, tuple[config.ServerConfig, McpConnection]] = {}
+        self._connections: dict[str, tuple[config.ServerConfig, config.ServerProgram | None, McpConnection]] = {}
         self._loading = asyncio.Lock()
         self.load()
 
@@ -49,16 +59,21 @@ class Servers:
         try:
             self.configs, self.approvals, self.config_error = (
                 config.read_servers(self.workspace),
-                self.approved.read(),
+                self.approved.read(self.workspace),
                 "",
             )
         except ConfigError as error:
             self.configs, self.approvals, self.config_error = {}, {}, str(error)
             logger.warning("MCP servers disabled: error=%s", error)
 
-    def stamp(self) -> tuple[config.Stamp, config.Stamp]:
-        """Return stamps that change when the configuration or the approvals change."""
-        return config.file_stamp(self.workspace / config.FILE_NAME), self.approved.stamp()
+    def stamp(self) -> tuple[config.Stamp, ...]:
+        """Return stamps that change when the configuration, the approvals or the program of a server change."""
+        files = [self.workspace / config.FILE_NAME, self.approved.path, *self.program_paths()]
+        return tuple(map(config.file_stamp, files))
+
+    def program_paths(self) -> list[str]:
+        """Return the files and the folders of packages that approved servers run. Agents must not change them."""
+        return [path for name, each in self.approvals.items() if name in self.configs for path in each.program.paths]
 
     def state(self, name: str) -> str:
         """Return whether a server may be used: approved, or why not."""
@@ -67,17 +82,31 @@ class Servers:
             return "disabled"
         if approval is None:
             return "not approved"
-        return "approved" if approval.covers(server) else "changed since it was approved"
+        return "changed since it was approved" if self.changes(name) else "approved"
 
-    def check(self, server: config.ServerConfig) -> None:
+    def changes(self, name: str) -> list[str]:
+        """Return what has changed since a server was approved: its entry, or files that it runs."""
+        server, approval = self.configs[name], self.approvals[name]
+        if not approval.covers(server):
+            return [f"its entry in {config.FILE_NAME}"]
+        try:
+            return approval.program.changes(programs.describe_program(server, self.environment))
+        except ConfigError as error:
+            return [str(error)] if "is not set" not in str(error) else []  # starting it reports the variable
+
+    async def check(self, server: config.ServerConfig) -> None:
         """Check right before a call that the server is still configured and approved; an agent may hold an old tool."""
-        if self.configs.get(server.name) != server or self.state(server.name) != "approved":
-            raise ToolFailed(f"tools of the MCP server {server.name} may no longer be used")
+        state = await run_in_thread(self.state, server.name) if self.configs.get(server.name) == server else "removed"
+        if state != "approved":
+            reason = (
+                f": it is {state}; to review it, run: atlas mcp approve {server.name}" if state != "removed" else ""
+            )
+            raise ToolFailed(f"tools of the MCP server {server.name} may no longer be used{reason}")
 
     def connection_error(self, name: str) -> str:
         """Return why a server was last unreachable; empty if it was reached or not needed yet."""
         found = self._connections.get(name)
-        return found[1].error if found is not None else ""
+        return found[2].error if found is not None else ""
 
     def approved_tools(self) -> list[ServerTool]:
         """Return the tools of all usable servers, as approved."""
@@ -89,33 +118,46 @@ class Servers:
                 ]
         return found
 
-    async def connect(self, server: config.ServerConfig) -> "McpConnection":
-        """Return the connection to a server, approved or not; an edited server gets a new one."""
+    async def connect(
+        self, server: config.ServerConfig, program: config.ServerProgram | None = None
+    ) -> "McpConnection":
+        """Return the connection to a server, approved or not; an edited server gets a new one.
+
+        It starts only this program; by default, the approved one.
+        """
+        approval = self.approvals.get(server.name)
+        if program is None and approval is not None and approval.covers(server):
+            program = approval.program
         async with self._loading:
             old = self._connections.get(server.name)
-            if old is not None and old[0] == server:
-                return old[1]
+            if old is not None and old[:2] == (server, program):
+                return old[2]
             if old is not None:
-                await old[1].close()
+                await old[2].close()
             try:
                 module = await asyncio.to_thread(import_module, _CLIENT_MODULE)
             except ModuleNotFoundError as error:
                 raise ConfigError("MCP servers need an extra; run: pip install 'atlas-agents[mcp]'") from error
             made: McpConnection = module.McpConnection(
-                server, self._environment, self.approved.folder, sample_model=self._sample_model
+                server,
+                self.environment,
+                self.approved.folder,
+                program=program,
+                sandbox=self.sandbox,
+                sample_model=self._sample_model,
             )
-            self._connections[server.name] = server, made
+            self._connections[server.name] = server, program, made
             return made
 
     async def close_unused(self) -> None:
         """Close connections to servers that may no longer be used."""
-        for name, (server, connection) in list(self._connections.items()):
-            if self.configs.get(name) != server or self.state(name) != "approved":
+        for name, (server, _, connection) in list(self._connections.items()):
+            if self.configs.get(name) != server or await run_in_thread(self.state, name) != "approved":
                 del self._connections[name]
                 await connection.close()
 
     async def close(self) -> None:
-        connections = [connection for _, connection in self._connections.values()]
+        connections = [connection for _, _, connection in self._connections.values()]
         self._connections.clear()
         await asyncio.gather(*(connection.close() for connection in connections))
 
@@ -132,7 +174,7 @@ def wrap_tool(server: config.ServerConfig, found: config.DiscoveredTool, servers
     claims about its effects is ignored."""
 
     async def call(_arguments_: dict[str, Any], _context_: ToolContext) -> Any:
-        servers.check(server)
+        await servers.check(server)
         connection = await servers.connect(server)
         return await connection.call(found, _arguments_, _context_)
 

@@ -5,9 +5,8 @@ A login URL is shown to the person, never opened, and only if it is a web page.
 
 import asyncio
 import logging
-import os
 import re
-import signal
+import socket
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -24,14 +23,15 @@ from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull,
 from mcp.shared.message import SessionMessage
 from pydantic import AnyUrl, BaseModel, ValidationError
 
-from atlas_agents.core.errors import ConfigError
+from atlas_agents.builtin_tools.sandbox.base import ProcessIO, SandboxCommand
+from atlas_agents.builtin_tools.sandbox.process import Sandbox, SandboxProcess
+from atlas_agents.core.errors import ConfigError, SandboxUnavailable
 from atlas_agents.core.paths import make_private_folder, write_file
 from atlas_agents.mcp.config import ServerEntry
 
 logger = logging.getLogger(__name__)
 MAX_LINE = 8 * 1024 * 1024
 MAX_GARBAGE = 16 * 1024 * 1024
-_INHERITED = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
 _CHUNK_SIZE = 64 * 1024
 _STOP_GRACE = 1.0
 _KEPT_EDGE = 512
@@ -46,22 +46,22 @@ _LOGIN_TIMEOUT = 300.0
 class StdioTransport:
     """Stdio transport: a server's process and its message streams. `ended` is set when its output ends."""
 
-    def __init__(self, name: str, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, name: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.ended = asyncio.Event()
         self.stderr_tail: deque[str] = deque(maxlen=20)
         """The last lines of its standard error."""
         self._name = name
-        self._process = process
+        self._reader = reader
+        self._writer = writer
         self._garbage = 0
         self._incoming, self.incoming = anyio.create_memory_object_stream[SessionMessage | Exception](0)
         self.outgoing, self._outgoing = anyio.create_memory_object_stream[SessionMessage](0)
 
     async def read_stdout(self) -> None:
         """Decode its output lines as messages until it ends or sends too much garbage."""
-        stdout = cast(asyncio.StreamReader, self._process.stdout)
         buffer, skipped = bytearray(), False
         try:
-            while chunk := await stdout.read(_CHUNK_SIZE):
+            while chunk := await self._reader.read(_CHUNK_SIZE):
                 *lines, rest = chunk.split(b"\n")
                 for line in lines:
                     buffer += line
@@ -78,24 +78,21 @@ class StdioTransport:
             self.ended.set()
 
     async def write_stdin(self) -> None:
-        stdin = cast(asyncio.StreamWriter, self._process.stdin)
         try:
             async for message in self._outgoing:
                 line = message.message.model_dump_json(by_alias=True, exclude_unset=True)
-                stdin.write(line.encode() + b"\n")
-                await stdin.drain()
+                self._writer.write(line.encode() + b"\n")
+                await self._writer.drain()
         except (anyio.ClosedResourceError, OSError):
             pass
         finally:
             self.ended.set()
 
-    async def read_stderr(self) -> None:
+    def add_stderr(self, stream: str, chunk: bytes) -> None:
         """Keep the last lines of standard error for diagnosis."""
-        stderr = cast(asyncio.StreamReader, self._process.stderr)
-        while chunk := await stderr.read(_CHUNK_SIZE):
-            for line in chunk.decode("utf-8", "replace").splitlines()[-20:]:
-                self.stderr_tail.append(line[:500])
-                logger.debug("%s: %s", self._name, line[:500])
+        for line in chunk.decode("utf-8", "replace").splitlines()[-20:]:
+            self.stderr_tail.append(line[:500])
+            logger.debug("%s: %s", self._name, line[:500])
 
     async def _handle_line(self, line: bytearray, skipped: bool) -> None:
         if not line.strip():
@@ -132,62 +129,62 @@ class StdioTransport:
             self.stderr_tail.append(f"it wrote {self._garbage:,} bytes of non-protocol output")
             raise anyio.BrokenResourceError
 
-    async def stop(self) -> None:
-        """End the process: close its input, then send SIGTERM, then SIGKILL to its whole process group."""
-        process = self._process
+    async def stop(self, process: SandboxProcess, exited: asyncio.Task[None]) -> None:
+        """End the process: close its input, and after a short time kill it with everything that it started."""
         with suppress(OSError, RuntimeError):
-            if process.stdin is not None:
-                process.stdin.close()
-        for number in (None, signal.SIGTERM, signal.SIGKILL):
-            if number is not None:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, number)
-            with suppress(TimeoutError):
-                async with asyncio.timeout(_STOP_GRACE):
-                    await process.wait()
-                    break
-        with suppress(ProcessLookupError, PermissionError):  # processes it may have left behind
-            os.killpg(process.pid, signal.SIGKILL)
-        transport = getattr(process, "_transport", None)  # private API: a pipe that was not read would stay open
-        if transport is not None:
-            transport.close()
+            self._writer.write_eof()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_STOP_GRACE):
+                await asyncio.shield(exited)
+        await process.kill()
+        self.close()
+
+    def close(self) -> None:
+        self._writer.close()
         for stream in (self._incoming, self.incoming, self.outgoing, self._outgoing):
             stream.close()
 
+    async def watch(self, process: SandboxProcess) -> None:
+        """Wait until the process has ended; keep the reason if it could not be started."""
+        try:
+            await process.wait()
+        except SandboxUnavailable as error:
+            self.stderr_tail.append(f"{error.reason}; {error.remedy}")
+        finally:
+            self.ended.set()
+
 
 @asynccontextmanager
-async def stdio_transport(
-    name: str, command: str, args: tuple[str, ...], env: dict[str, str], folder: Path
-) -> AsyncGenerator[StdioTransport, None]:
-    """Run a server's process for the duration of the block."""
+async def stdio_transport(name: str, sandbox: Sandbox, command: SandboxCommand) -> AsyncGenerator[StdioTransport, None]:
+    """Run a server's process for the duration of the block. One socket is its standard input and output."""
+    ours, theirs = socket.socketpair()
+    transport = StdioTransport(name, *await asyncio.open_unix_connection(sock=ours))
     try:
-        process = await asyncio.create_subprocess_exec(
-            command,
-            *args,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            env={**inherited_environment(), **env},
-            cwd=folder,
-            start_new_session=True,
-        )
-    except (OSError, ValueError) as error:
-        reason = "command not found" if isinstance(error, FileNotFoundError) else str(error)
-        raise ConfigError(f"cannot start the MCP server {name} with {command!r}: {reason}") from error
-    transport = StdioTransport(name, process)
-    loops = (transport.read_stdout(), transport.write_stdin(), transport.read_stderr())
-    tasks = [asyncio.create_task(loop) for loop in loops]
+        process = await sandbox.start(command, ProcessIO(stdin=theirs, on_output=transport.add_stderr))
+    except BaseException as error:
+        transport.close()
+        if isinstance(error, SandboxUnavailable):
+            raise ConfigError(f"cannot start the MCP server {name}: {error.reason}; {error.remedy}") from error
+        raise
+    finally:
+        theirs.close()
+    if (watch := getattr(process, "_watch", None)) is not None:  # private: polling would go on for days
+        watch.stop()
+    exited = asyncio.create_task(transport.watch(process))
+    tasks = [asyncio.create_task(loop) for loop in (transport.read_stdout(), transport.write_stdin())]
     try:
         yield transport
     finally:
-        await _finish_despite_cancel(_stop(transport, tasks))
+        await _finish_despite_cancel(_stop(transport, process, exited, tasks))
 
 
-async def _stop(transport: StdioTransport, tasks: list[asyncio.Task[None]]) -> None:
-    await transport.stop()
-    for task in tasks:
+async def _stop(
+    transport: StdioTransport, process: SandboxProcess, exited: asyncio.Task[None], tasks: list[asyncio.Task[None]]
+) -> None:
+    await transport.stop(process, exited)
+    for task in (exited, *tasks):
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.gather(exited, *tasks, return_exceptions=True)
 
 
 async def _finish_despite_cancel(work: Coroutine[Any, Any, None]) -> None:
@@ -200,11 +197,6 @@ async def _finish_despite_cancel(work: Coroutine[Any, Any, None]) -> None:
             cancelled = True
     if cancelled:
         raise asyncio.CancelledError
-
-
-def inherited_environment() -> dict[str, str]:
-    """Return the environment variables passed to a server; none of them holds a key."""
-    return {key: os.environ[key] for key in _INHERITED if key in os.environ}
 
 
 @asynccontextmanager

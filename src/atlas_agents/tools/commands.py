@@ -27,6 +27,7 @@ _MAX_FILES, _MAX_FOLDERS, _MAX_NAME = 300, 10, 4096
 _VERSION = re.compile(r"[-.]?\d[\d.]*$")
 _SEPARATORS = re.compile(r"[\s;&|<>()`'\"$={},]+")
 _GLOB = re.compile(r"[*?[]")
+_IMPORT = re.compile(r"^\s*(?:from|import)\s+(.+)$", re.MULTILINE)
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 
 
@@ -143,7 +144,7 @@ EXACT = frozenset(
 )
 """Other programs that can be told to run a program. A rule for one of them must be a whole command."""
 
-_SCRIPT_SUFFIXES = (
+SCRIPT_SUFFIXES = (
     *(".sh", ".bash", ".zsh", ".py", ".pyz", ".js", ".mjs", ".cjs", ".ts", ".mts", ".tsx", ".jsx", ".rb", ".pl"),
     *(".php", ".lua", ".mk", ".awk", ".sed", ".jar", ".wasm", ".so", ".node", "Makefile", "makefile"),
 )
@@ -300,15 +301,46 @@ def _hash_version(path: str, *version: int) -> str:
         raise ToolFailed(f"cannot read {path}: {error.strerror}") from None
 
 
-def hash_executed_files(argv: Sequence[str], cwd: str, skip: Callable[[str], bool]) -> dict[str, str]:
+def nested_commands(argv: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return a command, the command that it wraps, and so on: `timeout 60 nice ls` contains `nice ls` and `ls`."""
+    found = [tuple(argv)]
+    while (wrapper := WRAPPERS.get(program_name(found[-1][0]))) and (inner := _wrapped_command(wrapper, found[-1])):
+        found.append(inner)
+    return found
+
+
+def split_code(argv: Sequence[str], cwd: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Split a command after the script, module or code that its program runs; what follows are arguments for that."""
+    words = nested_commands(argv)[-1]
+    flags = INTERPRETERS.get(program_name(words[0]))
+    end = 1 if flags is None else len(words)
+    for index, word in enumerate(words[1:] if flags is not None else (), 1):
+        before = words[index - 1]
+        is_operand = index == 1 or not before.startswith("-") or before in (flags or ())
+        if before in ("-m", "-c", "-e", "--eval") or (is_operand and _file_mode(os.path.join(cwd, word))):
+            end = index + 1
+            break
+    arguments = words[end:]
+    return tuple(argv[: len(argv) - len(arguments)]), arguments
+
+
+def hash_executed_files(
+    argv: Sequence[str],
+    cwd: str,
+    skip: Callable[[str], bool],
+    *,
+    any_file: bool | None = None,
+    follow: bool = True,
+) -> dict[str, str]:
     """Return the hash of each file that a command names and will probably run, and of files that those name.
 
     Every argument is searched for names, because it may be code: `sh -c '. ./run.sh'`. Files that are computed while
-    the command runs are not found. Files for which `skip` returns True are not opened.
+    the command runs are not found. Files for which `skip` returns True are not opened. `any_file` says whether other
+    files than scripts count; by default, if the command names an interpreter. With `follow`, scripts are searched too.
     """
     words = list(dict.fromkeys(word for argument in argv for word in _words(argument)))
     folders = _named_folders(words, cwd)
-    any_file = any(map(runs_code, words))
+    any_file = any(map(runs_code, words)) if any_file is None else any_file
     found: dict[str, str] = {}
     pending = [path for folder in folders for path in _candidates(words, folder, any_file)]
     pending += [path for folder in folders for path in _implied_files(words, folder)]
@@ -321,7 +353,7 @@ def hash_executed_files(argv: Sequence[str], cwd: str, skip: Callable[[str], boo
         except ToolFailed:  # the command cannot read it either
             found[path] = ""
             continue
-        if found[path] and _is_text_script(path):
+        if follow and _is_text_script(path):
             pending += _named_in_script(path, cwd)
     return found
 
@@ -358,7 +390,7 @@ def _candidates(words: Iterable[str], folder: str, any_file: bool) -> Iterator[s
         if any_file and _MODULE.fullmatch(word):
             names += [os.path.join(folder, f"{module}{end}") for end in (".py", "/__init__.py", "/__main__.py")]
         for path in names:
-            if (mode := _file_mode(path)) and (any_file or mode & 0o111 or path.endswith(_SCRIPT_SUFFIXES)):
+            if (mode := _file_mode(path)) and (any_file or mode & 0o111 or path.endswith(SCRIPT_SUFFIXES)):
                 yield path
 
 
@@ -399,17 +431,29 @@ def _git_files(folder: str) -> Iterator[str]:
         yield from (path for path in glob.glob(os.path.join(glob.escape(each), "*")) if _file_mode(path) & 0o111)
 
 
+def read_shebang(path: str) -> list[str]:
+    """Return the interpreter that the first line of a script names, with its arguments; empty for other files."""
+    line = _read_text(path, 512).partition("\n")[0]
+    words = line[2:].split() if line.startswith("#!") else []
+    if words and program_name(words[0]) == "env":
+        words = [word for word in words[1:] if not word.startswith("-") and "=" not in word]
+    return words
+
+
 def _is_text_script(path: str) -> bool:
-    return path.endswith(_SCRIPT_SUFFIXES) or _read_text(path, 2) == "#!"
+    return path.endswith(SCRIPT_SUFFIXES) or bool(read_shebang(path))
 
 
 def _named_in_script(path: str, cwd: str) -> Iterator[str]:
     """Yield the scripts that a script names, relative to the working directory or to itself."""
-    words = _words(_read_text(path))
-    python = path.endswith(".py")
-    loaded = [word for before, word in pairwise(words) if runs_code(before) or (python and _MODULE.fullmatch(word))]
+    text = _read_text(path)
+    words = [word for word in _SEPARATORS.split(text) if word and not _GLOB.search(word)]
+    named = [word for word in words if "/" in word or word.endswith(SCRIPT_SUFFIXES)]
+    loaded = [word for before, word in pairwise(words) if before in _LOADERS or program_name(before) in INTERPRETERS]
+    if path.endswith(".py"):
+        loaded += [word for line in _IMPORT.findall(text) for word in re.split(r"[,\s]+", line)]
     for folder in dict.fromkeys((cwd, os.path.dirname(path))):
-        yield from _candidates(dict.fromkeys(words), folder, any_file=False)
+        yield from _candidates(dict.fromkeys(named), folder, any_file=False)
         yield from _candidates(dict.fromkeys(loaded), folder, any_file=True)
 
 

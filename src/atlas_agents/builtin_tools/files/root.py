@@ -8,11 +8,11 @@ import platform
 import stat
 import struct
 import sys
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
@@ -133,20 +133,23 @@ class OpenedPath(msgspec.Struct, frozen=True):
         return stat.S_ISDIR(self.stat.st_mode)
 
 
+GuardedPaths: TypeAlias = Iterable[Path | str] | Callable[[], Iterable[Path | str]]
+
+
 class Root(msgspec.Struct, frozen=True):
     """The folder that tools work in. `private` paths cannot be accessed; `guarded` paths need approval to be written.
 
-    Both are absolute. Those that contain the folder itself are ignored.
+    Paths that contain the folder itself are ignored. A function as `guarded` is called before each use.
     """
 
     path: str
     private: tuple[str, ...] = ()
-    guarded: tuple[str, ...] = ()
+    guarded: GuardedPaths = ()
 
     @classmethod
-    def create(cls, folder: Path | str, private: Iterable[Path | str], guarded: Iterable[Path | str]) -> "Root":
-        private, guarded = (tuple(os.path.abspath(each) for each in paths) for paths in (private, guarded))
-        return cls(os.path.abspath(folder), private, guarded)
+    def create(cls, folder: Path | str, private: Iterable[Path | str], guarded: GuardedPaths) -> "Root":
+        fixed = guarded if callable(guarded) else tuple(guarded)
+        return cls(os.path.abspath(folder), tuple(os.path.abspath(each) for each in private), fixed)
 
     def relative(self, path: str) -> str:
         """Make a path from a model relative to the root; opening it checks whether it leads outside."""
@@ -240,7 +243,8 @@ class Root(msgspec.Struct, frozen=True):
 
     def guarded_paths(self) -> frozenset[str]:
         """Return the guarded paths inside the root, relative to it."""
-        return self._inside(self.guarded)
+        guarded = self.guarded() if callable(self.guarded) else self.guarded
+        return self._inside(tuple(os.path.abspath(each) for each in guarded))
 
     def _inside(self, paths: tuple[str, ...]) -> frozenset[str]:
         top = os.path.realpath(self.path) if paths else ""

@@ -14,7 +14,7 @@ import msgspec
 
 from atlas_agents.builtin_tools.files import read, write
 from atlas_agents.builtin_tools.files.listing import MAX_DEPTH, DirectoryEntry, DirectoryWalk, GlobPattern, list_files
-from atlas_agents.builtin_tools.files.root import OpenedPath, Root
+from atlas_agents.builtin_tools.files.root import GuardedPaths, OpenedPath, Root
 from atlas_agents.core.errors import BadArguments, ToolFailed
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.pipeline import Finding
@@ -42,9 +42,7 @@ class FileQuery(msgspec.Struct, frozen=True):
     hidden: bool = False
 
 
-def file_tools(
-    folder: Path | str, *, private: Iterable[Path | str] = (), guarded: Iterable[Path | str] = ()
-) -> list[Tool]:
+def file_tools(folder: Path | str, *, private: Iterable[Path | str] = (), guarded: GuardedPaths = ()) -> list[Tool]:
     """Create the tools that read, list, search, write and edit files in a folder, and reach nothing outside it.
 
     `private` paths cannot be accessed. Writing `guarded` paths always needs approval, and so does writing prompts,

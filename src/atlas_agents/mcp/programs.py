@@ -1,0 +1,274 @@
+"""The programs of stdio servers: which files they consist of, and how they are confined."""
+
+import hashlib
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Set
+from contextlib import suppress
+from functools import partial
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from atlas_agents.builtin_tools import bash
+from atlas_agents.builtin_tools.files.root import Root
+from atlas_agents.builtin_tools.sandbox.base import SandboxCommand, SandboxLimits
+from atlas_agents.builtin_tools.sandbox.choose import SandboxKind, choose
+from atlas_agents.builtin_tools.sandbox.process import Sandbox
+from atlas_agents.core.errors import ConfigError, SandboxUnavailable, ToolFailed
+from atlas_agents.core.paths import SettingLookup, is_secret, make_private_folder, resolve_path
+from atlas_agents.mcp.config import ServerConfig, ServerEntry, ServerProgram
+from atlas_agents.tools import commands
+
+MAX_FILES = 20_000
+_INHERITED = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", "TERM", "TMPDIR", "TZ", "USER")
+_NOT_IN_SANDBOX = ("HOME", "TMPDIR")
+_LOADER_VARIABLES = re.compile(r"PATH|LD_.*|DYLD_.*|PYTHON.*|NODE_.*|BASH_ENV|ENV|RUBY.*|PERL5.*|.*_OPTIONS|.*OPT")
+"""Variables that decide which code a program loads."""
+_SYSTEM = tuple(f"/{name}/" for name in ("bin", "lib", "lib32", "lib64", "nix/store", "sbin", "snap", "usr"))
+_CODE_SUFFIXES = (*commands.SCRIPT_SUFFIXES, ".json", ".toml", ".pyc", ".pyd", ".dylib", ".class")
+_NODE_SUFFIXES = (".js", ".mjs", ".cjs", ".ts", ".mts", ".node")
+_IMPORT = re.compile(r"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
+_SKIPPED = {".git", ".hg", ".svn", ".venv", "venv"}
+_MAX_LEVELS = 3
+_YEARS = 10**8
+_LIMITS = SandboxLimits(
+    seconds=_YEARS,
+    cpu=_YEARS,
+    memory=4096 * 1024 * 1024,
+    processes=512,
+    file_size=4096 * 1024 * 1024,
+    disk=None,
+    output=1 << 60,
+    open_files=1024,
+)
+# Standard output is the same socket as standard input, so that a server that writes faster than we read has to wait.
+_START = 'exec "$0" "$@" >&0'
+
+
+def inherited_environment() -> dict[str, str]:
+    """Return the environment variables passed to a server; none of them holds a key."""
+    return {key: os.environ[key] for key in _INHERITED if key in os.environ}
+
+
+def describe_program(server: ServerConfig, environment: SettingLookup) -> ServerProgram:
+    """Return what a server runs at the moment; ConfigError if its program does not exist or cannot be read."""
+    entry = server.expanded(environment)
+    folder = os.path.realpath(server.folder / entry.cwd)
+    loading = {name: value for name, value in entry.env.items() if _LOADER_VARIABLES.fullmatch(name)}
+    expanded = hashlib.sha256(msgspec.json.encode([entry.command, entry.args, entry.url, loading])).hexdigest()
+    if entry.url:
+        return ServerProgram(folder=folder, command=expanded)
+    try:
+        return ServerProgram(folder=folder, command=expanded, files=_program_files(server, entry, folder))
+    except ToolFailed as error:
+        reason = "command not found" if "program not found" in str(error) else str(error)
+        raise ConfigError(f"cannot start the MCP server {server.name} with {entry.command!r}: {reason}") from None
+
+
+def build_command(
+    server: ServerConfig, environment: SettingLookup, program: ServerProgram, home: Path, *, confined: bool
+) -> SandboxCommand:
+    """Return the command that starts a server, with the files, folders and network that it may use.
+
+    A server can read its own program and the folders it was granted. Unless it was granted a folder to write to, it has
+    a private one in `home`.
+    """
+    entry = server.expanded(environment)
+    own = make_private_folder(make_private_folder(home / "data") / f"{server.name}-{_short_hash(program.folder)}")
+    read, write = granted_folders(server, environment)
+    for folder in (*read, *write):
+        if not folder.is_dir():
+            raise ConfigError(f"{server.where}.folders: there is no folder {folder}")
+    argv = (_find(entry, program.folder), *entry.args)
+    files = [path for path in program.paths if not path.startswith(_SYSTEM)]
+    runs = [*_interpreters(argv, program.folder, _search_path(entry)), *filter(commands.runs_code, files)]
+    readable = {*map(Path, files), *read, *(folder for path in files for folder in _node_modules(path))}
+    readable |= {folder for path in runs for folder in _installation(path)}
+    top, read_only, masked = bash.find_protected_paths(Root.create(write[0], (), ())) if write else (own, [], [])
+    env = {**inherited_environment(), **entry.env}
+    if any(Path(path).is_relative_to(server.folder) for path in files):
+        env["PYTHONDONTWRITEBYTECODE"] = "1"  # the approval covers compiled modules beside their sources
+    if confined:
+        env = {key: value for key, value in env.items() if key not in _NOT_IN_SANDBOX or key in entry.env}
+        env |= {} if write or "HOME" in entry.env else {"HOME": str(own)}
+    visible = any(path.is_relative_to(program.folder) or Path(program.folder).is_relative_to(path) for path in readable)
+    return SandboxCommand(
+        argv=("/bin/sh", "-c", _START, *argv),
+        cwd=Path(program.folder) if visible or not confined or top.is_relative_to(program.folder) else top,
+        writable=top,
+        read_only=tuple(read_only),
+        masked=tuple(masked),
+        programs=tuple(bash.outermost(readable)),
+        env=env,
+        limits=_LIMITS,
+        network=entry.network,
+    )
+
+
+async def choose_sandbox(server: ServerConfig, kind: SandboxKind) -> Sandbox:
+    """Return the sandbox for a server; ConfigError if there is none and the entry does not say to run without."""
+    if not server.entry.sandbox:
+        return await choose("none")
+    try:
+        sandbox = await choose(kind)
+    except SandboxUnavailable as error:
+        raise ConfigError(
+            f"cannot start the MCP server {server.name} in a sandbox: {error.reason}. To fix: {error.remedy}. "
+            f'To let it do everything that you can, set "sandbox": false in its entry'
+        ) from error
+    if server.entry.network and sandbox.name == "landlock":
+        raise ConfigError(
+            f"{server.where}.network: Landlock cannot allow network access; install bubblewrap, "
+            f'or set "sandbox": false to let the server do everything that you can'
+        )
+    return sandbox
+
+
+def granted_folders(server: ServerConfig, environment: SettingLookup) -> tuple[list[Path], list[Path]]:
+    """Return the folders that a server was granted to read, and to write to."""
+    granted = server.expanded(environment).folders
+    paths = {resolve_path(path, server.folder, environment): access for path, access in granted.items()}
+    read, write = (
+        [Path(os.path.realpath(path)) for path in paths if paths[path] == access] for access in ("read", "write")
+    )
+    return read, write
+
+
+def _short_hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _search_path(entry: ServerEntry) -> str:
+    return entry.env.get("PATH") or os.environ.get("PATH", os.defpath)
+
+
+def _find(entry: ServerEntry, folder: str) -> str:
+    return os.path.normpath(commands.find_program(entry.command, folder, _search_path(entry)))
+
+
+def _program_files(server: ServerConfig, entry: ServerEntry, folder: str) -> dict[str, str]:
+    """Return the hashes of the program, its interpreters, its scripts and the packages that these belong to."""
+    argv = (_find(entry, folder), *entry.args)
+    interpreters = _interpreters(argv, folder, _search_path(entry))
+    code, arguments = commands.split_code(argv, folder)
+    scripts = commands.hash_executed_files(code, folder, _is_skipped, any_file=len(code) > 1, follow=False)
+    scripts |= commands.hash_executed_files(arguments, folder, _is_skipped, any_file=False, follow=False)
+    files = scripts | {os.path.realpath(path): commands.hash_file(path) for path in interpreters}
+    workspace = Path(os.path.realpath(server.folder))
+    for path in (*scripts, *map(os.path.realpath, scripts)):
+        is_script = path.endswith(commands.SCRIPT_SUFFIXES) or Path(path).is_relative_to(workspace)
+        if is_script and path not in interpreters and not path.startswith(_SYSTEM):
+            files |= _hash_package(path, workspace)
+    for package in _installed_modules(code, scripts, interpreters):
+        files |= _hash_folder(str(package))
+    return files
+
+
+def _is_skipped(path: str) -> bool:
+    return is_secret(PurePosixPath(path))
+
+
+def _interpreters(argv: tuple[str, ...], folder: str, path: str) -> list[str]:
+    """Return the paths of the program, of the programs that it wraps, and of the interpreters of scripts."""
+    found = [commands.find_program(nested[0], folder, path) for nested in commands.nested_commands(argv)]
+    code, _ = commands.split_code(argv, folder)
+    for each in [*found, *(os.path.join(folder, word) for word in code[1:] if "\0" not in word)]:
+        script = each
+        for _ in range(_MAX_LEVELS):
+            if not (line := commands.read_shebang(script)):
+                break
+            with suppress(ToolFailed):
+                script = commands.find_program(line[0], folder, path)
+                found.append(script)
+    return list(dict.fromkeys(found))
+
+
+def _installed_modules(code: tuple[str, ...], scripts: Iterable[str], interpreters: list[str]) -> Iterator[Path]:
+    """Yield the folders of the modules in a Python environment that a command or its scripts start."""
+    modules = {code[index + 1].partition(".")[0] for index, word in enumerate(code[:-1]) if word == "-m"}
+    for script in scripts:
+        if any("python" in word for word in commands.read_shebang(script)):
+            with suppress(OSError, UnicodeDecodeError):
+                modules |= set(_IMPORT.findall(Path(script).read_text(encoding="utf-8")))
+    for interpreter in interpreters:
+        for site in sorted(Path(interpreter).parent.parent.glob("lib/python*/site-packages")):
+            yield from (site / module for module in sorted(modules) if (site / module).is_dir())
+
+
+def _hash_package(path: str, workspace: Path) -> dict[str, str]:
+    """Return the hash of the package that contains a script; in a folder full of other files, of those that it loads.
+
+    A program also loads modules from its own folder, so a file beside a script can replace one of its modules.
+    """
+    package, folder = _package_folder(path), Path(path).parent
+    hash_folder = partial(_hash_folder, compiled=folder.is_relative_to(workspace))
+    broad = (workspace, Path.home(), Path(tempfile.gettempdir()))
+    if not any(each.is_relative_to(package) for each in broad):
+        return hash_folder(str(package))
+    modules = package / "node_modules"
+    found = hash_folder(str(modules)) if modules.is_dir() else {}
+    if not any(each.is_relative_to(folder) for each in broad):
+        return found | hash_folder(str(folder))
+    beside = [each for each in _code_files(str(folder), top_only=True) if not each.endswith((".json", ".toml"))]
+    with suppress(OSError):
+        beside += [str(each) for name in ("*/__init__.py", "__pycache__/*.pyc") for each in folder.glob(name)]
+    return found | {each: _hash_or_link(each) for each in beside}
+
+
+def _hash_folder(folder: str, *, compiled: bool = False) -> dict[str, str]:
+    """Return one hash of all code in a folder, with `compiled` also of modules that Python compiled beside sources."""
+    skipped = _SKIPPED if compiled else {*_SKIPPED, "__pycache__"}
+    hashes = sorted((path, _hash_or_link(path)) for path in _code_files(folder, skipped))
+    return {f"{folder}/": hashlib.sha256(msgspec.json.encode(hashes)).hexdigest()}
+
+
+def _package_folder(path: str) -> Path:
+    """Return the folder of a script's npm or Python package, or its own folder."""
+    folder = Path(path).parent
+    if path.endswith(_NODE_SUFFIXES):
+        parents = (folder, *folder.parents)[: _MAX_LEVELS + 1]
+        return next((parent for parent in parents if (parent / "package.json").is_file()), folder)
+    while (folder.parent / "__init__.py").is_file():
+        folder = folder.parent
+    return folder
+
+
+def _code_files(folder: str, skipped: Set[str] = frozenset(), *, top_only: bool = False) -> Iterator[str]:
+    count = 0
+    for top, names, files in os.walk(folder):
+        names[:] = [] if top_only else sorted(set(names) - skipped)
+        for name in files:
+            path = os.path.join(top, name)
+            if name.endswith(_CODE_SUFFIXES) or (not top_only and os.access(path, os.X_OK)):
+                count += 1
+                if count > MAX_FILES:
+                    raise ToolFailed(f"{folder} has more than {MAX_FILES:,} files; give the server a folder of its own")
+                yield path
+
+
+def _hash_or_link(path: str) -> str:
+    """Return the hash of a file; of a link that leads nowhere, where it points."""
+    try:
+        return commands.hash_file(path)
+    except ToolFailed:
+        return os.readlink(path) if os.path.islink(path) else ""
+
+
+def _installation(program: str) -> Iterator[Path]:
+    """Yield the folders that an interpreter outside the system folders needs."""
+    for path in dict.fromkeys((Path(program), Path(os.path.realpath(program)))):
+        if str(path).startswith(_SYSTEM):
+            continue
+        folder, prefix = path.parent, path.parent.parent
+        is_personal = Path.home().is_relative_to(prefix) or prefix.name.startswith(".")
+        is_prefix = folder.name == "bin" and (prefix / "lib").is_dir() and not is_personal
+        yield prefix if is_prefix or (prefix / "pyvenv.cfg").is_file() else folder
+
+
+def _node_modules(path: str) -> Iterator[Path]:
+    """Yield the outermost `node_modules` that contains a file; its packages are loaded from there."""
+    head, found, _ = path.partition("/node_modules/")
+    if found:
+        yield Path(f"{head}/node_modules")
