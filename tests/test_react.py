@@ -102,6 +102,8 @@ WRITTEN: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
     ("Thought: I look.\nAction: clock\nFinal Answer: It is noon.", "I look.", "", [("clock", {})]),
     ("Thought: No tool.\nAction: None\nFinal Answer: Yes.", "No tool.", "Yes.", []),
     ("Thought: Done.\nAction: Final Answer\nAction Input: Yes.", "Done.", "Yes.", []),
+    ('Action: web_search\nActionInput: {"query": "cats"}', "", "", [CATS]),
+    ("Thought: I know.\nFinalAnswer: Noon.", "I know.", "Noon.", []),
     # no label, or a late one
     ("Hello, how are you?", "", "Hello, how are you?", []),
     ("```python\nprint(1)\n```", "", "```python\nprint(1)\n```", []),

@@ -26,14 +26,20 @@ _LABELS: dict[str, Section] = {
     "action input": "input",
     "observation": "observation",
     "final answer": "final",
+    "actioninput": "input",
+    "finalanswer": "final",
 }
 _DECORATION = " \t>*_#`-"
 _NAMES = r"(thought|action[ _]?input|action|observation|final[ _]?answer)"
-_LABEL = re.compile(rf"[ \t>*_#`-]*{_NAMES}[ \t]*\d*[ \t]*[*_`]*[ \t]*:[*_`]*[ \t]?", re.IGNORECASE)
+_LABEL = re.compile(
+    rf"[ \t>*_#`-]{{0,24}}{_NAMES}[ \t]{{0,2}}\d{{0,4}}[ \t]{{0,2}}[*_`]{{0,3}}[ \t]{{0,2}}:[*_`]{{0,3}}[ \t]?",
+    re.IGNORECASE,
+)
 _INLINE_LABEL = re.compile(rf"\b{_NAMES}[ \t]*\d*:[ \t]*", re.IGNORECASE)
 _FENCE = "```"
 NO_TOOL_NAMES = frozenset(("", "none", "n/a", "na", "no action", "nothing", "no tool", "null"))
-_MAX_LABEL = 40
+_MAX_LABEL = 60
+"""At least as long as the longest text that `_LABEL` matches."""
 _TYPE_EXAMPLES = {"string": '"…"', "integer": "0", "number": "0.0", "boolean": "true or false"}
 _LIMITS = {
     "minimum": "at least",
@@ -253,8 +259,7 @@ def _is_fence(text: str) -> bool:
 
 
 def _parse_section(label: str) -> Section:
-    name = label.lower().replace("_", " ")
-    return _LABELS[{"actioninput": "action input", "finalanswer": "final answer"}.get(name, name)]
+    return _LABELS[label.lower().replace("_", " ")]
 
 
 def _is_partial_label(plain: str, label: str) -> bool:
