@@ -224,7 +224,7 @@ def test_question_lists_what_the_folder_wants_in_plain_words(
         f"run commands and code without a sandbox ({here}/atlas.toml:1)",
         f"decide by {here}/p.toml which tools agents may use ({here}/atlas.toml:2)",
         f"take agents, prompts, skills and MCP servers from {here} ({here}/atlas.toml:3)",
-        f"let commands use the network: True ({here}/atlas.toml:4)",
+        f"let commands use the network: true ({here}/atlas.toml:4)",
         f"set ATLAS_TOKEN, a secret ({here}/.env:2)",
         f"send model requests, with your key OPENAI_API_KEY, to http://evil.example/v1 ({here}/.env:1)",
         f"read OPENAI_API_KEY from the file /etc/shadow ({here}/.env:3)",

@@ -100,6 +100,8 @@ def _describe(given: RawSetting) -> str:
     if given.setting.hides == "all":
         return f"set {given.name}, a secret {where}"
     text = ", ".join(map(str, cast(list[Any], value))) if isinstance(value, list | tuple) else str(value)
+    if isinstance(value, bool):
+        text = text.lower()
     if given.setting.takes == "a path":
         text = str(given.path(text))
     if given.setting.hides == "password":
