@@ -1,6 +1,7 @@
 """A gateway in its own process: `gateway_process.py HOME PAUSE REPLY…`. Its first line of output is the port.
 
-A reply is text; `!name` calls the tool `note`, which appends the name to HOME/effects, and `?name` the tool `ask`.
+A reply is text; `!name` calls the tool `note`, which appends the name to HOME/effects, and `?name` the tool `ask`;
+`*number` is a text of that many kilobytes. FILES and MEMORY (in MB) limit the process.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from paced_model import Paced
 
-from atlas_agents import Approvals, Tool
+from atlas_agents import Approvals, TextChunk, Tool
 from atlas_agents.gateway.server import Gateway, run
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.gateway.telemetry import configure_logging
@@ -37,6 +38,8 @@ async def main(home: Path, pause: float, replies: list[str]) -> None:
 
 
 def _reply(text: str) -> Reply:
+    if text.startswith("*"):
+        return Reply(*[TextChunk("x" * 4096)] * (int(text[1:]) // 4))
     if text.startswith("!"):
         return calls("note", input=text[1:])
     return calls("ask", input=text[1:]) if text.startswith("?") else says(text)
@@ -46,4 +49,6 @@ if __name__ == "__main__":
     configure_logging()
     files = int(os.environ.get("FILES", 0)) or resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    if memory := int(os.environ.get("MEMORY", 0)) << 20:
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     run(main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]))

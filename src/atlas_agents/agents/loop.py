@@ -6,22 +6,28 @@ behind `run.provider`, and tool governance behind `run.run_tool_calls`; none of 
 """
 
 import asyncio
+import mmap
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, nullcontext
 from typing import TypeAlias, cast
 
 from atlas_agents.agents.options import HandoffPlan
 from atlas_agents.agents.output import Output
-from atlas_agents.agents.run import WHOLE_TURN, DuplicateRun, Run, TurnPhase
+from atlas_agents.agents.run import WHOLE_TURN, DuplicateRun, MessageDraft, Run, TurnPhase, session_lock
 from atlas_agents.core import events
 from atlas_agents.core.aio import finish_despite_cancel
 from atlas_agents.core.errors import BadOutput, ProviderError, failure_kind
 from atlas_agents.core.messages import Message, Opaque, ToolCall, approximate_tokens, user
 from atlas_agents.providers import base
+from atlas_agents.tools.journal import Journal
 
 TurnFunction: TypeAlias = Callable[[Run], Awaitable[Message]]
 """How the rounds of a turn are organised: plain rounds, a plan, a chain of agents, or a single tool call."""
 _NO_HANDOFFS = HandoffPlan()
+MAX_ANSWER = 4 << 20
+"""Characters of text and thinking in one answer, about a million tokens. A longer one is stopped."""
+_SIZE_CHECK_INTERVAL = 64 << 10
+_MEMORY_RESERVE = 48 << 20
 
 
 class RoundsExhausted(Exception):
@@ -149,7 +155,7 @@ async def call_model(run: Run) -> Message:
         await journal.read_with_retry(services.tenancy.check_tokens)
     reply = await _intercept(run, await _request_reply(run))
     if journal is not None:
-        await finish_despite_cancel(journal.record_reply(reply, run.settings.id, run.reply_usage))
+        await _record_reply(run, journal, reply)
     return reply
 
 
@@ -196,20 +202,58 @@ async def _system_prompt(run: Run) -> str:
 async def _stream_reply(run: Run, request: base.Request) -> Message:
     emit, id, draft = run.emit, run.id, run.draft
     done: base.DoneChunk | None = None
+    size, checked = 0, 0
     async with aclosing(run.provider.stream(request)) as chunks:
         async for chunk in chunks:
             if type(chunk) is base.TextChunk:
+                size += len(chunk.text)
+                if size > checked + _SIZE_CHECK_INTERVAL:
+                    checked = _check_size(size, draft)
                 draft.text_chunks.append(chunk.text)
                 emit(events.StreamChunk(id, chunk.text))
             elif type(chunk) is base.DoneChunk:
                 done = chunk
             else:
+                size = 0 if type(chunk) is base.ResetChunk else size + len(getattr(chunk, "text", ""))
+                if not checked <= size <= checked + _SIZE_CHECK_INTERVAL:
+                    checked = _check_size(size, draft)
                 _handle_chunk(run, chunk)
     if done is None:
         raise ProviderError("the provider's stream ended before the message was complete", "incomplete")
     usage = done.usage if done.usage.input_tokens else _estimate_usage(done.usage, request)
     run.reply_usage = usage = run.meter.add(done.model or run.provider.id, usage)
     return Message("assistant", run.finish_draft(), metadata=_reply_metadata(done, usage, run))
+
+
+def _check_size(size: int, draft: MessageDraft) -> int:
+    """Check that an answer is not too long, and that there is memory left to store it; otherwise drop what there is."""
+    if size > MAX_ANSWER:
+        draft.clear()
+        raise ProviderError(f"the answer exceeds {MAX_ANSWER >> 20} million characters; it was stopped", "protocol")
+    if size > _SIZE_CHECK_INTERVAL:
+        try:
+            _check_memory()
+        except MemoryError:
+            draft.clear()
+            raise
+    return size
+
+
+def _check_memory() -> None:
+    """Raise MemoryError here, where it ends only this turn: inside the JSON encoder it would crash the process."""
+    try:
+        mmap.mmap(-1, _MEMORY_RESERVE).close()
+    except OSError as error:
+        raise MemoryError("the process has not enough memory left to continue this turn") from error
+
+
+async def _record_reply(run: Run, journal: Journal, reply: Message) -> None:
+    """Record a reply. Large ones are encoded several times, so only one of them is recorded at a time."""
+    large = len(reply.text) > _SIZE_CHECK_INTERVAL
+    async with session_lock(run.scope.governance.workers).run if large else nullcontext():
+        if large:
+            _check_memory()
+        await finish_despite_cancel(journal.record_reply(reply, run.settings.id, run.reply_usage))
 
 
 def _handle_chunk(run: Run, chunk: base.Chunk) -> None:

@@ -30,7 +30,7 @@ from atlas_agents.core.errors import (
 )
 from atlas_agents.core.events import Event
 from atlas_agents.core.json import encode
-from atlas_agents.core.messages import Conversation, Message, ToolCall, ToolResult, user
+from atlas_agents.core.messages import Conversation, Message, ToolCall, ToolResult, approximate_tokens, user
 from atlas_agents.core.store import OPEN, AddJournal, ClaimRun, RunRow, SetRun, StopRun, Store
 from atlas_agents.core.text import wire_name
 from atlas_agents.dispatch.base import Dispatcher, OnEvent
@@ -38,6 +38,8 @@ from atlas_agents.tools.journal import EndRecord, is_loaded, read_end_record
 
 logger = logging.getLogger(__name__)
 _PAGE = 50
+_MAX_CACHED_TOKENS = 8_000_000
+"""Size of all conversations in the cache: about 32 MB of text."""
 _CALL_SESSIONS = "calls/"
 ResumeRun: TypeAlias = Callable[[RunRow], Awaitable[AtlasStream | None]]
 
@@ -99,15 +101,18 @@ def _index_by_id(agents: Iterable[Agent]) -> dict[str, Agent]:
 
 
 class ConversationCache:
-    """LRU cache of conversations; with `max_size=None` it keeps all of them.
+    """LRU cache of conversations, limited by number and by size; with `max_size=None` it keeps all of them.
 
     A conversation that is still referenced stays the same object even after it was evicted.
     """
 
-    def __init__(self, max_size: int | None) -> None:
+    def __init__(self, max_size: int | None, max_tokens: int = _MAX_CACHED_TOKENS) -> None:
         self._max_size = max_size
+        self._max_tokens = max_tokens
         self._recent: OrderedDict[str, Conversation] = OrderedDict()
         self._alive: weakref.WeakValueDictionary[str, Conversation] = weakref.WeakValueDictionary()
+        self._tokens: dict[str, int] = {}
+        self._total = 0
 
     def get(self, session: str) -> Conversation:
         """Return the conversation of a session, created if there is none."""
@@ -117,13 +122,28 @@ class ConversationCache:
         self._recent[session] = found
         self._recent.move_to_end(session)
         if self._max_size is not None and len(self._recent) > self._max_size:
-            self._recent.popitem(last=False)
+            self._evict(next(iter(self._recent)))
         return found
+
+    def measure(self, conversation: Conversation) -> None:
+        """Update the size of a conversation after a turn; evict the oldest ones if the cache is too large."""
+        session = conversation.id
+        if self._max_size is None or session not in self._recent:
+            return
+        tokens = sum([approximate_tokens(message) for message in conversation.messages])
+        self._total += tokens - self._tokens.get(session, 0)
+        self._tokens[session] = tokens
+        while self._total > self._max_tokens:
+            self._evict(next(iter(self._recent)))
 
     def remove(self, session: str) -> None:
         """Forget a deleted session."""
-        self._recent.pop(session, None)
+        self._evict(session)
         self._alive.pop(session, None)
+
+    def _evict(self, session: str) -> None:
+        self._recent.pop(session, None)
+        self._total -= self._tokens.pop(session, 0)
 
 
 class LocalExecutor:
@@ -292,6 +312,7 @@ class TurnRunner:
         finally:
             if run.journal is not None:
                 run.journal.leave_quarantine()
+                self._conversations.measure(run.conversation)
             await self._runtime.subscribers.drain()
 
     async def recover(self) -> list[AtlasStream]:

@@ -1,11 +1,15 @@
 """Hub: state shared by all connections of a gateway (tokens, methods, metrics, subscriptions, audit feed)."""
 
 import asyncio
+import ctypes
 import logging
+import resource
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, Protocol
 
 import msgspec
@@ -16,7 +20,7 @@ from atlas_agents.agents.options import DEFAULT_OPTIONS, TurnOptions
 from atlas_agents.agents.run import Accepted
 from atlas_agents.agents.runner import tool_call_session
 from atlas_agents.agents.stream import AtlasStream
-from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock, utc_day
+from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock, run_in_thread, utc_day
 from atlas_agents.core.errors import ConfigError, StoreError
 from atlas_agents.core.messages import Message, new_id
 from atlas_agents.core.store import AuditRow, Session, Store
@@ -42,6 +46,13 @@ _MAX_LABEL = 60
 _MAX_NAMED = 10_000
 logger = logging.getLogger(__name__)
 _PAGE = 500
+_MEMORY_RESERVE = 64 << 20
+"""Bytes below the memory limit that are left to running turns; or a tenth of the limit, if that is more."""
+_MEMORY_RETRY_MS = 5_000
+_TRIM_INTERVAL, _MAX_TRIM_INTERVAL = 2.0, 60.0
+"""Seconds between attempts to return freed memory to the system; longer while there is none to return."""
+_TRIM_GROWTH = 32 << 20
+"""Growth of the process since its start from which on memory is returned."""
 TOKEN_CHECK_INTERVAL = 0.5
 """Seconds between checks of the token files while sockets are open."""
 
@@ -291,6 +302,84 @@ class SessionUpdates:
             self._named.popitem(last=False)
 
 
+class MemoryGuard:
+    """Refuses new turns before the process reaches its memory limit, and gives freed memory back to the system.
+
+    Limits are those of `ulimit -v` and of the control group (a container). Running turns keep a reserve.
+    """
+
+    def __init__(self) -> None:
+        address_space = resource.getrlimit(resource.RLIMIT_AS)[0]
+        self._limits = [
+            (name, limit, read)
+            for name, limit, read in (
+                ("address space", 0 if address_space == resource.RLIM_INFINITY else address_space, _address_space),
+                ("container", *_find_container_limit()),
+            )
+            if limit
+        ]
+
+    def problem(self) -> str:
+        """Return why there is not enough memory for another turn; empty if there is."""
+        for name, limit, read in self._limits:
+            used = read()
+            if used > limit - max(_MEMORY_RESERVE, limit // 10):
+                return f"memory is nearly exhausted: {used >> 20} of {limit >> 20} MB ({name}) are in use"
+        return ""
+
+    async def run(self) -> None:
+        """Return freed memory to the system after it was used for large answers, until cancelled."""
+        trim: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        idle, pause = _resident(), _TRIM_INTERVAL
+        while trim is not None:
+            await asyncio.sleep(pause)
+            before = _resident()
+            if before <= idle + _TRIM_GROWTH:
+                continue
+            await run_in_thread(trim, 0)
+            freed = before - _resident()
+            pause = _TRIM_INTERVAL if freed > _TRIM_GROWTH // 4 else min(2 * pause, _MAX_TRIM_INTERVAL)
+
+
+def _read_pages(field: int) -> int:
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[field]) * resource.getpagesize()
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _address_space() -> int:
+    return _read_pages(0)
+
+
+def _resident() -> int:
+    return _read_pages(1)
+
+
+def _find_container_limit() -> tuple[int, Callable[[], int]]:
+    """Return the memory limit of the control group, 0 if there is none, and a function that measures its use."""
+    try:
+        path = Path("/proc/self/cgroup").read_text().partition("0::")[2].splitlines()[0].lstrip("/")
+        folders = [Path("/sys/fs/cgroup", path), *Path("/sys/fs/cgroup", path).parents]
+        for folder in folders[: len(Path(path).parts) + 1]:
+            text = (folder / "memory.max").read_text().strip()
+            if text != "max":
+                return int(text), partial(_container_use, folder)
+    except (OSError, ValueError, IndexError):
+        pass
+    return 0, _resident
+
+
+def _container_use(folder: Path) -> int:
+    """Return the memory of a control group without file pages that the kernel can drop."""
+    try:
+        used = int((folder / "memory.current").read_text())
+        lines = (folder / "memory.stat").read_text().splitlines()
+        return used - sum([int(line.split()[1]) for line in lines if line.startswith("inactive_file ")])
+    except (OSError, ValueError, IndexError):
+        return _resident()
+
+
 class GatewayServices(msgspec.Struct, frozen=True):
     """What a gateway offers besides its Atlas. Every part is optional."""
 
@@ -330,6 +419,7 @@ class Hub:
         """Set when shutdown must not wait for running turns."""
         self.authenticator = Authenticator(settings, clock)
         self.tokens = self.authenticator.tokens
+        self.memory = MemoryGuard()
         self.metrics = Metrics()
         self.metrics.quarantined.set_function(lambda: len(atlas.quarantined))
         self.dispatch = Dispatch(methods, self.metrics)
@@ -367,9 +457,12 @@ class Hub:
         return int((self.settings.restart_expected or 1.0) * 1000)
 
     def check_accepting(self) -> None:
-        """Raise ProtocolError if the gateway is shutting down."""
+        """Raise ProtocolError if the gateway is shutting down, or has not enough memory for another turn."""
         if self.stopping:
             raise ProtocolError("UNAVAILABLE", "the gateway is shutting down", retry_after_ms=self.retry_after_ms)
+        if problem := self.memory.problem():
+            self.metrics.refused.labels("memory").inc()
+            raise ProtocolError("UNAVAILABLE", f"{problem}; try again later", retry_after_ms=_MEMORY_RETRY_MS)
 
     async def resolve_agent(self, session: str, agent_id: str | None = None) -> Agent:
         """Return the named agent, else the session's, else the default; raise ProtocolError if there is none."""

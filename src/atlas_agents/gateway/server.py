@@ -1,6 +1,7 @@
 """Gateway server: serves an Atlas on a port, from startup and recovery to graceful shutdown."""
 
 import asyncio
+import ctypes
 import logging
 import signal
 import socket
@@ -38,6 +39,8 @@ logger = logging.getLogger(__name__)
 _BACKLOG = 2048
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _FLUSH_TIMEOUT = 1.0
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
+"""Parameters of glibc's mallopt."""
 _PROBE_SIZE = 16 * 1024
 
 
@@ -146,8 +149,17 @@ def all_methods() -> Methods:
     return methods
 
 
+def _configure_allocator() -> None:
+    """Have glibc return large blocks to the system as soon as they are freed, and reserve less address space."""
+    mallopt: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, 256 * 1024)
+        mallopt(_M_ARENA_MAX, 2)
+
+
 def run(work: Coroutine[Any, Any, Any]) -> None:
     """Run a coroutine on uvloop if it is installed, else on asyncio."""
+    _configure_allocator()
     if sys.platform == "win32":
         asyncio.run(work)
     else:
@@ -217,7 +229,7 @@ class Gateway:
         server = build_server(self._serve_when_started, self.settings)
         serving = asyncio.create_task(server.serve(sockets))
         services = BackgroundTasks("gateway")
-        for work in (self.hub.watch_tokens(), self.hub.runs.writer.run()):
+        for work in (self.hub.watch_tokens(), self.hub.runs.writer.run(), self.hub.memory.run()):
             services.spawn(work)
         member = AsyncExitStack()
         try:
