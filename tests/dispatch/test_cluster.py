@@ -6,8 +6,9 @@ from contextlib import AsyncExitStack
 import pytest
 from in_process_members import member
 
-from atlas_agents import Approvals, Cancelled
+from atlas_agents import Agent, Approvals, Atlas, Cancelled, ConfigError
 from atlas_agents.core.store import Chain, JobRow, Schedule
+from atlas_agents.dispatch.cluster import Cluster
 from atlas_agents.testing import Scripted, calls, says
 from atlas_agents.tools.tool import tool
 from checks import TIMEOUT, wait_until
@@ -165,3 +166,10 @@ async def test_released_turns_are_fetched_without_waiting_for_the_next_poll(
             idle = await up.enter_async_context(member(url, schema, model, [forever]))
             assert (await front.atlas.ask("go", session="t")).text == "First."
         assert (await stream.reply()).text == "Done." and idle.executed[1:] == [stream.stream_id]
+
+
+def test_cluster_of_another_tenant_is_rejected_when_the_atlas_is_built(url: str, schema: str) -> None:
+    agents = [Agent("assistant", model=Scripted())]
+    with pytest.raises(ConfigError, match=r"the tenant of the Atlas is 't0', .* use Cluster\(…, tenant='t0'\)"):
+        Atlas(agents, tenant="t0", dispatcher=Cluster(url, schema=schema))
+    Atlas(agents, tenant="t0", dispatcher=Cluster(url, schema=schema, tenant="t0"))

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import psycopg
 
 from atlas_agents.core.aio import BackgroundTasks
-from atlas_agents.core.errors import NotFound, StoreError, StoreLost
+from atlas_agents.core.errors import ConfigError, NotFound, StoreError, StoreLost
 from atlas_agents.core.store import OPEN, RunRow, Write
 from atlas_agents.dispatch import notifications
 from atlas_agents.dispatch.base import OnEvent, RunExecutor, RunningTurn
@@ -119,6 +119,12 @@ class Cluster:
             raise StoreLost(f"no heartbeat reached Postgres for {self._worker.heartbeat_age:.0f} s; retrying")
 
     def serve(self, executor: RunExecutor) -> None:
+        """Set the executor. Its tenant must be that of the cluster: notifications of others are not received."""
+        if executor.tenant != self._tenant:
+            raise ConfigError(
+                f"the tenant of the Atlas is {executor.tenant!r}, that of its Cluster {self._tenant!r}: "
+                f"use Cluster(…, tenant={executor.tenant!r})"
+            )
         self._executor = executor
 
     async def enqueue_and_notify(
