@@ -28,6 +28,7 @@ import fork_server
 HERE = Path(__file__).parent
 SILENT_AFTER = 20.0
 """Seconds without the terminal event, after the last start, that make a client a silent one."""
+_PROBLEM = "  problem: "
 _PROFILES: tuple[Profile, ...] = ("full", "plain", "repeating")
 _FIRST_POINTS, _START_POINTS = 150, 40
 
@@ -40,6 +41,10 @@ class KillCase(msgspec.Struct, frozen=True):
     seed: int
 
 
+KINDS = ("silent client", "stuck session", "lost reset or words", "duplicate frames", "missing message")
+"""Kinds of problems that are counted, also if there are none."""
+
+
 class Result(msgspec.Struct):
     """What happened in some cases."""
 
@@ -48,14 +53,17 @@ class Result(msgspec.Struct):
     kills_during_start: int = 0
     reconnects: int = 0
     bad: list[str] = []
-    seconds: float = 0.0
-    cpu: float = 0.0
 
-    @property
     def counts(self) -> dict[str, int]:
-        """Number of problems by kind."""
-        kinds = Counter(line.split(": ")[2].strip() for each in self.bad for line in each.splitlines()[1:])
-        return dict(kinds)
+        """Return the numbers of kills, reconnects and problems by kind."""
+        lines = [line.removeprefix(_PROBLEM) for each in self.bad for line in each.splitlines()[1:]]
+        problems = Counter([line.split(":")[0] for line in lines])
+        return {
+            "kills": self.kills,
+            "kills during start": self.kills_during_start,
+            "reconnects": self.reconnects,
+            **{kind: problems[kind] for kind in {**dict.fromkeys(KINDS), **problems}},
+        }
 
 
 def random_case(seed: int) -> KillCase:
@@ -74,10 +82,10 @@ async def run_case(case: KillCase, home: Path, result: Result) -> None:
     for number, kill_at in enumerate((*case.kill_at, 0)):
         if await _run_process(case, number, kill_at, (home, port), talks, result):
             break
-    silent = [client.profile for client, talk in zip(clients, talks, strict=True) if not talk.done()]
+    silent = [client for client, talk in zip(clients, talks, strict=True) if not talk.done()]
     for talk in talks:
         talk.cancel()
-    found = [f"silent client: {profile}" for profile in silent]
+    found = [f"{'stuck session' if client.answers else 'silent client'}: {client.profile}" for client in silent]
     for client, answer in zip(clients, await asyncio.gather(*talks, return_exceptions=True), strict=True):
         if isinstance(answer, list):
             found += [f"{line} ({client.profile})" for line in answer]
@@ -86,7 +94,7 @@ async def run_case(case: KillCase, home: Path, result: Result) -> None:
     result.cases += 1
     result.reconnects += sum(client.reconnects for client in clients)
     if found:
-        lines = [f"  problem: {line}" for line in found]
+        lines = [_PROBLEM + line for line in found]
         result.bad.append("\n".join([f"CASE {msgspec.json.encode(case).decode()} in {home}", *lines]))
 
 
@@ -124,6 +132,7 @@ async def _talk(client: ReconnectingClient, case: KillCase, home: Path) -> list[
     found: list[str] = []
     for text in ("Go", "Once more"):
         run_id = await client.send(text)
+        client.answers += 1
         found += await asyncio.to_thread(problems, client, run_id, case.script, lambda id: _stored(home, id))
     return found
 
@@ -142,7 +151,7 @@ def free_port() -> int:
 
 async def run_cases(seeds: range, kills: int, concurrency: int, until: float = float("inf")) -> Result:
     """Run random cases until so many processes were killed, the seeds are used up, or the time is over."""
-    result, began = Result(), time.monotonic()
+    result = Result()
     remaining = iter(seeds)
 
     async def work(folder: Path) -> None:
@@ -155,8 +164,6 @@ async def run_cases(seeds: range, kills: int, concurrency: int, until: float = f
 
     with tempfile.TemporaryDirectory(prefix="atlas-kills-") as folder:
         await asyncio.gather(*[work(Path(folder)) for _ in range(concurrency)])
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    result.seconds, result.cpu = time.monotonic() - began, usage.ru_utime + usage.ru_stime
     return result
 
 
@@ -166,11 +173,13 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="the first one")
     parser.add_argument("--seconds", type=float, default=3600.0, help="stop after so long")
     parser.add_argument("--concurrency", type=int, default=6, help="cases at a time")
-    given = parser.parse_args()
+    given, began = parser.parse_args(), time.monotonic()
     seeds = range(given.seed, given.seed + given.kills)
-    result = asyncio.run(run_cases(seeds, given.kills, given.concurrency, time.monotonic() + given.seconds))
+    result = asyncio.run(run_cases(seeds, given.kills, given.concurrency, began + given.seconds))
     print("\n\n".join(result.bad), file=sys.stderr)
-    print(msgspec.json.encode(result).decode())
+    seconds, usage = time.monotonic() - began, resource.getrusage(resource.RUSAGE_SELF)
+    tally = {"cases": result.cases, "injected": {}, "at": result.counts(), "bad": result.bad}
+    print(msgspec.json.encode({**tally, "seconds": seconds, "cpu": usage.ru_utime + usage.ru_stime}).decode())
 
 
 if __name__ == "__main__":

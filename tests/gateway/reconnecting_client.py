@@ -25,6 +25,7 @@ class ReconnectingClient:
         self.profile: Profile = profile
         self.session = session
         self.reconnects = 0
+        self.answers = 0
         self.received: dict[str, list[dict[str, Any]]] = {}
         """Frames of each run, in the order they were received; a repeating client counts only its last socket."""
         self._home = home
@@ -134,7 +135,7 @@ def _text_problems(frames: list[dict[str, Any]], script: str) -> list[str]:
                 found.append(f"lost reset or words: shown {shown!r}, stored {text!r}")
             shown, complete = "", complete + text
     if complete != whole_text(script) or shown:
-        found.append(f"lost words: announced {complete!r}, then {shown!r}")
+        found.append(f"lost reset or words: announced {complete!r}, then {shown!r}")
     if frames[-1]["event"] == "chat.final" and _text(frames[-1]["data"]["message"]) != SCRIPTS[script][-1]:
         found.append("wrong final message")
     return found

@@ -1,0 +1,173 @@
+"""A reply that was stored before a crash stays visible: its words are not withdrawn, or they follow the reset."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gateway_client import Client, connect_client, serve_gateway
+
+from atlas_agents import Atlas, Tool
+from atlas_agents.core.store import AddEvents, AddJournal, SetRun, Write
+from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.testing import Reply, Scripted, calls, in_memory_atlas, says
+from checks import TIMEOUT
+
+FIRST, WORDS = "Let me see. ", "It is a quarter past nine."
+
+
+class CrashingStore(MemoryStore):
+    """Never finishes a certain commit, as if the process were killed before it."""
+
+    def __init__(self, *, others_continue: bool = False) -> None:
+        super().__init__()
+        self._others_continue = others_continue
+        self.reached = asyncio.Event()
+        self.crashes_at: Callable[[Write], bool] = lambda write: False
+
+    async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
+        if any(map(self.crashes_at, writes)) or (self.reached.is_set() and not self._others_continue):
+            self.reached.set()
+            await asyncio.Event().wait()
+        return await super().commit(tenant, writes)
+
+    def restart(self) -> None:
+        self.reached.clear()
+        self.crashes_at = lambda write: False
+
+
+def is_end(write: Write) -> bool:
+    return isinstance(write, SetRun) and write.status == "done"
+
+
+def is_final(write: Write) -> bool:
+    return isinstance(write, AddEvents) and any(b'"chat.final"' in body for _, body in write.events)
+
+
+def is_second_reply(write: Write) -> bool:
+    return isinstance(write, AddJournal) and (write.kind, write.key) == ("reply", "2")
+
+
+def is_announcement(write: Write) -> bool:
+    return isinstance(write, AddEvents) and any(b'"role":"assistant"' in body for _, body in write.events)
+
+
+def make_atlas(store: MemoryStore, *replies: Reply) -> Atlas:
+    async def look(input: str) -> str:
+        return input
+
+    return in_memory_atlas(Scripted(*replies), [Tool("look", look, effect="pure")], store=store)
+
+
+def shown(frames: list[dict[str, Any]]) -> str:
+    """Return what a plain client shows: the text since the last reset."""
+    text = ""
+    for frame in frames:
+        text = "" if frame["event"] == "chat.reset" else text + frame["data"].get("text", "")
+    return text
+
+
+async def send(client: Client) -> str:
+    sent = await client.get("chat.send", sessionKey="main", message="What time is it?", idempotencyKey="k")
+    return sent["runId"]
+
+
+async def receive_across_a_crash(
+    store: CrashingStore, home: Path, at: Callable[[Write], bool], *, full: bool
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Receive a run of two rounds whose process is killed before a commit; return the frames before and after."""
+    store.crashes_at = at
+    replies = (says(FIRST) + calls("look", input="clock"), says(WORDS))
+    async with (
+        serve_gateway(home, make_atlas(store, *replies), grace=0.0) as gateway,
+        connect_client(gateway, full=full) as client,
+    ):
+        run_id = await send(client)
+        async with asyncio.timeout(TIMEOUT):
+            await store.reached.wait()
+        await client.get("health.check")
+        before = client.events(run_id)
+    store.restart()
+    async with (
+        serve_gateway(home, make_atlas(store, says(WORDS))) as gateway,
+        connect_client(gateway, full=full) as client,
+    ):
+        if full:
+            last = before[-1]["data"]["seq"]
+            await client.get("sessions.subscribe", sessionKey="main", runs={run_id: last})
+        else:
+            assert await send(client) == run_id
+        await client.until("chat.final")
+        return before, client.events(run_id)
+
+
+@pytest.mark.parametrize("at", [is_end, is_final, is_second_reply, is_announcement])
+async def test_plain_client_shows_the_whole_answer_after_a_crash(at: Callable[[Write], bool], tmp_path: Path) -> None:
+    _, after = await receive_across_a_crash(CrashingStore(), tmp_path, at, full=False)
+    assert shown(after) == FIRST + WORDS
+    assert [frame["event"] for frame in after].count("chat.final") == 1
+
+
+@pytest.mark.parametrize("at", [is_end, is_final, is_second_reply, is_announcement])
+async def test_full_client_receives_each_reply_and_its_text_once(at: Callable[[Write], bool], tmp_path: Path) -> None:
+    store = CrashingStore()
+    before, after = await receive_across_a_crash(store, tmp_path, at, full=True)
+    text, announced = "", list[str]()
+    for frame in [*before, *after]:
+        match frame["event"]:
+            case "chat.reset":
+                text = ""
+            case "chat.delta":
+                text += frame["data"]["text"]
+            case "chat.message":
+                message = frame["data"]["message"]
+                announced.append(message["id"])
+                if message["role"] == "assistant":
+                    assert text == "".join(part["text"] for part in message["parts"] if part["type"] == "text")
+                    text = ""
+            case _:
+                pass
+    assert text == ""
+    assert announced == [row.id for row in await store.messages("default", "main")]
+
+
+@pytest.mark.parametrize("full", [True, False], ids=["full", "plain"])
+async def test_reply_that_was_announced_is_not_reset(full: bool, tmp_path: Path) -> None:
+    store = CrashingStore(others_continue=True)
+    store.crashes_at = is_end
+    async with (
+        serve_gateway(tmp_path, make_atlas(store, says(WORDS)), grace=0.0) as gateway,
+        connect_client(gateway) as watcher,
+        connect_client(gateway, full=full) as client,
+    ):
+        await watcher.get("sessions.subscribe", sessionKey="main")
+        run_id = await send(client)
+        while (await watcher.until("chat.message"))["message"]["role"] != "assistant":
+            pass
+        await client.get("health.check")
+        before = client.events(run_id)
+    store.restart()
+    async with serve_gateway(tmp_path, make_atlas(store)) as gateway, connect_client(gateway, full=full) as client:
+        await send(client)
+        await client.until("chat.final")
+        after = client.events(run_id)
+    assert shown([frame for frame in before if frame["event"] == "chat.delta"]) == WORDS
+    assert "chat.reset" not in [frame["event"] for frame in after]
+    assert shown([frame for frame in after if frame["event"] == "chat.delta"]) == WORDS
+
+
+@pytest.mark.parametrize("full", [True, False], ids=["full", "plain"])
+async def test_repeated_key_on_the_same_connection_repeats_no_event(full: bool, tmp_path: Path) -> None:
+    atlas = make_atlas(MemoryStore(), says(WORDS))
+    async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway, full=full) as client:
+        run_id = await send(client)
+        await client.until("chat.final")
+        once = client.events(run_id)
+        assert await send(client) == run_id
+        await client.get("health.check")
+        assert client.events(run_id) == once
+        async with connect_client(gateway, full=full) as other:
+            assert await send(other) == run_id
+            await other.until("chat.final")
+            assert other.events(run_id) == once
