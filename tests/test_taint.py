@@ -229,8 +229,17 @@ async def test_policy_can_deny_sending_once_tainted(tmp_path: Path) -> None:
     assert denied.error == "not_permitted" and "mail: read_mail" in str(denied.result)
 
 
-async def test_policy_can_allow_sending_although_tainted(tmp_path: Path) -> None:
-    policy = write_policy(tmp_path, '[tools.send_mail]\nyes = ["*"]\nwhen_tainted = "allow"\n')
+@pytest.mark.parametrize(
+    "text",
+    [
+        '[tools.send_mail]\nyes = ["*"]\nwhen_tainted = "allow"\n',
+        '[tools.send_mail]\nyes = ["*"]\n[when_tainted]\n"*" = "deny"\nsend_mail = "allow"\n',
+        'when_tainted = "allow"\n[tools.send_mail]\nyes = ["*"]\n',
+    ],
+    ids=["tool", "table", "all"],
+)
+async def test_policy_can_allow_sending_although_tainted(tmp_path: Path, text: str) -> None:
+    policy = write_policy(tmp_path, text)
     mailbox, asked = Mailbox(), Asked()
     await send_tainted(mailbox, asked, policy)
     assert (mailbox.sent, asked.questions) == (["customers"], [])
@@ -270,6 +279,11 @@ async def test_entry_of_a_tool_overrides_the_grant_and_the_rule_for_all() -> Non
     ("text", "problem"),
     [
         ('when_tainted = "never"', "policy.toml: when_tainted must be allow, ask or deny, got 'never'"),
+        ('[when_tainted]\na = "no"', "policy.toml: when_tainted.a must be allow, ask or deny, got 'no'"),
+        (
+            '[tools.a]\nwhen_tainted = "ask"\n[when_tainted]\na = "ask"',
+            "when_tainted.a and tools.a.when_tainted: keep one",
+        ),
         ('[tools.a]\nwhen_tainted = ["deny"]', "policy.toml: tools.a.when_tainted must be allow, ask or deny"),
         ('[grants]\na = [{ permission = "x" }]', "policy.toml: grants.a: expected a permission, or"),
         (

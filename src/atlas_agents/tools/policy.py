@@ -292,12 +292,12 @@ def _parse(data: Mapping[str, Any], where: str) -> Policy:
             known = "groups, grants, tools, commands, when_tainted"
             raise ConfigError(f"{where}: unknown section {key!r}; known sections: {known}")
     tools: dict[str, dict[str, Cell]] = {}
-    tainted: dict[str, WhenTainted] = {}
-    if "when_tainted" in data:
-        tainted[EVERYONE] = check_when_tainted(f"{where}: when_tainted", data["when_tainted"])
+    tainted = _parse_when_tainted(data.get("when_tainted", {}), where)
     for tool, entries in _table(data, "tools", where).items():
         if isinstance(entries, dict) and "when_tainted" in entries:
             given = dict(cast(dict[str, Any], entries))
+            if tool in tainted:
+                raise ConfigError(f"{where}: when_tainted.{tool} and tools.{tool}.when_tainted: keep one of them")
             tainted[tool] = check_when_tainted(f"{where}: tools.{tool}.when_tainted", given.pop("when_tainted"))
             if given:
                 tools[tool] = _parse_cells(tool, given, where)
@@ -333,6 +333,14 @@ def _table(data: Mapping[str, Any], key: str, where: str) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise ConfigError(f"{where}: {key} must be a table")
     return cast(dict[str, Any], table)
+
+
+def _parse_when_tainted(given: Any, where: str) -> dict[str, WhenTainted]:
+    """Parse one rule for all tools that act, or a table with a rule for each tool."""
+    if not isinstance(given, dict):
+        return {EVERYONE: check_when_tainted(f"{where}: when_tainted", given)}
+    rules = cast(dict[str, Any], given)
+    return {tool: check_when_tainted(f"{where}: when_tainted.{tool}", rule) for tool, rule in rules.items()}
 
 
 def _parse_grants(data: Mapping[str, Any], where: str) -> dict[str, list[str | PermissionGrant]]:
