@@ -244,3 +244,23 @@ async def test_private_database_named_in_a_command_keeps_its_locks(tmp_path: Pat
 async def test_command_can_name_an_unreadable_file(tmp_path: Path) -> None:
     text = await run_bash(tmp_path, command="cat /proc/1/mem /proc/1/environ > /dev/null; echo went on")
     assert "went on" in text
+
+
+@pytest.mark.parametrize("sandbox", ["bubblewrap", "landlock", "none"])
+@pytest.mark.parametrize("keep", [True, False])
+async def test_disk_that_a_command_writes_is_limited(tmp_path: Path, sandbox: Any, keep: bool) -> None:
+    """Also if it deletes what it wrote, so that the folder stays empty."""
+    script = "for i in $(seq 200); do head -c 8000000 /dev/zero > file$i; DELETE; done; echo all".replace(
+        "DELETE", ":" if keep else "rm file$i"
+    )
+    tool = bash_tool(tmp_path, sandbox=sandbox, max_written=50_000_000)
+    result = await call([tool], "bash", Person(), YES, command=script)
+    assert "killed because it wrote too much to disk, or the disk is almost full" in str(result.result)
+    assert sum(entry.stat().st_size for entry in os.scandir(tmp_path)) < 1_000_000_000
+
+
+@pytest.mark.parametrize("sandbox", ["bubblewrap", "landlock", "none"])
+async def test_size_of_a_file_is_limited(tmp_path: Path, sandbox: Any) -> None:
+    tool = bash_tool(tmp_path, sandbox=sandbox, max_written=50_000_000)
+    await call([tool], "bash", Person(), YES, command="truncate -s 60000000 large; truncate -s 40000000 small; true")
+    assert {entry.name: entry.stat().st_size for entry in os.scandir(tmp_path)} == {"large": 0, "small": 40_000_000}

@@ -3,7 +3,9 @@
 import asyncio
 import base64
 import json
+import stat
 import sys
+import tempfile
 import venv
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from calling_tools import Person, call
 from code_harness import SANDBOXES, SandboxHarness, is_unlocked
 
 from atlas_agents import Approvals, MemoryAudit, Question
+from atlas_agents.builtin_tools.code import interpreter as python_code
 from atlas_agents.builtin_tools.code.tool import CodeInterpreter, SandboxKind, code_tool
 from atlas_agents.builtin_tools.sandbox import choose
 from atlas_agents.core.errors import SandboxUnavailable
@@ -228,3 +231,19 @@ async def test_permanent_approval_does_not_cover_code_without_a_sandbox(tmp_path
         atlas = in_memory_atlas(model, [code_tool(interpreter)], approve=Approvals(person), store=store)
         await atlas.ask("go")
     assert len(person.questions) == 2
+
+
+def test_compiled_runtime_is_not_read_from_a_folder_that_others_can_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """WebAssembly runtimes load compiled code from the temporary folder, in which every user can create files."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    find: Any = getattr(python_code, "_private_temporary_folder")  # noqa: B009
+    find.cache_clear()
+    private = Path(find())
+    assert private.parent == tmp_path and stat.S_IMODE(private.stat().st_mode) == 0o700
+    private.chmod(0o777)
+    find.cache_clear()
+    other = Path(find())
+    assert other != private and stat.S_IMODE(other.stat().st_mode) == 0o700
+    find.cache_clear()

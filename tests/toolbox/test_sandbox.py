@@ -4,9 +4,11 @@ import asyncio
 import os
 import secrets
 import stat
+import struct
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +22,7 @@ from atlas_agents.builtin_tools.sandbox.base import (
     SandboxLimits,
 )
 from atlas_agents.builtin_tools.sandbox.process import HeadTailBuffer, Sandbox
-from atlas_agents.builtin_tools.sandbox.seccomp import build_filter
+from atlas_agents.builtin_tools.sandbox.seccomp import build_filter, syscall_numbers
 from atlas_agents.core.errors import SandboxUnavailable
 from checks import wait_until
 
@@ -228,11 +230,76 @@ def test_buffer_does_not_split_a_character_if_nothing_is_dropped() -> None:
     assert buffer.captured().dropped == 1
 
 
-def test_filter_has_whole_instructions_and_unknown_machines_have_none() -> None:
-    for machine in ("x86_64", "aarch64"):
-        found = build_filter(machine)
-        assert found is not None and len(found) % 8 == 0
+async def test_run_ends_before_the_disk_is_full(shell: Shell, monkeypatch: pytest.MonkeyPatch, sleep: str) -> None:
+    """Whoever fills it: a run can hide what it writes."""
+    free = iter([4 << 30, 3 << 30])
+
+    def measure(path: object) -> SimpleNamespace:
+        return SimpleNamespace(f_frsize=1, f_bavail=next(free, 1 << 29), f_favail=10**6)
+
+    monkeypatch.setattr(os, "statvfs", measure)
+    assert (await shell(sleep, limits=SandboxLimits(seconds=20))).stopped_by == "disk"
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+@pytest.mark.parametrize("namespaces", [True, False])
+def test_filter_allows_listed_calls_only(machine: str, namespaces: bool) -> None:
+    """Run the filter for each number; the errors are those for which libraries have a fallback."""
+    program = build_filter(machine, namespaces=namespaces)
+    assert program is not None and len(program) % 8 == 0 and len(program) // 8 <= 4096
+    arch = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}[machine]
+    allow, permission, missing, family = 0x7FFF0000, 0x50001, 0x50026, 0x50061
+
+    def decide(name: str | int, *arguments: int, arch: int = arch) -> int:
+        number = name if isinstance(name, int) else syscall_numbers([name], machine)[name]
+        return run_filter(program, number, arch, arguments)
+
+    assert {decide(name) for name in ("read", "openat", "execve", "clone", "futex", "sendto")} == {allow}
+    assert {decide(number) for number in range(424, 428)} == {missing}  # pidfd_send_signal, io_uring
+    assert {decide(number) for number in (434, 435, 437, 438, *range(463, 1000))} == {missing}
+    assert decide("read", arch=0x40000003) == missing
+    assert decide("ptrace") == decide("mount") == permission
+    assert decide("prlimit64", 0) == allow and decide("prlimit64", 7) == permission
+    assert decide("setpriority", 0, 0) == allow
+    assert {decide("setpriority", *each) for each in ((0, 7), (1, 0), (2, 0))} == {permission}
+    assert decide("clone", 0x10000011) == permission
+    assert decide("fchmod", 3, 0o4755) == permission and decide("fchmod", 3, 0o755) == allow
+    assert decide("openat", 0, 0, 0o100, 0o4755) == permission and decide("openat", 0, 0, 0, 0o4755) == allow
+    assert decide("ioctl", 0, 0x5412) == 0x50019 and decide("ioctl", 0, 0x5401) == allow
+    sockets = {(f, 1, p) for f in range(46) for p in (0, 6, 132, 262)}
+    allowed = {each for each in sockets if decide("socket", *each) == allow}
+    assert {f for f, _, _ in allowed} == ({1, 2, 10, 16} if namespaces else set())
+    assert decide("socket", 40, 1, 0) == family and decide("socketpair", 30, 1, 0) == family
+    assert decide("socketpair", 1, 0x80001, 0) == allow
+    if not namespaces:
+        assert decide("socketpair", 1, 2, 0) != allow and decide("connect") == permission
+        assert decide("sendto", 0, 0, 0, 0x20000000) == permission
+        assert decide("sendto", 0, 0, 0, 0, 1 << 40) == decide("sendto", 0, 0, 0, 0, 1) == permission
+    if machine == "x86_64":
+        assert decide(0x40000000 + 41, 2, 1, 0) == missing
+
+
+def test_unknown_machines_have_no_filter() -> None:
     assert build_filter("riscv64") is None
+
+
+def run_filter(program: bytes, number: int, arch: int, arguments: tuple[int, ...]) -> int:
+    """Interpret classic BPF."""
+    data = struct.pack("=IIQ6Q", number, arch, 0, *arguments, *[0] * (6 - len(arguments)))
+    position = loaded = 0
+    while True:
+        code, if_true, if_false, value = struct.unpack_from("=HBBI", program, 8 * position)
+        position += 1
+        match code:
+            case 0x20:
+                (loaded,) = struct.unpack_from("=I", data, value)
+            case 0x54:
+                loaded &= value
+            case 0x06:
+                return value
+            case _:
+                met = {0x15: loaded == value, 0x35: loaded >= value, 0x45: bool(loaded & value)}[code]
+                position += if_true if met else if_false
 
 
 def _is_running(command: str) -> bool:

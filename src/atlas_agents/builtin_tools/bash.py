@@ -35,11 +35,12 @@ _MAX_CAPTURE = 20_000
 _MAX_DEPTH, _MAX_ENTRIES = 5, 10_000
 _MAX_NAMED_FILES = 20
 _MB = 1024 * 1024
+MAX_WRITTEN = 4096 * _MB
 _STOP_REASONS = {
     "output": "it wrote too much output",
     "memory": "it used too much memory",
     "processes": "it started too many processes",
-    "disk": "it wrote too much to disk",
+    "disk": "it wrote too much to disk, or the disk is almost full",
 }
 _ENVIRONMENT = {
     **{"LANG": "C.UTF-8", "TERM": "dumb", "PAGER": "cat", "GIT_PAGER": "cat", "GIT_TERMINAL_PROMPT": "0"},
@@ -86,13 +87,15 @@ def bash_tool(
     guarded: GuardedPaths = (),
     shell: str | None = None,
     max_timeout: int = MAX_TIMEOUT,
+    max_written: int = MAX_WRITTEN,
 ) -> Tool:
     """Create a tool that runs commands in a folder. Each command needs approval, unless a policy rule allows it.
 
     Commands cannot see `private` paths, and cannot change `guarded` paths, prompts, settings and keys. Without a
-    working sandbox none of this is enforced, and the approval request says so.
+    working sandbox none of this is enforced, and the approval request says so. A command that writes more than
+    `max_written` bytes to disk is killed.
     """
-    runner = _BashTool(Root.create(folder, private, guarded), sandbox, network, shell, max_timeout)
+    runner = _BashTool(Root.create(folder, private, guarded), sandbox, network, shell, max_timeout, max_written)
 
     async def bash(
         context: ToolContext,
@@ -126,12 +129,15 @@ def bash_tool(
 class _BashTool:
     """Prepares, previews and runs the commands of one bash tool."""
 
-    def __init__(self, root: Root, kind: SandboxKind, network: bool, shell: str | None, max_timeout: int) -> None:
+    def __init__(
+        self, root: Root, kind: SandboxKind, network: bool, shell: str | None, max_timeout: int, max_written: int
+    ) -> None:
         self._root = root
         self._kind: SandboxKind = kind
         self._network = network
         self._shell = shell
         self._max_timeout = max_timeout
+        self._max_written = max_written
 
     async def run(self, arguments: dict[str, Any], context: ToolContext) -> str:
         sandbox, _ = await self._sandbox()
@@ -146,7 +152,7 @@ class _BashTool:
             read_only=tuple(read_only),
             masked=tuple(masked),
             env=prepared.env,
-            limits=_limits(prepared.seconds),
+            limits=_limits(prepared.seconds, self._max_written),
             network=self._network,
         )
         result = await sandbox.run(command, ProcessIO(on_output=progress.add, merge=True))
@@ -257,14 +263,15 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _limits(seconds: int) -> SandboxLimits:
+def _limits(seconds: int, written: int) -> SandboxLimits:
     return SandboxLimits(
         seconds=seconds,
         cpu=max(60, 2 * seconds),
         memory=4096 * _MB,
         processes=512,
-        file_size=4096 * _MB,
+        file_size=min(2048 * _MB, written),
         disk=None,
+        written=written,
         output=16 * _MB,
         capture=_MAX_CAPTURE,
         open_files=1024,

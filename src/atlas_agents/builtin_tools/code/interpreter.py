@@ -10,8 +10,10 @@ import socket
 import stat
 import struct
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -385,6 +387,18 @@ async def start_wasm(folder: Path, limits: sandbox_base.SandboxLimits) -> Interp
         argv=(sys.executable, "-I", "-B", str(_WASM_RUNNER), str(Path(package.origin).parent.parent), str(folder)),
         cwd=folder,
         writable=folder,
+        env={"TMPDIR": await run_in_thread(_private_temporary_folder)},
         limits=msgspec.structs.replace(limits, memory=limits.memory + _WASM_OVERHEAD),
     )
     return await Interpreter.open(Unconfined(), command)
+
+
+@lru_cache
+def _private_temporary_folder() -> str:
+    """Create a folder of this user for the compiled runtime: in /tmp itself, another user could put one there first."""
+    path = os.path.join(tempfile.gettempdir(), f"atlas-wasm-{os.geteuid()}")
+    with suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    info = os.lstat(path)
+    private = stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid() and not info.st_mode & 0o077
+    return path if private else tempfile.mkdtemp(prefix="atlas-wasm-")
