@@ -19,7 +19,7 @@ from atlas_agents.core.http import backoff
 from atlas_agents.core.json import encode
 from atlas_agents.core.paths import Secret
 from atlas_agents.providers.base import classify_response
-from atlas_agents.providers.http import HttpClient, header_value, read_error
+from atlas_agents.providers.http import HttpClient, RequestHeaders, header_value, read_error, remove_key
 
 _LOCAL_BATCH = 256
 _WEIGHTS = "weights/l2_supercat_256.safetensors"
@@ -144,9 +144,14 @@ class EndpointEmbedder:
         self._url = f"{base_url.rstrip('/')}/embeddings"
         self._key = key
         self._http = HttpClient()
-        self._headers = {"Content-Type": "application/json", "Accept": "application/json"}
-        if key is not None:
-            self._headers["Authorization"] = f"Bearer {header_value(key, 'embeddings')}"
+        self._headers()  # checks the key
+
+    def _headers(self) -> RequestHeaders:
+        """Return the headers of a request. They are not kept, because they carry the key."""
+        headers = RequestHeaders({"Content-Type": "application/json", "Accept": "application/json"})
+        if self._key is not None:
+            headers["Authorization"] = f"Bearer {header_value(self._key, 'embeddings')}"
+        return headers
 
     async def embed(self, texts: Sequence[str]) -> list[bytes]:
         found: list[bytes] = []
@@ -177,13 +182,12 @@ class EndpointEmbedder:
     async def _request(self, texts: list[str]) -> list[bytes]:
         body = encode({"model": self._name, "input": texts, "encoding_format": "float"})
         try:
-            async with self._http.request("POST", self._url, self._headers, body) as response:
+            async with self._http.request("POST", self._url, self._headers(), body) as response:
                 if response.status != 200:
                     raise classify_response(response.status, await read_error(response), response.headers)
                 return _decode_vectors(await response.read_all(_MAX_RESPONSE), len(texts))
         except ProviderError as error:
-            if self._key and self._key.reveal() in str(error):
-                error.args = (str(error).replace(self._key.reveal(), "[REDACTED]"),)
+            remove_key(error, self._key)
             raise
 
 

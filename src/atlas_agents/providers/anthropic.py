@@ -394,5 +394,5 @@ class AnthropicProvider(http.HttpProvider):
                 "no model given: expected a name, for example AnthropicProvider('claude-…')", "bad_request"
             )
         body = encode_request(request, model)
-        headers = {**self._headers, "anthropic-version": _VERSION}
+        headers = self._headers(**{"anthropic-version": _VERSION})
         return http.exchange(self._http, f"{self.base_url}/v1/messages", headers, body, AnthropicReader(), self.key)

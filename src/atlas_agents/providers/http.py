@@ -5,6 +5,7 @@ aiohttp is imported with the first client, because it dominates the cost of impo
 
 import asyncio
 import json
+import re
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import asynccontextmanager
@@ -168,11 +169,11 @@ class IdleWatchdog:
         try:
             return await awaitable
         except asyncio.CancelledError:
-            if self.expired and task and task.uncancel() <= cancels_before:
-                raise ProviderError(self.expired, "timeout") from None
-            raise
+            if not self.expired or task is None or task.uncancel() > cancels_before:
+                raise
         finally:
             self._task = None
+        raise ProviderError(self.expired, "timeout")  # without its cause, whose frames have the headers
 
     def stop(self) -> None:
         self._alarm.cancel()
@@ -285,9 +286,10 @@ class HttpClient:
                 method, address, data=body or None, headers=headers, proxy=proxy, allow_redirects=False
             )
         except self._network_errors as error:
-            raise _network_error(error) from error
+            failure = _network_error(error)
         except ValueError as error:
-            raise ProviderError(f"cannot send a request to {address}: {error}", "bad_request") from error
+            failure = ProviderError(f"cannot send a request to {address}: {error}", "bad_request")
+        raise failure  # without its cause, which has the headers and so the key
 
     async def _pool(self) -> "_SessionPool":
         loop = asyncio.get_running_loop()
@@ -388,9 +390,14 @@ async def exchange(
             for chunk in reader.finish():
                 yield chunk
     except ProviderError as error:
-        if key and is_distinctive(key.reveal()) and key.reveal() in str(error):
-            error.args = (str(error).replace(key.reveal(), "[REDACTED]"),)
+        remove_key(error, key)
         raise
+
+
+def remove_key(error: ProviderError, key: Secret | None) -> None:
+    """Redact the key from a server's message, unless it is too short to be searched for."""
+    if key and is_distinctive(key.reveal()) and key.reveal() in str(error):
+        error.args = (str(error).replace(key.reveal(), "[REDACTED]"),)
 
 
 async def _read_pieces(response: HttpResponse, reader: StreamReader) -> AsyncGenerator[bytes, None]:
@@ -429,12 +436,29 @@ async def _response_error(response: HttpResponse) -> ProviderError:
     return classify_response(response.status, await read_error(response), response.headers)
 
 
+class RequestHeaders(dict[str, str]):
+    """Headers that carry a key: printing, logging or formatting them shows only their names."""
+
+    def __repr__(self) -> str:
+        return f"RequestHeaders({', '.join(self)})"
+
+    def __reduce__(self) -> str | tuple[object, ...]:
+        raise TypeError("headers with a key cannot be copied or pickled")
+
+
 def header_value(key: Secret, vendor: str) -> str:
     """Return the key as a header value; a line break in it would inject another header."""
-    value = key.reveal().strip()
-    if not value or not (value.isascii() and value.isprintable()):
+    if not _is_header_value(key.reveal().strip()):
         raise MissingKey(f"the API key for {vendor} is blank or contains invalid characters; paste it again")
-    return value
+    return key.reveal().strip()
+
+
+def _is_header_value(text: str) -> bool:
+    return bool(text) and text.isascii() and text.isprintable()
+
+
+def _as_secret(key: str | None) -> Secret | None:
+    return Secret(key) if key else None
 
 
 class HttpProvider:
@@ -471,16 +495,21 @@ class HttpProvider:
         self.model = model
         address = base_url or settings.get(f"{prefix}_BASE_URL") or self.official_url
         self.base_url = address.rstrip("/").removesuffix(self.api_path)
-        key = api_key or settings.secret(f"{prefix}_API_KEY")
-        if not key and self.is_official:
+        self.key = _as_secret(api_key) or _as_secret(settings.secret(f"{prefix}_API_KEY"))
+        del api_key  # local variables may be logged with a traceback
+        if not self.key and self.is_official:
             raise MissingKey(
                 f"{self.vendor} API key missing: set {prefix}_API_KEY (in the environment or in .env) or pass api_key="
             )
-        self.key = Secret(key) if key else None
         self._http = HttpClient(timeouts, clock)
-        self._headers = {"Content-Type": "application/json", "Accept": "text/event-stream"}
+        self._headers()  # checks the key
+
+    def _headers(self, **others: str) -> RequestHeaders:
+        """Return the headers of a request. They are not kept, because they carry the key."""
+        headers = RequestHeaders({"Content-Type": "application/json", "Accept": "text/event-stream", **others})
         if self.key:
-            self._headers |= self._authorize(header_value(self.key, self.vendor))
+            headers.update(self._authorize(header_value(self.key, self.vendor)))
+        return headers
 
     def _authorize(self, key: str) -> dict[str, str]:
         """Return the header that carries the key."""
@@ -500,4 +529,5 @@ class HttpProvider:
         await self._http.close()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.model!r}, base_url={self.base_url!r})"
+        address = re.sub(r"//[^/]*@", "//", self.base_url)
+        return f"{type(self).__name__}({self.model!r}, base_url={address!r})"

@@ -327,7 +327,7 @@ class OpenAIProvider(http.HttpProvider):
     def _stream_model(self, request: base.Request, model: str) -> AsyncGenerator[base.Chunk, None]:
         body = encode_request(request, model, official=self.is_official)
         url = f"{self.base_url}/chat/completions"
-        return http.exchange(self._http, url, self._headers, body, OpenAIReader(), self.key)
+        return http.exchange(self._http, url, self._headers(), body, OpenAIReader(), self.key)
 
     async def _stream_first_model(self, request: base.Request) -> AsyncGenerator[base.Chunk, None]:
         async with aclosing(self._stream_model(request, await self._find_first_model())) as chunks:
@@ -337,7 +337,7 @@ class OpenAIProvider(http.HttpProvider):
     async def _find_first_model(self) -> str:
         if self.is_official:
             raise ProviderError("no model given: expected a name, for example OpenAIProvider('gpt-…')", "bad_request")
-        async with self._http.request("GET", f"{self.base_url}/models", self._headers, b"") as response:
+        async with self._http.request("GET", f"{self.base_url}/models", self._headers(), b"") as response:
             body = await http.read_error(response)
             if response.status != 200:
                 raise base.classify_response(response.status, body, response.headers)
