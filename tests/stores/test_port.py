@@ -14,9 +14,11 @@ from atlas_agents.core.store import (
     AddEvents,
     AddJournal,
     AddMessage,
+    AddMessages,
     AddUsage,
     AnswerApproval,
     ClaimRun,
+    DropMessages,
     DropSession,
     EventRow,
     PutSession,
@@ -26,6 +28,7 @@ from atlas_agents.core.store import (
     ReserveEvents,
     RunRow,
     Session,
+    SessionTotals,
     SetRun,
     StopRun,
     Store,
@@ -76,6 +79,40 @@ async def test_put_session_changes_only_the_given_fields(store: Store) -> None:
     session = await store.session(TENANT, "s")
     assert session is not None
     assert (session.agent_id, session.label, session.archived, session.metadata) == ("a", "new", True, {"x": 1})
+
+
+async def test_many_messages_are_appended_at_once(store: Store) -> None:
+    bodies = [(f"m{n}", b'{"n":%d}' % n) for n in range(150)]
+    with pytest.raises(NotFound):
+        await store.commit(TENANT, [AddMessages("s", (("m", b"{}"),))])
+    await store.commit(TENANT, [PutSession("s"), AddMessage("s", "first", b"{}")])
+    await store.commit(TENANT, [AddMessages("s", tuple(bodies[:100])), AddMessages("s", ())])
+    await store.commit(TENANT, [AddMessages("s", tuple(bodies[100:])), AddMessage("s", "last", b"{}")])
+    rows = await store.messages(TENANT, "s")
+    assert [row.seq for row in rows] == list(range(1, 153))
+    assert [(row.id, row.body) for row in rows[1:-1]] == bodies
+
+
+async def test_messages_after_a_number_are_deleted_unless_a_run_is_open(store: Store) -> None:
+    await store.commit(TENANT, [PutSession("s"), AddMessages("s", tuple((f"m{n}", b"{}") for n in range(9)))])
+    await store.commit(TENANT, [DropMessages("s", 4)])
+    assert [row.seq for row in await store.messages(TENANT, "s")] == [1, 2, 3, 4]
+    await store.commit(TENANT, [AcceptRun("r", "s", "a")])
+    with pytest.raises(Conflict):
+        await store.commit(TENANT, [DropMessages("s", 0)])
+
+
+async def test_sessions_of_a_prefix_are_listed_and_counted(store: Store) -> None:
+    for key in ("@ana/1", "@ana/2", "@ana", "@ana0", "@an/1", "@anab/1", "x", "@ANA/1", "@ana/é"):
+        await store.commit(TENANT, [PutSession(key), AddMessage(key, "m", b"12345")])
+    await store.commit(TENANT, [AddMessages("@ana/1", (("a", b"1"), ("b", b"22")))])
+    found = await store.sessions(TENANT, prefix="@ana/")
+    assert [session.key for session in found] == ["@ana/1", "@ana/é", "@ana/2"]
+    (last,) = await store.sessions(TENANT, prefix="@ana/", limit=1, before=found[1].updated_at)
+    assert last.key == "@ana/2"
+    assert await store.session_totals(TENANT, "@ana/") == SessionTotals(3, 5, 18)
+    assert await store.session_totals(TENANT, "@nobody/") == SessionTotals(0, 0, 0)
+    assert await store.session_totals("other", "@ana/") == SessionTotals(0, 0, 0)
 
 
 async def test_sessions_are_listed_latest_first_and_paging_loses_none(store: Store) -> None:
@@ -338,7 +375,7 @@ def test_every_statement_filters_by_tenant() -> None:
     for name, value in vars(statements).items():
         if name.isupper() and not name.startswith("_") and name not in ("OPEN_RUNS", "TENANTS"):
             found += [value] if isinstance(value, str) else value.values() if isinstance(value, dict) else value
-    found += [statements.add_events(1), statements.add_events(2), statements.jobs_in(2), statements.add_passages(1)]
+    found += [statements.add_events(1), statements.add_messages(2), statements.jobs_in(2), statements.add_passages(1)]
     found += [statements.passages_by_id(2), statements.postgres_nearest(3), statements.postgres_counts(2)]
     assert len(found) > 60
     for statement in found:

@@ -1,16 +1,18 @@
 """Sessions of a store: list, rename, read, fork, export, import and delete them."""
 
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import msgspec
 
+from atlas_agents.core.aio import TimeSlices, finish_despite_cancel
 from atlas_agents.core.errors import BrokenHistory, ConfigError, Conflict, NotFound
 from atlas_agents.core.json import encode
-from atlas_agents.core.messages import Message, find_unpaired, new_id
+from atlas_agents.core.messages import Message, new_id
 from atlas_agents.core.store import (
     UNREADABLE,
-    AddMessage,
+    AddMessages,
+    DropMessages,
     DropSession,
     PutSession,
     Session,
@@ -24,8 +26,13 @@ Rows: TypeAlias = list[StoredMessage]
 Messages: TypeAlias = list[Message]
 Writes: TypeAlias = list[Write]
 Bodies: TypeAlias = list[tuple[str, bytes]]
+T = TypeVar("T")
 _FORMAT = 1
 _PAGE = 500
+_BATCH, _BATCH_BYTES = 200, 256 * 1024
+"""Messages and bytes that one commit writes."""
+INCOMPLETE = "incomplete"
+"""Key in the metadata of a session whose messages are still being written."""
 
 
 class SessionHeader(msgspec.Struct, frozen=True):
@@ -53,9 +60,12 @@ class Sessions:
             raise ConfigError("sessions require a store: Atlas(store=…)")
         return self._optional_store
 
-    async def list(self, *, limit: int = 100, before: int | None = None) -> Listed:
-        """Return sessions, latest change first; `before` is an `updated_at` to continue from."""
-        return await self._store.sessions(self._tenant, limit=limit, before=before)
+    async def list(self, *, limit: int = 100, before: int | None = None, prefix: str = "") -> Listed:
+        """Return sessions, latest change first; `before` is an `updated_at` to continue from.
+
+        With `prefix`, only sessions whose keys start with it.
+        """
+        return await self._store.sessions(self._tenant, limit=limit, before=before, prefix=prefix)
 
     async def get(self, key: str) -> Session:
         """Return a session; raises NotFound if there is none."""
@@ -91,7 +101,15 @@ class Sessions:
         return [row.message for row in await self.messages(key)]
 
     async def delete(self, key: str) -> None:
-        """Delete a session with its messages, but not its audit and usage rows; raises Conflict while a turn runs."""
+        """Delete a session with its messages, but not its audit and usage rows; raises Conflict while a turn runs.
+
+        Many messages are deleted in several commits, so that other writes do not wait for all of them.
+        """
+        rows = await self._store.messages(self._tenant, key, limit=1, last=True)
+        last = rows[-1].seq if rows else 0
+        while last > 2 * _PAGE:
+            last -= _PAGE
+            await self._store.commit(self._tenant, [DropMessages(key, last)])
         await self._store.commit(self._tenant, [DropSession(key)])
         self._on_delete(key)
 
@@ -100,17 +118,39 @@ class Sessions:
 
         A fork at a message with tool calls also includes their results.
         """
-        source, rows = await self.get(key), await self.messages(key)
-        if at is not None:
-            index = next((index for index, row in enumerate(rows) if row.id == at), None)
-            if index is None:
-                raise NotFound(f"not found: message {at!r} in session {key!r}")
-            while index + 1 < len(rows) and rows[index].message.tool_calls:
-                index += 1
-            rows = rows[: index + 1]
-        metadata = {**source.metadata, "forked_from": key, "forked_at": rows[-1].id if rows else None}
+        source, last = await self.get(key), await self._find_fork(key, at)
+        metadata = {**source.metadata, "forked_from": key, "forked_at": last.id if last else None}
         header = SessionHeader(_FORMAT, to or new_id(), source.agent_id, source.label, metadata)
-        return await self._write(header, [(row.id, row.body) for row in rows])
+        return await self._create(header, self._copy(key, last.seq if last else 0))
+
+    async def _find_fork(self, key: str, at: str | None) -> StoredMessage | None:
+        """Return the last message that a fork contains; None if it contains none."""
+        if at is None:
+            return next(iter(await self.messages(key, limit=1, last=True)), None)
+        found: StoredMessage | None = None
+        async for row in self._pages(key):
+            if found is not None and not found.message.tool_calls:
+                break
+            if found is not None or row.id == at:
+                found = row
+        if found is None:
+            raise NotFound(f"not found: message {at!r} in session {key!r}")
+        return found
+
+    async def _copy(self, key: str, end: int) -> AsyncGenerator[tuple[str, bytes], None]:
+        async for row in self._pages(key):
+            if row.seq > end:
+                return
+            yield row.id, row.body
+
+    async def _pages(self, key: str) -> AsyncGenerator[StoredMessage, None]:
+        """Yield the messages of a session, reading a page at a time."""
+        slices, seq = TimeSlices(), 0
+        while rows := await self._store.messages(self._tenant, key, after=seq, limit=_PAGE):
+            for row in rows:
+                yield row
+                await slices.pause()
+            seq = rows[-1].seq
 
     async def export(self, key: str) -> AsyncGenerator[str, None]:
         """Yield the session as JSON lines: a header, then one message per line, byte for byte as stored.
@@ -121,49 +161,84 @@ class Sessions:
         yield encode(
             SessionHeader(_FORMAT, key, session.agent_id, session.label, session.metadata, session.created_at)
         ).decode()
-        seq = 0
-        while rows := await self._store.messages(self._tenant, key, after=seq, limit=_PAGE):
-            for row in rows:
-                message = row.message
-                yield (message.to_json() if UNREADABLE in message.metadata else row.body).decode()
-            seq = rows[-1].seq
+        async for row in self._pages(key):
+            message = row.message
+            yield (message.to_json() if UNREADABLE in message.metadata else row.body).decode()
 
-    async def load(self, lines: Iterable[str] | AsyncIterable[str], *, key: str | None = None) -> Session:
-        """Import exported lines as a new session, under its own key or another; raises Conflict if the key is taken."""
+    async def load(
+        self, lines: Iterable[str] | AsyncIterable[str], *, key: str | None = None, system: bool = True
+    ) -> Session:
+        """Import exported lines as a new session, under its own key or another; raises Conflict if the key is taken.
+
+        Everything is checked before anything is written. With `system=False`, messages with the role `system` are
+        refused, because a model obeys them more than it obeys a user.
+        """
         header: SessionHeader | None = None
-        messages: Messages = []
-        number = 0
+        bodies: dict[str, bytes] = {}
+        number, expected, slices = 0, (), TimeSlices()
         async for line in _iterate(lines):
             number += 1
             if header is None:
                 header = _header(line)
             elif line.strip():
-                messages.append(_message(line, number))
+                message = _message(line, number)
+                if message.role == "system" and not system:
+                    raise ConfigError(f"line {number}: the role 'system' is not allowed here; remove this message")
+                calls, answered = message.pairing
+                if answered != expected:
+                    raise _unpaired(number)
+                expected = calls
+                bodies.setdefault(message.id, message.to_json())
+            await slices.pause()
         if header is None:
             raise ConfigError("nothing to import: expected a session header in the first line")
-        broken = find_unpaired(messages)
-        if broken is not None:
-            raise BrokenHistory(f"line {broken + 2}: a tool call without its result, or a result without its call")
-        header = msgspec.structs.replace(header, key=key or header.key)
-        return await self._write(header, [(message.id, message.to_json()) for message in messages])
+        if expected:
+            raise _unpaired(number + 1)
+        return await self._create(msgspec.structs.replace(header, key=key or header.key), _iterate(bodies.items()))
 
-    async def _write(self, header: SessionHeader, messages: Bodies) -> Session:
-        """Create the session in one transaction."""
-        if await self._store.session(self._tenant, header.key) is not None:
+    async def _create(self, header: SessionHeader, messages: AsyncGenerator[tuple[str, bytes], None]) -> Session:
+        """Create a session, in several commits if it is large, so that other writes do not wait for all of it.
+
+        Until the last commit it is archived and marked as incomplete. What a crash leaves is replaced by the next try.
+        """
+        existing = await self._store.session(self._tenant, header.key)
+        if existing is not None and INCOMPLETE not in existing.metadata:
             raise Conflict(f"session {header.key!r} already exists: choose another key")
-        writes: Writes = [PutSession(header.key, header.agent_id, header.label, False, header.metadata)]
-        writes += [AddMessage(header.key, id, body) for id, body in messages]
-        results = await self._store.commit(self._tenant, writes)
-        return await self.get(results[0].key)
+        if existing is not None:
+            await self.delete(header.key)
+        final, writes = PutSession(header.key, header.agent_id, header.label, False, header.metadata), Writes()
+        batch, size = Bodies(), 0
+        try:
+            async for id, body in messages:
+                batch.append((id, body))
+                size += len(body)
+                if len(batch) >= _BATCH or size >= _BATCH_BYTES:
+                    first = (
+                        [] if writes else [msgspec.structs.replace(final, archived=True, metadata={INCOMPLETE: True})]
+                    )
+                    writes = [*first, AddMessages(header.key, tuple(batch))]
+                    await self._store.commit(self._tenant, writes)
+                    batch, size = Bodies(), 0
+            last = AddMessages(header.key, tuple(batch))
+            await self._store.commit(self._tenant, [last, final] if writes else [final, last])
+        except BaseException:
+            if writes:
+                await finish_despite_cancel(self.delete(header.key))
+            raise
+        return await self.get(header.key)
 
 
-async def _iterate(lines: Iterable[str] | AsyncIterable[str]) -> AsyncGenerator[str, None]:
-    if isinstance(lines, AsyncIterable):
-        async for line in lines:
-            yield line
+async def _iterate(items: Iterable[T] | AsyncIterable[T]) -> AsyncGenerator[T, None]:
+    if isinstance(items, AsyncIterable):
+        async for item in items:
+            yield item
     else:
-        for line in lines:
-            yield line
+        for item in items:
+            yield item
+
+
+def _unpaired(number: int) -> BrokenHistory:
+    return BrokenHistory(f"line {number}: a tool call without its result, or a result without its call")
 
 
 def _header(line: str) -> SessionHeader:

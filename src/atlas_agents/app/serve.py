@@ -21,7 +21,6 @@ from atlas_agents.config.settings import Settings
 from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.paths import Environment, Secret
-from atlas_agents.core.trust import Trust
 from atlas_agents.gateway.auth import TokenFile
 from atlas_agents.gateway.hub import GatewayServices
 from atlas_agents.gateway.mcp.resources import DocumentResources
@@ -188,13 +187,7 @@ async def _gateway(
 def _notices(runtime: Runtime, agent_id: str) -> list[str]:
     """Return what an agent's users should know: its replaced model, and changes that wait for a person."""
     model = runtime.agent_loader.notices.get(agent_id)
-    return [*([model] if model else ()), *pending_notices(runtime.workspace.trust)]
-
-
-def pending_notices(trust: Trust | None) -> list[str]:
-    """Describe the changes by agents that wait for a person."""
-    changes = trust.pending() if trust is not None else []
-    return [f"{change.summary} and is not used until you agree; run: atlas trust" for change in changes]
+    return [*([model] if model else ()), *runtime.workspace.state.pending]
 
 
 def _gateway_settings(settings: Settings) -> GatewaySettings:
@@ -209,6 +202,9 @@ def _gateway_settings(settings: Settings) -> GatewaySettings:
         origins=settings.allowed_origins,
         trusted_proxies=settings.trusted_proxies,
         allowed_models=settings.allowed_models,
+        user_sessions=settings.user_sessions,
+        user_messages=settings.user_messages,
+        user_bytes=settings.user_megabytes * 1024 * 1024,
         grace=settings.drain_seconds,
     )
 

@@ -242,6 +242,15 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
         tuple[str, ...],
         about("Models, besides those of the agents, that users without the scope `admin` can choose for a message."),
     ] = ()
+    user_sessions: Annotated[
+        int, Meta(ge=0), about("Maximum number of sessions of each user, except the owner. 0 is no limit.")
+    ] = 10_000
+    user_messages: Annotated[
+        int, Meta(ge=0), about("Maximum number of stored messages of each user, except the owner. 0 is no limit.")
+    ] = 100_000
+    user_megabytes: Annotated[
+        int, Meta(ge=0), about("Maximum size of the messages of each user in MB, except the owner. 0 is no limit.")
+    ] = 256
     provider_limits: Annotated[
         tuple[str, ...],
         about("Rate limits per provider key and minute, such as `openai requests=500 tokens=200000 at_once=8`."),

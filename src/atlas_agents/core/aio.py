@@ -31,6 +31,21 @@ async def invoke(function: Callable[..., Any], *arguments: Any) -> Any:
     return await result if inspect.isawaitable(result) else result
 
 
+class TimeSlices:
+    """Divides long work in the event loop into short slices; after each, other tasks run for at least as long."""
+
+    def __init__(self, seconds: float = 0.004) -> None:
+        self._seconds = seconds
+        self._started = time.perf_counter()
+
+    async def pause(self) -> None:
+        """Let other tasks run if the current slice has ended. Call it between small pieces of the work."""
+        worked = time.perf_counter() - self._started
+        if worked >= self._seconds:
+            await asyncio.sleep(worked)
+            self._started = time.perf_counter()
+
+
 async def run_in_thread(function: Callable[..., Any], *arguments: Any) -> Any:
     """Run a sync function in a daemon thread, so that one that hangs blocks neither the loop nor the exit.
 

@@ -51,6 +51,14 @@ class Session(msgspec.Struct, frozen=True):
     updated_at: int = 0
 
 
+class SessionTotals(msgspec.Struct, frozen=True):
+    """The number of sessions and of their messages, and the size of these messages in bytes."""
+
+    sessions: int = 0
+    messages: int = 0
+    size: int = 0
+
+
 class StoredMessage(msgspec.Struct, frozen=True):
     """A message with its position in the session. `body` is the message's JSON, byte for byte."""
 
@@ -371,6 +379,20 @@ class AddMessage(msgspec.Struct, frozen=True, tag=True):
     run_id: str = ""
 
 
+class AddMessages(msgspec.Struct, frozen=True, tag=True):
+    """Append several messages, as id and body, to a session; their ids must be new. No result."""
+
+    session: str
+    messages: tuple[tuple[str, bytes], ...]
+
+
+class DropMessages(msgspec.Struct, frozen=True, tag=True):
+    """Delete the messages after a number, before their session is deleted. Raises `Conflict` while a run is open."""
+
+    session: str
+    after: int
+
+
 class ReplaceMessage(msgspec.Struct, frozen=True, tag=True):
     """Replace the body of a message that cannot be decoded."""
 
@@ -608,6 +630,8 @@ Write: TypeAlias = (
     PutSession
     | DropSession
     | AddMessage
+    | AddMessages
+    | DropMessages
     | ReplaceMessage
     | AcceptRun
     | ClaimRun
@@ -651,8 +675,17 @@ class Store(Protocol):
 
     async def session(self, tenant: str, key: str) -> Session | None: ...
 
-    async def sessions(self, tenant: str, *, limit: int = 100, before: int | None = None) -> list[Session]:
-        """Return sessions, latest update first. To page, pass the last `updated_at`, which is unique, as `before`."""
+    async def sessions(
+        self, tenant: str, *, limit: int = 100, before: int | None = None, prefix: str = ""
+    ) -> list[Session]:
+        """Return sessions, latest update first, of all keys or of those that start with `prefix`.
+
+        To page, pass the last `updated_at`, which is unique, as `before`.
+        """
+        ...
+
+    async def session_totals(self, tenant: str, prefix: str) -> SessionTotals:
+        """Return how much the sessions contain whose keys start with `prefix`."""
         ...
 
     async def messages(

@@ -13,6 +13,7 @@ from atlas_agents.gateway.dispatch import BoundMethod, read_frame_id
 from atlas_agents.gateway.events import Channel
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.protocol import frames
+from atlas_agents.gateway.quotas import Upload
 from atlas_agents.gateway.telemetry import printable
 from atlas_agents.gateway.websocket import WebSocketTransport
 
@@ -28,7 +29,7 @@ class ClientConnection:
 
     __slots__ = (
         *("_tasks", "_transport", "address", "full", "grant", "hub"),
-        *("incoming", "jobs", "lists", "on_close", "sessions"),
+        *("upload", "jobs", "lists", "on_close", "sessions"),
     )
     grant: Grant
     """Set once the client has authenticated."""
@@ -41,8 +42,8 @@ class ClientConnection:
         """Callbacks to run when the socket is closed."""
         self.sessions: set[str] = set()
         self.lists = False
-        self.incoming: list[str] = []
-        """Parts of a session that the client is importing."""
+        self.upload: Upload | None = None
+        """The session that the client is importing."""
         self.jobs = False
         self._transport = transport
         self._tasks = BackgroundTasks("connection")
@@ -164,6 +165,9 @@ class ClientConnection:
         self._tasks.cancel()
         for session in list(self.sessions):
             self.unsubscribe(session)
+        if self.upload is not None:
+            self.upload.close()
+            self.upload = None
         callbacks, self.on_close = self.on_close, set()
         for each in callbacks:
             each()

@@ -33,6 +33,7 @@ from atlas_agents.gateway.protocol import admin
 from atlas_agents.gateway.protocol import events as wire
 from atlas_agents.gateway.protocol.frames import BAD_TOKEN, ProtocolError
 from atlas_agents.gateway.protocol.types import Features, PolicyShape, ServerShape
+from atlas_agents.gateway.quotas import UserQuotas, WorkLimiter
 from atlas_agents.gateway.runs import RunHooks, RunRegistry, no_notice
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.gateway.telemetry import Metrics
@@ -417,6 +418,8 @@ class Hub:
         self.services = services
         self.force_stop = asyncio.Event()
         """Set when shutdown must not wait for running turns."""
+        self.quotas = UserQuotas(self.store, atlas.tenant, settings, clock)
+        self.work = WorkLimiter()
         self.authenticator = Authenticator(settings, clock)
         self.tokens = self.authenticator.tokens
         self.memory = MemoryGuard()
@@ -480,6 +483,8 @@ class Hub:
         For a repeated idempotency key, the stream replays the turn that was started with it.
         """
         self.check_accepting()
+        if session.startswith("@"):
+            await self.quotas.check(session, messages=1, size=len(message.to_json()))
         stream = self.atlas.start_turn(message, options, session=session, agent_id=agent.id, user=user)
         accepted = await stream.accepted()
         if accepted.status in _NEW:
@@ -493,6 +498,7 @@ class Hub:
         self.check_accepting()
         user = grant.principal.id
         session = grant.prefix + tool_call_session(user, new_id(), idempotency_key)
+        await self.quotas.check(session, sessions=1, messages=1)
         await self.atlas.sessions.put(session, label=tool[:80], archived=True)
         stream = await self.atlas.begin_call(
             tool, arguments, agent_id=agent.id, user=user, session=session, idempotency_key=idempotency_key

@@ -29,6 +29,10 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     trusted_proxies: tuple[str, ...] = ()
     allowed_models: tuple[str, ...] = ()
     """Models, besides those of the agents, that tokens without the scope `admin` can choose."""
+    user_sessions: int = 10_000
+    user_messages: int = 100_000
+    user_bytes: int = 256 * 1024 * 1024
+    """What each user with own sessions can store: sessions, messages and bytes of messages. 0 is no limit."""
     auth_timeout: float = 10.0
     first_frame: int = 64 * 1024
     max_frame: int = 1024 * 1024

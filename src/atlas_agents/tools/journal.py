@@ -16,7 +16,7 @@ import msgspec
 
 from atlas_agents.core import errors
 from atlas_agents.core import store as records
-from atlas_agents.core.aio import SYSTEM_CLOCK, Alarm, BackgroundTasks, Clock, utc_day
+from atlas_agents.core.aio import SYSTEM_CLOCK, Alarm, BackgroundTasks, Clock, TimeSlices, utc_day
 from atlas_agents.core.approvals import Answer, Question
 from atlas_agents.core.events import Usage
 from atlas_agents.core.json import encode
@@ -476,8 +476,7 @@ class Journal:
         For a run that was interrupted, the recorded steps are restored.
         """
         if self._shared or conversation not in _loaded:
-            rows = await self._read_messages()
-            conversation.messages[:] = [row.message for row in rows if row.run_id != self._run_id]
+            conversation.messages[:] = await self._load_history()
             _loaded.add(conversation)
         if self._epoch == 0 and self._row is not None:
             await self._resume(self._row)
@@ -520,6 +519,16 @@ class Journal:
             return [message for message in own if message.id in ids]
         reply = next((index for index, message in enumerate(own) if message.role == "assistant"), len(own))
         return own[:reply]
+
+    async def _load_history(self) -> list[Message]:
+        """Return the messages of earlier turns. They are decoded in slices: a long session does not delay others."""
+        slices, history = TimeSlices(), list[Message]()
+        for row in await self._read_messages():
+            if row.run_id != self._run_id:
+                history.append(message := row.message)
+                _ = message.pairing  # cached, so that checking the whole history takes no time
+                await slices.pause()
+        return history
 
     async def _read_messages(self) -> list[records.StoredMessage]:
         return await self._committer.read(lambda: self._store.messages(self._tenant, self._session))

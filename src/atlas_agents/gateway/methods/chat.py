@@ -114,10 +114,19 @@ async def wait_for_run(caller: ClientConnection, params: wire.ChatWait) -> wire.
     row = await _require_run(caller, params.run_id)
     if row.status != "done":
         return wire.Waited(row.status, error=caller.hub.atlas.hide(row.error) if row.error else None)
-    rows = await caller.hub.store.messages(caller.hub.atlas.tenant, row.session)
-    mine = [each.message for each in rows if each.run_id == row.id]
-    replies = [message for message in mine if message.role == "assistant"]
-    return wire.Waited(row.status, convert.message_shape(replies[-1], row.id) if replies else None)
+    reply = await _find_reply(caller.hub, row)
+    return wire.Waited(row.status, convert.message_shape(reply, row.id) if reply is not None else None)
+
+
+async def _find_reply(hub: Hub, row: RunRow) -> Message | None:
+    """Return the last reply of a run, searching from the end of its session."""
+    before: int | None = None
+    while rows := await hub.store.messages(hub.atlas.tenant, row.session, before=before, limit=_PAGE, last=True):
+        for each in reversed(rows):
+            if each.run_id == row.id and (message := each.message).role == "assistant":
+                return message
+        before = rows[0].seq
+    return None
 
 
 async def _require_run(caller: ClientConnection, run_id: str) -> RunRow:

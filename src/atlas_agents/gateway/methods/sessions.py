@@ -1,11 +1,13 @@
 """Methods `sessions.*`: create, list, subscribe, search, fork, export and import sessions."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 
 import msgspec
 
-from atlas_agents.agents.sessions import SessionHeader
+from atlas_agents.agents.sessions import INCOMPLETE, SessionHeader
+from atlas_agents.core.aio import TimeSlices
 from atlas_agents.core.errors import BrokenHistory, Conflict, NotFound, UnreadableRow
 from atlas_agents.core.messages import new_id
 from atlas_agents.core.store import RunRow, Session, StoredMessage
@@ -17,6 +19,7 @@ from atlas_agents.gateway.protocol import sessions as wire
 from atlas_agents.gateway.protocol.chat import Key
 from atlas_agents.gateway.protocol.frames import ProtocolError, not_found
 from atlas_agents.gateway.protocol.types import Ack, ApprovalShape, MessageShape, SessionShape
+from atlas_agents.gateway.quotas import Upload
 from atlas_agents.gateway.runs import read_outcomes
 from atlas_agents.tools.journal import read_first_messages
 
@@ -25,8 +28,8 @@ _SESSION_PAGE = 200
 _SEARCH_PAGE = 100
 _SEARCH_TIMEOUT = 2.0
 _EXCERPT_MARGIN = 60
+_SEARCHED_MESSAGES = 100
 _PAGE_BYTES = 512 * 1024
-_MAX_IMPORT = 64 * 1024 * 1024
 
 
 def add_methods(methods: Methods) -> None:
@@ -46,6 +49,7 @@ def add_methods(methods: Methods) -> None:
 async def create_session(caller: ClientConnection, params: wire.SessionsCreate) -> wire.Created:
     _check_agent(caller, params.agent_id)
     key = new_id()
+    await caller.hub.quotas.check(caller.grant.prefix + key, sessions=1)
     session = await caller.hub.atlas.sessions.put(
         caller.grant.prefix + key, agent_id=params.agent_id, label=params.label, metadata=params.metadata
     )
@@ -59,10 +63,8 @@ async def list_sessions(caller: ClientConnection, params: wire.SessionsList) -> 
     before = _parse_cursor(params.cursor)
     found: list[Session] = []
     while len(found) <= params.limit:
-        page = await caller.hub.atlas.sessions.list(limit=_SESSION_PAGE, before=before)
-        found += [
-            each for each in page if each.key.startswith(caller.grant.prefix) and each.archived == params.archived
-        ]
+        page = await caller.hub.atlas.sessions.list(limit=_SESSION_PAGE, before=before, prefix=caller.grant.prefix)
+        found += [each for each in page if each.archived == params.archived and INCOMPLETE not in each.metadata]
         if len(page) < _SESSION_PAGE:
             break
         before = page[-1].updated_at
@@ -97,9 +99,11 @@ async def update_session(caller: ClientConnection, params: wire.SessionsUpdate) 
 async def delete_session(caller: ClientConnection, params: wire.OneSession) -> Ack:
     session = await _require_session(caller, params.session_key)
     try:
-        await caller.hub.atlas.sessions.delete(session.key)
+        async with _large_request(caller):
+            await caller.hub.atlas.sessions.delete(session.key)
     except Conflict:
         raise ProtocolError("BUSY", "a turn is running in this session: cancel it first") from None
+    caller.hub.quotas.forget(session.key)
     caller.hub.assignments.forget(session.key)
     caller.hub.session_updates.send(session, deleted=True)
     return Ack(True)
@@ -205,31 +209,37 @@ def _parse_cursor(cursor: str | None) -> int | None:
 
 async def search_sessions(caller: ClientConnection, params: wire.SessionsSearch) -> wire.Hits:
     """Search session names, then messages, latest change first, for at most two seconds."""
-    text = params.query.casefold()
+    text, sessions = params.query.casefold(), caller.hub.atlas.sessions
     hits: list[wire.SessionHit] = []
-    end, before = time.monotonic() + _SEARCH_TIMEOUT, None
-    while page := await caller.hub.atlas.sessions.list(limit=_SEARCH_PAGE, before=before):
-        before = page[-1].updated_at
-        for session in page:
-            if not session.key.startswith(caller.grant.prefix):
-                continue
-            if hit := await _search_session(caller, session, text):
-                hits.append(hit)
-            if len(hits) == params.limit or time.monotonic() > end:
-                return wire.Hits(tuple(hits), complete=False)
+    async with _large_request(caller):
+        end, before = time.monotonic() + _SEARCH_TIMEOUT, None
+        while page := await sessions.list(limit=_SEARCH_PAGE, before=before, prefix=caller.grant.prefix):
+            before = page[-1].updated_at
+            for session in page:
+                if hit := await _search_session(caller, session, text, end):
+                    hits.append(hit)
+                if len(hits) == params.limit or time.monotonic() > end:
+                    return wire.Hits(tuple(hits), complete=False)
     return wire.Hits(tuple(hits))
 
 
-async def _search_session(caller: ClientConnection, session: Session, text: str) -> wire.SessionHit | None:
+async def _search_session(caller: ClientConnection, session: Session, text: str, end: float) -> wire.SessionHit | None:
+    """Search a session from its end until `end`, in slices, so that other requests do not wait for it."""
     if text in session.label.casefold():
         return wire.SessionHit(_session_shape(caller, session))
-    rows = await caller.hub.store.messages(caller.hub.atlas.tenant, session.key)
-    for row in reversed(rows):
-        message = row.message
-        if message.role in ("user", "assistant") and (index := message.text.casefold().find(text)) >= 0:
-            return wire.SessionHit(
-                _session_shape(caller, session), _build_excerpt(message.text, index, len(text)), row.id
-            )
+    hub, slices, before = caller.hub, TimeSlices(), None
+    while rows := await hub.store.messages(
+        hub.atlas.tenant, session.key, before=before, limit=_SEARCHED_MESSAGES, last=True
+    ):
+        for row in reversed(rows):
+            message = row.message
+            if message.role in ("user", "assistant") and (index := message.text.casefold().find(text)) >= 0:
+                excerpt = _build_excerpt(message.text, index, len(text))
+                return wire.SessionHit(_session_shape(caller, session), excerpt, row.id)
+            await slices.pause()
+        before = rows[0].seq
+        if time.monotonic() > end:
+            break
     return None
 
 
@@ -243,9 +253,13 @@ async def fork_session(caller: ClientConnection, params: wire.SessionsFork) -> w
     hub, prefix = caller.hub, caller.grant.prefix
     if params.agent_id and hub.agent(params.agent_id) is None:
         raise ProtocolError("AGENT_NOT_FOUND", f"unknown agent {params.agent_id!r}")
-    key = new_id()
+    key, source = new_id(), prefix + params.session_key
     try:
-        await hub.atlas.sessions.fork(prefix + params.session_key, params.message_id, to=prefix + key)
+        async with _large_request(caller):
+            last = await hub.atlas.sessions.messages(source, limit=1, last=True)
+            await hub.quotas.check(prefix + key, sessions=1, messages=last[-1].seq if last else 0)
+            await hub.atlas.sessions.fork(source, params.message_id, to=prefix + key)
+            hub.quotas.forget(source)
     except NotFound:
         raise not_found("SESSION") from None
     created = await hub.atlas.sessions.put(prefix + key, label=params.label, agent_id=params.agent_id)
@@ -271,33 +285,43 @@ async def export_session(caller: ClientConnection, params: wire.SessionsExport) 
 
 
 async def import_session(caller: ClientConnection, params: wire.SessionsImport) -> wire.Imported:
-    """Receive one part of an import; the last part creates the session atomically."""
-    parts = caller.incoming
-    if params.piece != len(parts):
-        parts.clear()
-        raise ProtocolError("INVALID_PARAMS", "sessions.import: a part is missing; start again with the first one")
-    parts.append(params.text)
-    if sum(map(len, parts)) > _MAX_IMPORT:
-        parts.clear()
-        raise ProtocolError("LIMIT_EXCEEDED", f"sessions.import: the session is larger than {_MAX_IMPORT:,} characters")
-    if params.more:
-        return wire.Imported()
-    lines = "".join(parts).split("\n")
-    parts.clear()
-    return wire.Imported(await _create_imported(caller, lines, params.session_key))
-
-
-async def _create_imported(caller: ClientConnection, lines: list[str], key: str | None) -> str:
-    hub, prefix = caller.hub, caller.grant.prefix
-    key = key or _exported_key(lines[0])
+    """Receive one part of an import; the last part creates the session."""
+    upload = caller.upload = caller.upload or Upload(caller.hub.quotas.uploads, caller.grant.principal.id)
+    finished = True
     try:
-        created = await hub.atlas.sessions.load(lines, key=prefix + key)
+        if params.piece != upload.parts:
+            raise ProtocolError("INVALID_PARAMS", "sessions.import: a part is missing; start again with the first one")
+        upload.add(params.text)
+        if params.more:
+            finished = False
+            return wire.Imported()
+        async with _large_request(caller):
+            return wire.Imported(await _create_imported(caller, upload, params.session_key))
+    finally:
+        if finished:
+            caller.upload = None
+            upload.close()
+
+
+async def _create_imported(caller: ClientConnection, upload: Upload, key: str | None) -> str:
+    hub, prefix = caller.hub, caller.grant.prefix
+    key = key or _exported_key(next(upload.lines(), ""))
+    await hub.quotas.check(prefix + key, sessions=1, messages=upload.line_count, size=upload.size)
+    try:
+        created = await hub.atlas.sessions.load(upload.lines(), key=prefix + key, system=caller.grant.allows("admin"))
     except Conflict:
         raise ProtocolError("CONFLICT", f"session {key!r} already exists: choose another key") from None
     except BrokenHistory as error:
         raise ProtocolError("INVALID_PARAMS", str(error)) from None
     hub.session_updates.send(created)
     return key
+
+
+@asynccontextmanager
+async def _large_request(caller: ClientConnection) -> AsyncGenerator[None, None]:
+    """Run a request that reads or writes whole sessions, when it is the caller's turn."""
+    async with caller.hub.work.slot(caller.grant.principal.id, limited=bool(caller.grant.prefix)):
+        yield
 
 
 def _exported_key(line: str) -> str:

@@ -53,9 +53,17 @@ class SqlReads(ABC):
     async def session(self, tenant: str, key: str) -> store.Session | None:
         return tables.SESSIONS.first(await self.fetch(bind(tenant, sql.SESSION, key=key)))
 
-    async def sessions(self, tenant: str, *, limit: int = 100, before: int | None = None) -> list[store.Session]:
-        query = bind(tenant, sql.SESSIONS, limit=max(limit, 0), before=_MAX_INTEGER if before is None else before)
-        return tables.SESSIONS.all(await self.fetch(query))
+    async def sessions(
+        self, tenant: str, *, limit: int = 100, before: int | None = None, prefix: str = ""
+    ) -> list[store.Session]:
+        named = {"limit": max(limit, 0), "before": _MAX_INTEGER if before is None else before}
+        if not prefix:
+            return tables.SESSIONS.all(await self.fetch(bind(tenant, sql.SESSIONS, **named)))
+        return tables.SESSIONS.all(await self.fetch(bind(tenant, sql.SESSIONS_OF, **named, **_key_range(prefix))))
+
+    async def session_totals(self, tenant: str, prefix: str) -> store.SessionTotals:
+        (counts,) = await self.search(bind(tenant, sql.SESSION_TOTALS, **_key_range(prefix)))
+        return store.SessionTotals(*map(int, counts))
 
     async def messages(
         self,
@@ -70,7 +78,8 @@ class SqlReads(ABC):
         statement = sql.LAST_MESSAGES if last else sql.MESSAGES
         end = _MAX_INTEGER if before is None else before
         query = bind(tenant, statement, session=session, after=after, before=end, limit=_limit_or_max(limit))
-        rows = tables.MESSAGES.all(await self.fetch(query))
+        fetch = self.search if limit is None else self.fetch
+        rows = tables.MESSAGES.all(await fetch(query))
         return rows[::-1] if last else rows
 
     async def run(self, tenant: str, run_id: str) -> store.RunRow | None:
@@ -333,6 +342,11 @@ class _Matrix:
             new = np.zeros((capacity, *old.shape[1:]), old.dtype)
             new[: self._count] = old[: self._count]
             setattr(self, name, new)
+
+
+def _key_range(prefix: str) -> dict[str, str]:
+    """Return the first key with a prefix, and the first one after them; keys are compared by code point."""
+    return {"first": prefix, "end": prefix[:-1] + chr(ord(prefix[-1]) + 1)}
 
 
 def _limit_or_max(limit: int | None) -> int:

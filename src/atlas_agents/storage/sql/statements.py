@@ -38,6 +38,15 @@ SESSION = f"SELECT {t.SESSIONS.columns} FROM sessions WHERE tenant = :tenant AND
 SESSIONS = f"""
 SELECT {t.SESSIONS.columns} FROM sessions WHERE tenant = :tenant AND updated_at < :before
 ORDER BY updated_at DESC LIMIT :limit"""
+SESSIONS_OF = f"""
+SELECT {t.SESSIONS.columns} FROM sessions
+WHERE tenant = :tenant AND updated_at < :before AND key >= :first AND key < :end
+ORDER BY updated_at DESC LIMIT :limit"""
+SESSION_TOTALS = """
+SELECT (SELECT count(*) FROM sessions WHERE tenant = :tenant AND key >= :first AND key < :end),
+    (SELECT coalesce(sum(last_message), 0) FROM sessions WHERE tenant = :tenant AND key >= :first AND key < :end),
+    (SELECT coalesce(sum(length(body)), 0) FROM messages
+        WHERE tenant = :tenant AND session >= :first AND session < :end)"""
 
 # Messages
 
@@ -47,6 +56,10 @@ NEXT_MESSAGE = f"""
 UPDATE sessions SET last_message = last_message + 1, updated_at = {_NEXT_UPDATED_AT}
 WHERE tenant = :tenant AND key = :session RETURNING last_message"""
 ADD_MESSAGE = t.MESSAGES.insert()
+NEXT_MESSAGES = f"""
+UPDATE sessions SET last_message = last_message + :count, updated_at = {_NEXT_UPDATED_AT}
+WHERE tenant = :tenant AND key = :session RETURNING last_message - :count"""
+DROP_MESSAGES = "DELETE FROM messages WHERE tenant = :tenant AND session = :session AND seq > :after"
 REPLACE_MESSAGE = f"""
 UPDATE messages SET body = :body WHERE tenant = :tenant AND session = :session AND seq = :seq
 RETURNING {t.MESSAGES.columns}"""
@@ -126,6 +139,12 @@ ORDER BY seq LIMIT :limit"""
 
 
 @cache
+def add_messages(count: int) -> str:
+    """Return the INSERT of several messages, with the parameters `:seq0`, `:id0`, `:body0` and so on."""
+    rows = ", ".join(f"(:tenant, :session, :seq{n}, :id{n}, '', :body{n})" for n in range(count))
+    return f"INSERT INTO messages (tenant, session, seq, id, run_id, body) VALUES {rows}"
+
+
 def add_events(count: int) -> str:
     """Return the INSERT of several events, with the parameters `:seq0`, `:body0` and so on."""
     rows = ", ".join(f"(:tenant, :run_id, :seq{n}, :body{n})" for n in range(count))

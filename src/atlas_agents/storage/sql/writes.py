@@ -88,6 +88,25 @@ def _replace_message(context: WriteContext, write: store.ReplaceMessage) -> Step
     return replaced
 
 
+def _add_messages(context: WriteContext, write: store.AddMessages) -> Steps[None]:
+    rows = yield context.bind(sql.NEXT_MESSAGES, session=write.session, count=len(write.messages))
+    if not rows:
+        raise _not_found("session", write.session)
+    ((seq,),) = rows
+    for batch in _split_batches(write.messages, _EVENT_BATCHES):
+        values: dict[str, Any] = {}
+        for n, (id, body) in enumerate(batch):
+            seq += 1
+            values[f"seq{n}"], values[f"id{n}"], values[f"body{n}"] = seq, id, body
+        yield context.bind(sql.add_messages(len(batch)), session=write.session, **values)
+
+
+def _drop_messages(context: WriteContext, write: store.DropMessages) -> Steps[None]:
+    if (yield context.bind(sql.HAS_OPEN_RUN, session=write.session)):
+        raise Conflict(f"session {write.session!r} has an open run: cancel it first")
+    yield context.bind(sql.DROP_MESSAGES, session=write.session, after=write.after)
+
+
 # Runs
 
 
@@ -459,6 +478,8 @@ _STEPS: dict[type, Callable[[WriteContext, Any], Steps[Any]]] = {
     store.PutSession: _put_session,
     store.DropSession: _drop_session,
     store.AddMessage: _add_message,
+    store.AddMessages: _add_messages,
+    store.DropMessages: _drop_messages,
     store.ReplaceMessage: _replace_message,
     store.AcceptRun: _accept_run,
     store.ClaimRun: _claim_run,
