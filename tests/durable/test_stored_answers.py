@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from atlas_agents import Agent, Answer, Approvals, Atlas, Conflict, NotFound, Policy, Question, tool
+from atlas_agents.core.aio import SystemClock
 from atlas_agents.core.errors import StoreLost
 from atlas_agents.core.store import AnswerApproval, Store, Write
 from atlas_agents.storage.memory import MemoryStore
@@ -295,3 +296,31 @@ async def test_stored_answer_counts_after_a_lost_acknowledgement() -> None:
         await atlas.answer((await wait_for_question(atlas)).id, "once")
         assert (await stream.reply()).text == "Done."
     assert shop.bought == ["tea"]
+
+
+@pytest.mark.parametrize("jump", [86_400.0, -86_400.0])
+async def test_pending_approval_stays_listed_and_answerable_after_the_clock_jumped(jump: float) -> None:
+    class WallClock(SystemClock):
+        ahead = 0.0
+
+        def time(self) -> float:
+            return super().time() + self.ahead
+
+    @tool(confirm=True)
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    clock, store = WallClock(), MemoryStore()
+    await store.open()
+    model = Scripted(calls("pay"), says("Done."))
+    approve = Approvals(wait=True, deadline=300.0)
+    async with in_memory_atlas(model, [pay], store=store, approve=approve, clock=clock) as atlas:
+        stream = atlas.send("go", session="s")
+        (question,) = await wait_until(atlas.pending)
+        clock.ahead = jump
+        (listed,) = await atlas.pending()
+        assert listed.id == question.id
+        assert listed.expires_at == pytest.approx(question.expires_at + jump, abs=5.0)
+        await atlas.answer(question.id, "once")
+        assert (await stream.reply()).text == "Done."

@@ -232,7 +232,7 @@ class AgentRuntime:
     async def pending_approvals(self) -> list[Question]:
         if self.store is None:
             return self.governance.approvals.pending
-        return await stored_pending_questions(self.store, self.tenant, self.clock)
+        return await stored_pending_questions(self.store, self.tenant, self.governance.approvals, self.clock)
 
     async def close(self) -> None:
         """Close connections and worker processes; they are opened again when needed."""

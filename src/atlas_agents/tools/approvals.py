@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import os
 from collections.abc import Callable
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import msgspec
 
@@ -27,6 +27,8 @@ Approve: TypeAlias = Callable[[Question], Any]
 OnAsked: TypeAlias = Callable[[Question], None]
 _Reply: TypeAlias = tuple[Any, BaseException | None, bool]
 """The answer, the error raised instead, and whether the answer still has to be stored."""
+_CLOCK_JUMP = 2.0
+"""Seconds by which a deadline must differ from the stored one to be corrected."""
 
 
 def compute_binding(
@@ -69,6 +71,14 @@ class ApprovalStore(Protocol):
         ...
 
 
+class _OpenQuestion(NamedTuple):
+    """A question for whose answer a call waits, until the deadline by the monotonic clock."""
+
+    question: Question
+    reply: "asyncio.Future[_Reply]"
+    deadline: float
+
+
 class Approvals:
     """Asks for approval, and remembers standing approvals (for a session, or always) of exactly the same call.
 
@@ -89,12 +99,24 @@ class Approvals:
         self.two_person = two_person
         self.wait = wait
         self._grants: dict[tuple[str | None, ...], str] = {}
-        self._open: dict[str, tuple[Question, asyncio.Future[_Reply]]] = {}
+        self._open: dict[str, _OpenQuestion] = {}
 
     @property
     def pending(self) -> list[Question]:
         """Questions of this process that wait for an answer, oldest first."""
-        return [question for question, _ in self._open.values()]
+        return [waiting.question for waiting in self._open.values()]
+
+    def find_waiting(self, id: str, clock: Clock) -> Question | None:
+        """Return a question for whose answer a call in this process waits, with the deadline by the current time.
+
+        The call waits by the monotonic clock, so the deadline that was stored is wrong after the system clock jumped.
+        """
+        waiting = self._open.get(id)
+        if waiting is None or waiting.reply.done():
+            return None
+        question, expires_at = waiting.question, clock.time() + max(0.0, waiting.deadline - clock.monotonic())
+        jumped = abs(expires_at - question.expires_at) > _CLOCK_JUMP
+        return msgspec.structs.replace(question, expires_at=expires_at) if jumped else question
 
     async def find_grant(self, question: Question, store: ApprovalStore | None = None) -> str | None:
         """Return who gave a standing approval of exactly this call; None if there is no such approval."""
@@ -109,14 +131,14 @@ class Approvals:
 
     def is_waiting(self, id: str) -> bool:
         """Return whether a call in this process waits for the answer to this question."""
-        return id in self._open and not self._open[id][1].done()
+        return id in self._open and not self._open[id].reply.done()
 
     def deliver(self, id: str, answer: Answer) -> bool:
         """Pass a stored answer to the call in this process that waits for it; False if none does."""
         waiting = self._open.get(id)
-        if waiting is None or waiting[1].done():
+        if waiting is None or waiting.reply.done():
             return False
-        waiting[1].set_result((answer, None, False))
+        waiting.reply.set_result((answer, None, False))
         return True
 
     def effective_answer(self, question: Question, answer: Answer) -> Answer:
@@ -179,7 +201,7 @@ class Approvals:
         expired = Answer("no", reason=f"no answer within {self.deadline:g} s")
         task = _tasks.spawn(_call_approve(self.approve, question, reply)) if self.approve is not None else None
         timer = clock.call_later(remaining, lambda: reply.done() or reply.set_result((expired, None, True)))
-        self._open[question.id] = question, reply
+        self._open[question.id] = _OpenQuestion(question, reply, clock.monotonic() + remaining)
         try:
             answer, error, new = await reply
         finally:
@@ -263,7 +285,7 @@ async def answer_stored_question(
     if row.answer is not None:
         approvals.deliver(approval_id, _answers.decode(row.answer))  # in case the waiting call was not notified
         raise Conflict(f"approval {approval_id!r} is already answered")
-    if clock.time() * 1000 >= row.expires_at:
+    if clock.time() * 1000 >= row.expires_at and not approvals.is_waiting(approval_id):
         raise Conflict(f"approval {approval_id!r} has expired")
     question = _questions.decode(row.question)
     effective = approvals.effective_answer(question, answer)
@@ -288,8 +310,12 @@ async def deliver_stored_answer(store: Store, tenant: str, approvals: Approvals,
             approvals.deliver(approval_id, _answers.decode(row.answer))
 
 
-async def stored_pending_questions(store: Store, tenant: str, clock: Clock) -> list[Question]:
-    """Return the stored questions that have not expired, oldest first."""
-    now = clock.time() * 1000
-    rows = [row for row in await store.pending_approvals(tenant) if row.expires_at > now]
-    return decode_readable(_questions, [(f"approval {row.id}", row.question) for row in rows])
+async def stored_pending_questions(store: Store, tenant: str, approvals: Approvals, clock: Clock) -> list[Question]:
+    """Return the stored questions that have not expired, oldest first. Calls in this process know their deadline."""
+    found: list[Question] = []
+    for row in await store.pending_approvals(tenant):
+        if (waiting := approvals.find_waiting(row.id, clock)) is not None:
+            found.append(waiting)
+        elif row.expires_at > clock.time() * 1000:
+            found += decode_readable(_questions, [(f"approval {row.id}", row.question)])
+    return found
