@@ -210,7 +210,9 @@ async def test_file_that_a_command_writes_is_not_reported(tmp_path: Path) -> Non
         watched.write("evil")
         assert await watched.polls(5) == []
         trust.end(workspace_files(folder))
-        assert await watched.polls(5) == []
+        assert await watched.polls(5) == [GOOD]
+        notice = "SOUL.md was created and is not used until you agree; run: atlas trust"
+        assert watched.states[-1].pending == (notice,)
         watched.write("## a\nDescription: two\n", "AGENTS.md")
         assert await watched.polls(5) == ["## a\nDescription: two\n"]
         trust.agree(folder / "SOUL.md")

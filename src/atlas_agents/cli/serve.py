@@ -64,7 +64,7 @@ def _worker_ready(runtime: "Runtime", url: str) -> None:
 
 
 def _gateway_ready(served: "ServedGateway") -> None:
-    from atlas_agents.app.serve import pending_notices, telegram_enabled
+    from atlas_agents.app.serve import telegram_enabled
     from atlas_agents.gateway.convert import agent_model
 
     runtime, url = served.runtime, served.url
@@ -80,7 +80,7 @@ def _gateway_ready(served: "ServedGateway") -> None:
         _print(describe_agent(agent.id, model, runtime.agent_loader.notices.get(agent.id, "")))
     if telegram_enabled(runtime.settings):
         _print("The Telegram bot is running; it tells new users how to pair.")
-    for notice in pending_notices(runtime.workspace.trust):
+    for notice in runtime.workspace.state.pending:
         _print(f"atlas: {one_line(notice, 600)}")
     for finding in runtime.workspace.state.findings:
         _print(f"atlas: {finding}")

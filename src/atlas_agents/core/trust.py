@@ -53,12 +53,16 @@ class PendingChange(msgspec.Struct, frozen=True):
     reason: str
     agreed: bytes | None
     found: bytes | None
+    by_agent: bool = True
+
+    @property
+    def kind(self) -> str:
+        return "created" if self.agreed is None else "deleted" if self.found is None else "changed"
 
     @property
     def summary(self) -> str:
-        """`SOUL.md was created by …`."""
-        kind = "created" if self.agreed is None else "deleted" if self.found is None else "changed"
-        return f"{self.path} was {kind} {self.reason}"
+        """`/home/ana/workspace/SOUL.md was created while …`."""
+        return f"{self.path} was {self.kind} {self.reason}"
 
     def diff(self) -> str:
         """Return a unified diff from the version in use to the version found."""
@@ -156,7 +160,7 @@ class Trust:
             expected = self._expected(path, records, baselines)
             if expected is not None and expected != (digest(content) if content is not None else ""):
                 agreed = self._find_agreed(expected) if expected else None
-                found.append(PendingChange(Path(path), reason, agreed, content))
+                found.append(PendingChange(Path(path), reason, agreed, content, path in records.held))
         return found
 
     def changed_code(self, folder: Path) -> list[Path]:

@@ -2,6 +2,7 @@
 
 import difflib
 import logging
+import os
 import re
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import suppress
@@ -276,6 +277,8 @@ class WorkspaceState(msgspec.Struct, frozen=True):
     findings: tuple[HiddenCharacters, ...] = ()
     errors: tuple[str, ...] = ()
     skills: tuple[Skill, ...] = ()
+    pending: tuple[str, ...] = ()
+    """Notices about changes that wait for a person."""
 
 
 class Workspace:
@@ -364,7 +367,22 @@ class Workspace:
         findings = [finding for name, text in texts.items() for finding in hidden_characters(text, name)]
         skills, more = read_skills(self.path, self.trust)
         pieces = [*texts.values(), *([skills_prompt(skills)] if skills else ())]
-        return WorkspaceState(_SEPARATOR.join(pieces), agents or (_DEFAULT_AGENT,), (*findings, *more), skills=skills)
+        return WorkspaceState(
+            _SEPARATOR.join(pieces),
+            agents or (_DEFAULT_AGENT,),
+            (*findings, *more),
+            skills=skills,
+            pending=tuple(self._pending_notices()),
+        )
+
+    def _pending_notices(self) -> Iterator[str]:
+        """Describe changes of these files, and changes by agents elsewhere, without paths and sessions of others."""
+        for change in self.trust.pending() if self.trust is not None else ():
+            name = os.path.relpath(change.path, os.path.realpath(self.path))
+            if name.startswith(".."):
+                name = change.path.name if change.by_agent else ""
+            if name:
+                yield f"{name} was {change.kind} and is not used until you agree; run: atlas trust"
 
 
 def _log(state: WorkspaceState) -> None:
