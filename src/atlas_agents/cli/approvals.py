@@ -1,14 +1,25 @@
 """`atlas approvals …`: list, answer and watch approval requests."""
 
 import asyncio
+import shutil
 import sys
+import termios
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from atlas_agents.cli.command import JsonFlag, command, command_group, match_prefix
+from atlas_agents.cli.command import (
+    EXIT_FAILED,
+    EXIT_OK,
+    JsonFlag,
+    YesFlag,
+    command,
+    command_group,
+    confirm,
+    match_prefix,
+)
 from atlas_agents.cli.connect import GatewaySession, call, connect
 from atlas_agents.cli.output import format_call, one_line, print_json, print_table
 from atlas_agents.core.errors import BadArguments, ConfigError
@@ -20,6 +31,8 @@ if TYPE_CHECKING:
 
 app = command_group()
 _POLL_SECONDS = 0.5
+_MAX_UNASKED, _MAX_UNASKED_LINES = 2000, 40
+"""The size of a call that can be approved where nobody can be asked."""
 RequestId = Annotated[str, typer.Argument(metavar="ID", help="The id of the request, or a unique prefix of it.")]
 ReasonOption = Annotated[str, typer.Option(metavar="TEXT", help="A reason, which the agent sees.")]
 
@@ -44,6 +57,14 @@ async def list_requests(as_json: JsonFlag = False) -> None:
 
 
 @command(app)
+async def show(id: RequestId) -> None:
+    """Show a pending request with nothing left out."""
+    async with connect() as gateway:
+        request = await _find(gateway, id)
+    print("\n".join(_lines(request)))
+
+
+@command(app)
 async def approve(
     id: RequestId,
     session: Annotated[bool, typer.Option("--session", help="Approve the same call for the whole session.")] = False,
@@ -52,21 +73,36 @@ async def approve(
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A value that a form asks for. Repeatable.")
     ] = None,
     reason: ReasonOption = "",
-) -> None:
-    """Approve a call once or for longer, or answer a form."""
-    await _resolve(id, "allow-always" if always else "allow-session" if session else "allow-once", reason, values or ())
+    yes: YesFlag = False,
+) -> int:
+    """Show a call and approve it once or for longer, or answer a form.
+
+    The whole call is shown, one screen at a time, before you are asked. Where nobody can be asked, a short call is
+    shown and approved; a long one needs --yes, after you have read it with `atlas approvals show`.
+    """
+    decision = "allow-always" if always else "allow-session" if session else "allow-once"
+    async with connect() as gateway:
+        request = await _find(gateway, id)
+        if request.form is None and not _review(request, yes):
+            print("Nothing was approved.", file=sys.stderr)
+            return EXIT_FAILED
+        arguments = _form_values(request, values or ())
+        await _resolve(gateway, request, decision, reason, arguments)
+    return EXIT_OK
 
 
 @command(app)
 async def deny(id: RequestId, reason: ReasonOption = "") -> None:
     """Deny a request."""
-    await _resolve(id, "deny", reason)
+    async with connect() as gateway:
+        await _resolve(gateway, await _find(gateway, id), "deny", reason)
 
 
 @command(app)
 async def dismiss(id: RequestId) -> None:
     """Dismiss a request without an answer. A call is then denied."""
-    await _resolve(id, "dismiss")
+    async with connect() as gateway:
+        await _resolve(gateway, await _find(gateway, id), "dismiss")
 
 
 @command(app)
@@ -84,15 +120,67 @@ async def watch() -> None:
             await asyncio.sleep(_POLL_SECONDS)
 
 
-async def _resolve(prefix: str, decision: str, reason: str = "", values: Sequence[str] = ()) -> None:
-    async with connect() as gateway:
-        pending = {each.approval_id: each for each in await _pending(gateway)}
-        id = match_prefix(prefix, pending, "approval")
-        arguments = _form_values(pending[id], values) if decision.startswith("allow") else None
-        await gateway.client.call(
-            "approvals.resolve", approval_id=id, decision=decision, reason=reason, arguments=arguments
-        )
+async def _find(gateway: GatewaySession, prefix: str) -> "ApprovalShape":
+    pending = {each.approval_id: each for each in await _pending(gateway)}
+    return pending[match_prefix(prefix, pending, "approval")]
+
+
+async def _resolve(
+    gateway: GatewaySession,
+    request: "ApprovalShape",
+    decision: str,
+    reason: str = "",
+    arguments: dict[str, Any] | None = None,
+) -> None:
+    id = request.approval_id
+    await gateway.client.call(
+        "approvals.resolve", approval_id=id, decision=decision, reason=reason, arguments=arguments
+    )
     print(f"{id}: {decision}.", file=sys.stderr)
+
+
+def _review(request: "ApprovalShape", yes: bool) -> bool:
+    """Show a call with nothing left out, and ask whether to approve it. Raise ConfigError if it would be unseen."""
+    lines = _lines(request)
+    asks = not yes and sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
+    if asks:
+        return _page(lines) and confirm("Approve this call?")
+    print("\n".join(lines))
+    size = sum(map(len, lines))
+    if not yes and (size > _MAX_UNASKED or len(lines) > _MAX_UNASKED_LINES):
+        id = request.approval_id
+        raise ConfigError(
+            f"request {id} has {size:,} characters and is not approved unread; run: atlas approvals show {id}, "
+            "then approve it in a terminal, or with --yes"
+        )
+    return True
+
+
+def _lines(request: "ApprovalShape") -> list[str]:
+    """Return the lines of a request with nothing left out."""
+    from atlas_agents.cli.prompts import describe_call
+
+    if request.form is not None:
+        return [_describe(request)]
+    return [line for line, _ in describe_call(request, request.details)]
+
+
+def _page(lines: Sequence[str]) -> bool:
+    """Print lines one screen at a time; return False if the user stops before the end."""
+    columns, rows = shutil.get_terminal_size()
+    width = max(20, columns if all(map(str.isascii, lines)) else columns // 2)  # other characters may be two wide
+    pieces = [line[at : at + width] for line in lines for at in range(0, max(1, len(line)), width)]
+    size = max(1, rows - 2)
+    for start in range(0, len(pieces), size):
+        print("\n".join(pieces[start : start + size]), flush=True)
+        left = len(pieces) - start - size
+        if left > 0:
+            print(f"-- {left:,} more lines: Enter continues, q stops -- ", end="", file=sys.stderr, flush=True)
+            termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)  # keys that were typed before
+            if (answer := sys.stdin.readline()) == "" or answer.strip().lower() in ("q", "quit"):
+                return False
+    termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
+    return True
 
 
 def _form_values(request: "ApprovalShape", assignments: Sequence[str]) -> dict[str, Any] | None:

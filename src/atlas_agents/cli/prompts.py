@@ -4,7 +4,7 @@ import json
 import sys
 import termios
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import msgspec
@@ -73,23 +73,37 @@ def _show_request(
     request: "ApprovalRequest", arguments: dict[str, Any], view: "TerminalView", *, whole: bool = False
 ) -> None:
     """Show the tool, each argument, the working folder, the reason and the time left."""
-    view.print_line(f"? {one_line(request.summary)}", "bold yellow")
     if request.form is not None:
+        view.print_line(f"? {one_line(request.summary)}", "bold yellow")
         _show_form(request.form, view)
         view.print_line(f"  dismissed without an answer in {_seconds_left(request)} s", "dim")
         return
+    for line, style in describe_call(request, arguments, whole=whole):
+        view.print_line(line, style)
+
+
+def describe_call(
+    request: "ApprovalRequest", arguments: dict[str, Any], *, whole: bool = True
+) -> Iterator[tuple[str, str]]:
+    """Yield the lines that describe a call, each with its style. Unless `whole`, long values are shortened."""
+    yield f"? {one_line(request.summary)}", "bold yellow"
     for name, value in arguments.items():
-        view.print_line(f"  {escape_invisible(name)[1:-1]} = {_shortened(escape_invisible(value), whole=whole)}")
+        yield f"  {escape_invisible(name)[1:-1]} = {_shortened(escape_invisible(value), whole=whole)}", ""
     if not arguments:
-        view.print_line("  (no arguments)")
+        yield "  (no arguments)", ""
     if request.preview and arguments == request.details:  # the preview does not apply to edited arguments
         for line in _shortened(escape_text(request.preview), whole=whole).split("\n"):
-            view.print_line(f"  │ {line}", _DIFF_STYLES.get(line[:1], ""))
+            yield f"  │ {line}", _DIFF_STYLES.get(line[:1], "")
     if request.working_dir:
-        view.print_line(f"  in {escape_invisible(request.working_dir)}", "dim")
+        yield f"  in {escape_invisible(request.working_dir)}", "dim"
     if request.risk:
-        view.print_line(f"  because of {one_line(request.risk)}", "dim")
-    view.print_line(f"  denied without an answer in {_seconds_left(request)} s", "dim")
+        yield f"  because of {one_line(request.risk)}", "dim"
+    yield f"  denied without an answer in {_seconds_left(request)} s", "dim"
+
+
+def _is_shortened(request: "ApprovalRequest", arguments: dict[str, Any]) -> bool:
+    lines = [[line for line, _ in describe_call(request, arguments, whole=whole)] for whole in (False, True)]
+    return len("".join(lines[0])) != len("".join(lines[1]))
 
 
 def _seconds_left(request: "ApprovalRequest") -> int:
@@ -105,7 +119,7 @@ def _shortened(text: str, *, whole: bool) -> str:
 
 
 async def _ask_call(request: "ApprovalRequest", view: "TerminalView", prompt: "PromptSession[str]") -> ApprovalReply:
-    arguments, edited = request.details, False
+    arguments, edited, seen = request.details, False, False
     allowed = [_CHOICES[option] for option in request.options if option in _CHOICES and option != "deny"]
     while True:
         choices = ["once", "edit", "no"] if edited else [*allowed, "edit", "no"]
@@ -113,10 +127,13 @@ async def _ask_call(request: "ApprovalRequest", view: "TerminalView", prompt: "P
         if answer == "edit":
             changed = await _edit(arguments, view, prompt)
             if changed is not None:
-                arguments, edited = changed, changed != request.details
+                arguments, edited, seen = changed, changed != request.details, False
                 _show_request(request, arguments, view)
         elif answer == "show":
             _show_request(request, arguments, view, whole=True)
+            seen = True
+        elif answer not in (None, "no") and not seen and _is_shortened(request, arguments):
+            view.print_line("  a part of this call is hidden; type 'show' to see it before you allow it", "red")
         elif answer is not None:
             return ApprovalReply(_DECISIONS[answer], arguments if edited and answer != "no" else None)
 

@@ -1,0 +1,114 @@
+"""`atlas approvals …`: nobody approves a call that was not shown whole."""
+
+import asyncio
+import re
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from atlas_command import ENTER, Home, ServeProcess
+
+from atlas_agents.cli import prompts
+from atlas_agents.client.client import GatewayClient
+from atlas_agents.gateway.protocol.types import ApprovalShape
+from checks import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+HIDDEN = "touch canary"
+LONG = f"echo {'harmless ' * 500}; {HIDDEN}; echo {'harmless ' * 500}end"
+
+
+def request_approval(home: Home, gateway: ServeProcess, command: str) -> str:
+    """Let the agent request approval of a command, and return the id of the request."""
+
+    async def send() -> str:
+        token = (home.path / "token").read_text().strip()
+        async with GatewayClient(gateway.url, token) as client:
+            await client.call("chat.send", session_key="s", message=f"act {command}", idempotency_key=command[:100])
+
+            async def pending() -> Any:
+                return (await client.call("approvals.list"))["approvals"]
+
+            return (await wait_until(pending))[0]["approvalId"]
+
+    return asyncio.run(send())
+
+
+def has_acted(home: Home) -> bool:
+    return (home.folder / "acted").exists()
+
+
+def wait_for_action(home: Home) -> str:
+    end = time.monotonic() + 20
+    while not has_acted(home):
+        assert time.monotonic() < end
+    return (home.folder / "acted").read_text()
+
+
+def test_long_call_is_not_approved_unread(home: Home) -> None:
+    with home.gateway() as gateway:
+        id = request_approval(home, gateway, LONG)
+        refused = home.run("approvals", "approve", id[:8])
+        assert refused.returncode == 2 and f"atlas approvals show {id}" in refused.stderr.replace("\n", " ")
+        assert HIDDEN in refused.stdout and not has_acted(home)
+        shown = home.run("approvals", "show", id[:8])
+        assert shown.returncode == 0 and LONG in shown.stdout
+        approved = home.run("approvals", "approve", id, "--yes")
+        assert approved.returncode == 0 and LONG in approved.stdout
+        assert HIDDEN in wait_for_action(home)
+
+
+def test_terminal_shows_a_long_call_page_by_page_and_asks(home: Home) -> None:
+    with home.gateway() as gateway:
+        id = request_approval(home, gateway, LONG)
+        with home.terminal("approvals", "approve", id, rows=20, columns=100) as person:
+            person.expect(r"\? .*act(.|\n)*more lines: Enter continues, q stops -- *$")
+            person.type("q" + ENTER)
+            person.expect("Nothing was approved")
+            assert person.wait_for_exit() == 1 and not has_acted(home)
+        with home.terminal("approvals", "approve", id, rows=20, columns=100) as person:
+            screen = person.expect(r"-- \d+ more lines: Enter continues, q stops -- *$")
+            left = int(re.findall(r"-- (\d+) more lines", screen)[-1])
+            assert "canary" not in screen
+            while left > 0:
+                person.type(ENTER)
+                left -= 18
+                person.expect(rf"-- {left} more lines: Enter continues, q stops -- *$" if left > 0 else r"\[y/N\] *$")
+            assert "canary" in person.text.replace("\n", "") and not has_acted(home)
+            person.type("n" + ENTER)
+            assert person.wait_for_exit() == 1 and not has_acted(home)
+
+
+def test_short_call_is_shown_when_it_is_approved(home: Home) -> None:
+    with home.gateway() as gateway:
+        id = request_approval(home, gateway, "short")
+        approved = home.run("approvals", "approve", id)
+        assert approved.returncode == 0 and 'command = "short"' in approved.stdout
+        assert "short" in wait_for_action(home)
+
+
+async def test_prompt_refuses_to_allow_a_call_with_a_hidden_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines: list[str] = []
+    answers = iter(["once", "always", "show", "once"])
+
+    async def read(prompt: Any, text: str, default: str = "") -> str:
+        return next(answers)
+
+    monkeypatch.setattr(prompts, "_read", read)
+    view: Any = SimpleNamespace(print_line=lambda text, style="": lines.append(text), end=lambda: 0, begin=lambda: 0)
+    request = ApprovalShape(
+        *("a", "r", "s", "c", "bash", "Run bash?"),
+        details={"command": LONG},
+        command="",
+        working_dir=str(Path.cwd()),
+        risk="",
+        options=("allow-once", "allow-always", "deny"),
+        expires_at=0,
+    )
+    reply = await prompts.ask_user(request, view)
+    assert reply.decision == "allow-once" and list(answers) == []
+    hidden = [number for number, line in enumerate(lines) if "a part of this call is hidden" in line]
+    whole = [number for number, line in enumerate(lines) if HIDDEN in line]
+    assert len(hidden) == 2 and whole and whole[0] > hidden[-1]
