@@ -17,10 +17,6 @@ from atlas_agents.core.errors import SandboxUnavailable
 _TMP_SIZE = str(64 * 1024 * 1024)
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _DEVICES = tuple(f"/dev/{name}" for name in ("full", "null", "random", "tty", "urandom", "zero"))
-_READ_PAYLOAD = (
-    "import os, sys; source, request = os.read({fd}, 1 << 20).split(b'\\0'); os.close({fd}); "
-    "sys.argv.insert(1, request.decode()); exec(source)"
-)
 _RESOLVER_FILES = ("resolv.conf", "hosts", "nsswitch.conf")
 _USER = 1000
 _CHILD_PID = re.compile(rb'"child-pid": *(\d+)')
@@ -49,12 +45,14 @@ class Bubblewrap(process.Sandbox):
         # Not `--clearenv`: a command can read the environment of bwrap itself in /proc/1/environ.
         env = {"PATH": PATH, "HOME": "/tmp", "LANG": "C.UTF-8", **command.env}  # noqa: S108 - the sandbox's own
         rlimits = _rlimits(command.limits)
-        with _LaunchDescriptors(
-            _inside_payload(filter_program or b"", rlimits) if as_root else filter_program
-        ) as launch:
+        content = _inside_source(filter_program, rlimits) if as_root and filter_program else filter_program
+        with _LaunchDescriptors(content) as launch:
             options = [*_namespaces(as_root), *_network(command), *launch.options, *_mounts(command, as_root)]
-            if as_root:
-                inner = [sys.executable, "-I", "-S", "-c", _READ_PAYLOAD.format(fd=launch.content)]
+            if as_root:  # as an argument, the source would fill the list of processes in the sandbox
+                read = (
+                    f"import os; source = os.read({launch.content}, 1 << 20); os.close({launch.content}); exec(source)"
+                )
+                inner = [sys.executable, "-I", "-S", "-c", read]
             else:
                 inner = [self._prlimit, *(f"--{name}={limit}" for name, limit in rlimits.items()), "--"]
                 options += ["--seccomp", str(launch.content)] if filter_program else []
@@ -102,7 +100,7 @@ class _BubblewrapProcess(process.SandboxProcess):
 
 
 class _LaunchDescriptors:
-    """File descriptors passed to bwrap: the seccomp filter or another content to read, and a pipe for its status."""
+    """File descriptors passed to bwrap: the seccomp filter or the source to read, and a pipe for its status."""
 
     def __init__(self, content: bytes | None) -> None:
         self._status, self._status_write = os.pipe()
@@ -110,9 +108,9 @@ class _LaunchDescriptors:
         self.content = -1
         self.options = ["--json-status-fd", str(self._status_write)]
         if content is not None:
-            self.content, write_end = os.pipe()
-            os.write(write_end, content)
-            os.close(write_end)
+            self.content = os.memfd_create("content")  # a pipe may be too small
+            os.write(self.content, content)
+            os.lseek(self.content, 0, os.SEEK_SET)
 
     @property
     def fds(self) -> list[int]:
@@ -131,12 +129,9 @@ class _LaunchDescriptors:
                 os.close(fd)
 
 
-def _inside_payload(filter_program: bytes, rlimits: Mapping[str, int]) -> bytes:
-    """Return what `_READ_PAYLOAD` reads. As arguments it would fill the list of processes in the sandbox."""
+def _inside_source(filter_program: bytes, rlimits: Mapping[str, int]) -> bytes:
     limits = {f"RLIMIT_{name.upper()}": limit for name, limit in rlimits.items()}
-    read_only = ("/proc", *_DEVICES)
-    *_, source, request = process.confine_inside((), filter_program, limits, read_only=read_only, user=_USER)
-    return f"{source}\0{request}".encode()
+    return process.inside_source(filter_program, limits, ("/proc", *_DEVICES), _USER).encode()
 
 
 def _namespaces(as_root: bool) -> list[str]:

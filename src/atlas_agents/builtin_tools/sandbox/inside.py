@@ -1,15 +1,14 @@
 """Process entry point inside a sandbox: drops all privileges, applies the limits and the filter, executes the command.
 
-Started as `python -c` with this source, so that a sandbox need not contain this file. Standard library only.
+Started as `python -c` with this source and a call of `main`, so that a sandbox need not contain this file. It imports
+little, because every command waits for it.
 """
 
 import ctypes
-import json
 import os
 import resource
 import stat
 import sys
-from typing import Any
 
 FAILED, ERROR_PREFIX = 113, "atlas-sandbox: "
 """Exit code if the command could not be confined; a line with this prefix then says why."""
@@ -25,18 +24,17 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
 
 
-def main() -> None:
-    request: dict[str, Any] = json.loads(sys.argv[1])
-    if request["read_only"]:
-        _become_user(request["user"], request["read_only"])
+def main(filter_program: bytes, rlimits: dict[str, int], read_only: list[str], user: int) -> None:
+    if read_only:
+        _become_user(user, read_only)
     _drop_capabilities()
-    for name, limit in request["rlimits"].items():
+    for name, limit in rlimits.items():
         resource.setrlimit(getattr(resource, name), (limit, limit))
-    _install_filter(bytes.fromhex(request["filter"]))
+    _install_filter(filter_program)
     try:
-        os.execvp(sys.argv[2], sys.argv[2:])  # noqa: S606
+        os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606
     except OSError as error:
-        sys.stderr.write(f"{sys.argv[2]}: {error.strerror}\n")
+        sys.stderr.write(f"{sys.argv[1]}: {error.strerror}\n")
         os._exit(127)
 
 
@@ -94,7 +92,3 @@ def _install_filter(code: bytes) -> None:
 def _fail(reason: str) -> None:
     sys.stderr.write(f"{ERROR_PREFIX}{reason}\n")
     os._exit(FAILED)
-
-
-if __name__ == "__main__":
-    main()

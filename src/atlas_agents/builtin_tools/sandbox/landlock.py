@@ -21,7 +21,7 @@ from atlas_agents.builtin_tools.sandbox.process import (
     Sandbox,
     SandboxProcess,
     check_confined,
-    confine_inside,
+    inside_source,
     python_folders,
 )
 from atlas_agents.core.errors import SandboxUnavailable
@@ -83,7 +83,7 @@ def _launch_request(command: SandboxCommand, library: Path) -> dict[str, object]
     programs = map(str, (*command.programs, *python_folders()))
     return {
         "library": str(library),
-        "argv": confine_inside(command.argv, filter_program, rlimits),
+        "argv": [sys.executable, "-I", "-S", "-c", inside_source(filter_program, rlimits), *command.argv],
         "cwd": str(command.cwd),
         "readable": [path for path in (*_READABLE, *programs) if Path(path).exists()],
         "writable": [*([str(command.writable)] if command.writable else []), "/dev/null"],

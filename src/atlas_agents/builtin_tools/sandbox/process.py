@@ -1,7 +1,6 @@
 """A sandboxed process: capture its output, watch its resource usage, and kill it with all its descendants."""
 
 import asyncio
-import json
 import os
 import secrets
 import signal
@@ -515,25 +514,19 @@ def _signal_number(code: int) -> int | None:
 _INSIDE_SOURCE = Path(inside.__file__).read_text(encoding="utf-8")
 
 
-def confine_inside(
-    argv: Sequence[str],
-    filter_program: bytes,
-    rlimits: Mapping[str, int],
-    *,
-    read_only: Sequence[str] = (),
-    user: int = 0,
-) -> list[str]:
-    """Return the argv that confines itself and then executes a command; the sandbox must contain this Python.
+def inside_source(
+    filter_program: bytes, rlimits: Mapping[str, int], read_only: Sequence[str] = (), user: int = 0
+) -> str:
+    """Return Python source that confines its process and then executes the command in its arguments.
 
     For limits and a filter that must not apply to a supervisor outside, and for mounts that only the inside can make
-    `read_only`; root is `user` then.
+    `read_only`; root is `user` then. The sandbox must contain the folders of this Python.
     """
-    request = {"filter": filter_program.hex(), "rlimits": rlimits, "read_only": read_only, "user": user}
-    return [sys.executable, "-I", "-S", "-c", _INSIDE_SOURCE, json.dumps(request), *argv]
+    return f"{_INSIDE_SOURCE}\nmain({filter_program!r}, {dict(rlimits)!r}, {list(read_only)!r}, {user!r})\n"
 
 
 def python_folders() -> list[Path]:
-    """Return the folders that the Python of `confine_inside` needs."""
+    """Return the folders of the Python that runs `inside_source`."""
     return sorted({Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parent})
 
 
