@@ -1,14 +1,17 @@
 """Outgoing HTTP: the defaults of client sessions, and the delay between retries."""
 
 import asyncio
+import os
 import random
+import resource
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import pytest
 
-from atlas_agents.core.aio import BackgroundTasks
+from atlas_agents.core.aio import BackgroundTasks, SystemClock
 from atlas_agents.core.http import backoff, open_session
+from atlas_agents.providers.http import HttpClient
 from checks import TIMEOUT
 
 ANSWER = b"HTTP/1.1 200 OK\r\nSet-Cookie: a=b\r\nContent-Length: 2\r\n\r\nok"
@@ -79,3 +82,41 @@ def test_backoff_of_very_many_attempts_is_the_limit() -> None:
 
 def test_backoff_grows_by_another_factor() -> None:
     assert 0.75 * 9 <= backoff(2, 1.0, factor=3.0) <= 9
+
+
+class PausedClock(SystemClock):
+    """Sleeps until `go_on` is set."""
+
+    def __init__(self) -> None:
+        self.sleeping, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def sleep(self, seconds: float) -> None:
+        self.sleeping.set()
+        await self.go_on.wait()
+
+
+async def test_request_to_a_provider_waits_for_a_file_descriptor() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    clock = PausedClock()
+    client = HttpClient(clock=clock)
+    async with run_server(ANSWER) as (url, requests), asyncio.timeout(TIMEOUT):
+        assert await _status(client, url) == 200
+        await client.close()
+        next_descriptor = os.dup(0)
+        os.close(next_descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (next_descriptor, hard))
+        try:
+            sending = asyncio.create_task(_status(client, url))
+            await clock.sleeping.wait()
+            assert len(requests) == 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        clock.go_on.set()
+        assert await sending == 200
+        await client.close()
+
+
+async def _status(client: HttpClient, url: str) -> int:
+    async with client.request("GET", url, {}, b"") as response:
+        await response.read_all(100)
+        return response.status

@@ -147,3 +147,16 @@ async def test_gateway_recovers_after_running_out_of_files(tmp_path: Path) -> No
                 await asyncio.sleep(0.2)
         else:
             pytest.fail("no new connection after the connections had left")
+
+
+async def test_connections_leave_file_descriptors_to_turns(tmp_path: Path) -> None:
+    async with run_gateway(tmp_path, "!a", "Hi.", environment={"FILES": "64"}) as process:
+        async with connect_process(process) as client:
+            connections = [await asyncio.open_connection("127.0.0.1", process.port) for _ in range(80)]
+            refused = [await reader.read() for reader, _ in connections[-16:]]
+            assert all(answer.startswith(b"HTTP/1.1 503 ") for answer in refused)
+            await client.get("chat.send", sessionKey="main", message="Write it down")
+            await client.until("chat.final")
+            for _, writer in connections:
+                writer.close()
+        assert (tmp_path / "effects").read_text() == "a\n", "the tool could open its file"

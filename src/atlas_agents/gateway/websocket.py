@@ -5,6 +5,8 @@ and its size is limited. Uvicorn accepts protocol classes as arguments; these ex
 """
 
 import asyncio
+import logging
+import resource
 from typing import Any, Literal
 
 import h11
@@ -24,6 +26,16 @@ READING_BELOW = 64 * 1024
 CLOSE_TIMEOUT = 5.0
 """Seconds a closing socket has to read what was sent."""
 TRANSPORT_KEY = "atlas.transport"
+_MIN_RESERVED, _MAX_RESERVED = 16, 256
+"""File descriptors that are left to turns, for connections to providers, tools and files."""
+_OVERLOADED = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+logger = logging.getLogger(__name__)
+
+
+def _max_descriptor() -> int:
+    """Return the first descriptor number that connections of clients must not use: running turns need the rest."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return limit - max(_MIN_RESERVED, min(limit // 8, _MAX_RESERVED))
 
 
 class HttpProtocol(H11Protocol):
@@ -36,6 +48,10 @@ class HttpProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:
         super().connection_made(transport)
         self._await("headers")
+        if transport.get_extra_info("socket").fileno() >= _max_descriptor():
+            logger.warning("connection refused: most file descriptors are in use; raise `ulimit -n`")
+            transport.write(_OVERLOADED)
+            transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._await(None)

@@ -4,7 +4,10 @@ aiohttp is imported with the first client, because it dominates the cost of impo
 """
 
 import asyncio
+import errno
 import json
+import logging
+import os
 import re
 import weakref
 from collections.abc import AsyncGenerator, Awaitable, Mapping
@@ -21,6 +24,7 @@ from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.core.text import clean, is_distinctive
 from atlas_agents.providers.base import Capabilities, Chunk, classify_response
 
+logger = logging.getLogger(__name__)
 T = TypeVar("T")
 MAX_EVENT = 4 * 1024 * 1024
 MAX_RESPONSE = 32 * 1024 * 1024
@@ -29,6 +33,8 @@ _ERROR_BODY = 64 * 1024
 _SLICE = 16 * 1024
 _USAGE_TIMEOUT = 2.0
 _EOF_TIMEOUT = 0.1
+_DESCRIPTOR_WAITS = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
+"""Seconds to wait for a file descriptor before an attempt to connect fails."""
 
 
 class EventSplitter:
@@ -281,14 +287,21 @@ class HttpClient:
     async def _send(
         self, session: Any, method: str, address: Any, headers: Mapping[str, str], body: bytes, proxy: str | None
     ) -> Any:
-        try:
-            return await session.request(
-                method, address, data=body or None, headers=headers, proxy=proxy, allow_redirects=False
-            )
-        except self._network_errors as error:
-            failure = _network_error(error)
-        except ValueError as error:
-            failure = ProviderError(f"cannot send a request to {address}: {error}", "bad_request")
+        failure = ProviderError("connection failed", "network")
+        for pause in (*_DESCRIPTOR_WAITS, None):
+            try:
+                return await session.request(
+                    method, address, data=body or None, headers=headers, proxy=proxy, allow_redirects=False
+                )
+            except self._network_errors as error:
+                failure = _network_error(error)
+                if pause is None or not _out_of_descriptors(error):
+                    break
+            except ValueError as error:
+                failure = ProviderError(f"cannot send a request to {address}: {error}", "bad_request")
+                break
+            logger.warning("no file descriptor left for a connection to a provider, waiting: seconds=%g", pause)
+            await self._clock.sleep(pause)
         raise failure  # without its cause, which has the headers and so the key
 
     async def _pool(self) -> "_SessionPool":
@@ -332,6 +345,11 @@ class _SessionPool:
             yield
         finally:
             await self.session.close()
+
+
+def _out_of_descriptors(error: BaseException) -> bool:
+    """Return whether a connection failed because this process, or the system, has no file descriptor left."""
+    return getattr(error, "errno", None) in (errno.EMFILE, errno.ENFILE) or os.strerror(errno.EMFILE) in str(error)
 
 
 def _network_error(error: BaseException) -> ProviderError:
