@@ -260,15 +260,15 @@ def test_generated_value_under_an_unclear_name_is_redacted(name: str) -> None:
 # Known values
 
 
-@pytest.mark.parametrize("key", ["x", "ab", "test", "key", "aaaaaaaaaaaa", "colour", "123456", "banana"])
+@pytest.mark.parametrize("key", ["x", "ab", "test", "key", "aaaaaaaaaaaa", "colour", "123456", "banana", "my-key", "a1", "aaaa1"])
 def test_short_or_common_key_is_not_searched_for(key: str) -> None:
     redactor = Redactor([key], environment={"OPENAI_API_KEY": key})
-    text = f"the maximum of {key} tests in colour is 123456 bananas, aaaaaaaaaaaaaaa keys"
+    text = f"the maximum of {key} tests in colour is 123456 bananas, aaaaaaaaaaaaaaa my-keys a1 aaaa1"
     assert redactor.text(text) == text
     assert redactor.remove_known({"text": text}) == {"text": text}
 
 
-@pytest.mark.parametrize("key", ["hunter2", "tiger-77", "sk-test", "correcthorsebattery"])
+@pytest.mark.parametrize("key", ["k-123", "hunter2", "tiger-77", "correcthorsebattery"])
 def test_distinctive_key_is_searched_for(key: str) -> None:
     assert Redactor([key], environment={}).text(f"it is {key}!") == f"it is {REDACTED}!"
 

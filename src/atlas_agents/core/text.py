@@ -26,9 +26,9 @@ _JOINER, _EMOJI_STYLE = "\u200d", "\ufe0f"
 _BREAKS = frozenset("\x0b\x0c\x85\u2028\u2029")
 """Invisible line separators."""
 _INVISIBLE_PRINTABLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
-_MIN_SECRET, _MIN_SECRET_BITS = 6, 14
-_MIN_WORD, _MIN_NUMBER = 12, 10
-"""The shortest secret of letters or digits only that is searched for; a shorter one may be a word or a number."""
+_MIN_SECRET, _MIN_SECRET_BITS = 5, 11
+_MIN_WORDS, _MIN_NUMBER, _MIN_WORD = 8, 10, 12
+"""The shortest secrets without digits, of digits only and of letters only; shorter ones may be words or numbers."""
 _ALLOWED = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _OTHER = re.compile(r"[^A-Za-z0-9_-]")
 
@@ -170,6 +170,8 @@ def is_distinctive(secret: str) -> bool:
     """Return whether a secret is long and varied enough to search for it; a short one also occurs in harmless texts."""
     size = len(secret)
     if size < _MIN_SECRET or (secret.isalpha() and size < _MIN_WORD) or (secret.isdigit() and size < _MIN_NUMBER):
+        return False
+    if size < _MIN_WORDS and not any(char.isdigit() for char in secret):
         return False
     counts = Counter(secret).values()
     return sum(count * math.log2(size / count) for count in counts) >= _MIN_SECRET_BITS

@@ -20,7 +20,7 @@ REDACTED = "[REDACTED]"
 NameClass: TypeAlias = Literal["secret", "unclear", "harmless"]
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _MAX_CACHED_NAME = 200
-_MIN_SECRET = 6
+_MIN_SECRET = 5
 _LONG_TEXT = 256
 _MARGIN = 4_000
 """Characters read after the last one returned, so that a secret at the end is recognized."""
