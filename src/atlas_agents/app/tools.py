@@ -28,7 +28,7 @@ from atlas_agents.config.open import database_files
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import ConfigError, ToolFailed
-from atlas_agents.core.paths import Environment, is_protected, user_config
+from atlas_agents.core.paths import TRUST_FILE, Environment, is_protected, user_config
 from atlas_agents.core.plugins import Plugins
 from atlas_agents.core.trust import CODE_SUFFIXES, Trust, workspace_files
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
@@ -60,12 +60,12 @@ _NAME_CHARACTERS = frozenset(string.ascii_lowercase + string.digits + "-_")
 
 def builtin_tools(settings: Settings, opening: AsyncExitStack, environment: Environment) -> list[Tool]:
     """Return the built-in tools that have side effects or use the network."""
-    local = _local_tools(settings, opening)
+    local = _local_tools(settings, opening, environment.trust_home)
     remote = [*_web(settings, opening, environment), _telegram(settings, opening), *_x(settings, opening)]
     return [*local, *remote, delegate_task, get_team_members, get_subscription_info]
 
 
-def _local_tools(settings: Settings, opening: AsyncExitStack) -> list[Tool]:
+def _local_tools(settings: Settings, opening: AsyncExitStack, trust_home: Path) -> list[Tool]:
     """Return the file tools, `bash` and `code_interpreter`, each confined to the folder of the user who calls it."""
     memory, shared = settings.code_memory * 1024 * 1024, settings.folder or settings.workspace
     interpreter = CodeInterpreter(shared, sandbox=settings.sandbox, python=settings.code_python, memory=memory)
@@ -73,7 +73,7 @@ def _local_tools(settings: Settings, opening: AsyncExitStack) -> list[Tool]:
 
     @lru_cache(_MAX_FOLDERS)
     def build(folder: Path) -> dict[str, Tool]:
-        tools = [*_folder_tools(settings, folder), code_tool(interpreter.in_folder(folder))]
+        tools = [*_folder_tools(settings, folder, trust_home), code_tool(interpreter.in_folder(folder))]
         return {tool.name: tool for tool in tools}
 
     def build_for(name: str, user: str) -> Tool:
@@ -83,10 +83,10 @@ def _local_tools(settings: Settings, opening: AsyncExitStack) -> list[Tool]:
     return list(tools) if settings.shared_folder else [tool.per_user(partial(build_for, tool.name)) for tool in tools]
 
 
-def _folder_tools(settings: Settings, folder: Path) -> list[Tool]:
+def _folder_tools(settings: Settings, folder: Path, trust_home: Path) -> list[Tool]:
     """Return the file tools and `bash`, confined to one folder; Atlas's own files and settings are protected."""
     private = [settings.home, *[settings.home / name for name in _PRIVATE_NAMES], *database_files(settings)]
-    private += [_user_folders(settings)]
+    private += [_user_folders(settings), trust_home / TRUST_FILE.parent]
     guarded = [path for path in (settings.policy, settings.config) if path is not None]
     guarded += [settings.workspace / PROMPTS_FOLDER]
     servers = ApprovedServers(settings.home)

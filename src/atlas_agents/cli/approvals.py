@@ -19,10 +19,13 @@ from atlas_agents.cli.command import (
     command_group,
     confirm,
     match_prefix,
+    print_error,
 )
 from atlas_agents.cli.connect import GatewaySession, call, connect
 from atlas_agents.cli.output import format_call, one_line, print_json, print_table
 from atlas_agents.core.errors import BadArguments, ConfigError
+from atlas_agents.core.paths import Environment
+from atlas_agents.core.trust import Trust
 
 if TYPE_CHECKING:
     from atlas_agents.cli.prompts import ApprovalReply
@@ -54,6 +57,8 @@ async def list_requests(as_json: JsonFlag = False) -> None:
         for each in found
     ]
     print_table(("request", "agent", "time left", "call"), rows, "There are no pending approval requests.")
+    for change in Trust.of(Environment()).pending():
+        print_error(f"{change.summary} and is not used until you agree; run: atlas trust")
 
 
 @command(app)

@@ -76,6 +76,7 @@ def _checks() -> "tuple[tuple[str, Check], ...]":
         ("home", machine.check_home),
         ("disk", machine.check_disk),
         ("token", machine.check_token),
+        ("trust", agents.check_trust),
         ("workspace", agents.check_workspace),
         ("policy", agents.check_policy),
         ("models", agents.check_models),

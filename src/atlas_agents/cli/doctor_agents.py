@@ -18,6 +18,7 @@ from atlas_agents.config.open import open_policy
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.errors import ConfigError, MissingKey, SandboxUnavailable, ToolFailed
 from atlas_agents.core.paths import Environment
+from atlas_agents.core.trust import Trust
 from atlas_agents.local.models import find_model, is_gguf_path, model_state, models_folder
 from atlas_agents.mcp.servers import Servers
 from atlas_agents.providers.registry import Registry, parse_model_ref
@@ -28,8 +29,16 @@ _KEYS = ("ANTHROPIC_API_KEY", "OPENAI_API_KEY")
 _TELEGRAM_SECONDS = 8.0
 
 
+def check_trust(settings: Settings) -> Iterator[CheckResult]:
+    remedy = "to see it and decide, run: atlas trust"
+    if settings.ignored:
+        yield notice("trust", f"this folder is not trusted; ignored: {', '.join(settings.ignored)}", remedy)
+    for change in Trust.of(Environment()).pending():
+        yield notice("trust", f"{change.summary}, and is not used", remedy)
+
+
 def check_workspace(settings: Settings) -> Iterator[CheckResult]:
-    workspace = Workspace(settings.workspace)
+    workspace = Workspace(settings.workspace, Trust.of(Environment()))
     if not workspace.path.exists():
         yield notice("workspace", f"{workspace.path} does not exist yet", "the first start creates it")
         return
@@ -56,7 +65,7 @@ def check_policy(settings: Settings) -> Iterator[CheckResult]:
         yield notice("policy", message, "create one with atlas init, and set policy to its path")
         return
     try:
-        open_policy(settings)
+        open_policy(settings, Trust.of(Environment()))
     except ConfigError as error:
         yield broken("policy", str(error), "fix it: the gateway does not start with an invalid policy")
     else:
