@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_client import Client, connect_client, serve_gateway
+from gateway_client import Client, connect_client, http, serve_gateway
 
 from atlas_agents import Agent, Atlas
 from atlas_agents.agents.sessions import INCOMPLETE
@@ -173,10 +173,13 @@ async def test_quotas_of_a_user_limit_sessions_messages_and_bytes(tmp_path: Path
 
         many, large = exported(51), exported(4, "x" * 6000)
         assert "at most 50 messages" in await refusal("sessions.import", text=many)
-        assert "at most 20,000 bytes of messages" in await refusal("sessions.import", text=large)
+        assert "at most 20,000 bytes" in await refusal("sessions.import", text=large)
         assert "result" in await upload(guest, exported(30))
         assert "at most 50 messages" in await refusal("sessions.fork", sessionKey="big")
-        assert "bytes of messages" in await refusal("chat.send", sessionKey="big", message="x" * 20_000)
+        assert "at most 20,000 bytes" in await refusal("chat.send", sessionKey="big", message="x" * 20_000)
+        large_metadata = {"note": "x" * 20_000}
+        assert "at most 20,000 bytes" in await refusal("sessions.create", metadata=large_metadata)
+        assert "at most 20,000 bytes" in await refusal("sessions.update", sessionKey="big", metadata=large_metadata)
         for key in ("a", "b"):
             await guest.get("chat.send", sessionKey=key, message="Hi")
             await guest.until("chat.final")
@@ -193,6 +196,12 @@ async def test_quotas_of_a_user_limit_sessions_messages_and_bytes(tmp_path: Path
         await guest.get("sessions.create")
         assert "result" in await upload(owner, many)
         assert "result" in await upload(owner, large, sessionKey="large")
+        body = json.dumps(
+            {"model": "assistant", "user": "new", "messages": [{"role": "user", "content": "x" * 20_000}]}
+        )
+        sent = {"Content_Type": "application/json", "Authorization": f"Bearer {GUEST}"}
+        code, answer = await http(gateway, "POST /v1/chat/completions", body=body, **sent)
+        assert code == 429 and "insufficient_quota" in answer and "at most 20,000 bytes" in answer
 
 
 async def test_uploads_take_little_memory_and_are_limited_per_user(tmp_path: Path) -> None:

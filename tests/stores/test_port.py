@@ -91,6 +91,8 @@ async def test_many_messages_are_appended_at_once(store: Store) -> None:
     rows = await store.messages(TENANT, "s")
     assert [row.seq for row in rows] == list(range(1, 153))
     assert [(row.id, row.body) for row in rows[1:-1]] == bodies
+    assert await store.message(TENANT, "s", "m7") == rows[8]
+    assert await store.message(TENANT, "s", "none") is await store.message("other", "s", "m7") is None
 
 
 async def test_messages_after_a_number_are_deleted_unless_a_run_is_open(store: Store) -> None:
@@ -110,7 +112,9 @@ async def test_sessions_of_a_prefix_are_listed_and_counted(store: Store) -> None
     assert [session.key for session in found] == ["@ana/1", "@ana/é", "@ana/2"]
     (last,) = await store.sessions(TENANT, prefix="@ana/", limit=1, before=found[1].updated_at)
     assert last.key == "@ana/2"
-    assert await store.session_totals(TENANT, "@ana/") == SessionTotals(3, 5, 18)
+    await store.commit(TENANT, [PutSession("@ana/2", archived=True, metadata={"key": "value"})])
+    size = 3 * 1000 + 2 * len("{}") + len('{"key":"value"}') + 18
+    assert await store.session_totals(TENANT, "@ana/") == SessionTotals(2, 5, size)
     assert await store.session_totals(TENANT, "@nobody/") == SessionTotals(0, 0, 0)
     assert await store.session_totals("other", "@ana/") == SessionTotals(0, 0, 0)
 

@@ -143,25 +143,26 @@ class Sessions:
                 return
             yield row.id, row.body
 
-    async def _pages(self, key: str) -> AsyncGenerator[StoredMessage, None]:
-        """Yield the messages of a session, reading a page at a time."""
-        slices, seq = TimeSlices(), 0
+    async def _pages(self, key: str, seq: int = 0) -> AsyncGenerator[StoredMessage, None]:
+        """Yield the messages of a session after a number, reading a page at a time."""
+        slices = TimeSlices()
         while rows := await self._store.messages(self._tenant, key, after=seq, limit=_PAGE):
             for row in rows:
                 yield row
                 await slices.pause()
             seq = rows[-1].seq
 
-    async def export(self, key: str) -> AsyncGenerator[str, None]:
+    async def export(self, key: str, *, after: int = 0) -> AsyncGenerator[str, None]:
         """Yield the session as JSON lines: a header, then one message per line, byte for byte as stored.
 
-        A message that cannot be read is replaced by a note.
+        A message that cannot be read is replaced by a note. The first `after` lines are skipped.
         """
         session = await self.get(key)
-        yield encode(
-            SessionHeader(_FORMAT, key, session.agent_id, session.label, session.metadata, session.created_at)
-        ).decode()
-        async for row in self._pages(key):
+        if not after:
+            yield encode(
+                SessionHeader(_FORMAT, key, session.agent_id, session.label, session.metadata, session.created_at)
+            ).decode()
+        async for row in self._pages(key, max(0, after - 1)):  # messages are numbered from 1 without gaps
             message = row.message
             yield (message.to_json() if UNREADABLE in message.metadata else row.body).decode()
 

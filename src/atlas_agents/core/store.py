@@ -52,7 +52,10 @@ class Session(msgspec.Struct, frozen=True):
 
 
 class SessionTotals(msgspec.Struct, frozen=True):
-    """The number of sessions and of their messages, and the size of these messages in bytes."""
+    """The number of sessions that are not archived, the number of all messages, and the size of everything in bytes.
+
+    A session itself counts as 1,000 bytes and its metadata.
+    """
 
     sessions: int = 0
     messages: int = 0
@@ -700,6 +703,8 @@ class Store(Protocol):
     ) -> list[StoredMessage]:
         """Return messages in order. `limit` keeps the first ones, or with `last` the last ones."""
         ...
+
+    async def message(self, tenant: str, session: str, id: str) -> StoredMessage | None: ...
 
     async def run(self, tenant: str, run_id: str) -> RunRow | None: ...
 

@@ -19,6 +19,7 @@ _BY_FAULT: dict[errors.ProviderFault, tuple[int, str]] = {
     "overloaded": (503, "overloaded"),
 }
 _BY_ERROR: tuple[tuple[type[errors.AtlasError], int, str], ...] = (
+    (errors.QuotaExceeded, 429, "insufficient_quota"),
     (errors.SessionBusy, 429, "session_busy"),
     (errors.Conflict, 409, "conflict"),
     (errors.Refused, 400, "content_filter"),

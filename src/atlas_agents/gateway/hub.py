@@ -498,7 +498,7 @@ class Hub:
         self.check_accepting()
         user = grant.principal.id
         session = grant.prefix + tool_call_session(user, new_id(), idempotency_key)
-        await self.quotas.check(session, sessions=1, messages=1)
+        await self.quotas.check(session, sessions=1, messages=1, archived=True)
         await self.atlas.sessions.put(session, label=tool[:80], archived=True)
         stream = await self.atlas.begin_call(
             tool, arguments, agent_id=agent.id, user=user, session=session, idempotency_key=idempotency_key

@@ -19,6 +19,8 @@ _MAX_WAITING = 16
 """Large requests of one user that may wait."""
 _MAX_LARGE = 2
 """Large requests of all users, without the owner, that run at the same time."""
+SESSION_SIZE = 1000
+"""Bytes that a session counts besides its messages and metadata."""
 _MAX_IN_MEMORY = 256 * 1024
 _MAX_UPLOAD = 64 * 1024 * 1024
 
@@ -38,21 +40,29 @@ class UserQuotas:
         self.uploads: Counter[str] = Counter()
         """Bytes that each user is uploading in parts."""
 
-    async def check(self, session: str, *, sessions: int = 0, messages: int = 0, size: int = 0) -> None:
-        """Raise QuotaExceeded unless this much can be added with a session, which may be new; otherwise count it."""
+    async def check(
+        self, session: str, *, sessions: int = 0, messages: int = 0, size: int = 0, archived: bool = False
+    ) -> None:
+        """Raise QuotaExceeded unless this much can be added with a session, which may be new; otherwise count it.
+
+        The number of sessions does not matter for one that is `archived` from the start.
+        """
         if not session.startswith("@"):
             return
+        size += SESSION_SIZE * sessions
         prefix = session.partition("/")[0] + "/"
         limits, totals = self._settings, await self._read_totals(prefix)
         if limits.user_messages and totals.messages + messages > limits.user_messages:
             raise QuotaExceeded(_text("messages", limits.user_messages, totals.messages, messages))
         if limits.user_bytes and totals.size + size > limits.user_bytes:
-            raise QuotaExceeded(_text("bytes of messages", limits.user_bytes, totals.size, size))
-        is_full = limits.user_sessions and totals.sessions >= limits.user_sessions
+            raise QuotaExceeded(_text("bytes", limits.user_bytes, totals.size, size))
+        is_full = limits.user_sessions and totals.sessions >= limits.user_sessions and not archived
         if is_full and await self._store.session(self._tenant, session) is None:
             raise QuotaExceeded(_text("sessions", limits.user_sessions, totals.sessions, 1))
         at, totals = self._totals.get(prefix, (-math.inf, totals))
-        added = SessionTotals(totals.sessions + sessions, totals.messages + messages, totals.size + size)
+        added = SessionTotals(
+            totals.sessions + sessions * (not archived), totals.messages + messages, totals.size + size
+        )
         self._totals[prefix] = at, added
 
     def forget(self, session: str) -> None:

@@ -91,7 +91,7 @@ async def get_history(caller: ClientConnection, params: wire.ChatHistory) -> wir
     try:
         before = params.before
         if isinstance(before, str):
-            before = await _find_seq(caller.hub, key, before)
+            before = await _find_seq(caller, key, before)
         rows = await sessions.messages(key, before=before, limit=params.limit + 1, last=True)
     except NotFound:
         raise not_found("SESSION") from None
@@ -100,6 +100,15 @@ async def get_history(caller: ClientConnection, params: wire.ChatHistory) -> wir
     turns = await hub.store.runs(hub.atlas.tenant, key) if ids else ()
     outcomes = await read_outcomes(hub.store, turns, ids, hub.atlas.hide)
     return wire.ChatHistoryPage(tuple(map(convert.stored_message_shape, shown)), len(rows) > len(shown), outcomes)
+
+
+async def _find_seq(caller: ClientConnection, key: str, message_id: str) -> int:
+    """Return the sequence number of a message in its session."""
+    await caller.hub.atlas.sessions.get(key)
+    found = await caller.hub.store.message(caller.hub.atlas.tenant, key, message_id)
+    if found is None:
+        raise ProtocolError("INVALID_PARAMS", f"chat.history: unknown message {message_id!r}")
+    return found.seq
 
 
 async def wait_for_run(caller: ClientConnection, params: wire.ChatWait) -> wire.Waited:
@@ -165,17 +174,6 @@ def _build_message(params: wire.ChatSend) -> Message:
     if not message.parts:
         raise ProtocolError("INVALID_PARAMS", "chat.send: the message is empty")
     return message
-
-
-async def _find_seq(hub: Hub, key: str, message_id: str) -> int:
-    """Return the sequence number of a message in its session, searching from the end."""
-    before: int | None = None
-    while rows := await hub.atlas.sessions.messages(key, before=before, limit=_PAGE, last=True):
-        for row in rows:
-            if row.id == message_id:
-                return row.seq
-        before = rows[0].seq
-    raise ProtocolError("INVALID_PARAMS", f"chat.history: unknown message {message_id!r}")
 
 
 async def list_approvals(caller: ClientConnection, _: NoParams) -> ApprovalsResult:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 
@@ -49,7 +50,7 @@ def add_methods(methods: Methods) -> None:
 async def create_session(caller: ClientConnection, params: wire.SessionsCreate) -> wire.Created:
     _check_agent(caller, params.agent_id)
     key = new_id()
-    await caller.hub.quotas.check(caller.grant.prefix + key, sessions=1)
+    await caller.hub.quotas.check(caller.grant.prefix + key, sessions=1, size=_size(params.metadata))
     session = await caller.hub.atlas.sessions.put(
         caller.grant.prefix + key, agent_id=params.agent_id, label=params.label, metadata=params.metadata
     )
@@ -84,6 +85,7 @@ async def get_session(caller: ClientConnection, params: wire.OneSession) -> wire
 async def update_session(caller: ClientConnection, params: wire.SessionsUpdate) -> wire.SessionChanged:
     _check_agent(caller, params.agent_id)
     session = await _require_session(caller, params.session_key)
+    await caller.hub.quotas.check(session.key, size=_size(params.metadata))
     changed = await caller.hub.atlas.sessions.put(
         session.key,
         agent_id=params.agent_id,
@@ -199,6 +201,10 @@ def _check_agent(caller: ClientConnection, agent_id: str | None) -> None:
         raise ProtocolError("AGENT_NOT_FOUND", f"unknown agent {agent_id!r}")
 
 
+def _size(metadata: dict[str, Any] | None) -> int:
+    return len(msgspec.json.encode(metadata)) if metadata else 0
+
+
 def _parse_cursor(cursor: str | None) -> int | None:
     if cursor is None:
         return None
@@ -269,14 +275,12 @@ async def fork_session(caller: ClientConnection, params: wire.SessionsFork) -> w
 
 async def export_session(caller: ClientConnection, params: wire.SessionsExport) -> wire.Exported:
     """Export as many lines as fit into a frame. The first line describes the session, under the caller's key."""
-    key, lines, size, number = caller.grant.prefix + params.session_key, list[str](), 0, 0
+    key, lines, size, number = caller.grant.prefix + params.session_key, list[str](), 0, params.after
     try:
-        async for line in caller.hub.atlas.sessions.export(key):
-            number += 1
-            if number <= params.after:
-                continue
+        async for line in caller.hub.atlas.sessions.export(key, after=number):
             if lines and size + len(line) > _PAGE_BYTES:
-                return wire.Exported(tuple(lines), number - 1)
+                return wire.Exported(tuple(lines), number)
+            number += 1
             lines.append(_with_key(line, params.session_key) if number == 1 else line)
             size += len(line)
     except NotFound:

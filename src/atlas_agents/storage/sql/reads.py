@@ -82,6 +82,9 @@ class SqlReads(ABC):
         rows = tables.MESSAGES.all(await fetch(query))
         return rows[::-1] if last else rows
 
+    async def message(self, tenant: str, session: str, id: str) -> store.StoredMessage | None:
+        return tables.MESSAGES.first(await self.fetch(bind(tenant, sql.MESSAGE_OF_ID, session=session, id=id)))
+
     async def run(self, tenant: str, run_id: str) -> store.RunRow | None:
         return tables.RUNS.first(await self.fetch(bind(tenant, sql.RUN, run_id=run_id)))
 

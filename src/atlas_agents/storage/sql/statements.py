@@ -43,10 +43,11 @@ SELECT {t.SESSIONS.columns} FROM sessions
 WHERE tenant = :tenant AND updated_at < :before AND key >= :first AND key < :end
 ORDER BY updated_at DESC LIMIT :limit"""
 SESSION_TOTALS = """
-SELECT (SELECT count(*) FROM sessions WHERE tenant = :tenant AND key >= :first AND key < :end),
-    (SELECT coalesce(sum(last_message), 0) FROM sessions WHERE tenant = :tenant AND key >= :first AND key < :end),
-    (SELECT coalesce(sum(length(body)), 0) FROM messages
-        WHERE tenant = :tenant AND session >= :first AND session < :end)"""
+SELECT count(CASE WHEN NOT archived THEN 1 END), coalesce(sum(last_message), 0),
+    coalesce(sum(1000 + length(metadata)), 0)
+    + (SELECT coalesce(sum(length(body)), 0) FROM messages
+        WHERE tenant = :tenant AND session >= :first AND session < :end)
+FROM sessions WHERE tenant = :tenant AND key >= :first AND key < :end"""
 
 # Messages
 
