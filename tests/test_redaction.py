@@ -117,6 +117,7 @@ EXAMPLES = {
     "url-password": f"postgresql://ana:{MIXED[:12]}@db.example/shop",
     "authorization": f"Bearer {MIXED[:24]}",
     "authorization-header": f"PRIVATE-TOKEN: {MIXED[:24]}",
+    "aws-secret-access-key": f"aws configure set aws_secret_access_key {MIXED[:40]}",
     "curl-user": f"curl -sS -u ana:{MIXED[:12]} https://shop.example/orders",
     "mysql-password": f"mysqldump --single-transaction -u root -p{MIXED[:12]} shop",
     "password-option": f"sshpass -p {MIXED[:12]} ssh ana@db.example",
@@ -260,7 +261,9 @@ def test_generated_value_under_an_unclear_name_is_redacted(name: str) -> None:
 # Known values
 
 
-@pytest.mark.parametrize("key", ["x", "ab", "test", "key", "aaaaaaaaaaaa", "colour", "123456", "banana", "my-key", "a1", "aaaa1"])
+@pytest.mark.parametrize(
+    "key", ["x", "ab", "test", "key", "aaaaaaaaaaaa", "colour", "123456", "banana", "my-key", "a1", "aaaa1"]
+)
 def test_short_or_common_key_is_not_searched_for(key: str) -> None:
     redactor = Redactor([key], environment={"OPENAI_API_KEY": key})
     text = f"the maximum of {key} tests in colour is 123456 bananas, aaaaaaaaaaaaaaa my-keys a1 aaaa1"
@@ -310,7 +313,7 @@ def test_secret_split_over_pieces_is_redacted_at_every_position(rule: str) -> No
     for cut in range(1, len(text)):
         stream = Redactor(environment={}).stream()
         shown = stream.add(text[:cut]) + stream.add(text[cut:]) + stream.flush()
-        assert _longest_common(shown, MIXED) < 12, cut
+        assert not any(MIXED[start : start + 12] in shown for start in range(26)), cut
         assert shown.startswith("first line\nsee ")
         assert shown.endswith(" there\n")
 

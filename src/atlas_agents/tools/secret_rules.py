@@ -178,8 +178,13 @@ HEADER_RULES = (
         r"(?i)(?<![\w-])(?:(?:proxy-)?authorization|(?:set-)?cookie|(?:x-)?(?:[a-z]+-)?(?:api-?key|token|secret))"
         r":[ \t]*(?:(?:token|apikey|digest|negotiate) )?(?P<secret>(?=[^\s\"']{0,200}?[0-9=])[^\s\"',<>\[]{8,})",
     ),
+    SecretRule(
+        "aws-secret-access-key",
+        ("secret_access_key", "secretaccesskey"),
+        r"(?i)secret_?access_?key[ \t=:\"']{1,6}(?P<secret>[A-Za-z0-9/+]{40})",
+    ),
 )
-"""HTTP headers. The hints are in lowercase."""
+"""HTTP headers and the secret of AWS. The hints are in lowercase."""
 
 COMMAND_RULES = (
     SecretRule(
