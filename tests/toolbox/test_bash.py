@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import secrets
+import socket
 import sqlite3
 import sys
 import time
@@ -264,3 +265,16 @@ async def test_size_of_a_file_is_limited(tmp_path: Path, sandbox: Any) -> None:
     tool = bash_tool(tmp_path, sandbox=sandbox, max_written=50_000_000)
     await call([tool], "bash", Person(), YES, command="truncate -s 60000000 large; truncate -s 40000000 small; true")
     assert {entry.name: entry.stat().st_size for entry in os.scandir(tmp_path)} == {"large": 0, "small": 40_000_000}
+
+
+@pytest.mark.parametrize("sandbox", ["bubblewrap", "landlock"])
+async def test_sockets_of_other_programs_in_the_folder_cannot_be_reached(tmp_path: Path, sandbox: Any) -> None:
+    """A socket of a database or a container engine would be a way out of the sandbox."""
+    (tmp_path / "run").mkdir()
+    for name in ("engine.sock", "run/engine.sock"):
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(str(tmp_path / name))
+            listener.listen()
+            code = f"import socket; socket.socket(socket.AF_UNIX).connect({name!r}); print('reached')"
+            output = await run_bash(tmp_path, sandbox, argv=["python3", "-c", code])
+        assert "reached\n" not in output and "[exit code 1," in output

@@ -100,9 +100,11 @@ async def test_masked_paths_are_hidden_and_read_only_paths_unchanged(shell: Shel
     (folder / "secrets").mkdir()
     (folder / "secrets" / "key").write_text("canary")
     script = "cat .env secrets/key; echo x > .env; echo after > .git/config; touch .git/new; rm -rf .git .env secrets"
-    script += "; mv .git elsewhere; mv .env elsewhere; cat elsewhere"
+    script += "; mv .git elsewhere; mv .env elsewhere; cat elsewhere; chmod 777 .env .git .git/config; touch .env .git"
     masked = (folder / ".env", folder / "secrets", folder / "missing")
+    before = {entry.name: (entry.stat().st_mode, entry.stat().st_mtime) for entry in os.scandir(folder)}
     result = await shell(script, read_only=(folder / ".git",), masked=masked)
+    assert {entry.name: (entry.stat().st_mode, entry.stat().st_mtime) for entry in os.scandir(folder)} == before
     assert "canary" not in result.stdout.text + result.stderr.text
     assert (folder / ".env").read_text() == (folder / "secrets" / "key").read_text() == "canary"
     assert [path.name for path in (folder / ".git").iterdir()] == ["config"]

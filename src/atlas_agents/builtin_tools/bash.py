@@ -291,7 +291,7 @@ def find_protected_paths(root: Root) -> tuple[Path, list[Path], list[Path]]:
         ]
         for entry in chain.from_iterable(walk.entries(found) for walk in walks):
             path = PurePosixPath(entry.path)
-            if is_secret(path):
+            if is_secret(path) or entry.is_socket:  # a socket leads out of the sandbox
                 masked.append(top / path)
             elif is_protected(path):
                 read_only.append(top / path)

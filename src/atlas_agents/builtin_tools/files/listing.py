@@ -37,6 +37,10 @@ class DirectoryEntry(msgspec.Struct, frozen=True):
         return stat.S_ISDIR(self.stat.st_mode)
 
     @property
+    def is_socket(self) -> bool:
+        return stat.S_ISSOCK(self.stat.st_mode)
+
+    @property
     def is_file(self) -> bool:
         return stat.S_ISREG(self.stat.st_mode)
 

@@ -81,13 +81,15 @@ def _launch_request(command: SandboxCommand, library: Path) -> dict[str, object]
         "RLIMIT_CORE": 0,
     }
     programs = map(str, (*command.programs, *python_folders()))
+    denied = [str(path) for path in resolve_protected(command, (*command.read_only, *command.masked))]
     return {
         "library": str(library),
         "argv": [sys.executable, "-I", "-S", "-c", inside_source(filter_program, rlimits), *command.argv],
         "cwd": str(command.cwd),
         "readable": [path for path in (*_READABLE, *programs) if Path(path).exists()],
         "writable": [*([str(command.writable)] if command.writable else []), "/dev/null"],
-        "denied": [str(path) for path in resolve_protected(command, (*command.read_only, *command.masked))],
+        "denied": denied,
+        "unchangeable": [os.path.realpath(path) for path in denied],
         "env": {"PATH": PATH, "HOME": str(command.writable or "/"), "LANG": "C.UTF-8", **tmp, **command.env},
         "processes": limits.processes,
         "supervised": seccomp.syscall_numbers(seccomp.SUPERVISED),

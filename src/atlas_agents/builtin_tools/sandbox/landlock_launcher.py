@@ -177,7 +177,9 @@ def _check_target(target: int, request: dict[str, Any]) -> None:
     def is_below(folder: str) -> bool:
         return real == folder or real.startswith(folder.rstrip("/") + "/")
 
-    inside = request["changeable"] and is_below(request["changeable"]) and not any(map(is_below, request["denied"]))
+    inside = (
+        request["changeable"] and is_below(request["changeable"]) and not any(map(is_below, request["unchangeable"]))
+    )
     if not inside or os.fstat(target).st_uid != os.geteuid():
         raise PermissionError(errno.EPERM, "outside of the writable folder")
 
