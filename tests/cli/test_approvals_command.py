@@ -1,4 +1,4 @@
-"""`atlas approvals …`: nobody approves a call that was not shown whole."""
+"""`atlas approvals …`: a call that was not shown whole cannot be approved."""
 
 import asyncio
 import re

@@ -154,6 +154,39 @@ async def test_changed_or_new_file_of_the_program_disables_the_server(
     await approve_again(servers)
 
 
+@pytest.mark.parametrize(
+    ("entry", "existing", "changed"),
+    [
+        ({"command": "{python}", "args": ["-m", "json.tool"], "sandbox": False}, "notes.md", "argparse.py"),
+        ({"command": "{python}", "args": ["-m", "json.tool"], "sandbox": False}, "notes.md", "json/__init__.py"),
+        ({"command": "{python}", "args": ["-m", "json.tool"]}, "notes.md", "json/tool.py"),
+        ({"command": "{python}", "args": ["t/a.py"], "env": {"PYTHONPATH": "lib"}}, "lib/b.py", "lib/json.py"),
+        ({"command": "node", "args": ["t/a.js"], "env": {"NODE_OPTIONS": "-r ./x.cjs"}}, "x.cjs", "x.cjs"),
+        ({"command": "node", "args": ["--import=./x.mjs", "t/a.js"]}, "x.mjs", "x.mjs"),
+        ({"command": "node", "args": ["t/a.js"]}, "node_modules/z/index.js", "node_modules/z/index.js"),
+        ({"command": "node", "args": ["t/a.js"]}, "package.json", "t/node_modules/z/index.js"),
+        ({"command": "npx", "args": ["-y", "z@1.0.0"]}, "node_modules/y/a.js", "node_modules/z/a.js"),
+        ({"command": "npx", "args": ["-y", "z@1.0.0"]}, "notes.md", "node_modules/z/a.js"),
+        ({"command": "sh", "args": ["-c", "cd t && exec python3 a.py"]}, "t/b.py", "t/a.py"),
+        ({"command": "env", "args": ["-i", "{python}", "t/a.py"]}, "t/b.py", "t/c.py"),
+        ({"command": "sh", "args": ["-c", ". ./run"]}, "run", "run"),
+    ],
+)
+def test_everything_that_a_program_loads_from_the_workspace_is_covered(
+    entry: dict[str, Any], existing: str, changed: str, tmp_path: Path
+) -> None:
+    for name in (existing, "t/a.py", "t/a.js"):
+        write_server(tmp_path, name, "")
+    text = json.dumps(entry).replace("{python}", sys.executable)
+    server = read_servers(write_config(tmp_path, s=json.loads(text)))["s"]
+    environment = Environment({}, dotenv=None)
+    program = describe_program(server, environment)
+    write_server(tmp_path, "unrelated/notes.md", "")
+    assert describe_program(server, environment) == program
+    write_server(tmp_path, changed, "evil")
+    assert program.changes(describe_program(server, environment)) != []
+
+
 async def approve_again(servers: Servers) -> None:
     """Approve what the server runs now, unless it does not answer any more."""
     servers.approvals.clear()

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 app = command_group()
 _POLL_SECONDS = 0.5
 _MAX_UNASKED, _MAX_UNASKED_LINES = 2000, 40
-"""The size of a call that can be approved where nobody can be asked."""
+"""The size of a call that can be approved without a terminal and without --yes."""
 RequestId = Annotated[str, typer.Argument(metavar="ID", help="The id of the request, or a unique prefix of it.")]
 ReasonOption = Annotated[str, typer.Option(metavar="TEXT", help="A reason, which the agent sees.")]
 
@@ -82,7 +82,7 @@ async def approve(
 ) -> int:
     """Show a call and approve it once or for longer, or answer a form.
 
-    The whole call is shown, one screen at a time, before you are asked. Where nobody can be asked, a short call is
+    The whole call is shown, one screen at a time, before you are asked. Without a terminal, a short call is
     shown and approved; a long one needs --yes, after you have read it with `atlas approvals show`.
     """
     decision = "allow-always" if always else "allow-session" if session else "allow-once"

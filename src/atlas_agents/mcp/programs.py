@@ -30,6 +30,8 @@ _SYSTEM = tuple(f"/{name}/" for name in ("bin", "lib", "lib32", "lib64", "nix/st
 _CODE_SUFFIXES = (*commands.SCRIPT_SUFFIXES, ".json", ".toml", ".pyc", ".pyd", ".dylib", ".class")
 _NODE_SUFFIXES = (".js", ".mjs", ".cjs", ".ts", ".mts", ".node")
 _IMPORT = re.compile(r"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
+_NODE_LAUNCHERS = {"npm", "npx", "pnpm", "pnpx", "yarn", "bun", "bunx"}
+"""Programs that prefer a package in the working directory to the one that they would download."""
 _SKIPPED = {".git", ".hg", ".svn", ".venv", "venv"}
 _MAX_LEVELS = 3
 _YEARS = 10**8
@@ -157,6 +159,7 @@ def _program_files(server: ServerConfig, entry: ServerEntry, folder: str) -> dic
     scripts |= commands.hash_executed_files(arguments, folder, _is_skipped, any_file=False, follow=False)
     files = scripts | {os.path.realpath(path): commands.hash_file(path) for path in interpreters}
     workspace = Path(os.path.realpath(server.folder))
+    files |= _loaded_files(entry, code, folder, workspace)
     for path in (*scripts, *map(os.path.realpath, scripts)):
         is_script = path.endswith(commands.SCRIPT_SUFFIXES) or Path(path).is_relative_to(workspace)
         if is_script and path not in interpreters and not path.startswith(_SYSTEM):
@@ -164,6 +167,25 @@ def _program_files(server: ServerConfig, entry: ServerEntry, folder: str) -> dic
     for package in _installed_modules(code, scripts, interpreters):
         files |= _hash_folder(str(package))
     return files
+
+
+def _loaded_files(entry: ServerEntry, code: tuple[str, ...], folder: str, workspace: Path) -> dict[str, str]:
+    """Return the hashes of what a program loads from its working directory or from paths in its environment."""
+    found: dict[str, str] = {}
+    for name, value in entry.env.items():
+        for part in re.split(r"[:;,=\s]+", value) if _LOADER_VARIABLES.fullmatch(name) and name != "PATH" else ():
+            path = os.path.normpath(os.path.join(folder, part))
+            if part and os.path.isdir(path) and not Path(folder).is_relative_to(path):
+                found |= _hash_folder(path, compiled=True)
+            elif part and os.path.isfile(path):
+                found[path] = commands.hash_file(path)
+    names = {commands.program_name(nested[0]) for nested in commands.nested_commands(code)}
+    modules = os.path.join(folder, "node_modules")
+    if names & _NODE_LAUNCHERS and os.path.isdir(modules):
+        found |= _hash_folder(modules)
+    if "python" in names and not entry.sandbox and {"-m", "-c"} & set(code):
+        found |= _hash_package(os.path.join(folder, "x.py"), workspace)
+    return found
 
 
 def _is_skipped(path: str) -> bool:
@@ -205,10 +227,14 @@ def _hash_package(path: str, workspace: Path) -> dict[str, str]:
     package, folder = _package_folder(path), Path(path).parent
     hash_folder = partial(_hash_folder, compiled=folder.is_relative_to(workspace))
     broad = (workspace, Path.home(), Path(tempfile.gettempdir()))
+    found: dict[str, str] = {}
+    for parent in package.parents if path.endswith(_NODE_SUFFIXES) else ():
+        if parent.is_relative_to(workspace) and (parent / "node_modules").is_dir():
+            found |= hash_folder(str(parent / "node_modules"))
     if not any(each.is_relative_to(package) for each in broad):
-        return hash_folder(str(package))
-    modules = package / "node_modules"
-    found = hash_folder(str(modules)) if modules.is_dir() else {}
+        return found | hash_folder(str(package))
+    if (package / "node_modules").is_dir():
+        found |= hash_folder(str(package / "node_modules"))
     if not any(each.is_relative_to(folder) for each in broad):
         return found | hash_folder(str(folder))
     beside = [each for each in _code_files(str(folder), top_only=True) if not each.endswith((".json", ".toml"))]

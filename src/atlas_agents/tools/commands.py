@@ -118,31 +118,39 @@ _GIT: dict[str, tuple[int, WildcardLimit]] = {
 
 EXACT = frozenset(
     """
-    aa-exec acr agetty ansible ansible-playbook ansible-test aoss apport-cli apt apt-get aptitude arch-nspawn aria2c
-    asterisk at autoconf autoheader autoreconf aws bashbug bat batcat batch bconsole bdb bee borg bpftrace bun
-    bundle bundler bunx busctl busybox bwrap byebug cabal capsh cargo cdist certbot check_by_ssh check_ssl_cert
-    choom chpst chronic chroot chrt clisp cmake cobc code codex composer conda corepack coverage cowsay cowthink
-    cpan cpio cprofile cpulimit crash crontab csh csvtool ctr curl dbus-run-session dc debugfs deno dhclient distcc
-    dmesg dmsetup dnf dnsmasq doas docker docker-compose dotnet dpkg dstat dvips easy_install easyrsa eb ed elvish
-    emacs enscript entr ex exiftool expect facter fail2ban-client fakeroot fastfetch ffmpeg firejail fish flock
-    forge ftp fzf g++ gcc gcloud gdb gem genie gh ghc ghci gimp ginsh gmake gnuplot go gradle grc gtester guile hg
-    hping3 idlelib iftop ip ipython irb ispell java javac jjs joe journalctl jrunscript jshell jtag julia just knife
-    ksu kubectl latex latexmk ld.so ldconfig less lftp lldb loginctl logrotate logsave ltrace lualatex luatex lxc
-    lxd m4 mail make man meson micro minicom more mosh mosh-server msfconsole msgfilter multitime mutt mvn mysql
-    nano nc ncat ncdu ncftp needrestart neofetch neovim nginx ninja nmap npm npx nroff nsenter nvim octave opencode
-    openssl openvpn openvt opkg pandoc parallel pdb pdflatex pdftex perf perlbug pexec pg pic pico pidstat pip pipx
-    pkexec pkg plymouth pnpm pnpx podman poetry posh prlimit procmail profile proot pry psftp psql puppet pwsh r
-    rake ranger rc restic rlwrap rpm rpmdb rpmquery rpmverify rscript rsync rsyslogd rtorrent run-mailcap run-parts
-    runpy runscript runuser rustc rustup sash scanmem scp screen script scrot service setarch setlock setpriv sftp
-    sg slsh smbclient snap socat socket softlimit split sqlite3 sqlmap ssh ssh-agent ssh-keygen sshfs sshpass
-    sshuttle start-stop-daemon strace su sudo svn sysctl systemctl systemd-resolve systemd-run task taskset tasksh
-    tclsh tcpdump tcsh tdbtool telnet tex timedatectl timeit tmate tmux top torify torsocks tox trace ts-node tshark
-    tsx unshare uv uvx vagrant valgrind vi view vigr vim vim.basic vim.tiny vimdiff vipw virsh volatility watch
-    wg-quick wget wireshark wish xargs xdg-open xdg-user-dir xdotool xterm yarn yash yt-dlp yum zathura zic zip
-    zless zypper
-    """.split()  # noqa: SIM905 - three hundred names
+    aa-exec ack acr ag agetty airflow ansible ansible-console ansible-playbook ansible-test aoss apk apport-cli
+    apptainer apt apt-get aptitude arch-nspawn aria2c asdf asterisk at autoconf autoheader autoreconf ava aws az
+    babel bashbug bat batcat batch bats bazel bazelisk bb bconsole bdb bee borg bpftrace brew buck buf bun bundle
+    bundler bunx busctl busybox bwrap byebug c++ c89 c99 cabal capsh cargo cc cdist celery certbot check_by_ssh
+    check_ssl_cert chezmoi choom chpst chronic chroot chrt clang clang++ clisp clojure cmake cmd cobc code codex
+    composer conda corepack coverage cowsay cowthink cpack cpan cpio cprofile cpulimit crash crontab crystal csh
+    csvtool ctags ctest ctr curl cvs dbt dbus-run-session dc debugfs delta deno dhclient direnv distcc django-admin
+    dlv dmesg dmsetup dnf dnsmasq doas docker docker-compose dotnet dpkg dstat duckdb dune dvips easy_install
+    easyrsa eb ed elixir elvish emacs emerge enscript entr erl esbuild escript eslint ex exiftool expect fab facter
+    fail2ban-client fakeroot fastfetch ffmpeg firejail fish flask flatpak flock fnm forge fossil ftp fzf g++ gcc
+    gcloud gdb gem genie gforth gh ghc ghci gimp ginsh gitk gjs gmake gnuplot go gp gradle grc groovy grunt gtester
+    guile guix gulp gunicorn hatch helm heroku hg hping3 hub hyperfine idlelib iex ifne iftop invoke ip ipython irb
+    ispell java javac jest jj jjs joe journalctl jrunscript jshell jtag julia jupyter just knife kotlin kotlinc ksu
+    kubectl latex latexmk lazygit ld.so ldconfig lein less lftp lima lldb loginctl logrotate logsave ltrace lualatex
+    luarocks luatex lxc lxd m4 mage mail make mamba man mariadb maxima meson micro micromamba minicom mise mispipe
+    mix mocha mongo mongosh more mosh mosh-server msfconsole msgfilter multitime mutt mvn mypy mysql nano nc ncat
+    ncdu ncftp needrestart neofetch neovim nextflow nginx nim ninja nix nix-shell nmap nodemon nox npm npx nroff
+    nsenter nvim ocaml octave opam open opencode openssl openvpn openvt opkg osascript pacman pandoc pants parallel
+    patch pdb pdflatex pdftex pdm pee perf perlbug pexec pg pic pico pidstat pip pipx pixi pkexec pkg plymouth pm2
+    pnpm pnpx podman poe poetry posh powershell pre-commit prettier prlimit procmail profile proot protoc pry psftp
+    psql pulumi puppet pwsh pyenv pylint qemu r racket rake ranger rbenv rc rebar3 restic rlwrap rollup rpm rpmdb
+    rpmquery rpmverify rscript rsh rsync rsyslogd rtorrent run-mailcap run-parts runpy runscript runuser rustc
+    rustup rye sage sash sbcl sbt scala scanmem scons scp screen script scrot sdiff service setarch setlock setpriv
+    sftp sg singularity slsh smbclient snakemake snap socat socket softlimit split sqlite3 sqlmap ssh ssh-agent
+    ssh-keygen sshfs sshpass sshuttle stack start-stop-daemon strace streamlit su sudo svn swift swiftc sysctl
+    systemctl systemd-resolve systemd-run task taskset tasksh tcc tclsh tcpdump tcsh tdbtool telnet terraform tex
+    tig timedatectl timeit tmate tmux tmuxinator top torify torsocks tox trace ts-node tsc tshark tsx typst unbuffer
+    unshare usql uv uvx vagrant valgrind vercel vi vidir view vigr vim vim.basic vim.tiny vimdiff vipe vipw virsh
+    vite vitest volatility volta waf watch watchexec webpack wg-quick wget wine wireshark wish wrangler wsl xargs
+    xcodebuild xdg-mime xdg-open xdg-user-dir xdotool xterm yarn yash yt-dlp yum zathura zic zig zip zless zypper
+    """.split()  # noqa: SIM905 - four hundred names
 )
-"""Other programs that can be told to run a program. A rule for one of them must be a whole command."""
+"""Other programs that can run a program or code from their arguments. A rule for one must be a whole command."""
 
 SCRIPT_SUFFIXES = (
     *(".sh", ".bash", ".zsh", ".py", ".pyz", ".js", ".mjs", ".cjs", ".ts", ".mts", ".tsx", ".jsx", ".rb", ".pl"),
@@ -155,8 +163,11 @@ _PROJECT_FILES = {
     **dict.fromkeys(("npm", "npx", "pnpm", "yarn", "bun"), ("package.json",)),
     "pytest": ("conftest.py", "pytest.ini", "pyproject.toml"),
     "rake": ("Rakefile",),
+    **dict.fromkeys(("uv", "poetry", "pdm", "hatch"), ("pyproject.toml", "uv.toml", "uv.lock", "poetry.toml")),
+    "deno": ("deno.json", "deno.jsonc"),
+    "docker": ("Dockerfile", "compose.yaml", "compose.yml", "docker-compose.yaml", "docker-compose.yml"),
 }
-"""Files that programs run from their folder without being told to."""
+"""Files that programs run from their folder although the command does not name them."""
 _LOADERS = {".", "source", "eval", "exec", "from", "import", "require", "include"}
 
 
@@ -404,7 +415,7 @@ def _file_mode(path: str) -> int:
 
 
 def _implied_files(words: Iterable[str], folder: str) -> Iterator[str]:
-    """Yield the files that programs run from their folder without being told to: Makefile, hooks of git."""
+    """Yield the files that programs run although the command does not name them: Makefile, hooks of git."""
     programs = {program_name(word) for word in words}
     for program in programs & _PROJECT_FILES.keys():
         yield from (path for name in _PROJECT_FILES[program] if _file_mode(path := os.path.join(folder, name)))
