@@ -27,7 +27,7 @@ from atlas_agents.core.messages import Conversation
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.tools.context import ToolContext
 
-_NOBODY = 65534
+_UNPRIVILEGED_ID = 65534
 USERS = ("root", "unprivileged") if os.geteuid() == 0 else ("unprivileged",)
 BACKENDS = tuple(f"{kind} {user}" for kind in SANDBOXES for user in USERS)
 """Every sandbox of this machine, as every kind of user that the tests can become."""
@@ -97,7 +97,7 @@ class Arena:
     def __init__(self, backend: str) -> None:
         self.kind, self.user = backend.split()
         self._drops = self.user == "unprivileged" and os.geteuid() == 0
-        self.uid = _NOBODY if self._drops else os.geteuid()
+        self.uid = _UNPRIVILEGED_ID if self._drops else os.geteuid()
         self.canary = f"canary-{secrets.token_hex(8)}"
         self.root = Path(tempfile.mkdtemp(prefix="atlas-arena-"))
         self.root.chmod(0o755)
@@ -170,7 +170,7 @@ class Arena:
         return json.loads(output)
 
     def _credentials(self) -> dict[str, Any]:
-        return {"user": _NOBODY, "group": _NOBODY, "extra_groups": []} if self._drops else {}
+        return {"user": _UNPRIVILEGED_ID, "group": _UNPRIVILEGED_ID, "extra_groups": []} if self._drops else {}
 
     def _listen(self, kind: str) -> int:
         family = socket.AF_UNIX if kind.startswith("unix") else socket.AF_INET

@@ -233,7 +233,7 @@ def test_buffer_does_not_split_a_character_if_nothing_is_dropped() -> None:
 
 
 async def test_run_ends_before_the_disk_is_full(shell: Shell, monkeypatch: pytest.MonkeyPatch, sleep: str) -> None:
-    """Whoever fills it: a run can hide what it writes."""
+    """Also if another program fills it: a run can hide what it writes."""
     free = iter([4 << 30, 3 << 30])
 
     def measure(path: object) -> SimpleNamespace:

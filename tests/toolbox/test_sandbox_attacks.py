@@ -406,7 +406,7 @@ WRITING = {
     "a file again and again": "while True:\n  f = open('one', 'wb')\n  for n in range(8): f.write(b'x' * (1 << 20))",
     "deleted files": "import os\nkept = []\nwhile True:\n  kept.append(f := open('gone', 'wb')); os.remove('gone')\n"
     "  for n in range(8): f.write(b'x' * (1 << 20))",
-    "deleted files of children that nobody waits for": "import os, signal\n"
+    "deleted files of children that are not waited for": "import os, signal\n"
     "signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
     "kept = []\nwhile True:\n  kept.append(f := open('gone', 'wb', buffering=0)); os.remove('gone')\n"
     "  if not (pid := os.fork()):\n    for n in range(8): f.write(b'x' * (1 << 20))\n    os._exit(0)\n"

@@ -216,7 +216,7 @@ class ResourceWatch:
         if limits.written is not None:
             init = self._pid if self._find_init is None else 1
             written = sum(_read_written(proc, pid) for pid in (*pids, *zombies, init))
-            self._written += max(0, written - self._last_written)  # less if nobody waited for a child that ended
+            self._written += max(0, written - self._last_written)  # less if a child ended and was not waited for
             self._last_written = written
             if self._written > limits.written:
                 return "disk"

@@ -1,7 +1,7 @@
 """Seccomp filter (classic BPF): an allow-list of the system calls that ordinary programs need.
 
 A call that is not listed fails with ENOSYS, as on an older kernel, so that libraries use their fallback and a call of a
-newer kernel is refused before anybody here knows it. Calls that could reach out of the sandbox are allowed only with
+newer kernel is refused as well. Calls that could reach out of the sandbox are allowed only with
 certain arguments.
 """
 
