@@ -89,10 +89,10 @@ def _folder_tools(settings: Settings, folder: Path, trust_home: Path) -> list[To
     private += [_user_folders(settings), trust_home / TRUST_FILE.parent]
     guarded = [path for path in (settings.policy, settings.config) if path is not None]
     guarded += [settings.workspace / PROMPTS_FOLDER]
-    servers = ApprovedServers(settings.home)
+    servers, workspace = ApprovedServers(settings.home), settings.workspace
 
-    def guarded_now() -> list[Path | str]:
-        return [*guarded, *servers.program_paths(settings.workspace)]
+    def guarded_now() -> list[Path | str]:  # sent to worker processes, so it must not refer to the settings
+        return [*guarded, *servers.program_paths(workspace)]
 
     bash = bash_tool(
         folder, sandbox=settings.sandbox, network=settings.bash_network, private=private, guarded=guarded_now
