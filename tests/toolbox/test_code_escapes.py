@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from attacker import NUMBERS
 from code_harness import SANDBOXES, SandboxHarness, is_unlocked
 
 from checks import wait_until
@@ -83,12 +84,12 @@ CHANGING = {
     "the test process": "import os; os.kill(US, 9)",
     "another process": "import os; os.kill(VICTIM, 9)",
     "all processes": "import os; os.kill(-1, 0); 1/0",
-    "the test process, by ptrace": "_ = 1\n" + _SYSCALL.format("101, 16, US, 0, 0"),
-    "the mounts": _SYSCALL.format("165, b'none', b'/', b'tmpfs', 0, 0"),
-    "its namespaces": _SYSCALL.format("272, 0x10000000"),
-    "its namespaces by a new process": _SYSCALL.format("56, 0x10000000 | 17, 0, 0, 0, 0"),
-    "the keys": _SYSCALL.format("250, 0, -3, 1"),
-    "the kernel, by BPF": _SYSCALL.format("321, 0, b'x' * 128, 128"),
+    "the test process, by ptrace": "_ = 1\n" + _SYSCALL.format(f"{NUMBERS['ptrace']}, 16, US, 0, 0"),
+    "the mounts": _SYSCALL.format(f"{NUMBERS['mount']}, b'none', b'/', b'tmpfs', 0, 0"),
+    "its namespaces": _SYSCALL.format(f"{NUMBERS['unshare']}, 0x10000000"),
+    "its namespaces by a new process": _SYSCALL.format(f"{NUMBERS['clone']}, 0x10000000 | 17, 0, 0, 0, 0"),
+    "the keys": _SYSCALL.format(f"{NUMBERS['keyctl']}, 0, -3, 1"),
+    "the kernel, by BPF": _SYSCALL.format(f"{NUMBERS['bpf']}, 0, b'x' * 128, 128"),
     "the kernel, by io_uring": _SYSCALL.format("425, 8, b'\\0' * 120"),
     "the clock": "import time; time.clock_settime(time.CLOCK_REALTIME, 0)",
     "the name of the machine": "import socket; socket.sethostname('evil')",

@@ -1,8 +1,7 @@
 """Seccomp filter (classic BPF): an allow-list of the system calls that ordinary programs need.
 
-A call that is not listed fails with ENOSYS, as on an older kernel, so that libraries use their fallback and a call of a
-newer kernel is refused as well. Calls that could reach out of the sandbox are allowed only with
-certain arguments.
+A call that is not listed fails with ENOSYS, as on an older kernel, so that libraries use their fallback; a call of a
+newer kernel is refused as well. Calls that could reach out of the sandbox are allowed only with certain arguments.
 """
 
 import platform
@@ -74,11 +73,12 @@ prctl:157:167 personality:135:92 ioctl:16:29 prlimit64:302:261 sched_setaffinity
 sched_setscheduler:144:119 sched_setattr:314:274 setpriority:141:140 ioprio_set:251:30 fallocate:285:47
 """
 
-SUPERVISED = (*("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", "utimensat"),)
-"""Change metadata of a file. Landlock does not control them, so there a supervisor handles them."""
-_XATTR = ("setxattr", "lsetxattr", "fsetxattr", "getxattr", "lgetxattr", "listxattr", "llistxattr")
-_XATTR_ALL = (*_XATTR, "removexattr", "lremovexattr", "fremovexattr")
-_PATH_TIMES = ("utime", "utimes", "futimesat")
+SUPERVISED = ("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lchown", "fchownat", "utimensat")
+"""Calls that change metadata of a file. Landlock does not control them, so a supervisor makes them for the command."""
+_XATTR = (
+    *("setxattr", "lsetxattr", "fsetxattr", "getxattr", "lgetxattr", "listxattr", "llistxattr"),
+    *("removexattr", "lremovexattr", "fremovexattr"),
+)
 
 _SETID = 0o6000  # setuid and setgid: such a file would outlive the sandbox
 _DEVICE = 0o20000  # the bit shared by character and block devices
@@ -192,8 +192,8 @@ def _landlock_rules() -> dict[str, Sequence[bytes]]:
         ],
         "sendto": connected,
         **{name: [_deny(_EPERM)] for name in ("connect", "bind", "listen", "accept", "accept4", "sendmmsg")},
-        **{name: [_deny(_EPERM)] for name in _PATH_TIMES},
-        **{name: [_deny(_EOPNOTSUPP)] for name in _XATTR_ALL},
+        **{name: [_deny(_EPERM)] for name in ("utime", "utimes", "futimesat")},
+        **{name: [_deny(_EOPNOTSUPP)] for name in _XATTR},
         **{name: [_deny(_ENOSYS)] for name in ("inotify_init", "inotify_init1", "inotify_add_watch")},
     }
 
