@@ -277,3 +277,22 @@ def test_approvals_file_is_private_and_a_corrupt_one_approves_nothing(tmp_path: 
     assert servers.approved_tools() == [] and "approve the servers again" in servers.config_error
     with pytest.raises(ConfigError):
         servers.approved.read(tmp_path)
+
+
+async def test_content_of_another_server_needs_approval_before_it_is_sent_although_confirm_is_off(
+    tmp_path: Path,
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    entries = {"one": scripted_entry(one, confirm=False), "two": scripted_entry(two, confirm=False)}
+    model = Scripted(
+        calls("one__echo", text="a"), calls("one__echo", text="b"), calls("two__echo", text="c"), says("Done.")
+    )
+    asked: list[str] = []
+
+    def decline(question: Question) -> None:
+        asked.append(f"{question.tool}: {question.reason}")
+
+    async with open_atlas(write_config(tmp_path, **entries), model=model, approve=decline) as (atlas, _):
+        await atlas.ask("go")
+    assert asked == ["two/echo: untrusted content in this session (mcp: one/echo): two/echo sends data out"]
+    assert len(recorded_calls(one)) == 2 and recorded_calls(two) == []

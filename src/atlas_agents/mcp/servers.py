@@ -11,6 +11,7 @@ import msgspec
 from atlas_agents.builtin_tools.sandbox.choose import SandboxKind
 from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import BadTool, ConfigError, ToolFailed
+from atlas_agents.core.messages import Conversation
 from atlas_agents.core.paths import SettingLookup
 from atlas_agents.mcp import config, programs
 from atlas_agents.tools.context import ToolContext
@@ -178,6 +179,11 @@ def wrap_tool(server: config.ServerConfig, found: config.DiscoveredTool, servers
         connection = await servers.connect(server)
         return await connection.call(found, _arguments_, _context_)
 
+    def has_other_sources(arguments: dict[str, Any], conversation: Conversation) -> bool:
+        """Without `confirm`, the owner trusts the server with its own content, but not with that of others."""
+        sources = [source for message in conversation.messages for source in message.untrusted]
+        return any(not source.startswith(f"mcp: {server.name}/") for source in sources)
+
     pure = found.name in server.entry.pure
     return Tool(
         found.name,
@@ -188,5 +194,5 @@ def wrap_tool(server: config.ServerConfig, found: config.DiscoveredTool, servers
         confirm=server.entry.confirm and not pure,
         effect="pure" if pure else "unsafe",
         untrusted="mcp",
-        sends=not pure,
+        sends=not pure and (True if server.entry.confirm else has_other_sources),
     )
