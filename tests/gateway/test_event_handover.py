@@ -235,7 +235,7 @@ class SessionStream:
 
     def __init__(self, stream: AtlasStream) -> None:
         self.stream_id, self.session, self.epoch = RUN, SESSION, None
-        self.follow = stream.follow
+        self.follow, self.on_end = stream.follow, stream.on_end
 
 
 async def pump(times: int = PUMPS) -> None:

@@ -1,15 +1,17 @@
-"""A run that another process takes over: clients of the first process receive the rest, and its stream ends."""
+"""A run that its process no longer executes, fenced or without a recorded end: clients receive the rest."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gateway_client import connect_client, serve_gateway
 
 from atlas_agents import Atlas, Chunk, Request
-from atlas_agents.core.errors import StaleOwner
+from atlas_agents.core.errors import StaleOwner, StoreError
 from atlas_agents.core.events import ErrorRaised, StreamEnd
+from atlas_agents.core.store import SetRun, Write
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, in_memory_atlas, says
 from checks import TIMEOUT
@@ -79,3 +81,46 @@ async def test_stream_of_a_fenced_turn_ends_with_an_error() -> None:
         assert isinstance(error, ErrorRaised) and error.kind == "StaleOwner"
     await first.close()
     await second.close()
+
+
+class UnavailableStore(MemoryStore):
+    """Does not record the end of a turn while it is unavailable."""
+
+    def __init__(self, failure: Exception | None) -> None:
+        super().__init__()
+        self.available = False
+        self.refused = asyncio.Event()
+        self._failure = failure
+
+    async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
+        if not self.available and any(isinstance(write, SetRun) and write.status == "cancelled" for write in writes):
+            self.refused.set()
+            if self._failure is not None:
+                raise self._failure
+            await asyncio.Event().wait()
+        return await super().commit(tenant, writes)
+
+
+@pytest.mark.parametrize("failure", [StoreError("disk failure"), None], ids=["refused", "too slow"])
+async def test_turn_whose_end_could_not_be_recorded_ends_once_the_store_is_available(
+    failure: Exception | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atlas_agents.agents.run._END_TIMEOUT", 0.05)
+    monkeypatch.setattr("atlas_agents.agents.runner._RESUME_DELAYS", (0.2,))
+    store, model = UnavailableStore(failure), Paused(WORDS, WORDS, WORDS)
+    async with (
+        asyncio.timeout(TIMEOUT),
+        serve_gateway(tmp_path, in_memory_atlas(model, store=store), grace=0.0) as gateway,
+        connect_client(gateway) as client,
+    ):
+        run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
+        await model.reached.wait()
+        assert (await client.get("chat.abort", runId=run_id))["aborted"] == [run_id]
+        await store.refused.wait()
+        store.available = True
+        assert (await client.until("chat.final"))["cancelled"] is True
+        numbers = [frame["data"]["seq"] for frame in client.events(run_id)]
+        assert numbers == sorted(set(numbers))
+        model.proceed.set()
+        await client.get("chat.send", sessionKey="main", message="And now?")
+        assert "cancelled" not in await client.until("chat.final"), "the session is not stuck"

@@ -439,6 +439,11 @@ class Atlas:
         """
         return await self._runner.recover()
 
+    def on_resume(self, follow: runner.FollowResumed) -> None:
+        """Have a function follow every turn that is resumed here: it is called with the run's row before that, and what
+        it returns is called with the stream."""
+        self._runner.on_resume(follow)
+
     @property
     def quarantined(self) -> tuple[str, ...]:
         """Runs that were interrupted by repeated crashes: the one that is resumed alone, and those that wait for it."""

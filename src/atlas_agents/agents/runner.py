@@ -7,6 +7,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
+from itertools import chain, repeat
 from typing import Any, TypeAlias, cast
 
 from atlas_agents.agents.agent import Agent
@@ -24,6 +25,7 @@ from atlas_agents.core.errors import (
     ConfigError,
     Conflict,
     NotFound,
+    StoreError,
     UnknownAgent,
     UnreadableRow,
     to_failure,
@@ -42,6 +44,9 @@ _MAX_CACHED_TOKENS = 8_000_000
 """Size of all conversations in the cache: about 32 MB of text."""
 _CALL_SESSIONS = "calls/"
 ResumeRun: TypeAlias = Callable[[RunRow], Awaitable[AtlasStream | None]]
+FollowResumed: TypeAlias = Callable[[RunRow], Awaitable[Callable[[AtlasStream], object]]]
+"""Called with a run that is about to be resumed; returns what to call with its stream before its first event."""
+_RESUME_DELAYS = (1.0, 2.0, 5.0, 10.0)
 
 
 class AgentRegistry:
@@ -228,8 +233,10 @@ class TurnRunner:
         self._remote: dict[str, AtlasStream] = {}
         """Streams of turns that were accepted here and run in any process."""
         self._tasks = BackgroundTasks("turns")
+        self._unrecorded = BackgroundTasks("turns to resume")
         self._runs: weakref.WeakSet[Run] = weakref.WeakSet()
         self._stopping = False
+        self._follow_resumed: FollowResumed | None = None
         dispatcher.serve(LocalExecutor(runtime, self._live, self.resume_run, jobs))
 
     @property
@@ -272,7 +279,31 @@ class TurnRunner:
         self._tasks.adopt(task)
         streams[run.id] = stream
         task.add_done_callback(lambda _: streams.pop(run.id, None))
+        stream.on_end(partial(self._resume_unrecorded, run))
         return stream
+
+    def _resume_unrecorded(self, run: Run, failure: BaseException | None) -> None:
+        """Resume a turn whose end could not be recorded: no other process would, and its session would be stuck."""
+        if run.detached and not run.fenced and not self._stopping and not self._dispatcher.is_remote:
+            self._unrecorded.spawn(self._resume_later(run.id, cancel=isinstance(failure, Cancelled)))
+
+    async def _resume_later(self, run_id: str, *, cancel: bool) -> None:
+        """Resume a turn as soon as the store is available; one that was cancelled ends there."""
+        for delay in chain(_RESUME_DELAYS, repeat(_RESUME_DELAYS[-1])):
+            await self._runtime.clock.sleep(delay)
+            try:
+                row = await self._store.run(self._runtime.tenant, run_id)
+                stream = await self.resume_run(row) if row is not None and row.status in OPEN else None
+            except StoreError as error:
+                logger.warning("turn not resumed yet: run=%s error=%s", run_id, error)
+                continue
+            if stream is not None and cancel:
+                stream.cancel()
+            return
+
+    def on_resume(self, follow: FollowResumed) -> None:
+        """Have a function follow every turn that is resumed in this process, whatever resumes it."""
+        self._follow_resumed = follow
 
     def stream(self, run_id: str) -> AtlasStream | None:
         return self._remote.get(run_id) or self._live.get(run_id)
@@ -329,6 +360,7 @@ class TurnRunner:
             await self._fail(row, str(error), "UnreadableRow")
             return None
         cancelled = row.stop or (self._jobs is not None and await self._jobs.is_obsolete(row))
+        follow = await self._follow_resumed(row) if self._follow_resumed is not None else None
         if row.id in self._live:
             return None
         if row.agent_id not in self._agents:
@@ -337,12 +369,15 @@ class TurnRunner:
         stream = AtlasStream(row.id)
         run = self.create(row.session, row.agent_id, options, user=row.user, stream=stream, row=row)
         self.start(stream, run, None)
+        if follow is not None:
+            follow(stream)
         if cancelled:
             stream.cancel()
         return stream
 
     async def stop(self, grace: float) -> None:
         """Wait up to `grace` seconds for running turns, then stop the others, which resume in another process."""
+        await self._unrecorded.close()
         if grace:
             await self._tasks.wait(grace)
         self._stopping = True

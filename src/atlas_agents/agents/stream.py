@@ -60,6 +60,11 @@ class AtlasStream:
             follower(event)
         self._followers.append(follower)
 
+    def on_end(self, callback: Callable[[BaseException | None], object]) -> None:
+        """Call a function when the turn has ended here, with what it raised, also if it emitted no event about that."""
+        if self._task is not None:
+            self._task.add_done_callback(lambda _: callback(self._failure))
+
     async def accepted(self) -> Accepted:
         """Wait until the message is accepted; with a store, it is durable then. Raises the error that prevented it."""
         while not self._ended and not (self._accepted is not None and self._accepted.done()):

@@ -61,9 +61,6 @@ class StoredRun(msgspec.Struct, frozen=True):
     row: RunRow
     messages: tuple[Message, ...] = ()
     events: tuple[wire.RunEvent, ...] = ()
-    last_seq: int = 0
-    ended: bool = False
-    """Whether the terminal event is stored."""
 
     @property
     def unannounced(self) -> list[Message]:
@@ -104,19 +101,14 @@ class StoredRun(msgspec.Struct, frozen=True):
 
 async def read_stored_run(store: Store, tenant: str, row: RunRow, ids: Collection[str] | None = None) -> StoredRun:
     """Read what earlier processes have stored of a run. `ids` limits the messages to these."""
-    messages: list[Message] = []
-    for each in await store.messages(tenant, row.session):
-        if each.run_id == row.id and (ids is None or each.id in ids):
-            try:
-                messages.append(each.message)
-            except msgspec.MsgspecError as error:
-                logger.warning("unreadable message is not announced: run=%s message=%s: %s", row.id, each.id, error)
+    rows = await store.messages(tenant, row.session)
+    messages = [each.message for each in rows if each.run_id == row.id and (ids is None or each.id in ids)]
     events: list[wire.RunEvent] = []
-    seq, ended = 0, False
-    while rows := await store.events(tenant, row.id, after=seq, limit=_PAGE):
-        events += [event for each in rows if (event := wire.decode_event(each.body)) is not None]
-        seq, ended = rows[-1].seq, wire.read_event_name(rows[-1].body) in wire.TERMINAL_EVENTS
-    return StoredRun(row, tuple(messages), tuple(events), seq, ended)
+    seq = 0
+    while page := await store.events(tenant, row.id, after=seq, limit=_PAGE):
+        events += [event for each in page if (event := wire.decode_event(each.body)) is not None]
+        seq = page[-1].seq
+    return StoredRun(row, tuple(messages), tuple(events))
 
 
 async def finalize_run(store: Store, tenant: str, row: RunRow, hide: Callable[[str], str] = str) -> int:
@@ -246,6 +238,7 @@ class RunRegistry:
             for event in stored.catch_up_events(reset=reset):
                 self._emit(log, event)
         stream.follow(partial(self._on_event, log, Translator(model, self._model_notice, self._hide)))
+        stream.on_end(partial(self._on_stream_end, log))
         self.report_change(log.session)
         return log
 
@@ -255,11 +248,12 @@ class RunRegistry:
             self._hooks.on_change(session)
 
     def open(self, log: RunLog) -> RunLog:
-        """Add a run to the open runs."""
+        """Add a run to the open runs. A run that is resumed gets a new log."""
+        if log.run_id not in self._open:
+            self._ends[log.run_id] = asyncio.Event()
+            self._metrics.runs.inc()
         self._open[log.run_id] = log
         self._by_session.setdefault(log.session, {})[log.run_id] = log
-        self._ends[log.run_id] = asyncio.Event()
-        self._metrics.runs.inc()
         return log
 
     def receive(self, log: RunLog, rows: Sequence[EventRow]) -> list[tuple[int, wire.RunEvent]]:
@@ -394,22 +388,29 @@ class RunRegistry:
         self.writer.add(log, at_once=at_once)
         self._call_hooks(log, event)
 
+    def _on_stream_end(self, log: RunLog, failure: BaseException | None) -> None:
+        """Follow a run whose turn has ended here without a terminal event, because its end could not be recorded."""
+        if self._open.get(log.run_id) is log and not self.stopping:
+            self._hand_over(log)
+
     def _hand_over(self, log: RunLog) -> None:
-        """Follow a run that another process has taken over, so that its subscribers receive the rest."""
+        """Follow a run that this process no longer executes, so that its subscribers receive the rest."""
         if log.ended or log.handed_over:
             return
-        logger.warning("another process has taken over a run: run=%s", log.run_id)
+        logger.warning("run is no longer executed here, following it in the store: run=%s", log.run_id)
         log.hand_over()
         if self._hooks is None:  # it has no subscribers
             self._close_log(log)
         else:
-            self._tasks.spawn(self._follow_new_owner(log))
+            self._tasks.spawn(self._follow_stored(log))
 
-    async def _follow_new_owner(self, log: RunLog) -> None:
-        """Deliver the events that the new owner writes, until the terminal event."""
-        while not log.ended and not self.stopping:
+    async def _follow_stored(self, log: RunLog) -> None:
+        """Deliver the events that the next owner writes, until the terminal event or until the run is resumed here."""
+        while self._open.get(log.run_id) is log and not self.stopping:
             try:
                 rows = await self._store.events(self._tenant, log.run_id, after=log.seq, limit=_PAGE)
+                if self._open.get(log.run_id) is not log:
+                    return
                 if rows:
                     self.receive(log, rows)
                     continue

@@ -14,10 +14,11 @@ import uvicorn
 from starlette.routing import BaseRoute
 
 from atlas_agents.agents.atlas import Atlas
+from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.messages import new_id
-from atlas_agents.core.store import DropRecord, PutRecord
+from atlas_agents.core.store import DropRecord, PutRecord, RunRow
 from atlas_agents.gateway.agui.run import agui_routes
 from atlas_agents.gateway.asgi import HEALTH_PATHS, App, Readiness, build_http_app
 from atlas_agents.gateway.convert import agent_model
@@ -237,7 +238,8 @@ class Gateway:
             if self._membership is not None:
                 await member.enter_async_context(self._membership.join(self.hub, self.url))
             elif recover:
-                await self._recover()
+                self.atlas.on_resume(self._follow_resumed)
+                await self.atlas.recover()
                 self.atlas.jobs.start()
             self.readiness.started = True
             self._started.set()
@@ -260,15 +262,13 @@ class Gateway:
             await self._started.wait()
         await self._app(scope, receive, send)
 
-    async def _recover(self) -> None:
-        """Resume the runs that were interrupted by a crash."""
-        hub, atlas = self.hub, self.atlas
-        rows = [row for row in await hub.store.open_runs() if row.tenant == atlas.tenant]
-        stored = {row.id: await read_stored_run(hub.store, atlas.tenant, row) for row in rows}
-        for stream in await atlas.recover():
-            run = stored[stream.stream_id]
-            agent = hub.agent(run.row.agent_id)
-            hub.runs.follow(stream, agent_model(agent, atlas.registry) if agent else "", run)
+    async def _follow_resumed(self, row: RunRow) -> Callable[[AtlasStream], object]:
+        """Read what is stored of a run that is about to be resumed, and return a function that follows it."""
+        hub, agent = self.hub, self.hub.agent(row.agent_id)
+        model = agent_model(agent, self.atlas.registry) if agent else ""
+        current = await hub.store.run(row.tenant, row.id) or row  # more event numbers may be reserved by now
+        stored = await read_stored_run(hub.store, row.tenant, current)
+        return lambda stream: hub.runs.follow(stream, model, stored)
 
     async def _shut_down(self, server: GatewayServer, member: AsyncExitStack) -> None:
         """Shut down: accept no turns, finish or release the running ones, then notify and close all connections."""
