@@ -76,9 +76,9 @@ class AuditHead(msgspec.Struct, frozen=True):
     signed_from: int = 0
 
 
-def find_audit_ends(rows: Iterable[Sequence[Any]]) -> dict[str, AuditHead]:
-    """Return the heads of rows of tenant, number and hash."""
-    return {tenant: AuditHead(seq, hash, seq if hash.startswith("hmac:") else 0) for tenant, seq, hash in rows}
+def audit_head(seq: int, hash: str) -> AuditHead:
+    """Return the head of a chain that ends with a row."""
+    return AuditHead(seq, hash, seq if hash.startswith("hmac:") else 0)
 
 
 class AuditReader(Protocol):

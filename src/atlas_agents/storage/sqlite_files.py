@@ -20,10 +20,10 @@ import msgspec
 
 from atlas_agents.core.errors import Conflict, StoreBusy, StoreError, StoreFull
 from atlas_agents.core.store import AuditRow
-from atlas_agents.storage.hash_chain import AuditHead, find_audit_break, find_audit_ends
+from atlas_agents.storage.hash_chain import AuditHead, audit_head, find_audit_break
 from atlas_agents.storage.migrations import SQLITE, pending_migrations
 from atlas_agents.storage.sql import tables
-from atlas_agents.storage.sql.statements import AUDIT_BYTES, AUDIT_ENDS
+from atlas_agents.storage.sql.statements import AUDIT_BYTES, AUDIT_END
 
 APPLICATION_ID = 0x41544C53
 """Application id in the file header: ATLS."""
@@ -318,7 +318,8 @@ def _find_broken_chain(connection: sqlite3.Connection, keys: Sequence[bytes]) ->
 def audit_ends(path: Path) -> dict[str, AuditHead]:
     """Return the last audit row of each tenant of a database that is not in use."""
     with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-        return find_audit_ends(connection.execute(AUDIT_ENDS).fetchall())
+        tenants = [tenant for (tenant,) in connection.execute("SELECT DISTINCT tenant FROM audit").fetchall()]
+        return {each: audit_head(*connection.execute(AUDIT_END, {"tenant": each}).fetchone()) for each in tenants}
 
 
 def _audit_rows(connection: sqlite3.Connection, tenant: str) -> Iterator[AuditRow]:

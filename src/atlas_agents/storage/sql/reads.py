@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from atlas_agents.core import store
 from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import StoreError
-from atlas_agents.storage.hash_chain import AuditHead, AuditSigner, find_audit_ends, verify_audit
+from atlas_agents.storage.hash_chain import AuditHead, AuditSigner, audit_head, verify_audit
 from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql import tables
 from atlas_agents.storage.sql.tables import Query, Row, bind
@@ -110,7 +110,13 @@ class SqlReads(ABC):
 
     async def audit_ends(self) -> dict[str, AuditHead]:
         """Return the last audit row of each tenant."""
-        return find_audit_ends(await self.fetch(Query(sql.AUDIT_ENDS, {})))
+        ends: dict[str, AuditHead] = {}
+        tenant = ""
+        while found := await self.fetch(Query(sql.NEXT_AUDIT_TENANT, {"after": tenant})):
+            ((tenant,),) = found
+            ((seq, hash),) = await self.fetch(bind(tenant, sql.AUDIT_END))
+            ends[tenant] = audit_head(seq, hash)
+        return ends
 
     async def verify_audit(self, tenant: str = "default") -> str | None:
         """Verify the audit log of a tenant; return None if it is intact and complete, else what is wrong with it."""

@@ -119,9 +119,7 @@ WHERE r.tenant = :tenant AND r.id = :run_id"""
 ADD_JOURNAL = f"{t.JOURNAL.insert()} ON CONFLICT (tenant, run_id, kind, key) DO NOTHING RETURNING seq"
 JOURNAL = f"SELECT {t.JOURNAL.columns} FROM journal WHERE tenant = :tenant AND run_id = :run_id ORDER BY seq"
 AUDIT_END = "SELECT seq, hash FROM audit WHERE tenant = :tenant ORDER BY seq DESC LIMIT 1"
-AUDIT_ENDS = """SELECT audit.tenant, audit.seq, audit.hash
-FROM (SELECT tenant, max(seq) AS seq FROM audit GROUP BY tenant) AS ends
-JOIN audit ON audit.tenant = ends.tenant AND audit.seq = ends.seq"""
+NEXT_AUDIT_TENANT = "SELECT tenant FROM audit WHERE tenant > :after ORDER BY tenant LIMIT 1"
 ADD_AUDIT = t.AUDIT.insert()
 _AUDIT = f"SELECT {t.AUDIT.columns} FROM audit WHERE tenant = :tenant AND seq > :after"
 AUDIT = f"{_AUDIT} ORDER BY seq LIMIT :limit"
