@@ -3,6 +3,7 @@
 import json
 import signal
 import socket
+import time
 import urllib.request
 
 import pytest
@@ -155,3 +156,14 @@ def test_client_cannot_forge_log_lines(home: Home) -> None:
     assert "evil.example" in refused
     assert len(refused) < 1500
     assert not {"\x1b", "\u202e"} & set(refused)
+
+
+def test_hanging_thread_does_not_delay_the_exit(home: Home) -> None:
+    hang = "import threading\nthreading.Thread(target=threading.Event().wait).start()\n"
+    (home.folder / "plugins" / "sitecustomize.py").write_text(hang)
+    with home.gateway(ATLAS_DRAIN_SECONDS="1") as gateway:
+        started = time.monotonic()
+        assert gateway.kill(signal.SIGTERM) == 0
+        took = time.monotonic() - started
+    assert 2.5 < took < 6.0, "it ends two seconds after the time for turns"
+    assert "shutdown takes too long, exiting now" in gateway.output

@@ -1,23 +1,36 @@
 """A gateway in its own process: `gateway_process.py HOME PAUSE REPLY…`. Its first line of output is the port.
 
 A reply is text; `!name` calls the tool `note`, which appends the name to HOME/effects, and `?name` the tool `ask`;
-`*number` is a text of that many kilobytes. FILES and MEMORY (in MB) limit the process.
+`*number` is a text of that many kilobytes. FILES and MEMORY (in MB) limit the process,
+GRACE is the time for turns at shutdown in seconds.
 """
 
 import asyncio
 import os
 import resource
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from paced_model import Paced
 
 from atlas_agents import Approvals, TextChunk, Tool
+from atlas_agents.core.store import Write
 from atlas_agents.gateway.server import Gateway, run
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.gateway.telemetry import configure_logging
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Reply, calls, in_memory_atlas, says
+
+
+class SlowStore(SqliteStore):
+    """Waits before each commit while the file `slow` in its folder contains a number of seconds: a busy disk."""
+
+    async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
+        if (slow := self.path.with_name("slow")).exists():
+            await asyncio.sleep(float(slow.read_text()))
+        return await super().commit(tenant, writes)
 
 
 async def main(home: Path, pause: float, replies: list[str]) -> None:
@@ -28,11 +41,11 @@ async def main(home: Path, pause: float, replies: list[str]) -> None:
         return "noted"
 
     tools = [Tool("note", note), Tool("ask", note, confirm=True)]
-    store = SqliteStore(home / "atlas.db")
+    store = SlowStore(home / "atlas.db")
     await store.open()
     model = Paced(*[_reply(text) for text in replies], pause=pause)
     atlas = in_memory_atlas(model, tools, store=store, approve=Approvals(wait=True))
-    gateway = Gateway(atlas, GatewaySettings(home=home, port=0, grace=1.0))
+    gateway = Gateway(atlas, GatewaySettings(home=home, port=0, grace=float(os.environ.get("GRACE", "1"))))
     await gateway.serve(lambda ready: print(ready.port, flush=True))
     await store.close()
 

@@ -3,6 +3,7 @@
 import asyncio
 import random
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -192,3 +193,18 @@ def _remaining_replies(home: Path, script: list[str]) -> list[str]:
     with closing(sqlite3.connect(home / "atlas.db")) as database:
         (replied,) = database.execute("select count(*) from journal where kind = 'reply'").fetchone()
     return script[replied:]
+
+
+async def test_shutdown_is_limited_although_the_disk_hangs(tmp_path: Path) -> None:
+    async with run_gateway(tmp_path, "!a", "Hi.", environment={"GRACE": "1"}) as process:
+        async with connect_process(process) as client:
+            await client.get("chat.send", sessionKey="main", message="Go")
+            await client.until("tool.call")
+            (tmp_path / "slow").write_text("60")
+            started = time.monotonic()
+            assert await process.stop() == 0
+            assert time.monotonic() - started < 6.0
+    (tmp_path / "slow").unlink()
+    async with run_gateway(tmp_path, "Hi.", environment={"GRACE": "1"}) as process, connect_process(process) as client:
+        await client.get("sessions.subscribe", sessionKey="main")
+        await client.until("chat.final")

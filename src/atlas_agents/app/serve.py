@@ -126,8 +126,12 @@ async def serve(
     environment: Environment | None = None,
     on_progress: ModelProgress | None = None,
     on_ready: Callable[[ServedGateway], object] | None = None,
+    on_stop: Callable[[], object] | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then stop accepting connections and drain the running turns."""
+    """Serve until SIGTERM or SIGINT, then stop accepting connections and drain the running turns.
+
+    `on_stop` is called when shutdown starts.
+    """
     async with (
         _gateway(settings, environment, on_progress) as served,
         telegram(settings, served.gateway.hub.tokens) as start_telegram,
@@ -139,7 +143,7 @@ async def serve(
             if on_ready is not None:
                 on_ready(served)
 
-        await served.gateway.serve(ready)
+        await served.gateway.serve(ready, on_stop)
 
 
 async def work(

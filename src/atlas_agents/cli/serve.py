@@ -1,7 +1,9 @@
 """`atlas serve`: run the gateway or a worker of a cluster in the foreground."""
 
 import logging
+import os
 import sys
+import threading
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
     from atlas_agents.config.settings import Settings
 
 app = command_group()
+_EXIT_MARGIN = 2.0
+"""Seconds after `drain_seconds` within which the process exits, whatever hangs."""
 
 
 @command(app)
@@ -53,7 +57,17 @@ def serve(
     if settings.role == "worker":
         run(gateway.work(settings, on_progress=_download_progress(), on_ready=_worker_ready))
     else:
-        run(gateway.serve(settings, on_progress=_download_progress(), on_ready=_gateway_ready))
+        exit_timer = threading.Timer(settings.drain_seconds + _EXIT_MARGIN, _exit_now)
+        exit_timer.daemon = True
+        run(
+            gateway.serve(settings, on_progress=_download_progress(), on_ready=_gateway_ready, on_stop=exit_timer.start)
+        )
+
+
+def _exit_now() -> None:
+    """Exit although something hangs: a tool, a server or a thread of a plugin. What was acknowledged is stored."""
+    logging.getLogger(__name__).error("shutdown takes too long, exiting now: open turns resume at the next start")
+    os._exit(0)
 
 
 def _worker_ready(runtime: "Runtime", url: str) -> None:

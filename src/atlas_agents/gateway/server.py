@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 _BACKLOG = 2048
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _FLUSH_TIMEOUT = 1.0
+_CLOSE_TIMEOUT = 2.0
+"""Seconds after the time for turns within which they must be stored and closed."""
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 """Parameters of glibc's mallopt."""
 _PROBE_SIZE = 16 * 1024
@@ -214,13 +216,19 @@ class Gateway:
         """
         (self.hub.force_stop if self._stop.is_set() else self._stop).set()
 
-    async def serve(self, on_ready: Callable[["Gateway"], object] | None = None) -> None:
-        """Serve until `stop`, SIGTERM or SIGINT. `on_ready` is called once turns are accepted."""
+    async def serve(
+        self,
+        on_ready: Callable[["Gateway"], object] | None = None,
+        on_stop: Callable[[], object] | None = None,
+    ) -> None:
+        """Serve until `stop`, SIGTERM or SIGINT. `on_ready` is called once turns are accepted, `on_stop` at the end."""
         with stop_signals(self.stop):
             async with self.running():
                 if on_ready is not None:
                     on_ready(self)
                 await self._stop.wait()
+                if on_stop is not None:
+                    on_stop()
 
     @asynccontextmanager
     async def running(self, *, recover: bool = True) -> AsyncGenerator["Gateway", None]:
@@ -277,10 +285,14 @@ class Gateway:
         for listener in server.servers if server.started else ():
             listener.close()
         hub.broadcast(ServerShutdown(None if expected is None else int(expected * 1000)))
-        await member.aclose()
-        await close_atlas(self.atlas, self.settings.grace, hub.force_stop)
-        await hub.runs.flush(_FLUSH_TIMEOUT)
-        await self.mcp.close()
+        try:
+            async with asyncio.timeout(self.settings.grace + _CLOSE_TIMEOUT):
+                await member.aclose()
+                await close_atlas(self.atlas, self.settings.grace, hub.force_stop)
+                await hub.runs.flush(_FLUSH_TIMEOUT)
+                await self.mcp.close()
+        except TimeoutError:
+            logger.error("shutdown takes too long, closing connections: open turns resume at the next start")
         for peer in list(hub.connections):
             peer.close(RESTART, "the gateway is shutting down")
 
