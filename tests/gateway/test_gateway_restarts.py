@@ -196,15 +196,15 @@ def _remaining_replies(home: Path, script: list[str]) -> list[str]:
 
 
 async def test_shutdown_is_limited_although_the_disk_hangs(tmp_path: Path) -> None:
-    async with run_gateway(tmp_path, "!a", "Hi.", environment={"GRACE": "1"}) as process:
-        async with connect_process(process) as client:
-            await client.get("chat.send", sessionKey="main", message="Go")
-            await client.until("tool.call")
-            (tmp_path / "slow").write_text("60")
-            started = time.monotonic()
-            assert await process.stop() == 0
-            assert time.monotonic() - started < 6.0
+    grace = {"GRACE": "1"}
+    async with run_gateway(tmp_path, "!a", "Hi.", environment=grace) as process, connect_process(process) as client:
+        await client.get("chat.send", sessionKey="main", message="Go")
+        await client.until("tool.call")
+        (tmp_path / "slow").write_text("60")
+        started = time.monotonic()
+        assert await process.stop() == 0
+        assert time.monotonic() - started < 6.0
     (tmp_path / "slow").unlink()
-    async with run_gateway(tmp_path, "Hi.", environment={"GRACE": "1"}) as process, connect_process(process) as client:
+    async with run_gateway(tmp_path, "Hi.", environment=grace) as process, connect_process(process) as client:
         await client.get("sessions.subscribe", sessionKey="main")
         await client.until("chat.final")

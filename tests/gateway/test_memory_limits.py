@@ -57,7 +57,10 @@ async def test_new_turns_are_refused_near_the_memory_limit(tmp_path: Path) -> No
 async def test_http_turns_are_refused_with_503_near_the_memory_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(MemoryGuard, "problem", lambda _: "memory is nearly exhausted")
+    def problem(_: MemoryGuard) -> str:
+        return "memory is nearly exhausted"
+
+    monkeypatch.setattr(MemoryGuard, "problem", problem)
     async with serve_gateway(tmp_path) as gateway:
         body = '{"model": "assistant", "messages": [{"role": "user", "content": "Hello"}]}'
         request = "POST /v1/chat/completions"
