@@ -149,6 +149,14 @@ async def test_row_that_was_added_without_the_key_is_reported(log: Log) -> None:
     assert "row 3 is not signed" in str(await log.problem())
 
 
+async def test_process_without_the_key_cannot_add_rows_to_a_signed_log(log: Log) -> None:
+    await _fill(log, 2)
+    async with log.open(None) as store:
+        with pytest.raises(StoreError, match="the audit log is signed, but this process has no key"):
+            await _add(store, 1)
+    assert await log.problem() is None
+
+
 async def test_old_rows_without_signature_stay_verifiable(log: Log) -> None:
     async with log.open(None) as store:
         await _add(store, 3)

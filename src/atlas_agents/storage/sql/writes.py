@@ -219,6 +219,10 @@ def _add_events(context: WriteContext, write: store.AddEvents) -> Steps[None]:
 def _add_audit(context: WriteContext, write: store.AddAudit) -> Steps[store.AuditRow]:
     rows = yield context.bind(sql.AUDIT_END)
     seq, previous = rows[0] if rows else (0, START)
+    if context.audit_key is None and previous.startswith("hmac:"):
+        raise StoreError(
+            "the audit log is signed, but this process has no key: set audit_key as in the other processes"
+        )
     entry = audit_row(seq + 1, previous, write.entry, context.audit_key)
     yield context.bind(sql.ADD_AUDIT, **tables.AUDIT.values(entry))
     return entry
