@@ -405,6 +405,10 @@ def swap_link(folder: Path) -> None:
         {"argv": ["python3", "-c", "import os; os.system(open('run.sh').read())"]},
         {"argv": ["timeout", "9", "sh", "run.sh"]},
         {"argv": ["sh", "-c", "a=1 b=2;" * 40 + ". ./run.sh"]},
+        {"argv": ["sh", "-c", "X=run; . ./$X.sh"]},
+        {"argv": ["bash", "-c", "for i in ./{run,x}.sh; do . $i; done"]},
+        {"argv": ["bash", "-c", ". ./r\\un.sh"]},
+        {"command": "ls /usr /bin /etc /lib /tmp /var /proc /sys /dev /opt /srv; . ./run.sh"},
     ],
 )
 async def test_script_replaced_after_approval_does_not_run(
@@ -422,6 +426,8 @@ async def test_script_replaced_after_approval_does_not_run(
     ("files", "arguments", "changed"),
     [
         ({"sub/x": ""}, {"command": "cd sub && . ./x"}, "sub/x"),
+        ({"sub/x": ""}, {"command": "ls /usr /bin /etc /lib /tmp /var /proc /sys /dev /opt; cd sub && . ./x"}, "sub/x"),
+        ({"sub/x": ""}, {"command": "cd sub && X=x && . ./$X"}, "sub/x"),
         ({"a.sh": ". ./b\n", "b": "true\n"}, {"argv": ["sh", "a.sh"]}, "b"),
         ({"a.sh": "sh lib/b.sh\n", "lib/b.sh": "true\n"}, {"command": ". ./a.sh"}, "lib/b.sh"),
         ({"a.py": "import helper\n", "helper.py": ""}, {"argv": ["python3", "a.py"]}, "helper.py"),

@@ -10,7 +10,9 @@ import re
 import shlex
 import shutil
 import stat
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import PurePosixPath
@@ -23,10 +25,12 @@ ANY, REST = "*", "**"
 """Wildcards of a command rule: any one argument, and any further arguments."""
 _MAX_HASHED = 256 * 1024 * 1024
 _MAX_SCANNED = 64 * 1024
-_MAX_FILES, _MAX_FOLDERS, _MAX_NAME = 300, 10, 4096
+_MAX_FILES, _MAX_FOLDERS, _MAX_NAME = 1000, 50, 4096
 _VERSION = re.compile(r"[-.]?\d[\d.]*$")
 _SEPARATORS = re.compile(r"[\s;&|<>()`'\"$={},]+")
 _GLOB = re.compile(r"[*?[]")
+_EXPANSION = re.compile(r"[$`{~]|[*?[][^\s]*/")
+"""Shell syntax whose result is not known before the command runs."""
 _IMPORT = re.compile(r"^\s*(?:from|import)\s+(.+)$", re.MULTILINE)
 _MODULE = re.compile(r"[A-Za-z_]\w*(\.\w+)*")
 
@@ -345,27 +349,35 @@ def hash_executed_files(
 ) -> dict[str, str]:
     """Return the hash of each file that a command names and will probably run, and of files that those name.
 
-    Every argument is searched for names, because it may be code: `sh -c '. ./run.sh'`. Files that are computed while
-    the command runs are not found. Files for which `skip` returns True are not opened. `any_file` says whether other
-    files than scripts count; by default, if the command names an interpreter. With `follow`, scripts are searched too.
+    Every argument is searched for names, because it may be code: `sh -c '. ./run.sh'`. If a name may be computed, as in
+    `. ./$NAME`, all scripts in the folder count. Files for which `skip` returns True are not opened. `any_file` says
+    whether other files than scripts count; by default, if the command names an interpreter. With `follow`, scripts are
+    searched too.
     """
     words = list(dict.fromkeys(word for argument in argv for word in _words(argument)))
     folders = _named_folders(words, cwd)
     any_file = any(map(runs_code, words)) if any_file is None else any_file
     found: dict[str, str] = {}
-    pending = [path for folder in folders for path in _candidates(words, folder, any_file)]
-    pending += [path for folder in folders for path in _implied_files(words, folder)]
-    while pending and len(found) < _MAX_FILES:
-        path = os.path.normpath(pending.pop(0))
-        if path in found or skip(path):
+    named = [path for folder in folders for path in _candidates(words, folder, any_file)]
+    named += [path for folder in folders for path in _implied_files(words, folder)]
+    is_computed = any_file and any(map(_EXPANSION.search, argv))
+    beside = (
+        {os.path.normpath(path) for folder in folders for path in _scripts_in(folder)} if is_computed else set[str]()
+    )
+    explicit = set(map(os.path.normpath, named))
+    pending = deque([*((path, True) for path in named), *((path, True) for path in sorted(beside))])
+    while pending:
+        path, is_named = pending.popleft()
+        path = os.path.normpath(path)
+        if path in found or (not is_named and len(found) >= _MAX_FILES) or skip(path):
             continue
         try:
             found[path] = hash_file(path)
         except ToolFailed:  # the command cannot read it either
             found[path] = ""
             continue
-        if follow and _is_text_script(path):
-            pending += _named_in_script(path, cwd)
+        if follow and (path not in beside or path in explicit) and _is_text_script(path):
+            pending += [(each, False) for each in _named_in_script(path, cwd)]
     return found
 
 
@@ -385,9 +397,20 @@ def _named_folders(words: Iterable[str], cwd: str) -> list[str]:
             continue
         for folder in tuple(folders):
             path = os.path.normpath(os.path.join(folder, word))
-            if path not in folders and os.path.isdir(path) and len(folders) < _MAX_FOLDERS:
+            if path not in folders and os.path.isdir(path):
                 folders.append(path)
+        if len(folders) > _MAX_FOLDERS:
+            raise ToolFailed(f"the command names more than {_MAX_FOLDERS} folders; put it into a script, and run that")
     return folders
+
+
+def _scripts_in(folder: str) -> Iterator[str]:
+    """Yield the scripts directly in a folder: by suffix or permission, or because the name has no suffix."""
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            mode = _file_mode(entry.path)
+            if mode and (mode & 0o111 or "." not in entry.name or entry.name.endswith(SCRIPT_SUFFIXES)):
+                yield entry.path
 
 
 def _candidates(words: Iterable[str], folder: str, any_file: bool) -> Iterator[str]:
@@ -395,7 +418,10 @@ def _candidates(words: Iterable[str], folder: str, any_file: bool) -> Iterator[s
     for word in words:
         if "\0" in word or len(word) > _MAX_NAME:
             continue
-        matches = glob.glob(os.path.join(glob.escape(folder), word))[:_MAX_FILES] if _GLOB.search(word) else []
+        matches: list[str] = []
+        if _GLOB.search(word) and not _GLOB.search(os.path.dirname(word)):  # others could match the whole file system
+            with suppress(ValueError):
+                matches = glob.glob(os.path.join(glob.escape(folder), word))
         module = word.replace(".", "/")
         names = [os.path.join(folder, word), *matches]
         if any_file and _MODULE.fullmatch(word):
