@@ -1,10 +1,23 @@
 """Requests and responses: ids are repeated, and errors say what is wrong without details."""
 
+import socket
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gateway_client import connect_client, serve_gateway
+
+from atlas_agents.gateway.server import bind_sockets
+from atlas_agents.gateway.settings import GatewaySettings
+
+
+def test_small_frames_are_sent_without_waiting_for_an_acknowledgement(tmp_path: Path) -> None:
+    """asyncio sets TCP_NODELAY only on connections of a listener that names its protocol."""
+    listeners = bind_sockets(GatewaySettings(home=tmp_path, port=0))
+    protocols = {each.proto for each in listeners}
+    for each in listeners:
+        each.close()
+    assert protocols == {socket.IPPROTO_TCP}
 
 
 @pytest.mark.parametrize("id", ["2", "", "é\n", 7, -1, 2.5, 2**53])
