@@ -26,7 +26,6 @@ _INHERITED = ("HOME", "LANG", "LC_ALL", "LC_CTYPE", "LOGNAME", "PATH", "SHELL", 
 _NOT_IN_SANDBOX = ("HOME", "TMPDIR")
 _LOADER_VARIABLES = re.compile(r"PATH|LD_.*|DYLD_.*|PYTHON.*|NODE_.*|BASH_ENV|ENV|RUBY.*|PERL5.*|.*_OPTIONS|.*OPT")
 """Variables that decide which code a program loads."""
-_SYSTEM = tuple(f"/{name}/" for name in ("bin", "lib", "lib32", "lib64", "nix/store", "sbin", "snap", "usr"))
 _CODE_SUFFIXES = (*commands.SCRIPT_SUFFIXES, ".json", ".toml", ".pyc", ".pyd", ".dylib", ".class")
 _NODE_SUFFIXES = (".js", ".mjs", ".cjs", ".ts", ".mts", ".node")
 _IMPORT = re.compile(r"^\s*(?:from|import)\s+(\w+)", re.MULTILINE)
@@ -84,7 +83,7 @@ def build_command(
         if not folder.is_dir():
             raise ConfigError(f"{server.where}.folders: there is no folder {folder}")
     argv = (_find(entry, program.folder), *entry.args)
-    files = [path for path in program.paths if not path.startswith(_SYSTEM)]
+    files = [path for path in program.paths if not path.startswith(commands.SYSTEM_FOLDERS)]
     runs = [*_interpreters(argv, program.folder, _search_path(entry)), *filter(commands.runs_code, files)]
     readable = {*map(Path, files), *read, *(folder for path in files for folder in _node_modules(path))}
     readable |= {folder for path in runs for folder in _installation(path)}
@@ -162,7 +161,7 @@ def _program_files(server: ServerConfig, entry: ServerEntry, folder: str) -> dic
     files |= _loaded_files(entry, code, folder, workspace)
     for path in (*scripts, *map(os.path.realpath, scripts)):
         is_script = path.endswith(commands.SCRIPT_SUFFIXES) or Path(path).is_relative_to(workspace)
-        if is_script and path not in interpreters and not path.startswith(_SYSTEM):
+        if is_script and path not in interpreters and not path.startswith(commands.SYSTEM_FOLDERS):
             files |= _hash_package(path, workspace)
     for package in _installed_modules(code, scripts, interpreters):
         files |= _hash_folder(str(package))
@@ -285,7 +284,7 @@ def _hash_or_link(path: str) -> str:
 def _installation(program: str) -> Iterator[Path]:
     """Yield the folders that an interpreter outside the system folders needs."""
     for path in dict.fromkeys((Path(program), Path(os.path.realpath(program)))):
-        if str(path).startswith(_SYSTEM):
+        if str(path).startswith(commands.SYSTEM_FOLDERS):
             continue
         folder, prefix = path.parent, path.parent.parent
         is_personal = Path.home().is_relative_to(prefix) or prefix.name.startswith(".")

@@ -160,6 +160,11 @@ SCRIPT_SUFFIXES = (
     *(".sh", ".bash", ".zsh", ".py", ".pyz", ".js", ".mjs", ".cjs", ".ts", ".mts", ".tsx", ".jsx", ".rb", ".pl"),
     *(".php", ".lua", ".mk", ".awk", ".sed", ".jar", ".wasm", ".so", ".node", "Makefile", "makefile"),
 )
+SYSTEM_FOLDERS = tuple(
+    f"/{name}/"
+    for name in ("bin", "dev", "etc", "lib", "lib32", "lib64", "nix/store", "proc", "sbin", "snap", "sys", "usr")
+)
+"""Folders that only an administrator can change."""
 _PROJECT_FILES = {
     "cargo": ("Cargo.toml", "build.rs"),
     "just": ("justfile", "Justfile"),
@@ -357,28 +362,27 @@ def hash_executed_files(
     words = list(dict.fromkeys(word for argument in argv for word in _words(argument)))
     folders = _named_folders(words, cwd)
     any_file = any(map(runs_code, words)) if any_file is None else any_file
-    found: dict[str, str] = {}
     named = [path for folder in folders for path in _candidates(words, folder, any_file)]
     named += [path for folder in folders for path in _implied_files(words, folder)]
     is_computed = any_file and any(map(_EXPANSION.search, argv))
-    beside = (
-        {os.path.normpath(path) for folder in folders for path in _scripts_in(folder)} if is_computed else set[str]()
-    )
-    explicit = set(map(os.path.normpath, named))
-    pending = deque([*((path, True) for path in named), *((path, True) for path in sorted(beside))])
-    while pending:
-        path, is_named = pending.popleft()
-        path = os.path.normpath(path)
-        if path in found or (not is_named and len(found) >= _MAX_FILES) or skip(path):
-            continue
-        try:
-            found[path] = hash_file(path)
-        except ToolFailed:  # the command cannot read it either
-            found[path] = ""
-            continue
-        if follow and (path not in beside or path in explicit) and _is_text_script(path):
-            pending += [(each, False) for each in _named_in_script(path, cwd)]
+    beside = [path for folder in folders for path in _scripts_in(folder)] if is_computed else []
+    found = {path: _hash_readable(path) for path in map(os.path.normpath, beside) if not skip(path)}
+    pending, searched = deque(named), set[str]()
+    while pending and len(searched) < len(named) + _MAX_FILES:
+        path = os.path.normpath(pending.popleft())
+        if path not in searched and not skip(path):
+            searched.add(path)
+            found[path] = _hash_readable(path)
+            pending.extend(_named_in_script(path, cwd) if follow and _is_text_script(path) else ())
     return found
+
+
+def _hash_readable(path: str) -> str:
+    """Return the hash of a file; empty if it cannot be read, which the command cannot do either."""
+    try:
+        return hash_file(path)
+    except ToolFailed:
+        return ""
 
 
 def _words(text: str) -> list[str]:
@@ -406,6 +410,8 @@ def _named_folders(words: Iterable[str], cwd: str) -> list[str]:
 
 def _scripts_in(folder: str) -> Iterator[str]:
     """Yield the scripts directly in a folder: by suffix or permission, or because the name has no suffix."""
+    if f"{folder}/".startswith(SYSTEM_FOLDERS):
+        return
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             mode = _file_mode(entry.path)
