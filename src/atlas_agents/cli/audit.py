@@ -74,11 +74,10 @@ async def verify(as_json: JsonFlag = False) -> int:
         print_json({"lines": lines, "whole": problem is None, "problem": problem})
     else:
         print(f"The chain is intact: {lines} entries." if problem is None else f"The chain is broken: {problem}.")
-        signed = found.get("signedFrom")
-        print(
-            f"Signed from entry {signed} on." if signed else "No entry is signed: set audit_key to sign new ones.",
-            file=sys.stderr,
-        )
+        if signed := found.get("signedFrom"):
+            print(f"Signed from entry {signed} on.", file=sys.stderr)
+        elif lines:
+            print("No entry is signed; with Postgres, set audit_key to sign new ones.", file=sys.stderr)
     return EXIT_OK if problem is None else EXIT_FAILED
 
 
