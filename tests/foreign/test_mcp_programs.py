@@ -303,7 +303,22 @@ def allow(question: Question) -> bool:
     return True
 
 
-@pytest.mark.parametrize("attack", ["echo evil > tools/server.py", "rm tools/server.py", "mv tools/server.py x"])
+@pytest.mark.parametrize(
+    "attack",
+    [
+        "echo evil > tools/server.py",
+        "rm tools/server.py",
+        "mv tools/server.py x",
+        "ln tools/server.py x && echo evil > x",
+        "ln -s tools/server.py x; echo evil > x",
+        "truncate -s 0 tools/server.py",
+        "chmod 777 tools/server.py; echo evil >> tools/server.py",
+        "python3 -c \"import os; os.rename('/etc/hostname', 'tools/server.py')\"",
+        "mkdir new; echo evil > new/server.py; mv -T new tools",
+        "cp /dev/null tools/server.py; echo evil | tee tools/server.py",
+        "mkdir tools/json; echo evil > tools/json/__init__.py",
+    ],
+)
 async def test_command_cannot_change_the_program_of_an_approved_server(
     attack: str, backend: Any, tmp_path: Path
 ) -> None:
