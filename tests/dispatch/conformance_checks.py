@@ -23,7 +23,7 @@ from atlas_agents.providers.base import TextChunk, ToolCallChunk
 from checks import wait_until
 
 Frame: TypeAlias = dict[str, Any]
-_UNSTORED_EVENTS = ("chat.started", "chat.delta", "chat.reasoning", "chat.message", "tool.progress")
+_UNSTORED_EVENTS = ("chat.started", "chat.delta", "chat.reasoning", "tool.progress")
 _SKIPPED_CHECKS = ("I9", "I11")
 """Checks of in-process events and of a restart; here, received frames are checked instead."""
 

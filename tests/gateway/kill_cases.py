@@ -30,7 +30,7 @@ SILENT_AFTER = 20.0
 """Seconds without the terminal event, after the last start, that make a client a silent one."""
 _PROBLEM = "  problem: "
 _PROFILES: tuple[Profile, ...] = ("full", "plain", "repeating")
-_FIRST_POINTS, _START_POINTS = 150, 40
+_FIRST_POINTS, _START_POINTS = 220, 60
 
 
 class KillCase(msgspec.Struct, frozen=True):

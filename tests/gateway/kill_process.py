@@ -1,7 +1,7 @@
 """A gateway that kills itself: `kill_process.py HOME PORT SCRIPT KILL_AT SEED`.
 
-It is killed with SIGKILL at its KILL_AT-th fault point, counted from its start; 0 means never. Every store operation is
-a fault point before and after it, and waits there for a random time, as on a busy disk.
+It is killed with SIGKILL at its KILL_AT-th fault point, counted from its start; 0 means never. Before and after every
+store operation and before every piece of text there is a fault point, which waits for a random time, as on a busy disk.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Reply, Scripted, calls, in_memory_atlas, says
 
 _OPERATIONS = ("commit", "messages", "events", "run", "runs", "open_runs", "orphaned_runs", "session", "journal")
-_DELAYS = (0.0, 0.0, 0.0, 0.001, 0.004, 0.015)
+_DELAYS = (0.0, 0.001, 0.001, 0.002, 0.004, 0.015)
 
 
 class FaultPoints:
@@ -62,8 +62,9 @@ def add_fault_points(store: SqliteStore, points: FaultPoints) -> None:
 class ScriptModel(Scripted):
     """Gives the reply that follows from the conversation, so that a restarted process continues the script."""
 
-    def __init__(self, script: str) -> None:
+    def __init__(self, script: str, points: FaultPoints) -> None:
         super().__init__()
+        self._points = points
         self._script = [_reply(text) for text in SCRIPTS[script]]
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
@@ -72,7 +73,7 @@ class ScriptModel(Scripted):
             replies = 0 if message.role == "user" else replies + (message.role == "assistant")
         async for chunk in Scripted(self._script[replies]).stream(request):
             if isinstance(chunk, TextChunk):
-                await asyncio.sleep(PAUSE)
+                await self._points.reach()
             yield chunk
 
 
@@ -96,7 +97,7 @@ async def main(home: Path, port: int, script: str, kill_at: int, seed: int) -> N
     await store.open()
     add_fault_points(store, points)
     tools = [Tool("note", note), Tool("ask", note, confirm=True)]
-    atlas = in_memory_atlas(ScriptModel(script), tools, store=store, approve=Approvals(wait=True))
+    atlas = in_memory_atlas(ScriptModel(script, points), tools, store=store, approve=Approvals(wait=True))
     await Gateway(atlas, GatewaySettings(home=home, port=port, grace=0.5)).serve(lambda _: print("ready", flush=True))
     await store.close()
 
