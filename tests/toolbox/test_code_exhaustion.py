@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from code_harness import SANDBOXES, SandboxHarness
 
+from atlas_agents.builtin_tools.code import tool
+
 SECONDS, SHORT = 30.0, 3.0
 # Each attempt with texts, one of which its result or error must contain.
 GREEDY: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -220,3 +222,18 @@ async def test_output_is_decoded_as_text(harness: SandboxHarness) -> None:
     assert result["stdout"].startswith("a\x1b[31m\0b")
     assert os.linesep not in result["stdout"]
     assert result["stdout"].endswith("!")
+
+
+@pytest.mark.parametrize("kind", SANDBOXES)
+async def test_what_a_session_writes_is_limited_per_call(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the files are deleted, so that the folder does not grow."""
+    monkeypatch.setattr(tool, "_MAX_WRITTEN", 60 << 20)
+    harness = SandboxHarness(kind, tmp_path)
+    write = "import os\nfor _ in range({}):\n    open('f', 'wb').write(b'x' * (10 << 20)); os.remove('f')\n1"
+    for _ in range(3):
+        assert (await harness.run(write.format(4), session=True)).get("value") == "1"
+    result = await harness.run(write.format(500), session=True)
+    assert "to disk, or the disk is almost full" in result["fault"]
+    await harness.close()

@@ -3,8 +3,10 @@
 import asyncio
 import os
 import secrets
+import shutil
 import stat
 import struct
+import sys
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -183,6 +185,57 @@ async def test_setuid_files_cannot_be_created(shell: Shell, folder: Path) -> Non
     result = await shell("cp /bin/true mine; chmod 4755 mine; chmod 2755 mine; chmod 755 mine; echo done")
     assert result.stdout.text == "done\n"
     assert stat.S_IMODE((folder / "mine").stat().st_mode) == 0o755
+
+
+ORDINARY = {
+    "git": "git init -q . && git config user.email a@b.c && git config user.name n && echo x > f && git add f && "
+    "git commit -qm first && git clone -q . copy && git -C copy log --format=%s && git gc -q && "
+    "git config core.filemode",
+    "gcc": "printf '#include <stdio.h>\\nint main(){puts(\"compiled\");}' > a.c && gcc a.c -o made && ./made",
+    "node": 'node -e \'require("child_process").execSync("true"); require("fs").promises.stat(".").then('
+    '() => new (require("worker_threads").Worker)("0", {eval: true}).on("exit", () => console.log("node")))\'',
+    "tar": "mkdir a && echo x > a/f && chmod 640 a/f && touch -d 2001-02-03 a/f && tar czf a.tgz a && rm -r a && "
+    "tar xpzf a.tgz && stat -c '%a %y' a/f | cut -c1-14",
+    "make": "printf 'all: made\\nmade:\\n\\tcp /bin/true made\\n' > Makefile && make -s -j2 && ./made && echo made",
+    "bash": "bash -c 'coproc cat; echo text >&${COPROC[1]}; read -u ${COPROC[0]} x; echo $x; ulimit -n 64; nice true'",
+    "cp": "echo x > a && cp -p a b && install -m 755 b c && ln -s c d && mv d e && ls | tr -d '\\n'",
+}
+EXPECTED = {"git": "first\ntrue", "gcc": "compiled", "node": "node", "tar": "640 2001-02-03", "make": "made"}
+
+
+@pytest.mark.parametrize("program", [name for name in ORDINARY if shutil.which(name)])
+async def test_ordinary_programs_run(shell: Shell, program: str, folder: Path) -> None:
+    env, limits = {"HOME": str(folder)}, SandboxLimits(memory=4 << 30, seconds=50)
+    result = await shell(ORDINARY[program], env=env, limits=limits)
+    output = result.stdout.text.strip()
+    assert output == {**EXPECTED, "bash": "text", "cp": "abce"}[program], result
+
+
+_PYTHON = """
+import asyncio, concurrent.futures, numpy, shutil, sqlite3, subprocess, tempfile
+numpy.linalg.inv(numpy.random.rand(200, 200))
+assert subprocess.check_output(["echo", "1"]) == b"1\\n"
+async def child(): return await (await asyncio.create_subprocess_exec("true")).wait()
+assert asyncio.run(child()) == 0
+with tempfile.TemporaryDirectory(dir=".") as made: shutil.copytree(made, "copy"); shutil.make_archive("a", "zip", made)
+with sqlite3.connect("a.db") as database: database.execute("create table a (b)")
+with concurrent.futures.ThreadPoolExecutor(4) as pool: list(pool.map(str, range(9)))
+print("python")
+"""
+
+
+async def test_python_with_packages_runs(sandbox: Sandbox, folder: Path) -> None:
+    installed = tuple({Path(sys.prefix), Path(sys.base_prefix)} - {Path("/usr")})
+    command = SandboxCommand(
+        argv=(sys.executable, "-c", _PYTHON),
+        cwd=folder,
+        writable=folder,
+        programs=installed,
+        env={"HOME": str(folder)},
+        limits=SandboxLimits(memory=2 << 30, seconds=50),
+    )
+    result = await sandbox.run(command, ProcessIO(merge=True))
+    assert result.stdout.text.endswith("python\n"), result
 
 
 async def test_missing_command_has_exit_code_127(shell: Shell, sandbox: Sandbox, folder: Path) -> None:

@@ -20,6 +20,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _OPENAT2, _FCHMODAT2 = 437, 452
 _AT_FDCWD, _NOFOLLOW, _EMPTY_PATH = -100, 0x100, 0x1000
 _NO_MAGIC_LINKS = 2  # RESOLVE_NO_MAGICLINKS: /proc/self would be this process
+_OWN_DESCRIPTOR = b"/proc/self/fd/"
 _MAX_PATH = 4096
 _SETID = 0o6000
 _ARGUMENTS: dict[str, tuple[int | None, int | None, int, int | None]] = {
@@ -141,6 +142,8 @@ def _open_target(name: str, ctx: Any) -> int:
     flags |= _NOFOLLOW if name == "lchown" else 0
     flags |= _EMPTY_PATH if path_index is None or (name == "utimensat" and not address) else 0
     path = _read_path(ctx, address) if address else b""
+    if path.startswith(_OWN_DESCRIPTOR) and path.removeprefix(_OWN_DESCRIPTOR).isdigit():  # as C libraries do it
+        folder, path, flags = int(path.removeprefix(_OWN_DESCRIPTOR)), b"", _EMPTY_PATH
     if not path and not flags & _EMPTY_PATH:
         raise FileNotFoundError(errno.ENOENT, "empty path")
     where = f"/proc/{ctx.pid}/cwd" if folder == _AT_FDCWD else f"/proc/{ctx.pid}/fd/{folder}"
