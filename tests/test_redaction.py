@@ -333,7 +333,7 @@ def test_known_secret_split_over_pieces_is_redacted_at_every_position() -> None:
 
 def test_stream_without_secrets_is_shown_at_once() -> None:
     stream = Redactor(["kanarienvogel-7731"], environment={}).stream()
-    pieces = ["sending part 1 of 3", "uploading image_2.png", "half a wo", "rd and the key"]
+    pieces = ["sending part 1 of 3", "started at 12:30:07", "uploading image_2.png", "half a wo", "rd and the key"]
     assert [stream.add(piece) for piece in pieces] == pieces
     assert stream.flush() == ""
 

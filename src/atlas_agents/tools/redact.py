@@ -33,6 +33,7 @@ _NOT_SECRET = frozenset(("PWD", "OLDPWD", "SSH_AUTH_SOCK", "XAUTHORITY", "KRB5CC
 """Names of paths."""
 _PLAIN_SETTING = re.compile(r"[A-Za-z]+(?:[ _-][A-Za-z]+)*|[\d.,:]+|\w+://[^@?\s]*|(?:[\w-]+\.)+[A-Za-z]{2,}(?::\d+)?")
 """Words, numbers and addresses: values of settings such as `AUTH_MODE`, `MAX_TOKENS` or `COOKIE_DOMAIN`."""
+_BOT_ID = re.compile(r"\d{6}:")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _BASE64 = re.compile(rf"[A-Za-z0-9+/_-]{{{_MIN_BASE64},}}={{0,2}}")
 _PLACEHOLDER = re.compile(
@@ -187,6 +188,12 @@ def _is_secret_assignment(name: str, separator: str, value: str, after: str | No
     return classify_name(value) != "secret" or not value.isidentifier()
 
 
+def _may_be_token(word: str) -> bool:
+    """Return whether the start of a token of a vendor is in a word."""
+    hints = (hint for rule in rules.VENDOR_RULES for hint in rule.hints)
+    return any(hint in word for hint in hints if len(hint) > 1) or _BOT_ID.search(word) is not None
+
+
 def _redact_base64(text: str, words: list[str]) -> str:
     """Remove base64 text that contains a secret."""
     for word in words:
@@ -250,7 +257,7 @@ class Redactor:
         if opened >= 0 and "-----END" not in text[opened:]:
             return len(text) - opened
         last = len(text) - max(text.rfind(" "), text.rfind("\n")) - 1
-        if last >= _MIN_HELD and any(hint in text[-last:] for rule in rules.VENDOR_RULES for hint in rule.hints):
+        if last >= _MIN_HELD and _may_be_token(text[-last:]):
             return last
         for start in range(max(0, len(text) - self._longest), len(text) - _MIN_HELD + 1):
             if text[start : start + _MIN_HELD] in self._starts:

@@ -43,7 +43,7 @@ VENDOR_RULES = (
     _prefixed("perplexity", "pplx-", r"[A-Za-z0-9]{32,}"),
     _prefixed("replicate", "r8_", r"[A-Za-z0-9]{32,}"),
     _prefixed("fireworks", "fw_", r"[A-Za-z0-9]{20,}"),
-    _prefixed("hugging-face", "hf_ api_org_", r"[A-Za-z0-9]{24,}"),
+    _prefixed("hugging-face", "hf_ api_org_", r"[A-Za-z0-9]{16,}"),
     _prefixed("nvidia", "nvapi-", r"[\w-]{40,}"),
     _prefixed("langsmith", "lsv2_pt_ lsv2_sk_", r"[a-f0-9]{32}_[a-f0-9]{8,}"),
     _prefixed("tavily", "tvly-", r"[\w-]{20,}"),
@@ -51,8 +51,8 @@ VENDOR_RULES = (
     # Clouds
     _prefixed("aws-access-key-id", "AKIA ASIA ABIA ACCA", r"[0-9A-Z]{16}(?![0-9A-Za-z])"),
     _prefixed("aws-bedrock", "ABSK", r"[A-Za-z0-9+/]{60,}={0,2}"),
-    _prefixed("google-api-key", "AIza", r"[\w-]{30,}"),
-    _prefixed("google-oauth-access-token", "ya29.", r"[\w.-]{20,}"),
+    _prefixed("google-api-key", "AIza", r"[\w-]{20,}"),
+    _prefixed("google-oauth-access-token", "ya29.", r"[\w.-]{12,}"),
     _prefixed("google-oauth-refresh-token", "1//0", r"[\w-]{30,}"),
     _prefixed("google-oauth-client-secret", "GOCSPX-", r"[\w-]{20,}"),
     SecretRule("azure-client-secret", ("Q~",), r"(?<![\w~.-])[\w~.]{3}\dQ~[\w~.-]{31,34}"),
@@ -80,11 +80,11 @@ VENDOR_RULES = (
     _prefixed(
         "gitlab",
         "glpat- gldt- glft- glsoat- glrt- glptt- glcbt- glimt- glagent- gloas- glffct- GR1348941",
-        r"[\w.-]{20,}",
+        r"[\w.-]{12,}",
     ),
     _prefixed("bitbucket", "ATBB", r"[A-Za-z0-9]{28,}"),
     _prefixed("atlassian", "ATATT3", r"[\w=-]{60,}"),
-    _prefixed("npm", "npm_", r"[A-Za-z0-9]{30,}"),
+    _prefixed("npm", "npm_", r"[A-Za-z0-9]{16,}"),
     _prefixed("pypi", "pypi-AgEI", r"[\w-]{50,}"),
     _prefixed("rubygems", "rubygems_", r"[a-f0-9]{48}"),
     _prefixed("clojars", "CLOJARS_", r"[a-z0-9]{60}"),
@@ -110,7 +110,7 @@ VENDOR_RULES = (
     SecretRule(
         "slack-webhook",
         ("hooks.slack.com/",),
-        r"hooks\.slack\.com/(?:services|workflows|triggers)/(?P<secret>[\w/+-]{20,})",
+        r"hooks\.slack\.com/(?:services|workflows|triggers)/(?P<secret>[\w/+-]{16,})",
     ),
     SecretRule(
         "discord-webhook", ("/api/webhooks/",), r"discord(?:app)?\.com/api/webhooks/\d{10,}/(?P<secret>[\w-]{30,})"
@@ -118,8 +118,8 @@ VENDOR_RULES = (
     SecretRule(
         "teams-webhook", (".webhook.office.com/",), r"\.webhook\.office\.com/webhookb2/(?P<secret>[\w@/-]{60,})"
     ),
-    SecretRule("telegram-bot", (":AA",), r"(?<!\d)\d{6,12}:AA[\w-]{30,}"),
-    _prefixed("sendgrid", "SG.", r"[\w-]{16,}\.[\w-]{16,}"),
+    SecretRule("telegram-bot", (":",), r":(?<=\d{6}:)(?P<secret>[\w-]{34,36})(?![\w-])"),
+    _prefixed("sendgrid", "SG.", r"[\w-]{8,}\.[\w-]{8,}"),
     _prefixed("brevo", "xkeysib- xsmtpsib-", r"[a-f0-9]{40,}-[A-Za-z0-9]{10,}"),
     _prefixed("mailgun", "key-", r"[a-f0-9]{32}(?![A-Za-z0-9])"),
     SecretRule("mailchimp", ("-us",), r"(?<![A-Za-z0-9])[a-f0-9]{32}-us\d{1,2}(?![A-Za-z0-9])"),
