@@ -100,8 +100,8 @@ async def _check_taint(tool: Tool, call: ToolCall, scope: ToolScope) -> str:
     rule = scope.governance.when_tainted(tool, scope.actor, sends=sends)
     if rule == "allow":
         return ""
-    does = f"{tool.name} {'sends data out' if sends else 'has side effects' if tool.effect != 'pure' else 'is limited'}"
-    reason = f"{_describe_sources(sources)}: {does}"
+    does = "sends data out" if sends else "has side effects" if tool.effect != "pure" else "is restricted by the policy"
+    reason = f"{_describe_sources(sources)}: {tool.name} {does}"
     if rule == "deny":
         raise NotPermitted(f"{tool.name} is not permitted, because of {reason}. Start a new session without it.")
     return reason
