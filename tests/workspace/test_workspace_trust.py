@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from atlas_agents import Agent, Atlas
+from atlas_agents.config import load
 from atlas_agents.core import trust as module
 from atlas_agents.core.trust import Trust, read_files, workspace_files
 from atlas_agents.testing import Scripted, calls, says
@@ -158,6 +159,7 @@ def test_change_before_a_kill_is_held_after_the_restart(folder: Path, trust: Tru
     code = f"""
 import os
 from pathlib import Path
+from atlas_agents.config import load
 from atlas_agents.core import trust as module
 from atlas_agents.core.trust import Trust, workspace_files
 folder = Path({str(folder)!r})
@@ -190,3 +192,26 @@ def test_invalid_records_trust_nothing(folder: Path, trust: Trust) -> None:
     write(trust.folder / "trust.json", "{")
     with pytest.raises(Exception, match=r"cannot read .*trust\.json"):
         Workspace(folder, trust).load()
+
+
+def test_settings_that_a_killed_command_wrote_are_not_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "home"
+    code = f"""
+import os
+from pathlib import Path
+from atlas_agents.core.trust import Trust
+home = Path({str(home)!r})
+Trust(home).begin([home / ".env", home / "atlas.toml"], [], "while the agent a used bash")
+(home / ".env").write_text("ATLAS_BASH_NETWORK=true")
+(home / "atlas.toml").write_text('sandbox = "none"')
+os.kill(os.getpid(), 9)
+"""
+    home.mkdir()
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    monkeypatch.setenv("ATLAS_HOME", str(home))
+    settings = load(cwd=home)
+    assert (settings.sandbox, settings.bash_network) == ("auto", False)
+    for change in Trust(home).pending():
+        Trust(home).agree(change.path)
+    settings = load(cwd=home)
+    assert (settings.sandbox, settings.bash_network) == ("none", True)

@@ -245,8 +245,8 @@ def hold_changes(settings: Settings, environment: Environment, trust: Trust, too
 def _control_files(settings: Settings, environment: Environment) -> list[Path]:
     """Return the files that define agents, prompts, permissions, settings and plugins."""
     here = Path.cwd()
-    found = [here / ".env", settings.config or here / "atlas.toml", user_config(environment)]
-    found += [settings.policy] if settings.policy else []
+    found = [folder / name for folder in (here, settings.home) for name in (".env", "atlas.toml")]
+    found += [user_config(environment), *filter(None, (settings.config, settings.policy))]
     for folder in plugin_folders(settings):
         found += islice((path for path in folder.rglob("*") if path.suffix in CODE_SUFFIXES), _MAX_PLUGIN_FILES)
     return [*found, *workspace_files(settings.workspace)]

@@ -360,6 +360,7 @@ def load(
     folder `cwd`, its `.env` and `atlas.toml` may set only harmless values; `Settings.ignored` lists the others.
     """
     folder = (cwd or Path.cwd()).absolute()
+    Trust.of(environment or Environment(dotenv=None)).recover()
     environment = environment or Environment.of_folder(folder)
     outside = [list(from_environment(environment, folder)), list(from_flags(flags or {}, folder, environment))]
     project = list(_project_settings(outside, folder, environment))

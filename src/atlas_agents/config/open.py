@@ -67,6 +67,8 @@ def _agreed_policy(path: Path, trust: Trust) -> bytes:
     agreed = trust.read(path, found)
     if agreed is None:
         raise ConfigError(f"policy {path} was created by an agent; to see it and agree to it, run: atlas trust")
+    if agreed != found:
+        logger.warning("policy %s has changed; the version that you agreed to is in use; run: atlas trust", path)
     return agreed
 
 

@@ -165,6 +165,7 @@ class Trust:
 
     def changed_code(self, folder: Path) -> list[Path]:
         """Return the Python files and package descriptions below a folder that an agent changed."""
+        self.recover()
         top = os.path.realpath(folder)
         held = [(Path(path), entry.agreed) for path, entry in self.records().held.items() if _is_below(path, top)]
         code = [(path, agreed) for path, agreed in held if path.suffix in CODE_SUFFIXES]
@@ -295,7 +296,10 @@ class Trust:
         return [*own, *(found for marker in self._markers() if str(marker) != mine and (found := _decode(marker)))]
 
     def _markers(self) -> list[Path]:
-        return sorted(self.folder.glob("running-*.json"))
+        try:
+            return sorted(path for path in self.folder.iterdir() if path.name.startswith("running-"))
+        except OSError:
+            return []
 
     # Records and agreed versions
 
