@@ -37,7 +37,7 @@ def atlas_with_keys() -> Atlas:
 @pytest.mark.parametrize(
     "model",
     [
-        *("openai/gpt-5.2", "shop/large", "openai/", "nobody/x", "openai", ""),
+        *("openai/gpt-5.2", "shop/large", "openai/", "unknown/x", "openai", ""),
         *("local//etc/passwd", "local//etc/nothing.gguf", "local/~/.ssh/id_rsa", "local/smollm2-135m"),
     ],
 )
@@ -157,6 +157,19 @@ async def test_large_requests_of_one_user_run_one_at_a_time_and_few_wait(tmp_pat
         assert "result" in await guest.request("sessions.search", query="word")
 
 
+async def test_socket_answers_other_requests_while_a_large_one_waits(tmp_path: Path) -> None:
+    write_tokens(tmp_path)
+    async with serve_gateway(tmp_path, stored_atlas()) as gateway, connect_client(gateway, GUEST) as guest:
+        await upload(guest, exported(10))
+        large = {"sessions.fork": {"sessionKey": "big"}, "sessions.import": {"text": HEADER, "sessionKey": "new"}}
+        async with gateway.hub.work.slot("guest", limited=True):
+            for method, params in large.items():
+                await guest.send(id=method, method=method, params=params)
+            assert (await guest.get("health.check"))["status"] == "ok"
+        frames = [await guest.next() for _ in range(len(large))]
+        assert {frame["id"] for frame in frames if "result" in frame} == set(large)
+
+
 async def test_quotas_of_a_user_limit_sessions_messages_and_bytes(tmp_path: Path) -> None:
     write_tokens(tmp_path)
     limits: dict[str, Any] = {"user_sessions": 3, "user_messages": 50, "user_bytes": 20_000}
@@ -225,7 +238,7 @@ async def test_uploads_take_little_memory_and_are_limited_per_user(tmp_path: Pat
         await wait_until(lambda: not pending["guest"])
 
 
-async def test_interrupted_import_is_invisible_and_replaced_by_the_next_one(tmp_path: Path) -> None:
+async def test_interrupted_import_is_in_the_archive_and_replaced_by_the_next_one(tmp_path: Path) -> None:
     write_tokens(tmp_path)
     store = MemoryStore()
     async with (
@@ -234,8 +247,9 @@ async def test_interrupted_import_is_invisible_and_replaced_by_the_next_one(tmp_
     ):
         partial: list[Write] = [PutSession("@guest/big", archived=True, metadata={INCOMPLETE: True})]
         await store.commit("default", [*partial, AddMessages("@guest/big", (("x", b"{}"),))])
-        for archived in (False, True):
-            assert (await guest.get("sessions.list", archived=archived))["sessions"] == []
+        assert (await guest.get("sessions.list"))["sessions"] == []
+        (left,) = (await guest.get("sessions.list", archived=True))["sessions"]
+        assert left["sessionKey"] == "big" and left["metadata"] == {INCOMPLETE: True}
         assert "result" in await upload(guest, exported(500))
         (session,) = (await guest.get("sessions.list"))["sessions"]
         assert session["sessionKey"] == "big"

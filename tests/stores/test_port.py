@@ -115,7 +115,7 @@ async def test_sessions_of_a_prefix_are_listed_and_counted(store: Store) -> None
     await store.commit(TENANT, [PutSession("@ana/2", archived=True, metadata={"key": "value"})])
     size = 3 * 1000 + 2 * len("{}") + len('{"key":"value"}') + 18
     assert await store.session_totals(TENANT, "@ana/") == SessionTotals(2, 5, size)
-    assert await store.session_totals(TENANT, "@nobody/") == SessionTotals(0, 0, 0)
+    assert await store.session_totals(TENANT, "@none/") == SessionTotals(0, 0, 0)
     assert await store.session_totals("other", "@ana/") == SessionTotals(0, 0, 0)
 
 

@@ -103,13 +103,18 @@ class Sessions:
     async def delete(self, key: str) -> None:
         """Delete a session with its messages, but not its audit and usage rows; raises Conflict while a turn runs.
 
-        Many messages are deleted in several commits, so that other writes do not wait for all of them.
+        Many messages are deleted in several commits, so that other writes do not wait for all of them. After a crash in
+        between, the session is in the archive and can be deleted again.
         """
         rows = await self._store.messages(self._tenant, key, limit=1, last=True)
-        last = rows[-1].seq if rows else 0
+        last, writes = (
+            rows[-1].seq if rows else 0,
+            Writes([PutSession(key, archived=True, metadata={INCOMPLETE: True})]),
+        )
         while last > 2 * _PAGE:
             last -= _PAGE
-            await self._store.commit(self._tenant, [DropMessages(key, last)])
+            await self._store.commit(self._tenant, [*writes, DropMessages(key, last)])
+            writes.clear()
         await self._store.commit(self._tenant, [DropSession(key)])
         self._on_delete(key)
 
@@ -200,7 +205,8 @@ class Sessions:
     async def _create(self, header: SessionHeader, messages: AsyncGenerator[tuple[str, bytes], None]) -> Session:
         """Create a session, in several commits if it is large, so that other writes do not wait for all of it.
 
-        Until the last commit it is archived and marked as incomplete. What a crash leaves is replaced by the next try.
+        Until the last commit it is in the archive and marked as incomplete. If a crash leaves it there, the next try
+        replaces it.
         """
         existing = await self._store.session(self._tenant, header.key)
         if existing is not None and INCOMPLETE not in existing.metadata:

@@ -243,13 +243,15 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
         about("Models, besides those of the agents, that users without the scope `admin` can choose for a message."),
     ] = ()
     user_sessions: Annotated[
-        int, Meta(ge=0), about("Maximum number of unarchived sessions of each user, except the owner. 0 is no limit.")
+        int,
+        Meta(ge=0),
+        about("Maximum number of unarchived sessions of each user, except the owner. 0 means unlimited."),
     ] = 10_000
     user_messages: Annotated[
-        int, Meta(ge=0), about("Maximum number of stored messages of each user, except the owner. 0 is no limit.")
+        int, Meta(ge=0), about("Maximum number of stored messages of each user, except the owner. 0 means unlimited.")
     ] = 100_000
     user_megabytes: Annotated[
-        int, Meta(ge=0), about("Maximum size of the sessions of each user in MB, except the owner. 0 is no limit.")
+        int, Meta(ge=0), about("Maximum size of the sessions of each user in MB, except the owner. 0 means unlimited.")
     ] = 256
     provider_limits: Annotated[
         tuple[str, ...],

@@ -32,7 +32,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     user_sessions: int = 10_000
     user_messages: int = 100_000
     user_bytes: int = 256 * 1024 * 1024
-    """What each user with own sessions can store: sessions, messages and bytes of messages. 0 is no limit."""
+    """What each user with own sessions can store: sessions, messages and bytes of messages. 0 means unlimited."""
     auth_timeout: float = 10.0
     first_frame: int = 64 * 1024
     max_frame: int = 1024 * 1024

@@ -7,8 +7,8 @@ from typing import Any
 
 import msgspec
 
-from atlas_agents.agents.sessions import INCOMPLETE, SessionHeader
-from atlas_agents.core.aio import TimeSlices
+from atlas_agents.agents.sessions import SessionHeader
+from atlas_agents.core.aio import TimeSlices, finish_despite_cancel
 from atlas_agents.core.errors import BrokenHistory, Conflict, NotFound, UnreadableRow
 from atlas_agents.core.messages import new_id
 from atlas_agents.core.store import RunRow, Session, StoredMessage
@@ -65,7 +65,7 @@ async def list_sessions(caller: ClientConnection, params: wire.SessionsList) -> 
     found: list[Session] = []
     while len(found) <= params.limit:
         page = await caller.hub.atlas.sessions.list(limit=_SESSION_PAGE, before=before, prefix=caller.grant.prefix)
-        found += [each for each in page if each.archived == params.archived and INCOMPLETE not in each.metadata]
+        found += [each for each in page if each.archived == params.archived]
         if len(page) < _SESSION_PAGE:
             break
         before = page[-1].updated_at
@@ -102,7 +102,7 @@ async def delete_session(caller: ClientConnection, params: wire.OneSession) -> A
     session = await _require_session(caller, params.session_key)
     try:
         async with _large_request(caller):
-            await caller.hub.atlas.sessions.delete(session.key)
+            await finish_despite_cancel(caller.hub.atlas.sessions.delete(session.key))
     except Conflict:
         raise ProtocolError("BUSY", "a turn is running in this session: cancel it first") from None
     caller.hub.quotas.forget(session.key)
@@ -290,20 +290,19 @@ async def export_session(caller: ClientConnection, params: wire.SessionsExport) 
 
 async def import_session(caller: ClientConnection, params: wire.SessionsImport) -> wire.Imported:
     """Receive one part of an import; the last part creates the session."""
-    upload = caller.upload = caller.upload or Upload(caller.hub.quotas.uploads, caller.grant.principal.id)
-    finished = True
+    upload = caller.upload or Upload(caller.hub.quotas.uploads, caller.grant.principal.id)
+    caller.upload = None
     try:
         if params.piece != upload.parts:
             raise ProtocolError("INVALID_PARAMS", "sessions.import: a part is missing; start again with the first one")
         upload.add(params.text)
         if params.more:
-            finished = False
+            caller.upload = upload
             return wire.Imported()
         async with _large_request(caller):
             return wire.Imported(await _create_imported(caller, upload, params.session_key))
     finally:
-        if finished:
-            caller.upload = None
+        if caller.upload is not upload:
             upload.close()
 
 

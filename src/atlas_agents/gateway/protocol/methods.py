@@ -28,7 +28,7 @@ _ALL = (
     Method("sessions.list", "read", sessions.SessionsList, sessions.SessionPage, "List sessions, latest change first."),
     Method("sessions.get", "read", sessions.OneSession, sessions.SessionResult, "A session and its last messages."),
     Method("sessions.update", "write", sessions.SessionsUpdate, sessions.SessionChanged, "Update a session."),
-    Method("sessions.delete", "write", sessions.OneSession, Ack, "Delete a session and its contents."),
+    Method("sessions.delete", "write", sessions.OneSession, Ack, "Delete a session and its contents.", is_slow=True),
     Method(
         "sessions.subscribe",
         "read",
@@ -43,6 +43,7 @@ _ALL = (
         sessions.SessionsFork,
         sessions.Created,
         "Copy a session up to a message into a new one.",
+        is_slow=True,
     ),
     Method(
         "sessions.search",
@@ -53,7 +54,14 @@ _ALL = (
         is_slow=True,
     ),
     Method("sessions.export", "read", sessions.SessionsExport, sessions.Exported, "Export a session as JSON lines."),
-    Method("sessions.import", "write", sessions.SessionsImport, sessions.Imported, "Import an exported session."),
+    Method(
+        "sessions.import",
+        "write",
+        sessions.SessionsImport,
+        sessions.Imported,
+        "Import an exported session.",
+        is_slow=True,
+    ),
     Method("runs.list", "read", chat.RunsList, chat.RunsResult, "List runs, latest first."),
     Method("runs.get", "read", chat.OneRun, chat.RunDetails, "A run with its steps."),
     Method("jobs.list", "read", jobs.JobsList, jobs.JobPage, "List delegated and scheduled jobs, latest first."),
