@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from gateway_client import connect_client, serve_gateway
 
-from atlas_agents import Atlas, Chunk, Request
+from atlas_agents import Approvals, Atlas, Chunk, Request, Tool
 from atlas_agents.core.errors import StaleOwner, StoreError
 from atlas_agents.core.events import ErrorRaised, StreamEnd
 from atlas_agents.core.store import SetRun, Write
 from atlas_agents.storage.memory import MemoryStore
-from atlas_agents.testing import Scripted, in_memory_atlas, says
+from atlas_agents.testing import Reply, Scripted, calls, in_memory_atlas, says
 from checks import TIMEOUT
 
 WORDS = "One two three four five six."
@@ -62,6 +62,35 @@ async def test_clients_of_a_fenced_gateway_receive_the_answer_of_the_new_owner(f
                 await late.get("sessions.subscribe", sessionKey="main", runs={run_id: 0})
                 await late.until("chat.final")
                 assert late.events(run_id)[-1] == frames[-1]
+
+
+async def test_fenced_gateway_whose_turn_waits_for_an_approval_hands_its_clients_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atlas_agents.gateway.runs._OWNER_CHECK_INTERVAL", 0.05)
+
+    async def act(input: str) -> str:
+        return input
+
+    def make(*replies: Reply) -> Atlas:
+        tools = [Tool("act", act, confirm=True)]
+        return in_memory_atlas(Scripted(*replies), tools, store=store, approve=Approvals(wait=True))
+
+    store = MemoryStore()
+    async with (
+        asyncio.timeout(TIMEOUT),
+        serve_gateway(tmp_path, make(calls("act", input="a")), grace=0.0) as first,
+        connect_client(first) as client,
+    ):
+        await client.get("chat.send", sessionKey="main", message="Go")
+        approval = await client.until("exec.approval_request")
+        async with (
+            serve_gateway(tmp_path, make(says(WORDS)), grace=0.0) as second,
+            connect_client(second) as other,
+        ):
+            assert await other.get("exec.approve", approvalId=approval["approvalId"]) == {"ok": True}
+            final = await client.until("chat.final")
+            assert final["message"]["parts"] == [{"type": "text", "text": WORDS}]
 
 
 async def test_stream_of_a_fenced_turn_ends_with_an_error() -> None:

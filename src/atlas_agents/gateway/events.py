@@ -267,6 +267,11 @@ class RunLog:
         return received
 
     @property
+    def epoch(self) -> int | None:
+        """Fencing token under which this process owns the run; None if it does not, or not yet."""
+        return self._epoch()
+
+    @property
     def unwritten(self) -> bool:
         return self.seq > self.written
 

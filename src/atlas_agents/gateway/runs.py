@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from atlas_agents.gateway.cluster import RemoteRuns
 
 _PAGE = 256
+_OWNER_CHECK_INTERVAL = 5.0
 _OWNER_POLL_INTERVAL = 0.25
 _TERMINAL_EVENT_DELAY = 3.0
 """Seconds after the end of a run before another process than its owner writes the terminal event."""
@@ -387,6 +388,21 @@ class RunRegistry:
         self._deliver(log)
         self.writer.add(log, at_once=at_once)
         self._call_hooks(log, event)
+
+    async def watch_owners(self) -> None:
+        """Find runs that other processes have taken over while they wait here and write nothing, until cancelled."""
+        while True:
+            await self._clock.sleep(_OWNER_CHECK_INTERVAL)
+            for log in self.all:
+                epoch = log.epoch
+                if epoch is None or log.ended or log.handed_over or log.unwritten:
+                    continue
+                try:
+                    row = await self._store.run(self._tenant, log.run_id)
+                except StoreError:
+                    break
+                if row is not None and row.epoch > epoch == log.epoch:
+                    self._hand_over(log)
 
     def _on_stream_end(self, log: RunLog, failure: BaseException | None) -> None:
         """Follow a run whose turn has ended here without a terminal event, because its end could not be recorded."""

@@ -239,7 +239,8 @@ class Gateway:
         server = build_server(self._serve_when_started, self.settings)
         serving = asyncio.create_task(server.serve(sockets))
         services = BackgroundTasks("gateway")
-        for work in (self.hub.watch_tokens(), self.hub.runs.writer.run(), self.hub.memory.run()):
+        hub = self.hub
+        for work in (hub.watch_tokens(), hub.memory.run(), hub.runs.writer.run(), hub.runs.watch_owners()):
             services.spawn(work)
         member = AsyncExitStack()
         try:
