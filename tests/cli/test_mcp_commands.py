@@ -75,6 +75,28 @@ def test_changed_server_needs_a_new_approval(home: Home) -> None:
 
 
 @pytest.mark.slow
+def test_changed_file_of_a_server_is_named(home: Home) -> None:
+    script = home.path / "workspace" / "tools" / "server.py"
+    script.parent.mkdir()
+    script.write_text(SERVER.read_text())
+    folder = home.folder / "s"
+    folder.mkdir()
+    home.run("mcp", "add", "s", "--write", str(folder), "--", sys.executable, "tools/server.py", str(folder))
+    assert f"loads code from {script.parent}/" in home.run("mcp", "approve", "s", "--yes").stderr
+    assert json.loads(home.run("mcp", "list", "--json").stdout)[0]["state"] == "approved"
+    (script.parent / "json.py").write_text("raise SystemExit")
+    assert json.loads(home.run("mcp", "list", "--json").stdout)[0]["state"] == "changed since it was approved"
+    assert f"changed: {script.parent}" in home.run("mcp", "show", "s").stdout
+    tried = home.run("mcp", "test", "s")
+    assert tried.returncode == 2 and "changed since it was approved; run: atlas mcp approve s" in tried.stderr
+    (script.parent / "json.py").unlink()
+    script.write_text(SERVER.read_text() + "# reviewed")
+    again = home.run("mcp", "approve", "s", "--yes")
+    assert again.returncode == 0 and f"! Changed since it was approved: {script}" in again.stderr
+    assert home.run("mcp", "test", "s").returncode == 0
+
+
+@pytest.mark.slow
 def test_mistake_is_reported_in_one_line(home: Home) -> None:
     path = home.path / "workspace" / "mcp.json"
     for arguments, message in (

@@ -50,10 +50,14 @@ def list_servers(as_json: JsonFlag = False) -> None:
 
 @command(app)
 def show(server: Name) -> None:
-    """Show a server's entry and the descriptions of its approved tools."""
+    """Show a server's entry, what changed since it was approved, and the descriptions of its approved tools."""
+    from atlas_agents.mcp.config import reveal_invisible
+
     servers = _open_servers()
     found = _find(servers, server)
     print(f"{server}: {servers.state(server)}\n{_describe_entry(found)}")
+    for change in servers.changes(server) if server in servers.approvals else ():
+        print(f"    changed: {reveal_invisible(change)}")
     for tool in servers.approvals[server].tools if server in servers.approvals else ():
         print(f"\n{server}/{tool.text}")
 
@@ -262,7 +266,7 @@ async def _describe_program(servers: "Servers", server: "ServerConfig", program:
     folder = write[0] if write else "a private folder of its own"
     lines = [*describe_sandbox(sandbox, "server", folder, network=server.entry.network).splitlines()]
     lines += [f"can read {path}" for path in read] if sandbox.confines else []
-    lines += [f"runs {path}" for path in program.files]
+    lines += [f"loads code from {path}" if path.endswith("/") else f"runs {path}" for path in program.files]
     lines += [f"downloads its package when it starts; {pin}"] if (pin := _unpinned(server)) else []
     return "\n".join(f"    {reveal_invisible(line)}" for line in lines)
 
