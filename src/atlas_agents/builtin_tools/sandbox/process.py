@@ -177,16 +177,16 @@ class ResourceWatch:
         self._find_init = find_init
         self._on_exceeded = on_exceeded
         self._done = threading.Event()
-        self._written = 0
-        self._last_written = 0
+        self._written = self._last_written = 0
+        self._renewed = False
         threading.Thread(target=self._watch, name="atlas-sandbox-watch", daemon=True).start()
 
     def stop(self) -> None:
         self._done.set()
 
     def renew(self) -> None:
-        """Count what is written from now on."""
-        self._written = 0
+        """Count what is written after the next measurement: what it finds may be older."""
+        self._renewed = True
 
     def _watch(self) -> None:
         free = _FreeSpace(self._command.writable)
@@ -205,7 +205,7 @@ class ResourceWatch:
 
     def _exceeded_limit(self) -> base.LimitName | None:
         limits = self._command.limits
-        proc, pids, zombies = self._processes()
+        proc, pids, others = self._processes()
         if len(pids) > limits.processes:
             return "processes"
         usage = [_read_usage(proc, pid) for pid in pids]
@@ -214,25 +214,30 @@ class ResourceWatch:
         if sum(resident for _, resident in usage) > limits.memory and _unique_memory(proc, pids) > limits.memory:
             return "memory"
         if limits.written is not None:
-            init = self._pid if self._find_init is None else 1
-            written = sum(_read_written(proc, pid) for pid in (*pids, *zombies, init))
+            written = sum(_read_written(proc, pid) for pid in (*pids, *others))
             self._written += max(0, written - self._last_written)  # less if a child ended and was not waited for
             self._last_written = written
+            if self._renewed:
+                self._renewed = False
+                self._written = 0
             if self._written > limits.written:
                 return "disk"
         return None
 
     def _processes(self) -> tuple[str, list[int], list[int]]:
-        """Return the folder of all processes, the live ones of the run, and those that ended and count as writers."""
+        """Return where /proc is, the processes of the run, and others that only count as writers.
+
+        Those are zombies, and the process that waits for orphans: it inherits what they wrote.
+        """
         if self._find_init is None:
             found = list(_related_processes(self._pid, zombies=True))
             alive = [pid for pid in found if _is_alive(pid)]
-            return "/proc", alive, [pid for pid in found if pid not in alive]
+            return "/proc", alive, [self._pid, *(pid for pid in found if pid not in alive)]
         init = self._find_init()
         proc = f"/proc/{init}/root/proc"
         if init is None or os.stat(proc).st_dev == os.stat("/proc").st_dev:  # its own /proc is not mounted yet
             return "/proc", [], []
-        return proc, [int(name) for name in os.listdir(proc) if name.isdecimal() and name != "1"], []
+        return proc, [int(name) for name in os.listdir(proc) if name.isdecimal() and name != "1"], [1]
 
 
 def _read_usage(proc: str, pid: int) -> tuple[int, int]:
