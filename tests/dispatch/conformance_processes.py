@@ -4,10 +4,9 @@ import asyncio
 import os
 import random
 import signal
-import sqlite3
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Self
 
@@ -60,34 +59,23 @@ class ProcessGroup:
 
     def any_gateway(self) -> Process:
         """Return a random gateway that is running."""
-        found = [member for role, member in self.all if role != "worker" and member.port and not member.ended]
-        if not found:
+        if not self.gateways:
             raise ConnectionRefusedError("no gateway is there at the moment")
-        return random.choice(found)
+        return random.choice(self.gateways)
+
+    @property
+    def gateways(self) -> list[Process]:
+        """The gateways that are running and not suspended."""
+        return [member for role, member in self.all if role != "worker" and member.port and not member.ended]
 
     @property
     def alive(self) -> list[tuple[str, Process]]:
         return [(role, member) for role, member in self.all if not member.ended]
 
-    async def suspend(self, member: Process) -> None:
-        """Suspend a process, so that it looks dead. Not while it holds a file lock, which would block the others."""
+    def suspend(self, member: Process) -> None:
+        """Suspend a process, so that it looks dead."""
         member.port = 0
         os.kill(member.pid, signal.SIGSTOP)
-        while self._file_is_locked():
-            os.kill(member.pid, signal.SIGCONT)
-            await asyncio.sleep(0.01)
-            os.kill(member.pid, signal.SIGSTOP)
-
-    def _file_is_locked(self) -> bool:
-        if self.setup.where.startswith("postgresql:"):
-            return False
-        with closing(sqlite3.connect(self.setup.where, timeout=0, isolation_level=None)) as database:
-            try:
-                database.execute("BEGIN IMMEDIATE")
-                database.execute("ROLLBACK")
-            except sqlite3.OperationalError:
-                return True
-        return False
 
     def effects(self) -> list[tuple[int, str]]:
         """Return the side effects so far, each with the process that did it."""

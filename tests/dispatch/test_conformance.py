@@ -9,7 +9,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -84,16 +84,18 @@ async def test_turns_of_a_killed_process_continue_without_repeated_effects(kind:
         assert statuses(evidence).get("unknown", 0) <= 4  # at most the call during which each turn was killed
 
 
-@on_both
-async def test_suspended_process_that_continues_changes_nothing(kind: Kind, make: Make) -> None:
-    setup = make(kind)
-    async with run_dispatcher(setup, "gateway", "worker") as (processes, client):
+async def test_suspended_process_that_continues_changes_nothing(make: Make) -> None:
+    setup = make("cluster")  # an inline process that is suspended still holds its database
+    async with run_dispatcher(setup, "gateway", "worker") as (processes, client), AsyncExitStack() as stack:
         acting = await client.send("three rounds", "s0")
         zombie = await processes.wait_for_effects(1)
         speaking = await client.send("text", "s1")
         await wait_until(lambda: client.has_event(speaking, "chat.delta"))
-        await processes.suspend(zombie)
-        await processes.start("alone" if setup.inline else "worker")
+        listeners = [await stack.enter_async_context(connect_process(each)) for each in processes.gateways]
+        for listener in listeners:
+            await listener.get("sessions.subscribe", sessionKey="s1", runs={speaking: 0})
+        processes.suspend(zombie)
+        await processes.start("worker")
         await client.wait_all()
         os.kill(zombie.pid, signal.SIGCONT)
         before = {run: list(client.received[run]) for run in (acting, speaking)}
@@ -102,6 +104,9 @@ async def test_suspended_process_that_continues_changes_nothing(kind: Kind, make
         assert not zombie.ended
         evidence = await check_invariants(setup, client)
         assert {run: client.received[run] for run in before} == before
+        for listener in listeners:
+            final = await listener.until("chat.final")
+            assert (final["runId"], final["seq"]) == (speaking, before[speaking][-1]["data"]["seq"])
         assert {trace.row.status for trace in evidence.traces.values()} == {"done"}
 
 
