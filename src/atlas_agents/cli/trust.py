@@ -62,8 +62,8 @@ def ask_to_trust(ignored: Sequence[str]) -> bool:
     if request is None or not _can_ask() or declined == request.digest:
         names = ", ".join(ignored)
         print_error(
-            f"this folder is not trusted, so these settings are ignored: {names}. To see and accept them, run: atlas"
-            f" trust (in CI, set {TRUST_VARIABLE}={folder})"
+            f"this folder is not trusted, so some of its settings are ignored. To see and accept them, run: atlas trust"
+            f" (in CI, set {TRUST_VARIABLE}={folder}). Ignored: {names}"
         )
         return False
     if _ask(request, records):
@@ -90,6 +90,9 @@ def _print_request(request: "FolderRequest", records: Trust) -> None:
     head = f"{folder} has changed since you trusted it." if changed else f"You have not trusted {folder} yet."
     lines = [f"  - {one_line(want, 400)}" for want in request.wants]
     print("\n".join([f"{head} It wants to:", *lines]), file=sys.stderr, flush=True)
+    for change in records.pending() if changed else ():
+        if str(change.path) in request.files or change.found is None:
+            _print_change(change)
 
 
 def _review_folder(folder: Path, records: Trust, *, yes: bool) -> bool:
@@ -107,8 +110,12 @@ def _review_folder(folder: Path, records: Trust, *, yes: bool) -> bool:
     return True
 
 
+def _print_change(change: PendingChange) -> None:
+    print(f"\n{printable(change.summary)}:\n{printable(change.diff())}\n", file=sys.stderr, flush=True)
+
+
 def _review_change(change: PendingChange, records: Trust, *, yes: bool) -> bool:
-    print(f"\n{printable(change.summary)}:\n{printable(change.diff())}", file=sys.stderr, flush=True)
+    _print_change(change)
     if not yes and not confirm("Agree to this change?"):
         print(f"The old version stays in use. To reject the change, restore or delete {change.path}.", file=sys.stderr)
         return False
