@@ -112,7 +112,10 @@ def pages() -> list[Page]:
             "api-stores.md",
             "Stores",
             "Make sessions durable: pass one of these to `Atlas(store=…)`, after `await store.open()`.",
-            _of("atlas_agents.storage", "sqlite.SqliteStore postgres.PostgresStore memory.MemoryStore"),
+            _of(
+                "atlas_agents.storage",
+                "sqlite.SqliteStore postgres.PostgresStore memory.MemoryStore hash_chain.AuditSigner",
+            ),
         ),
         Page(
             "api-knowledge.md",

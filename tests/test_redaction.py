@@ -83,7 +83,7 @@ EXAMPLES = {
     "slack-webhook": f"https://hooks.slack.com/services/T0000000/B0000000/{MIXED[:24]}",
     "discord-webhook": f"https://discord.com/api/webhooks/123456789012345678/{MIXED[:68]}",
     "discord-bot": f"discord: M{MIXED[:25]}.{MIXED[:6]}.{MIXED[:38]}",
-    "teams-webhook": f"https://a.webhook.office.com/webhookb2/{HEX[:36]}@{HEX[:36]}/IncomingWebhook/{HEX[:32]}/{HEX[:36]}",
+    "teams-webhook": f"https://a.webhook.example.com/webhookb2/{HEX[:36]}@{HEX[:36]}/IncomingWebhook/{HEX[:32]}/{HEX[:36]}",
     "telegram-bot": f"123456789:AA{MIXED[:33]}",
     "sendgrid": f"SG.{MIXED[:22]}.{MIXED[:43]}",
     "brevo": f"xkeysib-{HEX[:64]}-{MIXED[:16]}",
@@ -202,7 +202,7 @@ def test_password_in_a_list_of_arguments_is_redacted() -> None:
         {"maxTokens": "4096"},
         {"token_count": 17},
         {"tokens": 17},
-        {"tokens": ["a", "red", "house"]},
+        {"tokens": ["a", "red", "car"]},
         {"usage": {"input_tokens": 12, "outputTokens": 3, "cachedTokens": 0}},
         {"sessionKey": "agent:main:4f2c9d1b7e8a4c3d9f10"},
         {"session_key": "agent:main:4f2c9d1b7e8a4c3d9f10"},
@@ -238,7 +238,7 @@ def test_harmless_name_is_not_redacted(field: Any) -> None:
         "mysql -u root -p shop --port=3306",
         "deploy --token-file /run/secrets/token --password-stdin",
         "password: Input should be a valid string",
-        "the secret to success is patience; the key is practice",
+        "the secret to success is time; the key is practice",
         "see https://docs.example/guide/sk-learn and the task-force-report-of-november",
         "commit 9fceb02d0ae598e95dc970b74767f19372d61af8 by ana",
         "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855",
@@ -280,14 +280,16 @@ async def test_secret_argument_that_is_a_word_does_not_change_the_result() -> No
     @tool
     async def log_in(password: str) -> str:
         """Log in."""
-        return f"the house is open, {password}"
+        return f"the garage is open, {password}"
 
     audit = MemoryAudit()
-    async with in_memory_atlas(Scripted(calls("log_in", password="house"), says("ok")), [log_in], audit=audit) as atlas:
+    async with in_memory_atlas(
+        Scripted(calls("log_in", password="garage"), says("ok")), [log_in], audit=audit
+    ) as atlas:
         await atlas.ask("go")
     (record,) = await audit.records()
     assert record.entry.meta["arguments"] == {"password": REDACTED}
-    assert record.entry.meta["result"] == "the house is open, house"
+    assert record.entry.meta["result"] == "the garage is open, garage"
 
 
 # Base64 and streams

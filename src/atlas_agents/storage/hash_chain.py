@@ -1,7 +1,7 @@
 """Hash chains of the audit log and the journals: changing, removing or moving a row breaks the chain.
 
 `AuditSigner` protects the audit log against people who can write to the database. A key outside the database turns the
-hashes of rows into HMACs, so that nobody without the key can recompute the chain. The last row of each chain, its head,
+hashes of rows into HMACs, so that the chain cannot be recomputed without the key. The last row of each chain, its head,
 is kept in a signed file, so that rows removed from the end are noticed.
 """
 

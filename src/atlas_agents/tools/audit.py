@@ -83,7 +83,7 @@ class MemoryAudit:
 def verify(records: Iterable[AuditRecord], key: str | None = None) -> str | None:
     """Verify a chain from its first row; return None if it is intact, else a description of the first broken row.
 
-    `key` is the key of rows that are signed. Whether rows are missing at the end cannot be told from the rows: for a
+    `key` is the key of rows that are signed. The rows do not show whether others are missing at the end: for a
     store with an `AuditSigner`, use `verify_audit` of the store.
     """
     previous, is_signed = _START, False

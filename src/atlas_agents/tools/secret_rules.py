@@ -115,9 +115,7 @@ VENDOR_RULES = (
     SecretRule(
         "discord-webhook", ("/api/webhooks/",), r"discord(?:app)?\.com/api/webhooks/\d{10,}/(?P<secret>[\w-]{30,})"
     ),
-    SecretRule(
-        "teams-webhook", (".webhook.office.com/",), r"\.webhook\.office\.com/webhookb2/(?P<secret>[\w@/-]{60,})"
-    ),
+    SecretRule("teams-webhook", ("/webhookb2/",), r"\.com/webhookb2/(?P<secret>[\w@/-]{60,})"),
     SecretRule("telegram-bot", (":",), r":(?<=\d{6}:)(?P<secret>[\w-]{34,36})(?![\w-])"),
     _prefixed("sendgrid", "SG.", r"[\w-]{8,}\.[\w-]{8,}"),
     _prefixed("brevo", "xkeysib- xsmtpsib-", r"[a-f0-9]{40,}-[A-Za-z0-9]{10,}"),
@@ -242,7 +240,7 @@ DESCRIBING_WORDS = _words(
     label title description hint error errors owner scope scopes issuer audience
     """
 )
-"""Last words of names that describe a secret: `token_type`, `key_id`. Such fields are redacted if their value looks
+"""Words at the end of names that describe a secret: `token_type`, `key_id`. Such fields are redacted if their value looks
 random."""
 
 SECRET_WORDS = _words(
