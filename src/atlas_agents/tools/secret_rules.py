@@ -240,8 +240,8 @@ DESCRIBING_WORDS = _words(
     label title description hint error errors owner scope scopes issuer audience
     """
 )
-"""Words at the end of names that describe a secret: `token_type`, `key_id`. Such fields are redacted if their value looks
-random."""
+"""Words at the end of names that describe a secret: `token_type`, `key_id`. Such fields are redacted if their value
+looks random."""
 
 SECRET_WORDS = _words(
     """
