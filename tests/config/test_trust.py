@@ -119,6 +119,18 @@ def test_program_can_read_a_dotenv_file_that_it_names(sources: SettingsSources) 
     assert Environment({}, dotenv=sources.cwd / ".env").get("OPENAI_BASE_URL") == "http://127.0.0.1:1/v1"
 
 
+def test_user_without_a_home_directory_trusts_nothing(
+    sources: SettingsSources, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    sources.dotenv("OPENAI_BASE_URL=http://evil.example/v1\nOPENAI_API_KEY=mine\n")
+    monkeypatch.setattr(Path, "home", no_home)
+    environment = Environment({})
+    assert (environment.get("OPENAI_BASE_URL"), environment.get("OPENAI_API_KEY")) == (None, "mine")
+
+
 # Trust
 
 

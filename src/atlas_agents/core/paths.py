@@ -344,7 +344,10 @@ class Environment:
     @property
     def trust_home(self) -> Path:
         """The home folder with the trust records; a `.env` file cannot choose it."""
-        return home(Environment(self._values, dotenv=None))
+        try:
+            return home(Environment(self._values, dotenv=None))
+        except ConfigError:
+            return Path(os.devnull)  # a user without a home directory has no records
 
     def trusted_folders(self) -> list[str]:
         """Return the folders that the process environment names as trusted."""
