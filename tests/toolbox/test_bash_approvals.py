@@ -173,7 +173,14 @@ def test_invalid_rule_is_reported(text: str, words: str, tmp_path: Path) -> None
 
 ANY_PROGRAM = [
     *(["python3", "**"], ["python3.11", "*"], ["/usr/bin/python3", "-u", "**"], ["python3", "-c", "*"]),
-    *(["python3", "-W", "ignore", "**"], ["python3", "-m", "timeit", "**"], ["python3", "-m", "**"], ["Python3", "**"]),
+    *(
+        ["python3", "-W", "ignore", "**"],
+        ["python3", "-m", "timeit", "**"],
+        ["python3", "-m", "**"],
+        ["python3-dbg", "**"],
+        ["python3.13t", "*"],
+        ["Python3", "**"],
+    ),
     *(["env", "**"], ["env", "-S", "*"], ["env", "A=1", "**"], ["env", "-i", "python3", "**"], ["env", "-u", "A", "*"]),
     *(["git", "**"], ["git", "-c", "*", "log"], ["git", "-C", "sub", "**"], ["git", "config", "**"], ["git", "*", "*"]),
     *(["git", "bisect", "**"], ["git", "submodule", "**"], ["git", "rebase", "**"], ["git", "difftool", "**"]),

@@ -27,6 +27,7 @@ _MAX_HASHED = 256 * 1024 * 1024
 _MAX_SCANNED = 64 * 1024
 _MAX_FILES, _MAX_FOLDERS, _MAX_NAME = 1000, 50, 4096
 _VERSION = re.compile(r"[-.]?\d[\d.]*$")
+_VERSIONED = re.compile(r"(bash|lua|luajit|node|perl|php|pypy|python|ruby|zsh)(?=[-.\d])")
 _SEPARATORS = re.compile(r"[\s;&|<>()`'\"$={},]+")
 _GLOB = re.compile(r"[*?[]")
 _EXPANSION = re.compile(r"[$`{~]|[*?[][^\s]*/")
@@ -183,6 +184,8 @@ _LOADERS = {".", "source", "eval", "exec", "from", "import", "require", "include
 def program_name(word: str) -> str:
     """Return the name of a program as the tables have it: without its folder and version, in lower case."""
     name = PurePosixPath(word).name.lower()
+    if found := _VERSIONED.match(name):  # python3-dbg, ruby3.1t
+        return found[1]
     return name if name in EXACT else _VERSION.sub("", name) or name
 
 
@@ -300,20 +303,25 @@ def find_program(name: str, cwd: str, path: str) -> str:
     return found
 
 
-def hash_file(path: str) -> str:
-    """Return the SHA-256 of a file; of a very large one, a hash of its version. ToolFailed if it cannot be read."""
+def hash_file(path: str, *, max_read: int | None = None) -> str:
+    """Return the SHA-256 of a file; of a larger one than `max_read`, a hash of its version.
+
+    Every change sets a new ctime, which cannot be forged, so the version identifies the content. Raise ToolFailed if the
+    file cannot be read.
+    """
     try:
         info = os.stat(path)
     except OSError as error:
         raise ToolFailed(f"cannot read {path}: {error.strerror}") from None
-    return _hash_version(path, info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+    version = (info.st_dev, info.st_ino, info.st_size, info.st_mtime_ns, info.st_ctime_ns)
+    if info.st_size > (_MAX_HASHED if max_read is None else max_read):
+        return hashlib.sha256(repr(version).encode()).hexdigest()
+    return _hash_version(path, *version)
 
 
 @lru_cache(8192)
 def _hash_version(path: str, *version: int) -> str:
-    """Return the hash of a file, cached by its version: every change sets a new ctime, which cannot be forged."""
-    if version[2] > _MAX_HASHED:
-        return hashlib.sha256(repr(version).encode()).hexdigest()
+    """Return the SHA-256 of a file, cached by its version."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -366,7 +374,7 @@ def hash_executed_files(
     named += [path for folder in folders for path in _implied_files(words, folder)]
     is_computed = any_file and any(map(_EXPANSION.search, argv))
     beside = [path for folder in folders for path in _scripts_in(folder)] if is_computed else []
-    found = {path: _hash_readable(path) for path in map(os.path.normpath, beside) if not skip(path)}
+    found = {path: _hash_readable(path, _MAX_SCANNED) for path in map(os.path.normpath, beside) if not skip(path)}
     pending, searched = deque(named), set[str]()
     while pending and len(searched) < len(named) + _MAX_FILES:
         path = os.path.normpath(pending.popleft())
@@ -377,10 +385,10 @@ def hash_executed_files(
     return found
 
 
-def _hash_readable(path: str) -> str:
+def _hash_readable(path: str, max_read: int | None = None) -> str:
     """Return the hash of a file; empty if it cannot be read, which the command cannot do either."""
     try:
-        return hash_file(path)
+        return hash_file(path, max_read=max_read)
     except ToolFailed:
         return ""
 
