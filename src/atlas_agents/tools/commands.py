@@ -306,8 +306,8 @@ def find_program(name: str, cwd: str, path: str) -> str:
 def hash_file(path: str, *, max_read: int | None = None) -> str:
     """Return the SHA-256 of a file; of a larger one than `max_read`, a hash of its version.
 
-    Every change sets a new ctime, which cannot be forged, so the version identifies the content. Raise ToolFailed if the
-    file cannot be read.
+    Every change sets a new ctime, which cannot be forged, so the version identifies the content. ToolFailed if the file
+    cannot be read.
     """
     try:
         info = os.stat(path)
