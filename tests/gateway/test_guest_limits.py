@@ -238,6 +238,22 @@ async def test_uploads_take_little_memory_and_are_limited_per_user(tmp_path: Pat
         await wait_until(lambda: not pending["guest"])
 
 
+async def test_parts_of_an_import_may_be_sent_without_waiting_for_answers(tmp_path: Path) -> None:
+    write_tokens(tmp_path)
+    text = exported(300)
+    parts = [text[start : start + 1000] for start in range(0, len(text), 1000)]
+    async with serve_gateway(tmp_path, stored_atlas()) as gateway, connect_client(gateway, GUEST) as guest:
+        for number, part in enumerate(parts):
+            params = {"text": part, "piece": number, "more": number < len(parts) - 1}
+            await guest.send(id=number, method="sessions.import", params=params)
+        answers = {frame["id"]: frame for frame in [await guest.next() for _ in parts]}
+        assert answers[len(parts) - 1]["result"] == {"sessionKey": "big"}
+        assert len((await guest.get("chat.history", sessionKey="big", limit=500))["messages"]) == 300
+        error = (await guest.request("sessions.import", text="x", piece=1))["error"]
+        assert "a part is missing" in error["message"]
+        assert not gateway.hub.quotas.uploads["guest"]
+
+
 async def test_interrupted_import_is_in_the_archive_and_replaced_by_the_next_one(tmp_path: Path) -> None:
     write_tokens(tmp_path)
     store = MemoryStore()

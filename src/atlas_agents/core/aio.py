@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _CANCEL_GRACE = 2.0
+_MAX_PAUSE = 0.02
 
 
 def is_async(function: Callable[..., Any]) -> bool:
@@ -32,7 +33,7 @@ async def invoke(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 class TimeSlices:
-    """Divides long work in the event loop into short slices; after each, other tasks run for at least as long."""
+    """Divides long work in the event loop into short slices. After each, other tasks run for about as long."""
 
     def __init__(self, seconds: float = 0.004) -> None:
         self._seconds = seconds
@@ -42,7 +43,7 @@ class TimeSlices:
         """Let other tasks run if the current slice has ended. Call it between small pieces of the work."""
         worked = time.perf_counter() - self._started
         if worked >= self._seconds:
-            await asyncio.sleep(worked)
+            await asyncio.sleep(min(worked, _MAX_PAUSE))
             self._started = time.perf_counter()
 
 

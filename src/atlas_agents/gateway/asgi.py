@@ -292,7 +292,8 @@ def health_routes(
         return JsonResponse({"status": "ok"}) if problem is None else JsonResponse({"status": problem}, 503)
 
     async def serve_metrics(request: Request) -> Response:
-        local = request.client is not None and request.client.host in LOOPBACK
+        forwarded = "x-forwarded-for" in request.headers  # sent by a reverse proxy on this machine for someone else
+        local = request.client is not None and request.client.host in LOOPBACK and not forwarded
         grant = get_grant(request)
         if not (local and not exposed) and (grant is None or not grant.allows("read")):
             return PlainTextResponse("authentication required\n", 401, {"WWW-Authenticate": "Bearer"})

@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
 from tempfile import SpooledTemporaryFile
 
-from atlas_agents.core.aio import Clock
+from atlas_agents.core.aio import Clock, run_in_thread
 from atlas_agents.core.errors import QuotaExceeded
 from atlas_agents.core.store import SessionTotals, Store
 from atlas_agents.gateway.settings import GatewaySettings
@@ -87,26 +87,30 @@ def _text(what: str, limit: int, used: int, more: int) -> str:
 
 
 class Upload:
-    """A text that a client uploads in parts, in a temporary file so that it takes no memory."""
+    """A text that a client uploads in parts, in a temporary file so that it takes no memory.
+
+    `lock` orders the parts, `parts` is their number so far, or -1 after `close`.
+    """
 
     def __init__(self, uploads: Counter[str], user: str) -> None:
         self._uploads = uploads
         self._user = user
+        self._file = SpooledTemporaryFile(_MAX_IN_MEMORY)  # noqa: SIM115 - open for several requests
+        self.lock = asyncio.Lock()
+        self.parts = 0
         self.size = 0
         self.line_count = 0
-        self._file = SpooledTemporaryFile(_MAX_IN_MEMORY)  # noqa: SIM115 - open for several requests
-        self.parts = 0
 
-    def add(self, text: str) -> None:
+    async def add(self, text: str) -> None:
         """Append a part; raise QuotaExceeded if this user uploads too much at the same time."""
         part = text.encode()
         if self._uploads[self._user] + len(part) > _MAX_UPLOAD:
             raise QuotaExceeded(f"a user can upload at most {_MAX_UPLOAD:,} bytes at the same time")
-        self._file.write(part)
-        self.parts += 1
+        self._uploads[self._user] += len(part)
         self.size += len(part)
         self.line_count += part.count(b"\n")
-        self._uploads[self._user] += len(part)
+        self.parts += 1
+        await run_in_thread(self._file.write, part)
 
     def lines(self) -> Generator[str, None, None]:
         """Yield the lines of the whole text."""
@@ -117,7 +121,7 @@ class Upload:
     def close(self) -> None:
         self._file.close()
         self._uploads[self._user] -= self.size
-        self.size = 0
+        self.size, self.parts = 0, -1
 
 
 class WorkLimiter:

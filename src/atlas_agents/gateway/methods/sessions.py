@@ -290,19 +290,24 @@ async def export_session(caller: ClientConnection, params: wire.SessionsExport) 
 
 async def import_session(caller: ClientConnection, params: wire.SessionsImport) -> wire.Imported:
     """Receive one part of an import; the last part creates the session."""
-    upload = caller.upload or Upload(caller.hub.quotas.uploads, caller.grant.principal.id)
-    caller.upload = None
+    upload = caller.upload = caller.upload or Upload(caller.hub.quotas.uploads, caller.grant.principal.id)
+    is_complete = True
     try:
-        if params.piece != upload.parts:
-            raise ProtocolError("INVALID_PARAMS", "sessions.import: a part is missing; start again with the first one")
-        upload.add(params.text)
-        if params.more:
-            caller.upload = upload
+        async with upload.lock:
+            if params.piece != upload.parts:
+                raise ProtocolError(
+                    "INVALID_PARAMS", "sessions.import: a part is missing; start again with the first one"
+                )
+            await upload.add(params.text)
+        is_complete = not params.more
+        if not is_complete:
             return wire.Imported()
+        caller.upload = None
         async with _large_request(caller):
             return wire.Imported(await _create_imported(caller, upload, params.session_key))
     finally:
-        if caller.upload is not upload:
+        if is_complete:
+            caller.upload = None if caller.upload is upload else caller.upload
             upload.close()
 
 
