@@ -36,7 +36,7 @@ from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.protocol import events as wire
 from atlas_agents.gateway.protocol import types
 from atlas_agents.gateway.protocol.events import TERMINAL_EVENTS, RunEvent, decode_event, read_event_name
-from atlas_agents.gateway.runs import RunRegistry, read_stored_run
+from atlas_agents.gateway.runs import RunRegistry, StoredRun, read_stored_run
 from atlas_agents.gateway.server import bind_sockets, build_server, close_atlas, stop_signals
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.gateway.telemetry import Metrics
@@ -395,7 +395,9 @@ class WorkerEventLog:
 
 async def follow_resumed(runs: RunRegistry, atlas: Atlas, stream: AtlasStream, row: RunRow) -> None:
     """Follow a run that this process owns now, after reading what its earlier owners have stored of it."""
-    stored = await read_stored_run(cast(Store, atlas.store), atlas.tenant, row, stream.restored_messages)
+    stored, restored = StoredRun(row), stream.restored_messages
+    if row.events or restored:
+        stored = await read_stored_run(cast(Store, atlas.store), atlas.tenant, row, restored)
     agent = next((agent for agent in atlas.agents if agent.id == row.agent_id), None)
     runs.follow(stream, agent_model(agent, atlas.registry) if agent else "", stored)
 
