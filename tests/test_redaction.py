@@ -173,6 +173,11 @@ def test_secret_of_each_rule_is_redacted(rule: secret_rules.SecretRule) -> None:
         '{\\"password\\": \\"tiger-77\\"}',
         "Cookie: session=tiger-77",
         "\u0130 PASSWORD=tiger-77",
+        "password='$tiger-77'",
+        "password='<tiger-77'",
+        "password='none-tiger-77'",
+        "password='[tiger-77]'",
+        "curl -u ana:$tiger-77 https://shop.example",
     ],
 )
 def test_password_in_a_command_or_setting_is_redacted(text: str) -> None:
@@ -234,6 +239,8 @@ def test_harmless_name_is_not_redacted(field: Any) -> None:
         "provider = OpenAI(api_key=settings.api_key, token=get_token())",
         'client = Client(token=os.environ["TOKEN"], secret=secret)',
         "curl -u $USER:$PASS https://shop.example",
+        "curl -u ana:${PASS} https://shop.example",
+        "password=<your password> token='{token}' secret=$(cat file) api_key='xxxx' pwd=****",
         "curl -H 'Authorization: Bearer $TOKEN' https://shop.example",
         "mysql -u root -p shop --port=3306",
         "deploy --token-file /run/secrets/token --password-stdin",

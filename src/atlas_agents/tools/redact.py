@@ -37,9 +37,10 @@ _BOT_ID = re.compile(r"\d{6}:")
 _UUID = re.compile(r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 _BASE64 = re.compile(rf"[A-Za-z0-9+/_-]{{{_MIN_BASE64},}}={{0,2}}")
 _PLACEHOLDER = re.compile(
-    r"\$[\w{(]|<|\{|%\w+%|\[|\.{2,}|…|\*{2,}|(?:[Nn]one|[Nn]ull|[Tt]rue|[Ff]alse|undefined|str|int|bytes|string)(?!\w)|[xX]{3,}\Z"
+    r"\$(?:[A-Z_][A-Z0-9_]*|[{(].*)|<[\w .-]*>|\{.*\}|%\w+%|[.…*xX]{2,}|\[REDACTED\]"
+    r"|[Nn]one|[Nn]ull|[Tt]rue|[Ff]alse|undefined|str|int|bytes|string"
 )
-"""Starts of values that stand for a secret: variables, templates, types and asterisks."""
+"""Values that stand for a secret: variables, templates, types and asterisks."""
 _CODE = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+|_\w+")
 """Attributes and private names in source code."""
 _REST = re.compile(r"[^\s\"'\\&,;<>(){}\[\]|]*")
@@ -112,7 +113,7 @@ def _replace(match: re.Match[str]) -> str:
     """Redact the group `secret` of a match, or all of it. A placeholder such as `$TOKEN` stays."""
     if "secret" not in match.re.groupindex:
         return REDACTED
-    if _PLACEHOLDER.match(match["secret"]):
+    if _PLACEHOLDER.fullmatch(match["secret"]):
         return match[0]
     start, end = match.span("secret")
     return match.string[match.start() : start] + REDACTED + match.string[end : match.end()]
@@ -175,7 +176,7 @@ def _following(text: str, end: int, kind: str) -> str | None:
 
 
 def _is_secret_assignment(name: str, separator: str, value: str, after: str | None) -> bool:
-    if _PLACEHOLDER.match(value) or not holds_secret(name, value):
+    if _PLACEHOLDER.fullmatch(value) or not holds_secret(name, value):
         return False
     if separator.isspace():  # `--password value`
         return name.startswith("--") and not value.startswith("-")
