@@ -314,3 +314,13 @@ async def test_turn_left_by_one_gateway_is_finished_by_the_next(tmp_path: Path) 
         assert [frame["data"]["seq"] for frame in after[:reset]] == list(range(last + 1, last + 1 + reset))
         assert [frame["data"]["seq"] for frame in after[reset:]] == list(range(513, 513 + len(after) - reset))
         assert "".join(f["data"]["text"] for f in after[reset:] if f["event"] == "chat.delta") == LONG
+
+
+async def test_number_that_was_never_sent_does_not_silence_a_client(tmp_path: Path) -> None:
+    atlas = in_memory_atlas(Paced(says(LONG)), store=MemoryStore())
+    async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as client:
+        run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
+        await client.until("chat.delta")
+        async with connect_client(gateway) as other:
+            await other.get("sessions.subscribe", sessionKey="main", runs={run_id: 10**9})
+            await asyncio.gather(client.until("chat.final"), other.until("chat.final"))

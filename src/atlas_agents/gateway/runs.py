@@ -326,6 +326,9 @@ class RunRegistry:
 
     def replay(self, channel: Channel, subscriber: Subscriber, run_id: str, after: int) -> None:
         """Send a subscriber the events it missed, then live events, starting in this event loop tick."""
+        log = self._open.get(run_id)
+        if log is not None and self.remote is None:
+            after = min(after, log.delivered)  # a larger number was never sent
         replay = Replay(self._store, self._tenant, channel, subscriber, run_id, after, self._open.get)
         subscriber.spawn(replay.run())
 
