@@ -95,6 +95,27 @@ async def test_environment_has_only_the_given_variables(shell: Shell, monkeypatc
     assert "canary" not in result.stdout.text
 
 
+async def test_environment_of_a_command_does_not_reach_the_process_that_confines_it(
+    sandbox: Sandbox, folder: Path, tmp_path: Path
+) -> None:
+    """A library in LD_PRELOAD would run before the command is confined, or outside of the sandbox."""
+    (folder / "evil.c").write_text(
+        "#include <stdio.h>\n#include <unistd.h>\n__attribute__((constructor)) static void run(void) {\n"
+        f'  FILE *f = fopen("{tmp_path}/escaped", "a"); if (f) {{ fputs("x", f); fclose(f); }}\n'
+        '  char name[64] = {0}; FILE *g = fopen("/proc/self/comm", "r"); if (g) fgets(name, 60, g);\n'
+        '  fprintf(stderr, "loaded by %s\\n", name);\n}\n'
+    )
+    compile = ("gcc", "-shared", "-fPIC", "-o", "evil.so", "evil.c")
+    limits = SandboxLimits(memory=1 << 30)
+    await sandbox.run(SandboxCommand(argv=compile, cwd=folder, writable=folder, limits=limits))
+    env = {"LD_PRELOAD": str(folder / "evil.so"), "SECRET": "hidden"}
+    result = await sandbox.run(SandboxCommand(argv=("env",), cwd=folder, writable=folder, env=env, limits=limits))
+    assert "escaped" not in os.listdir(tmp_path)
+    assert "SECRET=hidden" in result.stdout.text
+    loaded = {line for line in result.stderr.text.splitlines() if line.startswith("loaded by ")}
+    assert loaded <= {"loaded by ", "loaded by env", "loaded by prlimit"}, result
+
+
 async def test_masked_paths_are_hidden_and_read_only_paths_unchanged(shell: Shell, folder: Path) -> None:
     (folder / ".env").write_text("canary")
     (folder / ".git").mkdir()

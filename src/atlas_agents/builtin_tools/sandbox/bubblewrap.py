@@ -6,7 +6,7 @@ import re
 import shutil
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -42,22 +42,28 @@ class Bubblewrap(process.Sandbox):
         as_root = os.geteuid() == 0
         if as_root and filter_program is None:
             raise SandboxUnavailable("as root, bubblewrap requires x86_64 or aarch64 here", "run Atlas as another user")
-        # Not `--clearenv`: a command can read the environment of bwrap itself in /proc/1/environ.
         env = {"PATH": PATH, "HOME": "/tmp", "LANG": "C.UTF-8", **command.env}  # noqa: S108 - the sandbox's own
         rlimits = _rlimits(command.limits)
-        content = _inside_source(filter_program, rlimits) if as_root and filter_program else filter_program
-        with _LaunchDescriptors(content) as launch:
+        if as_root and filter_program is not None:
+            contents = [_inside_source(filter_program, rlimits, env)]
+        else:
+            variables = "".join(f"--setenv\0{name}\0{value}\0" for name, value in env.items())
+            contents = [variables.encode(errors="surrogateescape"), *([filter_program] if filter_program else [])]
+        with _LaunchDescriptors(contents) as launch:
             options = [*_namespaces(as_root), *_network(command), *launch.options, *_mounts(command, as_root)]
             if as_root:  # as an argument, the source would fill the list of processes in the sandbox
-                read = (
-                    f"import os; source = os.read({launch.content}, 1 << 20); os.close({launch.content}); exec(source)"
-                )
+                (fd,) = launch.contents
+                read = f"import os; source = os.read({fd}, 1 << 20); os.close({fd}); exec(source)"
                 inner = [sys.executable, "-I", "-S", "-c", read]
             else:
                 inner = [self._prlimit, *(f"--{name}={limit}" for name, limit in rlimits.items()), "--"]
-                options += ["--seccomp", str(launch.content)] if filter_program else []
+                for option, fd in zip(("--args", "--seccomp"), launch.contents, strict=False):
+                    options += [option, str(fd)]
             started = _BubblewrapProcess(command, io, launch.take_status())
-            await started.open([self._bwrap, *options, "--", *inner, *command.argv], env=env, pass_fds=launch.fds)
+            # Not the command's environment, with which bwrap itself could be made to load a library. Nor `--clearenv`:
+            # a command can read the environment of bwrap in /proc/1/environ.
+            bare = {"PATH": PATH, "LANG": "C.UTF-8"}
+            await started.open([self._bwrap, *options, "--", *inner, *command.argv], env=bare, pass_fds=launch.fds)
         return started
 
 
@@ -100,21 +106,20 @@ class _BubblewrapProcess(process.SandboxProcess):
 
 
 class _LaunchDescriptors:
-    """File descriptors passed to bwrap: the seccomp filter or the source to read, and a pipe for its status."""
+    """File descriptors passed to bwrap: contents to read, such as the seccomp filter, and a pipe for its status."""
 
-    def __init__(self, content: bytes | None) -> None:
+    def __init__(self, contents: Sequence[bytes]) -> None:
         self._status, self._status_write = os.pipe()
         os.set_blocking(self._status, False)
-        self.content = -1
         self.options = ["--json-status-fd", str(self._status_write)]
-        if content is not None:
-            self.content = os.memfd_create("content")  # a pipe may be too small
-            os.write(self.content, content)
-            os.lseek(self.content, 0, os.SEEK_SET)
+        self.contents = [os.memfd_create("content") for _ in contents]  # a pipe may be too small
+        for fd, content in zip(self.contents, contents, strict=True):
+            os.write(fd, content)
+            os.lseek(fd, 0, os.SEEK_SET)
 
     @property
     def fds(self) -> list[int]:
-        return [fd for fd in (self._status_write, self.content) if fd >= 0]
+        return [self._status_write, *self.contents]
 
     def take_status(self) -> int:
         status, self._status = self._status, -1
@@ -124,14 +129,15 @@ class _LaunchDescriptors:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for fd in (self._status_write, self.content, self._status):
+        for fd in (self._status_write, *self.contents, self._status):
             if fd >= 0:
                 os.close(fd)
 
 
-def _inside_source(filter_program: bytes, rlimits: Mapping[str, int]) -> bytes:
+def _inside_source(filter_program: bytes, rlimits: Mapping[str, int], env: Mapping[str, str]) -> bytes:
     limits = {f"RLIMIT_{name.upper()}": limit for name, limit in rlimits.items()}
-    return process.inside_source(filter_program, limits, ("/proc", *_DEVICES), _USER).encode()
+    source = process.inside_source(filter_program, limits, env, read_only=("/proc", *_DEVICES), user=_USER)
+    return source.encode()
 
 
 def _namespaces(as_root: bool) -> list[str]:

@@ -24,7 +24,10 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_void_p))
 
 
-def main(filter_program: bytes, rlimits: dict[str, int], read_only: list[str], user: int) -> None:
+def main(
+    filter_program: bytes, rlimits: dict[str, int], env: dict[str, str], *, read_only: list[str], user: int
+) -> None:
+    """Confine this process. `env` is only for the command: it could make this process load a library."""
     if read_only:
         _become_user(user, read_only)
     _drop_capabilities()
@@ -32,7 +35,7 @@ def main(filter_program: bytes, rlimits: dict[str, int], read_only: list[str], u
         resource.setrlimit(getattr(resource, name), (limit, limit))
     _install_filter(filter_program)
     try:
-        os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606
+        os.execvpe(sys.argv[1], sys.argv[1:], env)  # noqa: S606
     except OSError as error:
         sys.stderr.write(f"{sys.argv[1]}: {error.strerror}\n")
         os._exit(127)

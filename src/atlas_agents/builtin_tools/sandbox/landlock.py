@@ -80,17 +80,18 @@ def _launch_request(command: SandboxCommand, library: Path) -> dict[str, object]
         "RLIMIT_NOFILE": limits.open_files,
         "RLIMIT_CORE": 0,
     }
+    env = {"PATH": PATH, "HOME": str(command.writable or "/"), "LANG": "C.UTF-8", **tmp, **command.env}
     programs = map(str, (*command.programs, *python_folders()))
     denied = [str(path) for path in resolve_protected(command, (*command.read_only, *command.masked))]
     return {
         "library": str(library),
-        "argv": [sys.executable, "-I", "-S", "-c", inside_source(filter_program, rlimits), *command.argv],
+        "argv": [sys.executable, "-I", "-S", "-c", inside_source(filter_program, rlimits, env), *command.argv],
         "cwd": str(command.cwd),
         "readable": [path for path in (*_READABLE, *programs) if Path(path).exists()],
         "writable": [*([str(command.writable)] if command.writable else []), "/dev/null"],
         "denied": denied,
         "unchangeable": [os.path.realpath(path) for path in denied],
-        "env": {"PATH": PATH, "HOME": str(command.writable or "/"), "LANG": "C.UTF-8", **tmp, **command.env},
+        "env": {"PATH": PATH, "LANG": "C.UTF-8"},
         "processes": limits.processes,
         "supervised": seccomp.syscall_numbers(seccomp.SUPERVISED),
         "changeable": os.path.realpath(command.writable) if command.writable else "",

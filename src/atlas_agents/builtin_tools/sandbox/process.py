@@ -520,14 +520,20 @@ _INSIDE_SOURCE = Path(inside.__file__).read_text(encoding="utf-8")
 
 
 def inside_source(
-    filter_program: bytes, rlimits: Mapping[str, int], read_only: Sequence[str] = (), user: int = 0
+    filter_program: bytes,
+    rlimits: Mapping[str, int],
+    env: Mapping[str, str],
+    *,
+    read_only: Sequence[str] = (),
+    user: int = 0,
 ) -> str:
     """Return Python source that confines its process and then executes the command in its arguments.
 
     For limits and a filter that must not apply to a supervisor outside, and for mounts that only the inside can make
     `read_only`; root is `user` then. The sandbox must contain the folders of this Python.
     """
-    return f"{_INSIDE_SOURCE}\nmain({filter_program!r}, {dict(rlimits)!r}, {list(read_only)!r}, {user!r})\n"
+    arguments = f"{filter_program!r}, {dict(rlimits)!r}, {dict(env)!r}, read_only={list(read_only)!r}, user={user!r}"
+    return f"{_INSIDE_SOURCE}\nmain({arguments})\n"
 
 
 def python_folders() -> list[Path]:
