@@ -46,7 +46,7 @@ async def test_prompt_that_a_command_writes_is_not_used(tmp_path: Path, sandbox:
         assert "SOUL.md" in row["meta"]["notes"]["held"]
         for change in trust.pending():
             if change.path.name == "SOUL.md":
-                trust.agree(change.path)
+                trust.agree(change.path, change.found)
         assert EVIL in workspace.load().prompt
 
 

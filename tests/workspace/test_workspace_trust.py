@@ -68,7 +68,7 @@ def test_file_that_an_agent_changed_keeps_its_old_version_until_a_person_agrees(
     assert workspace.load().prompt == before
     (change,) = trust.pending()
     assert "-Description: Helps." in change.diff() and f"+Prompt: {EVIL}" in change.diff()
-    trust.agree(folder / "AGENTS.md")
+    trust.agree(folder / "AGENTS.md", (folder / "AGENTS.md").read_bytes())
     assert EVIL in workspace.load().prompt
     assert trust.pending() == []
 
@@ -133,8 +133,20 @@ def test_agreement_counts_while_another_call_is_running(folder: Path, trust: Tru
     with tool_call(trust, folder):
         write(folder / "SOUL.md", "Be brief.")
     with tool_call(trust, folder):
-        Trust(trust.home).agree(folder / "SOUL.md")
+        Trust(trust.home).agree(folder / "SOUL.md", (folder / "SOUL.md").read_bytes())
     assert "Be brief." in Workspace(folder, trust).load().prompt
+
+
+def test_change_after_the_question_was_shown_is_not_agreed_to(folder: Path, trust: Trust) -> None:
+    with tool_call(trust, folder):
+        write(folder / "SOUL.md", "Be brief.")
+    (shown,) = trust.pending()
+    with tool_call(trust, folder):
+        write(folder / "SOUL.md", EVIL)
+    trust.agree(shown.path, shown.found)
+    prompt = Workspace(folder, trust).load().prompt
+    assert "Be brief." in prompt and EVIL not in prompt
+    assert [change.found for change in trust.pending()] == [EVIL.encode()]
 
 
 async def test_read_skill_and_prompts_use_agreed_files_only(folder: Path, trust: Trust) -> None:
@@ -184,7 +196,7 @@ def test_prompt_that_changed_in_a_trusted_folder_waits_for_a_person(folder: Path
     assert EVIL not in prompt and "Be kind." in prompt
     assert {change.path.name for change in trust.pending()} == {"SOUL.md", "SKILL.md"}
     for change in trust.pending():
-        trust.agree(change.path)
+        trust.agree(change.path, change.found)
     assert EVIL in Workspace(folder, trust).load().prompt
 
 
@@ -212,6 +224,6 @@ os.kill(os.getpid(), 9)
     settings = load(cwd=home)
     assert (settings.sandbox, settings.bash_network) == ("auto", False)
     for change in Trust(home).pending():
-        Trust(home).agree(change.path)
+        Trust(home).agree(change.path, change.found)
     settings = load(cwd=home)
     assert (settings.sandbox, settings.bash_network) == ("none", True)

@@ -215,7 +215,7 @@ async def test_file_that_a_command_writes_is_not_reported(tmp_path: Path) -> Non
         assert watched.states[-1].pending == (notice,)
         watched.write("## a\nDescription: two\n", "AGENTS.md")
         assert await watched.polls(5) == ["## a\nDescription: two\n"]
-        trust.agree(folder / "SOUL.md")
+        trust.agree(folder / "SOUL.md", (folder / "SOUL.md").read_bytes())
         assert await watched.polls(5) == ["## a\nDescription: two\n\n\n---\n\nevil"]
 
 

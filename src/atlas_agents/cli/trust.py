@@ -119,7 +119,7 @@ def _review_change(change: PendingChange, records: Trust, *, yes: bool) -> bool:
     if not yes and not confirm("Agree to this change?"):
         print(f"The old version stays in use. To reject the change, restore or delete {change.path}.", file=sys.stderr)
         return False
-    records.agree(change.path)
+    records.agree(change.path, change.found)
     print(f"agreed: {change.path}", file=sys.stderr)
     return True
 

@@ -87,6 +87,7 @@ class Trust:
         self._running = 0
         self._baseline: Baseline | None = None
         self._marker: IO[bytes] | None = None
+        self._marker_path = self.folder / f"running-{os.getpid()}-{id(self):x}.json"
 
     @classmethod
     def of(cls, environment: Environment) -> "Trust":
@@ -138,9 +139,7 @@ class Trust:
 
         With `folders`, files of a trusted folder count only as they were trusted.
         """
-        baselines = (
-            self._baselines()
-        )  # before the records: a call that ends now has then left its changes in one of both
+        baselines = self._baselines()  # before the records: a call that ends meanwhile is in one of both
         expected = self._expected(trust_key(path), self.records(), baselines, folders=folders)
         if expected is None or expected == (digest(content) if content is not None else ""):
             return content
@@ -171,14 +170,21 @@ class Trust:
         code = [(path, agreed) for path, agreed in held if path.suffix in CODE_SUFFIXES]
         return [path for path, agreed in code if (content := _read(path)) is not None and digest(content) != agreed]
 
-    def agree(self, path: Path) -> None:
-        """Agree to the present content of a file."""
-        key, content = trust_key(path), _read(path)
+    def agree(self, path: Path, content: bytes | None) -> None:
+        """Agree to this content of a file, None to its removal. If the file has changed since, that change waits."""
+        key, is_present = trust_key(path), os.path.isdir(path) or _read(path) == content
+        agreed = digest(content) if content is not None else ""
+        if content is not None:
+            self._keep(key, content)
         with self._edit() as records:
-            if records.held.pop(key, None) is not None:
-                records.agreed[key] = digest(content) if content is not None else ""
+            if (held := records.held.pop(key, None)) is not None and is_present:
+                records.agreed[key] = agreed
+            elif held is not None:
+                records.held[key] = msgspec.structs.replace(held, agreed=agreed)
             for folder, entry in self._entries_of(key, records):
-                records.folders[folder] = self._with_file(entry, key, content)
+                files = {name: value for name, value in entry.files.items() if name != key}
+                files |= {key: agreed} if agreed else {}
+                records.folders[folder] = msgspec.structs.replace(entry, files=files)
 
     def waiting(self, workspace: Path) -> frozenset[str]:
         """Return the files of a workspace that differ from what a person agreed to."""
@@ -202,7 +208,7 @@ class Trust:
             content = _read(Path(path))
             now = digest(content) if content is not None else ""
             if all(each.expected(path) in (None, now) for each in baselines):  # else a running call may have made it
-                self.agree(Path(path))
+                self.agree(Path(path), content)
         return waiting & before
 
     # Tool calls
@@ -227,10 +233,12 @@ class Trust:
         baseline = Baseline(found, tuple(os.path.realpath(each) for each in folders), reason)
         paths.make_private_folder(self.home)
         paths.make_private_folder(self.folder)
-        self._marker = (self.folder / f"running-{os.getpid()}-{id(self):x}.json").open("wb")
+        unlocked = self._marker_path.with_name(f".{self._marker_path.name}")
+        self._marker = unlocked.open("wb")
         flock(self._marker, LOCK_EX)
         self._marker.write(msgspec.json.encode(baseline))
         self._marker.flush()
+        unlocked.rename(self._marker_path)  # now it is locked, so that no other process takes it for a dead one's
         return baseline
 
     def end(self, files: Iterable[Path]) -> list[Path]:
@@ -243,7 +251,7 @@ class Trust:
             changed = self._hold_changes(baseline, files)
             if not self._running:
                 self._baseline = self._marker = None
-                Path(marker.name).unlink(missing_ok=True)
+                self._marker_path.unlink(missing_ok=True)
                 marker.close()
             return changed
 
@@ -292,8 +300,8 @@ class Trust:
 
     def _baselines(self) -> list[Baseline]:
         own = [self._baseline] if self._baseline is not None else []
-        mine = self._marker.name if self._marker is not None else ""
-        return [*own, *(found for marker in self._markers() if str(marker) != mine and (found := _decode(marker)))]
+        others = [marker for marker in self._markers() if marker != self._marker_path]
+        return [*own, *(found for marker in others if (found := _decode(marker)) is not None)]
 
     def _markers(self) -> list[Path]:
         try:
@@ -324,13 +332,6 @@ class Trust:
             if folder not in self._exempt
             and (path in entry.files or (entry.workspace and _is_control_file(path, entry.workspace)))
         ]
-
-    def _with_file(self, entry: TrustedFolder, path: str, content: bytes | None) -> TrustedFolder:
-        files = {name: value for name, value in entry.files.items() if name != path}
-        if content is not None:
-            self._keep(path, content)
-            files[path] = digest(content)
-        return msgspec.structs.replace(entry, files=files)
 
     def _keep(self, path: str, content: bytes) -> None:
         """Store a version of a file, unless it may contain keys."""
