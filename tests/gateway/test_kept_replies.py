@@ -129,6 +129,8 @@ async def test_full_client_receives_each_reply_and_its_text_once(at: Callable[[W
             case _:
                 pass
     assert text == ""
+    calls = [frame["event"] for frame in [*before, *after] if frame["event"].startswith("tool.")]
+    assert calls == ["tool.call", "tool.result"]
     assert announced == [row.id for row in await store.messages("default", "main")]
 
 

@@ -25,6 +25,7 @@ _MAX_TAIL = 32 * 1024
 _MAX_MERGED = 1024
 """Maximum number of characters in one event made of several text deltas."""
 _DELTAS = (wire.ChatDelta, wire.ChatReasoning)
+_CALLS = (wire.ToolCalling, wire.ToolSettled)
 _WRITTEN_AT_ONCE = frozenset(
     ("tool.call", "tool.result", "exec.approval_request", "approval.resolved", "chat.final", "chat.error")
 )
@@ -143,6 +144,7 @@ class RunLog:
     """
 
     __slots__ = (
+        "_calls",
         "_complete_text",
         "_entries",
         "_epoch",
@@ -190,6 +192,7 @@ class RunLog:
         self._undelivered: deque[tuple[LoggedEvent, wire.RunEvent]] = deque()
         self._writing = 0
         self._complete_text: list[str] = []
+        self._calls: set[tuple[str, str]] = set()
 
     def restore(self, events: Iterable[wire.RunEvent]) -> None:
         """Apply the events that earlier processes have written."""
@@ -198,6 +201,12 @@ class RunLog:
             self.with_kept_text(event)
             if type(event) is wire.ChatMessage:
                 self.messages.add(event.message.id)
+            elif isinstance(event, _CALLS):
+                self._calls.add((event.event, event.tool_call_id))
+
+    def is_repeated(self, event: wire.RunEvent) -> bool:
+        """Return whether the event repeats a call or a result of an earlier process, which a resumed run replays."""
+        return isinstance(event, _CALLS) and (event.event, event.tool_call_id) in self._calls
 
     def with_kept_text(self, event: wire.RunEvent) -> wire.RunEvent:
         """Return the next event; a reset gets the text of the complete messages before it."""

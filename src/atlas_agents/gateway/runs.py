@@ -377,7 +377,7 @@ class RunRegistry:
             self._emit(log, wire_event)
 
     def _emit(self, log: RunLog, event: wire.RunEvent) -> None:
-        if log.ended or log.handed_over:
+        if log.ended or log.handed_over or log.is_repeated(event):
             return
         if log.late_reset is not None and event.event in _AFTER_RESET:
             reset, log.late_reset = log.late_reset, None
