@@ -198,6 +198,22 @@ async def test_changed_or_removed_heads_are_reported(log: Log) -> None:
     assert "was missing when the database was opened" in str(await log.problem())
 
 
+async def test_rows_and_heads_that_were_both_put_back_are_reported_by_the_running_process(log: Log) -> None:
+    async with log.open(log.signer()) as store:
+        assert store.audit_signer is not None
+        await _add(store, 2)
+        await store.audit_signer.flush()
+        old = log.heads.read_bytes()
+        await _add(store, 2)
+        await store.audit_signer.flush()
+        log.heads.write_bytes(old)
+        log.execute("DELETE FROM audit WHERE seq > 2")
+        assert await store.verify_audit() == "rows 3 to 4 are missing: the log was truncated"
+        for _ in range(3):
+            await store.commit(TENANT, [AddAudit(b'{"call":"another"}')])
+        assert await store.verify_audit() == "row 4 is not the row of the signed head: the log was rewritten"
+
+
 async def test_heads_of_another_machine_are_not_expected(log: Log) -> None:
     await _fill(log, 3)
     log.heads.unlink()

@@ -199,6 +199,7 @@ class AuditSigner:
         self._publish = publish
         self._store: AuditReader | None = None
         self._heads: dict[str, AuditHead] = {}
+        self._written: dict[str, AuditHead] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._tasks = BackgroundTasks("audit heads", expected=(OSError, StoreError))
 
@@ -242,7 +243,7 @@ class AuditSigner:
 
     def reset(self, ends: dict[str, AuditHead], gap: str = "") -> None:
         """Replace the file: accept the given ends of the chains as they are."""
-        self._heads = {}
+        self._heads, self._written = {}, {}
         with lock_file(self.path):
             self._write(SignedHeads(ends, int(time.time() * 1000), gap))
 
@@ -264,23 +265,35 @@ class AuditSigner:
         if not self._heads or self._store is None:
             return
         noted, self._heads = self._heads, {}
-        signed = await run_in_thread(self.read)
-        kept = [tenant for tenant in noted if not await _is_in_log(self._store, tenant, signed.heads.get(tenant))]
-        for tenant in kept:
-            logger.error("audit log was truncated or rewritten: tenant=%s row=%d", tenant, signed.heads[tenant].seq)
         try:
-            content = await run_in_thread(self._merge, {each: noted[each] for each in noted if each not in kept})
-        except OSError as error:
+            known = self._with_written(await run_in_thread(self.read)).heads
+            found = {tenant: await _is_in_log(self._store, tenant, known.get(tenant)) for tenant in noted}
+            content = await run_in_thread(self._merge, {each: noted[each] for each in noted if found[each]})
+        except (OSError, StoreError) as error:
             self._heads = noted | self._heads
-            logger.error("cannot write the signed heads of the audit log: path=%s error=%s", self.path, error.strerror)
+            logger.error("cannot update the signed heads of the audit log: path=%s error=%s", self.path, error)
             return
+        for tenant in noted:
+            if found[tenant]:
+                self._written[tenant] = noted[tenant]
+            else:
+                logger.error("audit log was truncated or rewritten: tenant=%s row=%d", tenant, known[tenant].seq)
         if self._publish is not None:
             self._tasks.spawn(self._publish(content))
 
     async def current(self) -> SignedHeads:
         """Write the heads of which note was taken, then read the file."""
         await self.flush()
-        return await run_in_thread(self.read)
+        return self._with_written(await run_in_thread(self.read))
+
+    def _with_written(self, signed: SignedHeads) -> SignedHeads:
+        """Return the content of the file with the heads that this process wrote, in case an older file was put back."""
+        heads = signed.heads | {
+            tenant: head
+            for tenant, head in self._written.items()
+            if tenant not in signed.heads or signed.heads[tenant].seq < head.seq
+        }
+        return msgspec.structs.replace(signed, heads=heads)
 
     async def close(self) -> None:
         """Write what is left, and wait until it is published. Later rows are noted by the next process."""
