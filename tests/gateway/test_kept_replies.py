@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agui_client import kinds, open_page, text_of
 from gateway_client import Client, connect_client, serve_gateway
 
 from atlas_agents import Atlas, Tool
@@ -23,18 +24,20 @@ class CrashingStore(MemoryStore):
     def __init__(self, *, others_continue: bool = False) -> None:
         super().__init__()
         self._others_continue = others_continue
-        self.reached = asyncio.Event()
+        self.reached, self.proceed = asyncio.Event(), asyncio.Event()
         self.crashes_at: Callable[[Write], bool] = lambda write: False
 
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
         if any(map(self.crashes_at, writes)) or (self.reached.is_set() and not self._others_continue):
             self.reached.set()
-            await asyncio.Event().wait()
+            await self.proceed.wait()
         return await super().commit(tenant, writes)
 
-    def restart(self) -> None:
+    def restart(self, at: Callable[[Write], bool] = lambda write: False) -> None:
+        """Become the store of the next process, whose other commits continue."""
         self.reached.clear()
-        self.crashes_at = lambda write: False
+        self.proceed = asyncio.Event()
+        self.crashes_at, self._others_continue = at, True
 
 
 def is_end(write: Write) -> bool:
@@ -173,3 +176,34 @@ async def test_repeated_key_on_the_same_connection_repeats_no_event(full: bool, 
             assert await send(other) == run_id
             await other.until("chat.final")
             assert other.events(run_id) == once
+
+
+@pytest.mark.parametrize("at", [is_end, is_second_reply])
+async def test_agui_page_that_repeats_its_run_receives_the_whole_answer(
+    at: Callable[[Write], bool], tmp_path: Path
+) -> None:
+    store = CrashingStore()
+    store.crashes_at = at
+    replies = (says(FIRST) + calls("look", input="clock"), says(WORDS))
+    async with (
+        asyncio.timeout(TIMEOUT),
+        serve_gateway(tmp_path, make_atlas(store, *replies), grace=0.0) as gateway,
+        open_page(gateway) as page,
+    ):
+        await page.request("What time is it?")
+        await store.reached.wait()
+    store.restart(is_end)
+    async with (
+        asyncio.timeout(TIMEOUT),
+        serve_gateway(tmp_path, make_atlas(store, says(WORDS)), grace=0.0) as gateway,
+        open_page(gateway) as page,
+    ):
+        await store.reached.wait()  # the resumed turn has its reply, but no end
+        events: list[dict[str, Any]] = []
+        async for event in (await page.request("What time is it?")).events():
+            events.append(event)
+            if text_of(events) == FIRST + WORDS:
+                store.proceed.set()
+        assert text_of(events) == FIRST + WORDS
+        assert kinds(events).count("TOOL_CALL_START") == kinds(events).count("TOOL_CALL_RESULT") == 1
+        assert kinds(events)[-1] == "RUN_FINISHED"

@@ -329,8 +329,22 @@ class AgUiRun:
             async for events in self._replay_stored(accepted.run_id, ""):
                 yield events
             return
+        repeated: set[tuple[type[core.Event], str]] = set()
+        if accepted.status == "in_flight" and self._hub.runs.remote is None:
+            for message in await self._restored_messages(self._stream):
+                yield self._encoder.replay(message)
+                repeated |= {(core.ToolCalled, call.id) for call in message.tool_calls}
+                repeated |= {(core.ToolAnswered, result.call_id) for result in message.tool_results}
         async for event in self._stream:
-            yield self._encoder.convert(event)
+            if (type(event), getattr(event, "call_id", "")) not in repeated:
+                yield self._encoder.convert(event)
+
+    async def _restored_messages(self, stream: AtlasStream) -> list[Message]:
+        """Return the replies and results of a turn that an earlier process stored; its stream does not emit them."""
+        await stream.begun()
+        rows = await self._hub.store.messages(self._hub.atlas.tenant, self._session)
+        found = [each.message for each in rows if each.id in stream.restored_messages]
+        return [message for message in found if message.role != "user"]
 
     async def _resume_turn(self) -> AsyncGenerator[list[agui.AgUiEvent], None]:
         """Yield what follows the answer. The turn continues on its own, so it may have ended, here or elsewhere."""
