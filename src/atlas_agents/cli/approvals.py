@@ -180,8 +180,8 @@ def _page(lines: Sequence[str]) -> bool:
         print("\n".join(pieces[start : start + size]), flush=True)
         left = len(pieces) - start - size
         if left > 0:
+            termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)  # keys that were typed before the question
             print(f"-- {left:,} more lines: Enter continues, q stops -- ", end="", file=sys.stderr, flush=True)
-            termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)  # keys that were typed before
             if (answer := sys.stdin.readline()) == "" or answer.strip().lower() in ("q", "quit"):
                 return False
     termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
