@@ -254,3 +254,11 @@ def test_table_shows_control_characters(home: Home) -> None:
     home.run("sessions", "rename", "x", "good\x1b[2K\u202elive")
     listed = home.run("sessions", "list").stdout
     assert "\x1b" not in listed and "\u202e" not in listed
+
+
+def test_exported_session_escapes_control_characters(home: Home) -> None:
+    text = "see \x9b31m \x7f \u202etxt"
+    home.run("ask", text, "-s", "x")
+    exported = home.run("sessions", "export", "x").stdout
+    assert not {"\x9b", "\x7f", "\u202e"} & set(exported)
+    assert text in [part["text"] for line in exported.splitlines() for part in json.loads(line).get("parts", ())]

@@ -133,7 +133,12 @@ def print_json(value: Any) -> None:
 
     encoded = msgspec.json.encode(value, enc_hook=str)
     text = (msgspec.json.format(encoded) if sys.stdout.isatty() else encoded).decode()
-    print(text.translate(_JSON_ESCAPES))
+    print(escape_json(text))
+
+
+def escape_json(text: str) -> str:
+    """Escape the control characters that JSON may contain as they are; the value stays the same."""
+    return text.translate(_JSON_ESCAPES)
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], if_empty: str) -> None:

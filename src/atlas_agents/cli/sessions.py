@@ -95,7 +95,7 @@ async def export(key: Key) -> None:
         while after is not None:
             found = await gateway.client.call("sessions.export", session_key=full_key, after=after)
             for line in found["lines"]:
-                sys.stdout.buffer.write(line.encode() + b"\n")
+                sys.stdout.buffer.write(output.escape_json(line).encode() + b"\n")
             after = found.get("next")
 
 
