@@ -40,8 +40,8 @@ crash: $(READY) ## Run more than 20,000 crash cases; limit them with CRASH="--mi
 fuzz: $(READY) ## Fuzz every reader for ten minutes; limit it with FUZZ="sse react --minutes 2"
 	$(BIN)/python tests/fuzzing/fuzz.py $(FUZZ)
 
-attacks: page browser sandbox ## Make every known attack and record the results for docs/design/attacks.md
-	$(BIN)/python tests/attack_page.py --run
+attacks: page browser sandbox ## Make every known attack and record the results; ROWS="16.1-mptcp" for some
+	$(BIN)/python tests/attack_page.py --run $(ROWS)
 
 audit: $(READY) ## Check the locked packages for known vulnerabilities; says so if no database can be reached
 	$(UV) venv --quiet --allow-existing --python $(BIN)/python .tools/audit

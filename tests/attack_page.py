@@ -2,6 +2,7 @@
 
 `make attacks` runs the test of every row and records the results in tests/attack_results.json. A test whose parameters
 name `root` or `unprivileged` counts for that user, any other for the user who runs it; results of the other are kept.
+`make attacks ROWS="16.1-mptcp"` runs only some rows.
 """
 
 import ast
@@ -13,6 +14,7 @@ import sys
 import tempfile
 import tomllib
 from collections import defaultdict
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -90,9 +92,9 @@ def _summary(results: dict[str, dict[str, dict[str, str]]]) -> str:
     return " ".join(sentences)
 
 
-def run_rows() -> None:
-    """Run the tests of all rows and record the results of the current user."""
-    rows = read_rows()
+def run_rows(ids: Sequence[str]) -> None:
+    """Run the tests of all rows, or of those with these ids, and record the results."""
+    rows = [row for row in read_rows() if not ids or row.id in ids]
     with tempfile.NamedTemporaryFile(suffix=".xml") as report:
         tests = sorted({row.test for row in rows if has_test(row)})
         command = [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "worksteal", f"--junitxml={report.name}"]
@@ -103,7 +105,7 @@ def run_rows() -> None:
     for user in USERS:
         before = recorded.get(user, {})
         found = {row.id: _row_states(row, _cases_of(user, current, states[row.test])) for row in rows}
-        recorded[user] = {id: new if new else before.get(id, {}) for id, new in found.items()}
+        recorded[user] = {row.id: found.get(row.id) or before.get(row.id, {}) for row in read_rows()}
     RESULTS.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -139,5 +141,5 @@ def _row_states(row: Row, cases: list[tuple[str, str]]) -> dict[str, str]:
 
 if __name__ == "__main__":
     if "--run" in sys.argv:
-        run_rows()
+        run_rows(sys.argv[sys.argv.index("--run") + 1 :])
     PAGE.write_text(filled(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
