@@ -16,7 +16,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from contextlib import closing
+from collections.abc import Generator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -76,26 +77,35 @@ def random_case(seed: int) -> KillCase:
 
 async def run_case(case: KillCase, home: Path, result: Result) -> None:
     """Run a case and add what happened to the result."""
-    port = free_port()
+    with held_port() as port:
+        found = await _run_clients(case, home, port, result)
+    result.cases += 1
+    if found:
+        lines = [_PROBLEM + line for line in found]
+        result.bad.append("\n".join([f"CASE {msgspec.json.encode(case).decode()} in {home}", *lines]))
+
+
+async def _run_clients(case: KillCase, home: Path, port: int, result: Result) -> list[str]:
+    """Run the clients and the processes of a case, and return what went wrong."""
     clients = [ReconnectingClient(profile, profile, home, port) for profile in _PROFILES]
     talks = [asyncio.create_task(_talk(client, case, home)) for client in clients]
+    found: list[str] = []
     for number, kill_at in enumerate((*case.kill_at, 0)):
-        if await _run_process(case, number, kill_at, (home, port), talks, result):
+        code = await _run_process(case, number, kill_at, (home, port), talks, result)
+        if code != -signal.SIGKILL:
+            found += [f"ended gateway: {(home / 'log').read_text()[-2000:]}"] if code is not None else []
             break
     silent = [client for client, talk in zip(clients, talks, strict=True) if not talk.done()]
     for talk in talks:
         talk.cancel()
-    found = [f"{'stuck session' if client.answers else 'silent client'}: {client.profile}" for client in silent]
+    found += [f"{'stuck session' if client.answers else 'silent client'}: {client.profile}" for client in silent]
     for client, answer in zip(clients, await asyncio.gather(*talks, return_exceptions=True), strict=True):
         if isinstance(answer, list):
             found += [f"{line} ({client.profile})" for line in answer]
         elif not isinstance(answer, asyncio.CancelledError):
             found.append(f"failed client: {answer!r} ({client.profile})")
-    result.cases += 1
     result.reconnects += sum(client.reconnects for client in clients)
-    if found:
-        lines = [_PROBLEM + line for line in found]
-        result.bad.append("\n".join([f"CASE {msgspec.json.encode(case).decode()} in {home}", *lines]))
+    return found
 
 
 async def _run_process(
@@ -105,8 +115,8 @@ async def _run_process(
     place: tuple[Path, int],
     talks: list[asyncio.Task[list[str]]],
     result: Result,
-) -> bool:
-    """Run a gateway process until it is killed; return True if all clients had their answers before that."""
+) -> int | None:
+    """Run a gateway process and return its exit code; None if all clients had their answers before it ended."""
     home, port = place
     command = (str(HERE / "kill_process.py"), str(home), str(port), case.script, str(kill_at), str(case.seed + number))
     with (home / "log").open("a") as log:
@@ -115,16 +125,15 @@ async def _run_process(
     ended, talking = asyncio.create_task(process.wait()), asyncio.create_task(asyncio.wait(talks))
     timeout = SILENT_AFTER if kill_at == 0 else None
     await asyncio.wait((ended, talking), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-    killed = ended.done()
-    if not killed:
-        process.send_signal(signal.SIGKILL)
-    elif await ended != -signal.SIGKILL:
-        raise AssertionError(f"the gateway ended by itself: {(home / 'log').read_text()[-2000:]}")
-    await ended
+    answered = not ended.done()
+    process.send_signal(signal.SIGKILL)
+    code = await ended
     talking.cancel()
-    result.kills += killed
-    result.kills_during_start += killed and b"ready" not in await process.stdout.read()
-    return not killed
+    if answered:
+        return None
+    result.kills += 1
+    result.kills_during_start += b"ready" not in await process.stdout.read()
+    return code
 
 
 async def _talk(client: ReconnectingClient, case: KillCase, home: Path) -> list[str]:
@@ -143,10 +152,18 @@ def _stored(home: Path, run_id: str) -> list[str]:
     return [id for (id,) in rows]
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+@contextmanager
+def held_port() -> Generator[int]:
+    """Yield a port of both loopback addresses that no other process is given, also while no gateway listens on it."""
+    with socket.socket() as holder, socket.socket(socket.AF_INET6) as holder_v6:
+        for each in (holder, holder_v6):
+            each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder_v6.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        holder.bind(("127.0.0.1", 0))
+        port: int = holder.getsockname()[1]
+        with suppress(OSError):  # without IPv6 there is nothing to hold
+            holder_v6.bind(("::1", port))
+        yield port
 
 
 async def run_cases(seeds: range, kills: int, concurrency: int, until: float = float("inf")) -> Result:
