@@ -124,8 +124,8 @@ def _describe_variables(written: Mapping[str, EnvironmentValue]) -> Iterator[str
         where = f"({found.where})"
         if name.endswith("_BASE_URL"):
             key = f"{name.removesuffix('_BASE_URL')}_API_KEY"
-            also = f", with your key {key}," if outside.secret(key) else ""
-            yield f"send model requests{also} to {found.value} {where}"
+            condition = "" if outside.secret(key) else " if you set one"
+            yield f"send model requests, with your key {key}{condition}, to {found.value} {where}"
         elif name.endswith("_FILE") and is_relevant(name):
             yield f"read {name.removesuffix('_FILE')} from the file {found.value} {where}"
         elif is_relevant(name) and not name.startswith("ATLAS_"):
