@@ -198,6 +198,7 @@ SECRET_NAMES = [
     *("apikey", "X-API-Key", "private_key", "privateKey", "secretKey", "authorization", "Authorization", "auth"),
     *("proxy-authorization", "cookie", "Set-Cookie", "cookies", "credential", "credentials", "creds", "conn", "dsn"),
     *("jwt", "otp", "bearer", "connection_string", "DATABASE_URL", "AWS_SECRET_ACCESS_KEY", "githubToken"),
+    *("api-keys", "seed_phrase", "recoveryCodes", "mfa_code", "client_assertion", "storageAccountKey"),
 ]
 
 

@@ -81,7 +81,8 @@ def _classify_name(name: str) -> NameClass:
         return "harmless"
     if words[-1] in rules.DESCRIBING_WORDS:
         return "unclear"
-    return "secret" if is_secret or ("key" in words and not rules.KEY_WORDS.isdisjoint(words)) else "unclear"
+    names_key = ("key" in words or "keys" in words) and not rules.KEY_WORDS.isdisjoint(words)
+    return "secret" if is_secret or names_key else "unclear"
 
 
 _KEYS = frozenset(("key", "keys", "tokens"))

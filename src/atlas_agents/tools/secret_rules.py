@@ -246,7 +246,7 @@ looks random."""
 SECRET_WORDS = _words(
     """
     password passwords passwd passphrase passcode pass pwd pw secret secrets token apikey apikeys auth authorization
-    authentication cookie cookies credential credentials creds cred conn dsn jwt otp bearer privatekey
+    authentication cookie cookies credential credentials creds cred conn dsn jwt otp totp mnemonic bearer privatekey
     """
 )
 """A name with one of these words holds a secret."""
@@ -255,15 +255,17 @@ KEY_WORDS = _words(
     """
     api access private secret encryption decryption encrypt decrypt signing signature sign master auth authentication
     ssh gpg pgp rsa aes hmac ssl tls license service account deploy client consumer app application bot admin root
-    shared wallet webhook subscription storage server x host user bearer jwt db database openai anthropic google
-    gemini azure aws gcp github gitlab slack stripe twilio sendgrid mailgun telegram discord groq mistral cohere
-    openrouter huggingface
+    shared wallet webhook subscription storage server bearer jwt openai anthropic google gemini azure aws gcp github
+    gitlab slack stripe twilio sendgrid mailgun telegram discord groq mistral cohere openrouter huggingface
     """
 )
 """Words that make `key` a secret: `api_key`, `OPENAI_KEY`. Another `key` is redacted if its value looks random."""
 
 SECRET_ENDINGS = ("password", "passwd", "passphrase", "secret", "token", "apikey", "accesskey", "privatekey", "connstr")
-SECRET_PHRASES = ("connectionstring", "databaseurl", "sessionid")
+SECRET_PHRASES = (
+    *("connectionstring", "databaseurl", "sessionid", "clientassertion", "seedphrase", "recoverycode", "mfacode"),
+    *("twofactorcode", "verificationcode"),
+)
 
 COMMON_VALUES = _words(
     """
