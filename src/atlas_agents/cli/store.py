@@ -44,8 +44,8 @@ async def check(
     from contextlib import nullcontext
 
     from atlas_agents.app.home_lock import lock_home
+    from atlas_agents.app.store_check import find_unreadable, isolate
     from atlas_agents.config.open import open_home
-    from atlas_agents.storage.check import find_unreadable, isolate
 
     settings = load_settings()
     saved = settings.home / f"unreadable-{time.strftime('%Y%m%dT%H%M%S')}.jsonl"
@@ -228,7 +228,7 @@ async def _end_jobs(store: "Store") -> int:
 
 async def _end_runs(store: "Store") -> int:
     """End the runs under a new owner epoch, so that their former owner can no longer write."""
-    from atlas_agents.storage.check import end_run
+    from atlas_agents.app.store_check import end_run
 
     rows = await store.orphaned_runs()
     for row in rows:
