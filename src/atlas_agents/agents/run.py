@@ -368,9 +368,11 @@ class Run:
         try:
             await journal.wait_in_quarantine()
         except asyncio.CancelledError:
-            if not journal.detached:  # claim the run, so that its end can be recorded
-                await finish_despite_cancel(journal.begin(self.conversation))
-            raise
+            caller = asyncio.current_task()
+            if journal.detached or caller is None:
+                raise
+            caller.uncancel()  # cancelled again once the run is claimed and its calls have results
+            caller.cancel()
 
     async def end(self, status: RunStatus, failure: Exception | None = None) -> None:
         """Record how the turn ended, before any event reports it."""
