@@ -25,6 +25,7 @@ def trust(
     path: Annotated[str | None, typer.Argument(metavar="PATH", help="The folder. Default: the working folder.")] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List the trusted folders and the pending changes.")] = False,
     revoke: Annotated[bool, typer.Option("--revoke", help="Stop trusting the folder.")] = False,
+    changes: Annotated[bool, typer.Option("--changes", help="Review only the changes that agents made.")] = False,
     yes: YesFlag = False,
     as_json: JsonFlag = False,
 ) -> int:
@@ -34,7 +35,7 @@ def trust(
     command shows what the folder sets and asks. It asks again when one of its files has changed.
 
     Then it shows each prompt, skill, policy or settings file that an agent changed. The old version stays in use until
-    you agree to the change.
+    you agree to the change. With --yes, this needs --changes.
     """
     folder = Path(path).expanduser().absolute() if path else Path.cwd()
     records = Trust.of(Environment(dotenv=None))
@@ -46,9 +47,12 @@ def trust(
     if revoke:
         print(f"{'no longer trusted' if records.revoke(folder) else 'was not trusted'}: {folder}", file=sys.stderr)
         return 0
-    agreed = _review_folder(folder, records, yes=yes)
+    agreed = changes or _review_folder(folder, records, yes=yes)
     for change in records.pending():
-        agreed = _review_change(change, records, yes=yes) and agreed
+        if yes and not changes:  # it was given for the folder
+            print_error(f"{change.summary}; to review it, run: atlas trust --changes")
+        else:
+            agreed = _review_change(change, records, yes=yes) and agreed
     return 0 if agreed else 1
 
 
