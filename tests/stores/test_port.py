@@ -104,6 +104,14 @@ async def test_messages_after_a_number_are_deleted_unless_a_run_is_open(store: S
         await store.commit(TENANT, [DropMessages("s", 0)])
 
 
+async def test_ended_runs_of_a_session_are_listed_without_their_requests(store: Store) -> None:
+    accepted = [AcceptRun(f"r{n}", "s", "a", request=b'{"n":%d}' % n) for n in range(3)]
+    await store.commit(TENANT, [PutSession("s"), *accepted, ClaimRun("r0"), SetRun("r0", 1, "done")])
+    assert [run.request for run in await store.runs(TENANT, "s")] == [b"", b'{"n":1}', b'{"n":2}']
+    run = await store.run(TENANT, "r0")
+    assert run is not None and run.request == b'{"n":0}'
+
+
 async def test_sessions_of_a_prefix_are_listed_and_counted(store: Store) -> None:
     for key in ("@ana/1", "@ana/2", "@ana", "@ana0", "@an/1", "@anab/1", "x", "@ANA/1", "@ana/é"):
         await store.commit(TENANT, [PutSession(key), AddMessage(key, "m", b"12345")])

@@ -709,7 +709,7 @@ class Store(Protocol):
     async def run(self, tenant: str, run_id: str) -> RunRow | None: ...
 
     async def runs(self, tenant: str, session: str, *, open_only: bool = False) -> list[RunRow]:
-        """Return the runs of a session, in the order of acceptance."""
+        """Return the runs of a session, in the order of acceptance; those that have ended without their requests."""
         ...
 
     async def open_runs(self) -> list[RunRow]:

@@ -105,7 +105,10 @@ STOP_RUN = f"""
 UPDATE runs SET stop = TRUE, ended_at = CASE WHEN status = 'queued' THEN :now END,
     status = CASE WHEN status = 'queued' THEN 'cancelled' ELSE status END
 WHERE tenant = :tenant AND id = :run_id AND {_OPEN} RETURNING {t.RUNS.columns}"""
-RUNS = f"SELECT {t.RUNS.columns} FROM runs WHERE tenant = :tenant AND session = :session ORDER BY place"
+_OPEN_REQUEST = f"substr(request, 1, CASE WHEN {_OPEN} THEN length(request) ELSE 0 END)"
+RUNS = f"""
+SELECT {t.RUNS.select(request=_OPEN_REQUEST)} FROM runs WHERE tenant = :tenant AND session = :session
+ORDER BY place"""
 OPEN_RUNS_OF = f"""
 SELECT {t.RUNS.columns} FROM runs WHERE tenant = :tenant AND session = :session AND {_OPEN} ORDER BY place"""
 OPEN_RUNS = f"SELECT {t.RUNS.columns} FROM runs WHERE {_OPEN} ORDER BY tenant, session, place"
