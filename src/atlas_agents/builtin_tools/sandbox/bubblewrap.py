@@ -4,7 +4,6 @@ import asyncio
 import os
 import re
 import shutil
-import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -54,7 +53,7 @@ class Bubblewrap(process.Sandbox):
             if as_root:  # as an argument, the source would fill the list of processes in the sandbox
                 (fd,) = launch.contents
                 read = f"import os; source = os.read({fd}, 1 << 20); os.close({fd}); exec(source)"
-                inner = [sys.executable, "-I", "-S", "-c", read]
+                inner = [process.PYTHON, "-I", "-S", "-c", read]
             else:
                 inner = [self._prlimit, *(f"--{name}={limit}" for name, limit in rlimits.items()), "--"]
                 for option, fd in zip(("--args", "--seccomp"), launch.contents, strict=False):
@@ -174,7 +173,7 @@ def _mounts(command: SandboxCommand, as_root: bool) -> list[str]:
     options += ["--size", _TMP_SIZE, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]  # noqa: S108
     options += ["--size", _TMP_SIZE, "--tmpfs", "/tmp"]  # noqa: S108
     programs = {*command.programs, *(process.python_folders() if as_root else ())}
-    binds = [("--ro-bind", path) for path in programs if path.exists() and not path.is_relative_to("/usr")]
+    binds = [("--ro-bind", path) for path in programs if path.exists()]
     if command.writable is not None:
         binds.append(("--bind", command.writable))
     for option, path in sorted(binds, key=lambda bind: (len(bind[1].parts), bind[0])):

@@ -14,16 +14,9 @@ from pathlib import Path
 
 import msgspec
 
-from atlas_agents.builtin_tools.sandbox import seccomp
+from atlas_agents.builtin_tools.sandbox import process, seccomp
 from atlas_agents.builtin_tools.sandbox.base import ETC, PATH, ProcessIO, ProcessResult, SandboxCommand
 from atlas_agents.builtin_tools.sandbox.bubblewrap import resolve_protected
-from atlas_agents.builtin_tools.sandbox.process import (
-    Sandbox,
-    SandboxProcess,
-    check_confined,
-    inside_source,
-    python_folders,
-)
 from atlas_agents.core.errors import SandboxUnavailable
 
 _LAUNCHER = Path(__file__).with_name("landlock_launcher.py")
@@ -34,7 +27,7 @@ _READABLE = (
 REMEDY = "run: pip install 'atlas-agents[sandbox]' (requires Linux 6.12 or newer)"
 
 
-class Landlock(Sandbox):
+class Landlock(process.Sandbox):
     """Runs commands under Landlock rules: file access by path, no network, no signals to other processes."""
 
     name = "landlock"
@@ -43,27 +36,27 @@ class Landlock(Sandbox):
         "whether a file exists elsewhere; its size, owner, mode and times; where a link points; which processes run"
     )
 
-    async def start(self, command: SandboxCommand, io: ProcessIO) -> SandboxProcess:
+    async def start(self, command: SandboxCommand, io: ProcessIO) -> process.SandboxProcess:
         if command.network:
             raise SandboxUnavailable("Landlock cannot allow network access", "install bubblewrap, or disable network")
         package = find_spec("sandlock")
         if package is None or package.origin is None:
             raise SandboxUnavailable("sandlock is not installed", REMEDY)
-        process = _LandlockProcess(command, io)
+        started = _LandlockProcess(command, io)
         request = msgspec.json.encode(_launch_request(command, Path(package.origin).parent.parent)).decode()
         argv = [sys.executable, "-I", "-S", str(_LAUNCHER), request]
-        await process.open(argv, env={"PATH": PATH, "LANG": "C.UTF-8"}, cwd=str(command.cwd))
-        return process
+        await started.open(argv, env={"PATH": PATH, "LANG": "C.UTF-8"}, cwd=str(command.cwd))
+        return started
 
 
-class _LandlockProcess(SandboxProcess):
+class _LandlockProcess(process.SandboxProcess):
     """The launcher process, which reports whether it could confine the command."""
 
     reaps_children = True
 
     async def wait(self) -> ProcessResult:
         result = await super().wait()
-        check_confined(result, "Landlock", REMEDY)
+        process.check_confined(result, "Landlock", REMEDY)
         return result
 
 
@@ -81,11 +74,11 @@ def _launch_request(command: SandboxCommand, library: Path) -> dict[str, object]
         "RLIMIT_CORE": 0,
     }
     env = {"PATH": PATH, "HOME": str(command.writable or "/"), "LANG": "C.UTF-8", **tmp, **command.env}
-    programs = map(str, (*command.programs, *python_folders()))
+    programs = map(str, (*command.programs, *process.python_folders()))
     denied = [str(path) for path in resolve_protected(command, (*command.read_only, *command.masked))]
     return {
         "library": str(library),
-        "argv": [sys.executable, "-I", "-S", "-c", inside_source(filter_program, rlimits, env), *command.argv],
+        "argv": [process.PYTHON, "-I", "-S", "-c", process.inside_source(filter_program, rlimits, env), *command.argv],
         "cwd": str(command.cwd),
         "readable": [path for path in (*_READABLE, *programs) if Path(path).exists()],
         "writable": [*([str(command.writable)] if command.writable else []), "/dev/null"],

@@ -536,9 +536,13 @@ def inside_source(
     return f"{_INSIDE_SOURCE}\nmain({arguments})\n"
 
 
+PYTHON = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+"""The Python that runs `inside_source`: not that of a virtual environment, which may be in a writable folder."""
+
+
 def python_folders() -> list[Path]:
-    """Return the folders of the Python that runs `inside_source`."""
-    return sorted({Path(sys.prefix), Path(sys.base_prefix), Path(sys.executable).resolve().parent})
+    """Return the folders that PYTHON needs."""
+    return sorted({Path(sys.base_prefix), Path(PYTHON).parent})
 
 
 def check_confined(result: base.ProcessResult, name: str, remedy: str) -> None:
