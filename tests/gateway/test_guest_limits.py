@@ -217,6 +217,22 @@ async def test_quotas_of_a_user_limit_sessions_messages_and_bytes(tmp_path: Path
         assert code == 429 and "insufficient_quota" in answer and "at most 20,000 bytes" in answer
 
 
+async def test_user_can_have_a_limited_number_of_schedules(tmp_path: Path) -> None:
+    write_tokens(tmp_path)
+    async with (
+        serve_gateway(tmp_path, stored_atlas()) as gateway,
+        connect_client(gateway, GUEST) as guest,
+        connect_client(gateway) as owner,
+    ):
+        for number in range(100):
+            await guest.get("schedules.add", name=f"s{number}", cron="0 0 1 1 *", task="Rest.")
+        error = (await guest.request("schedules.add", name="one-more", cron="0 0 1 1 *", task="Rest."))["error"]
+        assert error["data"]["kind"] == "LIMIT_EXCEEDED" and "at most 100 schedules" in error["message"]
+        await guest.get("schedules.remove", name="s0")
+        await guest.get("schedules.add", name="one-more", cron="0 0 1 1 *", task="Rest.")
+        await owner.get("schedules.add", name="mine", cron="0 0 1 1 *", task="Rest.")
+
+
 async def test_uploads_take_little_memory_and_are_limited_per_user(tmp_path: Path) -> None:
     write_tokens(tmp_path)
     async with serve_gateway(tmp_path, stored_atlas()) as gateway:

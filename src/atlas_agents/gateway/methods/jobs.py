@@ -16,6 +16,8 @@ from atlas_agents.gateway.protocol.frames import ProtocolError, not_found
 from atlas_agents.gateway.protocol.types import Ack, NoParams
 
 _PAGE = 200
+_MAX_SCHEDULES = 100
+"""Schedules of each user who has sessions of their own."""
 
 
 def add_methods(methods: Methods) -> None:
@@ -121,6 +123,12 @@ def follow_jobs(hub: Hub) -> None:
 
 async def add_schedule(caller: ClientConnection, params: wire.SchedulesAdd) -> wire.ScheduleResult:
     agent = await caller.hub.resolve_agent("", params.agent_id)
+    if caller.grant.prefix:
+        own = [each for each in await caller.hub.atlas.jobs.schedules.list() if each.prefix == caller.grant.prefix]
+        if len(own) >= _MAX_SCHEDULES:
+            raise ProtocolError(
+                "LIMIT_EXCEEDED", f"a user can have at most {_MAX_SCHEDULES} schedules; remove one first"
+            )
     schedule = Schedule(
         params.name,
         params.cron.strip(),
