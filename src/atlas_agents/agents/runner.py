@@ -377,10 +377,10 @@ class TurnRunner:
 
     async def stop(self, grace: float) -> None:
         """Wait up to `grace` seconds for running turns, then stop the others, which resume in another process."""
-        await self._unrecorded.close()
         if grace:
             await self._tasks.wait(grace)
         self._stopping = True
+        await self._unrecorded.close()
         for run in self._runs:
             if run.journal is not None:
                 run.journal.detach()
