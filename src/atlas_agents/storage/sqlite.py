@@ -7,6 +7,7 @@ Lease: a process that runs turns holds a lock on a file next to the database, so
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import sqlite3
@@ -20,7 +21,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 import msgspec
 
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
-from atlas_agents.core.errors import StoreError, StoreInUse
+from atlas_agents.core.errors import StoreError, StoreFull, StoreInUse
 from atlas_agents.core.store import AcceptRun, ClaimJob, ClaimRun, Hit, RunRow, Where, Write
 from atlas_agents.storage.batch_thread import BatchThread, QueuedRequest
 from atlas_agents.storage.hash_chain import AuditSigner
@@ -388,7 +389,8 @@ class _Lease:
                 owner = self._database.stat()
                 os.fchown(descriptor, owner.st_uid, owner.st_gid)
         except OSError as error:
-            raise StoreError(f"cannot open {self._path}: {error.strerror}") from error
+            kind = StoreFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
+            raise kind(f"cannot open {self._path}: {error.strerror}") from error
         return descriptor
 
     def _add_owner(self, descriptor: int, *, first: bool) -> None:
