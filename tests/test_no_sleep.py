@@ -10,6 +10,8 @@ PROCESS_LEVEL = (
     "durable/crash/",
     "foreign/",
     "gateway/gateway_process.py",
+    "gateway/kill_process.py",
+    "gateway/reconnecting_client.py",
     "gateway/test_gateway_restarts.py",
     "gateway/test_many_sockets.py",
     "local/",

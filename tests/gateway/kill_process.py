@@ -80,9 +80,9 @@ class ScriptModel(Scripted):
 def _reply(text: str) -> Reply:
     """Build a reply from its text; a text that ends with `!name` or `?name` calls the tool `note` or `ask`."""
     for mark, tool in (("!", "note"), ("?", "ask")):
-        said, found, name = text.partition(mark)
+        before, found, name = text.partition(mark)
         if found:
-            return says(said) + calls(tool, input=name) if said else calls(tool, input=name)
+            return says(before) + calls(tool, input=name) if before else calls(tool, input=name)
     return says(text)
 
 
