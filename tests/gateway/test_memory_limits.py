@@ -27,10 +27,10 @@ async def send_and_wait(process: Process, session: str) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", ["", "500"])
 async def test_six_huge_answers_at_once_are_stopped_and_their_memory_is_given_back(tmp_path: Path, limit: str) -> None:
-    async with run_gateway(tmp_path, *["*27000"] * 6, pause=0.0, environment={"MEMORY": limit or "0"}) as process:
+    async with run_gateway(tmp_path, *["*27000"] * 24, pause=0.0, environment={"MEMORY": limit or "0"}) as process:
         before = process.memory()
         ended = await asyncio.gather(*[send_and_wait(process, f"s{n}") for n in range(6)])
-        assert {each["message"] for each in ended} == {"the answer exceeds 4 million characters; it was stopped"}
+        assert all("the answer exceeds 4 million characters" in each["message"] for each in ended)
         await wait_until(lambda: process.memory() < before + 64 * MB)
         assert not process.ended
 

@@ -24,8 +24,6 @@ from atlas_agents.tools.journal import Journal
 TurnFunction: TypeAlias = Callable[[Run], Awaitable[Message]]
 """How the rounds of a turn are organised: plain rounds, a plan, a chain of agents, or a single tool call."""
 _NO_HANDOFFS = HandoffPlan()
-MAX_ANSWER = 4 << 20
-"""Characters of text and thinking in one answer, about a million tokens. A longer one is stopped."""
 _SIZE_CHECK_INTERVAL = 64 << 10
 _MEMORY_RESERVE = 48 << 20
 
@@ -226,10 +224,7 @@ async def _stream_reply(run: Run, request: base.Request) -> Message:
 
 
 def _check_size(size: int, draft: MessageDraft) -> int:
-    """Check that an answer is not too long, and that there is memory left to store it; otherwise drop what there is."""
-    if size > MAX_ANSWER:
-        draft.clear()
-        raise ProviderError(f"the answer exceeds {MAX_ANSWER >> 20} million characters; it was stopped", "protocol")
+    """Check that there is memory left to store an answer of this size; otherwise drop what there is of it."""
     if size > _SIZE_CHECK_INTERVAL:
         try:
             _check_memory()

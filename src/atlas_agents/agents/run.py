@@ -125,19 +125,22 @@ def decode_options(row: RunRow) -> TurnOptions:
 class MessageDraft:
     """A model's message while it is streamed: chunks are collected into parts. `text_chunks` is not a part yet."""
 
-    __slots__ = ("_parts", "text_chunks")
+    __slots__ = ("_parts", "_thinking_chunks", "text_chunks")
 
     def __init__(self) -> None:
         self._parts: list[Part] = []
+        self._thinking_chunks: list[str] = []
+        """The current thinking part; it precedes `text_chunks`."""
         self.text_chunks: list[str] = []
 
     def add_thinking(self, text: str, signature: str) -> None:
-        """Extend the current thinking part, or start one."""
-        last = self._parts[-1] if self._parts and not self.text_chunks else None
-        if isinstance(last, Thinking) and not last.signature:
-            self._parts[-1] = Thinking(last.text + text, signature)
-        else:
-            self.add_part(Thinking(text, signature))
+        """Extend the current thinking part, or start one. A signature ends it."""
+        if self.text_chunks:
+            self._flush_text()
+        self._thinking_chunks.append(text)
+        if signature:
+            self._parts.append(Thinking("".join(self._thinking_chunks), signature))
+            self._thinking_chunks.clear()
 
     def add_part(self, part: Thinking | ToolCall | Opaque) -> None:
         """Append a part, after the text that precedes it."""
@@ -146,6 +149,7 @@ class MessageDraft:
 
     def clear(self) -> None:
         self._parts.clear()
+        self._thinking_chunks.clear()
         self.text_chunks.clear()
 
     def parts(self) -> tuple[Part, ...]:
@@ -162,6 +166,9 @@ class MessageDraft:
         return "".join([part.text for part in self._parts if isinstance(part, Text)]) + "".join(self.text_chunks)
 
     def _flush_text(self) -> None:
+        if self._thinking_chunks:
+            self._parts.append(Thinking("".join(self._thinking_chunks)))
+            self._thinking_chunks.clear()
         if self.text_chunks:
             self._parts.append(Text("".join(self.text_chunks)))
             self.text_chunks.clear()

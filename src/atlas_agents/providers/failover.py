@@ -17,6 +17,8 @@ from atlas_agents.core.http import backoff
 from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Provider, Request, ResetChunk
 
 _PERMANENT_KINDS = frozenset(("auth", "quota"))
+MAX_ANSWER = 4 << 20
+"""Characters of text and thinking in one answer, about a million tokens."""
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -152,6 +154,7 @@ class TurnProvider:
         if route.model:
             request = msgspec.structs.replace(request, model=route.model)
         streamed = done = False
+        size = 0
         try:
             async with aclosing(route.provider.stream(request)) as chunks:
                 async for chunk in chunks:
@@ -159,6 +162,8 @@ class TurnProvider:
                         if others and chunk.stop_reason == "refusal" and self._pool.policy.on_refusal == "failover":
                             raise _ModelRefused("the model refused to answer", "quota")
                         done = True
+                    elif (size := size + len(getattr(chunk, "text", ""))) > MAX_ANSWER:
+                        raise ProviderError(f"the answer exceeds {MAX_ANSWER >> 20} million characters", "protocol")
                     streamed = True
                     yield chunk
             if not done:
