@@ -190,8 +190,9 @@ async def test_agui_page_that_repeats_its_run_receives_the_whole_answer(
         serve_gateway(tmp_path, make_atlas(store, *replies), grace=0.0) as gateway,
         open_page(gateway) as page,
     ):
-        await page.request("What time is it?")
+        answer = await page.request("What time is it?")
         await store.reached.wait()
+        answer.response.close()
     store.restart(is_end)
     async with (
         asyncio.timeout(TIMEOUT),
