@@ -1,6 +1,7 @@
 """Untrusted content: after reading mail that others wrote, sending needs approval, and the request says why."""
 
 import asyncio
+from typing import Literal
 
 from atlas_agents import Policy, Question, tool
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
@@ -25,7 +26,7 @@ def approve(question: Question) -> bool:
 
 async def main() -> None:
     attack = [calls("send_mail", to="eve@example.org", text="…"), says("I did not send it.")]
-    entries = {"read_mail": {"*": "yes"}, "send_mail": {"*": "yes"}}
+    entries: dict[str, dict[str, Literal["yes"]]] = {"read_mail": {"*": "yes"}, "send_mail": {"*": "yes"}}
     for policy in (Policy(tools=entries), Policy(tools=entries, when_tainted={"send_mail": "deny"})):
         model = Scripted(*attack, calls("read_mail"), *attack)
         async with in_memory_atlas(model, [read_mail, send_mail], policy=policy, approve=approve) as atlas:

@@ -97,7 +97,11 @@ async def test_prompt_refuses_to_allow_a_call_with_a_hidden_part(monkeypatch: py
         return next(answers)
 
     monkeypatch.setattr(prompts, "_read", read)
-    view: Any = SimpleNamespace(print_line=lambda text, style="": lines.append(text), end=lambda: 0, begin=lambda: 0)
+
+    def print_line(text: str, style: str = "") -> None:
+        lines.append(text)
+
+    view: Any = SimpleNamespace(print_line=print_line, end=lambda: 0, begin=lambda: 0)
     request = ApprovalShape(
         *("a", "r", "s", "c", "bash", "Run bash?"),
         details={"command": LONG},

@@ -98,9 +98,9 @@ def test_image_has_two_stages_an_unprivileged_user_and_no_secret() -> None:
     copied = {name for word, rest in found if word == "COPY" and "--from" not in rest for name in rest.split()[:-1]}
     assert "*" in ignored and {name[1:] for name in ignored if name.startswith("!")} == copied
     assert all((DEPLOY.parent / name).exists() for name in copied)
-    makefile = (DEPLOY.parent / "Makefile").read_text(encoding="utf-8")
+    lock = (DEPLOY.parent / "requirements-uv.lock").read_text(encoding="utf-8")
     version = re.search(r"UV_VERSION=(\S+)", variables)
-    assert version and f"uv=={version[1]}" in makefile, "the image and the lock use the same uv"
+    assert version and f"uv=={version[1]}" in lock, "the image and the lock use the same uv"
 
 
 def test_compose_file_is_valid_and_its_files_exist() -> None:

@@ -114,7 +114,10 @@ class ContextCycle(ConfigError):
 
 
 class ProviderError(AtlasError):
-    """A model's response could not be completed. `kind` says why; the two flags say what is worth trying."""
+    """A model's response could not be completed. `kind` says why; the two flags say what is worth trying.
+
+    `unreachable` is True if no connection was made.
+    """
 
     def __init__(
         self,
@@ -123,8 +126,10 @@ class ProviderError(AtlasError):
         *,
         status: int | None = None,
         retry_after: float | None = None,
+        unreachable: bool = False,
     ) -> None:
         super().__init__(message)
+        self.unreachable = unreachable
         self.kind: ProviderFault = kind
         self.status = status
         self.retry_after = retry_after

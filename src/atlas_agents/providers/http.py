@@ -356,7 +356,7 @@ def _network_error(error: BaseException) -> ProviderError:
     if isinstance(error, asyncio.TimeoutError):
         return ProviderError("connection timed out", "timeout")
     reason = str(error) or type(error).__name__
-    return ProviderError(f"connection failed: {reason}", "network")
+    return ProviderError(f"connection failed: {reason}", "network", unreachable=hasattr(error, "os_error"))
 
 
 async def read_error(response: HttpResponse) -> object:

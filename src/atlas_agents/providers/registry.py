@@ -375,7 +375,7 @@ class SelfHostedProvider:
                 async for chunk in chunks:
                     yield chunk
         except ProviderError as error:
-            if not hasattr(error.__cause__, "os_error"):  # set only if no connection was made
+            if not error.unreachable:
                 raise
             raise ProviderError(
                 f"{self._server.title} does not respond at {self.base_url}: start it with {self._server.start}, "

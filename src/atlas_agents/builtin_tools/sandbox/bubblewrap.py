@@ -80,7 +80,8 @@ class _BubblewrapProcess(process.SandboxProcess):
         result = await super().wait()
         status = self._read_status(close=True)
         if b"exit-code" not in status and result.stopped_by is None and result.signal is None:
-            raise SandboxUnavailable(f"bubblewrap did not start: {result.stderr.text.strip()[:300]}", REMEDY)
+            output = result.stderr.text.strip() or result.stdout.text.strip()
+            raise SandboxUnavailable(f"bubblewrap did not start: {output[:300]}", REMEDY)
         process.check_confined(result, "bubblewrap", REMEDY)
         return result
 
