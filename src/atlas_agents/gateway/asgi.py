@@ -55,7 +55,7 @@ _IMMUTABLE = "public, max-age=31536000, immutable"
 _COMPRESSED = {"br": ".br", "gzip": ".gz"}
 _API_PATHS = ("/v1/", "/ag-ui/", "/mcp")
 """API paths: an unknown path below them returns 404 instead of the web UI."""
-HEALTH_PATHS = ("/health", "/healthz", "/readyz", "/metrics")
+_HEALTH_PATHS = ("/health", "/healthz", "/readyz", "/metrics")
 """Paths that are served while the gateway starts."""
 CHECK_INTERVAL = 1.0
 """Seconds for which the result of a readiness check is used."""
@@ -66,16 +66,27 @@ _encoder = msgspec.json.Encoder()
 class App:
     """ASGI entry point: checks origin and token, then passes WebSockets to the hub and HTTP requests to the routes.
 
-    Without a hub, WebSockets are refused.
+    Without a hub, WebSockets are refused. Until `started` is set, only health endpoints are served and other requests
+    wait: a client that reconnects before open runs are resumed and registered would miss their events.
     """
 
-    def __init__(self, authenticator: Authenticator, metrics: Metrics, http: HttpApp, hub: Hub | None = None) -> None:
+    def __init__(
+        self,
+        authenticator: Authenticator,
+        metrics: Metrics,
+        http: HttpApp,
+        hub: Hub | None = None,
+        started: asyncio.Event | None = None,
+    ) -> None:
         self._authenticator = authenticator
         self._metrics = metrics
         self._http = http
         self._hub = hub
+        self._started = started
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._started is not None and scope["path"] not in _HEALTH_PATHS:
+            await self._started.wait()
         scope["client"] = (self._authenticator.proxies.client_address(scope), 0)
         refusal = self._authenticator.origin_policy.refusal(scope)
         if refusal is not None:
@@ -239,14 +250,14 @@ class Readiness:
         self._lock = asyncio.Lock()
         self._checked_at = -math.inf
         self._store_problem: str | None = None
-        self.started = False
+        self.started = asyncio.Event()
         self.stopping = False
 
     async def problem(self) -> str | None:
         """Return why the process is not ready, or None if it is."""
         if self.stopping:
             return "draining"
-        if not self.started:
+        if not self.started.is_set():
             return "starting"
         async with self._lock:
             if time.monotonic() - self._checked_at >= CHECK_INTERVAL:

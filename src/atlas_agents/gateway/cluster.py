@@ -544,7 +544,7 @@ async def run_worker(
         await stack.enter_async_context(cluster.join("worker", url))
         event_log = WorkerEventLog(atlas, metrics, grace, force_stop)
         await stack.enter_async_context(cluster.run_worker(event_log.follow, event_log.stop))
-        readiness.started = True
+        readiness.started.set()
         if on_ready is not None:
             on_ready()
         await stop.wait()

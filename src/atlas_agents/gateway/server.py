@@ -20,7 +20,7 @@ from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.messages import new_id
 from atlas_agents.core.store import DropRecord, PutRecord, RunRow
 from atlas_agents.gateway.agui.run import agui_routes
-from atlas_agents.gateway.asgi import HEALTH_PATHS, App, Readiness, build_http_app
+from atlas_agents.gateway.asgi import App, Readiness, build_http_app
 from atlas_agents.gateway.convert import agent_model
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.hub import GatewayServices, Hub
@@ -191,12 +191,10 @@ class Gateway:
         self.readiness = Readiness(self._check_store)
         self.mcp = McpMount(hub)
         api_routes = [*openai_routes(hub), *agui_routes(hub), *self.mcp.routes()]
-        self._app = App(
-            hub.authenticator, hub.metrics, build_http_app(hub, self.readiness, [*routes, *api_routes]), hub
-        )
+        http = build_http_app(hub, self.readiness, [*routes, *api_routes])
+        self._app = App(hub.authenticator, hub.metrics, http, hub, self.readiness.started)
         self._probe = new_id()
         self._membership = membership
-        self._started = asyncio.Event()
         self._stop = asyncio.Event()
         self._addresses: list[tuple[str, int]] = []
 
@@ -236,7 +234,7 @@ class Gateway:
         """Serve while the block runs. Interrupted turns are resumed first unless `recover` is False."""
         sockets = bind_sockets(self.settings)
         self._addresses = [each.getsockname()[:2] for each in sockets]
-        server = build_server(self._serve_when_started, self.settings)
+        server = build_server(self._app, self.settings)
         serving = asyncio.create_task(server.serve(sockets))
         services = BackgroundTasks("gateway")
         hub = self.hub
@@ -251,8 +249,7 @@ class Gateway:
                 self.atlas.on_resume(self._follow_resumed)
                 await self.atlas.recover()
                 self.atlas.jobs.start()
-            self.readiness.started = True
-            self._started.set()
+            self.readiness.started.set()
             logger.info(
                 "listening", extra={"fields": {"at": [f"{host} port {port}" for host, port in self._addresses]}}
             )
@@ -262,15 +259,6 @@ class Gateway:
             await services.close()
             server.should_exit = True
             await serving
-
-    async def _serve_when_started(self, scope: Any, receive: Any, send: Any) -> None:
-        """Serve a request. Until open runs are resumed and registered, only health endpoints are served; the rest wait.
-
-        A client that reconnects at once would otherwise miss the events of its runs.
-        """
-        if scope["path"] not in HEALTH_PATHS:
-            await self._started.wait()
-        await self._app(scope, receive, send)
 
     async def _follow_resumed(self, row: RunRow) -> Callable[[AtlasStream], object]:
         """Read what is stored of a run that is about to be resumed, and return a function that follows it."""
