@@ -76,7 +76,9 @@ async def test_fetch(tmp_path: Path) -> None:
 
     async with await asyncio.start_server(page, "127.0.0.1", 0) as site:
         url = f"http://127.0.0.1:{site.sockets[0].getsockname()[1]}/"
-        entry = python_server("mcp-server-fetch", "--ignore-robots-txt", "--allow-private-ips", network=True)
+        no_node = {"PATH": "/nowhere"}  # with Node.js it would install packages next to its own, which are read-only
+        options = ("--ignore-robots-txt", "--allow-private-ips")
+        entry = python_server("mcp-server-fetch", *options, network=True, env=no_node)
         async with open_atlas(write_config(tmp_path, fetch=entry)) as (atlas, servers):
             assert "It rains in Lima." in str(await call(atlas, "fetch/fetch", url=url))
             names = [each.tool.name for each in servers.approved_tools()]

@@ -1,11 +1,12 @@
 """A gateway in its own process: `gateway_process.py HOME PAUSE REPLY…`. Its first line of output is the port.
 
 A reply is text; `!name` calls the tool `note`, which appends the name to HOME/effects, and `?name` the tool `ask`;
-`*number` is a text of that many kilobytes. FILES and MEMORY (in MB) limit the process,
+`*number` is a text of that many kilobytes. FILES and MEMORY (in MB) limit the process, USED (in MB) is memory that it reserves at first,
 GRACE is the time for turns at shutdown in seconds.
 """
 
 import asyncio
+import mmap
 import os
 import resource
 import sys
@@ -64,4 +65,5 @@ if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     if memory := int(os.environ.get("MEMORY", 0)) << 20:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+    used = mmap.mmap(-1, (int(os.environ.get("USED", 0)) << 20) or 1)
     run(main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3:]))

@@ -47,7 +47,7 @@ async def test_long_answer_below_the_limit_is_complete_and_its_memory_is_given_b
 
 @pytest.mark.slow
 async def test_new_turns_are_refused_near_the_memory_limit(tmp_path: Path) -> None:
-    async with run_gateway(tmp_path, "Hi.", environment={"MEMORY": "220"}) as process:
+    async with run_gateway(tmp_path, "Hi.", environment={"MEMORY": "2000", "USED": "1700"}) as process:
         error = await send_and_wait(process, "s")
         assert error["data"]["kind"] == "UNAVAILABLE" and error["data"]["retryable"]
         assert "memory is nearly exhausted" in error["message"]
