@@ -9,7 +9,8 @@ import pytest
 from gateway_client import Client, connect_client, serve_and_connect, serve_gateway
 from paced_model import Paced
 
-from atlas_agents import Agent, Approvals, Atlas, Policy, Tool
+from atlas_agents import Agent, Approvals, Atlas, Policy, Tool, user
+from atlas_agents.core.store import AddMessage, DropSession, PutSession
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Environment, Registry, Scripted, calls, in_memory_atlas, says
@@ -70,6 +71,28 @@ async def test_session_is_named_after_its_first_message(tmp_path: Path) -> None:
         while not (label := (await client.until("session.updated"))["session"]["label"]):
             pass
         assert label == ("Tell me all about it " + "x" * 100)[:59] + "…"
+
+
+class DeletingStore(MemoryStore):
+    """Deletes the session, as another gateway could, when its first message is read to name it."""
+
+    async def messages(self, tenant: str, session: str, *, limit: int | None = None, **more: Any) -> Any:
+        rows = await super().messages(tenant, session, limit=limit, **more)
+        if session == "doomed" and limit == 1 and rows:
+            await self.commit(tenant, [DropSession(session)])
+        return rows
+
+
+async def test_naming_a_session_that_was_just_deleted_does_not_create_it_again(tmp_path: Path) -> None:
+    store = DeletingStore()
+    body = user("Hello").to_json()
+    await store.commit("default", [PutSession("doomed"), AddMessage("doomed", "m", body)])
+    atlas = in_memory_atlas(Scripted(), store=store)
+    async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as client:
+        await client.get("sessions.list")
+        gateway.hub.session_updates.report_change("doomed")
+        await client.until("session.updated")
+        assert (await client.get("sessions.list"))["sessions"] == []
 
 
 async def test_list_subscriber_sees_when_a_session_is_running(tmp_path: Path) -> None:

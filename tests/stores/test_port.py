@@ -21,6 +21,7 @@ from atlas_agents.core.store import (
     DropMessages,
     DropSession,
     EventRow,
+    NameSession,
     PutSession,
     Release,
     ReplaceMessage,
@@ -79,6 +80,15 @@ async def test_put_session_changes_only_the_given_fields(store: Store) -> None:
     session = await store.session(TENANT, "s")
     assert session is not None
     assert (session.agent_id, session.label, session.archived, session.metadata) == ("a", "new", True, {"x": 1})
+
+
+async def test_only_an_existing_session_without_a_name_is_named(store: Store) -> None:
+    await store.commit(TENANT, [PutSession("s"), PutSession("named", label="mine")])
+    session, named, missing = await store.commit(TENANT, [NameSession(key, "auto") for key in ("s", "named", "gone")])
+    assert session == await store.session(TENANT, "s") and session.label == "auto"
+    assert (named, missing, await store.session(TENANT, "gone")) == (None, None, None)
+    kept = await store.session(TENANT, "named")
+    assert kept is not None and kept.label == "mine"
 
 
 async def test_many_messages_are_appended_at_once(store: Store) -> None:

@@ -14,6 +14,7 @@ from atlas_agents.core.store import (
     AddMessages,
     DropMessages,
     DropSession,
+    NameSession,
     PutSession,
     Session,
     Store,
@@ -87,6 +88,11 @@ class Sessions:
         (session,) = await self._store.commit(
             self._tenant, [PutSession(key or new_id(), agent_id, label, archived, metadata)]
         )
+        return session
+
+    async def name(self, key: str, label: str) -> Session | None:
+        """Name a session that has no name; None if it was deleted or has a name already."""
+        (session,) = await self._store.commit(self._tenant, [NameSession(key, label)])
         return session
 
     async def messages(

@@ -364,6 +364,13 @@ class PutSession(msgspec.Struct, frozen=True, tag=True):
     metadata: dict[str, Any] | None = None
 
 
+class NameSession(msgspec.Struct, frozen=True, tag=True):
+    """Name a session that has no name. Its result is the session, or None if it is gone or has a name."""
+
+    key: str
+    label: str
+
+
 class DropSession(msgspec.Struct, frozen=True, tag=True):
     """Delete a session with its messages, runs, journals, events and approvals. Audit log and usage stay.
 
@@ -631,6 +638,7 @@ class Prune(msgspec.Struct, frozen=True, tag=True):
 
 Write: TypeAlias = (
     PutSession
+    | NameSession
     | DropSession
     | AddMessage
     | AddMessages

@@ -293,9 +293,8 @@ class SessionUpdates:
         self._remember_named(session.key)
         text = " ".join(rows[0].message.text.split())
         label = text if len(text) <= _MAX_LABEL else text[: _MAX_LABEL - 1] + "…"
-        if label:
-            await self._hub.atlas.sessions.put(session.key, label=label)
-        return msgspec.structs.replace(session, label=label)
+        named = await self._hub.atlas.sessions.name(session.key, label) if label else None
+        return named or session
 
     def _remember_named(self, key: str) -> None:
         self._named[key] = None

@@ -58,6 +58,11 @@ def _put_session(context: WriteContext, write: store.PutSession) -> Steps[store.
     return tables.SESSIONS.decode(row)
 
 
+def _name_session(context: WriteContext, write: store.NameSession) -> Steps[store.Session | None]:
+    label = clean_text(write.label)
+    return tables.SESSIONS.first((yield context.bind(sql.NAME_SESSION, key=write.key, label=label, now=context.now)))
+
+
 def _drop_session(context: WriteContext, write: store.DropSession) -> Steps[None]:
     if (yield context.bind(sql.HAS_OPEN_RUN, session=write.key)):
         raise Conflict(f"session {write.key!r} has an open run: cancel it first")
@@ -480,6 +485,7 @@ def _split_batches(items: Sequence[T], sizes: Sequence[int]) -> Iterator[Sequenc
 
 _STEPS: dict[type, Callable[[WriteContext, Any], Steps[Any]]] = {
     store.PutSession: _put_session,
+    store.NameSession: _name_session,
     store.DropSession: _drop_session,
     store.AddMessage: _add_message,
     store.AddMessages: _add_messages,
