@@ -1,7 +1,7 @@
 """A gateway in its own process: `gateway_process.py HOME PAUSE REPLY…`. Its first line of output is the port.
 
 A reply is text; `!name` calls the tool `note`, which appends the name to HOME/effects, and `?name` the tool `ask`;
-`*number` is a text of that many kilobytes. FILES and MEMORY (in MB) limit the process, USED (in MB) is what it reserves,
+`*number` is a text of that many kilobytes. FILES and MEMORY (in MB) limit the process, USED (in MB) it reserves,
 GRACE is the time for turns at shutdown in seconds.
 """
 
