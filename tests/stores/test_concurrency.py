@@ -155,4 +155,4 @@ async def test_500_commits_never_block_the_event_loop(store: Store) -> None:
     await asyncio.gather(*(one(n) for n in range(500)))
     heart.cancel()
     gc.unfreeze()
-    assert max_delay < 0.05 * max(1.0, others)
+    assert max_delay < 0.1 * max(1.0, others)
