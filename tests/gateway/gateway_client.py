@@ -20,6 +20,17 @@ from atlas_agents.testing import Scripted, in_memory_atlas, says
 WAIT = 10.0
 
 
+def text_of(frames: list[dict[str, Any]]) -> str:
+    """Return the text a client shows: everything since the last reset."""
+    shown = ""
+    for frame in frames:
+        if frame["event"] == "chat.reset":
+            shown = ""
+        elif frame["event"] == "chat.delta":
+            shown += frame["data"]["text"]
+    return shown
+
+
 @asynccontextmanager
 async def serve_gateway(
     home: Path, atlas: Atlas | None = None, *, services: GatewayServices | None = None, **settings: Any

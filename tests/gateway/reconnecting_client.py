@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from gateway_client import Client
+from gateway_client import Client, text_of
 from kill_scripts import SCRIPTS, whole_text
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidHandshake, WebSocketException
@@ -111,12 +111,7 @@ def problems(client: ReconnectingClient, run_id: str, script: str, stored: Calla
 
 
 def _plain_problems(frames: list[dict[str, Any]], script: str) -> list[str]:
-    shown = ""
-    for frame in frames:
-        if frame["event"] == "chat.reset":
-            shown = ""
-        elif frame["event"] == "chat.delta":
-            shown += frame["data"]["text"]
+    shown = text_of(frames)
     return [] if shown == whole_text(script) else [f"lost reset or words: the plain client shows {shown!r}"]
 
 

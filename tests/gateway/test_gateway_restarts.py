@@ -9,23 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gateway_client import Client
+from gateway_client import Client, text_of
 from processes import Process, connect_process, run_gateway
 from websockets.exceptions import ConnectionClosed
 
 pytestmark = pytest.mark.slow
 WORDS = " ".join(f"word{n}" for n in range(60))
-
-
-def text_of(frames: list[dict[str, Any]]) -> str:
-    """Return the text a client shows: everything since the last reset."""
-    shown = ""
-    for frame in frames:
-        if frame["event"] == "chat.reset":
-            shown = ""
-        elif frame["event"] == "chat.delta":
-            shown += frame["data"]["text"]
-    return shown
 
 
 def numbers(frames: list[dict[str, Any]]) -> list[int]:
