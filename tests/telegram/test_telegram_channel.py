@@ -268,6 +268,29 @@ async def test_repeated_update_starts_no_second_turn(tmp_path: Path) -> None:
         assert len(setup.model.requests) == 1
 
 
+async def test_repeated_update_of_a_delivered_answer_leaves_nothing_to_deliver(tmp_path: Path) -> None:
+    """Covers an update that Telegram repeats after the resumed delivery of its answer has ended."""
+    async with channel_setup(tmp_path, says("Hello."), says("Never sent.")) as setup:
+        ana = setup.double.person(42, "Ana")
+        async with setup.channel():
+            await setup.pair(ana)
+        before = setup.state_file.state.offset
+        ana.says("hi")
+        async with setup.channel():
+            await setup.double.until(lambda: setup.state_file.state.deliveries)
+            deliveries = dict(setup.state_file.state.deliveries)
+            await setup.double.until(lambda: not setup.state_file.state.deliveries)
+        state_file = setup.state_file
+        state_file.state.offset, state_file.state.deliveries = before, deliveries
+        await state_file.save()
+        async with setup.channel():
+            await setup.double.until(lambda: not setup.state_file.state.deliveries)
+            setup.double.repeat_updates(before)
+            await setup.double.until(lambda: setup.state_file.state.offset == before + 1)
+            await setup.double.until(lambda: not setup.state_file.state.deliveries)
+        assert len(setup.model.requests) == 1
+
+
 async def test_message_that_may_have_been_sent_before_says_so(tmp_path: Path) -> None:
     async with channel_setup(tmp_path, says("Hello.")) as setup, setup.channel():
         ana = setup.double.person(42, "Ana")

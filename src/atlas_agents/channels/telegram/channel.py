@@ -64,6 +64,7 @@ class UserSession:
         self._timing = timing
         self._feeds: dict[str, SessionFeed] = {}
         self._deliveries: dict[str, Delivery] = {}
+        self._resumed: set[str] = set()
         self._tasks = BackgroundTasks("Telegram user")
         self._lock = asyncio.Lock()
 
@@ -78,6 +79,8 @@ class UserSession:
             key = f"telegram:{self._api.bot_id}:{update_id}"
             source = "telegram: forwarded message" if forwarded else None
             sent = await feed.send(text, agent_id=self.active.agent, idempotency_key=key, untrusted=source)
+            if sent.run_id in self._resumed:  # Telegram repeats an update whose answer is already being delivered
+                return
             pending = PendingDelivery(self.user, feed.session_key)
             self._start_delivery(sent.run_id, self._state_file.state.deliveries.setdefault(sent.run_id, pending))
 
@@ -120,6 +123,7 @@ class UserSession:
             for run_id, pending in self._state_file.state.deliveries.items():
                 if (pending.user, pending.session) == (self.user, session):
                     feed.positions[run_id] = 0
+                    self._resumed.add(run_id)
                     self._start_delivery(run_id, pending)
             self._feeds[session] = feed
             self._tasks.spawn(self._read_feed(feed))
