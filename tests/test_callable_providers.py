@@ -107,7 +107,7 @@ async def test_callable_receives_the_request() -> None:
     (request,) = asked
     assert [message.text for message in request.messages] == ["Lima?"]
     assert [spec.name for spec in request.tools] == ["weather"]
-    assert (request.system, request.temperature) == ("Be brief.", 0.1)
+    assert (request.system, request.settings.temperature) == ("Be brief.", 0.1)
     assert request.metadata is not None and request.metadata.get("user") == "Al"
 
 
@@ -208,7 +208,7 @@ ERRORS: list[tuple[Exception, str, int | None, bool]] = [
     (SdkError(400), "bad_request", 400, False),
     (SdkError(401), "auth", 401, False),
     (SdkError(403), "auth", 403, False),
-    (SdkError(404), "bad_request", 404, False),
+    (SdkError(404), "model_not_found", 404, False),
     (SdkError(413), "context_length", 413, False),
     (SdkError(422), "bad_request", 422, False),
     (SdkError(429), "rate_limit", 429, True),

@@ -89,6 +89,7 @@ async def test_reply_names_its_provider() -> None:
         "incomplete",
         "empty_response",
         "protocol",
+        "model_not_found",
     ],
 )
 async def test_failover_errors_move_to_the_next_provider(kind: Any) -> None:
@@ -106,7 +107,7 @@ class StatusError(Exception):
         self.status_code = status
 
 
-@pytest.mark.parametrize("status", [400, 404, 422])
+@pytest.mark.parametrize("status", [400, 422])
 async def test_bad_request_is_not_sent_to_other_providers(status: int) -> None:
     two = Model("two")
 

@@ -18,6 +18,7 @@ from atlas_agents import (
     tool,
     user,
 )
+from atlas_agents.providers.settings import ModelSettings
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from atlas_agents.tools.policy import Actor
 from checks import collect_events, is_paired, monitor_loop, roles, summarize_events
@@ -193,12 +194,12 @@ async def test_call_removed_by_an_interceptor_never_runs() -> None:
 
 async def test_request_can_be_changed() -> None:
     async def cooler(request: Request) -> Request:
-        return msgspec.structs.replace(request, temperature=0.0, system="Obey.")
+        return msgspec.structs.replace(request, settings=ModelSettings(temperature=0.0), system="Obey.")
 
     model = Scripted(calls("weather", city="Lima"), says("Sunny."))
     async with in_memory_atlas(model, [weather], interceptors=[Interceptor(request=cooler)]) as atlas:
         await atlas.ask("Lima?")
-    assert [(request.temperature, request.system) for request in model.requests] == [(0.0, "Obey.")] * 2
+    assert [(request.settings.temperature, request.system) for request in model.requests] == [(0.0, "Obey.")] * 2
 
 
 async def test_request_can_be_refused() -> None:

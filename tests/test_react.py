@@ -197,7 +197,7 @@ async def test_complete_turn_uses_text_only() -> None:
     assert [(step.tool, step.output) for step in result.steps] == [("clock", "noon")]
     first, second = model.requests
     assert first.tools == () and "Be brief." in first.system and "- clock: Tell the time." in first.system
-    assert first.stop[-1] == "\nObservation:"
+    assert first.settings.stop[-1] == "\nObservation:"
     contents = [(message.role, message.text) for message in second.messages]
     assert contents == [
         ("user", "When?"),
@@ -277,7 +277,7 @@ async def test_history_is_text_without_tools() -> None:
     chunks = await complete(React(model), Request(history, tools=(CLOCK,), tool_choice="none"))
     assert "".join(chunk.text for chunk in chunks if isinstance(chunk, TextChunk)) == "Thought: you are welcome"
     (asked,) = model.requests
-    assert "Tools:" not in asked.system and asked.stop == ()
+    assert "Tools:" not in asked.system and asked.settings.stop == ()
     assert [message.text for message in asked.messages][1:4] == [
         "Action: clock\nAction Input: {}",
         "Observation: noon",

@@ -68,7 +68,7 @@ async def test_scripted_model_records_its_requests() -> None:
         ["first"],
         ["first", "One.", "second"],
     ]
-    assert (model.requests[0].system, model.requests[0].temperature) == ("Be brief.", 0.5)
+    assert (model.requests[0].system, model.requests[0].settings.temperature) == ("Be brief.", 0.5)
 
 
 async def test_exhausted_script_raises_and_is_not_retried() -> None:

@@ -51,10 +51,12 @@ async def test_sampling_options_apply_within_the_agents_settings() -> None:
     async with in_memory_atlas(model, agent={"max_tokens": 100}) as atlas:
         for sampling in (SamplingOptions(0.5, 40), SamplingOptions(max_tokens=400), None):
             await atlas.send("Hello", sampling=sampling).reply()
-    asked = [(request.temperature, request.max_tokens) for request in model.requests]
+    asked = [(request.settings.temperature, request.settings.max_tokens) for request in model.requests]
     assert asked == [(0.5, 40), (None, 100), (None, 100)]
     assert (
-        SamplingOptions(0.5).apply_to(in_memory_atlas(model, agent={"temperature": 0.0}).agents[0].settings).temperature
+        SamplingOptions(0.5)
+        .apply_to(in_memory_atlas(model, agent={"temperature": 0.0}).agents[0].settings)
+        .model_settings.temperature
         == 0.0
     )
 

@@ -157,7 +157,7 @@ async def test_settings_reach_the_request() -> None:
     async with in_memory_atlas(model, [weather], agent={**options, "metadata": {"user": "Al"}}) as atlas:
         await atlas.ask("hi")
     request = model.requests[0]
-    assert (request.temperature, request.max_tokens, request.stop) == (0.2, 50, ("END",))
+    assert (request.settings.temperature, request.settings.max_tokens, request.settings.stop) == (0.2, 50, ("END",))
     assert request.tool_choice == "weather"
     assert request.metadata is not None and request.metadata.get("user") == "Al"
     (spec,) = request.tools

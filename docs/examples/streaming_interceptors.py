@@ -5,7 +5,7 @@ import re
 
 from msgspec.structs import replace
 
-from atlas_agents import Interceptor, Message, Refused, Request, Text, user
+from atlas_agents import Interceptor, Message, ModelSettings, Refused, Request, Text, user
 from atlas_agents.testing import Scripted, in_memory_atlas, says
 
 
@@ -23,7 +23,7 @@ async def sign(message: Message) -> Message:
 
 def set_temperature(request: Request) -> Request:
     """Change the request before it is sent to the model."""
-    return replace(request, temperature=0.0)
+    return replace(request, settings=request.settings.merge(ModelSettings(temperature=0.0)))
 
 
 async def main() -> None:
@@ -32,7 +32,7 @@ async def main() -> None:
     async with in_memory_atlas(model, interceptors=[guard]) as atlas:
         reply = await atlas.ask("Call me: 5550123")
         print(reply.text)
-        print(model.requests[0].messages[0].text, model.requests[0].temperature)
+        print(model.requests[0].messages[0].text, model.requests[0].settings.temperature)
         try:
             await atlas.ask("My secret is …")
         except Refused as error:

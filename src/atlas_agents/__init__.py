@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from atlas_agents.providers.openai import OpenAIProvider
     from atlas_agents.providers.rate_limits import RateLimit
     from atlas_agents.providers.registry import Balanced, ModelRef, parse_model_ref
+    from atlas_agents.providers.settings import ModelSettings
     from atlas_agents.providers.testing import Cassette
     from atlas_agents.tools.approvals import Approvals
     from atlas_agents.tools.audit import AuditLog, MemoryAudit, verify, what_if
@@ -142,6 +143,7 @@ __all__ = [
     "Metadata",
     "MissingKey",
     "ModelRef",
+    "ModelSettings",
     "ModelUnavailable",
     "NotFound",
     "NotHappened",
@@ -231,6 +233,7 @@ _HOMES = {
     "providers.openai": "OpenAIProvider",
     "providers.rate_limits": "RateLimit",
     "providers.registry": "Balanced ModelRef parse_model_ref",
+    "providers.settings": "ModelSettings",
     "providers.testing": "Cassette",
     "tools.approvals": "Approvals",
     "tools.audit": "AuditLog MemoryAudit verify what_if",

@@ -40,7 +40,7 @@ async def test_resumed_turn_keeps_its_sampling_options(tmp_path: Path) -> None:
     async with in_memory_atlas(last, [look_again], store=store) as atlas, asyncio.timeout(5):
         (stream,) = await atlas.recover()
         assert (await stream.reply()).text == "Seen."
-        assert [(each.temperature, each.max_tokens) for each in last.requests] == [(0.25, 7)]
+        assert [(each.settings.temperature, each.settings.max_tokens) for each in last.requests] == [(0.25, 7)]
     await store.close()
 
 

@@ -173,7 +173,10 @@ async def test_settings_of_the_agent_limit_the_request(tmp_path: Path) -> None:
             seed=1,
             extra_body={"of_next_year": True},
         )
-    assert [(request.temperature, request.max_tokens) for request in model.requests] == [(0.1, 20), (0.1, 50)]
+    assert [(request.settings.temperature, request.settings.max_tokens) for request in model.requests] == [
+        (0.1, 20),
+        (0.1, 50),
+    ]
 
 
 TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}

@@ -22,6 +22,7 @@ from atlas_agents import (
 )
 from atlas_agents.local.provider import Endpoint
 from atlas_agents.providers.base import complete
+from atlas_agents.providers.settings import ModelSettings
 from atlas_agents.testing import Environment, Registry, Scripted, says
 from checks import wait_until
 from local_weights import Make
@@ -45,7 +46,7 @@ async def get_weather(city: str) -> str:
 
 
 async def test_answer_streams_token_by_token(share: Make) -> None:
-    chunks = await complete(share(), Request([user("Tell me about the sea.")], max_tokens=40))
+    chunks = await complete(share(), Request([user("Tell me about the sea.")], settings=ModelSettings(max_tokens=40)))
     texts = [chunk.text for chunk in chunks if isinstance(chunk, TextChunk)]
     assert len(texts) > 20
     done = chunks[-1]
@@ -71,7 +72,7 @@ async def test_model_reference_resolves_to_the_provider(shared_home: Path) -> No
 
 
 async def test_greeting_is_answered_without_a_call(share: Make) -> None:
-    chunks = await complete(share(), Request([user("Hello!")], tools=(WEATHER,), max_tokens=30))
+    chunks = await complete(share(), Request([user("Hello!")], tools=(WEATHER,), settings=ModelSettings(max_tokens=30)))
     assert [type(chunk) for chunk in chunks if not isinstance(chunk, TextChunk)] == [DoneChunk]
 
 
@@ -106,7 +107,7 @@ async def test_tools_and_a_schema_can_be_combined(share: Make) -> None:
 
 async def test_any_gguf_file_can_be_used(make: Make, weights: Path) -> None:
     provider = make(str(weights / "smollm2-135m.gguf"))
-    chunks = await complete(provider, Request([user("Hello!")], max_tokens=10))
+    chunks = await complete(provider, Request([user("Hello!")], settings=ModelSettings(max_tokens=10)))
     assert isinstance(chunks[0], TextChunk)
     wanted = Request([user("The weather in Oslo?")], tools=(WEATHER,), tool_choice="required")
     calls = [chunk.call for chunk in await complete(provider, wanted) if isinstance(chunk, ToolCallChunk)]
@@ -121,12 +122,17 @@ async def test_server_without_grammars_still_answers(share: Make, monkeypatch: p
         return endpoint
 
     monkeypatch.setattr(provider, "endpoint", unguided)
-    assert len(await complete(provider, Request([user("Hello!")], tools=(WEATHER,), max_tokens=20))) > 1
+    assert (
+        len(
+            await complete(provider, Request([user("Hello!")], tools=(WEATHER,), settings=ModelSettings(max_tokens=20)))
+        )
+        > 1
+    )
 
 
 async def test_unsupported_schema_does_not_end_the_turn(share: Make) -> None:
     odd = {"type": "object", "properties": {"x": {"type": "string", "pattern": "^(?=a)b"}}, "required": ["x"]}
-    request = Request([user("Do it.")], tools=(ToolSpec("f", "Do it.", odd),), max_tokens=30)
+    request = Request([user("Do it.")], tools=(ToolSpec("f", "Do it.", odd),), settings=ModelSettings(max_tokens=30))
     assert isinstance((await complete(share(), request))[-1], DoneChunk)
 
 
@@ -134,11 +140,11 @@ async def test_closing_a_stream_stops_the_model(share: Make, shared_home: Path) 
     log = shared_home / "logs" / "smollm2-135m.log"
     logged = log.stat().st_size
     provider = share()
-    stream = provider.stream(Request([user("Tell me a very long story.")], max_tokens=4000))
+    stream = provider.stream(Request([user("Tell me a very long story.")], settings=ModelSettings(max_tokens=4000)))
     assert isinstance(await anext(stream), TextChunk)
     await stream.aclose()
     await wait_until(lambda: b"cancel task" in log.read_bytes()[logged:])
-    assert len(await complete(provider, Request([user("Hello!")], max_tokens=5))) > 1
+    assert len(await complete(provider, Request([user("Hello!")], settings=ModelSettings(max_tokens=5)))) > 1
 
 
 async def test_model_answers_after_a_cancelled_turn(share: Make) -> None:

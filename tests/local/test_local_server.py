@@ -16,13 +16,14 @@ import pytest
 
 from atlas_agents import Agent, Atlas, LocalProvider, OpenAIProvider, ProviderError, Request, TextChunk, user
 from atlas_agents.providers.base import complete
+from atlas_agents.providers.settings import ModelSettings
 from atlas_agents.testing import Environment
 from checks import wait_until
 from local_weights import Make
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-HELLO = Request([user("Hello!")], max_tokens=5)
+HELLO = Request([user("Hello!")], settings=ModelSettings(max_tokens=5))
 PARENT = """
 import asyncio, sys
 from atlas_agents import LocalProvider

@@ -9,6 +9,7 @@ import pytest
 
 from atlas_agents import Request, ToolCallChunk, ToolSpec, user
 from atlas_agents.providers.base import complete
+from atlas_agents.providers.settings import ModelSettings
 from local_weights import Make
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -56,7 +57,7 @@ async def test_most_simple_tasks_lead_to_the_right_call_and_small_talk_to_none(m
     provider = make()
 
     async def called(text: str) -> list[tuple[str, dict[str, Any]]]:
-        chunks = await complete(provider, Request([user(text)], tools=TOOLS, max_tokens=60))
+        chunks = await complete(provider, Request([user(text)], tools=TOOLS, settings=ModelSettings(max_tokens=60)))
         return [(chunk.call.name, chunk.call.arguments) for chunk in chunks if isinstance(chunk, ToolCallChunk)]
 
     right = [text for text, name, arguments in TASKS if await called(text) == [(name, arguments)]]

@@ -13,7 +13,7 @@ from sse_events import a, o
 
 both_wires = pytest.mark.parametrize("wire", WIRES, ids=repr)
 IN_ORDER = RetryPolicy(order="given")
-PLAIN = {400: "bad_request", 404: "bad_request", 422: "bad_request", 418: "bad_request", 302: "bad_request"}
+PLAIN = {400: "bad_request", 422: "bad_request", 418: "bad_request", 302: "bad_request"}
 KEYS = {401: "auth", 403: "auth"}
 PASSING = {
     408: "timeout",

@@ -17,6 +17,7 @@ from atlas_agents.core.metadata import Metadata
 from atlas_agents.providers.base import Provider
 from atlas_agents.providers.failover import RetryPolicy, Route
 from atlas_agents.providers.registry import Model, parse_model_ref
+from atlas_agents.providers.settings import ModelSettings, read_settings
 from atlas_agents.tools.tool import Function, Tool
 
 
@@ -32,9 +33,10 @@ class Agent:
         providers: Several models for failover, instead of `model`.
         retry: Retries and failover between the providers.
         system_prompt: Instructions that precede every conversation.
-        temperature: Sampling temperature; the provider's default if None.
-        max_tokens: Most tokens in one reply; the provider's default if None.
-        stop: Sequences that end a reply.
+        settings: Model settings such as `{"effort": "high"}`: a `ModelSettings` or a mapping of its fields.
+        temperature: Sampling temperature; the same as in `settings`.
+        max_tokens: Most tokens in one reply; the same as in `settings`.
+        stop: Sequences that end a reply; the same as in `settings`.
         tool_choice: `"auto"`, `"none"`, `"required"`, or the name of a tool.
         tools: Tools, or typed functions that become tools.
         rules: Sentences of the system prompt, always present or under a condition.
@@ -60,6 +62,7 @@ class Agent:
         providers: Sequence[Model] | None = None,
         retry: RetryPolicy | None = None,
         system_prompt: str = "",
+        settings: ModelSettings | Mapping[str, Any] | None = None,
         temperature: float | None = None,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
@@ -81,9 +84,7 @@ class Agent:
             models=_normalize_models(id, model, provider, providers),
             retry=retry or RetryPolicy(),
             system_prompt=system_prompt,
-            temperature=temperature,
-            max_tokens=max_tokens,
-            stop=tuple(stop),
+            model_settings=_combine_settings(id, settings, temperature, max_tokens, stop),
             tool_choice=tool_choice,
             role=role,
             mode=mode,
@@ -129,11 +130,11 @@ class Agent:
 
     @property
     def temperature(self) -> float | None:
-        return self._settings.temperature
+        return self._settings.model_settings.temperature
 
     @property
     def max_tokens(self) -> int | None:
-        return self._settings.max_tokens
+        return self._settings.model_settings.max_tokens
 
     @property
     def parallel_tools(self) -> bool:
@@ -215,6 +216,20 @@ class Agent:
 def agent(id: str, **options: Any) -> Agent:
     """Create an agent, like `Agent(…)`."""
     return Agent(id, **options)
+
+
+def _combine_settings(
+    agent_id: str,
+    settings: ModelSettings | Mapping[str, Any] | None,
+    temperature: float | None,
+    max_tokens: int | None,
+    stop: Sequence[str],
+) -> ModelSettings:
+    try:
+        given = ModelSettings(temperature=temperature, max_tokens=max_tokens, stop=tuple(stop))
+        return read_settings(settings).merge(given)
+    except ConfigError as error:
+        raise ConfigError(f"agent {agent_id!r}: {error}") from error
 
 
 def _normalize_models(

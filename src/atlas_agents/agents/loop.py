@@ -11,13 +11,15 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, nullcontext
 from typing import TypeAlias, cast
 
+import msgspec
+
 from atlas_agents.agents.options import HandoffPlan
 from atlas_agents.agents.output import Output
 from atlas_agents.agents.run import WHOLE_TURN, DuplicateRun, MessageDraft, Run, TurnPhase, session_lock
 from atlas_agents.core import events
 from atlas_agents.core.aio import finish_despite_cancel
 from atlas_agents.core.errors import BadOutput, ProviderError, failure_kind
-from atlas_agents.core.messages import Message, Opaque, ToolCall, approximate_tokens, user
+from atlas_agents.core.messages import Message, Opaque, approximate_tokens, user
 from atlas_agents.providers import base
 from atlas_agents.tools.journal import Journal
 
@@ -177,9 +179,7 @@ async def _build_request(run: Run) -> base.Request:
         system=await _system_prompt(run),
         tools=run.phase.offered(run.scope.visible_tools()),
         tool_choice=run.phase.tool_choice or settings.tool_choice,
-        temperature=settings.temperature,
-        max_tokens=settings.max_tokens,
-        stop=settings.stop,
+        settings=settings.model_settings,
         output=run.output.spec if run.output and run.phase.final else None,
         metadata=run.context.metadata,
     )
@@ -259,7 +259,8 @@ def _handle_chunk(run: Run, chunk: base.Chunk) -> None:
             run.emit(events.StreamThinking(run.id, chunk.text))
     elif type(chunk) is base.ToolCallChunk:
         call = chunk.call
-        run.draft.add_part(ToolCall(run.unique_call_id(call.id), call.name, call.arguments, call.malformed))
+        id = run.unique_call_id(call.id)
+        run.draft.add_part(call if id == call.id else msgspec.structs.replace(call, id=id))
     elif type(chunk) is base.OpaqueChunk:
         run.draft.add_part(Opaque(chunk.vendor, chunk.block))
     elif type(chunk) is base.ResetChunk:

@@ -9,6 +9,7 @@ from atlas_agents.core.messages import ToolCall
 from atlas_agents.core.store import NO_CHAIN, Chain
 from atlas_agents.providers.failover import RetryPolicy
 from atlas_agents.providers.registry import Model
+from atlas_agents.providers.settings import DEFAULT_SETTINGS, ModelSettings
 
 Mode: TypeAlias = Literal["tools", "react", "plan"]
 """How a turn runs: with native tool calls, with tools as text (ReAct), or as plan-and-execute."""
@@ -27,9 +28,7 @@ class AgentSettings(msgspec.Struct, frozen=True):
     models: tuple[Model, ...] = ()
     retry: RetryPolicy = RetryPolicy()
     system_prompt: str = ""
-    temperature: float | None = None
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
+    model_settings: ModelSettings = DEFAULT_SETTINGS
     tool_choice: str = "auto"
     role: str = ""
     mode: Mode = "tools"
@@ -42,10 +41,6 @@ class AgentSettings(msgspec.Struct, frozen=True):
             raise ConfigError("an agent requires an id that is not blank")
         if self.max_rounds < 1:
             raise ConfigError(f"agent {self.id!r}: max_rounds must be at least 1, got {self.max_rounds}")
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise ConfigError(f"agent {self.id!r}: max_tokens must be at least 1, got {self.max_tokens}")
-        if self.temperature is not None and not 0 <= self.temperature <= 2:
-            raise ConfigError(f"agent {self.id!r}: temperature must be between 0 and 2, got {self.temperature}")
         if self.mode not in MODES:
             raise ConfigError(f"agent {self.id!r}: unknown mode {self.mode!r}, expected one of {', '.join(MODES)}")
 
@@ -58,9 +53,11 @@ class SamplingOptions(msgspec.Struct, frozen=True):
 
     def apply_to(self, settings: AgentSettings) -> AgentSettings:
         """Return the settings with a temperature if they have none, and with the lower of both token limits."""
-        limits = [limit for limit in (settings.max_tokens, self.max_tokens) if limit is not None]
-        temperature = self.temperature if settings.temperature is None else settings.temperature
-        return msgspec.structs.replace(settings, temperature=temperature, max_tokens=min(limits) if limits else None)
+        given = settings.model_settings
+        limits = [limit for limit in (given.max_tokens, self.max_tokens) if limit is not None]
+        temperature = self.temperature if given.temperature is None else given.temperature
+        changed = msgspec.structs.replace(given, temperature=temperature, max_tokens=min(limits) if limits else None)
+        return msgspec.structs.replace(settings, model_settings=changed)
 
 
 class HandoffPlan(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -97,6 +94,8 @@ class TurnOptions(msgspec.Struct, frozen=True):
     call: ToolCall | msgspec.UnsetType = msgspec.UNSET
     """The only tool call of a turn without a model."""
     sampling: SamplingOptions | None = msgspec.field(default=None, name="wishes")
+    settings: ModelSettings | msgspec.UnsetType = msgspec.UNSET
+    """Model settings that take precedence over the agent's."""
     max_rounds: int | msgspec.UnsetType = msgspec.UNSET
     """Round limit to use instead of the agent's."""
     when_busy: WhenBusy = "queue"

@@ -301,6 +301,9 @@ def _settings_for(settings: AgentSettings, options: TurnOptions) -> AgentSetting
         raise ConfigError(f"unknown when_busy {options.when_busy!r}, expected one of {', '.join(WHEN_BUSY)}")
     if options.sampling is not None:
         settings = options.sampling.apply_to(settings)
+    if options.settings is not msgspec.UNSET:
+        merged = settings.model_settings.merge(options.settings)
+        settings = msgspec.structs.replace(settings, model_settings=merged)
     if options.mode:
         settings = msgspec.structs.replace(settings, mode=options.mode)
     if options.max_rounds is not msgspec.UNSET:

@@ -61,6 +61,7 @@ ErrorKind: TypeAlias = Literal[
 ProviderFault: TypeAlias = Literal[
     "auth",
     "bad_request",
+    "model_not_found",
     "context_length",
     "rate_limit",
     "quota",
@@ -78,7 +79,7 @@ ProviderFault: TypeAlias = Literal[
 _RETRYABLE: frozenset[str] = frozenset(
     ("rate_limit", "overloaded", "server", "network", "timeout", "incomplete", "empty_response", "protocol", "unknown")
 )
-_FAILOVER: frozenset[str] = _RETRYABLE | {"auth", "quota", "unavailable"}
+_FAILOVER: frozenset[str] = _RETRYABLE | {"auth", "quota", "unavailable", "model_not_found"}
 
 
 class AtlasError(Exception):
@@ -127,8 +128,14 @@ class ProviderError(AtlasError):
         status: int | None = None,
         retry_after: float | None = None,
         unreachable: bool = False,
+        code: str = "",
+        param: str = "",
     ) -> None:
         super().__init__(message)
+        self.code = code
+        """The vendor's own name of the error."""
+        self.param = param
+        """The field of the request that the vendor complains about."""
         self.unreachable = unreachable
         self.kind: ProviderFault = kind
         self.status = status

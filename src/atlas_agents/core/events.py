@@ -36,7 +36,8 @@ EventName: TypeAlias = Literal[
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token usage: input tokens, the cached part of them, and output tokens.
+    """Token usage: input tokens, those of them that were read from or written to a cache, and output tokens, including
+    those of reasoning.
 
     `estimated` if the vendor sent no figures and they were derived from the text's length; `cost` is in US dollars,
     None if the model's price is unknown.
@@ -47,6 +48,8 @@ class Usage(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
     estimated: bool = False
     cost: float | None = None
+    cache_write_tokens: int = 0
+    reasoning_tokens: int = 0
 
     def __add__(self, other: "Usage") -> "Usage":
         costs = [cost for cost in (self.cost, other.cost) if cost is not None]
@@ -56,6 +59,8 @@ class Usage(msgspec.Struct, frozen=True):
             self.cached_tokens + other.cached_tokens,
             self.estimated or other.estimated,
             sum(costs) if costs else None,
+            self.cache_write_tokens + other.cache_write_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
         )
 
 

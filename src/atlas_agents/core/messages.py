@@ -48,12 +48,16 @@ class Text(msgspec.Struct, frozen=True, tag="text", tag_field="type"):
 
 
 class ToolCall(msgspec.Struct, frozen=True, tag="tool_call", tag_field="type", omit_defaults=True):
-    """A tool call by the model. `malformed` holds the raw arguments if they were not valid JSON."""
+    """A tool call by the model. `malformed` holds the raw arguments if they were not valid JSON.
+
+    `signature` is the vendor's proof of the reasoning that led to the call; it is returned unchanged.
+    """
 
     id: str
     name: str
     arguments: dict[str, Any]
     malformed: str | None = None
+    signature: str = ""
     type: ClassVar[Literal["tool_call"]] = "tool_call"
 
 

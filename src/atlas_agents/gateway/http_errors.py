@@ -13,6 +13,7 @@ logger = logging.getLogger(__name__)
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _BY_FAULT: dict[errors.ProviderFault, tuple[int, str]] = {
     "bad_request": (400, "bad_request"),
+    "model_not_found": (404, "model_not_found"),
     "context_length": (400, "context_length_exceeded"),
     "rate_limit": (429, "rate_limit_exceeded"),
     "quota": (429, "insufficient_quota"),

@@ -33,6 +33,7 @@ from atlas_agents.local.download import Progress, ensure_model
 from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Request, TextChunk, ToolCallChunk
 from atlas_agents.providers.http import HttpClient, Timeouts, exchange, header_value
 from atlas_agents.providers.openai import OpenAIReader, encode_request
+from atlas_agents.providers.settings import ModelSettings
 
 _CHILD_SCRIPT = Path(__file__).with_name("child.py")
 _LOAD_TIMEOUT = 120.0
@@ -171,7 +172,7 @@ class LocalProvider:
 
     async def _choose_form(self, endpoint: Endpoint, name: str, flat: Request, extra: dict[str, Any]) -> prompting.Form:
         """Generate the first token, and return whether it opens a call."""
-        one_token = msgspec.structs.replace(flat, max_tokens=1, temperature=None, stop=())
+        one_token = msgspec.structs.replace(flat, settings=ModelSettings(max_tokens=1))
         async with aclosing(self._exchange(endpoint, name, one_token, extra)) as chunks:
             text = "".join([chunk.text async for chunk in chunks if isinstance(chunk, TextChunk)])
         return "call" if text.startswith("{") else "text"

@@ -18,6 +18,7 @@ from atlas_agents.core.events import Usage
 from atlas_agents.core.messages import Message, Text, assistant, user
 from atlas_agents.providers.base import DoneChunk, Request, TextChunk, complete
 from atlas_agents.providers.failover import Route
+from atlas_agents.providers.settings import ModelSettings
 from atlas_agents.tools.context import ToolContext
 
 logger = logging.getLogger(__name__)
@@ -189,7 +190,9 @@ class SampledMessage(msgspec.Struct, frozen=True):
 
 async def sample_from_route(route: Route, messages: list[Message], system: str, max_tokens: int) -> SampledMessage:
     """Request one model reply without tools; raises ProviderError."""
-    request = Request(messages=tuple(messages), system=system, max_tokens=max_tokens, model=route.model)
+    request = Request(
+        messages=tuple(messages), system=system, settings=ModelSettings(max_tokens=max_tokens), model=route.model
+    )
     chunks = await complete(route.provider, request)
     text = "".join(chunk.text for chunk in chunks if isinstance(chunk, TextChunk))
     done = next((chunk for chunk in reversed(chunks) if isinstance(chunk, DoneChunk)), DoneChunk())

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import AsyncGenerator
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -295,13 +296,13 @@ def encode_request(request: base.Request, model: str) -> bytes:
 
 
 def _settings(request: base.Request) -> dict[str, Any]:
-    fields: dict[str, Any] = {"max_tokens": request.max_tokens or _MAX_TOKENS}
+    fields: dict[str, Any] = {"max_tokens": request.settings.max_tokens or _MAX_TOKENS}
     if request.system:
         fields["system"] = request.system
-    if request.temperature is not None:
-        fields["temperature"] = request.temperature
-    if request.stop:
-        fields["stop_sequences"] = list(request.stop)
+    if request.settings.temperature is not None:
+        fields["temperature"] = request.settings.temperature
+    if request.settings.stop:
+        fields["stop_sequences"] = list(request.settings.stop)
     if request.tools and request.tool_choice != "auto":
         fields["tool_choice"] = _encode_choice(request.tool_choice)
     if request.output:
@@ -393,6 +394,5 @@ class AnthropicProvider(http.HttpProvider):
             raise ProviderError(
                 "no model given: expected a name, for example AnthropicProvider('claude-…')", "bad_request"
             )
-        body = encode_request(request, model)
-        headers = self._headers(**{"anthropic-version": _VERSION})
-        return http.exchange(self._http, f"{self.base_url}/v1/messages", headers, body, AnthropicReader(), self.key)
+        url, headers = f"{self.base_url}/v1/messages", self._headers(**{"anthropic-version": _VERSION})
+        return self._exchange(url, headers, request, model, partial(encode_request, model=model), AnthropicReader())

@@ -17,6 +17,7 @@ from atlas_agents.core.messages import Ids, Image, Message, ToolCall, ToolResult
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.paths import Secret
 from atlas_agents.core.text import clean
+from atlas_agents.providers.settings import DEFAULT_SETTINGS, ModelSettings
 
 _IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 StopReason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "pause", "other"]
@@ -48,8 +49,8 @@ _BY_NAME: dict[str, ProviderFault] = {
     "request_too_large": "context_length",
     "exceed_context_size_error": "context_length",
     "invalid_request_error": "bad_request",
-    "not_found_error": "bad_request",
-    "model_not_found": "bad_request",
+    "not_found_error": "model_not_found",
+    "model_not_found": "model_not_found",
 }
 _STATUS = re.compile("[1-5][0-9]{2}")
 _INVALID_CALL_FORMAT = "does not match the expected"  # llama.cpp's message when its model violates the format of a call
@@ -73,18 +74,20 @@ class OutputSpec(msgspec.Struct, frozen=True):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A model request. `tool_choice` is auto, none, required or a tool's name."""
+    """A model request. `tool_choice` is auto, none, required or a tool's name.
+
+    `without` names what this model refused before and must not be sent: settings, or parts of the request.
+    """
 
     messages: Sequence[Message]
     system: str = ""
     tools: tuple[ToolSpec, ...] = ()
     model: str | None = None
     tool_choice: str = "auto"
-    temperature: float | None = None
-    max_tokens: int | None = None
-    stop: tuple[str, ...] = ()
+    settings: ModelSettings = DEFAULT_SETTINGS
     output: OutputSpec | None = None
     metadata: Metadata | None = None
+    without: frozenset[str] = frozenset()
 
 
 class TextChunk(msgspec.Struct, frozen=True, gc=False, tag="text", tag_field="type"):
@@ -232,8 +235,11 @@ def classify_response(status: int, body: object, headers: Mapping[str, str]) -> 
         kind = "quota" if fault == "quota" else "context_length"
     if status == 500 and _INVALID_CALL_FORMAT in message:
         kind = "protocol"
+    if status == 404 or (kind == "bad_request" and fault == "model_not_found"):
+        kind = "model_not_found"
     text = f"HTTP {status}: {message}" if message else f"HTTP {status}"
-    return ProviderError(text, kind, status=status, retry_after=retry_after(headers))
+    code, param = names[0] if names else "", _read_param(body)
+    return ProviderError(text, kind, status=status, retry_after=retry_after(headers), code=code, param=param)
 
 
 def classify_error_event(body: object) -> ProviderError:
@@ -283,6 +289,12 @@ def _read_error(body: object) -> tuple[list[str], str]:
     fields = cast(dict[str, Any], inner)
     names = [str(fields[name]) for name in ("code", "type", "status") if fields.get(name)]
     return names, clean(str(fields.get("message") or ""))[:500]
+
+
+def _read_param(body: object) -> str:
+    error = cast(dict[str, Any], body).get("error") if isinstance(body, dict) else None
+    param = cast(dict[str, Any], error).get("param") if isinstance(error, dict) else None
+    return clean(param)[:200] if isinstance(param, str) else ""
 
 
 def _exceeds_context(message: str) -> bool:

@@ -10,7 +10,7 @@ import logging
 import os
 import re
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar, Protocol, TypeVar
 from urllib.parse import urlsplit
@@ -22,7 +22,9 @@ from atlas_agents.core.errors import MissingKey, ProviderError
 from atlas_agents.core.http import open_session
 from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.core.text import clean, is_distinctive
-from atlas_agents.providers.base import Capabilities, Chunk, classify_response
+from atlas_agents.providers.adaptation import Adaptation
+from atlas_agents.providers.base import Capabilities, Chunk, Request, classify_response
+from atlas_agents.providers.catalogue import find_profile
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -390,23 +392,40 @@ class StreamReader(Protocol):
 
 
 async def exchange(
-    http: HttpClient, url: str, headers: Mapping[str, str], body: bytes, reader: StreamReader, key: Secret | None
+    http: HttpClient,
+    url: str,
+    headers: Mapping[str, str],
+    body: bytes,
+    reader: StreamReader,
+    key: Secret | None,
+    correct: Callable[[ProviderError], bytes | None] | None = None,
 ) -> AsyncGenerator[Chunk, None]:
-    """Make one request. Raises ProviderError, with the key redacted from the server's message."""
+    """Make one request. Raises ProviderError, with the key redacted from the server's message.
+
+    `correct` is called with the error of a refused request; the body that it returns is sent instead, until it returns
+    None.
+    """
     try:
-        async with http.request("POST", url, headers, body) as response:
-            if response.status != 200:
-                raise await _response_error(response)
-            if response.headers.get("content-type", "").startswith("application/json"):
-                whole = await response.read_all(MAX_RESPONSE)
-                for chunk in reader.decode_body(whole) if whole.strip() else reader.finish():
-                    yield chunk
-                return
-            async for piece in _read_pieces(response, reader):
-                for chunk in reader.feed(piece):
-                    yield chunk
-            for chunk in reader.finish():
-                yield chunk
+        while True:
+            async with http.request("POST", url, headers, body) as response:
+                if response.status != 200:
+                    error = await _response_error(response)
+                elif response.headers.get("content-type", "").startswith("application/json"):
+                    whole = await response.read_all(MAX_RESPONSE)
+                    for chunk in reader.decode_body(whole) if whole.strip() else reader.finish():
+                        yield chunk
+                    return
+                else:
+                    async for piece in _read_pieces(response, reader):
+                        for chunk in reader.feed(piece):
+                            yield chunk
+                    for chunk in reader.finish():
+                        yield chunk
+                    return
+            corrected = correct(error) if correct else None
+            if corrected is None:
+                raise error
+            body = corrected
     except ProviderError as error:
         remove_key(error, key)
         raise
@@ -520,6 +539,7 @@ class HttpProvider:
                 f"{self.vendor} API key missing: set {prefix}_API_KEY (in the environment or in .env) or pass api_key="
             )
         self._http = HttpClient(timeouts, clock)
+        self._adaptation = Adaptation()
         self._headers()  # checks the key
 
     def _headers(self, **others: str) -> RequestHeaders:
@@ -541,6 +561,25 @@ class HttpProvider:
     def is_official(self) -> bool:
         """Return whether requests go to the vendor itself."""
         return self.base_url == self.official_url
+
+    def _exchange(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        request: Request,
+        model: str,
+        encode: Callable[[Request], bytes],
+        reader: StreamReader,
+    ) -> AsyncGenerator[Chunk, None]:
+        """Send a request as far as the model accepts it; what it refuses is dropped and the rest is sent again."""
+        adaptation, profile = self._adaptation, find_profile(model)
+
+        def correct(error: ProviderError) -> bytes | None:
+            known = adaptation.learn(error, request, model)
+            return encode(adaptation.adapt(request, model, profile)) if known else None
+
+        body = encode(adaptation.adapt(request, model, profile))
+        return exchange(self._http, url, headers, body, reader, self.key, correct)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -2,6 +2,7 @@
 
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -239,12 +240,12 @@ def encode_request(
 
 def _settings(request: base.Request, official: bool) -> dict[str, Any]:
     fields: dict[str, Any] = {}
-    if request.temperature is not None:
-        fields["temperature"] = request.temperature
-    if request.max_tokens is not None:
-        fields["max_completion_tokens" if official else "max_tokens"] = request.max_tokens
-    if request.stop:
-        fields["stop"] = list(request.stop)
+    if request.settings.temperature is not None:
+        fields["temperature"] = request.settings.temperature
+    if request.settings.max_tokens is not None:
+        fields["max_completion_tokens" if official else "max_tokens"] = request.settings.max_tokens
+    if request.settings.stop:
+        fields["stop"] = list(request.settings.stop)
     if request.tools and request.tool_choice != "auto":
         named_tool = {"type": "function", "function": {"name": wire_name(request.tool_choice)}}
         fields["tool_choice"] = request.tool_choice if request.tool_choice in ("none", "required") else named_tool
@@ -325,9 +326,9 @@ class OpenAIProvider(http.HttpProvider):
         return self._stream_model(request, model) if model else self._stream_first_model(request)
 
     def _stream_model(self, request: base.Request, model: str) -> AsyncGenerator[base.Chunk, None]:
-        body = encode_request(request, model, official=self.is_official)
         url = f"{self.base_url}/chat/completions"
-        return http.exchange(self._http, url, self._headers(), body, OpenAIReader(), self.key)
+        encode_body = partial(encode_request, model=model, official=self.is_official)
+        return self._exchange(url, self._headers(), request, model, encode_body, OpenAIReader())
 
     async def _stream_first_model(self, request: base.Request) -> AsyncGenerator[base.Chunk, None]:
         async with aclosing(self._stream_model(request, await self._find_first_model())) as chunks:

@@ -303,26 +303,24 @@ def render_request(request: base.Request) -> base.Request:
     """Convert a request with tools to text: tools into instructions, calls and results into messages."""
     base.encode_messages(request.messages, "react_checked", lambda message: b"")
     tools = offered_tools(request)
-    system, stop = request.system, request.stop
+    system, settings = request.system, request.settings
     if tools:
         instructions = _INSTRUCTIONS.format(tools="\n".join(map(_describe_tool, tools)))
         if request.tool_choice != "auto":
             required = request.tool_choice == "required"
             instructions += _ANY_TOOL if required else _ONE_TOOL.format(name=tools[0].name)
         system = f"{system}\n\n{instructions}" if system else instructions
-        stop = (*stop[: _MAX_STOPS - 1], _STOP)
+        settings = msgspec.structs.replace(settings, stop=(*settings.stop[: _MAX_STOPS - 1], _STOP))
     messages = [_message_as_text(message) for message in request.messages]
     return msgspec.structs.replace(
-        request, messages=messages, system=system, tools=(), tool_choice="auto", stop=stop, output=None
+        request, messages=messages, system=system, tools=(), tool_choice="auto", settings=settings, output=None
     )
 
 
 def repair_request(request: base.Request, raw: str) -> base.Request:
     """Repeat the request after a reply that was neither an action nor an answer, with a correction."""
     reply = Message("assistant", (Text(raw.strip() or "Thought:"),))
-    return msgspec.structs.replace(
-        request, messages=[*request.messages, reply, Message("user", (Text(_REPAIR),))], stop=request.stop
-    )
+    return msgspec.structs.replace(request, messages=[*request.messages, reply, Message("user", (Text(_REPAIR),))])
 
 
 def _describe_tool(tool: ToolSpec) -> str:
