@@ -91,7 +91,7 @@ class Answer:
     """Send the beginning of the stream, then nothing until the client disconnects."""
 
 
-Script: TypeAlias = "Answer | Refusal | Callable[[VendorRequest], Answer | Refusal]"
+Script: TypeAlias = Answer | Refusal | Callable[[VendorRequest], Answer | Refusal]
 """What an accepted request gets: an answer, an error, or a function that chooses."""
 
 
