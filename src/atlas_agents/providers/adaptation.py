@@ -12,7 +12,7 @@ import msgspec
 from atlas_agents.core.errors import ProviderError
 from atlas_agents.providers.base import Request
 from atlas_agents.providers.catalogue import ModelProfile
-from atlas_agents.providers.settings import ModelSettings
+from atlas_agents.providers.settings import EFFORTS, Effort, ModelSettings
 
 logger = logging.getLogger(__name__)
 REASONING = "reasoning"
@@ -33,6 +33,100 @@ _SETTING_NAMES: dict[str, tuple[str, ...]] = {
 }
 """The fields under which vendors know a setting; an error that names one of them refuses that setting."""
 _SAMPLING = ("temperature", "top_p")
+_BUDGETS: dict[Effort, int] = {
+    "minimal": 1024,
+    "low": 2048,
+    "medium": 8192,
+    "high": 16_384,
+    "xhigh": 24_576,
+    "max": 32_768,
+}
+"""Tokens of reasoning that stand for a level, where a model takes one of them and was given the other."""
+_USUAL = EFFORTS.index("high")
+
+
+class ResolvedEffort(msgspec.Struct, frozen=True):
+    """How much a model is to reason, in the terms that it accepts. Nothing is sent if no field is set.
+
+    Only an unknown model can have both a level and a budget: its wire sends the one that it has a field for.
+    """
+
+    level: Effort | None = None
+    """A level of the profile's `efforts`, never "none"."""
+    budget: int | None = None
+    off: bool = False
+    """Reasoning is turned off, in the way that the profile's `off` names."""
+    changed: str = ""
+    """Why this is not what was set; empty if it is, or if it is what the setting means for this model."""
+
+
+_UNSET_EFFORT = ResolvedEffort()
+
+
+def resolve_effort(settings: ModelSettings, profile: ModelProfile) -> ResolvedEffort:
+    """Return what the setting `effort` means for a model: the nearest that it accepts.
+
+    A budget is below `max_tokens` if that is set; a wire with its own default for it has to add the budget.
+    """
+    effort = settings.effort
+    if effort is None:
+        return _UNSET_EFFORT
+    if effort == "none":
+        return _resolve_off(profile)
+    if profile.reasoning == "never":
+        return ResolvedEffort(changed="the model does not reason")
+    if profile.reasoning == "unknown":
+        if isinstance(effort, int):
+            return ResolvedEffort(_nearest_level(effort, tuple(_BUDGETS)), effort)
+        return ResolvedEffort(effort)
+    if profile.budget and (isinstance(effort, int) or not profile.efforts):
+        return _resolve_budget(effort, settings.max_tokens, profile)
+    if isinstance(effort, int):
+        return ResolvedEffort(_nearest_level(effort, profile.efforts))
+    if effort in profile.efforts:
+        return ResolvedEffort(effort)
+    place = EFFORTS.index(effort)
+    nearest = min(
+        profile.efforts,
+        key=lambda level: (abs(EFFORTS.index(level) - place), abs(EFFORTS.index(level) - _USUAL)),
+    )
+    return ResolvedEffort(nearest, changed=f"the model has no effort {effort!r}; {nearest!r} is sent")
+
+
+def _resolve_off(profile: ModelProfile) -> ResolvedEffort:
+    if profile.reasoning == "never":
+        return _UNSET_EFFORT
+    if profile.off != "impossible":
+        return ResolvedEffort(off=True)
+    if profile.efforts:
+        lowest = profile.efforts[0]
+        return ResolvedEffort(lowest, changed=f"the model always reasons; effort {lowest!r} is sent")
+    lowest = profile.min_budget
+    return ResolvedEffort(budget=lowest, changed=f"the model always reasons; a budget of {lowest} tokens is sent")
+
+
+def _resolve_budget(effort: Effort | int, max_tokens: int | None, profile: ModelProfile) -> ResolvedEffort:
+    """Return a budget within the limits of the model and below `max_tokens`, which includes it."""
+    wanted = effort if isinstance(effort, int) else _BUDGETS[effort]
+    budget = max(min(wanted, profile.max_budget or wanted), profile.min_budget)
+    if max_tokens is not None and budget >= max_tokens:
+        budget = max_tokens - 1
+        if budget < profile.min_budget:
+            return ResolvedEffort(changed=f"max_tokens={max_tokens} leaves no room for reasoning, which is not sent")
+    adjusted = isinstance(effort, int) and budget != wanted
+    return ResolvedEffort(budget=budget, changed=f"a budget of {budget} tokens is sent" if adjusted else "")
+
+
+def _nearest_level(budget: int, levels: tuple[Effort, ...]) -> Effort:
+    return min(levels, key=lambda level: abs(_BUDGETS[level] - budget))
+
+
+def reasons(effort: ResolvedEffort, profile: ModelProfile) -> bool:
+    """Return whether a model reasons in a request with this effort."""
+    if profile.reasoning == "always":
+        return True
+    asked = effort.level is not None or effort.budget is not None
+    return asked or (profile.reasoning == "default" and not effort.off)
 
 
 class Adaptation:

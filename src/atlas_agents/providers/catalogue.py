@@ -32,6 +32,7 @@ class ModelProfile(msgspec.Struct, frozen=True):
     budget: bool = False
     """Whether the effort may be a number of tokens."""
     min_budget: int = 1024
+    max_budget: int | None = None
     off: Literal["none", "disabled", "between_tools", "zero", "omit", "impossible"] = "omit"
     """How reasoning is turned off."""
     sampling: Literal["yes", "no", "without_reasoning"] = "yes"
@@ -141,11 +142,29 @@ _RULES: tuple[tuple[str, ModelProfile], ...] = (
     ("gemini-3", _gemini("Gemini 3", "always", ("minimal", *_LOW_HIGH), off="impossible")),
     (
         "gemini-2.5-pro",
-        _gemini("Gemini 2.5", "always", (), budget=True, min_budget=128, off="impossible", typed_with_tools=False),
+        _gemini(
+            "Gemini 2.5",
+            "always",
+            (),
+            budget=True,
+            min_budget=128,
+            max_budget=32_768,
+            off="impossible",
+            typed_with_tools=False,
+        ),
     ),
     (
         "gemini-2.5",
-        _gemini("Gemini 2.5", "default", (), budget=True, min_budget=1, off="zero", typed_with_tools=False),
+        _gemini(
+            "Gemini 2.5",
+            "default",
+            (),
+            budget=True,
+            min_budget=1,
+            max_budget=24_576,
+            off="zero",
+            typed_with_tools=False,
+        ),
     ),
     ("gemini-", _gemini("Gemini", "never", (), typed_with_tools=False)),
     (

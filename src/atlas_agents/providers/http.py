@@ -24,7 +24,7 @@ from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.core.text import clean, is_distinctive
 from atlas_agents.providers.adaptation import Adaptation
 from atlas_agents.providers.base import Capabilities, Chunk, Request, classify_response
-from atlas_agents.providers.catalogue import find_profile
+from atlas_agents.providers.catalogue import ModelProfile, find_profile
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -509,6 +509,7 @@ class HttpProvider:
         clock: Source of time.
         environment: Settings to read instead of the process environment and `.env`.
         id: Name of the provider in references, errors and usage; by default the vendor's.
+        profile: Name of the model whose rules apply, where `model` is a name of your own, such as a deployment.
     """
 
     vendor: ClassVar[str]
@@ -526,10 +527,12 @@ class HttpProvider:
         clock: Clock = SYSTEM_CLOCK,
         environment: Environment | None = None,
         id: str | None = None,
+        profile: str | None = None,
     ) -> None:
         settings, prefix = environment or Environment(), self.vendor.upper()
         self.id = id or self.vendor.lower()
         self.model = model
+        self.profile = profile
         address = base_url or settings.get(f"{prefix}_BASE_URL") or self.official_url
         self.base_url = address.rstrip("/").removesuffix(self.api_path)
         self.key = _as_secret(api_key) or _as_secret(settings.secret(f"{prefix}_API_KEY"))
@@ -562,6 +565,10 @@ class HttpProvider:
         """Return whether requests go to the vendor itself."""
         return self.base_url == self.official_url
 
+    def find_profile(self, model: str) -> ModelProfile:
+        """Return the rules of a model of this provider."""
+        return find_profile(self.profile or model)
+
     def _exchange(
         self,
         url: str,
@@ -572,7 +579,7 @@ class HttpProvider:
         reader: StreamReader,
     ) -> AsyncGenerator[Chunk, None]:
         """Send a request as far as the model accepts it; what it refuses is dropped and the rest is sent again."""
-        adaptation, profile = self._adaptation, find_profile(model)
+        adaptation, profile = self._adaptation, self.find_profile(model)
 
         def correct(error: ProviderError) -> bytes | None:
             known = adaptation.learn(error, request, model)
