@@ -38,6 +38,8 @@ class Agent:
         max_tokens: Most tokens in one reply; the same as in `settings`.
         stop: Sequences that end a reply; the same as in `settings`.
         tool_choice: `"auto"`, `"none"`, `"required"`, or the name of a tool.
+        reset_tool_choice: Whether a forced tool is only forced until the first call of a turn, so that the model can
+            answer.
         tools: Tools, or typed functions that become tools.
         rules: Sentences of the system prompt, always present or under a condition.
         contexts: Contexts from which the agent inherits metadata, rules, tools and messages.
@@ -67,6 +69,7 @@ class Agent:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         tool_choice: str = "auto",
+        reset_tool_choice: bool = True,
         tools: Iterable[Tool | Function] = (),
         rules: Iterable[Rule | str] = (),
         contexts: Iterable[Context] = (),
@@ -86,6 +89,7 @@ class Agent:
             system_prompt=system_prompt,
             model_settings=_combine_settings(id, settings, temperature, max_tokens, stop),
             tool_choice=tool_choice,
+            reset_tool_choice=reset_tool_choice,
             role=role,
             mode=mode,
             parallel_tools=parallel_tools,

@@ -178,7 +178,7 @@ async def _build_request(run: Run) -> base.Request:
         messages=tuple(run.history.select(run.messages)),
         system=await _system_prompt(run),
         tools=run.phase.offered(run.scope.visible_tools()),
-        tool_choice=run.phase.tool_choice or settings.tool_choice,
+        tool_choice=run.phase.tool_choice or run.tool_choice,
         settings=settings.model_settings,
         output=run.output.spec if run.output and run.phase.final else None,
         metadata=run.context.metadata,

@@ -30,6 +30,7 @@ class AgentSettings(msgspec.Struct, frozen=True):
     system_prompt: str = ""
     model_settings: ModelSettings = DEFAULT_SETTINGS
     tool_choice: str = "auto"
+    reset_tool_choice: bool = True
     role: str = ""
     mode: Mode = "tools"
     parallel_tools: bool = True

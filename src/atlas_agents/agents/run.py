@@ -249,6 +249,8 @@ class Run:
     phase: TurnPhase = WHOLE_TURN
     plan: tuple[PlanStep, ...] = ()
     handoffs = 0
+    first_step = 0
+    """Number of tool calls before the current agent took over."""
     rounds_exhausted = False
 
     def __init__(
@@ -448,7 +450,17 @@ class Run:
         self._switch_agent(self, agent_id)
         if self.settings.id != before:
             self.handoffs += 1
+            self.first_step = len(self.steps)
             self.emit(HandedOff(self.id, before, self.settings.id))
+
+    @property
+    def tool_choice(self) -> str:
+        """The agent's tool choice. A forced tool is forced until its first call; a model that obeys never answers."""
+        settings = self.settings
+        called = len(self.steps) > self.first_step
+        return (
+            "auto" if called and settings.reset_tool_choice and settings.tool_choice != "none" else settings.tool_choice
+        )
 
     def finish_draft(self) -> tuple[Part, ...]:
         """Return the parts of the completed message and start a new draft."""
