@@ -3,37 +3,26 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
+import aiogram
 import pytest
-from aiogram import Bot, Dispatcher, F
-from aiogram.client.session.aiohttp import AiohttpSession
-from aiogram.client.telegram import TelegramAPIServer
-from aiogram.exceptions import (
-    TelegramBadRequest,
-    TelegramConflictError,
-    TelegramForbiddenError,
-    TelegramRetryAfter,
-    TelegramUnauthorizedError,
-)
-from aiogram.types import (
-    BotCommand,
-    CallbackQuery,
-    InlineKeyboardButton,
-    InlineKeyboardMarkup,
-    LinkPreviewOptions,
-    Message,
-    MessageEntity,
-)
 
 from bot_double import TOKEN, BotDouble, Fault, bot_double
+
+if TYPE_CHECKING:
+    import aiogram.exceptions
+    import aiogram.types
 
 WAIT = 15.0
 
 
 @asynccontextmanager
-async def aiogram_bot(double: BotDouble, token: str = TOKEN) -> AsyncGenerator[Bot, None]:
-    bot = Bot(token, session=AiohttpSession(api=TelegramAPIServer.from_base(double.url)))
+async def aiogram_bot(double: BotDouble, token: str = TOKEN) -> "AsyncGenerator[aiogram.Bot, None]":
+    from aiogram.client.session.aiohttp import AiohttpSession
+    from aiogram.client.telegram import TelegramAPIServer
+
+    bot = aiogram.Bot(token, session=AiohttpSession(api=TelegramAPIServer.from_base(double.url)))
     try:
         async with asyncio.timeout(WAIT):
             yield bot
@@ -48,8 +37,8 @@ async def test_messages_entities_and_edits_are_read_as_they_were_sent() -> None:
         sent = await bot.send_message(
             42,
             "🦊 bold http://a.example",
-            entities=[MessageEntity(type="bold", offset=3, length=4)],
-            link_preview_options=LinkPreviewOptions(is_disabled=True),
+            entities=[aiogram.types.MessageEntity(type="bold", offset=3, length=4)],
+            link_preview_options=aiogram.types.LinkPreviewOptions(is_disabled=True),
         )
         assert (sent.chat.id, sent.text, sent.entities and sent.entities[0].type) == (
             42,
@@ -58,11 +47,11 @@ async def test_messages_entities_and_edits_are_read_as_they_were_sent() -> None:
         )
         assert ana.sees[0].marked("bold") == ["bold"] and double.previews == []
         edited = await bot.edit_message_text("done", chat_id=42, message_id=sent.message_id)
-        assert isinstance(edited, Message) and edited.text == "done"
-        with pytest.raises(TelegramBadRequest, match="message is not modified"):
+        assert isinstance(edited, aiogram.types.Message) and edited.text == "done"
+        with pytest.raises(aiogram.exceptions.TelegramBadRequest, match="message is not modified"):
             await bot.edit_message_text("done", chat_id=42, message_id=sent.message_id)
         assert await bot.send_chat_action(42, "typing")
-        assert await bot.set_my_commands([BotCommand(command="new", description="Start a new session")])
+        assert await bot.set_my_commands([aiogram.types.BotCommand(command="new", description="Start a new session")])
         await bot.send_message(42, "see http://b.example")
         assert double.previews == ["http://b.example"]
 
@@ -72,20 +61,20 @@ async def test_errors_are_those_that_aiogram_knows() -> None:
         double.person(42, "Ana")
         double.person(43, "Ben")
         double.blocked.add(43)
-        with pytest.raises(TelegramBadRequest, match="chat not found"):
+        with pytest.raises(aiogram.exceptions.TelegramBadRequest, match="chat not found"):
             await bot.send_message(7, "x")
-        with pytest.raises(TelegramForbiddenError, match="bot was blocked by the user"):
+        with pytest.raises(aiogram.exceptions.TelegramForbiddenError, match="bot was blocked by the user"):
             await bot.send_message(43, "x")
-        with pytest.raises(TelegramBadRequest, match="message is too long"):
+        with pytest.raises(aiogram.exceptions.TelegramBadRequest, match="message is too long"):
             await bot.send_message(42, "🦊" * 2049)
-        with pytest.raises(TelegramBadRequest, match="ends after the end"):
-            await bot.send_message(42, "x", entities=[MessageEntity(type="bold", offset=0, length=2)])
+        with pytest.raises(aiogram.exceptions.TelegramBadRequest, match="ends after the end"):
+            await bot.send_message(42, "x", entities=[aiogram.types.MessageEntity(type="bold", offset=0, length=2)])
         double.faults.append(Fault("sendMessage", retry_after=3))
-        with pytest.raises(TelegramRetryAfter) as slow:
+        with pytest.raises(aiogram.exceptions.TelegramRetryAfter) as slow:
             await bot.send_message(42, "x")
         assert slow.value.retry_after == 3
         async with aiogram_bot(double, "7000001:AAwrong") as other:
-            with pytest.raises(TelegramUnauthorizedError):
+            with pytest.raises(aiogram.exceptions.TelegramUnauthorizedError):
                 await other.get_me()
 
 
@@ -93,20 +82,20 @@ async def test_dispatcher_gets_each_update_once_and_can_answer_a_button() -> Non
     async with bot_double() as double, aiogram_bot(double) as bot:
         ana = double.person(42, "Ana")
         received: list[str] = []
-        dispatcher = Dispatcher()
+        dispatcher = aiogram.Dispatcher()
         done = asyncio.Event()
-        row = [InlineKeyboardButton(text="Allow once", callback_data="o:1")]
+        row = [aiogram.types.InlineKeyboardButton(text="Allow once", callback_data="o:1")]
 
-        async def on_message(message: Message) -> None:
+        async def on_message(message: aiogram.types.Message) -> None:
             received.append(message.text or "")
-            await message.answer("Well?", reply_markup=InlineKeyboardMarkup(inline_keyboard=[row]))
+            await message.answer("Well?", reply_markup=aiogram.types.InlineKeyboardMarkup(inline_keyboard=[row]))
 
-        async def on_press(query: CallbackQuery) -> None:
+        async def on_press(query: aiogram.types.CallbackQuery) -> None:
             received.append(query.data or "")
             await query.answer("thanks")
             done.set()
 
-        dispatcher.message.register(on_message, F.text)
+        dispatcher.message.register(on_message, aiogram.F.text)
         dispatcher.callback_query.register(on_press)
         start = cast(Any, dispatcher).start_polling
         polling = asyncio.create_task(start(bot, handle_signals=False, close_bot_session=False))
@@ -126,11 +115,11 @@ async def test_second_poll_ends_the_first_with_a_conflict() -> None:
         first = asyncio.create_task(bot.get_updates(timeout=10))
         await double.until(lambda: double.count("getUpdates") == 1)
         second = asyncio.create_task(bot.get_updates(timeout=1))
-        with pytest.raises(TelegramConflictError, match="terminated by other getUpdates request"):
+        with pytest.raises(aiogram.exceptions.TelegramConflictError, match="terminated by other getUpdates request"):
             await first
         assert await second == []
         double.webhook = True
-        with pytest.raises(TelegramConflictError, match="webhook is active"):
+        with pytest.raises(aiogram.exceptions.TelegramConflictError, match="webhook is active"):
             await bot.get_updates()
         assert await bot.delete_webhook()
         assert await bot.get_updates() == []

@@ -15,6 +15,6 @@ async def openai_client(url: str) -> AsyncGenerator[openai.AsyncOpenAI]:
 
 
 @asynccontextmanager
-async def anthropic_client(url: str) -> AsyncGenerator[anthropic.AsyncAnthropic]:
+async def anthropic_client(url: str) -> "AsyncGenerator[anthropic.AsyncAnthropic]":
     async with anthropic.AsyncAnthropic(base_url=url, api_key=KEY, max_retries=0) as client:
         yield client

@@ -3,9 +3,9 @@
 import asyncio
 from typing import Any
 
+import anthropic
 import pydantic
 import pytest
-from anthropic.types import message_create_params
 from openai.types.chat import completion_create_params
 from sdk_clients import anthropic_client, openai_client
 from wire_setup import OPENAI, TIMEOUT, WIRES, Wire
@@ -205,7 +205,7 @@ async def test_request_matches_the_published_types_of_the_vendor(wire: Wire, out
     shape: Any = (
         completion_create_params.CompletionCreateParamsStreaming
         if wire is OPENAI
-        else message_create_params.MessageCreateParamsStreaming
+        else anthropic.types.message_create_params.MessageCreateParamsStreaming
     )
     fitted: Any = pydantic.TypeAdapter(shape).validate_python(ours)
     assert set(ours) - set(fitted) <= {"temperature"}
