@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from atlas_agents.core.errors import ProviderError
-from atlas_agents.providers.base import Request
+from atlas_agents.providers.base import Dialect, Request
 from atlas_agents.providers.catalogue import ModelProfile
-from atlas_agents.providers.settings import EFFORTS, Effort, ModelSettings
+from atlas_agents.providers.settings import EFFORT_BUDGETS, EFFORTS, Effort, ModelSettings
 
 logger = logging.getLogger(__name__)
 REASONING = "reasoning"
@@ -32,16 +32,18 @@ _SETTING_NAMES: dict[str, tuple[str, ...]] = {
     "cache": ("prompt_cache_key", "cache_control", "prompt_cache_options"),
 }
 """The fields under which vendors know a setting; an error that names one of them refuses that setting."""
+_OUTPUT_FIELDS = (
+    "output_config.format",
+    "output_format",
+    "response_format",
+    "text.format",
+    "response_json_schema",
+    "responseJsonSchema",
+    "response_schema",
+    "responseSchema",
+)
+"""The fields under which vendors take an output schema."""
 _SAMPLING = ("temperature", "top_p")
-_BUDGETS: dict[Effort, int] = {
-    "minimal": 1024,
-    "low": 2048,
-    "medium": 8192,
-    "high": 16_384,
-    "xhigh": 24_576,
-    "max": 32_768,
-}
-"""Tokens of reasoning that stand for a level, where a model takes one of them and was given the other."""
 _USUAL = EFFORTS.index("high")
 
 
@@ -77,7 +79,7 @@ def resolve_effort(settings: ModelSettings, profile: ModelProfile) -> ResolvedEf
         return ResolvedEffort(changed="the model does not reason")
     if profile.reasoning == "unknown":
         if isinstance(effort, int):
-            return ResolvedEffort(_nearest_level(effort, tuple(_BUDGETS)), effort)
+            return ResolvedEffort(_nearest_level(effort, EFFORTS[1:]), effort)
         return ResolvedEffort(effort)
     if profile.budget and (isinstance(effort, int) or not profile.efforts):
         return _resolve_budget(effort, settings.max_tokens, profile)
@@ -107,7 +109,7 @@ def _resolve_off(profile: ModelProfile) -> ResolvedEffort:
 
 def _resolve_budget(effort: Effort | int, max_tokens: int | None, profile: ModelProfile) -> ResolvedEffort:
     """Return a budget within the limits of the model and below `max_tokens`, which includes it."""
-    wanted = effort if isinstance(effort, int) else _BUDGETS[effort]
+    wanted = effort if isinstance(effort, int) else EFFORT_BUDGETS[effort]
     budget = max(min(wanted, profile.max_budget or wanted), profile.min_budget)
     if max_tokens is not None and budget >= max_tokens:
         budget = max_tokens - 1
@@ -118,7 +120,7 @@ def _resolve_budget(effort: Effort | int, max_tokens: int | None, profile: Model
 
 
 def _nearest_level(budget: int, levels: tuple[Effort, ...]) -> Effort:
-    return min(levels, key=lambda level: abs(_BUDGETS[level] - budget))
+    return min(levels, key=lambda level: abs(EFFORT_BUDGETS[level] - budget))
 
 
 def reasons(effort: ResolvedEffort, profile: ModelProfile) -> bool:
@@ -136,8 +138,8 @@ class Adaptation:
         self._refused: dict[str, frozenset[str]] = {}
         self._warned: set[tuple[str, str]] = set()
 
-    def adapt(self, request: Request, model: str, profile: ModelProfile) -> Request:
-        """Return the request without settings that the model refuses."""
+    def adapt(self, request: Request, model: str, profile: ModelProfile, dialect: Dialect = "plain") -> Request:
+        """Return the request without settings that the model refuses, its output schema in the server's dialect."""
         refused = self._refused.get(model, frozenset())
         settings = request.settings
         known = {name for name in _SAMPLING if profile.sampling == "no" and getattr(settings, name) is not None}
@@ -150,7 +152,12 @@ class Adaptation:
             changes["tool_choice"] = "none" if request.tool_choice == "none" else "auto"
         if refused - request.without:
             changes["without"] = request.without | refused
-        return msgspec.structs.replace(request, **changes) if changes else request
+        adapted = msgspec.structs.replace(request, **changes) if changes else request
+        if adapted.output is None:
+            return adapted
+        from atlas_agents.providers import schemas
+
+        return schemas.fit_output(adapted, profile, dialect, refused=OUTPUT_SCHEMA in adapted.without)
 
     def learn(self, error: ProviderError, request: Request, model: str) -> bool:
         """Remember what this error refuses; return whether the request can be sent again without it."""
@@ -174,6 +181,14 @@ def _without(settings: ModelSettings, names: frozenset[str] | set[str]) -> Model
     return msgspec.structs.replace(settings, **{name: () if name == "stop" else None for name in names})
 
 
+def _is_about_output(error: ProviderError, message: str) -> bool:
+    """Return whether an error is about the output schema, and not about that of a tool."""
+    if any(field in error.param or field in message for field in _OUTPUT_FIELDS):
+        return True
+    is_about_tool = error.param.startswith("tools") or any(word in message for word in ("tools.", "function", "tool "))
+    return (error.code == "invalid_json_schema" or "schema" in message.lower()) and not is_about_tool
+
+
 def _find_refused(error: ProviderError, request: Request) -> str | None:
     """Return the setting that an error is about, if the request has it."""
     message = str(error)
@@ -185,6 +200,6 @@ def _find_refused(error: ProviderError, request: Request) -> str | None:
             return name
     if request.tool_choice not in ("auto", "none") and (error.param == "tool_choice" or "tool_choice" in message):
         return FORCED_TOOL
-    if request.output is not None and (error.code == "invalid_json_schema" or "schema" in message.lower()):
+    if request.output is not None and _is_about_output(error, message):
         return OUTPUT_SCHEMA
     return None

@@ -25,6 +25,7 @@ from atlas_agents.core.messages import (
 )
 from atlas_agents.core.text import SurrogateJoiner, clean, wire_name
 from atlas_agents.providers import base, http
+from atlas_agents.providers.catalogue import ModelProfile
 
 _STOP: dict[str, base.StopReason] = {
     "end_turn": "stop",
@@ -386,6 +387,9 @@ class AnthropicProvider(http.HttpProvider):
 
     def _authorize(self, key: str) -> dict[str, str]:
         return {"x-api-key": key}
+
+    def _output_dialect(self, profile: ModelProfile) -> base.Dialect:
+        return "anthropic"
 
     def stream(self, request: base.Request) -> AsyncGenerator[base.Chunk, None]:
         """Send a request to the Messages API and yield its chunks."""

@@ -66,11 +66,21 @@ class Capabilities(msgspec.Struct, frozen=True):
     structured: bool = False
 
 
-class OutputSpec(msgspec.Struct, frozen=True):
-    """Structured output: a JSON schema and its name."""
+Dialect: TypeAlias = Literal["plain", "anthropic", "openai", "gemini"]
+"""Rules that a server applies to an output schema; "plain" for servers that take any schema with an object as root."""
+
+
+class OutputSpec(msgspec.Struct, frozen=True, dict=True):
+    """Structured output: a JSON schema and its name. `__dict__` caches it in the form of each vendor.
+
+    `strict` if the vendor is to enforce the schema. With `json_mode` the schema is in the system prompt instead, and
+    only the format of the answer is enforced. See `providers/schemas.py`.
+    """
 
     name: str
     schema: dict[str, Any]
+    strict: bool = False
+    json_mode: bool = False
 
 
 class Request(msgspec.Struct, frozen=True):

@@ -23,7 +23,7 @@ from atlas_agents.core.http import open_session
 from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.core.text import clean, is_distinctive
 from atlas_agents.providers.adaptation import Adaptation
-from atlas_agents.providers.base import Capabilities, Chunk, Request, classify_response
+from atlas_agents.providers.base import Capabilities, Chunk, Dialect, Request, classify_response
 from atlas_agents.providers.catalogue import ModelProfile, find_profile
 
 logger = logging.getLogger(__name__)
@@ -569,6 +569,10 @@ class HttpProvider:
         """Return the rules of a model of this provider."""
         return find_profile(self.profile or model)
 
+    def _output_dialect(self, profile: ModelProfile) -> Dialect:
+        """Return the rules for output schemas; see `providers/schemas.py`."""
+        return "plain"
+
     def _exchange(
         self,
         url: str,
@@ -580,12 +584,13 @@ class HttpProvider:
     ) -> AsyncGenerator[Chunk, None]:
         """Send a request as far as the model accepts it; what it refuses is dropped and the rest is sent again."""
         adaptation, profile = self._adaptation, self.find_profile(model)
+        dialect = self._output_dialect(profile)
 
         def correct(error: ProviderError) -> bytes | None:
             known = adaptation.learn(error, request, model)
-            return encode(adaptation.adapt(request, model, profile)) if known else None
+            return encode(adaptation.adapt(request, model, profile, dialect)) if known else None
 
-        body = encode(adaptation.adapt(request, model, profile))
+        body = encode(adaptation.adapt(request, model, profile, dialect))
         return exchange(self._http, url, headers, body, reader, self.key, correct)
 
     async def close(self) -> None:

@@ -13,6 +13,7 @@ from atlas_agents.core.json import encode
 from atlas_agents.core.messages import File, Image, Message, Text, ToolCall, ToolSpec, memo
 from atlas_agents.core.text import SurrogateJoiner, clean, wire_name
 from atlas_agents.providers import base, http
+from atlas_agents.providers.catalogue import ModelProfile
 
 _STOP: dict[str, base.StopReason] = {
     "stop": "stop",
@@ -250,9 +251,15 @@ def _settings(request: base.Request, official: bool) -> dict[str, Any]:
         named_tool = {"type": "function", "function": {"name": wire_name(request.tool_choice)}}
         fields["tool_choice"] = request.tool_choice if request.tool_choice in ("none", "required") else named_tool
     if request.output:
-        schema = {"name": request.output.name, "schema": request.output.schema}
-        fields["response_format"] = {"type": "json_schema", "json_schema": schema}
+        fields["response_format"] = _encode_output(request.output)
     return fields
+
+
+def _encode_output(output: base.OutputSpec) -> dict[str, Any]:
+    if output.json_mode:
+        return {"type": "json_object"}
+    schema: dict[str, Any] = {"name": output.name, "schema": output.schema}
+    return {"type": "json_schema", "json_schema": {**schema, "strict": True} if output.strict else schema}
 
 
 def _encode_tool(tool: ToolSpec) -> bytes:
@@ -324,6 +331,9 @@ class OpenAIProvider(http.HttpProvider):
         """Send a request to the chat completions API and yield its chunks."""
         model = request.model or self.model
         return self._stream_model(request, model) if model else self._stream_first_model(request)
+
+    def _output_dialect(self, profile: ModelProfile) -> base.Dialect:
+        return "openai" if self.is_official or profile.strict_tools else "plain"
 
     def _stream_model(self, request: base.Request, model: str) -> AsyncGenerator[base.Chunk, None]:
         url = f"{self.base_url}/chat/completions"
