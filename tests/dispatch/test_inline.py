@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from atlas_agents import Cancelled
-from atlas_agents.agents.options import SamplingOptions
 from atlas_agents.core.store import AcceptRun, PutSession, StopRun
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.storage.sqlite import SqliteStore
@@ -29,7 +28,7 @@ async def test_resumed_turn_keeps_its_sampling_options(tmp_path: Path) -> None:
         await store.open()
         async with in_memory_atlas(model, [look], store=store) as atlas, asyncio.timeout(5):
             if not await atlas.recover():
-                atlas.send("go", session="s", sampling=SamplingOptions(temperature=0.25, max_tokens=7))
+                atlas.send("go", session="s", settings={"temperature": 0.25, "max_tokens": 7})
             await called.wait()
             called.clear()
         await store.close()

@@ -8,7 +8,7 @@ import msgspec
 
 from atlas_agents.agents.context import Context, Rule
 from atlas_agents.agents.loop import run_turn
-from atlas_agents.agents.options import AgentSettings, Mode
+from atlas_agents.agents.options import AgentSettings, Mode, TurnOptions, read_turn_settings
 from atlas_agents.agents.run import CallResult, session_lock
 from atlas_agents.agents.runtime import AgentRuntime
 from atlas_agents.core.errors import ConfigError, ProviderError
@@ -17,7 +17,7 @@ from atlas_agents.core.metadata import Metadata
 from atlas_agents.providers.base import Provider
 from atlas_agents.providers.failover import RetryPolicy, Route
 from atlas_agents.providers.registry import Model, parse_model_ref
-from atlas_agents.providers.settings import ModelSettings, read_settings
+from atlas_agents.providers.settings import GivenSettings, ModelSettings, read_settings
 from atlas_agents.tools.tool import Function, Tool
 
 
@@ -64,7 +64,7 @@ class Agent:
         providers: Sequence[Model] | None = None,
         retry: RetryPolicy | None = None,
         system_prompt: str = "",
-        settings: ModelSettings | Mapping[str, Any] | None = None,
+        settings: GivenSettings | None = None,
         temperature: float | None = None,
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
@@ -185,16 +185,20 @@ class Agent:
     def messages(self, messages: Iterable[Message]) -> None:
         self._context.messages = messages
 
-    async def call(self, prompt: str | Message) -> CallResult:
+    async def call(self, prompt: str | Message, *, settings: GivenSettings | None = None) -> CallResult:
         """Run a turn without an Atlas and add its messages to `agent.messages`.
 
-        A provider error is not raised: `success` is False and `error` has the reason.
+        `settings` are model settings that take precedence over the agent's. A provider error is not raised: `success`
+        is False and `error` has the reason.
         """
         if self._runtime is None:
             self._runtime = AgentRuntime(find_agent=dict[str, Agent]().get)
         conversation, inherited = self._context.as_conversation()
         lock = session_lock(self._context)
-        run = self._runtime.create_run(self, self._context, conversation, lock=lock, inherited_messages=inherited)
+        options = TurnOptions(settings=read_turn_settings(settings))
+        run = self._runtime.create_run(
+            self, self._context, conversation, options=options, lock=lock, inherited_messages=inherited
+        )
         try:
             await run_turn(run, user(prompt) if isinstance(prompt, str) else prompt)
         except ProviderError as error:
@@ -211,10 +215,11 @@ class Agent:
         return f"Agent({self.id!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as a copy for worker processes, without models, which hold API keys, and without tools."""
-        settings = msgspec.structs.asdict(self._settings)
-        del settings["models"]
-        return partial(Agent, **settings, metadata=self.metadata.all()), ()
+        """Pickle as a copy for worker processes, without models and headers, which hold keys, and without tools."""
+        fields = msgspec.structs.asdict(self._settings)
+        del fields["models"]
+        settings = msgspec.structs.replace(fields.pop("model_settings"), extra_headers={})
+        return partial(Agent, **fields, settings=settings, metadata=self.metadata.all()), ()
 
 
 def agent(id: str, **options: Any) -> Agent:
@@ -224,7 +229,7 @@ def agent(id: str, **options: Any) -> Agent:
 
 def _combine_settings(
     agent_id: str,
-    settings: ModelSettings | Mapping[str, Any] | None,
+    settings: GivenSettings | None,
     temperature: float | None,
     max_tokens: int | None,
     stop: Sequence[str],

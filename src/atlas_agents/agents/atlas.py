@@ -11,7 +11,7 @@ from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.history import History
 from atlas_agents.agents.hooks import Interceptor
 from atlas_agents.agents.jobs import Jobs
-from atlas_agents.agents.options import Mode, SamplingOptions, TurnOptions, WhenBusy
+from atlas_agents.agents.options import Mode, TurnOptions, WhenBusy, read_turn_settings
 from atlas_agents.agents.run import RunResult
 from atlas_agents.agents.runtime import AgentRuntime
 from atlas_agents.agents.sessions import Sessions
@@ -28,6 +28,7 @@ from atlas_agents.core.tenancy import AgentInfo, Delegation, TeamServices, Tenan
 from atlas_agents.dispatch.base import Dispatcher, Inline
 from atlas_agents.providers.base import Price
 from atlas_agents.providers.registry import Registry
+from atlas_agents.providers.settings import GivenSettings
 from atlas_agents.tools.approvals import Approvals, Approve
 from atlas_agents.tools.audit import AuditLog
 from atlas_agents.tools.limits import Limits
@@ -231,13 +232,19 @@ class Atlas:
         mode: Mode | None = None,
         when_busy: WhenBusy = "queue",
         idempotency_key: str = "",
+        settings: GivenSettings | None = None,
     ) -> Message:
         """Run one turn and return the answer.
 
         `output` is a JSON schema or Python type that the answer must match; for the other options see `send`.
         """
         options = TurnOptions(
-            output=output, model=model, mode=mode or "", when_busy=when_busy, idempotency_key=idempotency_key
+            output=output,
+            model=model,
+            mode=mode or "",
+            when_busy=when_busy,
+            idempotency_key=idempotency_key,
+            settings=read_turn_settings(settings),
         )
         if idempotency_key or when_busy == "interrupt":
             stream = self.start_turn(message, options, session=session, agent_id=agent_id, user=user)
@@ -260,7 +267,7 @@ class Atlas:
         when_busy: WhenBusy = "queue",
         idempotency_key: str = "",
         asks: bool = True,
-        sampling: SamplingOptions | None = None,
+        settings: GivenSettings | None = None,
         chain: Chain = NO_CHAIN,
     ) -> AtlasStream:
         """Start one turn and return its stream; `await stream.accepted()` waits until the message is accepted.
@@ -276,7 +283,7 @@ class Atlas:
             when_busy: While another turn of the session runs: queue this one, reject it, or interrupt the earlier ones.
             idempotency_key: Repeating a key in a stored session returns the turn that first used it.
             asks: Whether people can be asked; if not, calls that need approval are refused with an error for the model.
-            sampling: Overrides temperature and token limit as far as the agent's settings allow.
+            settings: Model settings such as `{"effort": "high"}`, which take precedence over the agent's.
             chain: The delegation that the turn belongs to.
         """
         options = TurnOptions(
@@ -286,7 +293,7 @@ class Atlas:
             when_busy=when_busy,
             idempotency_key=idempotency_key,
             asks=asks,
-            sampling=sampling,
+            settings=read_turn_settings(settings),
             chain=chain,
         )
         return self.start_turn(message, options, session=session, agent_id=agent_id, user=user)
@@ -413,10 +420,15 @@ class Atlas:
         agent_id: str | None = None,
         output: Any = None,
         user: str = "",
+        settings: GivenSettings | None = None,
     ) -> RunResult:
         """Run one turn on these messages and return everything it produced; nothing is stored."""
         past, last = runner.split_messages(messages)
-        options = TurnOptions(output=output, max_rounds=msgspec.UNSET if max_rounds is None else max_rounds)
+        options = TurnOptions(
+            output=output,
+            max_rounds=msgspec.UNSET if max_rounds is None else max_rounds,
+            settings=read_turn_settings(settings),
+        )
         run = self._runner.create(Conversation(past), agent_id, options, user=user)
         reply = await self._runner.run(run, last)
         return RunResult(

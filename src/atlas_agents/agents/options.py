@@ -9,7 +9,7 @@ from atlas_agents.core.messages import ToolCall
 from atlas_agents.core.store import NO_CHAIN, Chain
 from atlas_agents.providers.failover import RetryPolicy
 from atlas_agents.providers.registry import Model
-from atlas_agents.providers.settings import DEFAULT_SETTINGS, ModelSettings
+from atlas_agents.providers.settings import DEFAULT_SETTINGS, GivenSettings, ModelSettings, read_settings
 
 Mode: TypeAlias = Literal["tools", "react", "plan"]
 """How a turn runs: with native tool calls, with tools as text (ReAct), or as plan-and-execute."""
@@ -46,21 +46,6 @@ class AgentSettings(msgspec.Struct, frozen=True):
             raise ConfigError(f"agent {self.id!r}: unknown mode {self.mode!r}, expected one of {', '.join(MODES)}")
 
 
-class SamplingOptions(msgspec.Struct, frozen=True):
-    """Sampling overrides of a caller, applied only as far as the agent's settings allow."""
-
-    temperature: float | None = None
-    max_tokens: int | None = None
-
-    def apply_to(self, settings: AgentSettings) -> AgentSettings:
-        """Return the settings with a temperature if they have none, and with the lower of both token limits."""
-        given = settings.model_settings
-        limits = [limit for limit in (given.max_tokens, self.max_tokens) if limit is not None]
-        temperature = self.temperature if given.temperature is None else given.temperature
-        changed = msgspec.structs.replace(given, temperature=temperature, max_tokens=min(limits) if limits else None)
-        return msgspec.structs.replace(settings, model_settings=changed)
-
-
 class HandoffPlan(msgspec.Struct, frozen=True, omit_defaults=True):
     """Which agents take part in a turn.
 
@@ -94,7 +79,8 @@ class TurnOptions(msgspec.Struct, frozen=True):
     """The delegation that the turn belongs to, if another agent requested it."""
     call: ToolCall | msgspec.UnsetType = msgspec.UNSET
     """The only tool call of a turn without a model."""
-    sampling: SamplingOptions | None = msgspec.field(default=None, name="wishes")
+    requested: ModelSettings | None = msgspec.field(default=None, name="wishes")
+    """Model settings that a client of the gateway requests, applied as far as the agent's own allow."""
     settings: ModelSettings | msgspec.UnsetType = msgspec.UNSET
     """Model settings that take precedence over the agent's."""
     max_rounds: int | msgspec.UnsetType = msgspec.UNSET
@@ -103,5 +89,16 @@ class TurnOptions(msgspec.Struct, frozen=True):
     idempotency_key: str = ""
     """A message with a key that the session has seen before is not accepted again."""
 
+    def apply_to(self, settings: ModelSettings) -> ModelSettings:
+        """Return the model settings of an agent as this turn changes them."""
+        if self.requested is not None:
+            settings = settings.fill(self.requested)
+        return settings if self.settings is msgspec.UNSET else settings.merge(self.settings)
+
 
 DEFAULT_OPTIONS = TurnOptions()
+
+
+def read_turn_settings(settings: GivenSettings | None) -> ModelSettings | msgspec.UnsetType:
+    """Return the model settings of a turn as its options hold them."""
+    return msgspec.UNSET if settings is None else read_settings(settings)

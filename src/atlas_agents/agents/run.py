@@ -350,8 +350,9 @@ class Run:
 
     def _fingerprint(self, message: Message, schema: str | None) -> str:
         """Hash what a repeated idempotency key must match."""
-        mode = [self.options.mode] if self.options.mode else []
-        matched = [self.settings.id, message.role, message.parts, schema, self.options.model, *mode]
+        options = self.options
+        chosen = [each for each in (options.mode, options.requested, options.settings) if each]
+        matched = [self.settings.id, message.role, message.parts, schema, options.model, *chosen]
         return hashlib.sha256(encode(matched)).hexdigest()
 
     def _acknowledge(self, accepted: Accepted) -> None:

@@ -178,7 +178,7 @@ class AgentRuntime:
         agent = self.find_agent(agent_id)
         if agent is None or agent_id == run.settings.id:
             return
-        settings, context = agent.settings, agent.context
+        settings, context = _with_model_settings(agent.settings, run.options), agent.context
         run.settings, run.context, run.inherited_messages = settings, context, context.messages
         run.provider = self._failover_for(agent, settings).for_turn(self.clock)
         others = settings.hands_off_to if run.handoffs + 1 < MAX_HANDOFFS else ()
@@ -299,11 +299,7 @@ def _settings_for(settings: AgentSettings, options: TurnOptions) -> AgentSetting
     """Check the options of a turn and return the agent's settings with them applied."""
     if options.when_busy not in WHEN_BUSY:
         raise ConfigError(f"unknown when_busy {options.when_busy!r}, expected one of {', '.join(WHEN_BUSY)}")
-    if options.sampling is not None:
-        settings = options.sampling.apply_to(settings)
-    if options.settings is not msgspec.UNSET:
-        merged = settings.model_settings.merge(options.settings)
-        settings = msgspec.structs.replace(settings, model_settings=merged)
+    settings = _with_model_settings(settings, options)
     if options.mode:
         settings = msgspec.structs.replace(settings, mode=options.mode)
     if options.max_rounds is not msgspec.UNSET:
@@ -311,6 +307,11 @@ def _settings_for(settings: AgentSettings, options: TurnOptions) -> AgentSetting
             raise ConfigError(f"max_rounds must be at least 1, got {options.max_rounds}")
         settings = msgspec.structs.replace(settings, max_rounds=options.max_rounds)
     return settings
+
+
+def _with_model_settings(settings: AgentSettings, options: TurnOptions) -> AgentSettings:
+    changed = options.apply_to(settings.model_settings)
+    return settings if changed is settings.model_settings else msgspec.structs.replace(settings, model_settings=changed)
 
 
 def hand_off_tool(targets: Sequence[AgentSettings]) -> Tool:

@@ -1,5 +1,6 @@
 """Model settings: how a model generates its answer. Each wire maps them to the fields that its vendor knows."""
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -12,7 +13,21 @@ Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh",
 EFFORTS: tuple[Effort, ...] = get_args(Effort)
 Cache: TypeAlias = Literal["off", "5m", "1h"]
 """How long a vendor keeps the beginning of a request for the next one."""
+EFFORT_BUDGETS: dict[Effort, int] = {
+    "none": 0,
+    "minimal": 1024,
+    "low": 2048,
+    "medium": 8192,
+    "high": 16_384,
+    "xhigh": 24_576,
+    "max": 32_768,
+}
+"""Tokens of reasoning that stand for a level, where a model takes one of them and was given the other."""
 _MIN_BUDGET = 1
+_OWN_FIELDS = ("model", "messages", "stream", "input", "contents")
+"""Fields of a body that only the request itself sets."""
+_OWN_HEADERS = ("connection", "content-length", "content-type", "host", "transfer-encoding")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class ModelSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
@@ -54,10 +69,31 @@ class ModelSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
             raise ConfigError(f"top_p must be above 0 and at most 1, got {self.top_p}")
         if self.max_tokens is not None and self.max_tokens < 1:
             raise ConfigError(f"max_tokens must be at least 1, got {self.max_tokens}")
-        if isinstance(self.effort, str) and self.effort not in EFFORTS:
-            raise ConfigError(f"effort must be one of {', '.join(EFFORTS)} or a number of tokens, got {self.effort!r}")
-        if isinstance(self.effort, int) and self.effort < _MIN_BUDGET:
-            raise ConfigError(f"effort as a number of tokens must be at least {_MIN_BUDGET}, got {self.effort}")
+        _check_names(self.effort, self.cache)
+        if isinstance(self.effort, int):
+            self._check_budget(self.effort)
+        if self.extra_body or self.extra_headers:
+            self._check_extras()
+
+    def _check_budget(self, budget: int) -> None:
+        if budget < _MIN_BUDGET:
+            raise ConfigError(f"effort as a number of tokens must be at least {_MIN_BUDGET}, got {budget}")
+        if self.max_tokens is not None and budget >= self.max_tokens:
+            raise ConfigError(
+                f"effort must be less than max_tokens, which includes the reasoning, "
+                f"got effort={budget} and max_tokens={self.max_tokens}"
+            )
+
+    def _check_extras(self) -> None:
+        if name := next((name for name in _OWN_FIELDS if name in self.extra_body), None):
+            raise ConfigError(f"extra_body cannot set {name!r}, which every request sets itself")
+        for name, value in self.extra_headers.items():
+            if name.lower() in _OWN_HEADERS:
+                raise ConfigError(f"extra_headers cannot set {name!r}, which every request sets itself")
+            if not _HEADER_NAME.fullmatch(name):
+                raise ConfigError(f"extra_headers: invalid header name {name!r}")
+            if not (value.isascii() and value.isprintable()):
+                raise ConfigError(f"extra_headers: the value of {name!r} has a character that headers cannot have")
 
     def merge(self, over: "ModelSettings") -> "ModelSettings":
         """Return these settings, with those that `over` sets in their place. Extra fields and headers are combined."""
@@ -67,13 +103,65 @@ class ModelSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
         for name in ("extra_body", "extra_headers"):
             if name in changed:
                 changed[name] = {**getattr(self, name), **changed[name]}
+        if over.max_tokens is not None and over.effort is None:
+            changed["effort"] = _lower_budget(self.effort, over.max_tokens)
         return msgspec.structs.replace(self, **changed) if changed else self
+
+    def fill(self, requested: "ModelSettings") -> "ModelSettings":
+        """Return these settings with what a caller requests where they allow it.
+
+        A setting that is set here stays, except that the lower effort and the lower number of tokens apply. Extra
+        fields and headers of the caller are ignored.
+        """
+        changed: dict[str, Any] = {
+            name: value
+            for name in ("temperature", "top_p", "seed", "service_tier", "parallel_tool_calls", "cache", "stop")
+            if (value := getattr(requested, name)) not in (None, ()) and getattr(self, name) in (None, ())
+        }
+        limits = [each for each in (self.max_tokens, requested.max_tokens) if each is not None]
+        changed["max_tokens"] = min(limits, default=None)
+        changed["effort"] = _lower_budget(_lower_effort(self.effort, requested.effort), changed["max_tokens"])
+        return msgspec.structs.replace(self, **changed)
+
+    def __repr__(self) -> str:
+        shown: list[str] = []
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value in (None, (), {}):
+                continue
+            if name == "extra_headers":  # they may carry a key
+                value = dict.fromkeys(self.extra_headers, "…")
+            shown.append(f"{name}={value!r}")
+        return f"ModelSettings({', '.join(shown)})"
+
+
+def _check_names(effort: object, cache: object) -> None:
+    if isinstance(effort, str) and effort not in EFFORTS:
+        raise ConfigError(f"effort must be one of {', '.join(EFFORTS)} or a number of tokens, got {effort!r}")
+    if isinstance(cache, str) and cache not in get_args(Cache):
+        raise ConfigError(f"cache must be one of {', '.join(get_args(Cache))}, got {cache!r}")
+
+
+def _lower_effort(first: Effort | int | None, second: Effort | int | None) -> Effort | int | None:
+    if first is None or second is None:
+        return second if first is None else first
+    tokens, others = [each if isinstance(each, int) else EFFORT_BUDGETS[each] for each in (first, second)]
+    return first if tokens <= others else second
+
+
+def _lower_budget(effort: Effort | int | None, max_tokens: int | None) -> Effort | int | None:
+    """Return an effort that leaves room for an answer."""
+    if not isinstance(effort, int) or max_tokens is None or effort < max_tokens:
+        return effort
+    return max_tokens - 1 if max_tokens > _MIN_BUDGET else None
 
 
 DEFAULT_SETTINGS = ModelSettings()
+GivenSettings: TypeAlias = ModelSettings | Mapping[str, Any]
+"""Model settings as a caller may write them."""
 
 
-def read_settings(value: ModelSettings | Mapping[str, Any] | None) -> ModelSettings:
+def read_settings(value: GivenSettings | None) -> ModelSettings:
     """Return settings given as such or as a mapping; an unknown name or an invalid value is a ConfigError."""
     if value is None:
         return DEFAULT_SETTINGS
@@ -82,6 +170,7 @@ def read_settings(value: ModelSettings | Mapping[str, Any] | None) -> ModelSetti
     known = ModelSettings.__struct_fields__
     if unknown := [str(name) for name in value if name not in known]:
         raise ConfigError(f"unknown model setting {unknown[0]!r}; known settings: {', '.join(known)}")
+    _check_names(value.get("effort"), value.get("cache"))
     try:
         return msgspec.convert(dict(value), ModelSettings)
     except msgspec.ValidationError as error:

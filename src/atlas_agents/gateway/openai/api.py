@@ -94,7 +94,7 @@ async def start(
         raise bad_request(
             "x-atlas-approvals 'wait' requires a session: send the header X-Atlas-Session", "x-atlas-approvals"
         )
-    options = TurnOptions(output=schema.output_of(body), asks=asks == "wait", sampling=schema.sampling_of(body))
+    options = TurnOptions(output=schema.output_of(body), asks=asks == "wait", requested=schema.settings_of(body))
     user = grant.principal.id
     if session:
         _, stream = await hub.submit_turn(

@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from atlas_agents.agents.options import SamplingOptions
 from atlas_agents.agents.output import Output
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.json import parse_object
@@ -26,6 +25,7 @@ from atlas_agents.core.messages import (
 from atlas_agents.core.messages import user as user_message
 from atlas_agents.core.text import clean
 from atlas_agents.gateway.http_errors import bad_request
+from atlas_agents.providers.settings import DEFAULT_SETTINGS, Effort, ModelSettings
 
 Tokens: TypeAlias = Annotated[int, Meta(ge=1)]
 FinishReason: TypeAlias = Literal["stop", "length", "content_filter"]
@@ -101,6 +101,12 @@ class CompletionRequest(msgspec.Struct, frozen=True):
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
     max_tokens: Tokens | None = None
     max_completion_tokens: Tokens | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    stop: str | Annotated[list[str], Meta(max_length=16)] | None = None
+    seed: int | None = None
+    service_tier: Annotated[str, Meta(max_length=40)] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: Effort | None = None
     user: Annotated[str, Meta(max_length=200)] | None = None
 
 
@@ -195,8 +201,20 @@ def check_supported(body: CompletionRequest) -> None:
         raise bad_request("the last message must have the role 'user'", "messages")
 
 
-def sampling_of(body: CompletionRequest) -> SamplingOptions:
-    return SamplingOptions(body.temperature, body.max_completion_tokens or body.max_tokens)
+def settings_of(body: CompletionRequest) -> ModelSettings | None:
+    """Return the model settings that a request asks for; None if it has none."""
+    stop = [body.stop] if isinstance(body.stop, str) else body.stop or ()
+    requested = ModelSettings(
+        temperature=body.temperature,
+        top_p=body.top_p or None,
+        max_tokens=body.max_completion_tokens or body.max_tokens,
+        stop=tuple(each for each in stop if each),
+        seed=body.seed,
+        service_tier=body.service_tier,
+        parallel_tool_calls=body.parallel_tool_calls,
+        effort=body.reasoning_effort,
+    )
+    return None if requested == DEFAULT_SETTINGS else requested
 
 
 def output_of(body: CompletionRequest) -> dict[str, Any] | None:
