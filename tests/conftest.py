@@ -1,7 +1,6 @@
 """Rules for every test: no network beyond loopback, no settings from the host, bytecode files for child processes."""
 
 import gc
-import importlib.util
 import ipaddress
 import os
 import signal
@@ -18,23 +17,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # shells set this for bac
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-# Each test worker imports all test files, but only one or two run the tests that need these libraries.
-_SLOW_IMPORTS = ("aiogram", "anthropic")
 _SETTINGS = ("OPENAI_", "ANTHROPIC_", "ATLAS_", "BRAVE_", "TAVILY_", "EXA_", "SEARXNG_")
-
-
-def _import_lazily(name: str) -> None:
-    """Make `import name` return a module that is loaded when one of its attributes is first used."""
-    spec = importlib.util.find_spec(name)
-    if name in sys.modules or spec is None or spec.loader is None:
-        return
-    spec.loader = importlib.util.LazyLoader(spec.loader)
-    sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(sys.modules[name])
-
-
-for _name in _SLOW_IMPORTS:
-    _import_lazily(_name)
 
 
 class NetworkIsClosed(RuntimeError):

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import openai
 import pytest
 
@@ -193,6 +192,8 @@ async def test_openai_sdk_can_request_a_schema(make: Make) -> None:
 
 
 async def test_anthropic_sdk_streams(make: Make) -> None:
+    import anthropic  # slow to import
+
     endpoint = await make().endpoint()
     async with (
         anthropic.AsyncAnthropic(base_url=endpoint.url, api_key=endpoint.key.reveal()) as client,

@@ -1,24 +1,23 @@
-"""The double behaves like Telegram for aiogram, an independent client."""
+"""The double behaves like Telegram for aiogram, an independent client, which takes seconds to import."""
 
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
 
-import aiogram
 import pytest
 
 from bot_double import TOKEN, BotDouble, Fault, bot_double
 
 if TYPE_CHECKING:
-    import aiogram.exceptions
-    import aiogram.types
+    import aiogram
 
 WAIT = 15.0
 
 
 @asynccontextmanager
 async def aiogram_bot(double: BotDouble, token: str = TOKEN) -> "AsyncGenerator[aiogram.Bot, None]":
+    import aiogram
     from aiogram.client.session.aiohttp import AiohttpSession
     from aiogram.client.telegram import TelegramAPIServer
 
@@ -31,6 +30,9 @@ async def aiogram_bot(double: BotDouble, token: str = TOKEN) -> "AsyncGenerator[
 
 
 async def test_messages_entities_and_edits_are_read_as_they_were_sent() -> None:
+    import aiogram.exceptions
+    import aiogram.types
+
     async with bot_double() as double, aiogram_bot(double) as bot:
         ana = double.person(42, "Ana")
         assert (await bot.get_me()).username == "atlas_test_bot"
@@ -57,6 +59,9 @@ async def test_messages_entities_and_edits_are_read_as_they_were_sent() -> None:
 
 
 async def test_errors_are_those_that_aiogram_knows() -> None:
+    import aiogram.exceptions
+    import aiogram.types
+
     async with bot_double() as double, aiogram_bot(double) as bot:
         double.person(42, "Ana")
         double.person(43, "Ben")
@@ -79,6 +84,8 @@ async def test_errors_are_those_that_aiogram_knows() -> None:
 
 
 async def test_dispatcher_gets_each_update_once_and_can_answer_a_button() -> None:
+    import aiogram.types
+
     async with bot_double() as double, aiogram_bot(double) as bot:
         ana = double.person(42, "Ana")
         received: list[str] = []
@@ -111,6 +118,8 @@ async def test_dispatcher_gets_each_update_once_and_can_answer_a_button() -> Non
 
 
 async def test_second_poll_ends_the_first_with_a_conflict() -> None:
+    import aiogram.exceptions
+
     async with bot_double() as double, aiogram_bot(double) as bot:
         first = asyncio.create_task(bot.get_updates(timeout=10))
         await double.until(lambda: double.count("getUpdates") == 1)

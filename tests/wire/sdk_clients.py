@@ -2,10 +2,13 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
-import anthropic
 import openai
 from wire_setup import KEY
+
+if TYPE_CHECKING:
+    import anthropic
 
 
 @asynccontextmanager
@@ -16,5 +19,7 @@ async def openai_client(url: str) -> AsyncGenerator[openai.AsyncOpenAI]:
 
 @asynccontextmanager
 async def anthropic_client(url: str) -> "AsyncGenerator[anthropic.AsyncAnthropic]":
+    import anthropic  # slow to import
+
     async with anthropic.AsyncAnthropic(base_url=url, api_key=KEY, max_retries=0) as client:
         yield client
