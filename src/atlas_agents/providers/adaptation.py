@@ -5,6 +5,7 @@ again, and the refusal is remembered for that model. Either way there is one war
 """
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ import msgspec
 from atlas_agents.core.errors import ProviderError
 from atlas_agents.providers.base import Dialect, Request
 from atlas_agents.providers.catalogue import ModelProfile
+from atlas_agents.providers.schemas import fit_output
 from atlas_agents.providers.settings import EFFORT_BUDGETS, EFFORTS, Effort, ModelSettings
 
 logger = logging.getLogger(__name__)
@@ -20,6 +22,17 @@ REASONING = "reasoning"
 STRICT = "strict"
 OUTPUT_SCHEMA = "output schema"
 FORCED_TOOL = "tool_choice"
+_OWN_FIELDS = ("include", "reasoning.summary")
+"""Fields that a wire sends though no setting asks for them."""
+_REFUSED_REASONING = (
+    "thought signature",
+    "invalid_encrypted_content",
+    "encrypted content",
+    "items are not persisted when `store` is set to false",
+    "without its required following item",
+    "without its required 'reasoning' item",
+)
+"""What errors say that refuse returned reasoning: made by another model, or separated from the item after it."""
 _SETTING_NAMES: dict[str, tuple[str, ...]] = {
     "temperature": ("temperature",),
     "top_p": ("top_p", "topP"),
@@ -155,9 +168,14 @@ class Adaptation:
         adapted = msgspec.structs.replace(request, **changes) if changes else request
         if adapted.output is None:
             return adapted
-        from atlas_agents.providers import schemas
+        return fit_output(adapted, profile, dialect, refused=OUTPUT_SCHEMA in adapted.without)
 
-        return schemas.fit_output(adapted, profile, dialect, refused=OUTPUT_SCHEMA in adapted.without)
+    def drop(self, request: Request, model: str, names: Iterable[str]) -> Request:
+        """Return the request without settings that the API does not have."""
+        dropped = {name for name in names if getattr(request.settings, name) not in (None, ())}
+        for name in dropped:
+            self._warn(model, name, "the API does not have it")
+        return msgspec.structs.replace(request, settings=_without(request.settings, dropped)) if dropped else request
 
     def learn(self, error: ProviderError, request: Request, model: str) -> bool:
         """Remember what this error refuses; return whether the request can be sent again without it."""
@@ -181,6 +199,12 @@ def _without(settings: ModelSettings, names: frozenset[str] | set[str]) -> Model
     return msgspec.structs.replace(settings, **{name: () if name == "stop" else None for name in names})
 
 
+def refuses_reasoning(error: ProviderError) -> bool:
+    """Return whether an error refuses the reasoning that the request returned to the model."""
+    message = f"{error.code} {error}".lower()
+    return error.status in (400, 404) and any(phrase in message for phrase in _REFUSED_REASONING)
+
+
 def _is_about_output(error: ProviderError, message: str) -> bool:
     """Return whether an error is about the output schema, and not about that of a tool."""
     if any(field in error.param or field in message for field in _OUTPUT_FIELDS):
@@ -198,6 +222,8 @@ def _find_refused(error: ProviderError, request: Request) -> str | None:
             error.param in fields or any(f"{quote}{field}{quote}" in message for field in fields for quote in "`'\"")
         ):
             return name
+    if error.param in _OWN_FIELDS:
+        return error.param
     if request.tool_choice not in ("auto", "none") and (error.param == "tool_choice" or "tool_choice" in message):
         return FORCED_TOOL
     if request.output is not None and _is_about_output(error, message):

@@ -1,6 +1,5 @@
 """Anthropic Messages API: request encoder, stream decoder and provider."""
 
-import json
 from collections.abc import AsyncGenerator
 from functools import partial
 from typing import Any
@@ -240,7 +239,7 @@ class AnthropicReader:
             case _:
                 if block.pieces:
                     content = {**content, "input": http.read_plain(clean("".join(block.pieces)).encode())}
-                chunks.append(base.OpaqueChunk("anthropic", _make_encodable(content)))
+                chunks.append(base.OpaqueChunk("anthropic", base.make_encodable(content)))
 
     def _end_message(self, event: _Event) -> None:
         self._require(self._started, "message_delta before message_start")
@@ -261,18 +260,6 @@ class AnthropicReader:
     def _require(self, condition: bool, problem: str) -> None:
         if not condition:
             raise ProviderError(f"stream events out of order: {problem}", "protocol")
-
-
-def _make_encodable(block: dict[str, Any]) -> dict[str, Any]:
-    """Make a block safe to send again: lone surrogates are replaced, numbers that JSON cannot express are errors."""
-    try:
-        raw = encode(block)
-    except UnicodeEncodeError:
-        block = json.loads(clean(json.dumps(block, ensure_ascii=False)))
-        raw = encode(block)
-    if json.loads(raw) != block:
-        raise ProviderError("a block of the response is not valid JSON and could not be sent again", "protocol")
-    return block
 
 
 def _raw_arguments(call: ToolCall) -> str:

@@ -4,7 +4,7 @@ import json
 import math
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, cast, runtime_checkable
 
 import msgspec
@@ -50,11 +50,25 @@ _BY_NAME: dict[str, ProviderFault] = {
     "exceed_context_size_error": "context_length",
     "invalid_request_error": "bad_request",
     "not_found_error": "model_not_found",
+    "UNAUTHENTICATED": "auth",
+    "PERMISSION_DENIED": "auth",
+    "API_KEY_INVALID": "auth",
+    "RESOURCE_EXHAUSTED": "rate_limit",
+    "UNAVAILABLE": "overloaded",
+    "INTERNAL": "server",
+    "DEADLINE_EXCEEDED": "timeout",
+    "INVALID_ARGUMENT": "bad_request",
+    "FAILED_PRECONDITION": "bad_request",
+    "NOT_FOUND": "model_not_found",
     "model_not_found": "model_not_found",
 }
 _STATUS = re.compile("[1-5][0-9]{2}")
 _INVALID_CALL_FORMAT = "does not match the expected"  # llama.cpp's message when its model violates the format of a call
-_LENGTH_PHRASES = ("context length", "context window", "prompt is too long", "maximum context", "too many tokens")
+_LENGTH_PHRASES = (
+    *("context length", "context window", "prompt is too long", "maximum context", "too many tokens"),
+    *("maximum number of tokens", "context limit", "context size", "maximum prompt length", "input is too long"),
+    "reduce the length of the messages",
+)
 OMITTED_NOTE = "[omitted: content at a non-public address]"
 
 
@@ -225,6 +239,18 @@ def dump_arguments(value: object) -> str:
     return json.dumps(value)
 
 
+def make_encodable(block: dict[str, Any]) -> dict[str, Any]:
+    """Make a block safe to send again: lone surrogates are replaced, numbers that JSON cannot express are errors."""
+    try:
+        raw = encode(block)
+    except UnicodeEncodeError:
+        block = json.loads(clean(json.dumps(block, ensure_ascii=False)))
+        raw = encode(block)
+    if json.loads(raw) != block:
+        raise ProviderError("a block of the response is not valid JSON and could not be sent again", "protocol")
+    return block
+
+
 def build_tool_call(id: str, name: str, raw: str, *, truncated: bool) -> ToolCall:
     """Build a tool call with strictly parsed arguments; invalid or truncated arguments are kept as raw text."""
     raw = clean(raw)
@@ -247,9 +273,14 @@ def classify_response(status: int, body: object, headers: Mapping[str, str]) -> 
         kind = "protocol"
     if status == 404 or (kind == "bad_request" and fault == "model_not_found"):
         kind = "model_not_found"
+    if kind == "bad_request" and fault == "auth":
+        kind = "auth"
     text = f"HTTP {status}: {message}" if message else f"HTTP {status}"
-    code, param = names[0] if names else "", _read_param(body)
-    return ProviderError(text, kind, status=status, retry_after=retry_after(headers), code=code, param=param)
+    code, param = next((name for name in names if not name.isdigit()), ""), _read_param(body)
+    wait = retry_after(headers)
+    return ProviderError(
+        text, kind, status=status, retry_after=_read_delay(body) if wait is None else wait, code=code, param=param
+    )
 
 
 def classify_error_event(body: object) -> ProviderError:
@@ -261,7 +292,10 @@ def classify_error_event(body: object) -> ProviderError:
         kind = _BY_STATUS.get(status) or ("bad_request" if 400 <= status < 500 else "unknown")
     if kind == "bad_request" and _exceeds_context(message):
         kind = "context_length"
-    return ProviderError(message or "the provider reported an unspecified error", kind)
+    code = next((name for name in names if not name.isdigit()), "")
+    return ProviderError(
+        message or "the provider reported an unspecified error", kind, retry_after=_read_delay(body), code=code
+    )
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
@@ -290,20 +324,50 @@ def _parse_seconds(value: str | None) -> float | None:
 
 def _read_error(body: object) -> tuple[list[str], str]:
     """Extract (identifiers that may classify the error, its message) from the formats vendors use."""
-    if not isinstance(body, dict):
-        return [], clean(str(body))[:500].strip() if body else ""
-    outer = cast(dict[str, Any], body)
-    inner = outer.get("error", outer)
-    if not isinstance(inner, dict):
-        return [], clean(str(inner))[:500]
-    fields = cast(dict[str, Any], inner)
+    error = _unwrap_error(body)
+    if not isinstance(error, dict):
+        return [], clean(str(error))[:500].strip() if error else ""
+    fields = cast(dict[str, Any], error)
     names = [str(fields[name]) for name in ("code", "type", "status") if fields.get(name)]
-    return names, clean(str(fields.get("message") or ""))[:500]
+    return _read_reasons(fields) + names, clean(str(fields.get("message") or ""))[:500]
+
+
+def _unwrap_error(body: object) -> object:
+    """Return the error in a body. Google may send it in an array."""
+    if isinstance(body, list) and len(cast(list[object], body)) == 1:
+        body = cast(list[object], body)[0]
+    return cast(dict[str, Any], body).get("error", cast(object, body)) if isinstance(body, dict) else cast(object, body)
+
+
+def _read_details(error: object, kind: str) -> Iterator[dict[str, Any]]:
+    """Yield the details of a Google error that have this type, such as `RetryInfo`."""
+    details = cast(dict[str, Any], error).get("details") if isinstance(error, dict) else None
+    for detail in cast(list[Any], details) if isinstance(details, list) else ():
+        if isinstance(detail, dict) and str(cast(dict[str, Any], detail).get("@type")).endswith(f"google.rpc.{kind}"):
+            yield cast(dict[str, Any], detail)
+
+
+def _read_reasons(fields: dict[str, Any]) -> list[str]:
+    """Return what Google's details say more exactly than the status: the reason, and a quota of the day."""
+    reasons = [str(detail.get("reason")) for detail in _read_details(fields, "ErrorInfo")]
+    is_daily = any("PerDay" in str(detail.get("violations")) for detail in _read_details(fields, "QuotaFailure"))
+    return [*reasons, "insufficient_quota"] if is_daily else reasons
+
+
+def _read_delay(body: object) -> float | None:
+    """Return the seconds to wait from the details of a Google error."""
+    for detail in _read_details(_unwrap_error(body), "RetryInfo"):
+        return _parse_seconds(str(detail.get("retryDelay")).removesuffix("s"))
+    return None
 
 
 def _read_param(body: object) -> str:
-    error = cast(dict[str, Any], body).get("error") if isinstance(body, dict) else None
+    error = _unwrap_error(body)
     param = cast(dict[str, Any], error).get("param") if isinstance(error, dict) else None
+    for detail in _read_details(cast(object, error), "BadRequest"):
+        violations = cast(object, detail.get("fieldViolations"))
+        first: Any = cast(list[Any], violations)[0] if isinstance(violations, list) and violations else None
+        param = cast(dict[str, Any], first).get("field") if isinstance(first, dict) else None
     return clean(param)[:200] if isinstance(param, str) else ""
 
 

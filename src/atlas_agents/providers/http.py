@@ -22,7 +22,7 @@ from atlas_agents.core.errors import MissingKey, ProviderError
 from atlas_agents.core.http import open_session
 from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.core.text import clean, is_distinctive
-from atlas_agents.providers.adaptation import Adaptation
+from atlas_agents.providers.adaptation import REASONING, Adaptation, refuses_reasoning
 from atlas_agents.providers.base import Capabilities, Chunk, Dialect, Request, classify_response
 from atlas_agents.providers.catalogue import ModelProfile, find_profile
 
@@ -535,7 +535,7 @@ class HttpProvider:
         self.profile = profile
         address = base_url or settings.get(f"{prefix}_BASE_URL") or self.official_url
         self.base_url = address.rstrip("/").removesuffix(self.api_path)
-        self.key = _as_secret(api_key) or _as_secret(settings.secret(f"{prefix}_API_KEY"))
+        self.key = _as_secret(api_key) or _as_secret(self._read_key(settings))
         del api_key  # local variables may be logged with a traceback
         if not self.key and self.is_official:
             raise MissingKey(
@@ -544,6 +544,10 @@ class HttpProvider:
         self._http = HttpClient(timeouts, clock)
         self._adaptation = Adaptation()
         self._headers()  # checks the key
+
+    def _read_key(self, settings: Environment) -> str | None:
+        """Return the key that the environment sets."""
+        return settings.secret(f"{self.vendor.upper()}_API_KEY")
 
     def _headers(self, **others: str) -> RequestHeaders:
         """Return the headers of a request. They are not kept, because they carry the key."""
@@ -587,8 +591,12 @@ class HttpProvider:
         dialect = self._output_dialect(profile)
 
         def correct(error: ProviderError) -> bytes | None:
-            known = adaptation.learn(error, request, model)
-            return encode(adaptation.adapt(request, model, profile, dialect)) if known else None
+            nonlocal request
+            if REASONING not in request.without and refuses_reasoning(error):
+                request = msgspec.structs.replace(request, without=request.without | {REASONING})
+            elif not adaptation.learn(error, request, model):
+                return None
+            return encode(adaptation.adapt(request, model, profile, dialect))
 
         body = encode(adaptation.adapt(request, model, profile, dialect))
         return exchange(self._http, url, headers, body, reader, self.key, correct)
