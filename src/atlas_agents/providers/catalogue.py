@@ -48,6 +48,8 @@ class ModelProfile(msgspec.Struct, frozen=True):
     typed_output: Literal["schema", "json", "no"] = "schema"
     typed_with_tools: bool = True
     strict_tools: bool = False
+    signed_calls: bool = False
+    """Whether a returned tool call needs the vendor's signature. Such models also accept images in tool results."""
     cache_marks: bool = False
     """Whether the request marks what is to be cached."""
     min_cached_tokens: int = 1024
@@ -137,9 +139,15 @@ _RULES: tuple[tuple[str, ModelProfile], ...] = (
     ("o[134]", _gpt("o-series", "always", _LOW_HIGH, off="impossible")),
     ("gpt-oss", ModelProfile("gpt-oss", "always", _LOW_HIGH, off="impossible")),
     ("gpt-4|chatgpt-4", _gpt("GPT-4", "never", (), sampling="yes", off="omit", completion_tokens=False)),
-    ("gemini-4", _gemini("Gemini 4", "always", _LOW_HIGH, off="impossible", min_cached_tokens=6144)),
-    ("gemini-3.1-pro|gemini-3.[78]-flash", _gemini("Gemini 3", "always", _LOW_HIGH, off="impossible")),
-    ("gemini-3", _gemini("Gemini 3", "always", ("minimal", *_LOW_HIGH), off="impossible")),
+    (
+        "gemini-4",
+        _gemini("Gemini 4", "always", _LOW_HIGH, off="impossible", signed_calls=True, min_cached_tokens=6144),
+    ),
+    (
+        "gemini-3.1-pro|gemini-3.[78]-flash",
+        _gemini("Gemini 3", "always", _LOW_HIGH, off="impossible", signed_calls=True),
+    ),
+    ("gemini-3", _gemini("Gemini 3", "always", ("minimal", *_LOW_HIGH), off="impossible", signed_calls=True)),
     (
         "gemini-2.5-pro",
         _gemini(
@@ -166,7 +174,8 @@ _RULES: tuple[tuple[str, ModelProfile], ...] = (
             typed_with_tools=False,
         ),
     ),
-    ("gemini-", _gemini("Gemini", "never", (), typed_with_tools=False)),
+    ("gemini-[12][.-]", _gemini("Gemini", "never", (), typed_with_tools=False)),
+    ("gemini-", _gemini("Gemini", "always", _LOW_HIGH, off="impossible", signed_calls=True)),
     (
         "deepseek",
         ModelProfile(
