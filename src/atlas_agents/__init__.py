@@ -77,8 +77,10 @@ if TYPE_CHECKING:
         ToolCallChunk,
     )
     from atlas_agents.providers.failover import RetryPolicy
+    from atlas_agents.providers.gemini import GeminiProvider
     from atlas_agents.providers.http import Timeouts
     from atlas_agents.providers.openai import OpenAIProvider
+    from atlas_agents.providers.openai_responses import OpenAIResponsesProvider
     from atlas_agents.providers.rate_limits import RateLimit
     from atlas_agents.providers.registry import Balanced, ModelRef, parse_model_ref
     from atlas_agents.providers.settings import ModelSettings
@@ -130,6 +132,7 @@ __all__ = [
     "File",
     "Filled",
     "Form",
+    "GeminiProvider",
     "Happened",
     "History",
     "Image",
@@ -150,6 +153,7 @@ __all__ = [
     "NotPermitted",
     "Opaque",
     "OpenAIProvider",
+    "OpenAIResponsesProvider",
     "Part",
     "PermissionGrant",
     "Plan",
@@ -229,8 +233,10 @@ _HOMES = {
     "providers.anthropic": "AnthropicProvider",
     "providers.base": "Capabilities Chunk DoneChunk Price Provider Request TextChunk ThinkingChunk ToolCallChunk",
     "providers.failover": "RetryPolicy",
+    "providers.gemini": "GeminiProvider",
     "providers.http": "Timeouts",
     "providers.openai": "OpenAIProvider",
+    "providers.openai_responses": "OpenAIResponsesProvider",
     "providers.rate_limits": "RateLimit",
     "providers.registry": "Balanced ModelRef parse_model_ref",
     "providers.settings": "ModelSettings",

@@ -144,6 +144,13 @@ def reasons(effort: ResolvedEffort, profile: ModelProfile) -> bool:
     return asked or (profile.reasoning == "default" and not effort.off)
 
 
+def needs_responses(request: Request, profile: ModelProfile) -> bool:
+    """Return whether OpenAI's chat completions refuse this request, so that the Responses API has to serve it."""
+    if profile.chat_tools == "without_reasoning":
+        return bool(request.tools) and reasons(resolve_effort(request.settings, profile), profile)
+    return profile.chat_tools == "no"
+
+
 class Adaptation:
     """What the models of one provider refused."""
 

@@ -20,7 +20,7 @@ from atlas_agents.core.text import SurrogateJoiner, clean, wire_name
 from atlas_agents.providers import adaptation, base, http
 from atlas_agents.providers.catalogue import ModelProfile
 
-UNSUPPORTED = ("stop", "seed")
+_UNSUPPORTED = ("stop", "seed")
 """Settings that this API does not have."""
 _CACHE = "responses_bytes"
 _ENCRYPTED = "reasoning.encrypted_content"
@@ -339,7 +339,6 @@ def encode_request(request: base.Request, model: str, origin: str, profile: Mode
     messages = base.encode_messages(request.messages, key, partial(_encode_message, origin=origin))
     fields = _fields(request, profile)
     tools = [_encode_tool(tool) for tool in request.tools]
-    tools += [encode(tool) for tool in fields.pop("tools", ())]
     if request.system and "instructions" not in fields:
         messages.insert(0, encode({"role": "system", "content": request.system}))
     parts = [b'{"model":', encode(model), b',"stream":true,"store":false,"input":[', b",".join(messages), b"]"]
@@ -366,8 +365,6 @@ def _fields(request: base.Request, profile: ModelProfile) -> dict[str, Any]:
         fields |= _encode_choice(request)
     if request.output:
         fields["text"] = {"format": _encode_output(request.output)}
-    for name, value in settings.extra_body.items():
-        fields[name] = _combine(fields.get(name), value)
     return fields
 
 
@@ -380,15 +377,6 @@ def _encode_choice(request: base.Request) -> dict[str, Any]:
     elif choice != "auto":
         fields["tool_choice"] = {"type": "function", "name": wire_name(choice)}
     return fields
-
-
-def _combine(ours: Any, theirs: Any) -> Any:
-    """Return a field that both the request and `extra_body` have: objects are merged, lists joined."""
-    if isinstance(ours, dict) and isinstance(theirs, dict):
-        return cast(dict[str, Any], ours) | cast(dict[str, Any], theirs)
-    if isinstance(ours, list) and isinstance(theirs, list):
-        return cast(list[Any], ours) + cast(list[Any], theirs)
-    return theirs
 
 
 def _encode_effort(request: base.Request, profile: ModelProfile) -> dict[str, str]:
@@ -513,11 +501,14 @@ def _encode_part(part: Part) -> dict[str, Any] | None:
 
 
 def prepare(
-    base_url: str, model: str, profile: ModelProfile
-) -> tuple[str, Callable[[base.Request], bytes], http.StreamReader]:
-    """Return the address, the encoder and the decoder of one exchange."""
+    base_url: str, model: str, profile: ModelProfile, refused: adaptation.Adaptation
+) -> tuple[str, Callable[[base.Request], bytes], ResponsesReader]:
+    """Return how a model is asked at an address."""
     origin = find_origin(base_url, model)
-    encode_body = partial(encode_request, model=model, origin=origin, profile=profile)
+
+    def encode_body(request: base.Request) -> bytes:
+        return encode_request(refused.drop(request, model, _UNSUPPORTED), model, origin, profile)
+
     return f"{base_url}/responses", encode_body, ResponsesReader(origin)
 
 
@@ -540,6 +531,5 @@ class OpenAIResponsesProvider(http.HttpProvider):
             raise ProviderError(
                 "no model given: expected a name, for example OpenAIResponsesProvider('gpt-…')", "bad_request"
             )
-        request = self._adaptation.drop(request, model, UNSUPPORTED)
-        url, encode_body, reader = prepare(self.base_url, model, self.find_profile(model))
+        url, encode_body, reader = prepare(self.base_url, model, self.find_profile(model), self._adaptation)
         return self._exchange(url, self._headers(), request, model, encode_body, reader)

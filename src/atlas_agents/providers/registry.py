@@ -30,7 +30,9 @@ from atlas_agents.providers.rate_limits import NO_LIMIT, LocalRateLimiter, RateL
 MAX_WAIT = 60.0
 """Maximum seconds a request waits for capacity; beyond that it fails, and failover may try another model."""
 _COOLDOWNS = {"rate_limit": 15.0, "overloaded": 15.0, "quota": 600.0, "auth": 600.0}
-_VARIABLE_PREFIXES = {"http": "OPENAI"}
+_VARIABLE_PREFIXES = {"http": "OPENAI", "openai-responses": "OPENAI"}
+_OTHER_KEYS = {"google": "GEMINI_API_KEY"}
+"""Further variable of a provider's key, read if the first one is not set."""
 _SLOW_START_TIMEOUTS = Timeouts(first_byte=180, idle=60, total=900)  # a self-hosted server may load its model first
 Model: TypeAlias = str | base.Provider | Route | Callable[[base.Request], Any]
 """What an agent accepts as its model: a reference, a provider (with a model), or a callable."""
@@ -395,6 +397,8 @@ def split_environment(id: str, environment: Environment) -> list[Environment]:
     all."""
     prefix = _VARIABLE_PREFIXES.get(id, id.upper())
     key, url = f"{prefix}_API_KEY", f"{prefix}_BASE_URL"
+    if id in _OTHER_KEYS and not environment.secret(key):
+        key = _OTHER_KEYS[id]
     keys, urls = _split(environment.secret(key)), _split(environment.get(url))
     count = max(len(keys), len(urls))
     if count < 2:
@@ -456,9 +460,23 @@ def _create_http_provider(environment: Environment) -> base.Provider:
     return OpenAIProvider(base_url=url, environment=environment, id="http")
 
 
+def _create_google_provider(environment: Environment) -> base.Provider:
+    from atlas_agents.providers.gemini import GeminiProvider  # not needed by agents with other models
+
+    return GeminiProvider(environment=environment)
+
+
+def _create_responses_provider(environment: Environment) -> base.Provider:
+    from atlas_agents.providers.openai_responses import OpenAIResponsesProvider
+
+    return OpenAIResponsesProvider(environment=environment, id="openai-responses")
+
+
 _BUILT_IN_FACTORIES: dict[str, ProviderFactory] = {
     "openai": lambda environment: OpenAIProvider(environment=environment),
+    "openai-responses": _create_responses_provider,
     "anthropic": lambda environment: AnthropicProvider(environment=environment),
+    "google": _create_google_provider,
     "http": _create_http_provider,
     **{id: partial(SelfHostedProvider, server) for id, server in SELF_HOSTED.items()},
 }
