@@ -25,10 +25,12 @@ def environment(dotenv: Path | None = None, **values: Any) -> Environment:
     ("values", "known"),
     [
         ({}, []),
-        ({"OPENAI_API_KEY": KEY}, ["openai"]),
+        ({"OPENAI_API_KEY": KEY}, ["openai", "openai-responses"]),
         ({"ANTHROPIC_API_KEY": KEY}, ["anthropic"]),
-        ({"OPENAI_API_KEY": KEY, "ANTHROPIC_API_KEY": KEY}, ["openai", "anthropic"]),
-        ({"OPENAI_BASE_URL": "http://127.0.0.1:1/v1"}, ["openai", "http"]),
+        ({"GOOGLE_API_KEY": KEY}, ["google"]),
+        ({"GEMINI_API_KEY": KEY}, ["google"]),
+        ({"OPENAI_API_KEY": KEY, "ANTHROPIC_API_KEY": KEY}, ["openai", "openai-responses", "anthropic"]),
+        ({"OPENAI_BASE_URL": "http://127.0.0.1:1/v1"}, ["openai", "openai-responses", "http"]),
         ({"OPENAI_API_KEY": "  "}, []),
         ({"OPENAI_API_KEY": ""}, []),
     ],
@@ -55,7 +57,13 @@ def test_base_url_is_read_from_the_environment() -> None:
 
 
 @pytest.mark.parametrize(
-    ("id", "variable"), [("openai", "OPENAI_API_KEY"), ("anthropic", "ANTHROPIC_API_KEY"), ("http", "OPENAI_BASE_URL")]
+    ("id", "variable"),
+    [
+        ("openai", "OPENAI_API_KEY"),
+        ("anthropic", "ANTHROPIC_API_KEY"),
+        ("google", "GOOGLE_API_KEY"),
+        ("http", "OPENAI_BASE_URL"),
+    ],
 )
 def test_error_names_the_missing_setting(id: str, variable: str) -> None:
     with pytest.raises(MissingKey, match=variable):
@@ -63,7 +71,7 @@ def test_error_names_the_missing_setting(id: str, variable: str) -> None:
 
 
 def test_error_of_an_unknown_provider_lists_the_known_ones() -> None:
-    with pytest.raises(BadModelRef, match=r"unknown provider 'acme'; known providers: anthropic, http.*openai"):
+    with pytest.raises(BadModelRef, match=r"unknown provider 'acme'; known providers: anthropic, google, http.*openai"):
         Registry(environment()).provider("acme")
 
 

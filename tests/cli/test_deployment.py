@@ -30,7 +30,7 @@ DEPLOY = Path(__file__).parents[2] / "deploy"
 KUBERNETES = DEPLOY / "kubernetes"
 OLDEST, NEWEST = "1.30.0", "1.37.0"
 SECRETS = {"POSTGRES_PASSWORD": "p" * 32, "ATLAS_TOKEN": "t" * 32}
-OTHERS = {"POSTGRES_PASSWORD", "POSTGRES_USER", "POSTGRES_DB", "OPENAI_API_KEY", "ANTHROPIC_API_KEY"}
+OTHERS = {"POSTGRES_PASSWORD", "POSTGRES_USER", "POSTGRES_DB", "OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GOOGLE_API_KEY"}
 """Variables that are not settings of Atlas."""
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 programs = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])

@@ -153,7 +153,7 @@ def _endpoint(settings: Settings, registry: Registry) -> Embedder:
         return EndpointEmbedder(ref.model, base_url=settings.embeddings_url, key=settings.embeddings_key)
     provider: Any = registry.provider(ref.provider)
     base_url, key = getattr(provider, "base_url", None), getattr(provider, "key", None)
-    if not isinstance(base_url, str) or ref.provider == "anthropic":
+    if not isinstance(base_url, str) or ref.provider in ("anthropic", "google"):
         raise ConfigError(f"embeddings: provider {ref.provider!r} has no embeddings; set embeddings_url")
     return EndpointEmbedder(ref.model, base_url=base_url, key=key if isinstance(key, Secret) else None)
 

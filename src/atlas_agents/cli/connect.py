@@ -25,7 +25,9 @@ _RESTART_SECONDS = 15.0
 SessionOption = Annotated[str | None, typer.Option("--session", "-s", metavar="KEY", help="The session to use.")]
 ModelOption = Annotated[
     str | None,
-    typer.Option("--model", metavar="REF", help="Use this model directly: anthropic/…, openai/…, http/… or demo."),
+    typer.Option(
+        "--model", metavar="REF", help="Model to use directly: anthropic/…, openai/…, google/…, http/… or demo."
+    ),
 ]
 BaseUrlOption = Annotated[
     str | None,

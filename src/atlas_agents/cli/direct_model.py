@@ -29,6 +29,7 @@ from atlas_agents.workspace.build import LOCAL_MODEL
 
 _ANTHROPIC_MODEL = "anthropic/claude-opus-4-6"
 _OPENAI_MODEL = "openai/gpt-5.2"
+_GOOGLE_MODEL = "google/gemini-3.8-flash"
 _SYSTEM_PROMPT = "You talk with a person in a terminal. Be brief. Use a tool when it helps."
 _DEMO_DELAY = 0.03
 
@@ -75,6 +76,9 @@ def choose_model(model: str | None, base_url: str | None) -> ModelChoice:
         return _server(url.strip(), None, "OPENAI_BASE_URL is set", environment)
     if environment.secret("OPENAI_API_KEY"):
         return _named(_OPENAI_MODEL, "OPENAI_API_KEY is set", environment)
+    for name in ("GOOGLE_API_KEY", "GEMINI_API_KEY"):
+        if environment.secret(name):
+            return _named(_GOOGLE_MODEL, f"{name} is set", environment)
     return _named(LOCAL_MODEL, "no API key is set", environment)
 
 

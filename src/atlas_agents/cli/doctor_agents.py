@@ -25,7 +25,7 @@ from atlas_agents.providers.registry import Registry, parse_model_ref
 from atlas_agents.workspace.build import build_agent, resolve_models
 from atlas_agents.workspace.workspace import AgentSpec, Workspace
 
-_KEYS = ("ANTHROPIC_API_KEY", "OPENAI_API_KEY")
+_KEYS = ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GOOGLE_API_KEY", "GEMINI_API_KEY")
 _TELEGRAM_SECONDS = 8.0
 
 

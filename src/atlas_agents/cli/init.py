@@ -33,9 +33,10 @@ ask = ["*"]
 _ENVIRONMENT = """\
 # API keys and tokens. Copy this file to .env, and keep .env out of version control.
 
-# Keys for agents whose model starts with anthropic/ or openai/.
+# Keys for agents whose model starts with anthropic/, openai/ or google/.
 # ANTHROPIC_API_KEY=
 # OPENAI_API_KEY=
+# GOOGLE_API_KEY=
 
 # Your own OpenAI-compatible server, for models named http/…
 # OPENAI_BASE_URL=http://localhost:11434/v1

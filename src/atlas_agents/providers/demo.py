@@ -22,8 +22,8 @@ I can show you a few things:
 - `Think`: reasoning before the answer
 - `Stumble`: the connection breaks, the text is withdrawn and the answer starts again
 
-To use a real model, set `ANTHROPIC_API_KEY` or `OPENAI_API_KEY`, or point `OPENAI_BASE_URL` to your own server (for \
-Ollama `http://localhost:11434/v1`), and start `atlas chat` again.
+To use a real model, set `ANTHROPIC_API_KEY`, `OPENAI_API_KEY` or `GOOGLE_API_KEY`, or point `OPENAI_BASE_URL` to your \
+own server (for Ollama `http://localhost:11434/v1`), and start `atlas chat` again.
 """
 _WORDS = re.compile(r"\s*\S+\s*|\s+")
 _NUMBER = r"-?\d+(?:\.\d+)?"

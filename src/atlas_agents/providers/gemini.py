@@ -38,6 +38,7 @@ _FAILURES = frozenset(("MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "TOO_M
 _VENDOR = "google"
 _SKIP_VALIDATION = "skip_thought_signature_validator"
 """The vendor's documented signature for a call that its model did not make."""
+_MISSING_SETTINGS = ("parallel_tool_calls",)
 _MAX_REQUESTS = 32
 """Requests for one answer; twice as many as the longest answer needs."""
 _TOOL = "gemini_bytes"
@@ -535,7 +536,7 @@ class GeminiProvider(http.HttpProvider):
             raise ProviderError(
                 "no model given: expected a name, for example GeminiProvider('gemini-…')", "bad_request"
             )
-        return self._stream_model(request, model)
+        return self._stream_model(self._adaptation.drop(request, model, _MISSING_SETTINGS), model)
 
     async def _stream_model(self, request: base.Request, model: str) -> AsyncGenerator[base.Chunk, None]:
         """Stream an answer; one that is too long for a single request is continued in further ones."""
