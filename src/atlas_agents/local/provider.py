@@ -188,7 +188,7 @@ class LocalProvider:
             "Authorization": f"Bearer {header_value(endpoint.key, 'the local model')}",
         }
         url = f"{endpoint.url}/v1/chat/completions"
-        return exchange(self._http, url, headers, body, OpenAIReader(), endpoint.key)
+        return exchange(self._http, url, headers, body, OpenAIReader(), [endpoint.key])
 
 
 def local_provider(environment: Environment) -> LocalProvider:

@@ -371,6 +371,7 @@ class AnthropicProvider(http.HttpProvider):
     vendor = "Anthropic"
     official_url = "https://api.anthropic.com"
     api_path = "/v1"
+    path_model_fields = {"anthropic_version": "vertex-2023-10-16"}  # docs.anthropic.com/en/api/claude-on-vertex-ai
 
     def _authorize(self, key: str) -> dict[str, str]:
         return {"x-api-key": key}

@@ -10,16 +10,17 @@ import logging
 import os
 import re
 import weakref
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, ClassVar, Protocol, TypeVar
-from urllib.parse import urlsplit
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar, cast
+from urllib.parse import quote, urlsplit
 
 import msgspec
 
-from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
+from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, invoke
 from atlas_agents.core.errors import MissingKey, ProviderError
 from atlas_agents.core.http import open_session
+from atlas_agents.core.json import encode as encode_json
 from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.core.text import clean, is_distinctive
 from atlas_agents.providers.adaptation import REASONING, Adaptation, refuses_reasoning
@@ -35,8 +36,15 @@ _ERROR_BODY = 64 * 1024
 _SLICE = 16 * 1024
 _USAGE_TIMEOUT = 2.0
 _EOF_TIMEOUT = 0.1
+_KEY_TIMEOUT = 30.0
+_JOINED_HEADERS = ("anthropic-beta",)
+"""Headers whose values are lists: one of the settings is added to that of the request."""
 _DESCRIPTOR_WAITS = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Seconds to wait for a file descriptor before an attempt to connect fails."""
+
+
+KeyFunction: TypeAlias = Callable[[], str | Awaitable[str]]
+"""A sync or async function that returns the current key. It is called for every request, so it should cache."""
 
 
 class EventSplitter:
@@ -394,20 +402,21 @@ class StreamReader(Protocol):
 async def exchange(
     http: HttpClient,
     url: str,
-    headers: Mapping[str, str],
+    headers: Mapping[str, str] | Callable[[], Awaitable[Mapping[str, str]]],
     body: bytes,
     reader: StreamReader,
-    key: Secret | None,
+    keys: Sequence[Secret],
     correct: Callable[[ProviderError], bytes | None] | None = None,
 ) -> AsyncGenerator[Chunk, None]:
-    """Make one request. Raises ProviderError, with the key redacted from the server's message.
+    """Make one request. Raises ProviderError, with the keys redacted from the server's message.
 
-    `correct` is called with the error of a refused request; the body that it returns is sent instead, until it returns
-    None.
+    `headers` may be a function, which is called for each attempt and may add to `keys`. `correct` is called with the
+    error of a refused request; the body that it returns is sent instead, until it returns None.
     """
     try:
         while True:
-            async with http.request("POST", url, headers, body) as response:
+            sent = await headers() if callable(headers) else headers
+            async with http.request("POST", url, sent, body) as response:
                 if response.status != 200:
                     error = await _response_error(response)
                 elif response.headers.get("content-type", "").startswith("application/json"):
@@ -427,14 +436,15 @@ async def exchange(
                 raise error
             body = corrected
     except ProviderError as error:
-        remove_key(error, key)
+        remove_key(error, *keys)
         raise
 
 
-def remove_key(error: ProviderError, key: Secret | None) -> None:
-    """Redact the key from a server's message, unless it is too short to be searched for."""
-    if key and is_distinctive(key.reveal()) and key.reveal() in str(error):
-        error.args = (str(error).replace(key.reveal(), "[REDACTED]"),)
+def remove_key(error: ProviderError, *keys: Secret | None) -> None:
+    """Redact keys from a server's message, unless they are too short to be searched for."""
+    for key in keys:
+        if key and is_distinctive(key.reveal()) and key.reveal() in str(error):
+            error.args = (str(error).replace(key.reveal(), "[REDACTED]"),)
 
 
 async def _read_pieces(response: HttpResponse, reader: StreamReader) -> AsyncGenerator[bytes, None]:
@@ -498,36 +508,69 @@ def _as_secret(key: str | None) -> Secret | None:
     return Secret(key) if key else None
 
 
+def _add_headers(headers: Mapping[str, str], more: Mapping[str, str]) -> RequestHeaders:
+    """Return headers with others in place of those of the same name."""
+    if not more:
+        return RequestHeaders(headers)
+    found = {name.lower(): value for name, value in headers.items()}
+    added = {
+        name: f"{found[name.lower()]},{value}" if name.lower() in _JOINED_HEADERS and name.lower() in found else value
+        for name, value in more.items()
+    }
+    replaced = {name.lower() for name in more}
+    return RequestHeaders({**{name: each for name, each in headers.items() if name.lower() not in replaced}, **added})
+
+
+def _merge_fields(fields: dict[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Return JSON fields with others in their place; objects are merged."""
+    merged = dict(fields)
+    for name, value in more.items():
+        found = merged.get(name)
+        if isinstance(found, msgspec.Raw) and isinstance(value, dict):
+            found = msgspec.json.decode(found)
+        if isinstance(found, dict) and isinstance(value, dict):
+            merged[name] = _merge_fields(cast(dict[str, Any], found), cast(dict[str, Any], value))
+        else:
+            merged[name] = value
+    return merged
+
+
 class HttpProvider:
     """Base of the providers that talk to a vendor's API: address, key and connections.
 
     Args:
         model: Name of the model; required unless each request names one or the provider finds one.
-        base_url: Address of the API; by default the vendor's `…_BASE_URL` variable, then its own address.
-        api_key: Key; by default the vendor's `…_API_KEY` variable. Your own server may need none.
+        base_url: Address of the API; by default the vendor's `…_BASE_URL` variable, then its own address. One with
+            `{model}` in it is the whole address of a request, and the body does not name the model.
+        api_key: Key, or a function that returns the current one; by default the vendor's `…_API_KEY` variable. Your own
+            server may need none.
         timeouts: Timeouts of a request.
         clock: Source of time.
         environment: Settings to read instead of the process environment and `.env`.
         id: Name of the provider in references, errors and usage; by default the vendor's.
         profile: Name of the model whose rules apply, where `model` is a name of your own, such as a deployment.
+        key_header: Header that carries the key, if it is not the vendor's; `"Authorization"` sends a bearer token.
     """
 
     vendor: ClassVar[str]
     official_url: ClassVar[str]
     api_path: ClassVar[str] = ""
     """Path that requests add to the base URL, and that users may have added as well."""
+    path_model_fields: ClassVar[Mapping[str, Any]] = {}
+    """Fields of the body where the address names the model."""
 
     def __init__(
         self,
         model: str | None = None,
         *,
         base_url: str | None = None,
-        api_key: str | None = None,
+        api_key: str | KeyFunction | None = None,
         timeouts: Timeouts | None = None,
         clock: Clock = SYSTEM_CLOCK,
         environment: Environment | None = None,
         id: str | None = None,
         profile: str | None = None,
+        key_header: str | None = None,
     ) -> None:
         settings, prefix = environment or Environment(), self.vendor.upper()
         self.id = id or self.vendor.lower()
@@ -535,9 +578,13 @@ class HttpProvider:
         self.profile = profile
         address = base_url or settings.get(f"{prefix}_BASE_URL") or self.official_url
         self.base_url = address.rstrip("/").removesuffix(self.api_path)
-        self.key = _as_secret(api_key) or _as_secret(self._read_key(settings))
-        del api_key  # local variables may be logged with a traceback
-        if not self.key and self.is_official:
+        self._key_header = key_header
+        self._fetch_key = api_key if callable(api_key) else None
+        fixed = None if callable(api_key) else api_key or self._read_key(settings)
+        self.key = _as_secret(fixed)
+        """The fixed key."""
+        del api_key, fixed  # local variables may be logged with a traceback
+        if not self.key and self._fetch_key is None and self.is_official:
             raise MissingKey(
                 f"{self.vendor} API key missing: set {prefix}_API_KEY (in the environment or in .env) or pass api_key="
             )
@@ -553,8 +600,44 @@ class HttpProvider:
         """Return the headers of a request. They are not kept, because they carry the key."""
         headers = RequestHeaders({"Content-Type": "application/json", "Accept": "text/event-stream", **others})
         if self.key:
-            headers.update(self._authorize(header_value(self.key, self.vendor)))
+            headers.update(self._key_headers(header_value(self.key, self.vendor)))
         return headers
+
+    async def _current_headers(self, **others: str) -> RequestHeaders:
+        """Return the headers of a request with the current key."""
+        headers = self._headers(**others)
+        if self._fetch_key is not None:
+            headers.update(self._key_headers((await self._fetch_current(self._fetch_key)).reveal()))
+        return headers
+
+    async def _fetch_current(self, fetch: KeyFunction) -> Secret:
+        """Return the key that the function `api_key` returns; raises ProviderError if it is none."""
+        try:
+            async with asyncio.timeout(_KEY_TIMEOUT):
+                found: object = await invoke(fetch)
+        except ProviderError:
+            raise
+        except TimeoutError:
+            raise ProviderError(f"api_key of {self.id}: no key after {_KEY_TIMEOUT:g} s", "timeout") from None
+        except OSError as error:
+            raise ProviderError(f"api_key of {self.id}: {type(error).__name__}: {error}", "network") from error
+        except Exception as error:  # user code may raise anything
+            raise ProviderError(f"api_key of {self.id}: {type(error).__name__}: {error}", "auth") from error
+        if not isinstance(found, str) or not _is_header_value(found.strip()):
+            what = f"a {type(found).__name__}" if not isinstance(found, str) else "a blank or unprintable text"
+            del found  # local variables may be logged with a traceback
+            raise ProviderError(f"api_key of {self.id}: expected the function to return a key, got {what}", "auth")
+        return Secret(found.strip())
+
+    @property
+    def rotates_key(self) -> bool:
+        """Whether a function returns the key."""
+        return self._fetch_key is not None
+
+    def _key_headers(self, key: str) -> dict[str, str]:
+        if self._key_header is None:
+            return self._authorize(key)
+        return {self._key_header: f"Bearer {key}" if self._key_header.lower() == "authorization" else key}
 
     def _authorize(self, key: str) -> dict[str, str]:
         """Return the header that carries the key."""
@@ -587,19 +670,43 @@ class HttpProvider:
         reader: StreamReader,
     ) -> AsyncGenerator[Chunk, None]:
         """Send a request as far as the model accepts it; what it refuses is dropped and the rest is sent again."""
-        adaptation, profile = self._adaptation, self.find_profile(model)
-        dialect = self._output_dialect(profile)
+        adaptation, profile, extra = self._adaptation, self.find_profile(model), request.settings.extra_headers
+        dialect, fetch, renewed = self._output_dialect(profile), self._fetch_key, False
+        keys = [*([self.key] if self.key else ()), *[Secret(value) for value in extra.values()]]
+
+        def build() -> bytes:
+            return self._finish_body(encode(adaptation.adapt(request, model, profile, dialect)), request)
 
         def correct(error: ProviderError) -> bytes | None:
-            nonlocal request
-            if REASONING not in request.without and refuses_reasoning(error):
+            nonlocal request, renewed
+            if error.status == 401 and fetch is not None and not renewed:
+                renewed = True
+            elif REASONING not in request.without and refuses_reasoning(error):
                 request = msgspec.structs.replace(request, without=request.without | {REASONING})
             elif not adaptation.learn(error, request, model):
                 return None
-            return encode(adaptation.adapt(request, model, profile, dialect))
+            return build()
 
-        body = encode(adaptation.adapt(request, model, profile, dialect))
-        return exchange(self._http, url, headers, body, reader, self.key, correct)
+        async def with_current_key() -> Mapping[str, str]:
+            key = await self._fetch_current(cast(KeyFunction, fetch))
+            keys.append(key)
+            return _add_headers(_add_headers(headers, self._key_headers(key.reveal())), extra)
+
+        if "{model}" in self.base_url:
+            url = self.base_url.replace("{model}", quote(model, safe="@"))
+        sent = with_current_key if fetch is not None else _add_headers(headers, extra) if extra else headers
+        return exchange(self._http, url, sent, build(), reader, keys, correct)
+
+    def _finish_body(self, body: bytes, request: Request) -> bytes:
+        """Add the fields of `extra_body`, and leave out the model if the address names it."""
+        extra, in_path = request.settings.extra_body, "{model}" in self.base_url
+        if not extra and not in_path:
+            return body
+        fields: dict[str, Any] = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+        if in_path:
+            del fields["model"]
+            fields |= self.path_model_fields
+        return encode_json(_merge_fields(fields, extra))
 
     async def close(self) -> None:
         """Close the connections."""

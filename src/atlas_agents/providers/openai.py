@@ -348,7 +348,7 @@ class OpenAIProvider(http.HttpProvider):
     async def _find_first_model(self) -> str:
         if self.is_official:
             raise ProviderError("no model given: expected a name, for example OpenAIProvider('gpt-…')", "bad_request")
-        async with self._http.request("GET", f"{self.base_url}/models", self._headers(), b"") as response:
+        async with self._http.request("GET", f"{self.base_url}/models", await self._current_headers(), b"") as response:
             body = await http.read_error(response)
             if response.status != 200:
                 raise base.classify_response(response.status, body, response.headers)
