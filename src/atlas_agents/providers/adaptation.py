@@ -25,6 +25,9 @@ FORCED_TOOL = "tool_choice"
 _OWN_FIELDS = ("include", "reasoning.summary")
 """Fields that a wire sends though no setting asks for them."""
 _REFUSED_REASONING = (
+    "invalid `signature` in",
+    "bound to a different conversation",
+    "`redacted_thinking` blocks in the latest assistant message",
     "thought signature",
     "invalid_encrypted_content",
     "encrypted content",
@@ -168,20 +171,25 @@ class Adaptation:
         changes: dict[str, Any] = {}
         if dropped := (known | refused) & set(_SETTING_NAMES):
             changes["settings"] = _without(settings, dropped)
-        if FORCED_TOOL in refused or (profile.forced_tools == "no" and request.tool_choice not in ("auto", "none")):
-            changes["tool_choice"] = "none" if request.tool_choice == "none" else "auto"
+        if (FORCED_TOOL in refused or profile.forced_tools == "no") and request.tool_choice not in ("auto", "none"):
+            changes["tool_choice"] = "auto"
+            self._warn(model, FORCED_TOOL, "the model cannot be forced to call a tool")
         if refused - request.without:
             changes["without"] = request.without | refused
+        if settings.effort is not None and (changed := resolve_effort(settings, profile).changed):
+            self._warn(model, "effort", changed)
         adapted = msgspec.structs.replace(request, **changes) if changes else request
         if adapted.output is None:
             return adapted
         return fit_output(adapted, profile, dialect, refused=OUTPUT_SCHEMA in adapted.without)
 
-    def drop(self, request: Request, model: str, names: Iterable[str]) -> Request:
-        """Return the request without settings that the API does not have."""
+    def drop(
+        self, request: Request, model: str, names: Iterable[str], reason: str = "the API does not have it"
+    ) -> Request:
+        """Return the request without settings that the API does not have, or not in such a request."""
         dropped = {name for name in names if getattr(request.settings, name) not in (None, ())}
         for name in dropped:
-            self._warn(model, name, "the API does not have it")
+            self._warn(model, name, reason)
         return msgspec.structs.replace(request, settings=_without(request.settings, dropped)) if dropped else request
 
     def learn(self, error: ProviderError, request: Request, model: str) -> bool:
