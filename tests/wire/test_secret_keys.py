@@ -20,12 +20,19 @@ from fault_server import FaultServer, Script, response
 
 KEY = "sk-kanarien-vogel-7731"
 NOTHING = Environment({}, dotenv=None)
+
+
+def _key() -> str:
+    return KEY
+
+
 MAKERS: dict[str, Callable[[str], Any]] = {
     "openai": lambda url: OpenAIProvider("m", base_url=url, api_key=KEY, environment=NOTHING),
     "openai-variable": lambda url: OpenAIProvider(
         "m", base_url=url, environment=Environment({"OPENAI_API_KEY": KEY}, dotenv=None)
     ),
     "anthropic": lambda url: AnthropicProvider("m", base_url=url, api_key=KEY, environment=NOTHING),
+    "function": lambda url: OpenAIProvider("m", base_url=url, api_key=_key, environment=NOTHING),
     "embeddings": lambda url: EndpointEmbedder("m", base_url=url, key=Secret(KEY)),
 }
 

@@ -159,9 +159,9 @@ class Member:
         self.limit = limit
         self.busy = 0
         secrets = "\0".join(key.reveal() for key in base.collect_keys(provider))
-        # The number distinguishes members that have neither an address nor a key.
-        address = getattr(provider, "base_url", None) or ("" if secrets else number)
-        identity = f"{provider.id}\0{address}\0{secrets}"
+        if not secrets and (getattr(provider, "rotates_key", False) or not getattr(provider, "base_url", None)):
+            secrets = str(number)
+        identity = f"{provider.id}\0{getattr(provider, 'base_url', '')}\0{secrets}"
         self.name = f"{provider.id}:{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
     @property
