@@ -16,6 +16,7 @@ AtlasError
 ├── Cancelled            the caller awaiting the reply of a cancelled turn
 ├── ScriptExhausted      the author of a test: the scripted model has no reply left
 ├── QuotaExceeded        the caller: the tenant's plan does not allow the turn; no model was called
+│   └── BudgetExceeded   the caller: a budget is used up; has the answer so far
 ├── UnreadableRow        the caller: a stored row cannot be decoded; its run has failed
 ├── CrashLoop            subscribers: the turn crashed the process repeatedly and was abandoned
 ├── StoreError           the caller: the store is unusable
@@ -27,6 +28,7 @@ AtlasError
 │   ├── Conflict         the caller: the same key was already written with different content
 │   │   └── SessionBusy  the caller: the session has a running turn, and this one must not queue
 │   ├── DailyLimitExceeded  the limiter: today's count is used up
+│   ├── BudgetUnavailable   the turn: the rest of a budget is too small, at least for now
 │   └── NotFound         the caller: the row does not exist
 ├── GatewayError         a gateway client: the gateway returned an error of kind `kind`
 │   ├── Unreachable      a gateway client: no gateway responds, or the connection was lost for good
@@ -183,6 +185,31 @@ class QuotaExceeded(AtlasError):
     """The tenant's plan does not allow the turn."""
 
 
+class BudgetExceeded(QuotaExceeded):
+    """A budget is used up. The message names the budget, its limit, what is used and when it starts again.
+
+    `partial` is the text that the turn had produced, and `resets_at` the time in seconds since 1970, None if never.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        scope: str = "",
+        measure: str = "",
+        limit: float | None = None,
+        used: float | None = None,
+        resets_at: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.scope = scope
+        self.measure = measure
+        self.limit = limit
+        self.used = used
+        self.resets_at = resets_at
+        self.partial = ""
+
+
 class UnreadableRow(AtlasError):
     """A stored row cannot be decoded; the message names it. Its run fails, and everything else is unaffected."""
 
@@ -229,6 +256,19 @@ class SessionBusy(Conflict):
 
 class DailyLimitExceeded(StoreError):
     """A counter has reached its limit."""
+
+
+class BudgetUnavailable(StoreError):
+    """The rest of a budget is too small. `pending` if enough may be left once other runs return what they reserved."""
+
+    def __init__(self, key: str, period: str, measure: int, used: int, *, pending: bool) -> None:
+        super().__init__(f"the rest of the budget {key} {period}".rstrip() + " is too small")
+        self.key = key
+        self.period = period
+        self.measure = measure
+        """Index into `MEASURES`."""
+        self.used = used
+        self.pending = pending
 
 
 class NotFound(StoreError):
@@ -349,6 +389,7 @@ _BY_NAME: dict[str, type[AtlasError]] = {
         Refused,
         ScriptExhausted,
         QuotaExceeded,
+        BudgetExceeded,
         UnreadableRow,
         CrashLoop,
         ConfigError,

@@ -9,7 +9,7 @@ import hmac
 import logging
 import re
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol, TypeAlias, cast
+from typing import Any, Literal, Protocol, TypeAlias, cast, get_args
 
 import msgspec
 
@@ -200,6 +200,43 @@ class UsageRow(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
     cost_microcents: int = 0
     turns: int = 0
+
+
+Amounts: TypeAlias = tuple[int, int, int, int, int]
+"""Tokens, model requests, tool calls, cost in microcents and milliseconds."""
+NOTHING: Amounts = (0, 0, 0, 0, 0)
+Measure: TypeAlias = Literal["tokens", "requests", "tool_calls", "dollars", "seconds"]
+MEASURES: tuple[Measure, ...] = get_args(Measure)
+"""What a budget limits, in the order of `Amounts`."""
+
+
+class BudgetRow(msgspec.Struct, frozen=True):
+    """What counts against a budget in a period: what was used if `run_id` is empty, else what a run has reserved.
+
+    A reservation with `expires_at` no longer counts after that time: no run would return it after a crash.
+    """
+
+    key: str
+    period: str
+    run_id: str = ""
+    tokens: int = 0
+    requests: int = 0
+    tool_calls: int = 0
+    cost_microcents: int = 0
+    milliseconds: int = 0
+    expires_at: int | None = None
+
+    @property
+    def amounts(self) -> Amounts:
+        return (self.tokens, self.requests, self.tool_calls, self.cost_microcents, self.milliseconds)
+
+
+class BudgetLimit(msgspec.Struct, frozen=True):
+    """The limits of a budget in a period, in the order of `Amounts`; None where there is none."""
+
+    key: str
+    period: str
+    limits: tuple[int | None, ...]
 
 
 class Chain(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -491,6 +528,47 @@ class Release(msgspec.Struct, frozen=True, tag=True):
     day: str
 
 
+class ReserveBudget(msgspec.Struct, frozen=True, tag=True):
+    """Reserve for a run what its next step may use: `base`, and `unit` as often as possible, up to `most` times.
+
+    The result is that number. `BudgetUnavailable` if it would be less than `least`, or less than `enough` while other
+    runs hold reservations. Without a run, the amount counts as used at once.
+    """
+
+    run_id: str
+    budgets: tuple[BudgetLimit, ...]
+    base: Amounts
+    unit: Amounts = NOTHING
+    least: int = 0
+    enough: int = 0
+    most: int = 0
+    expires_at: int | None = None
+
+
+class SettleBudget(msgspec.Struct, frozen=True, tag=True):
+    """Return what a run had reserved for a step, and count what the step used. No result."""
+
+    run_id: str
+    budgets: tuple[BudgetLimit, ...]
+    reserved: Amounts
+    used: Amounts
+
+
+class ReleaseBudgets(msgspec.Struct, frozen=True, tag=True):
+    """Return everything that a run has reserved. If it has ended, the counts of its own budget are deleted, unless it
+    delegated jobs, which count, too. No result."""
+
+    run_id: str
+    ended: bool = False
+
+
+class RecountBudget(msgspec.Struct, frozen=True, tag=True):
+    """Count the tokens and the cost of the usage sums against the tenant's budget, where they are more than it has
+    counted: it does not count while it has no limit. No result."""
+
+    period: str
+
+
 class PutApproval(msgspec.Struct, frozen=True, tag=True):
     """Store an approval request. Repeating it for the same run, call and binding returns the first row with its answer;
     an id that is used for something else raises `Conflict`."""
@@ -652,6 +730,10 @@ Write: TypeAlias = (
     | AddAudit
     | Reserve
     | Release
+    | ReserveBudget
+    | SettleBudget
+    | ReleaseBudgets
+    | RecountBudget
     | PutApproval
     | AnswerApproval
     | ReserveEvents
@@ -812,6 +894,10 @@ class Store(Protocol):
 
     async def tokens(self, tenant: str, since: str, until: str) -> int:
         """Return the input and output tokens of the days from `since` up to `until`, exclusive."""
+        ...
+
+    async def budget_rows(self, tenant: str, key: str, period: str) -> list[BudgetRow]:
+        """Return what counts against a budget in a period."""
         ...
 
     async def storage_bytes(self, tenant: str) -> int:

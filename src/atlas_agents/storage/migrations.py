@@ -142,7 +142,16 @@ _POSTGRES_TOKENS = {
         id UUID PRIMARY KEY, token BIGINT NOT NULL, written_at TIMESTAMPTZ NOT NULL) WITH (fillfactor = 50)"""
 }
 
-STEPS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH, _EIGHTH)
+# What was used of each budget and period (`run_id` is empty), and what runs have reserved.
+_NINTH = (
+    """CREATE TABLE budgets (
+        tenant {text} NOT NULL, key {text} NOT NULL, period {text} NOT NULL, run_id {text} NOT NULL,
+        tokens {int} NOT NULL, requests {int} NOT NULL, tool_calls {int} NOT NULL, cost_microcents {int} NOT NULL,
+        milliseconds {int} NOT NULL, expires_at {int}, PRIMARY KEY (tenant, key, period, run_id))""",
+    "CREATE INDEX budgets_of_run ON budgets (tenant, run_id) WHERE run_id <> ''",
+)
+
+STEPS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH, _EIGHTH, _NINTH)
 VERSION = len(STEPS)
 
 SQLITE = {

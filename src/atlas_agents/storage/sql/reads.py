@@ -223,6 +223,9 @@ class SqlReads(ABC):
         ((count,),) = await self.fetch(bind(tenant, sql.TOKENS, since=since, until=until))
         return int(count)
 
+    async def budget_rows(self, tenant: str, key: str, period: str) -> list[store.BudgetRow]:
+        return tables.BUDGETS.all(await self.fetch(bind(tenant, sql.BUDGET_ROWS, key=key, period=period, now=0)))
+
     async def storage_bytes(self, tenant: str) -> int:
         ((size,),) = await self.fetch(bind(tenant, sql.STORAGE_BYTES))
         return int(size)

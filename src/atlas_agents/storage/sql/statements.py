@@ -34,6 +34,7 @@ DROP_ROWS = (
     "DELETE FROM approvals WHERE tenant = :tenant AND session = :session",
     "DELETE FROM messages WHERE tenant = :tenant AND session = :session",
     "DELETE FROM runs WHERE tenant = :tenant AND session = :session",
+    "DELETE FROM budgets WHERE tenant = :tenant AND key = 'session/' || :session",
 )
 HAS_OPEN_RUN = f"SELECT id FROM runs WHERE tenant = :tenant AND session = :session AND {_OPEN} LIMIT 1"
 SESSION = f"SELECT {t.SESSIONS.columns} FROM sessions WHERE tenant = :tenant AND key = :key"
@@ -169,6 +170,28 @@ RELEASE = f"""
 UPDATE counters SET used = used - 1 WHERE tenant = :tenant AND agent_id = :agent_id AND day = {_DAY} AND used > 0
 RETURNING used"""
 CALL_COUNT = "SELECT used FROM counters WHERE tenant = :tenant AND agent_id = :agent_id AND day = :day"
+
+# Budgets: one row for what was used, and one per run for what it has reserved.
+
+_AMOUNTS = ("tokens", "requests", "tool_calls", "cost_microcents", "milliseconds")
+_BUDGET = "tenant = :tenant AND key = :key AND period = :period"
+BUDGET_ROWS = f"""
+SELECT {t.BUDGETS.columns} FROM budgets WHERE {_BUDGET} AND (expires_at IS NULL OR expires_at > :now)
+ORDER BY run_id"""
+ADD_TO_BUDGET = f"""
+{t.BUDGETS.insert()} ON CONFLICT (tenant, key, period, run_id) DO UPDATE SET
+    {", ".join(f"{name} = budgets.{name} + :{name}" for name in _AMOUNTS)}, expires_at = :expires_at"""
+RETURN_TO_BUDGET = f"""
+UPDATE budgets SET
+    {", ".join(f"{name} = CASE WHEN {name} > :{name} THEN {name} - :{name} ELSE 0 END" for name in _AMOUNTS)}
+WHERE {_BUDGET} AND run_id = :run_id"""
+RELEASE_BUDGETS = "DELETE FROM budgets WHERE tenant = :tenant AND run_id = :run_id AND run_id <> ''"
+DROP_TURN_BUDGET = """
+DELETE FROM budgets WHERE tenant = :tenant AND key = :key AND NOT EXISTS (
+    SELECT 1 FROM jobs WHERE tenant = :tenant AND root = :run_id AND root <> '')"""
+USAGE_SO_FAR = """
+SELECT coalesce(sum(input_tokens + output_tokens), 0), coalesce(sum(cost_microcents), 0) FROM usage_sums
+WHERE tenant = :tenant AND day >= :since AND day < :until"""
 
 # Approvals. The pending ones are found through the open runs, which are few, while unanswered requests accumulate.
 

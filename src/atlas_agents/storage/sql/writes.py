@@ -10,6 +10,7 @@ import msgspec
 
 from atlas_agents.core import store
 from atlas_agents.core.aio import days_ahead
+from atlas_agents.core.budgets import TENANT, BudgetCount, add_amounts, grant
 from atlas_agents.core.errors import Conflict, DailyLimitExceeded, NotFound, SessionBusy, StaleOwner, StoreError
 from atlas_agents.storage.hash_chain import START, audit_row, journal_row
 from atlas_agents.storage.sql import statements as sql
@@ -248,6 +249,56 @@ def _release(context: WriteContext, write: store.Release) -> Steps[int]:
     _, latest = days_ahead(write.day)
     rows = yield context.bind(sql.RELEASE, agent_id=write.agent_id, day=write.day, latest=latest)
     return next((used for (used,) in rows), 0)
+
+
+def _reserve_budget(context: WriteContext, write: store.ReserveBudget) -> Steps[int]:
+    counts: list[BudgetCount] = []
+    for budget in write.budgets:
+        rows = yield from _read_budget(context, budget)
+        counts.append(BudgetCount.read(rows, write.run_id))
+    granted = grant(write, counts)
+    amounts = add_amounts(write.base, write.unit, granted)
+    for budget in write.budgets:
+        yield from _add_to_budget(context, budget, write.run_id, amounts, write.expires_at)
+    return granted
+
+
+def _read_budget(context: WriteContext, budget: store.BudgetLimit) -> Steps[list[store.BudgetRow]]:
+    named = {"key": budget.key, "period": budget.period}
+    rows = tables.BUDGETS.all((yield context.bind(sql.BUDGET_ROWS, **named)))
+    if not rows and budget.key == TENANT:
+        yield from _recount_budget(context, store.RecountBudget(budget.period))
+        rows = tables.BUDGETS.all((yield context.bind(sql.BUDGET_ROWS, **named)))
+    return rows
+
+
+def _add_to_budget(
+    context: WriteContext, budget: store.BudgetLimit, run_id: str, amounts: store.Amounts, expires_at: int | None = None
+) -> Steps[None]:
+    row = store.BudgetRow(budget.key, budget.period, run_id, *amounts, expires_at=expires_at)
+    yield context.bind(sql.ADD_TO_BUDGET, **tables.BUDGETS.values(row))
+
+
+def _settle_budget(context: WriteContext, write: store.SettleBudget) -> Steps[None]:
+    for budget in write.budgets:
+        returned = store.BudgetRow(budget.key, budget.period, write.run_id, *write.reserved)
+        yield context.bind(sql.RETURN_TO_BUDGET, **tables.BUDGETS.values(returned))
+        yield from _add_to_budget(context, budget, "", write.used)
+
+
+def _release_budgets(context: WriteContext, write: store.ReleaseBudgets) -> Steps[None]:
+    yield context.bind(sql.RELEASE_BUDGETS, run_id=write.run_id)
+    if write.ended:
+        yield context.bind(sql.DROP_TURN_BUDGET, key=f"turn/{write.run_id}", run_id=write.run_id)
+
+
+def _recount_budget(context: WriteContext, write: store.RecountBudget) -> Steps[None]:
+    until = f"{write.period}~" if write.period else "9999"
+    ((tokens, cost),) = yield context.bind(sql.USAGE_SO_FAR, since=write.period, until=until)
+    rows = tables.BUDGETS.all((yield context.bind(sql.BUDGET_ROWS, key=TENANT, period=write.period)))
+    counted = rows[0] if rows and not rows[0].run_id else store.BudgetRow(TENANT, write.period)
+    missing = (max(0, int(tokens) - counted.tokens), 0, 0, max(0, int(cost) - counted.cost_microcents), 0)
+    yield from _add_to_budget(context, store.BudgetLimit(TENANT, write.period, ()), "", missing)
 
 
 def _put_approval(context: WriteContext, write: store.PutApproval) -> Steps[store.ApprovalRow]:
@@ -499,6 +550,10 @@ _STEPS: dict[type, Callable[[WriteContext, Any], Steps[Any]]] = {
     store.AddAudit: _add_audit,
     store.Reserve: _reserve,
     store.Release: _release,
+    store.ReserveBudget: _reserve_budget,
+    store.SettleBudget: _settle_budget,
+    store.ReleaseBudgets: _release_budgets,
+    store.RecountBudget: _recount_budget,
     store.PutApproval: _put_approval,
     store.AnswerApproval: _answer_approval,
     store.ReserveEvents: _reserve_events,

@@ -1,0 +1,798 @@
+"""Budgets: limits on tokens, model requests, tool calls, dollars and seconds of a turn, session, agent, user or tenant.
+
+What a step may use is reserved before it starts and settled when it is known, in one place that all turns share: a
+store, or memory. What is reserved counts as used, so concurrent turns together stay within a limit.
+"""
+
+import asyncio
+import math
+import re
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, cast, get_args
+
+import msgspec
+
+from atlas_agents.core import store
+from atlas_agents.core.aio import Alarm, Clock, finish_despite_cancel, utc_day
+from atlas_agents.core.errors import BudgetExceeded, BudgetUnavailable, ConfigError
+from atlas_agents.core.events import Usage
+from atlas_agents.core.store import MEASURES, NOTHING, Amounts, BudgetLimit
+
+Scope: TypeAlias = Literal["turn", "session", "agent", "user", "tenant"]
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+Per: TypeAlias = Literal["day", "month"]
+TENANT = "tenant"
+"""Key of the tenant's budget, which includes what was used before it had a limit."""
+_PART = re.compile(r"([a-z_]+)=([0-9][0-9_]*(?:\.[0-9]+)?|[a-z]+)")
+_FACTORS = (1, 1, 1, 100_000_000, 1000)
+"""Units of `Amounts` per unit of a limit: microcents per dollar, milliseconds per second."""
+_MICROCENTS = _FACTORS[3]
+DEFAULT_OUTPUT = 32_768
+"""Output tokens to reserve for a model whose limit is unknown."""
+_LEAST_OUTPUT = 16
+"""A model call that could not answer more tokens than this is not made."""
+_ENOUGH_OUTPUT = 2048
+"""While other turns hold reservations, a call that would get fewer output tokens waits for them."""
+_SLICE = 60_000
+"""Milliseconds that a running turn reserves at a time."""
+_POLL = 0.25
+"""Seconds between two attempts to reserve what another process may have returned."""
+_LEASE = 3600
+"""Seconds after which the reservation of a turn without a journal is void: it was lost in a crash."""
+
+
+class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """Limits of one turn, or of all turns of a session, agent, user or tenant. A limit that is None does not apply.
+
+    Args:
+        tokens: Input and output tokens.
+        requests: Model requests.
+        tool_calls: Tool calls.
+        dollars: Cost in US dollars; requires a price for every model.
+        seconds: Time that turns run, including tools and approvals.
+        scope: What is limited: each `turn`, `session`, `agent` or `user`, or the `tenant` as a whole.
+        per: `day` or `month` (UTC) after which the counts start again; None if they never do.
+    """
+
+    tokens: int | None = None
+    requests: int | None = None
+    tool_calls: int | None = None
+    dollars: float | None = None
+    seconds: float | None = None
+    scope: Scope = "turn"
+    per: Per | None = None
+
+    def __post_init__(self) -> None:
+        if self.scope not in SCOPES:
+            raise ConfigError(f"unknown scope of a budget {self.scope!r}; known scopes: {', '.join(SCOPES)}")
+        if self.per is not None and self.per not in get_args(Per):
+            raise ConfigError(f"unknown period of a budget {self.per!r}: expected day or month")
+        if self.scope == "turn" and self.per is not None:
+            raise ConfigError(f"a budget per {self.per} needs a scope other than turn: session, agent, user or tenant")
+        for name in MEASURES:
+            limit = getattr(self, name)
+            if limit is not None and not (0 < limit < math.inf):
+                raise ConfigError(f"invalid budget {name}={limit}: must be more than 0")
+        if all(getattr(self, name) is None for name in MEASURES):
+            raise ConfigError(f"a budget needs at least one of {', '.join(MEASURES)}")
+
+    @property
+    def limits(self) -> tuple[int | None, ...]:
+        """The limits in the units of `Amounts`."""
+        given = [getattr(self, name) for name in MEASURES]
+        return tuple(
+            None if limit is None else max(1, round(limit * factor))
+            for limit, factor in zip(given, _FACTORS, strict=True)
+        )
+
+
+BudgetLike: TypeAlias = Budget | Mapping[str, Any] | str
+"""A budget, its fields as a mapping, or a text such as `user dollars=5 per=day`."""
+
+
+def read_budgets(
+    value: BudgetLike | Sequence[BudgetLike] | None, scopes: Sequence[Scope] = SCOPES
+) -> tuple[Budget, ...]:
+    """Return budgets given in any form; an unknown name, a bad value or another scope is a ConfigError."""
+    if value is None:
+        return ()
+    given = [value] if isinstance(value, Budget | Mapping | str) else value
+    found = tuple([_read_budget(each) for each in given])
+    for budget in found:
+        if budget.scope not in scopes:
+            expected = " or ".join(scopes)
+            raise ConfigError(f"a budget of scope {budget.scope!r} cannot be set here: expected {expected}")
+    return found
+
+
+def _read_budget(value: BudgetLike) -> Budget:
+    if isinstance(value, Budget):
+        return value
+    fields = _parse_fields(value) if isinstance(value, str) else dict(value)
+    known = Budget.__struct_fields__
+    if unknown := [str(name) for name in fields if name not in known]:
+        raise ConfigError(f"unknown budget setting {unknown[0]!r}; known settings: {', '.join(known)}")
+    try:
+        return msgspec.convert(fields, Budget)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"invalid budget: {error}") from error
+
+
+def _parse_fields(text: str) -> dict[str, Any]:
+    """Parse `user dollars=5 tokens=200000 per=day`; without a scope, the budget is that of a turn."""
+    first, *rest = text.split() or [""]
+    scope, parts = ("turn", [first, *rest]) if "=" in first else (first, rest)
+    matches = [_PART.fullmatch(part) for part in parts]
+    if not parts or None in matches or len({match[1] for match in matches if match}) < len(parts):
+        raise ConfigError(
+            f"invalid budget {text!r}: expected a scope ({', '.join(SCOPES)}) and limits, for example "
+            "'user dollars=5 tokens=200000 per=day'"
+        )
+    fields = {match[1]: _parse_value(match[1], match[2]) for match in matches if match}
+    return {"scope": scope, **fields}
+
+
+def _parse_value(name: str, text: str) -> Any:
+    if name in ("scope", "per") or not text[0].isdigit():
+        return text
+    return int(text) if "." not in text else float(text)
+
+
+def current_period(per: Per | None, now: float) -> str:
+    """Return the period that contains a time: a day, a month or always the same one."""
+    return "" if per is None else utc_day(now)[: 10 if per == "day" else 7]
+
+
+def next_period(per: Per | None, now: float) -> float | None:
+    """Return when the period that contains a time ends, in seconds since 1970."""
+    if per is None:
+        return None
+    today = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    days = 1 if per == "day" else 32 - today.day
+    end = today + timedelta(days=days)
+    return (end if per == "day" else end.replace(day=1)).timestamp()
+
+
+# Counting
+
+
+class BudgetCount(NamedTuple):
+    """What counts against a budget: what was used, what other runs have reserved, and what this run has reserved."""
+
+    used: Amounts = NOTHING
+    others: Amounts = NOTHING
+    own: Amounts = NOTHING
+
+    @classmethod
+    def read(cls, rows: Iterable[store.BudgetRow], run_id: str) -> "BudgetCount":
+        used = others = own = NOTHING
+        for row in rows:
+            if not row.run_id:
+                used = add_amounts(used, row.amounts)
+            elif row.run_id == run_id:
+                own = add_amounts(own, row.amounts)
+            else:
+                others = add_amounts(others, row.amounts)
+        return cls(used, others, own)
+
+
+def add_amounts(to: Amounts, more: Amounts, times: int = 1) -> Amounts:
+    return cast(Amounts, tuple([one + times * other for one, other in zip(to, more, strict=True)]))
+
+
+def grant(write: store.ReserveBudget, counts: Sequence[BudgetCount]) -> int:
+    """Return how many units fit into all budgets; raise BudgetUnavailable if they are too few."""
+    granted, waits = write.most, None
+    for budget, count in zip(write.budgets, counts, strict=True):
+        for measure, limit in enumerate(budget.limits):
+            base, unit = write.base[measure], write.unit[measure]
+            if limit is None or not (base or unit):
+                continue
+            free = limit - count.used[measure] - count.own[measure] - base
+            fits, alone = [
+                (left // unit if unit else write.most) if left >= 0 else -1
+                for left in (free - count.others[measure], free)
+            ]
+            if fits >= write.enough or (fits >= write.least and fits == alone):
+                granted = min(granted, fits)
+                continue
+            pending = alone >= write.least and count.others[measure] > 0
+            refusal = BudgetUnavailable(budget.key, budget.period, measure, count.used[measure], pending=pending)
+            if not pending:
+                raise refusal
+            waits = waits or refusal
+    if waits is not None:
+        raise waits
+    return granted
+
+
+class BudgetStore(Protocol):
+    """Where budgets are counted: a store, or memory."""
+
+    async def commit(self, tenant: str, writes: Sequence[Any]) -> list[Any]: ...
+
+    async def budget_rows(self, tenant: str, key: str, period: str) -> list[store.BudgetRow]: ...
+
+
+class MemoryBudgets:
+    """Budgets of an Atlas without a store."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[str, str], dict[str, Amounts]] = {}
+
+    async def commit(self, tenant: str, writes: Sequence[Any]) -> list[Any]:
+        return [self._apply(write) for write in writes]
+
+    async def budget_rows(self, tenant: str, key: str, period: str) -> list[store.BudgetRow]:
+        found = self._rows.get((key, period), {})
+        return [store.BudgetRow(key, period, run_id, *amounts) for run_id, amounts in found.items()]
+
+    def _apply(self, write: Any) -> int | None:
+        if isinstance(write, store.ReserveBudget):
+            counts = [self._count(budget, write.run_id) for budget in write.budgets]
+            granted = grant(write, counts)
+            for budget in write.budgets:
+                self._add(budget, write.run_id, add_amounts(write.base, write.unit, granted))
+            return granted
+        if isinstance(write, store.SettleBudget):
+            for budget in write.budgets:
+                self._add(budget, write.run_id, write.reserved, -1)
+                self._add(budget, "", write.used)
+        elif isinstance(write, store.ReleaseBudgets):
+            for rows in self._rows.values():
+                rows.pop(write.run_id, None)
+            if write.ended:
+                self._rows.pop((f"turn/{write.run_id}", ""), None)
+        return None
+
+    def _count(self, budget: BudgetLimit, run_id: str) -> BudgetCount:
+        rows = self._rows.get((budget.key, budget.period), {})
+        found = [store.BudgetRow(budget.key, budget.period, id, *amounts) for id, amounts in rows.items()]
+        return BudgetCount.read(found, run_id)
+
+    def _add(self, budget: BudgetLimit, run_id: str, amounts: Amounts, times: int = 1) -> None:
+        rows = self._rows.setdefault((budget.key, budget.period), {})
+        rows[run_id] = add_amounts(rows.get(run_id, NOTHING), amounts, times)
+
+
+# Turns
+
+
+class HasCost(Protocol):
+    """The price of a model."""
+
+    def cost(self, usage: Usage) -> float:
+        """Return the cost of a usage in dollars."""
+        ...
+
+
+class ModelCall(msgspec.Struct, frozen=True):
+    """A model call to reserve for: its estimated input and its limit of output tokens, if any.
+
+    `models` are those that may answer, with their prices; a price is None if it is unknown. `least` is the number of
+    output tokens without which the call is useless.
+    """
+
+    input_tokens: int
+    max_tokens: int | None = None
+    models: tuple[tuple[str, HasCost | None], ...] = ()
+    least: int = _LEAST_OUTPUT
+
+
+class Reservation(msgspec.Struct, frozen=True):
+    """What is reserved for a model call. `max_tokens` is the limit of output tokens if it had to be lowered."""
+
+    call: ModelCall
+    budgets: tuple[BudgetLimit, ...]
+    reserved: Amounts
+    max_tokens: int | None = None
+    outer: "Reservation | None" = None
+    """What is reserved for the same call in the turn whose tool started this turn."""
+
+
+class TurnIdentity(msgspec.Struct, frozen=True):
+    """The run, session, agent and user of a turn."""
+
+    run_id: str
+    session: str
+    agent_id: str
+    user: str = ""
+
+    def key(self, scope: Scope) -> str:
+        """Return the key under which a budget of this scope is counted."""
+        names = {"turn": self.run_id, "session": self.session, "agent": self.agent_id, "user": self.user}
+        return TENANT if scope == "tenant" else f"{scope}/{names[scope]}"
+
+
+class TokenPlan(NamedTuple):
+    """The part of a tenant's plan that is a budget: tokens per month."""
+
+    name: str
+    tokens: int
+
+
+class BudgetStatus(msgspec.Struct, frozen=True):
+    """One limit of a budget: what is used and reserved of it, and when it starts again (seconds since 1970)."""
+
+    scope: str
+    subject: str
+    measure: store.Measure
+    limit: float
+    used: float
+    reserved: float
+    per: Per | None = None
+    resets_at: float | None = None
+
+    @property
+    def left(self) -> float:
+        return max(0.0, self.limit - self.used - self.reserved)
+
+
+_turn: ContextVar["TurnBudget | None"] = ContextVar("atlas_turn_budget", default=None)
+"""The budget of the turn whose tool is running."""
+
+
+class BudgetBook:
+    """The budgets that apply to every turn of an Atlas, and where they are counted."""
+
+    def __init__(self, budgets: tuple[Budget, ...], counts: BudgetStore, tenant: str, clock: Clock) -> None:
+        self.budgets = budgets
+        self.counts = counts
+        self.tenant = tenant
+        self.clock = clock
+        self.on_exceeded: list[Callable[[BudgetExceeded], object]] = []
+        self._waiters: dict[tuple[str, str], deque[asyncio.Future[None]]] = {}
+        self._inputs: dict[str, tuple[int, int]] = {}
+
+    def open_turn(
+        self,
+        turn: TurnIdentity,
+        budgets: Sequence[Budget],
+        *,
+        plan: TokenPlan | None = None,
+        inherited: Sequence[BudgetLimit] = (),
+        commit: "Commit | None" = None,
+    ) -> "TurnBudget | None":
+        """Return the budget of a turn, or None if nothing limits it.
+
+        `inherited` are the limits of the turn that delegated this one. With `commit`, the turn has a journal, and what
+        it settles is committed with the journal's next step.
+        """
+        outer = _turn.get()
+        budgets = (*self.budgets, *budgets)
+        if not budgets and plan is None and not inherited and (outer is None or not outer.is_shared):
+            return None
+        return TurnBudget(self, turn, budgets, plan, tuple(inherited), commit, outer)
+
+    def correct_input(self, call: ModelCall) -> int:
+        """Return the estimate of the input, raised by the error of the last estimate for the same model."""
+        tokens = call.input_tokens
+        for model, _ in call.models[:1]:
+            estimated, real = self._inputs.get(model, (1, 0))
+            if real > estimated:
+                tokens = min(math.ceil(tokens * real / max(estimated, 1)), tokens + real - estimated)
+        return tokens
+
+    def learn_input(self, call: ModelCall, usage: Usage) -> None:
+        """Remember how many input tokens the vendor counted."""
+        for model, _ in call.models[:1]:
+            if usage.input_tokens and not usage.estimated:
+                self._inputs[model] = (call.input_tokens, usage.input_tokens)
+
+    async def wait(self, refusal: BudgetUnavailable) -> None:
+        """Wait until something was returned to a budget, first come, first served."""
+        queue = self._waiters.setdefault((refusal.key, refusal.period), deque())
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        alarm = self.clock.call_later(_POLL, lambda: waiter.done() or waiter.set_result(None))
+        queue.append(waiter)
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if not waiter.cancelled():
+                self.wake((refusal.key, refusal.period))
+            raise
+        finally:
+            alarm.cancel()
+            if waiter in queue:
+                queue.remove(waiter)
+
+    def wake(self, *budgets: tuple[str, str]) -> None:
+        """Let the next turn that waits for each of these budgets try again."""
+        for each in budgets:
+            queue = self._waiters.get(each)
+            while queue:
+                waiter = queue.popleft()
+                if not waiter.done():
+                    waiter.set_result(None)
+                    break
+            if not queue:
+                self._waiters.pop(each, None)
+
+    async def status(self, turn: TurnIdentity, budgets: Sequence[Budget] = ()) -> list[BudgetStatus]:
+        """Return what is used and left of the budgets of a session, an agent, a user and the tenant."""
+        now, found = self.clock.time(), list[BudgetStatus]()
+        for budget in (*self.budgets, *budgets):
+            if budget.scope == "turn":
+                continue
+            key, period = turn.key(budget.scope), current_period(budget.per, now)
+            rows = await self.counts.budget_rows(self.tenant, key, period)
+            valid = [row for row in rows if row.expires_at is None or row.expires_at > now * 1000]
+            count = BudgetCount.read(valid, "")
+            resets_at, subject = next_period(budget.per, now), key.partition("/")[2]
+            for index, (measure, limit) in enumerate(zip(MEASURES, budget.limits, strict=True)):
+                if limit is not None:
+                    total, used, reserved = [
+                        each / _FACTORS[index] for each in (limit, count.used[index], count.others[index])
+                    ]
+                    found.append(
+                        BudgetStatus(budget.scope, subject, measure, total, used, reserved, budget.per, resets_at)
+                    )
+        return found
+
+
+Settled: TypeAlias = store.SettleBudget | store.ReleaseBudgets
+Commit: TypeAlias = Callable[[Sequence[Any]], Awaitable[list[Any]]]
+"""Commits writes, and retries while the store is unavailable."""
+
+
+class TurnBudget:
+    """The budgets that apply to one turn: reserves for its model calls and counts its tool calls and its time."""
+
+    def __init__(
+        self,
+        book: BudgetBook,
+        turn: TurnIdentity,
+        budgets: tuple[Budget, ...],
+        plan: TokenPlan | None,
+        inherited: tuple[BudgetLimit, ...],
+        commit: Commit | None,
+        outer: "TurnBudget | None",
+    ) -> None:
+        self._book = book
+        self._turn = turn
+        self._budgets = budgets
+        self._plan = plan
+        self._inherited = inherited
+        self._outer = outer if outer is not None and outer.is_shared else None
+        self._journaled = commit is not None
+        self._commit: Commit = commit or (lambda writes: book.counts.commit(book.tenant, writes))
+        self._settled: list[Settled] = []
+        self._limits: tuple[str, tuple[BudgetLimit, ...]] = ("", ())
+        self._clocked: tuple[BudgetLimit, ...] = ()
+        self._reserved_ms = self._used_ms = 0
+        self._since = 0.0
+        self.exhausted: BudgetExceeded | None = None
+        """Why the turn must not call the model again."""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether turns that tools of this turn start count, too."""
+        return self._outer is not None or any(each.key.startswith("turn/") for each in self.limits())
+
+    def switch_agent(self, agent_id: str, before: Sequence[Budget], now: Sequence[Budget]) -> None:
+        """Continue the turn with another agent, whose budgets replace those of the one before, except of the turn."""
+        kept = [each for each in self._budgets if each not in before or each.scope == "turn"]
+        self._budgets = (*kept, *[each for each in now if each.scope != "turn"])
+        self._turn = msgspec.structs.replace(self._turn, agent_id=agent_id)
+        self._limits = ("", ())
+
+    def limits(self) -> tuple[BudgetLimit, ...]:
+        """Return the limits that apply today; where several have the same key, the lowest counts."""
+        now = self._book.clock.time()
+        today = utc_day(now)
+        if self._limits[0] != today:
+            found: dict[tuple[str, str], tuple[int | None, ...]] = {
+                (each.key, each.period): each.limits for each in self._inherited
+            }
+            for budget in self._budgets:
+                where = self._turn.key(budget.scope), current_period(budget.per, now)
+                found[where] = _lowest(found.get(where), budget.limits)
+            if self._plan is not None:
+                where = TENANT, current_period("month", now)
+                found[where] = _lowest(found.get(where), (self._plan.tokens, None, None, None, None))
+            self._limits = today, tuple([BudgetLimit(*where, limits) for where, limits in found.items()])
+        return self._limits[1]
+
+    # Model calls
+
+    async def reserve(self, call: ModelCall) -> Reservation:
+        """Reserve for a model call: its input, and its output as far as it fits. Raises BudgetExceeded."""
+        if self.exhausted is not None:
+            raise self.exhausted
+        outer = await self._outer.reserve_within(call) if self._outer is not None else None
+        try:
+            return await self._reserve(call, self.limits(), outer)
+        except BaseException:
+            if outer is not None and self._outer is not None:
+                await self._outer.settle(outer, None)
+            raise
+
+    async def reserve_within(self, call: ModelCall) -> Reservation:
+        """Reserve for a call of a turn that a tool of this turn started: it counts against the budget of this turn."""
+        outer = await self._outer.reserve_within(call) if self._outer is not None else None
+        limits = tuple([each for each in self.limits() if each.key.startswith("turn/")])
+        return await self._reserve(call, limits, outer)
+
+    async def _reserve(
+        self, call: ModelCall, limits: tuple[BudgetLimit, ...], outer: Reservation | None
+    ) -> Reservation:
+        tokens = self._book.correct_input(call)
+        cost, cost_per_token = self._worst_cost(call, tokens, limits)
+        most = call.max_tokens or DEFAULT_OUTPUT
+        if outer is not None and outer.max_tokens is not None:
+            most = min(most, outer.max_tokens)
+        least = min(most, call.least)
+        base, unit = (tokens, 1, 0, cost, 0), (1, 0, 0, cost_per_token, 0)
+        granted = await self._grant(
+            store.ReserveBudget(
+                self._turn.run_id, limits, base, unit, least, min(most, max(least, _ENOUGH_OUTPUT)), most
+            )
+        )
+        lowered = granted if granted < (call.max_tokens or DEFAULT_OUTPUT) else None
+        return Reservation(call, limits, add_amounts(base, unit, granted), lowered, outer)
+
+    def _worst_cost(self, call: ModelCall, tokens: int, limits: Sequence[BudgetLimit]) -> tuple[int, int]:
+        """Return the highest cost in microcents of the input, and of one output token, among the models."""
+        if all(each.limits[3] is None for each in limits):
+            return 0, 0
+        if unknown := [model for model, price in call.models if price is None]:
+            raise ConfigError(
+                f"the dollar budget cannot be kept: the price of model {unknown[0]!r} is unknown; "
+                f"pass prices={{{unknown[0]!r}: Price(input, output)}} or limit tokens instead"
+            )
+        prices = [price for _, price in call.models if price is not None]
+        inputs = [price.cost(Usage(tokens, cache_write_tokens=written)) for price in prices for written in (0, tokens)]
+        outputs = [price.cost(Usage(0, 1000)) / 1000 for price in prices]
+        return math.ceil(max(inputs, default=0) * _MICROCENTS), math.ceil(max(outputs, default=0) * _MICROCENTS)
+
+    async def _grant(self, write: store.ReserveBudget, *, waits: bool = True) -> int:
+        """Reserve, waiting for what other turns have reserved and may return; raises BudgetExceeded."""
+        if not write.budgets:
+            return write.most
+        if not self._journaled and write.run_id:
+            write = msgspec.structs.replace(write, expires_at=int((self._book.clock.time() + _LEASE) * 1000))
+        waited: BudgetUnavailable | None = None
+        while True:
+            granted = await self._try(write)
+            blocked = granted if isinstance(granted, BudgetUnavailable) else None
+            if waited is not None and (blocked is None or blocked.key != waited.key or not blocked.pending):
+                self._book.wake((waited.key, waited.period))  # the next one in the queue
+            if not isinstance(granted, BudgetUnavailable):
+                return granted
+            if not (granted.pending and waits):
+                raise self.exceeded(granted)
+            waited = granted
+            await self._book.wait(granted)
+
+    async def _try(self, write: store.ReserveBudget) -> int | BudgetUnavailable:
+        """Commit what is settled, and reserve if there is enough left."""
+        settled = self.take_settled()
+        try:
+            try:
+                *_, granted = await self._commit([*settled, write])
+            except BudgetUnavailable as refusal:  # nothing of the commit was written
+                granted = refusal
+                if settled:
+                    await self._commit(settled)
+        except BaseException:
+            self.put_back(settled)
+            raise
+        self.committed(settled)
+        return write.most if granted is None else granted
+
+    async def settle(self, reservation: Reservation, usage: Usage | None) -> None:
+        """Replace a reservation by what the call used; None if nothing was sent.
+
+        With a journal, it is committed with the next step, otherwise at once.
+        """
+        used: Amounts = NOTHING
+        if usage is not None:
+            self._book.learn_input(reservation.call, usage)
+            tokens = usage.input_tokens + usage.output_tokens
+            used = (tokens, 1, 0, self._cost(reservation, usage), 0)
+        if reservation.outer is not None and self._outer is not None:
+            await self._outer.settle(reservation.outer, usage)
+        if not reservation.budgets:
+            return
+        write = store.SettleBudget(self._turn.run_id, reservation.budgets, reservation.reserved, used)
+        self._settled += [write, *self._settle_time()]
+        if not self._journaled:
+            await finish_despite_cancel(self._flush())
+
+    def _cost(self, reservation: Reservation, usage: Usage) -> int:
+        if all(each.limits[3] is None for each in reservation.budgets):
+            return round((usage.cost or 0) * _MICROCENTS)
+        prices = [price for _, price in reservation.call.models if price is not None]
+        cost = usage.cost if usage.cost is not None else max([price.cost(usage) for price in prices], default=0)
+        return math.ceil(cost * _MICROCENTS)
+
+    async def _flush(self) -> None:
+        if settled := self.take_settled():
+            try:
+                await self._commit(settled)
+            except BaseException:
+                self.put_back(settled)
+                raise
+            self.committed(settled)
+
+    # What rides on the next step of the journal
+
+    def take_settled(self) -> list[Settled]:
+        """Return the writes that the next commit must contain."""
+        settled, self._settled = self._settled, []
+        return settled
+
+    def put_back(self, settled: Sequence[Settled]) -> None:
+        """Keep writes for the next commit, because this one failed."""
+        self._settled[:0] = settled
+
+    def committed(self, settled: Sequence[Settled]) -> None:
+        """Let turns that wait try again, after a commit returned something."""
+        returned = {
+            (each.key, each.period): None
+            for write in settled
+            if isinstance(write, store.SettleBudget)
+            for each in write.budgets
+        }
+        self._book.wake(*returned)
+
+    # Tool calls
+
+    def tool_call_write(self, prefix: str = "") -> store.ReserveBudget | None:
+        """Return the write that counts a tool call, for the commit that records it; None if none is limited."""
+        found = [each for each in self.limits() if each.limits[2] is not None and each.key.startswith(prefix)]
+        limits = tuple(found)
+        return store.ReserveBudget("", limits, (0, 0, 1, 0, 0)) if limits else None
+
+    async def count_tool_call(self, prefix: str = "") -> None:
+        """Count a tool call at once. Raises BudgetExceeded."""
+        if (write := self.tool_call_write(prefix)) is not None:
+            await self._grant(write, waits=False)
+
+    async def count_outer_tool_call(self) -> None:
+        """Count a tool call against the turn whose tool started this one. Raises BudgetExceeded."""
+        if self._outer is not None:
+            try:
+                await self._outer.count_outer_tool_call()
+                await self._outer.count_tool_call("turn/")
+            except BudgetExceeded as exceeded:
+                self.exhausted = exceeded
+                raise
+
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Alarm:
+        """Schedule a callback on the clock of the budgets."""
+        return self._book.clock.call_later(seconds, callback)
+
+    def exceeded(self, refusal: BudgetUnavailable) -> BudgetExceeded:
+        """Return the error for a budget that is used up; the turn does not call its model again."""
+        self.exhausted = self._describe(refusal)
+        for callback in self._book.on_exceeded:
+            callback(self.exhausted)
+        return self.exhausted
+
+    def _describe(self, refusal: BudgetUnavailable) -> BudgetExceeded:
+        measure, factor = MEASURES[refusal.measure], _FACTORS[refusal.measure]
+        found = next(each for each in self.limits() if (each.key, each.period) == (refusal.key, refusal.period))
+        limit, used = (found.limits[refusal.measure] or 0) / factor, refusal.used / factor
+        per: Per | None = None if not refusal.period else "day" if len(refusal.period) > 7 else "month"
+        resets_at = next_period(per, self._book.clock.time())
+        scope, _, subject = refusal.key.partition("/")
+        plan = self._plan
+        if plan is not None and (scope, per, measure, plan.tokens) == (TENANT, "month", "tokens", limit):
+            text = (
+                f"the monthly quota of {plan.tokens:,} tokens of the plan {plan.name} is used up ({int(used):,} used)"
+            )
+        else:
+            whose = f" of {scope} {subject!r}" if subject and scope != "turn" else f" of the {scope}"
+            period = f" per {per}" if per else ""
+            amount, spent = format_amount(measure, limit), format_amount(measure, used)
+            text = f"the budget{whose} of {amount}{period} is used up ({spent} used)"
+        if resets_at is not None:
+            text += f"; it starts again at {datetime.fromtimestamp(resets_at, UTC):%Y-%m-%dT%H:%M}Z"
+        return BudgetExceeded(text, scope=scope, measure=measure, limit=limit, used=used, resets_at=resets_at)
+
+    # Time
+
+    @asynccontextmanager
+    async def running(self) -> AsyncGenerator[None, None]:
+        """Count the time of the turn; when none is left, cancel it and raise BudgetExceeded."""
+        task = cast("asyncio.Task[Any]", asyncio.current_task())
+        token = _turn.set(self)
+        timer = _TurnTimer(self, task)
+        try:
+            await timer.start()
+            yield
+        except asyncio.CancelledError:
+            if timer.failure is None or task.uncancel() > timer.cancelling:
+                raise
+            raise timer.failure from None
+        finally:
+            timer.stop()
+            _turn.reset(token)
+            self._settled += [*self._settle_time(final=True), store.ReleaseBudgets(self._turn.run_id, ended=True)]
+            if not self._journaled:
+                await finish_despite_cancel(self._flush())
+
+    async def reserve_time(self, *, waits: bool) -> float:
+        """Reserve the next part of the time and return the seconds until it is used up; infinite if none is limited."""
+        clocked = tuple([each for each in self.limits() if each.limits[4] is not None])
+        if not clocked:
+            return math.inf
+        if clocked != self._clocked:
+            self._settled += self._settle_time(final=True)
+            self._clocked, self._since = clocked, self._book.clock.monotonic()
+        unit: Amounts = (0, 0, 0, 0, 1)
+        write = store.ReserveBudget(self._turn.run_id, clocked, NOTHING, unit, 1, 1, _SLICE)
+        self._reserved_ms += await self._grant(write, waits=waits)
+        elapsed = (self._book.clock.monotonic() - self._since) * 1000
+        return max(0.0, self._reserved_ms + self._used_ms - elapsed) / 1000
+
+    def _settle_time(self, *, final: bool = False) -> list[store.SettleBudget]:
+        """Return the write that counts the time since the last one. `final` returns what is reserved and not used."""
+        if not self._clocked:
+            return []
+        elapsed = round((self._book.clock.monotonic() - self._since) * 1000) - self._used_ms
+        used = min(elapsed, self._reserved_ms)
+        reserved = self._reserved_ms if final else used
+        self._used_ms += used
+        self._reserved_ms -= reserved
+        write = store.SettleBudget(self._turn.run_id, self._clocked, (0, 0, 0, 0, reserved), (0, 0, 0, 0, used))
+        if final:
+            self._clocked, self._used_ms = (), 0
+        return [write]
+
+
+class _TurnTimer:
+    """Cancels the task of a turn when the time that it may run is used up."""
+
+    def __init__(self, budget: TurnBudget, task: "asyncio.Task[Any]") -> None:
+        self._budget = budget
+        self._task = task
+        self._alarm: Alarm | None = None
+        self._extension: asyncio.Task[None] | None = None
+        self.cancelling = task.cancelling()
+        self.failure: BudgetExceeded | None = None
+
+    async def start(self) -> None:
+        self._schedule(await self._budget.reserve_time(waits=True))
+
+    def stop(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        if self._extension is not None:
+            self._extension.cancel()
+
+    def _schedule(self, seconds: float) -> None:
+        if seconds < math.inf:
+            self._alarm = self._budget.call_later(seconds, self._on_alarm)
+
+    def _on_alarm(self) -> None:
+        self._extension = asyncio.ensure_future(self._extend())
+
+    async def _extend(self) -> None:
+        try:
+            self._schedule(await self._budget.reserve_time(waits=False))
+        except BudgetExceeded as exceeded:
+            self.failure = exceeded
+            self._task.cancel()
+
+
+def _lowest(one: tuple[int | None, ...] | None, other: tuple[int | None, ...]) -> tuple[int | None, ...]:
+    if one is None:
+        return other
+    pairs = [[limit for limit in pair if limit is not None] for pair in zip(one, other, strict=True)]
+    return tuple([min(pair) if pair else None for pair in pairs])
+
+
+def format_amount(measure: store.Measure, amount: float) -> str:
+    """Return an amount with its unit: `1,000 tokens`, `$2.50`."""
+    if measure == "dollars":
+        return f"${amount:,.2f}" if amount >= 0.01 or not amount else f"${amount:.6f}"
+    if measure == "seconds":
+        return f"{amount:,.4g} seconds"
+    names = {"tokens": "tokens", "requests": "model requests", "tool_calls": "tool calls"}
+    return f"{int(amount):,} {names[measure]}"
