@@ -60,6 +60,9 @@ async def test_dataclasses_and_typed_dicts_are_supported(kind: Any) -> None:
 
 async def test_lists_and_schemas_are_supported() -> None:
     assert await partials(stream_text("[1, 2", ", 3]"), output=list[int]) == [[1], [1, 2, 3], [1, 2, 3]]
+    wrapped = stream_text('{"va', 'lue": [1, 2', ", 3]}")
+    assert await partials(wrapped, output=list[int]) == [[1], [1, 2, 3], [1, 2, 3]]
+    assert (await partials(stream_text("Here: [1, 2", ", 3]."), output=list[int]))[-1] == [1, 2, 3]
     schema = {"type": "object", "properties": {"a": {"type": "array"}}}
     assert await partials(stream_text('```json\n{"a": [1, "b', 'c"]}\n```'), output=schema) == [
         {"a": [1, "b"]},

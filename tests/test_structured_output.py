@@ -1,4 +1,4 @@
-"""Structured output: a schema or a Python type, checked locally, corrected once, then an error."""
+"""Structured output: a schema or a Python type, checked locally, corrected a number of times, then an error."""
 
 import socket
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 import pydantic
 import pytest
 
-from atlas_agents import BadOutput, ConfigError, Request, tool
+from atlas_agents import Agent, BadOutput, ConfigError, Request, tool
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from checks import collect_events, roles, summarize_events
 
@@ -63,6 +63,84 @@ async def test_answer_becomes_a_value_of_the_output_type(name: str, wanted: Any,
 async def test_code_fence_around_json_is_removed(reply: str) -> None:
     async with in_memory_atlas(Scripted(says(reply))) as atlas:
         assert (await atlas.run("Tell", output=list[int])).output == [1, 2]
+
+
+IN_PROSE = [
+    'Here is the city:\n\n{"name": "Lima", "people": 5}\n\nAnything else?',
+    'Sure [as asked]: ```json\n{"name": "Lima",\n"people": 5}\n``` Done.',
+    'Not {this} but {"name": "Lima", "people": 5}.',
+    'An example is {"name": 7}; the answer is {"name": "Lima", "people": 5}',
+]
+
+
+@pytest.mark.parametrize("reply", IN_PROSE)
+@pytest.mark.parametrize("wanted", [City, SCHEMA], ids=["type", "schema"])
+async def test_json_inside_prose_costs_no_repair(wanted: Any, reply: str) -> None:
+    model = Scripted(says(reply))
+    async with in_memory_atlas(model) as atlas:
+        output = (await atlas.run("Tell", output=wanted)).output
+    assert output in (City(name="Lima", people=5), {"name": "Lima", "people": 5})
+
+
+async def test_number_in_prose_is_not_taken_for_the_answer() -> None:
+    async with in_memory_atlas(Scripted(says("In 2024 there were 5."), says("5"))) as atlas:
+        assert (await atlas.run("Tell", output=int)).output == 5
+
+
+async def test_text_with_many_brackets_is_read_in_linear_time() -> None:
+    async with in_memory_atlas(Scripted(says("[" * 200_000), says("[1]"))) as atlas:
+        assert (await atlas.run("Tell", output=list[int])).output == [1]
+
+
+WRAPPED: list[tuple[Any, str, Any]] = [
+    (list[int], '{"value": [1, 2]}', [1, 2]),
+    (int, '{"value": 42}', 42),
+    (City | Point, '{"value": {"x": 1, "y": 2}}', Point(1, 2)),
+    (City | None, '{"value": null}', None),
+    ({"type": "array", "items": {"type": "integer"}}, '{"value": [1, 2]}', [1, 2]),
+    (dict[str, int], '{"value": 5}', {"value": 5}),
+]
+
+
+@pytest.mark.parametrize(("wanted", "reply", "value"), WRAPPED)
+async def test_answer_in_an_object_is_unwrapped_where_the_type_is_none(wanted: Any, reply: str, value: Any) -> None:
+    async with in_memory_atlas(Scripted(says(reply))) as atlas:
+        assert (await atlas.run("Tell", output=wanted, output_retries=0)).output == value
+
+
+class Order(pydantic.BaseModel):
+    count: int = 3
+    note: str | None = "none"
+    lines: list[Point] = []
+    part: "City | Order | None" = None
+
+
+async def test_null_for_an_optional_property_is_its_default_unless_null_is_allowed() -> None:
+    reply = '{"count": null, "note": null, "lines": null, "part": {"count": null, "note": "a", "lines": null}}'
+    async with in_memory_atlas(Scripted(says(reply))) as atlas:
+        output = (await atlas.run("Tell", output=Order, output_retries=0)).output
+    assert output == Order(note=None, part=Order(note="a"))
+
+
+@pytest.mark.parametrize("retries", [0, 1, 3])
+async def test_number_of_corrections_is_a_setting(retries: int) -> None:
+    model = Scripted(*[says("no")] * 5)
+    async with in_memory_atlas(model, agent={"output_retries": retries}) as atlas:
+        with pytest.raises(BadOutput):
+            await atlas.run("Tell", output=int)
+    assert len(model.requests) == retries + 1
+
+
+async def test_turn_may_have_its_own_number_of_corrections() -> None:
+    model = Scripted(*[says("no")] * 3, says("7"), says("no"))
+    async with in_memory_atlas(model, agent={"output_retries": 0}) as atlas:
+        await atlas.ask("Tell", output=int, output_retries=3)
+        with pytest.raises(BadOutput):
+            await atlas.ask("Tell", output=int)
+        with pytest.raises(ConfigError, match="output_retries must not be negative, got -1"):
+            await atlas.ask("Tell", output=int, output_retries=-1)
+    with pytest.raises(ConfigError, match="output_retries must not be negative"):
+        Agent("a", output_retries=-1)
 
 
 MISFITS: list[tuple[Any, str, str]] = [

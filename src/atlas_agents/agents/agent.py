@@ -48,6 +48,7 @@ class Agent:
         mode: `"tools"`, `"react"` or `"plan"`.
         parallel_tools: Whether the calls of one reply run concurrently.
         max_rounds: Most model calls in one turn.
+        output_retries: How often an answer that does not match the requested output type may be corrected.
         hands_off_to: Ids of agents that may take over the turn.
     """
 
@@ -78,6 +79,7 @@ class Agent:
         mode: Mode = "tools",
         parallel_tools: bool = True,
         max_rounds: int = 10,
+        output_retries: int = 1,
         hands_off_to: Sequence[str] = (),
     ) -> None:
         self._settings = AgentSettings(
@@ -94,6 +96,7 @@ class Agent:
             mode=mode,
             parallel_tools=parallel_tools,
             max_rounds=max_rounds,
+            output_retries=output_retries,
             hands_off_to=tuple(hands_off_to),
         )
         self._context = Context(*contexts, name=id, metadata=metadata, rules=rules, tools=tools)

@@ -227,6 +227,7 @@ class Atlas:
         session: str | Conversation = "default",
         agent_id: str | None = None,
         output: Any = None,
+        output_retries: int | None = None,
         user: str = "",
         model: str = "",
         mode: Mode | None = None,
@@ -240,6 +241,7 @@ class Atlas:
         """
         options = TurnOptions(
             output=output,
+            output_retries=msgspec.UNSET if output_retries is None else output_retries,
             model=model,
             mode=mode or "",
             when_busy=when_busy,
@@ -261,6 +263,7 @@ class Atlas:
         session: str | Conversation = "default",
         agent_id: str | None = None,
         output: Any = None,
+        output_retries: int | None = None,
         user: str = "",
         model: str = "",
         mode: Mode | None = None,
@@ -277,6 +280,7 @@ class Atlas:
             session: Name of a session, or a `Conversation` of your own.
             agent_id: The agent that answers; the default agent if None.
             output: JSON Schema or Python type that the answer must match.
+            output_retries: How often an answer that does not match may be corrected; the agent's number if None.
             user: The user for whom the turn runs; a policy can grant permissions to it.
             model: Reference of a model to use in this turn instead of the agent's.
             mode: Mode to use in this turn instead of the agent's.
@@ -288,6 +292,7 @@ class Atlas:
         """
         options = TurnOptions(
             output=output,
+            output_retries=msgspec.UNSET if output_retries is None else output_retries,
             model=model,
             mode=mode or "",
             when_busy=when_busy,
@@ -419,6 +424,7 @@ class Atlas:
         max_rounds: int | None = None,
         agent_id: str | None = None,
         output: Any = None,
+        output_retries: int | None = None,
         user: str = "",
         settings: GivenSettings | None = None,
     ) -> RunResult:
@@ -426,6 +432,7 @@ class Atlas:
         past, last = runner.split_messages(messages)
         options = TurnOptions(
             output=output,
+            output_retries=msgspec.UNSET if output_retries is None else output_retries,
             max_rounds=msgspec.UNSET if max_rounds is None else max_rounds,
             settings=read_turn_settings(settings),
         )

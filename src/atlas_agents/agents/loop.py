@@ -116,17 +116,21 @@ async def _final_reply(run: Run, execute: TurnFunction) -> Message:
 
 
 async def run_with_output(run: Run, execute: TurnFunction = run_rounds) -> Message:
-    """Run a turn with structured output; an answer that does not match may be corrected once."""
-    wanted = cast(Output, run.output)
+    """Run a turn with structured output; an answer that does not match may be corrected `output_retries` times."""
+    wanted, retries = cast(Output, run.output), run.output_retries
     reply = await execute(run)
-    try:
-        run.output_value = wanted.parse(reply.text)
-    except BadOutput as problem:
-        run.replace_last_text(reply.text, "")
-        run.add_own(user(f"Your answer does not match: {problem}\n{wanted.instruction}", synthetic=True))
-        reply = await run_rounds(run)
-        run.output_value = wanted.parse(reply.text)
-    return reply
+    while True:
+        try:
+            run.output_value = wanted.parse(reply.text)
+        except BadOutput as problem:
+            if not retries:
+                raise
+            retries -= 1
+            run.replace_last_text(reply.text, "")
+            run.add_own(user(f"Your answer does not match: {problem}\n{wanted.instruction}", synthetic=True))
+            reply = await run_rounds(run)
+        else:
+            return reply
 
 
 async def run_chain(run: Run, execute: TurnFunction = run_rounds) -> Message:

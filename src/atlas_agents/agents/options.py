@@ -35,6 +35,7 @@ class AgentSettings(msgspec.Struct, frozen=True):
     mode: Mode = "tools"
     parallel_tools: bool = True
     max_rounds: int = 10
+    output_retries: int = 1
     hands_off_to: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -42,6 +43,8 @@ class AgentSettings(msgspec.Struct, frozen=True):
             raise ConfigError("an agent requires an id that is not blank")
         if self.max_rounds < 1:
             raise ConfigError(f"agent {self.id!r}: max_rounds must be at least 1, got {self.max_rounds}")
+        if self.output_retries < 0:
+            raise ConfigError(f"agent {self.id!r}: output_retries must not be negative, got {self.output_retries}")
         if self.mode not in MODES:
             raise ConfigError(f"agent {self.id!r}: unknown mode {self.mode!r}, expected one of {', '.join(MODES)}")
 
@@ -85,6 +88,8 @@ class TurnOptions(msgspec.Struct, frozen=True):
     """Model settings that take precedence over the agent's."""
     max_rounds: int | msgspec.UnsetType = msgspec.UNSET
     """Round limit to use instead of the agent's."""
+    output_retries: int | msgspec.UnsetType = msgspec.UNSET
+    """How often an answer that does not match `output` may be corrected, instead of the agent's number."""
     when_busy: WhenBusy = "queue"
     idempotency_key: str = ""
     """A message with a key that the session has seen before is not accepted again."""

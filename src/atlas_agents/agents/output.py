@@ -1,18 +1,24 @@
 """Structured output: answers that must match a JSON schema or a Python type, checked whatever the provider promises."""
 
+import json
 import re
-from collections.abc import Callable, Mapping
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from functools import cached_property, lru_cache
 from typing import Any, TypeAlias, cast
 
 from atlas_agents.core.errors import BadArguments, BadOutput, BadTool, ConfigError
 from atlas_agents.core.json import encode
 from atlas_agents.core.text import wire_name
+from atlas_agents.providers import schemas
 from atlas_agents.providers.base import OutputSpec
 from atlas_agents.tools.schema import backport_typed_dicts, compile_check
 
 ParsePartial: TypeAlias = Callable[[str], Any]
 """Parses the beginning of an answer; returns None if there is no value yet."""
+_FENCE = re.compile(r"```[^\n`]*\n(.*?)```", re.DOTALL)
+_START = re.compile(r"[{\[]")
+_MAX_STARTS = 64
 _TRAILING_NUMBER = re.compile(r"([:\[,]\s*)-?[\d.eE+-]+\Z")
 
 
@@ -20,29 +26,72 @@ class Output:
     """The requested output type. `parse` returns the value of an answer, or raises BadOutput with the mismatch."""
 
     def __init__(self, wanted: Any) -> None:
-        self.spec, self._parse = (
-            _from_schema(cast(Mapping[str, Any], wanted)) if isinstance(wanted, Mapping) else _from_type(wanted)
-        )
         self._wanted: Any = wanted
-        self.instruction = f"Answer only with JSON that matches this schema, without any other text:\n{self.schema}"
+        self.spec, self._check = _read_wanted(wanted)
+
+    @cached_property
+    def instruction(self) -> str:
+        return schemas.instruction(self.spec.schema)
 
     @property
     def schema(self) -> str:
         return encode(self.spec.schema).decode()
 
     def parse(self, text: str) -> Any:
-        return self._parse(_strip_code_fence(text))
+        """Return the value of an answer. The JSON may stand in a code fence, or between other text."""
+        text = text.strip()
+        failure: BadOutput | None = None
+        for candidate in _find_json(text):
+            try:
+                return self._parse_candidate(candidate)
+            except BadOutput as error:
+                failure = failure or error
+        if failure is None:  # no JSON at all: the error says where reading the text fails
+            return self._check(text)
+        raise failure
 
     @cached_property
     def parse_partial(self) -> ParsePartial:
         """Parser for an answer that is still being streamed."""
         wanted: object = self._wanted
-        return partial_parser(self._wanted if isinstance(wanted, Mapping) else backport_typed_dicts(self._wanted))
+        known = self._wanted if isinstance(wanted, Mapping) else backport_typed_dicts(self._wanted)
+        return _partial_parser(known, is_wrapped=self._is_wrapped)
+
+    @cached_property
+    def _is_wrapped(self) -> bool:
+        """Whether vendors are sent an object around the schema, so that the answer may be in one."""
+        return schemas.is_wrapped(self.spec.schema)
+
+    def _parse_candidate(self, text: str) -> Any:
+        """Return the value of a JSON text: in the object around it, as it is, or without the nulls of strict mode."""
+        value: Any = json.loads(text)
+        if self._is_wrapped and (inner := _unwrap(value)) is not value:
+            with suppress(BadOutput):
+                return self._check_with_nulls(encode(inner).decode(), inner)
+        return self._check_with_nulls(text, value)
+
+    def _check_with_nulls(self, text: str, value: object) -> Any:
+        try:
+            return self._check(text)
+        except BadOutput:
+            without = schemas.drop_added_nulls(value, self.spec.schema)
+            if without == value:
+                raise
+            return self._check(encode(without).decode())
+
+
+def _read_wanted(wanted: Any) -> tuple[OutputSpec, Callable[[str], Any]]:
+    """Return the schema and the check of an output type. Those of a type are built once, as that is slow."""
+    if isinstance(wanted, Mapping):
+        return _from_schema(cast(Mapping[str, Any], wanted))
+    try:
+        hash(wanted)
+    except TypeError:
+        return _from_type(wanted)
+    return _from_known_type(wanted)
 
 
 def _from_schema(schema: Mapping[str, Any]) -> tuple[OutputSpec, Callable[[str], Any]]:
-    import json
-
     name = wire_name(str(schema.get("title") or "answer"))
     try:
         check = compile_check(name, dict(schema))
@@ -79,15 +128,34 @@ def _from_type(wanted: Any) -> tuple[OutputSpec, Callable[[str], Any]]:
     return OutputSpec(wire_name(getattr(wanted, "__name__", "answer")), schema), parse
 
 
-def _strip_code_fence(text: str) -> str:
-    """Remove the code fence that models often put around JSON."""
-    text = text.strip()
-    if text.startswith("```") and text.endswith("```") and "\n" in text:
-        return text[text.index("\n") + 1 : -3].strip()
-    return text
+_from_known_type = lru_cache(maxsize=128)(_from_type)
 
 
-def partial_parser(wanted: Any) -> ParsePartial:
+def _find_json(text: str) -> Iterator[str]:
+    """Yield the JSON values of an answer: all of it, the content of code fences, then objects and lists in prose.
+
+    A value inside another one is not considered, nor a number or a word of the prose.
+    """
+    decode = json.JSONDecoder().raw_decode
+    for whole in (text, *[match[1].strip() for match in _FENCE.finditer(text)]):
+        with suppress(ValueError, RecursionError):
+            _, end = decode(whole)
+            if end == len(whole):
+                yield whole
+    position = 0
+    for _ in range(_MAX_STARTS):
+        start = _START.search(text, position)
+        if start is None:
+            return
+        try:
+            _, position = decode(text, start.start())
+        except (ValueError, RecursionError):
+            position = start.end()
+        else:
+            yield text[start.start() : position]
+
+
+def _partial_parser(wanted: Any, *, is_wrapped: bool) -> ParsePartial:
     """Return a parser for the beginning of an answer.
 
     For a JSON schema it returns what was received so far. For a type with fields it returns a dict of the fields
@@ -104,13 +172,21 @@ def partial_parser(wanted: Any) -> ParsePartial:
         convert = _convert_value(pydantic.TypeAdapter(wanted))
 
     def parse(text: str) -> Any:
-        try:
-            value = from_json(_parsable_prefix(text), allow_partial="trailing-strings")
-        except ValueError:
-            return None
-        return convert(value)
+        for start in (text, text[found.start() :] if (found := _START.search(text)) else ""):
+            with suppress(ValueError):
+                value = from_json(_parsable_prefix(start), allow_partial="trailing-strings")
+                return convert(_unwrap(value) if is_wrapped else value)
+        return None
 
     return parse
+
+
+def _unwrap(value: Any) -> Any:
+    """Return the value in the object that stands around a root that is not one; None before it begins."""
+    if not isinstance(value, dict):
+        return value
+    outer = cast(dict[str, Any], value)
+    return outer.get(schemas.WRAPPED) if outer.keys() <= {schemas.WRAPPED} else outer
 
 
 def _identity(value: Any) -> Any:

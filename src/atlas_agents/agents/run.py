@@ -304,6 +304,12 @@ class Run:
         self._unreadable_rounds = 0
 
     @property
+    def output_retries(self) -> int:
+        """How often an answer that does not match the output type may be corrected."""
+        given = self.options.output_retries
+        return self.settings.output_retries if isinstance(given, msgspec.UnsetType) else given
+
+    @property
     def usage(self) -> Usage:
         return self.meter.total
 

@@ -306,6 +306,8 @@ def _settings_for(settings: AgentSettings, options: TurnOptions) -> AgentSetting
         if options.max_rounds < 1:
             raise ConfigError(f"max_rounds must be at least 1, got {options.max_rounds}")
         settings = msgspec.structs.replace(settings, max_rounds=options.max_rounds)
+    if options.output_retries is not msgspec.UNSET and options.output_retries < 0:
+        raise ConfigError(f"output_retries must not be negative, got {options.output_retries}")
     return settings
 
 

@@ -12,6 +12,7 @@ A root that is not an object is wrapped in one; `agents/output.py` unwraps the a
 schema as sent allowed.
 """
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias, cast
 
@@ -34,6 +35,7 @@ _BOUNDS = frozenset(("minimum", "maximum", "minItems", "maxItems"))
 _OPENAI_KEPT = (
     _ANNOTATIONS | _BOUNDS | {"const", "additionalProperties", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 )
+_LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 _GEMINI_KEPT = _ANNOTATIONS | _BOUNDS | {"additionalProperties"}
 _MAX_PROPERTIES, _MAX_LEVELS, _MAX_ENUM_VALUES = 5000, 10, 1000
 _MAPS = {name: name for name in ("properties", "patternProperties", "$defs")} | {"definitions": "$defs"}
@@ -348,6 +350,8 @@ def _openai_node(node: Schema, definitions: Schema, inlined: tuple[str, ...]) ->
     rest = _simplify(node)
     if "allOf" in rest:
         raise _NotExpressible("intersection")
+    if isinstance(rest.get("type"), list) and not set(rest["type"]).isdisjoint(("object", "array")):
+        rest = _split_types(rest)
     _check_expressible(rest)
     if rest.get("type") == "object":
         properties, required = cast(Schema, rest.get("properties", {})), rest.get("required", ())
@@ -358,6 +362,8 @@ def _openai_node(node: Schema, definitions: Schema, inlined: tuple[str, ...]) ->
     elif "enum" in rest or "const" in rest:
         rest.setdefault("type", _type_of(rest.get("enum", [rest.get("const")])))
     kept = _take_children(rest, lambda each: _openai_node(each, definitions, inlined))
+    if not _LOOK_AROUND.search(rest.get("pattern", "(?=")):
+        kept["pattern"] = rest.pop("pattern")
     return _finish(kept, rest, _OPENAI_KEPT, _FORMATS)
 
 
@@ -401,7 +407,7 @@ def _check_limits(schema: Schema) -> None:
         for each in _children(node):
             visit(each, level + (node.get("type") in ("object", "array")), open_names)
 
-    visit(schema, 0, frozenset())
+    visit(schema, 1, frozenset())
 
 
 def _to_gemini(schema: Schema) -> Schema:
