@@ -129,12 +129,12 @@ async def test_bad_request_is_not_retried() -> None:
     assert one.calls_made == 1
 
 
-async def test_history_that_is_too_long_is_shortened_instead_of_failing_over() -> None:
-    two = Model("two")
-    async with make_atlas(Model("one", error("context_length")), two) as atlas:
-        with pytest.raises(ProviderError, match="context_length!"):
-            await atlas.ask("hi")
-    assert two.calls_made == 0
+async def test_history_that_is_too_long_moves_on_without_a_cool_down() -> None:
+    one, two = Model("one", error("context_length")), Model("two")
+    async with make_atlas(one, two) as atlas:
+        assert (await atlas.ask("hi" * 2000)).text == "two"
+        one.error = None
+        assert (await atlas.ask("hi", session="other")).text == "one"
 
 
 async def test_error_names_every_failed_provider() -> None:

@@ -1,39 +1,103 @@
-"""History limits: which messages of a conversation the model is sent.
+"""History: which messages of a conversation the model is sent.
 
-A tool call is never separated from its result, and the newest user message is always included.
+A tool call is never separated from its result, and the newest user message is always included. Older messages may be
+replaced by a summary, and large tool results by a note; the stored conversation stays complete.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.messages import Message, ToolCall, ToolResult, approximate_tokens, find_unpaired, tool
+from atlas_agents.core.json import encode
+from atlas_agents.core.messages import (
+    Message,
+    Opaque,
+    Part,
+    Text,
+    Thinking,
+    ToolCall,
+    ToolResult,
+    context_tokens,
+    find_unpaired,
+    memo,
+    tool,
+)
+from atlas_agents.providers.registry import parse_model_ref
 
 _INTERRUPTED = "This call was interrupted; it may have happened. It was not retried."
+SUMMARY = "summary"
+"""Metadata key of a message that summarises older messages: a `SummaryInfo`."""
+PINNED = "pinned"
+"""Metadata key of a message that compaction keeps."""
+_CHARACTERS_PER_TOKEN = 3
+_SHORTENED = "shortened"
+_WITHOUT_REASONING = "without_reasoning"
+_REASONING_BLOCKS = ("thinking", "redacted_thinking", "reasoning")
+
+
+class Compaction(msgspec.Struct, frozen=True):
+    """When and how older messages are replaced by a summary; the stored conversation stays complete.
+
+    Args:
+        threshold: Share of the room for the conversation at which it is compacted.
+        keep: Share of that room for the newest messages, which stay as they are.
+        model: Reference of the model that writes the summary; by default the agent's own.
+        window: Context window in tokens, if the model catalogue does not know it.
+        clear_results: Whether old large tool results are cleared before anything is summarised.
+    """
+
+    threshold: float = 0.8
+    keep: float = 0.4
+    model: str = ""
+    window: int | None = None
+    clear_results: bool = True
+
+    def __post_init__(self) -> None:
+        if not 0.1 <= self.threshold <= 1:
+            raise ConfigError(f"Compaction(threshold=…) must be between 0.1 and 1, got {self.threshold}")
+        if not 0 <= self.keep < self.threshold:
+            raise ConfigError(f"Compaction(keep=…) must be at least 0 and below the threshold, got {self.keep}")
+        if self.window is not None and self.window < 1000:
+            raise ConfigError(f"Compaction(window=…) must be at least 1000 tokens, got {self.window}")
+        if self.model:
+            parse_model_ref(self.model)
 
 
 class History(msgspec.Struct, frozen=True):
-    """Limits on the messages sent to the model; stored conversations stay complete. `count` counts tokens."""
+    """Limits on the messages sent to the model; stored conversations stay complete. `count` counts tokens.
+
+    With `compaction`, older messages are summarised before they would be left out.
+    """
 
     max_messages: int | None = None
     max_tokens: int | None = None
-    count: Callable[[Message], int] = approximate_tokens
+    count: Callable[[Message], int] = context_tokens
+    compaction: Compaction | None = None
 
     def __post_init__(self) -> None:
         for name, limit in (("max_messages", self.max_messages), ("max_tokens", self.max_tokens)):
             if limit is not None and limit < 1:
                 raise ConfigError(f"History({name}=…) must be at least 1, got {limit}")
 
-    def select(self, messages: Sequence[Message]) -> Sequence[Message]:
-        """Return the newest messages within the limits, always with the newest user message and the newest unit."""
-        if self.max_messages is None and self.max_tokens is None:
+    def select(self, messages: Sequence[Message], room: float = math.inf) -> Sequence[Message]:
+        """Return the newest messages within the limits, always with the newest user message and the newest unit.
+
+        `room` is how many tokens the model can be sent. A tool result that does not fit is shortened.
+        """
+        limit = min(room, _or_infinite(self.max_tokens))
+        if self.max_messages is None and (limit == math.inf or self._tokens(messages) <= limit):
             return messages
         units = split_units(messages)
-        question = next((index for index in reversed(range(len(units))) if _is_user_message(units[index][0])), -1)
+        question = next((index for index in reversed(range(len(units))) if is_user_message(units[index][0])), -1)
         required = {question, len(units) - 1} - {-1}
+        if room != math.inf:
+            units = [self._fit(unit, room, whole=index == question) for index, unit in enumerate(units)]
+        required |= self._pinned(units, limit / 2)
         messages_left = _or_infinite(self.max_messages) - sum(len(units[index]) for index in required)
-        tokens_left = _or_infinite(self.max_tokens) - sum(self._tokens(units[index]) for index in required)
+        tokens_left = limit - sum(self._tokens(units[index]) for index in required)
         selected = set(required)
         for index in reversed(range(len(units))):
             if index in required:
@@ -45,16 +109,114 @@ class History(msgspec.Struct, frozen=True):
             selected.add(index)
         return _drop_leading_replies(units, sorted(selected))
 
-    def halved(self, messages: Sequence[Message]) -> "History":
-        """Return limits at half the tokens of this conversation, for a model that rejected it as too long."""
-        half = sum(self.count(message) for message in self.select(messages)) // 2
-        return msgspec.structs.replace(self, max_tokens=max(1, half))
+    def _fit(self, unit: list[Message], room: float, *, whole: bool) -> list[Message]:
+        """Shorten a unit that takes more than half of the room, unless it is the message to answer."""
+        if whole or self._tokens(unit) <= room / 2:
+            return unit
+        return [shorten(message, max(int(room / 2 / len(unit)), 1)) for message in unit]
+
+    def _pinned(self, units: list[list[Message]], room: float) -> set[int]:
+        """Return the summary and the pinned messages, as far as they fit."""
+        found = {index for index, (first, *_) in enumerate(units) if SUMMARY in first.metadata or is_pinned(first)}
+        for index in sorted(found, reverse=True):
+            room -= self._tokens(units[index])
+            if room < 0:
+                found.remove(index)
+        return found
 
     def _tokens(self, unit: Sequence[Message]) -> int:
-        return sum(self.count(message) for message in unit) if self.max_tokens is not None else 0
+        return sum([self.count(message) for message in unit])
 
 
-def _is_user_message(message: Message) -> bool:
+def shorten(message: Message, tokens: int) -> Message:
+    """Return the message with the middle of its long texts, arguments and results left out."""
+    found: tuple[int, Message] | None = getattr(message, _SHORTENED, None)
+    if found is None or found[0] != tokens:
+        length = max(tokens * _CHARACTERS_PER_TOKEN // max(len(message.parts), 1), 200)
+        parts = tuple([_shorten_part(part, length) for part in message.parts if type(part) is not Thinking])
+        shorter = message if parts == message.parts else msgspec.structs.replace(message, parts=parts)
+        found = memo(message)[_SHORTENED] = (tokens, shorter)
+    return found[1]
+
+
+def _shorten_part(part: Part, length: int) -> Part:
+    match part:
+        case Text(text):
+            return Text(_cut(text, length))
+        case ToolResult(result=result):
+            text = result if isinstance(result, str) else encode(result).decode()
+            return msgspec.structs.replace(part, result=_cut(text, length)) if len(text) > length else part
+        case ToolCall(arguments=arguments):
+            cut = {name: _cut(value, length) if isinstance(value, str) else value for name, value in arguments.items()}
+            return msgspec.structs.replace(part, arguments=cut)
+        case _:
+            return part
+
+
+def _cut(text: str, length: int) -> str:
+    if len(text) <= length:
+        return text
+    half = max(length // 2 - 40, 40)
+    return f"{text[:half]}\n[… {len(text) - 2 * half:,} characters omitted …]\n{text[-half:]}"
+
+
+class SummaryInfo(msgspec.Struct, frozen=True):
+    """What a summary replaces: all messages up to `through`, except those in `kept` and those that are pinned."""
+
+    through: str
+    kept: tuple[str, ...] = ()
+    messages: int = 0
+    """Number of messages that the conversation had up to there."""
+    tokens_before: int = 0
+    tokens_after: int = 0
+
+
+def read_summary(message: Message) -> SummaryInfo | None:
+    """Return what a message summarises; None if it is no summary."""
+    given: Any = message.metadata.get(SUMMARY)
+    if given is None:
+        return None
+    try:
+        return msgspec.convert(given, SummaryInfo)
+    except msgspec.ValidationError:
+        return None
+
+
+def apply_summary(messages: list[Message]) -> list[Message]:
+    """Return the conversation with the newest valid summary in place of the messages that it covers."""
+    summaries = [index for index, message in enumerate(messages) if SUMMARY in message.metadata]
+    if not summaries:
+        return messages
+    for index in reversed(summaries):
+        info = read_summary(messages[index])
+        end = next((place for place in range(index) if info and messages[place].id == info.through), None)
+        if info is not None and end is not None:
+            kept = [each for each in messages[: end + 1] if is_pinned(each) or each.id in info.kept]
+            rest = [each for each in messages[end + 1 :] if SUMMARY not in each.metadata]
+            return [messages[index], *kept, *rest]
+    return [each for each in messages if SUMMARY not in each.metadata]
+
+
+def is_pinned(message: Message) -> bool:
+    """Return whether a message is always sent. One with tool calls or results never is: the others would be missing."""
+    return bool(message.metadata.get(PINNED)) and not any(message.pairing)
+
+
+def without_reasoning(message: Message) -> Message:
+    """Return the message without the reasoning that a vendor binds to everything before it."""
+    found: Message | None = getattr(message, _WITHOUT_REASONING, None)
+    if found is None:
+        parts = tuple([part for part in message.parts if not _is_reasoning(part)])
+        found = message if len(parts) == len(message.parts) else msgspec.structs.replace(message, parts=parts)
+        memo(message)[_WITHOUT_REASONING] = found
+    return found
+
+
+def _is_reasoning(part: Part) -> bool:
+    return type(part) is Thinking or (type(part) is Opaque and part.block.get("type") in _REASONING_BLOCKS)
+
+
+def is_user_message(message: Message) -> bool:
     """Return whether a person wrote the message; synthetic messages are instructions of the loop itself."""
     return message.role == "user" and not message.metadata.get("synthetic")
 

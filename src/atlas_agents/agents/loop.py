@@ -6,6 +6,7 @@ behind `run.provider`, and tool governance behind `run.run_tool_calls`; none of 
 """
 
 import asyncio
+import math
 import mmap
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, nullcontext
@@ -21,6 +22,7 @@ from atlas_agents.core.aio import finish_despite_cancel
 from atlas_agents.core.errors import BadOutput, ProviderError, failure_kind
 from atlas_agents.core.messages import Message, Opaque, approximate_tokens, user
 from atlas_agents.providers import base
+from atlas_agents.providers.failover import overhead_tokens, request_tokens
 from atlas_agents.tools.journal import Journal
 
 TurnFunction: TypeAlias = Callable[[Run], Awaitable[Message]]
@@ -28,6 +30,7 @@ TurnFunction: TypeAlias = Callable[[Run], Awaitable[Message]]
 _NO_HANDOFFS = HandoffPlan()
 _SIZE_CHECK_INTERVAL = 64 << 10
 _MEMORY_RESERVE = 48 << 20
+_MAX_SHORTENINGS = 16
 
 
 class RoundsExhausted(Exception):
@@ -164,22 +167,30 @@ async def call_model(run: Run) -> Message:
 
 
 async def _request_reply(run: Run) -> Message:
-    """Stream a reply; if the history exceeds the context window, halve it and try once more."""
-    request = await _build_request(run)
-    try:
-        return await _stream_reply(run, request)
-    except ProviderError as error:
-        shorter = run.history.halved(run.messages)
-        if error.kind != "context_length" or len(shorter.select(run.messages)) == len(request.messages):
-            raise
-        run.history = shorter
-        return await _stream_reply(run, await _build_request(run))
+    """Stream a reply; a conversation that exceeds the context window is shortened until it fits."""
+    sent, failure = math.inf, None
+    for _ in range(_MAX_SHORTENINGS):
+        request = await _build_request(run, sent)
+        if (tokens := request_tokens(request)) >= sent:
+            break
+        try:
+            return await _stream_reply(run, request)
+        except ProviderError as error:
+            if error.kind != "context_length":
+                raise
+            sent, failure = tokens, error
+    raise ProviderError(
+        f"the message is too long for the model, even without the older ones (about {sent:,} tokens): send a shorter "
+        f"message or smaller attachments, or use a model with a larger context window ({failure})",
+        "context_length",
+    ) from failure
 
 
-async def _build_request(run: Run) -> base.Request:
+async def _build_request(run: Run, sent: float = math.inf) -> base.Request:
+    """Build the next request. `sent` are the tokens of the one before, if that was too long."""
     settings = run.settings
     request = base.Request(
-        messages=tuple(run.history.select(run.messages)),
+        messages=(),
         system=await _system_prompt(run),
         tools=run.phase.offered(run.scope.visible_tools()),
         tool_choice=run.phase.tool_choice or run.tool_choice,
@@ -187,7 +198,10 @@ async def _build_request(run: Run) -> base.Request:
         output=run.output.spec if run.output and run.phase.final else None,
         metadata=run.context.metadata,
     )
-    return await run.interceptors.request(request)
+    limits = [limit.tokens for limit in run.limits]
+    room = max([limit for limit in limits if limit < sent or sent == math.inf], default=math.inf)
+    selected = run.history.select(run.messages, max(room - overhead_tokens(request), 1))
+    return await run.interceptors.request(msgspec.structs.replace(request, messages=tuple(selected)))
 
 
 async def _system_prompt(run: Run) -> str:

@@ -34,6 +34,7 @@ from atlas_agents.core.messages import (
 )
 from atlas_agents.core.store import AcceptRun, RunRow, RunStatus
 from atlas_agents.providers.base import Prices, Provider
+from atlas_agents.providers.failover import ContextLimit, TurnProvider
 from atlas_agents.tools.governance import ToolScope
 from atlas_agents.tools.journal import Journal, ShuttingDown
 from atlas_agents.tools.pipeline import run_tools
@@ -308,6 +309,11 @@ class Run:
         """How often an answer that does not match the output type may be corrected."""
         given = self.options.output_retries
         return self.settings.output_retries if isinstance(given, msgspec.UnsetType) else given
+
+    @property
+    def limits(self) -> Sequence[ContextLimit]:
+        """How much each of the agent's models can be sent."""
+        return self.provider.limits if isinstance(self.provider, TurnProvider) else ()
 
     @property
     def usage(self) -> Usage:

@@ -26,6 +26,8 @@ _STRAY_RESULT: Ids = ("\0 result outside a tool message",)
 _encoder = msgspec.json.Encoder()
 _CHARACTERS_PER_TOKEN = 3.6
 _ESTIMATE = "approximate_tokens"
+_CONTEXT = "context_tokens"
+_MEDIA_TOKENS = 1600
 _MAX_DEPTH = 6
 _MAX_IMAGES = 12
 UNTRUSTED = "untrusted"
@@ -283,6 +285,28 @@ def approximate_tokens(message: Message) -> int:
     if found is None:
         found = memo(message)[_ESTIMATE] = round(len(encode(message.parts)) / _CHARACTERS_PER_TOKEN) + 4
     return found
+
+
+def context_tokens(message: Message) -> int:
+    """Estimate how much of a model's context window a message takes; computed once per message.
+
+    An image or a document counts the same whatever the size of its data.
+    """
+    found: int | None = getattr(message, _CONTEXT, None)
+    if found is None:
+        media = [part.data for part in message.parts if isinstance(part, Image | File)]
+        for result in message.tool_results:
+            if not isinstance(result.result, str):
+                media += [image.data for image in extract_images(result.result)[1]]
+        data = sum([len(each) for each in media])
+        tokens = approximate_tokens(message) - text_tokens(data) + _MEDIA_TOKENS * len(media)
+        found = memo(message)[_CONTEXT] = max(1, tokens)
+    return found
+
+
+def text_tokens(characters: int) -> int:
+    """Estimate the tokens of a text from its length."""
+    return round(characters / _CHARACTERS_PER_TOKEN)
 
 
 def extract_images(result: Any) -> tuple[Any, list[Image]]:

@@ -1,10 +1,14 @@
 """Retries and failover over several providers, with one budget per turn.
 
 Output of a failed attempt is withdrawn with a ResetChunk; two answers are never joined. An invalid request is invalid
-everywhere, so it is not sent to the other providers.
+everywhere, so it is not sent to the other providers. One that exceeds a model's context window moves on to a model
+with a larger window, if there is one.
 """
 
+import math
 import random
+import re
+import weakref
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Literal
@@ -13,12 +17,97 @@ import msgspec
 
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import ConfigError, ProviderError
+from atlas_agents.core.events import Usage
 from atlas_agents.core.http import backoff
+from atlas_agents.core.json import encode
+from atlas_agents.core.messages import context_tokens, memo, text_tokens
 from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Provider, Request, ResetChunk
+from atlas_agents.providers.catalogue import find_profile
 
 _PERMANENT_KINDS = frozenset(("auth", "quota"))
 MAX_ANSWER = 4 << 20
 """Characters of text and thinking in one answer, about a million tokens."""
+
+
+_TOOL_TOKENS = "context_tokens"
+_MIN_LIMIT = 256
+_MEASURED = 1000
+"""Estimated tokens from which on a vendor's own count is compared with the estimate."""
+_WINDOW = re.compile(
+    r"(?:maximum context length is|maximum prompt length is|allowed \(|context size \(|tokens >)\s*([\d,]+)"
+)
+_NUMBERS = re.compile(r"\d[\d,]*")
+
+
+def request_tokens(request: Request) -> int:
+    """Estimate the tokens of a request."""
+    return sum([context_tokens(message) for message in request.messages]) + overhead_tokens(request)
+
+
+def overhead_tokens(request: Request) -> int:
+    """Estimate the tokens of a request without its messages."""
+    tokens = text_tokens(len(request.system))
+    for spec in request.tools:
+        found: int | None = getattr(spec, _TOOL_TOKENS, None)
+        if found is None:
+            found = memo(spec)[_TOOL_TOKENS] = text_tokens(len(encode(spec)))
+        tokens += found
+    return tokens
+
+
+class ContextLimit:
+    """How much a model can be sent, in estimated tokens: a share of its context window, or less if it refused that.
+
+    All turns of a process share it. The estimate is calibrated by the tokens that the vendor counts.
+    """
+
+    __slots__ = ("_learned", "_ratio", "window")
+
+    def __init__(self, window: int | None = None) -> None:
+        self.window = window
+        """The model's context window in tokens; None if it is unknown."""
+        self._ratio = 1.0
+        self._learned = math.inf
+
+    @property
+    def tokens(self) -> float:
+        """Most estimated tokens of a request; infinite if nothing is known. An eighth of the window is left free."""
+        known = math.inf if self.window is None else self.window * 7 / 8 / self._ratio
+        return min(known, self._learned)
+
+    def record_refusal(self, tokens: int, error: ProviderError) -> None:
+        """Learn from a request that was too long: half of it may fit, or what the numbers in the error say."""
+        window, size = _read_numbers(str(error))
+        share = window / size * 0.9 if size > window else 0.5
+        self._learned = max(_MIN_LIMIT, min(self._learned, tokens * share))
+
+    def record_success(self, tokens: int, usage: Usage) -> None:
+        """Calibrate the estimate; a request above the limit that was answered raises it."""
+        if self._learned < tokens:
+            self._learned = tokens
+        if tokens >= _MEASURED and usage.input_tokens and not usage.estimated:
+            self._ratio = (self._ratio + min(max(usage.input_tokens / tokens, 0.25), 4)) / 2
+
+
+_limits: weakref.WeakKeyDictionary[Provider, dict[str, ContextLimit]] = weakref.WeakKeyDictionary()
+
+
+def find_limit(route: "Route") -> ContextLimit:
+    """Return what is known of the context window of a route's model."""
+    model = route.model or getattr(route.provider, "model", None) or ""
+    provider: Provider = getattr(route.provider, "inner", route.provider)
+    known = _limits.setdefault(provider, {})
+    if model not in known:
+        known[model] = ContextLimit(getattr(find_profile(model), "context_window", None) if model else None)
+    return known[model]
+
+
+def _read_numbers(message: str) -> tuple[float, float]:
+    """Return the window and the size of the request that an error names; zeros if it does not."""
+    found = _WINDOW.search(message)
+    if found is None:
+        return 0, 0
+    return float(found[1].replace(",", "")), max(float(each.replace(",", "")) for each in _NUMBERS.findall(message))
 
 
 class Route(msgspec.Struct, frozen=True):
@@ -72,14 +161,20 @@ class Failover:
         self.routes = tuple(routes)
         self.policy = policy or RetryPolicy()
         self.rng = rng or random.Random()
+        self.limits = tuple(find_limit(route) for route in self.routes)
         self._cooldown_ends: dict[int, float] = {}
         self._failure_counts: dict[int, int] = {}
 
-    def pick(self, tried: set[int], now: float) -> int | None:
-        """Pick the next route: a healthy one, else the one whose cool-down ends first, else none."""
+    def pick(self, tried: set[int], now: float, tokens: int = 0) -> int | None:
+        """Pick the next route: a healthy one, else the one whose cool-down ends first, else none.
+
+        Models whose context window is too small for the tokens of the request come last.
+        """
         untried = [index for index in range(len(self.routes)) if index not in tried]
         if not untried:
             return None
+        if len(untried) > 1:
+            untried = [index for index in untried if tokens <= self.limits[index].tokens] or untried
         healthy = [index for index in untried if self._cooldown_ends.get(index, 0) <= now]
         if not healthy:
             return min(untried, key=lambda index: self._cooldown_ends[index])
@@ -111,6 +206,8 @@ class TurnProvider:
         self._failures_left = pool.policy.failures
         self._failure: ProviderError | None = None
         self._last = pool.routes[0]
+        self._tokens = 0
+        """Estimated tokens of the request."""
 
     @property
     def id(self) -> str:
@@ -126,11 +223,18 @@ class TurnProvider:
             structured=all(each.structured for each in supported),
         )
 
+    @property
+    def limits(self) -> Sequence[ContextLimit]:
+        """How much each of the models can be sent."""
+        return self._pool.limits
+
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         tried: set[int] = set()
         failures: list[str] = []
         attempt = 0
-        while (index := self._pool.pick(tried, self._clock.monotonic())) is not None:
+        self._tokens = request_tokens(request)
+        too_long = False
+        while (index := self._pool.pick(tried, self._clock.monotonic(), self._tokens)) is not None:
             for retry in range(self._pool.policy.retries + 1):
                 attempt += 1
                 others = len(tried) + 1 < len(self._pool.routes)
@@ -141,10 +245,11 @@ class TurnProvider:
                     return
                 error = self._failure
                 failures.append(f"{self._last.label}: {error}")
-                if not await self._should_retry(index, error, retry):
+                too_long = too_long or error.kind == "context_length"
+                if not await self._should_retry(index, error, retry, tried):
                     break
             tried.add(index)
-        kind = self._failure.kind if self._failure else "unknown"
+        kind = "context_length" if too_long else self._failure.kind if self._failure else "unknown"
         raise ProviderError("no provider answered: " + "; ".join(failures), kind)
 
     async def _attempt(self, index: int, request: Request, attempt: int, others: bool) -> AsyncGenerator[Chunk, None]:
@@ -162,6 +267,7 @@ class TurnProvider:
                         if others and chunk.stop_reason == "refusal" and self._pool.policy.on_refusal == "failover":
                             raise _ModelRefused("the model refused to answer", "quota")
                         done = True
+                        self._pool.limits[index].record_success(self._tokens, chunk.usage)
                     elif (size := size + len(getattr(chunk, "text", ""))) > MAX_ANSWER:
                         raise ProviderError(f"the answer exceeds {MAX_ANSWER >> 20} million characters", "protocol")
                     streamed = True
@@ -174,9 +280,11 @@ class TurnProvider:
             if streamed:
                 yield ResetChunk(attempt)
 
-    async def _should_retry(self, index: int, error: ProviderError, retry: int) -> bool:
+    async def _should_retry(self, index: int, error: ProviderError, retry: int, tried: set[int]) -> bool:
         """Wait and return True to retry the same provider, False to move on; raise if neither helps."""
         policy = self._pool.policy
+        if error.kind == "context_length":
+            return self._move_to_larger(index, error, tried)
         if not error.failover:
             raise error
         self._failures_left -= 1
@@ -193,5 +301,14 @@ class TurnProvider:
         if type(error) is not _ModelRefused:
             self._pool.record_failure(index, error, self._clock.monotonic())
         if is_only:
+            raise error
+        return False
+
+    def _move_to_larger(self, index: int, error: ProviderError, tried: set[int]) -> bool:
+        """Return False to move on to a model that may have a larger context window; raise if there is none."""
+        limits = self._pool.limits
+        limits[index].record_refusal(self._tokens, error)
+        others = [other for other in range(len(limits)) if other != index and other not in tried]
+        if not any(limits[other].tokens >= self._tokens for other in others):
             raise error
         return False
