@@ -25,6 +25,12 @@ Mode: tools
 Tools: bash, shop/search
 Temperature: 0.3
 Max tokens: 2000
+Top p: 0.9
+Effort: High
+Seed: 7
+Service tier: flex
+Parallel calls: off
+Cache: 1h
 MAX ROUNDS: 4
 
 Prompt: Write well.
@@ -59,12 +65,18 @@ def test_section_sets_all_fields_of_an_agent() -> None:
             tools=("bash", "shop/search"),
             temperature=0.3,
             max_tokens=2000,
+            top_p=0.9,
+            effort="high",
+            seed=7,
+            service_tier="flex",
+            parallel_calls=False,
+            cache="1h",
             max_rounds=4,
             prompt=prompt,
             where="AGENTS.md:9",
         ),
-        AgentSpec("quiet", tools=(), where="AGENTS.md:30"),
-        AgentSpec("plain", description="Nothing else.", where="AGENTS.md:34"),
+        AgentSpec("quiet", tools=(), where="AGENTS.md:36"),
+        AgentSpec("plain", description="Nothing else.", where="AGENTS.md:40"),
     )
 
 
@@ -75,8 +87,8 @@ def test_file_without_sections_defines_no_agent(text: str) -> None:
 
 ID = "expected ## and 1 to 64 letters, digits, _ or - (### for a heading in a prompt)"
 KEYS = (
-    "Known keys: Model, Description, Name, Role, Mode, Tools, Hands off to, Temperature, Max tokens, Max rounds, "
-    "Recall, Prompt; free text goes after Prompt:"
+    "Known keys: Model, Description, Name, Role, Mode, Tools, Hands off to, Temperature, Max tokens, Top p, "
+    "Effort, Seed, Service tier, Parallel calls, Cache, Max rounds, Recall, Prompt; free text goes after Prompt:"
 )
 LONG = "a" * 65
 
@@ -153,6 +165,27 @@ LONG = "a" * 65
         (
             f"## a\nMax rounds: {'9' * 5000}",
             f"2: Max rounds: invalid number '{'9' * 80}': expected an integer of at least 1",
+        ),
+        (
+            "## a\nEffort: huge",
+            "2: Effort: invalid effort 'huge': expected one of none, minimal, low, medium, high, xhigh, max, "
+            "or a number of tokens",
+        ),
+        (
+            "## a\nTop p: 0",
+            "2: Top p: invalid number '0': expected one above 0 and at most 1, such as 0.9",
+        ),
+        ("## a\nSeed: x", "2: Seed: invalid seed 'x': expected an integer"),
+        ("## a\nCache: 2h", "2: Cache: invalid cache '2h': expected one of off, 5m, 1h"),
+        ("## a\nParallel calls: 2", "2: Parallel calls: expected on or off, got '2'"),
+        (
+            "## a\nService tier: a b",
+            "2: Service tier: invalid service tier 'a b': expected a name of the vendor, such as flex",
+        ),
+        (
+            "\n## a\nEffort: 5000\nMax tokens: 4000",
+            "2: ## a: effort must be less than max_tokens, which includes the reasoning, got effort=5000 and "
+            "max_tokens=4000",
         ),
         ("## a\nRecall: maybe", "2: Recall: expected on or off, got 'maybe'"),
         ("## a\nMax rounds: \u0663", "2: Max rounds: invalid number '\u0663': expected an integer of at least 1"),

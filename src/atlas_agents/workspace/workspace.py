@@ -17,6 +17,7 @@ from atlas_agents.core.errors import BadModelRef, ConfigError
 from atlas_agents.core.text import HiddenCharacters, hidden_characters
 from atlas_agents.core.trust import Trust
 from atlas_agents.providers.registry import parse_model_ref
+from atlas_agents.providers.settings import EFFORTS, Cache, Effort, ModelSettings
 from atlas_agents.workspace.files import NAMES, FileStamps, read, read_stamps, write_defaults
 from atlas_agents.workspace.skills import SKILLS_FOLDER, Skill, read_skills, skill_files, skills_prompt
 
@@ -138,6 +139,39 @@ def _parse_temperature(entry: SectionLine) -> float:
     return float(entry.value)
 
 
+def _parse_top_p(entry: SectionLine) -> float:
+    if not _NUMBER.fullmatch(entry.value) or not 0 < float(entry.value) <= 1:
+        raise entry.error(f"invalid number {entry.value[:80]!r}: expected one above 0 and at most 1, such as 0.9")
+    return float(entry.value)
+
+
+def _parse_effort(entry: SectionLine) -> str | int:
+    level = entry.value.casefold()
+    if level not in EFFORTS and (not _INTEGER.fullmatch(level) or int(level) < 1):
+        names = ", ".join(EFFORTS)
+        raise entry.error(f"invalid effort {entry.value[:80]!r}: expected one of {names}, or a number of tokens")
+    return level if level in EFFORTS else int(level)
+
+
+def _parse_seed(entry: SectionLine) -> int:
+    if not _INTEGER.fullmatch(entry.value):
+        raise entry.error(f"invalid seed {entry.value[:80]!r}: expected an integer")
+    return int(entry.value)
+
+
+def _parse_tier(entry: SectionLine) -> str:
+    if not is_plain_name(entry.value):
+        raise entry.error(f"invalid service tier {entry.value[:80]!r}: expected a name of the vendor, such as flex")
+    return entry.value
+
+
+def _parse_cache(entry: SectionLine) -> str:
+    known = get_args(Cache)
+    if entry.value.casefold() not in known:
+        raise entry.error(f"invalid cache {entry.value[:80]!r}: expected one of {', '.join(known)}")
+    return entry.value.casefold()
+
+
 def _parse_count(entry: SectionLine) -> int:
     if not _INTEGER.fullmatch(entry.value) or int(entry.value) < 1:
         raise entry.error(f"invalid number {entry.value[:80]!r}: expected an integer of at least 1")
@@ -160,6 +194,12 @@ KEYS: dict[str, tuple[str, Callable[[SectionLine], object]]] = {
     "hands off to": ("hands_off_to", _parse_handoffs),
     "temperature": ("temperature", _parse_temperature),
     "max tokens": ("max_tokens", _parse_count),
+    "top p": ("top_p", _parse_top_p),
+    "effort": ("effort", _parse_effort),
+    "seed": ("seed", _parse_seed),
+    "service tier": ("service_tier", _parse_tier),
+    "parallel calls": ("parallel_calls", _parse_switch),
+    "cache": ("cache", _parse_cache),
     "max rounds": ("max_rounds", _parse_count),
     "recall": ("recall", _parse_switch),
 }
@@ -178,12 +218,32 @@ class AgentSpec(msgspec.Struct, frozen=True):
     tools: tuple[str, ...] = ("*",)
     temperature: float | None = None
     max_tokens: int | None = None
+    top_p: float | None = None
+    effort: Effort | int | None = None
+    seed: int | None = None
+    service_tier: str | None = None
+    parallel_calls: bool | None = None
+    cache: Cache | None = None
     max_rounds: int = 10
     hands_off_to: tuple[str, ...] = ()
     recall: bool | None = None
     prompt: str = ""
     where: str = ""
     """File and line of its heading."""
+
+    @property
+    def settings(self) -> ModelSettings:
+        """The model settings."""
+        return ModelSettings(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            max_tokens=self.max_tokens,
+            seed=self.seed,
+            service_tier=self.service_tier,
+            parallel_tool_calls=self.parallel_calls,
+            effort=self.effort,
+            cache=self.cache,
+        )
 
 
 class _Section(msgspec.Struct):
@@ -262,7 +322,12 @@ def _parse_spec(section: _Section, file: str) -> AgentSpec:
     if not values:
         advice = "add a line such as Description: …, or use ### for a heading in a prompt"
         raise _error_at(file, section.line, f"## {section.id}", f"the section sets no key; {advice}")
-    return msgspec.convert({"id": section.id, "where": f"{file}:{section.line}", **values}, AgentSpec)
+    spec = msgspec.convert({"id": section.id, "where": f"{file}:{section.line}", **values}, AgentSpec)
+    try:
+        _ = spec.settings
+    except ConfigError as error:
+        raise _error_at(file, section.line, f"## {section.id}", str(error)) from error
+    return spec
 
 
 _DEFAULT_AGENT = AgentSpec("assistant")
