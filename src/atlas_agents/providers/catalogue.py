@@ -75,6 +75,7 @@ def _gemini(family: str, reasoning: Reasoning, efforts: tuple[Effort, ...], **ru
 _BOUND: dict[str, object] = {"forced_tools": "no", "bound_reasoning": True, "min_cached_tokens": 512}
 _BUDGET: dict[str, object] = {
     "budget": True,
+    "max_budget": 48_000,
     "sampling": "without_reasoning",
     "forced_tools": "without_reasoning",
 }
@@ -99,6 +100,7 @@ _RULES: tuple[tuple[str, ModelProfile], ...] = (
             "optional",
             (*_LOW_HIGH, "max"),
             budget=True,
+            max_budget=96_000,
             sampling="without_reasoning",
             min_cached_tokens=4096,
         ),
@@ -108,7 +110,9 @@ _RULES: tuple[tuple[str, ModelProfile], ...] = (
     ("claude-sonnet-4-5", _claude("Claude 4.5", "optional", (), **_BUDGET)),
     (
         "claude-(opus|sonnet)-4|claude-4|claude-3-7",
-        _claude("Claude 4", "optional", (), typed_output="no", **{**_BUDGET, "strict_tools": False}),
+        _claude(
+            "Claude 4", "optional", (), typed_output="no", **{**_BUDGET, "strict_tools": False, "max_budget": 20_000}
+        ),
     ),
     (
         "claude-[23]|claude-instant",
