@@ -20,6 +20,7 @@ from vendors.common import KEY, Answer, Refusal, VendorDouble, VendorRequest, co
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _DATA_URL = re.compile(r"data:([\w./+-]+);base64,(.+)", re.DOTALL)
 _CACHE_FROM = 1024
+_ids = itertools.count(1)
 _MESSAGE_FIELDS: dict[str, set[str]] = {
     "system": set(chat.ChatCompletionSystemMessageParam.__annotations__),
     "developer": set(chat.ChatCompletionDeveloperMessageParam.__annotations__),
@@ -76,7 +77,6 @@ class OpenAIChatDouble(VendorDouble):
         super().__init__(*answers, then=then)
         self.ignored: set[str] = set()
         """Fields that the vendor accepts and ignores without a word; a client should not rely on them."""
-        self._ids = itertools.count(1)
         self._prompts: list[str] = []
 
     @property
@@ -305,7 +305,7 @@ class OpenAIChatDouble(VendorDouble):
         return {}
 
     def make_id(self) -> str:
-        return f"call_{next(self._ids):024d}"
+        return f"call_{next(_ids):024d}"
 
     def _name_calls(self, answer: Answer) -> list[tuple[str, str, dict[str, Any]]]:
         return [(self.make_id(), name, arguments) for name, arguments in answer.calls]

@@ -176,7 +176,7 @@ class MistralDouble(OpenAIChatDouble):
         return {"object": "error", "message": refusal.message, "type": type, "param": None, "code": refusal.code}
 
     def make_id(self) -> str:
-        return f"m{next(self._ids):08d}"
+        return f"m{super().make_id()[-8:]}"
 
     def reasoning_deltas(self, answer: Answer) -> list[dict[str, Any]]:
         return [

@@ -180,7 +180,7 @@ class LocalProvider:
     def _exchange(
         self, endpoint: Endpoint, name: str, request: Request, extra: dict[str, Any]
     ) -> AsyncGenerator[Chunk, None]:
-        body = encode_request(request, name, official=False, extra=extra)
+        body = encode_request(request, name, extra=extra)
         headers = {
             "Content-Type": "application/json",
             "Accept": "text/event-stream",

@@ -6,7 +6,7 @@ again, and the refusal is remembered for that model. Either way there is one war
 
 import logging
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -22,6 +22,10 @@ REASONING = "reasoning"
 STRICT = "strict"
 OUTPUT_SCHEMA = "output schema"
 FORCED_TOOL = "tool_choice"
+LIMIT_NAME = "name of max_tokens"
+"""The name under which chat completions were sent `max_tokens`; the other name is sent from then on."""
+TOOLS_WITH_REASONING = "reasoning with tools"
+_UNSUPPORTED = ("unsupported", "not supported", "not permitted", "unrecognized", "unknown", "unexpected")
 _OWN_FIELDS = ("include", "reasoning.summary")
 """Fields that a wire sends though no setting asks for them."""
 _REFUSED_REASONING = (
@@ -44,7 +48,10 @@ _SETTING_NAMES: dict[str, tuple[str, ...]] = {
     "seed": ("seed", "random_seed"),
     "service_tier": ("service_tier", "serviceTier"),
     "parallel_tool_calls": ("parallel_tool_calls", "disable_parallel_tool_use"),
-    "effort": ("reasoning_effort", "reasoning.effort", "reasoning", "output_config.effort", "thinking", "effort"),
+    "effort": (
+        *("reasoning_effort", "reasoning.effort", "reasoning", "output_config.effort", "thinking", "effort"),
+        *("generation_config.thinking_config", "thinkingConfig", "thinkingLevel", "thinkingBudget", "includeThoughts"),
+    ),
     "cache": ("prompt_cache_key", "cache_control", "prompt_cache_options"),
 }
 """The fields under which vendors know a setting; an error that names one of them refuses that setting."""
@@ -165,13 +172,18 @@ class Adaptation:
         """Return the request without settings that the model refuses, its output schema in the server's dialect."""
         refused = self._refused.get(model, frozenset())
         settings = request.settings
-        known = {name for name in _SAMPLING if profile.sampling == "no" and getattr(settings, name) is not None}
-        for name in known:
-            self._warn(model, name, "the model does not accept it")
+        known = {name for name in _SAMPLING if getattr(settings, name) is not None}
+        if known and not _accepts(profile.sampling, settings, profile):
+            for name in known:
+                self._warn(model, name, "the model does not accept it")
+        else:
+            known = set[str]()
         changes: dict[str, Any] = {}
         if dropped := (known | refused) & set(_SETTING_NAMES):
             changes["settings"] = _without(settings, dropped)
-        if (FORCED_TOOL in refused or profile.forced_tools == "no") and request.tool_choice not in ("auto", "none"):
+        if request.tool_choice not in ("auto", "none") and (
+            FORCED_TOOL in refused or not _accepts(profile.forced_tools, settings, profile)
+        ):
             changes["tool_choice"] = "auto"
             self._warn(model, FORCED_TOOL, "the model cannot be forced to call a tool")
         if refused - request.without:
@@ -194,7 +206,7 @@ class Adaptation:
 
     def learn(self, error: ProviderError, request: Request, model: str) -> bool:
         """Remember what this error refuses; return whether the request can be sent again without it."""
-        if error.status != 400 or error.kind != "bad_request":
+        if error.status not in (400, 422) or error.kind != "bad_request":
             return False
         refused = self._refused.get(model, frozenset())
         name = _find_refused(error, request)
@@ -208,6 +220,11 @@ class Adaptation:
         if (model, name) not in self._warned:
             self._warned.add((model, name))
             logger.warning("model setting not sent: model=%s setting=%s reason=%s", model, name, reason)
+
+
+def _accepts(rule: Literal["yes", "no", "without_reasoning"], settings: ModelSettings, profile: ModelProfile) -> bool:
+    """Return whether a model accepts something that it may accept only while it does not reason."""
+    return rule == "yes" or (rule == "without_reasoning" and not reasons(resolve_effort(settings, profile), profile))
 
 
 def _without(settings: ModelSettings, names: frozenset[str] | set[str]) -> ModelSettings:
@@ -228,14 +245,23 @@ def _is_about_output(error: ProviderError, message: str) -> bool:
     return (error.code == "invalid_json_schema" or "schema" in message.lower()) and not is_about_tool
 
 
+def _names(error: ProviderError, fields: tuple[str, ...]) -> bool:
+    """Return whether an error is about one of these fields."""
+    message = str(error)
+    return error.param in fields or any(f"{quote}{field}{quote}" in message for field in fields for quote in "`'\"")
+
+
 def _find_refused(error: ProviderError, request: Request) -> str | None:
     """Return the setting that an error is about, if the request has it."""
     message = str(error)
+    if request.tools and _names(error, ("reasoning_effort",)) and "tool" in message.lower():
+        return TOOLS_WITH_REASONING
+    if request.settings.max_tokens is not None and _names(error, ("max_tokens", "max_completion_tokens")):
+        unsupported = any(word in f"{error.code} {message}".lower() for word in _UNSUPPORTED)
+        return LIMIT_NAME if unsupported else None
     for name, fields in _SETTING_NAMES.items():
         given = getattr(request.settings, name) not in (None, ())
-        if given and (
-            error.param in fields or any(f"{quote}{field}{quote}" in message for field in fields for quote in "`'\"")
-        ):
+        if (given or (name == "cache" and request.settings.cache is None)) and _names(error, fields):
             return name
     if error.param in _OWN_FIELDS:
         return error.param

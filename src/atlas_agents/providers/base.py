@@ -1,11 +1,14 @@
 """Provider port: requests, chunks, prices, error classification and shared encoding helpers."""
 
+import base64
+import hashlib
 import json
 import math
 import re
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias, cast, runtime_checkable
+from urllib.parse import unquote_to_bytes
 
 import msgspec
 
@@ -13,13 +16,15 @@ from atlas_agents.core.addresses import is_public_url
 from atlas_agents.core.errors import BrokenHistory, ConfigError, ProviderError, ProviderFault
 from atlas_agents.core.events import Usage
 from atlas_agents.core.json import encode, parse_object
-from atlas_agents.core.messages import Ids, Image, Message, ToolCall, ToolResult, ToolSpec, extract_images, memo
+from atlas_agents.core.messages import File, Ids, Image, Message, ToolCall, ToolResult, ToolSpec, extract_images, memo
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.paths import Secret
 from atlas_agents.core.text import clean
 from atlas_agents.providers.settings import DEFAULT_SETTINGS, ModelSettings
 
-_IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+_TEXT_TYPES = ("application/json", "application/xml", "application/yaml", "application/toml", "application/javascript")
+_TEXT_SUFFIXES = ("+json", "+xml", "+yaml")
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 StopReason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "pause", "other"]
 _BY_STATUS: dict[int, ProviderFault] = {
     401: "auth",
@@ -29,6 +34,7 @@ _BY_STATUS: dict[int, ProviderFault] = {
     413: "context_length",
     429: "rate_limit",
     503: "overloaded",
+    504: "timeout",
     529: "overloaded",
 }
 _BY_NAME: dict[str, ProviderFault] = {
@@ -37,6 +43,8 @@ _BY_NAME: dict[str, ProviderFault] = {
     "invalid_api_key": "auth",
     "billing_error": "quota",
     "insufficient_quota": "quota",
+    "enforced_spend_limit_reached": "quota",
+    "organization_on_hold": "auth",
     "rate_limit_error": "rate_limit",
     "rate_limit_exceeded": "rate_limit",
     "overloaded_error": "overloaded",
@@ -49,6 +57,7 @@ _BY_NAME: dict[str, ProviderFault] = {
     "request_too_large": "context_length",
     "exceed_context_size_error": "context_length",
     "invalid_request_error": "bad_request",
+    "tool_use_failed": "protocol",
     "not_found_error": "model_not_found",
     "UNAUTHENTICATED": "auth",
     "PERMISSION_DENIED": "auth",
@@ -101,6 +110,7 @@ class Request(msgspec.Struct, frozen=True):
     """A model request. `tool_choice` is auto, none, required or a tool's name.
 
     `without` names what this model refused before and must not be sent: settings, or parts of the request.
+    `stable_system` is the beginning of `system` that is the same in every request of a session.
     """
 
     messages: Sequence[Message]
@@ -112,6 +122,7 @@ class Request(msgspec.Struct, frozen=True):
     output: OutputSpec | None = None
     metadata: Metadata | None = None
     without: frozenset[str] = frozenset()
+    stable_system: str = ""
 
 
 class TextChunk(msgspec.Struct, frozen=True, gc=False, tag="text", tag_field="type"):
@@ -127,10 +138,14 @@ class ThinkingChunk(msgspec.Struct, frozen=True, gc=False, tag="thinking", tag_f
     signature: str = ""
 
 
-class ToolCallChunk(msgspec.Struct, frozen=True, tag="tool_call", tag_field="type"):
-    """A complete tool call, yielded only after the message is complete. An empty id is replaced by the agent loop."""
+class ToolCallChunk(msgspec.Struct, frozen=True, tag="tool_call", tag_field="type", omit_defaults=True):
+    """A complete tool call, yielded only after the message is complete. An empty id is replaced by the agent loop.
+
+    `after` is the number of signed or opaque parts before the call, if such a part follows it.
+    """
 
     call: ToolCall
+    after: int = -1
 
 
 class OpaqueChunk(msgspec.Struct, frozen=True, tag="opaque", tag_field="type"):
@@ -141,9 +156,10 @@ class OpaqueChunk(msgspec.Struct, frozen=True, tag="opaque", tag_field="type"):
 
 
 class ResetChunk(msgspec.Struct, frozen=True, gc=False, tag="reset", tag_field="type"):
-    """Discards all chunks so far; another attempt follows."""
+    """Discards all chunks so far; another attempt follows. `usage` is what the vendor reported for the last one."""
 
     attempt: int
+    usage: Usage | None = None
 
 
 class DoneChunk(msgspec.Struct, frozen=True, tag="done", tag_field="type"):
@@ -152,6 +168,8 @@ class DoneChunk(msgspec.Struct, frozen=True, tag="done", tag_field="type"):
     usage: Usage = Usage()
     stop_reason: StopReason = "stop"
     model: str = ""
+    detail: str = ""
+    """Why the model refused, if the vendor says so."""
 
 
 Chunk: TypeAlias = TextChunk | ThinkingChunk | ToolCallChunk | OpaqueChunk | ResetChunk | DoneChunk
@@ -231,7 +249,7 @@ def render_result(result: ToolResult) -> tuple[str, list[Image]]:
     if b'"image"' not in raw:
         return raw.decode(), []
     without_images, images = extract_images(result.result)
-    return encode(without_images).decode(), [image for image in images if image.media_type in _IMAGE_TYPES]
+    return encode(without_images).decode(), [image for image in images if image.media_type in IMAGE_TYPES]
 
 
 def dump_arguments(value: object) -> str:
@@ -269,7 +287,7 @@ def classify_response(status: int, body: object, headers: Mapping[str, str]) -> 
     fault = next((_BY_NAME[name] for name in names if name in _BY_NAME), None)
     if fault in ("quota", "context_length") or (kind == "bad_request" and _exceeds_context(message)):
         kind = "quota" if fault == "quota" else "context_length"
-    if status == 500 and _INVALID_CALL_FORMAT in message:
+    if fault == "protocol" or (status == 500 and _INVALID_CALL_FORMAT in message):
         kind = "protocol"
     if status == 404 or (kind == "bad_request" and fault == "model_not_found"):
         kind = "model_not_found"
@@ -348,7 +366,9 @@ def _read_details(error: object, kind: str) -> Iterator[dict[str, Any]]:
 
 
 def _read_reasons(fields: dict[str, Any]) -> list[str]:
-    """Return what Google's details say more exactly than the status: the reason, and a quota of the day."""
+    """Return what the details say more exactly: Anthropic's code; Google's reason, and whether a day's quota is used."""
+    if isinstance(details := fields.get("details"), dict) and "error_code" in details:
+        return [str(cast(dict[str, Any], details)["error_code"])]
     reasons = [str(detail.get("reason")) for detail in _read_details(fields, "ErrorInfo")]
     is_daily = any("PerDay" in str(detail.get("violations")) for detail in _read_details(fields, "QuotaFailure"))
     return [*reasons, "insufficient_quota"] if is_daily else reasons
@@ -374,6 +394,34 @@ def _read_param(body: object) -> str:
 def _exceeds_context(message: str) -> bool:
     lower = message.lower()
     return any(phrase in lower for phrase in _LENGTH_PHRASES)
+
+
+def make_cache_key(request: Request) -> str:
+    """Return a key that the requests of one conversation share, by which a vendor finds what it has cached of them."""
+    first = next(iter(request.messages), None)
+    return hashlib.sha256(first.id.encode()).hexdigest()[:32] if first else ""
+
+
+def read_file(file: File) -> tuple[str, str]:
+    """Return the media type and the base64 data of a file, which may be in a `data:` URL."""
+    head, separator, data = file.url.removeprefix("data:").partition(",")
+    if not file.url.startswith("data:") or not separator:
+        return file.media_type, file.data
+    media_type, _, encoding = head.partition(";")
+    if "base64" not in encoding:
+        data = base64.b64encode(unquote_to_bytes(data)).decode()
+    return media_type or file.media_type, data
+
+
+def read_text_file(file: File) -> str | None:
+    """Return the text of a text file; None if it is not one."""
+    media_type, data = read_file(file)
+    if not media_type.startswith("text/") and media_type not in _TEXT_TYPES and not media_type.endswith(_TEXT_SUFFIXES):
+        return None
+    try:
+        return base64.b64decode(data, validate=True).decode()
+    except ValueError:
+        return None
 
 
 def is_fetchable(url: str) -> bool:

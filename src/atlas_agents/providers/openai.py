@@ -1,19 +1,27 @@
-"""OpenAI chat completions API and compatible servers: request encoder, stream decoder and provider."""
+"""OpenAI chat completions API and compatible servers: request encoder, stream decoder and provider.
 
-from collections.abc import AsyncGenerator, Mapping
+A model's reasoning is returned with the next request, in the fields in which it came. An `Opaque` part names those
+fields and holds what is not text; its vendor is the origin, and no other server is sent the reasoning.
+"""
+
+import hashlib
+import re
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
-from functools import partial
-from typing import Any, cast
+from functools import lru_cache, partial
+from typing import Any, Literal, cast
+from urllib.parse import urlsplit
 
 import msgspec
 
+from atlas_agents.core import messages as parts
 from atlas_agents.core.errors import ProviderError
 from atlas_agents.core.events import Usage
 from atlas_agents.core.json import encode
-from atlas_agents.core.messages import File, Image, Message, Text, ToolCall, ToolSpec, memo
+from atlas_agents.core.messages import Message, Text, ToolCall, ToolSpec, memo
 from atlas_agents.core.text import SurrogateJoiner, clean, wire_name
-from atlas_agents.providers import base, http
-from atlas_agents.providers.catalogue import ModelProfile
+from atlas_agents.providers import adaptation, base, http
+from atlas_agents.providers.catalogue import UNKNOWN, ModelProfile
 
 _STOP: dict[str, base.StopReason] = {
     "stop": "stop",
@@ -23,6 +31,88 @@ _STOP: dict[str, base.StopReason] = {
     "content_filter": "refusal",
 }
 _CACHE = "openai_bytes"
+_CALL_ID_LENGTH = 40
+_SHORT_ID = re.compile("[A-Za-z0-9]{9}")
+_SKIP_VALIDATION = "skip_thought_signature_validator"
+"""Google's documented signature for a call that its model did not make."""
+_AUDIO_FORMATS = {
+    "audio/wav": "wav",
+    "audio/x-wav": "wav",
+    "audio/wave": "wav",
+    "audio/mpeg": "mp3",
+    "audio/mp3": "mp3",
+}
+_PLAIN_SETTINGS = ("temperature", "top_p", "service_tier")
+
+
+class ChatVariant(msgspec.Struct, frozen=True):
+    """Where a vendor's chat completions differ from OpenAI's."""
+
+    name: str = ""
+    hosts: tuple[str, ...] = ()
+    """Ends of the host names at which it is found."""
+    models: str = ""
+    """Pattern of the models whose servers follow these rules at any other address."""
+    limit: Literal["", "max_tokens"] = ""
+    """The name of the limit, if it does not depend on the model."""
+    seed: str = "seed"
+    effort: Literal["reasoning_effort", "thinking", "reasoning"] = "reasoning_effort"
+    """The field for the effort; `thinking` is a switch, and the level is in `reasoning_effort`."""
+    always_has_usage: bool = False
+    """The usage is sent without being asked for, and `stream_options` is refused."""
+    short_ids: bool = False
+    """Ids of calls have nine letters and digits."""
+    answers_results: bool = False
+    """Only an assistant message may follow tool results."""
+    requires_reasoning: bool = False
+    """A message with calls has `reasoning_content`, even if it is empty."""
+    cache_key: bool = False
+
+
+_MISTRAL_MODELS = "(mistral|ministral|magistral|devstral|codestral|pixtral|voxtral)"
+_VARIANTS = (
+    ChatVariant("openai", ("api.openai.com", ".openai.azure.com", ".services.ai.azure.com"), cache_key=True),
+    ChatVariant("openrouter", ("openrouter.ai",), limit="max_tokens", effort="reasoning"),
+    ChatVariant("groq", ("api.groq.com",)),
+    ChatVariant(
+        "mistral",
+        ("api.mistral.ai",),
+        limit="max_tokens",
+        seed="random_seed",
+        always_has_usage=True,
+        short_ids=True,
+        answers_results=True,
+        cache_key=True,
+    ),
+    ChatVariant(
+        "deepseek",
+        ("api.deepseek.com",),
+        "deepseek",
+        limit="max_tokens",
+        effort="thinking",
+        requires_reasoning=True,
+    ),
+    ChatVariant("google", ("generativelanguage.googleapis.com", "aiplatform.googleapis.com"), "gemini-"),
+    ChatVariant("mistral model", (), _MISTRAL_MODELS, short_ids=True, answers_results=True),
+)
+PLAIN = ChatVariant()
+
+
+@lru_cache(maxsize=1000)
+def find_variant(id: str, base_url: str, model: str) -> ChatVariant:
+    """Return the rules of a server: of the vendor that the provider is named after, of its address, or of its model."""
+    host = (urlsplit(base_url).hostname or "").lower()
+    for variant in _VARIANTS:
+        is_host = any(host == each.removeprefix(".") or host.endswith(each) for each in variant.hosts)
+        if is_host or (id == variant.name and id != "openai"):  # every provider is called "openai" by default
+            return variant
+    name = model.lower().rpartition("/")[2]
+    return next((each for each in _VARIANTS if each.models and re.match(each.models, name)), PLAIN)
+
+
+def find_origin(variant: ChatVariant, base_url: str) -> str:
+    """Return the name under which reasoning is stored: that of the vendor, or the address of an unknown server."""
+    return f"chat {variant.name or urlsplit(base_url).netloc.rpartition('@')[2]}"
 
 
 class _Function(msgspec.Struct):
@@ -34,13 +124,15 @@ class _CallDelta(msgspec.Struct):
     index: int | None = None
     id: str | None = None
     function: _Function | None = None
+    extra_content: dict[str, Any] | None = None
 
 
 class _ChoiceDelta(msgspec.Struct):
-    content: str | None = None
+    content: str | list[Any] | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
-    reasoning: str | None = None
+    reasoning: Any = None
+    reasoning_details: list[dict[str, Any]] | None = None
     tool_calls: list[_CallDelta] | None = None
 
 
@@ -49,16 +141,24 @@ class _Choice(msgspec.Struct):
     delta: _ChoiceDelta | None = None
     message: _ChoiceDelta | None = None
     finish_reason: str | None = None
+    error: Any = None
 
 
-class _Cached(msgspec.Struct):
+class _InputDetails(msgspec.Struct):
     cached_tokens: int | None = None
+    cache_write_tokens: int | None = None
+
+
+class _OutputDetails(msgspec.Struct):
+    reasoning_tokens: int | None = None
 
 
 class _CompletionUsage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    prompt_tokens_details: _Cached | None = None
+    prompt_tokens_details: _InputDetails | None = None
+    completion_tokens_details: _OutputDetails | None = None
+    prompt_cache_hit_tokens: int | None = None
 
 
 class _CompletionEvent(msgspec.Struct):
@@ -74,22 +174,29 @@ _decoder = msgspec.json.Decoder(_CompletionEvent)
 class _OpenCall:
     """A tool call that is still streaming."""
 
-    __slots__ = ("id", "index", "name", "pieces")
+    __slots__ = ("extra", "id", "index", "name", "pieces")
 
     def __init__(self, index: int | None) -> None:
         self.index = index
+        self.extra: dict[str, Any] = {}
         self.id = ""
         self.name = ""
         self.pieces: list[str] = []
 
 
 class OpenAIReader:
-    """Decoder of one chat completion. Reads choice 0 only, and after its finish_reason only the usage."""
+    """Decoder of one chat completion. Reads choice 0 only, and after its finish_reason only the usage.
 
-    def __init__(self) -> None:
+    Without an `origin` the reasoning is only shown, not returned with the next request.
+    """
+
+    def __init__(self, origin: str = "") -> None:
         self.event_count = 0
         self.complete = False
         self.closed = False
+        self._origin = origin
+        self._thinking_field = ""
+        self._details: list[dict[str, Any]] = []
         self._events = http.EventSplitter()
         self._joiner = SurrogateJoiner()
         self._thoughts = SurrogateJoiner()
@@ -124,6 +231,8 @@ class OpenAIReader:
         if remainder := self._joiner.flush():
             chunks.append(base.TextChunk(remainder))
         calls = self._build_calls(truncated=stop == "length") if stop in ("stop", "tool_calls", "length") else []
+        if self._origin and (state := self._collect_state()):
+            chunks.append(base.OpaqueChunk(self._origin, base.make_encodable(state)))
         chunks += [base.ToolCallChunk(call) for call in calls]
         if not calls and not self._text_length and stop in ("stop", "tool_calls"):
             raise ProviderError("empty response: neither text nor a tool call", "empty_response")
@@ -148,8 +257,11 @@ class OpenAIReader:
 
     def _read_choice(self, choice: _Choice, chunks: list[base.Chunk]) -> None:
         delta = choice.delta or choice.message
+        if choice.error is not None or choice.finish_reason == "error":
+            raise base.classify_error_event({"error": choice.error or _UNNAMED_ERROR})
         if delta is not None:
             self.event_count += 1
+            self._add_thinking(delta, chunks, is_whole=choice.message is not None)
             self._add_text(delta, chunks)
             for index, part in enumerate(delta.tool_calls or ()):
                 if choice.message is not None:  # in a complete response each entry is a call, whatever its id
@@ -162,17 +274,45 @@ class OpenAIReader:
     def _add_text(self, delta: _ChoiceDelta, chunks: list[base.Chunk]) -> None:
         if delta.refusal:
             self._refused = True
-        if content := delta.content or delta.refusal:
+        content = delta.content if type(delta.content) is str else "".join(_read_texts(delta.content, "text"))
+        if content := content or delta.refusal:
             self._text_length += len(content)
             if text := self._joiner.add(content):
                 chunks.append(base.TextChunk(text))
-        if (thinking := delta.reasoning_content or delta.reasoning) and (text := self._thoughts.add(thinking)):
+
+    def _add_thinking(self, delta: _ChoiceDelta, chunks: list[base.Chunk], *, is_whole: bool) -> None:
+        thinking = delta.reasoning_content
+        if thinking is not None:
+            self._thinking_field = "reasoning_content"
+        elif type(delta.reasoning) is str:
+            thinking, self._thinking_field = delta.reasoning, "reasoning"
+        elif type(delta.content) is list and (thinking := "".join(_read_texts(delta.content, "thinking"))):
+            self._thinking_field = "content"
+        if delta.reasoning_details:
+            _merge_details(self._details, delta.reasoning_details, is_whole=is_whole)
+            if thinking is None:
+                shown = [detail.get("text") or detail.get("summary") for detail in delta.reasoning_details]
+                thinking = "".join([text for text in shown if isinstance(text, str)])
+        if thinking and (text := self._thoughts.add(thinking)):
             chunks.append(base.ThinkingChunk(text))
+
+    def _collect_state(self) -> dict[str, Any]:
+        """Return what the next request has to return: the field of the thinking, and what is not text."""
+        state: dict[str, Any] = {}
+        if self._details:
+            state["reasoning_details"] = self._details
+        elif self._thinking_field:
+            state["thinking"] = self._thinking_field
+        if any(call.extra for call in self._calls):
+            state["tool_calls"] = [call.extra for call in self._calls]
+        return state
 
     def _add_call_delta(self, part: _CallDelta) -> None:
         """Append to the call that this delta belongs to; a new id starts a new call, whatever the index."""
         call = self._find_call(part)
         call.id = call.id or clean(part.id or "")
+        if part.extra_content:
+            call.extra = {"extra_content": part.extra_content}
         if part.function is None:
             return
         call.name = call.name or clean(part.function.name or "")
@@ -198,11 +338,47 @@ class OpenAIReader:
         ]
 
 
+_UNNAMED_ERROR = {"message": "the server ended the message with an error", "code": "server_error"}
+
+
+def _read_texts(content: object, kind: str) -> Iterator[str]:
+    """Yield the texts of the parts of one type; those of thinking are in parts of their own."""
+    for part in cast(list[Any], content) if isinstance(content, list) else ():
+        fields = cast(dict[str, Any], part) if isinstance(part, dict) else {}
+        if fields.get("type") == kind:
+            text = fields.get(kind)
+            yield from [text] if isinstance(text, str) else _read_texts(text, "text")
+
+
+def _merge_details(details: list[dict[str, Any]], more: list[dict[str, Any]], *, is_whole: bool) -> None:
+    """Add details of reasoning; a text or summary in several pieces becomes one detail."""
+    for detail in more:
+        field = {"reasoning.text": "text", "reasoning.summary": "summary"}.get(str(detail.get("type")))
+        last = next((each for each in reversed(details) if _continues(detail, each)), None)
+        if is_whole or field is None or last is None:
+            details.append(dict(detail))
+            continue
+        pieces = [text for text in (last.get(field), detail.get(field)) if isinstance(text, str)]
+        last.update({name: value for name, value in detail.items() if value is not None})
+        if pieces:
+            last[field] = "".join(pieces)
+
+
+def _continues(detail: dict[str, Any], other: dict[str, Any]) -> bool:
+    return all(detail.get(name) == other.get(name) for name in ("type", "index"))
+
+
 def _count_usage(usage: _CompletionUsage | None, text_length: int) -> Usage:
     if usage is None or usage.completion_tokens is None:
         return Usage(output_tokens=round(text_length / 3.6), estimated=True)
-    cached = usage.prompt_tokens_details.cached_tokens if usage.prompt_tokens_details else None
-    return Usage(usage.prompt_tokens or 0, usage.completion_tokens, cached or 0)
+    read, written = usage.prompt_tokens_details or _InputDetails(), usage.completion_tokens_details or _OutputDetails()
+    return Usage(
+        usage.prompt_tokens or 0,
+        usage.completion_tokens,
+        read.cached_tokens or usage.prompt_cache_hit_tokens or 0,
+        cache_write_tokens=read.cache_write_tokens or 0,
+        reasoning_tokens=written.reasoning_tokens or 0,
+    )
 
 
 def find_first_model(body: object) -> str | None:
@@ -215,44 +391,91 @@ def find_first_model(body: object) -> str | None:
 
 
 def encode_request(
-    request: base.Request, model: str, *, official: bool, extra: Mapping[str, Any] | None = None
+    request: base.Request,
+    model: str,
+    profile: ModelProfile = UNKNOWN,
+    variant: ChatVariant = PLAIN,
+    origin: str = "",
+    extra: Mapping[str, Any] | None = None,
 ) -> bytes:
     """Encode the request body. Raises BrokenHistory if a tool call and its result are separated.
 
     `extra` are fields that a server accepts beyond OpenAI's; the request's own fields take precedence.
     """
-    messages = base.encode_messages(request.messages, _CACHE, _encode_message)
+    encoder = _MessageEncoder(variant, profile, "" if adaptation.REASONING in request.without else origin)
+    messages = base.encode_messages(request.messages, encoder.cache_key, encoder.encode)
+    if variant.answers_results:
+        messages = _separate_results(messages)
     if request.system:
         messages.insert(0, encode({"role": "system", "content": request.system}))
-    parts = [
-        b'{"model":',
-        encode(model),
-        b',"stream":true,"stream_options":{"include_usage":true},"messages":[',
-        b",".join(messages),
-        b"]",
-    ]
+    pieces = [b'{"model":', encode(model), b',"stream":true']
+    if not variant.always_has_usage:
+        pieces.append(b',"stream_options":{"include_usage":true}')
+    pieces += [b',"messages":[', b",".join(messages), b"]"]
     if request.tools:
-        parts += [b',"tools":[', b",".join([_encode_tool(tool) for tool in request.tools]), b"]"]
-    if settings := {**(extra or {}), **_settings(request, official)}:
-        parts += [b",", encode(settings)[1:-1]]
-    parts.append(b"}")
-    return b"".join(parts)
+        pieces += [b',"tools":[', b",".join([_encode_tool(tool) for tool in request.tools]), b"]"]
+    if fields := {**(extra or {}), **_encode_fields(request, profile, variant)}:
+        pieces += [b",", encode(fields)[1:-1]]
+    pieces.append(b"}")
+    return b"".join(pieces)
 
 
-def _settings(request: base.Request, official: bool) -> dict[str, Any]:
-    fields: dict[str, Any] = {}
-    if request.settings.temperature is not None:
-        fields["temperature"] = request.settings.temperature
-    if request.settings.max_tokens is not None:
-        fields["max_completion_tokens" if official else "max_tokens"] = request.settings.max_tokens
-    if request.settings.stop:
-        fields["stop"] = list(request.settings.stop)
+def _encode_fields(request: base.Request, profile: ModelProfile, variant: ChatVariant) -> dict[str, Any]:
+    settings = request.settings
+    fields = {name: value for name in _PLAIN_SETTINGS if (value := getattr(settings, name)) is not None}
+    if settings.max_tokens is not None:
+        fields[_name_limit(request, profile, variant)] = settings.max_tokens
+    if settings.stop:
+        fields["stop"] = list(settings.stop)
+    if settings.seed is not None:
+        fields[variant.seed] = settings.seed
+    if request.tools and settings.parallel_tool_calls is not None:
+        fields["parallel_tool_calls"] = settings.parallel_tool_calls
     if request.tools and request.tool_choice != "auto":
         named_tool = {"type": "function", "function": {"name": wire_name(request.tool_choice)}}
         fields["tool_choice"] = request.tool_choice if request.tool_choice in ("none", "required") else named_tool
     if request.output:
         fields["response_format"] = _encode_output(request.output)
-    return fields
+    wants_cache = settings.cache != "off" and (variant.cache_key or settings.cache is not None)
+    if wants_cache and "cache" not in request.without and (key := base.make_cache_key(request)):
+        fields["prompt_cache_key"] = key
+    return fields | _encode_effort(request, profile, variant)
+
+
+def _name_limit(request: base.Request, profile: ModelProfile, variant: ChatVariant) -> str:
+    """Return the name of `max_tokens`. A server that refused one of the two names gets the other one."""
+    is_new = not variant.limit and (profile.completion_tokens or variant.name == "openai")
+    return "max_completion_tokens" if is_new != (adaptation.LIMIT_NAME in request.without) else "max_tokens"
+
+
+def _encode_effort(request: base.Request, profile: ModelProfile, variant: ChatVariant) -> dict[str, Any]:
+    effort = adaptation.resolve_effort(request.settings, profile)
+    level = effort.level
+    if request.tools and adaptation.TOOLS_WITH_REASONING in request.without:
+        if profile.off == "impossible":
+            raise ProviderError(
+                "the model accepts no tools on chat completions, because it always reasons; "
+                "use the Responses API: 'openai-responses/…'",
+                "bad_request",
+            )
+        effort, level = adaptation.ResolvedEffort(off=True), None
+    if level == "max" and profile.family.startswith("GPT"):
+        level = "xhigh"  # "max" exists only on the Responses API
+    match variant.effort:
+        case "thinking" if effort.off:
+            return {"thinking": {"type": "disabled"}}
+        case "thinking" if level is not None:
+            return {"thinking": {"type": "enabled"}, "reasoning_effort": level}
+        case "reasoning" if effort.off:
+            return {"reasoning": {"effort": "none"}}
+        case "reasoning" if effort.budget is not None:
+            return {"reasoning": {"max_tokens": effort.budget}}
+        case "reasoning" if level is not None:
+            return {"reasoning": {"effort": level}}
+        case "reasoning_effort" if effort.off or level is not None:
+            return {"reasoning_effort": level or "none"}
+        case _:
+            return {}
 
 
 def _encode_output(output: base.OutputSpec) -> dict[str, Any]:
@@ -270,34 +493,102 @@ def _encode_tool(tool: ToolSpec) -> bytes:
     return encoded
 
 
-def _encode_message(message: Message) -> bytes:
-    return b",".join([encode(each) for each in _wire_messages(message)])
+_ACKNOWLEDGEMENT = {"role": "assistant", "content": "I have the results."}
 
 
-def _wire_messages(message: Message) -> list[dict[str, Any]]:
-    """Encode one message as zero, one or (tool results) several messages of the API."""
-    match message.role:
-        case "tool":
-            return [
-                {"role": "tool", "tool_call_id": wire_name(result.call_id), "content": base.render_result_text(result)}
-                for result in message.tool_results
-            ]
-        case "assistant":
-            assistant_message: dict[str, Any] = {"role": "assistant", "content": message.text or None}
-            if message.tool_calls:
-                assistant_message["tool_calls"] = [_wire_call(call) for call in message.tool_calls]
-            return [assistant_message] if message.text or message.tool_calls else []
-        case role:
-            return [{"role": role, "content": _wire_content(message)}]
+def _separate_results(messages: list[bytes]) -> list[bytes]:
+    """Insert an assistant message where a user's message follows tool results."""
+    separated: list[bytes] = []
+    for message in messages:
+        if message.startswith(b'{"role":"user"') and separated and separated[-1].startswith(b'{"role":"tool"'):
+            separated.append(encode(_ACKNOWLEDGEMENT))
+        separated.append(message)
+    return separated
 
 
-def _wire_call(call: ToolCall) -> dict[str, Any]:
-    arguments = {"malformed": call.malformed} if call.malformed is not None else call.arguments
-    function = {"name": wire_name(call.name), "arguments": encode(arguments).decode()}
-    return {"id": wire_name(call.id), "type": "function", "function": function}
+class _MessageEncoder:
+    """Encodes messages for one server; `origin` names the reasoning that it gets back."""
+
+    def __init__(self, variant: ChatVariant, profile: ModelProfile, origin: str) -> None:
+        self._variant, self._origin = variant, origin
+        self._signed = variant.name == "google" and profile.signed_calls
+        self.cache_key = f"{_CACHE} {origin or variant.name}{' signed' if self._signed else ''}"
+
+    def encode(self, message: Message) -> bytes:
+        return b",".join([encode(each) for each in self._wire_messages(message)])
+
+    def _wire_messages(self, message: Message) -> list[dict[str, Any]]:
+        """Encode one message as zero, one or (tool results) several messages of the API."""
+        match message.role:
+            case "tool":
+                return self._encode_results(message)
+            case "assistant":
+                return [self._encode_reply(message)] if message.text or message.tool_calls else []
+            case role:
+                return [{"role": role, "content": _encode_content(message)}]
+
+    def _encode_results(self, message: Message) -> list[dict[str, Any]]:
+        """Encode tool results. They can only be text, so that images follow them in a user's message."""
+        results: list[dict[str, Any]] = []
+        content: list[dict[str, Any]] = []
+        for result in message.tool_results:
+            text, images = base.render_result(result)
+            id = self._encode_id(result.call_id)
+            results.append({"role": "tool", "tool_call_id": id, "content": text})
+            if images:
+                content.append({"type": "text", "text": f"Images in the result of the tool call {id}:"})
+                content += [_encode_image(image) for image in images]
+        if not content:
+            return results
+        between: list[dict[str, Any]] = [_ACKNOWLEDGEMENT] if self._variant.answers_results else []
+        return [*results, *between, {"role": "user", "content": content}]
+
+    def _encode_reply(self, message: Message) -> dict[str, Any]:
+        state = self._find_state(message)
+        reply: dict[str, Any] = {"role": "assistant", "content": message.text or None}
+        if field := state.get("thinking"):
+            thinking = "".join([part.text for part in message.parts if type(part) is parts.Thinking])
+            reply[field] = _thinking_content(thinking, message.text) if field == "content" else thinking
+        if details := state.get("reasoning_details"):
+            reply["reasoning_details"] = details
+        if message.tool_calls:
+            reply["tool_calls"] = self._encode_calls(message.tool_calls, state.get("tool_calls") or ())
+            if self._variant.requires_reasoning and "reasoning" not in reply:
+                reply.setdefault("reasoning_content", "")
+        return reply
+
+    def _find_state(self, message: Message) -> dict[str, Any]:
+        """Return what this server sent along with the message."""
+        for part in message.parts:
+            if type(part) is parts.Opaque and part.vendor == self._origin:
+                return part.block
+        return {}
+
+    def _encode_calls(self, calls: Sequence[ToolCall], extras: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        encoded: list[dict[str, Any]] = []
+        for index, call in enumerate(calls):
+            arguments = {"malformed": call.malformed} if call.malformed is not None else call.arguments
+            function = {"name": wire_name(call.name), "arguments": encode(arguments).decode()}
+            extra = extras[index] if index < len(extras) else {}
+            if not extra and index == 0 and self._signed:
+                signature = (self._origin and call.signature) or _SKIP_VALIDATION
+                extra = {"extra_content": {"google": {"thought_signature": signature}}}
+            encoded.append({"id": self._encode_id(call.id), "type": "function", "function": function, **extra})
+        return encoded
+
+    def _encode_id(self, id: str) -> str:
+        if self._variant.short_ids:
+            return id if _SHORT_ID.fullmatch(id) else hashlib.sha256(id.encode()).hexdigest()[:9]
+        name = wire_name(id)
+        return name if len(name) <= _CALL_ID_LENGTH else f"call_{hashlib.sha256(id.encode()).hexdigest()[:32]}"
 
 
-def _wire_content(message: Message) -> str | list[dict[str, Any]]:
+def _thinking_content(thinking: str, text: str) -> list[dict[str, Any]]:
+    content: list[dict[str, Any]] = [{"type": "thinking", "thinking": [{"type": "text", "text": thinking}]}]
+    return [*content, {"type": "text", "text": text}] if text else content
+
+
+def _encode_content(message: Message) -> str | list[dict[str, Any]]:
     if all(isinstance(part, Text) for part in message.parts):
         return message.text
     content: list[dict[str, Any]] = []
@@ -305,16 +596,35 @@ def _wire_content(message: Message) -> str | list[dict[str, Any]]:
         match part:
             case Text(text):
                 content.append({"type": "text", "text": text})
-            case Image(url=url) if url and not base.is_fetchable(url):
-                content.append({"type": "text", "text": base.OMITTED_NOTE})
-            case Image(media_type, data, url):
-                content.append({"type": "image_url", "image_url": {"url": url or f"data:{media_type};base64,{data}"}})
-            case File(name, media_type, data, _):
-                file = {"filename": name, "file_data": f"data:{media_type};base64,{data}"}
-                content.append({"type": "file", "file": file})
+            case parts.Image():
+                content.append(_encode_image(part))
+            case parts.File():
+                content.append(_encode_file(part))
             case _:
                 pass
     return content
+
+
+def _encode_image(image: parts.Image) -> dict[str, Any]:
+    if image.url and not base.is_fetchable(image.url):
+        return {"type": "text", "text": base.OMITTED_NOTE}
+    return {"type": "image_url", "image_url": {"url": image.url or f"data:{image.media_type};base64,{image.data}"}}
+
+
+def _encode_file(file: parts.File) -> dict[str, Any]:
+    """Encode a file: audio and text as such, others as data. The API fetches no files, so an address is only named."""
+    if file.url and not base.is_fetchable(file.url):
+        return {"type": "text", "text": base.OMITTED_NOTE}
+    if file.url and not file.url.startswith("data:"):
+        return {"type": "text", "text": f"[not attached: the file {file.name} at {file.url}]"}
+    if (text := base.read_text_file(file)) is not None:
+        return {"type": "text", "text": f"File {file.name}:\n{text}"}
+    media_type, data = base.read_file(file)
+    if format := _AUDIO_FORMATS.get(media_type):
+        return {"type": "input_audio", "input_audio": {"data": data, "format": format}}
+    if media_type.startswith(("audio/", "video/")) or not data:
+        return {"type": "text", "text": f"[not attached: the file {file.name}; {media_type} is not accepted]"}
+    return {"type": "file", "file": {"filename": file.name, "file_data": f"data:{media_type};base64,{data}"}}
 
 
 class OpenAIProvider(http.HttpProvider):
@@ -337,8 +647,11 @@ class OpenAIProvider(http.HttpProvider):
 
     def _stream_model(self, request: base.Request, model: str) -> AsyncGenerator[base.Chunk, None]:
         url = f"{self.base_url}/chat/completions"
-        encode_body = partial(encode_request, model=model, official=self.is_official)
-        return self._exchange(url, self._headers(), request, model, encode_body, OpenAIReader())
+        profile = self.find_profile(model)
+        variant = find_variant(self.id, self.base_url, self.profile or model)
+        origin = find_origin(variant, self.base_url)
+        encode_body = partial(encode_request, model=model, profile=profile, variant=variant, origin=origin)
+        return self._exchange(url, self._headers(), request, model, encode_body, OpenAIReader(origin))
 
     async def _stream_first_model(self, request: base.Request) -> AsyncGenerator[base.Chunk, None]:
         async with aclosing(self._stream_model(request, await self._find_first_model())) as chunks:
