@@ -15,6 +15,7 @@ from atlas_agents.core.errors import StoreFull
 from atlas_agents.core.paths import Environment
 from atlas_agents.core.store import AddMessages, PutSession, Write
 from atlas_agents.providers.registry import Registry
+from atlas_agents.providers.settings import ModelSettings
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, in_memory_atlas, says
 from checks import wait_until
@@ -51,6 +52,51 @@ async def test_user_can_choose_only_models_that_are_offered(model: str, tmp_path
         assert answer["error"]["data"]["kind"] == "FORBIDDEN"
         assert answer["error"]["message"].endswith("this token may choose only these models: shop/small")
         assert (await guest.get("sessions.list"))["sessions"] == []
+
+
+async def test_user_can_request_settings_within_those_of_the_agent(tmp_path: Path) -> None:
+    write_tokens(tmp_path)
+    model = Scripted(says("Hi."), says("Hi."))
+    agent = {"max_tokens": 100, "settings": {"effort": "medium", "seed": 1}}
+    requested = {"maxTokens": 500, "topP": 0.5, "stop": ["END"], "seed": 2, "effort": "max", "serviceTier": "flex"}
+    async with (
+        serve_gateway(tmp_path, in_memory_atlas(model, store=MemoryStore(), agent=agent)) as gateway,
+        connect_client(gateway, GUEST) as guest,
+    ):
+        for settings in (requested, {"maxTokens": 40, "effort": 20}):
+            sent = await guest.get("chat.send", sessionKey="main", message="Hi", settings=settings)
+            await guest.get("chat.wait", runId=sent["runId"], timeoutMs=10_000)
+    common: Any = {"seed": 1}
+    assert [request.settings for request in model.requests] == [
+        ModelSettings(max_tokens=100, top_p=0.5, stop=("END",), effort="medium", service_tier="flex", **common),
+        ModelSettings(max_tokens=40, effort=20, **common),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "kind", "message"),
+    [
+        ({"serviceTier": "priority"}, "FORBIDDEN", "only these service tiers: auto, default, flex, standard_only"),
+        (
+            {"extraBody": {"a": 1}},
+            "INVALID_PARAMS",
+            "unknown field `extraBody` - at `$.settings`; known fields: temperature, topP, maxTokens, stop, seed, "
+            "serviceTier, parallelToolCalls, effort",
+        ),
+        ({"extraHeaders": {"X-A": "1"}}, "INVALID_PARAMS", "unknown field `extraHeaders`"),
+        ({"effort": "huge"}, "INVALID_PARAMS", "Invalid enum value 'huge' - at `$.settings.effort`"),
+        ({"effort": 50, "maxTokens": 50}, "INVALID_PARAMS", "effort must be less than max_tokens"),
+        ({"topP": 0}, "INVALID_PARAMS", "at `$.settings.topP`"),
+    ],
+)
+async def test_user_cannot_request_other_settings(
+    settings: dict[str, Any], kind: str, message: str, tmp_path: Path
+) -> None:
+    write_tokens(tmp_path)
+    async with serve_gateway(tmp_path) as gateway, connect_client(gateway, GUEST) as guest:
+        answer = await guest.request("chat.send", sessionKey="main", message="Hi", settings=settings)
+    assert answer["error"]["data"]["kind"] == kind
+    assert message in answer["error"]["message"]
 
 
 async def test_user_can_choose_the_models_of_agents_and_of_the_settings(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from paced_model import Paced
 
 from atlas_agents import Agent, Atlas, ProviderError, Tool
 from atlas_agents.providers.base import ResetChunk, TextChunk
+from atlas_agents.providers.settings import ModelSettings
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Reply, Scripted, calls, fails, says, thinks
 
@@ -179,6 +180,29 @@ async def test_settings_of_the_agent_limit_the_request(tmp_path: Path) -> None:
     ]
 
 
+async def test_body_fields_become_model_settings(tmp_path: Path) -> None:
+    model = Scripted(says("A."), says("B."))
+    async with serve_openai(tmp_path, stored_atlas(model, agent={"settings": {"effort": "low"}})) as (_, client):
+        await client.chat.completions.create(
+            model=MODEL,
+            messages=user_messages("?"),
+            top_p=0.5,
+            seed=7,
+            stop="END",
+            service_tier="priority",
+            parallel_tool_calls=False,
+            reasoning_effort="high",
+            extra_body={"extra_body": {"a": 1}, "extra_headers": {"X-A": "1"}},
+        )
+        await client.chat.completions.create(
+            model=MODEL, messages=user_messages("?"), stop=["A", "B"], reasoning_effort="none"
+        )
+    first, second = (request.settings for request in model.requests)
+    tier: Any = {"service_tier": "priority", "parallel_tool_calls": False}
+    assert first == ModelSettings(top_p=0.5, seed=7, stop=("END",), effort="low", **tier)
+    assert second == ModelSettings(stop=("A", "B"), effort="none")
+
+
 TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
 
 
@@ -194,6 +218,8 @@ TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
         ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "king", "content": "Hi"}]}, "messages[0].role"),
         ({"temperature": 9}, "temperature"),
+        ({"top_p": 2}, "top_p"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no"}}}},

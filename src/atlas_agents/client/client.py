@@ -3,7 +3,7 @@
 import asyncio
 import re
 from collections import OrderedDict, deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
@@ -117,10 +117,12 @@ class SessionFeed:
         when_busy: Literal["queue", "reject", "interrupt"] | None = None,
         idempotency_key: str | None = None,
         untrusted: str | None = None,
+        settings: Mapping[str, Any] | None = None,
     ) -> Sent:
         """Send a message exactly once, even if the connection is lost meanwhile. The answer arrives as events.
 
-        `untrusted` names the source of a message that someone else wrote, such as `mail: ana@example.org`.
+        `untrusted` names the source of a message that someone else wrote, such as `mail: ana@example.org`. `settings`
+        are model settings such as `{"effort": "high"}`; see `TurnSettings` in the protocol.
         """
         await self.subscribe()
         params = {
@@ -130,6 +132,7 @@ class SessionFeed:
             "whenBusy": when_busy,
             "idempotencyKey": idempotency_key or new_id(),
             "untrusted": untrusted,
+            "settings": settings or None,
         }
         answer = await self._request("chat.send", {key: value for key, value in params.items() if value is not None})
         sent = msgspec.convert(answer, Sent)

@@ -43,6 +43,7 @@ CORS_PATHS = ("/v1/", "/ag-ui/")
 """Paths that allowed cross-site origins may request."""
 _HEADER_NAMES = re.compile(rb"[a-z0-9, -]{1,2000}", re.IGNORECASE)
 _METHODS = b"GET, POST"
+_PLAIN_TIERS = ("auto", "default", "flex", "standard_only")
 _MAX_AGE = b"600"
 
 
@@ -55,6 +56,12 @@ class Grant(msgspec.Struct, frozen=True):
 
     def allows(self, scope: Scope) -> bool:
         return scope in self.principal.scopes
+
+    def check_service_tier(self, tier: str | None) -> str:
+        """Return why a client may not choose a service tier; empty if it may. An expensive one requires `admin`."""
+        if tier is None or tier in _PLAIN_TIERS or self.allows("admin"):
+            return ""
+        return f"this token may choose only these service tiers: {', '.join(_PLAIN_TIERS)}"
 
 
 class TokenEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, get_args
 
 import msgspec
 
@@ -21,6 +22,7 @@ Call: TypeAlias = Callable[[Any, Any], Awaitable[WireStruct]]
 _encoder = msgspec.json.Encoder()
 _requests = msgspec.json.Decoder(RequestFrame)
 _RETRY_AFTER_MS = 1000
+_UNKNOWN_FIELD = re.compile(r"Object contains unknown field `[^`]*` - at `\$\.([\w.]+)`")
 
 
 class BoundMethod(msgspec.Struct, frozen=True):
@@ -101,7 +103,21 @@ def _decode_params(request: RequestFrame, bound: BoundMethod) -> Any:
     try:
         return bound.params.decode(b"{}" if raw == b"null" else raw)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise ProtocolError("INVALID_PARAMS", f"{request.method}: {error}") from None
+        known = _list_known_fields(bound.params.type, str(error))
+        raise ProtocolError("INVALID_PARAMS", f"{request.method}: {error}{known}") from None
+
+
+def _list_known_fields(kind: Any, error: str) -> str:
+    """Return the fields that an error about an unknown field should name."""
+    if not (found := _UNKNOWN_FIELD.fullmatch(error)):
+        return ""
+    for name in found[1].split("."):
+        field = next((each for each in msgspec.structs.fields(kind) if each.encode_name == name), None)
+        kinds = get_args(field.type) if field else ()
+        kind = next((each for each in kinds if isinstance(each, type) and issubclass(each, msgspec.Struct)), None)
+        if kind is None:
+            return ""
+    return f"; known fields: {', '.join(kind.__struct_encode_fields__)}"
 
 
 def read_frame_id(frame: str | bytes) -> str | int | float | None:

@@ -21,6 +21,7 @@ from atlas_agents.gateway.protocol.frames import ProtocolError, not_found
 from atlas_agents.gateway.protocol.sessions import ApprovalsResolve, ApprovalsResult, ExecAnswer
 from atlas_agents.gateway.protocol.types import Ack, NoParams, UsageShape
 from atlas_agents.gateway.runs import read_outcomes
+from atlas_agents.providers.settings import ModelSettings
 
 _PAGE = 500
 _SESSIONS = 100
@@ -55,6 +56,7 @@ async def send_message(caller: ClientConnection, params: wire.ChatSend) -> wire.
         options=TurnOptions(
             model=params.model or "",
             mode=params.mode or "",
+            requested=_read_settings(caller, params),
             when_busy=params.when_busy or "queue",
             idempotency_key=params.idempotency_key or "",
         ),
@@ -164,6 +166,15 @@ def _check_model(caller: ClientConnection, params: wire.ChatSend) -> None:
         hub.atlas.registry.route(params.model)
     except ConfigError as error:
         raise ProtocolError("INVALID_PARAMS", f"chat.send: model: {hub.atlas.hide(str(error))}") from error
+
+
+def _read_settings(caller: ClientConnection, params: wire.ChatSend) -> ModelSettings | None:
+    """Return the model settings that a client requests; without the scope `admin`, not a more expensive tier."""
+    if params.settings is None:
+        return None
+    if problem := caller.grant.check_service_tier(params.settings.service_tier):
+        raise ProtocolError("FORBIDDEN", f"chat.send: settings.serviceTier: {problem}")
+    return ModelSettings(**msgspec.structs.asdict(params.settings))
 
 
 def _build_message(params: wire.ChatSend) -> Message:

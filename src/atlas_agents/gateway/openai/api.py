@@ -94,6 +94,8 @@ async def start(
         raise bad_request(
             "x-atlas-approvals 'wait' requires a session: send the header X-Atlas-Session", "x-atlas-approvals"
         )
+    if problem := grant.check_service_tier(body.service_tier):
+        raise bad_request(problem, "service_tier")
     options = TurnOptions(output=schema.output_of(body), asks=asks == "wait", requested=schema.settings_of(body))
     user = grant.principal.id
     if session:

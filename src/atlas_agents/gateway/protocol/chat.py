@@ -8,9 +8,27 @@ from atlas_agents.gateway.protocol import types
 
 Key: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
 """Session key: a single line of text of limited length."""
+Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 RunId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
 Page: TypeAlias = Annotated[int, Meta(ge=1, le=500)]
 StepKind: TypeAlias = Literal["accepted", "resumed", "reply", "intent", "outcome", "asked", "answered", "ended"]
+
+
+class TurnSettings(types.WireStruct, frozen=True, forbid_unknown_fields=True):
+    """Model settings of one turn. They apply as far as the agent's own allow.
+
+    A setting of the agent stays, except that the lower effort and the lower number of tokens apply. `effort` is a
+    level, or the most tokens that the model may reason for.
+    """
+
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
+    max_tokens: Annotated[int, Meta(ge=1)] | None = None
+    stop: Annotated[tuple[str, ...], Meta(max_length=16)] = ()
+    seed: int | None = None
+    service_tier: Annotated[str, Meta(max_length=40)] | None = None
+    parallel_tool_calls: bool | None = None
+    effort: Effort | Annotated[int, Meta(ge=1)] | None = None
 
 
 class ChatSend(types.WireStruct, frozen=True):
@@ -24,6 +42,7 @@ class ChatSend(types.WireStruct, frozen=True):
     agent_id: str | None = None
     model: str | None = None
     mode: Literal["tools", "react", "plan"] | None = None
+    settings: TurnSettings | None = None
     attachments: tuple[types.ImagePart | types.FilePart, ...] | None = None
     idempotency_key: Annotated[str, Meta(max_length=200)] | None = None
     when_busy: Literal["queue", "reject", "interrupt"] | None = None
