@@ -1,8 +1,10 @@
-"""Server-sent events of both vendors: one method per event, so that a test reads like the stream it sends."""
+"""Server-sent events of the APIs: one method per event, so that a test reads like the stream it sends."""
 
 import json
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
+_EMPTY_TEXT: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 Calls = list[tuple[str, str, str]]
 """(id, name, raw arguments) of each call."""
 
@@ -15,6 +17,11 @@ def _data(value: object) -> bytes:
     except UnicodeEncodeError:
         encoded = json.dumps(value, separators=(",", ":")).encode()
     return b"data: " + encoded + b"\n\n"
+
+
+def _joined(texts: Iterable[str]) -> str:
+    """Join pieces of text as a reader does; halves of a surrogate pair become one character."""
+    return "".join(texts).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 class OpenAIEvents:
@@ -144,8 +151,147 @@ class AnthropicEvents:
         return [self.stop(reason), self.end]
 
 
+class ResponsesEvents:
+    """Events of the Responses API. `sequence_number` is always 0: readers do not use it."""
+
+    comment = b": keep-alive\n\n"
+
+    def event(self, type: str, **fields: Any) -> bytes:
+        return f"event: {type}\n".encode() + _data({"type": type, **fields, "sequence_number": 0})
+
+    def response(self, status: str, output: Sequence[Any] = (), **fields: Any) -> dict[str, Any]:
+        """A response object with the fields that the SDK needs."""
+        known = {"id": "resp_1", "object": "response", "created_at": 1, "model": "m-1", "status": status}
+        options: dict[str, Any] = {"parallel_tool_calls": True, "tool_choice": "auto", "tools": []}
+        return {**known, **options, "error": None, "usage": None, "output": list(output), **fields}
+
+    def start(self) -> bytes:
+        return self.event("response.created", response=self.response("in_progress"))
+
+    def added(self, index: int, item: dict[str, Any]) -> bytes:
+        return self.event("response.output_item.added", output_index=index, item=item)
+
+    def done(self, index: int, item: dict[str, Any]) -> bytes:
+        return self.event("response.output_item.done", output_index=index, item=item)
+
+    def delta(self, kind: str, index: int, id: str, delta: str, **fields: Any) -> bytes:
+        return self.event(f"response.{kind}.delta", item_id=id, output_index=index, **fields, delta=delta)
+
+    def text(self, text: str, index: int = 0) -> bytes:
+        return self.delta("output_text", index, f"msg_{index}", text, content_index=0, logprobs=[])
+
+    def message(self, index: int, *texts: str, **fields: Any) -> list[bytes]:
+        """A complete message item."""
+        id = f"msg_{index}"
+        part = {**_EMPTY_TEXT, "text": _joined(texts)}
+        return [
+            *self.open_message(index, **fields),
+            *(self.text(text, index) for text in texts),
+            self.event(
+                "response.output_text.done",
+                item_id=id,
+                output_index=index,
+                content_index=0,
+                logprobs=[],
+                text=_joined(texts),
+            ),
+            self.event(
+                "response.content_part.done",
+                item_id=id,
+                output_index=index,
+                content_index=0,
+                part=part,
+            ),
+            self.done(index, self.message_item(index, *texts, **fields)),
+        ]
+
+    def open_message(self, index: int = 0, **fields: Any) -> list[bytes]:
+        item: dict[str, Any] = {"id": f"msg_{index}", "type": "message", "status": "in_progress", "role": "assistant"}
+        place: dict[str, Any] = {"item_id": f"msg_{index}", "output_index": index, "content_index": 0}
+        opened = self.event("response.content_part.added", **place, part=_EMPTY_TEXT)
+        return [self.added(index, {**item, "content": [], **fields}), opened]
+
+    def message_item(self, index: int, *texts: str, **fields: Any) -> dict[str, Any]:
+        item = {"id": f"msg_{index}", "type": "message", "status": "completed", "role": "assistant"}
+        return {**item, "content": [{**_EMPTY_TEXT, "text": _joined(texts)}], **fields}
+
+    def call(self, index: int, id: Any, name: str, arguments: str) -> list[bytes]:
+        """A complete call, its arguments in two pieces."""
+        half = len(arguments) // 2
+        place: dict[str, Any] = {"item_id": f"fc_{index}", "output_index": index}
+        return [
+            self.open_call(index, id, name),
+            *(
+                self.delta("function_call_arguments", index, f"fc_{index}", piece)
+                for piece in (arguments[:half], arguments[half:])
+            ),
+            self.event("response.function_call_arguments.done", **place, name=name, arguments=arguments),
+            self.done(index, self.call_item(index, id, name, arguments)),
+        ]
+
+    def open_call(self, index: int, id: Any, name: str) -> bytes:
+        return self.added(index, self.call_item(index, id, name, "", status="in_progress"))
+
+    def call_item(self, index: int, id: Any, name: str, arguments: Any, **fields: Any) -> dict[str, Any]:
+        item = {"id": f"fc_{index}", "type": "function_call", "status": "completed", "call_id": id, "name": name}
+        return {**item, "arguments": arguments, **fields}
+
+    def reasoning(self, index: int, *summaries: str, encrypted: str = "b3BhcXVl") -> list[bytes]:
+        """A complete reasoning item, each summary in two pieces. The first copy of its content is incomplete."""
+        id, events = f"rs_{index}", list[bytes]()
+        opened: dict[str, Any] = {"id": id, "type": "reasoning", "encrypted_content": encrypted[:2]}
+        events.append(self.added(index, {**opened, "summary": []}))
+        for number, summary in enumerate(summaries):
+            place: dict[str, Any] = {"item_id": id, "output_index": index, "summary_index": number}
+            part = {"type": "summary_text", "text": ""}
+            events.append(self.event("response.reasoning_summary_part.added", **place, part=part))
+            half = len(summary) // 2
+            for piece in (summary[:half], summary[half:]):
+                events.append(self.event("response.reasoning_summary_text.delta", **place, delta=piece))
+            events.append(self.event("response.reasoning_summary_text.done", **place, text=summary))
+        return [*events, self.done(index, self.reasoning_item(index, *summaries, encrypted=encrypted))]
+
+    def reasoning_item(self, index: int, *summaries: str, encrypted: str = "b3BhcXVl") -> dict[str, Any]:
+        parts = [{"type": "summary_text", "text": summary} for summary in summaries]
+        return {"id": f"rs_{index}", "type": "reasoning", "summary": parts, "encrypted_content": encrypted}
+
+    def usage(self, input: int = 7, output: int = 5) -> dict[str, Any]:
+        read, written = {"cached_tokens": 0, "cache_write_tokens": 0}, {"reasoning_tokens": 0}
+        counts = {"input_tokens": input, "output_tokens": output, "total_tokens": input + output}
+        return {**counts, "input_tokens_details": read, "output_tokens_details": written}
+
+    def end(self, output: Sequence[Any] = (), status: str = "completed", **fields: Any) -> bytes:
+        response = self.response(status, output, **{"usage": self.usage(), **fields})
+        return self.event(f"response.{status}", response=response)
+
+    def stop(self, reason: str, output: Sequence[Any] = ()) -> bytes:
+        """The end of an incomplete response."""
+        return self.end(output, "incomplete", incomplete_details={"reason": reason})
+
+    def fail(self, code: str, message: str = "no luck") -> bytes:
+        return self.end((), "failed", error={"code": code, "message": message}, usage=None)
+
+    def error(self, type: str, message: str = "no luck") -> bytes:
+        return self.event("error", code=type, message=message, param=None)
+
+    def complete(self, *items: list[bytes]) -> list[bytes]:
+        """A complete response of these items; its end repeats them."""
+        output = [json.loads(events[-1].partition(b"data: ")[2])["item"] for events in items]
+        return [self.start(), *(event for events in items for event in events), self.end(output)]
+
+    def says(self, *texts: str) -> list[bytes]:
+        """A complete text reply."""
+        return self.complete(self.message(0, *texts))
+
+    def calls(self, *calls: tuple[str, str, str], says: str = "") -> list[bytes]:
+        """A complete reply with tool calls."""
+        items = [self.message(0, says)] if says else []
+        items += [self.call(index, *call) for index, call in enumerate(calls, len(items))]
+        return self.complete(*items)
+
+
 class EventBuilder(Protocol):
-    """Methods that both classes have."""
+    """Methods that all of these classes have."""
 
     comment: bytes
 
@@ -158,3 +304,4 @@ class EventBuilder(Protocol):
 
 o = OpenAIEvents()
 a = AnthropicEvents()
+r = ResponsesEvents()

@@ -1,16 +1,14 @@
-"""Four canonical responses, which tests split and cut at every byte, and their decoded form."""
+"""Canonical responses, which tests split and cut at every byte, and their decoded form."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from wire_setup import ANTHROPIC, OPENAI, Wire
+from wire_setup import ANTHROPIC, OPENAI, RESPONSES, Wire
 
 from atlas_agents import ToolCall, Usage
-from atlas_agents.providers.anthropic import AnthropicReader
 from atlas_agents.providers.base import Chunk, DoneChunk, OpaqueChunk, TextChunk, ThinkingChunk, ToolCallChunk
 from atlas_agents.providers.http import StreamReader
-from atlas_agents.providers.openai import OpenAIReader
-from sse_events import a, o
+from sse_events import a, o, r
 
 PAY_BOB = '{"to":"bob","amount":5}'
 PAY_EVE = '{"to":"éve 😀","amount":-1}'
@@ -39,7 +37,7 @@ class Body:
         return len(b"".join(self.events[: self.last]))
 
     def reader(self) -> StreamReader:
-        return OpenAIReader() if self.wire is OPENAI else AnthropicReader()
+        return self.wire.reader()
 
     def __repr__(self) -> str:
         return self.id
@@ -107,4 +105,13 @@ BODIES = [
         False,
     ),
     Body("Anthropic tool use", ANTHROPIC, a.calls(*CALLS, says="Hm"), 3, 15, True),
+    Body(
+        "Responses text and reasoning",
+        RESPONSES,
+        r.complete(r.reasoning(0, "Hm 😀."), r.message(1, "Hi ", "😀 é", "\u2028!", phase="final_answer")),
+        4,
+        16,
+        False,
+    ),
+    Body("Responses tool calls", RESPONSES, r.calls(*CALLS, says="Hm"), 4, 18, True),
 ]

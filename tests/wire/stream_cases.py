@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from _pytest.mark import ParameterSet
-from wire_setup import Turn, Wire, WireSetup, open_setup
+from wire_setup import WIRES, Turn, Wire, WireSetup, open_setup
 
 from atlas_agents import ToolCall
 from fault_server import FaultServer, Script, Step, response
@@ -17,7 +17,7 @@ PAID = [("bob", 5)]
 OK = ("ok", None)
 BAD = ("error", "bad_arguments")
 MISSING = ("error", "not_found")
-DONE = {"openai": response(*o.says("Done.")), "anthropic": response(*a.says("Done."))}
+DONE = {wire.name: response(*wire.builder.says("Done.")) for wire in WIRES}
 Look = Callable[[WireSetup, Turn], object]
 
 

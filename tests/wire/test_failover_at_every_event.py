@@ -5,7 +5,7 @@ from typing import Literal
 
 import pytest
 from canonical_responses import BODIES, Body
-from wire_setup import OPENAI, WIRES, Turn, Wire, WireSetup, open_setup
+from wire_setup import ANTHROPIC, WIRES, Turn, Wire, WireSetup, open_setup
 
 from atlas_agents import ProviderError, RetryPolicy
 from fault_server import FaultServer, Script, broken_response, response
@@ -27,7 +27,7 @@ every_second = pytest.mark.parametrize("second", WIRES, ids=lambda wire: f"then 
 def broken_script(body: Body, count: int, ending: Ending) -> Script:
     """Return the first events of a response and the way it ends."""
     events = body.events[:count]
-    error = "server_error" if body.wire is OPENAI else "overloaded_error"
+    error = "overloaded_error" if body.wire is ANTHROPIC else "server_error"
     match ending:
         case "a close":
             return broken_response(*events, by="close")

@@ -104,7 +104,7 @@ async def test_history_that_is_too_long_is_shortened_once(case: str, wire: Wire)
         turn = await setup.turn("third")
         assert turn.reply_texts == ["Shorter."]
         assert setup.requests == [5]
-        before, after = [request.body["messages"] for request in server.requests[3:5]]
+        before, after = [request.body[wire.messages] for request in server.requests[3:5]]
         assert len(after) < len(before)
         assert after[-1] == before[-1]
         assert setup.paid == [("bob", 5)]

@@ -1,4 +1,4 @@
-"""Four canonical responses, split and cut at every byte: the same message or an error."""
+"""Canonical responses, split and cut at every byte: the same message or an error."""
 
 import pytest
 from canonical_responses import BODIES, Body, decode

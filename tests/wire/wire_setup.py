@@ -13,6 +13,7 @@ from atlas_agents import (
     History,
     Message,
     OpenAIProvider,
+    OpenAIResponsesProvider,
     ProviderError,
     RetryPolicy,
     Timeouts,
@@ -30,9 +31,13 @@ from atlas_agents.core.events import (
     ToolAnswered,
     ToolCalled,
 )
+from atlas_agents.providers.anthropic import AnthropicReader
 from atlas_agents.providers.base import Provider
+from atlas_agents.providers.http import StreamReader
+from atlas_agents.providers.openai import OpenAIReader
+from atlas_agents.providers.openai_responses import ResponsesReader
 from fault_server import FaultServer, response
-from sse_events import EventBuilder, a, o
+from sse_events import EventBuilder, a, o, r
 
 TIMEOUT = 20.0
 KEY = "sk-canary-0123456789"
@@ -74,16 +79,21 @@ class SkippingClock(SystemClock):
 
 @dataclass(frozen=True)
 class Wire:
-    """A vendor's API: its event builder, its provider and the check of a request's history."""
+    """A vendor's API: its event builder, its provider and reader, and the check of a request's history."""
 
     name: str
     builder: EventBuilder
     history: Callable[[Any], None]
+    kind: Callable[..., Provider]
+    reader: Callable[[], StreamReader]
+    path: str = "/v1"
+    """Path of the base URL."""
+    key_header: str = "authorization"
+    messages: str = "messages"
+    """Field of a request's body that has the history."""
 
     def provider(self, url: str, timeouts: Timeouts | None = None, clock: Clock = SYSTEM_CLOCK) -> Provider:
-        if self.name == "openai":
-            return OpenAIProvider("m-1", base_url=f"{url}/v1", api_key=KEY, timeouts=timeouts, clock=clock)
-        return AnthropicProvider("m-1", base_url=url, api_key=KEY, timeouts=timeouts, clock=clock)
+        return self.kind("m-1", base_url=url + self.path, api_key=KEY, timeouts=timeouts, clock=clock)
 
     def __repr__(self) -> str:
         return self.name
@@ -183,7 +193,7 @@ class WireSetup:
         for wire, server in zip(self.wires, self.servers, strict=True):
             for request in server.requests:
                 wire.history(request.body)
-                assert request.headers["authorization" if wire.name == "openai" else "x-api-key"].endswith(KEY)
+                assert request.headers[wire.key_header].endswith(KEY)
 
 
 def check_pairs(messages: Sequence[Message]) -> None:
@@ -296,6 +306,35 @@ def check_anthropic_history(body: Any) -> None:
     assert expected_ids == []
 
 
-OPENAI = Wire("openai", o, check_openai_history)
-ANTHROPIC = Wire("anthropic", a, check_anthropic_history)
-WIRES = [OPENAI, ANTHROPIC]
+def check_responses_history(body: Any) -> None:
+    """Check that outputs answer every call, and that reasoning is followed by the item that it led to."""
+    assert body["stream"] is True
+    assert body["store"] is False
+    expected_ids: list[str] = []
+    items: list[dict[str, Any]] = body["input"]
+    for item, following in zip(items, [*items[1:], dict[str, Any]()], strict=True):
+        match item.get("type", "message"):
+            case "function_call_output":
+                assert item["call_id"] in expected_ids, "an answer without its call"
+                expected_ids.remove(item["call_id"])
+            case "function_call":
+                assert item["call_id"] not in expected_ids
+                assert isinstance(item["arguments"], str)
+                assert item["name"]
+                expected_ids.append(item["call_id"])
+            case "reasoning":
+                assert item["encrypted_content"]
+                assert following.get("type") in ("message", "function_call")
+            case "message":
+                assert expected_ids == [] or item["role"] == "assistant", "a call without its answer"
+                assert item["content"]
+            case _:
+                pass
+    assert expected_ids == []
+    assert items[-1].get("type") == "function_call_output" or items[-1]["role"] == "user"
+
+
+OPENAI = Wire("openai", o, check_openai_history, OpenAIProvider, OpenAIReader)
+ANTHROPIC = Wire("anthropic", a, check_anthropic_history, AnthropicProvider, AnthropicReader, "", "x-api-key")
+RESPONSES = Wire("responses", r, check_responses_history, OpenAIResponsesProvider, ResponsesReader, messages="input")
+WIRES = [OPENAI, ANTHROPIC, RESPONSES]
