@@ -186,7 +186,8 @@ class GeminiReader:
             raise ProviderError("empty response: neither text nor a tool call", "empty_response")
         chunks += [base.ToolCallChunk(_build_call(call, truncated=stop == "length")) for call in calls]
         usage = self._earlier_usage + _count_usage(self._usage, self._text_length)
-        chunks.append(base.DoneChunk(usage, "tool_calls" if calls and stop == "stop" else stop, self._model))
+        detail = self._reason if stop == "refusal" else ""
+        chunks.append(base.DoneChunk(usage, "tool_calls" if calls and stop == "stop" else stop, self._model, detail))
         return chunks
 
     def _continue(self) -> None:
@@ -432,7 +433,7 @@ class _Encoder:
         encoded: dict[str, Any] = {
             "functionCall": {"id": call.id, "name": wire_name(call.name), "args": arguments},
         }
-        signature = call.signature if self._keep_signatures else ""
+        signature = call.signature if self._keep_signatures and call.malformed is None else ""
         if signature or needs_signature:
             encoded["thoughtSignature"] = signature or _SKIP_VALIDATION
         return encoded
@@ -483,25 +484,24 @@ def _encode_part(part: parts.Part) -> dict[str, Any] | None:
         case parts.Text(text):
             return {"text": text} if text else None
         case parts.Image(media_type, data, url):
-            return _encode_media(media_type, data, url)
-        case parts.File(_, media_type, data, url):
-            is_text = media_type.startswith("text/") or media_type in _TEXT_TYPES
-            return _encode_media("text/plain" if is_text else media_type, data, url)
+            return _encode_media(parts.File("", media_type, data, url))
+        case parts.File():
+            return _encode_media(part)
         case _:
             return None
 
 
-def _encode_media(media_type: str, data: str, url: str) -> dict[str, Any]:
+def _encode_media(file: parts.File) -> dict[str, Any]:
+    if file.url and not base.is_fetchable(file.url):
+        return {"text": base.OMITTED_NOTE}
+    media_type, data = base.read_file(file)
     if media_type in _REFUSED_IMAGES:
         return {"text": f"[omitted: the model does not accept {media_type}]"}
-    if url.startswith("data:"):
-        head, _, data = url.removeprefix("data:").partition(",")
-        url, media_type = "", head.partition(";")[0] or media_type
-    if not url:
+    if media_type.startswith("text/") or media_type in _TEXT_TYPES:
+        media_type = "text/plain"
+    if data:
         return {"inlineData": {"mimeType": media_type, "data": data}}
-    if not base.is_fetchable(url):
-        return {"text": base.OMITTED_NOTE}
-    return {"fileData": {"mimeType": media_type, "fileUri": url}}
+    return {"fileData": {"mimeType": media_type, "fileUri": file.url}}
 
 
 class GeminiProvider(http.HttpProvider):
