@@ -60,6 +60,34 @@ def test_no_tools_sends_no_tools(bare: Home, server: ModelServer) -> None:
     assert (server.requests[0].tools, server.requests[0].model) == ({}, "rules-2")
 
 
+def test_model_settings_are_sent_and_one_that_is_not_is_reported(bare: Home, server: ModelServer) -> None:
+    settings = ["--effort", "high", "--set", "top_p=0.5", "--set", "seed=7", "--set", "stop=END"]
+    done = bare.run("ask", "--base-url", server.url, "--model", "gpt-4.1", *settings, "Hello")
+    assert done.returncode == 0
+    body = server.requests[0].body
+    assert (body["top_p"], body["seed"], body["stop"]) == (0.5, 7, ["END"])
+    assert "reasoning_effort" not in body
+    warning = "atlas: model setting not sent: model=gpt-4.1 setting=effort reason=the model does not reason"
+    assert done.stderr.splitlines().count(warning) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["--set", "effrt=high"],
+            "--set: unknown model setting 'effrt'; known settings: temperature, top_p, max_tokens",
+        ),
+        (["--set", "seed"], "--set: expected NAME=VALUE, got 'seed'"),
+        (["--effort", "huge"], "invalid model setting: Invalid enum value 'huge' - at `$.effort`"),
+        (["--set", "top_p=2"], "invalid model setting: Expected `float` <= 1.0 - at `$.topP`"),
+    ],
+)
+def test_invalid_model_setting_is_reported_with_code_2(bare: Home, options: list[str], message: str) -> None:
+    done = bare.run("ask", "--model", "demo", *options, "Hello")
+    assert (done.returncode, done.stderr.startswith(f"atlas: {message}")) == (2, True), done.stderr
+
+
 def test_model_receives_the_error_of_a_bad_tool_call(bare: Home, server: ModelServer) -> None:
     done = bare.run("ask", "--base-url", server.url, "Roll a die with 1 sides")
     assert done.returncode == 0

@@ -34,6 +34,8 @@ async def ask(
     base_url: connect.BaseUrlOption = None,
     system: connect.SystemOption = None,
     tools: connect.ToolsFlag = True,
+    effort: connect.EffortOption = None,
+    setting: connect.SetOption = None,
 ) -> int:
     """Ask one question and print the answer.
 
@@ -46,6 +48,7 @@ async def ask(
     from atlas_agents.core.messages import new_id
 
     options = connect.ConversationOptions(session, agent, False, model, base_url, system, tools)
+    model_settings = connect.read_model_settings(effort, setting)
     # Invalid settings are reported before the question is read.
     settings = None if options.direct else connect.load_settings()
     question = _read_question(message)
@@ -60,7 +63,7 @@ async def ask(
             await _decide(request, gateway, yes_to or [])
 
         async with gateway.client.follow(key) as feed:
-            sent = await feed.send(question, agent_id=agent)
+            sent = await feed.send(question, agent_id=agent, settings=model_settings)
             try:
                 outcome = await follow_turn(gateway.client, feed, sent.run_id, view, decide)
             except QuitRequested:

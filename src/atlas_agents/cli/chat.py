@@ -46,6 +46,8 @@ async def chat(
     base_url: connect.BaseUrlOption = None,
     system: connect.SystemOption = None,
     tools: connect.ToolsFlag = True,
+    effort: connect.EffortOption = None,
+    setting: connect.SetOption = None,
 ) -> None:
     """Chat with an agent in the terminal.
 
@@ -55,8 +57,9 @@ async def chat(
     options = connect.ConversationOptions(session, agent, latest, model, base_url, system, tools)
     if sys.stdin is None or not sys.stdin.isatty() or not sys.stdout.isatty():
         raise ConfigError("atlas chat needs a terminal; use atlas ask in a script or a pipe")
+    model_settings = connect.read_model_settings(effort, setting)
     async with connect.connect_for(options) as gateway:
-        await ChatLoop(gateway, *await _choose_session(gateway, options)).run()
+        await ChatLoop(gateway, *await _choose_session(gateway, options), model_settings).run()
 
 
 async def _choose_session(
@@ -90,7 +93,14 @@ async def _exists(gateway: connect.GatewaySession, key: str) -> bool:
 class ChatLoop:
     """Reads lines, runs turns and slash commands until the user quits."""
 
-    def __init__(self, gateway: connect.GatewaySession, session_key: str, exists: bool, agent: str | None) -> None:
+    def __init__(
+        self,
+        gateway: connect.GatewaySession,
+        session_key: str,
+        exists: bool,
+        agent: str | None,
+        model_settings: dict[str, Any] | None = None,
+    ) -> None:
         import asyncio
 
         from rich.console import Console
@@ -104,6 +114,7 @@ class ChatLoop:
         """Whether the session has messages."""
         self.agent = agent
         """The agent to use, if it is not the session's own."""
+        self._model_settings = model_settings
         self._feed: SessionFeed | None = None
         self._prompt_lock = asyncio.Lock()
         gateway.on_status = self.view.show_status
@@ -185,7 +196,7 @@ class ChatLoop:
 
     async def _send(self, message: str) -> None:
         feed = await self._joined()
-        sent = await feed.send(message, agent_id=self.agent)
+        sent = await feed.send(message, agent_id=self.agent, settings=self._model_settings)
         self.session_exists = True
         if sent.status == "queued":
             ahead = max(1, len(feed.positions) - 1)

@@ -2,13 +2,14 @@
 
 import os
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from atlas_agents.cli.command import print_error
 from atlas_agents.cli.output import one_line, without_code_hints
 from atlas_agents.core.errors import ConfigError, Unreachable
 
@@ -35,6 +36,19 @@ BaseUrlOption = Annotated[
 ]
 SystemOption = Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt for a model used directly.")]
 ToolsFlag = Annotated[bool, typer.Option(help="Give a model used directly three demo tools: clock, dice, addition.")]
+
+EffortOption = Annotated[
+    str | None,
+    typer.Option(metavar="LEVEL", help="How much the model reasons: none, low, medium, high, … or a number of tokens."),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="NAME=VALUE",
+        help="Model setting, such as top_p=0.9 or seed=7, as far as the agent's own allow. Repeatable.",
+    ),
+]
 
 
 class ConversationOptions(NamedTuple):
@@ -74,6 +88,55 @@ def _ask_to_trust(ignored: Sequence[str]) -> bool:
     from atlas_agents.cli.trust import ask_to_trust
 
     return ask_to_trust(ignored)
+
+
+def read_model_settings(effort: str | None, given: Sequence[str] | None) -> dict[str, Any] | None:
+    """Return the model settings of --effort and --set as the gateway expects them; None if there are none."""
+    import msgspec
+
+    from atlas_agents.gateway.protocol.chat import TurnSettings
+
+    names = dict(zip(TurnSettings.__struct_fields__, TurnSettings.__struct_encode_fields__, strict=True))
+    found: dict[str, Any] = {}
+    for each in [*([f"effort={effort}"] if effort else ()), *(given or ())]:
+        name, equals, value = each.partition("=")
+        if not equals or not value:
+            raise ConfigError(f"--set: expected NAME=VALUE, got {each!r}")
+        if name not in names:
+            raise ConfigError(f"--set: unknown model setting {name!r}; known settings: {', '.join(names)}")
+        texts = {"stop": [value], "service_tier": value}
+        found[names[name]] = texts[name] if name in texts else _parse_value(value)
+    try:
+        msgspec.convert(found, TurnSettings)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"invalid model setting: {error}") from error
+    return found or None
+
+
+def _parse_value(text: str) -> bool | int | float | str:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"true": True, "false": False}.get(text.lower(), text)
+
+
+@contextmanager
+def _print_setting_warnings() -> Generator[None]:
+    """Print on standard error which model settings an embedded gateway does not send as they were set."""
+    import logging
+
+    class Printer(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            print_error(record.getMessage())
+
+    printer, log = Printer(logging.WARNING), logging.getLogger("atlas_agents.providers.adaptation")
+    log.addHandler(printer)
+    try:
+        yield
+    finally:
+        log.removeHandler(printer)
 
 
 def read_token(settings: "Settings") -> str:
@@ -185,7 +248,8 @@ async def connect_for(
         if options.direct:
             await session.embed_model(options)
         await session.client.connect()
-        yield session
+        with _print_setting_warnings():
+            yield session
     finally:
         await session.close()
 
