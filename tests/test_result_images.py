@@ -6,6 +6,7 @@ from typing import Any
 from atlas_agents import Image, ToolCall, ToolResult, assistant, tool_message, user
 from atlas_agents.core.messages import extract_images
 from atlas_agents.providers import anthropic, openai
+from atlas_agents.providers.adaptation import IMAGES
 from atlas_agents.providers.base import Request, render_result_text
 
 PICTURE = {"type": "image", "name": "plot.png", "media_type": "image/png", "data": "aGVsbG8h"}
@@ -25,8 +26,15 @@ def test_anthropic_gets_images_of_results() -> None:
     ]
 
 
+def test_openai_gets_images_of_results_in_a_user_message() -> None:
+    message = _sent(openai.encode_request(Request(TALK), "gpt"))
+    assert message["role"] == "user"
+    assert message["content"][1] == {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8h"}}
+
+
 def test_note_replaces_an_image_that_cannot_be_sent() -> None:
-    assert "aGVsbG8h" not in str(_sent(openai.encode_request(Request(TALK), "gpt", official=True)))
+    request = Request(TALK, without=frozenset((IMAGES,)))
+    assert "aGVsbG8h" not in str(_sent(openai.encode_request(request, "gpt")))
     assert render_result_text(RESULT) == '{"value":"42","images":["(plot.png, image/png, 6 bytes)"]}'
 
 

@@ -26,7 +26,7 @@ from atlas_agents.core.events import Usage
 from atlas_agents.providers.base import Chunk, DoneChunk, Request, TextChunk, ToolCallChunk, complete
 from atlas_agents.providers.failover import RetryPolicy
 from atlas_agents.providers.openai import OpenAIProvider
-from vendors.common import KEY, Answer, sse
+from vendors.common import KEY, Answer, Refusal, VendorRequest, sse
 from vendors.deepseek import DeepSeekDouble
 from vendors.openai_chat import OpenAIChatDouble
 from vendors.openai_compatible import (
@@ -158,6 +158,28 @@ async def test_tool_image_reaches_mistral_which_allows_no_user_message_after_a_r
         await atlas.ask("Show me a cat.")
     assert double.refusals == []
     assert PNG.data in json.dumps(double.bodies[1]["messages"][-1])
+
+
+IMAGE_ERRORS = [
+    Refusal("image input is not supported - hint: you may need to provide the mmproj", status=500),  # llama.cpp
+    Refusal("No endpoints found that support image input", status=404),  # OpenRouter
+    Refusal("Failed to deserialize: unknown variant `image_url`, expected `text`"),  # DeepSeek
+]
+
+
+@pytest.mark.parametrize("error", IMAGE_ERRORS, ids=lambda error: str(error.status))
+async def test_model_without_vision_gets_a_note_in_place_of_a_tool_image(error: Refusal) -> None:
+    def answer(request: VendorRequest) -> Answer | Refusal:
+        return error if PNG.data in request.raw.decode() else Answer("A cat.")
+
+    photo = Answer(calls=(("photograph", {"subject": "cat"}),))
+    async with (
+        OpenAIChatDouble(photo, answer, answer, photo, answer) as double,
+        Atlas([agent(provider(double, "gpt-4.1"), tools=[photograph])]) as atlas,
+    ):
+        for _ in range(2):
+            assert (await atlas.ask("Show me a cat.")).text == "A cat."
+    assert len(double.bodies) == 5
 
 
 FILES = {

@@ -30,6 +30,7 @@ from atlas_agents.core.paths import Environment, Secret, home
 from atlas_agents.core.text import wire_name
 from atlas_agents.local import models, prompting
 from atlas_agents.local.download import Progress, ensure_model
+from atlas_agents.providers.adaptation import IMAGES
 from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Request, TextChunk, ToolCallChunk
 from atlas_agents.providers.http import HttpClient, Timeouts, exchange, header_value
 from atlas_agents.providers.openai import OpenAIReader, encode_request
@@ -180,6 +181,7 @@ class LocalProvider:
     def _exchange(
         self, endpoint: Endpoint, name: str, request: Request, extra: dict[str, Any]
     ) -> AsyncGenerator[Chunk, None]:
+        request = msgspec.structs.replace(request, without=request.without | {IMAGES})
         body = encode_request(request, name, extra=extra)
         headers = {
             "Content-Type": "application/json",

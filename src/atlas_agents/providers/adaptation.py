@@ -11,7 +11,8 @@ from typing import Any, Literal
 import msgspec
 
 from atlas_agents.core.errors import ProviderError
-from atlas_agents.providers.base import Dialect, Request
+from atlas_agents.core.messages import Message
+from atlas_agents.providers.base import Dialect, Request, render_result
 from atlas_agents.providers.catalogue import ModelProfile
 from atlas_agents.providers.schemas import fit_output
 from atlas_agents.providers.settings import EFFORT_BUDGETS, EFFORTS, Effort, ModelSettings
@@ -22,6 +23,7 @@ REASONING = "reasoning"
 STRICT = "strict"
 OUTPUT_SCHEMA = "output schema"
 FORCED_TOOL = "tool_choice"
+IMAGES = "images in tool results"
 LIMIT_NAME = "name of max_tokens"
 """The name under which chat completions were sent `max_tokens`; the other name is sent from then on."""
 TOOLS_WITH_REASONING = "reasoning with tools"
@@ -206,10 +208,13 @@ class Adaptation:
 
     def learn(self, error: ProviderError, request: Request, model: str) -> bool:
         """Remember what this error refuses; return whether the request can be sent again without it."""
-        if error.status not in (400, 422) or error.kind != "bad_request":
-            return False
         refused = self._refused.get(model, frozenset())
-        name = _find_refused(error, request)
+        if _refuses_images(error) and any(_has_images(message) for message in request.messages):
+            name = IMAGES
+        elif error.status in (400, 422) and error.kind == "bad_request":
+            name = _find_refused(error, request)
+        else:
+            return False
         if name is None or name in refused:
             return False
         self._refused[model] = refused | {name}
@@ -229,6 +234,15 @@ def _accepts(rule: Literal["yes", "no", "without_reasoning"], settings: ModelSet
 
 def _without(settings: ModelSettings, names: frozenset[str] | set[str]) -> ModelSettings:
     return msgspec.structs.replace(settings, **{name: () if name == "stop" else None for name in names})
+
+
+def _refuses_images(error: ProviderError) -> bool:
+    """Return whether an error is about images. Servers of models without vision have different words for it."""
+    return error.status in (400, 404, 415, 422, 500, 501) and "image" in str(error).lower()
+
+
+def _has_images(message: Message) -> bool:
+    return any(render_result(result)[1] for result in message.tool_results)
 
 
 def refuses_reasoning(error: ProviderError) -> bool:

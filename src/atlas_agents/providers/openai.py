@@ -402,7 +402,7 @@ def encode_request(
 
     `extra` are fields that a server accepts beyond OpenAI's; the request's own fields take precedence.
     """
-    encoder = _MessageEncoder(variant, profile, "" if adaptation.REASONING in request.without else origin)
+    encoder = _MessageEncoder(variant, profile, origin, request.without)
     messages = base.encode_messages(request.messages, encoder.cache_key, encoder.encode)
     if variant.answers_results:
         messages = _separate_results(messages)
@@ -509,10 +509,12 @@ def _separate_results(messages: list[bytes]) -> list[bytes]:
 class _MessageEncoder:
     """Encodes messages for one server; `origin` names the reasoning that it gets back."""
 
-    def __init__(self, variant: ChatVariant, profile: ModelProfile, origin: str) -> None:
-        self._variant, self._origin = variant, origin
+    def __init__(self, variant: ChatVariant, profile: ModelProfile, origin: str, without: frozenset[str]) -> None:
+        self._variant = variant
+        self._origin = "" if adaptation.REASONING in without else origin
+        self._has_images = adaptation.IMAGES not in without
         self._signed = variant.name == "google" and profile.signed_calls
-        self.cache_key = f"{_CACHE} {origin or variant.name}{' signed' if self._signed else ''}"
+        self.cache_key = f"{_CACHE} {variant.name} {self._origin} {self._has_images:d}{self._signed:d}"
 
     def encode(self, message: Message) -> bytes:
         return b",".join([encode(each) for each in self._wire_messages(message)])
@@ -535,7 +537,7 @@ class _MessageEncoder:
             text, images = base.render_result(result)
             id = self._encode_id(result.call_id)
             results.append({"role": "tool", "tool_call_id": id, "content": text})
-            if images:
+            if images and self._has_images:
                 content.append({"type": "text", "text": f"Images in the result of the tool call {id}:"})
                 content += [_encode_image(image) for image in images]
         if not content:
@@ -632,6 +634,9 @@ class OpenAIProvider(http.HttpProvider):
 
     The key comes from `api_key` or `OPENAI_API_KEY`; your own server may need none. Without a model, the first one that
     the server lists is used.
+
+    OpenAI and Azure refuse tools on chat completions for models that reason. Such requests go to the Responses API; at
+    another address only if `profile` names the model.
     """
 
     vendor = "OpenAI"
@@ -649,6 +654,12 @@ class OpenAIProvider(http.HttpProvider):
         url = f"{self.base_url}/chat/completions"
         profile = self.find_profile(model)
         variant = find_variant(self.id, self.base_url, self.profile or model)
+        is_openai = variant.name == "openai" or (variant is PLAIN and self.profile is not None)
+        if is_openai and adaptation.needs_responses(request, profile):
+            from atlas_agents.providers import openai_responses  # most models and servers do not need it
+
+            url, encode_body, reader = openai_responses.prepare(self.base_url, model, profile, self._adaptation)
+            return self._exchange(url, self._headers(), request, model, encode_body, reader)
         origin = find_origin(variant, self.base_url)
         encode_body = partial(encode_request, model=model, profile=profile, variant=variant, origin=origin)
         return self._exchange(url, self._headers(), request, model, encode_body, OpenAIReader(origin))
