@@ -361,6 +361,8 @@ def _fields(request: base.Request, profile: ModelProfile) -> dict[str, Any]:
         fields["reasoning"] = reasoning
     if settings.max_tokens is not None:
         fields["max_output_tokens"] = max(settings.max_tokens, _MIN_TOKENS)
+    if settings.cache != "off" and "cache" not in request.without and (key := base.make_cache_key(request)):
+        fields["prompt_cache_key"] = key
     if request.tools:
         fields |= _encode_choice(request)
     if request.output:
@@ -492,12 +494,21 @@ def _encode_part(part: Part) -> dict[str, Any] | None:
             return {"type": "input_text", "text": base.OMITTED_NOTE}
         case Image(media_type, data, url):
             return {"type": "input_image", "detail": "auto", "image_url": url or f"data:{media_type};base64,{data}"}
-        case File(url=url) if url:
-            return {"type": "input_file", "file_url": url}
-        case File(name, media_type, data):
-            return {"type": "input_file", "filename": name, "file_data": f"data:{media_type};base64,{data}"}
+        case File():
+            return _encode_file(part)
         case _:
             return None
+
+
+def _encode_file(file: File) -> dict[str, Any]:
+    if file.url and not file.url.startswith("data:"):
+        return {"type": "input_file", "file_url": file.url}
+    if (text := base.read_text_file(file)) is not None:
+        return {"type": "input_text", "text": f"File {file.name}:\n{text}"}
+    media_type, data = base.read_file(file)
+    if media_type.startswith(("audio/", "video/")) or not data:
+        return {"type": "input_text", "text": f"[not attached: the file {file.name}; {media_type} is not accepted]"}
+    return {"type": "input_file", "filename": file.name, "file_data": f"data:{media_type};base64,{data}"}
 
 
 def prepare(
