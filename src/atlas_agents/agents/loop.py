@@ -14,6 +14,7 @@ from typing import TypeAlias, cast
 
 import msgspec
 
+from atlas_agents.agents.context import Rule
 from atlas_agents.agents.options import HandoffPlan
 from atlas_agents.agents.output import Output
 from atlas_agents.agents.run import WHOLE_TURN, DuplicateRun, MessageDraft, Run, TurnPhase, session_lock
@@ -189,14 +190,16 @@ async def _request_reply(run: Run) -> Message:
 async def _build_request(run: Run, sent: float = math.inf) -> base.Request:
     """Build the next request. `sent` are the tokens of the one before, if that was too long."""
     settings = run.settings
+    system, stable = await _system_prompt(run)
     request = base.Request(
         messages=(),
-        system=await _system_prompt(run),
+        system=system,
         tools=run.phase.offered(run.scope.visible_tools()),
         tool_choice=run.phase.tool_choice or run.tool_choice,
         settings=settings.model_settings,
         output=run.output.spec if run.output and run.phase.final else None,
         metadata=run.context.metadata,
+        stable_system=stable,
     )
     limits = [limit.tokens for limit in run.limits]
     room = max([limit for limit in limits if limit < sent or sent == math.inf], default=math.inf)
@@ -204,15 +207,24 @@ async def _build_request(run: Run, sent: float = math.inf) -> base.Request:
     return await run.interceptors.request(msgspec.structs.replace(request, messages=tuple(selected)))
 
 
-async def _system_prompt(run: Run) -> str:
-    """Join the Atlas's prompt, the agent's, the rules that apply and the system messages of its context, in order."""
-    pieces = [run.system_prompt, run.settings.system_prompt]
-    if rules := await run.context.applied_rules():
-        pieces.append("Rules:\n" + "\n".join([f"- {rule.text}" for rule in rules]))
+async def _system_prompt(run: Run) -> tuple[str, str]:
+    """Join the Atlas's prompt, the agent's, the rules that apply and the system messages of its context.
+
+    What may change from round to round comes last: conditional rules, and the format of the answer. The second value is
+    the text before it, which vendors can cache.
+    """
+    rules = await run.context.applied_rules()
+    pieces = [run.system_prompt, run.settings.system_prompt, _list_rules([rule for rule in rules if rule.when is None])]
     pieces += [message.text for message in run.inherited_messages if message.role == "system"]
+    stable = "\n\n".join([piece for piece in pieces if piece])
+    changing = [stable, _list_rules([rule for rule in rules if rule.when is not None])]
     if run.output and run.phase.final and not run.provider.capabilities.structured:
-        pieces.append(run.output.instruction)
-    return "\n\n".join([piece for piece in pieces if piece])
+        changing.append(run.output.instruction)
+    return "\n\n".join([piece for piece in changing if piece]), stable
+
+
+def _list_rules(rules: Sequence[Rule]) -> str:
+    return "Rules:\n" + "\n".join([f"- {rule.text}" for rule in rules]) if rules else ""
 
 
 async def _stream_reply(run: Run, request: base.Request) -> Message:
@@ -278,7 +290,7 @@ def _handle_chunk(run: Run, chunk: base.Chunk) -> None:
     elif type(chunk) is base.ToolCallChunk:
         call = chunk.call
         id = run.unique_call_id(call.id)
-        run.draft.add_part(call if id == call.id else msgspec.structs.replace(call, id=id))
+        run.draft.add_call(call if id == call.id else msgspec.structs.replace(call, id=id), chunk.after)
     elif type(chunk) is base.OpaqueChunk:
         run.draft.add_part(Opaque(chunk.vendor, chunk.block))
     elif type(chunk) is base.ResetChunk:
@@ -309,6 +321,8 @@ def _reply_metadata(done: base.DoneChunk, usage: events.Usage, run: Run) -> dict
         metadata["truncated"] = True
     if done.stop_reason == "refusal":
         metadata["refused"] = True
+        if done.detail:
+            metadata["refusal"] = done.detail
     return metadata
 
 

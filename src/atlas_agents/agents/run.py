@@ -148,6 +148,19 @@ class MessageDraft:
         self._flush_text()
         self._parts.append(part)
 
+    def add_call(self, call: ToolCall, after: int) -> None:
+        """Add a tool call: at the end, or after a number of signed or opaque parts if others follow it."""
+        self.add_part(call)
+        if after < 0:
+            return
+        fixed = [
+            index
+            for index, part in enumerate(self._parts)
+            if isinstance(part, Opaque) or (isinstance(part, Thinking) and part.signature)
+        ]
+        if after < len(fixed):
+            self._parts.insert(fixed[after], self._parts.pop())
+
     def clear(self) -> None:
         self._parts.clear()
         self._thinking_chunks.clear()

@@ -1,6 +1,6 @@
 """Anthropic Messages API: request encoder, stream decoder and provider."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import Any
 
@@ -23,8 +23,9 @@ from atlas_agents.core.messages import (
     memo,
 )
 from atlas_agents.core.text import SurrogateJoiner, clean, wire_name
-from atlas_agents.providers import base, http
-from atlas_agents.providers.catalogue import ModelProfile
+from atlas_agents.providers import adaptation, base, http
+from atlas_agents.providers.catalogue import UNKNOWN, ModelProfile
+from atlas_agents.providers.settings import EFFORT_BUDGETS
 
 _STOP: dict[str, base.StopReason] = {
     "end_turn": "stop",
@@ -48,7 +49,31 @@ _HANDLED_EVENTS = frozenset(
 """Events that are decoded; all others, such as pings, are skipped."""
 _CACHE = "anthropic_bytes"
 _MAX_TOKENS = 8192
-_VERSION = "2023-06-01"
+_MAX_TOKENS_REASONING = 32_000
+_VERSION = "2026-10-21"
+_SAMPLING_VERSION = "2023-06-01"
+"""The last API version with `temperature` and `top_p`; other servers and older models may know no later one."""
+_SAMPLING = ("temperature", "top_p")
+_MISSING_SETTINGS = ("seed",)
+_BINDING_BETA = "thinking-binding-controls-2026-08-01"
+_MARKS = {
+    "5m": b',"cache_control":{"type":"ephemeral"}',
+    "1h": b',"cache_control":{"type":"ephemeral","ttl":"1h"}',
+}
+_USER = b'{"role":"user"'
+_THINKING_FIRST = (
+    b'{"role":"assistant","content":[{"type":"thinking"',
+    b'{"role":"assistant","content":[{"type":"redacted_thinking"',
+)
+_REASONING_BLOCKS = ("thinking", "redacted_thinking")
+_ACCEPTED = {
+    "image": "PNG, JPEG, GIF and WebP images, as data or at an https address",
+    "document": "PDF files, as data or at an https address, and text files as data",
+}
+
+
+class _OutputDetails(msgspec.Struct):
+    thinking_tokens: int | None = None
 
 
 class _Usage(msgspec.Struct):
@@ -56,6 +81,12 @@ class _Usage(msgspec.Struct):
     output_tokens: int | None = None
     cache_read_input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
+    output_tokens_details: _OutputDetails | None = None
+
+
+class _StopDetails(msgspec.Struct):
+    category: str | None = None
+    explanation: str | None = None
 
 
 class _Delta(msgspec.Struct):
@@ -65,6 +96,7 @@ class _Delta(msgspec.Struct):
     thinking: str = ""
     signature: str = ""
     stop_reason: str | None = None
+    stop_details: _StopDetails | None = None
 
 
 class _Start(msgspec.Struct):
@@ -87,6 +119,7 @@ class _MessageResponse(msgspec.Struct):
     content: list[dict[str, Any]] = []
     error: Any = None
     stop_reason: str | None = None
+    stop_details: _StopDetails | None = None
     model: str = ""
     usage: _Usage | None = None
 
@@ -118,10 +151,12 @@ class AnthropicReader:
         self._started = False
         self._open: dict[int, _Block] = {}
         self._calls: list[ToolCall] = []
-        self._stop = ""
-        self._model = ""
+        self._reasoning_before: list[int] = []
+        """How many blocks of reasoning precede each call."""
+        self._reasoning_blocks = 0
+        self._stop = self._detail = self._model = ""
         self._text_length = 0
-        self._input = self._output = self._cached = self._cache_written = 0
+        self._input = self._output = self._cached = self._cache_written = self._reasoning = 0
         self._counted = False
 
     def feed(self, piece: bytes) -> list[base.Chunk]:
@@ -144,7 +179,8 @@ class AnthropicReader:
         for index, block in enumerate(response.content):
             self._open_block(_Event(index=index, content_block=block), chunks)
             self._close_block(_Event(index=index), chunks)
-        self._end_message(_Event(delta=_Delta(stop_reason=response.stop_reason), usage=response.usage))
+        delta = _Delta(stop_reason=response.stop_reason, stop_details=response.stop_details)
+        self._end_message(_Event(delta=delta, usage=response.usage))
         return chunks + self.finish()
 
     def finish(self) -> list[base.Chunk]:
@@ -162,8 +198,20 @@ class AnthropicReader:
             calls = [base.build_tool_call(call.id, call.name, _raw_arguments(call), truncated=True) for call in calls]
         output = self._output if self._counted else round(self._text_length / 3.6)
         total = self._input + self._cached + self._cache_written  # `input_tokens` excludes cached tokens
-        usage = Usage(total, output, self._cached, estimated=not self._counted)
-        return [*(base.ToolCallChunk(call) for call in calls), base.DoneChunk(usage, stop, self._model)]
+        usage = Usage(
+            total,
+            output,
+            self._cached,
+            estimated=not self._counted,
+            cache_write_tokens=self._cache_written,
+            reasoning_tokens=self._reasoning,
+        )
+        return [*self._place_calls(calls), base.DoneChunk(usage, stop, self._model, self._detail)]
+
+    def _place_calls(self, calls: list[ToolCall]) -> list[base.Chunk]:
+        """Return the calls; one that reasoning follows says where it belongs, because the order must not change."""
+        places = [before if before < self._reasoning_blocks else -1 for before in self._reasoning_before]
+        return [base.ToolCallChunk(call, place) for call, place in zip(calls, places, strict=False)]
 
     def _handle_event(self, event: _Event, chunks: list[base.Chunk]) -> None:
         match event.type:
@@ -231,14 +279,18 @@ class AnthropicReader:
                 if remainder := block.joiner.flush():
                     chunks.append(base.TextChunk(remainder))
             case "thinking":
-                chunks.append(base.ThinkingChunk(block.joiner.flush(), clean(str(content.get("signature") or ""))))
+                signature = clean(str(content.get("signature") or ""))
+                self._reasoning_blocks += bool(signature)
+                chunks.append(base.ThinkingChunk(block.joiner.flush(), signature))
             case "tool_use":
                 raw = "".join(block.pieces) or base.dump_arguments(content.get("input") or {})
                 name, id = clean(str(content.get("name") or "")), clean(str(content.get("id") or ""))
                 self._calls.append(base.build_tool_call(id, name, raw, truncated=False))
+                self._reasoning_before.append(self._reasoning_blocks)
             case _:
                 if block.pieces:
                     content = {**content, "input": http.read_plain(clean("".join(block.pieces)).encode())}
+                self._reasoning_blocks += 1
                 chunks.append(base.OpaqueChunk("anthropic", base.make_encodable(content)))
 
     def _end_message(self, event: _Event) -> None:
@@ -246,6 +298,8 @@ class AnthropicReader:
         self._count(event.usage, final=True)
         if event.delta and event.delta.stop_reason and not self.complete:
             self.complete, self._stop = True, event.delta.stop_reason
+            details = event.delta.stop_details or _StopDetails()
+            self._detail = clean(": ".join([text for text in (details.category, details.explanation) if text]))
 
     def _count(self, usage: _Usage | None, *, final: bool) -> None:
         """Update the usage. Counts are running totals, so the last one wins; the initial output count is ignored."""
@@ -254,6 +308,8 @@ class AnthropicReader:
         self._input = usage.input_tokens if usage.input_tokens is not None else self._input
         self._cached = usage.cache_read_input_tokens or self._cached
         self._cache_written = usage.cache_creation_input_tokens or self._cache_written
+        if usage.output_tokens_details is not None:
+            self._reasoning = usage.output_tokens_details.thinking_tokens or self._reasoning
         if final and usage.output_tokens is not None:
             self._output, self._counted = usage.output_tokens, True
 
@@ -266,46 +322,162 @@ def _raw_arguments(call: ToolCall) -> str:
     return call.malformed if call.malformed is not None else encode(call.arguments).decode()
 
 
-def encode_request(request: base.Request, model: str) -> bytes:
-    """Encode the request body. Raises BrokenHistory if a tool call and its result are separated."""
-    messages = base.encode_messages(request.messages, _CACHE, _encode_message)
+def encode_request(
+    request: base.Request,
+    model: str,
+    profile: ModelProfile = UNKNOWN,
+    *,
+    binding_controls: bool = False,
+) -> bytes:
+    """Encode the request body. Raises BrokenHistory if a tool call and its result are separated.
+
+    With `binding_controls` the API itself drops reasoning that no longer fits the conversation before it.
+    """
+    if adaptation.REASONING in request.without:
+        _forget_reasoning(request.messages)
+    pieces = base.encode_messages(request.messages, _CACHE, _encode_message)
+    tools = [_encode_tool(tool) for tool in request.tools]
+    mark = _find_mark(request, profile)
+    if mark:
+        tools[-1:] = [tool[:-1] + mark + b"}" for tool in tools[-1:]]
+        if tools or len(pieces) > 1:  # a single question is not sent again
+            _mark_history(pieces, mark)
     parts = [
         b'{"model":',
         encode(model),
         b',"stream":true,"messages":[',
-        b",".join(messages),
+        b",".join(pieces),
         b"],",
-        encode(_settings(request))[1:-1],
+        encode(_encode_settings(request, profile, binding_controls))[1:-1],
     ]
-    if request.tools:
-        parts += [b',"tools":[', b",".join([_encode_tool(tool) for tool in request.tools]), b"]"]
+    if request.system:
+        parts += [b',"system":', _encode_system(request, mark)]
+    if tools:
+        parts += [b',"tools":[', b",".join(tools), b"]"]
     parts.append(b"}")
     return b"".join(parts)
 
 
-def _settings(request: base.Request) -> dict[str, Any]:
-    fields: dict[str, Any] = {"max_tokens": request.settings.max_tokens or _MAX_TOKENS}
-    if request.system:
-        fields["system"] = request.system
-    if request.settings.temperature is not None:
-        fields["temperature"] = request.settings.temperature
-    if request.settings.stop:
-        fields["stop_sequences"] = list(request.settings.stop)
-    if request.tools and request.tool_choice != "auto":
-        fields["tool_choice"] = _encode_choice(request.tool_choice)
+def _find_mark(request: base.Request, profile: ModelProfile) -> bytes:
+    """Return the mark that ends what the API caches; empty if it is not to cache, or if the caller marks it."""
+    wanted = request.settings.cache
+    if wanted == "off" or "cache" in request.without or "cache_control" in request.settings.extra_body:
+        return b""
+    return _MARKS[wanted or "5m"] if wanted or profile.cache_marks else b""
+
+
+def _mark_history(pieces: list[bytes], mark: bytes) -> None:
+    """Mark the end of the history, and the end of the request before it.
+
+    The API looks for an earlier mark in the 20 blocks before each mark; a round with many calls has more.
+    """
+    last = _find_user(pieces, len(pieces) - 1)
+    reply = last - 1
+    while reply >= 0 and pieces[reply].startswith(_USER):
+        reply -= 1
+    for index in (last, _find_user(pieces, reply)):
+        if index >= 0:
+            pieces[index] = pieces[index][:-3] + mark + b"}]}"
+
+
+def _find_user(pieces: list[bytes], index: int) -> int:
+    while index >= 0 and not pieces[index].startswith(_USER):
+        index -= 1
+    return index
+
+
+def _encode_system(request: base.Request, mark: bytes) -> bytes:
+    """Encode the system prompt. What may change from round to round follows the cached part in its own block."""
+    if not mark:
+        return encode(request.system)
+    stable, rest = request.system, ""
+    if request.stable_system and stable.startswith(request.stable_system):
+        stable, rest = request.stable_system, stable.removeprefix(request.stable_system)
+    if not rest.strip():
+        stable, rest = request.system, ""
+    blocks = [encode({"type": "text", "text": stable})[:-1] + mark + b"}"]
+    if rest:
+        blocks.append(encode({"type": "text", "text": rest}))
+    return b"[" + b",".join(blocks) + b"]"
+
+
+def _encode_settings(request: base.Request, profile: ModelProfile, binding_controls: bool) -> dict[str, Any]:
+    settings = request.settings
+    effort = adaptation.resolve_effort(settings, profile)
+    thinking = _encode_thinking(request, profile, effort, binding_controls)
+    fields: dict[str, Any] = {"max_tokens": settings.max_tokens or _default_max_tokens(thinking, profile)}
+    for name in _SAMPLING:
+        if (value := getattr(settings, name)) is not None:
+            fields[name] = value
+    if settings.stop:
+        fields["stop_sequences"] = list(settings.stop)
+    if settings.service_tier:
+        fields["service_tier"] = settings.service_tier
+    if request.tools and (choice := _encode_choice(request)) != {"type": "auto"}:
+        fields["tool_choice"] = choice
+    if thinking:
+        fields["thinking"] = thinking
+    output: dict[str, Any] = {}
+    if effort.level and thinking.get("type") != "enabled":
+        output["effort"] = effort.level
     if request.output:
-        fields["output_config"] = {"format": {"type": "json_schema", "schema": request.output.schema}}
+        output["format"] = {"type": "json_schema", "schema": request.output.schema}
+    if output:
+        fields["output_config"] = output
     return fields
 
 
-def _encode_choice(choice: str) -> dict[str, str]:
-    match choice:
+def _default_max_tokens(thinking: dict[str, Any], profile: ModelProfile) -> int:
+    if "budget_tokens" in thinking:
+        return thinking["budget_tokens"] + _MAX_TOKENS
+    reasons = thinking.get("type") == "adaptive" or profile.reasoning in ("default", "always")
+    return _MAX_TOKENS_REASONING if reasons else _MAX_TOKENS
+
+
+def _encode_thinking(
+    request: base.Request, profile: ModelProfile, effort: adaptation.ResolvedEffort, binding_controls: bool
+) -> dict[str, Any]:
+    """Return the field `thinking`; empty if the model decides."""
+    if effort.off:
+        if profile.off == "between_tools":
+            return {"type": "between_tools"}
+        return {} if profile.reasoning == "optional" else {"type": "disabled"}
+    budget = effort.budget
+    if profile.reasoning == "unknown" and effort.level:  # the field that most servers of this API know
+        budget = budget or EFFORT_BUDGETS[effort.level]
+    if budget is not None:
+        if _continues_without_thinking(request.messages):
+            return {}
+        return {"type": "enabled", "budget_tokens": budget}
+    if binding_controls:
+        return {"type": "adaptive", "block_binding": {"prefix_mismatch_behavior": "drop_block"}}
+    return {"type": "adaptive"} if effort.level and profile.reasoning == "optional" else {}
+
+
+def _continues_without_thinking(messages: Sequence[Message]) -> bool:
+    """Return whether tools continue a turn that began without thinking: the API then refuses a budget."""
+    first: Message | None = None
+    for message in reversed(messages):
+        if message.role == "assistant":
+            first = message
+        elif message.role != "tool":
+            break
+    is_continued = first is not None and messages[-1].role == "tool"
+    return is_continued and not getattr(first, _CACHE, b"").startswith(_THINKING_FIRST)
+
+
+def _encode_choice(request: base.Request) -> dict[str, Any]:
+    choice: dict[str, Any]
+    match request.tool_choice:
         case "none":
             return {"type": "none"}
+        case "auto":
+            choice = {"type": "auto"}
         case "required":
-            return {"type": "any"}
+            choice = {"type": "any"}
         case name:
-            return {"type": "tool", "name": wire_name(name)}
+            choice = {"type": "tool", "name": wire_name(name)}
+    return {**choice, "disable_parallel_tool_use": True} if request.settings.parallel_tool_calls is False else choice
 
 
 def _encode_tool(tool: ToolSpec) -> bytes:
@@ -318,7 +490,20 @@ def _encode_tool(tool: ToolSpec) -> bytes:
 
 def _encode_message(message: Message) -> bytes:
     blocks = [block for part in message.parts if (block := _encode_part(part)) is not None]
-    if message.role == "system":  # the API accepts no system message inside a conversation
+    return _join_blocks(message, blocks)
+
+
+def _forget_reasoning(messages: Sequence[Message]) -> None:
+    """Encode messages without their reasoning, which the API refused, from now on."""
+    for message in messages:
+        blocks = [block for part in message.parts if (block := _encode_part(part)) is not None]
+        others = [block for block in blocks if block.get("type") not in _REASONING_BLOCKS]
+        if len(others) < len(blocks):
+            memo(message)[_CACHE] = _join_blocks(message, others)
+
+
+def _join_blocks(message: Message, blocks: list[dict[str, Any]]) -> bytes:
+    if message.role == "system":  # most models accept no system message inside a conversation
         blocks = [{"type": "text", "text": f"<system>\n{message.text}\n</system>"}]
     role = "assistant" if message.role == "assistant" else "user"
     return encode({"role": role, "content": blocks}) if blocks else b""
@@ -328,34 +513,56 @@ def _encode_part(part: Part) -> dict[str, Any] | None:
     """Encode one part as a content block; None for parts this vendor must not receive."""
     match part:
         case Text(text):
-            return {"type": "text", "text": text} if text.strip() else None
+            return _text_block(text) if text.strip() else None
         case ToolCall(id, name, arguments, malformed):
             raw = arguments if malformed is None else {"malformed": malformed}
             return {"type": "tool_use", "id": wire_name(id), "name": wire_name(name), "input": raw}
         case ToolResult(call_id, status, _):
-            block = {"type": "tool_result", "tool_use_id": wire_name(call_id), "content": _encode_result(part)}
+            block = {"type": "tool_result", "tool_use_id": wire_name(call_id), **_encode_result(part)}
             return block if status == "ok" else {**block, "is_error": True}
         case Thinking(text, signature):  # the API rejects thinking without a signature
             return {"type": "thinking", "thinking": text, "signature": signature} if signature else None
-        case Image(url=url) | File(url=url) if url and not base.is_fetchable(url):
-            return {"type": "text", "text": base.OMITTED_NOTE}
-        case Image(media_type, data, url):
-            source = {"type": "url", "url": url} if url else _base64(media_type, data)
-            return {"type": "image", "source": source}
-        case File(name, media_type, data, url):
-            source = {"type": "url", "url": url} if url else _base64(media_type, data)
-            return {"type": "document", "source": source, "title": name}
+        case Image() | File():
+            return _encode_media(part)
         case Opaque(vendor, block):
             return block if vendor == "anthropic" else None
 
 
-def _encode_result(result: ToolResult) -> str | list[dict[str, Any]]:
-    """Encode a tool result: text, followed by its images."""
+def _encode_result(result: ToolResult) -> dict[str, Any]:
+    """Encode a tool result: text, followed by its images. A result may have no content, but no empty text."""
     text, images = base.render_result(result)
     if not images:
-        return text
-    image_blocks = [{"type": "image", "source": _base64(image.media_type, image.data)} for image in images]
-    return [{"type": "text", "text": text}, *image_blocks]
+        return {"content": text} if text.strip() else {}
+    blocks = [{"type": "image", "source": _base64(image.media_type, image.data)} for image in images]
+    return {"content": [_text_block(text), *blocks] if text.strip() else blocks}
+
+
+def _encode_media(part: Image | File) -> dict[str, Any]:
+    """Encode an image or a document; a note takes the place of one that the API does not accept."""
+    kind, name = ("image", "") if isinstance(part, Image) else ("document", part.name)
+    if part.url and not base.is_fetchable(part.url):
+        return _text_block(base.OMITTED_NOTE)
+    source = _encode_source(part if isinstance(part, File) else File("", part.media_type, part.data, part.url), kind)
+    if source is None:
+        what = f"{name!r} ({part.media_type})" if name else part.media_type
+        return _text_block(f"[not sent: {kind} {what}; this model reads {_ACCEPTED[kind]}]")
+    return {"type": kind, "source": source, **({"title": name} if name else {})}
+
+
+def _encode_source(file: File, kind: str) -> dict[str, str] | None:
+    accepted = base.IMAGE_TYPES if kind == "image" else ("application/pdf",)
+    if file.url and not file.url.startswith("data:"):
+        is_accepted = file.url.startswith("https:") and (kind == "image" or file.media_type in accepted)
+        return {"type": "url", "url": file.url} if is_accepted else None
+    media_type, data = base.read_file(file)
+    if media_type in accepted:
+        return _base64(media_type, data) if data else None
+    text = base.read_text_file(file) if kind == "document" else None
+    return {"type": "text", "media_type": "text/plain", "data": text} if text and text.strip() else None
+
+
+def _text_block(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
 
 
 def _base64(media_type: str, data: str) -> dict[str, str]:
@@ -386,5 +593,31 @@ class AnthropicProvider(http.HttpProvider):
             raise ProviderError(
                 "no model given: expected a name, for example AnthropicProvider('claude-…')", "bad_request"
             )
-        url, headers = f"{self.base_url}/v1/messages", self._headers(**{"anthropic-version": _VERSION})
-        return self._exchange(url, headers, request, model, partial(encode_request, model=model), AnthropicReader())
+        profile = self.find_profile(model)
+        request = self._fit_settings(request, model, profile)
+        has_own_betas = any(name.lower() == "anthropic-beta" for name in request.settings.extra_headers)
+        controls = self.is_official and profile.bound_reasoning and not has_own_betas
+        headers = {"anthropic-version": self._choose_version(request, profile)}
+        if controls:
+            headers["anthropic-beta"] = _BINDING_BETA
+        encode_body = partial(encode_request, model=model, profile=profile, binding_controls=controls)
+        url = f"{self.base_url}/v1/messages"
+        return self._exchange(url, self._headers(**headers), request, model, encode_body, AnthropicReader())
+
+    def _fit_settings(self, request: base.Request, model: str, profile: ModelProfile) -> base.Request:
+        """Return the request without settings that the API does not have, or not together with others."""
+        request = self._adaptation.drop(request, model, _MISSING_SETTINGS)
+        effort = adaptation.resolve_effort(request.settings, profile)
+        if effort.budget is not None and request.tool_choice not in ("auto", "none"):
+            request = self._adaptation.drop(request, model, ("effort",), "not together with a forced tool call")
+            effort = adaptation.resolve_effort(request.settings, profile)
+        if profile.sampling == "without_reasoning" and adaptation.reasons(effort, profile):
+            request = self._adaptation.drop(request, model, _SAMPLING, "not together with reasoning")
+        return request
+
+    def _choose_version(self, request: base.Request, profile: ModelProfile) -> str:
+        """Return the API version: the current one, unless the model or a setting needs the one before."""
+        if profile.sampling == "no":
+            return _VERSION
+        samples = any(getattr(request.settings, name) is not None for name in _SAMPLING)
+        return _VERSION if self.is_official and not samples else _SAMPLING_VERSION

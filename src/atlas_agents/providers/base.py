@@ -34,7 +34,6 @@ _BY_STATUS: dict[int, ProviderFault] = {
     413: "context_length",
     429: "rate_limit",
     503: "overloaded",
-    504: "timeout",
     529: "overloaded",
 }
 _BY_NAME: dict[str, ProviderFault] = {
