@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 _EMPTY_TEXT: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
 Calls = list[tuple[str, str, str]]
@@ -290,6 +290,53 @@ class ResponsesEvents:
         return self.complete(*items)
 
 
+class GeminiEvents:
+    """Responses of `streamGenerateContent`: each event is a whole one, and nothing marks the end but `finishReason`."""
+
+    comment = b": keep-alive\n\n"
+    _errors: ClassVar = {"server_error": (500, "INTERNAL"), "UNAVAILABLE": (503, "UNAVAILABLE")}
+
+    def event(self, **fields: Any) -> bytes:
+        return _data({**fields, "modelVersion": "m-1", "responseId": "r-1"})
+
+    def parts(self, *parts: dict[str, Any], **candidate: Any) -> bytes:
+        return self.event(candidates=[{"content": {"role": "model", "parts": list(parts)}, "index": 0, **candidate}])
+
+    def text(self, text: str, **fields: Any) -> bytes:
+        return self.parts({"text": text, **fields})
+
+    def call(self, id: Any, name: str, arguments: str = "{}", **fields: Any) -> bytes:
+        """A call, its arguments exactly as given; what is not JSON is sent as a string."""
+        call = {"id": id, "name": name, "args": "@"} if id is not None else {"name": name, "args": "@"}
+        try:
+            json.loads(arguments)
+        except (ValueError, RecursionError):
+            arguments = json.dumps(arguments)
+        return self.parts({"functionCall": call, **fields}).replace(b'"@"', arguments.encode())
+
+    def finish(self, reason: str = "STOP", *, input: int | None = 7, output: int = 5, **candidate: Any) -> bytes:
+        """The last event, which has no content; with `input=None` it has no usage either."""
+        usage: dict[str, Any] = {"usageMetadata": {"promptTokenCount": input, "candidatesTokenCount": output}}
+        return self.event(
+            candidates=[{"finishReason": reason, "index": 0, **candidate}], **(usage if input is not None else {})
+        )
+
+    def error(self, type: str, message: str = "no luck") -> bytes:
+        code, status = self._errors.get(type, (400, type))
+        return _data({"error": {"code": code, "message": message, "status": status}})
+
+    def says(self, *texts: str) -> list[bytes]:
+        """A complete text reply."""
+        return [*map(self.text, texts), self.finish()]
+
+    def calls(self, *calls: tuple[str, str, str], says: str = "") -> list[bytes]:
+        """A complete reply with tool calls, of which the first one is signed."""
+        signed = [
+            self.call(*call, **({} if index else {"thoughtSignature": "c2ln"})) for index, call in enumerate(calls)
+        ]
+        return [*([self.text(says)] if says else []), *signed, self.finish()]
+
+
 class EventBuilder(Protocol):
     """Methods that all of these classes have."""
 
@@ -305,3 +352,4 @@ class EventBuilder(Protocol):
 o = OpenAIEvents()
 a = AnthropicEvents()
 r = ResponsesEvents()
+g = GeminiEvents()

@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from wire_setup import ANTHROPIC, OPENAI, RESPONSES, Wire
+from wire_setup import ANTHROPIC, GEMINI, OPENAI, RESPONSES, Wire
 
 from atlas_agents import ToolCall, Usage
 from atlas_agents.providers.base import Chunk, DoneChunk, OpaqueChunk, TextChunk, ThinkingChunk, ToolCallChunk
 from atlas_agents.providers.http import StreamReader
-from sse_events import a, o, r
+from sse_events import a, g, o, r
 
 PAY_BOB = '{"to":"bob","amount":5}'
 PAY_EVE = '{"to":"éve 😀","amount":-1}'
@@ -114,4 +114,21 @@ BODIES = [
         False,
     ),
     Body("Responses tool calls", RESPONSES, r.calls(*CALLS, says="Hm"), 4, 18, True),
+    Body(
+        "Gemini text and thoughts",
+        GEMINI,
+        [
+            *[
+                g.text("Hm 😀.", thought=True),
+                g.text("Hi "),
+                g.text("😀 é", thoughtSignature="c2ln"),
+                g.text("\u2028!"),
+            ],
+            *[g.text("", thoughtSignature="bW9yZQ=="), g.finish()],
+        ],
+        1,
+        6,
+        False,
+    ),
+    Body("Gemini function calls", GEMINI, g.calls(*CALLS, says="Hm"), 1, 4, True),
 ]

@@ -10,6 +10,7 @@ from atlas_agents import (
     Agent,
     AnthropicProvider,
     Atlas,
+    GeminiProvider,
     History,
     Message,
     OpenAIProvider,
@@ -33,11 +34,12 @@ from atlas_agents.core.events import (
 )
 from atlas_agents.providers.anthropic import AnthropicReader
 from atlas_agents.providers.base import Provider
+from atlas_agents.providers.gemini import GeminiReader
 from atlas_agents.providers.http import StreamReader
 from atlas_agents.providers.openai import OpenAIReader
 from atlas_agents.providers.openai_responses import ResponsesReader
 from fault_server import FaultServer, response
-from sse_events import EventBuilder, a, o, r
+from sse_events import EventBuilder, a, g, o, r
 
 TIMEOUT = 20.0
 KEY = "sk-canary-0123456789"
@@ -91,9 +93,10 @@ class Wire:
     key_header: str = "authorization"
     messages: str = "messages"
     """Field of a request's body that has the history."""
+    model: str = "m-1"
 
     def provider(self, url: str, timeouts: Timeouts | None = None, clock: Clock = SYSTEM_CLOCK) -> Provider:
-        return self.kind("m-1", base_url=url + self.path, api_key=KEY, timeouts=timeouts, clock=clock)
+        return self.kind(self.model, base_url=url + self.path, api_key=KEY, timeouts=timeouts, clock=clock)
 
     def __repr__(self) -> str:
         return self.name
@@ -334,7 +337,37 @@ def check_responses_history(body: Any) -> None:
     assert items[-1].get("type") == "function_call_output" or items[-1]["role"] == "user"
 
 
+def check_gemini_history(body: Any) -> None:
+    """Check that the next content answers every call, and that the first call of each step is signed."""
+    expected: list[tuple[str, str]] = []
+    for content in body["contents"]:
+        blocks = content["parts"]
+        assert blocks
+        answers = [block["functionResponse"] for block in blocks if "functionResponse" in block]
+        assert [(answer["id"], answer["name"]) for answer in answers] == expected
+        assert all(isinstance(answer["response"], dict) for answer in answers)
+        assert not answers or len(answers) == len(blocks)
+        calls = [block for block in blocks if "functionCall" in block]
+        assert not calls or (content["role"] == "model" and calls[0]["thoughtSignature"])
+        expected = [(call["functionCall"]["id"], call["functionCall"]["name"]) for call in calls]
+        assert len(set(expected)) == len(expected)
+        assert all(isinstance(call["functionCall"]["args"], dict) for call in calls)
+    assert expected == []
+    assert body["contents"][-1]["role"] == "user"
+
+
 OPENAI = Wire("openai", o, check_openai_history, OpenAIProvider, OpenAIReader)
 ANTHROPIC = Wire("anthropic", a, check_anthropic_history, AnthropicProvider, AnthropicReader, "", "x-api-key")
 RESPONSES = Wire("responses", r, check_responses_history, OpenAIResponsesProvider, ResponsesReader, messages="input")
-WIRES = [OPENAI, ANTHROPIC, RESPONSES]
+GEMINI = Wire(
+    "gemini",
+    g,
+    check_gemini_history,
+    GeminiProvider,
+    GeminiReader,
+    "",
+    "x-goog-api-key",
+    "contents",
+    "gemini-3.8-flash",
+)
+WIRES = [OPENAI, ANTHROPIC, RESPONSES, GEMINI]

@@ -147,9 +147,9 @@ class GeminiReader:
     def feed(self, piece: bytes) -> list[base.Chunk]:
         chunks: list[base.Chunk] = []
         for name, data in self._events.feed(piece):
-            if name == b"error":
+            if name == b"error" and not self.complete:
                 raise base.classify_error_event(http.read_plain(data))
-            if data:
+            if data and name != b"error":
                 self._handle_event(data, chunks)
         return chunks
 
@@ -200,7 +200,7 @@ class GeminiReader:
 
     def _handle_event(self, data: bytes, chunks: list[base.Chunk]) -> None:
         event = _read_response(data)
-        if event.error is not None:
+        if event.error is not None and not self.complete:
             raise base.classify_error_event({"error": event.error})
         if event.usageMetadata is not None:
             self._usage = event.usageMetadata  # a running total
