@@ -45,14 +45,19 @@ async def test_turn_over_the_token_quota_is_refused_before_the_model_call(tmp_pa
         return Atlas([Agent("a", model=model)], store=store, clock=clock)
 
     async with opened() as atlas:
-        await set_plan(atlas, tokens=1)
+        await set_plan(atlas, tokens=1000)
         await atlas.ask("first")
+        await set_plan(atlas, tokens=2)
     async with opened() as again:  # the count survives a restart
         with pytest.raises(QuotaExceeded, match="is used up"):
             await again.ask("second")
         assert len(model.requests) == 1
         assert [run.status for run in await store.runs("default", "default")] == ["done"], "it was not taken in"
         await clock.advance(32 * 86400)
+        with pytest.raises(QuotaExceeded, match="too little left"):
+            await again.ask("too small")
+        assert len(model.requests) == 1
+        await set_plan(again, tokens=1000)
         assert (await again.ask("third")).text == "Two."
     await store.close()
 

@@ -9,7 +9,7 @@ from mcp_workspace import open_atlas, scripted_entry, write_config
 
 from atlas_agents import Plan, Question, Usage
 from atlas_agents.core.aio import utc_day
-from atlas_agents.core.store import AddUsage, UsageRow
+from atlas_agents.core.store import AddUsage, RecountBudget, UsageRow
 from atlas_agents.mcp.callbacks import SampledMessage
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, says

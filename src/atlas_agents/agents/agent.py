@@ -11,7 +11,8 @@ from atlas_agents.agents.loop import run_turn
 from atlas_agents.agents.options import AgentSettings, Mode, TurnOptions, read_turn_settings
 from atlas_agents.agents.run import CallResult, session_lock
 from atlas_agents.agents.runtime import AgentRuntime
-from atlas_agents.core.errors import ConfigError, ProviderError
+from atlas_agents.core.budgets import Budget, BudgetLike, read_budgets
+from atlas_agents.core.errors import BudgetExceeded, ConfigError, ProviderError
 from atlas_agents.core.messages import Message, user
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.providers.base import Provider
@@ -49,6 +50,7 @@ class Agent:
         parallel_tools: Whether the calls of one reply run concurrently.
         max_rounds: Most model calls in one turn.
         output_retries: How often an answer that does not match the requested output type may be corrected.
+        budget: Limits of each turn such as `Budget(tokens=50_000)`; with a scope, of each session or of the agent.
         hands_off_to: Ids of agents that may take over the turn.
     """
 
@@ -80,6 +82,7 @@ class Agent:
         parallel_tools: bool = True,
         max_rounds: int = 10,
         output_retries: int = 1,
+        budget: BudgetLike | Sequence[BudgetLike] | None = None,
         hands_off_to: Sequence[str] = (),
     ) -> None:
         self._settings = AgentSettings(
@@ -98,6 +101,7 @@ class Agent:
             max_rounds=max_rounds,
             output_retries=output_retries,
             hands_off_to=tuple(hands_off_to),
+            budget=_read_agent_budgets(id, budget),
         )
         self._context = Context(*contexts, name=id, metadata=metadata, rules=rules, tools=tools)
         self._runtime: AgentRuntime | None = None
@@ -204,7 +208,7 @@ class Agent:
         )
         try:
             await run_turn(run, user(prompt) if isinstance(prompt, str) else prompt)
-        except ProviderError as error:
+        except (ProviderError, BudgetExceeded) as error:
             return CallResult([*self.messages], False, str(error))
         error = "Max iterations reached" if run.rounds_exhausted else None
         return CallResult([*self.messages], not run.rounds_exhausted, error)
@@ -240,6 +244,13 @@ def _combine_settings(
     try:
         given = ModelSettings(temperature=temperature, max_tokens=max_tokens, stop=tuple(stop))
         return read_settings(settings).merge(given)
+    except ConfigError as error:
+        raise ConfigError(f"agent {agent_id!r}: {error}") from error
+
+
+def _read_agent_budgets(agent_id: str, budget: BudgetLike | Sequence[BudgetLike] | None) -> tuple[Budget, ...]:
+    try:
+        return read_budgets(budget, ("turn", "session", "agent"))
     except ConfigError as error:
         raise ConfigError(f"agent {agent_id!r}: {error}") from error
 

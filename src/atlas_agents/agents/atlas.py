@@ -11,7 +11,7 @@ from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.history import History
 from atlas_agents.agents.hooks import Interceptor
 from atlas_agents.agents.jobs import Jobs
-from atlas_agents.agents.options import Mode, TurnOptions, WhenBusy, read_turn_settings
+from atlas_agents.agents.options import Mode, TurnOptions, WhenBusy, read_turn_budget, read_turn_settings
 from atlas_agents.agents.run import RunResult
 from atlas_agents.agents.runtime import AgentRuntime
 from atlas_agents.agents.sessions import Sessions
@@ -19,9 +19,10 @@ from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.agents.team import Strategy, check_plan
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.approvals import Answer, Decision, Question
-from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.budgets import BudgetLike, BudgetStatus, TurnIdentity, read_budgets
+from atlas_agents.core.errors import BudgetExceeded, ConfigError
 from atlas_agents.core.events import EventName
-from atlas_agents.core.messages import Conversation, Message, ToolResult, new_id
+from atlas_agents.core.messages import Conversation, Message, ToolResult, assistant, new_id
 from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import NO_CHAIN, Chain, Store, UsageRow
 from atlas_agents.core.tenancy import AgentInfo, Delegation, TeamServices, Tenancy
@@ -55,6 +56,7 @@ class Atlas:
         interceptors: Hooks that see or change messages and requests.
         tenant: Owner of all stored rows.
         limits: Limits of tool calls.
+        budgets: Limits of tokens, requests, tool calls, dollars and seconds of turns, users or the tenant.
         audit: Audit log; in the store, or in memory, by default.
         retries: Pauses in seconds before a failed tool call is retried.
         registry: Providers by id, for references such as `"openai/gpt-5.6"`.
@@ -77,6 +79,7 @@ class Atlas:
         interceptors: Sequence[Interceptor] = (),
         tenant: str = "default",
         limits: Limits | None = None,
+        budgets: BudgetLike | Sequence[BudgetLike] | None = None,
         audit: AuditLog | None = None,
         retries: Sequence[float] = (1.0, 3.0, 9.0),
         registry: Registry | None = None,
@@ -98,6 +101,7 @@ class Atlas:
             tenant=tenant,
             policy=policy,
             limits=limits,
+            budgets=read_budgets(budgets),
             audit=audit,
             store=store,
             team_services=services,
@@ -234,6 +238,7 @@ class Atlas:
         when_busy: WhenBusy = "queue",
         idempotency_key: str = "",
         settings: GivenSettings | None = None,
+        budget: BudgetLike | Sequence[BudgetLike] | None = None,
     ) -> Message:
         """Run one turn and return the answer.
 
@@ -247,6 +252,7 @@ class Atlas:
             when_busy=when_busy,
             idempotency_key=idempotency_key,
             settings=read_turn_settings(settings),
+            budget=read_turn_budget(budget),
         )
         if idempotency_key or when_busy == "interrupt":
             stream = self.start_turn(message, options, session=session, agent_id=agent_id, user=user)
@@ -271,6 +277,7 @@ class Atlas:
         idempotency_key: str = "",
         asks: bool = True,
         settings: GivenSettings | None = None,
+        budget: BudgetLike | Sequence[BudgetLike] | None = None,
         chain: Chain = NO_CHAIN,
     ) -> AtlasStream:
         """Start one turn and return its stream; `await stream.accepted()` waits until the message is accepted.
@@ -288,6 +295,7 @@ class Atlas:
             idempotency_key: Repeating a key in a stored session returns the turn that first used it.
             asks: Whether people can be asked; if not, calls that need approval are refused with an error for the model.
             settings: Model settings such as `{"effort": "high"}`, which take precedence over the agent's.
+            budget: Limits of this turn such as `Budget(tokens=20_000)`, in addition to the others that apply.
             chain: The delegation that the turn belongs to.
         """
         options = TurnOptions(
@@ -299,6 +307,7 @@ class Atlas:
             idempotency_key=idempotency_key,
             asks=asks,
             settings=read_turn_settings(settings),
+            budget=read_turn_budget(budget),
             chain=chain,
         )
         return self.start_turn(message, options, session=session, agent_id=agent_id, user=user)
@@ -417,6 +426,18 @@ class Atlas:
             raise ConfigError("usage requires a store: Atlas(store=…)")
         return await self._runtime.store.usage(self._runtime.tenant, since=since, until=until)
 
+    async def budget_status(
+        self, *, user: str = "", session: str = "default", agent_id: str | None = None
+    ) -> list[BudgetStatus]:
+        """Return what is used and left of the budgets of a user, a session, an agent and the tenant."""
+        agent = self._agents.resolve(agent_id)
+        turn = TurnIdentity("", session, agent.id, user)
+        return await self._governance.budgets.status(turn, agent.settings.budget)
+
+    def on_budget_exceeded(self, callback: Callable[[BudgetExceeded], object]) -> None:
+        """Call a function with the error whenever a turn runs out of a budget."""
+        self._governance.budgets.on_exceeded.append(callback)
+
     async def run(
         self,
         messages: str | Message | Sequence[Message],
@@ -427,6 +448,7 @@ class Atlas:
         output_retries: int | None = None,
         user: str = "",
         settings: GivenSettings | None = None,
+        budget: BudgetLike | Sequence[BudgetLike] | None = None,
     ) -> RunResult:
         """Run one turn on these messages and return everything it produced; nothing is stored."""
         past, last = runner.split_messages(messages)
@@ -435,13 +457,20 @@ class Atlas:
             output_retries=msgspec.UNSET if output_retries is None else output_retries,
             max_rounds=msgspec.UNSET if max_rounds is None else max_rounds,
             settings=read_turn_settings(settings),
+            budget=read_turn_budget(budget),
         )
         run = self._runner.create(Conversation(past), agent_id, options, user=user)
-        reply = await self._runner.run(run, last)
+        error = None
+        try:
+            reply = await self._runner.run(run, last)
+        except BudgetExceeded as exceeded:
+            reply, error = assistant(exceeded.partial), str(exceeded)
+        if run.rounds_exhausted:
+            error = "Max iterations reached"
         return RunResult(
-            success=not run.rounds_exhausted,
+            success=error is None,
             answer=reply.text,
-            error="Max iterations reached" if run.rounds_exhausted else None,
+            error=error,
             steps=tuple(run.steps),
             usage=run.usage,
             message=reply,

@@ -20,10 +20,11 @@ from atlas_agents.agents.output import Output
 from atlas_agents.agents.run import WHOLE_TURN, DuplicateRun, MessageDraft, Run, TurnPhase, session_lock
 from atlas_agents.core import events
 from atlas_agents.core.aio import finish_despite_cancel
-from atlas_agents.core.errors import BadOutput, ProviderError, failure_kind
+from atlas_agents.core.budgets import MIN_OUTPUT, ModelCall, TurnBudget
+from atlas_agents.core.errors import BadOutput, BudgetExceeded, ProviderError, failure_kind
 from atlas_agents.core.messages import Message, Opaque, approximate_tokens, user
 from atlas_agents.providers import base
-from atlas_agents.providers.failover import overhead_tokens, request_tokens
+from atlas_agents.providers.failover import TurnProvider, overhead_tokens, request_tokens
 from atlas_agents.tools.journal import Journal
 
 TurnFunction: TypeAlias = Callable[[Run], Awaitable[Message]]
@@ -112,8 +113,15 @@ async def _start(run: Run, messages: Sequence[Message]) -> None:
 
 async def _final_reply(run: Run, execute: TurnFunction) -> Message:
     """Return the answer, or the last partial reply when the rounds are exhausted."""
+    budget = await run.open_budget()
     try:
-        return await execute(run)
+        if budget is None:
+            return await execute(run)
+        async with budget.running():
+            return await execute(run)
+    except BudgetExceeded as exceeded:
+        exceeded.partial = run.text
+        raise
     except RoundsExhausted as exhausted:
         run.rounds_exhausted = True
         return exhausted.partial
@@ -159,8 +167,6 @@ async def call_model(run: Run) -> Message:
     if journal is not None and (recorded := journal.next_reply()) is not None:
         run.texts.append(recorded.text)
         return recorded
-    if journal is not None and (services := run.scope.governance.team_services) is not None:
-        await journal.read_with_retry(services.tenancy.check_tokens)
     reply = await _intercept(run, await _request_reply(run))
     if journal is not None:
         await _record_reply(run, journal, reply)
@@ -228,6 +234,62 @@ def _list_rules(rules: Sequence[Rule]) -> str:
 
 
 async def _stream_reply(run: Run, request: base.Request) -> Message:
+    """Stream a reply. With a budget, what it may use is reserved before, and what it used is settled after it."""
+    budget = run.scope.budget
+    if budget is None:
+        return await _stream(run, request)
+    run.reserved = reserved = await budget.reserve(_model_call(run, request))
+    if (lowered := reserved.max_tokens) is not None:
+        given = msgspec.structs.replace(request.settings, max_tokens=lowered)
+        request = msgspec.structs.replace(request, settings=given)
+    try:
+        reply = await _stream(run, request)
+    except BaseException as failure:
+        await _settle_failed(run, budget, sent=isinstance(failure, asyncio.CancelledError))
+        raise
+    await budget.settle(run.reserved, run.reply_usage)
+    if lowered is not None and reply.metadata.get("truncated"):
+        note = "cut off by a budget, which had no more tokens left"
+        reply = msgspec.structs.replace(reply, metadata={**reply.metadata, "budget": note})
+    return reply
+
+
+def _model_call(run: Run, request: base.Request) -> ModelCall:
+    """Describe a request for the budgets: its estimated input, its limit of output tokens and the possible models."""
+    models = run.provider.models if isinstance(run.provider, TurnProvider) else ()
+    prices = tuple([(model, run.meter.price(model)) for model in models])
+    effort = request.settings.effort
+    least = MIN_OUTPUT + (effort if isinstance(effort, int) else 0)
+    return ModelCall(request_tokens(request), request.settings.max_tokens, prices, least)
+
+
+async def _settle_failed(run: Run, budget: TurnBudget, *, sent: bool) -> None:
+    """Settle a call that did not complete; one that was cancelled had been `sent`, even if nothing came back."""
+    if run.reserved is not None:
+        await budget.settle(run.reserved, _partial_usage(run, sent))
+
+
+def _partial_usage(run: Run, sent: bool = False) -> events.Usage | None:
+    """Estimate what an attempt used that did not complete; None if it was refused before it produced anything."""
+    parts = run.draft.parts()
+    if run.reserved is None or not (parts or sent):
+        return None
+    output = approximate_tokens(Message("assistant", parts)) if parts else 0
+    return events.Usage(run.reserved.call.input_tokens, output, estimated=True)
+
+
+async def _reserve_again(run: Run, budget: TurnBudget, usage: events.Usage | None) -> None:
+    """Settle an attempt that was withdrawn, and reserve for the next one, which sends the same request."""
+    withdrawn = run.reserved
+    if withdrawn is not None:
+        usage, run.reserved = usage or _partial_usage(run), None
+        await budget.settle(withdrawn, usage)
+        limit = withdrawn.max_tokens or withdrawn.call.max_tokens
+        again = msgspec.structs.replace(withdrawn.call, max_tokens=limit, least=limit or withdrawn.call.least)
+        run.reserved = await budget.reserve(again)
+
+
+async def _stream(run: Run, request: base.Request) -> Message:
     emit, id, draft = run.emit, run.id, run.draft
     done: base.DoneChunk | None = None
     size, checked = 0, 0
@@ -245,6 +307,8 @@ async def _stream_reply(run: Run, request: base.Request) -> Message:
                 size = 0 if type(chunk) is base.ResetChunk else size + len(getattr(chunk, "text", ""))
                 if not checked <= size <= checked + _SIZE_CHECK_INTERVAL:
                     checked = _check_size(size, draft)
+                if type(chunk) is base.ResetChunk and run.scope.budget is not None:
+                    await _reserve_again(run, run.scope.budget, chunk.usage)
                 _handle_chunk(run, chunk)
     if done is None:
         raise ProviderError("the provider's stream ended before the message was complete", "incomplete")

@@ -1,9 +1,11 @@
 """Frozen settings of an agent, and the options of one turn."""
 
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
+from atlas_agents.core.budgets import Budget, BudgetLike, read_budgets
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.messages import ToolCall
 from atlas_agents.core.store import NO_CHAIN, Chain
@@ -37,6 +39,7 @@ class AgentSettings(msgspec.Struct, frozen=True):
     max_rounds: int = 10
     output_retries: int = 1
     hands_off_to: tuple[str, ...] = ()
+    budget: tuple[Budget, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.id.strip():
@@ -90,6 +93,8 @@ class TurnOptions(msgspec.Struct, frozen=True):
     """Round limit to use instead of the agent's."""
     output_retries: int | msgspec.UnsetType = msgspec.UNSET
     """How often an answer that does not match `output` may be corrected, instead of the agent's number."""
+    budget: tuple[Budget, ...] | msgspec.UnsetType = msgspec.UNSET
+    """Budgets of this turn, in addition to the others that apply."""
     when_busy: WhenBusy = "queue"
     idempotency_key: str = ""
     """A message with a key that the session has seen before is not accepted again."""
@@ -102,6 +107,13 @@ class TurnOptions(msgspec.Struct, frozen=True):
 
 
 DEFAULT_OPTIONS = TurnOptions()
+
+
+def read_turn_budget(
+    budget: BudgetLike | Sequence[BudgetLike] | None,
+) -> tuple[Budget, ...] | msgspec.UnsetType:
+    """Return the budgets of a turn as its options hold them."""
+    return msgspec.UNSET if budget is None else read_budgets(budget, ("turn",))
 
 
 def read_turn_settings(settings: GivenSettings | None) -> ModelSettings | msgspec.UnsetType:

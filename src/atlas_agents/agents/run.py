@@ -5,7 +5,7 @@ import hashlib
 import logging
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -16,6 +16,7 @@ from atlas_agents.agents.hooks import Interceptors
 from atlas_agents.agents.options import AgentSettings, TurnOptions
 from atlas_agents.agents.output import Output
 from atlas_agents.core.aio import finish_despite_cancel
+from atlas_agents.core.budgets import Reservation, TurnBudget
 from atlas_agents.core.errors import ProviderError, SessionBusy, StoreError, StoreLost, UnreadableRow, failure_kind
 from atlas_agents.core.events import Event, HandedOff, PlanStep, StreamChunk, StreamReset, Usage
 from atlas_agents.core.json import encode
@@ -33,7 +34,7 @@ from atlas_agents.core.messages import (
     tool,
 )
 from atlas_agents.core.store import AcceptRun, RunRow, RunStatus
-from atlas_agents.providers.base import Prices, Provider
+from atlas_agents.providers.base import Price, Prices, Provider
 from atlas_agents.providers.failover import ContextLimit, TurnProvider
 from atlas_agents.tools.governance import ToolScope
 from atlas_agents.tools.journal import Journal, ShuttingDown
@@ -246,6 +247,10 @@ class UsageMeter:
         self._prices = prices
         self.total = Usage()
 
+    def price(self, model: str) -> Price | None:
+        """Return the price of a model; None if it is unknown."""
+        return self._prices.find(model)
+
     def add(self, model: str, usage: Usage) -> Usage:
         """Add the usage of one model call and return it with its cost."""
         if (price := self._prices.find(model)) is not None:
@@ -266,6 +271,8 @@ class Run:
     first_step = 0
     """Number of tool calls before the current agent took over."""
     rounds_exhausted = False
+    reserved: Reservation | None = None
+    """What is reserved for the model call in progress."""
 
     def __init__(
         self,
@@ -286,6 +293,7 @@ class Run:
         meter: UsageMeter,
         options: TurnOptions,
         switch_agent: "Callable[[Run, str], None]",
+        open_budget: "Callable[[Run], Awaitable[TurnBudget | None]]",
         resumed: bool = False,
     ) -> None:
         self.id = id
@@ -314,6 +322,7 @@ class Run:
         self.texts: list[str] = []
         self.draft = MessageDraft()
         self._switch_agent = switch_agent
+        self._open_budget = open_budget
         self._call_ids: set[str] = set()
         self._unreadable_rounds = 0
 
@@ -355,10 +364,19 @@ class Run:
         return messages
 
     async def _check_quota(self) -> None:
-        """Check that the tenant's quota allows another turn; a resumed run is not checked again."""
+        """Check that quota and budgets allow another turn; a resumed run is not checked again."""
         services = self.scope.governance.team_services
         if services is not None:
             await services.tenancy.admit(self.settings.id, [each.id for each in services.agents()])
+        if self.scope.governance.budgets.budgets or self.settings.budget:
+            budget = await self._open_budget(self)
+            if budget is not None:
+                await budget.check()
+
+    async def open_budget(self) -> TurnBudget | None:
+        """Return the budgets that apply to this turn; None if nothing limits it."""
+        self.scope.budget = await self._open_budget(self)
+        return self.scope.budget
 
     def _accept_write(self, message: Message, messages: Sequence[Message]) -> AcceptRun:
         options, schema = self.options, self.output.schema if self.output else None

@@ -33,7 +33,7 @@ from atlas_agents.core.errors import (
 from atlas_agents.core.events import Event
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Conversation, Message, ToolCall, ToolResult, approximate_tokens, user
-from atlas_agents.core.store import OPEN, AddJournal, ClaimRun, RunRow, SetRun, StopRun, Store
+from atlas_agents.core.store import OPEN, AddJournal, ClaimRun, ReleaseBudgets, RunRow, SetRun, StopRun, Store
 from atlas_agents.core.text import wire_name
 from atlas_agents.dispatch.base import Dispatcher, OnEvent
 from atlas_agents.tools.journal import EndRecord, is_loaded, read_end_record
@@ -393,7 +393,8 @@ class TurnRunner:
     async def _fail(self, row: RunRow, error: str, kind: str = "") -> None:
         epoch = row.epoch + 1
         ended = AddJournal(row.id, epoch, "ended", "", encode(EndRecord("failed", error, kind=kind)))
-        await self._store.commit(row.tenant, [ClaimRun(row.id), ended, SetRun(row.id, epoch, "failed", error)])
+        failed = SetRun(row.id, epoch, "failed", error)
+        await self._store.commit(row.tenant, [ClaimRun(row.id), ended, failed, ReleaseBudgets(row.id, ended=True)])
 
     async def _resume_session(self, session: str) -> None:
         """Resume unfinished turns of a session before its first new turn in this process."""

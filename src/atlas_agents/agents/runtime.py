@@ -12,15 +12,25 @@ from atlas_agents.agents.hooks import Interceptor, Interceptors, Subscribers
 from atlas_agents.agents.options import DEFAULT_OPTIONS, WHEN_BUSY, AgentSettings, TurnOptions
 from atlas_agents.agents.output import Output
 from atlas_agents.agents.plan import plan_tool
-from atlas_agents.agents.run import HAND_OFF, Run, SessionLock, UsageMeter, session_lock
+from atlas_agents.agents.run import HAND_OFF, Run, SessionLock, UsageMeter, decode_options, session_lock
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.approvals import Answer, Question
+from atlas_agents.core.budgets import (
+    Budget,
+    BudgetBook,
+    MemoryBudgets,
+    TokenPlan,
+    TurnBudget,
+    TurnIdentity,
+    inherit_limits,
+    outer_turn,
+)
 from atlas_agents.core.errors import ConfigError, NotFound
 from atlas_agents.core.events import Event, MessageStored
 from atlas_agents.core.messages import Conversation, Message, new_id
 from atlas_agents.core.paths import Environment
-from atlas_agents.core.store import RunRow, Store
-from atlas_agents.core.tenancy import TeamServices
+from atlas_agents.core.store import BudgetLimit, RunRow, Store
+from atlas_agents.core.tenancy import UNLIMITED, TeamServices
 from atlas_agents.providers.base import Price, Prices, Provider, collect_keys
 from atlas_agents.providers.failover import Failover, Route
 from atlas_agents.providers.react import React
@@ -76,6 +86,7 @@ class AgentRuntime:
         tenant: str = "default",
         policy: Policy | None = None,
         limits: Limits | None = None,
+        budgets: tuple[Budget, ...] = (),
         audit: AuditLog | None = None,
         store: Store | None = None,
         team_services: TeamServices | None = None,
@@ -103,6 +114,7 @@ class AgentRuntime:
             limiter=Limiter(limits or Limits(), clock, StoreCounter(store) if store else None),
             audit=MemoryAudit() if audit is None else audit,
             redactor=Redactor(),
+            budgets=BudgetBook(budgets, store or MemoryBudgets(), tenant, clock),
             policy=policy,
             retries=tuple(retries),
             team_services=team_services,
@@ -170,8 +182,45 @@ class AgentRuntime:
             meter=meter,
             options=options,
             switch_agent=self._switch_agent,
+            open_budget=self._open_budget,
             resumed=row is not None,
         )
+
+    async def _open_budget(self, run: Run) -> TurnBudget | None:
+        """Return the budgets of a turn; None if nothing limits it."""
+        book, journal, options = self.governance.budgets, run.journal, run.options
+        services, own = self.governance.team_services, self._budgets_of(run.settings, options)
+        plan = UNLIMITED
+        if services is not None:
+            read = services.tenancy.plan
+            plan = await (read() if journal is None else journal.read_with_retry(read))
+        root = options.chain.root
+        if plan.tokens is None and not (book.budgets or own or root or outer_turn.get()):
+            return None
+        turn = TurnIdentity(run.id, run.conversation.id, run.settings.id, run.scope.actor.user)
+        budget = book.open_turn(
+            turn,
+            own,
+            plan=TokenPlan(plan.name, plan.tokens) if plan.tokens is not None else None,
+            inherited=await self._limits_of_root(root) if root and root != run.id else (),
+            commit=journal.commit if journal is not None else None,
+        )
+        if journal is not None:
+            journal.budget = budget
+        return budget
+
+    @staticmethod
+    def _budgets_of(settings: AgentSettings, options: TurnOptions) -> tuple[Budget, ...]:
+        return settings.budget if options.budget is msgspec.UNSET else (*settings.budget, *options.budget)
+
+    async def _limits_of_root(self, root: str) -> list[BudgetLimit]:
+        """Return the limits of the turn that started a delegation: all that follows from it counts, too."""
+        row = await self.store.run(self.tenant, root) if self.store is not None else None
+        if row is None:
+            return []
+        agent, options = self.find_agent(row.agent_id), decode_options(row)
+        found = self._budgets_of(agent.settings, options) if agent is not None else options.budget or ()
+        return inherit_limits(root, (*self.governance.budgets.budgets, *found))
 
     def _switch_agent(self, run: Run, agent_id: str) -> None:
         """Continue a run with the prompt, model, tools and role of another agent."""
@@ -179,6 +228,8 @@ class AgentRuntime:
         if agent is None or agent_id == run.settings.id:
             return
         settings, context = _with_model_settings(agent.settings, run.options), agent.context
+        if run.scope.budget is not None:
+            run.scope.budget.switch_agent(agent_id, run.settings.budget, settings.budget)
         run.settings, run.context, run.inherited_messages = settings, context, context.messages
         run.provider = self._failover_for(agent, settings).for_turn(self.clock)
         others = settings.hands_off_to if run.handoffs + 1 < MAX_HANDOFFS else ()

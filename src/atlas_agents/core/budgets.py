@@ -33,7 +33,7 @@ _FACTORS = (1, 1, 1, 100_000_000, 1000)
 _MICROCENTS = _FACTORS[3]
 DEFAULT_OUTPUT = 32_768
 """Output tokens to reserve for a model whose limit is unknown."""
-_LEAST_OUTPUT = 16
+MIN_OUTPUT = 16
 """A model call that could not answer more tokens than this is not made."""
 _ENOUGH_OUTPUT = 2048
 """While other turns hold reservations, a call that would get fewer output tokens waits for them."""
@@ -259,6 +259,15 @@ class MemoryBudgets:
         rows[run_id] = add_amounts(rows.get(run_id, NOTHING), amounts, times)
 
 
+def inherit_limits(run_id: str, budgets: Sequence[Budget]) -> list[BudgetLimit]:
+    """Return the limits of a turn that also hold for those that it delegates. Its time is not theirs."""
+    found: tuple[int | None, ...] | None = None
+    for budget in budgets:
+        if budget.scope == "turn":
+            found = _lowest(found, (*budget.limits[:4], None))
+    return [BudgetLimit(f"turn/{run_id}", "", found)] if found else []
+
+
 # Turns
 
 
@@ -280,7 +289,7 @@ class ModelCall(msgspec.Struct, frozen=True):
     input_tokens: int
     max_tokens: int | None = None
     models: tuple[tuple[str, HasCost | None], ...] = ()
-    least: int = _LEAST_OUTPUT
+    least: int = MIN_OUTPUT
 
 
 class Reservation(msgspec.Struct, frozen=True):
@@ -332,7 +341,7 @@ class BudgetStatus(msgspec.Struct, frozen=True):
         return max(0.0, self.limit - self.used - self.reserved)
 
 
-_turn: ContextVar["TurnBudget | None"] = ContextVar("atlas_turn_budget", default=None)
+outer_turn: ContextVar["TurnBudget | None"] = ContextVar("atlas_turn_budget", default=None)
 """The budget of the turn whose tool is running."""
 
 
@@ -362,7 +371,7 @@ class BudgetBook:
         `inherited` are the limits of the turn that delegated this one. With `commit`, the turn has a journal, and what
         it settles is committed with the journal's next step.
         """
-        outer = _turn.get()
+        outer = outer_turn.get()
         budgets = (*self.budgets, *budgets)
         if not budgets and plan is None and not inherited and (outer is None or not outer.is_shared):
             return None
@@ -497,6 +506,18 @@ class TurnBudget:
             self._limits = today, tuple([BudgetLimit(*where, limits) for where, limits in found.items()])
         return self._limits[1]
 
+    async def check(self) -> None:
+        """Raise BudgetExceeded if a budget is used up already, before the turn is accepted."""
+        for budget in self.limits():
+            if budget.key.startswith("turn/") and budget not in self._inherited:
+                continue
+            rows = await self._book.counts.budget_rows(self._book.tenant, budget.key, budget.period)
+            used = BudgetCount.read(rows, "").used
+            for measure, limit in enumerate(budget.limits):
+                if limit is not None and used[measure] >= limit and MEASURES[measure] != "tool_calls":
+                    refusal = BudgetUnavailable(budget.key, budget.period, measure, used[measure], pending=False)
+                    raise self.exceeded(refusal)
+
     # Model calls
 
     async def reserve(self, call: ModelCall) -> Reservation:
@@ -584,11 +605,13 @@ class TurnBudget:
         self.committed(settled)
         return write.most if granted is None else granted
 
-    async def settle(self, reservation: Reservation, usage: Usage | None) -> None:
-        """Replace a reservation by what the call used; None if nothing was sent.
+    async def settle(self, reservation: Reservation | None, usage: Usage | None) -> None:
+        """Replace a reservation, if there was one, by what the call used; None if nothing was sent.
 
         With a journal, it is committed with the next step, otherwise at once.
         """
+        if reservation is None:
+            reservation = Reservation(ModelCall(0), self.limits(), NOTHING)
         used: Amounts = NOTHING
         if usage is not None:
             self._book.learn_input(reservation.call, usage)
@@ -682,15 +705,14 @@ class TurnBudget:
         resets_at = next_period(per, self._book.clock.time())
         scope, _, subject = refusal.key.partition("/")
         plan = self._plan
+        amount, spent = format_amount(measure, limit), format_amount(measure, used)
         if plan is not None and (scope, per, measure, plan.tokens) == (TENANT, "month", "tokens", limit):
-            text = (
-                f"the monthly quota of {plan.tokens:,} tokens of the plan {plan.name} is used up ({int(used):,} used)"
-            )
+            text = f"the monthly quota of {amount} of the plan {plan.name}"
         else:
             whose = f" of {scope} {subject!r}" if subject and scope != "turn" else f" of the {scope}"
-            period = f" per {per}" if per else ""
-            amount, spent = format_amount(measure, limit), format_amount(measure, used)
-            text = f"the budget{whose} of {amount}{period} is used up ({spent} used)"
+            text = f"the budget{whose} of {amount}" + (f" per {per}" if per else "")
+        text += " is used up" if used >= limit else " has too little left for the next step"
+        text += f" ({spent.split()[0]} used)"
         if resets_at is not None:
             text += f"; it starts again at {datetime.fromtimestamp(resets_at, UTC):%Y-%m-%dT%H:%M}Z"
         return BudgetExceeded(text, scope=scope, measure=measure, limit=limit, used=used, resets_at=resets_at)
@@ -701,7 +723,7 @@ class TurnBudget:
     async def running(self) -> AsyncGenerator[None, None]:
         """Count the time of the turn; when none is left, cancel it and raise BudgetExceeded."""
         task = cast("asyncio.Task[Any]", asyncio.current_task())
-        token = _turn.set(self)
+        token = outer_turn.set(self)
         timer = _TurnTimer(self, task)
         try:
             await timer.start()
@@ -712,7 +734,7 @@ class TurnBudget:
             raise timer.failure from None
         finally:
             timer.stop()
-            _turn.reset(token)
+            outer_turn.reset(token)
             self._settled += [*self._settle_time(final=True), store.ReleaseBudgets(self._turn.run_id, ended=True)]
             if not self._journaled:
                 await finish_despite_cancel(self._flush())

@@ -8,7 +8,7 @@ import msgspec
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, utc_day
 from atlas_agents.core.errors import ConfigError, QuotaExceeded
 from atlas_agents.core.json import encode
-from atlas_agents.core.store import DropRecord, PutRecord, RecordKind, Store
+from atlas_agents.core.store import DropRecord, PutRecord, RecordKind, RecountBudget, Store
 
 UserStatus: TypeAlias = Literal["active", "invited", "suspended"]
 T = TypeVar("T", bound=msgspec.Struct)
@@ -96,7 +96,8 @@ class Tenancy:
         """Create or replace a plan."""
         if plan.name == UNLIMITED.name:
             raise ConfigError("the name 'unlimited' is reserved for the plan without limits; choose another name")
-        await self._store.commit(self.tenant, [PutRecord("plan", plan.name, encode(plan))])
+        recount = RecountBudget(self._month)
+        await self._store.commit(self.tenant, [PutRecord("plan", plan.name, encode(plan)), recount])
         self._plan = None
         return plan
 
@@ -106,7 +107,8 @@ class Tenancy:
         if name not in existing:
             raise ConfigError(f"unknown plan {name!r}; known plans: {', '.join(existing)}")
         updated = msgspec.structs.replace(await self.about(), plan=name)
-        await self._store.commit(self.tenant, [PutRecord("tenant", "", encode(updated))])
+        recount = RecountBudget(self._month)
+        await self._store.commit(self.tenant, [PutRecord("tenant", "", encode(updated)), recount])
         self._plan = None
         return updated
 
@@ -126,8 +128,10 @@ class Tenancy:
 
     async def used(self) -> PlanUsage:
         """Return how much of the plan is used: tokens of this month, bytes, users."""
-        tokens, storage = await self._tokens_this_month(), await self._store.storage_bytes(self.tenant)
-        return PlanUsage(tokens, storage, len(await self.users()))
+        month = self._month
+        summed = await self._store.tokens(self.tenant, f"{month}-01", f"{month}-99")
+        tokens = max(summed, await self._counted_tokens() or 0)
+        return PlanUsage(tokens, await self._store.storage_bytes(self.tenant), len(await self.users()))
 
     async def admit(self, agent_id: str, agents: Sequence[str]) -> None:
         """Check that this agent may take another turn. Raises QuotaExceeded if the plan does not allow it."""
@@ -141,16 +145,25 @@ class Tenancy:
         await self.check_tokens()
 
     async def check_tokens(self) -> None:
-        """Check the token quota before a model call. Raises QuotaExceeded if this month's tokens are used up."""
+        """Check the token quota before a turn. Raises QuotaExceeded if this month's tokens are used up."""
         plan = await self.plan()
-        if plan.tokens is not None and (used := await self._tokens_this_month()) >= plan.tokens:
+        if plan.tokens is None:
+            return
+        used = await self._counted_tokens()
+        used = (await self.used()).tokens if used is None else used
+        if used >= plan.tokens:
             raise QuotaExceeded(
                 f"the monthly quota of {plan.tokens:,} tokens of the plan {plan.name} is used up ({used:,} used)"
             )
 
-    async def _tokens_this_month(self) -> int:
-        month = utc_day(self._clock.time())[:8]
-        return await self._store.tokens(self.tenant, f"{month}01", f"{month}99")
+    @property
+    def _month(self) -> str:
+        return utc_day(self._clock.time())[:7]
+
+    async def _counted_tokens(self) -> int | None:
+        """Return the tokens that were counted against this month's quota; None if none were."""
+        rows = await self._store.budget_rows(self.tenant, "tenant", self._month)
+        return next((row.tokens for row in rows if not row.run_id), None)
 
     async def _stored_bytes(self) -> int:
         now = self._clock.monotonic()

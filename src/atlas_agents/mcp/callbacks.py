@@ -15,7 +15,7 @@ from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, utc_day
 from atlas_agents.core.approvals import Choice, Field, Filled, Form, Kind
 from atlas_agents.core.errors import AtlasError, BadTool, ConfigError, QuotaExceeded
 from atlas_agents.core.events import Usage
-from atlas_agents.core.messages import Message, Text, assistant, user
+from atlas_agents.core.messages import Message, Text, approximate_tokens, assistant, user
 from atlas_agents.providers.base import DoneChunk, Request, TextChunk, complete
 from atlas_agents.providers.failover import Route
 from atlas_agents.providers.settings import ModelSettings
@@ -232,7 +232,8 @@ class Sampling:
         self._remaining -= max_tokens  # reserved until the real usage is known
         used = max_tokens
         try:
-            await caller.check_budget()
+            tokens = sum(approximate_tokens(_message(each)) for each in params.messages)
+            await caller.check_budget(tokens + max_tokens)
             sampled = await self._sample_model(
                 [_message(each) for each in params.messages], params.system_prompt or "", max_tokens
             )

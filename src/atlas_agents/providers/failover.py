@@ -228,6 +228,11 @@ class TurnProvider:
         """How much each of the models can be sent."""
         return self._pool.limits
 
+    @property
+    def models(self) -> list[str]:
+        """The names of the models, any of which may answer."""
+        return [route.model or getattr(route.provider, "model", None) or route.label for route in self._pool.routes]
+
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         tried: set[int] = set()
         failures: list[str] = []
@@ -259,12 +264,14 @@ class TurnProvider:
         if route.model:
             request = msgspec.structs.replace(request, model=route.model)
         streamed = done = False
+        withdrawn: Usage | None = None
         size = 0
         try:
             async with aclosing(route.provider.stream(request)) as chunks:
                 async for chunk in chunks:
                     if type(chunk) is DoneChunk:
                         if others and chunk.stop_reason == "refusal" and self._pool.policy.on_refusal == "failover":
+                            withdrawn = chunk.usage
                             raise _ModelRefused("the model refused to answer", "quota")
                         done = True
                         self._pool.limits[index].record_success(self._tokens, chunk.usage)
@@ -277,8 +284,8 @@ class TurnProvider:
             self._pool.record_success(index)
         except ProviderError as error:
             self._failure = error
-            if streamed:
-                yield ResetChunk(attempt)
+            if streamed or withdrawn is not None:
+                yield ResetChunk(attempt, withdrawn)
 
     async def _should_retry(self, index: int, error: ProviderError, retry: int, tried: set[int]) -> bool:
         """Wait and return True to retry the same provider, False to move on; raise if neither helps."""

@@ -30,6 +30,10 @@ async def _reject_usage(model: str, usage: Usage) -> None:
     raise BadTool("cannot record token usage from a worker process: make the tool async")
 
 
+async def _reject_reservation(tokens: int) -> None:
+    raise BadTool("cannot reserve tokens from a worker process: make the tool async")
+
+
 async def _reject_form(form: Form) -> Filled:
     raise BadTool("cannot show a form from a worker process: make the tool async")
 
@@ -49,8 +53,9 @@ class ToolContext:
     """
 
     __slots__ = (
-        *("_ask", "_mark", "_note", "_report", "_spend", "_writes", "agent", "approved", "call_id", "chain"),
-        *("conversation", "idempotency_key", "metadata", "team_services", "run_id", "tenant_id", "untrusted", "user"),
+        *("_ask", "_mark", "_note", "_report", "_reserve", "_spend", "_writes", "agent", "approved", "call_id"),
+        *("chain", "conversation", "idempotency_key", "metadata", "team_services", "run_id", "tenant_id"),
+        *("untrusted", "user"),
     )
 
     def __init__(
@@ -70,6 +75,7 @@ class ToolContext:
         mark: Callable[[str], object] = _reject_source,
         ask: Callable[[Form], Awaitable[Filled]] = _reject_form,
         spend: Callable[[str, Usage], Awaitable[None]] = _reject_usage,
+        reserve: Callable[[int], Awaitable[None]] = _reject_reservation,
         chain: Chain = NO_CHAIN,
         team_services: TeamServices | None = None,
         writes: list[Write] | None = None,
@@ -91,6 +97,7 @@ class ToolContext:
         self._mark = mark
         self._ask = ask
         self._spend = spend
+        self._reserve = reserve
         self._writes = writes
 
     def progress(self, message: str) -> None:
@@ -112,10 +119,9 @@ class ToolContext:
         """
         return await self._ask(form)
 
-    async def check_budget(self) -> None:
-        """Raise QuotaExceeded if the tenant's tokens are used up. Call it before calling a model."""
-        if self.team_services is not None:
-            await self.team_services.tenancy.check_tokens()
+    async def check_budget(self, tokens: int = 1) -> None:
+        """Reserve tokens for a call of a model; `spend` settles them. Raises QuotaExceeded if too few are left."""
+        await self._reserve(tokens)
 
     async def spend(self, model: str, usage: Usage) -> None:
         """Record the token usage of a model that this call used, for the turn, the session and the tenant."""

@@ -14,8 +14,19 @@ from typing import Any, TypeAlias, cast
 import msgspec
 
 from atlas_agents.core.aio import Alarm, BackgroundTasks, run_in_thread
-from atlas_agents.core.errors import DailyLimitExceeded, OutcomeUnknown, ToolFailed, ToolFault, ToolTimeout, Transient
-from atlas_agents.core.store import Reserve
+from atlas_agents.core.budgets import TurnBudget
+from atlas_agents.core.errors import (
+    BudgetExceeded,
+    BudgetUnavailable,
+    DailyLimitExceeded,
+    LimitExceeded,
+    OutcomeUnknown,
+    ToolFailed,
+    ToolFault,
+    ToolTimeout,
+    Transient,
+)
+from atlas_agents.core.store import Reserve, ReserveBudget
 from atlas_agents.core.text import clean
 from atlas_agents.tools.checks import recheck
 from atlas_agents.tools.context import ToolContext
@@ -154,6 +165,8 @@ class Attempt:
             await limiter.tick_limiter.acquire(actor.agent_id)
         await self._acquire_slots()
         await recheck(self._approved, self._scope)
+        if self._scope.budget is not None:
+            await self._check_budget(self._scope.budget)
         if self._scope.journal is not None:
             await self._record_intent(self._scope.journal)
         elif limiter.has_daily_limit:
@@ -163,14 +176,30 @@ class Attempt:
     async def _record_intent(self, journal: Journal) -> None:
         """Record the intent and count the call against the daily limit, then check again, because that took time."""
         limiter, actor = self._scope.governance.limiter, self._scope.actor
-        reserve = (
-            Reserve(actor.agent_id, limiter.today(), limiter.limits.per_day or 0) if limiter.has_daily_limit else None
-        )
+        counts: list[Reserve | ReserveBudget] = []
+        if limiter.has_daily_limit:
+            counts.append(Reserve(actor.agent_id, limiter.today(), limiter.limits.per_day or 0))
+        budget = self._scope.budget
+        if budget is not None and (count := budget.tool_call_write()) is not None:
+            counts.append(count)
         try:
-            await journal.record_intent(self._approved.call, reserve)
+            await journal.record_intent(self._approved.call, *counts)
         except DailyLimitExceeded:
             raise limiter.daily_limit_error() from None
+        except BudgetUnavailable as refusal:
+            raise LimitExceeded(_budget_text(budget.exceeded(refusal) if budget else refusal)) from None
         await recheck(self._approved, self._scope)
+
+    async def _check_budget(self, budget: TurnBudget) -> None:
+        """Count the call against budgets that are not counted together with its intent."""
+        try:
+            if budget.exhausted is not None:
+                raise budget.exhausted
+            await budget.count_outer_tool_call()
+            if self._scope.journal is None:
+                await budget.count_tool_call()
+        except BudgetExceeded as exceeded:
+            raise LimitExceeded(_budget_text(exceeded)) from None
 
     async def _count_call(self) -> None:
         """Count the call against the daily limit, unless the second check rejects it."""
@@ -256,6 +285,10 @@ class Attempt:
             return await result if inspect.isawaitable(result) else result
         function = partial(tool.function, *positional) if positional else tool.function
         return await self._scope.governance.workers.run(function, named, report=context.progress)
+
+
+def _budget_text(error: Exception) -> str:
+    return f"Nothing was run: {error}."
 
 
 class Diagnosis(msgspec.Struct, frozen=True):

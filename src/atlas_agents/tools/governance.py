@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from atlas_agents.core.aio import BackgroundTasks, Clock
+from atlas_agents.core.budgets import BudgetBook, TurnBudget
 from atlas_agents.core.events import Event, Usage
 from atlas_agents.core.messages import Conversation, Message, ToolCall
 from atlas_agents.core.metadata import Metadata
@@ -34,6 +35,7 @@ class Governance(msgspec.Struct, kw_only=True, eq=False):
     limiter: Limiter
     audit: AuditLog
     redactor: Redactor
+    budgets: BudgetBook
     policy: Policy | None = None
     retries: tuple[float, ...] = (1.0, 3.0, 9.0)
     team_services: TeamServices | None = None
@@ -85,9 +87,9 @@ class ToolScope:
     """
 
     __slots__ = (
-        *("_inherited", "_scanned", "_untrusted"),
-        *("_visible", "_visible_under", "actor", "agent", "asks", "chain", "conversation", "count_usage", "durations"),
-        *("emit", "governance", "journal", "metadata", "repeats", "run_id", "slots", "tools"),
+        *("_inherited", "_scanned", "_untrusted", "_visible", "_visible_under", "actor", "agent", "asks"),
+        *("budget", "chain", "conversation", "count_usage", "durations", "emit", "governance", "journal"),
+        *("metadata", "repeats", "run_id", "slots", "tools"),
     )
 
     def __init__(
@@ -108,6 +110,8 @@ class ToolScope:
         inherited: Sequence[Message] = (),
     ) -> None:
         self.journal = journal
+        self.budget: TurnBudget | None = None
+        """The budgets of the turn, once it runs; None if nothing limits it."""
         self._inherited = inherited
         self._scanned = 0
         self._untrusted: dict[str, None] = {}

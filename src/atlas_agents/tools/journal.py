@@ -18,6 +18,7 @@ from atlas_agents.core import errors
 from atlas_agents.core import store as records
 from atlas_agents.core.aio import SYSTEM_CLOCK, Alarm, BackgroundTasks, Clock, TimeSlices, utc_day
 from atlas_agents.core.approvals import Answer, Question
+from atlas_agents.core.budgets import TurnBudget
 from atlas_agents.core.events import Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Conversation, Message, Text, Thinking, ToolCall, ToolResult
@@ -342,6 +343,9 @@ class Journal:
     durable when the call returns; writes are retried for as long as the store is unavailable.
     """
 
+    budget: TurnBudget | None = None
+    """Settles what the run used with the next step."""
+
     def __init__(
         self,
         store: records.Store,
@@ -492,6 +496,7 @@ class Journal:
         except errors.UnreadableRow as error:  # claim the run all the same, to record that it failed
             unreadable = error
         writes: list[records.Write] = [records.ClaimRun(self._run_id), records.SetRun(self._run_id, epoch, "running")]
+        writes.append(records.ReleaseBudgets(self._run_id))
         if first:
             writes += self._message_writes(self._first_messages)
             step = self._accepted_step(epoch)
@@ -619,10 +624,14 @@ class Journal:
             records.UsageRow(utc_day(self._clock.time()), self._session, agent_id, model, *tokens, cost, turns)
         )
 
-    async def record_intent(self, call: ToolCall, reserve: records.Reserve | None = None) -> None:
-        """Record that a call is about to act, and count it against the daily limit in the same transaction."""
+    async def record_intent(self, call: ToolCall, *counts: records.Reserve | records.ReserveBudget) -> None:
+        """Record that a call is about to act, and count it against its limits in the same transaction."""
         if call.id not in self._intents:
-            await self._write_step("intent", call.id, encode(call), *([reserve] if reserve else ()))
+            await self._write_step("intent", call.id, encode(call), *counts)
+
+    async def commit(self, writes: Sequence[records.Write]) -> list[Any]:
+        """Commit writes that are no step, retrying while the store is unavailable."""
+        return await self._committer.commit(self._tenant, writes)
 
     async def record_outcome(self, call: ToolCall, result: ToolResult, entry: AuditEntry, *more: records.Write) -> None:
         """Record a call's result, its audit row and further writes in one transaction."""
@@ -655,12 +664,17 @@ class Journal:
 
     async def _write_step(self, kind: records.JournalKind, key: str, payload: bytes, *more: records.Write) -> None:
         pending, self._pending = self._pending, []  # messages added during the commit go with the next step
+        settled = self.budget.take_settled() if self.budget is not None else []
         step = records.AddJournal(self._run_id, self._epoch, kind, key, payload)
         try:
-            await self._committer.commit(self._tenant, [*self._message_writes(pending), step, *more], step)
+            await self._committer.commit(self._tenant, [*self._message_writes(pending), step, *settled, *more], step)
         except BaseException:
             self._pending[:0] = pending
+            if self.budget is not None:
+                self.budget.put_back(settled)
             raise
+        if self.budget is not None:
+            self.budget.committed(settled)
         self.leave_quarantine()
         self._notify_stored(pending)
 

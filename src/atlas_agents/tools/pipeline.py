@@ -16,6 +16,7 @@ import msgspec
 from atlas_agents.core.aio import finish_despite_cancel
 from atlas_agents.core.aio import invoke as call_user
 from atlas_agents.core.approvals import Filled, Form
+from atlas_agents.core.budgets import ModelCall, Reservation
 from atlas_agents.core.errors import DailyLimitExceeded, Declined, ToolFault, ToolTimeout
 from atlas_agents.core.events import ToolAnswered, ToolCalled, ToolProgress, Usage
 from atlas_agents.core.messages import ToolCall, ToolResult
@@ -148,7 +149,7 @@ class ToolCallExecution:
     __slots__ = (
         *("_attempt", "_cancelled", "_decision", "_done", "_duration", "_elicitation", "_error", "_failure", "_notes"),
         *("_recorded", "_refused", "_scope", "_source", "_started", "_tainted_by", "_untouched", "_usage", "_waiter"),
-        *("_progress", "_writes", "result"),
+        *("_progress", "_reservations", "_writes", "result"),
     )
 
     def __init__(self, decision: Approved | Rejected, scope: ToolScope) -> None:
@@ -158,6 +159,7 @@ class ToolCallExecution:
         self._attempt: Attempt | None = None
         self._elicitation: ToolElicitation | None = None
         self._usage: list[dict[str, Any]] = []
+        self._reservations: list[Reservation] = []
         self._error: Exception | None = (
             decision.error if isinstance(decision, Rejected) else self._check_repeats(decision)
         )
@@ -254,6 +256,8 @@ class ToolCallExecution:
         try:
             if self._elicitation is not None:
                 await self._elicitation.close()
+            while self._reservations and self._scope.budget is not None:
+                await self._scope.budget.settle(self._reservations.pop(), None)
             self._emit_progress(self._progress.flush())
             result = self.result or await self._query_unknown(self._to_result(value, error))
             self._recorded = result = await self._record(self._with_source(result, error))
@@ -457,6 +461,7 @@ class ToolCallExecution:
             mark=self._mark_untrusted,
             ask=self._ask,
             spend=self._add_usage,
+            reserve=self._reserve_tokens,
             user=scope.actor.user,
             chain=scope.chain,
             team_services=scope.governance.team_services,
@@ -472,10 +477,16 @@ class ToolCallExecution:
             self._elicitation = ToolElicitation(self._decision.call, self._scope, self)
         return await self._elicitation.ask(form)
 
+    async def _reserve_tokens(self, tokens: int) -> None:
+        if self._scope.budget is not None:
+            self._reservations.append(await self._scope.budget.reserve(ModelCall(tokens, 1, least=0)))
+
     async def _add_usage(self, model: str, usage: Usage) -> None:
         """Count the tokens of a model that the tool called, whether or not the call succeeds."""
         scope = self._scope
         usage = scope.count_usage(model, usage)
+        if scope.budget is not None:
+            await scope.budget.settle(self._reservations.pop() if self._reservations else None, usage)
         cost = {"cost": round(usage.cost, 8)} if usage.cost is not None else {}
         self._usage.append({"model": model, "input": usage.input_tokens, "output": usage.output_tokens, **cost})
         if scope.journal is not None:
