@@ -42,6 +42,8 @@ def test_anthropic_gets_the_images_after_the_text() -> None:
     ]
 
 
-def test_openai_gets_a_note_for_each_image() -> None:
-    body = msgspec.json.decode(openai.encode_request(request(RESULT), "m", official=True))
-    assert msgspec.json.decode(body["messages"][-1]["content"]) == NOTED
+def test_openai_gets_a_note_for_each_image_and_the_images_in_a_user_message() -> None:
+    body = msgspec.json.decode(openai.encode_request(request(RESULT), "m"))
+    *_, results, images = body["messages"]
+    assert msgspec.json.decode(results["content"]) == NOTED
+    assert [part["type"] for part in images["content"]] == ["text", "image_url", "image_url"]

@@ -47,7 +47,7 @@ PUBLIC = [
 @pytest.mark.parametrize("url", LOCAL)
 def test_local_url_is_not_passed_to_a_provider(url: str) -> None:
     message = user("Look:", Image("image/png", url=url), File("a.pdf", "application/pdf", url=url))
-    for body in (to_openai(Request([message]), "m", official=True), to_anthropic(Request([message]), "m")):
+    for body in (to_openai(Request([message]), "m"), to_anthropic(Request([message]), "m")):
         assert url.encode() not in body
         assert b"[omitted: content at a non-public address]" in body
     assert not is_public_url(url)
@@ -56,7 +56,7 @@ def test_local_url_is_not_passed_to_a_provider(url: str) -> None:
 @pytest.mark.parametrize("url", PUBLIC)
 def test_public_url_is_passed_to_the_provider(url: str) -> None:
     message = Message("user", (Text("Look:"), Image("image/png", url=url)))
-    for body in (to_openai(Request([message]), "m", official=True), to_anthropic(Request([message]), "m")):
+    for body in (to_openai(Request([message]), "m"), to_anthropic(Request([message]), "m")):
         assert url in body.decode()
 
 

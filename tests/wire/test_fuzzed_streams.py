@@ -157,7 +157,7 @@ def check(body: Body, pieces: Sequence[bytes]) -> None:
     assert Message.from_json(message.to_json()).parts == parts
     answers = tool_message(*(ToolResult(call.id, "ok", "done") for call in message.tool_calls))
     request = Request([user("Hi"), message, *([answers] if answers.parts else []), user("Go on")])
-    json.loads(openai.encode_request(request, "m-1", official=False))
+    json.loads(openai.encode_request(request, "m-1"))
     json.loads(anthropic.encode_request(request, "m-1"))
 
 
