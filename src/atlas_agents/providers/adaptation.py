@@ -190,8 +190,9 @@ class Adaptation:
             self._warn(model, FORCED_TOOL, "the model cannot be forced to call a tool")
         if refused - request.without:
             changes["without"] = request.without | refused
-        if settings.effort is not None and (changed := resolve_effort(settings, profile).changed):
-            self._warn(model, "effort", changed)
+        if settings.effort is not None and (effort := resolve_effort(settings, profile)).changed:
+            is_sent = effort.level is not None or effort.budget is not None
+            self._warn(model, "effort", effort.changed, "adjusted" if is_sent else "not sent")
         adapted = msgspec.structs.replace(request, **changes) if changes else request
         if adapted.output is None:
             return adapted
@@ -207,7 +208,7 @@ class Adaptation:
         return msgspec.structs.replace(request, settings=_without(request.settings, dropped)) if dropped else request
 
     def learn(self, error: ProviderError, request: Request, model: str) -> bool:
-        """Remember what this error refuses; return whether the request can be sent again without it."""
+        """Remember what this error refuses; return whether the request, as adapted, can be sent again without it."""
         refused = self._refused.get(model, frozenset())
         if _refuses_images(error) and any(_has_images(message) for message in request.messages):
             name = IMAGES
@@ -215,16 +216,16 @@ class Adaptation:
             name = _find_refused(error, request)
         else:
             return False
-        if name is None or name in refused:
+        if name is None or name in request.without:
             return False
         self._refused[model] = refused | {name}
         self._warn(model, name, f"the server refused it ({error})")
         return True
 
-    def _warn(self, model: str, name: str, reason: str) -> None:
+    def _warn(self, model: str, name: str, reason: str, what: str = "not sent") -> None:
         if (model, name) not in self._warned:
             self._warned.add((model, name))
-            logger.warning("model setting not sent: model=%s setting=%s reason=%s", model, name, reason)
+            logger.warning("model setting %s: model=%s setting=%s reason=%s", what, model, name, reason)
 
 
 def _accepts(rule: Literal["yes", "no", "without_reasoning"], settings: ModelSettings, profile: ModelProfile) -> bool:
@@ -262,7 +263,10 @@ def _is_about_output(error: ProviderError, message: str) -> bool:
 def _names(error: ProviderError, fields: tuple[str, ...]) -> bool:
     """Return whether an error is about one of these fields."""
     message = str(error)
-    return error.param in fields or any(f"{quote}{field}{quote}" in message for field in fields for quote in "`'\"")
+    if error.param in fields or any(f"{quote}{field}{quote}" in message for field in fields for quote in "`'\""):
+        return True
+    named = message.removeprefix(f"HTTP {error.status}: ").partition(":")[0]
+    return named in fields and any(word in message.lower() for word in _UNSUPPORTED)
 
 
 def _find_refused(error: ProviderError, request: Request) -> str | None:

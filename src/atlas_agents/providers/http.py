@@ -431,6 +431,7 @@ async def exchange(
                     for chunk in reader.finish():
                         yield chunk
                     return
+            remove_key(error, *keys)  # before it is logged
             corrected = correct(error) if correct else None
             if corrected is None:
                 raise error
@@ -674,8 +675,12 @@ class HttpProvider:
         dialect, fetch, renewed = self._output_dialect(profile), self._fetch_key, False
         keys = [*([self.key] if self.key else ()), *[Secret(value) for value in extra.values()]]
 
+        sent = request
+
         def build() -> bytes:
-            return self._finish_body(encode(adaptation.adapt(request, model, profile, dialect)), request)
+            nonlocal sent
+            sent = adaptation.adapt(request, model, profile, dialect)
+            return self._finish_body(encode(sent), request)
 
         def correct(error: ProviderError) -> bytes | None:
             nonlocal request, renewed
@@ -683,7 +688,7 @@ class HttpProvider:
                 renewed = True
             elif REASONING not in request.without and refuses_reasoning(error):
                 request = msgspec.structs.replace(request, without=request.without | {REASONING})
-            elif not adaptation.learn(error, request, model):
+            elif not adaptation.learn(error, sent, model):
                 return None
             return build()
 
@@ -694,8 +699,8 @@ class HttpProvider:
 
         if "{model}" in self.base_url:
             url = self.base_url.replace("{model}", quote(model, safe="@"))
-        sent = with_current_key if fetch is not None else _add_headers(headers, extra) if extra else headers
-        return exchange(self._http, url, sent, build(), reader, keys, correct)
+        signed = with_current_key if fetch is not None else _add_headers(headers, extra) if extra else headers
+        return exchange(self._http, url, signed, build(), reader, keys, correct)
 
     def _finish_body(self, body: bytes, request: Request) -> bytes:
         """Add the fields of `extra_body`, and leave out the model if the address names it."""
