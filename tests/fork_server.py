@@ -1,15 +1,16 @@
 """Fork server: runs Python programs in processes forked from one that has loaded their imports.
 
 A new interpreter that imports the gateway takes half a second of CPU before it does anything, and the tests start
-hundreds of them. `start` and `run` take a script instead, and behave like `asyncio.create_subprocess_exec` and
-`subprocess.run`. Each program has its own process, environment and exit code; it can be killed like any other. The
-server ends with the process that started it, and takes its children with it.
+hundreds of them. `start`, `run` and `Program` take a script instead, and behave like `asyncio.create_subprocess_exec`,
+`subprocess.run` and `subprocess.Popen`. Each program has its own process, environment and exit code; it can be killed
+like any other. The server ends with the process that started it, and takes its children with it.
 """
 
 import ast
 import asyncio
 import atexit
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
@@ -22,7 +23,9 @@ import socket
 import subprocess
 import sys
 import tempfile
+import termios
 import threading
+import warnings
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -45,7 +48,7 @@ async def start(
     """Run a script: its path, then its arguments. Its output can be read from `stdout`."""
     read_end, write_end = os.pipe()
     try:
-        pid, status = _server().fork(command, env, cwd, (write_end, _descriptor(stderr)))
+        pid, status = _server().fork(command, env, cwd, [write_end, _descriptor(stderr)])
     finally:
         os.close(write_end)
     return ForkedProcess(pid, await _Pipe.opened(read_end), await _Pipe.opened(status))
@@ -56,7 +59,7 @@ def run(
 ) -> "subprocess.CompletedProcess[str]":
     """Run a script to its end: its path, or `-m` and a module, then its arguments."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        pid, status = _server().fork(command, env, cwd, (out.fileno(), err.fileno()))
+        pid, status = _server().fork(command, env, cwd, [out.fileno(), err.fileno()])
         with open(status, "rb") as status_pipe:
             if not select.select([status_pipe], [], [], timeout)[0]:
                 os.kill(pid, signal.SIGKILL)
@@ -65,6 +68,63 @@ def run(
         out.seek(0)
         err.seek(0)
         return subprocess.CompletedProcess(command, code, out.read().decode(), err.read().decode())
+
+
+class Program:
+    """A running script, with the part of `subprocess.Popen` that tests use; its output is text.
+
+    `terminal` is the descriptor of a terminal that becomes the program's input, output and controlling terminal.
+    """
+
+    def __init__(
+        self,
+        *command: str,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        terminal: int | None = None,
+        stderr: BinaryIO | TextIO | None = None,
+    ) -> None:
+        self.returncode: int | None = None
+        self.stdout = self.stderr = None
+        if terminal is not None:
+            self.pid, self._status = _server().fork(command, env, cwd, [terminal] * 3, terminal=True)
+            return
+        read_end, write_end = os.pipe()
+        read_errors, write_errors = os.pipe() if stderr is None else (-1, stderr.fileno())
+        try:
+            self.pid, self._status = _server().fork(command, env, cwd, [write_end, write_errors])
+        finally:
+            for descriptor in (write_end, *([write_errors] if stderr is None else [])):
+                os.close(descriptor)
+        self.stdout = open(read_end, encoding="utf-8")  # noqa: SIM115 - closed by `close`
+        self.stderr = open(read_errors, encoding="utf-8") if stderr is None else None  # noqa: SIM115
+
+    def poll(self) -> int | None:
+        """Return the exit code; None while the program runs."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            if not select.select([self._status], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("program", timeout or 0)
+            with open(self._status, "rb") as status:
+                self.returncode = int(status.read())
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def close(self) -> None:
+        """Close the pipes of a program that has ended."""
+        for pipe in (self.stdout, self.stderr):
+            if pipe is not None:
+                pipe.close()
 
 
 class ForkedProcess:
@@ -132,13 +192,23 @@ class _Server:
         atexit.register(self.close)
 
     def fork(
-        self, command: Sequence[str], env: Mapping[str, str] | None, cwd: Path | None, output: tuple[int, int]
+        self,
+        command: Sequence[str],
+        env: Mapping[str, str] | None,
+        cwd: Path | None,
+        streams: list[int],
+        *,
+        terminal: bool = False,
     ) -> tuple[int, int]:
-        """Return the process id and a pipe that delivers the exit code."""
+        """Return the process id and a pipe that delivers the exit code.
+
+        `streams` are the output and the error output; of a terminal also the input before them.
+        """
         read_end, write_end = os.pipe()
-        request = {"command": command, "env": dict(os.environ if env is None else env), "cwd": str(cwd or Path.cwd())}
+        request: dict[str, Any] = {"command": command, "cwd": str(cwd or Path.cwd()), "terminal": terminal}
+        request["env"] = dict(os.environ if env is None else env)
         with self._lock, open(write_end, "wb"):
-            socket.send_fds(self._connection, [json.dumps(request).encode()], [*output, write_end])
+            socket.send_fds(self._connection, [json.dumps(request).encode()], [write_end, *streams])
             return int(self._connection.recv(64)), read_end
 
     def close(self) -> None:
@@ -182,23 +252,23 @@ def _serve(connection: socket.socket) -> None:
             _reap(children)
         if connection not in ready:
             continue
-        message, descriptors, _, _ = socket.recv_fds(connection, _MAX_REQUEST, 3)
+        message, received, _, _ = socket.recv_fds(connection, _MAX_REQUEST, 4)
         if not message:
             for pid in children:
                 os.kill(pid, signal.SIGKILL)
             return
+        status, *descriptors = received
         request = json.loads(message)
         _load(_script_path(request), _module_folders(request))
         pid = os.fork()
         if pid == 0:
-            for descriptor in (wake_reader, wake_writer, *children.values()):
+            for descriptor in (connection.detach(), status, wake_reader, wake_writer, *children.values()):
                 os.close(descriptor)
-            connection.close()
-            _set_up_child(descriptors)
+            _set_up_child(descriptors, terminal=request["terminal"])
             raise _Program(request)
-        os.close(descriptors[0])
-        os.close(descriptors[1])
-        children[pid] = descriptors[2]
+        children[pid] = status
+        for descriptor in descriptors:
+            os.close(descriptor)
         connection.send(str(pid).encode())
 
 
@@ -264,16 +334,26 @@ def _script_path(request: dict[str, Any]) -> Path:
     return Path(request["cwd"], command[1], "__main__.py") if command[0] == "-m" else Path(command[0])
 
 
-def _set_up_child(descriptors: list[int]) -> None:
-    """Redirect the output and reset the signal handlers in a child process."""
+def _set_up_child(descriptors: list[int], *, terminal: bool) -> None:
+    """Redirect the streams and reset the signal handlers in a child process."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    for target, descriptor in enumerate(descriptors[:2], 1):
+    for target, descriptor in enumerate(descriptors, 0 if terminal else 1):
         os.dup2(descriptor, target)
-    for descriptor in descriptors:
+    for descriptor in set(descriptors):
         os.close(descriptor)
+    if terminal:
+        os.setsid()
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     random.seed()
+
+
+def _open_streams(encoding: str) -> None:
+    """Open the standard streams as a new interpreter would: a terminal is written line by line."""
+    sys.stdin = open(0, encoding=encoding, closefd=False)  # noqa: SIM115 - open until the program ends
+    sys.stdout = open(1, "w", encoding=encoding, buffering=1 if os.isatty(1) else -1, closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding=encoding, buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
 
 
 def _run_program(request: dict[str, Any]) -> None:
@@ -281,7 +361,11 @@ def _run_program(request: dict[str, Any]) -> None:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
-    sys.path[:0] = [str(folder) for folder in _module_folders(request)]
+    added = [path for path in request["env"].get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[:0] = [str(folder) for folder in _module_folders(request)] + added
+    _open_streams(request["env"].get("PYTHONIOENCODING", "utf-8"))
+    if request["env"].get("PYTHONWARNINGS") == "error":
+        warnings.simplefilter("error")
     if command[0] == "-m":
         sys.argv = command[1:]
         runpy.run_module(command[1], run_name="__main__", alter_sys=True)

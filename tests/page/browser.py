@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
@@ -11,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
+
+import fork_server
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -62,20 +63,14 @@ class GatewayProcess:
         self.home = home
         self.port = 0
         self._script = script
-        self._process: subprocess.Popen[str] | None = None
+        self._process: fork_server.Program | None = None
 
     def start(self) -> None:
-        command = [sys.executable, str(self._script), str(self.home), str(self.port)]
         self.working_directory.mkdir(exist_ok=True)
+        command = (str(self._script), str(self.home), str(self.port))
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
         with (self.home / "log").open("a") as log:
-            self._process = subprocess.Popen(
-                command,
-                cwd=self.working_directory,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])},
-            )
+            self._process = fork_server.Program(*command, cwd=self.working_directory, stderr=log, env=env)
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         assert line, (self.home / "log").read_text()
@@ -85,8 +80,7 @@ class GatewayProcess:
         if self._process is not None:
             self._process.kill()
             self._process.wait(TIMEOUT)
-            assert self._process.stdout is not None
-            self._process.stdout.close()
+            self._process.close()
             self._process = None
 
     def release(self) -> None:
@@ -145,11 +139,18 @@ class Tab:
         self.page.locator(".view h1").wait_for()
 
     def send(self, text: str) -> None:
+        self.bring_to_front()
         composer = self.page.locator(".composer textarea")
         composer.fill(text)
         composer.press("Enter")
 
+    def bring_to_front(self) -> None:
+        """Show this tab: a browser draws tabs behind others only once per second."""
+        if len(self.context.pages) > 1:
+            self.page.bring_to_front()
+
     def button(self, name: str, *, exact: bool = False) -> Locator:
+        self.bring_to_front()
         return self.page.get_by_role("button", name=name, exact=exact)
 
     @property
@@ -185,8 +186,8 @@ class Tab:
 
 
 def open_tabs(browser: Browser, gateway: GatewayProcess, **options: Any) -> Iterator[Tab]:
-    """Yield any number of tabs in one browser context."""
-    chosen: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}, **options}
+    """Yield any number of tabs in one browser context, by default without animations, which only take time."""
+    chosen: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}, "reduced_motion": "reduce", **options}
     context = browser.new_context(**chosen)
     while True:
         yield Tab(context, gateway)

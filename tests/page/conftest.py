@@ -1,4 +1,4 @@
-"""Fixtures: one browser per test module, one gateway and one tab per test."""
+"""Fixtures: one browser per test worker, one gateway and one tab per test."""
 
 from collections.abc import Generator
 from pathlib import Path
@@ -10,11 +10,19 @@ from playwright.sync_api import Browser
 from atlas_agents.gateway.asgi import WebUiFiles
 
 
-@pytest.fixture(scope="module")
-def browser() -> Generator[Browser]:
+@pytest.fixture(scope="session")
+def browser_process() -> Generator[Browser]:
     assert WebUiFiles(), "The page is not built: run `make page`, then run the tests again."
     with launch_browser() as browser:
         yield browser
+
+
+@pytest.fixture
+def browser(browser_process: Browser) -> Generator[Browser]:
+    """The browser, in which every test starts without windows."""
+    yield browser_process
+    for context in browser_process.contexts:
+        context.close()
 
 
 @pytest.fixture
