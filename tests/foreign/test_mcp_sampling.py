@@ -63,7 +63,7 @@ async def test_model_is_not_called_once_the_plan_is_used_up(tmp_path: Path) -> N
     async def spend(question: Question) -> bool:
         """Use up the rest of the plan during the approval."""
         row = UsageRow(utc_day(time.time()), "other", "assistant", "gpt-4o", 2000)
-        await store.commit("default", [AddUsage(row)])
+        await store.commit("default", [AddUsage(row), RecountBudget(row.day[:7])])
         return True
 
     async with open_atlas(write_config(tmp_path, s=entry), sample_model=model.sample, store=store, approve=spend) as (
