@@ -21,7 +21,16 @@ CALL = [body for body in BODIES if body.tools]
 every_ending = pytest.mark.parametrize("ending", ENDINGS)
 every_text = pytest.mark.parametrize("body", TEXT_ONLY, ids=repr)
 every_body = pytest.mark.parametrize("body", BODIES, ids=repr)
-every_second = pytest.mark.parametrize("second", WIRES, ids=lambda wire: f"then {wire}")
+
+
+def with_second(bodies: Sequence[Body]) -> pytest.MarkDecorator:
+    """Each body, followed by a provider of its own wire and by one of the next."""
+    pairs = [
+        pytest.param(body, second, id=f"{body}, then {second}")
+        for body in bodies
+        for second in (body.wire, WIRES[(WIRES.index(body.wire) + 1) % len(WIRES)])
+    ]
+    return pytest.mark.parametrize(("body", "second"), pairs)
 
 
 def broken_script(body: Body, count: int, ending: Ending) -> Script:
@@ -49,8 +58,7 @@ def cut_points(body: Body) -> Sequence[int]:
 
 
 @every_ending
-@every_text
-@every_second
+@with_second(TEXT_ONLY)
 async def test_failover_returns_one_answer_and_never_joins_two(body: Body, ending: Ending, second: Wire) -> None:
     for count in cut_points(body):
         servers = (
@@ -67,8 +75,7 @@ async def test_failover_returns_one_answer_and_never_joins_two(body: Body, endin
 
 
 @every_ending
-@pytest.mark.parametrize("body", CALL, ids=repr)
-@every_second
+@with_second(CALL)
 async def test_calls_of_a_broken_response_never_run(body: Body, ending: Ending, second: Wire) -> None:
     for count in cut_points(body):
         done = response(*second.builder.says("Done."))
@@ -85,8 +92,7 @@ async def test_calls_of_a_broken_response_never_run(body: Body, ending: Ending, 
 
 
 @every_ending
-@every_text
-@every_second
+@with_second(TEXT_ONLY)
 async def test_failover_does_not_repeat_tools_of_an_earlier_round(body: Body, ending: Ending, second: Wire) -> None:
     for count in cut_points(body):
         first = FaultServer(
