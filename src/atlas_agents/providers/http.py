@@ -18,13 +18,13 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, invoke
-from atlas_agents.core.errors import MissingKey, ProviderError
+from atlas_agents.core.errors import ConfigError, MissingKey, ProviderError
 from atlas_agents.core.http import open_session
 from atlas_agents.core.json import encode as encode_json
 from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.core.text import clean, is_distinctive
 from atlas_agents.providers.adaptation import REASONING, Adaptation, refuses_reasoning
-from atlas_agents.providers.base import Capabilities, Chunk, Dialect, Request, classify_response
+from atlas_agents.providers.base import Capabilities, Chunk, Dialect, Request, check_prefix, classify_response
 from atlas_agents.providers.catalogue import ModelProfile, find_profile
 
 logger = logging.getLogger(__name__)
@@ -39,6 +39,7 @@ _EOF_TIMEOUT = 0.1
 _KEY_TIMEOUT = 30.0
 _JOINED_HEADERS = ("anthropic-beta",)
 """Headers whose values are lists: one of the settings is added to that of the request."""
+_BEDROCK_INVOKE = re.compile(r"https?://bedrock-runtime(?:-fips)?\.([\w-]+)\.")
 _DESCRIPTOR_WAITS = (0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 """Seconds to wait for a file descriptor before an attempt to connect fails."""
 
@@ -536,6 +537,14 @@ def _merge_fields(fields: dict[str, Any], more: Mapping[str, Any]) -> dict[str, 
     return merged
 
 
+def _check_address(address: str) -> None:
+    if found := _BEDROCK_INVOKE.match(address):
+        raise ConfigError(
+            f"base_url {address!r}: the stream format of Bedrock's invoke API is not supported; "
+            f"use https://bedrock-mantle.{found[1]}.api.aws/anthropic"
+        )
+
+
 class HttpProvider:
     """Base of the providers that talk to a vendor's API: address, key and connections.
 
@@ -579,6 +588,7 @@ class HttpProvider:
         self.profile = profile
         address = base_url or settings.get(f"{prefix}_BASE_URL") or self.official_url
         self.base_url = address.rstrip("/").removesuffix(self.api_path)
+        _check_address(self.base_url)
         self._key_header = key_header
         self._fetch_key = api_key if callable(api_key) else None
         fixed = None if callable(api_key) else api_key or self._read_key(settings)
@@ -675,6 +685,7 @@ class HttpProvider:
         dialect, fetch, renewed = self._output_dialect(profile), self._fetch_key, False
         keys = [*([self.key] if self.key else ()), *[Secret(value) for value in extra.values()]]
 
+        check_prefix(request, f"{self.id}/{model}")
         sent = request
 
         def build() -> bytes:
