@@ -148,6 +148,8 @@ class AnthropicDouble(VendorDouble):
         self.enforce_binding = enforce_binding
         self.dropped: list[str] = []
         """Paths of the thinking blocks that the API itself left out."""
+        self.usage: list[Block] = []
+        """The input of every accepted request as it was counted."""
         self.seconds = 0.0
         """The time, for the cache's expiry."""
         self._issued: dict[str, tuple[str, str]] = {}
@@ -186,6 +188,7 @@ class AnthropicDouble(VendorDouble):
         _check_cache_marks(body)
         self._check_returned_thinking(body, rules, messages)
         self._usage = self._count_input(body, rules, messages)
+        self.usage.append(self._usage)
 
     def _check_fields(self, body: Block, rules: Rules, new: bool) -> None:
         for name in _SAMPLING:

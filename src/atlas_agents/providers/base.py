@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import json
+import logging
 import math
 import re
 import time
@@ -25,6 +26,8 @@ from atlas_agents.providers.settings import DEFAULT_SETTINGS, ModelSettings
 _TEXT_TYPES = ("application/json", "application/xml", "application/yaml", "application/toml", "application/javascript")
 _TEXT_SUFFIXES = ("+json", "+xml", "+yaml")
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
+logger = logging.getLogger(__name__)
+_SENT_PROMPT = "sent_prompt"
 StopReason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "pause", "other"]
 _BY_STATUS: dict[int, ProviderFault] = {
     401: "auth",
@@ -233,6 +236,74 @@ def _broken_history(messages: Sequence[Message], index: int, expected_ids: Ids) 
     expected = f"a result of {', '.join(expected_ids)}" if expected_ids else "no result"
     found = f"message {messages[index].id!r} ({messages[index].role})" if index < len(messages) else "the end"
     return BrokenHistory(f"broken history: expected {expected}, found {found}; the request was not sent")
+
+
+class _SentPrompt(msgspec.Struct, frozen=True):
+    """The beginning of a request, kept at its last message."""
+
+    cache: str
+    tools: tuple[ToolSpec, ...]
+    system: str
+    first: str
+    """Id of the first message."""
+    index: int
+    """Position of the last message."""
+    is_reported: bool
+
+
+def check_prefix(request: Request, cache: str) -> None:
+    """Log where the beginning of a conversation's prompt changed since the request before.
+
+    Vendors cache a prompt up to the first change. `cache` names the provider and the model, whose cache it is. A
+    conversation is reported once.
+    """
+    messages = request.messages
+    previous = _find_last_sent(messages)
+    sent: _SentPrompt | None = getattr(messages[previous], _SENT_PROMPT, None) if previous >= 0 else None
+    change = None
+    if sent is not None and sent.cache == cache:
+        change = _find_change(sent, request, previous)
+        if change is not None:
+            level = logging.DEBUG if sent.is_reported else logging.WARNING
+            logger.log(
+                level, "prompt prefix changed, the vendor's cache does not apply after it: part=%s at=%d", *change
+            )
+    if messages:
+        is_same = sent is not None and sent.system == request.system
+        memo(messages[-1])[_SENT_PROMPT] = _SentPrompt(
+            cache,
+            request.tools,
+            sent.system if sent is not None and is_same else request.system,
+            messages[0].id,
+            len(messages) - 1,
+            change is not None or (sent is not None and sent.is_reported),
+        )
+
+
+def _find_last_sent(messages: Sequence[Message]) -> int:
+    """Return the position of the message that was the last one of the request before: that before the last reply."""
+    index = len(messages) - 1
+    while index >= 0 and messages[index].role != "assistant":
+        index -= 1
+    while index >= 0 and messages[index].role == "assistant":
+        index -= 1
+    return index
+
+
+def _find_change(sent: _SentPrompt, request: Request, index: int) -> tuple[str, int] | None:
+    """Return the part that changed first, and the position in it."""
+    if sent.tools != request.tools:
+        return "tools", _common_length(sent.tools, request.tools)
+    if sent.system != request.system:
+        return "system", _common_length(sent.system, request.system)
+    if sent.first != request.messages[0].id:
+        return "messages", 0
+    return ("messages", 1) if sent.index != index else None
+
+
+def _common_length(first: Sequence[object], second: Sequence[object]) -> int:
+    pairs = zip(first, second, strict=False)
+    return next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(first), len(second)))
 
 
 def render_result_text(result: ToolResult) -> str:
