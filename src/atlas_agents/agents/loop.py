@@ -238,17 +238,14 @@ async def _stream_reply(run: Run, request: base.Request) -> Message:
     budget = run.scope.budget
     if budget is None:
         return await _stream(run, request)
-    run.reserved = reserved = await budget.reserve(_model_call(run, request))
-    if (lowered := reserved.max_tokens) is not None:
-        given = msgspec.structs.replace(request.settings, max_tokens=lowered)
-        request = msgspec.structs.replace(request, settings=given)
+    await _reserve(run, budget, _model_call(run, request))
     try:
         reply = await _stream(run, request)
     except BaseException as failure:
         await _settle_failed(run, budget, sent=isinstance(failure, asyncio.CancelledError))
         raise
     await budget.settle(run.reserved, run.reply_usage)
-    if lowered is not None and reply.metadata.get("truncated"):
+    if run.reserved is not None and run.reserved.max_tokens is not None and reply.metadata.get("truncated"):
         note = "cut off by a budget, which had no more tokens left"
         reply = msgspec.structs.replace(reply, metadata={**reply.metadata, "budget": note})
     return reply
@@ -278,15 +275,20 @@ def _partial_usage(run: Run, sent: bool = False) -> events.Usage | None:
     return events.Usage(run.reserved.call.input_tokens, output, estimated=True)
 
 
+async def _reserve(run: Run, budget: TurnBudget, call: ModelCall) -> None:
+    """Reserve for an attempt, whose output is limited to what is left."""
+    run.reserved = await budget.reserve(call)
+    if isinstance(run.provider, TurnProvider):
+        run.provider.max_tokens = run.reserved.max_tokens
+
+
 async def _reserve_again(run: Run, budget: TurnBudget, usage: events.Usage | None) -> None:
-    """Settle an attempt that was withdrawn, and reserve for the next one, which sends the same request."""
+    """Settle an attempt that was withdrawn, and reserve for the next one."""
     withdrawn = run.reserved
     if withdrawn is not None:
         usage, run.reserved = usage or _partial_usage(run), None
         await budget.settle(withdrawn, usage)
-        limit = withdrawn.max_tokens or withdrawn.call.max_tokens
-        again = msgspec.structs.replace(withdrawn.call, max_tokens=limit, least=limit or withdrawn.call.least)
-        run.reserved = await budget.reserve(again)
+        await _reserve(run, budget, withdrawn.call)
 
 
 async def _stream(run: Run, request: base.Request) -> Message:

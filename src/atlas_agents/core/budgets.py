@@ -67,10 +67,7 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     per: Per | None = None
 
     def __post_init__(self) -> None:
-        if self.scope not in SCOPES:
-            raise ConfigError(f"unknown scope of a budget {self.scope!r}; known scopes: {', '.join(SCOPES)}")
-        if self.per is not None and self.per not in get_args(Per):
-            raise ConfigError(f"unknown period of a budget {self.per!r}: expected day or month")
+        _check_names(self.scope, self.per)
         if self.scope == "turn" and self.per is not None:
             raise ConfigError(f"a budget per {self.per} needs a scope other than turn: session, agent, user or tenant")
         for name in MEASURES:
@@ -88,6 +85,13 @@ class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
             None if limit is None else max(1, round(limit * factor))
             for limit, factor in zip(given, _FACTORS, strict=True)
         )
+
+
+def _check_names(scope: object, per: object) -> None:
+    if scope not in SCOPES:
+        raise ConfigError(f"unknown scope of a budget {scope!r}; known scopes: {', '.join(SCOPES)}")
+    if per is not None and per not in get_args(Per):
+        raise ConfigError(f"unknown period of a budget {per!r}: expected day or month")
 
 
 BudgetLike: TypeAlias = Budget | Mapping[str, Any] | str
@@ -116,6 +120,7 @@ def _read_budget(value: BudgetLike) -> Budget:
     known = Budget.__struct_fields__
     if unknown := [str(name) for name in fields if name not in known]:
         raise ConfigError(f"unknown budget setting {unknown[0]!r}; known settings: {', '.join(known)}")
+    _check_names(fields.get("scope", "turn"), fields.get("per"))
     try:
         return msgspec.convert(fields, Budget)
     except msgspec.ValidationError as error:
@@ -541,20 +546,22 @@ class TurnBudget:
     async def _reserve(
         self, call: ModelCall, limits: tuple[BudgetLimit, ...], outer: Reservation | None
     ) -> Reservation:
-        tokens = self._book.correct_input(call)
-        cost, cost_per_token = self._worst_cost(call, tokens, limits)
         most = call.max_tokens or DEFAULT_OUTPUT
         if outer is not None and outer.max_tokens is not None:
             most = min(most, outer.max_tokens)
         least = min(most, call.least)
-        base, unit = (tokens, 1, 0, cost, 0), (1, 0, 0, cost_per_token, 0)
-        granted = await self._grant(
-            store.ReserveBudget(
-                self._turn.run_id, limits, base, unit, least, min(most, max(least, _ENOUGH_OUTPUT)), most
-            )
+        enough = min(most, max(least, _ENOUGH_OUTPUT))
+
+        def build() -> store.ReserveBudget:
+            tokens = self._book.correct_input(call)
+            cost, cost_per_token = self._worst_cost(call, tokens, limits)
+            base, unit = (tokens, 1, 0, cost, 0), (1, 0, 0, cost_per_token, 0)
+            return store.ReserveBudget(self._turn.run_id, limits, base, unit, least, enough, most)
+
+        granted, reserved = await self._grant(build)
+        return Reservation(
+            call, limits, reserved, granted if granted < (call.max_tokens or DEFAULT_OUTPUT) else None, outer
         )
-        lowered = granted if granted < (call.max_tokens or DEFAULT_OUTPUT) else None
-        return Reservation(call, limits, add_amounts(base, unit, granted), lowered, outer)
 
     def _worst_cost(self, call: ModelCall, tokens: int, limits: Sequence[BudgetLimit]) -> tuple[int, int]:
         """Return the highest cost in microcents of the input, and of one output token, among the models."""
@@ -570,20 +577,21 @@ class TurnBudget:
         outputs = [price.cost(Usage(0, 1000)) / 1000 for price in prices]
         return math.ceil(max(inputs, default=0) * _MICROCENTS), math.ceil(max(outputs, default=0) * _MICROCENTS)
 
-    async def _grant(self, write: store.ReserveBudget, *, waits: bool = True) -> int:
-        """Reserve, waiting for what other turns have reserved and may return; raises BudgetExceeded."""
-        if not write.budgets:
-            return write.most
-        if not self._journaled and write.run_id:
-            write = msgspec.structs.replace(write, expires_at=int((self._book.clock.time() + _LEASE) * 1000))
+    async def _grant(self, build: Callable[[], store.ReserveBudget], *, waits: bool = True) -> tuple[int, Amounts]:
+        """Reserve, waiting for what other turns have reserved and may return; raises BudgetExceeded.
+
+        `build` is called for each attempt, because the estimates get better. Returns the number of units, and all that
+        is reserved.
+        """
         waited: BudgetUnavailable | None = None
         while True:
+            write = build()
             granted = await self._try(write)
             blocked = granted if isinstance(granted, BudgetUnavailable) else None
             if waited is not None and (blocked is None or blocked.key != waited.key or not blocked.pending):
                 self._book.wake((waited.key, waited.period))  # the next one in the queue
             if not isinstance(granted, BudgetUnavailable):
-                return granted
+                return granted, add_amounts(write.base, write.unit, granted)
             if not (granted.pending and waits):
                 raise self.exceeded(granted)
             waited = granted
@@ -591,6 +599,10 @@ class TurnBudget:
 
     async def _try(self, write: store.ReserveBudget) -> int | BudgetUnavailable:
         """Commit what is settled, and reserve if there is enough left."""
+        if not write.budgets:
+            return write.most
+        if not self._journaled and write.run_id:
+            write = msgspec.structs.replace(write, expires_at=int((self._book.clock.time() + _LEASE) * 1000))
         settled = self.take_settled()
         try:
             try:
@@ -674,7 +686,7 @@ class TurnBudget:
     async def count_tool_call(self, prefix: str = "") -> None:
         """Count a tool call at once. Raises BudgetExceeded."""
         if (write := self.tool_call_write(prefix)) is not None:
-            await self._grant(write, waits=False)
+            await self._grant(lambda: write, waits=False)
 
     async def count_outer_tool_call(self) -> None:
         """Count a tool call against the turn whose tool started this one. Raises BudgetExceeded."""
@@ -747,9 +759,12 @@ class TurnBudget:
         if clocked != self._clocked:
             self._settled += self._settle_time(final=True)
             self._clocked, self._since = clocked, self._book.clock.monotonic()
+        else:
+            self._settled += self._settle_time()
         unit: Amounts = (0, 0, 0, 0, 1)
         write = store.ReserveBudget(self._turn.run_id, clocked, NOTHING, unit, 1, 1, _SLICE)
-        self._reserved_ms += await self._grant(write, waits=waits)
+        granted, _ = await self._grant(lambda: write, waits=waits)
+        self._reserved_ms += granted
         elapsed = (self._book.clock.monotonic() - self._since) * 1000
         return max(0.0, self._reserved_ms + self._used_ms - elapsed) / 1000
 

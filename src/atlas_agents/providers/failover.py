@@ -206,6 +206,8 @@ class TurnProvider:
         self._failures_left = pool.policy.failures
         self._failure: ProviderError | None = None
         self._last = pool.routes[0]
+        self.max_tokens: int | None = None
+        """Output tokens that a budget leaves for the next attempt, instead of the request's limit."""
         self._tokens = 0
         """Estimated tokens of the request."""
 
@@ -263,6 +265,9 @@ class TurnProvider:
         self._failure = None
         if route.model:
             request = msgspec.structs.replace(request, model=route.model)
+        if self.max_tokens is not None:
+            lowered = msgspec.structs.replace(request.settings, max_tokens=self.max_tokens)
+            request = msgspec.structs.replace(request, settings=lowered)
         streamed = done = False
         withdrawn: Usage | None = None
         size = 0
