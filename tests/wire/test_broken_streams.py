@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import pytest
 from _pytest.mark import ParameterSet
-from wire_setup import ANTHROPIC, OPENAI, FastClock, Turn, Wire, WireSetup, open_setup
+from wire_setup import ANTHROPIC, GEMINI, OPENAI, FastClock, Turn, Wire, WireSetup, open_setup
 
 from atlas_agents import ProviderError, RetryPolicy, Timeouts
 from atlas_agents.core.aio import SYSTEM_CLOCK
 from fault_server import FaultServer, Pause, Script, broken_response, response, response_head
-from sse_events import a, o
+from sse_events import a, g, o
 
 PAY = '{"to":"bob","amount":5}'
 HTML = b"<html><body>Bad gateway</body></html>"
@@ -47,6 +47,11 @@ def closed_response(*body: bytes) -> Script:
     return response(*body, framing="until close")
 
 
+WHOLE_ERROR = g.error("server_error")[6:-2]
+PARTIAL = {"functionCall": {"name": "pay", "partialArgs": [{"jsonPath": "$.to", "stringValue": "bob"}]}}
+_CUT = ("incomplete", True, False)
+_EMPTY = ("empty_response", False, False)
+_FAILED = ("protocol", False, False)
 FAULTS = [
     Fault("P01 clean close mid text", OPENAI, closed_response(o.text("Pay")), "incomplete"),
     Fault("P01 clean close mid text", ANTHROPIC, closed_response(*OPEN_A), "incomplete"),
@@ -259,8 +264,92 @@ FAULTS = [
     Fault("P52 no chunk size, after the headers", OPENAI, [CHUNKED, b"zz\r\n", "close"], "timeout", False),
     Fault("P52 status 204", ANTHROPIC, [b"HTTP/1.1 204 No\r\n\r\n"], "protocol", False),
 ]
-every_fault = pytest.mark.parametrize("fault", [_case(fault) for fault in FAULTS])
-every_passing_fault = pytest.mark.parametrize("fault", [_case(fault) for fault in FAULTS if not fault.final])
+
+
+def gemini_fault(id: str, script: Script, kind: str, shown: bool, final: bool) -> Fault:
+    return Fault(id, GEMINI, script, kind, shown, final)
+
+
+GEMINI_FAULTS = [
+    gemini_fault("P01 clean close mid text", closed_response(g.text("Pay")), "incomplete", True, False),
+    gemini_fault("P01 chunked body ends mid text", response(g.text("Pay")), "incomplete", True, False),
+    gemini_fault("P01 sized body ends mid text", response(g.text("Pay"), framing="sized"), "incomplete", True, False),
+    gemini_fault(
+        "P01 unspecified finish reason", response(g.text("Pay"), g.finish("FINISH_REASON_UNSPECIFIED")), *_CUT
+    ),
+    gemini_fault("P02 close inside an event", closed_response(g.text("Pay"), g.text(" more")[:40]), *_CUT),
+    gemini_fault("P02 finish without its blank line", closed_response(g.text("Pay"), g.finish()[:-1]), *_CUT),
+    gemini_fault("P05 reset mid text", broken_response(g.text("Pay"), g.text(" more")[:40]), "network", True, False),
+    gemini_fault("P05 close inside a chunked body", broken_response(g.text("Pay"), by="close"), "network", True, False),
+    gemini_fault("P06 stall before the first word", response(g.comment, "hold"), "timeout", False, False),
+    gemini_fault("P06 stall before the headers", ["hold"], "timeout", False, False),
+    gemini_fault("P06 stall mid stream", response(g.text("Pay"), "hold"), "timeout", True, False),
+    gemini_fault("P07 slow drip", response(*[g.text("Pay"), Pause(0.05)] * NEVER), "timeout", True, False),
+    gemini_fault(
+        "P08 comments forever", response(g.text("Pay"), *[g.comment, Pause(0.03)] * NEVER), "timeout", True, False
+    ),
+    gemini_fault(
+        "P08 usage forever", response(*[g.event(usageMetadata={}), Pause(0.03)] * NEVER), "timeout", False, False
+    ),
+    gemini_fault("P09 bad JSON", response(g.text("Pay"), b"data: {bad\n\n", g.finish()), *_CUT),
+    gemini_fault(
+        "P09 JSON nested too deeply", response(b'data: {"x":' + b"[" * 99_999 + b"\n\n"), "incomplete", False, False
+    ),
+    gemini_fault(
+        "P10 invalid UTF-8", response(g.text("Pay"), g.text("?").replace(b"?", b"\xff\xfe"), g.finish()), *_CUT
+    ),
+    gemini_fault("P15 a line of 8 MB", response(g.text("Pay"), b"data: ", LONG, b"\n\n"), "protocol", True, False),
+    gemini_fault("P16 empty body", response(), *_EMPTY),
+    gemini_fault("P16 empty body called JSON", response(type="application/json"), *_EMPTY),
+    gemini_fault("P16 empty array called JSON", response(b"[]", type="application/json"), *_EMPTY),
+    gemini_fault("P16 HTML with status 200", response(HTML, type="text/html"), *_EMPTY),
+    gemini_fault("P16 only usage", response(g.event(usageMetadata={"promptTokenCount": 3})), *_EMPTY),
+    gemini_fault("P16 finished without a word", response(g.finish()), *_EMPTY),
+    gemini_fault("P16 finished with empty text", response(g.text(""), g.finish()), *_EMPTY),
+    gemini_fault(
+        "P16 finished with a thought only",
+        response(g.text("Hm", thought=True), g.finish()),
+        "empty_response",
+        True,
+        False,
+    ),
+    gemini_fault("P19 error mid stream", response(g.text("Pay"), g.error("server_error")), "server", True, False),
+    gemini_fault("P19 error first", response(g.error("server_error")), "server", False, False),
+    gemini_fault(
+        "P19 overloaded mid stream", response(g.text("Pay"), g.error("UNAVAILABLE")), "overloaded", True, False
+    ),
+    gemini_fault(
+        "P19 rate limit mid stream",
+        response(g.text("Pay"), g.error("RESOURCE_EXHAUSTED")),
+        "rate_limit",
+        True,
+        False,
+    ),
+    gemini_fault(
+        "P19 an error that is a text", response(b'data: {"error":"out of luck"}\n\n'), "unknown", False, False
+    ),
+    gemini_fault("P19 bad request", response(g.text("Pay"), g.error("INVALID_ARGUMENT")), "bad_request", True, True),
+    gemini_fault("P19 error in a whole answer", response(WHOLE_ERROR, type="application/json"), "server", False, False),
+    gemini_fault(
+        "P19 error in an array", response(b"[%s]" % WHOLE_ERROR, type="application/json"), "server", False, False
+    ),
+    gemini_fault(
+        "P20 error event that is not JSON", response(b"event: error\ndata: no luck\n\n"), "unknown", False, False
+    ),
+    gemini_fault("P28 whole call but no finish", closed_response(g.call("c1", "pay", PAY)), "incomplete", False, False),
+    gemini_fault("P28 arguments in parts", response(g.parts(PARTIAL), g.finish()), "protocol", False, False),
+    gemini_fault(
+        "P39 malformed call", response(g.text("Pay"), g.finish("MALFORMED_FUNCTION_CALL")), "protocol", True, False
+    ),
+    gemini_fault(
+        "P39 call and malformed", response(g.call("c", "pay", PAY), g.finish("UNEXPECTED_TOOL_CALL")), *_FAILED
+    ),
+    gemini_fault("P52 reset before headers", ["reset"], "network", False, False),
+    gemini_fault("P52 close before headers", ["close"], "network", False, False),
+]
+ALL_FAULTS = [*FAULTS, *GEMINI_FAULTS]
+every_fault = pytest.mark.parametrize("fault", [_case(fault) for fault in ALL_FAULTS])
+every_passing_fault = pytest.mark.parametrize("fault", [_case(fault) for fault in ALL_FAULTS if not fault.final])
 
 
 async def run_fault(fault: Fault, server: FaultServer) -> tuple[WireSetup, Turn]:
@@ -300,7 +389,7 @@ async def test_stream_that_always_breaks_ends_the_turn_with_one_error(fault: Fau
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wire", [OPENAI, ANTHROPIC], ids=repr)
+@pytest.mark.parametrize("wire", [OPENAI, ANTHROPIC, GEMINI], ids=repr)
 async def test_P15_response_of_more_than_32_MB_is_an_error(wire: Wire) -> None:
     many = response(*wire.builder.says(*["x" * 1_000_000] * 34))
     async with open_setup(wire, FaultServer(many, response(*wire.builder.says("Short.")))) as setup:
