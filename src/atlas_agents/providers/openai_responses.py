@@ -33,12 +33,12 @@ _BAD_INPUT = frozenset(("invalid_prompt", "bio_policy", "misalignment_policy_vio
 
 
 class _TextEvent(msgspec.Struct):
-    output_index: int = 0
+    output_index: int = -1
     delta: str | None = None
 
 
 class _ItemEvent(msgspec.Struct):
-    output_index: int = 0
+    output_index: int = -1
     item: dict[str, Any] | None = None
 
 
@@ -217,21 +217,26 @@ class ResponsesReader:
             chunks.append(base.ThinkingChunk("\n\n"))
 
     def _find_open(self, index: int) -> _OpenItem:
-        item = self._open.get(index)
+        item = self._open.get(self._last_open() if index < 0 else index)
         if item is None:
             raise ProviderError(f"out of order: delta for output item {index}, which is not open", "protocol")
         return item
 
+    def _last_open(self) -> int:
+        """Return the item that an event without an index is about; llama.cpp sends none."""
+        return next(reversed(self._open), -1)
+
     def _open_item(self, event: _ItemEvent) -> None:
-        index = event.output_index
+        index = event.output_index if event.output_index >= 0 else len(self._open) + len(self._done)
         self._require(index not in self._open and index not in self._done, f"output item {index} was added twice")
         self._open[index] = _OpenItem()
 
     def _close_item(self, event: _ItemEvent, chunks: list[base.Chunk]) -> None:
-        item = self._open.pop(event.output_index, None)
+        index = event.output_index if event.output_index >= 0 else self._last_open()
+        item = self._open.pop(index, None)
         if item is None:
-            raise ProviderError(f"out of order: output item {event.output_index} ended but was not open", "protocol")
-        self._done.add(event.output_index)
+            raise ProviderError(f"out of order: output item {index} ended but was not open", "protocol")
+        self._done.add(index)
         self._read_item(event.item or {}, item, chunks)
 
     def _read_item(self, content: dict[str, Any], item: _OpenItem, chunks: list[base.Chunk]) -> None:
@@ -458,7 +463,7 @@ def _returned_message(block: dict[str, Any], text: str) -> dict[str, Any]:
 
 
 def _plain_items(message: Message) -> list[dict[str, Any]]:
-    text = [{"role": "assistant", "content": message.text}] if message.text else []
+    text = [_returned_message({"type": "message"}, message.text)] if message.text else []
     return [*text, *(_encode_call(call) for call in message.tool_calls)]
 
 
