@@ -9,7 +9,7 @@ export PIP_ROOT_USER_ACTION = ignore
 export UV_PYTHON_DOWNLOADS = never
 
 .DEFAULT_GOAL := help
-.PHONY: help run chat team page browser sandbox searx pictures test check crash fuzz attacks audit sbom lint format coverage bench structure docs texts outputs hooks lock upgrade clean
+.PHONY: help run chat team page browser sandbox searx pictures test check crash fuzz attacks audit sbom lint format coverage bench structure docs texts catalogue outputs hooks lock upgrade clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ texts: $(READY) ## Update the generated parts of the docs: examples, API, CLI he
 	$(BIN)/python tests/protocol_page.py
 	$(BIN)/python tests/settings_table.py
 	$(BIN)/python tests/attack_page.py
+
+catalogue: $(READY) ## Generate the data of the model catalogue (prices, context windows) from the installed genai-prices
+	$(BIN)/python tests/model_catalogue.py
 
 outputs: $(READY) ## Run the examples of the docs and store what they print; EXAMPLES="tools_plain" for some
 	$(BIN)/python tests/test_docs_examples.py $(EXAMPLES)

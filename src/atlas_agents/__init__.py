@@ -69,13 +69,13 @@ if TYPE_CHECKING:
         Capabilities,
         Chunk,
         DoneChunk,
-        Price,
         Provider,
         Request,
         TextChunk,
         ThinkingChunk,
         ToolCallChunk,
     )
+    from atlas_agents.providers.catalogue import Price, register_model
     from atlas_agents.providers.failover import RetryPolicy
     from atlas_agents.providers.gemini import GeminiProvider
     from atlas_agents.providers.http import Timeouts
@@ -197,6 +197,7 @@ __all__ = [
     "agent",
     "assistant",
     "parse_model_ref",
+    "register_model",
     "system",
     "tool",
     "tool_message",
@@ -231,7 +232,8 @@ _HOMES = {
     "core.tenancy": "Delegation Plan Tenancy User",
     "local.provider": "LocalProvider",
     "providers.anthropic": "AnthropicProvider",
-    "providers.base": "Capabilities Chunk DoneChunk Price Provider Request TextChunk ThinkingChunk ToolCallChunk",
+    "providers.base": "Capabilities Chunk DoneChunk Provider Request TextChunk ThinkingChunk ToolCallChunk",
+    "providers.catalogue": "Price register_model",
     "providers.failover": "RetryPolicy",
     "providers.gemini": "GeminiProvider",
     "providers.http": "Timeouts",

@@ -27,7 +27,7 @@ from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import NO_CHAIN, Chain, Store, UsageRow
 from atlas_agents.core.tenancy import AgentInfo, Delegation, TeamServices, Tenancy
 from atlas_agents.dispatch.base import Dispatcher, Inline
-from atlas_agents.providers.base import Price
+from atlas_agents.providers.catalogue import Price
 from atlas_agents.providers.registry import Registry
 from atlas_agents.providers.settings import GivenSettings
 from atlas_agents.tools.approvals import Approvals, Approve

@@ -36,8 +36,8 @@ EventName: TypeAlias = Literal[
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token usage: input tokens, those of them that were read from or written to a cache, and output tokens, including
-    those of reasoning.
+    """Token usage: input tokens, those of them that were read from or written to a cache (and of these, those that it
+    keeps for an hour), and output tokens, including those of reasoning.
 
     `estimated` if the vendor sent no figures and they were derived from the text's length; `cost` is in US dollars,
     None if the model's price is unknown.
@@ -50,6 +50,7 @@ class Usage(msgspec.Struct, frozen=True):
     cost: float | None = None
     cache_write_tokens: int = 0
     reasoning_tokens: int = 0
+    cache_write_1h_tokens: int = 0
 
     def __add__(self, other: "Usage") -> "Usage":
         costs = [cost for cost in (self.cost, other.cost) if cost is not None]
@@ -61,6 +62,7 @@ class Usage(msgspec.Struct, frozen=True):
             sum(costs) if costs else None,
             self.cache_write_tokens + other.cache_write_tokens,
             self.reasoning_tokens + other.reasoning_tokens,
+            self.cache_write_1h_tokens + other.cache_write_1h_tokens,
         )
 
 

@@ -1,15 +1,21 @@
-"""Model catalogue: what each model family accepts.
+"""Model catalogue: what each model costs, how much it reads and writes, and what its family accepts.
 
-The rules are the vendors' own; `docs/design/models.md` names their sources. An unknown model gets `UNKNOWN`, whose
+Prices and context windows are in `models.json`, which `make catalogue` generates and the first lookup loads. The rules
+of the families are the vendors' own; `docs/design/models.md` names their sources. An unknown model gets `UNKNOWN`. Its
 values are safe everywhere: nothing is sent unless it was set, and what a server refuses is dropped and remembered.
 """
 
 import re
-from functools import lru_cache
+import time
+from collections.abc import Iterator
+from functools import cache, lru_cache
+from pathlib import Path
 from typing import Literal, TypeAlias
 
 import msgspec
 
+from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.events import Usage
 from atlas_agents.providers.settings import Effort
 
 Reasoning: TypeAlias = Literal["unknown", "never", "optional", "default", "always"]
@@ -17,9 +23,61 @@ Reasoning: TypeAlias = Literal["unknown", "never", "optional", "default", "alway
 _LOW_HIGH: tuple[Effort, ...] = ("low", "medium", "high")
 _TO_XHIGH: tuple[Effort, ...] = (*_LOW_HIGH, "xhigh")
 _TO_MAX: tuple[Effort, ...] = (*_TO_XHIGH, "max")
-_PREFIX = re.compile(
-    r"^(?:models/|publishers/[^/]+/models/|(?:[a-z-]+\.)?(?:anthropic|openai)\.|(?:anthropic|openai|google|deepseek|x-ai|mistralai)/)"
+Input: TypeAlias = Literal["text", "image", "pdf", "audio", "video"]
+VENDOR_NAMES = re.compile(
+    "claude|gpt|codex|computer-use|gemini|deepseek|grok|stral|pixtral|mixtral|voxtral|kimi|moonshot|minimax|glm-|command|"
+    "muse-|(?:^|/)o[134]"
 )
+"""What every model name in the data contains. Other names are not looked up, so that they do not load it."""
+_PREFIX = re.compile(
+    r"^(?:models/|publishers/[^/]+/models/|(?:[a-z-]+\.)?(?:anthropic|openai)\.|"
+    r"(?:openrouter|bedrock|vertex_ai|azure|anthropic|openai|google|deepseek|x-ai|mistralai|mistral|moonshotai|minimax|"
+    r"z-ai|cohere|meta)/)"
+)
+_SUFFIX = re.compile(r"(?:-v\d+)?(?::[\w-]+)?$")
+_DATE = re.compile(r"[-@](?:\d{8}|\d{4}-\d{2}-\d{2}|\d{2}-\d{2}|\d{4}|latest)$")
+_MILLION = 1_000_000
+
+
+class Price(msgspec.Struct, frozen=True):
+    """US dollars per million tokens.
+
+    Args:
+        input: Input tokens.
+        output: Output tokens, including those of reasoning.
+        cached: Input tokens that were read from a cache; by default those of `input`.
+        cache_write: Input tokens that were written to a cache; by default those of `input`.
+        cache_write_1h: The same, if they are kept for an hour; by default those of `cache_write`.
+        above: Prices of requests with more input tokens than a number, which then apply to all tokens of the request:
+            `((200_000, Price(6, 22.5)),)`.
+    """
+
+    input: float
+    output: float
+    cached: float | None = None
+    cache_write: float | None = None
+    cache_write_1h: float | None = None
+    above: tuple[tuple[int, "Price"], ...] = ()
+
+    def cost(self, usage: Usage) -> float:
+        """Return the cost of a usage in dollars. It must be that of one request if the price depends on its size."""
+        price = self
+        for tokens, larger in self.above:
+            if usage.input_tokens > tokens:
+                price = larger
+        cached = price.input if price.cached is None else price.cached
+        written = price.input if price.cache_write is None else price.cache_write
+        written_1h = written if price.cache_write_1h is None else price.cache_write_1h
+        plain = usage.input_tokens - usage.cached_tokens - usage.cache_write_tokens
+        dollars = plain * price.input + usage.cached_tokens * cached + usage.output_tokens * price.output
+        dollars += (usage.cache_write_tokens - usage.cache_write_1h_tokens) * written
+        return (dollars + usage.cache_write_1h_tokens * written_1h) / _MILLION
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether no price is negative."""
+        rates = (self.input, self.output, self.cached or 0, self.cache_write or 0, self.cache_write_1h or 0)
+        return min(rates) >= 0 and all(larger.is_valid for _, larger in self.above)
 
 
 class ModelProfile(msgspec.Struct, frozen=True):
@@ -53,6 +111,12 @@ class ModelProfile(msgspec.Struct, frozen=True):
     cache_marks: bool = False
     """Whether the request marks what is to be cached."""
     min_cached_tokens: int = 1024
+    context_window: int | None = None
+    """Most tokens of a request, and usually of its answer; None if it is not known."""
+    output_limit: int | None = None
+    """Most tokens of an answer; None if it is not known."""
+    inputs: tuple[Input, ...] = ()
+    """What a message may contain; empty if it is not known."""
 
 
 UNKNOWN = ModelProfile()
@@ -186,13 +250,229 @@ _RULES: tuple[tuple[str, ModelProfile], ...] = (
         ),
     ),
 )
-_COMPILED = tuple((re.compile(pattern), profile) for pattern, profile in _RULES)
+_COMPILED = tuple((re.compile(pattern.replace(".", r"\.")), profile) for pattern, profile in _RULES)
+_FILES: tuple[Input, ...] = ("text", "image", "pdf")
+_LIMITS: tuple[tuple[str, int | None, tuple[Input, ...]], ...] = (
+    ("claude-(opus-4-[678]|sonnet-4-6)", 128_000, _FILES),
+    ("claude-opus-4-(0|1|2)", 32_000, _FILES),
+    ("claude-(opus|sonnet|haiku)-4|claude-3-7", 64_000, _FILES),
+    ("claude-3-5", 8192, _FILES),
+    ("claude-3", 4096, ("text", "image")),
+    ("claude-[12]|claude-instant", 4096, ("text",)),
+    ("claude", 128_000, _FILES),
+    ("gpt-audio|gpt-4o(-mini)?-audio", 16_384, ("text", "audio")),
+    ("gpt-4.1", 32_768, _FILES),
+    ("gpt-4o|chatgpt-4o", 16_384, _FILES),
+    ("gpt-oss", None, ("text",)),
+    ("gpt-[56]", 128_000, _FILES),
+    ("o1-mini|o3-mini", 65_536, ("text",)),
+    ("o[134]", 100_000, _FILES),
+    ("gemini-4", 65_536, _FILES),
+    ("gemini-(2.5|3)", 65_536, (*_FILES, "audio", "video")),
+    ("gemini", 8192, (*_FILES, "audio", "video")),
+    ("deepseek", None, ("text",)),
+    ("grok-4", None, ("text", "image")),
+    ("voxtral", None, ("text", "audio")),
+    ("(mistral-(small|medium|large)|pixtral)", None, ("text", "image")),
+)
+"""Most tokens of an answer and accepted inputs by name, as the vendors' model pages list them."""
+_COMPILED_LIMITS = tuple((re.compile(pattern.replace(".", r"\.")), limit, inputs) for pattern, limit, inputs in _LIMITS)
 
 
 @lru_cache(maxsize=1000)
 def find_profile(model: str) -> ModelProfile:
     """Return what is known of a model, whatever prefix a cloud or a proxy puts before its name."""
+    name = _strip_prefix(model)
+    if name.startswith("claude-"):
+        name = name.replace(".", "-")  # OpenRouter writes claude-opus-5.5
+    profile = next((profile for pattern, profile in _COMPILED if pattern.match(name)), UNKNOWN)
+    entry, own = find_model(model), _find_registered(model)
+    limit, inputs = next(
+        ((limit, inputs) for pattern, limit, inputs in _COMPILED_LIMITS if pattern.match(name)), (None, ())
+    )
+    limits = {
+        "context_window": own.context_window or (entry.context_window if entry else None),
+        "output_limit": own.output_limit or limit,
+        "inputs": own.inputs or inputs,
+    }
+    known = {field: value for field, value in limits.items() if value}
+    return msgspec.structs.replace(profile, **known) if known else profile
+
+
+# Data
+
+
+class _Rates(msgspec.Struct, frozen=True, array_like=True):
+    input: float
+    output: float
+    cached: float | None = None
+    cache_write: float | None = None
+    cache_write_1h: float | None = None
+
+    def to_price(self, above: tuple[tuple[int, Price], ...] = ()) -> Price:
+        return Price(self.input, self.output, self.cached, self.cache_write, self.cache_write_1h, above)
+
+
+class _DatedPrice(msgspec.Struct, frozen=True, array_like=True):
+    since: str
+    rates: _Rates
+    above: tuple[tuple[int, _Rates], ...]
+
+    def to_price(self) -> Price:
+        return self.rates.to_price(tuple((tokens, rates.to_price()) for tokens, rates in self.above))
+
+
+class ModelEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A model in the data. `match` has alternatives, each a list of conditions that all hold, as the script that
+    generates the data explains. `prices` has today's price and those that are announced for a later day.
+    """
+
+    id: str
+    match: tuple[tuple[str, ...], ...]
+    context_window: int | None
+    prices: tuple[_DatedPrice, ...]
+
+    def price_on(self, day: str) -> Price | None:
+        """Return the price on a day such as `"2026-11-30"`; None if it is unknown."""
+        known = [price for price in self.prices if price.since <= day]
+        return known[-1].to_price() if known else None
+
+
+class VendorEntry(msgspec.Struct, frozen=True, array_like=True):
+    """A vendor in the data: its models, and the names that are looked up among them."""
+
+    id: str
+    match: tuple[tuple[str, ...], ...]
+    models: tuple[ModelEntry, ...]
+
+
+class ModelTable(msgspec.Struct, frozen=True, array_like=True):
+    """The data: where it comes from, when it was generated, and the vendors."""
+
+    source: str
+    date: str
+    vendors: tuple[VendorEntry, ...]
+
+
+@cache
+def load_models() -> ModelTable:
+    """Read the data, once."""
+    return msgspec.json.decode(Path(__file__).with_name("models.json").read_bytes(), type=ModelTable)
+
+
+@lru_cache(maxsize=1000)
+def find_model(model: str) -> ModelEntry | None:
+    """Return the data of a model, whatever prefix a cloud or a proxy puts before its name; None if it is unknown."""
+    if VENDOR_NAMES.search(model.lower()) is None:
+        return None
+    for name in _spellings(model):
+        for vendor in load_models().vendors:
+            if _matches(name, vendor.match):
+                found = next((entry for entry in vendor.models if _matches(name, entry.match)), None)
+                if found is not None:
+                    return found
+    return None
+
+
+def find_price(model: str) -> Price | None:
+    """Return today's price of a model; None if it is unknown."""
+    if (own := _find_registered(model).price) is not None:
+        return own
+    entry = find_model(model)
+    return entry.price_on(time.strftime("%Y-%m-%d", time.gmtime())) if entry else None
+
+
+def _spellings(model: str) -> Iterator[str]:
+    """Yield the names under which a model may be in the data: as Amazon spells it, without prefix, suffix and date."""
+    name = model.lower()
+    if "anthropic.claude" in name:
+        yield name[name.rfind("/") + 1 :]
+    name = _strip_prefix(model)
+    yield name
+    shorter = _SUFFIX.sub("", name)
+    if shorter != name:
+        yield shorter
+    undated = _DATE.sub("", shorter)
+    if undated != shorter:
+        yield undated
+    yield f"{undated}-preview"
+
+
+def _strip_prefix(model: str) -> str:
     name = model.lower()
     while (shorter := _PREFIX.sub("", name, count=1)) != name:
         name = shorter
-    return next((profile for pattern, profile in _COMPILED if pattern.match(name)), UNKNOWN)
+    return name
+
+
+def _matches(name: str, alternatives: tuple[tuple[str, ...], ...]) -> bool:
+    return any(all(_holds(name, condition) for condition in conditions) for conditions in alternatives)
+
+
+def _holds(name: str, condition: str) -> bool:
+    text = condition[1:]
+    match condition[0]:
+        case "=":
+            return name == text
+        case "^":
+            return name.startswith(text)
+        case "$":
+            return name.endswith(text)
+        case "*":
+            return text in name
+        case _:
+            return re.search(text, name) is not None
+
+
+# Models of your own
+
+
+class _Registered(msgspec.Struct, frozen=True):
+    price: Price | None = None
+    context_window: int | None = None
+    output_limit: int | None = None
+    inputs: tuple[Input, ...] = ()
+
+
+registered: dict[str, _Registered] = {}
+"""Models that this process added to the catalogue, by name."""
+_NOT_REGISTERED = _Registered()
+
+
+def register_model(
+    name: str,
+    *,
+    price: Price | None = None,
+    context_window: int | None = None,
+    output_limit: int | None = None,
+    inputs: tuple[Input, ...] = (),
+) -> None:
+    """Add a model to the catalogue of this process, or replace what the catalogue says of it.
+
+    The name also stands for its dated versions: `"my-model"` for `my-model-2026-05-01`.
+
+    Args:
+        name: Name of the model, as requests send it.
+        price: What it costs; `Atlas(prices=…)` takes precedence.
+        context_window: Most tokens of a request.
+        output_limit: Most tokens of an answer.
+        inputs: What a message may contain.
+    """
+    if price is not None and not price.is_valid:
+        raise ConfigError(f"invalid price of {name!r}: must not be negative")
+    for field, value in (("context_window", context_window), ("output_limit", output_limit)):
+        if value is not None and value < 1:
+            raise ConfigError(f"invalid {field} of {name!r}: expected at least 1, got {value}")
+    registered[name] = _Registered(price, context_window, output_limit, inputs)
+    find_profile.cache_clear()
+
+
+def _find_registered(model: str) -> _Registered:
+    matching = [name for name in registered if matches_version(model, name)]
+    return registered[max(matching, key=len)] if matching else _NOT_REGISTERED
+
+
+def matches_version(model: str, name: str) -> bool:
+    """Match a name and its dated versions: `gpt-4.1-2025-04-14` matches `gpt-4.1`; `gpt-4.1-turbo` does not."""
+    rest = model.removeprefix(name)
+    return model.startswith(name) and (not rest or (rest[0] in "-@:" and not rest[1:2].isalpha()))
