@@ -139,7 +139,7 @@ def _resolve_budget(effort: Effort | int, max_tokens: int | None, profile: Model
     if max_tokens is not None and budget >= max_tokens:
         budget = max_tokens - 1
         if budget < profile.min_budget:
-            return ResolvedEffort(changed=f"max_tokens={max_tokens} leaves no room for reasoning, which is not sent")
+            return ResolvedEffort(changed=f"max_tokens={max_tokens} leaves no tokens for reasoning")
     adjusted = isinstance(effort, int) and budget != wanted
     return ResolvedEffort(budget=budget, changed=f"a budget of {budget} tokens is sent" if adjusted else "")
 

@@ -150,7 +150,7 @@ def _lower_effort(first: Effort | int | None, second: Effort | int | None) -> Ef
 
 
 def _lower_budget(effort: Effort | int | None, max_tokens: int | None) -> Effort | int | None:
-    """Return an effort that leaves room for an answer."""
+    """Return an effort that leaves tokens for an answer."""
     if not isinstance(effort, int) or max_tokens is None or effort < max_tokens:
         return effort
     return max_tokens - 1 if max_tokens > _MIN_BUDGET else None
