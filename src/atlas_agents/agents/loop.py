@@ -113,7 +113,7 @@ async def _start(run: Run, messages: Sequence[Message]) -> None:
 
 async def _final_reply(run: Run, execute: TurnFunction) -> Message:
     """Return the answer, or the last partial reply when the rounds are exhausted."""
-    budget = await run.open_budget()
+    budget = run.scope.open_budget()
     try:
         if budget is None:
             return await execute(run)
@@ -235,7 +235,7 @@ def _list_rules(rules: Sequence[Rule]) -> str:
 
 async def _stream_reply(run: Run, request: base.Request) -> Message:
     """Stream a reply. With a budget, what it may use is reserved before, and what it used is settled after it."""
-    budget = run.scope.budget
+    budget = await run.scope.refresh_budget()
     if budget is None:
         return await _stream(run, request)
     await _reserve(run, budget, _model_call(run, request))

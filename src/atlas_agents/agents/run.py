@@ -5,7 +5,7 @@ import hashlib
 import logging
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -16,7 +16,7 @@ from atlas_agents.agents.hooks import Interceptors
 from atlas_agents.agents.options import AgentSettings, TurnOptions
 from atlas_agents.agents.output import Output
 from atlas_agents.core.aio import finish_despite_cancel
-from atlas_agents.core.budgets import Reservation, TurnBudget
+from atlas_agents.core.budgets import Reservation
 from atlas_agents.core.errors import ProviderError, SessionBusy, StoreError, StoreLost, UnreadableRow, failure_kind
 from atlas_agents.core.events import Event, HandedOff, PlanStep, StreamChunk, StreamReset, Usage
 from atlas_agents.core.json import encode
@@ -293,7 +293,6 @@ class Run:
         meter: UsageMeter,
         options: TurnOptions,
         switch_agent: "Callable[[Run, str], None]",
-        open_budget: "Callable[[Run], Awaitable[TurnBudget | None]]",
         resumed: bool = False,
     ) -> None:
         self.id = id
@@ -322,7 +321,6 @@ class Run:
         self.texts: list[str] = []
         self.draft = MessageDraft()
         self._switch_agent = switch_agent
-        self._open_budget = open_budget
         self._call_ids: set[str] = set()
         self._unreadable_rounds = 0
 
@@ -368,15 +366,8 @@ class Run:
         services = self.scope.governance.team_services
         if services is not None:
             await services.tenancy.admit(self.settings.id, [each.id for each in services.agents()])
-        if self.scope.governance.budgets.budgets or self.settings.budget:
-            budget = await self._open_budget(self)
-            if budget is not None:
-                await budget.check()
-
-    async def open_budget(self) -> TurnBudget | None:
-        """Return the budgets that apply to this turn; None if nothing limits it."""
-        self.scope.budget = await self._open_budget(self)
-        return self.scope.budget
+        if (budget := self.scope.open_budget()) is not None:
+            await budget.check()
 
     def _accept_write(self, message: Message, messages: Sequence[Message]) -> AcceptRun:
         options, schema = self.options, self.output.schema if self.output else None

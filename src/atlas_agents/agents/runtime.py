@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from atlas_agents.core.budgets import (
     Budget,
     BudgetBook,
     MemoryBudgets,
+    SharedLimits,
     TokenPlan,
     TurnBudget,
     TurnIdentity,
@@ -29,8 +31,8 @@ from atlas_agents.core.errors import ConfigError, NotFound
 from atlas_agents.core.events import Event, MessageStored
 from atlas_agents.core.messages import Conversation, Message, new_id
 from atlas_agents.core.paths import Environment
-from atlas_agents.core.store import BudgetLimit, RunRow, Store
-from atlas_agents.core.tenancy import UNLIMITED, TeamServices
+from atlas_agents.core.store import BudgetLimit, Chain, RunRow, Store
+from atlas_agents.core.tenancy import TeamServices
 from atlas_agents.providers.base import Price, Prices, Provider, collect_keys
 from atlas_agents.providers.failover import Failover, Route
 from atlas_agents.providers.react import React
@@ -158,6 +160,8 @@ class AgentRuntime:
             metadata=context.metadata,
             emit=emit,
             count_usage=meter.add,
+            open_budget=partial(self._open_budget, options),
+            load_limits=self._load_limits,
             journal=self._create_journal(run_id, conversation, emit, row) if durable else None,
             asks=options.asks,
             chain=options.chain,
@@ -182,42 +186,37 @@ class AgentRuntime:
             meter=meter,
             options=options,
             switch_agent=self._switch_agent,
-            open_budget=self._open_budget,
             resumed=row is not None,
         )
 
-    async def _open_budget(self, run: Run) -> TurnBudget | None:
-        """Return the budgets of a turn; None if nothing limits it."""
-        book, journal, options = self.governance.budgets, run.journal, run.options
-        services, own = self.governance.team_services, self._budgets_of(run.settings, options)
-        plan = UNLIMITED
-        if services is not None:
-            read = services.tenancy.plan
-            plan = await (read() if journal is None else journal.read_with_retry(read))
-        root = options.chain.root
-        if plan.tokens is None and not (book.budgets or own or root or outer_turn.get()):
+    def _open_budget(self, options: TurnOptions, scope: ToolScope, forced: bool = False) -> TurnBudget | None:
+        """Return the budgets of a turn; None if nothing limits it, unless `forced`."""
+        book, own = self.governance.budgets, self._budgets_of(scope.agent.settings, options)
+        if not (forced or book.budgets or own or outer_turn.get()):
             return None
-        turn = TurnIdentity(run.id, run.conversation.id, run.settings.id, run.scope.actor.user)
-        budget = book.open_turn(
-            turn,
-            own,
-            plan=TokenPlan(plan.name, plan.tokens) if plan.tokens is not None else None,
-            inherited=await self._limits_of_root(root) if root and root != run.id else (),
-            commit=journal.commit if journal is not None else None,
-        )
-        if journal is not None:
-            journal.budget = budget
-        return budget
+        turn = TurnIdentity(scope.run_id, scope.conversation.id, scope.actor.agent_id, scope.actor.user)
+        return book.open_turn(turn, own, commit=scope.journal.commit if scope.journal is not None else None)
+
+    async def _load_limits(self, journal: Journal | None, chain: Chain) -> SharedLimits:
+        """Return the token plan of the tenant, and the limits of the turn that started a delegation."""
+        services, inherited = self.governance.team_services, ()
+        if services is None:
+            return None, ()
+        read = services.tenancy.plan
+        plan = await (read() if journal is None else journal.read_with_retry(read))
+        if chain.root:
+            inherited = await self._limits_of_root(chain.root)
+        return TokenPlan(plan.name, plan.tokens) if plan.tokens is not None else None, inherited
 
     @staticmethod
     def _budgets_of(settings: AgentSettings, options: TurnOptions) -> tuple[Budget, ...]:
         return settings.budget if options.budget is msgspec.UNSET else (*settings.budget, *options.budget)
 
-    async def _limits_of_root(self, root: str) -> list[BudgetLimit]:
+    async def _limits_of_root(self, root: str) -> Sequence[BudgetLimit]:
         """Return the limits of the turn that started a delegation: all that follows from it counts, too."""
         row = await self.store.run(self.tenant, root) if self.store is not None else None
         if row is None:
-            return []
+            return ()
         agent, options = self.find_agent(row.agent_id), decode_options(row)
         found = self._budgets_of(agent.settings, options) if agent is not None else options.budget or ()
         return inherit_limits(root, (*self.governance.budgets.budgets, *found))

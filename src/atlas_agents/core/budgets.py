@@ -329,6 +329,10 @@ class TokenPlan(NamedTuple):
     tokens: int
 
 
+SharedLimits: TypeAlias = tuple[TokenPlan | None, Sequence[BudgetLimit]]
+"""The token plan of a tenant, and the limits of the turn that delegated another one."""
+
+
 class BudgetStatus(msgspec.Struct, frozen=True):
     """One limit of a budget: what is used and reserved of it, and when it starts again (seconds since 1970)."""
 
@@ -367,20 +371,13 @@ class BudgetBook:
         turn: TurnIdentity,
         budgets: Sequence[Budget],
         *,
-        plan: TokenPlan | None = None,
-        inherited: Sequence[BudgetLimit] = (),
         commit: "Commit | None" = None,
-    ) -> "TurnBudget | None":
-        """Return the budget of a turn, or None if nothing limits it.
+    ) -> "TurnBudget":
+        """Return the budget of a turn.
 
-        `inherited` are the limits of the turn that delegated this one. With `commit`, the turn has a journal, and what
-        it settles is committed with the journal's next step.
+        With `commit`, the turn has a journal, and what it settles is committed with the journal's next step.
         """
-        outer = outer_turn.get()
-        budgets = (*self.budgets, *budgets)
-        if not budgets and plan is None and not inherited and (outer is None or not outer.is_shared):
-            return None
-        return TurnBudget(self, turn, budgets, plan, tuple(inherited), commit, outer)
+        return TurnBudget(self, turn, (*self.budgets, *budgets), commit, outer_turn.get())
 
     def correct_input(self, call: ModelCall) -> int:
         """Return the estimate of the input, raised by the error of the last estimate for the same model."""
@@ -461,16 +458,15 @@ class TurnBudget:
         book: BudgetBook,
         turn: TurnIdentity,
         budgets: tuple[Budget, ...],
-        plan: TokenPlan | None,
-        inherited: tuple[BudgetLimit, ...],
         commit: Commit | None,
         outer: "TurnBudget | None",
     ) -> None:
         self._book = book
         self._turn = turn
         self._budgets = budgets
-        self._plan = plan
-        self._inherited = inherited
+        self._plan: TokenPlan | None = None
+        self._inherited: tuple[BudgetLimit, ...] = ()
+        self._timer: _TurnTimer | None = None
         self._outer = outer if outer is not None and outer.is_shared else None
         self._journaled = commit is not None
         self._commit: Commit = commit or (lambda writes: book.counts.commit(book.tenant, writes))
@@ -493,6 +489,12 @@ class TurnBudget:
         self._budgets = (*kept, *[each for each in now if each.scope != "turn"])
         self._turn = msgspec.structs.replace(self._turn, agent_id=agent_id)
         self._limits = ("", ())
+
+    def set_shared(self, plan: TokenPlan | None, inherited: Sequence[BudgetLimit]) -> None:
+        """Set the current plan of the tenant, and the limits of the turn that delegated this one."""
+        if (plan, tuple(inherited)) != (self._plan, self._inherited):
+            self._plan, self._inherited = plan, tuple(inherited)
+            self._limits = ("", ())
 
     def limits(self) -> tuple[BudgetLimit, ...]:
         """Return the limits that apply today; where several have the same key, the lowest counts."""
@@ -529,6 +531,7 @@ class TurnBudget:
         """Reserve for a model call: its input, and its output as far as it fits. Raises BudgetExceeded."""
         if self.exhausted is not None:
             raise self.exhausted
+        await self.start_time()
         outer = await self._outer.reserve_within(call) if self._outer is not None else None
         try:
             return await self._reserve(call, self.limits(), outer)
@@ -736,20 +739,25 @@ class TurnBudget:
         """Count the time of the turn; when none is left, cancel it and raise BudgetExceeded."""
         task = cast("asyncio.Task[Any]", asyncio.current_task())
         token = outer_turn.set(self)
-        timer = _TurnTimer(self, task)
+        timer = self._timer = _TurnTimer(self, task)
         try:
-            await timer.start()
             yield
         except asyncio.CancelledError:
             if timer.failure is None or task.uncancel() > timer.cancelling:
                 raise
             raise timer.failure from None
         finally:
+            self._timer = None
             timer.stop()
             outer_turn.reset(token)
             self._settled += [*self._settle_time(final=True), store.ReleaseBudgets(self._turn.run_id, ended=True)]
             if not self._journaled:
                 await finish_despite_cancel(self._flush())
+
+    async def start_time(self) -> None:
+        """Start to count the time of the turn, when it is about to call a model or a tool for the first time."""
+        if self._timer is not None:
+            await self._timer.start()
 
     async def reserve_time(self, *, waits: bool) -> float:
         """Reserve the next part of the time and return the seconds until it is used up; infinite if none is limited."""
@@ -791,11 +799,14 @@ class _TurnTimer:
         self._task = task
         self._alarm: Alarm | None = None
         self._extension: asyncio.Task[None] | None = None
+        self._started = False
         self.cancelling = task.cancelling()
         self.failure: BudgetExceeded | None = None
 
     async def start(self) -> None:
-        self._schedule(await self._budget.reserve_time(waits=True))
+        if not self._started:
+            self._started = True
+            self._schedule(await self._budget.reserve_time(waits=True))
 
     def stop(self) -> None:
         if self._alarm is not None:

@@ -195,6 +195,7 @@ class Attempt:
         try:
             if budget.exhausted is not None:
                 raise budget.exhausted
+            await budget.start_time()
             await budget.count_outer_tool_call()
             if self._scope.journal is None:
                 await budget.count_tool_call()

@@ -1,13 +1,13 @@
 """Governance shared by all runs of an Atlas, and the scope in which the tool calls of one run execute."""
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import msgspec
 
 from atlas_agents.core.aio import BackgroundTasks, Clock
-from atlas_agents.core.budgets import BudgetBook, TurnBudget
+from atlas_agents.core.budgets import BudgetBook, SharedLimits, TurnBudget
 from atlas_agents.core.events import Event, Usage
 from atlas_agents.core.messages import Conversation, Message, ToolCall
 from atlas_agents.core.metadata import Metadata
@@ -76,6 +76,8 @@ class Governance(msgspec.Struct, kw_only=True, eq=False):
         return found or tool.when_tainted or default
 
 
+OpenBudget: TypeAlias = "Callable[[ToolScope, bool], TurnBudget | None]"
+"""Opens the budgets of a turn; if forced, also when none is set for it."""
 _GRANTED = Verdict("yes", "the tool was given to the agent")
 
 
@@ -87,8 +89,20 @@ class ToolScope:
     """
 
     __slots__ = (
-        *("_inherited", "_scanned", "_untrusted", "_visible", "_visible_under", "actor", "agent", "asks"),
-        *("budget", "chain", "conversation", "count_usage", "durations", "emit", "governance", "journal"),
+        *("_inherited", "_load_limits", "_open_budget", "_scanned", "_untrusted", "_visible", "_visible_under"),
+        *(
+            "actor",
+            "agent",
+            "asks",
+            "budget",
+            "chain",
+            "conversation",
+            "count_usage",
+            "durations",
+            "emit",
+            "governance",
+            "journal",
+        ),
         *("metadata", "repeats", "run_id", "slots", "tools"),
     )
 
@@ -104,6 +118,8 @@ class ToolScope:
         metadata: Metadata,
         emit: Callable[[Event], None],
         count_usage: Callable[[str, Usage], Usage],
+        open_budget: "OpenBudget",
+        load_limits: Callable[[Journal | None, Chain], Awaitable[SharedLimits]],
         journal: Journal | None = None,
         asks: bool = True,
         chain: Chain = NO_CHAIN,
@@ -111,7 +127,9 @@ class ToolScope:
     ) -> None:
         self.journal = journal
         self.budget: TurnBudget | None = None
-        """The budgets of the turn, once it runs; None if nothing limits it."""
+        """The budgets of the turn, once it is open; None if nothing limits it."""
+        self._open_budget = open_budget
+        self._load_limits = load_limits
         self._inherited = inherited
         self._scanned = 0
         self._untrusted: dict[str, None] = {}
@@ -133,6 +151,23 @@ class ToolScope:
         """Milliseconds that each call took, by call id."""
         self._visible: list[Tool] | None = None
         self._visible_under: Policy | None = None
+
+    def open_budget(self, *, forced: bool = False) -> TurnBudget | None:
+        """Return the budgets that were set for the turn; None if there are none, unless `forced`."""
+        if self.budget is None and (budget := self._open_budget(self, forced)) is not None:
+            self.budget = budget
+            if self.journal is not None:
+                self.journal.budget = budget
+        return self.budget
+
+    async def refresh_budget(self) -> TurnBudget | None:
+        """Return the budgets of the turn with the current plan of the tenant; None if nothing limits it."""
+        plan, inherited = await self._load_limits(self.journal, self.chain)
+        if self.budget is not None or plan is not None or inherited:
+            budget = self.open_budget(forced=True)
+            if budget is not None:
+                budget.set_shared(plan, inherited)
+        return self.budget
 
     @property
     def approval_store(self) -> ApprovalStore | None:

@@ -478,8 +478,9 @@ class ToolCallExecution:
         return await self._elicitation.ask(form)
 
     async def _reserve_tokens(self, tokens: int) -> None:
-        if self._scope.budget is not None:
-            self._reservations.append(await self._scope.budget.reserve(ModelCall(tokens, 1, least=0)))
+        budget = await self._scope.refresh_budget()
+        if budget is not None:
+            self._reservations.append(await budget.reserve(ModelCall(tokens, 1, least=0)))
 
     async def _add_usage(self, model: str, usage: Usage) -> None:
         """Count the tokens of a model that the tool called, whether or not the call succeeds."""
