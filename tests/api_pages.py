@@ -96,7 +96,8 @@ def pages() -> list[Page]:
             "Connect models, write your own provider, and configure retries and rate limits.",
             _of(
                 top,
-                "OpenAIProvider AnthropicProvider LocalProvider Provider Request Capabilities Chunk TextChunk "
+                "ModelSettings OpenAIProvider OpenAIResponsesProvider AnthropicProvider GeminiProvider LocalProvider "
+                "Provider Request Capabilities Chunk TextChunk "
                 "ThinkingChunk ToolCallChunk DoneChunk RetryPolicy Timeouts Balanced RateLimit ModelRef "
                 "parse_model_ref Cassette local.models.list_models local.download.pull",
             ),
