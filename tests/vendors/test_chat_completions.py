@@ -1,7 +1,11 @@
 """Chat completions against strict doubles of OpenAI, DeepSeek and vendors with the same format."""
 
+import asyncio
 import json
+import signal
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -26,6 +30,7 @@ from atlas_agents.core.events import Usage
 from atlas_agents.providers.base import Chunk, DoneChunk, Request, TextChunk, ToolCallChunk, complete
 from atlas_agents.providers.failover import RetryPolicy
 from atlas_agents.providers.openai import OpenAIProvider
+from vendors import killed_turn
 from vendors.common import KEY, Answer, Refusal, VendorRequest, sse
 from vendors.deepseek import DeepSeekDouble
 from vendors.openai_chat import OpenAIChatDouble
@@ -112,6 +117,22 @@ async def test_reasoning_is_kept_after_the_history_was_stored_and_loaded() -> No
         await atlas.ask("Sure?", session=Conversation(stored))
     assert double.refusals == []
     assert double.bodies[-1]["messages"][1]["reasoning_content"] == "Paris it is."
+
+
+@pytest.mark.parametrize(
+    ("vendor", "name", "model"),
+    [(DeepSeekDouble, "openai", "deepseek-v4-pro"), (OpenRouterDouble, "openrouter", "anthropic/claude-opus-5")],
+)
+async def test_reasoning_is_kept_when_the_process_is_killed_while_a_tool_runs(
+    vendor: type[OpenAIChatDouble], name: str, model: str, tmp_path: Path
+) -> None:
+    async with vendor(CALL, Answer("Sunny.")) as double:
+        arguments = (double.address, name, model, str(tmp_path / "atlas.db"))
+        process = await asyncio.create_subprocess_exec(sys.executable, killed_turn.__file__, *arguments)
+        assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
+        assert await killed_turn.run_turn(*arguments) == ["Sunny."]
+    assert double.refusals == []
+    assert len(double.bodies) == 2
 
 
 async def test_reasoning_of_another_vendor_is_not_sent_to_deepseek() -> None:
