@@ -17,11 +17,11 @@ from stream_cases import (
     o_calls,
     text_case,
 )
-from wire_setup import ANTHROPIC, OPENAI, FastClock, Turn, Wire, WireSetup, open_setup
+from wire_setup import ANTHROPIC, GEMINI, OPENAI, FastClock, Turn, Wire, WireSetup, open_setup
 
 from atlas_agents import Opaque, Thinking
 from fault_server import FaultServer, Pause, Step, broken_response, byte_by_byte, response
-from sse_events import a, o
+from sse_events import a, g, o
 
 EMOJI = "Hi 😀 é\u2028!"
 HALF = r'{"to":"\ud83d","amount":5}'
@@ -255,17 +255,127 @@ SHAPES = [
 ]
 
 
-@make_params(ENDS)
+def blocks_are(*blocks: dict[str, Any]) -> Look:
+    """Check what is kept verbatim, and that the next request returns it."""
+
+    def look(_: WireSetup, turn: Turn) -> None:
+        assert [part for part in turn.added[-1].parts if isinstance(part, Opaque)] == [
+            Opaque("google", block) for block in blocks
+        ]
+
+    return look
+
+
+SIGNATURE = {"thoughtSignature": "c2ln"}
+CODE = {"executableCode": {"language": "PYTHON", "code": "print(1)"}, "thoughtSignature": "c2ln"}
+GEMINI_ENDS = [
+    StreamCase("P03 reset after the finish", GEMINI, [broken_response(g.text("Hi"), g.finish())]),
+    StreamCase("P03 closed inside a chunked body", GEMINI, [broken_response(g.text("Hi"), g.finish(), by="close")]),
+    text_case("P03 finish with the text", GEMINI, g.parts({"text": "Hi"}, finishReason="STOP")),
+    text_case("P03 error after the finish", GEMINI, g.text("Hi"), g.finish(), g.error("server_error")),
+    text_case("P26 MAX_TOKENS", GEMINI, g.text("Hi"), g.finish("MAX_TOKENS"), stop_reason="length", truncated=True),
+    text_case("P40 SAFETY", GEMINI, g.text("Hi"), g.finish("SAFETY"), stop_reason="refusal", refused=True),
+    text_case("P40 SAFETY without a word", GEMINI, g.finish("SAFETY"), text="", refused=True, refusal="SAFETY"),
+    text_case("P40 SAFETY with calls", GEMINI, g.call("c", "pay", PAY), g.finish("SAFETY"), text="", refused=True),
+    text_case(
+        "P40 blocked prompt",
+        GEMINI,
+        g.event(promptFeedback={"blockReason": "BLOCKLIST", "blockReasonMessage": "no"}),
+        text="",
+        refused=True,
+        refusal="the prompt was blocked: BLOCKLIST: no",
+    ),
+    text_case("P41 unknown finish reason", GEMINI, g.text("Hi"), g.finish("ECLIPSE"), stop_reason="other"),
+    text_case(
+        "P41 unknown finish reason with calls", GEMINI, g.text("Hi"), g.call("c", "pay", PAY), g.finish("ECLIPSE")
+    ),
+    text_case("P43 usage missing", GEMINI, g.text("Hi"), g.finish(input=None), look=estimated),
+    text_case("P44 finish in every event", GEMINI, *[g.parts({"text": each}, finishReason="STOP") for each in "Hi"]),
+    text_case("P44 double finish", GEMINI, g.text("Hi"), g.finish(), g.finish(), stop_reason="stop"),
+    call_case("P44 call, then a bare finish", GEMINI, [g.call("c", "pay", PAY), g.finish()], PAID),
+    call_case("P44 call and finish in one event", GEMINI, [g.call("c", "pay", PAY, x=1), g.finish()], PAID),
+]
+GEMINI_BYTES = [
+    text_case("P11 emoji split at every byte", GEMINI, *byte_by_byte(g.says(EMOJI)), text=EMOJI),
+    text_case("P12 surrogate pair over two parts", GEMINI, *g.says("Hi \ud83d", "\ude00!"), text="Hi 😀!"),
+    text_case("P12 half a pair at the end", GEMINI, *g.says("Hi \ud83d"), text="Hi \ufffd"),
+    text_case(
+        "P12 surrogate pair over two thoughts",
+        GEMINI,
+        *[g.text(half, thought=True) for half in ("Hm \ud83d", "\ude00")],
+        *g.says("Hi"),
+        look=thought("Hm 😀"),
+    ),
+    malformed_case("P12 half a pair, escaped, in arguments", GEMINI, [g.call("c1", "pay", HALF), g.finish()]),
+    text_case(
+        "P12 half a pair in a part that is kept",
+        GEMINI,
+        g.parts({"hologram": {"y": "\ud83d"}}),
+        *g.says("Hi"),
+        look=blocks_are({"hologram": {"y": "\ufffd"}}),
+    ),
+    text_case("P13 BOM first", GEMINI, b"\xef\xbb\xbf", *g.says("Hi")),
+    text_case("P14 CRLF", GEMINI, *lines(g.says(EMOJI), b"\n", b"\r\n"), text=EMOJI),
+    text_case("P14 CR only", GEMINI, *lines(g.says("Hi"), b"\n", b"\r")),
+    text_case("P14 no space after data", GEMINI, *lines(g.says("Hi"), b"data: ", b"data:")),
+    text_case("P14 data over two lines", GEMINI, *lines(g.says("Hi"), b',"modelVersion"', b',\ndata: "modelVersion"')),
+]
+GEMINI_SHAPES = [
+    text_case("P17 usage first", GEMINI, g.event(usageMetadata={"promptTokenCount": 7}), *g.says("Hi")),
+    text_case("P18 candidates null", GEMINI, g.event(candidates=None), *g.says("Hi")),
+    text_case("P18 content null", GEMINI, g.event(candidates=[{"content": None}]), *g.says("Hi")),
+    text_case("P18 parts null", GEMINI, g.event(candidates=[{"content": {"parts": None}}]), *g.says("Hi")),
+    text_case("P18 an empty part", GEMINI, g.parts({}), *g.says("Hi"), look=blocks_are()),
+    text_case("P18 another candidate", GEMINI, g.parts({"text": "No"}, index=1), *g.says("Hi")),
+    text_case("P18 harmless feedback", GEMINI, g.event(promptFeedback={"safetyRatings": []}), *g.says("Hi")),
+    text_case("P25 unknown part", GEMINI, g.parts(CODE), *g.says("Hi"), look=blocks_are(CODE)),
+    text_case("P42 thoughts", GEMINI, g.text("Hm, bob.", thought=True), *g.says("Hi"), look=thought("Hm, bob.")),
+    text_case(
+        "P42 signature on text",
+        GEMINI,
+        g.text("H"),
+        g.text("i", **SIGNATURE),
+        g.finish(),
+        look=blocks_are(SIGNATURE),
+    ),
+    text_case(
+        "P42 signature on an empty part",
+        GEMINI,
+        g.text("Hi"),
+        g.text("", **SIGNATURE),
+        g.finish(),
+        look=blocks_are({"text": "", **SIGNATURE}),
+    ),
+    text_case(
+        "P42 signature without text",
+        GEMINI,
+        g.text("Hi"),
+        g.parts(SIGNATURE),
+        g.finish(),
+        look=blocks_are({"text": "", **SIGNATURE}),
+    ),
+    text_case(
+        "P42 text after a signed one",
+        GEMINI,
+        g.text("H", **SIGNATURE),
+        g.text("i"),
+        g.finish(),
+        look=blocks_are(SIGNATURE, {}),
+    ),
+]
+
+
+@make_params([*ENDS, *GEMINI_ENDS])
 async def test_unusual_end_of_a_stream_is_accepted(row: StreamCase) -> None:
     await row.check()
 
 
-@make_params(BYTES)
+@make_params([*BYTES, *GEMINI_BYTES])
 async def test_unusual_bytes_decode_to_the_intended_text(row: StreamCase) -> None:
     await row.check()
 
 
-@make_params(SHAPES)
+@make_params([*SHAPES, *GEMINI_SHAPES])
 async def test_unknown_or_empty_events_are_ignored(row: StreamCase) -> None:
     await row.check()
 
@@ -284,6 +394,8 @@ async def test_unknown_or_empty_events_are_ignored(row: StreamCase) -> None:
             ANTHROPIC, [*HI, a.stop("end_turn"), *[a.ping, Pause(0.02)] * 600], id="P04 stop reason, then pings"
         ),
         pytest.param(ANTHROPIC, [*a.says("Hi"), "hold"], id="P04 message_stop, but not closed"),
+        pytest.param(GEMINI, [*g.says("Hi"), "hold"], id="P03 finishReason, but not closed"),
+        pytest.param(GEMINI, [*g.says("Hi"), *[g.comment, Pause(0.02)] * 600], id="P03 finishReason, then comments"),
     ],
 )
 async def test_complete_message_does_not_wait_for_the_connection_to_close(wire: Wire, body: list[Step]) -> None:
@@ -302,6 +414,23 @@ async def test_P41_model_that_only_pauses_ends_at_the_round_limit() -> None:
         turn = await setup.turn()
         assert turn.reply_texts == ["Hi"] * 10
         assert setup.requests == [10]
+        await setup.next_turn_works()
+
+
+async def test_P42_parts_of_gemini_are_sent_back_unchanged() -> None:
+    parts: list[dict[str, Any]] = [
+        {"text": "Paying "},
+        {"text": "bob.", **SIGNATURE},
+        {"text": " Now."},
+        CODE,
+        {"text": "", **SIGNATURE},
+        {"functionCall": {"id": "c1", "name": "pay", "args": {"to": "bob", "amount": 5}}, **SIGNATURE},
+        {"functionCall": {"id": "c2", "name": "look", "args": {}}},
+    ]
+    body = [*[g.parts(part) for part in parts], g.finish()]
+    async with open_setup(GEMINI, FaultServer(response(*body), DONE["gemini"])) as setup:
+        await setup.turn()
+        assert setup.server.requests[1].body["contents"][1] == {"role": "model", "parts": parts}
         await setup.next_turn_works()
 
 
@@ -324,7 +453,7 @@ async def test_P42_blocks_are_sent_back_unchanged() -> None:
 
 
 @pytest.mark.parametrize("framing", ["chunked", "sized", "until close"])
-@pytest.mark.parametrize("wire", [OPENAI, ANTHROPIC], ids=repr)
+@pytest.mark.parametrize("wire", [OPENAI, ANTHROPIC, GEMINI], ids=repr)
 async def test_every_body_framing_is_decoded(wire: Wire, framing: Any) -> None:
     pieces = byte_by_byte(wire.builder.says("Hi"))
     await StreamCase("framed", wire, [response(*pieces, framing=framing)]).check()
@@ -337,10 +466,12 @@ WHOLE = {
     "anthropic": b'{"type":"message","role":"assistant","content":[{"type":"text","text":"Hi"},{"type":"tool_use","id":'
     b'"c1","name":"pay","input":{"to":"bob","amount":5}}],"stop_reason":"tool_use","usage":{"input_tokens":7,'
     b'"output_tokens":5}}',
+    "gemini": b'[{"candidates":[{"content":{"parts":[{"text":"Hi"}]}}]},{"candidates":[{"content":{"parts":[{'
+    b'"functionCall":{"id":"c1","name":"pay","args":{"to":"bob","amount":5}}}]},"finishReason":"STOP"}]}]',
 }
 
 
-@pytest.mark.parametrize("wire", [OPENAI, ANTHROPIC], ids=repr)
+@pytest.mark.parametrize("wire", [OPENAI, ANTHROPIC, GEMINI], ids=repr)
 async def test_non_streaming_server_is_supported(wire: Wire) -> None:
     whole = response(WHOLE[wire.name], type="application/json; charset=utf-8", framing="sized")
     async with open_setup(wire, FaultServer(whole, DONE[wire.name])) as setup:

@@ -211,19 +211,21 @@ class GeminiReader:
             self._end(
                 "PROHIBITED_CONTENT", f"the prompt was blocked: {feedback.blockReason}", feedback.blockReasonMessage
             )
-        for candidate in event.candidates or ():
+        for position, candidate in enumerate(event.candidates or ()):
             if not candidate.index:
-                self._read_candidate(candidate, data, chunks)
+                self._read_candidate(candidate, position, data, chunks)
 
-    def _read_candidate(self, candidate: _Candidate, data: bytes, chunks: list[base.Chunk]) -> None:
-        for position, part in enumerate((candidate.content and candidate.content.parts) or ()):
+    def _read_candidate(self, candidate: _Candidate, position: int, data: bytes, chunks: list[base.Chunk]) -> None:
+        for number, part in enumerate((candidate.content and candidate.content.parts) or ()):
             self.event_count += 1
             if part.functionCall is not None:
                 self._add_call(part.functionCall, clean(part.thoughtSignature or ""))
-            elif part.text is not None or part.thoughtSignature:
+            elif part.text is not None:
                 self._add_text(part, chunks)
-            elif (block := _find_part(data, position)) is not None:
+            elif (block := _find_part(data, position, number)).keys() - {"thought", "thoughtSignature"}:
                 chunks.append(base.OpaqueChunk(_VENDOR, base.make_encodable(block)))
+            elif part.thoughtSignature:
+                self._add_text(part, chunks)
         if candidate.continuationToken:
             self._token = clean(candidate.continuationToken)
         if (reason := candidate.finishReason) and reason != "FINISH_REASON_UNSPECIFIED":
@@ -271,10 +273,10 @@ def _build_call(call: tuple[str, str, str, str], *, truncated: bool) -> ToolCall
     return msgspec.structs.replace(built, signature=signature) if signature else built
 
 
-def _find_part(data: bytes, position: int) -> dict[str, Any] | None:
-    """Return a part of the first candidate as it was sent; None if it is empty."""
+def _find_part(data: bytes, candidate: int, part: int) -> dict[str, Any]:
+    """Return a part as it was sent."""
     response: Any = json.loads(data)
-    return next(each for each in response["candidates"] if not each.get("index"))["content"]["parts"][position] or None
+    return response["candidates"][candidate]["content"]["parts"][part]
 
 
 def _count_usage(usage: _UsageMetadata | None, text_length: int) -> Usage:
