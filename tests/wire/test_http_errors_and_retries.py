@@ -5,11 +5,11 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
-from wire_setup import ANTHROPIC, KEY, OPENAI, WIRES, SkippingClock, Turn, Wire, open_setup
+from wire_setup import ANTHROPIC, GEMINI, KEY, OPENAI, WIRES, SkippingClock, Turn, Wire, open_setup
 
 from atlas_agents import ProviderError, RetryPolicy
 from fault_server import FaultServer, Script, response
-from sse_events import a, o
+from sse_events import a, g, o
 
 both_wires = pytest.mark.parametrize("wire", WIRES, ids=repr)
 IN_ORDER = RetryPolicy(order="given")
@@ -32,7 +32,17 @@ TOO_LONG: dict[str, tuple[int, dict[str, str]]] = {
         400,
         {"type": "invalid_request_error", "message": "prompt is too long: 9 tokens > 8"},
     ),
+    "Google's message": (
+        400,
+        {"status": "INVALID_ARGUMENT", "message": "The input token count (9) exceeds the maximum number of tokens"},
+    ),
     "a proxy's message": (400, {"message": "This model's maximum context length is 8 tokens"}),
+}
+
+
+DAILY_QUOTA = {
+    "@type": "type.googleapis.com/google.rpc.QuotaFailure",
+    "violations": [{"quotaId": "GenerateRequestsPerDayPerProjectPerModel-FreeTier"}],
 }
 
 
@@ -118,6 +128,11 @@ async def test_history_that_is_too_long_is_shortened_once(case: str, wire: Wire)
     [
         pytest.param(OPENAI, [o.text("Well"), o.error("", code="context_length_exceeded")], id="P19 openai"),
         pytest.param(ANTHROPIC, [*a.says("Well")[:3], a.error("request_too_large")], id="P21 anthropic"),
+        pytest.param(
+            GEMINI,
+            [g.text("Well"), g.error("INVALID_ARGUMENT", "token count exceeds the maximum number of tokens allowed")],
+            id="P19 gemini",
+        ),
     ],
 )
 async def test_length_error_in_mid_stream_shortens_the_history(wire: Wire, too_long: list[bytes]) -> None:
@@ -264,6 +279,7 @@ async def test_P49_retry_after_that_is_too_long_fails_a_single_provider(wire: Wi
         pytest.param(OPENAI, response(o.error("insufficient_quota")), id="P51 in the stream"),
         pytest.param(ANTHROPIC, error_response(402, {"type": "billing_error", "message": "pay"}), id="P51 billing"),
         pytest.param(ANTHROPIC, response(a.error("billing_error")), id="P51 billing in the stream"),
+        pytest.param(GEMINI, error_response(429, {"details": [DAILY_QUOTA]}), id="P51 quota of the day"),
     ],
 )
 async def test_exhausted_quota_is_not_retried(wire: Wire, no_quota: Script) -> None:
@@ -334,6 +350,7 @@ async def test_P54_closed_port_is_a_network_error(wire: Wire) -> None:
     [
         pytest.param(OPENAI, response(o.text("I won't"), *o.end_with("content_filter")), id="P40 content_filter"),
         pytest.param(ANTHROPIC, response(a.start(), *a.block(0, "I won't"), *a.end_with("refusal")), id="P40 refusal"),
+        pytest.param(GEMINI, response(g.text("I won't"), g.finish("SAFETY")), id="P40 SAFETY"),
     ],
 )
 async def test_model_refusal_fails_over_only_if_configured(wire: Wire, refuses: Script) -> None:

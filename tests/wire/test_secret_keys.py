@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from atlas_agents import AnthropicProvider, OpenAIProvider
+from atlas_agents import AnthropicProvider, GeminiProvider, OpenAIProvider
 from atlas_agents.core.errors import MissingKey, ProviderError
 from atlas_agents.core.messages import user
 from atlas_agents.core.paths import Environment, Secret
@@ -33,6 +33,10 @@ MAKERS: dict[str, Callable[[str], Any]] = {
     ),
     "anthropic": lambda url: AnthropicProvider("m", base_url=url, api_key=KEY, environment=NOTHING),
     "function": lambda url: OpenAIProvider("m", base_url=url, api_key=_key, environment=NOTHING),
+    "google": lambda url: GeminiProvider("m", base_url=url, api_key=KEY, environment=NOTHING),
+    "google-variable": lambda url: GeminiProvider(
+        "m", base_url=url, environment=Environment({"GEMINI_API_KEY": KEY}, dotenv=None)
+    ),
     "embeddings": lambda url: EndpointEmbedder("m", base_url=url, key=Secret(KEY)),
 }
 
@@ -117,7 +121,7 @@ async def test_key_is_not_in_the_locals_of_a_traceback(answer: str, make: Callab
     assert KEY not in _with_locals(caught.value)
 
 
-@pytest.mark.parametrize("maker", [OpenAIProvider, AnthropicProvider])
+@pytest.mark.parametrize("maker", [OpenAIProvider, AnthropicProvider, GeminiProvider])
 async def test_key_is_not_in_the_locals_of_a_timeout(maker: Any) -> None:
     async with FaultServer(["hold"]) as server:
         timeouts = Timeouts(first_byte=0.05)
@@ -127,7 +131,7 @@ async def test_key_is_not_in_the_locals_of_a_timeout(maker: Any) -> None:
     assert KEY not in _with_locals(caught.value)
 
 
-@pytest.mark.parametrize("maker", [OpenAIProvider, AnthropicProvider])
+@pytest.mark.parametrize("maker", [OpenAIProvider, AnthropicProvider, GeminiProvider])
 def test_invalid_key_is_not_in_the_error(maker: Any) -> None:
     with pytest.raises(MissingKey) as caught:
         maker("m", api_key=f"{KEY}\ninjected: header", environment=NOTHING)

@@ -18,12 +18,13 @@ from stream_cases import (
     malformed_case,
     o_calls,
 )
-from wire_setup import ANTHROPIC, OPENAI, Turn, Wire, WireSetup, open_setup
+from wire_setup import ANTHROPIC, GEMINI, OPENAI, Turn, Wire, WireSetup, open_setup
 
 from atlas_agents import ProviderError
 from fault_server import FaultServer, response
-from sse_events import a, o
+from sse_events import a, g, o
 
+ALL_WIRES = [OPENAI, ANTHROPIC, GEMINI]
 LOOKED = [("look", 0)]
 CUT = '{"to":"bob","amount":5'
 EVE = '{"to":"eve","amount":1}'
@@ -57,20 +58,17 @@ def unknown(id: str, wire: Wire, name: str) -> StreamCase:
         assert repr(name[:80]) in last_event
         assert "look, pay" in last_event
 
-    body = o.calls(("c1", name, "{}")) if wire is OPENAI else a_tool("{}", name=name)
+    body = wire.builder.calls(("c1", name, "{}"))
     return call_case(id, wire, body, results=[MISSING], look=look)
 
 
 def of_amount(id: str, amount: str) -> list[StreamCase]:
     written = AMOUNT % amount
-    return [malformed_case(id, OPENAI, o.calls(("c1", "pay", written))), malformed_case(id, ANTHROPIC, a_tool(written))]
+    return [malformed_case(id, wire, wire.builder.calls(("c1", "pay", written))) for wire in ALL_WIRES]
 
 
 def both(id: str, *calls: tuple[str, str, str], look: Look, paid: list[tuple[str, int]]) -> list[StreamCase]:
-    return [
-        call_case(id, OPENAI, o.calls(*calls), paid, look=look),
-        call_case(id, ANTHROPIC, a.calls(*calls), paid, look=look),
-    ]
+    return [call_case(id, wire, wire.builder.calls(*calls), paid, look=look) for wire in ALL_WIRES]
 
 
 UNREADABLE = [
@@ -80,6 +78,11 @@ UNREADABLE = [
     malformed_case("P27 cut by max_tokens but whole JSON", ANTHROPIC, a_tool(PAY, stop="max_tokens")),
     malformed_case("P29 no JSON", OPENAI, o.calls(("c1", "pay", "{to: bob}"))),
     malformed_case("P29 no JSON", ANTHROPIC, a_tool("{to: bob}")),
+    malformed_case("P27 cut by MAX_TOKENS but whole JSON", GEMINI, [g.call("c1", "pay", PAY), g.finish("MAX_TOKENS")]),
+    malformed_case("P29 no JSON", GEMINI, g.calls(("c1", "pay", "{to: bob}"))),
+    malformed_case("P29 no object", GEMINI, g.calls(("c1", "pay", '["bob", 5]'))),
+    call_case("P29 does not fit the schema", GEMINI, g.calls(("c1", "pay", AMOUNT % '"five"')), results=[BAD]),
+    call_case("P29 one of two", GEMINI, g.calls(("c1", "pay", "{"), ("c2", "pay", PAY)), PAID, [BAD, OK]),
     malformed_case("P29 no object", OPENAI, o.calls(("c1", "pay", '["bob", 5]'))),
     malformed_case("P29 no object", ANTHROPIC, a_tool('["bob", 5]')),
     call_case("P29 does not fit the schema", OPENAI, o.calls(("c1", "pay", AMOUNT % '"five"')), results=[BAD]),
@@ -114,6 +117,8 @@ ARGUMENTS = [
     call_case("P30 none", OPENAI, o_calls(raw(index=0, id="c1", function={"name": "look"})), LOOKED),
     call_case("P30 empty", ANTHROPIC, a_tool("", name="look"), LOOKED),
     call_case("P30 none", ANTHROPIC, [a.start(), a.tool(0, "c1", "look"), a.close(0), *a.end_with("tool_use")], LOOKED),
+    call_case("P30 null", GEMINI, g.calls(("c1", "look", "null")), LOOKED),
+    call_case("P30 none", GEMINI, [g.parts({"functionCall": {"name": "look"}}), g.finish()], LOOKED),
     call_case("P31 as an object", OPENAI, o_calls(o.call(0, "c1", "pay", {"to": "bob", "amount": 5})), PAID),
     call_case(
         "P31 in the first event",
@@ -134,10 +139,12 @@ IDS = [
         PAID,
         look=ids_are("?"),
     ),
+    call_case("P32 id missing", GEMINI, [g.call(None, "pay", PAY), g.finish()], PAID, look=ids_are("?")),
     call_case("P32 id null", ANTHROPIC, a_tool(PAY, id=None), PAID, look=ids_are("?")),
     *both("P32 ids empty", ("", "pay", PAY), ("", "look", "{}"), paid=PAID + LOOKED, look=ids_are("?", "?")),
     *both("P33 duplicate ids", ("c1", "pay", PAY), ("c1", "look", "{}"), paid=PAID + LOOKED, look=ids_are("c1", "?")),
     call_case("P37 an id that no vendor allows", OPENAI, o.calls((ODD_ID, "pay", PAY)), PAID, look=ids_are(ODD_ID)),
+    call_case("P37 an id that no vendor allows", GEMINI, g.calls((ODD_ID, "pay", PAY)), PAID, look=ids_are(ODD_ID)),
     call_case("P37 an id that no vendor allows", ANTHROPIC, a_tool(PAY, id=ODD_ID), PAID, look=ids_are(ODD_ID)),
 ]
 PIECES = [
@@ -173,6 +180,13 @@ PIECES = [
             *[a.json(0, PAY[9:]), a.json(1, EVE[9:]), a.close(0), a.close(1), *a.end_with("tool_use")],
         ],
         [*PAID, ("eve", 1)],
+        look=ids_are("c1", "c2"),
+    ),
+    call_case(
+        "P35 two calls in one event",
+        GEMINI,
+        [g.parts(*[{"functionCall": {"id": f"c{n}", "name": "look"}} for n in (1, 2)]), g.finish()],
+        LOOKED * 2,
         look=ids_are("c1", "c2"),
     ),
     call_case("P36 index starts at 1", OPENAI, o_calls(o.call(1, "c1", "pay", CUT), o.call(1, None, None, "}")), PAID),
@@ -212,7 +226,7 @@ PIECES = [
 ]
 NAMES = [
     unknown(f"P37 {what}", wire, name)
-    for wire in (OPENAI, ANTHROPIC)
+    for wire in ALL_WIRES
     for what, name in [
         ("unknown tool", "fly"),
         ("name with spaces", "pay bob now"),
@@ -248,7 +262,7 @@ async def test_call_of_an_unknown_tool_is_answered_with_the_known_names(row: Str
     await row.check()
 
 
-@pytest.mark.parametrize("wire", [OPENAI, ANTHROPIC], ids=repr)
+@pytest.mark.parametrize("wire", ALL_WIRES, ids=repr)
 async def test_P29_model_that_always_writes_malformed_arguments_gets_two_repairs(wire: Wire) -> None:
     broken_call = response(*wire.builder.calls(("c1", "pay", "{to: bob}")))
     async with open_setup(wire, FaultServer(*[broken_call] * 3)) as setup:
