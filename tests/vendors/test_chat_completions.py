@@ -1,10 +1,10 @@
 """Chat completions against strict doubles of OpenAI, DeepSeek and vendors with the same format."""
 
 import asyncio
+import dataclasses
 import json
 import signal
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +27,18 @@ from atlas_agents import (
 )
 from atlas_agents.core.errors import ProviderError
 from atlas_agents.core.events import Usage
-from atlas_agents.providers.base import Chunk, DoneChunk, Request, TextChunk, ToolCallChunk, complete
+from atlas_agents.providers.base import (
+    Chunk,
+    DoneChunk,
+    OpaqueChunk,
+    Request,
+    TextChunk,
+    ThinkingChunk,
+    ToolCallChunk,
+    complete,
+)
 from atlas_agents.providers.failover import RetryPolicy
-from atlas_agents.providers.openai import OpenAIProvider
+from atlas_agents.providers.openai import OpenAIProvider, OpenAIReader
 from vendors import killed_turn
 from vendors.common import KEY, Answer, Refusal, VendorRequest, sse
 from vendors.deepseek import DeepSeekDouble
@@ -47,7 +56,7 @@ PNG = Image.of(b"\x89PNG", "image/png")
 FAST = RetryPolicy(order="given", backoff=0.001)
 
 
-@dataclass
+@dataclasses.dataclass
 class Place:
     city: str
     mayor: str | None = None
@@ -529,3 +538,25 @@ async def test_answer_is_read_as_the_sdk_of_the_vendor_reads_it(answer: Answer) 
     assert "".join(chunk.text for chunk in chunks if isinstance(chunk, TextChunk)) == (message.content or "")
     theirs = [(call.function.name, json.loads(call.function.arguments)) for call in message.tool_calls or ()]
     assert [(call.name, call.arguments) for call in calls] == theirs
+
+
+@pytest.mark.parametrize(("vendor", "model"), REASONING_VENDORS, ids=lambda value: getattr(value, "__name__", ""))
+def test_reasoning_is_read_the_same_however_the_stream_is_split(vendor: type[OpenAIChatDouble], model: str) -> None:
+    request = VendorRequest("POST", "/chat/completions", {}, {}, json.dumps({"model": model}).encode())
+    counts = {"prompt_tokens": 7, "completion_tokens": 5}
+    stream = b"".join(vendor().encode_stream(request, dataclasses.replace(CALL, text="Häm 😀", usage=counts)))
+    whole = decode(stream)
+    assert [chunk for chunk in whole if isinstance(chunk, OpaqueChunk)]
+    assert all(decode(stream[:cut], stream[cut:]) == whole for cut in range(1, len(stream)))
+    for cut in range(1, stream.index(b'"finish_reason":"tool_calls"')):
+        with pytest.raises(ProviderError):
+            decode(stream[:cut])
+
+
+def decode(*pieces: bytes) -> list[object]:
+    """Decode a stream, with the text and the reasoning in one piece each."""
+    reader = OpenAIReader("origin")
+    chunks = [chunk for piece in pieces for chunk in reader.feed(piece)] + reader.finish()
+    kinds = (TextChunk, ThinkingChunk)
+    texts = ["".join([chunk.text for chunk in chunks if isinstance(chunk, kind)]) for kind in kinds]
+    return [*texts, *[chunk for chunk in chunks if not isinstance(chunk, kinds)]]
