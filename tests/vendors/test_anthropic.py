@@ -221,6 +221,18 @@ async def test_a_budget_stays_below_the_limit_of_the_answer() -> None:
         assert vendor.bodies[2]["max_tokens"] > 9000
 
 
+async def test_more_output_than_a_model_can_give_is_reduced_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    async with (
+        AnthropicDouble(then=SUNNY) as vendor,
+        open_atlas(vendor, "claude-sonnet-4-5", settings=ModelSettings(max_tokens=100_000)) as atlas,
+    ):
+        for _ in range(2):
+            await atlas.ask("Hi")
+        assert vendor.refusals == []
+        assert vendor.bodies[0]["max_tokens"] == 64_000
+    assert len([text for text in warnings(caplog) if "max_tokens" in text]) == 1
+
+
 # Thinking
 
 

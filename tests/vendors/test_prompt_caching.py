@@ -20,7 +20,7 @@ PROMPT = "You are the assistant of a library. " * 60
 ROUNDS = 20
 LOOK = Answer(calls=(("look_up", {"title": "The Glass Bead Game"}),), thinking=("I look it up.",))
 DONE = Answer("It is in.")
-PRICES = {"input": 5.0, "output": 25.0, "write": 6.25, "write_1h": 10.0, "read": 0.25}
+PRICES = {"input": 4.0, "write": 5.0, "write_1h": 8.0, "read": 0.2}
 """Dollars per million tokens of this model: a write costs 1.25 times the input, a read a twentieth."""
 
 
@@ -198,3 +198,15 @@ async def test_usage_tells_what_was_read_and_written() -> None:
         usage = (await atlas.run("Where is my book?")).usage
         assert usage.cached_tokens == sum(each["cache_read_input_tokens"] for each in vendor.usage)
         assert usage.cache_write_tokens == sum(each["cache_creation_input_tokens"] for each in vendor.usage)
+        assert usage.saved is not None
+        assert usage.saved > 0
+        assert usage.cost is not None
+
+
+async def test_writes_for_an_hour_are_counted_apart() -> None:
+    settings = ModelSettings(cache="1h")
+    async with AnthropicDouble(DONE) as vendor, open_atlas(vendor, settings=settings) as atlas:
+        usage = (await atlas.run("Where is my book?")).usage
+        assert usage.cache_write_1h_tokens == usage.cache_write_tokens > 0
+        assert usage.saved is not None
+        assert usage.saved < 0, "the first request pays for those that follow"

@@ -254,7 +254,8 @@ class UsageMeter:
     def add(self, model: str, usage: Usage) -> Usage:
         """Add the usage of one model call and return it with its cost."""
         if (price := self._prices.find(model)) is not None:
-            usage = msgspec.structs.replace(usage, cost=price.cost(usage))
+            saved = price.savings(usage) if usage.cached_tokens or usage.cache_write_tokens else None
+            usage = msgspec.structs.replace(usage, cost=price.cost(usage), saved=saved)
         self.total += usage
         return usage
 

@@ -39,8 +39,8 @@ class Usage(msgspec.Struct, frozen=True):
     """Token usage: input tokens, those of them that were read from or written to a cache (and of these, those that it
     keeps for an hour), and output tokens, including those of reasoning.
 
-    `estimated` if the vendor sent no figures and they were derived from the text's length; `cost` is in US dollars,
-    None if the model's price is unknown.
+    `estimated` if the vendor sent no figures and they were derived from the text's length. `cost` is in US dollars, and
+    `saved` what the vendor's cache saved; None if the model's price is unknown.
     """
 
     input_tokens: int = 0
@@ -51,9 +51,11 @@ class Usage(msgspec.Struct, frozen=True):
     cache_write_tokens: int = 0
     reasoning_tokens: int = 0
     cache_write_1h_tokens: int = 0
+    saved: float | None = None
 
     def __add__(self, other: "Usage") -> "Usage":
         costs = [cost for cost in (self.cost, other.cost) if cost is not None]
+        savings = [saved for saved in (self.saved, other.saved) if saved is not None]
         return Usage(
             self.input_tokens + other.input_tokens,
             self.output_tokens + other.output_tokens,
@@ -63,6 +65,7 @@ class Usage(msgspec.Struct, frozen=True):
             self.cache_write_tokens + other.cache_write_tokens,
             self.reasoning_tokens + other.reasoning_tokens,
             self.cache_write_1h_tokens + other.cache_write_1h_tokens,
+            sum(savings) if savings else None,
         )
 
 

@@ -53,6 +53,7 @@ _SETTING_NAMES: dict[str, tuple[str, ...]] = {
     "effort": (
         *("reasoning_effort", "reasoning.effort", "reasoning", "output_config.effort", "thinking", "effort"),
         *("generation_config.thinking_config", "thinkingConfig", "thinkingLevel", "thinkingBudget", "includeThoughts"),
+        *("thinking.type", "thinking_level", "thinking_budget"),
     ),
     "cache": ("prompt_cache_key", "cache_control", "prompt_cache_options"),
 }
@@ -68,6 +69,8 @@ _OUTPUT_FIELDS = (
     "responseSchema",
 )
 """The fields under which vendors take an output schema."""
+_EFFORT_PHRASES = ("thinking level", "thinking budget", "only works in thinking mode", "adaptive thinking is not")
+"""What errors say that refuse an effort without naming its field."""
 _SAMPLING = ("temperature", "top_p")
 _USUAL = EFFORTS.index("high")
 
@@ -181,6 +184,9 @@ class Adaptation:
         else:
             known = set[str]()
         changes: dict[str, Any] = {}
+        if (limit := profile.output_limit) is not None and (settings.max_tokens or 0) > limit:
+            self._warn(model, "max_tokens", f"the model's limit of {limit:,} is sent", "adjusted")
+            settings = changes["settings"] = msgspec.structs.replace(settings, max_tokens=limit)
         if dropped := (known | refused) & set(_SETTING_NAMES):
             changes["settings"] = _without(settings, dropped)
         if request.tool_choice not in ("auto", "none") and (
@@ -281,6 +287,8 @@ def _find_refused(error: ProviderError, request: Request) -> str | None:
         given = getattr(request.settings, name) not in (None, ())
         if (given or (name == "cache" and request.settings.cache is None)) and _names(error, fields):
             return name
+    if request.settings.effort is not None and any(phrase in message.lower() for phrase in _EFFORT_PHRASES):
+        return "effort"
     if error.param in _OWN_FIELDS:
         return error.param
     if request.tool_choice not in ("auto", "none") and (error.param == "tool_choice" or "tool_choice" in message):

@@ -76,11 +76,16 @@ class _OutputDetails(msgspec.Struct):
     thinking_tokens: int | None = None
 
 
+class _CacheWrites(msgspec.Struct):
+    ephemeral_1h_input_tokens: int | None = None
+
+
 class _Usage(msgspec.Struct):
     input_tokens: int | None = None
     output_tokens: int | None = None
     cache_read_input_tokens: int | None = None
     cache_creation_input_tokens: int | None = None
+    cache_creation: _CacheWrites | None = None
     output_tokens_details: _OutputDetails | None = None
 
 
@@ -157,6 +162,7 @@ class AnthropicReader:
         self._stop = self._detail = self._model = ""
         self._text_length = 0
         self._input = self._output = self._cached = self._cache_written = self._reasoning = 0
+        self._cache_written_1h = 0
         self._counted = False
 
     def feed(self, piece: bytes) -> list[base.Chunk]:
@@ -205,6 +211,7 @@ class AnthropicReader:
             estimated=not self._counted,
             cache_write_tokens=self._cache_written,
             reasoning_tokens=self._reasoning,
+            cache_write_1h_tokens=self._cache_written_1h,
         )
         return [*self._place_calls(calls), base.DoneChunk(usage, stop, self._model, self._detail)]
 
@@ -308,6 +315,8 @@ class AnthropicReader:
         self._input = usage.input_tokens if usage.input_tokens is not None else self._input
         self._cached = usage.cache_read_input_tokens or self._cached
         self._cache_written = usage.cache_creation_input_tokens or self._cache_written
+        if usage.cache_creation is not None:
+            self._cache_written_1h = usage.cache_creation.ephemeral_1h_input_tokens or self._cache_written_1h
         if usage.output_tokens_details is not None:
             self._reasoning = usage.output_tokens_details.thinking_tokens or self._reasoning
         if final and usage.output_tokens is not None:
@@ -431,7 +440,7 @@ def _default_max_tokens(thinking: dict[str, Any], profile: ModelProfile) -> int:
     if "budget_tokens" in thinking:
         return thinking["budget_tokens"] + _MAX_TOKENS
     reasons = thinking.get("type") == "adaptive" or profile.reasoning in ("default", "always")
-    return _MAX_TOKENS_REASONING if reasons else _MAX_TOKENS
+    return min(_MAX_TOKENS_REASONING if reasons else _MAX_TOKENS, profile.output_limit or _MAX_TOKENS_REASONING)
 
 
 def _encode_thinking(
@@ -610,9 +619,6 @@ class AnthropicProvider(http.HttpProvider):
         effort = adaptation.resolve_effort(request.settings, profile)
         if effort.budget is not None and request.tool_choice not in ("auto", "none"):
             request = self._adaptation.drop(request, model, ("effort",), "not together with a forced tool call")
-            effort = adaptation.resolve_effort(request.settings, profile)
-        if profile.sampling == "without_reasoning" and adaptation.reasons(effort, profile):
-            request = self._adaptation.drop(request, model, _SAMPLING, "not together with reasoning")
         return request
 
     def _choose_version(self, request: base.Request, profile: ModelProfile) -> str:

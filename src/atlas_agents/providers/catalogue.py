@@ -73,6 +73,11 @@ class Price(msgspec.Struct, frozen=True):
         dollars += (usage.cache_write_tokens - usage.cache_write_1h_tokens) * written
         return (dollars + usage.cache_write_1h_tokens * written_1h) / _MILLION
 
+    def savings(self, usage: Usage) -> float:
+        """Return the dollars that caching saved; negative if writing to the cache cost more than reading saved."""
+        uncached = msgspec.structs.replace(usage, cached_tokens=0, cache_write_tokens=0, cache_write_1h_tokens=0)
+        return self.cost(uncached) - self.cost(usage)
+
     @property
     def is_valid(self) -> bool:
         """Whether no price is negative."""
@@ -265,7 +270,8 @@ _LIMITS: tuple[tuple[str, int | None, tuple[Input, ...]], ...] = (
     ("gpt-4o|chatgpt-4o", 16_384, _FILES),
     ("gpt-oss", None, ("text",)),
     ("gpt-[56]", 128_000, _FILES),
-    ("o1-mini|o3-mini", 65_536, ("text",)),
+    ("o1-mini", 65_536, ("text",)),
+    ("o3-mini", 100_000, ("text",)),
     ("o[134]", 100_000, _FILES),
     ("gemini-4", 65_536, _FILES),
     ("gemini-(2.5|3)", 65_536, (*_FILES, "audio", "video")),
