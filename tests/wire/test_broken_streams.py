@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 import pytest
 from _pytest.mark import ParameterSet
-from wire_setup import ANTHROPIC, GEMINI, OPENAI, FastClock, Turn, Wire, WireSetup, open_setup
+from wire_setup import ANTHROPIC, GEMINI, OPENAI, RESPONSES, FastClock, Turn, Wire, WireSetup, open_setup
 
 from atlas_agents import ProviderError, RetryPolicy, Timeouts
 from atlas_agents.core.aio import SYSTEM_CLOCK
 from fault_server import FaultServer, Pause, Script, broken_response, response, response_head
-from sse_events import a, g, o
+from sse_events import a, g, o, r
 
 PAY = '{"to":"bob","amount":5}'
 HTML = b"<html><body>Bad gateway</body></html>"
@@ -347,7 +347,94 @@ GEMINI_FAULTS = [
     gemini_fault("P52 reset before headers", ["reset"], "network", False, False),
     gemini_fault("P52 close before headers", ["close"], "network", False, False),
 ]
-ALL_FAULTS = [*FAULTS, *GEMINI_FAULTS]
+OPEN_R = [r.start(), *r.open_message(), r.text("Pay")]
+OPEN_CALL = [r.start(), r.open_call(0, "c1", "pay"), r.delta("function_call_arguments", 0, "fc_0", PAY)]
+MESSAGE_R = r.message(0, "Pay")
+
+
+def responses_fault(id: str, kind: str, script: Script, *, shown: bool = True, final: bool = False) -> Fault:
+    return Fault(id, RESPONSES, script, kind, shown, final)
+
+
+RESPONSES_FAULTS = [
+    responses_fault("P01 clean close mid text", "incomplete", closed_response(*OPEN_R)),
+    responses_fault("P01 chunked body ends mid text", "incomplete", response(*OPEN_R)),
+    responses_fault("P01 sized body ends mid text", "incomplete", response(*OPEN_R, framing="sized")),
+    responses_fault("P01 whole item but no end", "incomplete", response(r.start(), *MESSAGE_R)),
+    responses_fault("P01 done instead of an end", "incomplete", response(r.start(), *MESSAGE_R, o.done)),
+    responses_fault("P02 close inside an event", "incomplete", closed_response(*OPEN_R, r.text(" more")[:60])),
+    responses_fault(
+        "P02 end without its blank line", "incomplete", closed_response(r.start(), *MESSAGE_R, r.end()[:-1])
+    ),
+    responses_fault("P04 message not done", "incomplete", response(*OPEN_R, r.end())),
+    responses_fault("P04 call not done", "incomplete", response(*OPEN_CALL, r.end()), shown=False),
+    responses_fault("P05 reset mid delta", "network", broken_response(*OPEN_R, r.text(" more")[:60])),
+    responses_fault("P05 close inside a chunked body", "network", broken_response(*OPEN_R, by="close")),
+    responses_fault("P06 stall before the headers", "timeout", ["hold"], shown=False),
+    responses_fault("P06 stall before the first word", "timeout", response(r.start(), "hold"), shown=False),
+    responses_fault("P06 stall mid stream", "timeout", response(*OPEN_R, "hold")),
+    responses_fault("P07 slow drip", "timeout", response(*OPEN_R, *[r.text("Pay"), Pause(0.05)] * NEVER)),
+    responses_fault("P08 comments forever", "timeout", response(*OPEN_R, *[r.comment, Pause(0.03)] * NEVER)),
+    responses_fault(
+        "P08 keep-alive events forever", "timeout", response(*OPEN_R, *[r.event("keepalive"), Pause(0.03)] * NEVER)
+    ),
+    responses_fault(
+        "P09 bad JSON",
+        "incomplete",
+        response(*OPEN_R, b"event: response.output_text.delta\ndata: {bad\n\n", *r.says("Pay")[3:]),
+    ),
+    responses_fault(
+        "P09 JSON nested too deeply",
+        "incomplete",
+        response(b'event: response.completed\ndata: {"x":' + b"[" * 99_999 + b"\n\n"),
+        shown=False,
+    ),
+    responses_fault(
+        "P10 invalid UTF-8", "incomplete", response(*OPEN_R, r.text("?").replace(b"?", b"\xff\xfe"), r.end())
+    ),
+    responses_fault("P15 a line of 8 MB", "protocol", response(*OPEN_R, b"data: ", LONG, b"\n\n")),
+    responses_fault("P16 empty body", "empty_response", response(), shown=False),
+    responses_fault("P16 empty body called JSON", "empty_response", response(type="application/json"), shown=False),
+    responses_fault("P16 HTML with status 200", "empty_response", response(HTML, type="text/html"), shown=False),
+    responses_fault("P16 only done", "empty_response", response(o.done), shown=False),
+    responses_fault("P16 finished without a word", "empty_response", response(r.start(), r.end()), shown=False),
+    responses_fault("P16 a message without a word", "empty_response", response(*r.says("")), shown=False),
+    responses_fault("P16 only reasoning", "empty_response", response(*r.complete(r.reasoning(0, "Hm")))),
+    responses_fault("P19 error mid stream", "server", response(*OPEN_R, r.error("server_error"))),
+    responses_fault("P19 error first", "server", response(r.error("server_error")), shown=False),
+    responses_fault("P19 failed mid stream", "server", response(*OPEN_R, r.fail("server_error"))),
+    responses_fault("P19 rate limit", "rate_limit", response(*OPEN_R, r.fail("rate_limit_exceeded"))),
+    responses_fault("P19 quota", "quota", response(*OPEN_R, r.error("insufficient_quota")), final=True),
+    responses_fault("P19 bad prompt", "bad_request", response(*OPEN_R, r.fail("invalid_prompt")), final=True),
+    responses_fault("P19 bad image", "bad_request", response(r.fail("image_too_large")), shown=False, final=True),
+    responses_fault("P19 unknown code", "unknown", response(*OPEN_R, r.fail("eclipse"))),
+    responses_fault("P19 nested error", "server", response(*OPEN_R, r.event("error", error={"type": "server_error"}))),
+    responses_fault("P19 nameless error", "server", response(*OPEN_R, o.error("server_error"))),
+    responses_fault("P19 cancelled", "incomplete", response(*r.says("Pay")[:-1], r.end(status="cancelled"))),
+    responses_fault(
+        "P19 error in a whole answer",
+        "server",
+        response(o.error("server_error")[6:], type="application/json"),
+        shown=False,
+    ),
+    responses_fault(
+        "P20 error event without error", "unknown", response(b'event: error\ndata: {"message":"no"}\n\n'), shown=False
+    ),
+    responses_fault("P22 error event that is not JSON", "unknown", response(*OPEN_R, b"event: error\ndata: no\n\n")),
+    responses_fault("P22 error event without data", "unknown", response(*OPEN_R, b"event: error\n\n")),
+    responses_fault("P24 delta before its item", "protocol", response(r.start(), r.text("Pay")), shown=False),
+    responses_fault("P24 two responses", "protocol", response(*OPEN_R, r.start())),
+    responses_fault("P24 an item added twice", "protocol", response(*OPEN_R, *r.open_message())),
+    responses_fault("P24 an item done twice", "protocol", response(r.start(), *MESSAGE_R, MESSAGE_R[-1])),
+    responses_fault("P24 an item done again later", "protocol", response(r.start(), *MESSAGE_R, *r.open_message())),
+    responses_fault("P28 whole arguments but no end", "incomplete", closed_response(*OPEN_CALL), shown=False),
+    responses_fault(
+        "P28 whole call but no end", "incomplete", closed_response(r.start(), *r.call(0, "c1", "pay", PAY)), shown=False
+    ),
+    responses_fault("P52 reset before headers", "network", ["reset"], shown=False),
+    responses_fault("P52 close before headers", "network", ["close"], shown=False),
+]
+ALL_FAULTS = [*FAULTS, *GEMINI_FAULTS, *RESPONSES_FAULTS]
 every_fault = pytest.mark.parametrize("fault", [_case(fault) for fault in ALL_FAULTS])
 every_passing_fault = pytest.mark.parametrize("fault", [_case(fault) for fault in ALL_FAULTS if not fault.final])
 

@@ -111,6 +111,8 @@ class ResponsesReader:
         self._open: dict[int, _OpenItem] = {}
         self._done: set[int] = set()
         self._calls: list[tuple[str, str, str]] = []
+        self._held: list[base.Chunk] = []
+        """Chunks that nobody sees, and that a failed attempt need not withdraw: they come with the next visible one."""
         self._refused = False
         self._text_length = 0
         self._end = _Response()
@@ -149,7 +151,7 @@ class ResponsesReader:
             raise ProviderError("empty response: neither text nor a tool call", "empty_response")
         usage = _count_usage(self._end.usage, self._text_length)
         done = base.DoneChunk(usage, stop, clean(self._end.model or ""))
-        return [*(base.ToolCallChunk(call) for call in calls), done]
+        return [*self._held, *(base.ToolCallChunk(call) for call in calls), done]
 
     def _stop_reason(self) -> base.StopReason:
         if self._end.status == "completed":
@@ -202,7 +204,7 @@ class ResponsesReader:
             item.length += len(event.delta)
             self._text_length += len(event.delta)
             if text := item.joiner.add(event.delta):
-                chunks.append(base.TextChunk(text))
+                self._show(base.TextChunk(text), chunks)
 
     def _add_thinking(self, data: bytes, chunks: list[base.Chunk]) -> None:
         event = http.read_event(_text_decoder, data)
@@ -210,11 +212,11 @@ class ResponsesReader:
         if event.delta:
             item.length += len(event.delta)
             if text := item.joiner.add(event.delta):
-                chunks.append(base.ThinkingChunk(text))
+                self._show(base.ThinkingChunk(text), chunks)
 
     def _separate_summaries(self, data: bytes, chunks: list[base.Chunk]) -> None:
         if self._find_open(http.read_event(_text_decoder, data).output_index).length:
-            chunks.append(base.ThinkingChunk("\n\n"))
+            self._show(base.ThinkingChunk("\n\n"), chunks)
 
     def _find_open(self, index: int) -> _OpenItem:
         item = self._open.get(self._last_open() if index < 0 else index)
@@ -244,15 +246,15 @@ class ResponsesReader:
             case "message":
                 self._read_message(content, item, chunks)
             case "function_call":
-                self._read_call(content, chunks)
+                self._read_call(content)
             case "reasoning":
                 rest = item.joiner.flush() if item.length else _join_texts(content.get("summary"), "\n\n")
                 if rest:
-                    chunks.append(base.ThinkingChunk(rest))
+                    self._show(base.ThinkingChunk(rest), chunks)
                 if content.get("encrypted_content") or content.get("content"):
-                    chunks.append(base.OpaqueChunk(self._origin, base.make_encodable(content)))
+                    self._held.append(base.OpaqueChunk(self._origin, base.make_encodable(content)))
             case _:
-                chunks.append(base.OpaqueChunk(self._origin, base.make_encodable(content)))
+                self._held.append(base.OpaqueChunk(self._origin, base.make_encodable(content)))
 
     def _read_message(self, content: dict[str, Any], item: _OpenItem, chunks: list[base.Chunk]) -> None:
         parts = content.get("content")
@@ -262,22 +264,28 @@ class ResponsesReader:
             self._text_length += len(rest)
         self._refused = self._refused or bool(refusal)
         if rest:
-            chunks.append(base.TextChunk(rest))
+            self._show(base.TextChunk(rest), chunks)
         if item.length or rest:
-            self._keep(content, chunks, **({"refusal": True} if refusal else {}))
+            self._keep(content, **({"refusal": True} if refusal else {}))
 
-    def _read_call(self, content: dict[str, Any], chunks: list[base.Chunk]) -> None:
+    def _read_call(self, content: dict[str, Any]) -> None:
         arguments = content.get("arguments")
         raw = arguments if isinstance(arguments, str) else base.dump_arguments(arguments or {})
         id = content.get("call_id") or content.get("id")
         self._calls.append((clean(str(id or "")), clean(str(content.get("name") or "")), raw))
-        self._keep(content, chunks)
+        self._keep(content)
 
-    def _keep(self, content: dict[str, Any], chunks: list[base.Chunk], **fields: object) -> None:
+    def _show(self, chunk: base.Chunk, chunks: list[base.Chunk]) -> None:
+        if self._held:
+            chunks += self._held
+            self._held.clear()
+        chunks.append(chunk)
+
+    def _keep(self, content: dict[str, Any], **fields: object) -> None:
         """Keep what the text or the call does not have, in its place among the items."""
         kept = {name: clean(value) for name in _KEPT_FIELDS if isinstance(value := content.get(name), str)}
         if "id" in kept or "phase" in kept:
-            chunks.append(base.OpaqueChunk(self._origin, {"type": content["type"], **kept, **fields}))
+            self._held.append(base.OpaqueChunk(self._origin, {"type": content["type"], **kept, **fields}))
 
     def _finish_response(self, response: _Response, chunks: list[base.Chunk]) -> None:
         self.event_count += 1
@@ -337,11 +345,13 @@ def find_origin(base_url: str, model: str) -> str:
 
 def encode_request(request: base.Request, model: str, origin: str, profile: ModelProfile) -> bytes:
     """Encode the request body. Raises BrokenHistory if a tool call and its result are separated."""
-    key = f"{_CACHE} {origin}"
+    key, encode_one = f"{_CACHE} {origin}", partial(_encode_message, origin=origin)
+    if adaptation.IMAGES in request.without:
+        key, encode_one = f"{key} text", partial(_encode_message, origin=origin, images=False)
     if adaptation.REASONING in request.without:  # refused once: not sent again with these messages
         for message in request.messages:
-            memo(message)[key] = _encode_message(message, "")
-    messages = base.encode_messages(request.messages, key, partial(_encode_message, origin=origin))
+            memo(message)[key] = encode_one(message, origin="")
+    messages = base.encode_messages(request.messages, key, encode_one)
     fields = _fields(request, profile)
     tools = [_encode_tool(tool) for tool in request.tools]
     if request.system and "instructions" not in fields:
@@ -412,16 +422,16 @@ def _encode_tool(tool: ToolSpec) -> bytes:
     return encoded
 
 
-def _encode_message(message: Message, origin: str) -> bytes:
-    return b",".join([encode(item) for item in _encode_items(message, origin)])
+def _encode_message(message: Message, origin: str, images: bool = True) -> bytes:
+    return b",".join([encode(item) for item in _encode_items(message, origin, images)])
 
 
-def _encode_items(message: Message, origin: str) -> list[dict[str, Any]]:
+def _encode_items(message: Message, origin: str, images: bool) -> list[dict[str, Any]]:
     match message.role:
         case "assistant":
             return _returned_items(message, origin) or _plain_items(message)
         case "tool":
-            return [_encode_result(result) for result in message.tool_results]
+            return [_encode_result(result, images) for result in message.tool_results]
         case role:
             return [{"role": role, "content": _encode_content(message)}]
 
@@ -477,10 +487,10 @@ def _encode_call(call: ToolCall) -> dict[str, Any]:
     }
 
 
-def _encode_result(result: ToolResult) -> dict[str, Any]:
+def _encode_result(result: ToolResult, with_images: bool) -> dict[str, Any]:
     text, images = base.render_result(result)
     output: Any = text
-    if images:
+    if images and with_images:
         output = [{"type": "input_text", "text": text}, *(_encode_part(image) for image in images)]
     return {"type": "function_call_output", "call_id": wire_name(result.call_id), "output": output}
 
