@@ -144,6 +144,14 @@ def test_local_models_are_listed_and_a_failed_download_is_explained(bare: Home) 
     assert models["smollm2-135m"]["installed"] is False
     assert models["qwen2.5-coder-1.5b"]["bytes"] > 1e9
     assert cells(bare.run("models", "list").stdout)[0] == ["MODEL", "SIZE", "INSTALLED", "ABOUT"]
+    opus = models["anthropic/claude-opus-5-5"]
+    assert (opus["price"]["input"], opus["price"]["cacheWrite"], opus["contextWindow"]) == (4, 5, 1_000_000)
+    assert (opus["keySet"], opus["outputLimit"], opus["efforts"][-1]) == (False, 128_000, "max")
+    haiku = bare.run("models", "list", "haiku-5-5", ANTHROPIC_API_KEY="sk-ant-0123456789").stdout
+    assert cells(haiku)[1][:4] == ["anthropic/claude-haiku-5-5", "yes", "0.1+", "0.5+"]
+    assert f"list prices of {opus['pricesOf']}" in haiku
+    assert len(read(bare, "models", "list", "--all")) > len(models) + 100
+    assert "There are no such models." in bare.run("models", "list", "gpt-17").stderr
     unknown = bare.run("models", "pull", "gpt-17")
     assert unknown.returncode == 1 and "unknown local model 'gpt-17'" in unknown.stderr
     asks = bare.run("models", "pull", "qwen2.5-coder-1.5b")

@@ -38,7 +38,7 @@ COMMANDS = {
     "schedule": Entry("Manage recurring tasks.", "jobs", "schedules"),
     "audit": Entry("Read and verify the audit log of tool calls.", "audit"),
     "knowledge": Entry("Manage the documents that agents can search.", "knowledge"),
-    "models": Entry("Manage the models that run on this machine.", "models"),
+    "models": Entry("List models and their prices, and manage those that run on this machine.", "models"),
     "users": Entry("Manage the users of this tenant.", "tenants", "users"),
     "plans": Entry("Manage plans: limits on tokens, agents, storage and seats.", "tenants", "plans"),
     "tenants": Entry("Show the tenant and its plan usage.", "tenants", "tenants"),
