@@ -1,0 +1,204 @@
+"""Model settings on every wire, against the strict doubles: where each is sent, and what is dropped."""
+
+import logging
+from collections.abc import Callable
+from typing import Any, cast
+
+import pytest
+
+from atlas_agents import (
+    Agent,
+    AnthropicProvider,
+    Atlas,
+    GeminiProvider,
+    OpenAIProvider,
+    OpenAIResponsesProvider,
+    tool,
+)
+from atlas_agents.core.paths import Environment
+from vendors.anthropic import AnthropicDouble
+from vendors.common import KEY, Answer, Refusal, VendorDouble
+from vendors.gemini import GeminiDouble
+from vendors.openai_chat import OpenAIChatDouble
+from vendors.openai_responses import OpenAIResponsesDouble
+
+NOTHING = Environment({}, dotenv=None)
+HELLO = Answer("Hello.")
+
+
+@tool
+async def weather(city: str) -> str:
+    """Return the weather in a city."""
+    return city
+
+
+class Wire:
+    """A vendor's double, and the provider that speaks its wire."""
+
+    def __init__(self, double: Callable[..., VendorDouble], provider: Callable[..., Any], path: str = "") -> None:
+        self.double, self._provider, self._path = double, provider, path
+
+    def connect(self, vendor: VendorDouble, model: str) -> Any:
+        return self._provider(model, base_url=f"{vendor.url}{self._path}", api_key=KEY, environment=NOTHING)
+
+
+ANTHROPIC = Wire(AnthropicDouble, AnthropicProvider)
+CHAT = Wire(OpenAIChatDouble, OpenAIProvider, "/v1")
+RESPONSES = Wire(OpenAIResponsesDouble, OpenAIResponsesProvider, "/v1")
+GEMINI = Wire(GeminiDouble, GeminiProvider)
+WIRES = {"anthropic": ANTHROPIC, "chat": CHAT, "responses": RESPONSES, "gemini": GEMINI}
+
+
+def _find(body: dict[str, Any], path: str) -> Any:
+    found: Any = body
+    for name in path.split("."):
+        found = cast(dict[str, Any], found).get(name) if isinstance(found, dict) else None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("wire", "model", "settings", "sent"),
+    [
+        ("anthropic", "claude-opus-5-5", {"effort": "high"}, {"output_config.effort": "high"}),
+        ("anthropic", "claude-opus-5-5", {"effort": "none"}, {"output_config.effort": "low"}),
+        ("anthropic", "claude-sonnet-5-5", {"effort": "none"}, {"thinking.type": "between_tools"}),
+        ("anthropic", "claude-haiku-5-5", {"effort": "none"}, {"thinking.type": "disabled"}),
+        ("anthropic", "claude-opus-5", {"effort": 9000}, {"output_config.effort": "medium"}),
+        ("anthropic", "claude-opus-4-7", {"effort": "max"}, {"output_config.effort": "max"}),
+        ("anthropic", "claude-opus-4-6", {"effort": "xhigh"}, {"output_config.effort": "high"}),
+        ("anthropic", "claude-sonnet-4-5", {"effort": "medium"}, {"thinking.budget_tokens": 8192}),
+        ("anthropic", "claude-sonnet-4-5", {"effort": 2000, "max_tokens": 3000}, {"thinking.budget_tokens": 2000}),
+        ("anthropic", "claude-sonnet-4-5", {"effort": "high", "max_tokens": 600}, {"thinking": None}),
+        ("anthropic", "claude-opus-5-5", {"temperature": 0.3, "top_p": 0.5}, {"temperature": None, "top_p": None}),
+        ("anthropic", "claude-opus-4-6", {"temperature": 0.3}, {"temperature": 0.3}),
+        ("anthropic", "claude-opus-5-5", {"seed": 7, "stop": ("END",)}, {"seed": None, "stop_sequences": ["END"]}),
+        (
+            "anthropic",
+            "claude-opus-5-5",
+            {"parallel_tool_calls": False, "service_tier": "standard_only"},
+            {"tool_choice.disable_parallel_tool_use": True, "service_tier": "standard_only"},
+        ),
+        ("chat", "gpt-5.2", {"effort": "high", "max_tokens": 900}, {"reasoning_effort": "high"}),
+        ("chat", "gpt-5.2", {"effort": "high", "temperature": 0.3}, {"reasoning_effort": "high", "temperature": None}),
+        ("chat", "gpt-5.2", {"temperature": 0.3, "seed": 7}, {"temperature": 0.3, "seed": 7}),
+        ("chat", "gpt-5", {"effort": "none"}, {"reasoning_effort": "minimal"}),
+        ("chat", "gpt-4.1", {"effort": "high", "top_p": 0.5}, {"reasoning_effort": None, "top_p": 0.5}),
+        (
+            "chat",
+            "gpt-4.1",
+            {"parallel_tool_calls": False, "service_tier": "flex", "stop": ("END",)},
+            {"parallel_tool_calls": False, "service_tier": "flex", "stop": ["END"]},
+        ),
+        ("responses", "gpt-5.6", {"effort": "max"}, {"reasoning.effort": "max"}),
+        (
+            "responses",
+            "gpt-5.6",
+            {"effort": "none", "temperature": 0.3},
+            {"reasoning.effort": "none", "temperature": 0.3},
+        ),
+        ("responses", "gpt-5.6", {"effort": "minimal"}, {"reasoning.effort": "low"}),
+        ("responses", "gpt-5.6", {"effort": 30_000}, {"reasoning.effort": "max"}),
+        ("responses", "gpt-6-astra", {"effort": "none"}, {"reasoning.effort": "low"}),
+        ("responses", "gpt-5.6", {"temperature": 0.3, "seed": 7}, {"temperature": None, "seed": None}),
+        (
+            "responses",
+            "gpt-5.6",
+            {"parallel_tool_calls": False, "service_tier": "flex", "stop": ("END",)},
+            {"parallel_tool_calls": False, "service_tier": "flex", "stop": None},
+        ),
+        ("gemini", "gemini-3.8-flash", {"effort": "high"}, {"generationConfig.thinkingConfig.thinkingLevel": "HIGH"}),
+        ("gemini", "gemini-3.8-flash", {"effort": "none"}, {"generationConfig.thinkingConfig.thinkingLevel": "LOW"}),
+        ("gemini", "gemini-2.5-flash", {"effort": "none"}, {"generationConfig.thinkingConfig.thinkingBudget": 0}),
+        ("gemini", "gemini-2.5-pro", {"effort": "none"}, {"generationConfig.thinkingConfig.thinkingBudget": 128}),
+        ("gemini", "gemini-2.5-flash", {"effort": 4000}, {"generationConfig.thinkingConfig.thinkingBudget": 4000}),
+        (
+            "gemini",
+            "gemini-3.8-flash",
+            {"top_p": 0.5, "seed": 7, "stop": ("END",), "parallel_tool_calls": False},
+            {"generationConfig.topP": 0.5, "generationConfig.seed": 7, "generationConfig.stopSequences": ["END"]},
+        ),
+    ],
+)
+async def test_setting_is_sent_as_the_vendor_knows_it(
+    wire: str, model: str, settings: dict[str, Any], sent: dict[str, Any]
+) -> None:
+    async with WIRES[wire].double(HELLO) as vendor:
+        agent = Agent("a", model=WIRES[wire].connect(vendor, model), tools=[weather])
+        async with Atlas(agents=[agent]) as atlas:
+            assert (await atlas.ask("Hi", settings=settings)).text == "Hello."
+        assert [str(refusal) for refusal in vendor.refusals] == []
+        assert {path: _find(vendor.bodies[0], path) for path in sent} == sent
+
+
+@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.parametrize("extra", [{"extra_body": {"of_next_year": {"a": 1}}}, {"extra_headers": {"X-Tag": "one"}}])
+async def test_extra_fields_and_headers_are_sent_on_every_wire(wire: str, extra: dict[str, Any]) -> None:
+    model = {"anthropic": "claude-opus-5-5", "chat": "gpt-5.2", "responses": "gpt-5.6", "gemini": "gemini-3.8-flash"}
+    async with WIRES[wire].double(then=HELLO) as vendor:
+        agent = Agent("a", model=WIRES[wire].connect(vendor, model[wire]), settings=extra)
+        await agent.call("Hi")
+        await agent.close()
+        (request,) = vendor.requests
+    if "extra_body" in extra:
+        assert request.body["of_next_year"] == {"a": 1}
+    else:
+        assert request.headers["x-tag"] == "one"
+
+
+@pytest.mark.parametrize(
+    ("wire", "model", "settings", "refusal", "field"),
+    [
+        (
+            "anthropic",
+            "claude-opus-4-6",
+            {"temperature": 0.3},
+            Refusal("`temperature` is deprecated for this model.", type="invalid_request_error"),
+            "temperature",
+        ),
+        (
+            "anthropic",
+            "claude-opus-5-5",
+            {"service_tier": "auto"},
+            Refusal("service_tier: Extra inputs are not permitted", type="invalid_request_error"),
+            "service_tier",
+        ),
+        (
+            "chat",
+            "gpt-5.2",
+            {"effort": "xhigh"},
+            Refusal("Unsupported value: 'reasoning_effort' …", param="reasoning_effort", code="unsupported_value"),
+            "reasoning_effort",
+        ),
+        (
+            "responses",
+            "gpt-5.6",
+            {"service_tier": "flex"},
+            Refusal("Invalid service_tier argument", param="service_tier", type="invalid_request_error"),
+            "service_tier",
+        ),
+        (
+            "gemini",
+            "gemini-3.8-flash",
+            {"effort": "medium"},
+            Refusal("Thinking level is not supported for this model.", type="INVALID_ARGUMENT"),
+            "generationConfig.thinkingConfig",
+        ),
+        (
+            "gemini",
+            "gemini-3.8-flash",
+            {"seed": 7},
+            Refusal('Invalid JSON payload received. Unknown name "seed": Cannot find field.', type="INVALID_ARGUMENT"),
+            "generationConfig.seed",
+        ),
+    ],
+)
+async def test_refused_setting_is_dropped_once_and_for_all(
+    wire: str, model: str, settings: dict[str, Any], refusal: Refusal, field: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with WIRES[wire].double(refusal, then=HELLO) as vendor:
+        agent = Agent("a", model=WIRES[wire].connect(vendor, model), settings=settings)
+        async with Atlas(agents=[agent]) as atlas:
+            assert [(await atlas.ask("Hi")).text for _ in range(2)] == ["Hello.", "Hello."]
+        assert [_find(body, field) is not None for body in vendor.bodies] == [True, False, False]
+    warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warnings) == 1 and f"setting={next(iter(settings))}" in warnings[0]
