@@ -8,16 +8,15 @@ import re
 import select
 import signal
 import struct
-import subprocess
-import sys
 import termios
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
+import fork_server
+
 TIMEOUT = 40.0
-_LAUNCHER = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
 _SEQUENCE = re.compile(r"\x1b(?:\[(?P<args>[0-9;?]*)(?P<final>[@-~])|\][^\x07\x1b]*(?:\x07|\x1b\\)|[=>78c])")
 
 
@@ -93,22 +92,16 @@ class Screen:
 
 
 class Terminal:
-    """`with Terminal([command, …], env) as terminal`: a command in a terminal of `rows` × `columns`."""
+    """`with Terminal([script, …], env) as terminal`: a script in a terminal of `rows` × `columns`."""
 
     def __init__(
         self, command: Sequence[str], env: Mapping[str, str], cwd: Path, *, rows: int = 30, columns: int = 100
     ) -> None:
         self._descriptor, child_end = pty.openpty()
         fcntl.ioctl(child_end, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _LAUNCHER, *command],
-            stdin=child_end,
-            stdout=child_end,
-            stderr=child_end,
-            env={**_without_size(env), "TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", "LANG": "C.UTF-8"},
-            cwd=cwd,
-            start_new_session=True,
-        )
+        shown = {"TERM": "xterm-256color", "PROMPT_TOOLKIT_NO_CPR": "1", "LANG": "C.UTF-8"}
+        env = {**_without_size(env), **shown}
+        self._process = fork_server.Program(*command, env=env, cwd=cwd, terminal=child_end)
         os.close(child_end)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._screen = Screen(rows, columns)

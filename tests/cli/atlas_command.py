@@ -14,11 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import fork_server
 from atlas_agents.cli.main import main
 from model_server import ModelRequest, ModelServer, Reply
 from terminal import Terminal
 
 ATLAS = str(Path(sys.executable).parent / "atlas")
+PROGRAM = str(Path(__file__).parent.parent / "atlas_program.py")
 TIMEOUT = 40
 CTRL_C, CTRL_D, ENTER = "\x03", "\x04", "\r"
 STORY = "Once upon a time " + " ".join(f"there was word {number}" for number in range(150))
@@ -124,7 +126,7 @@ class Home:
         )
 
     def terminal(self, *arguments: str, rows: int = 40, columns: int = 100, **env: str) -> Terminal:
-        return Terminal([ATLAS, *arguments], self.environment(**env), self.folder, rows=rows, columns=columns)
+        return Terminal([PROGRAM, *arguments], self.environment(**env), self.folder, rows=rows, columns=columns)
 
     @contextmanager
     def gateway(self, *arguments: str, **env: str) -> Generator["ServeProcess"]:
@@ -187,20 +189,13 @@ class ServeProcess:
         self._home = home
         self._arguments = arguments
         self._env = env
-        self.process: subprocess.Popen[str] | None = None
+        self.process: fork_server.Program | None = None
         self.output = ""
 
     def start(self) -> None:
         self.output = ""
-        self.process = subprocess.Popen(
-            [ATLAS, "serve", *self._arguments],
-            cwd=self._home.folder,
-            env=self._home.environment(**self._env),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            encoding="utf-8",
-        )
+        env = self._home.environment(**self._env)
+        self.process = fork_server.Program(PROGRAM, "serve", *self._arguments, cwd=self._home.folder, env=env)
         assert self.process.stderr is not None
         end = time.monotonic() + TIMEOUT
         while "Press Ctrl-C to stop." not in self.output:
@@ -226,7 +221,7 @@ class ServeProcess:
         code = self.process.wait(TIMEOUT)
         if self.process.stderr is not None and not self.process.stderr.closed:
             self.output += self.process.stderr.read()
-            self.process.stderr.close()
+            self.process.close()
         return code
 
 

@@ -115,7 +115,7 @@ def describe_model_error(message: str, kind: str, url: str = "") -> str:
             shown = f"the server{at} timed out: {message}"
         case "auth":
             shown = f"the API key was rejected{at}: {message}"
-        case "bad_request" if message.startswith("HTTP 404"):
+        case "model_not_found":
             shown = f"model or URL not found{at}; most base URLs end with /v1 ({message})"
         case "bad_request" if "tool" in message.lower():
             shown = f"{message} (pass --no-tools for a model without tool support)"
