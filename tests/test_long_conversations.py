@@ -100,7 +100,7 @@ async def test_message_larger_than_the_window_is_a_clear_error_and_the_session_g
     with model_with_window(6000) as (server, model):
         async with Atlas([Agent("a", model=model)]) as atlas:
             conversation = Conversation(past(4))
-            with pytest.raises(ProviderError, match="too long for the model.*shorter message") as failure:
+            with pytest.raises(ProviderError, match=r"too long for the model.*shorter message") as failure:
                 await atlas.ask("x" * 50_000, session=conversation)
             assert failure.value.kind == "context_length"
             assert (await atlas.ask("go on", session=conversation)).text == "Fine."

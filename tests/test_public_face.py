@@ -241,6 +241,7 @@ async def test_events_are_one_union_discriminated_by_type() -> None:
             "approval:answered",
             "plan:updated",
             "run:handoff",
+            "session:compacted",
             "tool:progress",
             "tool:result",
             "message:kept",

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from atlas_agents.agents.agent import Agent, agent
     from atlas_agents.agents.atlas import Atlas
     from atlas_agents.agents.context import Context, Rule
-    from atlas_agents.agents.history import History
+    from atlas_agents.agents.history import Compaction, History
     from atlas_agents.agents.hooks import Interceptor
     from atlas_agents.agents.jobs import Jobs
     from atlas_agents.agents.run import Accepted, CallResult, RunResult, Step
@@ -117,6 +117,7 @@ __all__ = [
     "Cassette",
     "Choice",
     "Chunk",
+    "Compaction",
     "ConfigError",
     "Conflict",
     "Context",
@@ -210,7 +211,7 @@ _HOMES = {
     "agents.agent": "Agent agent",
     "agents.atlas": "Atlas",
     "agents.context": "Context Rule",
-    "agents.history": "History",
+    "agents.history": "Compaction History",
     "agents.hooks": "Interceptor",
     "agents.jobs": "Jobs",
     "agents.run": "Accepted CallResult RunResult Step",

@@ -5,6 +5,7 @@ replaced by a summary, and large tool results by a note; the stored conversation
 """
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import msgspec
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import (
+    Conversation,
     Message,
     Opaque,
     Part,
@@ -34,6 +36,9 @@ PINNED = "pinned"
 """Metadata key of a message that compaction keeps."""
 _CHARACTERS_PER_TOKEN = 3
 _SHORTENED = "shortened"
+_CLEARED = "cleared"
+_LARGE_RESULT = 400
+"""Tokens of a tool result that is cleared."""
 _WITHOUT_REASONING = "without_reasoning"
 _REASONING_BLOCKS = ("thinking", "redacted_thinking", "reasoning")
 
@@ -45,7 +50,7 @@ class Compaction(msgspec.Struct, frozen=True):
         threshold: Share of the room for the conversation at which it is compacted.
         keep: Share of that room for the newest messages, which stay as they are.
         model: Reference of the model that writes the summary; by default the agent's own.
-        window: Context window in tokens, if the model catalogue does not know it.
+        window: Context window of the agent's models in tokens, instead of the one in the model catalogue.
         clear_results: Whether old large tool results are cleared before anything is summarised.
     """
 
@@ -88,7 +93,7 @@ class History(msgspec.Struct, frozen=True):
         `room` is how many tokens the model can be sent. A tool result that does not fit is shortened.
         """
         limit = min(room, _or_infinite(self.max_tokens))
-        if self.max_messages is None and (limit == math.inf or self._tokens(messages) <= limit):
+        if self.max_messages is None and (limit == math.inf or self.tokens(messages) <= limit):
             return messages
         units = split_units(messages)
         question = next((index for index in reversed(range(len(units))) if is_user_message(units[index][0])), -1)
@@ -97,13 +102,13 @@ class History(msgspec.Struct, frozen=True):
             units = [self._fit(unit, room, whole=index == question) for index, unit in enumerate(units)]
         required |= self._pinned(units, limit / 2)
         messages_left = _or_infinite(self.max_messages) - sum(len(units[index]) for index in required)
-        tokens_left = limit - sum(self._tokens(units[index]) for index in required)
+        tokens_left = limit - sum(self.tokens(units[index]) for index in required)
         selected = set(required)
         for index in reversed(range(len(units))):
             if index in required:
                 continue
             messages_left -= len(units[index])
-            tokens_left -= self._tokens(units[index])
+            tokens_left -= self.tokens(units[index])
             if messages_left < 0 or tokens_left < 0:
                 break
             selected.add(index)
@@ -111,7 +116,7 @@ class History(msgspec.Struct, frozen=True):
 
     def _fit(self, unit: list[Message], room: float, *, whole: bool) -> list[Message]:
         """Shorten a unit that takes more than half of the room, unless it is the message to answer."""
-        if whole or self._tokens(unit) <= room / 2:
+        if whole or self.tokens(unit) <= room / 2:
             return unit
         return [shorten(message, max(int(room / 2 / len(unit)), 1)) for message in unit]
 
@@ -119,12 +124,13 @@ class History(msgspec.Struct, frozen=True):
         """Return the summary and the pinned messages, as far as they fit."""
         found = {index for index, (first, *_) in enumerate(units) if SUMMARY in first.metadata or is_pinned(first)}
         for index in sorted(found, reverse=True):
-            room -= self._tokens(units[index])
+            room -= self.tokens(units[index])
             if room < 0:
                 found.remove(index)
         return found
 
-    def _tokens(self, unit: Sequence[Message]) -> int:
+    def tokens(self, unit: Sequence[Message]) -> int:
+        """Return the tokens of these messages."""
         return sum([self.count(message) for message in unit])
 
 
@@ -142,18 +148,19 @@ def shorten(message: Message, tokens: int) -> Message:
 def _shorten_part(part: Part, length: int) -> Part:
     match part:
         case Text(text):
-            return Text(_cut(text, length))
+            return Text(cut(text, length))
         case ToolResult(result=result):
             text = result if isinstance(result, str) else encode(result).decode()
-            return msgspec.structs.replace(part, result=_cut(text, length)) if len(text) > length else part
+            return msgspec.structs.replace(part, result=cut(text, length)) if len(text) > length else part
         case ToolCall(arguments=arguments):
-            cut = {name: _cut(value, length) if isinstance(value, str) else value for name, value in arguments.items()}
-            return msgspec.structs.replace(part, arguments=cut)
+            short = {name: cut(value, length) if isinstance(value, str) else value for name, value in arguments.items()}
+            return msgspec.structs.replace(part, arguments=short)
         case _:
             return part
 
 
-def _cut(text: str, length: int) -> str:
+def cut(text: str, length: int) -> str:
+    """Return the text with its middle left out if it is longer than this."""
     if len(text) <= length:
         return text
     half = max(length // 2 - 40, 40)
@@ -195,6 +202,75 @@ def apply_summary(messages: list[Message]) -> list[Message]:
             rest = [each for each in messages[end + 1 :] if SUMMARY not in each.metadata]
             return [messages[index], *kept, *rest]
     return [each for each in messages if SUMMARY not in each.metadata]
+
+
+class ContextState:
+    """What the model was last sent of a conversation; kept in memory while the conversation is."""
+
+    __slots__ = ("cleared", "failed_at", "prefix", "stale")
+
+    def __init__(self) -> None:
+        self.cleared = ""
+        """Id of the message up to which large tool results are cleared."""
+        self.failed_at = 0
+        """Tokens of the conversation when its last summary failed."""
+        self.prefix: tuple[str, ...] | None = None
+        self.stale = ""
+        """Id of the message up to which reasoning is bound to a beginning that the model is no longer sent."""
+
+
+_states: weakref.WeakKeyDictionary[Conversation, ContextState] = weakref.WeakKeyDictionary()
+
+
+def context_state(conversation: Conversation) -> ContextState:
+    found = _states.get(conversation)
+    if found is None:
+        found = _states[conversation] = ContextState()
+    return found
+
+
+def clear_results(messages: list[Message], through: str) -> list[Message]:
+    """Return the messages with a note in place of each large tool result, up to and including this message."""
+    end = next((index for index, message in enumerate(messages) if message.id == through), -1)
+    cleared, names = list(messages), dict[str, str]()
+    for index, message in enumerate(messages[: end + 1]):
+        names.update({call.id: call.name for call in message.tool_calls})
+        if message.role == "tool" and context_tokens(message) > _LARGE_RESULT:
+            cleared[index] = _clear(message, names)
+    return cleared
+
+
+def _clear(message: Message, names: dict[str, str]) -> Message:
+    found: Message | None = getattr(message, _CLEARED, None)
+    if found is None:
+        parts = tuple([_clear_part(part, names) for part in message.parts])
+        found = memo(message)[_CLEARED] = msgspec.structs.replace(message, parts=parts)
+    return found
+
+
+def _clear_part(part: Part, names: dict[str, str]) -> Part:
+    if type(part) is not ToolResult:
+        return part
+    size = len(part.result if isinstance(part.result, str) else encode(part.result))
+    if size <= _LARGE_RESULT:
+        return part
+    name = names.get(part.call_id, "the tool")
+    note = f"[Result of {name} cleared to save space: {size:,} characters. Call the tool again if you need it.]"
+    return msgspec.structs.replace(part, result=note)
+
+
+def drop_stale_reasoning(messages: Sequence[Message], state: ContextState, whole: bool) -> Sequence[Message]:
+    """Drop reasoning that its vendor binds to a beginning of the conversation that was changed since.
+
+    `whole` if the messages are the whole conversation, unchanged.
+    """
+    before, prefix = state.prefix, (state.cleared, *[message.id for message in messages[:2]])
+    if messages and (not whole or state.cleared if before is None else prefix[: len(before)] != before):
+        state.stale = messages[-1].id
+    state.prefix = prefix
+    end = next((index for index, message in enumerate(messages) if message.id == state.stale), -1)
+    dropped = [without_reasoning(message) for message in messages[: end + 1]]
+    return [*[message for message in dropped if message.parts], *messages[end + 1 :]]
 
 
 def is_pinned(message: Message) -> bool:

@@ -15,6 +15,7 @@ from typing import TypeAlias, cast
 import msgspec
 
 from atlas_agents.agents.context import Rule
+from atlas_agents.agents.history import Compaction, context_state, drop_stale_reasoning
 from atlas_agents.agents.options import HandoffPlan
 from atlas_agents.agents.output import Output
 from atlas_agents.agents.run import WHOLE_TURN, DuplicateRun, MessageDraft, Run, TurnPhase, session_lock
@@ -164,12 +165,18 @@ async def call_model(run: Run) -> Message:
     A new reply is recorded before anything acts on it.
     """
     journal = run.journal
+    if journal is not None and (summary := journal.next_summary()) is not None:
+        run.summary_tried = True
+        for message in summary:
+            run.add_summary(message)
     if journal is not None and (recorded := journal.next_reply()) is not None:
+        run.summary_tried = False
         run.texts.append(recorded.text)
         return recorded
     reply = await _intercept(run, await _request_reply(run))
     if journal is not None:
         await _record_reply(run, journal, reply)
+    run.summary_tried = False
     return reply
 
 
@@ -207,10 +214,24 @@ async def _build_request(run: Run, sent: float = math.inf) -> base.Request:
         metadata=run.context.metadata,
         stable_system=stable,
     )
-    limits = [limit.tokens for limit in run.limits]
-    room = max([limit for limit in limits if limit < sent or sent == math.inf], default=math.inf)
-    selected = run.history.select(run.messages, max(room - overhead_tokens(request), 1))
+    overhead = overhead_tokens(request)
+    if run.history.compaction is not None and not run.summary_tried:
+        await _compact(run, run.history.compaction, overhead)
+    rooms = [room for room in run.rooms if room < sent or sent == math.inf]
+    selected = run.history.select(run.messages, max(max(rooms, default=math.inf) - overhead, 1))
+    if any(limit.profile.bound_reasoning for limit in run.limits):
+        whole = len(selected) == run.inherited_count + len(run.conversation)
+        selected = drop_stale_reasoning(selected, context_state(run.conversation), whole)
     return await run.interceptors.request(msgspec.structs.replace(request, messages=tuple(selected)))
+
+
+async def _compact(run: Run, compaction: Compaction, overhead: int) -> None:
+    """Compact the conversation if it takes most of the room that its models have for it."""
+    room = min([*run.rooms, run.history.max_tokens or math.inf]) - overhead
+    if room != math.inf and run.history.tokens(run.messages) > compaction.threshold * room:
+        from atlas_agents.agents.compaction import compact  # rarely needed
+
+        await compact(run, compaction, max(room, 1))
 
 
 async def _system_prompt(run: Run) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from atlas_agents.agents.context import Context
-from atlas_agents.agents.history import History, repair_history
+from atlas_agents.agents.history import History, apply_summary, clear_results, context_state, repair_history
 from atlas_agents.agents.hooks import Interceptors
 from atlas_agents.agents.options import AgentSettings, TurnOptions
 from atlas_agents.agents.output import Output
@@ -272,6 +272,10 @@ class Run:
     first_step = 0
     """Number of tool calls before the current agent took over."""
     rounds_exhausted = False
+    inherited_count = 0
+    """Number of messages of the agent's context before those of the conversation."""
+    summary_tried = False
+    """Whether a summary was written, or failed, before the next reply."""
     reserved: Reservation | None = None
     """What is reserved for the model call in progress."""
 
@@ -294,6 +298,7 @@ class Run:
         meter: UsageMeter,
         options: TurnOptions,
         switch_agent: "Callable[[Run, str], None]",
+        find_provider: Callable[[str], Provider],
         resumed: bool = False,
     ) -> None:
         self.id = id
@@ -321,6 +326,7 @@ class Run:
         """Usage of the last reply."""
         self.texts: list[str] = []
         self.draft = MessageDraft()
+        self.find_provider = find_provider
         self._switch_agent = switch_agent
         self._call_ids: set[str] = set()
         self._unreadable_rounds = 0
@@ -335,6 +341,12 @@ class Run:
     def limits(self) -> Sequence[ContextLimit]:
         """How much each of the agent's models can be sent."""
         return self.provider.limits if isinstance(self.provider, TurnProvider) else ()
+
+    @property
+    def rooms(self) -> list[float]:
+        """Most estimated tokens of a request to each of the agent's models."""
+        window = self.history.compaction.window if self.history.compaction is not None else None
+        return [limit.room(window) for limit in self.limits]
 
     @property
     def usage(self) -> Usage:
@@ -401,13 +413,27 @@ class Run:
             await self._wait_in_quarantine(journal)
         first = await finish_despite_cancel(journal.begin(self.conversation)) if journal is not None else messages
         inherited = [message for message in self.inherited_messages if message.role != "system"]
-        self.messages = repair_history(
-            [*inherited, *self.conversation.messages] if inherited else self.conversation.messages
-        )
-        self._call_ids = {call.id for message in self.messages for call in message.tool_calls}
+        whole = repair_history([*inherited, *self.conversation.messages] if inherited else self.conversation.messages)
+        self._call_ids = {call.id for message in whole for call in message.tool_calls}
+        self.inherited_count = len(inherited)
+        self.messages = whole
+        self.refresh_messages()
         if self.options.team.stays and (speaker := _last_speaker(self.conversation.messages)):
             self._switch_agent(self, speaker)
         return first
+
+    def refresh_messages(self) -> None:
+        """Apply the newest summary and the note in place of cleared tool results to what the model is sent."""
+        inherited, own = self.messages[: self.inherited_count], self.messages[self.inherited_count :]
+        own = apply_summary(own)
+        if (state := context_state(self.conversation)).cleared:
+            own = clear_results(own, state.cleared)
+        self.messages = [*inherited, *own]
+
+    def add_summary(self, summary: Message) -> None:
+        """Add a summary to the conversation, and send it to the model in place of what it covers."""
+        self.add(summary)
+        self.refresh_messages()
 
     async def _wait_in_quarantine(self, journal: Journal) -> None:
         try:

@@ -186,6 +186,7 @@ class AgentRuntime:
             meter=meter,
             options=options,
             switch_agent=self._switch_agent,
+            find_provider=lambda model: self._failover_for(agent, settings, model).for_turn(self.clock),
             resumed=row is not None,
         )
 

@@ -3,7 +3,7 @@
 message:sent, stream:start, then stream:chunk, stream:thinking, stream:reset, tool:called, tool:progress and
 tool:result as they happen, then stream:end, and finally message:received or error. With a store, or while approvals
 are pending, approval:asked, approval:answered and message:kept occur in between; a planning agent adds plan:updated,
-and a handoff to another agent adds run:handoff.
+a handoff to another agent run:handoff, and a summary of older messages session:compacted.
 """
 
 from typing import Any, ClassVar, Literal, TypeAlias
@@ -26,6 +26,7 @@ EventName: TypeAlias = Literal[
     "approval:answered",
     "plan:updated",
     "run:handoff",
+    "session:compacted",
     "tool:progress",
     "tool:result",
     "message:kept",
@@ -154,6 +155,19 @@ class HandedOff(msgspec.Struct, frozen=True, tag="run:handoff", tag_field="type"
     type: ClassVar[Literal["run:handoff"]] = "run:handoff"
 
 
+class SessionCompacted(msgspec.Struct, frozen=True, tag="session:compacted", tag_field="type"):
+    """Compaction: a summary replaces older messages in what the model is sent. They stay in the conversation."""
+
+    stream_id: str
+    summary: Message
+    messages: int
+    """Number of messages that the summary replaces."""
+    tokens_before: int
+    """Estimated tokens of the conversation before and after."""
+    tokens_after: int
+    type: ClassVar[Literal["session:compacted"]] = "session:compacted"
+
+
 class PlanStep(msgspec.Struct, frozen=True):
     """A step of a plan. `changed` marks a step that was running when the plan was revised."""
 
@@ -231,6 +245,7 @@ Event: TypeAlias = (
     | ApprovalAnswered
     | PlanUpdated
     | HandedOff
+    | SessionCompacted
     | ToolProgress
     | ToolAnswered
     | MessageStored

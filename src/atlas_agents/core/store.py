@@ -19,7 +19,9 @@ logger = logging.getLogger(__name__)
 
 RunStatus: TypeAlias = Literal["queued", "running", "waiting", "done", "failed", "cancelled"]
 OPEN: tuple[RunStatus, ...] = ("queued", "running", "waiting")
-JournalKind: TypeAlias = Literal["accepted", "resumed", "reply", "intent", "outcome", "asked", "answered", "ended"]
+JournalKind: TypeAlias = Literal[
+    "accepted", "resumed", "summary", "reply", "intent", "outcome", "asked", "answered", "ended"
+]
 JobState: TypeAlias = Literal["queued", "running", "done", "failed", "expired", "cancelled", "dead"]
 JobKind: TypeAlias = Literal["delegation", "schedule"]
 Priority: TypeAlias = Literal["low", "normal", "high", "urgent"]

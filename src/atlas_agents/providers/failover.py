@@ -22,7 +22,7 @@ from atlas_agents.core.http import backoff
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import context_tokens, memo, text_tokens
 from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Provider, Request, ResetChunk
-from atlas_agents.providers.catalogue import find_profile
+from atlas_agents.providers.catalogue import UNKNOWN, ModelProfile, find_profile
 
 _PERMANENT_KINDS = frozenset(("auth", "quota"))
 MAX_ANSWER = 4 << 20
@@ -61,19 +61,26 @@ class ContextLimit:
     All turns of a process share it. The estimate is calibrated by the tokens that the vendor counts.
     """
 
-    __slots__ = ("_learned", "_ratio", "window")
+    __slots__ = ("_learned", "_model", "_ratio")
 
-    def __init__(self, window: int | None = None) -> None:
-        self.window = window
-        """The model's context window in tokens; None if it is unknown."""
+    def __init__(self, model: str = "") -> None:
+        self._model = model
         self._ratio = 1.0
         self._learned = math.inf
 
     @property
+    def profile(self) -> ModelProfile:
+        return find_profile(self._model) if self._model else UNKNOWN
+
+    @property
     def tokens(self) -> float:
         """Most estimated tokens of a request; infinite if nothing is known. An eighth of the window is left free."""
-        known = math.inf if self.window is None else self.window * 7 / 8 / self._ratio
-        return min(known, self._learned)
+        return self.room()
+
+    def room(self, window: int | None = None) -> float:
+        """The same, with this context window in tokens instead of the one in the catalogue."""
+        window = window or self.profile.context_window
+        return min(self._learned, math.inf if window is None else window * 7 / 8 / self._ratio)
 
     def record_refusal(self, tokens: int, error: ProviderError) -> None:
         """Learn from a request that was too long: half of it may fit, or what the numbers in the error say."""
@@ -86,7 +93,7 @@ class ContextLimit:
         if self._learned < tokens:
             self._learned = tokens
         if tokens >= _MEASURED and usage.input_tokens and not usage.estimated:
-            self._ratio = (self._ratio + min(max(usage.input_tokens / tokens, 0.25), 4)) / 2
+            self._ratio = (self._ratio + min(max(usage.input_tokens / tokens, 0.6), 3)) / 2
 
 
 _limits: weakref.WeakKeyDictionary[Provider, dict[str, ContextLimit]] = weakref.WeakKeyDictionary()
@@ -98,7 +105,7 @@ def find_limit(route: "Route") -> ContextLimit:
     provider: Provider = getattr(route.provider, "inner", route.provider)
     known = _limits.setdefault(provider, {})
     if model not in known:
-        known[model] = ContextLimit(getattr(find_profile(model), "context_window", None) if model else None)
+        known[model] = ContextLimit(model)
     return known[model]
 
 

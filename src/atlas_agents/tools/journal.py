@@ -378,7 +378,7 @@ class Journal:
         self._pending: list[Message] = []
         self._first_messages: list[Message] = []
         self._replies: list[Message] = []
-        self._reply_count = 0
+        self._reply_count, self._summaries = 0, dict[str, list[Message]]()
         self._intents: set[str] = set()
         self._outcomes: dict[str, ToolResult] = {}
         self._intended_at: dict[str, int] = {}
@@ -588,6 +588,10 @@ class Journal:
             )
         return None
 
+    def next_summary(self) -> list[Message] | None:
+        """Return the summary that was recorded before the next reply, empty if writing it failed; None if not tried."""
+        return self._summaries.get(str(self._reply_count + 1))
+
     def outcome(self, call: ToolCall) -> ToolResult | None:
         return self._outcomes.get(call.id)
 
@@ -612,6 +616,14 @@ class Journal:
         model = str(message.metadata.get("model") or message.metadata.get("provider") or "")
         used = self._usage_write(agent_id, model, usage, turns=int(self._reply_count == 1))
         await self._write_step("reply", str(self._reply_count), message.to_json(), used)
+
+    async def record_summary(self, summary: Message | None, agent_id: str, model: str, usage: Usage) -> None:
+        """Record a summary of older messages and its usage before the next reply; None if writing it failed."""
+        if summary is not None:
+            self.add(summary)
+        used = [self._usage_write(agent_id, model, usage)] if model else []
+        payload = summary.to_json() if summary is not None else b"null"
+        await self._write_step("summary", str(self._reply_count + 1), payload, *used)
 
     async def record_usage(self, agent_id: str, model: str, usage: Usage) -> None:
         """Record the usage of a model that a tool called, whether or not the call succeeds."""
@@ -694,6 +706,8 @@ class Journal:
     def _restore(self, row: records.JournalRow) -> None:
         if row.kind == "reply":
             self._replies.append(_decode_step(row, Message.from_json))
+        elif row.kind == "summary":
+            self._summaries[row.key] = [] if row.payload == b"null" else [_decode_step(row, Message.from_json)]
         elif row.kind == "intent":
             self._intents.add(row.key)
             self._intended_at[row.key] = row.at
