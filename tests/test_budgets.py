@@ -7,10 +7,20 @@ from typing import Any
 
 import pytest
 
-from atlas_agents import Agent, Atlas, ConfigError, Plan, Price, ProviderError, QuotaExceeded, RetryPolicy, Usage
+from atlas_agents import (
+    Agent,
+    Atlas,
+    Budget,
+    BudgetExceeded,
+    ConfigError,
+    Plan,
+    Price,
+    ProviderError,
+    QuotaExceeded,
+    RetryPolicy,
+    Usage,
+)
 from atlas_agents.builtin_tools.team import delegate_task
-from atlas_agents.core.budgets import Budget
-from atlas_agents.core.errors import BudgetExceeded
 from atlas_agents.core.store import Store
 from atlas_agents.providers import base
 from atlas_agents.storage.memory import MemoryStore
@@ -89,9 +99,10 @@ async def test_concurrent_turns_stay_within_the_token_plan_of_their_tenant() -> 
     assert all(isinstance(each, QuotaExceeded) for each in failed)
 
 
-async def used(atlas: Atlas, scope: str = "user", **who: str) -> dict[str, float]:
+async def used(atlas: Atlas, scope: str = "user", user: str = "") -> dict[str, float]:
     """Return what is used of the budgets of one scope, by measure; nothing may be reserved."""
-    found = [each for each in await atlas.budget_status(**who) if each.scope == scope]
+    status = await atlas.budget_status(user=user, session="default")
+    found = [each for each in status if each.scope == scope]
     assert all(each.reserved == 0 for each in found), found
     return {each.measure: each.used for each in found}
 
@@ -272,7 +283,7 @@ async def test_agent_that_takes_over_brings_its_own_budget() -> None:
     first = Agent("first", model=Scripted(calls("hand_off", agent="second")), hands_off_to=["second"])
     async with Atlas([first, second], store=MemoryStore(), budgets=Budget(requests=10)) as atlas:
         await atlas.ask("hi")
-        assert await used(atlas, "agent", agent_id="second") == {"requests": 1}
+        assert await used(atlas, "agent") == {"requests": 1}
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from atlas_agents.agents.sessions import Sessions
     from atlas_agents.agents.stream import AtlasStream
     from atlas_agents.core.approvals import Answer, Choice, Field, Filled, Form, Question
+    from atlas_agents.core.budgets import Budget, BudgetStatus
     from atlas_agents.core.errors import (
         AtlasError,
         BadArguments,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         BadOutput,
         BadTool,
         BrokenHistory,
+        BudgetExceeded,
         Cancelled,
         ConfigError,
         Conflict,
@@ -111,6 +113,9 @@ __all__ = [
     "BadTool",
     "Balanced",
     "BrokenHistory",
+    "Budget",
+    "BudgetExceeded",
+    "BudgetStatus",
     "CallResult",
     "Cancelled",
     "Capabilities",
@@ -218,9 +223,10 @@ _HOMES = {
     "agents.sessions": "Sessions",
     "agents.stream": "AtlasStream",
     "core.approvals": "Answer Choice Field Filled Form Question",
+    "core.budgets": "Budget BudgetStatus",
     "core.errors": (
-        "AtlasError BadArguments BadModelRef BadOutput BadTool BrokenHistory Cancelled ConfigError Conflict "
-        "ContextCycle CrashLoop Declined DuplicateTool MissingKey ModelUnavailable NotFound NotPermitted "
+        "AtlasError BadArguments BadModelRef BadOutput BadTool BrokenHistory BudgetExceeded Cancelled ConfigError "
+        "Conflict ContextCycle CrashLoop Declined DuplicateTool MissingKey ModelUnavailable NotFound NotPermitted "
         "ProviderError QuotaExceeded Refused SessionBusy StoreError ToolFailed ToolFault Transient UnknownAgent"
     ),
     "core.events": "Event PlanStep Usage",

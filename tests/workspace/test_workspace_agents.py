@@ -32,6 +32,7 @@ Service tier: flex
 Parallel calls: off
 Cache: 1h
 MAX ROUNDS: 4
+Budget: tokens=50000 seconds=60, agent dollars=2.50 per=day
 
 Prompt: Write well.
 
@@ -72,11 +73,12 @@ def test_section_sets_all_fields_of_an_agent() -> None:
             parallel_calls=False,
             cache="1h",
             max_rounds=4,
+        budget=("tokens=50000 seconds=60", "agent dollars=2.50 per=day"),
             prompt=prompt,
             where="AGENTS.md:9",
         ),
-        AgentSpec("quiet", tools=(), where="AGENTS.md:36"),
-        AgentSpec("plain", description="Nothing else.", where="AGENTS.md:40"),
+        AgentSpec("quiet", tools=(), where="AGENTS.md:37"),
+        AgentSpec("plain", description="Nothing else.", where="AGENTS.md:41"),
     )
 
 
@@ -88,7 +90,7 @@ def test_file_without_sections_defines_no_agent(text: str) -> None:
 ID = "expected ## and 1 to 64 letters, digits, _ or - (### for a heading in a prompt)"
 KEYS = (
     "Known keys: Model, Description, Name, Role, Mode, Tools, Hands off to, Temperature, Max tokens, Top p, "
-    "Effort, Seed, Service tier, Parallel calls, Cache, Max rounds, Recall, Prompt; free text goes after Prompt:"
+    "Effort, Seed, Service tier, Parallel calls, Cache, Max rounds, Budget, Recall, Prompt; free text goes after Prompt:"
 )
 LONG = "a" * 65
 
@@ -186,6 +188,11 @@ LONG = "a" * 65
             "\n## a\nEffort: 5000\nMax tokens: 4000",
             "2: ## a: effort must be less than max_tokens, which includes the reasoning, got effort=5000 and "
             "max_tokens=4000",
+        ),
+        ("## a\nBudget: tokens=0", "2: Budget: invalid budget tokens=0: must be more than 0"),
+        (
+            "## a\nBudget: tenant tokens=5",
+            "2: Budget: a budget of scope 'tenant' cannot be set here: expected turn or session or agent",
         ),
         ("## a\nRecall: maybe", "2: Recall: expected on or off, got 'maybe'"),
         ("## a\nMax rounds: \u0663", "2: Max rounds: invalid number '\u0663': expected an integer of at least 1"),

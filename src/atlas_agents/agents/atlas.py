@@ -19,7 +19,7 @@ from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.agents.team import Strategy, check_plan
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.approvals import Answer, Decision, Question
-from atlas_agents.core.budgets import BudgetLike, BudgetStatus, TurnIdentity, read_budgets
+from atlas_agents.core.budgets import Budget, BudgetLike, BudgetStatus, TurnIdentity, read_budgets
 from atlas_agents.core.errors import BudgetExceeded, ConfigError
 from atlas_agents.core.events import EventName
 from atlas_agents.core.messages import Conversation, Message, ToolResult, assistant, new_id
@@ -426,13 +426,16 @@ class Atlas:
             raise ConfigError("usage requires a store: Atlas(store=…)")
         return await self._runtime.store.usage(self._runtime.tenant, since=since, until=until)
 
-    async def budget_status(
-        self, *, user: str = "", session: str = "default", agent_id: str | None = None
-    ) -> list[BudgetStatus]:
-        """Return what is used and left of the budgets of a user, a session, an agent and the tenant."""
-        agent = self._agents.resolve(agent_id)
-        turn = TurnIdentity("", session, agent.id, user)
-        return await self._governance.budgets.status(turn, agent.settings.budget)
+    async def budget_status(self, *, user: str = "", session: str = "") -> list[BudgetStatus]:
+        """Return what is used and left of the budgets of the tenant, all agents, a user and, if given, a session."""
+        found: dict[tuple[str, str, str, str | None], BudgetStatus] = {}
+        plan = (await self.tenancy.plan()).tokens if self._governance.team_services is not None else None
+        own = [Budget(tokens=plan, scope="tenant", per="month")] if plan else []
+        for agent in self.agents:
+            turn = TurnIdentity("", session, agent.id, user)
+            for each in await self._governance.budgets.status(turn, (*own, *agent.settings.budget)):
+                found[each.scope, each.subject, each.measure, each.per] = each
+        return list(found.values())
 
     def on_budget_exceeded(self, callback: Callable[[BudgetExceeded], object]) -> None:
         """Call a function with the error whenever a turn runs out of a budget."""

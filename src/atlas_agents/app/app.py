@@ -240,6 +240,7 @@ def _build_runtime(
         policy=open_policy(settings, trust) or default_policy(servers),
         approve=Approvals(deadline=settings.approval_deadline, two_person=settings.two_person, wait=True),
         limits=settings.limits,
+        budgets=settings.budgets,
         interceptors=[keyword_tools(settings), *load_interceptors(plugins), recall],
         registry=registry,
         delegation=settings.delegation,

@@ -1,5 +1,6 @@
 """`atlas agents`, `atlas tools` and `atlas usage`: what is configured, and what it cost."""
 
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import typer
@@ -7,6 +8,7 @@ import typer
 from atlas_agents.cli.command import AgentOption, JsonFlag, command, command_group
 from atlas_agents.cli.connect import call, connect, find_agent, list_agents, model_label
 from atlas_agents.cli.output import print_json, print_table, without_code_hints
+from atlas_agents.core.budgets import format_amount
 from atlas_agents.core.errors import ConfigError
 
 app = command_group()
@@ -59,7 +61,7 @@ async def usage(
     by: Annotated[str, typer.Option(metavar="NAME", help="Group by agent, model, session or day.")] = "agent",
     as_json: JsonFlag = False,
 ) -> None:
-    """Show token usage and cost."""
+    """Show token usage and cost, and what is left of the budgets."""
     if by not in _GROUPINGS:
         raise ConfigError(f"invalid --by {by!r}: expected agent, model, session or day")
     rows = (await call("usage.summary", from_=since, to=until, group_by=by))["rows"]
@@ -68,6 +70,18 @@ async def usage(
         return
     headers = (by, "turns", "tokens in", "cached", "tokens out", "cost $")
     print_table(headers, [_usage_row(row) for row in rows], "No usage was recorded.")
+    if budgets := (await call("limits.get"))["budgets"]:
+        print()
+        print_table(("budget", "limit", "used", "left", "starts again"), [_budget_row(each) for each in budgets], "")
+
+
+def _budget_row(budget: dict[str, Any]) -> tuple[object, ...]:
+    left = max(0, budget["limit"] - budget["used"] - budget["reserved"])
+    amounts = [format_amount(budget["measure"], amount) for amount in (budget["limit"], budget["used"], left)]
+    subject = f" {budget['subject']}" if budget["subject"] else ""
+    per = f" per {budget['per']}" if budget.get("per") else ""
+    resets_at = datetime.fromtimestamp(budget["resetsAt"] / 1000, UTC) if "resetsAt" in budget else None
+    return (budget["scope"] + subject + per, *amounts, f"{resets_at:%Y-%m-%d}" if resets_at else "never")
 
 
 def _usage_row(row: dict[str, Any]) -> tuple[object, ...]:

@@ -14,6 +14,7 @@ import msgspec
 from atlas_agents.builtin_tools.web.ssrf import Hosts
 from atlas_agents.config.settings import SETTINGS, Setting, Settings, has_password, scheme
 from atlas_agents.core import paths
+from atlas_agents.core.budgets import read_budgets
 from atlas_agents.core.errors import BadModelRef, ConfigError
 from atlas_agents.core.paths import Environment, Secret, home, read_secret, read_text_file, resolve_path, user_config
 from atlas_agents.core.plugins import Plugins
@@ -343,6 +344,7 @@ _CHECKS: dict[str, SettingCheck] = {
     "database_url": _check_database,
     "redis_url": lambda value, given: _check_url(value, given, ("redis", "rediss", "unix")),
     "provider_limits": _parse_with(parse_rate_limits),
+    "budgets": _parse_with(read_budgets),
     "fetch_hosts": _parse_with(Hosts),
     "search_url": _http_url("use a SearXNG that needs none"),
     "embeddings": lambda value, given: value if value in ("local", "none") else _check_model(value, given),

@@ -257,6 +257,13 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
         tuple[str, ...],
         about("Rate limits per provider key and minute, such as `openai requests=500 tokens=200000 at_once=8`."),
     ] = ()
+    budgets: Annotated[
+        tuple[str, ...],
+        about(
+            "Budgets of tokens, requests, tool_calls, dollars and seconds of each turn, session, agent or user, or of"
+            " the tenant, such as `turn tokens=200000 seconds=600` or `user dollars=5 per=day`."
+        ),
+    ] = ()
     policy: Annotated[Path | None, about("Policy file: which agents may call which tools.")] = None
     approval_deadline: Annotated[
         float, Meta(ge=1, le=604800), about("Seconds to wait for an approval. Then the call is denied.")

@@ -124,7 +124,8 @@ def _read_budget(value: BudgetLike) -> Budget:
     try:
         return msgspec.convert(fields, Budget)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"invalid budget: {error}") from error
+        given = str(error) if isinstance(error.__cause__, ConfigError) else f"invalid budget: {error}"
+        raise ConfigError(given) from error
 
 
 def _parse_fields(text: str) -> dict[str, Any]:
@@ -427,7 +428,7 @@ class BudgetBook:
         """Return what is used and left of the budgets of a session, an agent, a user and the tenant."""
         now, found = self.clock.time(), list[BudgetStatus]()
         for budget in (*self.budgets, *budgets):
-            if budget.scope == "turn":
+            if budget.scope == "turn" or (budget.scope == "session" and not turn.session):
                 continue
             key, period = turn.key(budget.scope), current_period(budget.per, now)
             rows = await self.counts.budget_rows(self.tenant, key, period)

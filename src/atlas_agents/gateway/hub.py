@@ -424,6 +424,7 @@ class Hub:
         self.memory = MemoryGuard()
         self.metrics = Metrics()
         self.metrics.quarantined.set_function(lambda: len(atlas.quarantined))
+        atlas.on_budget_exceeded(self.metrics.count_exceeded)
         self.dispatch = Dispatch(methods, self.metrics)
         self.assignments = Assignments(self.store, atlas.tenant)
         self.audit = AuditTail(self.store, atlas.tenant)

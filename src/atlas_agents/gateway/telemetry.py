@@ -10,6 +10,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, Hi
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from atlas_agents.core.errors import BudgetExceeded
+
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 MAX_FIELD = 256
 """Maximum length of values from clients in log lines."""
@@ -37,11 +39,18 @@ class Metrics:
         self.quarantined = Gauge(
             "atlas_runs_quarantined", "Turns resumed one at a time after repeated crashes", registry=registry
         )
+        self.budgets = Counter(
+            "atlas_budgets_exceeded", "Turns that ran out of a budget", ["scope", "measure"], registry=registry
+        )
         self.events = Counter("atlas_run_events", "Events of turns", registry=registry)
 
     def add(self, collector: Collector) -> None:
         """Add a collector that is read on each scrape."""
         self.registry.register(collector)
+
+    def count_exceeded(self, exceeded: BudgetExceeded) -> None:
+        """Count a turn that ran out of a budget."""
+        self.budgets.labels(exceeded.scope, exceeded.measure).inc()
 
     def text(self) -> tuple[bytes, str]:
         """Return the metrics in text format and their content type."""

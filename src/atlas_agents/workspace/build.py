@@ -118,6 +118,7 @@ def build_agent(
         mode=spec.mode,
         max_rounds=spec.max_rounds,
         hands_off_to=spec.hands_off_to,
+        budget=spec.budget,
     )
 
 

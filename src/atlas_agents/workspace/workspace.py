@@ -13,6 +13,7 @@ import msgspec
 
 from atlas_agents.agents.options import Mode
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
+from atlas_agents.core.budgets import read_budgets
 from atlas_agents.core.errors import BadModelRef, ConfigError
 from atlas_agents.core.text import HiddenCharacters, hidden_characters
 from atlas_agents.core.trust import Trust
@@ -178,6 +179,14 @@ def _parse_count(entry: SectionLine) -> int:
     return int(entry.value)
 
 
+def _parse_budgets(entry: SectionLine) -> list[str]:
+    try:
+        read_budgets(entry.values, ("turn", "session", "agent"))
+    except ConfigError as error:
+        raise entry.error(str(error)) from error
+    return entry.values
+
+
 def _parse_switch(entry: SectionLine) -> bool:
     if entry.value.casefold() not in ("on", "off"):
         raise entry.error(f"expected on or off, got {entry.value[:80]!r}")
@@ -201,6 +210,7 @@ KEYS: dict[str, tuple[str, Callable[[SectionLine], object]]] = {
     "parallel calls": ("parallel_calls", _parse_switch),
     "cache": ("cache", _parse_cache),
     "max rounds": ("max_rounds", _parse_count),
+    "budget": ("budget", _parse_budgets),
     "recall": ("recall", _parse_switch),
 }
 """Each key, the field of `AgentSpec` it sets, and the parser of its value. `Prompt:` ends the keys."""
@@ -226,6 +236,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
     cache: Cache | None = None
     max_rounds: int = 10
     hands_off_to: tuple[str, ...] = ()
+    budget: tuple[str, ...] = ()
     recall: bool | None = None
     prompt: str = ""
     where: str = ""

@@ -6,6 +6,7 @@ from datetime import date
 from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.runner import tool_call_result
 from atlas_agents.core.aio import SYSTEM_CLOCK, utc_day
+from atlas_agents.core.budgets import BudgetStatus
 from atlas_agents.core.errors import ConfigError, NotFound
 from atlas_agents.core.store import UsageRow
 from atlas_agents.core.tenancy import Plan, User
@@ -123,17 +124,24 @@ async def sum_usage(caller: ClientConnection, params: wire.UsageSummary) -> wire
 
 
 async def get_limits(caller: ClientConnection, _: NoParams) -> wire.LimitsResult:
-    return await read_limits(caller.hub)
+    return await read_limits(caller.hub, caller.grant.principal.id)
 
 
-async def read_limits(hub: Hub) -> wire.LimitsResult:
+async def read_limits(hub: Hub, user: str) -> wire.LimitsResult:
     limits, day = hub.atlas.limits, utc_day(SYSTEM_CLOCK.time())
     usage_by_agent = {
         agent.id: await hub.store.call_count(hub.atlas.tenant, agent.id, day) for agent in hub.atlas.agents
     }
+    budgets = tuple([_budget_shape(each) for each in await hub.atlas.budget_status(user=user)])
     return wire.LimitsResult(
-        limits.per_tick, limits.tick, limits.per_day, limits.at_once, limits.repeats, usage_by_agent
+        limits.per_tick, limits.tick, limits.per_day, limits.at_once, limits.repeats, usage_by_agent, budgets
     )
+
+
+def _budget_shape(status: BudgetStatus) -> wire.BudgetShape:
+    resets_at = None if status.resets_at is None else int(status.resets_at * 1000)
+    amounts = (status.limit, status.used, status.reserved)
+    return wire.BudgetShape(status.scope, status.subject, status.measure, *amounts, status.per, resets_at)
 
 
 def _agent_shape(hub: Hub, agent: Agent, caller: ClientConnection) -> AgentShape:
@@ -214,7 +222,8 @@ async def check_health(caller: ClientConnection, _: NoParams) -> wire.Health:
 async def get_system_info(caller: ClientConnection, _: NoParams) -> wire.SystemInfo:
     hub = caller.hub
     principal = caller.grant.principal
-    return wire.SystemInfo(hub.server, principal, hub.features, hub.policy, await read_limits(hub), hub.uptime)
+    limits = await read_limits(hub, principal.id)
+    return wire.SystemInfo(hub.server, principal, hub.features, hub.policy, limits, hub.uptime)
 
 
 async def get_config(caller: ClientConnection, _: NoParams) -> wire.ConfigResult:

@@ -19,8 +19,21 @@ class Health(types.WireStruct, frozen=True):
     uptime: float
 
 
+class BudgetShape(types.WireStruct, frozen=True):
+    """One limit of a budget: what is used and what running turns have reserved; `resets_at` is in milliseconds."""
+
+    scope: str
+    subject: str
+    measure: str
+    limit: float
+    used: float
+    reserved: float
+    per: str | None = None
+    resets_at: int | None = None
+
+
 class LimitsResult(types.WireStruct, frozen=True):
-    """Limits of tool calls; null means unlimited."""
+    """Limits of tool calls; null means unlimited. `budgets` are those that apply to the caller."""
 
     per_tick: int | None
     tick_seconds: float
@@ -28,6 +41,7 @@ class LimitsResult(types.WireStruct, frozen=True):
     at_once: int
     repeats: int | None
     used_today: dict[str, int]
+    budgets: tuple[BudgetShape, ...] = ()
 
 
 class SystemInfo(types.WireStruct, frozen=True):
