@@ -188,6 +188,26 @@ def test_impossible_values_are_refused(options: dict[str, object], complaint: st
     assert "m" not in catalogue.registered
 
 
+def test_models_of_the_settings_are_read() -> None:
+    found = catalogue.read_models(
+        ("my-model input=1 output=4.5 cached=0.1 window=32000 answer=8000", "old window=8000")
+    )
+    assert found["my-model"] == catalogue.RegisteredModel(Price(1, 4.5, 0.1), 32_000, 8000)
+    assert found["old"] == catalogue.RegisteredModel(None, 8000)
+
+
+@pytest.mark.parametrize(
+    "line", ["my-model", "my-model input=1", "m input=-1 output=2", "m window=1 window=2", "m size=3", "m window=x"]
+)
+def test_invalid_model_of_the_settings_is_quoted(line: str) -> None:
+    with pytest.raises(
+        ConfigError, match=f"invalid model '{line}': expected one line per model, for example 'my-model"
+    ):
+        catalogue.read_models((line,))
+    with pytest.raises(ConfigError, match="invalid model"):
+        catalogue.read_models(("m window=5", "m window=6"))
+
+
 def test_price_given_to_an_atlas_must_not_be_negative() -> None:
     with pytest.raises(ConfigError, match="invalid price of 'm': must not be negative"):
         Prices({"m": Price(1, 1, cache_write=-1)})

@@ -30,6 +30,7 @@ from atlas_agents.knowledge.memories import JobHistory
 from atlas_agents.local.download import Progress, ensure_model
 from atlas_agents.local.models import check_gguf_file, find_model, is_gguf_path, model_state, models_folder
 from atlas_agents.mcp.servers import Servers
+from atlas_agents.providers.catalogue import read_models, register_models
 from atlas_agents.providers.rate_limits import SharedRateLimiter, parse_rate_limits
 from atlas_agents.providers.registry import Registry, parse_model_ref
 from atlas_agents.storage.retention import RetentionJob, RetentionPolicy
@@ -225,6 +226,7 @@ def _build_runtime(
         workspace.make_skills_folder()
     plugins = Plugins(settings.disabled_plugins)
     limiter = _shared_limiter(settings, store)
+    register_models(read_models(settings.model_catalogue))
     registry = Registry(environment, rate_limits=parse_rate_limits(settings.provider_limits), limiter=limiter)
     servers = open_mcp_servers(settings, environment, registry, opening)
     registry.load_plugins(plugins)

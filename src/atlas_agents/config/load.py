@@ -19,6 +19,7 @@ from atlas_agents.core.errors import BadModelRef, ConfigError
 from atlas_agents.core.paths import Environment, Secret, home, read_secret, read_text_file, resolve_path, user_config
 from atlas_agents.core.plugins import Plugins
 from atlas_agents.core.trust import Trust
+from atlas_agents.providers.catalogue import read_models
 from atlas_agents.providers.rate_limits import parse_rate_limits
 from atlas_agents.providers.registry import parse_model_ref
 from atlas_agents.tools.redact import is_secret_name
@@ -344,6 +345,7 @@ _CHECKS: dict[str, SettingCheck] = {
     "database_url": _check_database,
     "redis_url": lambda value, given: _check_url(value, given, ("redis", "rediss", "unix")),
     "provider_limits": _parse_with(parse_rate_limits),
+    "model_catalogue": _parse_with(read_models),
     "budgets": _parse_with(read_budgets),
     "fetch_hosts": _parse_with(Hosts),
     "search_url": _http_url("use a SearXNG that needs none"),

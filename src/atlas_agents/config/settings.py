@@ -257,6 +257,14 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
         tuple[str, ...],
         about("Rate limits per provider key and minute, such as `openai requests=500 tokens=200000 at_once=8`."),
     ] = ()
+    model_catalogue: Annotated[
+        tuple[str, ...],
+        about(
+            "Models that the catalogue does not know, or knows otherwise, such as "
+            "`my-model input=1 output=4 window=32000 answer=8000`: dollars per million tokens, and most tokens of a "
+            "request and of an answer."
+        ),
+    ] = ()
     budgets: Annotated[
         tuple[str, ...],
         about(

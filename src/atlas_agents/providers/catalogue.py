@@ -7,7 +7,7 @@ values are safe everywhere: nothing is sent unless it was set, and what a server
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -433,16 +433,20 @@ def _holds(name: str, condition: str) -> bool:
 # Models of your own
 
 
-class _Registered(msgspec.Struct, frozen=True):
+class RegisteredModel(msgspec.Struct, frozen=True):
+    """What this process knows of a model beyond the catalogue; it takes precedence."""
+
     price: Price | None = None
     context_window: int | None = None
     output_limit: int | None = None
     inputs: tuple[Input, ...] = ()
 
 
-registered: dict[str, _Registered] = {}
+_RATE_NAMES = ("input", "output", "cached", "cache_write", "cache_write_1h")
+_PART = re.compile(rf"({'|'.join(_RATE_NAMES)}|window|answer)=(\d+(?:\.\d+)?)")
+registered: dict[str, RegisteredModel] = {}
 """Models that this process added to the catalogue, by name."""
-_NOT_REGISTERED = _Registered()
+_NOT_REGISTERED = RegisteredModel()
 
 
 def register_model(
@@ -469,11 +473,36 @@ def register_model(
     for field, value in (("context_window", context_window), ("output_limit", output_limit)):
         if value is not None and value < 1:
             raise ConfigError(f"invalid {field} of {name!r}: expected at least 1, got {value}")
-    registered[name] = _Registered(price, context_window, output_limit, inputs)
+    register_models({name: RegisteredModel(price, context_window, output_limit, inputs)})
+
+
+def register_models(models: Mapping[str, RegisteredModel]) -> None:
+    """Add several models to the catalogue of this process."""
+    registered.update(models)
     find_profile.cache_clear()
 
 
-def _find_registered(model: str) -> _Registered:
+def read_models(lines: Sequence[str]) -> dict[str, RegisteredModel]:
+    """Parse `my-model input=1 output=4 window=32000`, one line per model; ConfigError names an invalid line."""
+    found: dict[str, RegisteredModel] = {}
+    for line in lines:
+        name, *parts = line.split()
+        matches = [_PART.fullmatch(part) for part in parts]
+        given = {match[1]: float(match[2]) for match in matches if match}
+        rates = {key: given[key] for key in _RATE_NAMES if key in given}
+        priced = "input" in rates and "output" in rates
+        if not parts or None in matches or len(given) < len(parts) or name in found or (rates and not priced):
+            raise ConfigError(
+                f"invalid model {line!r}: expected one line per model, for example 'my-model input=1 output=4 "
+                "cached=0.1 cache_write=1.25 window=32000 answer=8000'; prices are dollars per million tokens"
+            )
+        price = msgspec.convert(rates, Price) if priced else None
+        window, answer = (int(given[key]) if key in given else None for key in ("window", "answer"))
+        found[name] = RegisteredModel(price, window, answer)
+    return found
+
+
+def _find_registered(model: str) -> RegisteredModel:
     matching = [name for name in registered if matches_version(model, name)]
     return registered[max(matching, key=len)] if matching else _NOT_REGISTERED
 
