@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 
-from atlas_agents import Agent, AnthropicProvider, Atlas, File, Image, ModelSettings, ProviderError, RetryPolicy, tool
+from atlas_agents import (
+    Agent,
+    AnthropicProvider,
+    Atlas,
+    File,
+    History,
+    Image,
+    ModelSettings,
+    ProviderError,
+    RetryPolicy,
+    tool,
+)
 from atlas_agents.core import messages as m
 from atlas_agents.core.messages import Message, Text, Thinking, ToolCall, ToolResult
 from atlas_agents.providers import base
@@ -37,12 +48,14 @@ def connect(vendor: AnthropicDouble, model: str) -> AnthropicProvider:
 
 
 @asynccontextmanager
-async def open_atlas(vendor: AnthropicDouble, model: str, **options: Any) -> AsyncGenerator[Atlas]:
+async def open_atlas(
+    vendor: AnthropicDouble, model: str, history: History | None = None, **options: Any
+) -> AsyncGenerator[Atlas]:
     provider = connect(vendor, model)
     options.setdefault("tools", [weather])
     options.setdefault("system_prompt", "Be brief.")
     retry = RetryPolicy(backoff=0.001)
-    async with Atlas([Agent("assistant", providers=[provider], retry=retry, **options)]) as atlas:
+    async with Atlas([Agent("assistant", providers=[provider], retry=retry, **options)], history=history) as atlas:
         yield atlas
 
 
@@ -480,6 +493,20 @@ async def test_a_history_cut_inside_a_round_is_never_sent() -> None:
         with pytest.raises(Exception, match="broken history"):
             await complete(vendor, "claude-opus-5-5", m.user("Hi"), call, m.user("And?"))
         assert vendor.requests == []
+
+
+@pytest.mark.parametrize("model", ["claude-opus-5-5", "claude-haiku-5-5", "claude-sonnet-4-5"])
+@pytest.mark.parametrize("official", [True, False])
+async def test_a_trimmed_history_is_accepted(model: str, official: bool) -> None:
+    """Calls keep their results, and thinking whose conversation was cut is not refused."""
+    answers = [PARIS, Answer("Sunny.", thinking=("It says so.",))] * 6
+    async with (
+        AnthropicDouble(*answers, binding_controls=official) as vendor,
+        open_atlas(vendor, model, history=History(max_messages=5), settings=ModelSettings(effort="low")) as atlas,
+    ):
+        for _ in range(6):
+            assert (await atlas.ask("Weather in Paris?")).text == "Sunny."
+        assert vendor.refusals == []
 
 
 async def test_schemas_of_typed_answers_are_accepted() -> None:
