@@ -17,7 +17,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # shells set this for bac
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
-_SETTINGS = ("OPENAI_", "ANTHROPIC_", "ATLAS_", "BRAVE_", "TAVILY_", "EXA_", "SEARXNG_")
+_SETTINGS = (
+    *("ATLAS_", "BRAVE_", "TAVILY_", "EXA_", "SEARXNG_", "OPENAI_", "ANTHROPIC_", "GOOGLE_API_", "GEMINI_"),
+    *("DEEPSEEK_", "GROQ_", "MISTRAL_", "OPENROUTER_", "XAI_"),
+)
 
 
 class NetworkIsClosed(RuntimeError):

@@ -29,6 +29,8 @@ def environment(dotenv: Path | None = None, **values: Any) -> Environment:
         ({"ANTHROPIC_API_KEY": KEY}, ["anthropic"]),
         ({"GOOGLE_API_KEY": KEY}, ["google"]),
         ({"GEMINI_API_KEY": KEY}, ["google"]),
+        ({"DEEPSEEK_API_KEY": KEY, "XAI_API_KEY": KEY}, ["deepseek", "xai"]),
+        ({"OPENROUTER_BASE_URL": "http://127.0.0.1:1/v1"}, ["openrouter"]),
         ({"OPENAI_API_KEY": KEY, "ANTHROPIC_API_KEY": KEY}, ["openai", "openai-responses", "anthropic"]),
         ({"OPENAI_BASE_URL": "http://127.0.0.1:1/v1"}, ["openai", "openai-responses", "http"]),
         ({"OPENAI_API_KEY": "  "}, []),
@@ -47,6 +49,16 @@ def test_each_provider_is_created_once() -> None:
     assert (route.provider, route.model) == (registry.provider("openai"), "gpt-x")
 
 
+def test_key_of_openai_is_not_sent_to_another_vendor() -> None:
+    values = environment(
+        OPENAI_API_KEY="sk-for-openai-only", GROQ_BASE_URL="http://127.0.0.1:1/v1", MISTRAL_API_KEY=KEY
+    )
+    groq, mistral = (Registry(values).provider(id) for id in ("groq", "mistral"))
+    assert isinstance(groq, OpenAIProvider) and groq.key is None
+    assert isinstance(mistral, OpenAIProvider) and mistral.key is not None and mistral.key.reveal() == KEY
+    assert (mistral.id, mistral.base_url) == ("mistral", "https://api.mistral.ai/v1")
+
+
 def test_base_url_is_read_from_the_environment() -> None:
     values: dict[str, Any] = {"OPENAI_BASE_URL": "http://127.0.0.1:1/v1/", "ANTHROPIC_BASE_URL": "http://127.0.0.1:2"}
     registry = Registry(environment(**values, ANTHROPIC_API_KEY=KEY))
@@ -62,6 +74,7 @@ def test_base_url_is_read_from_the_environment() -> None:
         ("openai", "OPENAI_API_KEY"),
         ("anthropic", "ANTHROPIC_API_KEY"),
         ("google", "GOOGLE_API_KEY"),
+        ("mistral", "MISTRAL_API_KEY"),
         ("http", "OPENAI_BASE_URL"),
     ],
 )
@@ -71,7 +84,9 @@ def test_error_names_the_missing_setting(id: str, variable: str) -> None:
 
 
 def test_error_of_an_unknown_provider_lists_the_known_ones() -> None:
-    with pytest.raises(BadModelRef, match=r"unknown provider 'acme'; known providers: anthropic, google, http.*openai"):
+    with pytest.raises(
+        BadModelRef, match=r"unknown provider 'acme'; known providers: anthropic, deepseek, google.*openai"
+    ):
         Registry(environment()).provider("acme")
 
 

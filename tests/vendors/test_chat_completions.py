@@ -39,6 +39,7 @@ from atlas_agents.providers.base import (
 )
 from atlas_agents.providers.failover import RetryPolicy
 from atlas_agents.providers.openai import OpenAIProvider, OpenAIReader
+from atlas_agents.testing import Environment, Registry
 from vendors import killed_turn
 from vendors.common import KEY, Answer, Refusal, VendorRequest, sse
 from vendors.deepseek import DeepSeekDouble
@@ -113,6 +114,26 @@ async def test_reasoning_comes_back_verbatim_in_every_later_request(vendor: type
         assert (await atlas.ask("And now?", session=session)).text == "Still sunny."
     assert double.refusals == []
     assert double.ignored == set()
+
+
+@pytest.mark.parametrize(
+    ("vendor", "reference"),
+    [
+        (DeepSeekDouble, "deepseek/deepseek-v4-pro"),
+        (OpenRouterDouble, "openrouter/anthropic/claude-opus-5"),
+        (MistralDouble, "mistral/magistral-medium"),
+        (GroqDouble, "groq/openai/gpt-oss-120b"),
+    ],
+)
+async def test_vendor_is_found_by_the_reference_of_a_model(vendor: type[OpenAIChatDouble], reference: str) -> None:
+    async with vendor(*THREE_ROUNDS) as double:
+        prefix = reference.partition("/")[0].upper()
+        values: dict[str, str] = {f"{prefix}_BASE_URL": double.address, f"{prefix}_API_KEY": KEY}
+        registry = Registry(Environment(values, dotenv=None))
+        chosen = Agent("assistant", model=reference, tools=[weather], retry=FAST)
+        async with Atlas([chosen], registry=registry) as atlas:
+            assert (await atlas.ask("Weather?")).text == "Sunny everywhere."
+    assert double.refusals == []
 
 
 async def test_reasoning_is_kept_after_the_history_was_stored_and_loaded() -> None:

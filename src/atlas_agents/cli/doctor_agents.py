@@ -21,11 +21,11 @@ from atlas_agents.core.paths import Environment
 from atlas_agents.core.trust import Trust
 from atlas_agents.local.models import find_model, is_gguf_path, model_state, models_folder
 from atlas_agents.mcp.servers import Servers
-from atlas_agents.providers.registry import Registry, parse_model_ref
+from atlas_agents.providers.registry import HOSTED, Registry, parse_model_ref
 from atlas_agents.workspace.build import build_agent, resolve_models
 from atlas_agents.workspace.workspace import AgentSpec, Workspace
 
-_KEYS = ("ANTHROPIC_API_KEY", "OPENAI_API_KEY", "GOOGLE_API_KEY", "GEMINI_API_KEY")
+_KEYS = tuple(f"{name}_API_KEY" for name in ("ANTHROPIC", "OPENAI", "GOOGLE", "GEMINI", *map(str.upper, HOSTED)))
 _TELEGRAM_SECONDS = 8.0
 
 

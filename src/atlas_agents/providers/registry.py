@@ -460,6 +460,26 @@ def _create_http_provider(environment: Environment) -> base.Provider:
     return OpenAIProvider(base_url=url, environment=environment, id="http")
 
 
+HOSTED = {
+    "deepseek": "https://api.deepseek.com",
+    "groq": "https://api.groq.com/openai/v1",
+    "mistral": "https://api.mistral.ai/v1",
+    "openrouter": "https://openrouter.ai/api/v1",
+    "xai": "https://api.x.ai/v1",
+}
+"""Vendors of chat completions, and their addresses."""
+
+
+def _create_hosted_provider(id: str, environment: Environment) -> base.Provider:
+    prefix = id.upper()
+    key, address = environment.secret(f"{prefix}_API_KEY"), environment.get(f"{prefix}_BASE_URL")
+    if not key and not address:
+        raise MissingKey(f"{id}/… needs {prefix}_API_KEY: set it in the environment or in .env")
+    # without the environment, as OpenAI's key is never sent to another server
+    own = Environment({}, dotenv=None)
+    return OpenAIProvider(base_url=address or HOSTED[id], api_key=key, environment=own, id=id)
+
+
 def _create_google_provider(environment: Environment) -> base.Provider:
     from atlas_agents.providers.gemini import GeminiProvider  # not needed by agents with other models
 
@@ -478,5 +498,6 @@ _BUILT_IN_FACTORIES: dict[str, ProviderFactory] = {
     "anthropic": lambda environment: AnthropicProvider(environment=environment),
     "google": _create_google_provider,
     "http": _create_http_provider,
+    **{id: partial(_create_hosted_provider, id) for id in HOSTED},
     **{id: partial(SelfHostedProvider, server) for id, server in SELF_HOSTED.items()},
 }
