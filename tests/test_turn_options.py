@@ -1,10 +1,11 @@
 """Options of a turn: refusing approvals, model settings, and how options are stored."""
 
+import asyncio
 import pickle
 
 import pytest
 
-from atlas_agents import Agent, Approvals, Atlas, Conflict, Message, Question, Text, Tool, ToolCall, user
+from atlas_agents import Agent, Approvals, Atlas, Conflict, Message, Question, Text, Tool, ToolCall, tool, user
 from atlas_agents.agents.options import HandoffPlan, TurnOptions
 from atlas_agents.agents.run import decode_options, encode_run_request
 from atlas_agents.core.errors import ConfigError
@@ -147,11 +148,32 @@ def test_header_values_of_settings_are_never_printed_and_not_sent_to_worker_proc
 
 
 async def test_resumed_turn_has_its_settings() -> None:
+    running = asyncio.Event()
+
+    @tool
+    async def forever() -> None:
+        """Never ends."""
+        running.set()
+        await asyncio.Event().wait()
+
     store = MemoryStore()
-    async with in_memory_atlas(Scripted(says("Yes.")), store=store) as atlas:
-        stream = atlas.send("Hello", session="main", settings={"effort": 5000, "top_p": 0.5})
-        row = await store.run("default", (await stream.accepted()).run_id)
-    assert row is not None and decode_options(row).settings == ModelSettings(effort=5000, top_p=0.5)
+    async with in_memory_atlas(Scripted(calls("forever")), [forever], store=store) as atlas, asyncio.timeout(5):
+        options = TurnOptions(settings=ModelSettings(effort="high", seed=7), requested=ModelSettings(max_tokens=90))
+        atlas.start_turn("Hello", options, session="main")
+        await running.wait()
+    model = Scripted(says("Done."))
+    agent = {"settings": {"effort": "low", "max_tokens": 100}}
+    async with in_memory_atlas(model, [forever], store=store, agent=agent) as atlas, asyncio.timeout(5):
+        (stream,) = await atlas.recover()
+        assert (await stream.reply()).text == "Done."
+    assert model.requests[0].settings == ModelSettings(effort="high", seed=7, max_tokens=90)
+
+
+async def test_header_values_of_an_agent_are_redacted_like_keys() -> None:
+    model, token = Scripted(says("Yes.")), "opaque-canary-0123456789"
+    async with in_memory_atlas(model, agent={"settings": {"extra_headers": {"X-Token": token}}}) as atlas:
+        await atlas.ask("Hello")
+        assert token not in atlas.hide(f"the header is {token}")
 
 
 async def test_idempotency_key_with_other_settings_is_a_conflict() -> None:

@@ -8,7 +8,7 @@ import msgspec
 
 from atlas_agents.agents.context import Context, Rule
 from atlas_agents.agents.loop import run_turn
-from atlas_agents.agents.options import AgentSettings, Mode, TurnOptions, read_turn_settings
+from atlas_agents.agents.options import AgentSettings, Mode, TurnOptions
 from atlas_agents.agents.run import CallResult, session_lock
 from atlas_agents.agents.runtime import AgentRuntime
 from atlas_agents.core.budgets import Budget, BudgetLike, read_budgets
@@ -202,7 +202,7 @@ class Agent:
             self._runtime = AgentRuntime(find_agent=dict[str, Agent]().get)
         conversation, inherited = self._context.as_conversation()
         lock = session_lock(self._context)
-        options = TurnOptions(settings=read_turn_settings(settings))
+        options = TurnOptions(settings=msgspec.UNSET if settings is None else read_settings(settings))
         run = self._runtime.create_run(
             self, self._context, conversation, options=options, lock=lock, inherited_messages=inherited
         )

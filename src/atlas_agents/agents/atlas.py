@@ -11,7 +11,7 @@ from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.history import History
 from atlas_agents.agents.hooks import Interceptor
 from atlas_agents.agents.jobs import Jobs
-from atlas_agents.agents.options import Mode, TurnOptions, WhenBusy, read_turn_budget, read_turn_settings
+from atlas_agents.agents.options import Mode, TurnOptions, WhenBusy
 from atlas_agents.agents.run import RunResult
 from atlas_agents.agents.runtime import AgentRuntime
 from atlas_agents.agents.sessions import Sessions
@@ -29,7 +29,7 @@ from atlas_agents.core.tenancy import AgentInfo, Delegation, TeamServices, Tenan
 from atlas_agents.dispatch.base import Dispatcher, Inline
 from atlas_agents.providers.catalogue import Price
 from atlas_agents.providers.registry import Registry
-from atlas_agents.providers.settings import GivenSettings
+from atlas_agents.providers.settings import GivenSettings, ModelSettings, read_settings
 from atlas_agents.tools.approvals import Approvals, Approve
 from atlas_agents.tools.audit import AuditLog
 from atlas_agents.tools.limits import Limits
@@ -251,8 +251,8 @@ class Atlas:
             mode=mode or "",
             when_busy=when_busy,
             idempotency_key=idempotency_key,
-            settings=read_turn_settings(settings),
-            budget=read_turn_budget(budget),
+            settings=_read_settings(settings),
+            budget=_read_budget(budget),
         )
         if idempotency_key or when_busy == "interrupt":
             stream = self.start_turn(message, options, session=session, agent_id=agent_id, user=user)
@@ -306,8 +306,8 @@ class Atlas:
             when_busy=when_busy,
             idempotency_key=idempotency_key,
             asks=asks,
-            settings=read_turn_settings(settings),
-            budget=read_turn_budget(budget),
+            settings=_read_settings(settings),
+            budget=_read_budget(budget),
             chain=chain,
         )
         return self.start_turn(message, options, session=session, agent_id=agent_id, user=user)
@@ -459,8 +459,8 @@ class Atlas:
             output=output,
             output_retries=msgspec.UNSET if output_retries is None else output_retries,
             max_rounds=msgspec.UNSET if max_rounds is None else max_rounds,
-            settings=read_turn_settings(settings),
-            budget=read_turn_budget(budget),
+            settings=_read_settings(settings),
+            budget=_read_budget(budget),
         )
         run = self._runner.create(Conversation(past), agent_id, options, user=user)
         error = None
@@ -523,6 +523,16 @@ class Atlas:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+def _read_settings(settings: GivenSettings | None) -> ModelSettings | msgspec.UnsetType:
+    """Return the model settings of a turn as its options hold them."""
+    return msgspec.UNSET if settings is None else read_settings(settings)
+
+
+def _read_budget(budget: BudgetLike | Sequence[BudgetLike] | None) -> tuple[Budget, ...] | msgspec.UnsetType:
+    """Return the budgets of a turn as its options hold them."""
+    return msgspec.UNSET if budget is None else read_budgets(budget, ("turn",))
 
 
 async def _reply_or_cancel(stream: AtlasStream) -> Message:

@@ -1,17 +1,16 @@
 """Frozen settings of an agent, and the options of one turn."""
 
-from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
-from atlas_agents.core.budgets import Budget, BudgetLike, read_budgets
+from atlas_agents.core.budgets import Budget
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.messages import ToolCall
 from atlas_agents.core.store import NO_CHAIN, Chain
 from atlas_agents.providers.failover import RetryPolicy
 from atlas_agents.providers.registry import Model
-from atlas_agents.providers.settings import DEFAULT_SETTINGS, GivenSettings, ModelSettings, read_settings
+from atlas_agents.providers.settings import DEFAULT_SETTINGS, ModelSettings
 
 Mode: TypeAlias = Literal["tools", "react", "plan"]
 """How a turn runs: with native tool calls, with tools as text (ReAct), or as plan-and-execute."""
@@ -99,23 +98,5 @@ class TurnOptions(msgspec.Struct, frozen=True):
     idempotency_key: str = ""
     """A message with a key that the session has seen before is not accepted again."""
 
-    def apply_to(self, settings: ModelSettings) -> ModelSettings:
-        """Return the model settings of an agent as this turn changes them."""
-        if self.requested is not None:
-            settings = settings.fill(self.requested)
-        return settings if self.settings is msgspec.UNSET else settings.merge(self.settings)
-
 
 DEFAULT_OPTIONS = TurnOptions()
-
-
-def read_turn_budget(
-    budget: BudgetLike | Sequence[BudgetLike] | None,
-) -> tuple[Budget, ...] | msgspec.UnsetType:
-    """Return the budgets of a turn as its options hold them."""
-    return msgspec.UNSET if budget is None else read_budgets(budget, ("turn",))
-
-
-def read_turn_settings(settings: GivenSettings | None) -> ModelSettings | msgspec.UnsetType:
-    """Return the model settings of a turn as its options hold them."""
-    return msgspec.UNSET if settings is None else read_settings(settings)

@@ -147,6 +147,8 @@ class AgentRuntime:
         run_id = id or new_id()
         inherited = context.messages if inherited_messages is None else inherited_messages
         settings = _settings_for(agent.settings, options)
+        if headers := settings.model_settings.extra_headers:
+            self.governance.redactor.add_secrets(*headers.values())
         emit, meter = self._emitter(sink), UsageMeter(self.prices)
         scope = ToolScope(
             self.governance,
@@ -363,7 +365,12 @@ def _settings_for(settings: AgentSettings, options: TurnOptions) -> AgentSetting
 
 
 def _with_model_settings(settings: AgentSettings, options: TurnOptions) -> AgentSettings:
-    changed = options.apply_to(settings.model_settings)
+    """Return the agent's settings with the model settings of a turn."""
+    changed = settings.model_settings
+    if options.requested is not None:
+        changed = changed.fill(options.requested)
+    if options.settings is not msgspec.UNSET:
+        changed = changed.merge(options.settings)
     return settings if changed is settings.model_settings else msgspec.structs.replace(settings, model_settings=changed)
 
 
