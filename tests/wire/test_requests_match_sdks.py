@@ -6,8 +6,9 @@ from typing import Any
 import pydantic
 import pytest
 from openai.types.chat import completion_create_params
+from openai.types.responses import response_create_params
 from sdk_clients import anthropic_client, openai_client
-from wire_setup import OPENAI, TIMEOUT, WIRES, Wire
+from wire_setup import RESPONSES, TIMEOUT, WIRES, Wire
 
 from atlas_agents import (
     Agent,
@@ -25,8 +26,9 @@ from atlas_agents import (
     tool_message,
     user,
 )
+from atlas_agents.providers.base import Request, make_cache_key
 from fault_server import FaultServer, response
-from sse_events import a, o
+from sse_events import a, o, r
 
 
 @tool
@@ -189,25 +191,91 @@ async def anthropic_request() -> Any:
         return server.requests[0].body
 
 
-@pytest.mark.parametrize("wire", WIRES, ids=repr)
+def r_call(id: str, to: str, amount: int) -> Any:
+    arguments = f'{{"to":"{to}","amount":{amount}}}'
+    return {"type": "function_call", "call_id": id, "name": "pay", "arguments": arguments}
+
+
+def r_message(text: str) -> Any:
+    """An assistant message of unknown origin, so that it has no id. Its types demand one, the API does not."""
+    content = [{"type": "output_text", "text": text, "annotations": []}]
+    return {"type": "message", "role": "assistant", "status": "completed", "content": content}
+
+
+async def responses_request() -> Any:
+    """Send the same conversation with OpenAI's SDK, to the Responses API."""
+    items: Any = [
+        {"role": "user", "content": "Pay bob 😀."},
+        r_message("Paying."),
+        r_call("c1", "bob", 5),
+        {"type": "function_call_output", "call_id": "c1", "output": "paid 5 to bob"},
+        r_message("Done."),
+        {"role": "user", "content": "Twice more."},
+        *[r_call("c2", "bob", 1), r_call("c3", "eve", 2)],
+        {"type": "function_call_output", "call_id": "c2", "output": '{"paid":1}'},
+        {"type": "function_call_output", "call_id": "c3", "output": "Error (failed): no money"},
+        r_message("One of two."),
+        {
+            "role": "user",
+            "content": [
+                {"type": "input_text", "text": "What is "},
+                {"type": "input_text", "text": "this? "},
+                {"type": "input_image", "detail": "auto", "image_url": f"data:image/png;base64,{PNG.data}"},
+                {"type": "input_image", "detail": "auto", "image_url": REMOTE_IMAGE.url},
+                {
+                    "type": "input_file",
+                    "filename": "bill.pdf",
+                    "file_data": f"data:application/pdf;base64,{PDF.data}",
+                },
+            ],
+        },
+    ]
+    shape: Any = {"type": "function", "name": "pay", "description": "Pay a person.", "parameters": pay.parameters}
+    async with FaultServer(response(*r.says("Hi"))) as server, openai_client(server.url) as client:
+        api: Any = client.responses
+        stream = await api.create(
+            model="m-1",
+            instructions="Be brief.",
+            input=items,
+            tools=[{**shape, "strict": False}],
+            store=False,
+            include=["reasoning.encrypted_content"],
+            prompt_cache_key=make_cache_key(Request(PAST)),
+            temperature=0.5,
+            max_output_tokens=99,
+            tool_choice="required",
+            stream=True,
+        )
+        async for _ in stream:
+            pass
+        return server.requests[0].body
+
+
+SDK_REQUESTS = {"openai": openai_request, "anthropic": anthropic_request, "responses": responses_request}
+every_wire = pytest.mark.parametrize("wire", [wire for wire in WIRES if wire.name in SDK_REQUESTS], ids=repr)
+
+
+@every_wire
 async def test_request_equals_that_of_the_vendor_sdk(wire: Wire) -> None:
     async with asyncio.timeout(TIMEOUT):
         ours = await our_request(wire)
-        theirs = await (openai_request if wire is OPENAI else anthropic_request)()
+        theirs = await SDK_REQUESTS[wire.name]()
     assert ours == theirs
 
 
-@pytest.mark.parametrize("wire", WIRES, ids=repr)
+@every_wire
 @pytest.mark.parametrize("output", [None, {"type": "object", "properties": {"n": {"type": "integer"}}}])
 async def test_request_matches_the_published_types_of_the_vendor(wire: Wire, output: Any) -> None:
     import anthropic.types.message_create_params  # slow to import
 
+    shapes: dict[str, Any] = {
+        "openai": completion_create_params.CompletionCreateParamsStreaming,
+        "anthropic": anthropic.types.message_create_params.MessageCreateParamsStreaming,
+        "responses": response_create_params.ResponseCreateParamsStreaming,
+    }
     ours = await our_request(wire, output)
-    shape: Any = (
-        completion_create_params.CompletionCreateParamsStreaming
-        if wire is OPENAI
-        else anthropic.types.message_create_params.MessageCreateParamsStreaming
-    )
-    fitted: Any = pydantic.TypeAdapter(shape).validate_python(ours)
+    if wire is RESPONSES:
+        ours["input"] = [{"id": "msg_1", **item} if item.get("status") else item for item in ours["input"]]
+    fitted: Any = pydantic.TypeAdapter(shapes[wire.name]).validate_python(ours)
     assert set(ours) - set(fitted) <= {"temperature"}
-    assert len(list(fitted["messages"])) == len(ours["messages"])
+    assert len(list(fitted[wire.messages])) == len(ours[wire.messages])

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 from sdk_clients import anthropic_client, openai_client
-from wire_setup import ANTHROPIC, OPENAI, TIMEOUT, Wire
+from wire_setup import ANTHROPIC, OPENAI, RESPONSES, TIMEOUT, Wire
 
 from atlas_agents import Agent, Atlas, DoneChunk, Thinking, Usage
 from atlas_agents.providers.anthropic import AnthropicReader
 from fault_server import FaultServer, byte_by_byte, response
-from sse_events import a, o
+from sse_events import a, o, r
 
 PAY = '{"to":"bob","amount":5}'
 EVE = '{"to":"éve 😀","amount":-1.5e3,"why":[null,true,{"a":"\\u00e9\\n"}]}'
@@ -42,6 +42,13 @@ def with_between(events: Sequence[bytes], between: bytes) -> list[bytes]:
 
 def thinking(signature: str) -> list[bytes]:
     return [a.open(0, "thinking"), a.thinking(0, "Hm "), a.thinking(0, "😀."), a.signature(0, signature), a.close(0)]
+
+
+def _overlapping(first: list[bytes], second: list[bytes]) -> list[bytes]:
+    """Return a response whose second item is added before the first is done."""
+    *begun, done = first
+    whole = r.complete(first, second)
+    return [whole[0], *begun, second[0], done, *second[1:], whole[-1]]
 
 
 GOOD: dict[str, tuple[Wire, list[bytes]]] = {
@@ -98,6 +105,25 @@ GOOD: dict[str, tuple[Wire, list[bytes]]] = {
         ANTHROPIC,
         [a.start(), *a.block(0, "Hi "), *a.block(1, "there"), *a.end_with("end_turn")],
     ),
+    "text (responses)": (RESPONSES, r.says("Hi", " there")),
+    "unicode (responses)": (RESPONSES, r.says(*TEXTS)),
+    "unicode byte by byte (responses)": (RESPONSES, byte_by_byte(r.says(*TEXTS))),
+    "CRLF (responses)": (RESPONSES, crlf(r.says("Hi ", "😀"))),
+    "comments (responses)": (RESPONSES, with_between(r.says("Hi ", "there"), r.comment)),
+    "a call (responses)": (RESPONSES, r.calls(("c1", "pay", PAY))),
+    "text and two calls (responses)": (RESPONSES, r.calls(("c1", "pay", PAY), ("c2", "pay", EVE), says="Paying.")),
+    "empty object as arguments (responses)": (RESPONSES, r.calls(("c1", "look", "{}"))),
+    "reasoning and text (responses)": (RESPONSES, r.complete(r.reasoning(0, "Hm 😀."), r.message(1, "Hi"))),
+    "two summaries and a call (responses)": (
+        RESPONSES,
+        r.complete(r.reasoning(0, "Hm.", "Ah."), r.message(1, "Paying."), r.call(2, "c1", "pay", EVE)),
+    ),
+    "reasoning without a summary (responses)": (RESPONSES, r.complete(r.reasoning(0), r.message(1, "Hi"))),
+    "two messages (responses)": (
+        RESPONSES,
+        r.complete(r.message(0, "Hi ", phase="commentary"), r.message(1, "there", phase="final_answer")),
+    ),
+    "items that overlap (responses)": (RESPONSES, _overlapping(r.call(0, "c1", "pay", PAY), r.message(1, "Hi"))),
 }
 OUR_STOP = {
     "stop": "stop",
@@ -126,6 +152,18 @@ async def decode_with_openai_sdk(url: str) -> DecodedMessage:
     return DecodedMessage(reply_texts.content or "", calls, [], usage.prompt_tokens, usage.completion_tokens, reason)
 
 
+async def decode_with_responses_sdk(url: str) -> DecodedMessage:
+    async with openai_client(url) as client, client.responses.stream(model="m-1", input="Hi") as stream:
+        final: Any = await stream.get_final_response()
+    calls: list[tuple[str, str, Any]] = [
+        (item.call_id, item.name, json.loads(item.arguments)) for item in final.output if item.type == "function_call"
+    ]
+    summaries = [item.summary for item in final.output if item.type == "reasoning" and item.summary]
+    thoughts = [("\n\n".join([part.text for part in summary]), "") for summary in summaries]
+    usage, reason = final.usage, "tool_calls" if calls else "stop"
+    return DecodedMessage(final.output_text, calls, thoughts, usage.input_tokens, usage.output_tokens, reason)
+
+
 async def decode_with_anthropic_sdk(url: str) -> DecodedMessage:
     async with anthropic_client(url) as client:
         question: Any = {"role": "user", "content": "Hi"}
@@ -139,6 +177,13 @@ async def decode_with_anthropic_sdk(url: str) -> DecodedMessage:
         final.usage.output_tokens,
         OUR_STOP[final.stop_reason or ""],
     )
+
+
+SDKS = {
+    "openai": decode_with_openai_sdk,
+    "anthropic": decode_with_anthropic_sdk,
+    "responses": decode_with_responses_sdk,
+}
 
 
 async def decode_with_atlas(wire: Wire, url: str) -> DecodedMessage:
@@ -161,7 +206,7 @@ async def test_stream_decodes_like_the_vendor_sdk(name: str) -> None:
     wire, body = GOOD[name]
     async with FaultServer(response(*body), response(*body)) as server, asyncio.timeout(TIMEOUT):
         ours = await decode_with_atlas(wire, server.url)
-        theirs = await (decode_with_openai_sdk if wire is OPENAI else decode_with_anthropic_sdk)(server.url)
+        theirs = await SDKS[wire.name](server.url)
     assert ours == theirs
 
 
