@@ -241,17 +241,18 @@ async def _system_prompt(run: Run) -> tuple[str, str]:
     the text before it, which vendors can cache.
     """
     rules = await run.context.applied_rules()
-    pieces = [run.system_prompt, run.settings.system_prompt, _list_rules([rule for rule in rules if rule.when is None])]
+    fixed, conditional = [[rule for rule in rules if (rule.when is None) == wanted] for wanted in (True, False)]
+    pieces = [run.system_prompt, run.settings.system_prompt, _list_rules("Rules", fixed)]
     pieces += [message.text for message in run.inherited_messages if message.role == "system"]
     stable = "\n\n".join([piece for piece in pieces if piece])
-    changing = [stable, _list_rules([rule for rule in rules if rule.when is not None])]
+    changing = [stable, _list_rules("Further rules" if fixed else "Rules", conditional)]
     if run.output and run.phase.final and not run.provider.capabilities.structured:
         changing.append(run.output.instruction)
     return "\n\n".join([piece for piece in changing if piece]), stable
 
 
-def _list_rules(rules: Sequence[Rule]) -> str:
-    return "Rules:\n" + "\n".join([f"- {rule.text}" for rule in rules]) if rules else ""
+def _list_rules(title: str, rules: Sequence[Rule]) -> str:
+    return "\n".join([f"{title}:", *[f"- {rule.text}" for rule in rules]]) if rules else ""
 
 
 async def _stream_reply(run: Run, request: base.Request) -> Message:
