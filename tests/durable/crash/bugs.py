@@ -13,10 +13,21 @@ from atlas_agents.agents.history import History
 from atlas_agents.agents.jobs import JobExecutor
 from atlas_agents.agents.options import TurnOptions
 from atlas_agents.agents.run import Accepted, Run
+from atlas_agents.core.budgets import TurnBudget
 from atlas_agents.core.errors import Conflict, NotFound, StoreError
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import new_id
-from atlas_agents.core.store import AddAudit, AnswerApproval, JobRow, MarkJobNotified, Reserve, RunStatus, Store, Write
+from atlas_agents.core.store import (
+    AddAudit,
+    AnswerApproval,
+    JobRow,
+    MarkJobNotified,
+    Reserve,
+    ReserveBudget,
+    RunStatus,
+    Store,
+    Write,
+)
 from atlas_agents.storage import migrations
 from atlas_agents.storage.sql import statements, writes
 from atlas_agents.tools.approvals import Approvals
@@ -177,12 +188,23 @@ def count_separately() -> None:
     """The daily counter is committed separately."""
     intend = Journal.record_intent
 
-    async def apart(self: Any, call: ToolCall, reserve: Reserve | None = None) -> None:
+    async def apart(self: Any, call: ToolCall, *counts: Reserve | ReserveBudget) -> None:
         await intend(self, call)
-        if reserve is not None:
-            await self._store.commit(self._tenant, [reserve])
+        if counts:
+            await self._store.commit(self._tenant, counts)
 
     _set(Journal, record_intent=apart)
+
+
+def settle_separately() -> None:
+    """What a model call used is counted after its reply was recorded."""
+    take, late = TurnBudget.take_settled, dict[TurnBudget, Any]()
+
+    def later(self: TurnBudget) -> Any:
+        settled, late[self] = late.get(self, []), take(self)
+        return settled
+
+    _set(TurnBudget, take_settled=later)
 
 
 def forget_answers() -> None:
@@ -257,6 +279,7 @@ BUGS: dict[str, Bug] = {
     "an intent without outcome is tried again": Bug(rerun_started_calls, "A", "one unsafe call", ("I2",)),
     "the end is not written": Bug(never_end, "A", "text only", ("I4",)),
     "the day is counted apart": Bug(count_separately, "A", "the day is spent", ("I12",)),
+    "a budget is settled late": Bug(settle_separately, "A", "the day is spent", ("I12",)),
     "an answer is forgotten": Bug(forget_answers, "A", "approved", ("I9",)),
     "a job is kept apart": Bug(store_job_separately, "A", "handed on", ("jobs",)),
     "a job is marked as reported too early": Bug(mark_notified_before_reporting, "A", "handed on", ("jobs", "I11")),

@@ -20,6 +20,7 @@ from crash.stores import Database
 
 _REGISTRY = Registry(Environment({}, dotenv=None))
 _RETRY = RetryPolicy(order="given", retries=1, backoff=0.1)
+_BUDGETS = ("turn tokens=1000000 requests=100", "user tokens=1000000 requests=1000 tool_calls=1000")
 _PROCESS_TIMEOUT = 12.0
 _FAULT_TIMEOUT = 0.3
 _TOOL_TIMEOUT = 0.08
@@ -126,6 +127,7 @@ def build(script: Script, store: Store) -> Atlas:
         store=store,
         history=History(max_messages=script.memory or None),
         limits=Limits(per_day=script.per_day or None, tick=0.03),
+        budgets=_BUDGETS if script.budget else None,
         delegation=Delegation(retry_delays=(0.0,)),
         approve=Approvals(_approve if script.asks == "function" else None, wait=True, deadline=script.deadline),
         retries=(0.1, 0.1),

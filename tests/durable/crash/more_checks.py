@@ -169,3 +169,17 @@ def counts_are_exact(evidence: Evidence) -> Iterator[str]:
         kept.update({"in": taken, "out": given, "turns": turns})
     if +kept != +tokens:
         yield f"the usage is {dict(kept)}, and the replies took {dict(tokens)}"
+    if evidence.script.budget:
+        yield from _budgets_are_exact(evidence, intents, tokens["in"] + tokens["out"])
+
+
+def _budgets_are_exact(evidence: Evidence, intents: int, tokens: int) -> Iterator[str]:
+    """Nothing stays reserved. What was used is that of the replies and of attempts that were withdrawn or cancelled."""
+    replies = sum(len(trace.steps_of("reply")) for trace in evidence.traces.values())
+    if left := [row for row in evidence.tables.budgets if row[1] or row[0].startswith("turn/")]:
+        yield f"budgets of runs that have ended: {left}"
+    for key, _, used, requests, calls in evidence.tables.budgets:
+        withdrawn = requests - replies
+        if calls != intents or withdrawn < 0 or (used != tokens if not withdrawn else used <= tokens):
+            expected = f"{tokens} tokens, {replies} requests and {intents} calls"
+            yield f"the budget {key} counts {used} tokens, {requests} requests and {calls} calls, not {expected}"

@@ -37,6 +37,8 @@ class Script(msgspec.Struct, frozen=True, omit_defaults=True):
     """The number of messages that the model is sent; 0 for all."""
     per_day: int = 0
     """Calls per day; 0 for no limit."""
+    budget: bool = False
+    """Tokens, requests and tool calls of the turn and of the user are counted against budgets."""
     asks: Asks = "wait"
     deadline: float = 30.0
     fails_over: bool = False
@@ -89,12 +91,14 @@ SCRIPTS: dict[str, Script] = {
         _one("a call in a thread", "thread", "Pressed."),
         _one("cancelled in a pure call", "stopped", ""),
         _one("cancelled in an unsafe call", "stopped later", ""),
-        _one("failover after words", "mixed", "All done.", fails_over=True),
+        _one("failover after words", "mixed", "All done.", fails_over=True, budget=True),
         _one("failover after a call", "three rounds", "Done.", fails_over=True),
         Script("short memory", (_LONG,), ("Done.", "All done."), memory=3),
         _one("rounds spent", "endless", "", rounds=2),
         Script("three in a queue", (_QUEUED,), ("Paid.", "Ordered.", "Just a few words.")),
-        Script("the day is spent", (_DAY,), ("Paid.", "All done.", "Ordered."), one_by_one=True, per_day=3),
+        Script(
+            "the day is spent", (_DAY,), ("Paid.", "All done.", "Ordered."), one_by_one=True, per_day=3, budget=True
+        ),
         Script("a wanted shape", ((Send("shape", "1", shaped=True),),), ('{"n": 7}',), memory=2),
         _one("calls that cannot be", "bad call", "Never mind."),
         _one("by a plan", "plan", "All as planned.", mode="plan"),

@@ -24,6 +24,7 @@ QUERIES = (
     "SELECT id, run_id, call_id, question, answer, expires_at, answered_at FROM approvals ORDER BY id",
     "SELECT agent_id, day, used FROM counters ORDER BY agent_id, day",
     "SELECT session, input_tokens, output_tokens, turns FROM usage_sums ORDER BY session, day, model",
+    "SELECT key, run_id, tokens, requests, tool_calls FROM budgets ORDER BY key, period, run_id",
     "SELECT id, seq, agent_id, task, session, state, asker_run, asker_call, asker_session, attempts, result, told"
     " FROM jobs ORDER BY seq",
 )
@@ -90,6 +91,7 @@ class Tables(msgspec.Struct, frozen=True):
     approvals: list[ApprovalRecord]
     counters: list[tuple[str, str, int]]
     usage: list[tuple[str, int, int, int]]
+    budgets: list[tuple[str, str, int, int, int]]
     jobs: list[JobRecord]
 
 
@@ -131,7 +133,7 @@ async def make(path: Path) -> None:
 
 
 def tables(found: Sequence[Rows]) -> Tables:
-    runs, journal, messages, audit, approvals, counters, usage, jobs = found
+    runs, journal, messages, audit, approvals, counters, usage, budgets, jobs = found
     return Tables(
         [RunRecord(*row) for row in runs],
         [_step(*row) for row in journal],
@@ -140,6 +142,7 @@ def tables(found: Sequence[Rows]) -> Tables:
         [_approval(*row) for row in approvals],
         [(row[0], row[1], row[2]) for row in counters],
         [(row[0], row[1], row[2], row[3]) for row in usage],
+        [(row[0], row[1], row[2], row[3], row[4]) for row in budgets],
         [JobRecord(*row) for row in jobs],
     )
 
