@@ -4,6 +4,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -73,6 +74,10 @@ async def test_a_turn_of_twenty_rounds_costs_a_fraction_with_caching() -> None:
     assert cached["read"] > 0.8 * total
     assert cached["dollars"] < 0.25 * plain["dollars"]
     assert cached["dollars"] < hour["dollars"] < 0.35 * plain["dollars"]
+    page = (Path(__file__).parents[2] / "docs/guide/prompt-caching.md").read_text(encoding="utf-8")
+    for name, row in (("`off`", plain), ("`5m` (default)", cached), ("`1h`", hour)):
+        counts = " | ".join(f"{row[key]:,}" for key in ("plain", "written", "read"))
+        assert f"| {name} | {counts} | ${row['dollars']:.3f} |" in page
 
 
 async def test_each_round_reads_what_the_round_before_wrote() -> None:
