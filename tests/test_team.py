@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from atlas_agents import Agent, Atlas, ConfigError, Policy, tool
-from atlas_agents.core.events import HandedOff
+from atlas_agents import Agent, Atlas, ConfigError, Policy, Price, RetryPolicy, Usage, tool
+from atlas_agents.core.events import HandedOff, StreamEnd
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.team import agent_tool, by_keywords, by_rules, chain, last_speaker, supervisor
-from atlas_agents.testing import Reply, Scripted, calls, says
+from atlas_agents.testing import Reply, Scripted, calls, fails, says
 
 
 def agent(id: str, *replies: Reply, **options: Any) -> Agent:
@@ -134,6 +134,37 @@ async def test_agent_can_be_a_tool_of_another(store: Any) -> None:
     assert (await atlas.ask("Well?")).text == "It is 42."
     assert [message.text for message in find_model(expert).requests[0].messages] == ["What is it?"]
     assert find_model(asker).requests[1].messages[-1].tool_results[0].result == "Forty-two."
+
+
+@pytest.mark.parametrize("store", [None, MemoryStore()])
+async def test_usage_of_an_agent_that_is_a_tool_is_part_of_the_turn(store: Any) -> None:
+    expert_model = Scripted(says("One two three."), fails("gone"), id="expert-model")
+    expert = Agent("expert", model=expert_model, retry=RetryPolicy(retries=0))
+    ask = calls("ask_expert", request="What is it?")
+    asker = agent("asker", ask, says("Four words it is."), ask, says("Sorry."))
+    atlas = Atlas([asker, expert], store=store, prices={"expert-model": Price(1_000_000, 0)})
+    asker.tools = [agent_tool(atlas, expert)]
+    stream = atlas.send("Well?", session="s")
+    ended = [event async for event in stream if isinstance(event, StreamEnd)]
+    assert (await stream.reply()).text == "Four words it is."
+    expected = Usage(1 + 1 + 3, 0 + 3 + 4, cost=1)  # the question, the expert's question, and all three messages
+    assert (stream.usage, ended[0].usage) == (expected, expected)
+    failing = atlas.send("Again?", session="s")
+    await failing.reply()
+    assert failing.usage.cost is None
+    if store is not None:  # the expert's turn has recorded its own
+        rows = await atlas.usage()
+        assert {row.agent_id: row.input_tokens for row in rows} == {"asker": 4 + 12, "expert": 1}
+
+
+async def test_usage_of_all_agents_of_a_turn_is_its_usage() -> None:
+    chief = agent("chief", calls("hand_off", agent="money"))
+    stream = Atlas([chief, agent("money", says("Pay it."))]).route(supervisor("chief")).send("Tax?")
+    await stream.reply()
+    assert (stream.usage.input_tokens, stream.usage.output_tokens) == (1 + 3, 0 + 2)
+    chained = Atlas([agent("one", says("a b")), agent("two", says("c d e"))]).route(chain("one", "two")).send("Go")
+    await chained.reply()
+    assert chained.usage.output_tokens == 5
 
 
 async def test_handoff_plan_survives_a_restart(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from atlas_agents import (
     Agent,
     AnthropicProvider,
     Atlas,
+    AtlasError,
     Cancelled,
     ConfigError,
     Context,
@@ -31,7 +32,7 @@ from atlas_agents import (
     tool,
     user,
 )
-from atlas_agents.testing import Environment, Scripted, VirtualClock, calls, fails, in_memory_atlas, says, thinks
+from atlas_agents.testing import Environment, Reply, Scripted, VirtualClock, calls, fails, in_memory_atlas, says, thinks
 from checks import TIMEOUT, PausedProvider, collect_events, is_paired, monitor_loop, roles, summarize_events
 
 
@@ -205,6 +206,20 @@ async def test_run_does_not_change_the_given_messages() -> None:
     async with in_memory_atlas(Scripted(says("Hello."))) as atlas:
         await atlas.run(given)
     assert len(given) == 1
+
+
+@pytest.mark.parametrize("failure", [fails("gone"), says("no number")], ids=["provider", "output"])
+async def test_failed_run_raises_with_what_there_is_of_its_result(failure: Reply) -> None:
+    model = Scripted(says("Let me see. ") + calls("weather", city="Lima"), failure)
+    async with in_memory_atlas(model, [weather], agent={"output_retries": 0, "retry": ONE_SHOT}) as atlas:
+        with pytest.raises(AtlasError) as caught:
+            await atlas.run("Lima?", output=int)
+    result = caught.value.result
+    assert isinstance(result, RunResult)
+    assert (result.success, result.error) == (False, str(caught.value))
+    assert [step.tool for step in result.steps] == ["weather"]
+    assert result.usage.input_tokens >= 1
+    assert roles([*result.intermediate, result.message]) == ["assistant", "tool", "assistant"]
 
 
 def test_run_result_has_the_specified_fields() -> None:

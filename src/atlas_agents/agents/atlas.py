@@ -20,7 +20,7 @@ from atlas_agents.agents.team import Strategy, check_plan
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.approvals import Answer, Decision, Question
 from atlas_agents.core.budgets import Budget, BudgetLike, BudgetStatus, TurnIdentity, read_budgets
-from atlas_agents.core.errors import BudgetExceeded, ConfigError
+from atlas_agents.core.errors import AtlasError, BudgetExceeded, ConfigError
 from atlas_agents.core.events import EventName
 from atlas_agents.core.messages import Conversation, Message, ToolResult, assistant, new_id
 from atlas_agents.core.paths import Secret
@@ -453,7 +453,10 @@ class Atlas:
         settings: GivenSettings | None = None,
         budget: BudgetLike | Sequence[BudgetLike] | None = None,
     ) -> RunResult:
-        """Run one turn on these messages and return everything it produced; nothing is stored."""
+        """Run one turn on these messages and return everything it produced; nothing is stored.
+
+        If it fails, the error's `result` has what there is: the steps, the usage and the messages.
+        """
         past, last = runner.split_messages(messages)
         options = TurnOptions(
             output=output,
@@ -468,19 +471,10 @@ class Atlas:
             reply = await self._runner.run(run, last)
         except BudgetExceeded as exceeded:
             reply, error = assistant(exceeded.partial), str(exceeded)
-        if run.rounds_exhausted:
-            error = "Max iterations reached"
-        return RunResult(
-            success=error is None,
-            answer=reply.text,
-            error=error,
-            steps=tuple(run.steps),
-            usage=run.usage,
-            message=reply,
-            intermediate=tuple(each for each in run.added if each is not reply and each is not run.user_message),
-            output=run.output_value,
-            plan=run.plan,
-        )
+        except AtlasError as failure:
+            failure.result = run.build_result(None, str(failure))
+            raise
+        return run.build_result(reply, "Max iterations reached" if run.rounds_exhausted else error)
 
     async def recover(self) -> list[AtlasStream]:
         """Resume every turn that a crash interrupted, or that was queued behind one; fail those whose agent is gone.

@@ -272,12 +272,12 @@ class Run:
     first_step = 0
     """Number of tool calls before the current agent took over."""
     rounds_exhausted = False
+    reserved: Reservation | None = None
+    """What is reserved for the model call in progress."""
     inherited_count = 0
     """Number of messages of the agent's context before those of the conversation."""
     summary_tried = False
     """Whether a summary was written, or failed, before the next reply."""
-    reserved: Reservation | None = None
-    """What is reserved for the model call in progress."""
 
     def __init__(
         self,
@@ -330,6 +330,24 @@ class Run:
         self._switch_agent = switch_agent
         self._call_ids: set[str] = set()
         self._unreadable_rounds = 0
+
+    def build_result(self, reply: Message | None, error: str | None) -> RunResult:
+        """Return what the turn produced until now. `error` is why it is not complete; without a reply, its last one or
+        the beginning of one is in the result."""
+        if reply is None:
+            ended = bool(self.added) and self.added[-1].role == "assistant"
+            reply = self.added[-1] if ended else Message("assistant", (Text("".join(self.draft.text_chunks)),))
+        return RunResult(
+            success=error is None,
+            answer=reply.text,
+            error=error,
+            steps=tuple(self.steps),
+            usage=self.usage,
+            message=reply,
+            intermediate=tuple(each for each in self.added if each is not reply and each is not self.user_message),
+            output=self.output_value,
+            plan=self.plan,
+        )
 
     @property
     def output_retries(self) -> int:

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 from atlas_agents.agents.run import Accepted, Run
 from atlas_agents.core.errors import Cancelled
-from atlas_agents.core.events import Event, MessageStored, StreamChunk, StreamReset, ToolCalled
+from atlas_agents.core.events import Event, MessageStored, StreamChunk, StreamEnd, StreamReset, ToolCalled, Usage
 from atlas_agents.core.messages import Message
 
 
@@ -106,6 +106,12 @@ class AtlasStream:
     def text(self) -> str:
         """All text of the turn so far, in order; also after it was cancelled."""
         return (self._run.text if self._run else "") or _join_text(self._events)
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens and cost of the turn so far, including those of agents that it used as tools."""
+        ended = next((event for event in self._events[-2:] if isinstance(event, StreamEnd)), None)
+        return ended.usage if ended else self._run.usage if self._run else Usage()
 
     @property
     def output(self) -> Any:

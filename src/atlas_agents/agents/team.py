@@ -3,6 +3,7 @@
 A strategy only chooses the agents. The turn stays one run with one stream, whichever agents take part.
 """
 
+import asyncio
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -84,7 +85,14 @@ def agent_tool(atlas: Any, agent: Agent, *, name: str = "") -> Tool:
         session = f"{context.conversation.id}/{agent.id}/{key}"
         durable = {"idempotency_key": key} if atlas.store is not None else {}
         message = user(request, **({UNTRUSTED: list(context.untrusted)} if context.untrusted else {}))
-        answer: Message = await atlas.ask(message, session=session, agent_id=agent.id, **durable)
+        stream = atlas.send(message, session=session, agent_id=agent.id, **durable)
+        try:
+            answer: Message = await stream.reply()
+        except asyncio.CancelledError:
+            stream.cancel()
+            raise
+        finally:
+            context.add_turn(stream.usage)
         for source in await _untrusted_sources(atlas, session):
             context.mark_untrusted(f"agent: {source}")
         return answer.text

@@ -46,7 +46,7 @@ AtlasError
     └── OutcomeUnknown   the tool was interrupted while it ran; its side effect may have happened
 """
 
-from typing import ClassVar, Literal, TypeAlias, cast, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args
 
 ErrorKind: TypeAlias = Literal[
     "not_found",
@@ -85,7 +85,12 @@ _FAILOVER: frozenset[str] = _RETRYABLE | {"auth", "quota", "unavailable", "model
 
 
 class AtlasError(Exception):
-    """Base class of all exceptions of this package."""
+    """Base class of all exceptions of this package.
+
+    `result` is what `Atlas.run` had produced when it raised this, a `RunResult`; otherwise None.
+    """
+
+    result: Any = None
 
 
 class ConfigError(AtlasError, ValueError):

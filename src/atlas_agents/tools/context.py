@@ -26,6 +26,10 @@ def _reject_source(source: str) -> None:
     raise BadTool("cannot mark a result as untrusted from a worker process: make the tool async, or set untrusted=…")
 
 
+def _ignore_usage(usage: Usage) -> None:
+    """Do nothing: the call belongs to no turn."""
+
+
 async def _reject_usage(model: str, usage: Usage) -> None:
     raise BadTool("cannot record token usage from a worker process: make the tool async")
 
@@ -53,7 +57,19 @@ class ToolContext:
     """
 
     __slots__ = (
-        *("_ask", "_mark", "_note", "_report", "_reserve", "_spend", "_writes", "agent", "approved", "call_id"),
+        *(
+            "_ask",
+            "_count",
+            "_mark",
+            "_note",
+            "_report",
+            "_reserve",
+            "_spend",
+            "_writes",
+            "agent",
+            "approved",
+            "call_id",
+        ),
         *("chain", "conversation", "idempotency_key", "metadata", "team_services", "run_id", "tenant_id"),
         *("untrusted", "user"),
     )
@@ -75,6 +91,7 @@ class ToolContext:
         mark: Callable[[str], object] = _reject_source,
         ask: Callable[[Form], Awaitable[Filled]] = _reject_form,
         spend: Callable[[str, Usage], Awaitable[None]] = _reject_usage,
+        count: Callable[[Usage], object] = _ignore_usage,
         reserve: Callable[[int], Awaitable[None]] = _reject_reservation,
         chain: Chain = NO_CHAIN,
         team_services: TeamServices | None = None,
@@ -97,6 +114,7 @@ class ToolContext:
         self._mark = mark
         self._ask = ask
         self._spend = spend
+        self._count = count
         self._reserve = reserve
         self._writes = writes
 
@@ -126,6 +144,10 @@ class ToolContext:
     async def spend(self, model: str, usage: Usage) -> None:
         """Record the token usage of a model that this call used, for the turn, the session and the tenant."""
         await self._spend(model, usage)
+
+    def add_turn(self, usage: Usage) -> None:
+        """Add the usage of another turn, which this call ran and which recorded it itself, to that of this turn."""
+        self._count(usage)
 
     def add_write(self, write: Write) -> None:
         """Commit this write in the same transaction as the outcome, if the call succeeds."""

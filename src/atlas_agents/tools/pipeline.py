@@ -461,6 +461,7 @@ class ToolCallExecution:
             mark=self._mark_untrusted,
             ask=self._ask,
             spend=self._add_usage,
+            count=partial(scope.count_usage, ""),
             reserve=self._reserve_tokens,
             user=scope.actor.user,
             chain=scope.chain,
