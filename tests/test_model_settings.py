@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from atlas_agents import AnthropicProvider, OpenAIProvider
+from atlas_agents import AnthropicProvider, Balanced, OpenAIProvider
 from atlas_agents.core.errors import ProviderError
 from atlas_agents.core.messages import user
 from atlas_agents.core.paths import Environment
@@ -147,6 +147,17 @@ async def test_requests_that_are_refused_at_the_same_time_are_all_sent_again() -
         await asyncio.gather(*[complete(provider, _request(seed=7)) for _ in range(3)])
         await provider.close()
     assert ["seed" in request.body for request in server.requests] == [True] * 3 + [False] * 3
+
+
+async def test_keys_of_one_provider_share_what_a_model_refused(caplog: pytest.LogCaptureFixture) -> None:
+    async with FaultServer(_refuse("Unknown parameter: 'seed'.", "seed"), then=ANSWER) as server:
+        providers = [OpenAIProvider("m", base_url=server.url, api_key=f"{KEY}{n}", environment=NOTHING) for n in "ab"]
+        balanced = Balanced(providers)
+        for _ in range(6):
+            await complete(balanced, _request(seed=7))
+        await balanced.close()
+    assert ["seed" in request.body for request in server.requests] == [True] + [False] * 6
+    assert len(caplog.records) == 1
 
 
 async def test_error_that_names_no_setting_of_the_request_is_raised() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+from typing import Any
 
 import pytest
 
@@ -129,6 +130,16 @@ async def test_requested_settings_apply_within_the_agents_own() -> None:
     assert second == fourth == ModelSettings(max_tokens=100, seed=1, effort="medium")
     assert third == ModelSettings(max_tokens=100, seed=1, effort="low")
     assert ModelSettings(temperature=0.0).fill(ModelSettings(temperature=0.5)).temperature == 0.0
+
+
+def test_settings_of_a_wrong_type_are_refused() -> None:
+    wrong: Any = {"temperature": "hot"}
+    with pytest.raises(ConfigError, match="invalid model settings"):
+        ModelSettings(**wrong)
+    wrong = {"stop": "END"}
+    with pytest.raises(ConfigError, match="stop must be a list of texts, got 'END'"):
+        ModelSettings(**wrong)
+    assert Agent("a", stop="END").settings.model_settings.stop == ("END",)
 
 
 def test_lower_token_limit_of_a_turn_lowers_the_agents_reasoning_budget() -> None:

@@ -242,7 +242,9 @@ def _combine_settings(
     stop: Sequence[str],
 ) -> ModelSettings:
     try:
-        given = ModelSettings(temperature=temperature, max_tokens=max_tokens, stop=tuple(stop))
+        given = ModelSettings(
+            temperature=temperature, max_tokens=max_tokens, stop=(stop,) if isinstance(stop, str) else tuple(stop)
+        )
         return read_settings(settings).merge(given)
     except ConfigError as error:
         raise ConfigError(f"agent {agent_id!r}: {error}") from error

@@ -32,7 +32,7 @@ from atlas_agents.local import models, prompting
 from atlas_agents.local.download import Progress, ensure_model
 from atlas_agents.providers.adaptation import IMAGES
 from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Request, TextChunk, ToolCallChunk
-from atlas_agents.providers.http import HttpClient, Timeouts, exchange, header_value
+from atlas_agents.providers.http import HttpClient, Timeouts, exchange, header_value, merge_body
 from atlas_agents.providers.openai import OpenAIReader, encode_request
 from atlas_agents.providers.settings import ModelSettings
 
@@ -182,7 +182,7 @@ class LocalProvider:
         self, endpoint: Endpoint, name: str, request: Request, extra: dict[str, Any]
     ) -> AsyncGenerator[Chunk, None]:
         request = msgspec.structs.replace(request, without=request.without | {IMAGES})
-        body = encode_request(request, name, extra=extra)
+        body = merge_body(encode_request(request, name, extra=extra), request.settings.extra_body)
         headers = {
             "Content-Type": "application/json",
             "Accept": "text/event-stream",

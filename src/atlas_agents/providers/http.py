@@ -537,6 +537,15 @@ def _merge_fields(fields: dict[str, Any], more: Mapping[str, Any]) -> dict[str, 
     return merged
 
 
+def merge_body(body: bytes, more: Mapping[str, Any], without: str = "") -> bytes:
+    """Return an encoded request with other fields in place of its own; objects are merged."""
+    if not more and not without:
+        return body
+    fields: dict[str, Any] = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    fields.pop(without, None)
+    return encode_json(_merge_fields(fields, more))
+
+
 def _check_address(address: str) -> None:
     if found := _BEDROCK_INVOKE.match(address):
         raise ConfigError(
@@ -715,14 +724,14 @@ class HttpProvider:
 
     def _finish_body(self, body: bytes, request: Request) -> bytes:
         """Add the fields of `extra_body`, and leave out the model if the address names it."""
-        extra, in_path = request.settings.extra_body, "{model}" in self.base_url
-        if not extra and not in_path:
-            return body
-        fields: dict[str, Any] = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        if in_path:
-            del fields["model"]
-            fields |= self.path_model_fields
-        return encode_json(_merge_fields(fields, extra))
+        extra = request.settings.extra_body
+        if "{model}" not in self.base_url:
+            return merge_body(body, extra)
+        return merge_body(body, {**self.path_model_fields, **extra}, without="model")
+
+    def share_refusals(self, other: "HttpProvider") -> None:
+        """Use what the models of another provider of the same API refused, and add to it."""
+        self._adaptation = other._adaptation
 
     async def close(self) -> None:
         """Close the connections."""

@@ -23,7 +23,7 @@ from atlas_agents.core.plugins import Plugins
 from atlas_agents.providers import base
 from atlas_agents.providers.anthropic import AnthropicProvider
 from atlas_agents.providers.failover import Route
-from atlas_agents.providers.http import Timeouts
+from atlas_agents.providers.http import HttpProvider, Timeouts
 from atlas_agents.providers.openai import OpenAIProvider, OpenAIReader
 from atlas_agents.providers.rate_limits import NO_LIMIT, LocalRateLimiter, RateLimit, RateLimiter
 
@@ -184,6 +184,7 @@ class Balanced:
         if not providers:
             raise ConfigError("Balanced: expected at least one provider, got none")
         self.members = [Member(provider, limit, number) for number, provider in enumerate(providers)]
+        _share_refusals(providers)
         self.id = providers[0].id
         self.model: str | None = getattr(providers[0], "model", None)
         self._limiter = limiter or LocalRateLimiter(clock)
@@ -291,6 +292,14 @@ class Balanced:
             close = getattr(member.provider, "close", None)
             if close is not None:
                 await close()
+
+
+def _share_refusals(providers: Sequence[base.Provider]) -> None:
+    """Let providers of one API learn from each other's requests, so that each refusal is met and reported once."""
+    first = providers[0]
+    for provider in providers[1:]:
+        if isinstance(first, HttpProvider) and isinstance(provider, type(first)):
+            provider.share_refusals(first)
 
 
 class FunctionProvider:

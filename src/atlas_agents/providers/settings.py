@@ -63,6 +63,14 @@ class ModelSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     extra_headers: dict[str, str] = msgspec.field(default_factory=dict[str, str])
 
     def __post_init__(self) -> None:
+        try:
+            self._check()
+        except TypeError as error:
+            raise ConfigError(f"invalid model settings: {error}") from error
+
+    def _check(self) -> None:
+        if isinstance(self.stop, str):
+            raise ConfigError(f"stop must be a list of texts, got {self.stop!r}")
         if self.temperature is not None and not 0 <= self.temperature <= 2:
             raise ConfigError(f"temperature must be between 0 and 2, got {self.temperature}")
         if self.top_p is not None and not 0 < self.top_p <= 1:
