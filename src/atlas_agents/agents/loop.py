@@ -21,10 +21,11 @@ from atlas_agents.agents.output import Output
 from atlas_agents.agents.run import WHOLE_TURN, DuplicateRun, MessageDraft, Run, TurnPhase, session_lock
 from atlas_agents.core import events
 from atlas_agents.core.aio import finish_despite_cancel
-from atlas_agents.core.budgets import MIN_OUTPUT, ModelCall, TurnBudget
+from atlas_agents.core.budgets import DEFAULT_OUTPUT, MIN_OUTPUT, ModelCall, TurnBudget
 from atlas_agents.core.errors import BadOutput, BudgetExceeded, ProviderError, failure_kind
 from atlas_agents.core.messages import Message, Opaque, approximate_tokens, user
 from atlas_agents.providers import base
+from atlas_agents.providers.catalogue import find_profile
 from atlas_agents.providers.failover import TurnProvider, overhead_tokens, request_tokens
 from atlas_agents.tools.journal import Journal
 
@@ -277,9 +278,11 @@ def _model_call(run: Run, request: base.Request) -> ModelCall:
     """Describe a request for the budgets: its estimated input, its limit of output tokens and the possible models."""
     models = run.provider.models if isinstance(run.provider, TurnProvider) else ()
     prices = tuple([(model, run.meter.price(model)) for model in models])
-    effort = request.settings.effort
+    effort, limit = request.settings.effort, request.settings.max_tokens
     least = MIN_OUTPUT + (effort if isinstance(effort, int) else 0)
-    return ModelCall(request_tokens(request), request.settings.max_tokens, prices, least)
+    known = [found for model in models if (found := find_profile(model).output_limit) is not None]
+    longest = max(known) if known and len(known) == len(models) else None
+    return ModelCall(request_tokens(request), limit, prices, least, longest or DEFAULT_OUTPUT)
 
 
 async def _settle_failed(run: Run, budget: TurnBudget, *, sent: bool) -> None:

@@ -289,13 +289,14 @@ class ModelCall(msgspec.Struct, frozen=True):
     """A model call to reserve for: its estimated input and its limit of output tokens, if any.
 
     `models` are those that may answer, with their prices; a price is None if it is unknown. `least` is the number of
-    output tokens without which the call is useless.
+    output tokens without which the call is useless, and `longest` that of the longest answer of these models.
     """
 
     input_tokens: int
     max_tokens: int | None = None
     models: tuple[tuple[str, HasCost | None], ...] = ()
     least: int = MIN_OUTPUT
+    longest: int = DEFAULT_OUTPUT
 
 
 class Reservation(msgspec.Struct, frozen=True):
@@ -550,7 +551,7 @@ class TurnBudget:
     async def _reserve(
         self, call: ModelCall, limits: tuple[BudgetLimit, ...], outer: Reservation | None
     ) -> Reservation:
-        most = call.max_tokens or DEFAULT_OUTPUT
+        wanted = most = call.max_tokens or call.longest
         if outer is not None and outer.max_tokens is not None:
             most = min(most, outer.max_tokens)
         least = min(most, call.least)
@@ -563,9 +564,7 @@ class TurnBudget:
             return store.ReserveBudget(self._turn.run_id, limits, base, unit, least, enough, most)
 
         granted, reserved = await self._grant(build)
-        return Reservation(
-            call, limits, reserved, granted if granted < (call.max_tokens or DEFAULT_OUTPUT) else None, outer
-        )
+        return Reservation(call, limits, reserved, granted if granted < wanted else None, outer)
 
     def _worst_cost(self, call: ModelCall, tokens: int, limits: Sequence[BudgetLimit]) -> tuple[int, int]:
         """Return the highest cost in microcents of the input, and of one output token, among the models."""
