@@ -21,6 +21,7 @@ from atlas_agents import (
     ToolCall,
     ToolResult,
     assistant,
+    system,
     tool,
     tool_message,
     user,
@@ -231,6 +232,25 @@ async def test_model_without_vision_gets_a_note_in_place_of_a_tool_image(error: 
         for _ in range(2):
             assert (await atlas.ask("Show me a cat.")).text == "A cat."
     assert len(double.bodies) == 5
+
+
+@pytest.mark.parametrize("status", [400, 500])
+async def test_system_message_inside_a_conversation_is_rewritten_if_the_template_refuses_it(status: int) -> None:
+    """llama.cpp#20733; vLLM passes the template's error on in the same way."""
+
+    def answer(request: VendorRequest) -> Answer | Refusal:
+        late = "system" in [message["role"] for message in request.body["messages"][1:]]
+        return Refusal("System message must be at the beginning.", status=status) if late else Answer("Oui.")
+
+    past = [user("Hello."), assistant("Hello."), system("Speak French.")]
+    async with (
+        OpenAIChatDouble(answer, answer, answer) as double,
+        Atlas([agent(provider(double, "gpt-4.1"), system_prompt="Be brief.")]) as atlas,
+    ):
+        for _ in range(2):
+            assert (await atlas.ask("Yes?", session=Conversation(past))).text == "Oui."
+    assert len(double.bodies) == 3
+    assert double.bodies[-1]["messages"][3] == {"role": "user", "content": "<system>\nSpeak French.\n</system>"}
 
 
 FILES = {
@@ -572,6 +592,18 @@ def test_reasoning_is_read_the_same_however_the_stream_is_split(vendor: type[Ope
     for cut in range(1, stream.index(b'"finish_reason":"tool_calls"')):
         with pytest.raises(ProviderError):
             decode(stream[:cut])
+
+
+def test_reasoning_of_a_complete_response_is_read_as_that_of_a_stream() -> None:
+    details = [
+        {"type": "reasoning.text", "text": "Hm", "index": 0},
+        {"type": "reasoning.text", "text": "!", "index": 0},
+    ]
+    message: dict[str, Any] = {"content": "Hi.", "reasoning": "Hm!", "reasoning_details": details}
+    body = json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}).encode()
+    thinking, text, state, _ = OpenAIReader("origin").decode_body(body)
+    assert (thinking, text) == (ThinkingChunk("Hm!"), TextChunk("Hi."))
+    assert state == OpaqueChunk("origin", {"reasoning_details": details})
 
 
 def decode(*pieces: bytes) -> list[object]:

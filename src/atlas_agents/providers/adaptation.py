@@ -24,6 +24,7 @@ STRICT = "strict"
 OUTPUT_SCHEMA = "output schema"
 FORCED_TOOL = "tool_choice"
 IMAGES = "images in tool results"
+SYSTEM_INSIDE = "system messages inside the conversation"
 LIMIT_NAME = "name of max_tokens"
 """The name under which chat completions were sent `max_tokens`; the other name is sent from then on."""
 TOOLS_WITH_REASONING = "reasoning with tools"
@@ -218,6 +219,8 @@ class Adaptation:
         refused = self._refused.get(model, frozenset())
         if _refuses_images(error) and any(_has_images(message) for message in request.messages):
             name = IMAGES
+        elif _refuses_system(error) and any(message.role == "system" for message in request.messages):
+            name = SYSTEM_INSIDE
         elif error.status in (400, 422) and error.kind == "bad_request":
             name = _find_refused(error, request)
         else:
@@ -246,6 +249,12 @@ def _without(settings: ModelSettings, names: frozenset[str] | set[str]) -> Model
 def _refuses_images(error: ProviderError) -> bool:
     """Return whether an error is about images. Servers of models without vision have different words for it."""
     return error.status in (400, 404, 415, 422, 500, 501) and "image" in str(error).lower()
+
+
+def _refuses_system(error: ProviderError) -> bool:
+    """Return whether a chat template allows a system message only at the beginning."""
+    message = str(error).lower()
+    return error.status in (400, 500) and "system message" in message and ("beginning" in message or "first" in message)
 
 
 def _has_images(message: Message) -> bool:

@@ -6,6 +6,7 @@ fields and holds what is not text; its vendor is the origin, and no other server
 
 import hashlib
 import re
+import sys
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import lru_cache, partial
@@ -50,7 +51,7 @@ class ChatVariant(msgspec.Struct, frozen=True):
 
     name: str = ""
     hosts: tuple[str, ...] = ()
-    """Ends of the host names at which it is found."""
+    """Domains at which it is found."""
     models: str = ""
     """Pattern of the models whose servers follow these rules at any other address."""
     limit: Literal["", "max_tokens"] = ""
@@ -67,11 +68,12 @@ class ChatVariant(msgspec.Struct, frozen=True):
     requires_reasoning: bool = False
     """A message with calls has `reasoning_content`, even if it is empty."""
     cache_key: bool = False
+    """A key routes requests with the same beginning to the same cache."""
 
 
 _MISTRAL_MODELS = "(mistral|ministral|magistral|devstral|codestral|pixtral|voxtral)"
 _VARIANTS = (
-    ChatVariant("openai", ("api.openai.com", ".openai.azure.com", ".services.ai.azure.com"), cache_key=True),
+    ChatVariant("openai", ("api.openai.com", "openai.azure.com", "services.ai.azure.com"), cache_key=True),
     ChatVariant("openrouter", ("openrouter.ai",), limit="max_tokens", effort="reasoning"),
     ChatVariant("groq", ("api.groq.com",)),
     ChatVariant(
@@ -103,7 +105,7 @@ def find_variant(id: str, base_url: str, model: str) -> ChatVariant:
     """Return the rules of a server: of the vendor that the provider is named after, of its address, or of its model."""
     host = (urlsplit(base_url).hostname or "").lower()
     for variant in _VARIANTS:
-        is_host = any(host == each.removeprefix(".") or host.endswith(each) for each in variant.hosts)
+        is_host = any(f".{host}".endswith(f".{each}") for each in variant.hosts)
         if is_host or (id == variant.name and id != "openai"):  # every provider is called "openai" by default
             return variant
     name = model.lower().rpartition("/")[2]
@@ -112,7 +114,7 @@ def find_variant(id: str, base_url: str, model: str) -> ChatVariant:
 
 def find_origin(variant: ChatVariant, base_url: str) -> str:
     """Return the name under which reasoning is stored: that of the vendor, or the address of an unknown server."""
-    return f"chat {variant.name or urlsplit(base_url).netloc.rpartition('@')[2]}"
+    return f"chat {variant.name if variant.hosts else urlsplit(base_url).netloc.rpartition('@')[2]}"
 
 
 class _Function(msgspec.Struct):
@@ -261,7 +263,13 @@ class OpenAIReader:
             raise base.classify_error_event({"error": choice.error or _UNNAMED_ERROR})
         if delta is not None:
             self.event_count += 1
-            self._add_thinking(delta, chunks, is_whole=choice.message is not None)
+            if (
+                delta.reasoning_content is not None
+                or delta.reasoning is not None
+                or delta.reasoning_details
+                or type(delta.content) is list
+            ):
+                self._add_thinking(delta, chunks, is_whole=choice.message is not None)
             self._add_text(delta, chunks)
             for index, part in enumerate(delta.tool_calls or ()):
                 if choice.message is not None:  # in a complete response each entry is a call, whatever its id
@@ -513,8 +521,10 @@ class _MessageEncoder:
         self._variant = variant
         self._origin = "" if adaptation.REASONING in without else origin
         self._has_images = adaptation.IMAGES not in without
+        self._leading_system = adaptation.SYSTEM_INSIDE in without
         self._signed = variant.name == "google" and profile.signed_calls
-        self.cache_key = f"{_CACHE} {variant.name} {self._origin} {self._has_images:d}{self._signed:d}"
+        flags = f"{self._has_images:d}{self._leading_system:d}{self._signed:d}"
+        self.cache_key = sys.intern(f"{_CACHE} {variant.name} {self._origin} {flags}")
 
     def encode(self, message: Message) -> bytes:
         return b",".join([encode(each) for each in self._wire_messages(message)])
@@ -526,6 +536,8 @@ class _MessageEncoder:
                 return self._encode_results(message)
             case "assistant":
                 return [self._encode_reply(message)] if message.text or message.tool_calls else []
+            case "system" if self._leading_system:
+                return [{"role": "user", "content": f"<system>\n{message.text}\n</system>"}]
             case role:
                 return [{"role": role, "content": _encode_content(message)}]
 
