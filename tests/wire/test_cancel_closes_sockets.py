@@ -3,13 +3,13 @@
 import asyncio
 
 import pytest
-from wire_setup import ANTHROPIC, GEMINI, OPENAI, TIMEOUT, WIRES, Wire, WireSetup, check_pairs, open_setup
+from wire_setup import ANTHROPIC, GEMINI, OPENAI, RESPONSES, TIMEOUT, WIRES, Wire, WireSetup, check_pairs, open_setup
 
 from atlas_agents import AtlasStream, Cancelled, RetryPolicy
 from atlas_agents.core.events import StreamEnd
 from checks import measure_loop_time, run_ready_tasks
 from fault_server import FaultServer, Script, response, response_head
-from sse_events import a, g, o
+from sse_events import a, g, o, r
 
 PAY = '{"to":"bob","amount":5}'
 SOON = 0.5
@@ -44,6 +44,8 @@ HELD: dict[str, tuple[Wire, Script, str]] = {
     "mid text (gemini)": (GEMINI, response(g.text("Pay"), "hold"), "Pay"),
     "after a call (gemini)": (GEMINI, response(g.text("Pay"), g.call("c1", "pay", PAY), "hold"), "Pay"),
     "after the finish (gemini)": (GEMINI, response(*g.calls(("c1", "pay", PAY), says="Pay"), "hold"), "Pay"),
+    "mid text (responses)": (RESPONSES, response(r.start(), *r.open_message(), r.text("Pay"), "hold"), "Pay"),
+    "after a call (responses)": (RESPONSES, response(*r.calls(("c1", "pay", PAY), says="Pay")[:-1], "hold"), "Pay"),
     "in an endless error body (openai)": (OPENAI, response(b"no", "hold", status="500 No"), ""),
 }
 

@@ -5,11 +5,11 @@ from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
 import pytest
-from wire_setup import ANTHROPIC, GEMINI, KEY, OPENAI, WIRES, SkippingClock, Turn, Wire, open_setup
+from wire_setup import ANTHROPIC, GEMINI, KEY, OPENAI, RESPONSES, WIRES, SkippingClock, Turn, Wire, open_setup
 
 from atlas_agents import ProviderError, RetryPolicy
 from fault_server import FaultServer, Script, response
-from sse_events import a, g, o
+from sse_events import a, g, o, r
 
 both_wires = pytest.mark.parametrize("wire", WIRES, ids=repr)
 IN_ORDER = RetryPolicy(order="given")
@@ -128,6 +128,7 @@ async def test_history_that_is_too_long_is_shortened(case: str, wire: Wire) -> N
     [
         pytest.param(OPENAI, [o.text("Well"), o.error("", code="context_length_exceeded")], id="P19 openai"),
         pytest.param(ANTHROPIC, [*a.says("Well")[:3], a.error("request_too_large")], id="P21 anthropic"),
+        pytest.param(RESPONSES, [*r.says("Well")[:4], r.fail("context_length_exceeded")], id="P19 responses"),
         pytest.param(
             GEMINI,
             [g.text("Well"), g.error("INVALID_ARGUMENT", "token count exceeds the maximum number of tokens allowed")],
@@ -280,6 +281,7 @@ async def test_P49_retry_after_that_is_too_long_fails_a_single_provider(wire: Wi
         pytest.param(ANTHROPIC, error_response(402, {"type": "billing_error", "message": "pay"}), id="P51 billing"),
         pytest.param(ANTHROPIC, response(a.error("billing_error")), id="P51 billing in the stream"),
         pytest.param(GEMINI, error_response(429, {"details": [DAILY_QUOTA]}), id="P51 quota of the day"),
+        pytest.param(RESPONSES, response(r.start(), r.fail("insufficient_quota")), id="P51 in a failed response"),
     ],
 )
 async def test_exhausted_quota_is_not_retried(wire: Wire, no_quota: Script) -> None:
@@ -351,6 +353,9 @@ async def test_P54_closed_port_is_a_network_error(wire: Wire) -> None:
         pytest.param(OPENAI, response(o.text("I won't"), *o.end_with("content_filter")), id="P40 content_filter"),
         pytest.param(ANTHROPIC, response(a.start(), *a.block(0, "I won't"), *a.end_with("refusal")), id="P40 refusal"),
         pytest.param(GEMINI, response(g.text("I won't"), g.finish("SAFETY")), id="P40 SAFETY"),
+        pytest.param(
+            RESPONSES, response(*r.says("I won't")[:-1], r.stop("content_filter")), id="P40 content_filter (responses)"
+        ),
     ],
 )
 async def test_model_refusal_fails_over_only_if_configured(wire: Wire, refuses: Script) -> None:

@@ -198,7 +198,7 @@ def r_call(id: str, to: str, amount: int) -> Any:
 
 def r_message(text: str) -> Any:
     """An assistant message of unknown origin, so that it has no id. Its types demand one, the API does not."""
-    content = [{"type": "output_text", "text": text, "annotations": []}]
+    content: Any = [{"type": "output_text", "text": text, "annotations": []}]
     return {"type": "message", "role": "assistant", "status": "completed", "content": content}
 
 

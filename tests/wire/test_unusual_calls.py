@@ -18,13 +18,14 @@ from stream_cases import (
     malformed_case,
     o_calls,
 )
-from wire_setup import ANTHROPIC, GEMINI, OPENAI, Turn, Wire, WireSetup, open_setup
+from wire_setup import ANTHROPIC, GEMINI, OPENAI, RESPONSES, Turn, Wire, WireSetup, open_setup
 
 from atlas_agents import ProviderError
 from fault_server import FaultServer, response
-from sse_events import a, g, o
+from sse_events import a, g, o, r
 
-ALL_WIRES = [OPENAI, ANTHROPIC, GEMINI]
+ALL_WIRES = [OPENAI, ANTHROPIC, GEMINI, RESPONSES]
+ITEM: dict[str, Any] = {"type": "function_call", "id": "fc_0", "name": "look"}
 LOOKED = [("look", 0)]
 CUT = '{"to":"bob","amount":5'
 EVE = '{"to":"eve","amount":1}'
@@ -224,6 +225,62 @@ PIECES = [
     call_case("P38 finish function_call", OPENAI, o_calls(o.call(0, "c1", "pay", PAY), finish="function_call"), PAID),
     call_case("P38 end_turn but calls", ANTHROPIC, a_tool(PAY, stop="end_turn"), PAID),
 ]
+
+
+def r_cut(*events: bytes) -> list[bytes]:
+    """A response that is cut by its limit."""
+    return [r.start(), *events, r.stop("max_output_tokens")]
+
+
+def r_item(item: dict[str, Any]) -> list[bytes]:
+    """A response of one item that is not streamed in pieces."""
+    return r.complete([r.added(0, item), r.done(0, item)])
+
+
+RESPONSES_UNREADABLE = [
+    malformed_case("P27 cut by its limit", RESPONSES, r_cut(*r.call(0, "c1", "pay", CUT))),
+    malformed_case("P27 cut by its limit but whole JSON", RESPONSES, r_cut(*r.call(0, "c1", "pay", PAY))),
+    malformed_case("P29 no JSON", RESPONSES, r.calls(("c1", "pay", "{to: bob}"))),
+    malformed_case("P29 no object", RESPONSES, r.calls(("c1", "pay", '["bob", 5]'))),
+    call_case("P29 does not fit the schema", RESPONSES, r.calls(("c1", "pay", AMOUNT % '"five"')), results=[BAD]),
+    call_case("P29 one of two", RESPONSES, r.calls(("c1", "pay", "{"), ("c2", "pay", PAY)), PAID, [BAD, OK]),
+    malformed_case(
+        "P45 30 digits in an object", RESPONSES, r_item({**ITEM, "call_id": "c1", "arguments": {"amount": int(VAST)}})
+    ),
+]
+RESPONSES_ARGUMENTS = [
+    call_case("P30 empty", RESPONSES, r.calls(("c1", "look", "")), LOOKED),
+    call_case("P30 null", RESPONSES, r_item({**ITEM, "call_id": "c1", "arguments": None}), LOOKED),
+    call_case("P30 none", RESPONSES, r_item({**ITEM, "call_id": "c1"}), LOOKED),
+    call_case("P31 as an object", RESPONSES, r_item({**ITEM, "call_id": "c1", "arguments": {}}), LOOKED),
+]
+RESPONSES_IDS = [
+    call_case(
+        "P32 id missing", RESPONSES, r_item({"type": "function_call", "name": "look"}), LOOKED, look=ids_are("?")
+    ),
+    call_case("P32 only the id of the item", RESPONSES, r_item(ITEM), LOOKED, look=ids_are("?")),
+    call_case("P37 an id that no vendor allows", RESPONSES, r.calls((ODD_ID, "pay", PAY)), PAID, look=ids_are(ODD_ID)),
+]
+RESPONSES_PIECES = [
+    call_case(
+        "P35 two calls interleaved",
+        RESPONSES,
+        [
+            *[r.start(), r.open_call(0, "c1", "pay"), r.open_call(1, "c2", "look")],
+            *[r.done(1, r.call_item(1, "c2", "look", "{}")), r.done(0, r.call_item(0, "c1", "pay", PAY)), r.end()],
+        ],
+        [*LOOKED, *PAID],
+        look=ids_are("c2", "c1"),
+    ),
+    call_case("P36 items start at 3", RESPONSES, r.complete(r.call(3, "c1", "pay", PAY)), PAID),
+    call_case(
+        "P36 index missing",
+        RESPONSES,
+        [event.replace(b'"output_index":0,', b"") for event in r.complete(r.call(0, "c1", "pay", PAY))],
+        PAID,
+    ),
+    call_case("P38 only the end of the response", RESPONSES, [r.calls(("c1", "pay", PAY))[-1]], PAID),
+]
 NAMES = [
     unknown(f"P37 {what}", wire, name)
     for wire in ALL_WIRES
@@ -237,22 +294,22 @@ NAMES = [
 ]
 
 
-@make_params(UNREADABLE)
+@make_params([*UNREADABLE, *RESPONSES_UNREADABLE])
 async def test_malformed_call_does_not_run_and_the_model_reads_an_error(row: StreamCase) -> None:
     await row.check()
 
 
-@make_params(ARGUMENTS)
+@make_params([*ARGUMENTS, *RESPONSES_ARGUMENTS])
 async def test_arguments_may_be_absent_or_a_json_value(row: StreamCase) -> None:
     await row.check()
 
 
-@make_params(IDS)
+@make_params([*IDS, *RESPONSES_IDS])
 async def test_every_call_has_a_unique_id(row: StreamCase) -> None:
     await row.check()
 
 
-@make_params(PIECES)
+@make_params([*PIECES, *RESPONSES_PIECES])
 async def test_argument_deltas_are_assigned_to_their_call(row: StreamCase) -> None:
     await row.check()
 

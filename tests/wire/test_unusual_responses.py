@@ -17,11 +17,11 @@ from stream_cases import (
     o_calls,
     text_case,
 )
-from wire_setup import ANTHROPIC, GEMINI, OPENAI, FastClock, Turn, Wire, WireSetup, open_setup
+from wire_setup import ANTHROPIC, GEMINI, OPENAI, RESPONSES, FastClock, Turn, Wire, WireSetup, open_setup
 
 from atlas_agents import Opaque, Thinking
 from fault_server import FaultServer, Pause, Step, broken_response, byte_by_byte, response
-from sse_events import a, g, o
+from sse_events import a, g, o, r
 
 EMOJI = "Hi 😀 é\u2028!"
 HALF = r'{"to":"\ud83d","amount":5}'
@@ -365,17 +365,139 @@ GEMINI_SHAPES = [
 ]
 
 
-@make_params([*ENDS, *GEMINI_ENDS])
+HI_R = r.says("Hi")
+REFUSAL = {"type": "refusal", "refusal": "Hi"}
+REFUSED = {**r.message_item(0), "content": [REFUSAL]}
+RAW = {"type": "reasoning", "id": "rs_0", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm"}]}
+SEARCHED = {"type": "web_search_call", "id": "ws_0", "status": "completed", "action": {"type": "search"}}
+KEPT = {"type": "message", "id": "msg_0", "status": "completed"}
+
+
+def r_refusal(*pieces: str) -> list[bytes]:
+    """A message that is a refusal."""
+    deltas = [r.delta("refusal", 0, "msg_0", piece, content_index=0) for piece in pieces]
+    return [*r.open_message(), *deltas, r.done(0, REFUSED)]
+
+
+def r_item(index: int, item: dict[str, Any]) -> list[bytes]:
+    return [r.added(index, item), r.done(index, item)]
+
+
+def r_thoughts(*pieces: str) -> list[bytes]:
+    """A reasoning item of a server that does not encrypt it."""
+    deltas = [r.delta("reasoning_text", 0, "rs_0", piece, content_index=0) for piece in pieces]
+    return [r.added(0, {**RAW, "content": []}), *deltas, r.done(0, RAW)]
+
+
+RESPONSES_ENDS = [
+    StreamCase("P03 reset after the end", RESPONSES, [broken_response(*HI_R)]),
+    StreamCase("P03 closed inside a chunked body", RESPONSES, [broken_response(*HI_R, by="close")]),
+    text_case("P03 done after the end", RESPONSES, *HI_R, o.done),
+    text_case("P03 only the end", RESPONSES, HI_R[-1]),
+    text_case("P03 no output in the end", RESPONSES, *HI_R[:-1], r.end()),
+    text_case("P03 no deltas", RESPONSES, r.start(), *r_item(0, r.message_item(0, "Hi")), r.end()),
+    text_case(
+        "P26 max_output_tokens",
+        RESPONSES,
+        *HI_R[:-1],
+        r.stop("max_output_tokens"),
+        stop_reason="length",
+        truncated=True,
+    ),
+    text_case("P26 cut inside a message", RESPONSES, *HI_R[:4], r.stop("max_output_tokens"), truncated=True),
+    text_case(
+        "P40 content_filter", RESPONSES, *HI_R[:-1], r.stop("content_filter"), stop_reason="refusal", refused=True
+    ),
+    text_case("P40 refusal deltas", RESPONSES, *r.complete(r_refusal("H", "i")), stop_reason="refusal", refused=True),
+    text_case("P40 refusal without deltas", RESPONSES, *r.complete(r_refusal()), refused=True),
+    text_case(
+        "P40 content_filter with calls",
+        RESPONSES,
+        r.start(),
+        *r.call(0, "c", "pay", PAY),
+        r.stop("content_filter"),
+        text="",
+        refused=True,
+    ),
+    text_case("P41 unknown reason", RESPONSES, *HI_R[:-1], r.stop("eclipse"), stop_reason="other"),
+    text_case(
+        "P41 unknown reason with calls",
+        RESPONSES,
+        r.start(),
+        *r.message(0, "Hi"),
+        *r.call(1, "c", "pay", PAY),
+        r.stop("eclipse"),
+    ),
+    text_case("P43 usage missing", RESPONSES, *HI_R[:-1], r.end(usage=None), look=estimated),
+    text_case("P44 events after the end", RESPONSES, *HI_R, *r.says("you"), r.error("server_error")),
+]
+RESPONSES_BYTES = [
+    text_case("P11 emoji split at every byte", RESPONSES, *byte_by_byte(r.says(EMOJI)), text=EMOJI),
+    text_case("P12 surrogate pair over two deltas", RESPONSES, *r.says("Hi \ud83d", "\ude00!"), text="Hi 😀!"),
+    text_case("P12 half a pair at the end", RESPONSES, *r.says("Hi \ud83d"), text="Hi \ufffd"),
+    text_case(
+        "P12 surrogate pair over two thoughts",
+        RESPONSES,
+        *r.complete(r_thoughts("Hm \ud83d", "\ude00"), r.message(1, "Hi")),
+        look=thought("Hm 😀"),
+    ),
+    malformed_case("P12 half a pair, escaped, in arguments", RESPONSES, r.calls(("c1", "pay", HALF))),
+    text_case(
+        "P12 half a pair in an item that is kept",
+        RESPONSES,
+        *[*HI_R[:-1], *r_item(1, {"type": "x", "y": "\ud83d"}), r.end()],
+        look=keeps(KEPT, {"type": "x", "y": "\ufffd"}),
+    ),
+    text_case("P13 BOM first", RESPONSES, b"\xef\xbb\xbf", *HI_R),
+    text_case("P14 CRLF", RESPONSES, *lines(r.says(EMOJI), b"\n", b"\r\n"), text=EMOJI),
+    text_case("P14 CR only", RESPONSES, *lines(HI_R, b"\n", b"\r")),
+    text_case("P14 no event lines", RESPONSES, *(event.partition(b"\n")[2] for event in HI_R)),
+    text_case("P14 no space after data", RESPONSES, *lines(lines(HI_R, b"t: ", b"t:"), b"data: ", b"data:")),
+]
+RESPONSES_SHAPES = [
+    text_case("P18 delta null", RESPONSES, *HI_R[:3], r.event("response.output_text.delta", delta=None), *HI_R[3:]),
+    text_case("P18 item null", RESPONSES, *HI_R[:-1], *[r.added(1, {}), r.event("response.output_item.done")], r.end()),
+    text_case("P25 unknown event", RESPONSES, HI_R[0], STRANGE, r.event("response.aurora", delta=1), *HI_R[1:]),
+    text_case("P25 unknown event that is not JSON", RESPONSES, b"event: response.aurora\ndata: green\n\n", *HI_R),
+    text_case("P25 event without data", RESPONSES, HI_R[0], b"event: keepalive\n\n", *HI_R[1:]),
+    text_case(
+        "P25 a tool of the server",
+        RESPONSES,
+        *r.complete(r_item(0, SEARCHED), r.message(1, "Hi")),
+        look=keeps(SEARCHED, {**KEPT, "id": "msg_1"}),
+    ),
+    text_case(
+        "P42 reasoning and summary",
+        RESPONSES,
+        *r.complete(r.reasoning(0, "Hm, bob."), r.message(1, "Hi")),
+        look=thought("Hm, bob."),
+    ),
+    text_case(
+        "P42 reasoning is kept as it was once it was done",
+        RESPONSES,
+        *r.complete(r.reasoning(0), r.message(1, "Hi")),
+        look=keeps(r.reasoning_item(0), {**KEPT, "id": "msg_1"}),
+    ),
+    text_case(
+        "P42 reasoning without content is dropped",
+        RESPONSES,
+        *r.complete(r.reasoning(0, encrypted=""), r.message(1, "Hi")),
+        look=keeps({**KEPT, "id": "msg_1"}),
+    ),
+]
+
+
+@make_params([*ENDS, *GEMINI_ENDS, *RESPONSES_ENDS])
 async def test_unusual_end_of_a_stream_is_accepted(row: StreamCase) -> None:
     await row.check()
 
 
-@make_params([*BYTES, *GEMINI_BYTES])
+@make_params([*BYTES, *GEMINI_BYTES, *RESPONSES_BYTES])
 async def test_unusual_bytes_decode_to_the_intended_text(row: StreamCase) -> None:
     await row.check()
 
 
-@make_params([*SHAPES, *GEMINI_SHAPES])
+@make_params([*SHAPES, *GEMINI_SHAPES, *RESPONSES_SHAPES])
 async def test_unknown_or_empty_events_are_ignored(row: StreamCase) -> None:
     await row.check()
 
@@ -395,6 +517,8 @@ async def test_unknown_or_empty_events_are_ignored(row: StreamCase) -> None:
         ),
         pytest.param(ANTHROPIC, [*a.says("Hi"), "hold"], id="P04 message_stop, but not closed"),
         pytest.param(GEMINI, [*g.says("Hi"), "hold"], id="P03 finishReason, but not closed"),
+        pytest.param(RESPONSES, [*r.says("Hi"), "hold"], id="P03 completed, but not closed"),
+        pytest.param(RESPONSES, [*r.says("Hi"), *[r.comment, Pause(0.02)] * 600], id="P03 completed, then comments"),
         pytest.param(GEMINI, [*g.says("Hi"), *[g.comment, Pause(0.02)] * 600], id="P03 finishReason, then comments"),
     ],
 )
@@ -453,7 +577,7 @@ async def test_P42_blocks_are_sent_back_unchanged() -> None:
 
 
 @pytest.mark.parametrize("framing", ["chunked", "sized", "until close"])
-@pytest.mark.parametrize("wire", [OPENAI, ANTHROPIC, GEMINI], ids=repr)
+@pytest.mark.parametrize("wire", [OPENAI, ANTHROPIC, GEMINI, RESPONSES], ids=repr)
 async def test_every_body_framing_is_decoded(wire: Wire, framing: Any) -> None:
     pieces = byte_by_byte(wire.builder.says("Hi"))
     await StreamCase("framed", wire, [response(*pieces, framing=framing)]).check()
@@ -468,10 +592,14 @@ WHOLE = {
     b'"output_tokens":5}}',
     "gemini": b'[{"candidates":[{"content":{"parts":[{"text":"Hi"}]}}]},{"candidates":[{"content":{"parts":[{'
     b'"functionCall":{"id":"c1","name":"pay","args":{"to":"bob","amount":5}}}]},"finishReason":"STOP"}]}]',
+    "responses": b'{"object":"response","status":"completed","error":null,"output":[{"type":"message","id":"m","role":'
+    b'"assistant","content":[{"type":"output_text","text":"Hi","annotations":[]}]},{"type":"function_call","id":"f",'
+    b'"call_id":"c1","name":"pay","arguments":"{\\"to\\":\\"bob\\",\\"amount\\":5}"}],"usage":{"input_tokens":7,'
+    b'"output_tokens":5}}',
 }
 
 
-@pytest.mark.parametrize("wire", [OPENAI, ANTHROPIC, GEMINI], ids=repr)
+@pytest.mark.parametrize("wire", [OPENAI, ANTHROPIC, GEMINI, RESPONSES], ids=repr)
 async def test_non_streaming_server_is_supported(wire: Wire) -> None:
     whole = response(WHOLE[wire.name], type="application/json; charset=utf-8", framing="sized")
     async with open_setup(wire, FaultServer(whole, DONE[wire.name])) as setup:

@@ -253,8 +253,10 @@ class ResponsesReader:
                     self._show(base.ThinkingChunk(rest), chunks)
                 if content.get("encrypted_content") or content.get("content"):
                     self._held.append(base.OpaqueChunk(self._origin, base.make_encodable(content)))
-            case _:
+            case str():
                 self._held.append(base.OpaqueChunk(self._origin, base.make_encodable(content)))
+            case _:
+                pass  # nothing that could be returned
 
     def _read_message(self, content: dict[str, Any], item: _OpenItem, chunks: list[base.Chunk]) -> None:
         parts = content.get("content")
@@ -271,8 +273,8 @@ class ResponsesReader:
     def _read_call(self, content: dict[str, Any]) -> None:
         arguments = content.get("arguments")
         raw = arguments if isinstance(arguments, str) else base.dump_arguments(arguments or {})
-        id = content.get("call_id") or content.get("id")
-        self._calls.append((clean(str(id or "")), clean(str(content.get("name") or "")), raw))
+        id, name = content.get("call_id"), content.get("name")
+        self._calls.append((clean(str(id or "")), clean(str(name or "")), raw))
         self._keep(content)
 
     def _show(self, chunk: base.Chunk, chunks: list[base.Chunk]) -> None:
