@@ -10,12 +10,13 @@ import msgspec
 import pytest
 
 from atlas_agents import AnthropicProvider, GeminiProvider, OpenAIProvider
-from atlas_agents.core.errors import MissingKey, ProviderError
-from atlas_agents.core.messages import user
+from atlas_agents.core.errors import BrokenHistory, MissingKey, ProviderError
+from atlas_agents.core.messages import Message, ToolCall, assistant, user
 from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.knowledge.embedding import EndpointEmbedder
 from atlas_agents.providers.base import Request, complete
 from atlas_agents.providers.http import Timeouts
+from atlas_agents.providers.settings import ModelSettings
 from fault_server import FaultServer, Script, response
 
 KEY = "sk-kanarien-vogel-7731"
@@ -118,6 +119,18 @@ async def test_key_is_not_in_the_locals_of_a_traceback(answer: str, make: Callab
         target = {"refused": "http://127.0.0.1:1/v1", "invalid": "http://[::1/v1"}.get(answer, server.url)
         with pytest.raises((ProviderError, ValueError)) as caught:
             await _call(make(target))
+    assert KEY not in _with_locals(caught.value)
+
+
+@pytest.mark.parametrize("maker", [OpenAIProvider, AnthropicProvider, GeminiProvider])
+@pytest.mark.parametrize("messages", [(user("Hello"),), (assistant(ToolCall("1", "a", {})),)])
+async def test_extra_header_is_not_in_the_locals_of_a_traceback(maker: Any, messages: tuple[Message, ...]) -> None:
+    settings = ModelSettings(extra_headers={"X-Token": KEY})
+    async with FaultServer(_error(401, f"wrong key: {KEY}")) as server:
+        provider = maker("m", base_url=server.url, api_key="other", environment=NOTHING)
+        with pytest.raises((ProviderError, BrokenHistory)) as caught:
+            await complete(provider, Request(messages, settings=settings))
+        await provider.close()
     assert KEY not in _with_locals(caught.value)
 
 

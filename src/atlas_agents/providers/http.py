@@ -690,7 +690,8 @@ class HttpProvider:
         reader: StreamReader,
     ) -> AsyncGenerator[Chunk, None]:
         """Send a request as far as the model accepts it; what it refuses is dropped and the rest is sent again."""
-        adaptation, profile, extra = self._adaptation, self.find_profile(model), request.settings.extra_headers
+        adaptation, profile = self._adaptation, self.find_profile(model)
+        extra = RequestHeaders(request.settings.extra_headers)
         dialect, fetch, renewed = self._output_dialect(profile), self._fetch_key, False
         keys = [*([self.key] if self.key else ()), *[Secret(value) for value in extra.values()]]
 
