@@ -57,7 +57,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "tool_choice without tools": {"tool_choice": {"type": "auto"}},
     "parallel calls outside tool_choice": {"tools": [make_tool()], "disable_parallel_tool_use": True},
     "tool without a schema": {"tools": [{"name": "look"}]},
-    "tool whose schema is no object": {"tools": [make_tool(input_schema={"type": "string"})]},
+    "tool whose schema is a string": {"tools": [make_tool(input_schema={"type": "string"})]},
     "tool with an invalid name": {"tools": [make_tool("look up")]},
     "two tools of one name": {"tools": [make_tool(), make_tool()]},
     "strict tool with an open object": {"tools": [make_tool(input_schema=OPEN_OBJECT, strict=True)]},

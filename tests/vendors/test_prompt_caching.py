@@ -28,7 +28,7 @@ PRICES = {"input": 4.0, "write": 5.0, "write_1h": 8.0, "read": 0.2}
 @tool
 async def look_up(title: str) -> str:
     """Look up a book by its title."""
-    return f"{title}: " + "shelf 4, lent until Tuesday. " * 20
+    return f"{title}: " + "stack 4, lent until Tuesday. " * 20
 
 
 @asynccontextmanager
@@ -198,7 +198,7 @@ async def test_a_stable_prompt_is_not_reported(caplog: pytest.LogCaptureFixture)
     assert "prefix" not in caplog.text
 
 
-async def test_usage_tells_what_was_read_and_written() -> None:
+async def test_usage_counts_what_was_read_and_written() -> None:
     async with AnthropicDouble(LOOK, DONE) as vendor, open_atlas(vendor) as atlas:
         usage = (await atlas.run("Where is my book?")).usage
         assert usage.cached_tokens == sum(each["cache_read_input_tokens"] for each in vendor.usage)
