@@ -2,7 +2,6 @@
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -18,50 +17,13 @@ from atlas_agents import (
     ProviderError,
     QuotaExceeded,
     RetryPolicy,
-    Usage,
 )
 from atlas_agents.builtin_tools.team import delegate_task
 from atlas_agents.core.store import Store
-from atlas_agents.providers import base
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, VirtualClock, calls, fails, says
 from atlas_agents.tools.tool import tool
-
-
-class Metered:
-    """Model that reports a fixed usage, as far as the request's limit of output tokens allows."""
-
-    def __init__(self, input: int = 0, output: int = 0, model: str = "metered", text: str = "Yes.") -> None:
-        self.id = "metered"
-        self.model = model
-        self.input, self.output = input, output
-        self.text = text
-        self.requests: list[base.Request] = []
-
-    @property
-    def capabilities(self) -> base.Capabilities:
-        return base.Capabilities()
-
-    async def stream(self, request: base.Request) -> AsyncGenerator[base.Chunk, None]:
-        self.requests.append(request)
-        limit = request.settings.max_tokens
-        output = self.output if limit is None else min(self.output, limit)
-        await asyncio.sleep(0)
-        yield base.TextChunk(self.text)
-        await asyncio.sleep(0)
-        stop: base.StopReason = "length" if output < self.output else "stop"
-        yield base.DoneChunk(Usage(self.input, output), stop, model=self.model)
-
-
-class Hanging(Metered):
-    """Model that streams a text and then never ends."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text=text)
-
-    async def stream(self, request: base.Request) -> AsyncGenerator[base.Chunk, None]:
-        yield base.TextChunk(self.text)
-        await asyncio.Event().wait()
+from metered_models import Hanging, Metered
 
 
 async def look() -> str:

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from atlas_agents import Agent, Atlas, BudgetExceeded
 from atlas_agents.core.errors import BudgetUnavailable
 from atlas_agents.core.store import (
     AcceptRun,
@@ -22,6 +23,7 @@ from atlas_agents.core.store import (
     UsageRow,
 )
 from conftest import Make
+from metered_models import Hanging, Metered
 
 TENANT = "acme"
 DAY = BudgetLimit("user/ann", "2026-11-16", (1000, None, None, None, None))
@@ -121,3 +123,35 @@ async def test_two_stores_on_one_database_never_grant_more_than_the_limit(make_s
     done = sum(await asyncio.gather(*[use(n) for n in range(150)]))
     assert await count(two[0], limit) == {"": 10 * done}
     assert 60 <= done <= 99
+
+
+@pytest.mark.durable
+async def test_two_gateways_on_one_database_share_the_budgets(make_store: Make) -> None:
+    budget = "user tokens=2000 requests=100 per=month"
+    async with (
+        Atlas([Agent("a", model=Metered(30, 70))], store=await make_store(), budgets=budget) as one,
+        Atlas([Agent("a", model=Metered(30, 70))], store=await make_store(), budgets=budget) as other,
+    ):
+        turns = [(one, other)[n % 2].ask("hi", session=str(n), user="ann") for n in range(40)]
+        results = await asyncio.gather(*turns, return_exceptions=True)
+        failed = [each for each in results if isinstance(each, BaseException)]
+        status = {each.measure: (each.used, each.reserved) for each in await one.budget_status(user="ann")}
+    assert {type(each) for each in failed} == {BudgetExceeded}
+    assert status == {"tokens": (2000, 0), "requests": (len(results) - len(failed), 0)}
+
+
+@pytest.mark.durable
+async def test_turn_of_a_stopped_process_returns_what_it_reserved(make_store: Make) -> None:
+    hanging = Hanging("word " * 20)
+    first = Atlas([Agent("a", model=hanging)], store=await make_store(), budgets="user tokens=1000")
+    stream = first.send("hi", user="ann")
+    async for event in stream:
+        if event.type == "stream:chunk":
+            break
+    (reserved,) = await first.budget_status(user="ann")
+    await first.close()  # the run stays open and is resumed
+    async with Atlas([Agent("a", model=Metered(30, 70))], store=await make_store(), budgets="user tokens=1000") as then:
+        await asyncio.gather(*[each.reply() for each in await then.recover()])
+        (settled,) = await then.budget_status(user="ann")
+    assert (reserved.used, reserved.reserved, reserved.left) == (0, 1000, 0)
+    assert (settled.used, settled.reserved) == (100, 0)
