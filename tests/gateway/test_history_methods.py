@@ -5,7 +5,7 @@ from typing import Any
 
 from gateway_client import Client, serve_and_connect
 
-from atlas_agents import Approvals, Atlas, ToolFailed, tool
+from atlas_agents import Approvals, Atlas, Price, Request, ToolFailed, tool
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Reply, Scripted, calls, fails, in_memory_atlas, says
 from checks import ShiftedClock
@@ -158,3 +158,24 @@ async def test_usage_is_summed_by_day_if_requested(tmp_path: Path) -> None:
         assert row["name"] == "scripted" and len(row["day"]) == 10
         (row,) = (await client.get("usage.summary", groupBy="model"))["rows"]
         assert "day" not in row
+
+
+async def test_usage_has_cache_writes_reasoning_and_what_caching_saved(tmp_path: Path) -> None:
+    usage = {
+        "prompt_tokens": 100,
+        "completion_tokens": 50,
+        "prompt_tokens_details": {"cached_tokens": 20, "cache_write_tokens": 30},
+        "completion_tokens_details": {"reasoning_tokens": 40},
+    }
+
+    def model(_: Request) -> dict[str, Any]:
+        return {"model": "m", "choices": [{"message": {"content": "Hi."}, "finish_reason": "stop"}], "usage": usage}
+
+    prices = {"m": Price(1, 2, cached=0.1, cache_write=1.25)}
+    counts = {"inputTokens": 100, "outputTokens": 50, "cachedTokens": 20, "cacheWriteTokens": 30, "reasoningTokens": 40}
+    async with serve_and_connect(tmp_path, in_memory_atlas(model, store=MemoryStore(), prices=prices)) as client:
+        await client.get("chat.send", sessionKey="s", message="one")
+        assert (await client.until("chat.final"))["usage"] == counts
+        (row,) = (await client.get("usage.summary", groupBy="model"))["rows"]
+        assert counts.items() <= row.items()
+        assert (row["costMicrocents"], row["savedMicrocents"]) == (18_950, 1050)

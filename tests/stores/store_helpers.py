@@ -92,7 +92,7 @@ def one_of_each() -> list[Write]:
         PutApproval(msgspec.structs.replace(approval("p0"), answer=b"yes", answered_at=2, grants="b")),
         ReserveEvents("r1", 2),
         AddEvents("r1", ((1, b'{"e":1}'), (2, b'{"e":2}'))),
-        AddUsage(UsageRow(DAY, "s", "a", "m", 1, 2, 3, 4, 1)),
+        AddUsage(UsageRow(DAY, "s", "a", "m", 1, 2, 3, 4, 1, 5, 6, -7)),
         AddJob(job()),
         PutRecord("user", "ann", b"{}"),
     ]

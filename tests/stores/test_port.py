@@ -62,7 +62,7 @@ async def test_commit_returns_the_rows_that_are_read_afterwards(store: Store) ->
     assert await store.approval(TENANT, "p1") == requested == approval()
     assert await store.pending_approvals(TENANT) == [requested]
     assert await store.grants(TENANT, "b") == [granted] == [await store.approval(TENANT, "p0")]
-    assert await store.usage(TENANT) == [UsageRow(DAY, "s", "a", "m", 1, 2, 3, 4, 1)]
+    assert await store.usage(TENANT) == [UsageRow(DAY, "s", "a", "m", 1, 2, 3, 4, 1, 5, 6, -7)]
     assert nothing == [None, None, *await store.jobs(TENANT), *await store.records(TENANT, "user")]
 
 
@@ -335,9 +335,9 @@ async def test_clock_that_was_set_back_does_not_reset_the_daily_limit(store: Sto
 
 async def test_usage_is_summed_and_filtered_by_day(store: Store) -> None:
     for day in ("2026-11-01", "2026-11-02", "2026-11-02", "2026-11-03"):
-        await store.commit(TENANT, [AddUsage(UsageRow(day, "s", "a", "m", 1, 2, 3, 1 << 40, 1))])
+        await store.commit(TENANT, [AddUsage(UsageRow(day, "s", "a", "m", 1, 2, 3, 1 << 40, 1, 4, 5, -6))])
     assert await store.usage(TENANT, since="2026-11-02", until="2026-11-03") == [
-        UsageRow("2026-11-02", "s", "a", "m", 2, 4, 6, 2 << 40, 2)
+        UsageRow("2026-11-02", "s", "a", "m", 2, 4, 6, 2 << 40, 2, 8, 10, -12)
     ]
 
 

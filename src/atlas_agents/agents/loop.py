@@ -398,7 +398,7 @@ def _reply_metadata(done: base.DoneChunk, usage: events.Usage, run: Run) -> dict
     metadata: dict[str, object] = {
         "stop_reason": done.stop_reason,
         "provider": run.provider.id,
-        "usage": {"input": usage.input_tokens, "output": usage.output_tokens, "cached": usage.cached_tokens},
+        "usage": _usage_metadata(usage),
     }
     if run.handoffs or run.options.team != _NO_HANDOFFS:
         metadata["agent"] = run.settings.id
@@ -415,6 +415,12 @@ def _reply_metadata(done: base.DoneChunk, usage: events.Usage, run: Run) -> dict
         if done.detail:
             metadata["refusal"] = done.detail
     return metadata
+
+
+def _usage_metadata(usage: events.Usage) -> dict[str, int]:
+    counts = {"input": usage.input_tokens, "output": usage.output_tokens, "cached": usage.cached_tokens}
+    further = {"cache_write": usage.cache_write_tokens, "reasoning": usage.reasoning_tokens}
+    return {**counts, **{name: count for name, count in further.items() if count}}
 
 
 async def _intercept(run: Run, reply: Message) -> Message:

@@ -202,6 +202,10 @@ class UsageRow(msgspec.Struct, frozen=True):
     cached_tokens: int = 0
     cost_microcents: int = 0
     turns: int = 0
+    cache_write_tokens: int = 0
+    reasoning_tokens: int = 0
+    saved_microcents: int = 0
+    """What the vendors' caches saved; negative if writing to them cost more."""
 
 
 Amounts: TypeAlias = tuple[int, int, int, int, int]

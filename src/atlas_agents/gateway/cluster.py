@@ -122,7 +122,14 @@ def _end_events(event: wire.ChatFinal | wire.ChatError) -> list[core.Event]:
 
 
 def _usage(usage: types.UsageShape) -> core.Usage:
-    return core.Usage(usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.estimated)
+    return core.Usage(
+        usage.input_tokens,
+        usage.output_tokens,
+        usage.cached_tokens,
+        usage.estimated,
+        cache_write_tokens=usage.cache_write_tokens,
+        reasoning_tokens=usage.reasoning_tokens,
+    )
 
 
 def core_message(shape: types.MessageShape) -> Message:

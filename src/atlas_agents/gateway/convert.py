@@ -98,7 +98,14 @@ class Translator:
 
 
 def usage_shape(usage: core.Usage) -> types.UsageShape:
-    return types.UsageShape(usage.input_tokens, usage.output_tokens, usage.cached_tokens, usage.estimated)
+    return types.UsageShape(
+        usage.input_tokens,
+        usage.output_tokens,
+        usage.cached_tokens,
+        usage.estimated,
+        usage.cache_write_tokens,
+        usage.reasoning_tokens,
+    )
 
 
 def message_shape(message: Message, run_id: str = "", seq: int = 0) -> types.MessageShape:

@@ -163,7 +163,13 @@ async def _partial_events(store: Store, row: RunRow) -> list[wire.RunEvent]:
 
 def _usage(message: Message) -> Usage:
     counted: dict[str, int] = message.metadata.get("usage") or {}
-    return Usage(counted.get("input", 0), counted.get("output", 0), counted.get("cached", 0))
+    return Usage(
+        counted.get("input", 0),
+        counted.get("output", 0),
+        counted.get("cached", 0),
+        cache_write_tokens=counted.get("cache_write", 0),
+        reasoning_tokens=counted.get("reasoning", 0),
+    )
 
 
 class RunHooks(msgspec.Struct, frozen=True):

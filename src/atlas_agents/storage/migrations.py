@@ -151,7 +151,16 @@ _NINTH = (
     "CREATE INDEX budgets_of_run ON budgets (tenant, run_id) WHERE run_id <> ''",
 )
 
-STEPS: tuple[tuple[str, ...], ...] = (_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH, _EIGHTH, _NINTH)
+# Input tokens written to a vendor's cache, output tokens of reasoning, and what caching saved.
+_TENTH = (
+    "ALTER TABLE usage_sums ADD COLUMN cache_write_tokens {int} NOT NULL DEFAULT 0",
+    "ALTER TABLE usage_sums ADD COLUMN reasoning_tokens {int} NOT NULL DEFAULT 0",
+    "ALTER TABLE usage_sums ADD COLUMN saved_microcents {int} NOT NULL DEFAULT 0",
+)
+
+STEPS: tuple[tuple[str, ...], ...] = (
+    *(_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH, _EIGHTH, _NINTH, _TENTH),
+)
 VERSION = len(STEPS)
 
 SQLITE = {

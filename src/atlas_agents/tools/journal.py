@@ -39,6 +39,8 @@ _ADMISSION_DELAY = 0.1
 """Seconds before the first run leaves the queue of the quarantine: a recovery adds several runs."""
 _BACKOFF = (0.05, 0.1, 0.2, 0.5, 1.0)
 _MAX_BACKOFF = 2.0
+_MICROCENTS = 100_000_000
+"""In one dollar."""
 _results = msgspec.json.Decoder(ToolResult)
 _questions = msgspec.json.Decoder(Question)
 _answers = msgspec.json.Decoder(Answer)
@@ -630,11 +632,21 @@ class Journal:
         await self._committer.commit(self._tenant, [self._usage_write(agent_id, model, usage)])
 
     def _usage_write(self, agent_id: str, model: str, usage: Usage, turns: int = 0) -> records.AddUsage:
-        cost = round((usage.cost or 0) * 100_000_000)
-        tokens = (usage.input_tokens, usage.output_tokens, usage.cached_tokens)
-        return records.AddUsage(
-            records.UsageRow(utc_day(self._clock.time()), self._session, agent_id, model, *tokens, cost, turns)
+        row = records.UsageRow(
+            utc_day(self._clock.time()),
+            self._session,
+            agent_id,
+            model,
+            usage.input_tokens,
+            usage.output_tokens,
+            usage.cached_tokens,
+            round((usage.cost or 0) * _MICROCENTS),
+            turns,
+            usage.cache_write_tokens,
+            usage.reasoning_tokens,
+            round((usage.saved or 0) * _MICROCENTS),
         )
+        return records.AddUsage(row)
 
     async def record_intent(self, call: ToolCall, *counts: records.Reserve | records.ReserveBudget) -> None:
         """Record that a call is about to act, and count it against its limits in the same transaction."""

@@ -212,6 +212,9 @@ def _add_usage(to: wire.UsageSum, row: UsageRow) -> wire.UsageSum:
         to.cached_tokens + row.cached_tokens,
         to.cost_microcents + row.cost_microcents,
         to.day,
+        to.cache_write_tokens + row.cache_write_tokens,
+        to.reasoning_tokens + row.reasoning_tokens,
+        to.saved_microcents + row.saved_microcents,
     )
 
 

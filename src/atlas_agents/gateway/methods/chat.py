@@ -288,4 +288,11 @@ def _usage_shape(metadata: dict[str, Any]) -> UsageShape | None:
     counted = metadata.get("usage")
     if not counted:
         return None
-    return UsageShape(counted["input"], counted["output"], counted["cached"], bool(metadata.get("estimated")))
+    return UsageShape(
+        counted["input"],
+        counted["output"],
+        counted["cached"],
+        bool(metadata.get("estimated")),
+        counted.get("cache_write", 0),
+        counted.get("reasoning", 0),
+    )

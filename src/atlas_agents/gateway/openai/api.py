@@ -75,7 +75,9 @@ def finish_reason(reply: Message) -> schema.FinishReason:
 
 def usage_shape(usage: Usage) -> schema.OpenAIUsage:
     total = usage.input_tokens + usage.output_tokens
-    return schema.OpenAIUsage(usage.input_tokens, usage.output_tokens, total, schema.InputDetails(usage.cached_tokens))
+    read = schema.InputDetails(usage.cached_tokens, usage.cache_write_tokens)
+    written = schema.OutputDetails(usage.reasoning_tokens)
+    return schema.OpenAIUsage(usage.input_tokens, usage.output_tokens, total, read, written)
 
 
 async def start(

@@ -112,6 +112,11 @@ class CompletionRequest(msgspec.Struct, frozen=True):
 
 class InputDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputDetails(msgspec.Struct, frozen=True):
+    reasoning_tokens: int
 
 
 class OpenAIUsage(msgspec.Struct, frozen=True):
@@ -119,6 +124,7 @@ class OpenAIUsage(msgspec.Struct, frozen=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: InputDetails
+    completion_tokens_details: OutputDetails
 
 
 class CompletionMessage(msgspec.Struct, frozen=True):

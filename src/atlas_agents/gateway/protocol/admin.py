@@ -151,6 +151,10 @@ class UsageSum(types.WireStruct, frozen=True):
     cached_tokens: int
     cost_microcents: int
     day: str = ""
+    cache_write_tokens: int = 0
+    reasoning_tokens: int = 0
+    saved_microcents: int = 0
+    """What the vendors' caches saved; negative if writing to them cost more."""
 
 
 class UsageResult(types.WireStruct, frozen=True):

@@ -85,12 +85,15 @@ class PlanStepShape(WireStruct, frozen=True):
 
 
 class UsageShape(WireStruct, frozen=True):
-    """Input and output tokens; `cachedTokens` of the input were read from a cache."""
+    """Input and output tokens. Of the input, `cachedTokens` were read from a vendor's cache and `cacheWriteTokens`
+    written to it; of the output, `reasoningTokens` were reasoning."""
 
     input_tokens: int
     output_tokens: int
     cached_tokens: int = 0
     estimated: bool = False
+    cache_write_tokens: int = 0
+    reasoning_tokens: int = 0
 
 
 class SessionShape(WireStruct, frozen=True):
