@@ -24,10 +24,8 @@ from atlas_agents.core.messages import ToolSpec
 from atlas_agents.core.paths import Environment
 from atlas_agents.gateway.protocol.methods import METHODS
 from atlas_agents.mcp.config import read_servers
-from atlas_agents.providers.anthropic import AnthropicReader
 from atlas_agents.providers.base import Chunk, DoneChunk, ToolCallChunk
 from atlas_agents.providers.http import StreamReader
-from atlas_agents.providers.openai import OpenAIReader
 from atlas_agents.providers.react import ReactParser, parse_calls
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import in_memory_atlas
@@ -39,6 +37,7 @@ sys.path += [str(Path(__file__).parent.parent / folder) for folder in ("gateway"
 
 from canonical_responses import BODIES
 from gateway_client import Client, connect_client, http, main_token, serve_gateway
+from wire_setup import WIRES
 
 EXAMPLE_SECONDS = 10.0
 """A reader that takes longer hangs."""
@@ -79,12 +78,10 @@ def split(data: bytes) -> Iterator[bytes]:
 
 
 class SseTarget(Target):
-    """The event streams of both wire formats. The first byte chooses the reader."""
+    """The event streams of every wire format. The first byte chooses the reader."""
 
     name = "sse"
-    seeds = tuple(b"o" + body.bytes for body in BODIES if isinstance(body.reader(), OpenAIReader)) + tuple(
-        b"a" + body.bytes for body in BODIES if isinstance(body.reader(), AnthropicReader)
-    )
+    seeds = tuple(body.wire.name[:1].encode() + body.bytes for body in BODIES)
     tokens = (
         b"data: ",
         b"event: error\n",
@@ -94,10 +91,13 @@ class SseTarget(Target):
         b": x\n",
         b'"index":',
         b'"delta":{',
+        b'"parts":[{',
+        b'"thoughtSignature":"x",',
+        b'"finishReason":"CONTINUATION","continuationToken":"t"',
     )
 
     def check(self, data: bytes) -> None:
-        reader: StreamReader = AnthropicReader() if data[:1] == b"a" else OpenAIReader()
+        reader = self._reader(data)
         chunks: list[Chunk] = []
         with suppress(ProviderError):
             for piece in split(data[1:]):
@@ -109,9 +109,12 @@ class SseTarget(Target):
             assert kinds.index(DoneChunk) > kinds.index(ToolCallChunk)
         for chunk in chunks:
             msgspec.json.encode(chunk)
-        whole: StreamReader = AnthropicReader() if data[:1] == b"a" else OpenAIReader()
         with suppress(ProviderError):
-            whole.decode_body(data[1:])
+            self._reader(data).decode_body(data[1:])
+
+    @staticmethod
+    def _reader(data: bytes) -> StreamReader:
+        return next((wire for wire in WIRES if wire.name[:1].encode() == data[:1]), WIRES[0]).reader()
 
 
 class ReactTarget(Target):

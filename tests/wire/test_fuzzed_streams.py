@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from wire_setup import ANTHROPIC
 
 from atlas_agents import Message, Opaque, Part, ProviderError, Request, Text, Thinking, ToolResult, tool_message, user
-from atlas_agents.providers import anthropic, openai
+from atlas_agents.providers import anthropic, gemini, openai, openai_responses
 from atlas_agents.providers.base import Chunk, DoneChunk, OpaqueChunk, TextChunk, ThinkingChunk, ToolCallChunk
+from atlas_agents.providers.catalogue import find_profile
 from sse_events import a
 
 NASTY = [
@@ -159,6 +160,8 @@ def check(body: Body, pieces: Sequence[bytes]) -> None:
     request = Request([user("Hi"), message, *([answers] if answers.parts else []), user("Go on")])
     json.loads(openai.encode_request(request, "m-1"))
     json.loads(anthropic.encode_request(request, "m-1"))
+    json.loads(gemini.encode_request(request, find_profile("gemini-3.8-flash")))
+    json.loads(openai_responses.encode_request(request, "m-1", "openai", find_profile("gpt-5.6")))
 
 
 @every_body
