@@ -83,6 +83,7 @@ def _encrypted(index: int) -> dict[str, Any]:
 class GeminiChatDouble(OpenAIChatDouble):
     """Gemini's OpenAI-compatible endpoint. Source: ai.google.dev/gemini-api/docs/{openai,thought-signatures}."""
 
+    fields: ClassVar[set[str]] = OpenAIChatDouble.fields | {"extra_body"}
     call_fields: ClassVar[set[str]] = {*OpenAIChatDouble.call_fields, "extra_content"}
     namespace = "google"
     """On Vertex it is "vertex": earendil-works/pi#6733."""

@@ -363,6 +363,15 @@ EFFORTS: list[tuple[type[OpenAIChatDouble], str, Any, dict[str, Any]]] = [
     (OpenRouterDouble, "anthropic/claude-sonnet-4-5", 4000, {"reasoning": {"max_tokens": 4000}}),
     (OpenRouterDouble, "anthropic/claude-opus-5", "none", {"reasoning": {"effort": "none"}}),
     (GroqDouble, "openai/gpt-oss-120b", "high", {"reasoning_effort": "high"}),
+    (GroqDouble, "openai/gpt-oss-120b", 3000, {"reasoning_effort": "low"}),
+    (GeminiChatDouble, "gemini-3.1-pro", "low", {"reasoning_effort": "low"}),
+    (GeminiChatDouble, "gemini-2.5-flash", "none", {"reasoning_effort": "none"}),
+    (
+        GeminiChatDouble,
+        "gemini-2.5-flash",
+        2000,
+        {"extra_body": {"google": {"thinking_config": {"thinking_budget": 2000}}}},
+    ),
 ]
 
 
@@ -378,7 +387,7 @@ async def test_effort_has_the_field_and_value_of_each_vendor(
     assert double.refusals == []
     sent = {
         name: double.bodies[-1][name]
-        for name in ("reasoning_effort", "thinking", "reasoning")
+        for name in ("reasoning_effort", "thinking", "reasoning", "extra_body")
         if name in double.bodies[-1]
     }
     assert sent == expected

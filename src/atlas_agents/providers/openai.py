@@ -23,6 +23,7 @@ from atlas_agents.core.messages import Message, Text, ToolCall, ToolSpec, memo
 from atlas_agents.core.text import SurrogateJoiner, clean, wire_name
 from atlas_agents.providers import adaptation, base, http
 from atlas_agents.providers.catalogue import UNKNOWN, ModelProfile
+from atlas_agents.providers.settings import EFFORT_BUDGETS, Effort
 
 _STOP: dict[str, base.StopReason] = {
     "stop": "stop",
@@ -43,6 +44,8 @@ _AUDIO_FORMATS = {
     "audio/mpeg": "mp3",
     "audio/mp3": "mp3",
 }
+_LEVELS: tuple[Effort, ...] = ("low", "medium", "high")
+"""Efforts that servers know that take no number of tokens."""
 _PLAIN_SETTINGS = ("temperature", "top_p", "service_tier")
 
 
@@ -126,7 +129,7 @@ class _CallDelta(msgspec.Struct):
     index: int | None = None
     id: str | None = None
     function: _Function | None = None
-    extra_content: dict[str, Any] | None = None
+    extra_content: Any = None
 
 
 class _ChoiceDelta(msgspec.Struct):
@@ -134,7 +137,7 @@ class _ChoiceDelta(msgspec.Struct):
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: Any = None
-    reasoning_details: list[dict[str, Any]] | None = None
+    reasoning_details: Any = None
     tool_calls: list[_CallDelta] | None = None
 
 
@@ -296,10 +299,11 @@ class OpenAIReader:
             thinking, self._thinking_field = delta.reasoning, "reasoning"
         elif type(delta.content) is list and (thinking := "".join(_read_texts(delta.content, "thinking"))):
             self._thinking_field = "content"
-        if delta.reasoning_details:
-            _merge_details(self._details, delta.reasoning_details, is_whole=is_whole)
+        if type(found := cast(object, delta.reasoning_details)) is list:
+            details = [cast(dict[str, Any], detail) for detail in cast(list[Any], found) if isinstance(detail, dict)]
+            _merge_details(self._details, details, is_whole=is_whole)
             if thinking is None:
-                shown = [detail.get("text") or detail.get("summary") for detail in delta.reasoning_details]
+                shown = [detail.get("text") or detail.get("summary") for detail in details]
                 thinking = "".join([text for text in shown if isinstance(text, str)])
         if thinking and (text := self._thoughts.add(thinking)):
             chunks.append(base.ThinkingChunk(text))
@@ -319,7 +323,7 @@ class OpenAIReader:
         """Append to the call that this delta belongs to; a new id starts a new call, whatever the index."""
         call = self._find_call(part)
         call.id = call.id or clean(part.id or "")
-        if part.extra_content:
+        if part.extra_content is not None:
             call.extra = {"extra_content": part.extra_content}
         if part.function is None:
             return
@@ -457,8 +461,24 @@ def _name_limit(request: base.Request, profile: ModelProfile, variant: ChatVaria
 
 
 def _encode_effort(request: base.Request, profile: ModelProfile, variant: ChatVariant) -> dict[str, Any]:
+    effort = _resolve_effort(request, profile)
+    if variant.effort == "thinking" and effort.off:
+        return {"thinking": {"type": "disabled"}}
+    if variant.effort == "reasoning" and effort.budget is not None:
+        return {"reasoning": {"max_tokens": effort.budget}}
+    if variant.name == "google" and effort.budget is not None:
+        return {"extra_body": {"google": {"thinking_config": {"thinking_budget": effort.budget}}}}
+    level = "none" if effort.off else effort.level or _find_level(effort.budget)
+    if level is None:
+        return {}
+    if variant.effort == "reasoning":
+        return {"reasoning": {"effort": level}}
+    switch = {"thinking": {"type": "enabled"}} if variant.effort == "thinking" else {}
+    return {**switch, "reasoning_effort": level}
+
+
+def _resolve_effort(request: base.Request, profile: ModelProfile) -> adaptation.ResolvedEffort:
     effort = adaptation.resolve_effort(request.settings, profile)
-    level = effort.level
     if request.tools and adaptation.TOOLS_WITH_REASONING in request.without:
         if profile.off == "impossible":
             raise ProviderError(
@@ -466,24 +486,15 @@ def _encode_effort(request: base.Request, profile: ModelProfile, variant: ChatVa
                 "use the Responses API: 'openai-responses/…'",
                 "bad_request",
             )
-        effort, level = adaptation.ResolvedEffort(off=True), None
-    if level == "max" and profile.family.startswith("GPT"):
-        level = "xhigh"  # "max" exists only on the Responses API
-    match variant.effort:
-        case "thinking" if effort.off:
-            return {"thinking": {"type": "disabled"}}
-        case "thinking" if level is not None:
-            return {"thinking": {"type": "enabled"}, "reasoning_effort": level}
-        case "reasoning" if effort.off:
-            return {"reasoning": {"effort": "none"}}
-        case "reasoning" if effort.budget is not None:
-            return {"reasoning": {"max_tokens": effort.budget}}
-        case "reasoning" if level is not None:
-            return {"reasoning": {"effort": level}}
-        case "reasoning_effort" if effort.off or level is not None:
-            return {"reasoning_effort": level or "none"}
-        case _:
-            return {}
+        return adaptation.ResolvedEffort(off=True)
+    if effort.level == "max" and profile.family.startswith("GPT"):
+        return adaptation.ResolvedEffort("xhigh")  # "max" exists only on the Responses API
+    return effort
+
+
+def _find_level(budget: int | None) -> Effort | None:
+    """Return the level that stands for a number of tokens."""
+    return None if budget is None else min(_LEVELS, key=lambda level: abs(EFFORT_BUDGETS[level] - budget))
 
 
 def _encode_output(output: base.OutputSpec) -> dict[str, Any]:
