@@ -38,13 +38,14 @@ async def weather(city: str) -> str:
     return f"{city}: sunny"
 
 
-def connect(vendor: AnthropicDouble, model: str) -> AnthropicProvider:
-    """Return a provider that takes the double for Anthropic's own address."""
+def connect(vendor: AnthropicDouble, model: str, official: bool | None = None) -> AnthropicProvider:
+    """Return a provider that takes the double for Anthropic's own address if it knows the vendor's betas."""
 
     class Official(AnthropicProvider):
         official_url = vendor.url
 
-    return (Official if vendor.binding_controls else AnthropicProvider)(model, base_url=vendor.url, api_key=KEY)
+    is_official = vendor.binding_controls if official is None else official
+    return (Official if is_official else AnthropicProvider)(model, base_url=vendor.url, api_key=KEY)
 
 
 @asynccontextmanager
@@ -274,6 +275,16 @@ async def test_thinking_behind_a_changed_prefix_is_dropped_here_where_the_vendor
         kinds = [[block["type"] for block in message["content"]] for message in vendor.bodies[-1]["messages"]]
         assert kinds[1] == ["tool_use"]
         assert kinds[5] == ["thinking", "text"], "newer thinking is still returned"
+
+
+async def test_a_beta_that_the_vendor_no_longer_knows_is_left_out_after_one_refusal() -> None:
+    async with AnthropicDouble(then=SUNNY, binding_controls=False) as vendor:
+        provider = connect(vendor, "claude-opus-5-5", official=True)
+        for _ in range(2):
+            chunks = await base.complete(provider, base.Request((m.user("Hi"),)))
+            assert done(chunks).stop_reason == "stop"
+        await provider.close()
+        assert len(vendor.refusals) == 1
 
 
 @pytest.mark.parametrize("model", ["claude-opus-5", "claude-sonnet-4-5"])

@@ -23,6 +23,8 @@ REASONING = "reasoning"
 STRICT = "strict"
 OUTPUT_SCHEMA = "output schema"
 FORCED_TOOL = "tool_choice"
+BLOCK_BINDING = "block_binding"
+"""Anthropic's control of reasoning that no longer fits the conversation before it."""
 IMAGES = "images in tool results"
 SYSTEM_INSIDE = "system messages inside the conversation"
 LIMIT_NAME = "name of max_tokens"
@@ -300,6 +302,8 @@ def _find_refused(error: ProviderError, request: Request) -> str | None:
         return "effort"
     if error.param in _OWN_FIELDS:
         return error.param
+    if "block_binding:" in message or "`anthropic-beta`" in message:
+        return BLOCK_BINDING
     if request.tool_choice not in ("auto", "none") and (error.param == "tool_choice" or "tool_choice" in message):
         return FORCED_TOOL
     if request.output is not None and _is_about_output(error, message):

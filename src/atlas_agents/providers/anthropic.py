@@ -1,7 +1,6 @@
 """Anthropic Messages API: request encoder, stream decoder and provider."""
 
 from collections.abc import AsyncGenerator, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -604,14 +603,19 @@ class AnthropicProvider(http.HttpProvider):
             )
         profile = self.find_profile(model)
         request = self._fit_settings(request, model, profile)
+        headers = self._headers(**{"anthropic-version": self._choose_version(request, profile)})
         has_own_betas = any(name.lower() == "anthropic-beta" for name in request.settings.extra_headers)
-        controls = self.is_official and profile.bound_reasoning and not has_own_betas
-        headers = {"anthropic-version": self._choose_version(request, profile)}
-        if controls:
+        wants_controls = self.is_official and profile.bound_reasoning and not has_own_betas
+        if wants_controls:
             headers["anthropic-beta"] = _BINDING_BETA
-        encode_body = partial(encode_request, model=model, profile=profile, binding_controls=controls)
-        url = f"{self.base_url}/v1/messages"
-        return self._exchange(url, self._headers(**headers), request, model, encode_body, AnthropicReader())
+
+        def encode_body(adapted: base.Request) -> bytes:
+            controls = wants_controls and adaptation.BLOCK_BINDING not in adapted.without
+            if not controls:
+                headers.pop("anthropic-beta", None)
+            return encode_request(adapted, model, profile, binding_controls=controls)
+
+        return self._exchange(f"{self.base_url}/v1/messages", headers, request, model, encode_body, AnthropicReader())
 
     def _fit_settings(self, request: base.Request, model: str, profile: ModelProfile) -> base.Request:
         """Return the request without settings that the API does not have, or not together with others."""
