@@ -3,7 +3,18 @@
 import json
 from pathlib import Path
 
-from gateway_client import connect_client, open_socket, serve_gateway
+from gateway_client import connect_client, http, open_socket, serve_gateway
+
+from atlas_agents import Price, tool
+from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
+
+
+@tool(effect="pure")
+async def look() -> str:
+    """Look around."""
+    return "nothing"
+
 
 STRONG = "-0123456789abcdefghijklmnopqrstuvwxyz"
 
@@ -45,13 +56,33 @@ async def test_tokens_of_one_user_share_sessions_and_suspension(tmp_path: Path) 
 async def test_exceeded_plan_refuses_turns(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway, connect_client(gateway) as owner:
         assert (await owner.get("tenants.get"))["plan"] == {"name": "unlimited"}
+        await owner.get("chat.send", sessionKey="s", message="hi")
+        await owner.until("chat.final")
         await owner.get("plans.put", name="tiny", tokens=1)
         assert (await owner.request("tenants.update", plan="huge"))["error"]["code"] == -32602
         await owner.get("tenants.update", plan="tiny")
-        await owner.get("chat.send", sessionKey="s", message="hi")
-        await owner.until("chat.final")
         refused = (await owner.request("chat.send", sessionKey="s", message="again"))["error"]
         assert refused["data"]["kind"] == "LIMIT_EXCEEDED" and "is used up" in refused["message"]
         found = await owner.get("tenants.get")
         assert found["plan"] == {"name": "tiny", "tokens": 1} and found["tokens"] > 0 and found["tenant"] == "default"
         assert (await owner.get("tenants.list"))["tenants"] == ["default"]
+
+
+async def test_budgets_are_shown_counted_and_end_turns(tmp_path: Path) -> None:
+    budgets = ["user requests=1 dollars=5 per=day", "turn seconds=600"]
+    model = Scripted(calls("look"), says("never"))
+    atlas = in_memory_atlas(model, [look], store=MemoryStore(), budgets=budgets, prices={"scripted": Price(1, 1)})
+    async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as owner:
+        await owner.get("chat.send", sessionKey="s", message="hi")
+        error = await owner.until("chat.error")
+        assert error["kind"] == "BudgetExceeded" and "1 model requests per day is used up (1 used)" in error["message"]
+        refused = (await owner.request("chat.send", sessionKey="s", message="again"))["error"]
+        assert refused["data"]["kind"] == "LIMIT_EXCEEDED" and "it starts again at" in refused["message"]
+        shown = (await owner.get("limits.get"))["budgets"]
+        assert [(each["scope"], each["measure"], each["limit"], each["per"]) for each in shown] == [
+            ("user", "requests", 1, "day"),
+            ("user", "dollars", 5, "day"),
+        ]
+        assert (shown[0]["used"], shown[0]["reserved"]) == (1, 0) and shown[0]["resetsAt"] > 0
+        _, metrics = await http(gateway, "GET /metrics")
+        assert 'atlas_budgets_exceeded_total{measure="requests",scope="user"} 2.0' in metrics

@@ -70,7 +70,7 @@ async def usage(
         return
     headers = (by, "turns", "tokens in", "cached", "tokens out", "cost $")
     print_table(headers, [_usage_row(row) for row in rows], "No usage was recorded.")
-    if budgets := (await call("limits.get"))["budgets"]:
+    if budgets := (await call("limits.get")).get("budgets"):
         print()
         print_table(("budget", "limit", "used", "left", "starts again"), [_budget_row(each) for each in budgets], "")
 
