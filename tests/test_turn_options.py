@@ -140,6 +140,8 @@ def test_settings_of_a_wrong_type_are_refused() -> None:
     with pytest.raises(ConfigError, match="stop must be a list of texts, got 'END'"):
         ModelSettings(**wrong)
     assert Agent("a", stop="END").settings.model_settings.stop == ("END",)
+    with pytest.raises(ConfigError, match="agent 'a': effort must be less than max_tokens"):
+        Agent("a", settings={"effort": 5000}, max_tokens=4000)
 
 
 def test_lower_token_limit_of_a_turn_lowers_the_agents_reasoning_budget() -> None:

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from atlas_agents import Agent, AnthropicProvider, Atlas, OpenAIProvider
+from atlas_agents import Agent, AnthropicProvider, Atlas, OpenAIProvider, tool
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.paths import Environment
 from atlas_agents.providers.base import Provider
-from fault_server import FaultServer, response
 from vendors.anthropic import NEW_VERSION, OLD_VERSION, AnthropicDouble
 from vendors.common import KEY, Answer, VendorRequest, require
 from vendors.openai_chat import OpenAIChatDouble
+from vendors.openai_responses import OpenAIResponsesDouble
 
 NOTHING = Environment({}, dotenv=None)
 TOKENS = ("token-canary-1111-abcdef", "token-canary-2222-abcdef")
@@ -38,22 +38,36 @@ class Identity:
         return TOKENS[min(self.issued, len(TOKENS)) - 1]
 
 
-class AzureDouble(OpenAIChatDouble):
-    """Azure OpenAI v1: no `api-version`, a key in `api-key` or a bearer token, and deployments as models.
+def _check_azure(request: VendorRequest) -> VendorRequest:
+    """Check what Azure OpenAI v1 checks, and return the request as OpenAI gets it.
 
+    There is no `api-version`, the key is in `api-key` or a bearer token, and models are deployments:
     learn.microsoft.com/azure/foundry/openai/api-version-lifecycle
     """
+    require(request.path.startswith("/openai/v1/"), "Resource not found", status=404, code="404")
+    require("api-version" not in request.query, "api-version is not allowed on v1", code="BadRequest")
+    key = request.headers.get("api-key") or _bearer(request)
+    require(key in (KEY, TOKENS[1]), f"Access denied due to invalid credentials: {key}", status=401, code="401")
+    require(request.body["model"] == "our-deployment", "DeploymentNotFound", status=404, code="DeploymentNotFound")
+    body = json.dumps({**request.body, "model": "gpt-5.6"}).encode()
+    return replace(request, headers={**request.headers, "authorization": f"Bearer {KEY}"}, raw=body)
 
-    accepted = (KEY, TOKENS[1])
+
+class AzureDouble(OpenAIChatDouble):
+    """Chat completions of Azure OpenAI."""
 
     def check(self, request: VendorRequest) -> None:
-        require(request.path.startswith("/openai/v1/"), "Resource not found", status=404, code="404")
-        require("api-version" not in request.query, "api-version is not allowed on v1", code="BadRequest")
-        key = request.headers.get("api-key") or _bearer(request)
-        require(key in self.accepted, f"Access denied due to invalid credentials: {key}", status=401, code="401")
-        require(request.body["model"] == "our-deployment", "DeploymentNotFound", status=404, code="DeploymentNotFound")
-        body = json.dumps({**request.body, "model": "gpt-5.6"}).encode()
-        super().check(replace(request, headers={**request.headers, "authorization": f"Bearer {KEY}"}, raw=body))
+        super().check(_check_azure(request))
+
+
+class AzureResponsesDouble(OpenAIResponsesDouble):
+    """The Responses API of Azure OpenAI."""
+
+    def check(self, request: VendorRequest) -> None:
+        super().check(_check_azure(request))
+
+    def encode_stream(self, request: VendorRequest, answer: Answer) -> list[bytes]:
+        return super().encode_stream(_check_azure(request), answer)
 
 
 class FoundryDouble(AnthropicDouble):
@@ -151,25 +165,24 @@ async def test_azure_token_is_renewed_when_it_expires() -> None:
 
 
 async def test_azure_deployment_that_reasons_gets_its_tools_through_responses() -> None:
-    async with FaultServer(then=response(b"{}", status="500 Error", type="application/json")) as server:
+    @tool
+    async def weather(city: str) -> str:
+        """Return the weather."""
+        return f"Sunny in {city}"
+
+    call = Answer(calls=(("weather", {"city": "Paris"}),), thinking=("Paris it is.",))
+    async with AzureResponsesDouble(call, Answer("Sunny.")) as azure:
         provider = OpenAIProvider(
             "our-deployment",
-            base_url=f"{server.url}/openai/v1",
-            api_key=KEY,
+            base_url=f"{azure.url}/openai/v1",
+            api_key=Identity().token,
             profile="gpt-5.6",
             environment=NOTHING,
         )
-
-        def weather(city: str) -> str:
-            """Return the weather."""
-            return city
-
-        result = await Agent("a", model=provider, tools=[weather]).call("Hi")
-        await provider.close()
-    assert not result.success
-    request = server.requests[0]
-    assert (request.path, request.body["model"]) == ("/openai/v1/responses", "our-deployment")
-    assert request.headers["authorization"] == f"Bearer {KEY}"
+        async with _ask(provider, tools=[weather], settings={"effort": "high"}) as atlas:
+            assert (await atlas.ask("Hi")).text == "Sunny."
+    assert [refusal.status for refusal in azure.refusals] == [401]
+    assert {request.path for request in azure.requests} == {"/openai/v1/responses"}
 
 
 @pytest.mark.parametrize("with_token", [False, True])

@@ -100,6 +100,12 @@ async def test_fixed_key_that_is_refused_is_not_sent_again() -> None:
     assert len(server.requests) == 1
 
 
+class _TransportError(Exception):
+    """An error as google-auth raises it."""
+
+    retryable = True
+
+
 def _raise(error: Exception) -> Callable[[], str]:
     def fetch() -> str:
         raise error
@@ -113,6 +119,7 @@ def _raise(error: Exception) -> Callable[[], str]:
         (_raise(ValueError("no identity")), "auth", "api_key of openai: ValueError: no identity"),
         (_raise(MissingKey("no identity")), "auth", "api_key of openai: MissingKey: no identity"),
         (_raise(ConnectionError("refused")), "network", "api_key of openai: ConnectionError: refused"),
+        (_raise(_TransportError("no answer")), "network", "api_key of openai: _TransportError: no answer"),
         (_raise(ProviderError("busy", "overloaded")), "overloaded", "busy"),
         (
             lambda: "",

@@ -242,10 +242,13 @@ def _combine_settings(
     stop: Sequence[str],
 ) -> ModelSettings:
     try:
-        given = ModelSettings(
-            temperature=temperature, max_tokens=max_tokens, stop=(stop,) if isinstance(stop, str) else tuple(stop)
-        )
-        return read_settings(settings).merge(given)
+        given = {
+            "temperature": temperature,
+            "max_tokens": max_tokens,
+            "stop": (stop,) if isinstance(stop, str) else tuple(stop),
+        }
+        set_here = {name: value for name, value in given.items() if value not in (None, ())}
+        return msgspec.structs.replace(read_settings(settings), **set_here)
     except ConfigError as error:
         raise ConfigError(f"agent {agent_id!r}: {error}") from error
 

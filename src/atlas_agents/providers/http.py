@@ -642,7 +642,8 @@ class HttpProvider:
         except OSError as error:
             raise ProviderError(f"api_key of {self.id}: {type(error).__name__}: {error}", "network") from error
         except Exception as error:  # user code may raise anything
-            raise ProviderError(f"api_key of {self.id}: {type(error).__name__}: {error}", "auth") from error
+            kind = "network" if getattr(error, "retryable", False) else "auth"  # Google's library marks such errors
+            raise ProviderError(f"api_key of {self.id}: {type(error).__name__}: {error}", kind) from error
         if not isinstance(found, str) or not _is_header_value(found.strip()):
             what = f"a {type(found).__name__}" if not isinstance(found, str) else "a blank or unprintable text"
             del found  # local variables may be logged with a traceback
