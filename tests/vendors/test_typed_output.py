@@ -15,11 +15,16 @@ from atlas_agents.agents.output import Output
 from atlas_agents.providers import schemas
 from atlas_agents.providers.anthropic import AnthropicProvider
 from atlas_agents.providers.base import Provider
+from atlas_agents.providers.gemini import GeminiProvider
 from atlas_agents.providers.openai import OpenAIProvider
+from atlas_agents.providers.openai_responses import OpenAIResponsesProvider
 from vendors.anthropic import AnthropicDouble
 from vendors.common import KEY, Answer, Refusal, VendorRequest
 from vendors.deepseek import DeepSeekDouble
+from vendors.gemini import GeminiDouble
 from vendors.openai_chat import OpenAIChatDouble
+from vendors.openai_compatible import MistralDouble, OpenRouterDouble
+from vendors.openai_responses import OpenAIResponsesDouble
 
 
 class City(pydantic.BaseModel):
@@ -126,11 +131,11 @@ class Chat(Wire):
     double: type[OpenAIChatDouble] = OpenAIChatDouble
     refusal = Refusal("Invalid schema for response_format 'City'", code="invalid_json_schema", param="response_format")
 
-    def __init__(self, model: str, double: type[OpenAIChatDouble] = OpenAIChatDouble) -> None:
-        self.model, self.double = model, double
+    def __init__(self, model: str, double: type[OpenAIChatDouble] = OpenAIChatDouble, id: str = "openai") -> None:
+        self.model, self.double, self._id = model, double, id
 
     def provider(self, double: OpenAIChatDouble) -> Provider:
-        return OpenAIProvider(self.model, base_url=double.address, api_key=KEY)
+        return OpenAIProvider(self.model, base_url=double.address, api_key=KEY, id=self._id)
 
     def schema(self, body: dict[str, Any]) -> dict[str, Any] | None:
         return body.get("response_format", {}).get("json_schema", {}).get("schema")
@@ -139,13 +144,53 @@ class Chat(Wire):
         return "".join(message["content"] for message in body["messages"] if message["role"] == "system")
 
 
+class Responses(Wire):
+    double = OpenAIResponsesDouble
+    refusal = Refusal(
+        "Invalid schema for response_format 'City'", code="invalid_json_schema", param="text.format.schema"
+    )
+
+    def provider(self, double: OpenAIResponsesDouble) -> Provider:
+        return OpenAIResponsesProvider("gpt-6.1-sol", base_url=double.address, api_key=KEY)
+
+    def schema(self, body: dict[str, Any]) -> dict[str, Any] | None:
+        return body.get("text", {}).get("format", {}).get("schema")
+
+    def system(self, body: dict[str, Any]) -> str:
+        return body.get("instructions", "")
+
+
+class Gemini(Wire):
+    double = GeminiDouble
+    refusal = Refusal("Invalid value at 'generation_config.response_json_schema'", type="INVALID_ARGUMENT")
+
+    def __init__(self, model: str) -> None:
+        self.model = model
+
+    def provider(self, double: GeminiDouble) -> Provider:
+        return GeminiProvider(self.model, base_url=double.base_url, api_key=KEY)
+
+    def schema(self, body: dict[str, Any]) -> dict[str, Any] | None:
+        return body.get("generationConfig", {}).get("responseJsonSchema")
+
+    def system(self, body: dict[str, Any]) -> str:
+        return "".join(part["text"] for part in body.get("systemInstruction", {}).get("parts", ()))
+
+
 WIRES: dict[str, Any] = {
     "Claude 5.5": Anthropic("claude-opus-5-5"),
     "Claude 4.5": Anthropic("claude-sonnet-4-5"),
     "GPT-4.1": Chat("gpt-4.1"),
     "GPT-5": Chat("gpt-5-mini"),
+    "GPT-6.1": Responses(),
+    "Gemini 4": Gemini("gemini-4-argon"),
+    "Gemini 2.5": Gemini("gemini-2.5-flash"),
     "DeepSeek": Chat("deepseek-v4-pro", DeepSeekDouble),
+    "Mistral": Chat("mistral-large-4", MistralDouble, "mistral"),
+    "Claude through OpenRouter": Chat("anthropic/claude-opus-5.5", OpenRouterDouble, "openrouter"),
 }
+REFUSING = {name: WIRES[name] for name in ("Claude 5.5", "GPT-4.1", "GPT-6.1", "Gemini 4")}
+each_refusing_wire = pytest.mark.parametrize("wire", REFUSING.values(), ids=REFUSING)
 each_wire = pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES)
 
 
@@ -193,7 +238,7 @@ async def test_every_kind_of_type_is_answered_without_a_refusal_or_a_repair(wire
     assert (double.refusals, len(double.requests)) == ([], len(TYPES))
 
 
-@pytest.mark.parametrize("wire", [WIRES[name] for name in WIRES if name != "DeepSeek"])
+@each_wire
 async def test_tools_run_before_a_typed_answer(wire: Any) -> None:
     @tool
     async def count(city: str) -> int:
@@ -210,7 +255,7 @@ async def test_tools_run_before_a_typed_answer(wire: Any) -> None:
     assert double.refusals == []
 
 
-@pytest.mark.parametrize("wire", [WIRES["Claude 5.5"], WIRES["GPT-4.1"]], ids=["Claude 5.5", "GPT-4.1"])
+@each_refusing_wire
 async def test_refused_schema_becomes_an_instruction_once_and_for_good(
     wire: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -314,7 +359,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("wire", [WIRES["Claude 5.5"], WIRES["GPT-4.1"]], ids=["Claude 5.5", "GPT-4.1"])
+@each_refusing_wire
 async def test_schemas_of_other_authors_are_accepted(wire: Any) -> None:
     async with (
         wire.double(then=Answer('{"city": {}}')) as double,
