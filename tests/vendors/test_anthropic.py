@@ -1,5 +1,7 @@
 """The Anthropic wire against its strict double: settings, thinking, tools, files, stop reasons and errors."""
 
+import asyncio
+import json
 import logging
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -11,6 +13,7 @@ from atlas_agents import (
     Agent,
     AnthropicProvider,
     Atlas,
+    Cancelled,
     File,
     History,
     Image,
@@ -22,6 +25,7 @@ from atlas_agents import (
 from atlas_agents.core import messages as m
 from atlas_agents.core.messages import Message, Text, Thinking, ToolCall, ToolResult
 from atlas_agents.providers import base
+from atlas_agents.providers.anthropic import encode_request
 from vendors.anthropic import MODELS, NEW_VERSION, OLD_VERSION, AnthropicDouble
 from vendors.common import KEY, Answer, Refusal
 
@@ -420,6 +424,22 @@ async def test_usage_counts_cache_and_thinking_once() -> None:
     assert (found.output_tokens, found.reasoning_tokens) == (40, 30)
 
 
+async def test_a_cancelled_turn_leaves_a_history_that_the_api_accepts() -> None:
+    hanging = Answer("It will be sunny tomorrow.", thinking=("I know.",), hangs=True)
+    async with AnthropicDouble(PARIS, hanging, SUNNY) as vendor, open_atlas(vendor, "claude-opus-5-5") as atlas:
+        stream = atlas.send("Weather in Paris?")
+        async for event in stream:
+            if event.type == "stream:thinking" and len(vendor.requests) == 2:
+                stream.cancel()
+                break
+        with pytest.raises(Cancelled):
+            await stream.reply()
+        async with asyncio.timeout(5):
+            await vendor.requests[1].disconnected.wait()
+        assert (await atlas.ask("And now?")).text == "Sunny."
+        assert vendor.refusals == []
+
+
 # Files
 
 
@@ -539,17 +559,30 @@ async def test_schemas_of_typed_answers_are_accepted() -> None:
 # The official SDK
 
 
-async def test_the_official_sdk_reads_the_same_message() -> None:
-    from anthropic import AsyncAnthropic
-
-    content: list[dict[str, Any]] = [
+CONTENTS: dict[str, list[dict[str, Any]]] = {
+    "end_turn": [
+        {"type": "thinking", "thinking": "", "signature": "only/signature"},
+        {"type": "text", "text": "Grüße \U0001f600, a longer text."},
+    ],
+    "tool_use": [
         {"type": "thinking", "thinking": "Hm… \U0001f600", "signature": "a/b+c=="},
         {"type": "redacted_thinking", "data": "EmwKAhgB"},
         {"type": "text", "text": "I look it up for you."},
-        {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Paris"}},
+        {"type": "tool_use", "id": "toolu_1", "name": "weather", "input": {"city": "Paris", "days": [1, None]}},
+        {"type": "thinking", "thinking": "Once more.", "signature": "d"},
         {"type": "tool_use", "id": "toolu_2", "name": "weather", "input": {}},
-    ]
-    answer = Answer(extra={"content": content})
+    ],
+    "max_tokens": [{"type": "text", "text": "It is su"}],
+    "refusal": [],
+}
+
+
+@pytest.mark.parametrize("stop", CONTENTS)
+async def test_the_official_sdk_reads_the_same_message(stop: str) -> None:
+    from anthropic import AsyncAnthropic
+
+    content = CONTENTS[stop]
+    answer = Answer(stop=stop, extra={"content": content})
     async with AnthropicDouble(answer, answer) as vendor:
         async with (
             AsyncAnthropic(base_url=vendor.url, api_key=KEY, max_retries=0) as client,
@@ -558,19 +591,17 @@ async def test_the_official_sdk_reads_the_same_message() -> None:
             ) as stream,
         ):
             theirs = await stream.get_final_message()
-        chunks = await complete(vendor, "claude-opus-5-5", settings=ModelSettings(max_tokens=100))
+        async with open_atlas(vendor, "claude-opus-5-5", max_rounds=1, settings=ModelSettings(max_tokens=100)) as atlas:
+            result = await atlas.run("Hi")
         assert vendor.refusals == []
     assert [block.to_dict() for block in theirs.content] == content
-    text = "".join(chunk.text for chunk in chunks if isinstance(chunk, base.TextChunk))
-    calls = [chunk.call for chunk in chunks if isinstance(chunk, base.ToolCallChunk)]
-    assert text == content[2]["text"]
-    assert [(call.id, call.name, call.arguments) for call in calls] == [
-        (block["id"], block["name"], block["input"]) for block in content[3:]
-    ]
-    usage = done(chunks).usage
-    assert theirs.usage.output_tokens == usage.output_tokens
+    answers = [m.tool(*[ToolResult(call.id, "ok", "") for call in result.message.tool_calls])]
+    history = [m.user("Hi"), result.message, *(answers if result.message.tool_calls else [])]
+    ours = json.loads(encode_request(base.Request(history), "claude-opus-5-5"))
+    assert [block for message in ours["messages"][1:2] for block in message["content"]] == content
+    assert theirs.usage.output_tokens == result.usage.output_tokens
     assert theirs.usage.output_tokens_details is not None
-    assert theirs.usage.output_tokens_details.thinking_tokens == usage.reasoning_tokens
+    assert theirs.usage.output_tokens_details.thinking_tokens == result.usage.reasoning_tokens
 
 
 async def test_requests_match_the_types_of_the_official_sdk() -> None:
