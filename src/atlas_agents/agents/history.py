@@ -47,8 +47,8 @@ class Compaction(msgspec.Struct, frozen=True):
     """When and how older messages are replaced by a summary; the stored conversation stays complete.
 
     Args:
-        threshold: Share of the room for the conversation at which it is compacted.
-        keep: Share of that room for the newest messages, which stay as they are.
+        threshold: Share of the tokens that are available for the conversation at which it is compacted.
+        keep: Share of them for the newest messages, which stay as they are.
         model: Reference of the model that writes the summary; by default the agent's own.
         window: Context window of the agent's models in tokens, instead of the one in the model catalogue.
         clear_results: Whether old large tool results are cleared before anything is summarised.
@@ -87,19 +87,19 @@ class History(msgspec.Struct, frozen=True):
             if limit is not None and limit < 1:
                 raise ConfigError(f"History({name}=…) must be at least 1, got {limit}")
 
-    def select(self, messages: Sequence[Message], room: float = math.inf) -> Sequence[Message]:
+    def select(self, messages: Sequence[Message], available: float = math.inf) -> Sequence[Message]:
         """Return the newest messages within the limits, always with the newest user message and the newest unit.
 
-        `room` is how many tokens the model can be sent. A tool result that does not fit is shortened.
+        `available` is how many tokens the model can be sent. A tool result that does not fit is shortened.
         """
-        limit = min(room, _or_infinite(self.max_tokens))
+        limit = min(available, _or_infinite(self.max_tokens))
         if self.max_messages is None and (limit == math.inf or self.tokens(messages) <= limit):
             return messages
         units = split_units(messages)
         question = next((index for index in reversed(range(len(units))) if is_user_message(units[index][0])), -1)
         required = {question, len(units) - 1} - {-1}
-        if room != math.inf:
-            units = [self._fit(unit, room, whole=index == question) for index, unit in enumerate(units)]
+        if available != math.inf:
+            units = [self._fit(unit, available, whole=index == question) for index, unit in enumerate(units)]
         required |= self._pinned(units, limit / 2)
         messages_left = _or_infinite(self.max_messages) - sum(len(units[index]) for index in required)
         tokens_left = limit - sum(self.tokens(units[index]) for index in required)
@@ -114,18 +114,18 @@ class History(msgspec.Struct, frozen=True):
             selected.add(index)
         return _drop_leading_replies(units, sorted(selected))
 
-    def _fit(self, unit: list[Message], room: float, *, whole: bool) -> list[Message]:
-        """Shorten a unit that takes more than half of the room, unless it is the message to answer."""
-        if whole or self.tokens(unit) <= room / 2:
+    def _fit(self, unit: list[Message], available: float, *, whole: bool) -> list[Message]:
+        """Shorten a unit that takes more than half of what is available, unless it is the message to answer."""
+        if whole or self.tokens(unit) <= available / 2:
             return unit
-        return [shorten(message, max(int(room / 2 / len(unit)), 1)) for message in unit]
+        return [shorten(message, max(int(available / 2 / len(unit)), 1)) for message in unit]
 
-    def _pinned(self, units: list[list[Message]], room: float) -> set[int]:
+    def _pinned(self, units: list[list[Message]], available: float) -> set[int]:
         """Return the summary and the pinned messages, as far as they fit."""
         found = {index for index, (first, *_) in enumerate(units) if SUMMARY in first.metadata or is_pinned(first)}
         for index in sorted(found, reverse=True):
-            room -= self.tokens(units[index])
-            if room < 0:
+            available -= self.tokens(units[index])
+            if available < 0:
                 found.remove(index)
         return found
 

@@ -218,8 +218,8 @@ async def _build_request(run: Run, sent: float = math.inf) -> base.Request:
     overhead = overhead_tokens(request)
     if run.history.compaction is not None and not run.summary_tried:
         await _compact(run, run.history.compaction, overhead)
-    rooms = [room for room in run.rooms if room < sent or sent == math.inf]
-    selected = run.history.select(run.messages, max(max(rooms, default=math.inf) - overhead, 1))
+    limits = [limit for limit in run.available if limit < sent or sent == math.inf]
+    selected = run.history.select(run.messages, max(max(limits, default=math.inf) - overhead, 1))
     if any(limit.profile.bound_reasoning for limit in run.limits):
         whole = len(selected) == run.inherited_count + len(run.conversation)
         selected = drop_stale_reasoning(selected, context_state(run.conversation), whole)
@@ -227,12 +227,12 @@ async def _build_request(run: Run, sent: float = math.inf) -> base.Request:
 
 
 async def _compact(run: Run, compaction: Compaction, overhead: int) -> None:
-    """Compact the conversation if it takes most of the room that its models have for it."""
-    room = min([*run.rooms, run.history.max_tokens or math.inf]) - overhead
-    if room != math.inf and run.history.tokens(run.messages) > compaction.threshold * room:
+    """Compact the conversation if it takes most of what its models can be sent."""
+    available = min([*run.available, run.history.max_tokens or math.inf]) - overhead
+    if available != math.inf and run.history.tokens(run.messages) > compaction.threshold * available:
         from atlas_agents.agents.compaction import compact  # rarely needed
 
-        await compact(run, compaction, max(room, 1))
+        await compact(run, compaction, max(available, 1))
 
 
 async def _system_prompt(run: Run) -> tuple[str, str]:

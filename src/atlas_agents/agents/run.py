@@ -361,10 +361,10 @@ class Run:
         return self.provider.limits if isinstance(self.provider, TurnProvider) else ()
 
     @property
-    def rooms(self) -> list[float]:
+    def available(self) -> list[float]:
         """Most estimated tokens of a request to each of the agent's models."""
         window = self.history.compaction.window if self.history.compaction is not None else None
-        return [limit.room(window) for limit in self.limits]
+        return [limit.within(window) for limit in self.limits]
 
     @property
     def usage(self) -> Usage:

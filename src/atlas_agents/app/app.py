@@ -243,6 +243,7 @@ def _build_runtime(
         approve=Approvals(deadline=settings.approval_deadline, two_person=settings.two_person, wait=True),
         limits=settings.limits,
         budgets=settings.budgets,
+        history=settings.history,
         interceptors=[keyword_tools(settings), *load_interceptors(plugins), recall],
         registry=registry,
         delegation=settings.delegation,

@@ -122,8 +122,8 @@ class TurnRenderer:
             case events.ToolProgressing():
                 name = self._calls[event.tool_call_id].name if event.tool_call_id in self._calls else "?"
                 view.print_line(one_line(f"  {name}: {event.message}"), "dim")
-            case events.RunHandoff():
-                view.print_line(f"{event.from_} hands off to {event.to}", "cyan")
+            case events.RunHandoff() | events.SessionSummarized():
+                view.print_line(_describe(event), "cyan")
             case events.PlanChanged():
                 self._show_plan(event)
             case events.ToolSettled():
@@ -183,6 +183,12 @@ async def follow_turn(
         if decisions:
             await asyncio.wait(decisions.values())
         view.end()
+
+
+def _describe(event: events.RunHandoff | events.SessionSummarized) -> str:
+    if isinstance(event, events.RunHandoff):
+        return f"{event.from_} hands off to {event.to}"
+    return f"{event.messages} older messages were summarised for the model"
 
 
 def _handle_approval(event: SessionEvent, decisions: dict[str, asyncio.Task[None]], decide: Decide) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias, cast
 import msgspec
 from msgspec import Meta, inspect
 
+from atlas_agents.agents.history import Compaction, History
 from atlas_agents.core.paths import Secret
 from atlas_agents.core.tenancy import Delegation
 from atlas_agents.tools.limits import Limits
@@ -242,6 +243,17 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
         tuple[str, ...],
         about("Models, besides those of the agents, that users without the scope `admin` can choose for a message."),
     ] = ()
+    compaction: Annotated[
+        bool, about("Whether older messages of a long session are summarised before they exceed the context window.")
+    ] = True
+    compaction_threshold: Annotated[
+        float,
+        Meta(ge=0.5, le=1),
+        about("Share of the tokens that are available for the conversation at which it is summarised."),
+    ] = 0.8
+    compaction_model: Annotated[
+        str | None, about("`provider/model` that writes the summaries.", default="the model of the agent")
+    ] = None
     user_sessions: Annotated[
         int,
         Meta(ge=0),
@@ -312,6 +324,12 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
             per_day=self.max_actions_per_day,
             repeats=self.repeats,
         )
+
+    @property
+    def history(self) -> History:
+        """Return what the models are sent of a conversation."""
+        model, threshold = self.compaction_model or "", self.compaction_threshold
+        return History(compaction=Compaction(threshold=threshold, model=model) if self.compaction else None)
 
     @property
     def secrets(self) -> tuple[Secret, ...]:

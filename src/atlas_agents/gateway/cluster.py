@@ -80,6 +80,8 @@ class EventDecoder:
                 return [core.PlanUpdated(id, tuple([core.PlanStep(step.text, step.status) for step in steps]))]
             case wire.RunHandoff(id, before, now):
                 return [core.HandedOff(id, before, now)]
+            case wire.SessionSummarized(id, message, messages, before, after):
+                return [core.SessionCompacted(id, core_message(message), messages, before, after)]
             case wire.ChatMessage(id, message):
                 return [core.MessageStored(id, core_message(message))]
             case wire.ChatFinal() | wire.ChatError():

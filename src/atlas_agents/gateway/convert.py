@@ -56,6 +56,8 @@ class Translator:
                 return wire.PlanChanged(id, tuple([types.PlanStepShape(step.text, step.status) for step in steps]))
             case core.HandedOff(id, before, now):
                 return wire.RunHandoff(id, before, now)
+            case core.SessionCompacted(id, summary, messages, before, after):
+                return wire.SessionSummarized(id, message_shape(summary, id), messages, before, after)
             case core.MessageStored(id, message):
                 return wire.ChatMessage(id, message_shape(message, id))
             case (

@@ -299,7 +299,7 @@ def _find_change(sent: _SentPrompt, request: Request, index: int) -> tuple[str, 
     if sent.system != request.system:
         return "system", _common_length(sent.system, request.system)
     if sent.first != request.messages[0].id:
-        return "messages", 0
+        return None if "summary" in request.messages[0].metadata else ("messages", 0)
     return ("messages", 1) if sent.index != index else None
 
 

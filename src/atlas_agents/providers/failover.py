@@ -61,12 +61,14 @@ class ContextLimit:
     All turns of a process share it. The estimate is calibrated by the tokens that the vendor counts.
     """
 
-    __slots__ = ("_learned", "_model", "_ratio")
+    __slots__ = ("_answered", "_learned", "_model", "_ratio")
 
     def __init__(self, model: str = "") -> None:
         self._model = model
         self._ratio = 1.0
         self._learned = math.inf
+        self._answered = 0
+        """Tokens of the largest request that was answered."""
 
     @property
     def profile(self) -> ModelProfile:
@@ -75,23 +77,28 @@ class ContextLimit:
     @property
     def tokens(self) -> float:
         """Most estimated tokens of a request; infinite if nothing is known. An eighth of the window is left free."""
-        return self.room()
+        return self.within()
 
-    def room(self, window: int | None = None) -> float:
+    def within(self, window: int | None = None) -> float:
         """The same, with this context window in tokens instead of the one in the catalogue."""
         window = window or self.profile.context_window
         return min(self._learned, math.inf if window is None else window * 7 / 8 / self._ratio)
 
     def record_refusal(self, tokens: int, error: ProviderError) -> None:
-        """Learn from a request that was too long: half of it may fit, or what the numbers in the error say."""
+        """Learn from a request that was too long: what was answered before still fits, or what the error's numbers say.
+
+        Otherwise half of the request may fit.
+        """
+        if tokens <= self._answered:
+            self._answered = 0
         window, size = _read_numbers(str(error))
         share = window / size * 0.9 if size > window else 0.5
-        self._learned = max(_MIN_LIMIT, min(self._learned, tokens * share))
+        self._learned = max(_MIN_LIMIT, self._answered, min(self._learned, tokens * share))
 
     def record_success(self, tokens: int, usage: Usage) -> None:
         """Calibrate the estimate; a request above the limit that was answered raises it."""
-        if self._learned < tokens:
-            self._learned = tokens
+        self._answered = max(self._answered, tokens)
+        self._learned = max(self._learned, tokens)
         if tokens >= _MEASURED and usage.input_tokens and not usage.estimated:
             self._ratio = (self._ratio + min(max(usage.input_tokens / tokens, 0.6), 3)) / 2
 

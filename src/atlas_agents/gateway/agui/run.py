@@ -66,6 +66,17 @@ async def _resolve(hub: Hub, entry: agui.Resume, row: ApprovalRow, given: Answer
             raise HTTPError(409, "interrupt_over", f"{late}; cancel the interrupt to continue") from None
 
 
+def _custom(event: core.PlanUpdated | core.SessionCompacted | core.HandedOff) -> agui.Custom:
+    """Return an event for which AG-UI has no type of its own."""
+    match event:
+        case core.PlanUpdated(_, steps):
+            return agui.Custom("plan.updated", {"steps": msgspec.to_builtins(steps)})
+        case core.SessionCompacted(_, summary, messages):
+            return agui.Custom("session.compacted", {"messageId": summary.id, "messages": messages})
+        case core.HandedOff(_, before, now):
+            return agui.Custom("run.handoff", {"from": before, "to": now})
+
+
 def _answer(entry: agui.Resume, grant: Grant) -> Answer:
     by = grant.principal.id
     if entry.status == "cancelled":
@@ -130,10 +141,8 @@ class AgUiEncoder:
             case core.ToolProgress(_, name, call_id, message):
                 value = {"toolCallId": call_id, "name": name, "message": message}
                 return [agui.Custom("tool.progress", value)]
-            case core.PlanUpdated(_, steps):
-                return [agui.Custom("plan.updated", {"steps": msgspec.to_builtins(steps)})]
-            case core.HandedOff(_, before, now):
-                return [agui.Custom("run.handoff", {"from": before, "to": now})]
+            case core.PlanUpdated() | core.SessionCompacted() | core.HandedOff():
+                return [_custom(event)]
             case core.ToolAnswered(call_id=call_id, status=status, result=result, error=error):
                 return self._result(ToolResult(call_id, status, result, error))
             case core.MessageStored(_, message) if message.role == "assistant" and not message.tool_calls:

@@ -95,6 +95,17 @@ class RunHandoff(types.WireStruct, frozen=True):
     to: str
 
 
+class SessionSummarized(types.WireStruct, frozen=True):
+    """Older messages are summarised for the model and stay in the session. `message` is the summary."""
+
+    event: ClassVar[str] = "session.compacted"
+    run_id: str
+    message: types.MessageShape
+    messages: int
+    tokens_before: int
+    tokens_after: int
+
+
 class ToolSettled(types.WireStruct, frozen=True):
     """A tool call has a result."""
 
@@ -173,6 +184,7 @@ RunEvent: TypeAlias = (
     | ToolProgressing
     | PlanChanged
     | RunHandoff
+    | SessionSummarized
     | ToolSettled
     | ApprovalRequested
     | ApprovalResolved

@@ -1,0 +1,79 @@
+"""Long sessions on a gateway: 500 turns with tool calls on a model whose context window has 20,000 characters."""
+
+import json
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from gateway_client import connect_client, serve_gateway
+
+from atlas_agents import Agent, Atlas, Compaction, History, OpenAIProvider
+from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.testing import Environment
+from model_server import ModelRequest, ModelServer, Reply, run_model_server
+
+WINDOW = 20_000
+TURNS = 500
+SUMMARY = "<summary>The user counts. Open task: keep counting. The file is notes/count.md.</summary>"
+
+
+async def look(number: int) -> str:
+    """Look a number up."""
+    return f"Number {number}: " + "z" * 700
+
+
+def size_of(request: ModelRequest) -> int:
+    return len(json.dumps(request.body["messages"]))
+
+
+def is_summary(request: ModelRequest) -> bool:
+    return "You compress the history" in str(request.body["messages"][0])
+
+
+def respond(request: ModelRequest) -> Reply:
+    if size_of(request) > WINDOW:
+        return Reply("Your input exceeds the context window of this model.", status=400)
+    if is_summary(request):
+        return Reply(SUMMARY)
+    if request.results:
+        return Reply(f"Answer to {request.text}. " + "y" * 300)
+    return Reply(calls=(("look", {"number": int(request.text.split()[1])}),))
+
+
+@contextmanager
+def small_model() -> Generator[tuple[ModelServer, OpenAIProvider]]:
+    with run_model_server(respond) as server:
+        yield server, OpenAIProvider("rules-1", base_url=server.url, api_key="key", environment=Environment({}))
+
+
+@pytest.mark.timeout(240)
+async def test_session_of_500_turns_keeps_answering(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    store, sizes, took = SqliteStore(tmp_path / "atlas.db"), list[int](), list[float]()
+    await store.open()
+    with small_model() as (server, model):
+        atlas = Atlas([Agent("a", model=model, tools=[look])], store=store, history=History(compaction=Compaction()))
+        async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as client:
+            for number in range(TURNS):
+                before, start = len(server.requests), time.process_time()
+                await client.request("chat.send", sessionKey="main", message=f"Question {number} " + "x" * 200)
+                final = await client.until("chat.final", "chat.error")
+                assert final.get("message", {}).get("parts", [{}])[0].get("text", "").startswith("Answer to Question")
+                took.append(time.process_time() - start)
+                sizes.append(sum(size_of(request) for request in server.requests[before:]))
+            compacted = [frame for frame in client.frames if frame.get("event") == "session.compacted"]
+            stored = [row.message for row in await store.messages("default", compacted[0]["data"]["sessionKey"])]
+    await store.close()
+    refused = [request for request in server.requests if size_of(request) > WINDOW]
+    summaries = [request for request in server.requests if is_summary(request)]
+    assert len(refused) == 1, "only the first request that is too long tells the limit"
+    assert len(summaries) == len(compacted) < TURNS / 5
+    assert len(server.requests) == 2 * TURNS + len(summaries) + len(refused)
+    assert sum(sizes[-100:]) < 1.2 * sum(sizes[100:200])
+    assert sum(took[-100:]) < 3 * sum(took[100:200]), "the CPU time of a turn does not grow with the session"
+    assert not caplog.records, "a summary is an expected change of the prompt"
+    asked = [message.text.split()[1] for message in stored if message.role == "user" and not message.metadata]
+    assert asked == [str(number) for number in range(TURNS)]
+    results = [result.result.split(":")[0] for message in stored for result in message.tool_results]
+    assert results == [f"Number {number}" for number in range(TURNS)]
