@@ -86,8 +86,8 @@ def pages() -> list[Page]:
             "Decide which calls are allowed, ask people, and keep a record.",
             _of(
                 top,
-                "Policy PermissionGrant Actor Verdict Approvals Question Answer Form Field Choice Filled Limits "
-                "AuditLog MemoryAudit verify what_if",
+                "Policy PermissionGrant Actor Verdict Approvals Question Answer Form Field Choice Filled Limits Budget "
+                "BudgetStatus AuditLog MemoryAudit verify what_if",
             ),
         ),
         Page(

@@ -259,7 +259,7 @@ async def test_agent_that_takes_over_brings_its_own_budget() -> None:
             "unknown budget setting 'words'; known settings: tokens, requests, tool_calls, dollars, seconds",
         ),
         ("turn words=5", "unknown budget setting 'words'"),
-        ("room tokens=5", "unknown scope of a budget 'room'; known scopes: turn, session, agent, user, tenant"),
+        ("team tokens=5", "unknown scope of a budget 'team'; known scopes: turn, session, agent, user, tenant"),
         ("user tokens=5 per=week", "unknown period of a budget 'week': expected day or month"),
         ("turn tokens=5 per=day", "a budget per day needs a scope other than turn"),
         ("user tokens=1.5", "invalid budget: Expected `int | null`"),
