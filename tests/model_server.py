@@ -1,4 +1,4 @@
-"""Model server on loopback: implements the OpenAI and Anthropic APIs and answers by rule.
+"""Model server on loopback: implements the OpenAI, Anthropic and Gemini APIs and answers by rule.
 
 It runs in threads, so that a test can wait for a subprocess meanwhile.
 """
@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 
-from sse_events import AnthropicEvents, OpenAIEvents
+from sse_events import AnthropicEvents, GeminiEvents, OpenAIEvents
 
 
 @dataclass(frozen=True)
 class ModelRequest:
-    """One request, in the same form for both APIs."""
+    """One request, in the same form for all APIs."""
 
     path: str
     headers: dict[str, str]
@@ -54,7 +54,7 @@ Responder = Callable[[ModelRequest], Reply]
 
 @dataclass
 class ModelServer:
-    """`url` is the OpenAI-compatible address, `root` the Anthropic one."""
+    """`url` is the OpenAI-compatible address, `root` the one of the other APIs."""
 
     respond: Responder
     requests: list[ModelRequest] = field(default_factory=list[ModelRequest])
@@ -71,12 +71,14 @@ class ModelServer:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The environment of a process that uses this server for both vendors."""
+        """The environment of a process that uses this server for all vendors."""
         return {
             "OPENAI_BASE_URL": self.url,
             "OPENAI_API_KEY": "key-for-tests",
             "ANTHROPIC_BASE_URL": self.root,
             "ANTHROPIC_API_KEY": "key-for-tests",
+            "GOOGLE_BASE_URL": self.root,
+            "GOOGLE_API_KEY": "key-for-tests",
         }
 
 
@@ -148,7 +150,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _encode_reply(request: ModelRequest, reply: Reply) -> list[bytes]:
-    wire = AnthropicEvents() if request.path.endswith("/messages") else OpenAIEvents()
+    is_gemini = ":streamGenerateContent" in request.path
+    wire = GeminiEvents() if is_gemini else AnthropicEvents() if request.path.endswith("/messages") else OpenAIEvents()
     if reply.calls:
         number = len(request.body["messages"])
         calls = [(f"call_{number}_{n}", name, json.dumps(values)) for n, (name, values) in enumerate(reply.calls)]
@@ -158,6 +161,8 @@ def _encode_reply(request: ModelRequest, reply: Reply) -> list[bytes]:
 
 
 def _parse_request(path: str, headers: dict[str, str], body: dict[str, Any]) -> ModelRequest:
+    if "contents" in body:
+        body = _as_chat(path, body)
     messages = cast(list[dict[str, Any]], body["messages"])
     users = [text for message in messages if message["role"] == "user" and (text := _text(message))]
     tools = [cast(dict[str, Any], tool.get("function", tool)) for tool in body.get("tools", [])]
@@ -171,6 +176,23 @@ def _parse_request(path: str, headers: dict[str, str], body: dict[str, Any]) -> 
         output=_output_schema(body),
         body=body,
     )
+
+
+def _as_chat(path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return a request to the Gemini API in the form of chat completions."""
+    messages: list[dict[str, Any]] = []
+    for content in body["contents"]:
+        results = [part["functionResponse"]["response"] for part in content["parts"] if "functionResponse" in part]
+        messages += [{"role": "tool", "content": str(result.get("output", result))} for result in results]
+        if not results:
+            role = "assistant" if content["role"] == "model" else "user"
+            messages.append({"role": role, "content": "".join(part.get("text", "") for part in content["parts"])})
+    declared = [each for tool in body.get("tools", []) for each in tool["functionDeclarations"]]
+    tools = [{"name": each["name"], "parameters": each["parametersJsonSchema"]} for each in declared]
+    schema = body.get("generationConfig", {}).get("responseJsonSchema")
+    output = {"response_format": {"json_schema": {"schema": schema}}} if schema else {}
+    model = path.rpartition("/")[2].partition(":")[0]
+    return {"model": model, "messages": messages, "tools": tools, **output}
 
 
 def _text(message: dict[str, Any]) -> str:
