@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import fork_server
 from local_weights import home_with_weights
 from model_server import ModelRequest, ModelServer, Reply, run_model_server
 
@@ -55,15 +56,8 @@ def run(example: Path, server: ModelServer, folder: Path) -> subprocess.Complete
     settings["ATLAS_TRUSTED_FOLDERS"] = str(folder)
     for policy in POLICIES:
         shutil.copy(policy, folder)
-    return subprocess.run(
-        [sys.executable, "-W", "error", str(example)],
-        cwd=folder,
-        env={**os.environ, **settings},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=TIMEOUT,
-    )
+    env = {**os.environ, **settings, "PYTHONWARNINGS": "error"}
+    return fork_server.run(str(example), cwd=folder, env=env, timeout=TIMEOUT)
 
 
 @pytest.mark.slow
