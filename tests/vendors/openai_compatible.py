@@ -206,6 +206,29 @@ class GroqDouble(OpenAIChatDouble):
         return [{"reasoning": piece} for thought in answer.thinking for piece in split(thought)]
 
 
+class VLLMDouble(OpenAIChatDouble):
+    """vLLM: reasoning comes as `reasoning` and is taken back under either name; one system message leads.
+
+    Source: vllm-project/vllm#50624; templates such as Qwen's.
+    """
+
+    message_fields: ClassVar[dict[str, set[str]]] = {
+        **OpenAIChatDouble.message_fields,
+        "assistant": {*_ASSISTANT, "reasoning", "reasoning_content"},
+    }
+
+    def check_model(self, body: dict[str, Any]) -> None:
+        self.ignored |= {"prompt_cache_key"} & set(body)
+
+    def check_messages(self, body: dict[str, Any]) -> None:
+        super().check_messages(body)
+        leading = all(message["role"] != "system" for message in body["messages"][1:])
+        require(leading, "System message must be at the beginning.", type="BadRequestError")
+
+    def reasoning_deltas(self, answer: Answer) -> list[dict[str, Any]]:
+        return [{"reasoning": piece} for thought in answer.thinking for piece in split(thought)]
+
+
 def tool_use_failed() -> Refusal:
     """Groq's error for a call that its model wrote in a wrong format. Source: console.groq.com/docs/tool-use."""
     return Refusal("Failed to call a function. Please adjust your prompt.", code="tool_use_failed")

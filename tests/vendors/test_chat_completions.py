@@ -39,7 +39,7 @@ from atlas_agents.providers.base import (
     complete,
 )
 from atlas_agents.providers.failover import RetryPolicy
-from atlas_agents.providers.openai import OpenAIProvider, OpenAIReader
+from atlas_agents.providers.openai import OpenAIProvider, OpenAIReader, encode_request, find_variant
 from atlas_agents.testing import Environment, Registry
 from vendors import killed_turn
 from vendors.common import KEY, Answer, Refusal, VendorRequest, sse
@@ -51,6 +51,7 @@ from vendors.openai_compatible import (
     MistralDouble,
     OpenRouterDouble,
     VertexChatDouble,
+    VLLMDouble,
     tool_use_failed,
 )
 
@@ -563,6 +564,41 @@ async def test_requests_of_one_conversation_share_a_cache_key_and_a_prefix() -> 
     keys = [body["prompt_cache_key"] for body in double.bodies]
     assert keys[0] == keys[1] != keys[2]
     assert one.messages[-1].metadata["usage"]["cached"] > 1500
+
+
+@pytest.mark.parametrize(
+    ("url", "cache", "sent"),
+    [
+        ("https://api.openai.com/v1", None, True),
+        ("https://mine.openai.azure.com/openai/v1", None, True),
+        ("https://api.openai.com/v1", "off", False),
+        ("https://proxy.example/v1", None, False),
+        ("https://proxy.example/v1", "5m", True),
+    ],
+)
+def test_cache_key_is_sent_to_openai_and_where_it_was_asked_for(url: str, cache: Any, sent: bool) -> None:
+    request = Request([user("Hi.")], settings=ModelSettings(cache=cache))
+    body = encode_request(request, "gpt-5.1", variant=find_variant("openai", url, "gpt-5.1"))
+    assert ("prompt_cache_key" in json.loads(body)) is sent
+
+
+async def test_reasoning_returns_to_an_unknown_server_in_the_field_in_which_it_came() -> None:
+    """vllm#50624."""
+    async with VLLMDouble(*THREE_ROUNDS, Answer("Yes.")) as double:
+        session = Conversation()
+        async with Atlas([agent(provider(double, "Qwen/Qwen4-32B"))]) as atlas:
+            await atlas.ask("Weather?", session=session)
+        other = OpenAIProvider(
+            "Qwen/Qwen4-32B", base_url=f"{double.url.replace('127.0.0.1', 'localhost')}/v1", api_key=KEY
+        )
+        async with Atlas([agent(other)]) as atlas:
+            await atlas.ask("Sure?", session=session)
+    assert double.refusals == []
+    assert [message.get("reasoning") for message in double.bodies[2]["messages"] if message["role"] == "assistant"] == [
+        "Paris it is.",
+        "Both.",
+    ]
+    assert not [message for message in double.bodies[3]["messages"] if "reasoning" in message]
 
 
 async def test_cache_key_that_a_server_does_not_know_is_left_out() -> None:
