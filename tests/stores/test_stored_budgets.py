@@ -85,8 +85,11 @@ async def test_run_returns_what_it_reserved_and_its_own_count_when_it_ends(store
 
 
 async def test_reservation_that_no_run_would_return_expires(store: Store) -> None:
-    old = ReserveBudget("lost", (DAY,), (900, 0, 0, 0, 0), expires_at=1)
-    assert await store.commit(TENANT, [old, reserve("r1", 950)]) == [0, 0]
+    lost, kept = [
+        ReserveBudget(name, (DAY,), (450, 0, 0, 0, 0), lease=lease) for name, lease in (("a", -1), ("b", 9999))
+    ]
+    assert await store.commit(TENANT, [lost, kept, reserve("r1", 500)]) == [0, 0, 0]
+    assert await count(store) == {"b": 450, "r1": 500}
 
 
 async def test_budget_of_a_tenant_starts_with_what_it_has_used_before(store: Store) -> None:

@@ -428,14 +428,15 @@ class Atlas:
 
     async def budget_status(self, *, user: str = "", session: str = "") -> list[BudgetStatus]:
         """Return what is used and left of the budgets of the tenant, all agents, a user and, if given, a session."""
-        found: dict[tuple[str, str, str, str | None], BudgetStatus] = {}
+        book = self._governance.budgets
         plan = (await self.tenancy.plan()).tokens if self._governance.team_services is not None else None
-        own = [Budget(tokens=plan, scope="tenant", per="month")] if plan else []
+        shared = [Budget(tokens=plan, scope="tenant", per="month")] if plan else []
+        shared += [each for each in book.budgets if each.scope != "agent"]
+        found = await book.status(TurnIdentity("", session, "", user), shared)
         for agent in self.agents:
-            turn = TurnIdentity("", session, agent.id, user)
-            for each in await self._governance.budgets.status(turn, (*own, *agent.settings.budget)):
-                found[each.scope, each.subject, each.measure, each.per] = each
-        return list(found.values())
+            own = [*[each for each in book.budgets if each.scope == "agent"], *agent.settings.budget]
+            found += await book.status(TurnIdentity("", session, agent.id, user), own)
+        return list(dict.fromkeys(found))
 
     def on_budget_exceeded(self, callback: Callable[[BudgetExceeded], object]) -> None:
         """Call a function with the error whenever a turn runs out of a budget."""

@@ -21,6 +21,7 @@ from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import (
     BadArguments,
+    BudgetExceeded,
     Cancelled,
     ConfigError,
     Conflict,
@@ -32,7 +33,7 @@ from atlas_agents.core.errors import (
 )
 from atlas_agents.core.events import Event
 from atlas_agents.core.json import encode
-from atlas_agents.core.messages import Conversation, Message, ToolCall, ToolResult, approximate_tokens, user
+from atlas_agents.core.messages import Conversation, Message, Text, ToolCall, ToolResult, approximate_tokens, user
 from atlas_agents.core.store import OPEN, AddJournal, ClaimRun, ReleaseBudgets, RunRow, SetRun, StopRun, Store
 from atlas_agents.core.text import wire_name
 from atlas_agents.dispatch.base import Dispatcher, OnEvent
@@ -442,7 +443,10 @@ class TurnRunner:
         reply = await self._last_reply(row) if row.status != "failed" else None
         if reply is None:
             ended = await read_end_record(self._store, row)
-            raise to_failure(ended.kind if ended else "", row.error or "the turn failed")
+            failure = to_failure(ended.kind if ended else "", row.error or "the turn failed")
+            if ended is not None and isinstance(failure, BudgetExceeded):
+                failure.partial = "".join([part.text for part in ended.partial if isinstance(part, Text)])
+            raise failure
         return reply
 
     async def _last_reply(self, row: RunRow) -> Message | None:

@@ -41,8 +41,8 @@ _SLICE = 60_000
 """Milliseconds that a running turn reserves at a time."""
 _POLL = 0.25
 """Seconds between two attempts to reserve what another process may have returned."""
-_LEASE = 3600
-"""Seconds after which the reservation of a turn without a journal is void: it was lost in a crash."""
+_LEASE = 1800
+"""Seconds after which a reservation is void: it was lost in a crash, and the turn was not resumed."""
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -425,16 +425,14 @@ class BudgetBook:
             if not queue:
                 self._waiters.pop(each, None)
 
-    async def status(self, turn: TurnIdentity, budgets: Sequence[Budget] = ()) -> list[BudgetStatus]:
-        """Return what is used and left of the budgets of a session, an agent, a user and the tenant."""
+    async def status(self, turn: TurnIdentity, budgets: Sequence[Budget]) -> list[BudgetStatus]:
+        """Return what is used and left of budgets, except of those of a turn."""
         now, found = self.clock.time(), list[BudgetStatus]()
-        for budget in (*self.budgets, *budgets):
+        for budget in budgets:
             if budget.scope == "turn" or (budget.scope == "session" and not turn.session):
                 continue
             key, period = turn.key(budget.scope), current_period(budget.per, now)
-            rows = await self.counts.budget_rows(self.tenant, key, period)
-            valid = [row for row in rows if row.expires_at is None or row.expires_at > now * 1000]
-            count = BudgetCount.read(valid, "")
+            count = BudgetCount.read(await self.counts.budget_rows(self.tenant, key, period), "")
             resets_at, subject = next_period(budget.per, now), key.partition("/")[2]
             for index, (measure, limit) in enumerate(zip(MEASURES, budget.limits, strict=True)):
                 if limit is not None:
@@ -604,8 +602,8 @@ class TurnBudget:
         """Commit what is settled, and reserve if there is enough left."""
         if not write.budgets:
             return write.most
-        if not self._journaled and write.run_id:
-            write = msgspec.structs.replace(write, expires_at=int((self._book.clock.time() + _LEASE) * 1000))
+        if write.run_id:
+            write = msgspec.structs.replace(write, lease=_LEASE * 1000)
         settled = self.take_settled()
         try:
             try:

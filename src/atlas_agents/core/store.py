@@ -219,7 +219,7 @@ MEASURES: tuple[Measure, ...] = get_args(Measure)
 class BudgetRow(msgspec.Struct, frozen=True):
     """What counts against a budget in a period: what was used if `run_id` is empty, else what a run has reserved.
 
-    A reservation with `expires_at` no longer counts after that time: no run would return it after a crash.
+    A reservation no longer counts after `expires_at`: it was lost in a crash, and its run was not resumed.
     """
 
     key: str
@@ -538,7 +538,8 @@ class ReserveBudget(msgspec.Struct, frozen=True, tag=True):
     """Reserve for a run what its next step may use: `base`, and `unit` as often as possible, up to `most` times.
 
     The result is that number. `BudgetUnavailable` if it would be less than `least`, or less than `enough` while other
-    runs hold reservations. Without a run, the amount counts as used at once.
+    runs hold reservations. Without a run, the amount counts as used at once. A reservation expires after `lease`
+    milliseconds, unless that is 0.
     """
 
     run_id: str
@@ -548,7 +549,7 @@ class ReserveBudget(msgspec.Struct, frozen=True, tag=True):
     least: int = 0
     enough: int = 0
     most: int = 0
-    expires_at: int | None = None
+    lease: int = 0
 
 
 class SettleBudget(msgspec.Struct, frozen=True, tag=True):

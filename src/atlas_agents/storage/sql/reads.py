@@ -224,7 +224,7 @@ class SqlReads(ABC):
         return int(count)
 
     async def budget_rows(self, tenant: str, key: str, period: str) -> list[store.BudgetRow]:
-        return tables.BUDGETS.all(await self.fetch(bind(tenant, sql.BUDGET_ROWS, key=key, period=period, now=0)))
+        return tables.BUDGETS.all(await self.fetch(bind(tenant, sql.BUDGET_ROWS, key=key, period=period)))
 
     async def storage_bytes(self, tenant: str) -> int:
         ((size,),) = await self.fetch(bind(tenant, sql.STORAGE_BYTES))

@@ -176,8 +176,8 @@ CALL_COUNT = "SELECT used FROM counters WHERE tenant = :tenant AND agent_id = :a
 _AMOUNTS = ("tokens", "requests", "tool_calls", "cost_microcents", "milliseconds")
 _BUDGET = "tenant = :tenant AND key = :key AND period = :period"
 BUDGET_ROWS = f"""
-SELECT {t.BUDGETS.columns} FROM budgets WHERE {_BUDGET} AND (expires_at IS NULL OR expires_at > :now)
-ORDER BY run_id"""
+SELECT {t.BUDGETS.columns} FROM budgets WHERE {_BUDGET} ORDER BY run_id"""
+DROP_EXPIRED = f"DELETE FROM budgets WHERE {_BUDGET} AND expires_at <= :now"
 ADD_TO_BUDGET = f"""
 {t.BUDGETS.insert()} ON CONFLICT (tenant, key, period, run_id) DO UPDATE SET
     {", ".join(f"{name} = budgets.{name} + :{name}" for name in _AMOUNTS)}, expires_at = :expires_at"""
@@ -189,6 +189,7 @@ RELEASE_BUDGETS = "DELETE FROM budgets WHERE tenant = :tenant AND run_id = :run_
 DROP_TURN_BUDGET = """
 DELETE FROM budgets WHERE tenant = :tenant AND key = :key AND NOT EXISTS (
     SELECT 1 FROM jobs WHERE tenant = :tenant AND root = :run_id AND root <> '')"""
+DROP_BUDGET = "DELETE FROM budgets WHERE tenant = :tenant AND key = :key"
 USAGE_SO_FAR = """
 SELECT coalesce(sum(input_tokens + output_tokens), 0), coalesce(sum(cost_microcents), 0) FROM usage_sums
 WHERE tenant = :tenant AND day >= :since AND day < :until"""

@@ -258,8 +258,9 @@ def _reserve_budget(context: WriteContext, write: store.ReserveBudget) -> Steps[
         counts.append(BudgetCount.read(rows, write.run_id))
     granted = grant(write, counts)
     amounts = add_amounts(write.base, write.unit, granted)
+    expires_at = context.now + write.lease if write.lease else None
     for budget in write.budgets:
-        yield from _add_to_budget(context, budget, write.run_id, amounts, write.expires_at)
+        yield from _add_to_budget(context, budget, write.run_id, amounts, expires_at)
     return granted
 
 
@@ -269,7 +270,10 @@ def _read_budget(context: WriteContext, budget: store.BudgetLimit) -> Steps[list
     if not rows and budget.key == TENANT:
         yield from _recount_budget(context, store.RecountBudget(budget.period))
         rows = tables.BUDGETS.all((yield context.bind(sql.BUDGET_ROWS, **named)))
-    return rows
+    expired = [row for row in rows if row.expires_at is not None and row.expires_at <= context.now]
+    if expired:
+        yield context.bind(sql.DROP_EXPIRED, **named)
+    return [row for row in rows if row not in expired]
 
 
 def _add_to_budget(
@@ -495,6 +499,8 @@ def _prune(context: WriteContext, write: store.Prune) -> Steps[store.Pruned]:
         size += sum(length for (length,) in dropped)
         if len(dropped) < left:
             yield context.bind(sql.MARK_PRUNED[write.what], run_id=run_id)
+            if write.what == "journal":
+                yield context.bind(sql.DROP_BUDGET, key=f"turn/{run_id}")
             runs += 1
     return store.Pruned(runs, rows, size)
 
