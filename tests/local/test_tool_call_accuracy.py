@@ -56,12 +56,13 @@ SMALL_TALK = [
 async def test_most_simple_tasks_lead_to_the_right_call_and_small_talk_to_none(make: Make) -> None:
     provider = make()
 
-    async def called(text: str) -> list[tuple[str, dict[str, Any]]]:
-        chunks = await complete(provider, Request([user(text)], tools=TOOLS, settings=ModelSettings(max_tokens=60)))
+    async def called(text: str, max_tokens: int = 60) -> list[tuple[str, dict[str, Any]]]:
+        settings = ModelSettings(max_tokens=max_tokens)
+        chunks = await complete(provider, Request([user(text)], tools=TOOLS, settings=settings))
         return [(chunk.call.name, chunk.call.arguments) for chunk in chunks if isinstance(chunk, ToolCallChunk)]
 
     right = [text for text, name, arguments in TASKS if await called(text) == [(name, arguments)]]
-    without_call = [text for text in SMALL_TALK if await called(text) == []]
+    without_call = [text for text in SMALL_TALK if await called(text, 12) == []]  # its first token opens a call
     print(f"{len(right)} of 10 calls right, {len(without_call)} of 10 small-talk messages without a call")
     assert len(right) >= 6, right
     assert len(without_call) >= 8, without_call
