@@ -201,7 +201,7 @@ class OpenAIReader:
         self.closed = False
         self._origin = origin
         self._thinking_field = ""
-        self._details: list[dict[str, Any]] = []
+        self._details = _ReasoningDetails()
         self._events = http.EventSplitter()
         self._joiner = SurrogateJoiner()
         self._thoughts = SurrogateJoiner()
@@ -266,12 +266,7 @@ class OpenAIReader:
             raise base.classify_error_event({"error": choice.error or _UNNAMED_ERROR})
         if delta is not None:
             self.event_count += 1
-            if (
-                delta.reasoning_content is not None
-                or delta.reasoning is not None
-                or delta.reasoning_details
-                or type(delta.content) is list
-            ):
+            if delta.reasoning_content or delta.reasoning or delta.reasoning_details or type(delta.content) is list:
                 self._add_thinking(delta, chunks, is_whole=choice.message is not None)
             self._add_text(delta, chunks)
             for index, part in enumerate(delta.tool_calls or ()):
@@ -292,27 +287,24 @@ class OpenAIReader:
                 chunks.append(base.TextChunk(text))
 
     def _add_thinking(self, delta: _ChoiceDelta, chunks: list[base.Chunk], *, is_whole: bool) -> None:
-        thinking = delta.reasoning_content
-        if thinking is not None:
-            self._thinking_field = "reasoning_content"
-        elif type(delta.reasoning) is str:
+        thinking = ""
+        if delta.reasoning_content:
+            thinking, self._thinking_field = delta.reasoning_content, "reasoning_content"
+        elif type(delta.reasoning) is str and delta.reasoning:
             thinking, self._thinking_field = delta.reasoning, "reasoning"
         elif type(delta.content) is list and (thinking := "".join(_read_texts(delta.content, "thinking"))):
             self._thinking_field = "content"
         if type(found := cast(object, delta.reasoning_details)) is list:
-            details = [cast(dict[str, Any], detail) for detail in cast(list[Any], found) if isinstance(detail, dict)]
-            _merge_details(self._details, details, is_whole=is_whole)
-            if thinking is None:
-                shown = [detail.get("text") or detail.get("summary") for detail in details]
-                thinking = "".join([text for text in shown if isinstance(text, str)])
+            text = self._details.add(cast(list[Any], found), is_whole=is_whole)
+            thinking = thinking or text
         if thinking and (text := self._thoughts.add(thinking)):
             chunks.append(base.ThinkingChunk(text))
 
     def _collect_state(self) -> dict[str, Any]:
         """Return what the next request has to return: the field of the thinking, and what is not text."""
         state: dict[str, Any] = {}
-        if self._details:
-            state["reasoning_details"] = self._details
+        if details := self._details.join():
+            state["reasoning_details"] = details
         elif self._thinking_field:
             state["thinking"] = self._thinking_field
         if any(call.extra for call in self._calls):
@@ -362,22 +354,47 @@ def _read_texts(content: object, kind: str) -> Iterator[str]:
             yield from [text] if isinstance(text, str) else _read_texts(text, "text")
 
 
-def _merge_details(details: list[dict[str, Any]], more: list[dict[str, Any]], *, is_whole: bool) -> None:
-    """Add details of reasoning; a text or summary in several pieces becomes one detail."""
-    for detail in more:
-        field = {"reasoning.text": "text", "reasoning.summary": "summary"}.get(str(detail.get("type")))
-        last = next((each for each in reversed(details) if _continues(detail, each)), None)
-        if is_whole or field is None or last is None:
-            details.append(dict(detail))
-            continue
-        pieces = [text for text in (last.get(field), detail.get(field)) if isinstance(text, str)]
-        last.update({name: value for name, value in detail.items() if value is not None})
-        if pieces:
-            last[field] = "".join(pieces)
+class _ReasoningDetails:
+    """OpenRouter's details of reasoning; a text or summary that comes in several pieces is one detail."""
+
+    def __init__(self) -> None:
+        self._details: list[dict[str, Any]] = []
+        self._pieces: list[list[str]] = []
+
+    def add(self, more: list[Any], *, is_whole: bool) -> str:
+        """Add details, or pieces of them, and return their text."""
+        texts: list[str] = []
+        for detail in [cast(dict[str, Any], each) for each in more if isinstance(each, dict)]:
+            field = _TEXT_FIELDS.get(str(detail.get("type")), "")
+            text = detail.get(field)
+            index = self._find(detail) if field and not is_whole else None
+            if index is None:
+                self._details.append(dict(detail))
+                self._pieces.append([])
+                index = len(self._details) - 1
+            else:
+                self._details[index].update({name: value for name, value in detail.items() if value is not None})
+            if isinstance(text, str):
+                self._pieces[index].append(text)
+                texts.append(text)
+        return "".join(texts)
+
+    def join(self) -> list[dict[str, Any]]:
+        """Return the complete details, in order."""
+        for detail, pieces in zip(self._details, self._pieces, strict=True):
+            if pieces:
+                detail[_TEXT_FIELDS[detail["type"]]] = "".join(pieces)
+        return self._details
+
+    def _find(self, detail: dict[str, Any]) -> int | None:
+        for index in range(len(self._details) - 1, -1, -1):
+            other = self._details[index]
+            if detail["type"] == other.get("type") and detail.get("index") == other.get("index"):
+                return index
+        return None
 
 
-def _continues(detail: dict[str, Any], other: dict[str, Any]) -> bool:
-    return all(detail.get(name) == other.get(name) for name in ("type", "index"))
+_TEXT_FIELDS = {"reasoning.text": "text", "reasoning.summary": "summary"}
 
 
 def _count_usage(usage: _CompletionUsage | None, text_length: int) -> Usage:
