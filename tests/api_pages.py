@@ -55,7 +55,7 @@ def pages() -> list[Page]:
             _of(
                 top,
                 "Agent agent Atlas AtlasStream Accepted RunResult Step CallResult Event PlanStep Usage History "
-                "Interceptor agents.hooks.offered_on Sessions Price agents.options.Mode",
+                "Interceptor agents.hooks.offered_on Sessions agents.options.Mode",
             ),
         ),
         Page(
@@ -99,7 +99,8 @@ def pages() -> list[Page]:
                 "ModelSettings OpenAIProvider OpenAIResponsesProvider AnthropicProvider GeminiProvider LocalProvider "
                 "Provider Request Capabilities Chunk TextChunk "
                 "ThinkingChunk ToolCallChunk DoneChunk RetryPolicy Timeouts Balanced RateLimit ModelRef "
-                "parse_model_ref Cassette local.models.list_models local.download.pull",
+                "parse_model_ref Price register_model providers.catalogue.find_price providers.catalogue.find_profile "
+                "providers.catalogue.ModelProfile Cassette local.models.list_models local.download.pull",
             ),
         ),
         Page(

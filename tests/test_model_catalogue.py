@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from datetime import UTC, date, datetime
 from pathlib import Path
@@ -189,11 +190,10 @@ def test_impossible_values_are_refused(options: dict[str, object], complaint: st
 
 
 def test_models_of_the_settings_are_read() -> None:
-    found = catalogue.read_models(
-        ("my-model input=1 output=4.5 cached=0.1 window=32000 answer=8000", "old window=8000")
-    )
-    assert found["my-model"] == catalogue.RegisteredModel(Price(1, 4.5, 0.1), 32_000, 8000)
-    assert found["old"] == catalogue.RegisteredModel(None, 8000)
+    example = Path(__file__).parents[1] / "docs/examples/models.toml"
+    found = catalogue.read_models(tomllib.loads(example.read_text(encoding="utf-8"))["model_catalogue"])
+    assert found["my-model"] == catalogue.RegisteredModel(Price(1, 4, 0.1, 1.25), 32_000, 8000)
+    assert found["gpt-5.4"] == catalogue.RegisteredModel(None, 200_000)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol, TypedDict, cast
 
 import jsonschema_rs
@@ -368,6 +369,15 @@ async def test_schemas_of_other_authors_are_accepted(wire: Any) -> None:
         for schema in SCHEMAS.values():
             await atlas.run("Tell", output=schema)
     assert (double.refusals, len(double.requests)) == ([], len(SCHEMAS))
+
+
+def test_guide_shows_what_each_vendor_is_sent() -> None:
+    page = (Path(__file__).parents[2] / "docs/guide/structured-output.md").read_text(encoding="utf-8")
+    for name, (wanted, _, _) in TYPES.items():
+        spec = Output(wanted).spec
+        sent = [schemas.prepare_output(spec, dialect) for dialect in ("anthropic", "openai", "gemini")]
+        cells = ["instruction" if each is None else "strict" if each.strict else "schema" for each in sent]
+        assert f"| {' | '.join([name, *cells])} |" in page
 
 
 def test_prepared_schema_is_computed_once() -> None:
