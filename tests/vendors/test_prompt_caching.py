@@ -191,6 +191,14 @@ async def test_a_changed_prompt_is_reported_with_its_position(caplog: pytest.Log
     ]
 
 
+async def test_a_changed_message_is_reported_with_its_position(caplog: pytest.LogCaptureFixture) -> None:
+    history = [m.user("One"), m.assistant("1"), m.user("Two"), m.assistant("2"), m.user("Three")]
+    changed = [*history[:2], m.user("Zwei"), *history[3:], m.assistant("3"), m.user("Four")]
+    for messages in (history, history, changed):
+        base.check_prefix(base.Request(tuple(messages)), "anthropic/claude")
+    assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == ["part=messages at=2"]
+
+
 async def test_a_stable_prompt_is_not_reported(caplog: pytest.LogCaptureFixture) -> None:
     async with AnthropicDouble(LOOK, LOOK, DONE, LOOK, DONE) as vendor, open_atlas(vendor) as atlas:
         await atlas.ask("Where are my books?")

@@ -241,15 +241,13 @@ def _broken_history(messages: Sequence[Message], index: int, expected_ids: Ids) 
 
 
 class _SentPrompt(msgspec.Struct, frozen=True):
-    """The beginning of a request, kept at its last message."""
+    """A request, kept at its last message until the next one."""
 
     cache: str
     tools: tuple[ToolSpec, ...]
     system: str
-    first: str
-    """Id of the first message."""
-    index: int
-    """Position of the last message."""
+    before: tuple[Message, ...]
+    """The messages before the last one, which has this value in its cache: a cycle would keep both in memory."""
     is_reported: bool
 
 
@@ -259,27 +257,17 @@ def check_prefix(request: Request, cache: str) -> None:
     Vendors cache a prompt up to the first change. `cache` names the provider and the model, whose cache it is. A
     conversation is reported once.
     """
-    messages = request.messages
+    messages = tuple(request.messages)
+    if not messages or hasattr(messages[-1], _SENT_PROMPT):  # sent again
+        return
     previous = _find_last_sent(messages)
-    sent: _SentPrompt | None = getattr(messages[previous], _SENT_PROMPT, None) if previous >= 0 else None
-    change = None
-    if sent is not None and sent.cache == cache:
-        change = _find_change(sent, request, previous)
-        if change is not None:
-            level = logging.DEBUG if sent.is_reported else logging.WARNING
-            logger.log(
-                level, "prompt prefix changed, the vendor's cache does not apply after it: part=%s at=%d", *change
-            )
-    if messages:
-        is_same = sent is not None and sent.system == request.system
-        memo(messages[-1])[_SENT_PROMPT] = _SentPrompt(
-            cache,
-            request.tools,
-            sent.system if sent is not None and is_same else request.system,
-            messages[0].id,
-            len(messages) - 1,
-            change is not None or (sent is not None and sent.is_reported),
-        )
+    sent: _SentPrompt | None = memo(messages[previous]).pop(_SENT_PROMPT, None) if previous >= 0 else None
+    is_reported = sent is not None and sent.is_reported
+    if sent is not None and sent.cache == cache and (change := _find_change(sent, request, previous)) is not None:
+        level = logging.DEBUG if is_reported else logging.WARNING
+        logger.log(level, "prompt prefix changed, the vendor's cache does not apply after it: part=%s at=%d", *change)
+        is_reported = True
+    memo(messages[-1])[_SENT_PROMPT] = _SentPrompt(cache, request.tools, request.system, messages[:-1], is_reported)
 
 
 def _find_last_sent(messages: Sequence[Message]) -> int:
@@ -292,15 +280,14 @@ def _find_last_sent(messages: Sequence[Message]) -> int:
     return index
 
 
-def _find_change(sent: _SentPrompt, request: Request, index: int) -> tuple[str, int] | None:
+def _find_change(sent: _SentPrompt, request: Request, previous: int) -> tuple[str, int] | None:
     """Return the part that changed first, and the position in it."""
     if sent.tools != request.tools:
         return "tools", _common_length(sent.tools, request.tools)
     if sent.system != request.system:
         return "system", _common_length(sent.system, request.system)
-    if sent.first != request.messages[0].id:
-        return None if "summary" in request.messages[0].metadata else ("messages", 0)
-    return ("messages", 1) if sent.index != index else None
+    before = tuple(request.messages[:previous])
+    return ("messages", _common_length(sent.before, before)) if sent.before != before else None
 
 
 def _common_length(first: Sequence[object], second: Sequence[object]) -> int:
