@@ -149,6 +149,20 @@ async def test_requests_that_are_refused_at_the_same_time_are_all_sent_again() -
     assert ["seed" in request.body for request in server.requests] == [True] * 3 + [False] * 3
 
 
+@pytest.mark.parametrize(
+    ("name", "refused", "accepted"), [("effort", "max", "low"), ("service_tier", "priority", "flex")]
+)
+async def test_refused_value_does_not_drop_other_values(name: str, refused: str, accepted: str) -> None:
+    field = "reasoning_effort" if name == "effort" else name
+    refusal = _refuse(f"Unsupported value: '{field}' does not support '{refused}'.", field, "unsupported_value")
+    async with FaultServer(refusal, then=ANSWER) as server:
+        provider = OpenAIProvider("m", base_url=server.url, api_key=KEY, environment=NOTHING)
+        for value in (refused, accepted, refused):
+            await complete(provider, _request(**{name: value}))
+        await provider.close()
+    assert [request.body.get(field) for request in server.requests] == [refused, None, accepted, None]
+
+
 async def test_keys_of_one_provider_share_what_a_model_refused(caplog: pytest.LogCaptureFixture) -> None:
     async with FaultServer(_refuse("Unknown parameter: 'seed'.", "seed"), then=ANSWER) as server:
         providers = [OpenAIProvider("m", base_url=server.url, api_key=f"{KEY}{n}", environment=NOTHING) for n in "ab"]

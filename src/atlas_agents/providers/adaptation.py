@@ -74,6 +74,12 @@ _OUTPUT_FIELDS = (
 """The fields under which vendors take an output schema."""
 _EFFORT_PHRASES = ("thinking level", "thinking budget", "only works in thinking mode", "adaptive thinking is not")
 """What errors say that refuse an effort without naming its field."""
+_CHOICES = ("effort", "service_tier")
+"""Settings with few values, of which a server may refuse only some."""
+_VALUE_PHRASES = (
+    *("unsupported value", "unsupported_value", "supported values", "invalid value", "invalid_value"),
+    *("must be one of", "input should be"),
+)
 _SAMPLING = ("temperature", "top_p")
 _USUAL = EFFORTS.index("high")
 
@@ -190,7 +196,7 @@ class Adaptation:
         if (limit := profile.output_limit) is not None and (settings.max_tokens or 0) > limit:
             self._warn(model, "max_tokens", f"the model's limit of {limit:,} is sent", "adjusted")
             settings = changes["settings"] = msgspec.structs.replace(settings, max_tokens=limit)
-        if dropped := (known | refused) & set(_SETTING_NAMES):
+        if dropped := (known | _find_dropped(refused, settings)) & set(_SETTING_NAMES):
             changes["settings"] = _without(settings, dropped)
         if request.tool_choice not in ("auto", "none") and (
             FORCED_TOOL in refused or not _accepts(profile.forced_tools, settings, profile)
@@ -237,6 +243,21 @@ class Adaptation:
         if (model, name) not in self._warned:
             self._warned.add((model, name))
             logger.warning("model setting %s: model=%s setting=%s reason=%s", what, model, name, reason)
+
+
+def _find_dropped(refused: frozenset[str], settings: ModelSettings) -> set[str]:
+    """Return the refused settings, including those whose present value was refused."""
+    return (
+        {*refused, *(name for name in _CHOICES if f"{name}={getattr(settings, name)}" in refused)} if refused else set()
+    )
+
+
+def _describe_refusal(name: str, error: ProviderError, settings: ModelSettings) -> str:
+    """Return a setting's name, with its value if another value may be accepted."""
+    value = getattr(settings, name)
+    text = f"{error.code} {error}".lower()
+    only_value = name in _CHOICES and isinstance(value, str) and any(phrase in text for phrase in _VALUE_PHRASES)
+    return f"{name}={value}" if only_value else name
 
 
 def _accepts(rule: Literal["yes", "no", "without_reasoning"], settings: ModelSettings, profile: ModelProfile) -> bool:
@@ -297,7 +318,7 @@ def _find_refused(error: ProviderError, request: Request) -> str | None:
     for name, fields in _SETTING_NAMES.items():
         given = getattr(request.settings, name) not in (None, ())
         if (given or (name == "cache" and request.settings.cache is None)) and _names(error, fields):
-            return name
+            return _describe_refusal(name, error, request.settings)
     if request.settings.effort is not None and any(phrase in message.lower() for phrase in _EFFORT_PHRASES):
         return "effort"
     if error.param in _OWN_FIELDS:
