@@ -8,7 +8,7 @@ from results import Results
 from tables import number
 from venvs import BENCH_FOLDER, FIRST
 
-TURN_BARS = ("S1", "S2", "S3", "S4", "S5", "S6", "S7")
+TURN_BARS = ("S1", "S1r", "S2", "S2r", "S3", "S4", "S5", "S6", "S7")
 TIMES_BASELINE, TIMES_BASELINE_PACED = 3.0, 1.5
 SHARE_OF_BEST_PEER = 0.2
 ROUNDS_RATIO, ROUND_200_MS = 1.5, 5.0

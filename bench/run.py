@@ -60,7 +60,9 @@ def one_round(options: argparse.Namespace, measure: Measure, results: Results) -
 
 
 def supports(adapter: str, scenario: str) -> bool:
-    """Return whether an adapter supports a scenario; only some support turns of hundreds of rounds."""
+    """Return whether an adapter supports a scenario: turns of hundreds of rounds, or the Responses API."""
+    if scenario in SCENARIOS and SCENARIOS[scenario].responses:
+        return constant(adapter, "RESPONSES", False)
     return scenario != "rounds" or constant(adapter, "LONG_TURNS", False)
 
 

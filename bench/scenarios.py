@@ -41,12 +41,15 @@ class Scenario:
     pace_ms: float = 0  # if set, the server sends one delta every so many milliseconds
     gate: bool = False  # the server holds the answers until all concurrent turns wait for them
     fresh: bool = False  # every turn creates its own agent
+    responses: bool = False  # over the Responses API, with encrypted reasoning in every reply
 
 
 SCENARIOS = {
     "S1": Scenario("an answer of 200 deltas", deltas=200),
     "S1p": Scenario("the same, one delta each 2 ms", deltas=200, turns=8, pace_ms=2),
+    "S1r": Scenario("S1 over the Responses API, with reasoning", deltas=200, responses=True),
     "S2": Scenario("one tool call, then 20 deltas", calls=(1,)),
+    "S2r": Scenario("S2 over the Responses API, with reasoning", calls=(1,), responses=True),
     "S2n": Scenario("the same with a new agent per turn", calls=(1,), fresh=True),
     "S3": Scenario("ten rounds of one tool call", calls=(1,) * 10),
     "S4": Scenario("eight tool calls at once", calls=(8,)),
@@ -56,6 +59,11 @@ SCENARIOS = {
     "S7m": Scenario("the same, all held alive: memory", calls=(1,), turns=256, concurrency=256, gate=True),
     "rounds": Scenario("210 rounds of one tool call: CPU per round as the history grows", calls=(1,) * 210),
 }
+
+
+def uses_responses(base_url: str) -> bool:
+    """Return whether the scenario at this address is one of the Responses API."""
+    return SCENARIOS[base_url.split("/")[3].partition("~")[0]].responses
 
 
 def delta(index: int) -> str:

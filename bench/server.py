@@ -1,8 +1,8 @@
-"""Model double: chat completions over HTTP in its own process. Prints its port; exits when its stdin is closed.
+"""Model double: an OpenAI API over HTTP in its own process. Prints its port; exits when its stdin is closed.
 
-A request goes to /<scenario>/v1/chat/completions, or /<scenario>~final/v1/… for `VARIANT = "final"`. The number of tool
-results in its body selects the reply, so the server is stateless. An invalid request gets status 400 and the reason, so
-that a broken adapter fails instead of looking fast.
+A request goes to /<scenario>/v1/chat/completions or /<scenario>/v1/responses; with `VARIANT = "final"` the scenario's
+name is followed by `~final`. The number of tool results in its body selects the reply, so the server is stateless. An
+invalid request gets status 400 and the reason, so that a broken adapter fails instead of looking fast.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class BadRequest(Exception):
 
 def verify(scenario: Scenario, path: str, request: dict[str, Any], body: bytes) -> None:
     """Reject requests that do not stream or lack tools or history."""
-    if not path.endswith("/chat/completions"):
+    if not path.endswith("/responses" if scenario.responses else "/chat/completions"):
         raise BadRequest(f"unexpected path {path}")
     if request.get("stream") is not True:
         raise BadRequest("the request does not stream")
@@ -123,7 +123,7 @@ class Connection(asyncio.Protocol):
 
 
 def _stamped(data: bytes) -> bytes:
-    return data.replace(STAMP, str(time.monotonic_ns()).zfill(len(STAMP)).encode(), 1)
+    return data.replace(STAMP, str(time.monotonic_ns()).zfill(len(STAMP)).encode())
 
 
 async def main() -> None:

@@ -2,17 +2,23 @@
 
 from agno.agent import Agent
 from agno.models.message import Message
-from agno.models.openai import OpenAIChat
+from agno.models.openai import OpenAIChat, OpenAIResponses
 
-from scenarios import MODEL, SYSTEM
+from scenarios import MODEL, SYSTEM, uses_responses
 
 PIP = ["agno", "openai"]
 IMPORT = "from agno.agent import Agent; from agno.models.openai import OpenAIChat"
+RESPONSES = True
 
 
 def setup(base_url):
     global PROVIDER
-    PROVIDER = OpenAIChat(id=MODEL, base_url=base_url, api_key="x")
+    if uses_responses(base_url):
+        PROVIDER = OpenAIResponses(
+            id=MODEL, base_url=base_url, api_key="x", store=False, include=["reasoning.encrypted_content"]
+        )
+    else:
+        PROVIDER = OpenAIChat(id=MODEL, base_url=base_url, api_key="x")
 
 
 def make_agent(tools):
