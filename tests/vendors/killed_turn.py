@@ -6,6 +6,7 @@ import signal
 import sys
 
 from atlas_agents import Agent, Atlas, tool
+from atlas_agents.providers.gemini import GeminiProvider
 from atlas_agents.providers.openai import OpenAIProvider
 from atlas_agents.storage.sqlite import SqliteStore
 
@@ -24,7 +25,8 @@ async def run_turn(address: str, provider: str, model: str, database: str, text:
     """Resume what is unfinished, then ask; return the answers."""
     store = SqliteStore(database)
     await store.open()
-    chosen = OpenAIProvider(model, base_url=address, api_key=KEY, id=provider)
+    kind = GeminiProvider if provider == "google" else OpenAIProvider
+    chosen = kind(model, base_url=address, api_key=KEY, id=provider)
     async with Atlas([Agent("assistant", model=chosen, tools=[weather])], store=store) as atlas:
         answers = [(await stream.reply()).text for stream in await atlas.recover()]
         if text:

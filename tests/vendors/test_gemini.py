@@ -1,6 +1,9 @@
 """The Gemini wire against its strict double: signatures, thinking, files, typed output, finish reasons and errors."""
 
+import asyncio
 import logging
+import signal
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,7 +12,18 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from atlas_agents import Agent, Atlas, File, GeminiProvider, Image, ModelSettings, ProviderError, RetryPolicy, tool
+from atlas_agents import (
+    Agent,
+    Atlas,
+    Cancelled,
+    File,
+    GeminiProvider,
+    Image,
+    ModelSettings,
+    ProviderError,
+    RetryPolicy,
+    tool,
+)
 from atlas_agents.core import messages as m
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.events import Usage
@@ -19,7 +33,8 @@ from atlas_agents.providers import base
 from atlas_agents.providers.registry import Registry
 from atlas_agents.storage.sqlite import SqliteStore
 from fault_server import FaultServer, response
-from vendors.common import KEY, Answer, Refusal
+from vendors import killed_turn
+from vendors.common import KEY, Answer, Refusal, VendorRequest
 from vendors.gemini import DUMMY, MODELS, GeminiDouble
 
 PARIS = Answer(calls=(("weather", {"city": "Paris"}),))
@@ -146,6 +161,49 @@ async def test_21_turn_that_a_restart_interrupts_continues_with_its_signatures(t
         assert vendor.refusals == []
         assert vendor.bodies[3] == vendor.bodies[2]
         assert [bool(signature) for signature in signatures(vendor)] == [True, False, True]
+
+
+async def test_21_signatures_are_kept_when_the_process_is_killed_while_a_tool_runs(tmp_path: Path) -> None:
+    async with GeminiDouble(BOTH, SUNNY) as vendor:
+        arguments = (vendor.url, "google", LATEST, str(tmp_path / "atlas.db"))
+        process = await asyncio.create_subprocess_exec(sys.executable, killed_turn.__file__, *arguments)
+        assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
+        assert await killed_turn.run_turn(*arguments) == ["Sunny."]
+        assert vendor.refusals == []
+        assert [bool(signature) for signature in signatures(vendor)] == [True, False]
+
+
+async def test_cancelled_turn_leaves_a_history_that_the_api_accepts() -> None:
+    hanging = Answer("It will be sunny tomorrow.", hangs=True)
+    async with GeminiDouble(BOTH, hanging, SUNNY) as vendor, open_atlas(vendor) as atlas:
+        stream = atlas.send("Weather?")
+        async for event in stream:
+            if event.type == "stream:chunk" and len(vendor.requests) == 2:
+                stream.cancel()
+                break
+        with pytest.raises(Cancelled):
+            await stream.reply()
+        async with asyncio.timeout(5):
+            await vendor.requests[1].disconnected.wait()
+        assert (await atlas.ask("And now?")).text == "Sunny."
+        assert vendor.refusals == []
+
+
+@pytest.mark.parametrize("model", [LATEST, OLD])
+async def test_long_session_is_shortened_to_a_history_that_the_api_accepts(model: str) -> None:
+    """The oldest messages are dropped, with their calls, results and signatures."""
+
+    def respond(request: VendorRequest) -> Answer | Refusal:
+        if len(request.raw) > 6000:
+            return Refusal("The input token count (9) exceeds the maximum number of tokens allowed (8).")
+        asked = request.body["contents"][-1]["parts"][0]
+        return BOTH if "text" in asked else SUNNY
+
+    async with GeminiDouble(then=respond) as vendor, open_atlas(vendor, model) as atlas:
+        for number in range(25):
+            assert (await atlas.ask(f"Weather {number}? {'x' * 200}")).text == "Sunny."
+        assert vendor.refusals == []
+        assert len(vendor.requests) < 25 * 2 + 10
 
 
 async def test_calls_without_ids_are_answered_with_generated_ones() -> None:
@@ -453,7 +511,6 @@ ERRORS: list[tuple[int, dict[str, Any], str, float | None]] = [
     (429, error_body(429, "RESOURCE_EXHAUSTED", "tomorrow", RETRY, DAILY), "quota", 7.5),
     (500, error_body(500, "INTERNAL"), "server", None),
     (503, error_body(503, "UNAVAILABLE"), "overloaded", None),
-    (504, error_body(504, "DEADLINE_EXCEEDED"), "timeout", None),
 ]
 
 
