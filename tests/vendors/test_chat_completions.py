@@ -78,9 +78,11 @@ async def photograph(subject: str) -> dict[str, str]:
 
 
 _NAMES: dict[type[OpenAIChatDouble], str] = {
+    DeepSeekDouble: "deepseek",
     OpenRouterDouble: "openrouter",
     MistralDouble: "mistral",
     GroqDouble: "groq",
+    GeminiChatDouble: "google",
 }
 
 
@@ -580,6 +582,22 @@ def test_cache_key_is_sent_to_openai_and_where_it_was_asked_for(url: str, cache:
     request = Request([user("Hi.")], settings=ModelSettings(cache=cache))
     body = encode_request(request, "gpt-5.1", variant=find_variant("openai", url, "gpt-5.1"))
     assert ("prompt_cache_key" in json.loads(body)) is sent
+
+
+@pytest.mark.parametrize(
+    ("vendor", "model"), [(DeepSeekDouble, "deepseek-v4-pro"), (GeminiChatDouble, "gemini-3.1-pro")]
+)
+async def test_rules_of_a_model_apply_behind_a_proxy(vendor: type[OpenAIChatDouble], model: str) -> None:
+    past = [
+        user("Weather?"),
+        assistant(ToolCall("call_1", "weather", {"city": "Rome"})),
+        tool_message(ToolResult("call_1", "ok", "Sunny")),
+    ]
+    async with vendor(*THREE_ROUNDS) as double:
+        chosen = OpenAIProvider(model, base_url=double.address, api_key=KEY, id="proxy")
+        async with Atlas([agent(chosen)]) as atlas:
+            assert (await atlas.run([*past, user("And now?")])).answer == "Sunny everywhere."
+    assert double.refusals == []
 
 
 async def test_reasoning_returns_to_an_unknown_server_in_the_field_in_which_it_came() -> None:

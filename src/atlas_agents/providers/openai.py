@@ -56,12 +56,12 @@ class ChatVariant(msgspec.Struct, frozen=True):
     hosts: tuple[str, ...] = ()
     """Domains at which it is found."""
     models: str = ""
-    """Pattern of the models whose servers follow these rules at any other address."""
+    """Pattern of the names of models with these rules."""
     limit: Literal["", "max_tokens"] = ""
     """The name of the limit, if it does not depend on the model."""
     seed: str = "seed"
-    effort: Literal["reasoning_effort", "thinking", "reasoning"] = "reasoning_effort"
-    """The field for the effort; `thinking` is a switch, and the level is in `reasoning_effort`."""
+    effort: Literal["reasoning_effort", "thinking", "reasoning", "thinking_config"] = "reasoning_effort"
+    """The field for the effort; `thinking` is a switch beside it, and the last two also take a number of tokens."""
     always_has_usage: bool = False
     """The usage is sent without being asked for, and `stream_options` is refused."""
     short_ids: bool = False
@@ -70,12 +70,13 @@ class ChatVariant(msgspec.Struct, frozen=True):
     """Only an assistant message may follow tool results."""
     requires_reasoning: bool = False
     """A message with calls has `reasoning_content`, even if it is empty."""
+    signs_calls: bool = False
+    """The first call of a message carries a signature, if the model demands one."""
     cache_key: bool = False
     """A key routes requests with the same beginning to the same cache."""
 
 
-_MISTRAL_MODELS = "(mistral|ministral|magistral|devstral|codestral|pixtral|voxtral)"
-_VARIANTS = (
+_VENDORS = (
     ChatVariant("openai", ("api.openai.com", "openai.azure.com", "services.ai.azure.com"), cache_key=True),
     ChatVariant("openrouter", ("openrouter.ai",), limit="max_tokens", effort="reasoning"),
     ChatVariant("groq", ("api.groq.com",)),
@@ -89,17 +90,22 @@ _VARIANTS = (
         answers_results=True,
         cache_key=True,
     ),
+    ChatVariant("deepseek", ("api.deepseek.com",), limit="max_tokens", effort="thinking", requires_reasoning=True),
     ChatVariant(
-        "deepseek",
-        ("api.deepseek.com",),
-        "deepseek",
-        limit="max_tokens",
-        effort="thinking",
-        requires_reasoning=True,
+        "google",
+        ("generativelanguage.googleapis.com", "aiplatform.googleapis.com"),
+        effort="thinking_config",
+        signs_calls=True,
     ),
-    ChatVariant("google", ("generativelanguage.googleapis.com", "aiplatform.googleapis.com"), "gemini-"),
-    ChatVariant("mistral model", (), _MISTRAL_MODELS, short_ids=True, answers_results=True),
 )
+_MODELS = (
+    ChatVariant(models="deepseek", requires_reasoning=True),
+    ChatVariant(models="gemini-", signs_calls=True),
+    ChatVariant(
+        models="(mistral|ministral|magistral|devstral|codestral|pixtral|voxtral)", short_ids=True, answers_results=True
+    ),
+)
+"""Models whose rules apply at any other address."""
 PLAIN = ChatVariant()
 
 
@@ -107,17 +113,17 @@ PLAIN = ChatVariant()
 def find_variant(id: str, base_url: str, model: str) -> ChatVariant:
     """Return the rules of a server: of the vendor that the provider is named after, of its address, or of its model."""
     host = (urlsplit(base_url).hostname or "").lower()
-    for variant in _VARIANTS:
+    for variant in _VENDORS:
         is_host = any(f".{host}".endswith(f".{each}") for each in variant.hosts)
         if is_host or (id == variant.name and id != "openai"):  # every provider is called "openai" by default
             return variant
     name = model.lower().rpartition("/")[2]
-    return next((each for each in _VARIANTS if each.models and re.match(each.models, name)), PLAIN)
+    return next((each for each in _MODELS if re.match(each.models, name)), PLAIN)
 
 
 def find_origin(variant: ChatVariant, base_url: str) -> str:
     """Return the name under which reasoning is stored: that of the vendor, or the address of an unknown server."""
-    return f"chat {variant.name if variant.hosts else urlsplit(base_url).netloc.rpartition('@')[2]}"
+    return f"chat {variant.name or urlsplit(base_url).netloc.rpartition('@')[2]}"
 
 
 class _Function(msgspec.Struct):
@@ -483,7 +489,7 @@ def _encode_effort(request: base.Request, profile: ModelProfile, variant: ChatVa
         return {"thinking": {"type": "disabled"}}
     if variant.effort == "reasoning" and effort.budget is not None:
         return {"reasoning": {"max_tokens": effort.budget}}
-    if variant.name == "google" and effort.budget is not None:
+    if variant.effort == "thinking_config" and effort.budget is not None:
         return {"extra_body": {"google": {"thinking_config": {"thinking_budget": effort.budget}}}}
     level = "none" if effort.off else effort.level or _find_level(effort.budget)
     if level is None:
@@ -550,9 +556,9 @@ class _MessageEncoder:
         self._origin = "" if adaptation.REASONING in without else origin
         self._has_images = adaptation.IMAGES not in without
         self._leading_system = adaptation.SYSTEM_INSIDE in without
-        self._signed = variant.name == "google" and profile.signed_calls
+        self._signed = variant.signs_calls and profile.signed_calls
         flags = f"{self._has_images:d}{self._leading_system:d}{self._signed:d}"
-        self.cache_key = sys.intern(f"{_CACHE} {variant.name} {self._origin} {flags}")
+        self.cache_key = sys.intern(f"{_CACHE} {variant.name}{variant.models} {self._origin} {flags}")
 
     def encode(self, message: Message) -> bytes:
         return b",".join([encode(each) for each in self._wire_messages(message)])
