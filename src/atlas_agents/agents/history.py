@@ -179,7 +179,7 @@ class SummaryInfo(msgspec.Struct, frozen=True):
 
 
 def read_summary(message: Message) -> SummaryInfo | None:
-    """Return what a message summarises; None if it is no summary."""
+    """Return what a message summarises; None if it summarises nothing."""
     given: Any = message.metadata.get(SUMMARY)
     if given is None:
         return None

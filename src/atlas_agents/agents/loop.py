@@ -228,7 +228,8 @@ async def _build_request(run: Run, sent: float = math.inf) -> base.Request:
 
 async def _compact(run: Run, compaction: Compaction, overhead: int) -> None:
     """Compact the conversation if it takes most of what its models can be sent."""
-    available = min([*run.available, run.history.max_tokens or math.inf]) - overhead
+    limits = [limit - overhead for limit in run.available]
+    available = min([*limits, run.history.max_tokens or math.inf])
     if available != math.inf and run.history.tokens(run.messages) > compaction.threshold * available:
         from atlas_agents.agents.compaction import compact  # rarely needed
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from atlas_agents import Agent, Answer, Approvals, Atlas, Delegation, History, Limits, Question, RetryPolicy
+from atlas_agents import Agent, Answer, Approvals, Atlas, Compaction, Delegation, History, Limits, Question, RetryPolicy
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.store import Store
 from atlas_agents.testing import Environment, Registry
@@ -125,7 +125,7 @@ def build(script: Script, store: Store) -> Atlas:
     return Atlas(
         agents,
         store=store,
-        history=History(max_messages=script.memory or None),
+        history=_history(script),
         limits=Limits(per_day=script.per_day or None, tick=0.03),
         budgets=_BUDGETS if script.budget else None,
         delegation=Delegation(retry_delays=(0.0,)),
@@ -134,6 +134,11 @@ def build(script: Script, store: Store) -> Atlas:
         registry=_REGISTRY,
         clock=STATE.clock,
     )
+
+
+def _history(script: Script) -> History:
+    compaction = Compaction(threshold=1, keep=0.2, clear_results=False) if script.compacts else None
+    return History(max_messages=script.memory or None, max_tokens=script.compacts or None, compaction=compaction)
 
 
 async def _approve(question: Question) -> Answer:

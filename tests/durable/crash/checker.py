@@ -13,6 +13,7 @@ from crash.runner import Outcome
 
 CHECKS: dict[str, Callable[[Evidence], Iterator[str]]] = {
     "I1": checks.messages_accepted_once,
+    "summaries": checks.summaries_once,
     "I2": checks.effects_once,
     "I3": checks.pairs_are_complete,
     "I4": checks.every_run_ends,

@@ -50,6 +50,23 @@ def _count(evidence: Evidence, session: str) -> int:
     return len(evidence.sessions[session]) + 1
 
 
+def summaries_once(evidence: Evidence) -> Iterator[str]:
+    """Each summary is recorded once, together with its message, and what it covers is still there."""
+    for trace in evidence.traces.values():
+        recorded = [Message.from_json(step.payload) for step in trace.steps_of("summary") if step.payload != b"null"]
+        stored = [message for message in trace.messages if "summary" in message.metadata]
+        if recorded != stored:
+            yield f"run {trace.row.id} recorded {len(recorded)} summaries and stored {len(stored)}"
+        ids = {message.id for messages in evidence.sessions.values() for message in messages}
+        for message in stored:
+            if message.metadata["summary"]["through"] not in ids:
+                yield f"summary {message.id} covers a message that is gone"
+    if evidence.script.compacts and not any(trace.steps_of("summary") for trace in evidence.traces.values()):
+        ended = len(evidence.traces) == len(evidence.script.sends)
+        if ended and not evidence.cancelled and all(trace.row.status == "done" for trace in evidence.traces.values()):
+            yield "nothing was summarised"
+
+
 def effects_once(evidence: Evidence) -> Iterator[str]:
     """I2: an unsafe call has its effect at most once, a keyed one under one key only."""
     for trace in evidence.traces.values():

@@ -98,9 +98,10 @@ class ReplayModel:
         return Capabilities()
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        is_summary = "You compress the history" in request.system
         shown = tuple(msgspec.Raw(message.to_json()) for message in request.messages)
-        STATE.log.record("model", "request", name=self.id, messages=shown)
-        reply = next_reply(request.messages)
+        STATE.log.record("model", "summary" if is_summary else "request", name=self.id, messages=shown)
+        reply = says("<summary>So far.</summary>") if is_summary else next_reply(request.messages)
         if self._breaks:
             reply = Reply(*reply.items[: max(1, len(reply.items) // 2)]) + fails(ProviderError("cut off", "network"))
         in_model(STATE.points.hit("model before"))

@@ -35,6 +35,8 @@ class Script(msgspec.Struct, frozen=True, omit_defaults=True):
     rounds: int = 10
     memory: int = 0
     """The number of messages that the model is sent; 0 for all."""
+    compacts: int = 0
+    """Tokens of a conversation from which on older messages are summarised; 0 for never."""
     per_day: int = 0
     """Calls per day; 0 for no limit."""
     budget: bool = False
@@ -94,6 +96,7 @@ SCRIPTS: dict[str, Script] = {
         _one("failover after words", "mixed", "All done.", fails_over=True, budget=True),
         _one("failover after a call", "three rounds", "Done.", fails_over=True),
         Script("short memory", (_LONG,), ("Done.", "All done."), memory=3),
+        Script("summarised", ((Send("unsafe", "1"), Send("keyed", "2")),), ("Paid.", "Ordered."), compacts=90),
         _one("rounds spent", "endless", "", rounds=2),
         Script("three in a queue", (_QUEUED,), ("Paid.", "Ordered.", "Just a few words.")),
         Script(
