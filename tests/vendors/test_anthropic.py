@@ -354,6 +354,34 @@ async def test_thinking_survives_a_round_trip_through_a_store(tmp_path: Any) -> 
         assert vendor.dropped == []
 
 
+# What the catalogue does not know
+
+
+@pytest.mark.parametrize(
+    ("model", "profile", "settings", "tool_choice"),
+    [
+        ("claude-opus-5-5", "claude-opus-5", ModelSettings(effort="none"), "auto"),
+        ("claude-opus-5-5", "claude-opus-5", ModelSettings(), "required"),
+        ("claude-opus-5-5", "claude-sonnet-4-6", ModelSettings(temperature=0.5), "auto"),
+        ("claude-opus-5-5", "claude-sonnet-4-6", ModelSettings(effort=2000), "auto"),
+        ("claude-sonnet-4-5", "claude-opus-5", ModelSettings(effort="high"), "auto"),
+        ("claude-sonnet-4-5", "claude-opus-4-7", ModelSettings(effort="high"), "auto"),
+        ("claude-opus-4-6", "claude-opus-4-7", ModelSettings(effort="xhigh"), "auto"),
+        ("claude-opus-5-5", "claude-opus-5", ModelSettings(service_tier="flex"), "auto"),
+    ],
+)
+async def test_a_setting_that_a_model_refuses_unexpectedly_costs_one_request(
+    model: str, profile: str, settings: ModelSettings, tool_choice: str
+) -> None:
+    async with AnthropicDouble(then=SUNNY) as vendor:
+        provider = AnthropicProvider(model, base_url=vendor.url, api_key=KEY, profile=profile)
+        request = base.Request((m.user("Hi"),), tools=(weather.spec,), tool_choice=tool_choice, settings=settings)
+        for _ in range(2):
+            assert done(await base.complete(provider, request)).stop_reason == "stop"
+        await provider.close()
+        assert len(vendor.refusals) == 1
+
+
 # Stop reasons and errors
 
 

@@ -72,7 +72,10 @@ _OUTPUT_FIELDS = (
     "responseSchema",
 )
 """The fields under which vendors take an output schema."""
-_EFFORT_PHRASES = ("thinking level", "thinking budget", "only works in thinking mode", "adaptive thinking is not")
+_EFFORT_PHRASES = (
+    *("thinking level", "thinking budget", "only works in thinking mode", "adaptive thinking is not"),
+    *('"thinking.type.', "the effort parameter"),
+)
 """What errors say that refuse an effort without naming its field."""
 _CHOICES = ("effort", "service_tier")
 """Settings with few values, of which a server may refuse only some."""
@@ -304,7 +307,7 @@ def _names(error: ProviderError, fields: tuple[str, ...]) -> bool:
     if error.param in fields or any(f"{quote}{field}{quote}" in message for field in fields for quote in "`'\""):
         return True
     named = message.removeprefix(f"HTTP {error.status}: ").partition(":")[0]
-    return named in fields and any(word in message.lower() for word in _UNSUPPORTED)
+    return named in fields and any(word in message.lower() for word in (*_UNSUPPORTED, "input should be"))
 
 
 def _find_refused(error: ProviderError, request: Request) -> str | None:
