@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -18,6 +19,7 @@ from atlas_agents import (
 from atlas_agents.core.paths import Environment
 from vendors.anthropic import AnthropicDouble
 from vendors.common import KEY, Answer, Refusal, VendorDouble
+from vendors.deepseek import DeepSeekDouble
 from vendors.gemini import GeminiDouble
 from vendors.openai_chat import OpenAIChatDouble
 from vendors.openai_responses import OpenAIResponsesDouble
@@ -46,7 +48,8 @@ ANTHROPIC = Wire(AnthropicDouble, AnthropicProvider)
 CHAT = Wire(OpenAIChatDouble, OpenAIProvider, "/v1")
 RESPONSES = Wire(OpenAIResponsesDouble, OpenAIResponsesProvider, "/v1")
 GEMINI = Wire(GeminiDouble, GeminiProvider)
-WIRES = {"anthropic": ANTHROPIC, "chat": CHAT, "responses": RESPONSES, "gemini": GEMINI}
+DEEPSEEK = Wire(DeepSeekDouble, partial(OpenAIProvider, id="deepseek"), "/v1")
+WIRES = {"anthropic": ANTHROPIC, "chat": CHAT, "responses": RESPONSES, "gemini": GEMINI, "deepseek": DEEPSEEK}
 
 
 def _find(body: dict[str, Any], path: str) -> Any:
@@ -117,6 +120,15 @@ def _find(body: dict[str, Any], path: str) -> Any:
             {"top_p": 0.5, "seed": 7, "stop": ("END",), "parallel_tool_calls": False},
             {"generationConfig.topP": 0.5, "generationConfig.seed": 7, "generationConfig.stopSequences": ["END"]},
         ),
+        ("deepseek", "deepseek-v4-pro", {"effort": "none"}, {"thinking.type": "disabled"}),
+        ("deepseek", "deepseek-v4-pro", {"effort": "medium"}, {"reasoning_effort": "high"}),
+        ("deepseek", "deepseek-v4-pro", {"effort": 1000, "max_tokens": 2000}, {"reasoning_effort": "low"}),
+        (
+            "gemini",
+            "gemini-3.8-flash",
+            {"top_p": 0.5, "extra_body": {"generationConfig": {"topK": 5}}},
+            {"generationConfig.topP": 0.5, "generationConfig.topK": 5},
+        ),
     ],
 )
 async def test_setting_is_sent_as_the_vendor_knows_it(
@@ -134,6 +146,7 @@ async def test_setting_is_sent_as_the_vendor_knows_it(
 @pytest.mark.parametrize("extra", [{"extra_body": {"of_next_year": {"a": 1}}}, {"extra_headers": {"X-Tag": "one"}}])
 async def test_extra_fields_and_headers_are_sent_on_every_wire(wire: str, extra: dict[str, Any]) -> None:
     model = {"anthropic": "claude-opus-5-5", "chat": "gpt-5.2", "responses": "gpt-5.6", "gemini": "gemini-3.8-flash"}
+    model["deepseek"] = "deepseek-v4-pro"
     async with WIRES[wire].double(then=HELLO) as vendor:
         agent = Agent("a", model=WIRES[wire].connect(vendor, model[wire]), settings=extra)
         await agent.call("Hi")
