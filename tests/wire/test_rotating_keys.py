@@ -69,6 +69,16 @@ async def test_function_is_asked_for_the_key_of_every_request(is_async: bool) ->
     assert FIRST not in repr(vars(provider))
 
 
+async def test_function_replaces_the_key_of_the_environment() -> None:
+    environment = Environment({"OPENAI_API_KEY": SECOND}, dotenv=None)
+    async with FaultServer(_ok()) as server:
+        provider = OpenAIProvider("m", base_url=server.url, api_key=lambda: FIRST, environment=environment)
+        await complete(provider, GREETING)
+        await provider.close()
+    assert server.requests[0].headers["authorization"] == f"Bearer {FIRST}"
+    assert provider.key is None
+
+
 async def test_expired_key_is_renewed_once() -> None:
     tokens = Tokens(FIRST, SECOND)
     async with FaultServer(_refused(FIRST), _ok()) as server:
