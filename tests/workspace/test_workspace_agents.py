@@ -73,7 +73,7 @@ def test_section_sets_all_fields_of_an_agent() -> None:
             parallel_calls=False,
             cache="1h",
             max_rounds=4,
-        budget=("tokens=50000 seconds=60", "agent dollars=2.50 per=day"),
+            budget=("tokens=50000 seconds=60", "agent dollars=2.50 per=day"),
             prompt=prompt,
             where="AGENTS.md:9",
         ),
@@ -90,7 +90,8 @@ def test_file_without_sections_defines_no_agent(text: str) -> None:
 ID = "expected ## and 1 to 64 letters, digits, _ or - (### for a heading in a prompt)"
 KEYS = (
     "Known keys: Model, Description, Name, Role, Mode, Tools, Hands off to, Temperature, Max tokens, Top p, "
-    "Effort, Seed, Service tier, Parallel calls, Cache, Max rounds, Budget, Recall, Prompt; free text goes after Prompt:"
+    "Effort, Seed, Service tier, Parallel calls, Cache, Max rounds, Output retries, Budget, Recall, "
+    "Prompt; free text goes after Prompt:"
 )
 LONG = "a" * 65
 
@@ -230,6 +231,13 @@ async def search(text: str) -> str:
 
 
 TOOLS = [bash, Tool("shop/search", search), Tool("clock", search)]
+
+
+def test_number_of_output_corrections_may_be_zero() -> None:
+    (spec,) = parse_agents("## a\nOutput retries: 0\n")
+    assert build_agent(spec, models=("http/any",)).settings.output_retries == 0
+    with pytest.raises(ConfigError, match="2: Output retries: invalid number '-1': expected an integer of at least 0"):
+        parse_agents("## a\nOutput retries: -1\n")
 
 
 def test_agent_is_built_from_its_section() -> None:

@@ -60,11 +60,18 @@ def fit_output(request: Request, profile: ModelProfile, dialect: Dialect, *, ref
     if accepted and (prepared := prepare_output(spec, dialect)) is not None:
         return msgspec.structs.replace(request, output=prepared)
     is_json_mode = profile.typed_output == "json" and not request.tools and not refused
-    schema = wrap(spec.schema) if is_json_mode else spec.schema
-    system = "\n\n".join([piece for piece in (request.system, instruction(schema)) if piece])
+    system = "\n\n".join([piece for piece in (request.system, _describe(spec, is_wrapped=is_json_mode)) if piece])
     return msgspec.structs.replace(
         request, system=system, output=OutputSpec(spec.name, {}, json_mode=True) if is_json_mode else None
     )
+
+
+def _describe(spec: OutputSpec, *, is_wrapped: bool) -> str:
+    """Return the instruction for an output, computed once per spec."""
+    cache, key = memo(spec), "wrapped instruction" if is_wrapped else "instruction"
+    if key not in cache:
+        cache[key] = instruction(wrap(spec.schema) if is_wrapped else spec.schema)
+    return cast(str, cache[key])
 
 
 def instruction(schema: Schema) -> str:

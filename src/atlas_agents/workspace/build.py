@@ -117,6 +117,7 @@ def build_agent(
         role=spec.role,
         mode=spec.mode,
         max_rounds=spec.max_rounds,
+        output_retries=spec.output_retries,
         hands_off_to=spec.hands_off_to,
         budget=spec.budget,
     )

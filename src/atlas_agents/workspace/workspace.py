@@ -179,6 +179,12 @@ def _parse_count(entry: SectionLine) -> int:
     return int(entry.value)
 
 
+def _parse_retries(entry: SectionLine) -> int:
+    if not _INTEGER.fullmatch(entry.value):
+        raise entry.error(f"invalid number {entry.value[:80]!r}: expected an integer of at least 0")
+    return int(entry.value)
+
+
 def _parse_budgets(entry: SectionLine) -> list[str]:
     try:
         read_budgets(entry.values, ("turn", "session", "agent"))
@@ -210,6 +216,7 @@ KEYS: dict[str, tuple[str, Callable[[SectionLine], object]]] = {
     "parallel calls": ("parallel_calls", _parse_switch),
     "cache": ("cache", _parse_cache),
     "max rounds": ("max_rounds", _parse_count),
+    "output retries": ("output_retries", _parse_retries),
     "budget": ("budget", _parse_budgets),
     "recall": ("recall", _parse_switch),
 }
@@ -235,6 +242,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
     parallel_calls: bool | None = None
     cache: Cache | None = None
     max_rounds: int = 10
+    output_retries: int = 1
     hands_off_to: tuple[str, ...] = ()
     budget: tuple[str, ...] = ()
     recall: bool | None = None
