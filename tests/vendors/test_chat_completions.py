@@ -600,6 +600,15 @@ async def test_rules_of_a_model_apply_behind_a_proxy(vendor: type[OpenAIChatDoub
     assert double.refusals == []
 
 
+async def test_option_of_the_stream_that_a_server_does_not_know_is_left_out() -> None:
+    """openai-agents-python#442."""
+    async with MistralDouble(*THREE_ROUNDS) as double:
+        chosen = OpenAIProvider("mistral-large", base_url=double.address, api_key=KEY, id="proxy")
+        async with Atlas([agent(chosen)]) as atlas:
+            assert (await atlas.ask("Weather?")).text == "Sunny everywhere."
+    assert len(double.refusals) == 1
+
+
 async def test_reasoning_returns_to_an_unknown_server_in_the_field_in_which_it_came() -> None:
     """vllm#50624."""
     async with VLLMDouble(*THREE_ROUNDS, Answer("Yes.")) as double:

@@ -25,6 +25,7 @@ OUTPUT_SCHEMA = "output schema"
 FORCED_TOOL = "tool_choice"
 BLOCK_BINDING = "block_binding"
 """Anthropic's control of reasoning that no longer fits the conversation before it."""
+STREAM_OPTIONS = "stream_options"
 IMAGES = "images in tool results"
 SYSTEM_INSIDE = "system messages inside the conversation"
 LIMIT_NAME = "name of max_tokens"
@@ -326,6 +327,8 @@ def _find_refused(error: ProviderError, request: Request) -> str | None:
         return "effort"
     if error.param in _OWN_FIELDS:
         return error.param
+    if _names(error, (STREAM_OPTIONS,)):
+        return STREAM_OPTIONS
     if "block_binding:" in message or "`anthropic-beta`" in message:
         return BLOCK_BINDING
     if request.tool_choice not in ("auto", "none") and (error.param == "tool_choice" or "tool_choice" in message):

@@ -444,7 +444,7 @@ def encode_request(
     if request.system:
         messages.insert(0, encode({"role": "system", "content": request.system}))
     pieces = [b'{"model":', encode(model), b',"stream":true']
-    if not variant.always_has_usage:
+    if not variant.always_has_usage and adaptation.STREAM_OPTIONS not in request.without:
         pieces.append(b',"stream_options":{"include_usage":true}')
     pieces += [b',"messages":[', b",".join(messages), b"]"]
     if request.tools:
