@@ -1,4 +1,4 @@
-"""Model server on loopback: implements the OpenAI, Anthropic and Gemini APIs and answers by rule.
+"""Model server on loopback: implements the APIs of OpenAI, Anthropic and Gemini and answers by rule.
 
 It runs in threads, so that a test can wait for a subprocess meanwhile.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, cast
 
-from sse_events import AnthropicEvents, GeminiEvents, OpenAIEvents
+from sse_events import AnthropicEvents, GeminiEvents, OpenAIEvents, ResponsesEvents
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,9 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _encode_reply(request: ModelRequest, reply: Reply) -> list[bytes]:
-    is_gemini = ":streamGenerateContent" in request.path
-    wire = GeminiEvents() if is_gemini else AnthropicEvents() if request.path.endswith("/messages") else OpenAIEvents()
+    last = request.path.partition("?")[0].rpartition("/")[2].rpartition(":")[2]
+    kinds = {"streamGenerateContent": GeminiEvents, "messages": AnthropicEvents, "responses": ResponsesEvents}
+    wire = kinds.get(last, OpenAIEvents)()
     if reply.calls:
         number = len(request.body["messages"])
         calls = [(f"call_{number}_{n}", name, json.dumps(values)) for n, (name, values) in enumerate(reply.calls)]
@@ -163,6 +164,8 @@ def _encode_reply(request: ModelRequest, reply: Reply) -> list[bytes]:
 def _parse_request(path: str, headers: dict[str, str], body: dict[str, Any]) -> ModelRequest:
     if "contents" in body:
         body = _as_chat(path, body)
+    elif "input" in body:
+        body = _responses_as_chat(body)
     messages = cast(list[dict[str, Any]], body["messages"])
     users = [text for message in messages if message["role"] == "user" and (text := _text(message))]
     tools = [cast(dict[str, Any], tool.get("function", tool)) for tool in body.get("tools", [])]
@@ -193,6 +196,19 @@ def _as_chat(path: str, body: dict[str, Any]) -> dict[str, Any]:
     output = {"response_format": {"json_schema": {"schema": schema}}} if schema else {}
     model = path.rpartition("/")[2].partition(":")[0]
     return {"model": model, "messages": messages, "tools": tools, **output}
+
+
+def _responses_as_chat(body: dict[str, Any]) -> dict[str, Any]:
+    """Return a request to the Responses API in the form of chat completions."""
+    messages: list[dict[str, Any]] = []
+    for item in body["input"]:
+        if item.get("type") == "function_call_output":
+            messages.append({"role": "tool", "content": _content_text(item["output"])})
+        elif "role" in item:
+            messages.append({"role": item["role"], "content": _content_text(item["content"])})
+    given = body.get("text", {}).get("format")
+    output = {"response_format": {"json_schema": given}} if given else {}
+    return {**body, "messages": messages, **output}
 
 
 def _text(message: dict[str, Any]) -> str:

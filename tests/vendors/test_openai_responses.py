@@ -455,7 +455,7 @@ async def test_usage_has_cached_written_and_reasoning_tokens() -> None:
 
 
 async def test_double_accepts_the_conversation_of_the_official_sdk() -> None:
-    """The double is no stricter than the vendor's own client: it returns the output as it is."""
+    """The vendor's own client returns the output as it is, which the double has to accept."""
     specs = [{"type": "function", "name": "weather", "parameters": weather.parameters, "strict": False}]
     options: Any = {"model": "gpt-5.6-sol", "store": False, "include": ["reasoning.encrypted_content"], "tools": specs}
     history: list[Any] = [{"role": "user", "content": "Weather?"}]

@@ -112,7 +112,7 @@ class ResponsesReader:
         self._done: set[int] = set()
         self._calls: list[tuple[str, str, str]] = []
         self._held: list[base.Chunk] = []
-        """Chunks that nobody sees, and that a failed attempt need not withdraw: they come with the next visible one."""
+        """Invisible chunks, which come with the next visible one: a failed attempt need not withdraw them."""
         self._refused = False
         self._text_length = 0
         self._end = _Response()
