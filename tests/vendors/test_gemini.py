@@ -259,6 +259,15 @@ async def test_vertex_ai_gets_the_current_access_token() -> None:
         assert list(tokens) == []
 
 
+async def test_address_may_name_the_place_of_the_model() -> None:
+    async with GeminiDouble(SUNNY, vertex=True) as vendor:
+        address = f"{vendor.base_url}/models/{{model}}:streamGenerateContent?alt=sse"
+        provider = GeminiProvider(LATEST, base_url=address, api_key=KEY)
+        await base.complete(provider, base.Request((m.user("Hi"),)))
+        await provider.close()
+        assert vendor.refusals == []
+
+
 async def test_consecutive_messages_of_the_model_become_one() -> None:
     messages = [m.user("Hi"), m.assistant("One."), m.assistant("Two.", ToolCall("c1", "weather", {}))]
     async with GeminiDouble(SUNNY) as vendor:

@@ -298,6 +298,11 @@ GEMINI_FAULTS = [
     gemini_fault(
         "P10 invalid UTF-8", response(g.text("Pay"), g.text("?").replace(b"?", b"\xff\xfe"), g.finish()), *_CUT
     ),
+    gemini_fault(
+        "P10 invalid UTF-8 in arguments",
+        response(g.text("Pay"), g.call("c", "pay", PAY).replace(b"bob", b"b\xffb"), g.finish()),
+        *_CUT,
+    ),
     gemini_fault("P15 a line of 8 MB", response(g.text("Pay"), b"data: ", LONG, b"\n\n"), "protocol", True, False),
     gemini_fault("P16 empty body", response(), *_EMPTY),
     gemini_fault("P16 empty body called JSON", response(type="application/json"), *_EMPTY),

@@ -262,7 +262,10 @@ class GeminiReader:
     def _add_call(self, call: _FunctionCall, signature: str) -> None:
         if call.partialArgs is not None or call.willContinue:
             raise ProviderError("the arguments of a call were streamed in parts, which was not requested", "protocol")
-        raw = bytes(call.args).decode("utf-8", "replace")
+        try:
+            raw = bytes(call.args).decode()
+        except UnicodeDecodeError as error:
+            raise ProviderError(f"invalid event in the stream: {error}", "incomplete") from error
         arguments = "" if raw == "null" else raw
         self._calls.append((clean(call.id or ""), clean(call.name or ""), arguments, signature))
 
@@ -369,11 +372,14 @@ def _encode_contents(request: base.Request, profile: ModelProfile) -> list[bytes
         request.messages, signed_calls=profile.signed_calls, keep_signatures=adaptation.REASONING not in request.without
     )
     contents: list[bytes] = []
+    after_model = False
     for piece in base.encode_messages(request.messages, encoder.cache_key, encoder.encode):
-        if contents and piece.startswith(_MODEL_ROLE) and contents[-1].startswith(_MODEL_ROLE):
+        of_model = piece.startswith(_MODEL_ROLE)
+        if of_model and after_model:
             contents[-1] = b"".join([contents[-1][:-2], b",", piece[len(_MODEL_ROLE) :]])
         else:
             contents.append(piece)
+        after_model = of_model
     return contents
 
 
@@ -529,7 +535,7 @@ class GeminiProvider(http.HttpProvider):
     @property
     def is_vertex(self) -> bool:
         """Return whether requests go to Vertex AI."""
-        return self.base_url.endswith("/publishers/google")
+        return "/publishers/google" in self.base_url
 
     def stream(self, request: base.Request) -> AsyncGenerator[base.Chunk, None]:
         """Send a request to the Gemini API and yield its chunks."""
