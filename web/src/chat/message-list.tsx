@@ -8,6 +8,7 @@ import { type ConversationItem, conversationItems, isSameItem } from "../state/c
 import { useAppState, useClient } from "../state/hooks";
 import type { PendingMessage as Message, SessionState } from "../state/session";
 import { Answer, type AnswerActions } from "./answer";
+import { Summary } from "./summary";
 import { PendingMessage, UserMessage, type UserMessageActions } from "./user-message";
 
 export type MessageActions = AnswerActions & UserMessageActions;
@@ -79,6 +80,8 @@ const Row = memo(
           <UserMessage item={item} actions={actions} />
         ) : item.kind === "answer" ? (
           <Answer item={item} actions={actions} />
+        ) : item.kind === "summary" ? (
+          <Summary message={item.message} />
         ) : (
           <PendingRow message={item.message} />
         )}

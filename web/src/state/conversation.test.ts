@@ -96,6 +96,19 @@ it("synthetic messages are hidden and update the plan of the answer", () => {
   expect(answers(conversationItems({ ...state, runs: { r: live } }))[0]?.plan).toEqual(live.plan);
 });
 
+it("a summary marks its place between the messages", () => {
+  const summary: MessageShape = {
+    id: "s",
+    role: "user",
+    parts: [{ type: "text", text: "The user counts." }],
+    createdAt: 1,
+    runId: "r",
+    metadata: { synthetic: true, summary: { through: "u", messages: 12 } },
+  };
+  const items = conversationItems({ ...emptySession("s"), messages: [user("u", "r"), summary, reply("a", "r")] });
+  expect(items.map((item) => item.kind)).toEqual(["user", "summary", "answer"]);
+});
+
 it("token usage and cost are summed over rounds", () => {
   const item = firstAnswer(
     conversationItems({ ...emptySession("s"), messages: [reply("a", "r", 0.5), reply("b", "r", 0.25)] }),

@@ -28,7 +28,14 @@ export interface PendingItem {
   message: PendingMessage;
 }
 
-export type ConversationItem = UserItem | AnswerItem | PendingItem;
+/** The place at which the older messages were summarised for the model. */
+export interface SummaryItem {
+  kind: "summary";
+  id: string;
+  message: MessageShape;
+}
+
+export type ConversationItem = UserItem | AnswerItem | PendingItem | SummaryItem;
 
 /** Return the items of the open session in display order. */
 export function conversationItems(state: SessionState): ConversationItem[] {
@@ -51,7 +58,9 @@ export function conversationItems(state: SessionState): ConversationItem[] {
   };
   for (const message of state.messages) {
     if (message.role === "system" || message.metadata?.recalled) continue;
-    if (isSynthetic(message)) {
+    if (isSummary(message)) {
+      items.push({ kind: "summary", id: message.id, message });
+    } else if (isSynthetic(message)) {
       plan = planOf(message) ?? plan;
       if (current && !current.run?.plan) current.plan = plan;
     } else if (message.role === "user") {
@@ -77,6 +86,10 @@ export function conversationItems(state: SessionState): ConversationItem[] {
 /** Return whether a message with the user role was written by the run itself, for example a plan step. */
 export function isSynthetic(message: MessageShape): boolean {
   return message.role === "user" && message.metadata?.synthetic === true;
+}
+
+function isSummary(message: MessageShape): boolean {
+  return isSynthetic(message) && typeof message.metadata?.summary === "object";
 }
 
 function planOf({ metadata }: MessageShape): AnswerItem["plan"] {
