@@ -1,9 +1,13 @@
 """The Responses API against its strict double: reasoning comes back, and what a model refuses is not sent."""
 
+import asyncio
 import logging
+import signal
+import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -31,6 +35,7 @@ from atlas_agents import (
     tool_message,
     user,
 )
+from atlas_agents.storage.sqlite import SqliteStore
 from vendors.common import KEY, Answer, Refusal, Script
 from vendors.openai_chat import OpenAIChatDouble
 from vendors.openai_responses import OpenAIResponsesDouble
@@ -472,3 +477,48 @@ async def test_double_accepts_the_conversation_of_the_official_sdk() -> None:
             final = await stream.get_final_response()
     assert final.output_text == "Sunny."
     assert double.refusals == []
+
+
+# After a crash
+
+CRASHING = """
+import asyncio, os, signal, sys
+from atlas_agents import Agent, Atlas, OpenAIResponsesProvider, tool
+from atlas_agents.storage.sqlite import SqliteStore
+
+@tool(effect="keyed")
+async def weather(city: str) -> str:
+    "Look up the weather."
+    os.kill(os.getpid(), signal.SIGKILL)
+
+async def main(address, key, path):
+    store = SqliteStore(path)
+    await store.open()
+    model = OpenAIResponsesProvider("gpt-5.6-sol", base_url=address, api_key=key)
+    async with Atlas([Agent("assistant", model=model, tools=[weather])], store=store) as atlas:
+        await atlas.ask("Weather?", session="s")
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_reasoning_is_returned_verbatim_after_the_process_was_killed(tmp_path: Path) -> None:
+    @tool(name="weather", effect="keyed")
+    async def repeated(city: str) -> str:
+        """Look up the weather."""
+        return f"Sunny in {city}"
+
+    path = tmp_path / "atlas.db"
+    async with OpenAIResponsesDouble(TWO_CALLS, SUNNY) as double:
+        child = await asyncio.create_subprocess_exec(sys.executable, "-c", CRASHING, double.address, KEY, str(path))
+        assert await asyncio.wait_for(child.wait(), 30) == -signal.SIGKILL
+        store = SqliteStore(path)
+        await store.open()
+        async with Atlas([agent(provider(double), tools=(repeated,))], store=store) as atlas:
+            (stream,) = await atlas.recover()
+            assert (await stream.reply()).text == "Sunny."
+        await store.close()
+    assert double.refusals == []
+    (issued, *_) = double.issued.values()
+    assert reasoning_items(double.bodies[1]) == [issued.item]
+    assert kinds(double.bodies[1])[1:5] == ["reasoning", "assistant", "function_call", "function_call"]
