@@ -28,14 +28,14 @@ VENDOR_NAMES = re.compile(
     "claude|gpt|codex|computer-use|gemini|deepseek|grok|stral|pixtral|mixtral|voxtral|kimi|moonshot|minimax|glm-|command|"
     "muse-|(?:^|/)o[134]"
 )
-"""What every model name in the data contains. Other names are not looked up, so that they do not load it."""
-_PREFIX = re.compile(
+"""What every name in the data and the rules contains. Others are not looked up, so that they do not load the data."""
+_PREFIX = (
     r"^(?:models/|publishers/[^/]+/models/|(?:[a-z-]+\.)?(?:anthropic|openai)\.|"
     r"(?:openrouter|bedrock|vertex_ai|azure|anthropic|openai|google|deepseek|x-ai|mistralai|mistral|moonshotai|minimax|"
     r"z-ai|cohere|meta)/)"
 )
-_SUFFIX = re.compile(r"(?:-v\d+)?(?::[\w-]+)?$")
-_DATE = re.compile(r"[-@](?:\d{8}|\d{4}-\d{2}-\d{2}|\d{2}-\d{2}|\d{4}|latest)$")
+_SUFFIX = r"(?:-v\d+)?(?::[\w-]+)?$"
+_DATE = r"[-@](?:\d{8}|\d{4}-\d{2}-\d{2}|\d{2}-\d{2}|\d{4}|latest)$"
 _MILLION = 1_000_000
 
 
@@ -255,7 +255,6 @@ _RULES: tuple[tuple[str, ModelProfile], ...] = (
         ),
     ),
 )
-_COMPILED = tuple((re.compile(pattern.replace(".", r"\.")), profile) for pattern, profile in _RULES)
 _FILES: tuple[Input, ...] = ("text", "image", "pdf")
 _LIMITS: tuple[tuple[str, int | None, tuple[Input, ...]], ...] = (
     ("claude-(opus-4-[678]|sonnet-4-6)", 128_000, _FILES),
@@ -282,7 +281,6 @@ _LIMITS: tuple[tuple[str, int | None, tuple[Input, ...]], ...] = (
     ("(mistral-(small|medium|large)|pixtral)", None, ("text", "image")),
 )
 """Most tokens of an answer and accepted inputs by name, as the vendors' model pages list them."""
-_COMPILED_LIMITS = tuple((re.compile(pattern.replace(".", r"\.")), limit, inputs) for pattern, limit, inputs in _LIMITS)
 
 
 @lru_cache(maxsize=1000)
@@ -291,11 +289,12 @@ def find_profile(model: str) -> ModelProfile:
     name = _strip_prefix(model)
     if name.startswith("claude-"):
         name = name.replace(".", "-")  # OpenRouter writes claude-opus-5.5
-    profile = next((profile for pattern, profile in _COMPILED if pattern.match(name)), UNKNOWN)
+    is_known = VENDOR_NAMES.search(name) is not None
+    rules, all_limits = (_RULES, _LIMITS) if is_known else ((), ())
+    profile = next((profile for pattern, profile in rules if _starts_with(name, pattern)), UNKNOWN)
+    fitting = ((limit, inputs) for pattern, limit, inputs in all_limits if _starts_with(name, pattern))
+    limit, inputs = next(fitting, (None, ()))
     entry, own = find_model(model), _find_registered(model)
-    limit, inputs = next(
-        ((limit, inputs) for pattern, limit, inputs in _COMPILED_LIMITS if pattern.match(name)), (None, ())
-    )
     limits = {
         "context_window": own.context_window or (entry.context_window if entry else None),
         "output_limit": own.output_limit or limit,
@@ -303,6 +302,11 @@ def find_profile(model: str) -> ModelProfile:
     }
     known = {field: value for field, value in limits.items() if value}
     return msgspec.structs.replace(profile, **known) if known else profile
+
+
+def _starts_with(name: str, pattern: str) -> bool:
+    """Match the beginning of a name; a dot in the pattern stands for itself. Compiled patterns are kept by `re`."""
+    return re.match(pattern.replace(".", r"\."), name) is not None
 
 
 # Data
@@ -395,10 +399,10 @@ def _spellings(model: str) -> Iterator[str]:
         yield name[name.rfind("/") + 1 :]
     name = _strip_prefix(model)
     yield name
-    shorter = _SUFFIX.sub("", name)
+    shorter = re.sub(_SUFFIX, "", name)
     if shorter != name:
         yield shorter
-    undated = _DATE.sub("", shorter)
+    undated = re.sub(_DATE, "", shorter)
     if undated != shorter:
         yield undated
     yield f"{undated}-preview"
@@ -406,7 +410,7 @@ def _spellings(model: str) -> Iterator[str]:
 
 def _strip_prefix(model: str) -> str:
     name = model.lower()
-    while (shorter := _PREFIX.sub("", name, count=1)) != name:
+    while (shorter := re.sub(_PREFIX, "", name, count=1)) != name:
         name = shorter
     return name
 
@@ -443,7 +447,7 @@ class RegisteredModel(msgspec.Struct, frozen=True):
 
 
 _RATE_NAMES = ("input", "output", "cached", "cache_write", "cache_write_1h")
-_PART = re.compile(rf"({'|'.join(_RATE_NAMES)}|window|answer)=(\d+(?:\.\d+)?)")
+_PART = rf"({'|'.join(_RATE_NAMES)}|window|answer)=(\d+(?:\.\d+)?)"
 registered: dict[str, RegisteredModel] = {}
 """Models that this process added to the catalogue, by name."""
 _NOT_REGISTERED = RegisteredModel()
@@ -487,7 +491,7 @@ def read_models(lines: Sequence[str]) -> dict[str, RegisteredModel]:
     found: dict[str, RegisteredModel] = {}
     for line in lines:
         name, *parts = line.split()
-        matches = [_PART.fullmatch(part) for part in parts]
+        matches = [re.fullmatch(_PART, part) for part in parts]
         given = {match[1]: float(match[2]) for match in matches if match}
         rates = {key: given[key] for key in _RATE_NAMES if key in given}
         priced = "input" in rates and "output" in rates
