@@ -15,7 +15,7 @@ from atlas_agents.core.messages import Message
 from atlas_agents.providers.base import Dialect, Request, render_result
 from atlas_agents.providers.catalogue import ModelProfile
 from atlas_agents.providers.schemas import fit_output
-from atlas_agents.providers.settings import EFFORT_BUDGETS, EFFORTS, Effort, ModelSettings
+from atlas_agents.providers.settings import DEFAULT_SETTINGS, EFFORT_BUDGETS, EFFORTS, Effort, ModelSettings
 
 logger = logging.getLogger(__name__)
 REASONING = "reasoning"
@@ -78,6 +78,8 @@ _EFFORT_PHRASES = (
     *('"thinking.type.', "the effort parameter"),
 )
 """What errors say that refuse an effort without naming its field."""
+_NAMES_BY_PHRASE = {"block_binding:": BLOCK_BINDING, "`anthropic-beta`": BLOCK_BINDING, "cache_control": "cache"}
+"""What Anthropic's errors say, which name no field, of fields that the wire sends by itself."""
 _CHOICES = ("effort", "service_tier")
 """Settings with few values, of which a server may refuse only some."""
 _VALUE_PHRASES = (
@@ -189,6 +191,13 @@ class Adaptation:
     def adapt(self, request: Request, model: str, profile: ModelProfile, dialect: Dialect = "plain") -> Request:
         """Return the request without settings that the model refuses, its output schema in the server's dialect."""
         refused = self._refused.get(model, frozenset())
+        is_plain = request.settings == DEFAULT_SETTINGS and request.tool_choice in ("auto", "none")
+        adapted = request if is_plain and not refused else self._adapt_settings(request, model, profile, refused)
+        if adapted.output is None:
+            return adapted
+        return fit_output(adapted, profile, dialect, refused=OUTPUT_SCHEMA in adapted.without)
+
+    def _adapt_settings(self, request: Request, model: str, profile: ModelProfile, refused: frozenset[str]) -> Request:
         settings = request.settings
         known = {name for name in _SAMPLING if getattr(settings, name) is not None}
         if known and not _accepts(profile.sampling, settings, profile):
@@ -199,7 +208,7 @@ class Adaptation:
         changes: dict[str, Any] = {}
         if (limit := profile.output_limit) is not None and (settings.max_tokens or 0) > limit:
             self._warn(model, "max_tokens", f"the model's limit of {limit:,} is sent", "adjusted")
-            settings = changes["settings"] = msgspec.structs.replace(settings, max_tokens=limit)
+            settings = changes["settings"] = settings.merge(ModelSettings(max_tokens=limit))
         if dropped := (known | _find_dropped(refused, settings)) & set(_SETTING_NAMES):
             changes["settings"] = _without(settings, dropped)
         if request.tool_choice not in ("auto", "none") and (
@@ -212,10 +221,7 @@ class Adaptation:
         if settings.effort is not None and (effort := resolve_effort(settings, profile)).changed:
             is_sent = effort.level is not None or effort.budget is not None
             self._warn(model, "effort", effort.changed, "adjusted" if is_sent else "not sent")
-        adapted = msgspec.structs.replace(request, **changes) if changes else request
-        if adapted.output is None:
-            return adapted
-        return fit_output(adapted, profile, dialect, refused=OUTPUT_SCHEMA in adapted.without)
+        return msgspec.structs.replace(request, **changes) if changes else request
 
     def drop(
         self, request: Request, model: str, names: Iterable[str], reason: str = "the API does not have it"
@@ -311,6 +317,15 @@ def _names(error: ProviderError, fields: tuple[str, ...]) -> bool:
     return named in fields and any(word in message.lower() for word in (*_UNSUPPORTED, "input should be"))
 
 
+def _find_own_field(error: ProviderError, message: str) -> str | None:
+    """Return the field that an error is about, if a wire sends it though no setting asks for it."""
+    if error.param in _OWN_FIELDS:
+        return error.param
+    if _names(error, (STREAM_OPTIONS,)):
+        return STREAM_OPTIONS
+    return next((name for phrase, name in _NAMES_BY_PHRASE.items() if phrase in message), None)
+
+
 def _find_refused(error: ProviderError, request: Request) -> str | None:
     """Return the setting that an error is about, if the request has it."""
     message = str(error)
@@ -325,12 +340,8 @@ def _find_refused(error: ProviderError, request: Request) -> str | None:
             return _describe_refusal(name, error, request.settings)
     if request.settings.effort is not None and any(phrase in message.lower() for phrase in _EFFORT_PHRASES):
         return "effort"
-    if error.param in _OWN_FIELDS:
-        return error.param
-    if _names(error, (STREAM_OPTIONS,)):
-        return STREAM_OPTIONS
-    if "block_binding:" in message or "`anthropic-beta`" in message:
-        return BLOCK_BINDING
+    if (own := _find_own_field(error, message)) is not None:
+        return own
     if request.tool_choice not in ("auto", "none") and (error.param == "tool_choice" or "tool_choice" in message):
         return FORCED_TOOL
     if request.output is not None and _is_about_output(error, message):
