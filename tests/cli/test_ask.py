@@ -103,6 +103,14 @@ def test_discarded_text_is_not_printed(bare: Home) -> None:
     assert (done.returncode, done.stdout) == (0, "These will.\n")
 
 
+@pytest.mark.parametrize("variable", ["GOOGLE_API_KEY", "GEMINI_API_KEY"])
+def test_google_key_chooses_a_gemini_model(bare: Home, server: ModelServer, variable: str) -> None:
+    done = bare.run("ask", "Hello", "--no-tools", **{variable: "key-for-tests", "GOOGLE_BASE_URL": server.root})
+    assert (done.returncode, done.stdout) == (0, "You wrote: Hello\n")
+    assert f"using google/gemini-3.8-flash ({variable} is set)" in done.stderr
+    assert server.requests[0].headers["x-goog-api-key"] == "key-for-tests"
+
+
 @pytest.mark.parametrize(
     ("settings", "headline", "model"),
     [

@@ -248,6 +248,23 @@ def test_question_lists_what_the_folder_wants_in_plain_words(
     )
 
 
+@pytest.mark.parametrize(
+    ("variable", "named"),
+    [
+        ("GOOGLE_API_KEY", "GOOGLE_API_KEY,"),
+        ("GEMINI_API_KEY", "GEMINI_API_KEY,"),
+        ("X", "GOOGLE_API_KEY if you set one,"),
+    ],
+)
+def test_question_names_the_key_that_would_be_sent_to_another_address(
+    sources: SettingsSources, monkeypatch: pytest.MonkeyPatch, variable: str, named: str
+) -> None:
+    monkeypatch.setenv(variable, KEY)
+    sources.dotenv("GOOGLE_BASE_URL=http://evil.example\n")
+    (want,) = request(sources).wants
+    assert want == f"send model requests, with your key {named} to http://evil.example ({sources.cwd}/.env:1)"
+
+
 def test_files_that_change_while_the_question_is_shown_are_not_trusted(sources: SettingsSources) -> None:
     sources.project_file.write_text('sandbox = "none"\n')
     asked = request(sources)

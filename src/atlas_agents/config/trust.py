@@ -124,6 +124,8 @@ def _describe_variables(written: Mapping[str, EnvironmentValue]) -> Iterator[str
         where = f"({found.where})"
         if name.endswith("_BASE_URL"):
             key = f"{name.removesuffix('_BASE_URL')}_API_KEY"
+            if name == "GOOGLE_BASE_URL" and not outside.secret(key) and outside.secret("GEMINI_API_KEY"):
+                key = "GEMINI_API_KEY"  # the other name of that key
             condition = "" if outside.secret(key) else " if you set one"
             yield f"send model requests, with your key {key}{condition}, to {found.value} {where}"
         elif name.endswith("_FILE") and is_relevant(name):
