@@ -14,7 +14,7 @@ from atlas_agents.core import messages as m
 from atlas_agents.core.messages import Message, ToolCall, ToolResult, memo
 from atlas_agents.providers import base
 from vendors.anthropic import AnthropicDouble
-from vendors.common import KEY, Answer
+from vendors.common import KEY, Answer, Refusal
 
 MODEL = "claude-opus-5-5"
 PROMPT = "You are the assistant of a library. " * 60
@@ -152,6 +152,14 @@ async def test_there_are_never_more_marks_than_the_vendor_accepts(settings: Mode
         await atlas.ask("Where is my book?")
         assert vendor.refusals == []
         assert count_marks(vendor.bodies[0]) == marks
+
+
+async def test_a_server_that_refuses_marks_gets_none() -> None:
+    refusal = Refusal("system.0.cache_control: Extra inputs are not permitted")
+    async with AnthropicDouble(refusal, then=DONE) as vendor, open_atlas(vendor) as atlas:
+        for _ in range(2):
+            assert (await atlas.ask("Where is my book?")).text == "It is in."
+        assert [count_marks(body) for body in vendor.bodies] == [3, 0, 0]
 
 
 async def test_marks_do_not_encode_the_history_again() -> None:
