@@ -248,7 +248,8 @@ def _combine_settings(
             "stop": (stop,) if isinstance(stop, str) else tuple(stop),
         }
         set_here = {name: value for name, value in given.items() if value not in (None, ())}
-        return msgspec.structs.replace(read_settings(settings), **set_here)
+        found = read_settings(settings)
+        return msgspec.structs.replace(found, **set_here) if set_here else found
     except ConfigError as error:
         raise ConfigError(f"agent {agent_id!r}: {error}") from error
 
