@@ -109,6 +109,10 @@ def _event_too_long() -> ProviderError:
 def _parse_block(block: bytes) -> tuple[bytes, bytes]:
     if block.startswith(b"data: ") and b"\n" not in block:
         return b"", block[6:]
+    if block.startswith(b"event: "):  # the form in which the vendors send their events
+        name, _, rest = block[7:].partition(b"\n")
+        if rest.startswith(b"data: ") and b"\n" not in rest:
+            return name, rest[6:]
     name, data = b"", list[bytes]()
     for line in block.split(b"\n"):
         field, _, value = line.partition(b":")
