@@ -286,3 +286,16 @@ async def test_message_is_not_accepted_once_a_budget_is_used_up() -> None:
         with pytest.raises(BudgetExceeded):
             await atlas.ask("hi")
         assert [each.status for each in await stored(atlas).runs("default", "default")] == ["done"]
+
+
+async def test_turns_that_tools_start_at_once_wait_for_each_other() -> None:
+    inner = Agent("inner", model=Metered(40, 60))
+
+    async def research(n: int) -> str:
+        """Ask another agent."""
+        return (await atlas.ask("look", agent_id="inner", session=str(n))).text
+
+    three = calls("research", n=1) + calls("research", n=2) + calls("research", n=3)
+    outer = Agent("outer", model=Scripted(three, says("Done.")), tools=[research])
+    async with Atlas([outer, inner], store=MemoryStore()) as atlas:
+        assert (await atlas.ask("hi", budget=Budget(tokens=900, requests=5))).text == "Done."

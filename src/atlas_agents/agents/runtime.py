@@ -57,6 +57,7 @@ from atlas_agents.tools.worker_pool import Workers
 MAX_HANDOFFS = 8
 """After this many hand-offs in one turn, the current agent has to answer."""
 _CLOSE_TIMEOUT = 1.0
+_MAX_ROOTS = 256
 
 
 def _local_provider(environment: Environment) -> Provider:
@@ -123,6 +124,7 @@ class AgentRuntime:
         )
         self.subscribers = Subscribers(self.governance.redactor.trace)
         self._registry = registry
+        self._root_limits: dict[str, Sequence[BudgetLimit]] = {}
         self._pools: weakref.WeakKeyDictionary[Any, dict[bool, Failover]] = weakref.WeakKeyDictionary()
 
     def create_run(
@@ -217,6 +219,13 @@ class AgentRuntime:
 
     async def _limits_of_root(self, root: str) -> Sequence[BudgetLimit]:
         """Return the limits of the turn that started a delegation: all that follows from it counts, too."""
+        if root not in self._root_limits:
+            if len(self._root_limits) > _MAX_ROOTS:
+                self._root_limits.clear()
+            self._root_limits[root] = await self._read_root(root)
+        return self._root_limits[root]
+
+    async def _read_root(self, root: str) -> Sequence[BudgetLimit]:
         row = await self.store.run(self.tenant, root) if self.store is not None else None
         if row is None:
             return ()

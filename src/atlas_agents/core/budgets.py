@@ -308,6 +308,7 @@ class Reservation(msgspec.Struct, frozen=True):
     max_tokens: int | None = None
     outer: "Reservation | None" = None
     """What is reserved for the same call in the turn whose tool started this turn."""
+    run_id: str = ""
 
 
 class TurnIdentity(msgspec.Struct, frozen=True):
@@ -397,10 +398,21 @@ class BudgetBook:
                 self._inputs[model] = (call.input_tokens, usage.input_tokens)
 
     async def wait(self, refusal: BudgetUnavailable) -> None:
-        """Wait until something was returned to a budget, first come, first served."""
+        """Wait until something was returned to a budget, first come, first served.
+
+        The first one also looks from time to time what another process has returned.
+        """
         queue = self._waiters.setdefault((refusal.key, refusal.period), deque())
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        alarm = self.clock.call_later(_POLL, lambda: waiter.done() or waiter.set_result(None))
+
+        def poll() -> None:
+            nonlocal alarm
+            if not waiter.done() and queue and queue[0] is waiter:
+                waiter.set_result(None)
+            elif not waiter.done():
+                alarm = self.clock.call_later(_POLL, poll)
+
+        alarm = self.clock.call_later(_POLL, poll)
         queue.append(waiter)
         try:
             await waiter
@@ -532,22 +544,23 @@ class TurnBudget:
         if self.exhausted is not None:
             raise self.exhausted
         await self.start_time()
-        outer = await self._outer.reserve_within(call) if self._outer is not None else None
+        run_id = self._turn.run_id
+        outer = await self._outer.reserve_within(call, run_id) if self._outer is not None else None
         try:
-            return await self._reserve(call, self.limits(), outer)
+            return await self._reserve(call, self.limits(), outer, run_id)
         except BaseException:
             if outer is not None and self._outer is not None:
                 await self._outer.settle(outer, None)
             raise
 
-    async def reserve_within(self, call: ModelCall) -> Reservation:
+    async def reserve_within(self, call: ModelCall, run_id: str) -> Reservation:
         """Reserve for a call of a turn that a tool of this turn started: it counts against the budget of this turn."""
-        outer = await self._outer.reserve_within(call) if self._outer is not None else None
+        outer = await self._outer.reserve_within(call, run_id) if self._outer is not None else None
         limits = tuple([each for each in self.limits() if each.key.startswith("turn/")])
-        return await self._reserve(call, limits, outer)
+        return await self._reserve(call, limits, outer, run_id)
 
     async def _reserve(
-        self, call: ModelCall, limits: tuple[BudgetLimit, ...], outer: Reservation | None
+        self, call: ModelCall, limits: tuple[BudgetLimit, ...], outer: Reservation | None, run_id: str
     ) -> Reservation:
         wanted = most = call.max_tokens or call.longest
         if outer is not None and outer.max_tokens is not None:
@@ -559,10 +572,10 @@ class TurnBudget:
             tokens = self._book.correct_input(call)
             cost, cost_per_token = self._worst_cost(call, tokens, limits)
             base, unit = (tokens, 1, 0, cost, 0), (1, 0, 0, cost_per_token, 0)
-            return store.ReserveBudget(self._turn.run_id, limits, base, unit, least, enough, most)
+            return store.ReserveBudget(run_id, limits, base, unit, least, enough, most)
 
         granted, reserved = await self._grant(build)
-        return Reservation(call, limits, reserved, granted if granted < wanted else None, outer)
+        return Reservation(call, limits, reserved, granted if granted < wanted else None, outer, run_id)
 
     def _worst_cost(self, call: ModelCall, tokens: int, limits: Sequence[BudgetLimit]) -> tuple[int, int]:
         """Return the highest cost in microcents of the input, and of one output token, among the models."""
@@ -634,9 +647,10 @@ class TurnBudget:
             await self._outer.settle(reservation.outer, usage)
         if not reservation.budgets:
             return
-        write = store.SettleBudget(self._turn.run_id, reservation.budgets, reservation.reserved, used)
+        run_id = reservation.run_id or self._turn.run_id
+        write = store.SettleBudget(run_id, reservation.budgets, reservation.reserved, used)
         self._settled += [write, *self._settle_time()]
-        if not self._journaled:
+        if not self._journaled or run_id != self._turn.run_id:
             await finish_despite_cancel(self._flush())
 
     def _cost(self, reservation: Reservation, usage: Usage) -> int:
