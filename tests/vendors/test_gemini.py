@@ -566,6 +566,35 @@ async def test_effort_that_the_server_refuses_is_dropped_once(caplog: pytest.Log
         assert ["generationConfig" in body for body in vendor.bodies] == [True, False, False]
 
 
+class LenientDouble(GeminiDouble):
+    """A server whose rules are those of its script."""
+
+    def check(self, request: VendorRequest) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("settings", "field", "message"),
+    [
+        (ModelSettings(temperature=0.5), "temperature", "no sampling"),
+        (ModelSettings(stop=tuple("abcdef")), "stop_sequences", "At most 5 stop sequences are allowed."),
+        (ModelSettings(seed=7), "seed", "no seed"),
+        (ModelSettings(effort="low"), "thinking_config", "no thinking"),
+        (ModelSettings(effort="low"), "", "Thinking level LOW is not supported for this model."),
+        (ModelSettings(effort="low"), "", "Thinking is not supported by this model."),
+    ],
+)
+async def test_refused_setting_is_dropped_with_one_warning(
+    settings: ModelSettings, field: str, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    refusal = Refusal(message, param=f"generation_config.{field}" if field else None)
+    async with LenientDouble(refusal, SUNNY, SUNNY) as vendor, open_atlas(vendor, settings=settings) as atlas:
+        assert (await atlas.ask("Hi")).text == "Sunny."
+        assert (await atlas.ask("Hi")).text == "Sunny."
+        assert ["generationConfig" in body for body in vendor.bodies] == [True, False, False]
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
+
+
 # Address and key
 
 

@@ -56,7 +56,7 @@ _SETTING_NAMES: dict[str, tuple[str, ...]] = {
     "parallel_tool_calls": ("parallel_tool_calls", "disable_parallel_tool_use"),
     "effort": (
         *("reasoning_effort", "reasoning.effort", "reasoning", "output_config.effort", "thinking", "effort"),
-        *("generation_config.thinking_config", "thinkingConfig", "thinkingLevel", "thinkingBudget", "includeThoughts"),
+        *("thinking_config", "thinkingConfig", "thinkingLevel", "thinkingBudget", "includeThoughts"),
         *("thinking.type", "thinking_level", "thinking_budget"),
     ),
     "cache": ("prompt_cache_key", "cache_control", "prompt_cache_options"),
@@ -311,7 +311,10 @@ def _is_about_output(error: ProviderError, message: str) -> bool:
 def _names(error: ProviderError, fields: tuple[str, ...]) -> bool:
     """Return whether an error is about one of these fields."""
     message = str(error)
-    if error.param in fields or any(f"{quote}{field}{quote}" in message for field in fields for quote in "`'\""):
+    param = error.param.removeprefix("generation_config.")  # of Gemini
+    if param in fields or any(f"{quote}{field}{quote}" in message for field in fields for quote in "`'\""):
+        return True
+    if "thinking" in fields and "thinking is not supported" in message.lower():
         return True
     named = message.removeprefix(f"HTTP {error.status}: ").partition(":")[0]
     return named in fields and any(word in message.lower() for word in (*_UNSUPPORTED, "input should be"))
