@@ -141,11 +141,20 @@ class AnthropicDouble(VendorDouble):
     """The Messages API. `answer.extra`: `redacted` (data of redacted blocks), `content` (exact blocks instead),
     `omit_thinking` (`display: omitted`), `stop_details`, `id`."""
 
-    def __init__(self, *answers: Any, then: Any = None, binding_controls: bool = True, enforce_binding: bool = True):
+    def __init__(
+        self,
+        *answers: Any,
+        then: Any = None,
+        binding_controls: bool = True,
+        enforce_binding: bool = True,
+        window: int | None = None,
+    ):
         super().__init__(*answers, then=then)
         self.binding_controls = binding_controls
         """Whether this address knows the beta for thinking blocks; clouds may not."""
         self.enforce_binding = enforce_binding
+        self.window = window
+        """Most tokens of a prompt."""
         self.dropped: list[str] = []
         """Paths of the thinking blocks that the API itself left out."""
         self.usage: list[Block] = []
@@ -187,6 +196,9 @@ class AnthropicDouble(VendorDouble):
         messages = self._check_messages(body, rules, version == NEW_VERSION)
         _check_cache_marks(body)
         self._check_returned_thinking(body, rules, messages)
+        total = sum(map(_tokens, _prompt_blocks(body, messages)))
+        if self.window is not None:  # claude-code#12186
+            require(total <= self.window, f"prompt is too long: {total} tokens > {self.window} maximum")
         self._usage = self._count_input(body, rules, messages)
         self.usage.append(self._usage)
 

@@ -568,6 +568,15 @@ async def test_a_trimmed_history_is_accepted(model: str, official: bool) -> None
         assert vendor.refusals == []
 
 
+@pytest.mark.parametrize("model", ["claude-opus-5-5", "claude-sonnet-4-5"])
+async def test_a_session_longer_than_the_window_keeps_answering(model: str) -> None:
+    async with AnthropicDouble(*[PARIS, SUNNY] * 25, window=1500) as vendor, open_atlas(vendor, model) as atlas:
+        for _ in range(25):
+            assert (await atlas.ask("What is the weather in Paris? " * 10)).text == "Sunny."
+        assert {refusal.message.partition(":")[0] for refusal in vendor.refusals} == {"prompt is too long"}
+        assert len(vendor.refusals) < 10
+
+
 async def test_schemas_of_typed_answers_are_accepted() -> None:
     async with (
         AnthropicDouble(Answer('{"city":"Paris","country":"France"}')) as vendor,
