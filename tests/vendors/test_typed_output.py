@@ -10,20 +10,22 @@ from typing import Annotated, Any, Literal, Protocol, TypedDict, cast
 import jsonschema_rs
 import pydantic
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from atlas_agents import Agent, Atlas, tool
 from atlas_agents.agents.output import Output
 from atlas_agents.providers import schemas
 from atlas_agents.providers.anthropic import AnthropicProvider
-from atlas_agents.providers.base import Provider
+from atlas_agents.providers.base import OutputSpec, Provider
 from atlas_agents.providers.gemini import GeminiProvider
 from atlas_agents.providers.openai import OpenAIProvider
 from atlas_agents.providers.openai_responses import OpenAIResponsesProvider
-from vendors.anthropic import AnthropicDouble
+from vendors.anthropic import AnthropicDouble, check_schema
 from vendors.common import KEY, Answer, Refusal, VendorRequest
 from vendors.deepseek import DeepSeekDouble
 from vendors.gemini import GeminiDouble
-from vendors.openai_chat import OpenAIChatDouble
+from vendors.openai_chat import OpenAIChatDouble, check_strict_schema
 from vendors.openai_compatible import MistralDouble, OpenRouterDouble
 from vendors.openai_responses import OpenAIResponsesDouble
 
@@ -369,6 +371,54 @@ async def test_schemas_of_other_authors_are_accepted(wire: Any) -> None:
         for schema in SCHEMAS.values():
             await atlas.run("Tell", output=schema)
     assert (double.refusals, len(double.requests)) == ([], len(SCHEMAS))
+
+
+def make_schemas() -> st.SearchStrategy[Any]:
+    names = st.sampled_from(["a", "b", "$ref", "properties", "definitions", "type"])
+    leaves: st.SearchStrategy[Any] = st.one_of(
+        st.booleans(),
+        st.sampled_from([{}, {"$ref": "#/$defs/one"}, {"$ref": "#/$defs/two"}, {"$ref": "#"}, {"const": [1]}]),
+        st.sampled_from(["string", "integer", "null", "array", "object"]).map(lambda kind: {"type": kind}),
+        st.just({"type": ["string", "null"], "minLength": 1, "default": None, "pattern": "(?=a)"}),
+        st.just({"enum": ["a", 1, None], "description": "One of them.", "examples": ["a"]}),
+    )
+
+    def extend(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+        properties = st.dictionaries(names, inner, max_size=3)
+        objects = st.fixed_dictionaries(
+            {"properties": properties},
+            optional={
+                "type": st.sampled_from(["object", ["object", "null"]]),
+                "required": st.lists(names, unique=True, max_size=2),
+                "additionalProperties": inner,
+                "title": st.just("T"),
+            },
+        )
+        lists = st.fixed_dictionaries({"type": st.just("array")}, optional={"items": inner, "maxItems": st.just(3)})
+        unions = st.tuples(st.sampled_from(["anyOf", "oneOf", "allOf", "prefixItems"]), st.lists(inner, min_size=1))
+        return objects | lists | unions.map(lambda pair: {pair[0]: pair[1]}) | inner.map(lambda each: {"not": each})
+
+    nodes = st.recursive(leaves, extend, max_leaves=8)
+    roots = nodes.filter(lambda node: isinstance(node, dict))
+    return st.tuples(roots, nodes, nodes).map(lambda all: {**all[0], "$defs": {"one": all[1], "two": all[2]}})
+
+
+@given(make_schemas())
+@settings(max_examples=300, deadline=None)
+def test_any_schema_is_sent_by_the_rules_of_the_vendor_or_as_an_instruction(schema: dict[str, Any]) -> None:
+    spec = OutputSpec("answer", schema)
+    before = json.dumps(schema)
+    anthropic, openai = schemas.prepare_output(spec, "anthropic"), schemas.prepare_output(spec, "openai")
+    gemini, plain = schemas.prepare_output(spec, "gemini"), schemas.prepare_output(spec, "plain")
+    if anthropic is not None:
+        check_schema(anthropic.schema, "schema")
+    assert openai is not None and plain is not None
+    assert openai.schema["type"] == plain.schema["type"] == "object"
+    if openai.strict:
+        check_strict_schema(openai.schema, "schema")
+    assert gemini is None or gemini.schema["type"] == "object"
+    schemas.drop_added_nulls({"a": None, "b": [{"a": None}]}, schema)
+    assert json.dumps(schema) == before
 
 
 def test_guide_shows_what_each_vendor_is_sent() -> None:

@@ -40,7 +40,8 @@ _GEMINI_KEPT = _ANNOTATIONS | _BOUNDS | {"additionalProperties"}
 _MAX_PROPERTIES, _MAX_LEVELS, _MAX_ENUM_VALUES = 5000, 10, 1000
 _MAPS = {name: name for name in ("properties", "patternProperties", "$defs")} | {"definitions": "$defs"}
 """Keywords whose value maps names to schemas."""
-_VALUES = "default", "enum", "const", "examples", "required"
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE = ("items", "not", "if", "then", "else", "contains", "propertyNames", "unevaluatedItems")
 _UNUSABLE = "$schema", "$id", "discriminator", "examples", "readOnly", "writeOnly", "deprecated"
 
 
@@ -94,14 +95,14 @@ def _prepare(spec: OutputSpec, dialect: Dialect) -> OutputSpec | None:
         return OutputSpec(spec.name, plain)
     try:
         return OutputSpec(spec.name, _TRANSFORMS[dialect](plain), strict=dialect != "gemini")
-    except _NotExpressible:
+    except (_NotExpressible, RecursionError):
         return OutputSpec(spec.name, plain) if dialect == "openai" else None
 
 
 def wrap(schema: Schema) -> Schema:
     """Return a schema whose root is an object: itself, or an object with the schema as its only property."""
     root = _inline_root(_modernise(schema))
-    if not is_wrapped(root):
+    if _is_object(root):
         return root
     definitions = root.pop("$defs", None)
     outer: Schema = {"type": "object", "properties": {WRAPPED: root}, "required": [WRAPPED]}
@@ -111,14 +112,18 @@ def wrap(schema: Schema) -> Schema:
 
 def is_wrapped(schema: Schema) -> bool:
     """Return whether a schema's root is not an object."""
-    root = _inline_root(schema)
-    is_object = root.get("type") == "object" or ("type" not in root and "properties" in root)
-    return not is_object or any(name in root for name in ("anyOf", "oneOf", "allOf", "enum", "const"))
+    return not _is_object(_inline_root(_modernise(schema)))
+
+
+def _is_object(root: Schema) -> bool:
+    alternatives = any(name in root for name in ("anyOf", "oneOf", "allOf", "enum", "const"))
+    return root.get("type") == "object" and not alternatives
 
 
 def drop_added_nulls(value: Any, schema: Schema) -> Any:
     """Return an answer without the nulls that strict mode demands for a property that is optional, but not nullable."""
-    return _drop_nulls(value, schema, _modernise(schema).get("$defs", {}))
+    modern = _modernise(schema)
+    return _drop_nulls(value, modern, modern.get("$defs", {}))
 
 
 def _drop_nulls(value: Any, schema: Schema, definitions: Schema) -> Any:
@@ -173,9 +178,13 @@ def _modernise(node: Schema) -> Schema:
     found: Schema = {}
     for name, each in node.items():
         if name in _MAPS and isinstance(each, dict):
-            found[_MAPS[name]] = {key: _modernise_value(value) for key, value in cast(Schema, each).items()}
+            found[_MAPS[name]] = {key: _as_schema(value) for key, value in cast(Schema, each).items()}
+        elif name in _LISTS and isinstance(each, list):
+            found[name] = [_as_schema(value) for value in cast(list[Any], each)]
+        elif name in _SINGLE and not isinstance(each, list):
+            found[name] = _as_schema(each)
         else:
-            found[name] = each if name in _VALUES else _modernise_value(each)
+            found[name] = _as_schema(each) if name == "additionalProperties" and isinstance(each, dict) else each
     if isinstance(reference := found.get("$ref"), str):
         found["$ref"] = reference.replace("#/definitions/", "#/$defs/", 1)
     if "properties" in found:
@@ -183,10 +192,11 @@ def _modernise(node: Schema) -> Schema:
     return found
 
 
-def _modernise_value(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_modernise_value(each) for each in cast(list[Any], value)]
-    return _modernise(cast(Schema, value)) if isinstance(value, dict) else value
+def _as_schema(value: Any) -> Schema:
+    """Return a schema inside another one, which may be true (anything) or false (nothing)."""
+    if isinstance(value, dict):
+        return _modernise(cast(Schema, value))
+    return {} if value else {"not": {}}
 
 
 def _resolve(schema: Schema, definitions: Schema) -> Schema:
@@ -235,25 +245,29 @@ def _check_expressible(node: Schema) -> None:
         raise _NotExpressible("array of any values")
     if not any(name in node for name in ("type", "anyOf", "oneOf", "allOf", "enum", "const", "$ref")):
         raise _NotExpressible("value of any type")
+    values = [*node.get("enum", ()), node.get("const")]
+    if ("enum" in node and not node["enum"]) or any(isinstance(each, dict | list) for each in values):
+        raise _NotExpressible("constant that is an object or a list")
 
 
 def _find_recursion(schema: Schema, *, optional_allowed: bool) -> bool:
     """Return whether a definition contains itself; with `optional_allowed`, only through required properties."""
     definitions = cast(Schema, schema.get("$defs", {}))
+    finite: set[str] = set()
 
     def visit(node: Schema, open_names: frozenset[str]) -> bool:
         if isinstance(reference := node.get("$ref"), str):
             name = reference.removeprefix("#/$defs/")
             if name in open_names or name not in definitions:
                 return True
-            return visit(definitions[name], open_names | {name})
-        return any(visit(each, open_names) for each in _visited(node))
-
-    def _visited(node: Schema) -> Iterator[Schema]:
-        if not (optional_allowed and "properties" in node):
-            return _children(node)
-        required = node.get("required", ())
-        return (each for name, each in node["properties"].items() if name in required)
+            if name in finite or not visit(definitions[name], open_names | {name}):
+                finite.add(name)
+                return False
+            return True
+        if optional_allowed and "properties" in node:
+            required = node.get("required", ())
+            return any(visit(each, open_names) for name, each in node["properties"].items() if name in required)
+        return any(visit(each, open_names) for each in _children(node))
 
     return any(visit({"$ref": f"#/$defs/{name}"}, frozenset()) for name in definitions) or visit(schema, frozenset())
 
@@ -400,21 +414,24 @@ def _make_nullable(schema: Schema, definitions: Schema) -> Schema:
 
 def _check_limits(schema: Schema) -> None:
     """Raise for schemas beyond OpenAI's limits of properties, levels and enum values."""
-    counts = {"properties": 0, "values": 0}
     definitions = cast(Schema, schema.get("$defs", {}))
+    depths: dict[str, int] = {}
+    counts = {"properties": 0, "enum": 0}
 
-    def visit(node: Schema, level: int, open_names: frozenset[str]) -> None:
-        counts["values"] += len(node.get("enum", ()))
-        counts["properties"] += len(node.get("properties", {}))
-        if level > _MAX_LEVELS or counts["properties"] > _MAX_PROPERTIES or counts["values"] > _MAX_ENUM_VALUES:
-            raise _NotExpressible("too large for strict mode")
-        name = str(node.get("$ref", "")).removeprefix("#/$defs/")
-        if name and name not in open_names:
-            visit(definitions[name], level, open_names | {name})
-        for each in _children(node):
-            visit(each, level + (node.get("type") in ("object", "array")), open_names)
+    def measure(node: Schema) -> int:
+        """Return the levels of objects and lists in a node, and count what it contains; a definition counts once."""
+        if name := str(node.get("$ref", "")).removeprefix("#/$defs/"):
+            if name not in depths:
+                depths[name] = 0  # of a type that contains itself, one turn is measured
+                depths[name] = measure(definitions[name])
+            return depths[name]
+        for key in counts:
+            counts[key] += len(node.get(key, ()))
+        return max([measure(each) for each in _children(node)], default=0) + (node.get("type") in ("object", "array"))
 
-    visit(schema, 1, frozenset())
+    depth = measure(schema)
+    if depth >= _MAX_LEVELS or counts["properties"] > _MAX_PROPERTIES or counts["enum"] > _MAX_ENUM_VALUES:
+        raise _NotExpressible("too large for strict mode")
 
 
 def _to_gemini(schema: Schema) -> Schema:
