@@ -55,7 +55,7 @@ def pages() -> list[Page]:
             _of(
                 top,
                 "Agent agent Atlas AtlasStream Accepted RunResult Step CallResult Event PlanStep Usage History "
-                "Interceptor agents.hooks.offered_on Sessions agents.options.Mode",
+                "Compaction Interceptor agents.hooks.offered_on Sessions agents.options.Mode",
             ),
         ),
         Page(
