@@ -14,12 +14,15 @@ from pydantic import BaseModel
 
 from atlas_agents import (
     Agent,
+    AnthropicProvider,
     Atlas,
     Cancelled,
+    Conversation,
     File,
     GeminiProvider,
     Image,
     ModelSettings,
+    OpenAIResponsesProvider,
     ProviderError,
     RetryPolicy,
     tool,
@@ -34,8 +37,10 @@ from atlas_agents.providers.registry import Registry
 from atlas_agents.storage.sqlite import SqliteStore
 from fault_server import FaultServer, response
 from vendors import killed_turn
+from vendors.anthropic import AnthropicDouble
 from vendors.common import KEY, Answer, Refusal, VendorRequest
 from vendors.gemini import DUMMY, MODELS, GeminiDouble
+from vendors.openai_responses import OpenAIResponsesDouble
 
 PARIS = Answer(calls=(("weather", {"city": "Paris"}),))
 ROME = Answer(calls=(("weather", {"city": "Rome"}),))
@@ -235,6 +240,30 @@ async def test_turn_of_another_vendors_model_is_continued(model: str) -> None:
         assert signatures(vendor) == [DUMMY if MODELS[model].signed else None, None]
         results = [part["functionResponse"]["response"] for part in parts_of(vendor, "user")[1:]]
         assert results == [{"output": "sunny"}, {"error": "Error (failed): no such city"}]
+
+
+async def test_conversation_changes_between_vendors_at_any_turn() -> None:
+    session = Conversation()
+    thoughtful = Answer("Two.", calls=BOTH.calls, thinking=("Hm.",), extra={"thoughts_signed": True})
+    async with (
+        GeminiDouble(thoughtful, SUNNY, thoughtful, SUNNY) as gemini,
+        AnthropicDouble(thoughtful, SUNNY) as claude,
+        OpenAIResponsesDouble(thoughtful, SUNNY) as gpt,
+    ):
+        providers: list[Any] = [
+            connect(gemini),
+            AnthropicProvider("claude-opus-5", base_url=claude.url, api_key=KEY),
+            OpenAIResponsesProvider("gpt-5.6", base_url=f"{gpt.url}/v1", api_key=KEY),
+            connect(gemini),
+        ]
+        for provider in providers:
+            settings = ModelSettings(effort="low")
+            async with open_atlas(gemini, providers=[provider], settings=settings) as atlas:
+                assert (await atlas.ask("Weather?", session=session)).text == "Sunny."
+        assert gemini.refusals + claude.refusals + gpt.refusals == []
+        sent = signatures(gemini)
+        assert [signature == DUMMY for signature in sent] == [False, False, True, False, True, False, False, False]
+        assert [bool(signature) for signature in sent[::2]] == [True] * 4
 
 
 async def test_signatures_of_another_platform_are_replaced_after_its_refusal() -> None:
