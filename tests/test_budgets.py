@@ -299,3 +299,10 @@ async def test_turns_that_tools_start_at_once_wait_for_each_other() -> None:
     outer = Agent("outer", model=Scripted(three, says("Done.")), tools=[research])
     async with Atlas([outer, inner], store=MemoryStore()) as atlas:
         assert (await atlas.ask("hi", budget=Budget(tokens=900, requests=5))).text == "Done."
+
+
+async def test_agent_without_an_atlas_keeps_its_budget() -> None:
+    agent = Agent("a", model=Metered(10, 20), budget="agent requests=1")
+    assert (await agent.call("hi")).success
+    _, success, error = await agent.call("again")
+    assert not success and "of agent 'a' of 1 model requests is used up" in str(error)

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from atlas_agents import Agent, Atlas, BudgetExceeded
+from atlas_agents import Agent, Atlas, Budget, BudgetExceeded, tool
 from atlas_agents.core.errors import BudgetUnavailable
 from atlas_agents.core.store import (
     AcceptRun,
@@ -22,6 +22,7 @@ from atlas_agents.core.store import (
     Store,
     UsageRow,
 )
+from atlas_agents.testing import Scripted, calls, says
 from conftest import Make
 from metered_models import Hanging, Metered
 
@@ -158,3 +159,28 @@ async def test_turn_of_a_stopped_process_returns_what_it_reserved(make_store: Ma
         (settled,) = await then.budget_status(user="ann")
     assert (reserved.used, reserved.reserved, reserved.left) == (0, 1000, 0)
     assert (settled.used, settled.reserved) == (100, 0)
+
+
+@pytest.mark.durable
+async def test_resumed_turn_goes_on_with_its_budget(make_store: Make) -> None:
+    running = asyncio.Event()
+
+    @tool(effect="pure")
+    async def look() -> str:
+        """Look around; the first time without an end."""
+        if not running.is_set():
+            running.set()
+            await asyncio.Event().wait()
+        return "nothing"
+
+    model = Scripted(calls("look"), says("never"))
+    first = Atlas([Agent("a", model=model, tools=[look])], store=await make_store())
+    first.send("hi", budget=Budget(requests=1, tool_calls=1))
+    await running.wait()
+    await first.close()
+    async with Atlas([Agent("a", model=model, tools=[look])], store=await make_store()) as then:
+        (stream,) = await then.recover()
+        with pytest.raises(BudgetExceeded, match="of the turn of 1 model requests is used up"):
+            await stream.reply()
+        (last,) = [part for part in (await then.sessions.history("default"))[-1].parts if part.type == "tool_result"]
+    assert (last.status, len(model.requests)) == ("ok", 1), "the call was repeated and not counted again"
