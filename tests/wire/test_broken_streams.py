@@ -481,6 +481,17 @@ async def test_stream_that_always_breaks_ends_the_turn_with_one_error(fault: Fau
 
 
 @pytest.mark.slow
+async def test_P06_model_that_reasons_may_be_silent_for_longer() -> None:
+    """The pause is 60 s of the clock: longer than `idle`, shorter than `reasoning`."""
+    added, *rest = r.reasoning(0)
+    whole = r.complete([added, *rest], r.message(1, "Paid."))
+    body = [*whole[:2], Pause(1), *whole[2:]]
+    async with open_setup(RESPONSES, FaultServer(response(*body)), clock=FastClock(60)) as setup:
+        assert (await setup.turn()).reply_texts == ["Paid."]
+        await setup.next_turn_works()
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("wire", [OPENAI, ANTHROPIC, GEMINI], ids=repr)
 async def test_P15_response_of_more_than_32_MB_is_an_error(wire: Wire) -> None:
     many = response(*wire.builder.says(*["x" * 1_000_000] * 34))

@@ -148,12 +148,14 @@ def read_plain(data: bytes) -> object:
 
 
 class Timeouts(msgspec.Struct, frozen=True):
-    """Timeouts in seconds: to connect, for the first byte, between events, and for one attempt in total."""
+    """Timeouts in seconds: to connect, for the first byte, between events, for one attempt in total, and between events
+    while a model reasons, if its API says so."""
 
     connect: float = 5
     first_byte: float = 30
     idle: float = 30
     total: float = 300
+    reasoning: float = 180
 
 
 class IdleWatchdog:
@@ -168,11 +170,12 @@ class IdleWatchdog:
         self.expired: str | None = None
         self._alarm = clock.call_later(min(self._limit, timeouts.total), self._check)
 
-    def touch(self) -> None:
+    def touch(self, reasoning: bool = False) -> None:
         """Record activity: restart the idle timeout."""
         self._last = self._clock.monotonic()
-        if self._limit != self._timeouts.idle:
-            self.allow(self._timeouts.idle)
+        limit = max(self._timeouts.reasoning, self._timeouts.idle) if reasoning else self._timeouts.idle
+        if self._limit != limit:
+            self.allow(limit)
 
     def allow(self, seconds: float) -> None:
         """Change the idle limit from now on; calling it again does not restart the timeout."""
@@ -391,7 +394,7 @@ class StreamReader(Protocol):
     complete: bool
     """The message has ended; only its usage may follow."""
     closed: bool
-    """The vendor announced the end of the stream."""
+    """The vendor announced the end of the stream. A reader may also have `is_reasoning`: events may be far apart."""
 
     def feed(self, piece: bytes) -> list[Chunk]: ...
 
@@ -462,7 +465,7 @@ async def _read_pieces(response: HttpResponse, reader: StreamReader) -> AsyncGen
                 await asyncio.sleep(0)  # yield to other tasks during a burst
             yield piece[start : start + _SLICE]
         if reader.event_count != event_count:
-            response.watch.touch()
+            response.watch.touch(getattr(reader, "is_reasoning", False))
 
 
 async def _read_next(response: HttpResponse, reader: StreamReader) -> bytes:

@@ -91,9 +91,10 @@ _output_decoder = msgspec.json.Decoder(list[dict[str, Any]] | None)
 class _OpenItem:
     """An output item that is still streaming."""
 
-    __slots__ = ("joiner", "length")
+    __slots__ = ("joiner", "kind", "length")
 
-    def __init__(self) -> None:
+    def __init__(self, kind: object = None) -> None:
+        self.kind = kind
         self.joiner = SurrogateJoiner()
         self.length = 0
 
@@ -116,6 +117,11 @@ class ResponsesReader:
         self._refused = False
         self._text_length = 0
         self._end = _Response()
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Whether the model reasons, of which the stream shows little or nothing."""
+        return any(item.kind == "reasoning" for item in self._open.values())
 
     def feed(self, piece: bytes) -> list[base.Chunk]:
         chunks: list[base.Chunk] = []
@@ -231,7 +237,7 @@ class ResponsesReader:
     def _open_item(self, event: _ItemEvent) -> None:
         index = event.output_index if event.output_index >= 0 else len(self._open) + len(self._done)
         self._require(index not in self._open and index not in self._done, f"output item {index} was added twice")
-        self._open[index] = _OpenItem()
+        self._open[index] = _OpenItem((event.item or {}).get("type"))
 
     def _close_item(self, event: _ItemEvent, chunks: list[base.Chunk]) -> None:
         index = event.output_index if event.output_index >= 0 else self._last_open()
