@@ -18,6 +18,7 @@ from atlas_agents import (
     ToolCall,
     ToolResult,
     assistant,
+    register_model,
     tool_message,
     user,
 )
@@ -237,6 +238,36 @@ async def test_summary_is_written_by_the_model_that_is_set() -> None:
     assert result.usage.input_tokens > 1000
 
 
+async def test_transcript_fits_the_model_that_writes_the_summary() -> None:
+    cheap, registry = Model(), Registry()
+    registry.register("cheap", lambda environment: cheap)
+    register_model("tiny-summarizer", context_window=2000)
+    history = History(compaction=Compaction(window=40_000, model="cheap/tiny-summarizer"))
+    async with Atlas([Agent("a", model=Model())], registry=registry, history=history) as atlas:
+        await atlas.ask("and now?", session=Conversation(past(100)))
+    (request,) = cheap.summary_requests
+    assert characters(request) < 2000 * 3.6
+
+
+async def test_conversation_that_had_to_be_repaired_is_summarised_once() -> None:
+    model = Model()
+    broken = [*past(2), user("q"), assistant(ToolCall("1", "f", {})), *past(10)]
+    async with Atlas([Agent("a", model=model)], history=compacting()) as atlas:
+        conversation = Conversation(broken)
+        for n in range(3):
+            await atlas.ask(f"question {n}", session=conversation)
+    assert len(model.summary_requests) == 1
+    assert all(is_paired(request.messages) for request in model.requests)
+
+
+async def test_tools_that_fill_the_window_do_not_cause_summaries() -> None:
+    model = Model()
+    agent = Agent("a", model=model, system_prompt="s" * 20_000)
+    async with Atlas([agent], history=compacting()) as atlas:
+        await atlas.ask("and now?", session=Conversation(past(4)))
+    assert not model.summary_requests
+
+
 async def test_usage_of_a_summary_counts_in_the_turn_and_in_the_store() -> None:
     store = await open_memory()
     model = Model(answer="y" * 600)
@@ -284,8 +315,9 @@ def test_unknown_or_malformed_summaries_are_ignored() -> None:
 
 def test_summary_keeps_results_with_their_calls() -> None:
     messages = [user("q"), assistant(ToolCall("1", "f", {})), tool_message(ToolResult("1", "ok", "r")), assistant("a")]
-    summary = user("s", synthetic=True, summary={"through": messages[0].id})
-    assert is_paired(apply_summary([*messages, summary]))
+    for covered in messages:
+        summary = user("s", synthetic=True, summary={"through": covered.id})
+        assert is_paired(apply_summary([*messages, summary]))
 
 
 @pytest.mark.parametrize(

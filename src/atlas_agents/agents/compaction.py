@@ -7,6 +7,7 @@ that is malformed, replaces nothing; the oldest messages are then left out.
 """
 
 import logging
+import math
 import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing, asynccontextmanager
@@ -125,27 +126,19 @@ def _plan(run: Run, keep: float) -> SummaryPlan | None:
     covered = [message for message in older if message.id not in kept and not history.is_pinned(message)]
     if not covered or all(history.SUMMARY in message.metadata for message in covered):
         return None
-    return SummaryPlan(covered, kept, older[-1].id)
+    stored = {message.id for message in run.conversation.messages}  # a result that was made up for a call has no row
+    through = next((message.id for message in reversed(older) if message.id in stored), None)
+    return SummaryPlan(covered, kept, through) if through is not None else None
 
 
 async def _write_summary(
     run: Run, compaction: history.Compaction, plan: SummaryPlan, available: float
 ) -> tuple[Message | None, str, events.Usage]:
     """Have a model write the summary; None if it fails. Returns the model and its usage as well."""
-    most = min(available * _SUMMARY_SHARE, _MAX_SUMMARY)
-    transcript = _transcript(plan.covered, int(available * _TRANSCRIPT_SHARE * _CHARACTERS_PER_TOKEN))
-    request = base.Request(
-        messages=(
-            user(f"<conversation>\n{transcript}\n</conversation>\n\nSummarise this conversation as instructed."),
-        ),
-        system=_INSTRUCTIONS.format(words=int(most * 0.7)),
-        settings=msgspec.structs.replace(run.settings.model_settings, stop=()),
-        metadata=run.context.metadata,
-    )
     model, usage = "", events.Usage()
     try:
         provider = run.find_provider(compaction.model) if compaction.model else run.provider
-        request = await run.interceptors.request(request)
+        request = await run.interceptors.request(_build_request(run, plan, available, _limit(provider)))
         async with _reserve(run, provider, request) as call:
             text, done = await _ask(provider, call.request)
             model = done.model or provider.id
@@ -157,6 +150,25 @@ async def _write_summary(
         logger.warning("summary failed, older messages are left out: session=%s error=%s", run.conversation.id, error)
         return None, model, usage
     return summary, model, usage
+
+
+def _limit(provider: base.Provider) -> float:
+    """Return how many tokens every model that may answer can be sent."""
+    limits = [limit.tokens for limit in provider.limits] if isinstance(provider, TurnProvider) else []
+    return min(limits, default=math.inf)
+
+
+def _build_request(run: Run, plan: SummaryPlan, available: float, limit: float) -> base.Request:
+    most = min(available * _SUMMARY_SHARE, _MAX_SUMMARY)
+    length = min(available, limit) * _TRANSCRIPT_SHARE * _CHARACTERS_PER_TOKEN
+    transcript = _transcript(plan.covered, int(length))
+    question = f"<conversation>\n{transcript}\n</conversation>\n\nSummarise this conversation as instructed."
+    return base.Request(
+        messages=(user(question),),
+        system=_INSTRUCTIONS.format(words=int(most * 0.7)),
+        settings=msgspec.structs.replace(run.settings.model_settings, stop=()),
+        metadata=run.context.metadata,
+    )
 
 
 def _complete_usage(usage: events.Usage, request: base.Request) -> events.Usage:

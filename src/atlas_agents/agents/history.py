@@ -198,6 +198,8 @@ def apply_summary(messages: list[Message]) -> list[Message]:
         info = read_summary(messages[index])
         end = next((place for place in range(index) if info and messages[place].id == info.through), None)
         if info is not None and end is not None:
+            while end + 1 < index and messages[end + 1].role == "tool":
+                end += 1
             kept = [each for each in messages[: end + 1] if is_pinned(each) or each.id in info.kept]
             rest = [each for each in messages[end + 1 :] if SUMMARY not in each.metadata]
             return [messages[index], *kept, *rest]

@@ -230,10 +230,10 @@ async def _compact(run: Run, compaction: Compaction, overhead: int) -> None:
     """Compact the conversation if it takes most of what its models can be sent."""
     limits = [limit - overhead for limit in run.available]
     available = min([*limits, run.history.max_tokens or math.inf])
-    if available != math.inf and run.history.tokens(run.messages) > compaction.threshold * available:
+    if 0 < available < math.inf and run.history.tokens(run.messages) > compaction.threshold * available:
         from atlas_agents.agents.compaction import compact  # rarely needed
 
-        await compact(run, compaction, max(available, 1))
+        await compact(run, compaction, available)
 
 
 async def _system_prompt(run: Run) -> tuple[str, str]:
