@@ -188,7 +188,7 @@ class _Call:
 @asynccontextmanager
 async def _reserve(run: Run, provider: base.Provider, request: base.Request) -> AsyncGenerator[_Call]:
     """Reserve what the call may use in the turn's budget, and settle what it used."""
-    call, budget = _Call(request), run.scope.budget
+    call, budget = _Call(request), await run.scope.refresh_budget()
     if budget is None:
         yield call
         return

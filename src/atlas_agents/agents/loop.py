@@ -268,6 +268,8 @@ async def _stream_reply(run: Run, request: base.Request) -> Message:
     except BaseException as failure:
         await _settle_failed(run, budget, sent=isinstance(failure, asyncio.CancelledError))
         raise
+    finally:
+        _limit_output(run, None)
     await budget.settle(run.reserved, run.reply_usage)
     if run.reserved is not None and run.reserved.max_tokens is not None and reply.metadata.get("truncated"):
         note = "cut off by a budget, which had no more tokens left"
@@ -304,8 +306,12 @@ def _partial_usage(run: Run, sent: bool = False) -> events.Usage | None:
 async def _reserve(run: Run, budget: TurnBudget, call: ModelCall) -> None:
     """Reserve for an attempt, whose output is limited to what is left."""
     run.reserved = await budget.reserve(call)
+    _limit_output(run, run.reserved.max_tokens)
+
+
+def _limit_output(run: Run, max_tokens: int | None) -> None:
     if isinstance(run.provider, TurnProvider):
-        run.provider.max_tokens = run.reserved.max_tokens
+        run.provider.max_tokens = max_tokens
 
 
 async def _reserve_again(run: Run, budget: TurnBudget, usage: events.Usage | None) -> None:

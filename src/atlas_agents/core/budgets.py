@@ -33,7 +33,7 @@ _FACTORS = (1, 1, 1, 100_000_000, 1000)
 _MICROCENTS = _FACTORS[3]
 DEFAULT_OUTPUT = 32_768
 """Output tokens to reserve for a model whose limit is unknown."""
-MIN_OUTPUT = 16
+MIN_OUTPUT = 64
 """A model call that could not answer more tokens than this is not made."""
 _ENOUGH_OUTPUT = 2048
 """While other turns hold reservations, a call that would get fewer output tokens waits for them."""
