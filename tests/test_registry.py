@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from atlas_agents import Agent, AnthropicProvider, Atlas, BadModelRef, ConfigError, MissingKey, OpenAIProvider
+from atlas_agents import Agent, AnthropicProvider, Atlas, BadModelRef, Balanced, ConfigError, MissingKey, OpenAIProvider
+from atlas_agents.providers.base import collect_keys
 from atlas_agents.testing import Environment, Registry
 
 KEY = "sk-canary-0123456789"
@@ -72,6 +73,7 @@ def test_base_url_is_read_from_the_environment() -> None:
     ("id", "variable"),
     [
         ("openai", "OPENAI_API_KEY"),
+        ("openai-responses", "OPENAI_API_KEY"),
         ("anthropic", "ANTHROPIC_API_KEY"),
         ("google", "GOOGLE_API_KEY"),
         ("mistral", "MISTRAL_API_KEY"),
@@ -81,6 +83,13 @@ def test_base_url_is_read_from_the_environment() -> None:
 def test_error_names_the_missing_setting(id: str, variable: str) -> None:
     with pytest.raises(MissingKey, match=variable):
         Registry(environment()).provider(id)
+
+
+def test_both_apis_of_openai_use_the_same_keys_and_address() -> None:
+    registry = Registry(environment(OPENAI_API_KEY=f"{KEY},{KEY}-2", OPENAI_BASE_URL="http://127.0.0.1:1/v1"))
+    providers = [registry.provider(id) for id in ("openai", "openai-responses")]
+    assert all(isinstance(each, Balanced) and each.base_url == "http://127.0.0.1:1/v1" for each in providers)
+    assert [[key.reveal() for key in collect_keys(each)] for each in providers] == [[KEY, f"{KEY}-2"]] * 2
 
 
 def test_error_of_an_unknown_provider_lists_the_known_ones() -> None:

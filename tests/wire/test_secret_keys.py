@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from atlas_agents import AnthropicProvider, GeminiProvider, OpenAIProvider
+from atlas_agents import AnthropicProvider, GeminiProvider, OpenAIProvider, OpenAIResponsesProvider
 from atlas_agents.core.errors import BrokenHistory, MissingKey, ProviderError
 from atlas_agents.core.messages import Message, ToolCall, assistant, user
 from atlas_agents.core.paths import Environment, Secret
@@ -32,6 +32,7 @@ MAKERS: dict[str, Callable[[str], Any]] = {
     "openai-variable": lambda url: OpenAIProvider(
         "m", base_url=url, environment=Environment({"OPENAI_API_KEY": KEY}, dotenv=None)
     ),
+    "openai-responses": lambda url: OpenAIResponsesProvider("m", base_url=url, api_key=KEY, environment=NOTHING),
     "anthropic": lambda url: AnthropicProvider("m", base_url=url, api_key=KEY, environment=NOTHING),
     "function": lambda url: OpenAIProvider("m", base_url=url, api_key=_key, environment=NOTHING),
     "google": lambda url: GeminiProvider("m", base_url=url, api_key=KEY, environment=NOTHING),
