@@ -375,13 +375,17 @@ async def test_schemas_of_other_authors_are_accepted(wire: Any) -> None:
 
 def make_schemas() -> st.SearchStrategy[Any]:
     names = st.sampled_from(["a", "b", "$ref", "properties", "definitions", "type"])
-    leaves: st.SearchStrategy[Any] = st.one_of(
-        st.booleans(),
-        st.sampled_from([{}, {"$ref": "#/$defs/one"}, {"$ref": "#/$defs/two"}, {"$ref": "#"}, {"const": [1]}]),
-        st.sampled_from(["string", "integer", "null", "array", "object"]).map(lambda kind: {"type": kind}),
-        st.just({"type": ["string", "null"], "minLength": 1, "default": None, "pattern": "(?=a)"}),
-        st.just({"enum": ["a", 1, None], "description": "One of them.", "examples": ["a"]}),
-    )
+    common: list[Any] = [
+        *({"type": kind} for kind in ("string", "integer", "number", "boolean", "null")),
+        {"type": "string", "format": "date", "minLength": 1, "default": "a", "pattern": "(?=a)"},
+        {"type": ["string", "null"], "description": "Text, or none.", "default": None},
+        {"enum": ["a", 1, None], "description": "One of them.", "examples": ["a"]},
+        {"type": "integer", "minimum": 1, "exclusiveMaximum": 5},
+        {"$ref": "#/$defs/one", "description": "Another one."},
+        {"$ref": "#/$defs/two"},
+    ]
+    rare: list[Any] = [True, False, {}, {"$ref": "#"}, {"const": [1]}, {"type": "array"}, {"type": "object"}]
+    leaves: st.SearchStrategy[Any] = st.sampled_from([*common * 6, *rare])
 
     def extend(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         properties = st.dictionaries(names, inner, max_size=3)
@@ -394,13 +398,15 @@ def make_schemas() -> st.SearchStrategy[Any]:
                 "title": st.just("T"),
             },
         )
-        lists = st.fixed_dictionaries({"type": st.just("array")}, optional={"items": inner, "maxItems": st.just(3)})
-        unions = st.tuples(st.sampled_from(["anyOf", "oneOf", "allOf", "prefixItems"]), st.lists(inner, min_size=1))
-        return objects | lists | unions.map(lambda pair: {pair[0]: pair[1]}) | inner.map(lambda each: {"not": each})
+        lists = inner.map(lambda items: {"type": "array", "items": items, "maxItems": 3, "uniqueItems": True})
+        words = st.sampled_from(["anyOf", "anyOf", "oneOf", "allOf", "prefixItems"])
+        unions = st.tuples(words, st.lists(inner, min_size=1, max_size=3))
+        return objects | objects | lists | unions.map(lambda pair: {pair[0]: pair[1]})
 
     nodes = st.recursive(leaves, extend, max_leaves=8)
     roots = nodes.filter(lambda node: isinstance(node, dict))
-    return st.tuples(roots, nodes, nodes).map(lambda all: {**all[0], "$defs": {"one": all[1], "two": all[2]}})
+    definitions = st.fixed_dictionaries({"one": nodes, "two": leaves})
+    return st.tuples(roots, definitions).map(lambda both: {**both[0], "$defs": both[1]})
 
 
 @given(make_schemas())

@@ -366,9 +366,9 @@ def _to_openai(schema: Schema) -> Schema:
 
 
 def _openai_node(node: Schema, definitions: Schema, inlined: tuple[str, ...]) -> Schema:
-    if "$ref" in node:
-        return _openai_reference(node, definitions, inlined)
     rest = _simplify(node)
+    if "$ref" in rest:
+        return _openai_reference(rest, definitions, inlined)
     if "allOf" in rest:
         raise _NotExpressible("intersection")
     if isinstance(rest.get("type"), list) and not set(rest["type"]).isdisjoint(("object", "array")):
@@ -441,9 +441,9 @@ def _to_gemini(schema: Schema) -> Schema:
 
 
 def _gemini_node(node: Schema) -> Schema:
-    if "$ref" in node:  # no other keyword may stand beside a reference
-        return {"$ref": node["$ref"]}
     rest = _simplify(node)
+    if "$ref" in rest:  # no other keyword may stand beside a reference
+        return {"$ref": rest["$ref"]}
     if "const" in rest:
         rest["enum"] = [rest.pop("const")]
     if "enum" in rest:
