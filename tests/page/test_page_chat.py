@@ -1,11 +1,13 @@
 """Chat in a real browser: answers, tool calls, approvals, forms, stopping, queued messages, forks and attachments."""
 
 import base64
+import json
 from typing import Any
 
 import pytest
 from browser import GatewayProcess, Tab, open_tabs, script
 from playwright.sync_api import Browser, expect
+from websockets.sync.client import connect
 
 pytestmark = pytest.mark.slow
 NEEDS_APPROVAL = script(
@@ -302,3 +304,26 @@ def test_failed_run_shows_its_error_after_a_reload(tab: Tab) -> None:
     expect(tab.answers.last).to_contain_text("The key is not valid")
     tab.page.reload()
     expect(tab.answers.last).to_contain_text("The key is not valid")
+
+
+def test_summary_of_older_messages_opens(tab: Tab, gateway: GatewayProcess) -> None:
+    summary = {"synthetic": True, "summary": {"through": "m1", "messages": 2}}
+    messages = [
+        {"role": "user", "parts": [{"type": "text", "text": "Hello."}], "id": "m0", "created_at": 1},
+        {"role": "assistant", "parts": [{"type": "text", "text": "Hi."}], "id": "m1", "created_at": 2},
+        {"role": "user", "parts": [{"type": "text", "text": "And now?"}], "id": "m2", "created_at": 3},
+        {"role": "user", "parts": [{"type": "text", "text": "Open: **tea**."}], "id": "m3", "metadata": summary},
+        {"role": "assistant", "parts": [{"type": "text", "text": "Now tea."}], "id": "m4", "created_at": 5},
+    ]
+    header = {"atlas_session": 1, "key": "long", "agent_id": "helper", "label": "A long one"}
+    with connect(gateway.url.replace("http", "ws")) as socket:
+        socket.send(json.dumps({"type": "auth", "token": gateway.token, "protocol": 1}))
+        socket.recv(10)
+        text = "\n".join(json.dumps(line) for line in [header, *messages])
+        socket.send(json.dumps({"id": "1", "method": "sessions.import", "params": {"text": text}}))
+        assert "result" in json.loads(socket.recv(10))
+    tab.page.get_by_text("A long one").first.click()
+    tab.wait_for_answer("Now tea.")
+    expect(tab.page.get_by_text("Open: tea.")).to_have_count(0)
+    tab.page.get_by_role("button", name="2 older messages summarized for the model").click()
+    expect(tab.page.locator(".summary-text strong")).to_have_text("tea")
