@@ -108,7 +108,17 @@ def test_model_is_found_under_the_names_of_clouds_and_proxies(name: str, id: str
     assert Prices().find(name) == entry.price_on(date.today().isoformat())
 
 
-@pytest.mark.parametrize("name", ["", "scripted", "gpt-17", "claude", "llama3.1:8b", "gpt-oss-120b", "gpt-4.1-turbo"])
+UNKNOWN = ["", "scripted", "gpt-17", "claude", "gpt-oss-120b", "gpt-4.1-turbo"]
+SELF_HOSTED_OR_FREE = [
+    "llama3.1:8b",
+    "mistral-nemo:12b",
+    "deepseek-r1:8b",
+    "kimi-k2:1t",
+    "deepseek/deepseek-v4-flash:free",
+]
+
+
+@pytest.mark.parametrize("name", [*UNKNOWN, *SELF_HOSTED_OR_FREE])
 def test_unknown_model_has_no_price_and_no_window(name: str) -> None:
     assert Prices().find(name) is None
     assert catalogue.find_profile(name).context_window is None

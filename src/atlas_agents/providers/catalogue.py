@@ -34,7 +34,8 @@ _PREFIX = (
     r"(?:openrouter|bedrock|vertex_ai|azure|anthropic|openai|google|deepseek|x-ai|mistralai|mistral|moonshotai|minimax|"
     r"z-ai|cohere|meta)/)"
 )
-_SUFFIX = r"(?:-v\d+)?(?::[\w-]+)?$"
+_SUFFIX = r"(?:-v\d+)?(?::(?:\d+|thinking|extended|online|nitro|floor|exacto))?$"
+"""Versions at Amazon and variants at OpenRouter. Other tags are those of models that one runs, or that are free."""
 _DATE = r"[-@](?:\d{8}|\d{4}-\d{2}-\d{2}|\d{2}-\d{2}|\d{4}|latest)$"
 _MILLION = 1_000_000
 
@@ -398,8 +399,10 @@ def _spellings(model: str) -> Iterator[str]:
     if "anthropic.claude" in name:
         yield name[name.rfind("/") + 1 :]
     name = _strip_prefix(model)
-    yield name
     shorter = re.sub(_SUFFIX, "", name)
+    if ":" in shorter:
+        return
+    yield name
     if shorter != name:
         yield shorter
     undated = re.sub(_DATE, "", shorter)
