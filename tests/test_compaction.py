@@ -332,3 +332,17 @@ def test_summary_keeps_results_with_their_calls() -> None:
 def test_invalid_settings_are_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         Compaction(**settings)
+
+
+async def test_queued_turns_share_the_summary() -> None:
+    store, model = await open_memory(), Model(answer="y" * 600)
+    async with Atlas([Agent("a", model=model)], store=store, history=compacting()) as atlas:
+        streams = [atlas.send(f"question {n} " + "x" * 600, session="s") for n in range(16)]
+        replies = [(await stream.reply()).text for stream in streams]
+        stored = await atlas.sessions.history("s")
+    assert replies == ["y" * 600] * 16
+    asked = [message.text.split()[1] for message in stored if message.role == "user" and not message.metadata]
+    assert asked == [str(n) for n in range(16)]
+    summaries = [message for message in stored if read_summary(message) is not None]
+    assert len(summaries) == len(model.summary_requests) > 1
+    assert max(characters(request) for request in model.requests) < 5 * WINDOW

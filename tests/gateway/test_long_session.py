@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from gateway_client import connect_client, serve_gateway
 
-from atlas_agents import Agent, Atlas, Compaction, History, OpenAIProvider
+from atlas_agents import Agent, Atlas, Compaction, History, OpenAIProvider, register_model
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Environment
 from model_server import ModelRequest, ModelServer, Reply, run_model_server
@@ -43,9 +43,9 @@ def respond(request: ModelRequest) -> Reply:
 
 
 @contextmanager
-def small_model() -> Generator[tuple[ModelServer, OpenAIProvider]]:
+def small_model(name: str = "rules-1") -> Generator[tuple[ModelServer, OpenAIProvider]]:
     with run_model_server(respond) as server:
-        yield server, OpenAIProvider("rules-1", base_url=server.url, api_key="key", environment=Environment({}))
+        yield server, OpenAIProvider(name, base_url=server.url, api_key="key", environment=Environment({}))
 
 
 @pytest.mark.timeout(240)
@@ -77,3 +77,18 @@ async def test_session_of_500_turns_keeps_answering(tmp_path: Path, caplog: pyte
     assert asked == [str(number) for number in range(TURNS)]
     results = [result.result.split(":")[0] for message in stored for result in message.tool_results]
     assert results == [f"Number {number}" for number in range(TURNS)]
+
+
+async def test_nothing_is_refused_if_the_window_is_known(tmp_path: Path) -> None:
+    register_model("small-window", context_window=3000)
+    store = SqliteStore(tmp_path / "atlas.db")
+    await store.open()
+    with small_model("small-window") as (server, model):
+        atlas = Atlas([Agent("a", model=model, tools=[look])], store=store, history=History(compaction=Compaction()))
+        async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as client:
+            for number in range(40):
+                await client.request("chat.send", sessionKey="main", message=f"Question {number} " + "x" * 200)
+                assert "message" in await client.until("chat.final", "chat.error")
+    await store.close()
+    assert max(size_of(request) for request in server.requests) < WINDOW
+    assert any(is_summary(request) for request in server.requests)

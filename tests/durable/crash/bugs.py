@@ -263,6 +263,15 @@ def drop_report_keys() -> None:
     _set(Atlas, start_turn=without_job_ids)
 
 
+def forget_summaries() -> None:
+    """A summary is stored, but a resumed run does not know of it and writes it again."""
+
+    def forget(self: Any) -> None:
+        return None
+
+    _set(Journal, next_summary=forget)
+
+
 BUGS: dict[str, Bug] = {
     "run, then record": Bug(run_then_record, "A", "one unsafe call", ("I2",)),
     "record, then run": Bug(record_then_run, "A", "one unsafe call", ("I7",)),
@@ -281,6 +290,7 @@ BUGS: dict[str, Bug] = {
     "the day is counted apart": Bug(count_separately, "A", "the day is spent", ("I12",)),
     "a budget is settled late": Bug(settle_separately, "A", "the day is spent", ("I12",)),
     "an answer is forgotten": Bug(forget_answers, "A", "approved", ("I9",)),
+    "a summary is forgotten": Bug(forget_summaries, "A", "summarised", ("I10",)),
     "a job is kept apart": Bug(store_job_separately, "A", "handed on", ("jobs",)),
     "a job is marked as reported too early": Bug(mark_notified_before_reporting, "A", "handed on", ("jobs", "I11")),
     "the answer of a job has no name": Bug(drop_report_keys, "A", "handed on", ("jobs",)),
