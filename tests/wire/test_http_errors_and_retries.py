@@ -107,7 +107,8 @@ async def test_rejected_key_of_a_single_provider_is_final(status: int, wire: Wir
 async def test_history_that_is_too_long_is_shortened(case: str, wire: Wire) -> None:
     too_long = error_response(TOO_LONG[case][0], TOO_LONG[case][1])
     calling = response(*wire.builder.calls(("c1", "pay", '{"to":"bob","amount":5}')))
-    server = FaultServer(calling, success(wire), success(wire), too_long, success(wire, "Shorter."), too_long)
+    shorter = success(wire, "Shorter.")
+    server = FaultServer(calling, success(wire), success(wire), too_long, shorter, then=too_long)
     async with open_setup(wire, server) as setup:
         await setup.turn("first " * 50)
         await setup.turn("second " * 50)
@@ -119,7 +120,7 @@ async def test_history_that_is_too_long_is_shortened(case: str, wire: Wire) -> N
         assert after[-1] == before[-1]
         assert setup.paid == [("bob", 5)]
         assert error_kind(await setup.turn("fourth")) == "context_length"
-        assert setup.requests == [6]
+        assert 6 <= setup.requests[0] <= 7  # once more, if an estimate leaves something to omit
         await setup.next_turn_works()
 
 
