@@ -34,7 +34,7 @@ _PREFIX = (
     r"(?:openrouter|bedrock|vertex_ai|azure|anthropic|openai|google|deepseek|x-ai|mistralai|mistral|moonshotai|minimax|"
     r"z-ai|cohere|meta)/)"
 )
-_SUFFIX = r"(?:-v\d+)?(?::(?:\d+|thinking|extended|online|nitro|floor|exacto))?$"
+_SUFFIX = r"(?:-v\d+)?(?::(?:\d+|thinking|extended|online|nitro|exacto))?$"
 """Versions at Amazon and variants at OpenRouter. Other tags are those of models that one runs, or that are free."""
 _DATE = r"[-@](?:\d{8}|\d{4}-\d{2}-\d{2}|\d{2}-\d{2}|\d{4}|latest)$"
 _MILLION = 1_000_000
