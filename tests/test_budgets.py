@@ -11,6 +11,7 @@ from atlas_agents import (
     Atlas,
     Budget,
     BudgetExceeded,
+    Cancelled,
     ConfigError,
     Plan,
     Price,
@@ -19,7 +20,7 @@ from atlas_agents import (
     RetryPolicy,
 )
 from atlas_agents.builtin_tools.team import delegate_task
-from atlas_agents.core.store import Store
+from atlas_agents.core.store import ReserveBudget, Store
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, VirtualClock, calls, fails, says
 from atlas_agents.tools.tool import tool
@@ -306,3 +307,21 @@ async def test_agent_without_an_atlas_keeps_its_budget() -> None:
     assert (await agent.call("hi")).success
     _, success, error = await agent.call("again")
     assert not success and "of agent 'a' of 1 model requests is used up" in str(error)
+
+
+async def test_turn_that_is_cancelled_while_it_reserves_leaves_nothing_reserved() -> None:
+    class Cancelling(MemoryStore):
+        """Commits a reservation and then reports that the turn was cancelled meanwhile."""
+
+        async def commit(self, tenant: str, writes: Any) -> list[Any]:
+            results = await super().commit(tenant, writes)
+            if any(isinstance(each, ReserveBudget) for each in writes):
+                raise asyncio.CancelledError
+            return results
+
+    async with Atlas([Agent("a", model=Metered(10, 10))], store=Cancelling()) as atlas:
+        await atlas.tenancy.put_plan(Plan("small", tokens=1000))
+        await atlas.tenancy.use_plan("small")
+        with pytest.raises(Cancelled):
+            await atlas.send("hi").reply()
+        assert await used(atlas, "tenant") == {"tokens": 0}

@@ -762,8 +762,9 @@ class TurnBudget:
             self._timer = None
             timer.stop()
             outer_turn.reset(token)
-            self._settled += [*self._settle_time(final=True), store.ReleaseBudgets(self._turn.run_id, ended=True)]
-            if not self._journaled:
+            self._settled += self._settle_time(final=True)
+            if not self._journaled:  # otherwise the end of the journal releases what is left
+                self._settled.append(store.ReleaseBudgets(self._turn.run_id, ended=True))
                 await finish_despite_cancel(self._flush())
 
     async def start_time(self) -> None:

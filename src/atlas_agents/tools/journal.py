@@ -676,8 +676,10 @@ class Journal:
         if self._ended:
             return
         if self._epoch:
-            ended = records.SetRun(self._run_id, self._epoch, status, error)
-            await self._write_step("ended", "", encode(EndRecord(status, error, tuple(partial), kind)), ended)
+            ended: list[records.Write] = [records.SetRun(self._run_id, self._epoch, status, error)]
+            if self.budget is not None:
+                ended.append(records.ReleaseBudgets(self._run_id, ended=True))
+            await self._write_step("ended", "", encode(EndRecord(status, error, tuple(partial), kind)), *ended)
         elif self._row is not None and self._row.epoch:
             self.detach()
         elif self._row is not None:
