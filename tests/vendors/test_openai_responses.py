@@ -35,6 +35,9 @@ from atlas_agents import (
     tool_message,
     user,
 )
+from atlas_agents.providers.base import Request
+from atlas_agents.providers.catalogue import find_profile
+from atlas_agents.providers.openai_responses import encode_request
 from atlas_agents.storage.sqlite import SqliteStore
 from vendors.common import KEY, Answer, Refusal, Script
 from vendors.openai_chat import OpenAIChatDouble
@@ -352,6 +355,13 @@ async def test_summary_is_not_requested_again_after_it_was_refused(caplog: pytes
         await atlas.ask("Weather?")
     assert [body.get("reasoning") for body in double.bodies] == [{"summary": "auto"}, None, None]
     assert len(warnings(caplog)) == 1
+
+
+@pytest.mark.parametrize(("model", "summary"), [("gpt-5.6", "auto"), ("o3", "auto"), ("gpt-oss-120b", None)])
+def test_summary_is_requested_of_models_of_openai_only(model: str, summary: str | None) -> None:
+    request = Request([user("Weather?")], settings=ModelSettings(effort="low"))
+    body = msgspec.json.decode(encode_request(request, model, "", find_profile(model)))
+    assert (body["reasoning"]["effort"], body["reasoning"].get("summary")) == ("low", summary)
 
 
 @pytest.mark.parametrize("choice", ["required", "weather", "none"])

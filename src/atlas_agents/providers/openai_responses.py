@@ -25,6 +25,8 @@ _UNSUPPORTED = ("stop", "seed")
 _CACHE = "responses_bytes"
 _ENCRYPTED = "reasoning.encrypted_content"
 _SUMMARY = "reasoning.summary"
+_SUMMARISING = ("GPT-", "o-series")
+"""Families of OpenAI's own models; other servers of this API may refuse to summarise."""
 _PLAIN_SETTINGS = ("temperature", "top_p", "service_tier")
 _MIN_TOKENS = 16
 _KEPT_FIELDS = ("id", "status", "phase")
@@ -411,7 +413,8 @@ def _encode_effort(request: base.Request, profile: ModelProfile) -> dict[str, st
         fields["effort"] = effort.level
     elif effort.off and profile.off == "none":
         fields["effort"] = "none"
-    if adaptation.reasons(effort, profile) and profile.reasoning != "unknown" and _SUMMARY not in request.without:
+    is_openai = profile.family.startswith(_SUMMARISING)
+    if is_openai and adaptation.reasons(effort, profile) and _SUMMARY not in request.without:
         fields["summary"] = "auto"
     return fields
 
