@@ -183,7 +183,8 @@ async def call_model(run: Run) -> Message:
 
 async def _request_reply(run: Run) -> Message:
     """Stream a reply; a conversation that exceeds the context window is shortened until it fits."""
-    sent, failure = math.inf, None
+    sent = math.inf
+    failure: ProviderError | None = None
     for _ in range(_MAX_SHORTENINGS):
         request = await _build_request(run, sent)
         if (tokens := request_tokens(request)) >= sent:
@@ -198,6 +199,7 @@ async def _request_reply(run: Run) -> Message:
         f"the message is too long for the model, even without the older ones (about {sent:,} tokens): send a shorter "
         f"message or smaller attachments, or use a model with a larger context window ({failure})",
         "context_length",
+        status=failure.status if failure else None,
     ) from failure
 
 

@@ -283,8 +283,15 @@ def approximate_tokens(message: Message) -> int:
     """Estimate a message's tokens from the length of its JSON; computed once per message."""
     found: int | None = getattr(message, _ESTIMATE, None)
     if found is None:
-        found = memo(message)[_ESTIMATE] = round(len(encode(message.parts)) / _CHARACTERS_PER_TOKEN) + 4
+        found = memo(message)[_ESTIMATE] = round(_encoded_length(message) / _CHARACTERS_PER_TOKEN) + 4
     return found
+
+
+def _encoded_length(message: Message) -> int:
+    try:
+        return len(encode(message.parts))
+    except (TypeError, ValueError):  # a provider of your own may yield values that JSON does not have
+        return len(repr(message.parts))
 
 
 def context_tokens(message: Message) -> int:

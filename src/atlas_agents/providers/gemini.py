@@ -278,7 +278,10 @@ def _build_call(call: tuple[str, str, str, str], *, truncated: bool) -> ToolCall
 
 def _find_part(data: bytes, candidate: int, part: int) -> dict[str, Any]:
     """Return a part as it was sent."""
-    response: Any = json.loads(data)
+    try:
+        response: Any = json.loads(data)
+    except ValueError as error:
+        raise ProviderError(f"invalid event in the stream: {error}", "incomplete") from error
     return response["candidates"][candidate]["content"]["parts"][part]
 
 
