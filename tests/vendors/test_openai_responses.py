@@ -271,6 +271,17 @@ async def test_tools_with_reasoning_go_to_the_responses_api() -> None:
     assert [len(reasoning_items(body)) for body in double.bodies] == [0, 1]
 
 
+@pytest.mark.parametrize("host", ["api.openai.com", "resource.openai.azure.com"])
+async def test_openai_and_azure_need_no_profile(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with OpenAIResponsesDouble(CALL, SUNNY) as double:
+        monkeypatch.setenv("http_proxy", double.url)  # the double receives what is sent to the host
+        chosen = OpenAIProvider("gpt-5.6-sol", base_url=f"http://{host}/v1", api_key=KEY)
+        async with Atlas([agent(chosen)]) as atlas:
+            assert (await atlas.ask("Weather?")).text == "Sunny."
+    assert double.refusals == []
+    assert [request.headers["host"] for request in double.requests] == [host] * 2
+
+
 @pytest.mark.parametrize(
     ("model", "effort", "tools", "path"),
     [
