@@ -26,6 +26,7 @@ from atlas_agents.core.messages import (
     find_unpaired,
     memo,
     tool,
+    total_tokens,
 )
 from atlas_agents.providers.registry import parse_model_ref
 
@@ -131,6 +132,8 @@ class History(msgspec.Struct, frozen=True):
 
     def tokens(self, unit: Sequence[Message]) -> int:
         """Return the tokens of these messages."""
+        if self.count is context_tokens:
+            return total_tokens(unit)
         return sum([self.count(message) for message in unit])
 
 
@@ -209,19 +212,32 @@ def apply_summary(messages: list[Message]) -> list[Message]:
 class ContextState:
     """What the model was last sent of a conversation; kept in memory while the conversation is."""
 
-    __slots__ = ("cleared", "failed_at", "prefix", "stale")
+    __slots__ = ("cleared", "failed_at", "has_summary", "prefix", "scanned", "stale")
 
     def __init__(self) -> None:
         self.cleared = ""
         """Id of the message up to which large tool results are cleared."""
         self.failed_at = 0
         """Tokens of the conversation when its last summary failed."""
+        self.scanned = 0
+        """Number of messages among which summaries were looked for."""
+        self.has_summary = False
         self.prefix: tuple[str, ...] | None = None
         self.stale = ""
         """Id of the message up to which reasoning is bound to a beginning that the model is no longer sent."""
 
 
 _states: weakref.WeakKeyDictionary[Conversation, ContextState] = weakref.WeakKeyDictionary()
+
+
+def has_summary(conversation: Conversation) -> bool:
+    """Return whether a conversation has a summary; only messages that are new since the last call are read."""
+    state, count = context_state(conversation), len(conversation)
+    start = state.scanned if state.scanned <= count else 0
+    new = conversation.messages[start:]
+    state.has_summary = (state.has_summary and start > 0) or any([SUMMARY in message.metadata for message in new])
+    state.scanned = count
+    return state.has_summary
 
 
 def context_state(conversation: Conversation) -> ContextState:

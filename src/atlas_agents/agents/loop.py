@@ -187,14 +187,14 @@ async def _request_reply(run: Run) -> Message:
     failure: ProviderError | None = None
     for _ in range(_MAX_SHORTENINGS):
         request = await _build_request(run, sent)
-        if (tokens := request_tokens(request)) >= sent:
+        if sent != math.inf and request_tokens(request) >= sent:
             break
         try:
             return await _stream_reply(run, request)
         except ProviderError as error:
             if error.kind != "context_length":
                 raise
-            sent, failure = tokens, error
+            sent, failure = request_tokens(request), error
     raise ProviderError(
         f"the message is too long for the model, even without the older ones (about {sent:,} tokens): send a shorter "
         f"message or smaller attachments, or use a model with a larger context window ({failure})",

@@ -11,7 +11,14 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from atlas_agents.agents.context import Context
-from atlas_agents.agents.history import History, apply_summary, clear_results, context_state, repair_history
+from atlas_agents.agents.history import (
+    History,
+    apply_summary,
+    clear_results,
+    context_state,
+    has_summary,
+    repair_history,
+)
 from atlas_agents.agents.hooks import Interceptors
 from atlas_agents.agents.options import AgentSettings, TurnOptions
 from atlas_agents.agents.output import Output
@@ -442,9 +449,12 @@ class Run:
 
     def refresh_messages(self) -> None:
         """Apply the newest summary and the note in place of cleared tool results to what the model is sent."""
+        state = context_state(self.conversation)
+        if not has_summary(self.conversation) and not state.cleared:
+            return
         inherited, own = self.messages[: self.inherited_count], self.messages[self.inherited_count :]
         own = apply_summary(own)
-        if (state := context_state(self.conversation)).cleared:
+        if state.cleared:
             own = clear_results(own, state.cleared)
         self.messages = [*inherited, *own]
 

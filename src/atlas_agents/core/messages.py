@@ -311,6 +311,11 @@ def context_tokens(message: Message) -> int:
     return found
 
 
+def total_tokens(messages: Iterable[Message]) -> int:
+    """Return the sum of `context_tokens`; a call per message would take most of the time."""
+    return sum([getattr(message, _CONTEXT, 0) or context_tokens(message) for message in messages])
+
+
 def text_tokens(characters: int) -> int:
     """Estimate the tokens of a text from its length."""
     return round(characters / _CHARACTERS_PER_TOKEN)

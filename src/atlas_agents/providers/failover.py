@@ -20,7 +20,7 @@ from atlas_agents.core.errors import ConfigError, ProviderError
 from atlas_agents.core.events import Usage
 from atlas_agents.core.http import backoff
 from atlas_agents.core.json import encode
-from atlas_agents.core.messages import context_tokens, memo, text_tokens
+from atlas_agents.core.messages import memo, text_tokens, total_tokens
 from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Provider, Request, ResetChunk
 from atlas_agents.providers.catalogue import UNKNOWN, ModelProfile, find_profile
 
@@ -41,7 +41,7 @@ _NUMBERS = re.compile(r"\d[\d,]*")
 
 def request_tokens(request: Request) -> int:
     """Estimate the tokens of a request."""
-    return sum([context_tokens(message) for message in request.messages]) + overhead_tokens(request)
+    return total_tokens(request.messages) + overhead_tokens(request)
 
 
 def overhead_tokens(request: Request) -> int:
