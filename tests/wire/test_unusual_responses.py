@@ -405,6 +405,7 @@ RESPONSES_ENDS = [
         truncated=True,
     ),
     text_case("P26 cut inside a message", RESPONSES, *HI_R[:4], r.stop("max_output_tokens"), truncated=True),
+    text_case("P40 content_filter inside a message", RESPONSES, *HI_R[:4], r.stop("content_filter"), refused=True),
     text_case(
         "P40 content_filter", RESPONSES, *HI_R[:-1], r.stop("content_filter"), stop_reason="refusal", refused=True
     ),

@@ -147,7 +147,7 @@ class ResponsesReader:
                 raise ProviderError("empty response: the stream contained no response events", "empty_response")
             raise ProviderError("the stream ended before the response was complete", "incomplete")
         stop = self._stop_reason()
-        if self._open and stop != "length":
+        if self._open and self._end.status == "completed":
             raise ProviderError("the response ended inside an output item", "incomplete")
         has_calls = stop in ("stop", "tool_calls", "length")
         calls = [
