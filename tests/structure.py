@@ -229,7 +229,10 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 async def chat_files(trace: Trace, home: Path) -> list[str]:
-    """Files that one chat message crosses in the gateway: from the socket to the answer in SQLite."""
+    """Files that each of three chat messages crosses in the gateway: from the socket to the answer in SQLite.
+
+    A single one would also count what happens to run in the background, such as the search for due jobs.
+    """
     from websockets.asyncio.client import connect
 
     from atlas_agents import Agent, Atlas
@@ -240,22 +243,24 @@ async def chat_files(trace: Trace, home: Path) -> list[str]:
 
     store = SqliteStore(home / "atlas.db")
     await store.open()
-    atlas = Atlas([Agent("assistant", model=Scripted(says("Hello.")))], store=store)
+    atlas = Atlas([Agent("assistant", model=Scripted(*[says("Hello.")] * 3))], store=store)
     async with (
         Gateway(atlas, GatewaySettings(home=home, port=0)).running() as gateway,
         connect(f"ws://127.0.0.1:{gateway.port}/") as socket,
     ):
         await socket.send(json.dumps({"type": "auth", "token": (home / "token").read_text().strip()}))
         await socket.recv()
-        trace.begin()
-        await _chat(socket)
-        files = trace.end()
+        crossed: list[set[str]] = []
+        for session in ("one", "two", "three"):
+            trace.begin()
+            await _chat(socket, session)
+            crossed.append(set(trace.end()))
     await store.close()
-    return files
+    return sorted(crossed[0].intersection(*crossed))
 
 
-async def _chat(socket: Any) -> None:
-    params = {"sessionKey": "main", "message": "Hello!"}
+async def _chat(socket: Any, session: str) -> None:
+    params = {"sessionKey": session, "message": "Hello!"}
     await socket.send(json.dumps({"id": "1", "method": "chat.send", "params": params}))
     async for frame in socket:
         if json.loads(frame).get("event") == "chat.final":
