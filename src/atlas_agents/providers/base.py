@@ -287,7 +287,15 @@ def _find_change(sent: _SentPrompt, request: Request, previous: int) -> tuple[st
     if sent.system != request.system:
         return "system", _common_length(sent.system, request.system)
     before = tuple(request.messages[:previous])
-    return ("messages", _common_length(sent.before, before)) if sent.before != before else None
+    if sent.before == before:
+        return None
+    index = _common_length(sent.before, before)
+    return None if _is_compacted(sent.before[index:], before[index:]) else ("messages", index)
+
+
+def _is_compacted(sent: Sequence[Message], now: Sequence[Message]) -> bool:
+    """Return whether a summary, or a note in place of a tool result, is what changed: both are meant to."""
+    return bool(now) and ("summary" in now[0].metadata or bool(sent and sent[0].id == now[0].id))
 
 
 def _common_length(first: Sequence[object], second: Sequence[object]) -> int:
