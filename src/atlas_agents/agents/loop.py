@@ -23,7 +23,7 @@ from atlas_agents.core import events
 from atlas_agents.core.aio import finish_despite_cancel
 from atlas_agents.core.budgets import DEFAULT_OUTPUT, MIN_OUTPUT, ModelCall, TurnBudget
 from atlas_agents.core.errors import BadOutput, BudgetExceeded, ProviderError, failure_kind
-from atlas_agents.core.messages import Message, Opaque, approximate_tokens, user
+from atlas_agents.core.messages import Message, Opaque, ToolSpec, approximate_tokens, user
 from atlas_agents.providers import base
 from atlas_agents.providers.catalogue import find_profile
 from atlas_agents.providers.failover import TurnProvider, overhead_tokens, request_tokens
@@ -207,25 +207,35 @@ async def _build_request(run: Run, sent: float = math.inf) -> base.Request:
     """Build the next request. `sent` are the tokens of the one before, if that was too long."""
     settings = run.settings
     system, stable = await _system_prompt(run)
+    tools = run.phase.offered(run.scope.visible_tools())
     request = base.Request(
-        messages=(),
+        messages=tuple(await _select_messages(run, system, tools, sent)),
         system=system,
-        tools=run.phase.offered(run.scope.visible_tools()),
+        tools=tools,
         tool_choice=run.phase.tool_choice or run.tool_choice,
         settings=settings.model_settings,
         output=run.output.spec if run.output and run.phase.final else None,
         metadata=run.context.metadata,
         stable_system=stable,
     )
-    overhead = overhead_tokens(request)
-    if run.history.compaction is not None and not run.summary_tried:
-        await _compact(run, run.history.compaction, overhead)
-    limits = [limit for limit in run.available if limit < sent or sent == math.inf]
-    selected = run.history.select(run.messages, max(max(limits, default=math.inf) - overhead, 1))
-    if any(limit.profile.bound_reasoning for limit in run.limits):
+    return await run.interceptors.request(request)
+
+
+async def _select_messages(run: Run, system: str, tools: Sequence[ToolSpec], sent: float) -> Sequence[Message]:
+    """Return the messages of the next request: all of them, as far as one of the models can be sent as much."""
+    available = run.available
+    if all([limit == math.inf for limit in available]):
+        selected = run.history.select(run.messages)
+    else:
+        overhead = overhead_tokens(system, tools)
+        if run.history.compaction is not None and not run.summary_tried:
+            await _compact(run, run.history.compaction, overhead)
+        limits = [limit for limit in run.available if limit < sent or sent == math.inf]
+        selected = run.history.select(run.messages, max(max(limits, default=math.inf) - overhead, 1))
+    if any([limit.profile.bound_reasoning for limit in run.limits]):
         whole = len(selected) == run.inherited_count + len(run.conversation)
         selected = drop_stale_reasoning(selected, context_state(run.conversation), whole)
-    return await run.interceptors.request(msgspec.structs.replace(request, messages=tuple(selected)))
+    return selected
 
 
 async def _compact(run: Run, compaction: Compaction, overhead: int) -> None:
@@ -245,10 +255,13 @@ async def _system_prompt(run: Run) -> tuple[str, str]:
     the text before it, which vendors can cache.
     """
     rules = await run.context.applied_rules()
-    fixed, conditional = [[rule for rule in rules if (rule.when is None) == wanted] for wanted in (True, False)]
+    fixed = [rule for rule in rules if rule.when is None]
+    conditional = [rule for rule in rules if rule.when is not None]
     pieces = [run.system_prompt, run.settings.system_prompt, _list_rules("Rules", fixed)]
     pieces += [message.text for message in run.inherited_messages if message.role == "system"]
     stable = "\n\n".join([piece for piece in pieces if piece])
+    if not conditional and run.output is None:
+        return stable, stable
     changing = [stable, _list_rules("Further rules" if fixed else "Rules", conditional)]
     if run.output and run.phase.final and not run.provider.capabilities.structured:
         changing.append(run.output.instruction)

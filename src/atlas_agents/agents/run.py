@@ -449,6 +449,8 @@ class Run:
 
     def refresh_messages(self) -> None:
         """Apply the newest summary and the note in place of cleared tool results to what the model is sent."""
+        if not self.conversation.messages:
+            return
         state = context_state(self.conversation)
         if not has_summary(self.conversation) and not state.cleared:
             return

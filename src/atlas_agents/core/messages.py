@@ -300,6 +300,9 @@ def context_tokens(message: Message) -> int:
     An image or a document counts the same whatever the size of its data.
     """
     found: int | None = getattr(message, _CONTEXT, None)
+    if found is None and len(message.parts) == 1 and type(message.parts[0]) is Text:
+        text = message.parts[0].text
+        found = memo(message)[_CONTEXT] = text_tokens(len(text) if text.isascii() else len(text.encode())) + 12
     if found is None:
         media = [part.data for part in message.parts if isinstance(part, Image | File)]
         for result in message.tool_results:

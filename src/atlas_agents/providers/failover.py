@@ -20,7 +20,7 @@ from atlas_agents.core.errors import ConfigError, ProviderError
 from atlas_agents.core.events import Usage
 from atlas_agents.core.http import backoff
 from atlas_agents.core.json import encode
-from atlas_agents.core.messages import memo, text_tokens, total_tokens
+from atlas_agents.core.messages import ToolSpec, memo, text_tokens, total_tokens
 from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Provider, Request, ResetChunk
 from atlas_agents.providers.catalogue import UNKNOWN, ModelProfile, find_profile
 
@@ -41,13 +41,13 @@ _NUMBERS = re.compile(r"\d[\d,]*")
 
 def request_tokens(request: Request) -> int:
     """Estimate the tokens of a request."""
-    return total_tokens(request.messages) + overhead_tokens(request)
+    return total_tokens(request.messages) + overhead_tokens(request.system, request.tools)
 
 
-def overhead_tokens(request: Request) -> int:
+def overhead_tokens(system: str, tools: Sequence[ToolSpec]) -> int:
     """Estimate the tokens of a request without its messages."""
-    tokens = text_tokens(len(request.system))
-    for spec in request.tools:
+    tokens = text_tokens(len(system))
+    for spec in tools:
         found: int | None = getattr(spec, _TOOL_TOKENS, None)
         if found is None:
             found = memo(spec)[_TOOL_TOKENS] = text_tokens(len(encode(spec)))
