@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 Crash: TypeAlias = Callable[..., Tally]
 A, B, C, D = 8, 5, 6, 3
 """Number of shards per suite, short enough to balance parallel test workers."""
-MIN_CASES = {"A": 140, "B": 70, "C": 110, "D": 60, "zombies": 180, "special": 110, "postgres": 70}
+MIN_CASES = {"A": 130, "B": 60, "C": 110, "D": 60, "zombies": 180, "special": 110, "postgres": 70}
 """Minimum number of cases per shard; fewer mean that the harness is broken."""
 EVERYWHERE = {
     *("commit before", "commit after", "sql INSERT", "sql UPDATE", "sql COMMIT", "model before", "model chunk"),
