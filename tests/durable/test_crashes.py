@@ -85,7 +85,7 @@ def test_concurrent_sessions_and_clients_survive_random_faults(shard: str, holds
 
 
 @pytest.mark.parametrize(
-    ("suite", "count", "least"), [("A", 1, 100), ("B", 20, 60), ("C", 1, 60), ("zombies", 1, 80), ("postgres", 6, 8)]
+    ("suite", "count", "least"), [("A", 1, 75), ("B", 20, 60), ("C", 1, 60), ("zombies", 1, 80), ("postgres", 6, 8)]
 )
 def test_delegated_jobs_run_and_are_reported_once(suite: str, count: int, least: int, crash: Crash) -> None:
     every = ("handed on",) if suite in ("A", "zombies", "postgres") else tuple(JOBS)
