@@ -1,4 +1,4 @@
-"""Fixtures: one browser per test worker, one gateway and one tab per test."""
+"""Fixtures: one browser per test module, one gateway and one tab per test."""
 
 from collections.abc import Generator
 from pathlib import Path
@@ -10,7 +10,7 @@ from playwright.sync_api import Browser
 from atlas_agents.gateway.asgi import WebUiFiles
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # while it runs, no other test of the process can run an event loop
 def browser_process() -> Generator[Browser]:
     assert WebUiFiles(), "The page is not built: run `make page`, then run the tests again."
     with launch_browser() as browser:
