@@ -85,7 +85,7 @@ def acknowledge_before_commit() -> None:
 
 
 def split_a_pair() -> None:
-    def last(self: History, messages: Sequence[Message]) -> Sequence[Message]:
+    def last(self: History, messages: Sequence[Message], available: float = 0) -> Sequence[Message]:
         return messages[-self.max_messages :] if self.max_messages else messages
 
     _set(History, select=last)

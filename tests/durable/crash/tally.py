@@ -89,13 +89,10 @@ class Counting:
 def _unexpected(script: Script, found: Transcripts) -> list[str]:
     """Return an error if the answers without faults differ from those of the script."""
     answers = [transcript[-1][1] for transcript in found.values()]
-    return (
-        []
-        if not script.ends
-        or [text for text in script.ends if text]
-        == [text for text, end in zip(answers, script.ends, strict=True) if end]
-        else [f"the answers are {answers}, not {script.ends}"]
+    as_expected = len(answers) == len(script.ends) and all(
+        text == end for text, end in zip(answers, script.ends, strict=True) if end
     )
+    return [] if as_expected or not script.ends else [f"the answers are {answers}, not {script.ends}"]
 
 
 def _cpu() -> float:
