@@ -61,6 +61,9 @@ class SpanBuilder {
         this.closeSpan(`approval ${step.key}`, step.at, step.status === "deny" ? "denied" : "done", note);
         break;
       }
+      case "summary":
+        this.push("model", "Summary of older messages", step.at, "done", "");
+        break;
       case "resumed":
         this.push("offline", "Gateway offline", step.at, "failed", "resumed after a restart");
         break;

@@ -11,7 +11,9 @@ Key: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^
 Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 RunId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
 Page: TypeAlias = Annotated[int, Meta(ge=1, le=500)]
-StepKind: TypeAlias = Literal["accepted", "resumed", "reply", "intent", "outcome", "asked", "answered", "ended"]
+StepKind: TypeAlias = Literal[
+    "accepted", "resumed", "reply", "summary", "intent", "outcome", "asked", "answered", "ended"
+]
 
 
 class TurnSettings(types.WireStruct, frozen=True, forbid_unknown_fields=True):
