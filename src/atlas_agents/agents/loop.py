@@ -223,8 +223,8 @@ async def _build_request(run: Run, sent: float = math.inf) -> base.Request:
 
 async def _select_messages(run: Run, system: str, tools: Sequence[ToolSpec], sent: float) -> Sequence[Message]:
     """Return the messages of the next request: all of them, as far as one of the models can be sent as much."""
-    available = run.available
-    if all([limit == math.inf for limit in available]):
+    unlimited = all([limit == math.inf for limit in run.available])
+    if unlimited and (run.history.compaction is None or run.history.max_tokens is None):
         selected = run.history.select(run.messages)
     else:
         overhead = overhead_tokens(system, tools)
@@ -361,18 +361,9 @@ async def _stream(run: Run, request: base.Request) -> Message:
                 _handle_chunk(run, chunk)
     if done is None:
         raise ProviderError("the provider's stream ended before the message was complete", "incomplete")
-    if done.stop_reason == "refusal" and not draft.text:
-        _say_that_it_refused(run, done.detail)
     usage = done.usage if done.usage.input_tokens else _estimate_usage(done.usage, request)
     run.reply_usage = usage = run.meter.add(done.model or run.provider.id, usage)
     return Message("assistant", run.finish_draft(), metadata=_reply_metadata(done, usage, run))
-
-
-def _say_that_it_refused(run: Run, reason: str) -> None:
-    """Answer in the place of a model that refused without a word, so that people see why there is no answer."""
-    text = f"The model refused to answer: {reason}" if reason else "The model refused to answer."
-    run.draft.text_chunks.append(text)
-    run.emit(events.StreamChunk(run.id, text))
 
 
 def _check_size(size: int, draft: MessageDraft) -> int:
