@@ -181,7 +181,7 @@ async def test_cpu_time_is_limited(shell: Shell) -> None:
 
 
 async def test_number_of_processes_is_limited(shell: Shell, sleep: str) -> None:
-    script = f"i=0; while [ $i -lt 500 ]; do {sleep} & i=$((i+1)); done; echo all of them"
+    script = f"i=0; while [ $i -lt 3000 ]; do {sleep} & i=$((i+1)); done; echo all of them"
     result = await shell(script, limits=SandboxLimits(processes=30, seconds=10))
     assert "all of them" not in result.stdout.text
     assert result.stopped_by == "processes" or "fork" in result.stderr.text
