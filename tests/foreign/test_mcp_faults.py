@@ -97,7 +97,8 @@ async def test_server_that_never_responds_times_out(tmp_path: Path, monkeypatch:
     with pytest.raises(Transient, match="no response within"):
         await connection.tools()
     await servers.close()
-    assert (folder / "starts").exists() and server_processes(folder) == []
+    assert (folder / "starts").exists()
+    await wait_until(lambda: server_processes(folder) == [])  # the kernel ends the killed processes
 
 
 async def test_garbage_on_standard_output_is_ignored(tmp_path: Path) -> None:

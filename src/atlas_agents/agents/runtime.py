@@ -210,7 +210,8 @@ class AgentRuntime:
         read = services.tenancy.plan
         plan = await (read() if journal is None else journal.read_with_retry(read))
         if chain.root:
-            inherited = await self._limits_of_root(chain.root)
+            read_root = partial(self._limits_of_root, chain.root)
+            inherited = await (read_root() if journal is None else journal.read_with_retry(read_root))
         return TokenPlan(plan.name, plan.tokens) if plan.tokens is not None else None, inherited
 
     @staticmethod
