@@ -266,6 +266,7 @@ async def test_agent_that_takes_over_brings_its_own_budget() -> None:
         ("user tokens=1.5", "invalid budget: Expected `int | null`"),
         ("user", "invalid budget 'user': expected a scope"),
         ({}, "a budget needs at least one of tokens"),
+        (5, "invalid budget 5: expected a Budget, a mapping of its fields, or several of them"),
     ],
 )
 async def test_invalid_budget_is_refused_with_what_is_expected(given: Any, message: str) -> None:

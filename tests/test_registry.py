@@ -75,7 +75,7 @@ def test_base_url_is_read_from_the_environment() -> None:
         ("openai", "OPENAI_API_KEY"),
         ("openai-responses", "OPENAI_API_KEY"),
         ("anthropic", "ANTHROPIC_API_KEY"),
-        ("google", "GOOGLE_API_KEY"),
+        ("google", "set GOOGLE_API_KEY or GEMINI_API_KEY"),
         ("mistral", "MISTRAL_API_KEY"),
         ("http", "OPENAI_BASE_URL"),
     ],

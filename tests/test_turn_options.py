@@ -96,7 +96,7 @@ async def test_settings_of_a_turn_apply_after_a_hand_off() -> None:
         ),
         ({"effort": 500, "max_tokens": 500}, "effort must be less than max_tokens, which includes the reasoning"),
         ({"temperature": 3}, "temperature must be between 0 and 2, got 3"),
-        ({"top_p": "much"}, "Expected `float | null`, got `str` - at `$.top_p`"),
+        ({"top_p": "much"}, "top_p: Expected `float | null`, got `str`"),
         ({"extra_body": {"messages": []}}, "extra_body cannot set 'messages', which every request sets itself"),
         ({"extra_headers": {"Host": "x"}}, "extra_headers cannot set 'Host', which every request sets itself"),
         ({"extra_headers": {"X-A": "one\r\nX-B: two"}}, "the value of 'X-A' has a character that headers cannot have"),
@@ -139,6 +139,12 @@ def test_settings_of_a_wrong_type_are_refused() -> None:
     wrong = {"stop": "END"}
     with pytest.raises(ConfigError, match="stop must be a list of texts, got 'END'"):
         ModelSettings(**wrong)
+    wrong = 5
+    with pytest.raises(ConfigError, match="agent 'a': invalid model settings 5: expected a ModelSettings or a mapping"):
+        Agent("a", settings=wrong)
+    wrong = {"seed": "one"}
+    with pytest.raises(ConfigError, match="agent 'a': invalid model settings: seed: Expected"):
+        Agent("a", settings=wrong)
     assert Agent("a", stop="END").settings.model_settings.stop == ("END",)
     with pytest.raises(ConfigError, match="agent 'a': effort must be less than max_tokens"):
         Agent("a", settings={"effort": 5000}, max_tokens=4000)

@@ -79,8 +79,11 @@ def test_model_settings_are_sent_and_one_that_is_not_is_reported(bare: Home, ser
             "--set: unknown model setting 'effrt'; known settings: temperature, top_p, max_tokens",
         ),
         (["--set", "seed"], "--set: expected NAME=VALUE, got 'seed'"),
-        (["--effort", "huge"], "invalid model setting: Invalid enum value 'huge' - at `$.effort`"),
-        (["--set", "top_p=2"], "invalid model setting: Expected `float` <= 1.0 - at `$.topP`"),
+        (
+            ["--effort", "huge"],
+            "effort must be one of none, minimal, low, medium, high, xhigh, max or a number of tokens, got 'huge'",
+        ),
+        (["--set", "top_p=2"], "invalid model settings: top_p must be above 0 and at most 1, got 2.0"),
     ],
 )
 def test_invalid_model_setting_is_reported_with_code_2(bare: Home, options: list[str], message: str) -> None:

@@ -92,9 +92,8 @@ def _ask_to_trust(ignored: Sequence[str]) -> bool:
 
 def read_model_settings(effort: str | None, given: Sequence[str] | None) -> dict[str, Any] | None:
     """Return the model settings of --effort and --set as the gateway expects them; None if there are none."""
-    import msgspec
-
     from atlas_agents.gateway.protocol.chat import TurnSettings
+    from atlas_agents.providers.settings import read_settings
 
     names = dict(zip(TurnSettings.__struct_fields__, TurnSettings.__struct_encode_fields__, strict=True))
     found: dict[str, Any] = {}
@@ -105,12 +104,9 @@ def read_model_settings(effort: str | None, given: Sequence[str] | None) -> dict
         if name not in names:
             raise ConfigError(f"--set: unknown model setting {name!r}; known settings: {', '.join(names)}")
         texts = {"stop": [value], "service_tier": value}
-        found[names[name]] = texts[name] if name in texts else _parse_value(value)
-    try:
-        msgspec.convert(found, TurnSettings)
-    except msgspec.ValidationError as error:
-        raise ConfigError(f"invalid model setting: {error}") from error
-    return found or None
+        found[name] = texts[name] if name in texts else _parse_value(value)
+    read_settings(found)
+    return {names[name]: value for name, value in found.items()} or None
 
 
 def _parse_value(text: str) -> bool | int | float | str:

@@ -105,6 +105,8 @@ def read_budgets(
     if value is None:
         return ()
     given = [value] if isinstance(value, Budget | Mapping | str) else value
+    if not isinstance(cast(object, given), Sequence):
+        raise ConfigError(f"invalid budget {given!r}: expected a Budget, a mapping of its fields, or several of them")
     found = tuple([_read_budget(each) for each in given])
     for budget in found:
         if budget.scope not in scopes:

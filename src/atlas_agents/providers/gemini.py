@@ -14,7 +14,6 @@ from atlas_agents.core.errors import ProviderError
 from atlas_agents.core.events import Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, ToolCall, ToolResult
-from atlas_agents.core.paths import Environment
 from atlas_agents.core.text import SurrogateJoiner, clean, wire_name
 from atlas_agents.providers import adaptation, base, http
 from atlas_agents.providers.catalogue import ModelProfile
@@ -526,8 +525,9 @@ class GeminiProvider(http.HttpProvider):
     official_url = "https://generativelanguage.googleapis.com"
     api_path = "/v1beta"
 
-    def _read_key(self, settings: Environment) -> str | None:
-        return settings.secret("GOOGLE_API_KEY") or settings.secret("GEMINI_API_KEY")
+    @property
+    def _key_variables(self) -> tuple[str, ...]:
+        return ("GOOGLE_API_KEY", "GEMINI_API_KEY")
 
     def _authorize(self, key: str) -> dict[str, str]:
         return {"Authorization": f"Bearer {key}"} if self.is_vertex else {"x-goog-api-key": key}

@@ -613,15 +613,21 @@ class HttpProvider:
         del api_key, fixed  # local variables may be logged with a traceback
         if not self.key and self._fetch_key is None and self.is_official:
             raise MissingKey(
-                f"{self.vendor} API key missing: set {prefix}_API_KEY (in the environment or in .env) or pass api_key="
+                f"{self.vendor} API key missing: set {' or '.join(self._key_variables)} "
+                "(in the environment or in .env) or pass api_key="
             )
         self._http = HttpClient(timeouts, clock)
         self._adaptation = Adaptation()
         self._headers()  # checks the key
 
+    @property
+    def _key_variables(self) -> tuple[str, ...]:
+        """The variables that may hold the key, the first one that is set counts."""
+        return (f"{self.vendor.upper()}_API_KEY",)
+
     def _read_key(self, settings: Environment) -> str | None:
         """Return the key that the environment sets."""
-        return settings.secret(f"{self.vendor.upper()}_API_KEY")
+        return next((key for name in self._key_variables if (key := settings.secret(name))), None)
 
     def _headers(self, **others: str) -> RequestHeaders:
         """Return the headers of a request. They are not kept, because they carry the key."""

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import msgspec
 
@@ -175,6 +175,8 @@ def read_settings(value: GivenSettings | None) -> ModelSettings:
         return DEFAULT_SETTINGS
     if isinstance(value, ModelSettings):
         return value
+    if not isinstance(cast(object, value), Mapping):
+        raise ConfigError(f"invalid model settings {value!r}: expected a ModelSettings or a mapping of its fields")
     known = ModelSettings.__struct_fields__
     if unknown := [str(name) for name in value if name not in known]:
         raise ConfigError(f"unknown model setting {unknown[0]!r}; known settings: {', '.join(known)}")
@@ -182,4 +184,5 @@ def read_settings(value: GivenSettings | None) -> ModelSettings:
     try:
         return msgspec.convert(dict(value), ModelSettings)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"invalid model settings: {error}") from error
+        problem, _, name = str(error).rstrip("`").partition(" - at `$.")
+        raise ConfigError(f"invalid model settings: {name + ': ' if name else ''}{problem}") from error
