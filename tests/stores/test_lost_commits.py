@@ -16,6 +16,15 @@ from checks import TIMEOUT
 
 pytestmark = pytest.mark.slow  # each test starts a server of its own
 
+QUIET_SERVER = (
+    "autovacuum = off",
+    "checkpoint_timeout = '1d'",
+    "max_wal_senders = 0",
+    "wal_level = minimal",
+    "wal_writer_delay = '10s'",
+)
+"""Settings under which a server neither flushes its log nor starts transactions by itself for some seconds."""
+
 
 class HoldingProxy:
     """Forwards everything to Postgres. Once `armed`, it holds the next COMMIT back and refuses new connections."""
@@ -119,8 +128,10 @@ async def reuse_transaction_id(server: PostgresServer, xid: str) -> None:
 async def test_commit_is_written_again_when_its_transaction_id_is_reused_after_a_crash(
     server: PostgresServer, schema: str
 ) -> None:
-    # The WAL writer must not flush the transaction's first records: the id is reused only if they are lost.
-    await fetch_value(server, "ALTER SYSTEM SET wal_writer_delay = '10s'")
+    # Nothing may flush the transaction's first records, and no background work may take an id of its own:
+    # the id is given again only if those records are lost, and only then to the next transaction.
+    for setting in QUIET_SERVER:
+        await fetch_value(server, f"ALTER SYSTEM SET {setting}")
     async with server.gone():
         pass
     async with asyncio.timeout(4 * TIMEOUT), opened(server, schema) as (proxy, store):
