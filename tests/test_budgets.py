@@ -13,6 +13,7 @@ from atlas_agents import (
     BudgetExceeded,
     Cancelled,
     ConfigError,
+    OpenAIProvider,
     Plan,
     Price,
     ProviderError,
@@ -25,6 +26,7 @@ from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, VirtualClock, calls, fails, says
 from atlas_agents.tools.tool import tool
 from metered_models import Hanging, Metered
+from model_server import Reply, run_model_server
 
 
 async def look() -> str:
@@ -147,6 +149,14 @@ async def test_cost_is_limited_and_an_unknown_price_is_refused() -> None:
     async with open_atlas(Metered(1, 1, model="unheard-of"), budgets=Budget(dollars=1)) as atlas:
         with pytest.raises(ConfigError, match="the price of model 'unheard-of' is unknown"):
             await atlas.ask("hi")
+
+
+async def test_answer_under_another_model_name_costs_what_the_requested_model_costs() -> None:
+    with run_model_server(lambda request: Reply("Hello.")) as server:  # it calls every model m-1
+        provider = OpenAIProvider("my-deployment", api_key="key", base_url=server.url)
+        async with Atlas([Agent("a", model=provider)], prices={"my-deployment": Price(10, 100)}) as atlas:
+            result = await atlas.run("hi")
+    assert result.usage.cost == pytest.approx((result.usage.input_tokens * 10 + result.usage.output_tokens * 100) / 1e6)
 
 
 async def test_seconds_end_a_turn_that_runs_too_long() -> None:

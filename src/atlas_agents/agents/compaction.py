@@ -142,7 +142,7 @@ async def _write_summary(
         async with _reserve(run, provider, request) as call:
             text, done = await _ask(provider, call.request)
             model = done.model or provider.id
-            call.usage = usage = run.meter.add(model, _complete_usage(done.usage, request))
+            call.usage = usage = run.meter.add(model, _complete_usage(done.usage, request), provider.id)
         summary = _check(run, plan, text, done)
         counted = {"input": usage.input_tokens, "output": usage.output_tokens, "cached": usage.cached_tokens}
         summary.metadata.update(usage=counted, model=model)

@@ -362,7 +362,7 @@ async def _stream(run: Run, request: base.Request) -> Message:
     if done is None:
         raise ProviderError("the provider's stream ended before the message was complete", "incomplete")
     usage = done.usage if done.usage.input_tokens else _estimate_usage(done.usage, request)
-    run.reply_usage = usage = run.meter.add(done.model or run.provider.id, usage)
+    run.reply_usage = usage = run.meter.add(done.model or run.provider.id, usage, run.provider.id)
     return Message("assistant", run.finish_draft(), metadata=_reply_metadata(done, usage, run))
 
 

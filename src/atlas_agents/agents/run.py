@@ -258,9 +258,13 @@ class UsageMeter:
         """Return the price of a model; None if it is unknown."""
         return self._prices.find(model)
 
-    def add(self, model: str, usage: Usage) -> Usage:
-        """Add the usage of one model call and return it with its cost."""
-        if (price := self._prices.find(model)) is not None:
+    def add(self, model: str, usage: Usage, requested: str = "") -> Usage:
+        """Add the usage of one model call and return it with its cost.
+
+        `model` is the name in the answer. Deployments and proxies often give a name of their own; if its price is
+        unknown, the price of the `requested` model (provider/model) counts.
+        """
+        if (price := self._prices.find(model) or self._prices.find(requested.partition("/")[2])) is not None:
             saved = price.savings(usage) if usage.cached_tokens or usage.cache_write_tokens else None
             usage = msgspec.structs.replace(usage, cost=price.cost(usage), saved=saved)
         self.total += usage
