@@ -11,7 +11,7 @@ import pytest
 from atlas_command import ENTER, Home, ServeProcess
 
 from atlas_agents.cli import prompts
-from atlas_agents.client.client import GatewayClient
+from atlas_agents.client import GatewayClient
 from atlas_agents.gateway.protocol.types import ApprovalShape
 from checks import wait_until
 

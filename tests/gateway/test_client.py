@@ -13,8 +13,15 @@ from paced_model import Paced
 from processes import run_gateway
 
 from atlas_agents import Approvals, Atlas, Tool
-from atlas_agents.client import GatewayClient, GatewayError, SessionEvent, SessionFeed, Unauthorized, Unreachable
-from atlas_agents.client.client import GatewayAddress
+from atlas_agents.client import (
+    GatewayAddress,
+    GatewayClient,
+    GatewayError,
+    SessionEvent,
+    SessionFeed,
+    Unauthorized,
+    Unreachable,
+)
 from atlas_agents.gateway.protocol.events import (
     ApprovalRequested,
     AuditAdded,
@@ -376,7 +383,7 @@ async def test_feed_continues_after_the_gateway_was_killed(tmp_path: Path) -> No
 
 
 async def test_slow_reader_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("atlas_agents.client.client._MAX_PENDING", 5)
+    monkeypatch.setattr("atlas_agents.client._MAX_PENDING", 5)
     async with (
         serve_gateway(tmp_path, stored_atlas(says(LONG))) as gateway,
         connected(gateway) as client,

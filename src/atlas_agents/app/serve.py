@@ -15,7 +15,7 @@ from atlas_agents.app.home_lock import RunningGateway, publish_address
 from atlas_agents.builtin_tools.telegram_api import BotApi
 from atlas_agents.channels.telegram.channel import TelegramChannel
 from atlas_agents.channels.telegram.state import Pairing, StateFile
-from atlas_agents.client.client import GatewayAddress
+from atlas_agents.client import GatewayAddress
 from atlas_agents.config.open import is_postgres
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.aio import BackgroundTasks

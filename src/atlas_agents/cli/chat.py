@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
     from atlas_agents.cli.turn import ApprovalRequest, TurnOutcome
-    from atlas_agents.client.client import SessionFeed
+    from atlas_agents.client import SessionFeed
     from atlas_agents.gateway.protocol.types import MessageShape
 
 app = command_group()

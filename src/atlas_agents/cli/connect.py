@@ -15,7 +15,7 @@ from atlas_agents.core.errors import ConfigError, Unreachable
 
 if TYPE_CHECKING:
     from atlas_agents.cli.direct_model import ModelChoice
-    from atlas_agents.client.client import GatewayAddress
+    from atlas_agents.client import GatewayAddress
     from atlas_agents.config.settings import Settings
 
 TENANT = "default"
@@ -153,7 +153,7 @@ class GatewaySession:
     """
 
     def __init__(self, settings: "Settings | None", *, idle: bool = False) -> None:
-        from atlas_agents.client.client import GatewayClient
+        from atlas_agents.client import GatewayClient
 
         self.settings = settings
         self.client = GatewayClient(
@@ -190,7 +190,7 @@ class GatewaySession:
         Raises Unreachable while another process is starting in the same home folder; the client then asks again.
         """
         from atlas_agents.app.home_lock import find_running
-        from atlas_agents.client.client import GatewayAddress
+        from atlas_agents.client import GatewayAddress
 
         if self._embedded is not None or self.settings is None:
             return self._embedded or GatewayAddress("", "")
@@ -205,7 +205,7 @@ class GatewaySession:
     async def _embed_gateway(self, settings: "Settings") -> "GatewayAddress":
         from atlas_agents.app.home_lock import HomeInUse
         from atlas_agents.app.serve import private_gateway
-        from atlas_agents.client.client import GatewayAddress
+        from atlas_agents.client import GatewayAddress
 
         try:
             serving = private_gateway(settings, on_progress=self._on_download, idle=self._idle)

@@ -14,7 +14,7 @@ from pydantic import Field
 from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.atlas import Atlas
 from atlas_agents.app.tools import current_time
-from atlas_agents.client.client import GatewayAddress
+from atlas_agents.client import GatewayAddress
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.gateway.server import Gateway

@@ -295,7 +295,7 @@ async def check_gateway(settings: Settings) -> AsyncIterator[CheckResult]:
 
 
 async def _check_running(settings: Settings, running: Any) -> CheckResult:
-    from atlas_agents.client.client import GatewayClient
+    from atlas_agents.client import GatewayClient
 
     try:
         async with GatewayClient(

@@ -11,7 +11,7 @@ from atlas_agents.cli.output import format_age, format_time, print_json, print_t
 from atlas_agents.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from atlas_agents.client.client import GatewayClient
+    from atlas_agents.client import GatewayClient
 
 app = command_group()
 schedules = command_group()

@@ -13,7 +13,7 @@ import aiohttp
 import msgspec
 
 from atlas_agents.cli.connect import GatewaySession
-from atlas_agents.client.client import GatewayAddress
+from atlas_agents.client import GatewayAddress
 from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import AtlasError
 from atlas_agents.core.http import backoff, open_session

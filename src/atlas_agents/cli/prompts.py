@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from atlas_agents.cli.terminal import TerminalView
     from atlas_agents.cli.turn import ApprovalRequest
-    from atlas_agents.client.client import GatewayClient
+    from atlas_agents.client import GatewayClient
 
 ReadLine: TypeAlias = Callable[[str, str], Awaitable[str]]
 """Reads a line: takes the prompt and the text to start with."""

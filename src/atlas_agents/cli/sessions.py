@@ -12,7 +12,7 @@ from atlas_agents.cli.connect import call, connect
 from atlas_agents.core.errors import ConfigError, GatewayError
 
 if TYPE_CHECKING:
-    from atlas_agents.client.client import GatewayClient
+    from atlas_agents.client import GatewayClient
     from atlas_agents.gateway.protocol.types import MessageShape
 
 app = command_group()

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import msgspec
 
 from atlas_agents.cli.output import format_call, format_result, one_line, printable
-from atlas_agents.client.client import GatewayClient, SessionEvent, SessionFeed
+from atlas_agents.client import GatewayClient, SessionEvent, SessionFeed
 from atlas_agents.core.errors import GatewayError
 from atlas_agents.gateway.protocol import events, types
 from atlas_agents.gateway.protocol.sessions import RunPosition

@@ -12,7 +12,7 @@ from atlas_agents.builtin_tools.telegram_format import MAX_LENGTH, FormattedText
 from atlas_agents.channels.telegram.delivery import Delivery
 from atlas_agents.channels.telegram.state import PendingQuestion, StateFile
 from atlas_agents.channels.telegram.types import TelegramMessage
-from atlas_agents.client.client import GatewayClient, SessionEvent
+from atlas_agents.client import GatewayClient, SessionEvent
 from atlas_agents.core.errors import GatewayError
 from atlas_agents.core.text import escape_invisible, escape_text
 from atlas_agents.gateway.protocol.events import ApprovalRequested, ApprovalResolved

@@ -22,7 +22,7 @@ from atlas_agents.channels.telegram.approvals import ALLOW, NOT_ALLOWED, Approva
 from atlas_agents.channels.telegram.delivery import Delivery
 from atlas_agents.channels.telegram.state import ActiveSession, PairedUser, Pairing, PendingDelivery, StateFile
 from atlas_agents.channels.telegram.types import TelegramTiming
-from atlas_agents.client.client import GatewayAddress, GatewayClient, SessionEvent, SessionFeed
+from atlas_agents.client import GatewayAddress, GatewayClient, SessionEvent, SessionFeed
 from atlas_agents.core.aio import BackgroundTasks, run_in_thread
 from atlas_agents.core.errors import ConfigError, GatewayError, Unauthorized
 from atlas_agents.core.http import backoff

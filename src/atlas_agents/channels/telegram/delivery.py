@@ -14,7 +14,7 @@ from atlas_agents.builtin_tools.telegram_api import BotApi, BotApiError, BotUnre
 from atlas_agents.builtin_tools.telegram_format import MAX_LENGTH, FormattedText, concat, parse_markdown, split_message
 from atlas_agents.channels.telegram.state import PendingDelivery, StateFile
 from atlas_agents.channels.telegram.types import TelegramTiming
-from atlas_agents.client.client import SessionEvent
+from atlas_agents.client import SessionEvent
 from atlas_agents.core.http import backoff
 from atlas_agents.gateway.protocol.events import ChatDelta, ChatError, ChatFinal, ChatMessage, ChatReset
 from atlas_agents.gateway.protocol.sessions import RunPosition
