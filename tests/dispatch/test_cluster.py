@@ -1,19 +1,56 @@
 """Cluster dispatcher: one process accepts a run, another executes it, and any process cancels or answers it."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 
 import pytest
 from in_process_members import member
 
-from atlas_agents import Agent, Approvals, Atlas, Cancelled, ConfigError
-from atlas_agents.core.store import Chain, JobRow, Schedule
+from atlas_agents import (
+    Agent,
+    Approvals,
+    Atlas,
+    Cancelled,
+    Chunk,
+    Compaction,
+    ConfigError,
+    History,
+    Request,
+    assistant,
+    user,
+)
+from atlas_agents.core.store import AddMessage, Chain, JobRow, PutSession, Schedule, Write
 from atlas_agents.dispatch.cluster import Cluster
 from atlas_agents.testing import Scripted, calls, says
 from atlas_agents.tools.tool import tool
 from checks import TIMEOUT, wait_until
 
 pytestmark = pytest.mark.slow
+COMPACTING = History(compaction=Compaction(window=1500))
+
+
+class Summarising(Scripted):
+    """A model that answers at length, and writes a summary where one is requested. `gate` holds back its answers."""
+
+    def __init__(self, gate: asyncio.Event | None = None) -> None:
+        super().__init__()
+        self.gate = gate
+        self.summaries: list[str] = []
+        self.answering = asyncio.Event()
+
+    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        if "You compress the history" in request.system:
+            self.summaries.append(f"Summary {len(self.summaries)}")
+            reply = says(f"<summary>{self.summaries[-1]}</summary>")
+        else:
+            self.requests.append(request)
+            self.answering.set()
+            if self.gate is not None:
+                await self.gate.wait()
+            reply = says(f"Answer to {request.messages[-1].text[:2]}: " + "y" * 600)
+        async for chunk in Scripted(reply).stream(request):
+            yield chunk
 
 
 async def test_message_accepted_by_one_process_is_answered_by_another(url: str, schema: str) -> None:
@@ -107,6 +144,43 @@ async def test_stopping_worker_releases_its_turns_to_others(url: str, schema: st
         async with member(url, schema, Scripted(says("Seen.")), [look]) as other:
             assert (await stream.reply()).text == "Seen."
             assert other.executed == [stream.stream_id]
+
+
+async def test_workers_share_the_summaries_of_a_session(url: str, schema: str) -> None:
+    models, replies = [Summarising() for _ in range(3)], list[str]()
+    async with asyncio.timeout(2 * TIMEOUT), member(url, schema, Scripted(), executes_runs=False) as front:
+        for worker, model in enumerate(models):
+            async with member(url, schema, model, history=COMPACTING):
+                texts = [f"{n:02} " + "x" * 600 for n in range(4 * worker, 4 * worker + 4)]
+                streams = [front.atlas.send(text, session="s") for text in texts]
+                replies += [(await stream.reply()).text[:12] for stream in streams]
+        stored = await front.atlas.sessions.history("s")
+        used = await front.store.usage("default")
+    assert replies == [f"Answer to {n:02}" for n in range(12)]
+    summaries = [message for message in stored if "summary" in message.metadata]
+    assert len(summaries) == len([each for model in models for each in model.summaries]) > 2
+    questions = [message.text[:2] for message in stored if message.role == "user" and not message.metadata]
+    assert questions == [f"{n:02}" for n in range(12)]
+    longest = max(sum(len(each.text) for each in request.messages) for model in models for request in model.requests)
+    assert longest < 3 * 1500
+    assert sum(row.turns for row in used) == 12
+
+
+async def test_summary_of_a_turn_that_is_taken_over_is_not_written_again(url: str, schema: str) -> None:
+    first, second = Summarising(asyncio.Event()), Summarising()
+    past = [user("x" * 3000), assistant("y" * 3000)]
+    async with asyncio.timeout(TIMEOUT), member(url, schema, Scripted(), executes_runs=False) as front:
+        writes: list[Write] = [AddMessage("s", message.id, message.to_json()) for message in past]
+        await front.store.commit("default", [PutSession("s"), *writes])
+        async with member(url, schema, first, history=COMPACTING):
+            stream = front.atlas.send("42?", session="s")
+            await first.answering.wait()
+        async with member(url, schema, second, history=COMPACTING):
+            assert (await stream.reply()).text.startswith("Answer to 42")
+        stored = await front.atlas.sessions.history("s")
+    assert first.summaries and not second.summaries
+    assert [message.text for message in second.requests[0].messages] == [stored[-2].text, "42?"]
+    assert "Summary 0" in stored[-2].text and len(stored) == len(past) + 3
 
 
 async def test_more_urgent_runs_start_first(url: str, schema: str) -> None:
