@@ -10,6 +10,7 @@ import pytest
 from atlas_agents import (
     Agent,
     Atlas,
+    Budget,
     DoneChunk,
     ModelUnavailable,
     ProviderError,
@@ -154,6 +155,11 @@ async def test_model_answers_after_a_cancelled_turn(share: Make) -> None:
             if event.type == "stream:chunk":
                 stream.cancel()
         assert (await atlas.ask("Hello!", session="other")).text
+
+
+async def test_local_model_costs_nothing_and_fits_a_dollar_budget(share: Make) -> None:
+    async with Atlas([Agent("a", model=share(), max_tokens=10)], budgets=Budget(dollars=0.01)) as atlas:
+        assert (await atlas.run("Hello!")).usage.cost == 0
 
 
 async def test_too_long_prompt_is_a_context_length_error(make: Make) -> None:

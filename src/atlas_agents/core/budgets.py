@@ -586,7 +586,8 @@ class TurnBudget:
         if unknown := [model for model, price in call.models if price is None]:
             raise ConfigError(
                 f"the dollar budget cannot be kept: the price of model {unknown[0]!r} is unknown; "
-                f"pass prices={{{unknown[0]!r}: Price(input, output)}} or limit tokens instead"
+                f"pass prices={{{unknown[0]!r}: Price(input, output)}}, set "
+                f'ATLAS_MODEL_CATALOGUE="{unknown[0]} input=1 output=4" (dollars per million tokens), or limit tokens'
             )
         prices = [price for _, price in call.models if price is not None]
         inputs = [price.cost(Usage(tokens, cache_write_tokens=written)) for price in prices for written in (0, tokens)]

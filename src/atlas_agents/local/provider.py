@@ -30,8 +30,9 @@ from atlas_agents.core.paths import Environment, Secret, home
 from atlas_agents.core.text import wire_name
 from atlas_agents.local import models, prompting
 from atlas_agents.local.download import Progress, ensure_model
+from atlas_agents.providers import catalogue
 from atlas_agents.providers.adaptation import IMAGES
-from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Request, TextChunk, ToolCallChunk
+from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Price, Request, TextChunk, ToolCallChunk
 from atlas_agents.providers.http import HttpClient, Timeouts, exchange, header_value, merge_body
 from atlas_agents.providers.openai import OpenAIReader, encode_request
 from atlas_agents.providers.settings import ModelSettings
@@ -42,6 +43,7 @@ _STOP_TIMEOUT = 5.0
 _HEALTHY_AFTER = 60.0  # seconds after which a crash does not count as a failed start
 _RETRY_AFTER_FAILURE = 2.0  # seconds before a failed start is tried again
 _MAX_LOG_SIZE = 1 << 20
+_FREE = Price(0, 0)
 _TIMEOUTS = Timeouts(first_byte=300, idle=120, total=1800)  # a long prompt is read at a few hundred tokens per second
 logger = logging.getLogger("atlas_agents.local")
 
@@ -86,6 +88,8 @@ class LocalProvider:
         self.id = "local"
         self.model = model
         self._context = context
+        if model not in catalogue.registered:  # the user's own entry takes precedence
+            catalogue.register_model(model, price=_FREE)
         self._download = download
         self._progress = progress
         self._home = home(environment or Environment())

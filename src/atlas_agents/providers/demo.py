@@ -9,7 +9,17 @@ import msgspec
 
 from atlas_agents.core.errors import ProviderError
 from atlas_agents.core.messages import Message, ToolCall, ToolResult
-from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Request, TextChunk, ThinkingChunk, ToolCallChunk
+from atlas_agents.providers import catalogue
+from atlas_agents.providers.base import (
+    Capabilities,
+    Chunk,
+    DoneChunk,
+    Price,
+    Request,
+    TextChunk,
+    ThinkingChunk,
+    ToolCallChunk,
+)
 
 QUESTION = "What time is it?"
 _DISCLAIMER = "(This is a scripted demo, not a model.)\n\n"
@@ -38,7 +48,8 @@ class Demo:
     """Streams and calls tools like a real provider, with scripted replies. `delay` is the delay between words."""
 
     def __init__(self, *, delay: float) -> None:
-        self.id = "demo"
+        self.id = self.model = "demo"
+        catalogue.register_model(self.model, price=Price(0, 0))
         self._delay = delay
         self._stumbled: set[str] = set()
 
