@@ -33,7 +33,7 @@ _MAX_SUMMARY = 2000
 """Tokens of a summary: this share of the available tokens, and at most this many."""
 _TRANSCRIPT_SHARE = 0.6
 _CHARACTERS_PER_TOKEN = 3
-_LENGTHS = (8000, 2000, 500, 150)
+_LENGTHS = (8000, 4000, 2000, 1400, 1000, 700, 500, 350, 250, 150)
 """Characters of one message in the transcript; the first length with which all of them fit is used."""
 _TAGS = re.compile(r"<summary>(.*)</summary>", re.DOTALL)
 _FILE_TYPES = (
