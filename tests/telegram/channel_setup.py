@@ -11,8 +11,8 @@ from atlas_agents import Approvals, Atlas, Chunk, Request, TextChunk, Tool
 from atlas_agents.app.serve import TelegramTokens
 from atlas_agents.builtin_tools.telegram_api import BotApi
 from atlas_agents.channels.telegram.channel import TelegramChannel
+from atlas_agents.channels.telegram.delivery import TelegramTiming
 from atlas_agents.channels.telegram.state import Pairing, StateFile
-from atlas_agents.channels.telegram.types import TelegramTiming
 from atlas_agents.client import GatewayClient
 from atlas_agents.core.paths import Secret
 from atlas_agents.gateway.server import Gateway

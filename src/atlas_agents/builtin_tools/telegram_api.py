@@ -1,4 +1,4 @@
-"""Client of the Telegram Bot API: calls of any method, and sending and editing of formatted messages."""
+"""Client of the Telegram Bot API: calls of any method, formatted messages, and the objects in updates."""
 
 import asyncio
 import re
@@ -38,6 +38,55 @@ class _BotResponse(msgspec.Struct, frozen=True):
 
 
 _decoder = msgspec.json.Decoder(_BotResponse)
+
+
+class TelegramUser(msgspec.Struct, frozen=True):
+    """A person or a bot."""
+
+    id: int
+    first_name: str = ""
+    last_name: str = ""
+    username: str = ""
+    is_bot: bool = False
+
+    @property
+    def name(self) -> str:
+        return " ".join(f"{self.first_name} {self.last_name}".split())[:80]
+
+
+class Chat(msgspec.Struct, frozen=True):
+    id: int
+    type: str
+
+
+class TelegramMessage(msgspec.Struct, frozen=True, rename={"sender": "from"}):
+    """A message. A channel post has no sender; a picture or voice message has no text.
+
+    `forward_origin` is set for a message that its sender forwards from someone else.
+    """
+
+    message_id: int
+    chat: Chat
+    sender: TelegramUser | None = None
+    text: str | None = None
+    forward_origin: dict[str, Any] | None = None
+
+
+class CallbackQuery(msgspec.Struct, frozen=True, rename={"sender": "from"}):
+    """A press of a button under one of the bot's messages; `message` is None if that message was deleted."""
+
+    id: str
+    sender: TelegramUser
+    message: TelegramMessage | None = None
+    data: str = ""
+
+
+class Update(msgspec.Struct, frozen=True):
+    """An incoming update. Ids increase; Telegram repeats an update until a later offset is requested."""
+
+    update_id: int
+    message: TelegramMessage | None = None
+    callback_query: CallbackQuery | None = None
 
 
 class BotApiError(Exception):

@@ -7,11 +7,17 @@ from typing import Any
 
 import msgspec
 
-from atlas_agents.builtin_tools.telegram_api import BotApi, BotApiError, BotUnreachable, call_with_text, send_message
+from atlas_agents.builtin_tools.telegram_api import (
+    BotApi,
+    BotApiError,
+    BotUnreachable,
+    TelegramMessage,
+    call_with_text,
+    send_message,
+)
 from atlas_agents.builtin_tools.telegram_format import MAX_LENGTH, FormattedText, bold, code_block, concat, utf16_length
 from atlas_agents.channels.telegram.delivery import Delivery
 from atlas_agents.channels.telegram.state import PendingQuestion, StateFile
-from atlas_agents.channels.telegram.types import TelegramMessage
 from atlas_agents.client import GatewayClient, SessionEvent
 from atlas_agents.core.errors import GatewayError
 from atlas_agents.core.text import escape_invisible, escape_text

@@ -15,13 +15,20 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from atlas_agents.builtin_tools.telegram_api import BotApi, BotApiError, BotUnreachable, send_message
+from atlas_agents.builtin_tools.telegram_api import (
+    BotApi,
+    BotApiError,
+    BotUnreachable,
+    CallbackQuery,
+    TelegramMessage,
+    TelegramUser,
+    Update,
+    send_message,
+)
 from atlas_agents.builtin_tools.telegram_format import FormattedText, code_block, concat
-from atlas_agents.channels.telegram import types
 from atlas_agents.channels.telegram.approvals import ALLOW, NOT_ALLOWED, ApprovalPrompts, parse_callback_data
-from atlas_agents.channels.telegram.delivery import Delivery
+from atlas_agents.channels.telegram.delivery import TIMING, Delivery, TelegramTiming
 from atlas_agents.channels.telegram.state import ActiveSession, PairedUser, Pairing, PendingDelivery, StateFile
-from atlas_agents.channels.telegram.types import TelegramTiming
 from atlas_agents.client import GatewayAddress, GatewayClient, SessionEvent, SessionFeed
 from atlas_agents.core.aio import BackgroundTasks, run_in_thread
 from atlas_agents.core.errors import ConfigError, GatewayError, Unauthorized
@@ -245,7 +252,7 @@ class TelegramChannel:
         pairing: Pairing,
         state_file: StateFile,
         access: UserAccess,
-        timing: types.TelegramTiming = types.TIMING,
+        timing: TelegramTiming = TIMING,
     ) -> None:
         self._api = api
         self._pairing = pairing
@@ -274,7 +281,7 @@ class TelegramChannel:
             await self._api.close()
 
     async def _register_commands(self) -> None:
-        me = msgspec.convert(await self._api.call("getMe"), types.TelegramUser)
+        me = msgspec.convert(await self._api.call("getMe"), TelegramUser)
         self._bot_name = me.username
         shown = [{"command": name, "description": about} for name, (about, _) in COMMANDS.items() if name != "start"]
         await self._api.call("setMyCommands", commands=shown)
@@ -288,7 +295,7 @@ class TelegramChannel:
         for user in {each.user for each in (*state.deliveries.values(), *state.questions.values())}:
             await self._session(user).resume()
 
-    async def _poll(self) -> list[types.Update]:
+    async def _poll(self) -> list[Update]:
         state = self._state_file.state
         offset = state.offset if time.time() - state.polled_at < _OFFSET_TTL else None
         seconds = 0 if state.error else self._timing.poll  # after an error, find out at once whether it is gone
@@ -323,7 +330,7 @@ class TelegramChannel:
             state.error = message
             await self._state_file.save()
 
-    async def _process(self, update: types.Update) -> None:
+    async def _process(self, update: Update) -> None:
         """Process an update once, then save the state, and only then reply."""
         reply: Reply = None
         for attempt in range(1, _MAX_ATTEMPTS + 1):
@@ -344,13 +351,13 @@ class TelegramChannel:
         if reply is not None:
             await reply()
 
-    async def _dispatch(self, update: types.Update) -> Reply:
+    async def _dispatch(self, update: Update) -> Reply:
         self._paired = await self._read_pairs()
         if update.message is not None:
             return await self._on_message(update.message, update.update_id)
         return await self._on_button(update.callback_query) if update.callback_query is not None else None
 
-    async def _on_message(self, message: types.TelegramMessage, update_id: int) -> Reply:
+    async def _on_message(self, message: TelegramMessage, update_id: int) -> Reply:
         """Handle a message. Only private chats are served: in a group, others could act through a paired user."""
         sender = message.sender
         if sender is None or sender.is_bot or message.chat.type != "private" or message.chat.id != sender.id:
@@ -367,7 +374,7 @@ class TelegramChannel:
         await session.send(message.text, update_id, forwarded=forwarded)
         return None
 
-    async def _offer_pairing(self, sender: types.TelegramUser) -> Reply:
+    async def _offer_pairing(self, sender: TelegramUser) -> Reply:
         """Send an unpaired user a pairing code, at most once per interval."""
         now = time.monotonic()
         self._code_sent_at = {user: at for user, at in self._code_sent_at.items() if now - at < _CODE_INTERVAL}
@@ -383,14 +390,14 @@ class TelegramChannel:
         )
         return lambda: self._send(sender.id, text)
 
-    async def _on_button(self, query: types.CallbackQuery) -> Reply:
+    async def _on_button(self, query: CallbackQuery) -> Reply:
         button, approval_id = parse_callback_data(query.data)
         text, message, user = NOT_ALLOWED, query.message, query.sender.id
         if message is not None and message.chat.id == user and user in self._paired and approval_id:
             text = await self._session(user).approvals.resolve(approval_id, allow=button == ALLOW, message=message)
         return lambda: self._log_errors(self._api.call("answerCallbackQuery", callback_query_id=query.id, text=text))
 
-    def _error_reply(self, update: types.Update, error: str) -> Reply:
+    def _error_reply(self, update: Update, error: str) -> Reply:
         message = update.message
         if message is None or message.chat.id not in self._paired or message.sender is None:
             return None
@@ -432,11 +439,11 @@ class TelegramChannel:
             logger.info("Telegram reply not sent: %s", error)
 
 
-def _decode_update(found: Any) -> types.Update:
+def _decode_update(found: Any) -> Update:
     try:
-        return msgspec.convert(found, types.Update)
+        return msgspec.convert(found, Update)
     except msgspec.ValidationError:  # an update of an unknown kind
-        return types.Update(int(found["update_id"]))
+        return Update(int(found["update_id"]))
 
 
 def _describe_poll_error(error: BotApiError) -> str:

@@ -10,10 +10,11 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import TypeVar
 
+import msgspec
+
 from atlas_agents.builtin_tools.telegram_api import BotApi, BotApiError, BotUnreachable, call_with_text, send_message
 from atlas_agents.builtin_tools.telegram_format import MAX_LENGTH, FormattedText, concat, parse_markdown, split_message
 from atlas_agents.channels.telegram.state import PendingDelivery, StateFile
-from atlas_agents.channels.telegram.types import TelegramTiming
 from atlas_agents.client import SessionEvent
 from atlas_agents.core.http import backoff
 from atlas_agents.gateway.protocol.events import ChatDelta, ChatError, ChatFinal, ChatMessage, ChatReset
@@ -25,6 +26,20 @@ T = TypeVar("T")
 _SENT_AGAIN = "(Sent again: the first attempt may have arrived too.)\n\n"
 _REMOVED = FormattedText("(removed)")
 _MAX_PARTS = 40
+
+
+class TelegramTiming(msgspec.Struct, frozen=True):
+    """Intervals in seconds. The default edit interval respects Telegram's limit of about one message a second."""
+
+    edit: float = 1.5  # between two edits of a message
+    typing: float = 4.5  # between two typing indicators
+    poll: int = 50  # for which Telegram holds a long poll
+    min_delay: float = 1.0  # before the first retry
+    max_delay: float = 60.0
+    watch: float = 1.0  # between two reads of the paired users
+
+
+TIMING = TelegramTiming()
 
 
 class MessageBuffer:
