@@ -254,7 +254,6 @@ async def test_pdf_bomb_is_rejected() -> None:
 
 
 def test_missing_extra_names_the_package_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "atlas_agents.builtin_tools.web.html", raising=False)
     monkeypatch.setitem(sys.modules, "selectolax.lexbor", None)
     with pytest.raises(ToolFailed, match=r"selectolax.lexbor is not installed; run: pip install 'atlas-agents\[web\]'"):
         extract("html", b"<p>x", "", "http://pub.test/")
