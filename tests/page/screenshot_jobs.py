@@ -96,7 +96,7 @@ SCHEDULES = (
         "press-digest",
         "0 7 * * 1-5",
         "writer",
-        "Summarize today's press coverage in five lines, with links.",
+        "Summarise today's press coverage in five lines, with links.",
         "Europe/Berlin",
         paused=True,
     ),

@@ -33,6 +33,15 @@ def test_answer_shows_markdown_reasoning_and_usage(tab: Tab) -> None:
     expect(tab.page.locator(".session.active")).to_be_visible()
 
 
+def test_refusal_is_shown_with_its_reason(tab: Tab) -> None:
+    tab.send(script([["refuse", "cyber: This could enable harm."]]))
+    tab.wait_until_idle()
+    notice = tab.answers.last.get_by_role("alert")
+    expect(notice).to_have_text("The model refused to answer: cyber: This could enable harm.")
+    tab.page.reload()
+    expect(notice).to_have_text("The model refused to answer: cyber: This could enable harm.")
+
+
 def test_tool_call_is_a_card_that_expands(tab: Tab) -> None:
     tab.send(script([["call", "get_weather", {"city": "Oslo"}], ["call", "always_fail", {}]], [["text", "Clear."]]))
     tab.wait_for_answer("Clear.")
@@ -325,5 +334,5 @@ def test_summary_of_older_messages_opens(tab: Tab, gateway: GatewayProcess) -> N
     tab.page.get_by_text("A long one").first.click()
     tab.wait_for_answer("Now tea.")
     expect(tab.page.get_by_text("Open: tea.")).to_have_count(0)
-    tab.page.get_by_role("button", name="2 older messages summarized for the model").click()
+    tab.page.get_by_role("button", name="2 older messages summarised for the model").click()
     expect(tab.page.locator(".summary-text strong")).to_have_text("tea")

@@ -13,7 +13,7 @@ export function Summary({ message }: { message: MessageShape }) {
     <div className="summary">
       <button type="button" aria-expanded={expanded} onClick={() => setExpanded(!expanded)}>
         <CompressOutlined aria-hidden /> {typeof covered === "number" ? `${covered} older messages` : "Older messages"}{" "}
-        summarized for the model
+        summarised for the model
         <RightOutlined className="chevron" rotate={expanded ? 90 : 0} aria-hidden />
       </button>
       {expanded && (

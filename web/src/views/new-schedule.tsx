@@ -90,7 +90,7 @@ function NewScheduleForm({ onClose, onCreated }: Omit<Props, "open">) {
             {...control}
             value={draft.task}
             maxLength={20_000}
-            placeholder="Summarize today’s news in our field in five lines, with links."
+            placeholder="Summarise today’s news in our field in five lines, with links."
             autoSize={{ minRows: 3, maxRows: 12 }}
             onChange={(event) => change({ task: event.target.value })}
           />
