@@ -15,10 +15,9 @@ import pytest
 from calling_tools import Person, call
 
 from atlas_agents import Policy, ToolResult
-from atlas_agents.builtin_tools.files import file_tools
+from atlas_agents.builtin_tools.files import FileQuery, file_tools, search_files
 from atlas_agents.builtin_tools.files import root as root_module
 from atlas_agents.builtin_tools.files.root import Root, open_beneath, walk_beneath
-from atlas_agents.builtin_tools.files.tools import FileQuery, search_files
 from atlas_agents.core.errors import ToolFault
 
 YES = Policy(tools={"file_write": {"*": "yes"}, "file_edit": {"*": "yes"}})

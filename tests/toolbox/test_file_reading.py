@@ -10,7 +10,7 @@ import pytest
 from calling_tools import call
 
 from atlas_agents.builtin_tools.files import file_tools
-from atlas_agents.builtin_tools.files.listing import GlobPattern
+from atlas_agents.builtin_tools.files.read import GlobPattern
 from atlas_agents.providers.base import render_result
 from checks import monitor_loop
 

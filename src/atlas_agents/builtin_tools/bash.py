@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from atlas_agents.builtin_tools.files.listing import DirectoryWalk
+from atlas_agents.builtin_tools.files.read import DirectoryWalk
 from atlas_agents.builtin_tools.files.root import GuardedPaths, Root
 from atlas_agents.builtin_tools.sandbox.base import PATH, ProcessIO, ProcessResult, SandboxCommand, SandboxLimits
 from atlas_agents.builtin_tools.sandbox.choose import SandboxKind, Unconfined, choose, describe_sandbox
