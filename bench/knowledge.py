@@ -17,9 +17,8 @@ from pathlib import Path
 
 from atlas_agents.core.store import Store, Where
 from atlas_agents.knowledge.embedding import LocalEmbedder
-from atlas_agents.knowledge.library import Knowledge
+from atlas_agents.knowledge.library import Knowledge, Searcher
 from atlas_agents.knowledge.loaders import Sources
-from atlas_agents.knowledge.search import Searcher
 from atlas_agents.storage.sqlite import SqliteStore
 
 CORPUS = Path(__file__).parent.parent / "tests" / "knowledge"

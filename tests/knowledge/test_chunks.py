@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atlas_agents.knowledge.chunking import MAX_PASSAGE, split_passages
+from atlas_agents.knowledge.loaders import MAX_PASSAGE, split_passages
 
 
 def test_passage_has_its_headings_and_line() -> None:

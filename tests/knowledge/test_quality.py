@@ -9,7 +9,7 @@ import pytest
 from library_helpers import EMBEDDER, HERE, BenchmarkQuestion, T, open_knowledge, read_questions
 
 from atlas_agents.core.store import Hit, Where
-from atlas_agents.knowledge.search import fuse_hits, keyword_weight, significant_words
+from atlas_agents.knowledge.library import fuse_hits, keyword_weight, significant_words
 from atlas_agents.storage.sqlite import SqliteStore
 
 Scores = tuple[float, float, float]

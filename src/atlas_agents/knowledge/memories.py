@@ -16,8 +16,7 @@ from atlas_agents.core.json import encode
 from atlas_agents.core.messages import UNTRUSTED, Message, user
 from atlas_agents.core.store import Document, DropDocument, Hit, JobRow, JobState, Passage, PutDocument, Store, Where
 from atlas_agents.knowledge.embedding import Embedder
-from atlas_agents.knowledge.library import Knowledge, document_details
-from atlas_agents.knowledge.search import KEYWORD_WEIGHT, Searcher, significant_words
+from atlas_agents.knowledge.library import KEYWORD_WEIGHT, Knowledge, Searcher, document_details, significant_words
 from atlas_agents.storage.sql.text_search import plain_words
 from atlas_agents.tools.audit import AuditEntry
 from atlas_agents.tools.policy import Actor

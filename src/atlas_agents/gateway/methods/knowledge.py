@@ -10,9 +10,8 @@ from atlas_agents.gateway.protocol.events import KnowledgeProgress, encode_event
 from atlas_agents.gateway.protocol.frames import ProtocolError
 from atlas_agents.gateway.protocol.types import Ack
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
-from atlas_agents.knowledge.library import Progress, Report, document_details
+from atlas_agents.knowledge.library import Progress, Report, SearchResult, document_details
 from atlas_agents.knowledge.memories import Memory, MemoryOwner
-from atlas_agents.knowledge.search import SearchResult
 
 
 def add_methods(methods: Methods) -> None:
