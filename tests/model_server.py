@@ -42,6 +42,8 @@ class Reply:
     status: int = 200
     delay: float = 0
     """Seconds between two words."""
+    filtered: bool = False
+    """A content filter stops the reply before its text, on chat completions."""
     disconnects: bool = False
     """The connection is closed after the text, before the end of the message."""
     hangs: bool = False
@@ -157,6 +159,8 @@ def _encode_reply(request: ModelRequest, reply: Reply) -> list[bytes]:
         number = len(request.body["messages"])
         calls = [(f"call_{number}_{n}", name, json.dumps(values)) for n, (name, values) in enumerate(reply.calls)]
         return wire.calls(*calls, says=reply.text)
+    if reply.filtered:
+        return OpenAIEvents().end_with("content_filter")
     events = wire.says(*re.findall(r"\s*\S+|\s+$", reply.text))
     return events[:-3] if reply.disconnects or reply.hangs else events
 

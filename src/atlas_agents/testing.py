@@ -12,7 +12,7 @@ from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import ScriptExhausted
 from atlas_agents.core.paths import Environment
 from atlas_agents.providers.registry import Model, Registry
-from atlas_agents.providers.testing import Cassette, Reply, Scripted, calls, fails, says, thinks
+from atlas_agents.providers.testing import Cassette, Reply, Scripted, calls, fails, refuses, says, thinks
 from atlas_agents.tools.tool import Function, Tool
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
     "calls",
     "fails",
     "in_memory_atlas",
+    "refuses",
     "says",
     "thinks",
 ]

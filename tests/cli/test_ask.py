@@ -54,6 +54,15 @@ def test_piped_answer_cannot_control_the_terminal(bare: Home) -> None:
     assert json.loads(as_json.stdout)["answer"] == answer
 
 
+def test_refusal_is_reported_with_its_reason(bare: Home) -> None:
+    notice = "The model refused to answer: the vendor's content filter stopped it"
+    with run_model_server(lambda _: Reply(filtered=True)) as server:
+        plain = bare.run("ask", "Hello", "--base-url", server.url)
+        as_json = bare.run("ask", "Hello", "--base-url", server.url, "--json")
+    assert (plain.returncode, plain.stdout, plain.stderr.splitlines()[-1]) == (0, "\n", notice)
+    assert json.loads(as_json.stdout)["refusal"] == notice
+
+
 def test_no_tools_sends_no_tools(bare: Home, server: ModelServer) -> None:
     done = bare.run("ask", "--no-tools", "--base-url", server.url, "--model", "rules-2", "Hello")
     assert (done.returncode, done.stdout) == (0, "You wrote: Hello\n")

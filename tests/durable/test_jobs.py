@@ -15,7 +15,7 @@ from atlas_agents.core.errors import Conflict, NotFound, ProviderError
 from atlas_agents.core.store import JobRow, SetJob
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.storage.sqlite import SqliteStore
-from atlas_agents.testing import Environment, Registry, Scripted, VirtualClock, calls, fails, says
+from atlas_agents.testing import Environment, Registry, Scripted, VirtualClock, calls, fails, refuses, says
 from atlas_agents.tools.policy import Cell
 from checks import wait_until
 
@@ -80,6 +80,15 @@ async def test_delegated_task_is_done_and_its_answer_is_reported() -> None:
         True,
         f"default/jobs/{job.id}",
     )
+
+
+async def test_refusal_of_a_delegated_task_is_reported() -> None:
+    async with run_jobs(
+        team(agent("chief", delegate("poet"), says("ok"), says("too bad")), agent("poet", refuses("x")))
+    ) as atlas:
+        await atlas.ask("a poem, please")
+        (job,) = await wait_until_settled(atlas, "done")
+        assert job.result == "The model refused to answer: x"
 
 
 async def test_tool_result_has_the_job_id_and_the_audit_log_has_the_call() -> None:

@@ -11,7 +11,7 @@ from openai_client import Slow, stored_atlas, upper
 
 from atlas_agents import Approvals, ProviderError, Tool
 from atlas_agents.providers.base import ResetChunk, TextChunk
-from atlas_agents.testing import Reply, Scripted, VirtualClock, calls, fails, says, thinks
+from atlas_agents.testing import Reply, Scripted, VirtualClock, calls, fails, refuses, says, thinks
 from checks import run_ready_tasks
 
 EDITED = '{"edited_arguments":{"input":"y"},"result":"Y"}'
@@ -65,6 +65,21 @@ async def test_conversation_is_stored_and_only_the_last_message_is_read(tmp_path
     assert text_of(events) == "Ana."
     assert [message.text for message in model.requests[1].messages] == ["I am Ana.", "Hello Ana.", "Who am I?"]
     assert len(history["messages"]) == 4
+
+
+async def test_refusal_is_text_that_every_client_shows(tmp_path: Path) -> None:
+    model = Scripted(refuses("cyber"), says("First,") + refuses("cyber"))
+    async with serve_gateway(tmp_path, stored_atlas(model)) as gateway, open_page(gateway) as page:
+        events = await page.run("?")
+        assert kinds(events) == [
+            "RUN_STARTED",
+            "TEXT_MESSAGE_START",
+            "TEXT_MESSAGE_CONTENT",
+            "TEXT_MESSAGE_END",
+            "RUN_FINISHED",
+        ]
+        assert text_of(events) == text_of(await page.run(runId="r1")) == "The model refused to answer: cyber"
+        assert text_of(await page.run("?")) == "First,\n\nThe model refused to continue: cyber"
 
 
 async def test_images_and_documents_are_read(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from gateway_client import connect_client, open_socket, serve_and_connect, serve
 from atlas_agents import Approvals, Atlas, ProviderError, Tool
 from atlas_agents.core.paths import Secret
 from atlas_agents.storage.memory import MemoryStore
-from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, says, thinks
+from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, refuses, says, thinks
 
 
 def stored_atlas(*replies: Any, tools: tuple[Tool, ...] = (), **options: Any) -> Atlas:
@@ -41,6 +41,26 @@ async def test_plain_profile_matches_the_documented_frames(tmp_path: Path) -> No
         assert final == {"event": "chat.final", "data": {"runId": run_id, "usage": usage}}
         assert set(usage) == {"inputTokens", "outputTokens"}
         assert all(isinstance(count, int) and count > 0 for count in usage.values())
+
+
+async def test_refusal_is_a_sentence_of_the_message_and_text_of_the_plain_profile(tmp_path: Path) -> None:
+    replies = (refuses("cyber"), says("First,") + refuses("cyber"), says("I cannot help.") + refuses())
+    refusals = ["The model refused to answer: cyber", "The model refused to continue: cyber", ""]
+    texts = [refusals[0], f"First,\n\n{refusals[1]}", "I cannot help."]
+    async with (
+        serve_gateway(tmp_path, stored_atlas(*replies)) as gateway,
+        connect_client(gateway) as client,
+        connect_client(gateway, full=False) as plain,
+    ):
+        await client.get("sessions.subscribe", sessionKey="main")
+        for refusal, text in zip(refusals, texts, strict=True):
+            run_id = (await plain.get("chat.send", sessionKey="main", message="?"))["runId"]
+            await plain.until("chat.final")
+            deltas = [each["data"]["text"] for each in plain.events(run_id) if each["event"] == "chat.delta"]
+            assert "".join(deltas) == text
+            assert (await client.until("chat.final"))["message"].get("refusal", "") == refusal
+        history = (await client.get("chat.history", sessionKey="main"))["messages"]
+        assert [each.get("refusal", "") for each in history if each["role"] == "assistant"] == refusals
 
 
 async def test_full_profile_adds_session_key_and_seq_to_every_event(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from atlas_agents import Agent, Atlas, ProviderError, Tool
 from atlas_agents.providers.base import ResetChunk, TextChunk
 from atlas_agents.providers.settings import ModelSettings
 from atlas_agents.storage.memory import MemoryStore
-from atlas_agents.testing import Reply, Scripted, calls, fails, says, thinks
+from atlas_agents.testing import Reply, Scripted, calls, fails, refuses, says, thinks
 
 
 async def test_models_lists_the_agents(tmp_path: Path) -> None:
@@ -140,6 +140,26 @@ async def test_finish_reason_matches_the_stop_reason(stop: Any, reason: str, str
             answer = await client.chat.completions.create(model=MODEL, messages=user_messages("?"))
             found = answer.choices[0].finish_reason
     assert found == reason
+
+
+@pytest.mark.parametrize(
+    ("reply", "refusal", "content"),
+    [
+        (refuses("cyber"), "The model refused to answer: cyber", None),
+        (says("First,") + refuses("cyber"), "The model refused to continue: cyber", "First,"),
+        (says("I cannot help.") + refuses(), "I cannot help.", "I cannot help."),
+    ],
+    ids=["without a word", "in the middle", "in its own words"],
+)
+async def test_refusal_is_in_its_own_field(reply: Reply, refusal: str, content: str | None, tmp_path: Path) -> None:
+    async with serve_openai(tmp_path, stored_atlas(Scripted(reply, reply))) as (_, client):
+        answer = (await client.chat.completions.create(model=MODEL, messages=user_messages("?"))).choices[0]
+        assert (answer.message.refusal, answer.message.content) == (refusal, content)
+        assert answer.finish_reason == "content_filter"
+        stream = await client.chat.completions.create(model=MODEL, messages=user_messages("?"), stream=True)
+        deltas = [chunk.choices[0].delta async for chunk in stream]
+        assert "".join([each.content or "" for each in deltas]) == (content or "")
+        assert [each.refusal for each in deltas if each.refusal] == [refusal]
 
 
 SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}

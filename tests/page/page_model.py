@@ -31,9 +31,10 @@ class PageModel:
     """Plays the rounds of a script, which is the user's message as JSON or listed in `scripts` under its text.
 
     A round is a list of steps: `["text", text]`, `["reasoning", text]`, `["call", tool, arguments]`,
-    `["pause", seconds]`, `["pace", seconds]` between words from then on, `["fail", message]`, `["results"]` for the
-    results of the last tool calls as text, and `["drop", text]` for text before a connection that is lost when the
-    test releases it, the first time only. Rounds are not stored: after a restart the same round is played again.
+    `["pause", seconds]`, `["pace", seconds]` between words from then on, `["fail", message]`, `["refuse", reason]`,
+    `["results"]` for the results of the last tool calls as text, and `["drop", text]` for text before a connection
+    that is lost when the test releases it, the first time only. Rounds are not stored: after a restart the same round
+    is played again.
     """
 
     def __init__(self, scripts: Mapping[str, Rounds] | None = None, *, id: str = "scripted", pace: float = 0.0) -> None:
@@ -63,6 +64,9 @@ class PageModel:
                 case "call":
                     calls += 1
                     yield ToolCallChunk(ToolCall("", rest[0], rest[1]))
+                case "refuse":
+                    yield DoneChunk(Usage(200, words), "refusal", request.model or self.id, rest[0])
+                    return
                 case "pause":
                     await asyncio.sleep(rest[0])
                 case "pace":

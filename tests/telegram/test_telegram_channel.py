@@ -11,7 +11,7 @@ from channel_setup import channel_setup
 from atlas_agents import ConfigError, Tool
 from atlas_agents.channels.telegram.approvals import CLOSED, NOT_ALLOWED
 from atlas_agents.channels.telegram.state import PendingDelivery
-from atlas_agents.testing import calls, says
+from atlas_agents.testing import calls, refuses, says
 from bot_double import TOKEN, Fault, Posted
 
 LONG = "\n\n".join(f"Paragraph {number} " + "word " * 120 for number in range(12))
@@ -63,6 +63,17 @@ async def test_paired_user_talks_to_an_agent(tmp_path: Path) -> None:
         assert [each["sessionKey"] for each in found["sessions"]] == ["@telegram-42/chat"]
         assert {each["user"] for each in runs["runs"]} == {"telegram-42"}
         await setup.double.until(lambda: setup.state_file.state.deliveries == {})
+
+
+async def test_user_is_told_that_the_model_refused(tmp_path: Path) -> None:
+    script = (refuses("cyber"), says("First,") + refuses("cyber"))
+    async with channel_setup(tmp_path, *script) as setup, setup.channel():
+        ana = setup.double.person(42, "Ana")
+        await setup.pair(ana)
+        for text in ("hi", "and now?"):
+            ana.says(text)
+        shown = ["The model refused to answer: cyber", "First,\n\nThe model refused to continue: cyber"]
+        await setup.double.until(lambda: [each.text for each in ana.sees] == shown)
 
 
 async def test_users_token_opens_only_their_own_sessions(tmp_path: Path) -> None:

@@ -392,6 +392,7 @@ async def test_a_refusal_without_content_ends_the_turn_with_a_reason() -> None:
         reply = await atlas.ask("Hi")
         assert reply.metadata["refused"] is True
         assert reply.metadata["refusal"] == "cyber: This could enable harm."
+        assert reply.refusal == "The model refused to answer: cyber: This could enable harm."
         assert (await atlas.ask("Hello?")).text == "Sunny."
         assert vendor.refusals == []
 

@@ -164,6 +164,8 @@ async def test_reasoning_without_its_successor_is_not_returned(stop: str) -> Non
         reply = await atlas.send("Weather?").reply()
         await atlas.send("And now?").reply()
     assert reply.metadata["stop_reason"] == ("length" if stop == "max_output_tokens" else "refusal")
+    filtered = "The model refused to answer: the vendor's content filter stopped it"
+    assert reply.refusal == (filtered if stop == "content_filter" else "")
     assert double.refusals == []
     assert kinds(double.bodies[1]) == ["user", "user"]
 

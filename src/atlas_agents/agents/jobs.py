@@ -368,7 +368,8 @@ class JobExecutor:
             return errors.Cancelled("the turn was cancelled"), ""
         rows = await self._store.messages(self._tenant, job.session, limit=_PAGE, last=True)
         messages = [row.message for row in rows if row.run_id == last.id]
-        return None, next((each.text for each in reversed(messages) if each.role == "assistant"), "")
+        reply = next((each for each in reversed(messages) if each.role == "assistant"), None)
+        return None, f"{reply.text}\n\n{reply.refusal}".strip() if reply is not None else ""
 
     def _retry_or_fail(self, job: store.JobRow, failure: Exception) -> store.SetJob:
         """Return the next state of a failed job: requeued with backoff, if another attempt may help and is left."""

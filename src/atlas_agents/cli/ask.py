@@ -120,6 +120,8 @@ def _as_json(outcome: "TurnOutcome", key: str, error: str | None) -> dict[str, A
         "usage": outcome.usage,
         "steps": outcome.steps,
     }
+    if outcome.message is not None and outcome.message.refusal:
+        fields["refusal"] = outcome.message.refusal
     if outcome.cancelled:
         fields["cancelled"] = True
     if error is not None:

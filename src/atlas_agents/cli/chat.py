@@ -166,6 +166,8 @@ class ChatLoop:
                         )
                     case _:
                         pass
+            if message.refusal:
+                self.view.print_line(output.printable(message.refusal), "yellow")
 
     async def _read_line(self, prompt: "PromptSession[str]") -> str | None:
         """Return what the user typed; None to quit."""

@@ -186,3 +186,5 @@ def _print_messages(messages: "list[MessageShape]") -> None:
                     print(output.format_result(names.get(call_id, "?"), status, result, error))
                 case _:
                     pass
+        if message.refusal:
+            print(f"\n{output.printable(message.refusal)}")

@@ -211,6 +211,8 @@ def show_outcome_notice(outcome: TurnOutcome, view: TurnView) -> None:
     """Show why an answer is not complete, if it is not."""
     if outcome.incomplete:
         view.print_line("(stopped: the turn reached its limit of rounds while the model still called tools)", "yellow")
+    elif outcome.message is not None and outcome.message.refusal:
+        view.print_line(printable(outcome.message.refusal), "yellow")
     elif outcome.message is not None and outcome.message.metadata.get("truncated"):
         view.print_line("(truncated: the answer reached the token limit)", "yellow")
     elif not outcome.text.strip():

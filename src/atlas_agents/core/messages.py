@@ -167,6 +167,14 @@ class Message(msgspec.Struct, frozen=True, dict=True):
         sources += [f"attachment: {part.name}" for part in self.parts if type(part) is File]
         return (*sources, *["attachment: image" for part in self.parts if type(part) is Image])
 
+    @property
+    def refusal(self) -> str:
+        """A sentence that says that the model refused and why; empty if it answered, or refused in its own words."""
+        reason = self.metadata.get("refusal")
+        if not self.metadata.get("refused") or (self.text and not reason):
+            return ""
+        return f"The model refused to {'continue' if self.text else 'answer'}{f': {reason}' if reason else '.'}"
+
     @cached_property
     def pairing(self) -> tuple[Ids, Ids]:
         """Return the sorted ids of the calls this message makes and of the calls it answers.

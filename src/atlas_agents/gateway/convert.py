@@ -114,7 +114,9 @@ def message_shape(message: Message, run_id: str = "", seq: int = 0) -> types.Mes
     """Convert a message to its wire shape, without vendor-specific parts."""
     took: dict[str, int] = message.metadata.get("durations") or {}
     parts = tuple([part for each in message.parts if (part := _part(each, took)) is not None])
-    return types.MessageShape(message.id, message.role, parts, message.created_at, run_id, seq, message.metadata)
+    return types.MessageShape(
+        message.id, message.role, parts, message.created_at, run_id, seq, message.metadata, message.refusal
+    )
 
 
 def fit_in_frame(rows: Sequence[StoredMessage], limit: int) -> Sequence[StoredMessage]:

@@ -31,6 +31,7 @@ IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 logger = logging.getLogger(__name__)
 _SENT_PROMPT = "sent_prompt"
 StopReason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "pause", "other"]
+CONTENT_FILTER = "the vendor's content filter stopped it"
 _BY_STATUS: dict[int, ProviderFault] = {
     401: "auth",
     403: "auth",

@@ -50,6 +50,11 @@ def fails(error: Exception | str) -> Reply:
     return Reply(ProviderError(error) if isinstance(error, str) else error)
 
 
+def refuses(reason: str = "") -> Reply:
+    """A reply that the model refuses here, for this reason; `says("First,") + refuses("cyber")` has text before it."""
+    return Reply(base.DoneChunk(Usage(), "refusal", detail=reason))
+
+
 class Scripted:
     """Scripted model: returns one reply per request, in order, and records the requests."""
 
@@ -78,6 +83,8 @@ class Scripted:
             call_count += type(item) is base.ToolCallChunk
             text_count += type(item) is base.TextChunk
             yield item
+            if type(item) is base.DoneChunk:
+                return
         default_stop: base.StopReason = "tool_calls" if call_count else "stop"
         yield base.DoneChunk(Usage(len(request.messages), text_count), reply.stop if reply.stop else default_stop)
 

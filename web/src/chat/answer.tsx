@@ -41,6 +41,7 @@ export const Answer = memo(
     const pieces = answerPieces(item);
     const last = pieces.at(-1);
     const callEnded = last?.kind === "call" && last.call.status !== "running" && last.call.status !== "needs-approval";
+    const refusal = item.messages.at(-1)?.refusal;
     const waitingForModel = run?.status === "running" && (!last || callEnded);
     return (
       <article className="answer" aria-label="Answer" aria-busy={open} data-run={item.runId}>
@@ -54,6 +55,7 @@ export const Answer = memo(
           return <Markdown key={piece.id} text={piece.text} streaming={piece.streaming} />;
         })}
         {waitingForModel && <WorkingIndicator />}
+        {refusal && <Alert type="warning" showIcon title={refusal} />}
         <Outcome run={run} />
         {!open && <AnswerFooter item={item} actions={actions} />}
       </article>

@@ -57,6 +57,7 @@ export function toMarkdown(label: string, messages: readonly MessageShape[]): st
       else if (part.type === "file") blocks.push(`(file: ${part.name})`);
       else if (part.type === "image") blocks.push("(image)");
     }
+    if (message.refusal) blocks.push(message.refusal);
   }
   return `${blocks.join("\n\n")}\n`;
 }

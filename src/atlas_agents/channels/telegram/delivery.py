@@ -75,7 +75,7 @@ class MessageBuffer:
 
     def _add_message(self, message: MessageShape) -> None:
         if message.role == "assistant":
-            self._complete[message.id] = _text(message.parts)
+            self._complete[message.id] = f"{_text(message.parts)}\n\n{message.refusal}"
             self._partial = ""
 
     def _finish(self, final: ChatFinal) -> None:

@@ -146,7 +146,7 @@ class AgUiEncoder:
             case core.ToolAnswered(call_id=call_id, status=status, result=result, error=error):
                 return self._result(ToolResult(call_id, status, result, error))
             case core.MessageStored(_, message) if message.role == "assistant" and not message.tool_calls:
-                return self._complete()
+                return [*self._add_refusal(message), *self._complete()]
             case _:
                 return self._end(event)
 
@@ -155,6 +155,7 @@ class AgUiEncoder:
         events = self._complete()
         if message.role == "assistant" and message.text:
             events += self._add_text(message.text)
+        events += self._add_refusal(message)
         for call in message.tool_calls:
             events += self._call(call.id, call.name, call.arguments)
         for result in message.tool_results:
@@ -199,6 +200,12 @@ class AgUiEncoder:
             opened.append(agui.TextMessageStart(self._text_id, "assistant"))
         self._drafts[-1].chunks.append(text)
         return [*opened, agui.TextMessageContent(self._text_id, text)]
+
+    def _add_refusal(self, message: Message) -> list[agui.AgUiEvent]:
+        """Show a refusal as text, because the run succeeded and the protocol has no event for it."""
+        if not message.refusal:
+            return []
+        return self._add_text(f"\n\n{message.refusal}" if message.text else message.refusal)
 
     def _add_reasoning(self, text: str) -> list[agui.AgUiEvent]:
         opened: list[agui.AgUiEvent] = []

@@ -1,6 +1,6 @@
 """MCP server: lists and calls tools, asks agents, gets prompts and reads documents for MCP clients.
 
-It is stateless: every request is authorized by its own token.
+It is stateless: every request is authorised by its own token.
 """
 
 import asyncio
@@ -239,7 +239,8 @@ class McpRequest:
                 agent, user(message), session=session, user=self._grant.principal.id
             )
             await self._follow(stream)
-            return ToolOutcome((await stream.reply()).text)
+            reply = await stream.reply()
+            return ToolOutcome(f"{reply.text}\n\n{reply.refusal}".strip(), failed=bool(reply.refusal))
         except (ProtocolError, Cancelled) as fault:
             return ToolOutcome(str(fault), failed=True)
 

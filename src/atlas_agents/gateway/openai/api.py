@@ -73,6 +73,11 @@ def finish_reason(reply: Message) -> schema.FinishReason:
     return _FINISH_REASONS.get(reply.metadata.get("stop_reason"), "stop")
 
 
+def find_refusal(reply: Message) -> str | None:
+    """Return why the model refused, or what it said instead of an answer; None if it answered."""
+    return (reply.refusal or reply.text) if reply.metadata.get("refused") else None
+
+
 def usage_shape(usage: Usage) -> schema.OpenAIUsage:
     total = usage.input_tokens + usage.output_tokens
     read = schema.InputDetails(usage.cached_tokens, usage.cache_write_tokens)
@@ -138,7 +143,9 @@ class CompletionTurn:
             self._collector.add(event)
         reply = await self._reply()
         text = self._validated(reply) if self._structured else self._collector.text or reply.text
-        choice = schema.CompletionChoice(schema.CompletionMessage(text), finish_reason(reply))
+        refusal = find_refusal(reply)
+        message = schema.CompletionMessage(text or (None if refusal else ""), refusal=refusal)
+        choice = schema.CompletionChoice(message, finish_reason(reply))
         return schema.Completion(self._id, self._created, self._model, (choice,), usage_shape(self._collector.usage))
 
     async def wait_for_output(self) -> None:
@@ -163,6 +170,8 @@ class CompletionTurn:
         except Exception as failure:  # noqa: BLE001 - the status line was already sent
             yield http_api.sse_event(to_http_error(failure, self._hub.atlas.hide).body)
             return
+        if refusal := find_refusal(reply):
+            yield self._choice_chunk(schema.Delta(refusal=refusal))
         yield self._choice_chunk(schema.Delta(), finish_reason(reply))
         if self._includes_usage:
             yield self._chunk((), usage_shape(self._collector.usage))

@@ -128,11 +128,11 @@ class OpenAIUsage(msgspec.Struct, frozen=True):
 
 
 class CompletionMessage(msgspec.Struct, frozen=True):
-    """The assistant's complete message."""
+    """The assistant's complete message. `refusal` says that the model refused, and why."""
 
-    content: str
+    content: str | None
     role: Literal["assistant"] = "assistant"
-    refusal: None = None
+    refusal: str | None = None
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
@@ -154,10 +154,11 @@ class Completion(msgspec.Struct, frozen=True):
 
 
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The next part of the text; the first one has the role."""
+    """The next part of the text; the first one has the role, and the last one may have a refusal."""
 
     role: str = ""
     content: str | None = None
+    refusal: str | None = None
 
 
 class ChunkChoice(msgspec.Struct, frozen=True):

@@ -314,7 +314,8 @@ def decode_event(body: bytes) -> RunEvent | None:
 def plain_frames(name: str, body: bytes) -> tuple[bytes, ...]:
     """Return a run event for the plain profile, with exactly its keys; nothing if the profile excludes it.
 
-    The plain profile has no messages: after a `chat.reset`, the text of the complete ones is sent again.
+    The plain profile has no messages: after a `chat.reset`, the text of the complete ones is sent again, and a refusal
+    is sent as text.
     """
     if name == "chat.delta":
         return (body,)
@@ -326,4 +327,10 @@ def plain_frames(name: str, body: bytes) -> tuple[bytes, ...]:
     if "usage" in included:
         included["usage"] = {key: included["usage"][key] for key in _PLAIN_USAGE}
     frame = _HEAD[name] + _encoder.encode(included) + b"}"
-    return (frame, encode_event(ChatDelta(data["runId"], data["kept"]))) if data.get("kept") else (frame,)
+    if data.get("kept"):
+        return (frame, encode_event(ChatDelta(data["runId"], data["kept"])))
+    message = data.get("message") if name == "chat.final" else None
+    if message and message.get("refusal"):
+        separator = "\n\n" if any(part["type"] == "text" for part in message["parts"]) else ""
+        return (encode_event(ChatDelta(data["runId"], separator + message["refusal"])), frame)
+    return (frame,)

@@ -66,7 +66,10 @@ InputPart: TypeAlias = TextPart | ImagePart | FilePart
 
 
 class MessageShape(WireStruct, frozen=True):
-    """One message of a conversation; `seq` is its position. All times are in milliseconds since 1970."""
+    """One message of a conversation; `seq` is its position. All times are in milliseconds since 1970.
+
+    `refusal` is a sentence to show below the text: the model refused, and why.
+    """
 
     id: str
     role: Role
@@ -75,6 +78,7 @@ class MessageShape(WireStruct, frozen=True):
     run_id: str = ""
     seq: int = 0
     metadata: dict[str, Any] = {}
+    refusal: str = ""
 
 
 class PlanStepShape(WireStruct, frozen=True):
