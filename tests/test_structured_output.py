@@ -8,7 +8,7 @@ import pydantic
 import pytest
 
 from atlas_agents import Agent, BadOutput, ConfigError, Request, tool
-from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, refuses, says
 from checks import collect_events, roles, summarize_events
 
 
@@ -43,6 +43,15 @@ WANTED: list[tuple[str, Any, str, Any]] = [
     ("number", int, "42", 42),
     ("choice", int | None, "null", None),
 ]
+
+
+async def test_refusal_is_not_corrected_but_reported() -> None:
+    model = Scripted(refuses("cyber"), says("I cannot help.") + refuses())
+    async with in_memory_atlas(model) as atlas:
+        for reason in ("cyber", "I cannot help."):
+            with pytest.raises(BadOutput, match=f"^The model refused to answer: {reason}$"):
+                await atlas.ask("Tell", output=int)
+    assert len(model.requests) == 2
 
 
 @pytest.mark.parametrize(("name", "wanted", "reply", "value"), WANTED, ids=[case[0] for case in WANTED])

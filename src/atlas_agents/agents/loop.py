@@ -137,6 +137,8 @@ async def run_with_output(run: Run, execute: TurnFunction = run_rounds) -> Messa
         try:
             run.output_value = wanted.parse(reply.text)
         except BadOutput as problem:
+            if reply.metadata.get("refused"):
+                raise BadOutput(reply.refusal or f"The model refused to answer: {reply.text}") from None
             if not retries:
                 raise
             retries -= 1
