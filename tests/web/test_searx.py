@@ -9,7 +9,7 @@ from searx_server import is_installed, searx
 from atlas_agents import Agent, Atlas, ToolResult
 from atlas_agents.app.tools import DEFAULT_POLICY, build_tool_registry
 from atlas_agents.builtin_tools.web.search import SearXNG, WebResult
-from atlas_agents.cli.doctor_agents import check_search
+from atlas_agents.cli.doctor_checks import check_search
 from atlas_agents.config import load
 from atlas_agents.core.errors import ToolFailed
 from atlas_agents.testing import Environment, Scripted, calls, says

@@ -26,7 +26,7 @@ from atlas_agents.builtin_tools.web.search import (
     choose_search,
     web_search,
 )
-from atlas_agents.cli.doctor_agents import check_search
+from atlas_agents.cli.doctor_checks import check_search
 from atlas_agents.config import load
 from atlas_agents.core.errors import ToolFailed, Transient
 from atlas_agents.core.paths import Secret

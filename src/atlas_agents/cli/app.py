@@ -45,7 +45,7 @@ COMMANDS = {
     "mcp": Entry("Manage MCP servers, and serve agents over MCP.", "mcp"),
     "token": Entry("Manage the tokens that grant access to the gateway.", "tokens"),
     "telegram": Entry("Manage who may use the Telegram bot.", "telegram"),
-    "cluster": Entry("Show the state of a cluster.", "cluster"),
+    "cluster": Entry("Show the state of a cluster.", "serve", "cluster"),
     "store": Entry("Prune, back up and restore the database.", "store"),
     "config": Entry("Show the settings and where they come from.", "config"),
     "protocol": Entry("Print the gateway's protocol as a schema.", "config", "protocol"),

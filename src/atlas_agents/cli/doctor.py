@@ -11,7 +11,7 @@ from atlas_agents.cli.output import one_line, plural, print_json, without_code_h
 from atlas_agents.core.errors import AtlasError, ConfigError
 
 if TYPE_CHECKING:
-    from atlas_agents.cli.doctor_machine import CheckResult
+    from atlas_agents.cli.doctor_checks import CheckResult
     from atlas_agents.config.settings import Settings
 
     Check: TypeAlias = Callable[[Settings], Iterator[CheckResult] | AsyncIterator[CheckResult]]
@@ -52,50 +52,49 @@ def _print_result(result: "CheckResult", *, colours: bool) -> None:
 
 async def run_checks() -> "list[CheckResult]":
     """Run all checks; one that fails to run counts as a problem."""
-    from atlas_agents.cli import doctor_machine as machine
+    from atlas_agents.cli import doctor_checks as checks
 
-    results = [*machine.check_python(), *machine.check_clock()]
+    results = [*checks.check_python(), *checks.check_clock()]
     try:
         settings = load_settings()
     except ConfigError as error:
         return [
             *results,
-            machine.broken("settings", str(error), "fix this first; the other checks need valid settings"),
+            checks.broken("settings", str(error), "fix this first; the other checks need valid settings"),
         ]
-    results += machine.check_settings(settings)
+    results += checks.check_settings(settings)
     for name, check in _checks():
         results += await _run_check(name, check, settings)
     return results
 
 
 def _checks() -> "tuple[tuple[str, Check], ...]":
-    from atlas_agents.cli import doctor_agents as agents
-    from atlas_agents.cli import doctor_machine as machine
+    from atlas_agents.cli import doctor_checks as checks
 
     return (
-        ("home", machine.check_home),
-        ("disk", machine.check_disk),
-        ("token", machine.check_token),
-        ("trust", agents.check_trust),
-        ("workspace", agents.check_workspace),
-        ("policy", agents.check_policy),
-        ("models", agents.check_models),
-        ("plugins", agents.check_plugins),
-        ("sandbox", agents.check_sandbox),
-        ("search", agents.check_search),
-        ("mcp", agents.check_mcp),
-        ("database", machine.check_database),
-        ("redis", machine.check_redis),
-        ("gateway", machine.check_gateway),
-        ("telegram", agents.check_telegram),
-        ("x", agents.check_x),
+        ("home", checks.check_home),
+        ("disk", checks.check_disk),
+        ("token", checks.check_token),
+        ("trust", checks.check_trust),
+        ("workspace", checks.check_workspace),
+        ("policy", checks.check_policy),
+        ("models", checks.check_models),
+        ("plugins", checks.check_plugins),
+        ("sandbox", checks.check_sandbox),
+        ("search", checks.check_search),
+        ("mcp", checks.check_mcp),
+        ("database", checks.check_database),
+        ("redis", checks.check_redis),
+        ("gateway", checks.check_gateway),
+        ("telegram", checks.check_telegram),
+        ("x", checks.check_x),
     )
 
 
 async def _run_check(name: str, check: "Check", settings: "Settings") -> "list[CheckResult]":
     import asyncio
 
-    from atlas_agents.cli.doctor_machine import broken
+    from atlas_agents.cli.doctor_checks import broken
 
     try:
         async with asyncio.timeout(_CHECK_SECONDS):
