@@ -131,6 +131,14 @@ async def test_incoming_text_can_be_removed() -> None:
         assert stream.text == ""
 
 
+async def test_replaced_answer_keeps_its_usage() -> None:
+    async with in_memory_atlas(
+        Scripted(says("Secret.")), interceptors=[Interceptor(incoming=lambda _: assistant("Hidden."))]
+    ) as atlas:
+        reply = await atlas.ask("Go")
+    assert reply.text == "Hidden." and reply.metadata["usage"]["input"] == 1
+
+
 async def test_messages_can_be_added_before_the_incoming_one() -> None:
     def explain(message: Message) -> list[Message]:
         return [system("The model answers:"), message]

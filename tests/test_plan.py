@@ -64,6 +64,12 @@ async def test_result_contains_the_plan() -> None:
     assert [step.tool for step in result.steps] == [MAKE_PLAN, "look", "look"]
 
 
+async def test_usage_of_a_turn_includes_the_call_that_makes_the_plan() -> None:
+    atlas, model = atlas_with(*WHOLE)
+    result = await atlas.run("What colour are sky and sea?")
+    assert result.usage.input_tokens == sum(len(request.messages) for request in model.requests)
+
+
 async def test_question_without_steps_is_answered_at_once() -> None:
     atlas, model = atlas_with(says("Hello!"))
     assert (await atlas.ask("Hi")).text == "Hello!"

@@ -144,8 +144,7 @@ async def _write_summary(
             model = done.model or provider.id
             call.usage = usage = run.meter.add(model, _complete_usage(done.usage, request), provider.id)
         summary = _check(run, plan, text, done)
-        counted = {"input": usage.input_tokens, "output": usage.output_tokens, "cached": usage.cached_tokens}
-        summary.metadata.update(usage=counted, model=model)
+        summary.metadata.update(usage.to_metadata(), model=model)
     except (ProviderError, ConfigError, BudgetExceeded) as error:
         logger.warning("summary failed, older messages are left out: session=%s error=%s", run.conversation.id, error)
         return None, model, usage

@@ -169,9 +169,7 @@ async def call_model(run: Run) -> Message:
     """
     journal = run.journal
     if journal is not None and (summary := journal.next_summary()) is not None:
-        run.summary_tried = True
-        for message in summary:
-            run.add_summary(message)
+        run.restore_summary(summary)
     if journal is not None and (recorded := journal.next_reply()) is not None:
         run.summary_tried = False
         run.texts.append(recorded.text)
@@ -422,14 +420,10 @@ def _reply_metadata(done: base.DoneChunk, usage: events.Usage, run: Run) -> dict
     metadata: dict[str, object] = {
         "stop_reason": done.stop_reason,
         "provider": run.provider.id,
-        "usage": _usage_metadata(usage),
+        **usage.to_metadata(),
     }
     if run.handoffs or run.options.team != _NO_HANDOFFS:
         metadata["agent"] = run.settings.id
-    if usage.cost is not None:
-        metadata["cost"] = round(usage.cost, 8)
-    if usage.estimated:
-        metadata["estimated"] = True
     if done.model:
         metadata["model"] = done.model
     if done.stop_reason == "length":
@@ -439,12 +433,6 @@ def _reply_metadata(done: base.DoneChunk, usage: events.Usage, run: Run) -> dict
         if done.detail:
             metadata["refusal"] = done.detail
     return metadata
-
-
-def _usage_metadata(usage: events.Usage) -> dict[str, int]:
-    counts = {"input": usage.input_tokens, "output": usage.output_tokens, "cached": usage.cached_tokens}
-    further = {"cache_write": usage.cache_write_tokens, "reasoning": usage.reasoning_tokens}
-    return {**counts, **{name: count for name, count in further.items() if count}}
 
 
 async def _intercept(run: Run, reply: Message) -> Message:
@@ -459,4 +447,6 @@ async def _intercept(run: Run, reply: Message) -> Message:
     for message in before:
         run.add(message)
     run.replace_last_text(reply.text, changed.text)
-    return changed
+    if changed is reply:
+        return reply
+    return msgspec.structs.replace(changed, metadata={**reply.metadata, **changed.metadata})

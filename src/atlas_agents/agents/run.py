@@ -441,6 +441,8 @@ class Run:
         if journal is not None and self.resumed:
             await self._wait_in_quarantine(journal)
         first = await finish_despite_cancel(journal.begin(self.conversation)) if journal is not None else messages
+        if journal is not None:
+            self.meter.total += journal.restored_usage
         inherited = [message for message in self.inherited_messages if message.role != "system"]
         whole = repair_history([*inherited, *self.conversation.messages] if inherited else self.conversation.messages)
         self._call_ids = {call.id for message in whole for call in message.tool_calls}
@@ -463,6 +465,14 @@ class Run:
         if state.cleared:
             own = clear_results(own, state.cleared)
         self.messages = [*inherited, *own]
+
+    def restore_summary(self, recorded: Sequence[Message]) -> None:
+        """Use the summary that an earlier process recorded before the next reply, or remember that it failed."""
+        self.summary_tried = True
+        if not recorded:
+            context_state(self.conversation).failed_at = self.history.tokens(self.messages)
+        for summary in recorded:
+            self.add_summary(summary)
 
     def add_summary(self, summary: Message) -> None:
         """Add a summary to the conversation, and send it to the model in place of what it covers."""
@@ -491,7 +501,7 @@ class Run:
         try:
             async with asyncio.timeout(None if status == "done" else _END_TIMEOUT):
                 error, kind = (str(failure), failure_kind(failure)) if failure is not None else (None, "")
-                await asyncio.shield(journal.end(status, error, self.draft.partial_parts(), kind))
+                await asyncio.shield(journal.end(status, error, self.draft.partial_parts(), kind, self.usage))
         except (StoreError, TimeoutError) as failed:
             journal.detach()
             journal.invalidate(self.conversation)

@@ -340,7 +340,7 @@ class TurnRunner:
                     await self._resume_session(run.conversation.id)
             return await run_turn(run, message, _choose_turn_function(run))
         except DuplicateRun as duplicate:
-            return await self._answer_duplicate(duplicate.row, cast(AtlasStream, stream))
+            return await self._answer_duplicate(duplicate.row, run, cast(AtlasStream, stream))
         finally:
             if run.journal is not None:
                 run.journal.leave_quarantine()
@@ -424,8 +424,8 @@ class TurnRunner:
                 return
             await self._dispatcher.cancel(other.id)
 
-    async def _answer_duplicate(self, row: RunRow, stream: AtlasStream) -> Message:
-        """Return the answer of the earlier turn with the same idempotency key."""
+    async def _answer_duplicate(self, row: RunRow, run: Run, stream: AtlasStream) -> Message:
+        """Return the answer of the earlier turn with the same idempotency key; `run` is the one that was not needed."""
         live = self.stream(row.id)
         stream.resolve_duplicate(Accepted(row.id, "in_flight" if row.status in OPEN else "done"))
         if live is not None:
@@ -434,6 +434,8 @@ class TurnRunner:
             return await self._follow_remote(row, stream.push)
         if row.status in OPEN:
             raise Conflict(f"run {row.id!r} is running in another process")
+        if (ended := await read_end_record(self._store, row)) is not None:
+            run.meter.total = ended.usage
         return await self._read_answer(row)
 
     async def _read_answer(self, row: RunRow) -> Message:

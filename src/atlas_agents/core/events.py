@@ -6,6 +6,7 @@ are pending, approval:asked, approval:answered and message:kept occur in between
 a handoff to another agent run:handoff, and a summary of older messages session:compacted.
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import msgspec
@@ -67,6 +68,36 @@ class Usage(msgspec.Struct, frozen=True):
             self.reasoning_tokens + other.reasoning_tokens,
             self.cache_write_1h_tokens + other.cache_write_1h_tokens,
             sum(savings) if savings else None,
+        )
+
+    def to_metadata(self) -> dict[str, Any]:
+        """Return the metadata in which a message or a step of a journal records its usage."""
+        counts = {"input": self.input_tokens, "output": self.output_tokens, "cached": self.cached_tokens}
+        written = {"cache_write": self.cache_write_tokens, "cache_write_1h": self.cache_write_1h_tokens}
+        further = {**written, "reasoning": self.reasoning_tokens}
+        found: dict[str, Any] = {"usage": {**counts, **{name: count for name, count in further.items() if count}}}
+        if self.cost is not None:
+            found["cost"] = round(self.cost, 8)
+        if self.saved is not None:
+            found["saved"] = round(self.saved, 8)
+        if self.estimated:
+            found["estimated"] = True
+        return found
+
+    @classmethod
+    def from_metadata(cls, metadata: Mapping[str, Any]) -> "Usage":
+        """Return the usage that is recorded in metadata; nothing if there is none."""
+        counts: Mapping[str, int] = metadata.get("usage") or {}
+        return cls(
+            counts.get("input", 0),
+            counts.get("output", 0),
+            counts.get("cached", 0),
+            bool(metadata.get("estimated")),
+            metadata.get("cost"),
+            counts.get("cache_write", 0),
+            counts.get("reasoning", 0),
+            counts.get("cache_write_1h", 0),
+            metadata.get("saved"),
         )
 
 

@@ -141,8 +141,9 @@ async def _terminal_events(store: Store, stored: StoredRun, hide: Callable[[str]
         events = stored.catch_up_events(reset=stored.last_reply_unannounced)
     else:
         events = [*stored.catch_up_events(reset=row.events > 0), *await _partial_events(store, row)]
-    replies = stored.replies
-    usage = usage_shape(sum([_usage(message) for message in replies], Usage()))
+    replies, ended = stored.replies, await read_end_record(store, row)
+    counted = [Usage.from_metadata(message.metadata) for message in replies]  # before the end of a turn recorded it
+    usage = usage_shape(ended.usage if ended is not None and ended.used else sum(counted, Usage()))
     if row.status == "failed":
         events.append(wire.ChatError(row.id, hide(row.error or "the turn failed"), "failed"))
     elif row.status == "cancelled":
@@ -159,17 +160,6 @@ async def _partial_events(store: Store, row: RunRow) -> list[wire.RunEvent]:
         wire.ChatDelta(row.id, part.text) if isinstance(part, TextPart) else wire.ChatReasoning(row.id, part.text)
         for part in parts
     ]
-
-
-def _usage(message: Message) -> Usage:
-    counted: dict[str, int] = message.metadata.get("usage") or {}
-    return Usage(
-        counted.get("input", 0),
-        counted.get("output", 0),
-        counted.get("cached", 0),
-        cache_write_tokens=counted.get("cache_write", 0),
-        reasoning_tokens=counted.get("reasoning", 0),
-    )
 
 
 class RunHooks(msgspec.Struct, frozen=True):

@@ -41,6 +41,7 @@ _BACKOFF = (0.05, 0.1, 0.2, 0.5, 1.0)
 _MAX_BACKOFF = 2.0
 _MICROCENTS = 100_000_000
 """In one dollar."""
+_NO_USAGE = Usage()
 _results = msgspec.json.Decoder(ToolResult)
 _questions = msgspec.json.Decoder(Question)
 _answers = msgspec.json.Decoder(Answer)
@@ -56,13 +57,19 @@ def is_loaded(conversation: Conversation) -> bool:
 class EndRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a turn ended; the payload of the last step of its journal.
 
-    `partial` is the content of a message that was never completed, `kind` the kind of the error.
+    `partial` is the content of a message that was never completed, `kind` the kind of the error, and `used` what the
+    turn used, as metadata.
     """
 
     status: records.RunStatus
     error: str | None
     partial: tuple[Text | Thinking, ...] = msgspec.field(default=(), name="said")
     kind: str = ""
+    used: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+
+    @property
+    def usage(self) -> Usage:
+        return Usage.from_metadata(self.used)
 
 
 async def read_end_record(store: records.Store, row: records.RunRow) -> EndRecord | None:
@@ -347,6 +354,8 @@ class Journal:
 
     budget: TurnBudget | None = None
     """Settles what the run used with the next step."""
+    restored_usage = _NO_USAGE
+    """What the recorded steps of earlier processes used."""
 
     def __init__(
         self,
@@ -624,7 +633,7 @@ class Journal:
         if summary is not None:
             self.add(summary)
         used = [self._usage_write(agent_id, model, usage)] if model else []
-        payload = summary.to_json() if summary is not None else b"null"
+        payload = summary.to_json() if summary is not None else encode(usage.to_metadata() if model else None)
         await self._write_step("summary", str(self._reply_count + 1), payload, *used)
 
     async def record_usage(self, agent_id: str, model: str, usage: Usage) -> None:
@@ -657,9 +666,13 @@ class Journal:
         """Commit writes that are no step, retrying while the store is unavailable."""
         return await self._committer.commit(self._tenant, writes)
 
-    async def record_outcome(self, call: ToolCall, result: ToolResult, entry: AuditEntry, *more: records.Write) -> None:
-        """Record a call's result, its audit row and further writes in one transaction."""
-        await self._write_step("outcome", call.id, encode(result), records.AddAudit(encode(entry)), *more)
+    async def record_outcome(
+        self, call: ToolCall, result: ToolResult, entry: AuditEntry, usage: Usage, *more: records.Write
+    ) -> None:
+        """Record a call's result and what it used, its audit row and further writes in one transaction."""
+        used = usage.to_metadata() if usage != _NO_USAGE else None
+        payload = encode({**msgspec.to_builtins(result), **used} if used else result)
+        await self._write_step("outcome", call.id, payload, records.AddAudit(encode(entry)), *more)
 
     async def end(
         self,
@@ -667,8 +680,9 @@ class Journal:
         error: str | None = None,
         partial: Sequence[Text | Thinking] = (),
         kind: str = "",
+        usage: Usage = _NO_USAGE,
     ) -> None:
-        """Record the end of the turn together with its last messages and the content of an incomplete reply.
+        """Record the end of the turn with its usage, its last messages and the content of an incomplete reply.
 
         A run that never started just leaves the queue. A run that an earlier process started and this one could not
         resume stays open.
@@ -679,7 +693,8 @@ class Journal:
             ended: list[records.Write] = [records.SetRun(self._run_id, self._epoch, status, error)]
             if self.budget is not None:
                 ended.append(records.ReleaseBudgets(self._run_id, ended=True))
-            await self._write_step("ended", "", encode(EndRecord(status, error, tuple(partial), kind)), *ended)
+            used = usage.to_metadata() if usage != _NO_USAGE else {}
+            await self._write_step("ended", "", encode(EndRecord(status, error, tuple(partial), kind, used)), *ended)
         elif self._row is not None and self._row.epoch:
             self.detach()
         elif self._row is not None:
@@ -719,15 +734,24 @@ class Journal:
 
     def _restore(self, row: records.JournalRow) -> None:
         if row.kind == "reply":
-            self._replies.append(_decode_step(row, Message.from_json))
+            self._replies.append(reply := _decode_step(row, Message.from_json))
+            self.restored_usage += Usage.from_metadata(reply.metadata)
         elif row.kind == "summary":
-            self._summaries[row.key] = [] if row.payload == b"null" else [_decode_step(row, Message.from_json)]
+            self._restore_summary(row)
         elif row.kind == "intent":
             self._intents.add(row.key)
             self._intended_at[row.key] = row.at
         elif row.kind == "outcome":
             self._outcomes[row.key] = _decode_step(row, _results.decode)
+            self.restored_usage += Usage.from_metadata(msgspec.json.decode(row.payload))
             if row.key in self._intended_at:
                 self._durations[row.key] = row.at - self._intended_at[row.key]
         else:
             self.approvals.restore(row)
+
+    def _restore_summary(self, row: records.JournalRow) -> None:
+        """Restore a summary. If writing it failed, the step has only its usage, or nothing."""
+        found: Any = _decode_step(row, msgspec.json.decode) or {}
+        summaries = [_decode_step(row, Message.from_json)] if "role" in found else []
+        self._summaries[row.key] = summaries
+        self.restored_usage += Usage.from_metadata(summaries[0].metadata if summaries else found)

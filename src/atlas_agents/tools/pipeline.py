@@ -149,7 +149,7 @@ class ToolCallExecution:
     __slots__ = (
         *("_attempt", "_cancelled", "_decision", "_done", "_duration", "_elicitation", "_error", "_failure", "_notes"),
         *("_recorded", "_refused", "_scope", "_source", "_started", "_tainted_by", "_untouched", "_usage", "_waiter"),
-        *("_progress", "_reservations", "_writes", "result"),
+        *("_progress", "_reservations", "_total_usage", "_writes", "result"),
     )
 
     def __init__(self, decision: Approved | Rejected, scope: ToolScope) -> None:
@@ -159,6 +159,7 @@ class ToolCallExecution:
         self._attempt: Attempt | None = None
         self._elicitation: ToolElicitation | None = None
         self._usage: list[dict[str, Any]] = []
+        self._total_usage = Usage()
         self._reservations: list[Reservation] = []
         self._error: Exception | None = (
             decision.error if isinstance(decision, Rejected) else self._check_repeats(decision)
@@ -325,10 +326,10 @@ class ToolCallExecution:
             return result
         writes = self._writes if self._writes and result.status == "ok" else ()
         try:
-            await journal.record_outcome(call, result, self._audit_entry(result), *writes)
+            await journal.record_outcome(call, result, self._audit_entry(result), self._total_usage, *writes)
         except DailyLimitExceeded as exceeded:
             result = ToolResult(call.id, "error", str(exceeded), "limit")
-            await journal.record_outcome(call, result, self._audit_entry(result))
+            await journal.record_outcome(call, result, self._audit_entry(result), self._total_usage)
         if writes and governance.team_services is not None:
             governance.team_services.wake()
         return result
@@ -461,7 +462,7 @@ class ToolCallExecution:
             mark=self._mark_untrusted,
             ask=self._ask,
             spend=self._add_usage,
-            count=partial(scope.count_usage, ""),
+            count=self._add_turn_usage,
             reserve=self._reserve_tokens,
             user=scope.actor.user,
             chain=scope.chain,
@@ -487,12 +488,18 @@ class ToolCallExecution:
         """Count the tokens of a model that the tool called, whether or not the call succeeds."""
         scope = self._scope
         usage = scope.count_usage(model, usage)
+        self._total_usage += usage
         if scope.budget is not None:
             await scope.budget.settle(self._reservations.pop() if self._reservations else None, usage)
         cost = {"cost": round(usage.cost, 8)} if usage.cost is not None else {}
         self._usage.append({"model": model, "input": usage.input_tokens, "output": usage.output_tokens, **cost})
         if scope.journal is not None:
             await finish_despite_cancel(scope.journal.record_usage(scope.actor.agent_id, model, usage))
+
+    def _add_turn_usage(self, usage: Usage) -> None:
+        """Count what another turn used that the tool ran; it is recorded as usage of that turn's session."""
+        self._scope.count_usage("", usage)
+        self._total_usage += usage
 
     def _report_progress(self, message: str) -> None:
         """Emit progress. What may be the start of a secret is held back until the next message."""

@@ -9,6 +9,7 @@ import msgspec
 from atlas_agents.agents.options import TurnOptions
 from atlas_agents.core.approvals import Answer
 from atlas_agents.core.errors import ConfigError, Conflict, NotFound
+from atlas_agents.core.events import Usage
 from atlas_agents.core.messages import UNTRUSTED, Message, Text, user
 from atlas_agents.core.store import JournalKind, JournalRow, RunRow
 from atlas_agents.core.text import one_line
@@ -19,7 +20,7 @@ from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.protocol import chat as wire
 from atlas_agents.gateway.protocol.frames import ProtocolError, not_found
 from atlas_agents.gateway.protocol.sessions import ApprovalsResolve, ApprovalsResult, ExecAnswer
-from atlas_agents.gateway.protocol.types import Ack, NoParams, UsageShape
+from atlas_agents.gateway.protocol.types import Ack, NoParams
 from atlas_agents.gateway.runs import read_outcomes
 from atlas_agents.providers.settings import ModelSettings
 
@@ -266,7 +267,7 @@ def _step_details(kind: JournalKind, found: Any) -> dict[str, Any]:
             metadata = found.get("metadata", {})
             return {
                 "name": str(metadata.get("model") or metadata.get("provider") or ""),
-                "usage": _usage_shape(metadata),
+                "usage": convert.usage_shape(Usage.from_metadata(metadata)) if metadata.get("usage") else None,
                 "status": str(metadata.get("stop_reason") or ""),
             }
         case "intent":
@@ -282,17 +283,3 @@ def _step_details(kind: JournalKind, found: Any) -> dict[str, Any]:
             return {"status": found["status"], "error": found.get("error")}
         case _:
             return {}
-
-
-def _usage_shape(metadata: dict[str, Any]) -> UsageShape | None:
-    counted = metadata.get("usage")
-    if not counted:
-        return None
-    return UsageShape(
-        counted["input"],
-        counted["output"],
-        counted["cached"],
-        bool(metadata.get("estimated")),
-        counted.get("cache_write", 0),
-        counted.get("reasoning", 0),
-    )
