@@ -22,7 +22,7 @@ from code_harness import SANDBOXES
 
 from atlas_agents.builtin_tools.code.tool import CodeInterpreter
 from atlas_agents.builtin_tools.sandbox import choose
-from atlas_agents.builtin_tools.sandbox.base import ProcessIO, SandboxCommand, SandboxLimits
+from atlas_agents.builtin_tools.sandbox.process import ProcessIO, SandboxCommand, SandboxLimits
 from atlas_agents.core.messages import Conversation
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.tools.context import ToolContext

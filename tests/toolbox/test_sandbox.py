@@ -16,14 +16,15 @@ from typing import Any
 import pytest
 
 from atlas_agents.builtin_tools.sandbox import bubblewrap, choose
-from atlas_agents.builtin_tools.sandbox.base import (
+from atlas_agents.builtin_tools.sandbox.process import (
     CapturedOutput,
+    HeadTailBuffer,
     ProcessIO,
     ProcessResult,
+    Sandbox,
     SandboxCommand,
     SandboxLimits,
 )
-from atlas_agents.builtin_tools.sandbox.process import HeadTailBuffer, Sandbox
 from atlas_agents.builtin_tools.sandbox.seccomp import build_filter, syscall_numbers
 from atlas_agents.core.errors import SandboxUnavailable
 from checks import wait_until

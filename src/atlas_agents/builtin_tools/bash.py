@@ -16,9 +16,15 @@ import msgspec
 
 from atlas_agents.builtin_tools.files.read import DirectoryWalk
 from atlas_agents.builtin_tools.files.root import GuardedPaths, Root
-from atlas_agents.builtin_tools.sandbox.base import PATH, ProcessIO, ProcessResult, SandboxCommand, SandboxLimits
 from atlas_agents.builtin_tools.sandbox.choose import SandboxKind, Unconfined, choose, describe_sandbox
-from atlas_agents.builtin_tools.sandbox.process import Sandbox
+from atlas_agents.builtin_tools.sandbox.process import (
+    PATH,
+    ProcessIO,
+    ProcessResult,
+    Sandbox,
+    SandboxCommand,
+    SandboxLimits,
+)
 from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import BadArguments, SandboxUnavailable
 from atlas_agents.core.messages import Conversation

@@ -18,9 +18,8 @@ from mcp.client.session import ClientRequestContext, ClientSession, ElicitationF
 from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
-from atlas_agents.builtin_tools.sandbox.base import SandboxCommand
 from atlas_agents.builtin_tools.sandbox.choose import SandboxKind
-from atlas_agents.builtin_tools.sandbox.process import Sandbox
+from atlas_agents.builtin_tools.sandbox.process import Sandbox, SandboxCommand
 from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock, run_in_thread
 from atlas_agents.core.errors import AtlasError, ConfigError, ToolFailed, Transient
 from atlas_agents.core.http import backoff

@@ -13,9 +13,8 @@ import msgspec
 
 from atlas_agents.builtin_tools import bash
 from atlas_agents.builtin_tools.files.root import Root
-from atlas_agents.builtin_tools.sandbox.base import SandboxCommand, SandboxLimits
 from atlas_agents.builtin_tools.sandbox.choose import SandboxKind, choose
-from atlas_agents.builtin_tools.sandbox.process import Sandbox
+from atlas_agents.builtin_tools.sandbox.process import Sandbox, SandboxCommand, SandboxLimits
 from atlas_agents.core.errors import ConfigError, SandboxUnavailable, ToolFailed
 from atlas_agents.core.paths import SettingLookup, is_secret, make_private_folder, resolve_path
 from atlas_agents.mcp.config import ServerConfig, ServerEntry, ServerProgram

@@ -23,8 +23,7 @@ from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull,
 from mcp.shared.message import SessionMessage
 from pydantic import AnyUrl, BaseModel, ValidationError
 
-from atlas_agents.builtin_tools.sandbox.base import ProcessIO, SandboxCommand
-from atlas_agents.builtin_tools.sandbox.process import Sandbox, SandboxProcess
+from atlas_agents.builtin_tools.sandbox.process import ProcessIO, Sandbox, SandboxCommand, SandboxProcess
 from atlas_agents.core.errors import ConfigError, SandboxUnavailable
 from atlas_agents.core.paths import make_private_folder, write_file
 from atlas_agents.mcp.config import ServerEntry

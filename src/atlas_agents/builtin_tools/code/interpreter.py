@@ -22,9 +22,21 @@ import msgspec
 
 from atlas_agents.builtin_tools.code import runner
 from atlas_agents.builtin_tools.files.read import IMAGE_SIGNATURES
-from atlas_agents.builtin_tools.sandbox import base as sandbox_base
 from atlas_agents.builtin_tools.sandbox.choose import Unconfined
-from atlas_agents.builtin_tools.sandbox.process import HeadTailBuffer, Sandbox, SandboxProcess
+from atlas_agents.builtin_tools.sandbox.process import (
+    PATH,
+    CapturedOutput,
+    HeadTailBuffer,
+    LimitName,
+    OnOutput,
+    ProcessIO,
+    ProcessResult,
+    Sandbox,
+    SandboxCommand,
+    SandboxLimits,
+    SandboxProcess,
+    Stream,
+)
 from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import SandboxUnavailable, ToolFailed
 from atlas_agents.core.messages import Image
@@ -130,7 +142,7 @@ async def find_python(path: Path | None) -> PythonInstallation:
             *(executable, "-I", "-c", _INSPECT),
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.DEVNULL,
-            env={"PATH": sandbox_base.PATH},
+            env={"PATH": PATH},
         )
         async with asyncio.timeout(_INSPECT_TIMEOUT):
             output, _ = await process.communicate()
@@ -251,33 +263,33 @@ class InterpreterReport(msgspec.Struct, frozen=True, kw_only=True):
 class CodeResult(msgspec.Struct, frozen=True, kw_only=True):
     """Result of a run. `ended` says how the interpreter ended, if it did; `stopped_by` names the exceeded limit."""
 
-    stdout: sandbox_base.CapturedOutput = sandbox_base.CapturedOutput()
-    stderr: sandbox_base.CapturedOutput = sandbox_base.CapturedOutput()
+    stdout: CapturedOutput = CapturedOutput()
+    stderr: CapturedOutput = CapturedOutput()
     value: str | None = None
     error: CodeError | None = None
     ended: str = ""
-    stopped_by: sandbox_base.LimitName | None = None
+    stopped_by: LimitName | None = None
 
 
 class Interpreter:
     """A running interpreter process. It handles one request at a time."""
 
-    def __init__(self, channel: SocketChannel, limits: sandbox_base.SandboxLimits) -> None:
+    def __init__(self, channel: SocketChannel, limits: SandboxLimits) -> None:
         self._channel = channel
         self._limits = limits
-        self._streams: dict[sandbox_base.Stream, HeadTailBuffer] = {}
-        self._on_output: sandbox_base.OnOutput | None = None
+        self._streams: dict[Stream, HeadTailBuffer] = {}
+        self._on_output: OnOutput | None = None
         self._process: SandboxProcess
-        self._result: asyncio.Task[sandbox_base.ProcessResult]
+        self._result: asyncio.Task[ProcessResult]
         self._reset_output()
 
     @classmethod
     async def start(
-        cls, sandbox: Sandbox, python: PythonInstallation, folder: Path, limits: sandbox_base.SandboxLimits
+        cls, sandbox: Sandbox, python: PythonInstallation, folder: Path, limits: SandboxLimits
     ) -> "Interpreter":
         """Start a Python of this machine in a sandbox."""
         bytecode = ("-B",) if python.compiled else ("-X", f"pycache_prefix={folder / CACHE_FOLDER / 'pyc'}")
-        command = sandbox_base.SandboxCommand(
+        command = SandboxCommand(
             argv=(python.executable, "-I", "-X", "utf8", *bytecode, "-c", _RUNNER_SOURCE),
             cwd=folder,
             writable=folder,
@@ -288,14 +300,12 @@ class Interpreter:
         return await cls.open(sandbox, command)
 
     @classmethod
-    async def open(cls, sandbox: Sandbox, command: sandbox_base.SandboxCommand) -> "Interpreter":
+    async def open(cls, sandbox: Sandbox, command: SandboxCommand) -> "Interpreter":
         """Start a process that handles requests from its standard input as `runner` does."""
         channel = SocketChannel()
         self = cls(channel, command.limits)
         try:
-            self._process = await sandbox.start(
-                command, sandbox_base.ProcessIO(stdin=channel.theirs, on_output=self._add_output)
-            )
+            self._process = await sandbox.start(command, ProcessIO(stdin=channel.theirs, on_output=self._add_output))
         except BaseException:
             channel.close()
             raise
@@ -307,7 +317,7 @@ class Interpreter:
     def has_ended(self) -> bool:
         return self._result.done()
 
-    async def run(self, code: str, on_output: sandbox_base.OnOutput | None = None) -> CodeResult:
+    async def run(self, code: str, on_output: OnOutput | None = None) -> CodeResult:
         """Run code and return its result, also if the interpreter ends."""
         self._reset_output()
         self._on_output = on_output
@@ -333,7 +343,7 @@ class Interpreter:
         await self._process.kill()
         self._channel.close()
 
-    async def process_result(self) -> sandbox_base.ProcessResult:
+    async def process_result(self) -> ProcessResult:
         return await asyncio.shield(self._result)
 
     async def _request(self, code: str) -> InterpreterReport | None:
@@ -365,7 +375,7 @@ class Interpreter:
         capture = self._limits.capture
         self._streams = {"stdout": HeadTailBuffer(capture), "stderr": HeadTailBuffer(capture)}
 
-    def _add_output(self, stream: sandbox_base.Stream, chunk: bytes) -> None:
+    def _add_output(self, stream: Stream, chunk: bytes) -> None:
         self._streams[stream].add(chunk)
         if self._on_output is not None:
             self._on_output(stream, chunk)
@@ -378,12 +388,12 @@ def is_wasm_installed() -> bool:
     return find_spec("eryx") is not None
 
 
-async def start_wasm(folder: Path, limits: sandbox_base.SandboxLimits) -> Interpreter:
+async def start_wasm(folder: Path, limits: SandboxLimits) -> Interpreter:
     """Start a Python in WebAssembly, which confines the code; its host process runs without another sandbox."""
     package = find_spec("eryx")
     if package is None or package.origin is None:
         raise SandboxUnavailable("pyeryx is not installed", WASM_REMEDY)
-    command = sandbox_base.SandboxCommand(
+    command = SandboxCommand(
         argv=(sys.executable, "-I", "-B", str(_WASM_RUNNER), str(Path(package.origin).parent.parent), str(folder)),
         cwd=folder,
         writable=folder,

@@ -10,7 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from atlas_agents.builtin_tools.sandbox import process, seccomp
-from atlas_agents.builtin_tools.sandbox.base import ETC, PATH, ProcessIO, ProcessResult, SandboxCommand, SandboxLimits
+from atlas_agents.builtin_tools.sandbox.process import (
+    ETC,
+    PATH,
+    ProcessIO,
+    ProcessResult,
+    SandboxCommand,
+    SandboxLimits,
+)
 from atlas_agents.core.errors import SandboxUnavailable
 
 _TMP_SIZE = str(64 * 1024 * 1024)

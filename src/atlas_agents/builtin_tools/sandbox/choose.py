@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from atlas_agents.builtin_tools.sandbox import bubblewrap, landlock
-from atlas_agents.builtin_tools.sandbox.base import PATH, ProcessIO, SandboxCommand
-from atlas_agents.builtin_tools.sandbox.process import Sandbox, SandboxProcess
+from atlas_agents.builtin_tools.sandbox.process import PATH, ProcessIO, Sandbox, SandboxCommand, SandboxProcess
 from atlas_agents.core.errors import SandboxUnavailable
 
 

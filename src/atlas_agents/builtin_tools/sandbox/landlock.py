@@ -15,8 +15,8 @@ from pathlib import Path
 import msgspec
 
 from atlas_agents.builtin_tools.sandbox import process, seccomp
-from atlas_agents.builtin_tools.sandbox.base import ETC, PATH, ProcessIO, ProcessResult, SandboxCommand
 from atlas_agents.builtin_tools.sandbox.bubblewrap import resolve_protected
+from atlas_agents.builtin_tools.sandbox.process import ETC, PATH, ProcessIO, ProcessResult, SandboxCommand
 from atlas_agents.core.errors import SandboxUnavailable
 
 _LAUNCHER = Path(__file__).with_name("landlock_launcher.py")

@@ -1,4 +1,4 @@
-"""A sandboxed process: capture its output, watch its resource usage, and kill it with all its descendants."""
+"""A sandboxed process: the command, its limits and its output; it is killed with all its descendants at a limit."""
 
 import asyncio
 import os
@@ -12,10 +12,32 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal, TypeAlias
 
-from atlas_agents.builtin_tools.sandbox import base, inside
+import msgspec
+
+from atlas_agents.builtin_tools.sandbox import inside
 from atlas_agents.core.errors import SandboxUnavailable
 
+Stream: TypeAlias = Literal["stdout", "stderr"]
+LimitName: TypeAlias = Literal["time", "output", "memory", "processes", "disk"]
+OnOutput: TypeAlias = Callable[[Stream, bytes], None]
+_MB = 1024 * 1024
+PATH = "/usr/local/bin:/usr/bin:/bin"
+ETC = (
+    *(
+        "alternatives",
+        "debian_version",
+        "fonts",
+        "ld.so.cache",
+        "ld.so.conf",
+        "ld.so.conf.d",
+        "localtime",
+        "mime.types",
+    ),
+    *("os-release", "ssl/certs", "ssl/openssl.cnf"),
+)
+"""What a sandboxed command can read below /etc."""
 _RUN_ID_VARIABLE = "ATLAS_RUN"
 _TERM_TIMEOUT = 1.0
 _KILL_TIMEOUT = 2.0
@@ -28,7 +50,85 @@ _RESERVED_FILES = 100_000
 _CHUNK_SIZE = 1 << 16
 _DRAIN_TIMEOUT = 0.5
 _EXIT_TIMEOUT = 2.0
-_NO_IO = base.ProcessIO()
+
+
+class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True):
+    """Resource limits of one run.
+
+    `memory` applies to each process and to all of them together. `disk` limits what is added to the writable folder,
+    and `written` what all processes write to disk in total, also to files that they delete; None disables the check.
+    A run is killed as well before the disk of the writable folder is full. A run that writes more than `output` bytes
+    to its streams is killed; `capture` bytes per stream are kept.
+    """
+
+    seconds: float = 60.0
+    cpu: int = 60
+    memory: int = 256 * _MB
+    processes: int = 64
+    file_size: int = 64 * _MB
+    disk: int | None = 256 * _MB
+    written: int | None = None
+    output: int = 16 * _MB
+    capture: int = 20_000
+    open_files: int = 256
+
+
+class SandboxCommand(msgspec.Struct, frozen=True, kw_only=True):
+    """A command and everything it can access.
+
+    `programs` are folders it can read besides the system folders. Below `writable`, `read_only` paths cannot be changed
+    and `masked` paths cannot be seen; both apply only to paths that exist when the run starts.
+    """
+
+    argv: tuple[str, ...]
+    cwd: Path
+    writable: Path | None = None
+    read_only: tuple[Path, ...] = ()
+    masked: tuple[Path, ...] = ()
+    programs: tuple[Path, ...] = ()
+    env: Mapping[str, str] = {}
+    limits: SandboxLimits = SandboxLimits()
+    network: bool = False
+
+
+class ProcessIO(msgspec.Struct, frozen=True, kw_only=True):
+    """Standard input and output of a run. `merge` redirects stderr to stdout."""
+
+    stdin: bytes | socket.socket | None = None
+    on_output: OnOutput | None = None
+    merge: bool = False
+
+
+_NO_IO = ProcessIO()
+
+
+class CapturedOutput(msgspec.Struct, frozen=True):
+    """The beginning and the end of a stream, and how many bytes between them were dropped."""
+
+    head: str = ""
+    tail: str = ""
+    dropped: int = 0
+
+    @property
+    def text(self) -> str:
+        return (
+            f"{self.head}\n… {self.dropped:,} bytes left out …\n{self.tail}" if self.dropped else self.head + self.tail
+        )
+
+
+class ProcessResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a run. `stopped_by` names the limit that the run exceeded, if it was killed for that."""
+
+    exit_code: int | None
+    signal: int | None = None
+    stdout: CapturedOutput = CapturedOutput()
+    stderr: CapturedOutput = CapturedOutput()
+    stopped_by: LimitName | None = None
+    duration: float = 0.0
+
+    @property
+    def timed_out(self) -> bool:
+        return self.stopped_by == "time"
 
 
 class HeadTailBuffer:
@@ -50,19 +150,19 @@ class HeadTailBuffer:
             if len(self._tail) > 2 * self._half:
                 del self._tail[: -self._half]
 
-    def captured(self) -> base.CapturedOutput:
+    def captured(self) -> CapturedOutput:
         tail = bytes(self._tail[-self._half :])
         dropped = self._total - len(self._head) - len(tail)
         if not dropped:  # the boundary between head and tail may split a character
-            return base.CapturedOutput((bytes(self._head) + tail).decode(errors="replace"))
-        return base.CapturedOutput(self._head.decode(errors="replace"), tail.decode(errors="replace"), dropped)
+            return CapturedOutput((bytes(self._head) + tail).decode(errors="replace"))
+        return CapturedOutput(self._head.decode(errors="replace"), tail.decode(errors="replace"), dropped)
 
 
 class ProcessOutput:
     """Both output streams of a run. `on_full` is called once, when `limit` bytes were written; the rest is dropped."""
 
-    def __init__(self, capture: int, limit: int, on_output: base.OnOutput | None, on_full: Callable[[], None]) -> None:
-        self._buffers: dict[base.Stream, HeadTailBuffer] = {
+    def __init__(self, capture: int, limit: int, on_output: OnOutput | None, on_full: Callable[[], None]) -> None:
+        self._buffers: dict[Stream, HeadTailBuffer] = {
             "stdout": HeadTailBuffer(capture),
             "stderr": HeadTailBuffer(capture),
         }
@@ -71,7 +171,7 @@ class ProcessOutput:
         self._on_full = on_full
         self._total = 0
 
-    def add(self, stream: base.Stream, chunk: bytes) -> None:
+    def add(self, stream: Stream, chunk: bytes) -> None:
         if self._total >= self._limit:
             return
         chunk = chunk[: self._limit - self._total]
@@ -85,7 +185,7 @@ class ProcessOutput:
     def reset_limit(self) -> None:
         self._total = 0
 
-    def captured(self, stream: base.Stream) -> base.CapturedOutput:
+    def captured(self, stream: Stream) -> CapturedOutput:
         return self._buffers[stream].captured()
 
 
@@ -166,11 +266,11 @@ class ResourceWatch:
 
     def __init__(
         self,
-        command: base.SandboxCommand,
+        command: SandboxCommand,
         pid: int,
         *,
         find_init: Callable[[], int | None] | None,
-        on_exceeded: Callable[[base.LimitName], None],
+        on_exceeded: Callable[[LimitName], None],
     ) -> None:
         self._command = command
         self._pid = pid
@@ -203,7 +303,7 @@ class ResourceWatch:
                 self._on_exceeded(exceeded)
                 return
 
-    def _exceeded_limit(self) -> base.LimitName | None:
+    def _exceeded_limit(self) -> LimitName | None:
         limits = self._command.limits
         proc, pids, others = self._processes()
         if len(pids) > limits.processes:
@@ -279,7 +379,7 @@ class _FreeSpace:
             space, files = self._measure()
         self._reserved = (min(_RESERVED_SPACE, space // 2), min(_RESERVED_FILES, files // 2))
 
-    def exceeded_limit(self) -> base.LimitName | None:
+    def exceeded_limit(self) -> LimitName | None:
         space, files = self._measure()
         return "disk" if space < self._reserved[0] or files < self._reserved[1] else None
 
@@ -294,13 +394,13 @@ class _FreeSpace:
 class _DiskUsage:
     """Growth of the writable folder. The larger the folder, the less often it is measured."""
 
-    def __init__(self, command: base.SandboxCommand) -> None:
+    def __init__(self, command: SandboxCommand) -> None:
         self._folder = command.writable
         self._limit = command.limits.disk
         self._next = 0.0
         self._before = self._measure(self._folder) if self._folder is not None and self._limit is not None else (0, 0)
 
-    def exceeded_limit(self) -> base.LimitName | None:
+    def exceeded_limit(self) -> LimitName | None:
         if self._folder is None or self._limit is None or time.monotonic() < self._next:
             return None
         size, files = self._measure(self._folder)
@@ -338,15 +438,15 @@ class SandboxProcess:
     """Whether the process is a subreaper that kills its descendants on SIGTERM."""
     _process: asyncio.subprocess.Process
 
-    def __init__(self, command: base.SandboxCommand, io: base.ProcessIO) -> None:
+    def __init__(self, command: SandboxCommand, io: ProcessIO) -> None:
         limits = command.limits
         self._command = command
         self._io = io
         self._output = ProcessOutput(limits.capture, limits.output, io.on_output, lambda: self._stop("output"))
         self._run_id = secrets.token_hex(16)
         self._started_at = time.monotonic()
-        self._stopped_by: base.LimitName | None = None
-        self._streams: dict[base.Stream, int] = {}
+        self._stopped_by: LimitName | None = None
+        self._streams: dict[Stream, int] = {}
         self._output_closed = asyncio.Event()
         self._kill_started = False
         self._watch: ResourceWatch | None = None
@@ -388,7 +488,7 @@ class SandboxProcess:
         if isinstance(stdin, bytes):
             self._stdin_task = asyncio.create_task(self._write_stdin(stdin))
 
-        def stop_from_thread(limit: base.LimitName) -> None:
+        def stop_from_thread(limit: LimitName) -> None:
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(self._stop, limit)
 
@@ -396,7 +496,7 @@ class SandboxProcess:
             self._command, self._process.pid, find_init=self.find_init, on_exceeded=stop_from_thread
         )
 
-    async def wait(self) -> base.ProcessResult:
+    async def wait(self) -> ProcessResult:
         """Wait until the process has ended and its output was read. Cancelling the wait kills the process."""
         try:
             code = await self._process.wait()
@@ -410,7 +510,7 @@ class SandboxProcess:
             raise
         self._close()
         number = _signal_number(code)
-        return base.ProcessResult(
+        return ProcessResult(
             exit_code=None if number or self._stopped_by else code,
             signal=number,
             stdout=self._output.captured("stdout"),
@@ -443,7 +543,7 @@ class SandboxProcess:
         if self._watch is not None:
             self._watch.renew()
 
-    def _stop(self, limit: base.LimitName) -> None:
+    def _stop(self, limit: LimitName) -> None:
         if self._stopped_by is None and self._process.returncode is None:
             self._stopped_by = limit
         self._kill()
@@ -458,12 +558,12 @@ class SandboxProcess:
             self._kill_started = True
             _kill_tree(process.pid, self._run_id, terminate=self.reaps_children and process.returncode is None)
 
-    def _add_reader(self, loop: asyncio.AbstractEventLoop, stream: base.Stream, fd: int) -> None:
+    def _add_reader(self, loop: asyncio.AbstractEventLoop, stream: Stream, fd: int) -> None:
         os.set_blocking(fd, False)
         self._streams[stream] = fd
         loop.add_reader(fd, self._read, stream)
 
-    def _read(self, stream: base.Stream) -> bool:
+    def _read(self, stream: Stream) -> bool:
         """Read a chunk; return whether there may be more right now."""
         fd = self._streams.get(stream)
         if fd is None:
@@ -480,7 +580,7 @@ class SandboxProcess:
         self._output.add(stream, chunk)
         return True
 
-    def _close_stream(self, stream: base.Stream) -> None:
+    def _close_stream(self, stream: Stream) -> None:
         fd = self._streams.pop(stream, None)
         if fd is not None:
             with suppress(RuntimeError):
@@ -545,7 +645,7 @@ def python_folders() -> list[Path]:
     return sorted({Path(sys.base_prefix), Path(PYTHON).parent})
 
 
-def check_confined(result: base.ProcessResult, name: str, remedy: str) -> None:
+def check_confined(result: ProcessResult, name: str, remedy: str) -> None:
     """Raise SandboxUnavailable if the command could not be confined, so that this is not mistaken for its failure."""
     output = result.stderr.text + result.stdout.text
     if result.exit_code == inside.FAILED and inside.ERROR_PREFIX in output:
@@ -564,8 +664,8 @@ class Sandbox(ABC):
     not_hidden = ""
 
     @abstractmethod
-    async def start(self, command: base.SandboxCommand, io: base.ProcessIO) -> SandboxProcess: ...
+    async def start(self, command: SandboxCommand, io: ProcessIO) -> SandboxProcess: ...
 
-    async def run(self, command: base.SandboxCommand, io: base.ProcessIO = _NO_IO) -> base.ProcessResult:
+    async def run(self, command: SandboxCommand, io: ProcessIO = _NO_IO) -> ProcessResult:
         """Run a command to its end."""
         return await (await self.start(command, io)).wait()
