@@ -1,4 +1,4 @@
-"""`atlas serve`: run the gateway or a worker of a cluster. `atlas cluster status`: members, their load, and the queue."""
+"""`atlas serve`: run the gateway or a worker of a cluster. `atlas cluster status`: members, load of each, and queue."""
 
 import logging
 import os
