@@ -13,6 +13,7 @@ from atlas_agents import Agent, Answer, Approvals, Atlas, Delegation, Message, P
 from atlas_agents.builtin_tools.team import delegate_task
 from atlas_agents.core.errors import Conflict, NotFound, ProviderError
 from atlas_agents.core.store import JobRow, SetJob
+from atlas_agents.providers.settings import ModelSettings
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Environment, Registry, Scripted, VirtualClock, calls, fails, refuses, says
@@ -89,6 +90,20 @@ async def test_refusal_of_a_delegated_task_is_reported() -> None:
         await atlas.ask("a poem, please")
         (job,) = await wait_until_settled(atlas, "done")
         assert job.result == "The model refused to answer: x"
+
+
+async def test_delegated_task_has_its_agents_settings_and_the_report_those_of_the_turn() -> None:
+    lead = Scripted(delegate("writer"), says("He is at it."), says("Here it is."))
+    writer = Scripted(says("Roses are red."))
+    agents = (
+        Agent("lead", model=lead, tools=[delegate_task], settings={"effort": "low", "seed": 7}),
+        Agent("writer", model=writer, settings={"temperature": 1.0}),
+    )
+    async with run_jobs(team(*agents)) as atlas:
+        await atlas.ask("A poem!", settings={"effort": "high"})
+        await wait_until_settled(atlas, "done")
+    assert [request.settings for request in lead.requests] == [ModelSettings(effort="high", seed=7)] * 3
+    assert [request.settings for request in writer.requests] == [ModelSettings(temperature=1.0)]
 
 
 async def test_tool_result_has_the_job_id_and_the_audit_log_has_the_call() -> None:

@@ -11,6 +11,7 @@ from openai_client import Slow, stored_atlas, upper
 
 from atlas_agents import Approvals, ProviderError, Tool
 from atlas_agents.providers.base import ResetChunk, TextChunk
+from atlas_agents.providers.settings import ModelSettings
 from atlas_agents.testing import Reply, Scripted, VirtualClock, calls, fails, refuses, says, thinks
 from checks import run_ready_tasks
 
@@ -80,6 +81,35 @@ async def test_refusal_is_text_that_every_client_shows(tmp_path: Path) -> None:
         ]
         assert text_of(events) == text_of(await page.run(runId="r1")) == "The model refused to answer: cyber"
         assert text_of(await page.run("?")) == "First,\n\nThe model refused to continue: cyber"
+
+
+async def test_model_settings_of_the_forwarded_props_reach_the_model(tmp_path: Path) -> None:
+    model = Scripted(says("Ok."), says("Ok."))
+    atlas = stored_atlas(model, agent={"settings": {"effort": "low"}})
+    asked = {"effort": "high", "topP": 0.5, "seed": 7, "maxTokens": 900, "stop": ["END"], "serviceTier": "flex"}
+    async with serve_gateway(tmp_path, atlas) as gateway, open_page(gateway) as page:
+        await page.run("?", forwardedProps={"settings": asked, "theme": "dark"})
+        await page.run("?", forwardedProps=["not", "ours"])
+    first = ModelSettings(effort="low", top_p=0.5, seed=7, max_tokens=900, stop=("END",), service_tier="flex")
+    assert model.requests[0].settings == first
+    assert model.requests[1].settings == ModelSettings(effort="low")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"efort": "high"}, "unknown model setting 'efort'; known settings: temperature, topP, maxTokens"),
+        ({"topP": 3}, "invalid settings: Expected `float` <= 1.0 - at `$.topP`"),
+        ("high", "invalid settings: Expected `object | null`, got `str`"),
+        ({"effort": 900, "maxTokens": 900}, "invalid settings: effort must be less than max_tokens"),
+    ],
+)
+async def test_invalid_model_settings_are_refused(settings: Any, message: str, tmp_path: Path) -> None:
+    async with serve_gateway(tmp_path, stored_atlas(Scripted())) as gateway, open_page(gateway) as page:
+        answer = (await page.request("?", forwardedProps={"settings": settings})).response
+        error = (await answer.json())["error"]
+    assert (answer.status, error["param"]) == (400, "forwardedProps.settings")
+    assert error["message"].startswith(message)
 
 
 async def test_images_and_documents_are_read(tmp_path: Path) -> None:

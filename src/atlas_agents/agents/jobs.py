@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
-from atlas_agents.agents.options import TurnOptions
+from atlas_agents.agents.options import DEFAULT_OPTIONS, TurnOptions
 from atlas_agents.agents.run import decode_options
 from atlas_agents.agents.schedules import Schedules
 from atlas_agents.agents.stream import AtlasStream
@@ -391,7 +391,12 @@ class JobExecutor:
         if await self._store.session(self._tenant, job.asker_session) is None:
             return None
         deadline = parent.deadline if parent else None
+        asked = await self._asker_options(job)
         options = TurnOptions(
+            model=asked.model,
+            mode=asked.mode,
+            requested=asked.requested,
+            settings=asked.settings,
             chain=store.Chain(job.root, job.chain[:-1], job.parent, deadline, job.priority),
             idempotency_key=f"answer {job.id} {job.attempts}",
         )
@@ -410,6 +415,14 @@ class JobExecutor:
             logger.warning("failed to report a job: job=%s asker=%s error=%s", job.id, job.asker_agent, error)
             return None
         return stream
+
+    async def _asker_options(self, job: store.JobRow) -> TurnOptions:
+        """Return the options of the turn that delegated the job, whose answer the report continues."""
+        row = await self._store.run(self._tenant, job.asker_run) if job.asker_run else None
+        try:
+            return decode_options(row) if row is not None else DEFAULT_OPTIONS
+        except errors.UnreadableRow:
+            return DEFAULT_OPTIONS
 
     async def _marked(self, message: Message, session: str) -> Message:
         """Mark a message with the untrusted content of the session that it comes from."""

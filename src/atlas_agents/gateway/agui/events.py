@@ -1,7 +1,7 @@
 """Types of the AG-UI protocol: events, interrupts and run input."""
 
 import re
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import msgspec
 from msgspec import Meta
@@ -9,11 +9,12 @@ from msgspec import Meta
 from atlas_agents.core.messages import File, Image, Message, Part, Text, user
 from atlas_agents.core.text import clean
 from atlas_agents.gateway.http_errors import bad_request
-from atlas_agents.gateway.protocol.chat import Key
+from atlas_agents.gateway.protocol.chat import Key, TurnSettings
 
 VERSION = "1.0"
 """Version of the AG-UI protocol."""
 _PARTS = ("image", "document")
+_SETTINGS = "forwardedProps.settings"
 _HTTP_URL = re.compile(r"https?://")
 PAYLOAD_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -216,13 +217,14 @@ class AgUiMessage(Shape, frozen=True):
 class RunInput(Shape, frozen=True):
     """Request body. The conversation is stored in the gateway, so only the client's last message is read.
 
-    State, context and frontend tools are ignored.
+    State, context and frontend tools are ignored. `settings` of the forwarded props are model settings of the turn.
     """
 
     thread_id: Key
     run_id: Annotated[str, Meta(min_length=1, max_length=190)]
     messages: list[msgspec.Raw]
     resume: list[Resume] | None = None
+    forwarded_props: Any = None
 
 
 class Payload(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
@@ -242,6 +244,19 @@ def last_message(run_input: RunInput) -> Message:
     if isinstance(message.content, str):
         return user(message.content)
     return user(*[_part(part) for part in message.content])
+
+
+def requested_settings(run_input: RunInput) -> TurnSettings | None:
+    """Return the model settings in the forwarded props, whose other fields are left to the frontend."""
+    props = run_input.forwarded_props
+    found: Any = cast(dict[str, Any], props).get("settings") if isinstance(props, dict) else None
+    known = TurnSettings.__struct_encode_fields__
+    if isinstance(found, dict) and (unknown := [name for name in cast(dict[str, Any], found) if name not in known]):
+        raise bad_request(f"unknown model setting {unknown[0]!r}; known settings: {', '.join(known)}", _SETTINGS)
+    try:
+        return msgspec.convert(found, TurnSettings | None)
+    except msgspec.ValidationError as error:
+        raise bad_request(f"invalid settings: {error}", _SETTINGS) from None
 
 
 def client_messages(run_input: RunInput) -> list[Any]:

@@ -14,7 +14,7 @@ from atlas_agents.agents.options import TurnOptions, WhenBusy
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core import events as core
 from atlas_agents.core.approvals import Answer, Question
-from atlas_agents.core.errors import Conflict, NotFound
+from atlas_agents.core.errors import ConfigError, Conflict, NotFound
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, ToolResult
 from atlas_agents.core.store import OPEN, ApprovalRow
@@ -22,9 +22,10 @@ from atlas_agents.gateway import http_api
 from atlas_agents.gateway.agui import events as agui
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.convert import agent_model, approval_event
-from atlas_agents.gateway.http_errors import Hide, HTTPError, to_http_error
+from atlas_agents.gateway.http_errors import Hide, HTTPError, bad_request, to_http_error
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.providers.base import render_result_text
+from atlas_agents.providers.settings import ModelSettings
 
 _questions = msgspec.json.Decoder(Question)
 _answers = msgspec.json.Decoder(Answer)
@@ -299,6 +300,7 @@ class AgUiRun:
         self._session = grant.prefix + run_input.thread_id
         self._busy: WhenBusy = http_api.when_busy(request)
         self._message = None if run_input.resume else agui.last_message(run_input)
+        self._settings = _read_settings(grant, run_input)
         model = agent_model(agent, hub.atlas.registry)
         self._encoder = AgUiEncoder(
             run_input.thread_id, run_input.run_id, model, agui.client_messages(run_input), hub.atlas.hide
@@ -339,7 +341,11 @@ class AgUiRun:
             message,
             session=self._session,
             user=self._grant.principal.id,
-            options=TurnOptions(when_busy=self._busy, idempotency_key=f"ag-ui:{self._run_input.run_id}"),
+            options=TurnOptions(
+                requested=self._settings,
+                when_busy=self._busy,
+                idempotency_key=f"ag-ui:{self._run_input.run_id}",
+            ),
         )
         if accepted.status == "done":
             async for events in self._replay_stored(accepted.run_id, ""):
@@ -391,6 +397,19 @@ class AgUiRun:
         if row.status == "failed":
             yield self._encoder.fail(self._hub.atlas.hide(row.error or "the turn failed"), "turn_failed")
         yield self._encoder.done(cancelled=row.status == "cancelled")
+
+
+def _read_settings(grant: Grant, run_input: agui.RunInput) -> ModelSettings | None:
+    """Return the model settings that a frontend requests; without the scope `admin`, not a more expensive tier."""
+    found = agui.requested_settings(run_input)
+    if found is None:
+        return None
+    if problem := grant.check_service_tier(found.service_tier):
+        raise bad_request(problem, "forwardedProps.settings.serviceTier")
+    try:
+        return ModelSettings(**msgspec.structs.asdict(found))
+    except ConfigError as error:
+        raise bad_request(f"invalid settings: {error}", "forwardedProps.settings") from None
 
 
 async def _events_after(stream: AtlasStream, question_id: str) -> AsyncGenerator[core.Event, None]:
