@@ -1,0 +1,284 @@
+"""`atlas token`, `users`, `plans`, `tenants` and `telegram`: who may use the gateway, and how much."""
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from atlas_agents.cli.command import JsonFlag, command, command_group
+from atlas_agents.cli.connect import call, load_settings, read_token
+from atlas_agents.cli.output import format_age, print_json, print_table
+from atlas_agents.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from atlas_agents.channels.telegram.state import PairedUser, Pairing
+    from atlas_agents.config.settings import Settings
+    from atlas_agents.gateway.auth import TokenEntry, TokenFile
+    from atlas_agents.gateway.protocol.types import Scope
+
+token = command_group()
+users = command_group()
+plans = command_group()
+tenants = command_group()
+telegram = command_group()
+_LIMITS = ("tokens", "agents", "storage", "seats")
+TokenName = Annotated[str, typer.Argument(metavar="NAME", help="Who uses it: lowercase letters, digits, - and _.")]
+Name = Annotated[str, typer.Argument(metavar="NAME", help="Lowercase letters, digits, - and _.")]
+
+
+@command(token, "show")
+def show_token() -> None:
+    """Print the main token."""
+    settings = load_settings()
+    _open_tokens(settings)  # creates the main token if there is none
+    print(read_token(settings))
+
+
+@command(token, "rotate")
+def rotate_token() -> None:
+    """Replace the main token. A running gateway rejects the old one within a second."""
+    path = _open_tokens(load_settings()).rotate()
+    print(f"Wrote a new token to {path}; the old one is no longer valid.", file=sys.stderr)
+
+
+@command(token, "create")
+def create_token(
+    name: TokenName,
+    scopes: Annotated[
+        str, typer.Option(metavar="LIST", help="Comma-separated: read, write, approve, admin.")
+    ] = "read,write",
+    all_sessions: Annotated[
+        bool, typer.Option("--all-sessions", help="Grant access to all sessions, not only its own.")
+    ] = False,
+    role: Annotated[str, typer.Option(metavar="ROLE", help="The role that policies see.")] = "",
+    user: Annotated[str, typer.Option(metavar="NAME", help="The user, if it is not NAME.")] = "",
+) -> None:
+    """Create a token and print it. It cannot be shown again."""
+    import secrets
+    from hashlib import sha256
+
+    from atlas_agents.gateway.auth import TokenEntry
+
+    settings = load_settings()
+    _open_tokens(settings)
+    path = settings.home / "tokens.json"
+    tokens = _read_tokens(path)
+    if name in tokens:
+        raise ConfigError(f"a token for {name!r} already exists; run: atlas token revoke {name}")
+    secret = secrets.token_urlsafe(32)
+    digest = sha256(secret.encode()).hexdigest()
+    sessions = "all" if all_sessions else "own"
+    tokens[name] = TokenEntry(_parse_scopes(scopes), sha256=digest, sessions=sessions, role=role, user=user)
+    _write_tokens(path, tokens)
+    try:
+        _open_tokens(settings)
+    except ConfigError:
+        del tokens[name]
+        _write_tokens(path, tokens)
+        raise
+    print(f"Token for {name}; it is shown only once:", file=sys.stderr)
+    print(secret)
+
+
+@command(token, "list")
+def list_tokens(as_json: JsonFlag = False) -> None:
+    """List tokens by name, without their values."""
+    found = _open_tokens(load_settings()).principals
+    if as_json:
+        print_json(found)
+        return
+    rows = [(each.id, each.role, ", ".join(each.scopes)) for each in found]
+    print_table(("name", "role", "scopes"), rows, "There are no tokens.")
+
+
+@command(token, "revoke")
+def revoke_token(name: TokenName) -> None:
+    """Revoke a token. A running gateway rejects it within a second."""
+    path = load_settings().home / "tokens.json"
+    tokens = _read_tokens(path)
+    if name not in tokens:
+        known = ", ".join(tokens) or "none"
+        raise ConfigError(
+            f"token not found: {name!r}; tokens: {known}. Replace the main token with: atlas token rotate"
+        )
+    del tokens[name]
+    _write_tokens(path, tokens)
+    print(f"Revoked the token of {name}.", file=sys.stderr)
+
+
+def _open_tokens(settings: "Settings") -> "TokenFile":
+    from atlas_agents.config.open import open_home
+    from atlas_agents.gateway.auth import TokenFile
+
+    return TokenFile(open_home(settings), settings.token)
+
+
+def _parse_scopes(text: str) -> "tuple[Scope, ...]":
+    from atlas_agents.gateway.auth import ALL
+
+    wanted = [each.strip() for each in text.split(",") if each.strip()]
+    unknown = [each for each in wanted if each not in ALL]
+    if unknown or not wanted:
+        raise ConfigError(f"invalid --scopes {text!r}: expected one or more of {', '.join(ALL)}")
+    return tuple([scope for scope in ALL if scope in wanted])
+
+
+def _read_tokens(path: Path) -> "dict[str, TokenEntry]":
+    from atlas_agents.core.paths import read_json
+    from atlas_agents.gateway.auth import TokenEntry
+
+    return read_json(path, dict[str, TokenEntry]) or {}
+
+
+def _write_tokens(path: Path, tokens: "dict[str, TokenEntry]") -> None:
+    import msgspec
+
+    from atlas_agents.core.paths import write_json
+
+    values = {name: msgspec.to_builtins(token) for name, token in tokens.items()}
+    write_json(path, {name: {key: value for key, value in each.items() if value} for name, each in values.items()})
+
+
+def _limit_option(help: str) -> Any:
+    return typer.Option(metavar="N", min=0, help=f"{help}; without this option there is no limit.")
+
+
+@command(users, "list")
+async def list_users(as_json: JsonFlag = False) -> None:
+    """List users, their roles and when they were last active."""
+    found = (await call("users.list"))["users"]
+    if as_json:
+        print_json(found)
+        return
+    rows = [
+        (
+            each["name"],
+            each["role"],
+            each["status"],
+            format_age(each["lastActive"]) if "lastActive" in each else "never",
+        )
+        for each in found
+    ]
+    print_table(("user", "role", "status", "last active"), rows, "There are no users.")
+
+
+@command(users, "set")
+async def set_user(
+    name: Name,
+    role: Annotated[str, typer.Option(metavar="ROLE", help="The user's role.")] = "member",
+    status: Annotated[str, typer.Option(metavar="STATUS", help="active, invited or suspended.")] = "active",
+) -> None:
+    """Add or change a user. The tokens of a suspended user are rejected."""
+    await call("users.put", name=name, role=role, status=status)
+    print(f"{name}: {status}, {role}.", file=sys.stderr)
+
+
+@command(users, "remove")
+async def remove_user(name: Name) -> None:
+    """Remove a user; their sessions are kept."""
+    await call("users.remove", name=name)
+    print(f"{name}: removed.", file=sys.stderr)
+
+
+@command(plans, "list")
+async def list_plans(as_json: JsonFlag = False) -> None:
+    """List the plans."""
+    found = (await call("plans.list"))["plans"]
+    if as_json:
+        print_json(found)
+        return
+    rows = [(each["name"], *(_limit(each, name) for name in _LIMITS)) for each in found]
+    print_table(("plan", "tokens per month", "agents", "bytes", "seats"), rows, "There are no plans.")
+
+
+@command(plans, "set")
+async def set_plan(
+    name: Name,
+    tokens: Annotated[int | None, _limit_option("Tokens per month")] = None,
+    agents: Annotated[int | None, _limit_option("Number of agents")] = None,
+    storage: Annotated[int | None, _limit_option("Bytes of storage")] = None,
+    seats: Annotated[int | None, _limit_option("Number of users")] = None,
+) -> None:
+    """Create or change a plan."""
+    await call("plans.put", name=name, tokens=tokens, agents=agents, storage=storage, seats=seats)
+    print(f"Saved plan {name}.", file=sys.stderr)
+
+
+@command(plans, "use")
+async def use_plan(name: Name) -> None:
+    """Switch this tenant to a plan."""
+    await call("tenants.update", plan=name)
+    print(f"Switched to plan {name}.", file=sys.stderr)
+
+
+@command(tenants, "show")
+async def show_tenant(as_json: JsonFlag = False) -> None:
+    """Show the plan and how much of it is used."""
+    found = await call("tenants.get")
+    if as_json:
+        print_json(found)
+        return
+    print(f"{found['tenant']}, plan {found['plan']['name']}")
+    rows = [(name, f"{found[name]:,}", _limit(found["plan"], name)) for name in _LIMITS]
+    print_table(("resource", "used", "limit"), rows, "")
+
+
+@command(tenants, "list")
+async def list_tenants(as_json: JsonFlag = False) -> None:
+    """List the tenants of this store."""
+    found = (await call("tenants.list"))["tenants"]
+    if as_json:
+        print_json(found)
+        return
+    print_table(("tenant",), [(each,) for each in found], "No tenant has its own plan.")
+
+
+def _limit(plan: dict[str, Any], name: str) -> str:
+    return f"{plan[name]:,}" if plan.get(name) is not None else "no limit"
+
+
+@command(telegram)
+def pair(code: Annotated[str, typer.Argument(metavar="CODE", help="The code that the bot sent them.")]) -> None:
+    """Allow a person to chat with all agents and to answer approval requests.
+
+    A code is valid once, for one hour, and only in a private chat: the bot ignores groups.
+    """
+    settings = load_settings()
+    found = _pairing(settings).pair(code)
+    print(f"{_person(found)} (Telegram user {found.user}) can now chat with your agents.", file=sys.stderr)
+    if settings.telegram_token is None:
+        print("No bot is configured: set ATLAS_TELEGRAM_TOKEN before you run atlas serve.", file=sys.stderr)
+
+
+@command(telegram, "list")
+def list_pairs(as_json: JsonFlag = False) -> None:
+    """List the paired people."""
+    found = _pairing(load_settings()).pairs().values()
+    if as_json:
+        print_json(list(found))
+        return
+    rows = [(each.user, _person(each), time.strftime("%Y-%m-%d", time.localtime(each.since))) for each in found]
+    empty = "No one is paired. Send the bot a message, then run: atlas telegram pair CODE"
+    print_table(("user", "name", "since"), rows, empty)
+
+
+@command(telegram)
+def unpair(
+    user: Annotated[str, typer.Argument(metavar="USER", help="Their number or @name, as `list` shows it.")],
+) -> None:
+    """Withdraw a person's access; it takes effect at once."""
+    found = _pairing(load_settings()).unpair(user)
+    print(f"{_person(found)} (Telegram user {found.user}) can no longer chat with your agents.", file=sys.stderr)
+
+
+def _pairing(settings: "Settings") -> "Pairing":
+    from atlas_agents.channels.telegram.state import Pairing
+    from atlas_agents.config.open import open_home
+
+    return Pairing(open_home(settings))
+
+
+def _person(pair: "PairedUser") -> str:
+    return f"{pair.name} @{pair.username}" if pair.username else pair.name or "unknown"
