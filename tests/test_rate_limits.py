@@ -155,6 +155,30 @@ def test_keys_in_one_variable_are_balanced_and_redacted() -> None:
         asyncio.run(run_turns(server))
 
 
+def test_limit_of_openai_covers_its_responses_api() -> None:
+    def open_registry(server: ModelServer, **limits: RateLimit) -> Registry:
+        values = {"OPENAI_API_KEY": "key-number-one", "OPENAI_BASE_URL": server.url}
+        return Registry(
+            Environment(values, dotenv=None),
+            rate_limits={name.replace("_", "-"): limit for name, limit in limits.items()},
+        )
+
+    async def ask_both(server: ModelServer) -> None:
+        named = Request([user("Hello")], model="some")
+        shared = open_registry(server, openai=RateLimit(requests=60))
+        with pytest.raises(ProviderError, match="401"):
+            await complete(shared.provider("openai"), named)
+        with pytest.raises(ProviderError, match="all 1 keys of openai-responses are rate-limited or cooling down"):
+            await complete(shared.provider("openai-responses"), named)
+        own = open_registry(server, openai=RateLimit(requests=60), openai_responses=RateLimit(requests=30))
+        for id in ("openai", "openai-responses"):
+            with pytest.raises(ProviderError, match="401"):
+                await complete(own.provider(id), named)
+
+    with run_model_server(lambda _: Reply(status=401)) as server:
+        asyncio.run(ask_both(server))
+
+
 @pytest.mark.parametrize(
     ("values", "pairs"),
     [

@@ -31,6 +31,8 @@ MAX_WAIT = 60.0
 """Maximum seconds a request waits for capacity; beyond that it fails, and failover may try another model."""
 _COOLDOWNS = {"rate_limit": 15.0, "overloaded": 15.0, "quota": 600.0, "auth": 600.0}
 _VARIABLE_PREFIXES = {"http": "OPENAI", "openai-responses": "OPENAI"}
+_LIMITED_AS = {"openai-responses": "openai"}
+"""Providers whose keys are limited as those of another one, unless they have a limit of their own."""
 _OTHER_KEYS = {"google": "GEMINI_API_KEY"}
 """Further variable of a provider's key, read if the first one is not set."""
 _SLOW_START_TIMEOUTS = Timeouts(first_byte=180, idle=60, total=900)  # a self-hosted server may load its model first
@@ -75,6 +77,7 @@ class Registry:
         self._environment = environment or Environment()
         self._rate_limits = rate_limits or {}
         self._limiter = limiter
+        self._local_limiter = LocalRateLimiter()
         self._factories = dict(_BUILT_IN_FACTORIES)
         self._providers: dict[str, base.Provider] = {}
 
@@ -122,10 +125,12 @@ class Registry:
     def _create(self, id: str) -> base.Provider:
         """Create one provider per configured key or address, balanced if there are several."""
         providers = [self._factories[id](each) for each in split_environment(id, self._environment)]
-        limited = id in self._rate_limits or (self._limiter is not None and base.collect_keys(providers[0]))
+        limited_as = id if id in self._rate_limits else _LIMITED_AS.get(id, id)
+        limited = limited_as in self._rate_limits or (self._limiter is not None and base.collect_keys(providers[0]))
         if len(providers) == 1 and not limited:
             return providers[0]
-        return Balanced(providers, self._rate_limits.get(id, NO_LIMIT), limiter=self._limiter)
+        limit = self._rate_limits.get(limited_as, NO_LIMIT)
+        return Balanced(providers, limit, limiter=self._limiter or self._local_limiter, limited_as=limited_as)
 
     def available(self) -> list[str]:
         """Return the ids of providers whose key, or address for a self-hosted one, is set."""
@@ -154,15 +159,15 @@ def register_built_in(id: str, factory: ProviderFactory) -> None:
 class Member:
     """One key at one address, and its number of requests in flight."""
 
-    def __init__(self, provider: base.Provider, limit: RateLimit, number: int) -> None:
+    def __init__(self, provider: base.Provider, limit: RateLimit, number: int, limited_as: str) -> None:
         self.provider = provider
         self.limit = limit
         self.busy = 0
         secrets = "\0".join(key.reveal() for key in base.collect_keys(provider))
         if not secrets and (getattr(provider, "rotates_key", False) or not getattr(provider, "base_url", None)):
             secrets = str(number)
-        identity = f"{provider.id}\0{getattr(provider, 'base_url', '')}\0{secrets}"
-        self.name = f"{provider.id}:{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
+        identity = f"{limited_as}\0{getattr(provider, 'base_url', '')}\0{secrets}"
+        self.name = f"{limited_as}:{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
 
     @property
     def full(self) -> bool:
@@ -170,7 +175,10 @@ class Member:
 
 
 class Balanced:
-    """Several providers of one kind as one. It waits for its own rate limits; errors of the vendor are passed on."""
+    """Several providers of one kind as one. It waits for its own rate limits; errors of the vendor are passed on.
+
+    Keys with the same `limited_as`, by default the provider's id, share their limits in one limiter.
+    """
 
     def __init__(
         self,
@@ -178,12 +186,15 @@ class Balanced:
         limit: RateLimit = NO_LIMIT,
         *,
         limiter: RateLimiter | None = None,
+        limited_as: str = "",
         clock: Clock = SYSTEM_CLOCK,
         rng: random.Random | None = None,
     ) -> None:
         if not providers:
             raise ConfigError("Balanced: expected at least one provider, got none")
-        self.members = [Member(provider, limit, number) for number, provider in enumerate(providers)]
+        self.members = [
+            Member(provider, limit, number, limited_as or provider.id) for number, provider in enumerate(providers)
+        ]
         _share_refusals(providers)
         self.id = providers[0].id
         self.model: str | None = getattr(providers[0], "model", None)
