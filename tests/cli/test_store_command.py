@@ -73,16 +73,18 @@ def test_prune_removes_old_events_and_by_default_nothing_else(bare: Home) -> Non
     for days, run, tenant in ((40, "old", "default"), (20, "new", "default"), (31, "theirs", "acme")):
         filled(bare, days, run, tenant)
     both = {"runs": 2, "rows": 3000, "size": 3_000_000}
-    assert pruned(bare, "--dry-run") == {"dryRun": True, "events": both, "journal": NOTHING}
+    kept = {"journal": NOTHING, "counters": NOTHING}
+    assert pruned(bare, "--dry-run") == {"dryRun": True, "events": both, **kept}
     assert bare.run("store", "prune", "--dry-run").stdout == (
         "3,000 events of 2 turns would be removed, 3.0 MB\n0 steps of 0 turns would be removed, 0.0 MB\n"
+        "0 counters of past days and months would be removed\n"
     )
-    assert pruned(bare) == {"dryRun": False, "events": both, "journal": NOTHING}
-    assert pruned(bare) == {"dryRun": False, "events": NOTHING, "journal": NOTHING}
+    assert pruned(bare) == {"dryRun": False, "events": both, **kept}
+    assert pruned(bare) == {"dryRun": False, "events": NOTHING, **kept}
     assert pruned(bare, "--events", "10", "--dry-run")["events"]["runs"] == 1
     assert pruned(bare, "--dry-run", ATLAS_KEEP_EVENTS="0")["events"] == NOTHING
     found = pruned(bare, "--events", "0", ATLAS_KEEP_JOURNALS="39")
-    assert found == {"dryRun": False, "events": NOTHING, "journal": {"runs": 1, "rows": 1, "size": 2}}
+    assert found == {"dryRun": False, "events": NOTHING, **kept, "journal": {"runs": 1, "rows": 1, "size": 2}}
 
 
 def test_prune_works_while_a_gateway_runs(home: Home) -> None:

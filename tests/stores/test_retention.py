@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
@@ -13,9 +14,12 @@ from atlas_agents.core.store import (
     AcceptRun,
     AddEvents,
     AddJournal,
+    BudgetLimit,
     Prunable,
     Prune,
     Pruned,
+    Reserve,
+    ReserveBudget,
     ReserveEvents,
     SetRun,
     Store,
@@ -129,6 +133,16 @@ class FutureClock(SystemClock):
         return super().time() + 60 * 86_400
 
 
+class FixedClock(SystemClock):
+    """A clock that always shows the same time."""
+
+    def __init__(self, now: float) -> None:
+        self._now = now
+
+    def time(self) -> float:
+        return self._now
+
+
 async def test_retention_job_deletes_expired_rows_in_small_batches(store: Store, caplog: Any) -> None:
     await with_open_run(store)
     await store.commit(TENANT, [SetRun("r1", 0, "done")])
@@ -145,6 +159,25 @@ async def test_retention_job_deletes_expired_rows_in_small_batches(store: Store,
     assert await RetentionJob(store, TENANT, RetentionPolicy(59, 0), FutureClock()).run_round()
     assert [record.getMessage() for record in caplog.records] == ["expired events deleted"]
     assert await remaining_rows(store, "r1", "n0", "n44") == [(0, 0)] * 3
+
+
+async def test_counters_of_past_days_and_months_are_deleted(store: Store) -> None:
+    now = datetime(2026, 11, 16, tzinfo=UTC).timestamp()
+    periods = ("", "2026-08", "2026-09", "2026-10", "2026-11", "2026-09-14", "2026-09-15", "2026-11-15", "2026-11-16")
+    for key, run in (("user/u", ""), ("session/s", "r1")):
+        used = [ReserveBudget(run, (BudgetLimit(key, period, (9,) * 5),), (1, 0, 0, 0, 0)) for period in periods]
+        await store.commit(TENANT, used)
+    await store.commit(TENANT, [Reserve("a", day, 9) for day in ("2026-09-14", "2026-11-16")])
+    await store.commit("another", [Reserve("a", "2026-09-14", 9)])
+    job = RetentionJob(store, TENANT, RetentionPolicy(0, 0), FixedClock(now))
+    assert await job.due("counters") == Pruned(0, 7, 0)
+    assert await job.run_round() and await job.due("counters") == Pruned()
+    for key in ("user/u", "session/s"):
+        left = [period for period in periods if await store.budget_rows(TENANT, key, period)]
+        assert left == ["", "2026-10", "2026-11", "2026-09-15", "2026-11-15", "2026-11-16"]
+    days = [await store.call_count(TENANT, "a", day) for day in ("2026-09-14", "2026-11-16")]
+    assert days == [0, 1] and await store.call_count("another", "a", "2026-09-14") == 1
+    assert await store.commit(TENANT, [Prune("counters", int(now * 1000), limit=5)]) == [Pruned(0, 5, 0)]
 
 
 async def test_one_of_many_retention_jobs_runs_a_round(make_store: Make) -> None:
@@ -164,7 +197,7 @@ def _in_memory(store: Store) -> bool:
 
 
 async def test_retention_job_ends_without_limits_and_continues_after_an_error(store: Store, caplog: Any) -> None:
-    await asyncio.wait_for(RetentionJob(store, TENANT, RetentionPolicy(0, 0)).run(), 5)
+    await asyncio.wait_for(RetentionJob(store, TENANT, RetentionPolicy(0, 0, 0)).run(), 5)
     if _in_memory(store):
         return
     await store.close()

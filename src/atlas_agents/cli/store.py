@@ -79,7 +79,7 @@ async def prune(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
     as_json: cli.JsonFlag = False,
 ) -> None:
-    """Remove expired events and steps of finished turns now.
+    """Remove expired events and steps of finished turns, and counters of past budget periods, now.
 
     A gateway does the same every hour, and may be running. Messages, the audit log, approvals and usage are kept.
     """
@@ -211,6 +211,8 @@ async def _prune(store: "Store", policy: "RetentionPolicy", *, dry_run: bool) ->
 
 
 def _describe_pruned(kind: "Prunable", removed: "Pruned", verb: str) -> str:
+    if kind == "counters":
+        return f"{plural(removed.rows, 'counter')} of past days and months {verb}"
     name = "events" if kind == "events" else "steps"
     return f"{removed.rows:,} {name} of {plural(removed.runs, 'turn')} {verb}, {removed.size / 1e6:.1f} MB"
 

@@ -32,7 +32,7 @@ MAX_ATTEMPTS = 5
 Missed: TypeAlias = Literal["once", "skip"]
 RecordKind: TypeAlias = Literal["schedule", "user", "tenant", "plan", "chore", "pace", "seal", "probe"]
 DocumentKind: TypeAlias = Literal["knowledge", "memory"]
-Prunable: TypeAlias = Literal["events", "journal"]
+Prunable: TypeAlias = Literal["events", "journal", "counters"]
 UNREADABLE = "unreadable"
 """Key in the metadata of the note that replaces a message which cannot be decoded."""
 _ROLE = re.compile(rb'"role": ?"(user|assistant)"')
@@ -709,6 +709,7 @@ class DropDocument(msgspec.Struct, frozen=True, tag=True):
 
 class Prune(msgspec.Struct, frozen=True, tag=True):
     """Delete events or journals of runs that ended, and emitted their last event, before a time; oldest runs first.
+    Or delete the counters of budgets and daily limits of days and months that ended before it.
 
     Deletes at most `limit` rows of at most `runs` runs, so that other commits do not wait long. The result is a
     `Pruned`, empty when nothing is left to delete. A run loses its last rows first: a reader that comes in between

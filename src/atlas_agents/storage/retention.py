@@ -1,4 +1,7 @@
-"""Retention job: deletes expired events and journals in small batches. In a cluster one process at a time runs it."""
+"""Retention job: deletes expired events, journals and counters in small batches.
+
+In a cluster one process at a time runs it.
+"""
 
 import logging
 from collections.abc import Callable
@@ -24,13 +27,15 @@ _CLAIM = ("chore", "forget")
 
 
 class RetentionPolicy(msgspec.Struct, frozen=True):
-    """Days to keep the events and the journal of a run after its end; 0 means forever."""
+    """Days to keep the events and the journal of a run after its end, and the counters of a day; 0 means forever."""
 
     events: int = 30
     journal: int = 0
+    counters: int = 62
+    """Longer than a month: those of the current month are always kept."""
 
     def cutoff(self, what: Prunable, now: float) -> int | None:
-        """Return the time (milliseconds) before which a run must have ended to be pruned; None to keep all."""
+        """Return the time (milliseconds) before which a run, or a day, must have ended; None to keep all."""
         days: int = getattr(self, what)
         return int(now * 1000) - days * _DAY if days else None
 
@@ -42,7 +47,7 @@ class _Claim(msgspec.Struct, frozen=True):
 
 
 class RetentionJob:
-    """Deletes expired events and journals; never audit rows, messages, approvals or usage."""
+    """Deletes expired events, journals and counters; never audit rows, messages, approvals or usage."""
 
     def __init__(self, store: Store, tenant: str, policy: RetentionPolicy, clock: Clock = SYSTEM_CLOCK) -> None:
         self._store = store

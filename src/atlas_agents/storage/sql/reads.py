@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from atlas_agents.core import store
-from atlas_agents.core.aio import run_in_thread
+from atlas_agents.core.aio import run_in_thread, utc_day
 from atlas_agents.core.errors import StoreError
 from atlas_agents.storage.hash_chain import AuditHead, AuditSigner, audit_head, verify_audit
 from atlas_agents.storage.sql import statements as sql
@@ -231,7 +231,8 @@ class SqlReads(ABC):
         return int(size)
 
     async def prunable(self, tenant: str, what: store.Prunable, before: int) -> store.Pruned:
-        (counts,) = await self.search(bind(tenant, sql.COUNT_PRUNABLE[what], before=before))
+        limit: dict[str, Any] = {"day": utc_day(before / 1000)} if what == "counters" else {"before": before}
+        (counts,) = await self.search(bind(tenant, sql.COUNT_PRUNABLE[what], **limit))
         return store.Pruned(*map(int, counts))
 
     async def tenants(self) -> list[str]:

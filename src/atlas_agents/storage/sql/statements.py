@@ -377,7 +377,19 @@ MARK_PRUNED = {
     "events": "UPDATE runs SET said_at = NULL WHERE tenant = :tenant AND id = :run_id",
     "journal": "UPDATE runs SET journaled = FALSE WHERE tenant = :tenant AND id = :run_id",
 }
+_EXPIRED_BUDGETS = "FROM budgets WHERE tenant = :tenant AND period <> '' AND period < :day"
+_EXPIRED_COUNTERS = "FROM counters WHERE tenant = :tenant AND day < :day"
+PRUNE_COUNTERS = (
+    f"""
+DELETE FROM budgets WHERE tenant = :tenant AND (key, period, run_id) IN
+    (SELECT key, period, run_id {_EXPIRED_BUDGETS} LIMIT :limit) RETURNING 1""",
+    f"""
+DELETE FROM counters WHERE tenant = :tenant AND (agent_id, day) IN
+    (SELECT agent_id, day {_EXPIRED_COUNTERS} LIMIT :limit) RETURNING 1""",
+)
+"""A month is less than all of its days, so the month that contains the day is deleted, too."""
 COUNT_PRUNABLE = {
+    "counters": f"SELECT 0, (SELECT count(*) {_EXPIRED_BUDGETS}) + (SELECT count(*) {_EXPIRED_COUNTERS}), 0",
     "events": f"""
 SELECT count(DISTINCT r.id), count(e.seq), coalesce(sum(length(e.body)), 0)
 FROM runs r LEFT JOIN events e ON e.tenant = :tenant AND e.run_id = r.id WHERE {_EXPIRED_EVENTS}""",

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from atlas_agents.core import store
-from atlas_agents.core.aio import days_ahead
+from atlas_agents.core.aio import days_ahead, utc_day
 from atlas_agents.core.budgets import TENANT, BudgetCount, add_amounts, grant
 from atlas_agents.core.errors import Conflict, DailyLimitExceeded, NotFound, SessionBusy, StaleOwner, StoreError
 from atlas_agents.storage.hash_chain import START, audit_row, journal_row
@@ -488,6 +488,8 @@ def _insert_passages(
 
 
 def _prune(context: WriteContext, write: store.Prune) -> Steps[store.Pruned]:
+    if write.what == "counters":
+        return (yield from _prune_counters(context, write))
     found = yield context.bind(sql.PRUNABLE_RUNS[write.what], before=write.before, runs=write.runs)
     runs = rows = size = 0
     for (run_id,) in found:
@@ -503,6 +505,13 @@ def _prune(context: WriteContext, write: store.Prune) -> Steps[store.Pruned]:
                 yield context.bind(sql.DROP_BUDGET, key=f"turn/{run_id}")
             runs += 1
     return store.Pruned(runs, rows, size)
+
+
+def _prune_counters(context: WriteContext, write: store.Prune) -> Steps[store.Pruned]:
+    rows, day = 0, utc_day(write.before / 1000)
+    for statement in sql.PRUNE_COUNTERS:
+        rows += len((yield context.bind(statement, day=day, limit=write.limit - rows)))
+    return store.Pruned(0, rows)
 
 
 # Checks
