@@ -87,6 +87,7 @@ _NUMBERS = {  # x86_64, aarch64
     "perf_event_open": (298, 241),
     "fanotify_init": (300, 262),
     "swapoff": (168, 225),
+    "renameat2": (316, 276),
 }
 NUMBERS = {name: both[os.uname().machine != "x86_64"] for name, both in _NUMBERS.items()}
 """System calls that have different numbers on x86_64 and aarch64."""
@@ -145,8 +146,18 @@ class Arena:
         assert lines, output
         return json.loads(lines[-1].removeprefix("RESULTS "))
 
-    async def run(self, code: str, *, limits: dict[str, Any] | None = None, **values: Any) -> dict[str, Any]:
-        """Run code in the sandbox as the user of this arena; return its output and the limit that it exceeded."""
+    async def run(
+        self,
+        code: str,
+        *,
+        limits: dict[str, Any] | None = None,
+        protected: dict[str, list[str]] | None = None,
+        **values: Any,
+    ) -> dict[str, Any]:
+        """Run code in the sandbox as the user of this arena; return its output and the limit that it exceeded.
+
+        `protected` has names in the workspace that are `read_only` or `masked`.
+        """
         values |= {
             "PRELUDE": _PRELUDE,
             "VALUES": {
@@ -156,7 +167,7 @@ class Arena:
             },
         }
         source = "".join(f"{name} = {value!r}\n" for name, value in values.items()) + code
-        request = [self.kind, str(self.workspace), str(self.programs), source, limits or {}]
+        request = [self.kind, str(self.workspace), str(self.programs), source, limits or {}, protected or {}]
         process = await asyncio.create_subprocess_exec(
             *(_python() if self._drops else sys.executable, __file__),
             stdin=subprocess.PIPE,
@@ -207,7 +218,9 @@ def _import_path() -> list[str]:
     return [str(tests.parents[1] / "src"), str(tests), str(tests.parent), sysconfig.get_paths()["purelib"]]
 
 
-async def _run_here(kind: str, folder: str, programs: str, source: str, limits: dict[str, Any]) -> dict[str, Any]:
+async def _run_here(
+    kind: str, folder: str, programs: str, source: str, limits: dict[str, Any], protected: dict[str, list[str]]
+) -> dict[str, Any]:
     if kind == "wasm":
         return await _run_wasm(Path(folder), source)
     sandbox = await choose.choose(msgspec.convert(kind, choose.SandboxKind))
@@ -218,6 +231,7 @@ async def _run_here(kind: str, folder: str, programs: str, source: str, limits: 
         writable=Path(folder),
         programs=(Path(programs), *installed),
         limits=SandboxLimits(**limits),
+        **{option: tuple(Path(folder, name) for name in names) for option, names in protected.items()},
     )
     result = await sandbox.run(command, ProcessIO(merge=True))
     return {"output": result.stdout.text, "stopped_by": result.stopped_by, "exit_code": result.exit_code}

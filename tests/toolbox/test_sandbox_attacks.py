@@ -4,6 +4,7 @@ An approval request claims what a sandbox prevents. For each claim there is a fu
 disprove it.
 """
 
+import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -237,6 +238,145 @@ result = [info.st_mode & 0o777, int(info.st_mtime), os.stat('folder/inner').st_m
 
 async def test_metadata_of_own_files_can_be_changed(process_arena: Arena) -> None:
     assert (await process_arena.attempt({"own": _OWN_FILES}))["own"] == [0o600, 6, 0o755]
+
+
+PROTECTED = {"masked": ["project/.ssh", ".ssh", "project/.env"], "read_only": ["project/.git", ".git", "AGENTS.md"]}
+_EVIL = "open('evil', 'w').write('evil'); "
+_MOVE = """
+try:
+    os.rename('project', 'moved')
+except OSError:
+    pass
+P = 'moved' if os.path.exists('moved') else 'project'
+"""
+CHANGING_PROTECTED = {
+    "a key in a moved folder": _MOVE + "result = open(P + '/.ssh/k').read()",
+    "a key in a moved folder, by its folder": _MOVE
+    + "d = os.open(P + '/.ssh', os.O_PATH); result = os.read(os.open('k', 0, dir_fd=d), 99)",
+    "a key in a moved folder, as a link": _MOVE + "os.link(P + '/.ssh/k', 'x'); result = open('x').read()",
+    "a key in an exchanged folder": "os.mkdir('other'); syscall('renameat2', -100, b'other', -100, b'project', 2); "
+    "result = open('other/.ssh/k').read()",
+    "a key, moved": "os.rename('.ssh/k', 'k'); result = open('k').read()",
+    "a key, as a hard link": "os.link('.ssh/k', 'hard'); result = open('hard').read()",
+    "a folder of keys, moved": "os.rename('.ssh', 'keys'); result = open('keys/k').read()",
+    "settings in a moved folder": _MOVE + "open(P + '/.git/config', 'w').write('evil')",
+    "a hook in a moved folder": _MOVE + "open(P + '/.git/hooks/pre-commit', 'w').write('evil')",
+    "a hook, as a symbolic link": _EVIL + "os.symlink('../../evil', '.git/hooks/post-commit')",
+    "a hook, as a hard link": _EVIL + "os.link('evil', '.git/hooks/post-merge')",
+    "a hook, moved there": _EVIL + "os.rename('evil', '.git/hooks/pre-push')",
+    "a hook, through a link to its folder": _EVIL
+    + "os.symlink('.git/hooks', 'h'); os.symlink('../../evil', 'h/pre-rebase')",
+    "a folder of hooks": "os.mkdir('.git/more')",
+    "a pipe as a hook": "os.mkfifo('.git/hooks/pipe')",
+    "a file as a hook": "os.mknod('.git/hooks/file', 0o100755)",
+    "a hook by creat": "assert os.uname().machine == 'x86_64'; syscall(85, b'.git/hooks/update', 0o755)",
+    "a prompt, truncated": "os.truncate('AGENTS.md', 0)",
+    "a prompt, replaced": _EVIL + "os.replace('evil', 'AGENTS.md')",
+    "a prompt, removed": "os.remove('AGENTS.md')",
+}
+_RACE = """
+import ctypes, threading, time
+libc = ctypes.CDLL(None, use_errno=True)
+SIZE = 16
+def race(harmless, protected, call):
+    path, done = ctypes.create_string_buffer(SIZE), threading.Event()
+    def exchange():
+        while not done.is_set():
+            ctypes.memmove(path, harmless.ljust(SIZE, b"\\0"), SIZE)
+            ctypes.memmove(path, protected.ljust(SIZE, b"\\0"), SIZE)
+    thread = threading.Thread(target=exchange, daemon=True)
+    thread.start()
+    end = time.monotonic() + 0.5
+    while time.monotonic() < end:
+        open("file", "w").close()
+        os.makedirs("folder", exist_ok=True)
+        call(path)
+    done.set()
+    thread.join()
+result = []
+def link(path):
+    if libc.linkat(-100, path, -100, b"copy", 0) == 0:
+        result.append(open("copy").read())
+        os.remove("copy")
+race(b"file", b".ssh/k", link)
+race(b"file", b"AGENTS.md", lambda path: libc.truncate(path, 0))
+race(b"file", b".git/config", lambda path: libc.unlinkat(-100, path, 0))
+race(b"folder", b".git/hooks", lambda path: libc.renameat(-100, path, -100, b"folder2"))
+race(b"s", b".git/hooks/x", lambda path: libc.symlinkat(b"/evil", -100, path) or libc.unlinkat(-100, b"s", 0))
+result = "".join(result)
+"""
+
+
+def _put_protected(arena: Arena) -> None:
+    for name in ("project/.ssh/k", ".ssh/k", "project/.env"):
+        (arena.workspace / name).parent.mkdir(parents=True, exist_ok=True)
+        (arena.workspace / name).write_text(arena.canary)
+    for name in ("project/.git/config", ".git/config", "AGENTS.md"):
+        (arena.workspace / name).parent.mkdir(parents=True, exist_ok=True)
+        (arena.workspace / name).write_text("before")
+    for name in ("project/.git/hooks", ".git/hooks"):
+        (arena.workspace / name).mkdir()
+    for path in arena.workspace.rglob("*"):
+        os.chown(path, arena.uid, -1)
+
+
+async def test_protected_paths_cannot_be_moved_replaced_or_added_to(process_arena: Arena) -> None:
+    _put_protected(process_arena)
+    attempts = {**CHANGING_PROTECTED, "a path that changes after it was checked": _RACE}
+    found = await process_arena.attempt(attempts, protected=PROTECTED)
+    assert process_arena.canary not in str(found)
+    root = process_arena.workspace
+    project = root / ("moved" if (root / "moved").exists() else "project")  # with its mounts, in bubblewrap
+    for folder in (root, project):
+        assert sorted(str(path.relative_to(folder)) for path in (folder / ".git").rglob("*")) == [
+            ".git/config",
+            ".git/hooks",
+        ]
+        assert (folder / ".git/config").read_text() == "before"
+        assert (folder / ".ssh/k").read_text() == process_arena.canary
+    assert (root / "AGENTS.md").read_text() == "before"
+    assert _successes(found) <= {"a path that changes after it was checked"}
+
+
+_NAMES = """
+import subprocess
+def sh(command):
+    done = subprocess.run(["sh", "-ec", command], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+here = os.getcwd()
+sh(f"mkdir -p {here}/a/b project/sub {here}; mkdir c/; mv a/b c/; mv c/ d; mkdir -p .git; rm -f {here}/../nothing")
+open("one", "w").write("1")
+os.link("one", "two"); os.rename("two", "d/three"); os.symlink("one", "link"); os.link("link", "link2")
+os.replace("d/three", "three"); os.truncate("three", 5); os.mkfifo("pipe", 0o640)
+os.umask(0o077); os.mkdir("closed"); os.umask(0o002); os.mkdir("open", 0o775)
+fd = os.open(".", os.O_TMPFILE | os.O_RDWR); os.write(fd, b"x")
+os.link(f"/proc/self/fd/{fd}", "linked", dst_dir_fd=os.open(".", os.O_RDONLY), follow_symlinks=True)
+syscall("renameat2", -100, b"closed", -100, b"open", 2)
+errors = []
+for call in (lambda: os.mkdir("one"), lambda: os.rmdir("d"), lambda: os.unlink("nowhere"), lambda: os.unlink("d"),
+             lambda: os.rename("nowhere", "x"), lambda: os.mkdir(""), lambda: os.truncate("one", 1 << 40),
+             lambda: os.mkdir("no/where"), lambda: os.rename("one/", "x"), lambda: os.link("/usr", "usr")):
+    try:
+        call()
+        errors.append(0)
+    except OSError as error:
+        errors.append(error.errno)
+modes = [os.lstat(name).st_mode & 0o777 for name in ("closed", "open", "pipe")]
+sh("rm -r d project/sub link link2 linked pipe closed open")
+result = [sorted(os.listdir(".")), open("one").read(), modes, errors]
+"""
+
+
+async def test_names_can_be_changed_beside_protected_ones(process_arena: Arena) -> None:
+    _put_protected(process_arena)
+    found = (await process_arena.attempt({"own": _NAMES}, protected=PROTECTED))["own"]
+    names, content, modes, errors = found if isinstance(found, list) else pytest.fail(found)
+    assert names == [".git", ".ssh", "AGENTS.md", "a", "one", "project", "three"]
+    assert content == "1\0\0\0\0"
+    assert modes == [0o775, 0o700, 0o640]
+    codes = [errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT, errno.EISDIR, errno.ENOENT, errno.ENOENT, errno.EFBIG]
+    codes += [errno.ENOENT, errno.ENOTDIR]
+    assert errors[:-1] == codes and errors[-1] in (errno.EPERM, errno.EXDEV)
 
 
 TOUCHING_PROCESSES = {

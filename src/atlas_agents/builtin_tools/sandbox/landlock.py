@@ -2,7 +2,8 @@
 
 Landlock grants rights to whole folders and cannot revoke them below, so paths that should be read-only cannot be read
 either. It does not control sockets and the metadata of files: the filter refuses sockets, and the launcher changes
-metadata for the command. Without a PID namespace, the processes of a run are found by ancestry.
+metadata for the command, and names in folders if some are protected. Without a PID namespace, the processes of a run
+are found by ancestry.
 """
 
 import asyncio
@@ -86,7 +87,8 @@ def _launch_request(command: SandboxCommand, library: Path) -> dict[str, object]
         "unchangeable": [os.path.realpath(path) for path in denied],
         "env": {"PATH": PATH, "LANG": "C.UTF-8"},
         "processes": limits.processes,
-        "supervised": seccomp.syscall_numbers(seccomp.SUPERVISED),
+        "supervised": seccomp.syscall_numbers((*seccomp.SUPERVISED, *(seccomp.SUPERVISED_NAMES if denied else ()))),
+        "file_size": limits.file_size,
         "changeable": os.path.realpath(command.writable) if command.writable else "",
     }
 
