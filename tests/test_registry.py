@@ -50,6 +50,12 @@ def test_each_provider_is_created_once() -> None:
     assert (route.provider, route.model) == (registry.provider("openai"), "gpt-x")
 
 
+async def test_demo_needs_neither_a_key_nor_a_model() -> None:
+    async with Atlas([Agent("a", model="demo")], registry=Registry(environment())) as atlas:
+        assert atlas.agents[0].models == ("demo",)
+        assert "scripted demo" in (await atlas.ask("Hello")).text
+
+
 def test_key_of_openai_is_not_sent_to_another_vendor() -> None:
     values = environment(
         OPENAI_API_KEY="sk-for-openai-only", GROQ_BASE_URL="http://127.0.0.1:1/v1", MISTRAL_API_KEY=KEY
@@ -94,7 +100,7 @@ def test_both_apis_of_openai_use_the_same_keys_and_address() -> None:
 
 def test_error_of_an_unknown_provider_lists_the_known_ones() -> None:
     with pytest.raises(
-        BadModelRef, match=r"unknown provider 'acme'; known providers: anthropic, deepseek, google.*openai"
+        BadModelRef, match=r"unknown provider 'acme'; known providers: anthropic, deepseek, demo, google.*openai"
     ):
         Registry(environment()).provider("acme")
 

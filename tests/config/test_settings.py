@@ -29,6 +29,10 @@ def test_settings_have_defaults(sources: SettingsSources) -> None:
     assert not home.exists()  # loading settings creates nothing
 
 
+def test_model_may_be_the_demo(sources: SettingsSources) -> None:
+    assert sources.load({"model": "demo"}).model == "demo"
+
+
 def test_sources_have_an_order_of_precedence(sources: SettingsSources) -> None:
     sources.user("port = 1\n\nhost = '::1'\nrepeats = 3\ntick = 7\nlog_level = 'error'\n")
     sources.project("port = 2\n# here\nrepeats = 4\ntick = 8.5\nlog_level = 'debug'\n")

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _RETRY_DELAYS = (30.0, 120.0, 600.0)
-_DEMO_DELAY = 0.02
 _POLL_SECONDS = 1.0
 FetchModel: TypeAlias = Callable[[str], Awaitable[None]]
 """Makes sure that a local model is downloaded, or raises an AtlasError with the reason."""
@@ -82,7 +81,7 @@ class AgentLoader:
         """Return the scripted demo for a local model that is not available."""
         if self.local_error is None or not _is_local(ref):
             return None
-        return Demo(delay=_DEMO_DELAY), f"{ref} is not available ({self.local_error}); using a scripted demo instead"
+        return Demo(), f"{ref} is not available ({self.local_error}); using a scripted demo instead"
 
     async def watch_workspace(self, atlas: Atlas) -> None:
         """Replace the agents of an Atlas whenever the workspace is edited; an invalid edit changes nothing."""

@@ -31,7 +31,6 @@ _ANTHROPIC_MODEL = "anthropic/claude-opus-4-6"
 _OPENAI_MODEL = "openai/gpt-5.2"
 _GOOGLE_MODEL = "google/gemini-3.8-flash"
 _SYSTEM_PROMPT = "You talk with a person in a terminal. Be brief. Use a tool when it helps."
-_DEMO_DELAY = 0.03
 
 
 class ModelChoice(msgspec.Struct, frozen=True):
@@ -64,8 +63,6 @@ def choose_model(model: str | None, base_url: str | None) -> ModelChoice:
     environment = Environment()
     if base_url:
         return _server(base_url, model, "--base-url", environment)
-    if model == "demo":
-        return ModelChoice(Route(Demo(delay=_DEMO_DELAY)), "--model")
     if model:
         return _named(model, "--model", environment)
     if ref := environment.get("ATLAS_MODEL"):

@@ -31,7 +31,8 @@ def serve(
     port: Annotated[int | None, typer.Option(metavar="PORT", help="The port; 0 picks a free one.")] = None,
     workspace: Annotated[str | None, typer.Option(metavar="FOLDER", help="The folder with AGENTS.md.")] = None,
     model: Annotated[
-        str | None, typer.Option(metavar="REF", help="The model for agents that name none, or whose key is not set.")
+        str | None,
+        typer.Option(metavar="REF", help="The model for agents that name none, or whose key is not set; also demo."),
     ] = None,
     policy: Annotated[str | None, typer.Option(metavar="FILE", help="The policy file for tool permissions.")] = None,
     home: Annotated[str | None, typer.Option(metavar="FOLDER", help="The folder for state and tokens.")] = None,

@@ -47,7 +47,7 @@ Answer: TypeAlias = Callable[[re.Match[str]], list[Chunk]]
 class Demo:
     """Streams and calls tools like a real provider, with scripted replies. `delay` is the delay between words."""
 
-    def __init__(self, *, delay: float) -> None:
+    def __init__(self, *, delay: float = 0.02) -> None:
         self.id = self.model = "demo"
         catalogue.register_model(self.model, price=Price(0, 0))
         self._delay = delay
