@@ -41,9 +41,14 @@ class Sources:
         parts = file.relative_to(self.folder.parent).with_suffix("").parts
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
-    @cached_property
+    @property
     def modules(self) -> list[str]:
-        """Without `__init__.py`, which only names what is public."""
+        """Every file, `__init__.py` included."""
+        return list(self.trees)
+
+    @cached_property
+    def _without_packages(self) -> list[str]:
+        """Without `__init__.py`, which mostly names what a package is for."""
         return [self.name(file) for file in self.files if file.name != "__init__.py"]
 
     @property
@@ -79,11 +84,11 @@ class Sources:
     @property
     def single_importer(self) -> list[str]:
         importers = Counter(target for targets in self.imports.values() for target in targets)
-        return [name for name in self.modules if importers[name] == 1]
+        return [name for name in self._without_packages if importers[name] == 1]
 
     @property
     def short(self) -> list[str]:
-        return [name for name in self.modules if self.texts[name].count("\n") < SHORT]
+        return [name for name in self._without_packages if self.texts[name].count("\n") < SHORT]
 
     @cached_property
     def twice(self) -> dict[str, list[str]]:
@@ -304,7 +309,7 @@ def _trace(root: Path) -> None:
 def rows(root: Path) -> Iterator[tuple[str, str, str]]:
     """(Metric, its value, the bar) of a checkout."""
     sources, found = Sources(root), forbidden(root)
-    yield "modules", f"{len(sources.modules)}", "≤ 260"
+    yield "modules, `__init__.py` included", f"{len(sources.modules)}", "≤ 260"
     yield "lines", f"{sources.lines:,}", ""
     yield "import lines, share of all lines", f"{sources.import_lines / sources.lines:.1%}", "≤ 6.0%"
     yield "modules imported by exactly one other", f"{len(sources.single_importer)}", ""
