@@ -329,11 +329,13 @@ class SessionFeed:
         idempotency_key: str | None = None,
         untrusted: str | None = None,
         settings: Mapping[str, Any] | None = None,
+        budget: Mapping[str, float] | None = None,
     ) -> Sent:
         """Send a message exactly once, even if the connection is lost meanwhile. The answer arrives as events.
 
         `untrusted` names the source of a message that someone else wrote, such as `mail: ana@example.org`. `settings`
-        are model settings such as `{"effort": "high"}`; see `TurnSettings` in the protocol.
+        are model settings such as `{"effort": "high"}`; see `TurnSettings` in the protocol. `budget` limits this turn,
+        for example `{"tokens": 20_000, "seconds": 60}`; see `TurnLimits` in the protocol.
         """
         await self.subscribe()
         params = {
@@ -344,6 +346,7 @@ class SessionFeed:
             "idempotencyKey": idempotency_key or new_id(),
             "untrusted": untrusted,
             "settings": settings or None,
+            "budget": budget or None,
         }
         answer = await self._request("chat.send", {key: value for key, value in params.items() if value is not None})
         sent = msgspec.convert(answer, Sent)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from gateway_client import connect_client, http, open_socket, serve_gateway
 
@@ -66,6 +67,26 @@ async def test_exceeded_plan_refuses_turns(tmp_path: Path) -> None:
         found = await owner.get("tenants.get")
         assert found["plan"] == {"name": "tiny", "tokens": 1} and found["tokens"] > 0 and found["tenant"] == "default"
         assert (await owner.get("tenants.list"))["tenants"] == ["default"]
+
+
+async def test_budget_of_a_message_lowers_other_budgets_but_does_not_raise_them(tmp_path: Path) -> None:
+    model = Scripted(*[says("Let me look.") + calls("look"), says("Nothing.")] * 2)
+    atlas = in_memory_atlas(model, [look], store=MemoryStore(), budgets="turn requests=2")
+    async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as owner:
+
+        async def send(**budget: float) -> dict[str, Any]:
+            await owner.get("chat.send", sessionKey="s", message="hi", budget=budget)
+            return await owner.until("chat.final", "chat.error")
+
+        assert "message" in await send(requests=9, toolCalls=5, tokens=10**6, seconds=600)
+        error = await send(requests=1)
+        assert error["kind"] == "BudgetExceeded" and "1 model requests is used up (1 used)" in error["message"]
+        history = await owner.get("chat.history", sessionKey="s")
+        assert history["messages"][-2]["parts"][0]["text"] == "Let me look."
+        assert history["outcomes"][-1]["error"] == error["message"]
+        for bad, words in (({"tokens": 0}, "tokens"), ({}, "at least one of"), ({"scope": "user"}, "scope")):
+            refused = (await owner.request("chat.send", sessionKey="s", message="hi", budget=bad))["error"]
+            assert refused["code"] == -32602 and words in refused["message"], refused
 
 
 async def test_budgets_are_shown_counted_and_end_turns(tmp_path: Path) -> None:

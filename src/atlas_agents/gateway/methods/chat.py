@@ -8,6 +8,7 @@ import msgspec
 
 from atlas_agents.agents.options import TurnOptions
 from atlas_agents.core.approvals import Answer
+from atlas_agents.core.budgets import Budget
 from atlas_agents.core.errors import ConfigError, Conflict, NotFound
 from atlas_agents.core.events import Usage
 from atlas_agents.core.messages import UNTRUSTED, Message, Text, user
@@ -60,6 +61,7 @@ async def send_message(caller: ClientConnection, params: wire.ChatSend) -> wire.
             requested=_read_settings(caller, params),
             when_busy=params.when_busy or "queue",
             idempotency_key=params.idempotency_key or "",
+            budget=_read_budget(params.budget),
         ),
     )
     if caller.grant.allows("read"):
@@ -176,6 +178,16 @@ def _read_settings(caller: ClientConnection, params: wire.ChatSend) -> ModelSett
     if problem := caller.grant.check_service_tier(params.settings.service_tier):
         raise ProtocolError("FORBIDDEN", f"chat.send: settings.serviceTier: {problem}")
     return ModelSettings(**msgspec.structs.asdict(params.settings))
+
+
+def _read_budget(limits: wire.TurnLimits | None) -> tuple[Budget, ...] | msgspec.UnsetType:
+    """Return the budget that a client sets for its turn. It can only lower those that apply anyway."""
+    if limits is None:
+        return msgspec.UNSET
+    try:
+        return (Budget(**msgspec.structs.asdict(limits)),)
+    except ConfigError as error:
+        raise ProtocolError("INVALID_PARAMS", f"chat.send: budget: {error}") from None
 
 
 def _build_message(params: wire.ChatSend) -> Message:

@@ -33,6 +33,17 @@ class TurnSettings(types.WireStruct, frozen=True, forbid_unknown_fields=True):
     effort: Effort | Annotated[int, Meta(ge=1)] | None = None
 
 
+class TurnLimits(types.WireStruct, frozen=True, forbid_unknown_fields=True):
+    """Budget of one turn, in addition to the others that apply: tokens, model requests, tool calls, US dollars and
+    seconds."""
+
+    tokens: Annotated[int, Meta(ge=1, le=10**12)] | None = None
+    requests: Annotated[int, Meta(ge=1, le=10**9)] | None = None
+    tool_calls: Annotated[int, Meta(ge=1, le=10**9)] | None = None
+    dollars: Annotated[float, Meta(gt=0, le=10**9)] | None = None
+    seconds: Annotated[float, Meta(gt=0, le=10**9)] | None = None
+
+
 class ChatSend(types.WireStruct, frozen=True):
     """Send a message to a session, which is created if it does not exist.
 
@@ -50,6 +61,7 @@ class ChatSend(types.WireStruct, frozen=True):
     when_busy: Literal["queue", "reject", "interrupt"] | None = None
     on_disconnect: Literal["continue", "cancel"] | None = None
     untrusted: Annotated[str, Meta(max_length=200)] | None = None
+    budget: TurnLimits | None = None
 
 
 class Sent(types.WireStruct, frozen=True):
