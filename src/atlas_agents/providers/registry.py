@@ -27,6 +27,8 @@ from atlas_agents.providers.http import HttpProvider, Timeouts
 from atlas_agents.providers.openai import OpenAIProvider, OpenAIReader
 from atlas_agents.providers.rate_limits import NO_LIMIT, LocalRateLimiter, RateLimit, RateLimiter
 
+DEMO = "demo"
+"""Reference of a scripted demo, which needs no key."""
 MAX_WAIT = 60.0
 """Maximum seconds a request waits for capacity; beyond that it fails, and failover may try another model."""
 _COOLDOWNS = {"rate_limit": 15.0, "overloaded": 15.0, "quota": 600.0, "auth": 600.0}
@@ -50,12 +52,12 @@ class ModelRef(msgspec.Struct, frozen=True):
     model: str
 
     def __str__(self) -> str:
-        return f"{self.provider}/{self.model}"
+        return DEMO if self.provider == DEMO else f"{self.provider}/{self.model}"
 
 
 def parse_model_ref(ref: str) -> ModelRef:
-    """Split 'provider/model' into its two parts; the model may contain further slashes."""
-    provider, slash, model = ref.partition("/")
+    """Split 'provider/model' into its two parts; the model may contain further slashes. 'demo' is one word."""
+    provider, slash, model = (DEMO, "/", DEMO) if ref.strip() == DEMO else ref.partition("/")
     if not slash or not provider.strip() or not model.strip():
         raise BadModelRef(
             f"invalid model reference {ref!r}: expected 'provider/model', for example 'anthropic/claude-opus-4-6'"
@@ -140,6 +142,8 @@ class Registry:
         """Return the ids of providers whose key, or address for a self-hosted one, is set."""
         found: list[str] = []
         for id in self._factories:
+            if id == DEMO:
+                continue
             if id in SELF_HOSTED and not self._environment.get(SELF_HOSTED[id].variable):
                 continue
             try:
@@ -516,12 +520,19 @@ def _create_responses_provider(environment: Environment) -> base.Provider:
     return OpenAIResponsesProvider(environment=environment, id="openai-responses")
 
 
+def _create_demo(environment: Environment) -> base.Provider:
+    from atlas_agents.providers.demo import Demo
+
+    return Demo()
+
+
 _BUILT_IN_FACTORIES: dict[str, ProviderFactory] = {
     "openai": lambda environment: OpenAIProvider(environment=environment),
     "openai-responses": _create_responses_provider,
     "anthropic": lambda environment: AnthropicProvider(environment=environment),
     "google": _create_google_provider,
     "http": _create_http_provider,
+    DEMO: _create_demo,
     **{id: partial(_create_hosted_provider, id) for id in HOSTED},
     **{id: partial(SelfHostedProvider, server) for id, server in SELF_HOSTED.items()},
 }
