@@ -153,6 +153,12 @@ def test_limit_below_one_is_rejected(limits: dict[str, Any]) -> None:
         History(**limits)
 
 
+def test_compaction_of_another_type_is_rejected() -> None:
+    wrong: Any = 3
+    with pytest.raises(ConfigError, match=r"^History\(compaction=…\): expected a Compaction or None, got 3$"):
+        History(compaction=wrong)
+
+
 # Ten thousand random histories
 
 

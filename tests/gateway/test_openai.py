@@ -183,6 +183,18 @@ async def test_structured_output_is_corrected_before_it_is_sent(stream: bool, tm
     assert json.loads(content) == {"city": "Lima"}
 
 
+async def test_structured_output_may_be_null(tmp_path: Path) -> None:
+    model = Scripted(says("null"), says('{"value": null}'), says("```json\nnull\n```"), says("null"))
+    nullable: list[Any] = [{"type": ["string", "null"]}] * 3 + [{"type": "null"}]
+    async with serve_openai(tmp_path, stored_atlas(model)) as (_, client):
+        for schema in nullable:
+            wanted: Any = {"type": "json_schema", "json_schema": {"name": "place", "schema": schema}}
+            answer = await client.chat.completions.create(
+                model=MODEL, messages=user_messages("Where?"), response_format=wanted
+            )
+            assert answer.choices[0].message.content == "null"
+
+
 async def test_settings_of_the_agent_limit_the_request(tmp_path: Path) -> None:
     model = Scripted(says("A."), says("B."))
     async with serve_openai(tmp_path, stored_atlas(model, agent={"temperature": 0.1, "max_tokens": 50})) as (_, client):

@@ -7,7 +7,7 @@ replaced by a summary, and large tool results by a note; the stored conversation
 import math
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -87,6 +87,8 @@ class History(msgspec.Struct, frozen=True):
         for name, limit in (("max_messages", self.max_messages), ("max_tokens", self.max_tokens)):
             if limit is not None and limit < 1:
                 raise ConfigError(f"History({name}=…) must be at least 1, got {limit}")
+        if not isinstance(cast(object, self.compaction), Compaction | None):
+            raise ConfigError(f"History(compaction=…): expected a Compaction or None, got {self.compaction!r}")
 
     def select(self, messages: Sequence[Message], available: float = math.inf) -> Sequence[Message]:
         """Return the newest messages within the limits, always with the newest user message and the newest unit.

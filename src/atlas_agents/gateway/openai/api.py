@@ -13,6 +13,7 @@ from starlette.routing import BaseRoute, Route
 
 from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.options import TurnOptions
+from atlas_agents.agents.output import Output
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.events import Event, StreamChunk, StreamEnd, StreamReset, ToolCalled, Usage
 from atlas_agents.core.json import encode
@@ -133,7 +134,7 @@ class CompletionTurn:
         self._id = f"chatcmpl-{stream.stream_id}"
         self._model = f"atlas/{agent.id}"
         self._created = int(time.time())
-        self._structured = schema.output_of(body) is not None
+        self._output = schema.output_of(body)
         self._includes_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._collector = TextCollector()
 
@@ -142,7 +143,7 @@ class CompletionTurn:
         async for event in self._stream:
             self._collector.add(event)
         reply = await self._reply()
-        text = self._validated(reply) if self._structured else self._collector.text or reply.text
+        text = self._collector.text or reply.text if self._output is None else self._validated(reply, self._output)
         refusal = find_refusal(reply)
         message = schema.CompletionMessage(text or (None if refusal else ""), refusal=refusal)
         choice = schema.CompletionChoice(message, finish_reason(reply))
@@ -181,12 +182,12 @@ class CompletionTurn:
         """Yield the text that can be sent now. Structured output is sent only after it was validated."""
         async for event in self._stream:
             text = self._collector.add(event)
-            if text and not self._structured:
+            if text and self._output is None:
                 self._check_not_withdrawn()
                 yield text
         reply = await self._reply()
-        if self._structured:
-            yield self._validated(reply)
+        if self._output is not None:
+            yield self._validated(reply, self._output)
             return
         self._check_not_withdrawn()
         if not self._collector.text and reply.text:  # a repeated request whose turn had already ended
@@ -206,9 +207,11 @@ class CompletionTurn:
                 raise HTTPError(503, "unavailable", "the gateway is shutting down", retry_after=wait) from failure
             raise
 
-    def _validated(self, reply: Message) -> str:
+    def _validated(self, reply: Message, wanted: dict[str, Any]) -> str:
         value = self._stream.output
-        return reply.text if value is None else encode(value).decode()
+        if value is None:  # or the turn had already ended
+            value = Output(wanted).parse(reply.text)
+        return encode(value).decode()
 
     def _choice_chunk(self, delta: schema.Delta, ending: schema.FinishReason | None = None) -> bytes:
         return self._chunk((schema.ChunkChoice(delta, ending),))
