@@ -501,6 +501,35 @@ async def test_claim_of_the_approval_request_holds(arena: Arena, claim: str) -> 
     await CLAIMS[claim](arena)
 
 
+_DEEP = "1/2/3/4/5/6/7"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SANDBOXES if kind != "wasm"])
+async def test_keys_and_repositories_that_a_command_moved_away_stay_protected(
+    kind: SandboxKind, tmp_path: Path
+) -> None:
+    for name in ("a", "b", "c"):
+        (tmp_path / name / ".git/hooks").mkdir(parents=True)
+        (tmp_path / name / ".env").write_text("canary")
+    tools, person = [bash_tool(tmp_path, sandbox=kind)], Person(True)
+    command = f"mkdir -p {_DEEP} node_modules; mv a {_DEEP}/a; mv b node_modules/b; mv c .venv"
+    await call(tools, "bash", person, command=command)
+    (tmp_path / _DEEP / "x/.ssh").mkdir(parents=True)
+    (tmp_path / _DEEP / "x/.ssh/id").write_text("canary")
+    command = "find . -name .env -exec cat {} +; find . -name hooks -exec touch {}/evil \\;; "
+    result = await call(tools, "bash", person, command=command + f"cat {_DEEP}/x/.ssh/id; echo tried")
+    assert "tried" in str(result.result) and "canary" not in str(result.result)
+    assert "evil" not in {name for _, _, names in os.walk(tmp_path) for name in names}
+
+
+async def test_folder_with_too_many_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("atlas_agents.builtin_tools.bash._MAX_ENTRIES", 3)
+    for name in "abcd":
+        (tmp_path / name).touch()
+    result = await call([bash_tool(tmp_path)], "bash", Person(True), command="ls")
+    assert result.status == "error" and "keys among them cannot be hidden" in str(result.result)
+
+
 @pytest.mark.parametrize("kind", SANDBOXES)
 async def test_approval_request_makes_exactly_the_claims_that_are_tested(kind: SandboxKind, tmp_path: Path) -> None:
     person = Person(False)

@@ -6,15 +6,16 @@ import os
 import re
 import shlex
 import signal
+import stat
 import string
-from collections.abc import Callable, Iterable, Mapping
-from itertools import chain
-from pathlib import Path, PurePosixPath
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from atlas_agents.builtin_tools.files.read import DirectoryWalk
 from atlas_agents.builtin_tools.files.root import GuardedPaths, Root
 from atlas_agents.builtin_tools.sandbox.choose import SandboxKind, Unconfined, choose, describe_sandbox
 from atlas_agents.builtin_tools.sandbox.process import (
@@ -26,9 +27,9 @@ from atlas_agents.builtin_tools.sandbox.process import (
     SandboxLimits,
 )
 from atlas_agents.core.aio import run_in_thread
-from atlas_agents.core.errors import BadArguments, SandboxUnavailable
+from atlas_agents.core.errors import BadArguments, SandboxUnavailable, ToolFailed
 from atlas_agents.core.messages import Conversation
-from atlas_agents.core.paths import is_protected, is_secret
+from atlas_agents.core.paths import classify_name
 from atlas_agents.tools.commands import find_program, hash_executed_files, hash_file
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.tool import Tool, tool
@@ -38,7 +39,9 @@ MAX_COMMAND_LENGTH = 10_000
 MAX_ARGUMENTS = 256
 MAX_COMMANDS = 50
 _MAX_CAPTURE = 20_000
-_MAX_DEPTH, _MAX_ENTRIES = 5, 10_000
+_MAX_DEPTH, _MAX_ENTRIES = 5, 1_000_000
+_REPOSITORIES = (".git", ".hg", ".svn", ".husky", ".venv")
+"""Protected at any depth; others with many prompts or hooks, such as packages, only down to `_MAX_DEPTH`."""
 _MAX_NAMED_FILES = 20
 _MB = 1024 * 1024
 MAX_WRITTEN = 4096 * _MB
@@ -289,28 +292,52 @@ def find_protected_paths(root: Root) -> tuple[Path, list[Path], list[Path]]:
     top = Path(os.path.realpath(root.path))
     read_only = [top / path for path in root.guarded_paths()]
     masked = [top / path for path in root.private_paths()]
-    with root.find(".", folder=True) as found:
-        # Breadth first: a folder full of files does not exhaust the limit before the others are visited.
-        walks = [
-            DirectoryWalk(root, depth=depth, hidden=True, max_entries=_MAX_ENTRIES)
-            for depth in range(1, _MAX_DEPTH + 1)
-        ]
-        for entry in chain.from_iterable(walk.entries(found) for walk in walks):
-            path = PurePosixPath(entry.path)
-            if is_secret(path) or entry.is_socket:  # a socket leads out of the sandbox
-                masked.append(top / path)
-            elif is_protected(path):
-                read_only.append(top / path)
+    hidden = frozenset(map(str, masked))
+    for entry, depth in _walk(str(top), hidden):
+        kind = classify_name(entry.name)
+        if kind == "secret" or _is_socket(entry):  # a socket leads out of the sandbox
+            masked.append(Path(entry.path))
+        elif kind == "protected" and (depth <= _MAX_DEPTH or entry.name in _REPOSITORIES):
+            read_only.append(Path(entry.path))
     return top, outermost(read_only), outermost(masked)
+
+
+def _walk(top: str, hidden: frozenset[str]) -> Iterator[tuple[os.DirEntry[str], int]]:
+    """Yield everything in a folder with its depth, however deep: a command could have moved a key there.
+
+    Folders of packages count as deep: their many prompts and hooks are not those of the user.
+    """
+    pending, visited = deque([(top, 1)]), 0
+    while pending:
+        folder, depth = pending.popleft()
+        with suppress(OSError), os.scandir(folder) as entries:
+            for entry in entries:
+                visited += 1
+                if visited > _MAX_ENTRIES:
+                    raise ToolFailed(
+                        f"{top} has more than {_MAX_ENTRIES:,} files, so the keys among them cannot be hidden from "
+                        f"commands; remove some, or use a smaller folder"
+                    )
+                if entry.path in hidden:
+                    continue
+                yield entry, depth
+                if entry.is_dir(follow_symlinks=False) and classify_name(entry.name) != "secret":
+                    pending.append((entry.path, _MAX_DEPTH + 1 if entry.name == "node_modules" else depth + 1))
+
+
+def _is_socket(entry: os.DirEntry[str]) -> bool:
+    if entry.is_file(follow_symlinks=False) or entry.is_dir(follow_symlinks=False) or entry.is_symlink():
+        return False
+    return stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
 
 
 def outermost(paths: Iterable[Path]) -> list[Path]:
     """Remove paths that are inside another of the paths."""
-    chosen: list[Path] = []
+    chosen: dict[Path, None] = {}
     for path in sorted(set(paths), key=lambda each: len(each.parts)):
-        if not any(path.is_relative_to(each) for each in chosen):
-            chosen.append(path)
-    return chosen
+        if chosen.keys().isdisjoint(path.parents):
+            chosen[path] = None
+    return list(chosen)
 
 
 def build_argv(arguments: Mapping[str, Any], shell: str) -> tuple[tuple[str, ...], bool]:

@@ -14,7 +14,7 @@ from fcntl import LOCK_EX, flock
 from fnmatch import translate
 from functools import lru_cache
 from pathlib import Path, PurePath
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -49,7 +49,7 @@ SECRET = (
 """File names whose content must never reach a model."""
 
 SECRET_FOLDERS = (".ssh", ".aws", ".gnupg", ".kube", ".docker")
-_EXAMPLE_FILES = (".env.example", ".env.sample", ".env.template", ".env.dist")
+_PUBLIC_FILES = (".env.example", ".env.sample", ".env.template", ".env.dist", "cacert.pem")
 TRUST_FILE = Path("trust", "trust.json")
 """File in the home folder that records what a person trusts."""
 TRUST_VARIABLE = "ATLAS_TRUSTED_FOLDERS"
@@ -96,7 +96,16 @@ def is_protected(path: PurePath) -> bool:
 
 def is_secret(path: PurePath) -> bool:
     """Return whether a file of this name holds keys, passwords or private data; `.env.example` and the like do not."""
-    return _matches(path, _secret, _secret_folders) and _normalize_name(path.name) not in _EXAMPLE_FILES
+    return _matches(path, _secret, _secret_folders) and _normalize_name(path.name) not in _PUBLIC_FILES
+
+
+@lru_cache(1 << 16)
+def classify_name(name: str) -> Literal["secret", "protected", ""]:
+    """Return what a file or folder of this name is, wherever it is."""
+    normalized = _normalize_name(name)
+    if (normalized in _secret_folders or _secret.match(normalized)) and normalized not in _PUBLIC_FILES:
+        return "secret"
+    return "protected" if normalized in _protected_folders or _protected.match(normalized) else ""
 
 
 def _matches(path: PurePath, names: re.Pattern[str], folders: frozenset[str]) -> bool:
@@ -107,6 +116,8 @@ def _matches(path: PurePath, names: re.Pattern[str], folders: frozenset[str]) ->
 @lru_cache(4096)
 def _normalize_name(name: str) -> str:
     """Normalise a name as the most lenient file system would: `agents.MD` and `AGENTS\u200c.md.` are equal."""
+    if name.isascii() and name.isprintable():
+        return name.lower().rstrip(". ")
     normalized = unicodedata.normalize("NFKC", name)
     visible = "".join(char for char in normalized if unicodedata.category(char) not in ("Cf", "Cc"))
     return unicodedata.normalize("NFKC", visible.casefold()).rstrip(". ")
