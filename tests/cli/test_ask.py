@@ -63,6 +63,16 @@ def test_refusal_is_reported_with_its_reason(bare: Home) -> None:
     assert json.loads(as_json.stdout)["refusal"] == notice
 
 
+def test_turn_without_budget_prints_what_there_is_and_why_it_ended(home: Home) -> None:
+    with run_model_server(lambda _: Reply("Let me look.", calls=(("current_time", {}),))) as server:
+        limits = {"ATLAS_BUDGETS": "turn requests=1", "OPENAI_BASE_URL": server.url}
+        plain = home.run("ask", "What time is it?", **limits)
+        as_json = json.loads(home.run("ask", "What time is it?", "--json", **limits).stdout)
+    ended = "the budget of the turn of 1 model requests is used up (1 used)"
+    assert (plain.returncode, plain.stdout, plain.stderr.splitlines()[-1]) == (1, "Let me look.\n", f"atlas: {ended}")
+    assert (as_json["answer"], as_json["partial"], as_json["error"]["message"]) == (None, "Let me look.", ended)
+
+
 def test_no_tools_sends_no_tools(bare: Home, server: ModelServer) -> None:
     done = bare.run("ask", "--no-tools", "--base-url", server.url, "--model", "rules-2", "Hello")
     assert (done.returncode, done.stdout) == (0, "You wrote: Hello\n")

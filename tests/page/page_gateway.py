@@ -99,7 +99,13 @@ def make_agents() -> list[Agent]:
     tools = [get_weather, build, draw, run_command, write_note, order, pay, always_fail, delegate_task]
     return [
         Agent("helper", model=PageModel(), tools=tools, name="Helper"),
-        Agent("writer", model="page/scripted-writer", name="Writer", description="Writes letters."),
+        Agent(
+            "writer",
+            model="page/scripted-writer",
+            name="Writer",
+            description="Writes letters.",
+            budget="agent tokens=1000000 per=day",
+        ),
         Agent("planner", model=PageModel(), tools=[get_weather, build], name="Planner", mode="plan"),
     ]
 

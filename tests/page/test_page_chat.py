@@ -315,6 +315,32 @@ def test_failed_run_shows_its_error_after_a_reload(tab: Tab) -> None:
     expect(tab.answers.last).to_contain_text("The key is not valid")
 
 
+def call(gateway: GatewayProcess, method: str, **params: Any) -> None:
+    """Call a method as another client."""
+    with connect(gateway.url.replace("http", "ws")) as socket:
+        socket.send(json.dumps({"type": "auth", "token": gateway.token, "protocol": 1}))
+        socket.recv(10)
+        socket.send(json.dumps({"id": "1", "method": method, "params": params}))
+        assert "result" in json.loads(socket.recv(10))
+
+
+def test_answer_that_a_budget_ended_shows_why_and_what_there_is(tab: Tab, gateway: GatewayProcess) -> None:
+    cut_off = {"truncated": True, "budget": "cut off by a budget, which had no more tokens left"}
+    lines = [
+        {"atlas_session": 1, "key": "spent", "agent_id": "helper", "label": "Spent"},
+        {"role": "user", "parts": [{"type": "text", "text": "Hello."}], "id": "m0", "created_at": 1},
+        {"role": "assistant", "parts": [{"type": "text", "text": "Half an"}], "id": "m1", "metadata": cut_off},
+    ]
+    call(gateway, "sessions.import", text="\n".join(json.dumps(line) for line in lines))
+    message = script([["text", "I look."], ["call", "get_weather", {"city": "Oslo"}]])
+    call(gateway, "chat.send", sessionKey="spent", message=message, budget={"requests": 1})
+    tab.page.get_by_text("Spent").first.click()
+    tab.wait_for_answer("I look.")
+    spent = "The budget of the turn of 1 model requests is used up (1 used)"
+    expect(tab.answers.last.get_by_role("alert")).to_contain_text(spent)
+    expect(tab.answers.first.get_by_role("alert")).to_have_text(f"The answer was {cut_off['budget']}.")
+
+
 def test_summary_of_older_messages_opens(tab: Tab, gateway: GatewayProcess) -> None:
     summary = {"synthetic": True, "summary": {"through": "m1", "messages": 2}}
     messages = [
@@ -325,12 +351,7 @@ def test_summary_of_older_messages_opens(tab: Tab, gateway: GatewayProcess) -> N
         {"role": "assistant", "parts": [{"type": "text", "text": "Now tea."}], "id": "m4", "created_at": 5},
     ]
     header = {"atlas_session": 1, "key": "long", "agent_id": "helper", "label": "A long one"}
-    with connect(gateway.url.replace("http", "ws")) as socket:
-        socket.send(json.dumps({"type": "auth", "token": gateway.token, "protocol": 1}))
-        socket.recv(10)
-        text = "\n".join(json.dumps(line) for line in [header, *messages])
-        socket.send(json.dumps({"id": "1", "method": "sessions.import", "params": {"text": text}}))
-        assert "result" in json.loads(socket.recv(10))
+    call(gateway, "sessions.import", text="\n".join(json.dumps(line) for line in [header, *messages]))
     tab.page.get_by_text("A long one").first.click()
     tab.wait_for_answer("Now tea.")
     expect(tab.page.get_by_text("Open: tea.")).to_have_count(0)

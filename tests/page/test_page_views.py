@@ -81,6 +81,8 @@ def test_usage_view_shows_tokens_and_tool_calls(tab: Tab) -> None:
     expect(tab.page.locator(".totals tr", has_text="always_fail")).to_contain_text("1")
     tab.page.get_by_text("Model", exact=True).click()
     expect(tab.page.get_by_label("Tokens by model")).to_contain_text("scripted")
+    budget = tab.page.locator(".totals tr", has_text="Agent writer per day")
+    expect(budget).to_contain_text("1M tokens0 tokens1M tokensin ")
 
 
 def background(tab: Tab) -> tuple[int, ...]:

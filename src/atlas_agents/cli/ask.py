@@ -100,15 +100,21 @@ def _print_outcome(
     if as_json:
         print_json(_as_json(outcome, key, error))
     elif error is not None:
+        if outcome.partial and isinstance(view, StderrView):
+            _print_answer(outcome.partial)
         cli.print_error(error)
     elif not outcome.cancelled:
         show_outcome_notice(outcome, view)
         if isinstance(view, StderrView):
-            sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-            print(printable(outcome.text))
+            _print_answer(outcome.text)
     if outcome.cancelled:
         return cli.EXIT_INTERRUPTED
     return cli.EXIT_FAILED if error is not None or outcome.incomplete else cli.EXIT_OK
+
+
+def _print_answer(text: str) -> None:
+    sys.stdout.reconfigure(errors="replace")  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    print(printable(text), flush=True)
 
 
 def _as_json(outcome: "TurnOutcome", key: str, error: str | None) -> dict[str, Any]:
@@ -126,6 +132,8 @@ def _as_json(outcome: "TurnOutcome", key: str, error: str | None) -> dict[str, A
         fields["cancelled"] = True
     if error is not None:
         fields["error"] = {"kind": outcome.error_kind, "message": error}
+        if outcome.partial:
+            fields["partial"] = outcome.partial
     return fields
 
 

@@ -81,6 +81,8 @@ class TurnOutcome(msgspec.Struct, frozen=True):
     cancelled: bool = False
     error: str | None = None
     error_kind: str = ""
+    partial: str = ""
+    """Text of a turn that ran out of a budget."""
 
     @property
     def text(self) -> str:
@@ -103,20 +105,25 @@ class TurnRenderer:
         self._steps: list[ToolStep] = []
         self._plan_lines: list[str] = []
         self._model = ""
+        self._texts: list[str] = []
+        self._draft: list[str] = []
 
     def show(self, event: SessionEvent) -> None:
         """Show an event, if it has something to show."""
         view = self._view
         match event:
             case events.ChatDelta():
+                self._draft.append(event.text)
                 view.add_text(event.text)
             case events.ChatReasoning():
                 view.add_text(event.text, "thinking")
             case events.ChatReset():
+                self._draft.clear()
                 view.discard_message()
             case RunPosition():
                 self._show_position(event)
             case events.ToolCalling():
+                self._texts, self._draft = [*self._texts, "".join(self._draft)], []
                 self._calls[event.tool_call_id] = event
                 view.print_line(format_call(event.name, event.arguments), "cyan")
             case events.ToolProgressing():
@@ -133,9 +140,16 @@ class TurnRenderer:
 
     def outcome(self, event: events.ChatFinal | events.ChatError) -> TurnOutcome:
         if isinstance(event, events.ChatError):
-            usage = types.UsageShape(0, 0)
+            usage, exceeded = types.UsageShape(0, 0), event.kind == "BudgetExceeded"
+            partial = "\n\n".join([text for text in (*self._texts, "".join(self._draft)) if text]) if exceeded else ""
             return TurnOutcome(
-                self._run_id, self._model, usage, self._steps, error=event.message, error_kind=event.kind
+                self._run_id,
+                self._model,
+                usage,
+                self._steps,
+                error=event.message,
+                error_kind=event.kind,
+                partial=partial,
             )
         return TurnOutcome(self._run_id, self._model, event.usage, self._steps, event.message, event.cancelled)
 
@@ -214,7 +228,8 @@ def show_outcome_notice(outcome: TurnOutcome, view: TurnView) -> None:
     elif outcome.message is not None and outcome.message.refusal:
         view.print_line(printable(outcome.message.refusal), "yellow")
     elif outcome.message is not None and outcome.message.metadata.get("truncated"):
-        view.print_line("(truncated: the answer reached the token limit)", "yellow")
+        reason = outcome.message.metadata.get("budget") or "the answer reached the token limit"
+        view.print_line(f"(truncated: {printable(str(reason))})", "yellow")
     elif not outcome.text.strip():
         view.print_line("(the answer is empty)", "yellow")
 

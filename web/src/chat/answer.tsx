@@ -41,7 +41,9 @@ export const Answer = memo(
     const pieces = answerPieces(item);
     const last = pieces.at(-1);
     const callEnded = last?.kind === "call" && last.call.status !== "running" && last.call.status !== "needs-approval";
-    const refusal = item.messages.at(-1)?.refusal;
+    const { refusal, metadata } = item.messages.at(-1) ?? {};
+    const truncated = metadata?.truncated === true;
+    const cutOff = metadata?.budget ?? "cut off because it reached the token limit";
     const waitingForModel = run?.status === "running" && (!last || callEnded);
     return (
       <article className="answer" aria-label="Answer" aria-busy={open} data-run={item.runId}>
@@ -56,6 +58,7 @@ export const Answer = memo(
         })}
         {waitingForModel && <WorkingIndicator />}
         {refusal && <Alert type="warning" showIcon title={refusal} />}
+        {truncated && <Alert type="warning" showIcon title={`The answer was ${cutOff}.`} />}
         <Outcome run={run} />
         {!open && <AnswerFooter item={item} actions={actions} />}
       </article>

@@ -4,7 +4,7 @@ import { BarChartOutlined } from "@ant-design/icons";
 import { Segmented, Space } from "antd";
 import { type ReactNode, useMemo, useState } from "react";
 import { BarChart, lastDays, stackSeries } from "../charts/bar-chart";
-import { formatCost, formatCount, formatDuration } from "../state/format";
+import { formatCost, formatCount, formatDuration, formatIdentifier, formatRelativeTime } from "../state/format";
 import { useQuery } from "../state/hooks";
 import type { Methods } from "../wire";
 import { EmptyState, QueryResult, View } from "./view";
@@ -13,6 +13,7 @@ const MICROCENTS_PER_DOLLAR = 100_000_000;
 
 type UsageRow = Methods["usage.summary"]["result"]["rows"][number];
 type ToolRow = Methods["usage.tools"]["result"]["rows"][number];
+type Budget = NonNullable<Methods["limits.get"]["result"]["budgets"]>[number];
 type Metric = "tokens" | "cost" | "turns";
 type Grouping = "agent" | "model";
 
@@ -29,6 +30,7 @@ export default function Usage() {
   const from = days[0] ?? "";
   const usage = useQuery("usage.summary", { from, groupBy: grouping, byDay: true });
   const tools = useQuery("usage.tools", { from });
+  const budgets = useQuery("limits.get", {}).data?.budgets ?? [];
   return (
     <View
       title="Usage"
@@ -56,6 +58,7 @@ export default function Usage() {
           )
         }
       </QueryResult>
+      {budgets.length > 0 && <Budgets budgets={budgets} />}
       {tools.data && tools.data.rows.length > 0 && (
         <Panel title="Calls by tool">
           <BarChart
@@ -133,6 +136,43 @@ function UsagePanel({ rows, days, grouping, onGrouping }: UsagePanelProps) {
       />
     </Panel>
   );
+}
+
+function Budgets({ budgets }: { budgets: readonly Budget[] }) {
+  return (
+    <Panel title="Budgets">
+      <table className="totals">
+        <thead>
+          <tr>
+            <th>Budget</th>
+            <th className="number">Limit</th>
+            <th className="number">Used</th>
+            <th className="number">Left</th>
+            <th className="number">Starts again</th>
+          </tr>
+        </thead>
+        <tbody>
+          {budgets.map(({ scope, subject, measure, limit, used, reserved, per, resetsAt }) => (
+            <tr key={`${scope} ${subject} ${measure} ${per}`}>
+              <td>
+                {formatIdentifier(scope)} {subject && <code>{subject}</code>} {per && `per ${per}`}
+              </td>
+              <td className="number">{formatAmount(measure, limit)}</td>
+              <td className="number">{formatAmount(measure, used)}</td>
+              <td className="number">{used >= limit ? "Used up" : formatAmount(measure, limit - used - reserved)}</td>
+              <td className="number">{resetsAt ? formatRelativeTime(resetsAt, Date.now()) : "–"}</td>
+            </tr>
+          ))}
+        </tbody>
+      </table>
+    </Panel>
+  );
+}
+
+function formatAmount(measure: string, amount: number): string {
+  if (measure === "dollars") return formatCost(amount);
+  if (measure === "seconds") return formatDuration(amount * 1000);
+  return `${formatCount(amount)} ${measure.replaceAll("_", " ")}`;
 }
 
 function ToolTotals({ rows }: { rows: readonly ToolRow[] }) {
