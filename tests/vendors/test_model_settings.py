@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, Literal, TypedDict, cast
 
 import pytest
 
@@ -215,3 +215,97 @@ async def test_refused_setting_is_dropped_once_and_for_all(
         assert [_find(body, field) is not None for body in vendor.bodies] == [True, False, False]
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1 and f"setting={next(iter(settings))}" in warnings[0]
+
+
+# Strict tools
+
+
+class Place(TypedDict):
+    city: str
+    country: str | None
+
+
+@tool
+async def locate(place: Place, unit: Literal["C", "F"], near: str | None = None) -> str:
+    """Return where a place is."""
+    return f"{place['city']} {unit} {near}"
+
+
+@tool
+async def guess(city: str, days: int = 3) -> str:
+    """Guess the weather."""
+    return city
+
+
+@tool
+async def note(values: dict[str, int]) -> str:
+    """Take a note of any values."""
+    return str(values)
+
+
+STRICT_TOOLS = [locate, guess, note]
+
+
+def _strict_tools(body: dict[str, Any]) -> list[str]:
+    tools = [cast(dict[str, Any], each.get("function", each)) for each in body["tools"]]
+    return [each["name"] for each in tools if each.get("strict")]
+
+
+@pytest.mark.parametrize(
+    ("wire", "model", "setting", "strict"),
+    [
+        ("chat", "gpt-4.1", None, ["locate"]),
+        ("responses", "gpt-5.6", None, ["locate"]),
+        ("responses", "gpt-5.6", False, []),
+        ("anthropic", "claude-opus-5-5", None, []),
+        ("anthropic", "claude-opus-5-5", True, ["locate", "guess"]),
+        ("deepseek", "deepseek-v4-pro", True, []),
+        ("gemini", "gemini-3.8-flash", True, []),
+    ],
+)
+async def test_tools_are_strict_where_their_schema_means_the_same(
+    wire: str, model: str, setting: bool | None, strict: list[str]
+) -> None:
+    arguments = {"place": {"city": "Lima", "country": None}, "unit": "C", "near": None}
+    async with WIRES[wire].double(Answer(calls=(("locate", arguments),)), HELLO) as vendor:
+        provider = WIRES[wire].connect(vendor, model)
+        agent = Agent("a", model=provider, tools=STRICT_TOOLS, settings={"strict_tools": setting})
+        async with Atlas([agent]) as atlas:
+            result = await atlas.run("Where?")
+        assert [step.output for step in result.steps] == ["Lima C None"]
+        assert vendor.refusals == []
+        if wire != "gemini":
+            assert _strict_tools(vendor.bodies[0]) == strict
+
+
+@pytest.mark.parametrize(
+    ("wire", "model", "refusal"),
+    [
+        ("chat", "gpt-4.1", Refusal("Invalid schema for function 'locate'", code="invalid_function_parameters")),
+        ("chat", "gpt-4.1", Refusal("Unknown parameter: 'tools[0].function.strict'.", code="unknown_parameter")),
+        ("responses", "gpt-5.6", Refusal("Invalid schema for function 'locate'", code="invalid_function_parameters")),
+        ("anthropic", "claude-opus-5-5", Refusal("The compiled grammar is too large. Simplify your strict tools.")),
+    ],
+)
+async def test_strict_tools_that_a_server_refuses_are_sent_as_others(
+    wire: str, model: str, refusal: Refusal, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with WIRES[wire].double(refusal, HELLO, HELLO) as vendor:
+        agent = Agent(
+            "a", model=WIRES[wire].connect(vendor, model), tools=STRICT_TOOLS, settings={"strict_tools": True}
+        )
+        async with Atlas([agent]) as atlas:
+            assert (await atlas.ask("Where?")).text == "Hello."
+            assert (await atlas.ask("Where?")).text == "Hello."
+        assert [bool(_strict_tools(body)) for body in vendor.bodies] == [True, False, False]
+    assert sum("setting=strict" in each.message for each in caplog.records) == 1
+
+
+async def test_strict_tools_stay_within_the_limits_of_anthropic() -> None:
+    many = [guess.named(f"guess_{number}") for number in range(30)]
+    async with AnthropicDouble(HELLO) as vendor:
+        provider = ANTHROPIC.connect(vendor, "claude-opus-5-5")
+        async with Atlas([Agent("a", model=provider, tools=many, settings={"strict_tools": True})]) as atlas:
+            assert (await atlas.ask("Where?")).text == "Hello."
+        assert len(_strict_tools(vendor.bodies[0])) == 20
+        assert vendor.refusals == []

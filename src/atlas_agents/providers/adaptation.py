@@ -5,6 +5,7 @@ again, and the refusal is remembered for that model. Either way there is one war
 """
 
 import logging
+import re
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -181,6 +182,12 @@ def needs_responses(request: Request, profile: ModelProfile) -> bool:
     return profile.chat_tools == "no"
 
 
+def enforces_tools(request: Request, profile: ModelProfile, default: bool = True) -> bool:
+    """Return whether the vendor is to enforce the schemas of tools; `default` if the settings do not say."""
+    wanted = request.settings.strict_tools
+    return profile.strict_tools and STRICT not in request.without and (default if wanted is None else wanted)
+
+
 class Adaptation:
     """What the models of one provider refused."""
 
@@ -349,4 +356,13 @@ def _find_refused(error: ProviderError, request: Request) -> str | None:
         return FORCED_TOOL
     if request.output is not None and _is_about_output(error, message):
         return OUTPUT_SCHEMA
+    if request.tools and STRICT not in request.without and _is_about_strict(error, message.lower()):
+        return STRICT
     return None
+
+
+def _is_about_strict(error: ProviderError, message: str) -> bool:
+    """Return whether an error may be about tools whose schemas the server is to enforce."""
+    if re.search(r"\bstrict\b", f"{error.param} {message}") or error.code == "invalid_function_parameters":
+        return True
+    return "schema" in message and (error.param.startswith("tools") or "too complex" in message)

@@ -1,7 +1,7 @@
 """Anthropic Messages API: request encoder, stream decoder and provider."""
 
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -22,7 +22,7 @@ from atlas_agents.core.messages import (
     memo,
 )
 from atlas_agents.core.text import SurrogateJoiner, clean, wire_name
-from atlas_agents.providers import adaptation, base, http
+from atlas_agents.providers import adaptation, base, http, schemas
 from atlas_agents.providers.catalogue import UNKNOWN, ModelProfile
 from atlas_agents.providers.settings import EFFORT_BUDGETS
 
@@ -47,6 +47,9 @@ _HANDLED_EVENTS = frozenset(
 )
 """Events that are decoded; all others, such as pings, are skipped."""
 _CACHE = "anthropic_bytes"
+_STRICT_CACHE = "anthropic_strict"
+_STRICT_LIMITS = (20, 24, 16)
+"""Most strict tools of a request, and in their schemas the most optional properties and unions."""
 _MAX_TOKENS = 8192
 _MAX_TOKENS_REASONING = 32_000
 _VERSION = "2026-10-21"
@@ -344,7 +347,8 @@ def encode_request(
     if adaptation.REASONING in request.without:
         _forget_reasoning(request.messages)
     pieces = base.encode_messages(request.messages, _CACHE, _encode_message)
-    tools = [_encode_tool(tool) for tool in request.tools]
+    strict = adaptation.enforces_tools(request, profile, default=False)
+    tools = _encode_strict_tools(request.tools) if strict else [_encode_tool(tool) for tool in request.tools]
     mark = _find_mark(request, profile)
     if mark:
         tools[-1:] = [tool[:-1] + mark + b"}" for tool in tools[-1:]]
@@ -494,6 +498,33 @@ def _encode_tool(tool: ToolSpec) -> bytes:
         tool_fields = {"name": tool.name, "description": tool.description, "input_schema": tool.parameters}
         encoded = memo(tool)[_CACHE] = encode(tool_fields)
     return encoded
+
+
+def _encode_strict_tools(tools: Sequence[ToolSpec]) -> list[bytes]:
+    """Encode tools, strict as long as all of them together are within the API's limits."""
+    encoded: list[bytes] = []
+    left = _STRICT_LIMITS
+    for tool in tools:
+        cache = memo(tool)
+        if _STRICT_CACHE not in cache:
+            cache[_STRICT_CACHE] = _encode_strict_tool(tool)
+        found, *needs = cast(tuple[bytes | None, int, int, int], cache[_STRICT_CACHE])
+        rest = tuple([limit - need for limit, need in zip(left, needs, strict=True)])
+        if found is None or min(rest) < 0:
+            encoded.append(_encode_tool(tool))
+        else:
+            encoded.append(found)
+            left = rest
+    return encoded
+
+
+def _encode_strict_tool(tool: ToolSpec) -> tuple[bytes | None, int, int, int]:
+    """Encode a tool as a strict one, if its schema allows it, and return what it takes of the limits."""
+    schema = schemas.strict_parameters(tool, "anthropic")
+    if schema is None:
+        return None, 0, 0, 0
+    fields = {"name": tool.name, "description": tool.description, "input_schema": schema, "strict": True}
+    return encode(fields), 1, *schemas.count_choices(schema)
 
 
 def _encode_message(message: Message) -> bytes:

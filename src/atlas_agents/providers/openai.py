@@ -21,7 +21,7 @@ from atlas_agents.core.events import Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, Text, ToolCall, ToolSpec, memo
 from atlas_agents.core.text import SurrogateJoiner, clean, wire_name
-from atlas_agents.providers import adaptation, base, http
+from atlas_agents.providers import adaptation, base, http, schemas
 from atlas_agents.providers.catalogue import UNKNOWN, ModelProfile
 from atlas_agents.providers.settings import EFFORT_BUDGETS, Effort
 
@@ -33,6 +33,7 @@ _STOP: dict[str, base.StopReason] = {
     "content_filter": "refusal",
 }
 _CACHE = "openai_bytes"
+_STRICT_CACHE = "openai_strict_bytes"
 _CALL_ID_LENGTH = 40
 _SHORT_ID = re.compile("[A-Za-z0-9]{9}")
 _SKIP_VALIDATION = "skip_thought_signature_validator"
@@ -449,7 +450,7 @@ def encode_request(
         pieces.append(b',"stream_options":{"include_usage":true}')
     pieces += [b',"messages":[', b",".join(messages), b"]"]
     if request.tools:
-        pieces += [b',"tools":[', b",".join([_encode_tool(tool) for tool in request.tools]), b"]"]
+        pieces += [b',"tools":[', b",".join(_encode_tools(request, profile)), b"]"]
     if fields := {**(extra or {}), **_encode_fields(request, profile, variant)}:
         pieces += [b",", encode(fields)[1:-1]]
     pieces.append(b"}")
@@ -528,11 +529,20 @@ def _encode_output(output: base.OutputSpec) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {**schema, "strict": True} if output.strict else schema}
 
 
-def _encode_tool(tool: ToolSpec) -> bytes:
-    encoded: bytes | None = getattr(tool, _CACHE, None)
+def _encode_tools(request: base.Request, profile: ModelProfile) -> list[bytes]:
+    return [_encode_tool(tool, adaptation.enforces_tools(request, profile)) for tool in request.tools]
+
+
+def _encode_tool(tool: ToolSpec, may_be_strict: bool) -> bytes:
+    key = _STRICT_CACHE if may_be_strict else _CACHE
+    encoded: bytes | None = getattr(tool, key, None)
     if encoded is None:
-        function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
-        encoded = memo(tool)[_CACHE] = encode({"type": "function", "function": function})
+        strict = schemas.strict_parameters(tool, "openai") if may_be_strict else None
+        function: dict[str, Any] = {"name": tool.name, "description": tool.description}
+        function["parameters"] = tool.parameters if strict is None else strict
+        if strict is not None:
+            function["strict"] = True
+        encoded = memo(tool)[key] = encode({"type": "function", "function": function})
     return encoded
 
 

@@ -17,12 +17,13 @@ from atlas_agents.core.events import Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import File, Image, Message, Opaque, Part, Text, ToolCall, ToolResult, ToolSpec, memo
 from atlas_agents.core.text import SurrogateJoiner, clean, wire_name
-from atlas_agents.providers import adaptation, base, http
+from atlas_agents.providers import adaptation, base, http, schemas
 from atlas_agents.providers.catalogue import ModelProfile
 
 _UNSUPPORTED = ("stop", "seed")
 """Settings that this API does not have."""
 _CACHE = "responses_bytes"
+_STRICT_CACHE = "responses_strict_bytes"
 _ENCRYPTED = "reasoning.encrypted_content"
 _SUMMARY = "reasoning.summary"
 _SUMMARISING = ("GPT-", "o-series")
@@ -364,7 +365,8 @@ def encode_request(request: base.Request, model: str, origin: str, profile: Mode
             memo(message)[key] = encode_one(message, origin="")
     messages = base.encode_messages(request.messages, key, encode_one)
     fields = _fields(request, profile)
-    tools = [_encode_tool(tool) for tool in request.tools]
+    strict = adaptation.enforces_tools(request, profile)
+    tools = [_encode_tool(tool, strict) for tool in request.tools]
     if request.system and "instructions" not in fields:
         messages.insert(0, encode({"role": "system", "content": request.system}))
     parts = [b'{"model":', encode(model), b',"stream":true,"store":false,"input":[', b",".join(messages), b"]"]
@@ -426,11 +428,14 @@ def _encode_output(output: base.OutputSpec) -> dict[str, Any]:
     return {"type": "json_schema", "name": output.name, "schema": output.schema, "strict": output.strict}
 
 
-def _encode_tool(tool: ToolSpec) -> bytes:
-    encoded: bytes | None = getattr(tool, _CACHE, None)
+def _encode_tool(tool: ToolSpec, may_be_strict: bool) -> bytes:
+    key = _STRICT_CACHE if may_be_strict else _CACHE
+    encoded: bytes | None = getattr(tool, key, None)
     if encoded is None:
-        fields = {"type": "function", "name": tool.name, "description": tool.description}
-        encoded = memo(tool)[_CACHE] = encode({**fields, "parameters": tool.parameters, "strict": False})
+        strict = schemas.strict_parameters(tool, "openai") if may_be_strict else None
+        fields: dict[str, Any] = {"type": "function", "name": tool.name, "description": tool.description}
+        fields |= {"parameters": tool.parameters if strict is None else strict, "strict": strict is not None}
+        encoded = memo(tool)[key] = encode(fields)
     return encoded
 
 

@@ -1,4 +1,4 @@
-"""Output schemas: JSON schemas as each vendor accepts them.
+"""Output schemas, and those of strict tools: JSON schemas as each vendor accepts them.
 
 `Adaptation.adapt` calls `fit_output` for every request, so the encoder of a wire finds in `Request.output` what it can
 send as it is, or no output and an instruction in the system prompt. The rules are the vendors' own:
@@ -19,7 +19,7 @@ from typing import Any, TypeAlias, cast
 import msgspec
 
 from atlas_agents.core.json import encode
-from atlas_agents.core.messages import memo
+from atlas_agents.core.messages import ToolSpec, memo
 from atlas_agents.providers.base import Dialect, OutputSpec, Request
 from atlas_agents.providers.catalogue import ModelProfile
 
@@ -97,6 +97,38 @@ def _prepare(spec: OutputSpec, dialect: Dialect) -> OutputSpec | None:
         return OutputSpec(spec.name, _TRANSFORMS[dialect](plain), strict=dialect != "gemini")
     except (_NotExpressible, RecursionError):
         return OutputSpec(spec.name, plain) if dialect == "openai" else None
+
+
+def strict_parameters(tool: ToolSpec, dialect: Dialect) -> Schema | None:
+    """Return a tool's schema for strict mode, if it means the same there; None if it does not."""
+    schema = _inline_root(_modernise(tool.parameters))
+    definitions = cast(Schema, schema.get("$defs", {}))
+    nodes = (schema, *definitions.values())
+    if not _is_object(schema) or (dialect == "openai" and any(_has_defaults(each, definitions) for each in nodes)):
+        return None
+    try:
+        return _TRANSFORMS[dialect](schema)
+    except (_NotExpressible, RecursionError):
+        return None
+
+
+def _has_defaults(node: Schema, definitions: Schema) -> bool:
+    """Return whether leaving a property out differs from null, which OpenAI's strict mode demands in its place."""
+    required = node.get("required", ())
+    for name, each in cast(Schema, node.get("properties", {})).items():
+        if name not in required and (each.get("default", ()) is not None or not _accepts_null(each, definitions)):
+            return True
+    return any(_has_defaults(each, definitions) for each in _children(node))
+
+
+def count_choices(schema: Schema) -> tuple[int, int]:
+    """Return how many optional properties and how many unions a schema has."""
+    optional = len(schema.get("properties", {}).keys() - set(schema.get("required", ())))
+    unions = int("anyOf" in schema)
+    for each in (*_children(schema), *schema.get("$defs", {}).values()):
+        more = count_choices(each)
+        optional, unions = optional + more[0], unions + more[1]
+    return optional, unions
 
 
 def wrap(schema: Schema) -> Schema:

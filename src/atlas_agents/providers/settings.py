@@ -46,6 +46,7 @@ class ModelSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
         parallel_tool_calls: Whether one answer may call several tools.
         effort: How much the model reasons, or the most tokens that it may reason for.
         cache: How long the vendor caches the prompt; "off" turns prompt caching off.
+        strict_tools: Whether the vendor enforces the schemas of tools that it can enforce; by default only OpenAI does.
         extra_body: Further fields of the request's body.
         extra_headers: Further headers of the request.
     """
@@ -61,6 +62,7 @@ class ModelSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
     cache: Cache | None = None
     extra_body: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
     extra_headers: dict[str, str] = msgspec.field(default_factory=dict[str, str])
+    strict_tools: bool | None = None
 
     def __post_init__(self) -> None:
         try:
