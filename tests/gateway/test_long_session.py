@@ -92,3 +92,21 @@ async def test_nothing_is_refused_if_the_window_is_known(tmp_path: Path) -> None
     await store.close()
     assert max(size_of(request) for request in server.requests) < WINDOW
     assert any(is_summary(request) for request in server.requests)
+
+
+@pytest.mark.parametrize("compaction", [Compaction(), None], ids=["summaries", "truncation"])
+async def test_session_that_overflowed_continues_after_a_restart(tmp_path: Path, compaction: Compaction | None) -> None:
+    refused, asked = list[int](), 0
+    for _ in range(2):
+        store = SqliteStore(tmp_path / "atlas.db")
+        await store.open()
+        with small_model() as (server, model):
+            atlas = Atlas([Agent("a", model=model, tools=[look])], store=store, history=History(compaction=compaction))
+            async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as client:
+                for _ in range(8):
+                    await client.request("chat.send", sessionKey="main", message=f"Question {asked} " + "x" * 2000)
+                    assert "message" in await client.until("chat.final", "chat.error")
+                    asked += 1
+        await store.close()
+        refused.append(sum(size_of(request) > WINDOW for request in server.requests))
+    assert refused[0] == 1 and refused[1] <= 1, "a process learns the limit from one request"
