@@ -31,6 +31,7 @@ Seed: 7
 Service tier: flex
 Parallel calls: off
 Cache: 1h
+Strict tools: on
 MAX ROUNDS: 4
 Budget: tokens=50000 seconds=60, agent dollars=2.50 per=day
 
@@ -72,13 +73,14 @@ def test_section_sets_all_fields_of_an_agent() -> None:
             service_tier="flex",
             parallel_calls=False,
             cache="1h",
+            strict_tools=True,
             max_rounds=4,
             budget=("tokens=50000 seconds=60", "agent dollars=2.50 per=day"),
             prompt=prompt,
             where="AGENTS.md:9",
         ),
-        AgentSpec("quiet", tools=(), where="AGENTS.md:37"),
-        AgentSpec("plain", description="Nothing else.", where="AGENTS.md:41"),
+        AgentSpec("quiet", tools=(), where="AGENTS.md:38"),
+        AgentSpec("plain", description="Nothing else.", where="AGENTS.md:42"),
     )
 
 
@@ -90,7 +92,7 @@ def test_file_without_sections_defines_no_agent(text: str) -> None:
 ID = "expected ## and 1 to 64 letters, digits, _ or - (### for a heading in a prompt)"
 KEYS = (
     "Known keys: Model, Description, Name, Role, Mode, Tools, Hands off to, Temperature, Max tokens, Top p, "
-    "Effort, Seed, Service tier, Parallel calls, Cache, Max rounds, Output retries, Budget, Recall, "
+    "Effort, Seed, Service tier, Parallel calls, Cache, Strict tools, Max rounds, Output retries, Budget, Recall, "
     "Prompt; free text goes after Prompt:"
 )
 LONG = "a" * 65

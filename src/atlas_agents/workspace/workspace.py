@@ -215,6 +215,7 @@ KEYS: dict[str, tuple[str, Callable[[SectionLine], object]]] = {
     "service tier": ("service_tier", _parse_tier),
     "parallel calls": ("parallel_calls", _parse_switch),
     "cache": ("cache", _parse_cache),
+    "strict tools": ("strict_tools", _parse_switch),
     "max rounds": ("max_rounds", _parse_count),
     "output retries": ("output_retries", _parse_retries),
     "budget": ("budget", _parse_budgets),
@@ -241,6 +242,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
     service_tier: str | None = None
     parallel_calls: bool | None = None
     cache: Cache | None = None
+    strict_tools: bool | None = None
     max_rounds: int = 10
     output_retries: int = 1
     hands_off_to: tuple[str, ...] = ()
@@ -262,6 +264,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
             parallel_tool_calls=self.parallel_calls,
             effort=self.effort,
             cache=self.cache,
+            strict_tools=self.strict_tools,
         )
 
 
