@@ -80,7 +80,7 @@ docs: $(READY) ## Build the documentation into site/; warnings are errors
 pictures: page browser ## Take the screenshots for README and docs
 	$(BIN)/python tests/page/screenshots.py
 
-texts: $(READY) ## Update the generated parts of the docs: examples, API, CLI help, settings, protocol, layers, attacks
+texts: $(READY) ## Update the generated parts of the docs: examples, API, CLI help, settings, protocol, layers, attacks, models
 	$(BIN)/python tests/doc_examples.py
 	$(BIN)/python tests/api_pages.py
 	$(BIN)/python tests/layer_table.py
@@ -88,6 +88,7 @@ texts: $(READY) ## Update the generated parts of the docs: examples, API, CLI he
 	$(BIN)/python tests/protocol_page.py
 	$(BIN)/python tests/settings_table.py
 	$(BIN)/python tests/attack_page.py
+	$(BIN)/python tests/family_page.py
 
 catalogue: $(READY) ## Generate the data of the model catalogue (prices, context windows) from the installed genai-prices
 	$(BIN)/python tests/model_catalogue.py

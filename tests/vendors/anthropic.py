@@ -326,6 +326,14 @@ class AnthropicDouble(VendorDouble):
             "service_tier": "standard",
         }
 
+    @staticmethod
+    def find_schema(body: Block) -> Block | None:
+        return _part(_part(body, "output_config"), "format").get("schema")
+
+    @staticmethod
+    def find_system(body: Block) -> str:
+        return _system_text(body)
+
     # Answers
 
     def encode_error(self, refusal: Refusal) -> dict[str, Any]:

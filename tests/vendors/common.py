@@ -116,6 +116,11 @@ class VendorDouble(ABC):
         """The body of every request."""
         return [request.body for request in self.requests]
 
+    @property
+    def address(self) -> str:
+        """The base URL for a client of this API."""
+        return self.url
+
     def add(self, *answers: Script) -> None:
         """Add answers to the end of the script."""
         self._answers += answers
@@ -123,6 +128,16 @@ class VendorDouble(ABC):
     @abstractmethod
     def check(self, request: VendorRequest) -> None:
         """Raise `Refusal` if the vendor would refuse the request."""
+
+    @staticmethod
+    @abstractmethod
+    def find_schema(body: dict[str, Any]) -> dict[str, Any] | None:
+        """Return the output schema of a request; None if it has none."""
+
+    @staticmethod
+    @abstractmethod
+    def find_system(body: dict[str, Any]) -> str:
+        """Return the system prompt of a request."""
 
     @abstractmethod
     def encode_error(self, refusal: Refusal) -> dict[str, Any]:
@@ -208,3 +223,15 @@ def split(text: str, size: int = 5) -> list[str]:
 def count_tokens(value: object) -> int:
     """Count tokens for the usage: one for every four characters of the JSON."""
     return (len(json.dumps(value, separators=(",", ":"), ensure_ascii=False)) + 3) // 4
+
+
+def common_prefix(one: str, other: str) -> int:
+    """Count the characters that two texts begin with."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))
+
+
+def content_parts(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the parts of a message in the format of chat completions; none if its content is a text."""
+    content = message.get("content")
+    return cast(list[dict[str, Any]], content) if isinstance(content, list) else []

@@ -6,7 +6,7 @@ the calls that followed.
 
 from typing import Any, ClassVar
 
-from vendors.common import Answer, Refusal, refuse, require, split
+from vendors.common import Answer, Refusal, content_parts, refuse, require, split
 from vendors.openai_chat import OpenAIChatDouble
 
 _MODELS = ("deepseek-v4-flash", "deepseek-v4-pro", "deepseek-flash")
@@ -53,6 +53,12 @@ class DeepSeekDouble(OpenAIChatDouble):
             if reasoning is None or reasoning != expected:
                 refuse("The `reasoning_content` in the thinking mode must be passed back to the API.")
         return ids
+
+    def check_content(self, message: dict[str, Any], where: str) -> None:
+        """Only text: rikkahub#1433, llm-for-zotero#143."""
+        for part in content_parts(message):
+            problem = f"Failed to deserialize the JSON body: {where}: unknown variant `{part['type']}`, expected `text`"
+            require(part["type"] == "text", problem)
 
     def check_tools(self, body: dict[str, Any]) -> None:
         super().check_tools(body)

@@ -29,6 +29,7 @@ from vendors.common import (
     Refusal,
     VendorDouble,
     VendorRequest,
+    common_prefix,
     count_tokens,
     refuse,
     require,
@@ -54,11 +55,13 @@ class ModelRules:
     """Gemini 3 and later: signatures are required, media are accepted in results, and a schema beside tools: [GD]
     thought-signatures, function-calling, tool-combination; [P]."""
     continues: bool = False
+    min_cached: int = 4096
+    """Fewest tokens of a beginning that the implicit cache holds: [GD] caching; [CG]."""
     output_tokens: int = 65_536
 
 
 MODELS: dict[str, ModelRules] = {
-    "gemini-4-argon": ModelRules(continues=True, output_tokens=1_048_576),
+    "gemini-4-argon": ModelRules(continues=True, output_tokens=1_048_576, min_cached=6144),
     "gemini-3.8-flash": ModelRules(),
     "gemini-3.1-pro-preview": ModelRules(),
     "gemini-3-flash-preview": ModelRules(levels=("MINIMAL", "LOW", "MEDIUM", "HIGH")),
@@ -125,6 +128,7 @@ class GeminiDouble(VendorDouble):
         self._tokens: dict[str, Any] = {}
         """The contents that each continuation token belongs to."""
         self._numbers = itertools.count(1)
+        self._prompts: list[str] = []
 
     @property
     def base_url(self) -> str:
@@ -302,6 +306,14 @@ class GeminiDouble(VendorDouble):
                     f"work correctly. Additional data, function call `default_api:{name}`, position {index}."
                 )
 
+    @staticmethod
+    def find_schema(body: Fields) -> Fields | None:
+        return _get(body, "generationConfig").get("responseJsonSchema")
+
+    @staticmethod
+    def find_system(body: Fields) -> str:
+        return "".join(part["text"] for part in _get(body, "systemInstruction").get("parts", ()))
+
     def encode_error(self, refusal: Refusal) -> dict[str, Any]:
         details: list[Fields] = []
         if refusal.code:
@@ -328,14 +340,25 @@ class GeminiDouble(VendorDouble):
             candidates.append({"index": 0})
         candidates[-1] |= final
         events: list[bytes] = []
+        prompt = self._count_prompt(body, MODELS[model])
         for number, candidate in enumerate(candidates, 1):  # usage is a running total
             counted = count_tokens(parts) * number // len(candidates)
-            usage = {"promptTokenCount": count_tokens(body["contents"]), "candidatesTokenCount": counted}
+            usage = {**prompt, "candidatesTokenCount": counted}
             if answer.thinking:
                 usage["thoughtsTokenCount"] = count_tokens(answer.thinking)
             fields = {"usageMetadata": answer.usage or usage, "modelVersion": model, "responseId": "r-1"}
             events.append(sse({"candidates": [candidate], **fields}))
         return events
+
+    def _count_prompt(self, body: Fields, rules: ModelRules) -> Fields:
+        """Count the prompt. The longest beginning that an earlier request had is cached: [GD] caching."""
+        before = [body[name] for name in ("systemInstruction", "tools") if name in body]
+        prompt = json.dumps([*before, *body["contents"]])
+        common = max((common_prefix(prompt, earlier) for earlier in self._prompts), default=0) // 4
+        self._prompts.append(prompt)
+        total = count_tokens(body["contents"]) + (count_tokens(before) if before else 0)
+        cached = {"cachedContentTokenCount": common} if common >= rules.min_cached else {}
+        return {"promptTokenCount": total, **cached}
 
     def _parts(self, body: Fields, answer: Answer, rules: ModelRules) -> list[Fields]:
         extra, thinking = answer.extra, _get(_get(body, "generationConfig"), "thinkingConfig")

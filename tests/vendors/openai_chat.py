@@ -15,7 +15,19 @@ from typing import Any, ClassVar, Literal, cast
 from openai.types import chat, shared
 from openai.types.chat import completion_create_params
 
-from vendors.common import KEY, Answer, Refusal, VendorDouble, VendorRequest, count_tokens, refuse, require, split, sse
+from vendors.common import (
+    KEY,
+    Answer,
+    Refusal,
+    VendorDouble,
+    VendorRequest,
+    common_prefix,
+    count_tokens,
+    refuse,
+    require,
+    split,
+    sse,
+)
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _DATA_URL = re.compile(r"data:([\w./+-]+);base64,(.+)", re.DOTALL)
@@ -81,7 +93,6 @@ class OpenAIChatDouble(VendorDouble):
 
     @property
     def address(self) -> str:
-        """The base URL for a client of this API."""
         return f"{self.url}/v1"
 
     def check(self, request: VendorRequest) -> None:
@@ -250,6 +261,14 @@ class OpenAIChatDouble(VendorDouble):
             case other:
                 refuse(f"Invalid value: {other!r}", param="response_format")
 
+    @staticmethod
+    def find_schema(body: dict[str, Any]) -> dict[str, Any] | None:
+        return body.get("response_format", {}).get("json_schema", {}).get("schema")
+
+    @staticmethod
+    def find_system(body: dict[str, Any]) -> str:
+        return "".join(message["content"] for message in body["messages"] if message["role"] == "system")
+
     def encode_error(self, refusal: Refusal) -> dict[str, Any]:
         type = refusal.type or ("server_error" if refusal.status >= 500 else "invalid_request_error")
         return {
@@ -313,7 +332,7 @@ class OpenAIChatDouble(VendorDouble):
     def count_usage(self, body: dict[str, Any], answer: Answer) -> dict[str, Any]:
         """Count tokens. The longest beginning that an earlier request had is cached, from 1,024 tokens. [OD]"""
         prompt = self._prompts[-1]
-        common = max((_common_prefix(prompt, earlier) for earlier in self._prompts[:-1]), default=0) // 4
+        common = max((common_prefix(prompt, earlier) for earlier in self._prompts[:-1]), default=0) // 4
         input, reasoning = len(prompt) // 4, count_tokens("".join(answer.thinking)) if answer.thinking else 0
         output = count_tokens([answer.text, answer.calls]) + reasoning
         return {
@@ -385,12 +404,6 @@ def _finish(answer: Answer) -> str:
 def _prompt(body: dict[str, Any]) -> str:
     """The part of a request that is read as the prompt, in the order in which it is cached."""
     return json.dumps([body.get("tools"), body.get("response_format"), body["messages"]], ensure_ascii=False)
-
-
-def _common_prefix(one: str, other: str) -> int:
-    return next(
-        (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-    )
 
 
 _REFUSED_KEYWORDS = {

@@ -1,4 +1,7 @@
-"""Strict doubles of OpenRouter, Gemini's OpenAI-compatible endpoint, Mistral and Groq: what differs from OpenAI."""
+"""Strict doubles of OpenRouter, Mistral, Groq, vLLM, xAI and Gemini's OpenAI-compatible endpoint.
+
+Each has what differs from OpenAI.
+"""
 
 import hashlib
 import itertools
@@ -6,8 +9,9 @@ import json
 import re
 from typing import Any, ClassVar
 
-from vendors.common import Answer, Refusal, refuse, require, split
+from vendors.common import Answer, Refusal, VendorRequest, content_parts, refuse, require, split
 from vendors.openai_chat import OpenAIChatDouble
+from vendors.openai_responses import OpenAIResponsesDouble, ResponsesModel
 
 _ASSISTANT = OpenAIChatDouble.message_fields["assistant"]
 
@@ -172,6 +176,15 @@ class MistralDouble(OpenAIChatDouble):
             require(short, f"Tool call id was {id} but must be a-z, A-Z, 0-9, with a length of 9.", code="3280")
         return ids
 
+    def check_content(self, message: dict[str, Any], where: str) -> None:
+        """docs.mistral.ai/capabilities/document_ai: documents are given as an address or a data URL."""
+        for part in content_parts(message):
+            kinds = ("text", "image_url", "document_url", "input_audio")
+            require(part["type"] in kinds, f"{where}: Input tag '{part['type']}' does not match", status=422)
+            if part["type"] == "document_url":
+                has_address = part["document_url"].startswith(("https://", "data:application/pdf;base64,"))
+                require(has_address, f"{where}: invalid document_url", status=422)
+
     def encode_error(self, refusal: Refusal) -> dict[str, Any]:
         type = refusal.type or "invalid_request_error"
         return {"object": "error", "message": refusal.message, "type": type, "param": None, "code": refusal.code}
@@ -201,6 +214,14 @@ class GroqDouble(OpenAIChatDouble):
         require(effort is None or effort in efforts, "`reasoning_effort` must be one of them", param="reasoning_effort")
         for name in ("logprobs", "logit_bias", "top_logprobs"):
             require(name not in body, f"property '{name}' is unsupported", param=name)
+        self._has_vision = "gpt-oss" not in body["model"]
+
+    _has_vision = True
+
+    def check_content(self, message: dict[str, Any], where: str) -> None:
+        """console.groq.com/docs/vision: images for models with vision, and no documents; vercel/ai#2837."""
+        kinds = ("text", "image_url") if self._has_vision else ("text",)
+        require(all(part["type"] in kinds for part in content_parts(message)), f"{where}.content must be a string")
 
     def reasoning_deltas(self, answer: Answer) -> list[dict[str, Any]]:
         return [{"reasoning": piece} for thought in answer.thinking for piece in split(thought)]
@@ -219,6 +240,18 @@ class VLLMDouble(OpenAIChatDouble):
 
     def check_model(self, body: dict[str, Any]) -> None:
         self.ignored |= {"prompt_cache_key"} & set(body)
+        self._has_vision = "VL" in body["model"]
+
+    _has_vision = False
+
+    def check_content(self, message: dict[str, Any], where: str) -> None:
+        """vllm-project/vllm#57774: no documents; vllm/multimodal/processing.py: images for models with vision."""
+        for part in content_parts(message):
+            known = part["type"] in ("text", "image_url")
+            require(known, f"Unsupported chat content part type: '{part['type']}'.", type="BadRequestError")
+            if part["type"] == "image_url":
+                problem = "At most 0 image(s) may be provided in one prompt."
+                require(self._has_vision, problem, type="BadRequestError")
 
     def check_messages(self, body: dict[str, Any]) -> None:
         super().check_messages(body)
@@ -227,6 +260,37 @@ class VLLMDouble(OpenAIChatDouble):
 
     def reasoning_deltas(self, answer: Answer) -> list[dict[str, Any]]:
         return [{"reasoning": piece} for thought in answer.thinking for piece in split(thought)]
+
+
+class XAIDouble(OpenAIResponsesDouble):
+    """xAI's Responses API; its chat completions are deprecated and return no reasoning.
+
+    Source: docs.x.ai/developers/model-capabilities/text/{best-practices,comparison}; opencode#28561 (files); vercel/ai
+    releases of @ai-sdk/xai (effort).
+    """
+
+    models: ClassVar[tuple[ResponsesModel, ...]] = (
+        ResponsesModel(r"grok-4\.7", ("low", "medium", "high", "xhigh"), "high"),
+        ResponsesModel(r"grok-4\.[56]", ("low", "medium", "high"), "high"),
+        ResponsesModel(r"grok-4\.3", ("none", "low", "medium", "high"), "low"),
+        ResponsesModel(r"grok-4\.20|grok-build", (), "high"),
+    )
+
+    def check(self, request: VendorRequest) -> None:
+        super().check(request)
+        for item in request.body["input"]:
+            images = all(part["type"] != "input_file" for part in content_parts({"content": item.get("output")}))
+            require(images, "Invalid request content: only text and images are accepted in tool outputs.")
+
+    def check_effort(self, body: dict[str, Any], model: ResponsesModel) -> str:
+        reasoning: dict[str, Any] = body.get("reasoning") or {}
+        if "effort" in reasoning and not model.efforts:  # JetBrains/junie#39
+            refuse(f"Model {body['model']} does not support parameter reasoningEffort.")
+        return super().check_effort(body, model) if model.efforts else model.default
+
+    def encode_error(self, refusal: Refusal) -> dict[str, Any]:
+        """hermes-agent#30310."""
+        return {"code": "Client specified an invalid argument", "error": refusal.message}
 
 
 def tool_use_failed() -> Refusal:

@@ -14,13 +14,24 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, cast, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 from openai.types import responses, shared_params
 from openai.types.responses import response_create_params
 
 from sse_events import r
-from vendors.common import KEY, Answer, Refusal, VendorDouble, VendorRequest, count_tokens, refuse, require, split
+from vendors.common import (
+    KEY,
+    Answer,
+    Refusal,
+    VendorDouble,
+    VendorRequest,
+    common_prefix,
+    count_tokens,
+    refuse,
+    require,
+    split,
+)
 from vendors.openai_chat import check_strict_schema
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
@@ -82,6 +93,8 @@ class IssuedItem:
 class OpenAIResponsesDouble(VendorDouble):
     """OpenAI's Responses API."""
 
+    models: ClassVar[tuple[ResponsesModel, ...]] = _MODELS
+
     def __init__(self, *answers: Any, then: Any = None) -> None:
         super().__init__(*answers, then=then)
         self.issued: dict[str, IssuedItem] = {}
@@ -94,7 +107,6 @@ class OpenAIResponsesDouble(VendorDouble):
 
     @property
     def address(self) -> str:
-        """The base URL for a client of this API."""
         return f"{self.url}/v1"
 
     def check(self, request: VendorRequest) -> None:
@@ -141,11 +153,30 @@ class OpenAIResponsesDouble(VendorDouble):
             require(len(key) <= 64, "string too long", code="string_above_max_length", param="prompt_cache_key")
 
     def _check_model(self, body: dict[str, Any]) -> None:
-        model = find_model(body["model"])
+        model = self.find_model(body["model"])
         reasoning: dict[str, Any] = body.get("reasoning") or {}
         for name in reasoning:
             known = name in shared_params.Reasoning.__annotations__
             require(known, f"Unknown parameter: 'reasoning.{name}'.", code="unknown_parameter", param="reasoning")
+        effort = self.check_effort(body, model)
+        if reasoning.get("context") == "all_turns":
+            require(
+                model.context, "Unsupported value: 'all_turns'", code="unsupported_value", param="reasoning.context"
+            )
+        summary = reasoning.get("summary")
+        require(summary in (None, "auto", "concise", "detailed"), "Invalid value", param="reasoning.summary")
+        if model.efforts and effort != "none":  # [P]; khoj#1377
+            for name in ("temperature", "top_p", "top_logprobs"):
+                require(
+                    name not in body,
+                    f"Unsupported parameter: '{name}' is not supported with this model.",
+                    code="unsupported_parameter",
+                    param=name,
+                )
+
+    def check_effort(self, body: dict[str, Any], model: ResponsesModel) -> str:
+        """Check the effort and return it."""
+        reasoning: dict[str, Any] = body.get("reasoning") or {}
         if reasoning and not model.efforts:
             refuse(
                 "Unsupported parameter: 'reasoning.effort' is not supported with this model.",
@@ -161,20 +192,14 @@ class OpenAIResponsesDouble(VendorDouble):
                 code="unsupported_value",
                 param="reasoning.effort",
             )
-        if reasoning.get("context") == "all_turns":
-            require(
-                model.context, "Unsupported value: 'all_turns'", code="unsupported_value", param="reasoning.context"
-            )
-        summary = reasoning.get("summary")
-        require(summary in (None, "auto", "concise", "detailed"), "Invalid value", param="reasoning.summary")
-        if model.efforts and effort != "none":  # [P]; khoj#1377
-            for name in ("temperature", "top_p", "top_logprobs"):
-                require(
-                    name not in body,
-                    f"Unsupported parameter: '{name}' is not supported with this model.",
-                    code="unsupported_parameter",
-                    param=name,
-                )
+        return effort
+
+    def find_model(self, name: str) -> ResponsesModel:
+        """Return the rules of a model."""
+        found = next((each for each in self.models if re.match(each.pattern, name)), None)
+        if found is None:
+            refuse(f"The requested model '{name}' does not exist.", status=404, code="model_not_found", param="model")
+        return found
 
     def _check_item(self, item: dict[str, Any], where: str, model: str) -> None:
         kind = item.get("type", "message")
@@ -284,6 +309,14 @@ class OpenAIResponsesDouble(VendorDouble):
                 param="input",
             )
 
+    @staticmethod
+    def find_schema(body: dict[str, Any]) -> dict[str, Any] | None:
+        return body.get("text", {}).get("format", {}).get("schema")
+
+    @staticmethod
+    def find_system(body: dict[str, Any]) -> str:
+        return body.get("instructions", "")
+
     def encode_error(self, refusal: Refusal) -> dict[str, Any]:
         type = refusal.type or ("server_error" if refusal.status >= 500 else "invalid_request_error")
         return {"error": {"message": refusal.message, "type": type, "param": refusal.param, "code": refusal.code}}
@@ -304,7 +337,7 @@ class OpenAIResponsesDouble(VendorDouble):
         return [*events, r.event(f"response.{response['status']}", response=response)]
 
     def _make_items(self, body: dict[str, Any], answer: Answer) -> list[dict[str, Any]]:
-        model = find_model(body["model"])
+        model = self.find_model(body["model"])
         reasoning: dict[str, Any] = body.get("reasoning") or {}
         summaries = answer.thinking if reasoning.get("summary") else ()
         encrypts = "reasoning.encrypted_content" in (body.get("include") or ())
@@ -356,7 +389,7 @@ class OpenAIResponsesDouble(VendorDouble):
     def _count_usage(self, answer: Answer) -> dict[str, Any]:
         """Count tokens. The longest beginning that an earlier request had is cached, from 1,024 tokens. [OD]"""
         prompt = self._prompts[-1]
-        common = max((_common_prefix(prompt, earlier) for earlier in self._prompts[:-1]), default=0) // 4
+        common = max((common_prefix(prompt, earlier) for earlier in self._prompts[:-1]), default=0) // 4
         input, reasoning = len(prompt) // 4, count_tokens("".join(answer.thinking)) if answer.thinking else 0
         output = count_tokens([answer.text, answer.calls]) + reasoning
         cached = common if common >= 1024 else 0
@@ -367,14 +400,6 @@ class OpenAIResponsesDouble(VendorDouble):
             "output_tokens_details": {"reasoning_tokens": reasoning},
             "total_tokens": input + output,
         }
-
-
-def find_model(name: str) -> ResponsesModel:
-    """Return the rules of a model."""
-    found = next((each for each in _MODELS if re.match(each.pattern, name)), None)
-    if found is None:
-        refuse(f"The requested model '{name}' does not exist.", status=404, code="model_not_found", param="model")
-    return found
 
 
 def _refuse_missing(id: str) -> None:
@@ -495,9 +520,3 @@ def _encode_item(index: int, item: dict[str, Any]) -> list[bytes]:
             done = {"name": item["name"], "arguments": item["arguments"]}
             events.append(r.event("response.function_call_arguments.done", **place, **done))
     return [*events, r.done(index, item)]
-
-
-def _common_prefix(one: str, other: str) -> int:
-    return next(
-        (index for index, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
-    )

@@ -1,6 +1,5 @@
 """The Anthropic wire against its strict double: settings, thinking, tools, files, stop reasons and errors."""
 
-import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator
@@ -13,7 +12,6 @@ from atlas_agents import (
     Agent,
     AnthropicProvider,
     Atlas,
-    Cancelled,
     File,
     History,
     Image,
@@ -169,15 +167,6 @@ async def test_parallel_calls_can_be_turned_off() -> None:
         await atlas.ask("Hi")
         assert vendor.refusals == []
         assert vendor.bodies[0]["tool_choice"] == {"type": "auto", "disable_parallel_tool_use": True}
-
-
-async def test_parallel_calls_are_answered_in_one_message() -> None:
-    answer = Answer("Both.", calls=(("weather", {"city": "Paris"}), ("weather", {"city": "Rome"})))
-    async with AnthropicDouble(answer, SUNNY) as vendor, open_atlas(vendor, "claude-opus-5-5") as atlas:
-        await atlas.ask("Weather?")
-        assert vendor.refusals == []
-        results = vendor.bodies[1]["messages"][-1]["content"]
-        assert [block["content"] for block in results] == ["Paris: sunny", "Rome: sunny"]
 
 
 # Effort
@@ -451,22 +440,6 @@ async def test_usage_counts_cache_and_thinking_once() -> None:
         found = done(await complete(vendor, "claude-opus-5-5")).usage
     assert (found.input_tokens, found.cached_tokens, found.cache_write_tokens) == (160, 100, 50)
     assert (found.output_tokens, found.reasoning_tokens) == (40, 30)
-
-
-async def test_a_cancelled_turn_leaves_a_history_that_the_api_accepts() -> None:
-    hanging = Answer("It will be sunny tomorrow.", thinking=("I know.",), hangs=True)
-    async with AnthropicDouble(PARIS, hanging, SUNNY) as vendor, open_atlas(vendor, "claude-opus-5-5") as atlas:
-        stream = atlas.send("Weather in Paris?")
-        async for event in stream:
-            if event.type == "stream:thinking" and len(vendor.requests) == 2:
-                stream.cancel()
-                break
-        with pytest.raises(Cancelled):
-            await stream.reply()
-        async with asyncio.timeout(5):
-            await vendor.requests[1].disconnected.wait()
-        assert (await atlas.ask("And now?")).text == "Sunny."
-        assert vendor.refusals == []
 
 
 # Files

@@ -41,6 +41,7 @@ from atlas_agents.providers.openai_responses import encode_request
 from atlas_agents.storage.sqlite import SqliteStore
 from vendors.common import KEY, Answer, Refusal, Script
 from vendors.openai_chat import OpenAIChatDouble
+from vendors.openai_compatible import XAIDouble
 from vendors.openai_responses import OpenAIResponsesDouble
 
 PNG = Image.of(b"\x89PNG", "image/png")
@@ -386,6 +387,34 @@ async def test_tool_choice_is_sent_flat(choice: str) -> None:
     assert double.bodies[0]["tool_choice"] == expected
 
 
+@pytest.mark.parametrize(
+    ("model", "effort", "sent"),
+    [
+        ("grok-4.7", "max", {"effort": "xhigh"}),
+        ("grok-4.5", "none", {"effort": "low"}),
+        ("grok-4.3", "none", {"effort": "none"}),
+    ],
+)
+async def test_effort_is_the_nearest_that_grok_has(model: str, effort: Any, sent: Any) -> None:
+    async with XAIDouble(SUNNY) as double:
+        chosen = OpenAIProvider(model, base_url=double.address, api_key=KEY, id="xai")
+        async with Atlas([agent(chosen, settings=ModelSettings(effort=effort))]) as atlas:
+            await atlas.ask("Weather?")
+    assert double.refusals == []
+    assert double.bodies[0]["reasoning"] == sent
+
+
+async def test_effort_is_left_out_after_a_grok_model_refused_it(caplog: pytest.LogCaptureFixture) -> None:
+    """JetBrains/junie#39."""
+    async with XAIDouble(then=SUNNY) as double:
+        chosen = OpenAIProvider("grok-4.20", base_url=double.address, api_key=KEY, id="xai")
+        async with Atlas([agent(chosen, settings=ModelSettings(effort="high"))]) as atlas:
+            for _ in range(2):
+                assert (await atlas.ask("Weather?")).text == "Sunny."
+    assert [body.get("reasoning") for body in double.bodies] == [{"effort": "high"}, None, None]
+    assert len(warnings(caplog)) == 1
+
+
 # Content
 
 
@@ -445,16 +474,6 @@ async def test_typed_output_is_strict() -> None:
     assert result.output == Place("Paris")
     format = double.bodies[0]["text"]["format"]
     assert (format["type"], format["strict"]) == ("json_schema", True)
-
-
-async def test_refused_output_schema_becomes_an_instruction() -> None:
-    refusal = Refusal(
-        "Invalid schema for response_format 'Place'", code="invalid_json_schema", param="text.format.schema"
-    )
-    async with opened(refusal, Answer('{"city":"Paris"}')) as (double, atlas):
-        assert (await atlas.run("Where?", output=Place)).output == Place("Paris")
-    assert "text" not in double.bodies[1]
-    assert "schema" in double.bodies[1]["instructions"]
 
 
 async def test_refusal_ends_the_turn_as_refused_and_comes_back_as_such() -> None:

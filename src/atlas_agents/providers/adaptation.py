@@ -6,13 +6,13 @@ again, and the refusal is remembered for that model. Either way there is one war
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import msgspec
 
 from atlas_agents.core.errors import ProviderError
-from atlas_agents.core.messages import Message
+from atlas_agents.core.messages import File, Image, Message
 from atlas_agents.providers.base import Dialect, Request, render_result
 from atlas_agents.providers.catalogue import ModelProfile
 from atlas_agents.providers.schemas import fit_output
@@ -28,6 +28,9 @@ BLOCK_BINDING = "block_binding"
 """Anthropic's control of reasoning that no longer fits the conversation before it."""
 STREAM_OPTIONS = "stream_options"
 IMAGES = "images in tool results"
+VISION = "images"
+"""All images, of a model that has no vision."""
+FILES = "files"
 SYSTEM_INSIDE = "system messages inside the conversation"
 LIMIT_NAME = "name of max_tokens"
 """The name under which chat completions were sent `max_tokens`; the other name is sent from then on."""
@@ -76,7 +79,7 @@ _OUTPUT_FIELDS = (
 """The fields under which vendors take an output schema."""
 _EFFORT_PHRASES = (
     *("thinking level", "thinking budget", "only works in thinking mode", "adaptive thinking is not"),
-    *('"thinking.type.', "the effort parameter"),
+    *('"thinking.type.', "the effort parameter", "parameter reasoningeffort"),
 )
 """What errors say that refuse an effort without naming its field."""
 _NAMES_BY_PHRASE = {"block_binding:": BLOCK_BINDING, "`anthropic-beta`": BLOCK_BINDING, "cache_control": "cache"}
@@ -89,6 +92,20 @@ _VALUE_PHRASES = (
 )
 _SAMPLING = ("temperature", "top_p")
 _USUAL = EFFORTS.index("high")
+
+
+_NO_VISION = re.compile(
+    r"(not|n't|that) support (image|vision)|image inputs? (is|are) not|required for image input|"
+    r"unknown variant `image_url`|part type:? '?image|at most 0 image|not a multimodal|content must be a string",
+    re.IGNORECASE,
+)
+"""What servers say to an image if their model has no vision, not if the image is invalid or too large."""
+_NO_FILES = re.compile(
+    r"unknown variant `file`|part type:? '?file|(not|n't) support file|unsupported content\[\]\.type|"
+    r"invalid message format|content must be a string",
+    re.IGNORECASE,
+)
+"""What servers say to a file if they take none: DeepSeek, vLLM, OpenAI, llama.cpp, Ollama and Groq."""
 
 
 class ResolvedEffort(msgspec.Struct, frozen=True):
@@ -188,6 +205,37 @@ def enforces_tools(request: Request, profile: ModelProfile, default: bool = True
     return profile.strict_tools and STRICT not in request.without and (default if wanted is None else wanted)
 
 
+class Attachments:
+    """Which images and files are sent to a model; the others become notes, with one warning for each kind."""
+
+    def __init__(
+        self, without: frozenset[str], profile: ModelProfile, warn: Callable[[str, str], None] | None = None
+    ) -> None:
+        inputs = profile.inputs or ("image", "pdf", "audio")
+        self._images = VISION not in without and "image" in inputs
+        self._files = FILES not in without and "pdf" in inputs
+        self._audio = "audio" in inputs
+        self._warn = warn
+        self.tool_images = self._images and IMAGES not in without
+        """Whether images are sent that a tool returned."""
+        self.key = f"{self._images:d}{self._files:d}{self._audio:d}{self.tool_images:d}"
+        """Tells messages apart that are encoded with other rules."""
+
+    def omit_image(self, image: Image) -> str:
+        """Return the note that the model gets in place of an image; empty if it gets the image."""
+        return "" if self._images else self._describe(VISION, "an image", image.media_type)
+
+    def omit_file(self, file: File, media_type: str) -> str:
+        """Return the note that the model gets in place of a file that is not text; empty if it gets the file."""
+        accepted = self._audio if media_type.startswith("audio/") else self._files
+        return "" if accepted else self._describe(FILES, f"the file {file.name}", media_type)
+
+    def _describe(self, name: str, what: str, media_type: str) -> str:
+        if self._warn is not None:
+            self._warn(name, "the model does not accept them")
+        return f"[not attached: {what}; {media_type} is not accepted]"
+
+
 class Adaptation:
     """What the models of one provider refused."""
 
@@ -209,12 +257,12 @@ class Adaptation:
         known = {name for name in _SAMPLING if getattr(settings, name) is not None}
         if known and not _accepts(profile.sampling, settings, profile):
             for name in known:
-                self._warn(model, name, "the model does not accept it")
+                self.warn(model, name, "the model does not accept it")
         else:
             known = set[str]()
         changes: dict[str, Any] = {}
         if (limit := profile.output_limit) is not None and (settings.max_tokens or 0) > limit:
-            self._warn(model, "max_tokens", f"the model's limit of {limit:,} is sent", "adjusted")
+            self.warn(model, "max_tokens", f"the model's limit of {limit:,} is sent", "adjusted")
             settings = changes["settings"] = settings.merge(ModelSettings(max_tokens=limit))
         if dropped := (known | _find_dropped(refused, settings)) & set(_SETTING_NAMES):
             changes["settings"] = _without(settings, dropped)
@@ -222,12 +270,12 @@ class Adaptation:
             FORCED_TOOL in refused or not _accepts(profile.forced_tools, settings, profile)
         ):
             changes["tool_choice"] = "auto"
-            self._warn(model, FORCED_TOOL, "the model cannot be forced to call a tool")
+            self.warn(model, FORCED_TOOL, "the model cannot be forced to call a tool")
         if refused - request.without:
             changes["without"] = request.without | refused
         if settings.effort is not None and (effort := resolve_effort(settings, profile)).changed:
             is_sent = effort.level is not None or effort.budget is not None
-            self._warn(model, "effort", effort.changed, "adjusted" if is_sent else "not sent")
+            self.warn(model, "effort", effort.changed, "adjusted" if is_sent else "not sent")
         return msgspec.structs.replace(request, **changes) if changes else request
 
     def drop(
@@ -236,14 +284,14 @@ class Adaptation:
         """Return the request without settings that the API does not have, or not in such a request."""
         dropped = {name for name in names if getattr(request.settings, name) not in (None, ())}
         for name in dropped:
-            self._warn(model, name, reason)
+            self.warn(model, name, reason)
         return msgspec.structs.replace(request, settings=_without(request.settings, dropped)) if dropped else request
 
     def learn(self, error: ProviderError, request: Request, model: str) -> bool:
         """Remember what this error refuses; return whether the request, as adapted, can be sent again without it."""
         refused = self._refused.get(model, frozenset())
-        if _refuses_images(error) and any(_has_images(message) for message in request.messages):
-            name = IMAGES
+        if error.status is not None and (attachments := _find_refused_attachments(error, request)):
+            name = attachments
         elif _refuses_system(error) and any(message.role == "system" for message in request.messages):
             name = SYSTEM_INSIDE
         elif error.status in (400, 422) and error.kind == "bad_request":
@@ -253,10 +301,11 @@ class Adaptation:
         if name is None or name in request.without:
             return False
         self._refused[model] = refused | {name}
-        self._warn(model, name, f"the server refused it ({error})")
+        self.warn(model, name, f"the server refused it ({error})")
         return True
 
-    def _warn(self, model: str, name: str, reason: str, what: str = "not sent") -> None:
+    def warn(self, model: str, name: str, reason: str, what: str = "not sent") -> None:
+        """Log that a setting or a part of a request is not sent as it was given, once for each model."""
         if (model, name) not in self._warned:
             self._warned.add((model, name))
             logger.warning("model setting %s: model=%s setting=%s reason=%s", what, model, name, reason)
@@ -286,9 +335,18 @@ def _without(settings: ModelSettings, names: frozenset[str] | set[str]) -> Model
     return msgspec.structs.replace(settings, **{name: () if name == "stop" else None for name in names})
 
 
-def _refuses_images(error: ProviderError) -> bool:
-    """Return whether an error is about images. Servers of models without vision have different words for it."""
-    return error.status in (400, 404, 415, 422, 500, 501) and "image" in str(error).lower()
+def _find_refused_attachments(error: ProviderError, request: Request) -> str:
+    """Return which attachments of a request an error refuses; empty if it is about something else."""
+    message = str(error)
+    if error.status not in (400, 404, 415, 422, 500, 501):
+        return ""
+    given = {type(part) for each in request.messages for part in each.parts}
+    has_tool_images = any(_has_images(each) for each in request.messages)
+    if (Image in given or has_tool_images) and VISION not in request.without and _NO_VISION.search(message):
+        return VISION
+    if File in given and FILES not in request.without and _NO_FILES.search(message):
+        return FILES
+    return IMAGES if has_tool_images and "image" in message.lower() else ""
 
 
 def _refuses_system(error: ProviderError) -> bool:

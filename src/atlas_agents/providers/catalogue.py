@@ -244,6 +244,9 @@ _RULES: tuple[tuple[str, ModelProfile], ...] = (
     ),
     ("gemini-[12][.-]", _gemini("Gemini", "never", (), typed_with_tools=False)),
     ("gemini-", _gemini("Gemini", "always", _LOW_HIGH, off="impossible", signed_calls=True)),
+    ("grok-4.3", ModelProfile("Grok 4", "default", _LOW_HIGH, off="none")),
+    ("grok-4.[56]", ModelProfile("Grok 4", "always", _LOW_HIGH, off="impossible")),
+    ("grok-4.7", ModelProfile("Grok 4", "always", _TO_XHIGH, off="impossible")),
     (
         "deepseek",
         ModelProfile(
@@ -276,10 +279,11 @@ _LIMITS: tuple[tuple[str, int | None, tuple[Input, ...]], ...] = (
     ("gemini-4", 65_536, _FILES),
     ("gemini-(2.5|3)", 65_536, (*_FILES, "audio", "video")),
     ("gemini", 8192, (*_FILES, "audio", "video")),
+    ("deepseek-(vl|ocr)", None, ("text", "image")),
     ("deepseek", None, ("text",)),
-    ("grok-4", None, ("text", "image")),
+    ("grok-(4|build)", None, _FILES),
     ("voxtral", None, ("text", "audio")),
-    ("(mistral-(small|medium|large)|pixtral)", None, ("text", "image")),
+    ("(mistral-(small|medium|large)|pixtral)", None, _FILES),
 )
 """Most tokens of an answer and accepted inputs by name, as the vendors' model pages list them."""
 

@@ -7,7 +7,7 @@ fields and holds what is not text; its vendor is the origin, and no other server
 import hashlib
 import re
 import sys
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing
 from functools import lru_cache, partial
 from typing import Any, Literal, cast
@@ -73,13 +73,20 @@ class ChatVariant(msgspec.Struct, frozen=True):
     """A message with calls has `reasoning_content`, even if it is empty."""
     signs_calls: bool = False
     """The first call of a message carries a signature, if the model demands one."""
+    document_urls: bool = False
+    """A PDF is sent as an address or a data URL, not as a file."""
+    reads_files: bool = False
+    """Files are read for every model, whatever its own inputs."""
+    responses: bool = False
+    """The Responses API serves all requests, because chat completions return no reasoning."""
     cache_key: bool = False
     """A key routes requests with the same beginning to the same cache."""
 
 
 _VENDORS = (
     ChatVariant("openai", ("api.openai.com", "openai.azure.com", "services.ai.azure.com"), cache_key=True),
-    ChatVariant("openrouter", ("openrouter.ai",), limit="max_tokens", effort="reasoning"),
+    ChatVariant("openrouter", ("openrouter.ai",), limit="max_tokens", effort="reasoning", reads_files=True),
+    ChatVariant("xai", ("api.x.ai",), responses=True),
     ChatVariant("groq", ("api.groq.com",)),
     ChatVariant(
         "mistral",
@@ -89,6 +96,7 @@ _VENDORS = (
         always_has_usage=True,
         short_ids=True,
         answers_results=True,
+        document_urls=True,
         cache_key=True,
     ),
     ChatVariant("deepseek", ("api.deepseek.com",), limit="max_tokens", effort="thinking", requires_reasoning=True),
@@ -434,12 +442,14 @@ def encode_request(
     variant: ChatVariant = PLAIN,
     origin: str = "",
     extra: Mapping[str, Any] | None = None,
+    warn: Callable[[str, str], None] | None = None,
 ) -> bytes:
     """Encode the request body. Raises BrokenHistory if a tool call and its result are separated.
 
-    `extra` are fields that a server accepts beyond OpenAI's; the request's own fields take precedence.
+    `extra` are fields that a server accepts beyond OpenAI's; the request's own fields take precedence. `warn` is called
+    with what is left out of a message, and why.
     """
-    encoder = _MessageEncoder(variant, profile, origin, request.without)
+    encoder = _MessageEncoder(variant, profile, origin, request.without, warn)
     messages = base.encode_messages(request.messages, encoder.cache_key, encoder.encode)
     if variant.answers_results:
         messages = _separate_results(messages)
@@ -562,13 +572,22 @@ def _separate_results(messages: list[bytes]) -> list[bytes]:
 class _MessageEncoder:
     """Encodes messages for one server; `origin` names the reasoning that it gets back."""
 
-    def __init__(self, variant: ChatVariant, profile: ModelProfile, origin: str, without: frozenset[str]) -> None:
+    def __init__(
+        self,
+        variant: ChatVariant,
+        profile: ModelProfile,
+        origin: str,
+        without: frozenset[str],
+        warn: Callable[[str, str], None] | None,
+    ) -> None:
         self._variant = variant
+        if variant.reads_files and profile.inputs:
+            profile = msgspec.structs.replace(profile, inputs=(*profile.inputs, "pdf"))
+        self._attachments = adaptation.Attachments(without, profile, warn)
         self._origin = "" if adaptation.REASONING in without else origin
-        self._has_images = adaptation.IMAGES not in without
         self._leading_system = adaptation.SYSTEM_INSIDE in without
         self._signed = variant.signs_calls and profile.signed_calls
-        flags = f"{self._has_images:d}{self._leading_system:d}{self._signed:d}"
+        flags = f"{self._attachments.key}{self._leading_system:d}{self._signed:d}"
         self.cache_key = sys.intern(f"{_CACHE} {variant.name}{variant.models} {self._origin} {flags}")
 
     def encode(self, message: Message) -> bytes:
@@ -584,7 +603,7 @@ class _MessageEncoder:
             case "system" if self._leading_system:
                 return [{"role": "user", "content": f"<system>\n{message.text}\n</system>"}]
             case role:
-                return [{"role": role, "content": _encode_content(message)}]
+                return [{"role": role, "content": self._encode_content(message)}]
 
     def _encode_results(self, message: Message) -> list[dict[str, Any]]:
         """Encode tool results. They can only be text, so that images follow them in a user's message."""
@@ -594,7 +613,7 @@ class _MessageEncoder:
             text, images = base.render_result(result)
             id = self._encode_id(result.call_id)
             results.append({"role": "tool", "tool_call_id": id, "content": text})
-            if images and self._has_images:
+            if images and self._attachments.tool_images:
                 content.append({"type": "text", "text": f"Images in the result of the tool call {id}:"})
                 content += [_encode_image(image) for image in images]
         if not content:
@@ -641,49 +660,54 @@ class _MessageEncoder:
         name = wire_name(id)
         return name if len(name) <= _CALL_ID_LENGTH else f"call_{hashlib.sha256(id.encode()).hexdigest()[:32]}"
 
+    def _encode_content(self, message: Message) -> str | list[dict[str, Any]]:
+        if all(isinstance(part, Text) for part in message.parts):
+            return message.text
+        content: list[dict[str, Any]] = []
+        for part in message.parts:
+            match part:
+                case Text(text):
+                    content.append({"type": "text", "text": text})
+                case parts.Image():
+                    note = self._attachments.omit_image(part)
+                    content.append({"type": "text", "text": note} if note else _encode_image(part))
+                case parts.File():
+                    content.append(self._encode_file(part))
+                case _:
+                    pass
+        return content
+
+    def _encode_file(self, file: parts.File) -> dict[str, Any]:
+        """Encode a file: audio and text as such, others as data. Most servers fetch none, so an address is named."""
+        if file.url and not base.is_fetchable(file.url):
+            return {"type": "text", "text": base.OMITTED_NOTE}
+        media_type, data = base.read_file(file)
+        has_address = bool(file.url) and not file.url.startswith("data:")
+        if self._variant.document_urls and media_type == "application/pdf":
+            url = file.url if has_address else f"data:{media_type};base64,{data}"
+            return {"type": "document_url", "document_url": url, "document_name": file.name}
+        if has_address:
+            return {"type": "text", "text": f"[not attached: the file {file.name} at {file.url}]"}
+        if (text := base.read_text_file(file)) is not None:
+            return {"type": "text", "text": f"File {file.name}:\n{text}"}
+        if note := self._attachments.omit_file(file, media_type):
+            return {"type": "text", "text": note}
+        if format := _AUDIO_FORMATS.get(media_type):
+            return {"type": "input_audio", "input_audio": {"data": data, "format": format}}
+        if media_type.startswith(("audio/", "video/")) or not data:
+            return {"type": "text", "text": f"[not attached: the file {file.name}; {media_type} is not accepted]"}
+        return {"type": "file", "file": {"filename": file.name, "file_data": f"data:{media_type};base64,{data}"}}
+
 
 def _thinking_content(thinking: str, text: str) -> list[dict[str, Any]]:
     content: list[dict[str, Any]] = [{"type": "thinking", "thinking": [{"type": "text", "text": thinking}]}]
     return [*content, {"type": "text", "text": text}] if text else content
 
 
-def _encode_content(message: Message) -> str | list[dict[str, Any]]:
-    if all(isinstance(part, Text) for part in message.parts):
-        return message.text
-    content: list[dict[str, Any]] = []
-    for part in message.parts:
-        match part:
-            case Text(text):
-                content.append({"type": "text", "text": text})
-            case parts.Image():
-                content.append(_encode_image(part))
-            case parts.File():
-                content.append(_encode_file(part))
-            case _:
-                pass
-    return content
-
-
 def _encode_image(image: parts.Image) -> dict[str, Any]:
     if image.url and not base.is_fetchable(image.url):
         return {"type": "text", "text": base.OMITTED_NOTE}
     return {"type": "image_url", "image_url": {"url": image.url or f"data:{image.media_type};base64,{image.data}"}}
-
-
-def _encode_file(file: parts.File) -> dict[str, Any]:
-    """Encode a file: audio and text as such, others as data. The API fetches no files, so an address is only named."""
-    if file.url and not base.is_fetchable(file.url):
-        return {"type": "text", "text": base.OMITTED_NOTE}
-    if file.url and not file.url.startswith("data:"):
-        return {"type": "text", "text": f"[not attached: the file {file.name} at {file.url}]"}
-    if (text := base.read_text_file(file)) is not None:
-        return {"type": "text", "text": f"File {file.name}:\n{text}"}
-    media_type, data = base.read_file(file)
-    if format := _AUDIO_FORMATS.get(media_type):
-        return {"type": "input_audio", "input_audio": {"data": data, "format": format}}
-    if media_type.startswith(("audio/", "video/")) or not data:
-        return {"type": "text", "text": f"[not attached: the file {file.name}; {media_type} is not accepted]"}
-    return {"type": "file", "file": {"filename": file.name, "file_data": f"data:{media_type};base64,{data}"}}
 
 
 class OpenAIProvider(http.HttpProvider):
@@ -712,13 +736,14 @@ class OpenAIProvider(http.HttpProvider):
         profile = self.find_profile(model)
         variant = find_variant(self.id, self.base_url, self.profile or model)
         is_openai = variant.name == "openai" or (variant is PLAIN and self.profile is not None)
-        if is_openai and adaptation.needs_responses(request, profile):
+        if variant.responses or (is_openai and adaptation.needs_responses(request, profile)):
             from atlas_agents.providers import openai_responses  # most models and servers do not need it
 
             url, encode_body, reader = openai_responses.prepare(self.base_url, model, profile, self._adaptation)
             return self._exchange(url, self._headers(), request, model, encode_body, reader)
         origin = find_origin(variant, self.base_url)
-        encode_body = partial(encode_request, model=model, profile=profile, variant=variant, origin=origin)
+        warn = partial(self._adaptation.warn, model)
+        encode_body = partial(encode_request, model=model, profile=profile, variant=variant, origin=origin, warn=warn)
         return self._exchange(url, self._headers(), request, model, encode_body, OpenAIReader(origin))
 
     async def _stream_first_model(self, request: base.Request) -> AsyncGenerator[base.Chunk, None]:

@@ -355,11 +355,19 @@ def find_origin(base_url: str, model: str) -> str:
     return f"openai {model} {address.netloc.rpartition('@')[2]}{address.path}"
 
 
-def encode_request(request: base.Request, model: str, origin: str, profile: ModelProfile) -> bytes:
-    """Encode the request body. Raises BrokenHistory if a tool call and its result are separated."""
-    key, encode_one = f"{_CACHE} {origin}", partial(_encode_message, origin=origin)
-    if adaptation.IMAGES in request.without:
-        key, encode_one = f"{key} text", partial(_encode_message, origin=origin, images=False)
+def encode_request(
+    request: base.Request,
+    model: str,
+    origin: str,
+    profile: ModelProfile,
+    warn: Callable[[str, str], None] | None = None,
+) -> bytes:
+    """Encode the request body. Raises BrokenHistory if a tool call and its result are separated.
+
+    `warn` is called with what is left out of a message, and why.
+    """
+    attachments = adaptation.Attachments(request.without, profile, warn)
+    key, encode_one = f"{_CACHE} {origin} {attachments.key}", partial(_encode_message, attachments, origin=origin)
     if adaptation.REASONING in request.without:  # refused once: not sent again with these messages
         for message in request.messages:
             memo(message)[key] = encode_one(message, origin="")
@@ -439,18 +447,18 @@ def _encode_tool(tool: ToolSpec, may_be_strict: bool) -> bytes:
     return encoded
 
 
-def _encode_message(message: Message, origin: str, images: bool = True) -> bytes:
-    return b",".join([encode(item) for item in _encode_items(message, origin, images)])
+def _encode_message(attachments: adaptation.Attachments, message: Message, origin: str) -> bytes:
+    return b",".join([encode(item) for item in _encode_items(attachments, message, origin)])
 
 
-def _encode_items(message: Message, origin: str, images: bool) -> list[dict[str, Any]]:
+def _encode_items(attachments: adaptation.Attachments, message: Message, origin: str) -> list[dict[str, Any]]:
     match message.role:
         case "assistant":
             return _returned_items(message, origin) or _plain_items(message)
         case "tool":
-            return [_encode_result(result, images) for result in message.tool_results]
+            return [_encode_result(attachments, result) for result in message.tool_results]
         case role:
-            return [{"role": role, "content": _encode_content(message)}]
+            return [{"role": role, "content": _encode_content(attachments, message)}]
 
 
 def _returned_items(message: Message, origin: str) -> list[dict[str, Any]] | None:
@@ -504,40 +512,45 @@ def _encode_call(call: ToolCall) -> dict[str, Any]:
     }
 
 
-def _encode_result(result: ToolResult, with_images: bool) -> dict[str, Any]:
+def _encode_result(attachments: adaptation.Attachments, result: ToolResult) -> dict[str, Any]:
     text, images = base.render_result(result)
     output: Any = text
-    if images and with_images:
-        output = [{"type": "input_text", "text": text}, *(_encode_part(image) for image in images)]
+    if images and attachments.tool_images:
+        output = [{"type": "input_text", "text": text}, *(_encode_part(attachments, image) for image in images)]
     return {"type": "function_call_output", "call_id": wire_name(result.call_id), "output": output}
 
 
-def _encode_content(message: Message) -> str | list[dict[str, Any]]:
+def _encode_content(attachments: adaptation.Attachments, message: Message) -> str | list[dict[str, Any]]:
     if all(isinstance(part, Text) for part in message.parts):
         return message.text
-    return [content for part in message.parts if (content := _encode_part(part)) is not None]
+    return [content for part in message.parts if (content := _encode_part(attachments, part)) is not None]
 
 
-def _encode_part(part: Part) -> dict[str, Any] | None:
+def _encode_part(attachments: adaptation.Attachments, part: Part) -> dict[str, Any] | None:
     match part:
         case Text(text):
             return {"type": "input_text", "text": text}
         case Image(url=url) | File(url=url) if url and not base.is_fetchable(url):
             return {"type": "input_text", "text": base.OMITTED_NOTE}
+        case Image() if note := attachments.omit_image(part):
+            return {"type": "input_text", "text": note}
         case Image(media_type, data, url):
             return {"type": "input_image", "detail": "auto", "image_url": url or f"data:{media_type};base64,{data}"}
         case File():
-            return _encode_file(part)
+            return _encode_file(attachments, part)
         case _:
             return None
 
 
-def _encode_file(file: File) -> dict[str, Any]:
-    if file.url and not file.url.startswith("data:"):
-        return {"type": "input_file", "file_url": file.url}
-    if (text := base.read_text_file(file)) is not None:
-        return {"type": "input_text", "text": f"File {file.name}:\n{text}"}
+def _encode_file(attachments: adaptation.Attachments, file: File) -> dict[str, Any]:
     media_type, data = base.read_file(file)
+    has_address = bool(file.url) and not file.url.startswith("data:")
+    if not has_address and (text := base.read_text_file(file)) is not None:
+        return {"type": "input_text", "text": f"File {file.name}:\n{text}"}
+    if not media_type.startswith("audio/") and (note := attachments.omit_file(file, media_type)):
+        return {"type": "input_text", "text": note}
+    if has_address:
+        return {"type": "input_file", "file_url": file.url}
     if media_type.startswith(("audio/", "video/")) or not data:
         return {"type": "input_text", "text": f"[not attached: the file {file.name}; {media_type} is not accepted]"}
     return {"type": "input_file", "filename": file.name, "file_data": f"data:{media_type};base64,{data}"}
@@ -550,7 +563,8 @@ def prepare(
     origin = find_origin(base_url, model)
 
     def encode_body(request: base.Request) -> bytes:
-        return encode_request(refused.drop(request, model, _UNSUPPORTED), model, origin, profile)
+        adapted = refused.drop(request, model, _UNSUPPORTED)
+        return encode_request(adapted, model, origin, profile, partial(refused.warn, model))
 
     return f"{base_url}/responses", encode_body, ResponsesReader(origin)
 
