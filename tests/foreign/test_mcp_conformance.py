@@ -11,7 +11,7 @@ from typing import Any, cast
 import aiohttp
 import pytest
 from mcp_workspace import write_config
-from node_servers import NODE, script
+from node_servers import script
 
 from atlas_agents import Image, Tool, ToolContext, ToolFailed, Usage, tool
 from atlas_agents.core.approvals import Filled, Form
@@ -26,6 +26,7 @@ from atlas_agents.mcp.transports import interactive_login
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Environment, Scripted, in_memory_atlas
 from atlas_agents.workspace.skills import Prompt
+from npm_packages import NODE
 
 pytestmark = pytest.mark.slow
 SERVER_SCENARIOS = {

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 from mcp_workspace import BIN, open_atlas, write_config
-from node_servers import NODE, script
+from node_servers import script
 
 from atlas_agents import Atlas, Policy
 from atlas_agents.core.errors import Transient
 from checks import wait_until
+from npm_packages import NODE
 
 pytestmark = pytest.mark.slow
 
