@@ -330,12 +330,14 @@ class SessionFeed:
         untrusted: str | None = None,
         settings: Mapping[str, Any] | None = None,
         budget: Mapping[str, float] | None = None,
+        pinned: bool = False,
     ) -> Sent:
         """Send a message exactly once, even if the connection is lost meanwhile. The answer arrives as events.
 
         `untrusted` names the source of a message that someone else wrote, such as `mail: ana@example.org`. `settings`
         are model settings such as `{"effort": "high"}`; see `TurnSettings` in the protocol. `budget` limits this turn,
-        for example `{"tokens": 20_000, "seconds": 60}`; see `TurnLimits` in the protocol.
+        for example `{"tokens": 20_000, "seconds": 60}`; see `TurnLimits` in the protocol. A `pinned` message is always
+        sent to the model, however long the session gets.
         """
         await self.subscribe()
         params = {
@@ -347,6 +349,7 @@ class SessionFeed:
             "untrusted": untrusted,
             "settings": settings or None,
             "budget": budget or None,
+            "pinned": pinned or None,
         }
         answer = await self._request("chat.send", {key: value for key, value in params.items() if value is not None})
         sent = msgspec.convert(answer, Sent)

@@ -81,6 +81,17 @@ async def collect(feed: SessionFeed, run_id: str) -> list[SessionEvent]:
 # Methods and errors
 
 
+async def test_message_has_its_own_budget_and_can_be_pinned(tmp_path: Path) -> None:
+    tools = (Tool("look", lambda: "nothing", description="Look."),)
+    atlas = stored_atlas(calls("look"), says("Never."), tools=tools)
+    async with serve_gateway(tmp_path, atlas) as gateway, connected(gateway) as client, client.follow("s") as feed:
+        sent = await feed.send("Never use tabs.", budget={"requests": 1}, pinned=True)
+        *_, last = [event async for event in feed.run_events(sent.run_id)]
+        assert isinstance(last, ChatError) and "1 model requests is used up" in last.message
+        first = (await atlas.sessions.history("s"))[0]
+        assert first.metadata["pinned"]
+
+
 async def test_params_may_be_snake_case_or_camel_case(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path, stored_atlas()) as gateway, connected(gateway) as client:
         key = (await client.call("sessions.create", label="Rain"))["sessionKey"]

@@ -79,7 +79,7 @@ async def test_session_of_500_turns_keeps_answering(tmp_path: Path, caplog: pyte
     assert results == [f"Number {number}" for number in range(TURNS)]
 
 
-async def test_nothing_is_refused_if_the_window_is_known(tmp_path: Path) -> None:
+async def test_nothing_is_refused_if_the_window_is_known_and_a_pinned_message_stays(tmp_path: Path) -> None:
     register_model("small-window", context_window=3000)
     store = SqliteStore(tmp_path / "atlas.db")
     await store.open()
@@ -87,11 +87,14 @@ async def test_nothing_is_refused_if_the_window_is_known(tmp_path: Path) -> None
         atlas = Atlas([Agent("a", model=model, tools=[look])], store=store, history=History(compaction=Compaction()))
         async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as client:
             for number in range(40):
-                await client.request("chat.send", sessionKey="main", message=f"Question {number} " + "x" * 200)
+                question = f"Question {number} " + "x" * 200
+                await client.request("chat.send", sessionKey="main", message=question, pinned=number == 0)
                 assert "message" in await client.until("chat.final", "chat.error")
     await store.close()
     assert max(size_of(request) for request in server.requests) < WINDOW
     assert any(is_summary(request) for request in server.requests)
+    shown = [str(request.body["messages"]) for request in server.requests if not is_summary(request)]
+    assert all("Question 0 " in messages for messages in shown) and "Question 1 " not in shown[-1]
 
 
 @pytest.mark.parametrize("compaction", [Compaction(), None], ids=["summaries", "truncation"])

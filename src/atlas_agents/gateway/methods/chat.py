@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from atlas_agents.agents.history import PINNED
 from atlas_agents.agents.options import TurnOptions
 from atlas_agents.core.approvals import Answer
 from atlas_agents.core.budgets import Budget
@@ -193,7 +194,9 @@ def _read_budget(limits: wire.TurnLimits | None) -> tuple[Budget, ...] | msgspec
 def _build_message(params: wire.ChatSend) -> Message:
     content = params.message
     parts = [Text(content)] if isinstance(content, str) else [convert.core_part(part) for part in content]
-    metadata = {UNTRUSTED: [one_line(params.untrusted, 200)]} if params.untrusted else {}
+    metadata: dict[str, Any] = {UNTRUSTED: [one_line(params.untrusted, 200)]} if params.untrusted else {}
+    if params.pinned:
+        metadata[PINNED] = True
     message = user(*parts, *(convert.core_part(part) for part in params.attachments or ()), **metadata)
     if not message.parts:
         raise ProtocolError("INVALID_PARAMS", "chat.send: the message is empty")

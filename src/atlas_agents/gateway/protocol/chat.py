@@ -47,7 +47,8 @@ class TurnLimits(types.WireStruct, frozen=True, forbid_unknown_fields=True):
 class ChatSend(types.WireStruct, frozen=True):
     """Send a message to a session, which is created if it does not exist.
 
-    `untrusted` names the source of a message that someone else wrote, such as `mail: ana@example.org`.
+    `untrusted` names the source of a message that someone else wrote, such as `mail: ana@example.org`. A `pinned`
+    message is always sent to the model, however long the session gets.
     """
 
     session_key: Key
@@ -62,6 +63,7 @@ class ChatSend(types.WireStruct, frozen=True):
     on_disconnect: Literal["continue", "cancel"] | None = None
     untrusted: Annotated[str, Meta(max_length=200)] | None = None
     budget: TurnLimits | None = None
+    pinned: bool = False
 
 
 class Sent(types.WireStruct, frozen=True):
