@@ -1,28 +1,24 @@
-"""A Gemini model: its thoughts, and a tool."""
+"""A Gemini model: its thoughts, then its answer, as they arrive."""
 
 import asyncio
 
-from atlas_agents import Agent, Atlas, GeminiProvider, ModelSettings, tool
-
-
-@tool
-async def get_weather(city: str) -> str:
-    """Return the weather in a city."""
-    return f"Sunny in {city}."
-
+from atlas_agents import Agent, Atlas, GeminiProvider, ModelSettings
 
 assistant = Agent(
     "assistant",
     model=GeminiProvider("gemini-3.8-flash"),  # or "google/gemini-3.8-flash"; the key is in GOOGLE_API_KEY
     settings=ModelSettings(effort="low"),
-    tools=[get_weather],
 )
 
 
 async def main() -> None:
     async with Atlas(agents=[assistant]) as atlas:
-        reply = await atlas.ask("What is the weather in Lima?")
-        print(reply.text)
+        async for event in atlas.send("Write a headline about rain."):
+            if event.type == "stream:thinking":
+                print(f"[{event.text}]")
+            elif event.type == "stream:chunk":
+                print(event.text, end="", flush=True)
+        print()
 
 
 asyncio.run(main())
