@@ -227,6 +227,9 @@ class OpenAIReader:
         self._model = ""
         self._text_length = 0
 
+    def renew(self) -> "OpenAIReader":
+        return OpenAIReader(self._origin)
+
     def feed(self, piece: bytes) -> list[base.Chunk]:
         chunks: list[base.Chunk] = []
         for name, data in self._events.feed(piece):
@@ -717,7 +720,7 @@ class OpenAIProvider(http.HttpProvider):
     the server lists is used.
 
     OpenAI and Azure refuse tools on chat completions for models that reason. Such requests go to the Responses API; at
-    another address only if `profile` names the model.
+    another address only if `profile` names the model. xAI's models always use the Responses API.
     """
 
     vendor = "OpenAI"
