@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from atlas_agents import AtlasStream, Event, Message, Provider, Request
+from atlas_agents import AtlasStream, Event, Message, Provider, Request, Tool, tool
 from atlas_agents.core.aio import SystemClock
 
 TIMEOUT = 10.0
@@ -41,6 +41,29 @@ async def wait_until(condition: Callable[[], Any], interval: float = 0.01, secon
             if found := await found if inspect.isawaitable(found) else found:
                 return found
             await asyncio.sleep(interval)
+
+
+def is_running(command: str) -> bool:
+    """Return whether a process of this machine runs a command; its words are separated by single spaces."""
+    wanted = command.replace(" ", "\0").encode()
+    for each in Path("/proc").iterdir():
+        with suppress(OSError):
+            if each.name.isdecimal() and wanted in (each / "cmdline").read_bytes():
+                return True
+    return False
+
+
+def endless_tool() -> tuple[Tool, asyncio.Event]:
+    """Return the tool `forever`, which never ends, and an event that is set when it runs."""
+    running = asyncio.Event()
+
+    @tool
+    async def forever() -> None:
+        """Never ends."""
+        running.set()
+        await asyncio.Event().wait()
+
+    return forever, running
 
 
 async def run_ready_tasks(count: int = 50) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from atlas_command import CTRL_C, ENTER, Home, eventually
 
+from checks import is_running
 from model_server import ModelRequest, ModelServer, Reply, run_model_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -87,7 +88,7 @@ def test_command_can_be_approved_denied_and_stopped(home: Home) -> None:
         eventually(lambda: (workspace(home) / "begun").exists())
         person.type(CTRL_C)
         person.expect(r"stopped(.|\n)*\n>$", after="touch begun")
-        eventually(lambda: not running(command), 3)
+        eventually(lambda: not is_running(command), 3)
 
 
 def test_call_without_a_user_to_approve_it_is_not_made(home: Home) -> None:
@@ -96,14 +97,3 @@ def test_call_without_a_user_to_approve_it_is_not_made(home: Home) -> None:
     listed = home.run("ask", 'file_list {"path": "."}')
     assert "AGENTS.md" in listed.stdout
     assert not (workspace(home) / "made").exists()
-
-
-def running(command: str) -> bool:
-    wanted = command.replace(" ", "\0").encode()
-    for each in Path("/proc").iterdir():
-        try:
-            if each.name.isdecimal() and wanted in (each / "cmdline").read_bytes():
-                return True
-        except OSError:
-            continue
-    return False

@@ -11,6 +11,7 @@ from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from atlas_agents.tools.tool import tool
+from checks import endless_tool
 
 
 async def test_resumed_turn_keeps_its_sampling_options(tmp_path: Path) -> None:
@@ -44,15 +45,8 @@ async def test_resumed_turn_keeps_its_sampling_options(tmp_path: Path) -> None:
 
 
 async def test_running_turn_is_cancelled_by_id() -> None:
-    store, running = MemoryStore(), asyncio.Event()
+    store, (forever, running) = MemoryStore(), endless_tool()
     await store.open()
-
-    @tool
-    async def forever() -> None:
-        """Never ends."""
-        running.set()
-        await asyncio.Event().wait()
-
     async with in_memory_atlas(Scripted(calls("forever")), [forever], store=store) as atlas, asyncio.timeout(5):
         stream = atlas.send("go", session="s")
         await running.wait()

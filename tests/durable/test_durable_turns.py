@@ -14,7 +14,7 @@ from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, says
 from atlas_agents.tools.audit import AuditRecord
-from checks import wait_until
+from checks import endless_tool, wait_until
 
 
 @asynccontextmanager
@@ -57,15 +57,8 @@ async def test_turn_with_one_call_takes_at_most_eight_transactions(tmp_path: Pat
 
 
 async def test_store_records_how_a_run_ended() -> None:
-    store, running = MemoryStore(), asyncio.Event()
+    store, (forever, running) = MemoryStore(), endless_tool()
     await store.open()
-
-    @tool
-    async def forever() -> None:
-        """Never ends."""
-        running.set()
-        await asyncio.Event().wait()
-
     model = Scripted(says("Fine."), fails(ProviderError("no", "bad_request")), calls("forever"), says("On."))
     async with in_memory_atlas(model, [forever], store=store) as atlas, asyncio.timeout(5):
         await atlas.ask("one")
@@ -128,15 +121,8 @@ async def test_conversation_objects_and_run_are_not_stored() -> None:
 
 
 async def test_repeated_message_can_cancel_its_turn() -> None:
-    store, running = MemoryStore(), asyncio.Event()
+    store, (forever, running) = MemoryStore(), endless_tool()
     await store.open()
-
-    @tool
-    async def forever() -> None:
-        """Never ends."""
-        running.set()
-        await asyncio.Event().wait()
-
     async with in_memory_atlas(Scripted(calls("forever")), [forever], store=store) as atlas, asyncio.timeout(5):
         first = atlas.send("go", session="s", idempotency_key="k")
         await running.wait()
@@ -237,15 +223,8 @@ async def test_turn_cancelled_while_a_reply_is_stored_leaves_no_call_without_res
 
 
 async def test_subscriber_gets_no_result_that_is_not_stored_at_shutdown() -> None:
-    store, running = MemoryStore(), asyncio.Event()
+    store, (forever, running) = MemoryStore(), endless_tool()
     await store.open()
-
-    @tool
-    async def forever() -> None:
-        """Never ends."""
-        running.set()
-        await asyncio.Event().wait()
-
     async with in_memory_atlas(Scripted(calls("forever")), [forever], store=store) as atlas, asyncio.timeout(5):
         stream = atlas.send("go", session="s")
         await running.wait()

@@ -19,7 +19,7 @@ from atlas_agents import Policy
 from atlas_agents.builtin_tools.bash import ProgressReporter, bash_tool
 from atlas_agents.builtin_tools.files import file_tools
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
-from checks import wait_until
+from checks import is_running, wait_until
 
 YES = Policy(tools={"bash": {"*": "yes"}})
 
@@ -38,20 +38,9 @@ def unique_sleep() -> str:
 async def is_gone(command: str, within: float = 2.0) -> bool:
     """Return whether all processes of this command end soon."""
     try:
-        return await wait_until(lambda: not _is_running(command), seconds=within)
+        return await wait_until(lambda: not is_running(command), seconds=within)
     except TimeoutError:
         return False
-
-
-def _is_running(command: str) -> bool:
-    wanted = command.replace(" ", "\0").encode()
-    for each in Path("/proc").iterdir():
-        try:
-            if each.name.isdecimal() and wanted in (each / "cmdline").read_bytes():
-                return True
-        except OSError:
-            continue
-    return False
 
 
 @pytest.mark.parametrize("sandbox", ["bubblewrap", "none"])
