@@ -194,6 +194,24 @@ ANY_PROGRAM = [
     *(["perl", "**"], ["perl", "-e", "*"], ["ruby", "*"], ["node", "-e", "*"], ["node", "**"], ["php", "-r", "*"]),
     *(["make", "**"], ["make", "*"], ["npm", "run", "*"], ["npx", "**"], ["uvx", "*"], ["vim", "*"], ["less", "**"]),
     *(["man", "*"], ["busybox", "**"], ["watch", "**"], ["parallel", "**"], ["strace", "**"], ["sh", "-c", "*"]),
+    *(
+        ["mksh", "-c", "*"],
+        ["rbash", "**"],
+        ["toybox", "**"],
+        ["gfind", ".", "-exec", "*"],
+        ["genv", "**"],
+        ["gxargs", "**"],
+    ),
+    *(
+        ["gtimeout", "60", "**"],
+        ["gtar", "**"],
+        ["gsed", "**"],
+        ["bsdtar", "**"],
+        ["nm", "**"],
+        ["objdump", "--plugin", "*"],
+    ),
+    *(["x86_64-linux-gnu-gcc-12", "**"], ["ldd", "*"], ["xvfb-run", "**"], ["numactl", "**"], ["gosu", "ana", "**"]),
+    *(["groff", "**"], ["gs", "**"], ["vim.gtk3", "*"], ["wasmtime", "**"], ["arch", "-x86_64", "**"], ["gpg", "**"]),
     *(["bash", "**"], ["bash", "-x", "**"], ["pip3", "**"], ["sqlite3", "**"], ["rsync", "**"], ["gcc-12", "**"]),
 ]
 
@@ -219,6 +237,7 @@ def test_rule_that_would_allow_every_program_is_refused(rule: list[str], tmp_pat
         *(["git", "log", "**"], ["git", "--no-pager", "diff", "**"], ["git", "commit", "-m", "*"], ["git", "*"]),
         *(["git", "push", "origin", "*"], ["find", "**"], ["sed", "-n", "1,9p", "*"], ["awk", "{print $1}", "**"]),
         *(["tar", "-tf", "*"], ["make", "test"], ["npm", "test"], ["ls", "**"], ["pytest", "**"], ["./run.sh", "**"]),
+        *(["gfind", ".", "-name", "*"], ["grep", "**"], ["gtimeout", "60", "ls", "**"], ["go-to-file", "*"]),
     ],
     ids=" ".join,
 )

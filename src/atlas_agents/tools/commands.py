@@ -123,39 +123,55 @@ _GIT: dict[str, tuple[int, WildcardLimit]] = {
 
 EXACT = frozenset(
     """
-    aa-exec ack acr ag agetty airflow ansible ansible-console ansible-playbook ansible-test aoss apk apport-cli
-    apptainer apt apt-get aptitude arch-nspawn aria2c asdf asterisk at autoconf autoheader autoreconf ava aws az
-    babel bashbug bat batcat batch bats bazel bazelisk bb bconsole bdb bee borg bpftrace brew buck buf bun bundle
-    bundler bunx busctl busybox bwrap byebug c++ c89 c99 cabal capsh cargo cc cdist celery certbot check_by_ssh
-    check_ssl_cert chezmoi choom chpst chronic chroot chrt clang clang++ clisp clojure cmake cmd cobc code codex
-    composer conda corepack coverage cowsay cowthink cpack cpan cpio cprofile cpulimit crash crontab crystal csh
-    csvtool ctags ctest ctr curl cvs dbt dbus-run-session dc debugfs delta deno dhclient direnv distcc django-admin
-    dlv dmesg dmsetup dnf dnsmasq doas docker docker-compose dotnet dpkg dstat duckdb dune dvips easy_install
-    easyrsa eb ed elixir elvish emacs emerge enscript entr erl esbuild escript eslint ex exiftool expect fab facter
-    fail2ban-client fakeroot fastfetch ffmpeg firejail fish flask flatpak flock fnm forge fossil ftp fzf g++ gcc
-    gcloud gdb gem genie gforth gh ghc ghci gimp ginsh gitk gjs gmake gnuplot go gp gradle grc groovy grunt gtester
-    guile guix gulp gunicorn hatch helm heroku hg hping3 hub hyperfine idlelib iex ifne iftop invoke ip ipython irb
-    ispell java javac jest jj jjs joe journalctl jrunscript jshell jtag julia jupyter just knife kotlin kotlinc ksu
-    kubectl latex latexmk lazygit ld.so ldconfig lein less lftp lima lldb loginctl logrotate logsave ltrace lualatex
-    luarocks luatex lxc lxd m4 mage mail make mamba man mariadb maxima meson micro micromamba minicom mise mispipe
-    mix mocha mongo mongosh more mosh mosh-server msfconsole msgfilter multitime mutt mvn mypy mysql nano nc ncat
-    ncdu ncftp needrestart neofetch neovim nextflow nginx nim ninja nix nix-shell nmap nodemon nox npm npx nroff
-    nsenter nvim ocaml octave opam open opencode openssl openvpn openvt opkg osascript pacman pandoc pants parallel
-    patch pdb pdflatex pdftex pdm pee perf perlbug pexec pg pic pico pidstat pip pipx pixi pkexec pkg plymouth pm2
-    pnpm pnpx podman poe poetry posh powershell pre-commit prettier prlimit procmail profile proot protoc pry psftp
-    psql pulumi puppet pwsh pyenv pylint qemu r racket rake ranger rbenv rc rebar3 restic rlwrap rollup rpm rpmdb
-    rpmquery rpmverify rscript rsh rsync rsyslogd rtorrent run-mailcap run-parts runpy runscript runuser rustc
-    rustup rye sage sash sbcl sbt scala scanmem scons scp screen script scrot sdiff service setarch setlock setpriv
-    sftp sg singularity slsh smbclient snakemake snap socat socket softlimit split sqlite3 sqlmap ssh ssh-agent
-    ssh-keygen sshfs sshpass sshuttle stack start-stop-daemon strace streamlit su sudo svn swift swiftc sysctl
-    systemctl systemd-resolve systemd-run task taskset tasksh tcc tclsh tcpdump tcsh tdbtool telnet terraform tex
-    tig timedatectl timeit tmate tmux tmuxinator top torify torsocks tox trace ts-node tsc tshark tsx typst unbuffer
-    unshare usql uv uvx vagrant valgrind vercel vi vidir view vigr vim vim.basic vim.tiny vimdiff vipe vipw virsh
-    vite vitest volatility volta waf watch watchexec webpack wg-quick wget wine wireshark wish wrangler wsl xargs
-    xcodebuild xdg-mime xdg-open xdg-user-dir xdotool xterm yarn yash yt-dlp yum zathura zic zig zip zless zypper
-    """.split()  # noqa: SIM905 - four hundred names
+    aa-exec abduco ack acr addr2line ag agetty airflow alacritty amm anacron ansible ansible-console
+    ansible-playbook ansible-test ant aoss apk apport-cli apptainer apt apt-get aptitude ar arch arch-nspawn aria2c
+    as asdf asterisk at autoconf autoheader autoreconf autossh ava aws az babel bashbug bat batcat batch bats bazel
+    bazelisk bb bconsole bdb bee blender bmake borg bpftrace brew bsdtar bsh buck buf buildah bun bundle bundler
+    bunx busctl busybox bwrap byebug byobu bzmore c++ c89 c99 cabal caffeinate capsh cargo catchsegv cc ccache ccl
+    cdist celery certbot cgexec check_by_ssh check_ssl_cert chef chez chezmoi choom chpst chronic chroot chrt clang
+    clang++ clang-tidy clisp clojure cmake cmd cobc code codex colormake composer conda corepack coverage cowsay
+    cowthink cpack cpan cpio cpp cprofile cpulimit crash crictl crontab crun crystal csh csi csvtool ctags ctest ctr
+    curl cvs cypress d8 dart dbclient dbt dbus-run-session dc debugfs delta deno dhclient direnv distcc distrobox
+    django-admin dlv dmd dmesg dmsetup dnf dnsmasq doas docker docker-compose doctest dotnet dpkg dropbear dstat
+    dtach dtruss duckdb dumb-init dune dvips easy_install easyrsa eatmydata eb ecl ed elinks elixir elvis elvish
+    emacs emacsclient emerge enscript entr envdir envuidgid erl esbuild escript eslint ex execlineb exiftool expect
+    f2py fab facter fail2ban-client fakechroot fakeroot faketime fastfetch fcrontab fennel ffmpeg firejail fish
+    flask flatpak flatpak-spawn flock flutter fnm foot foreman forever forge fossil ftp fzf g++ gcc gcloud gdb gdc
+    gem genie gforth gfortran gh ghc ghci ghostscript gimp ginsh gitk gjs gmake gnome-terminal gnumake gnuplot go
+    gold gosh gosu gp gpg gradle grc groff groovy grunt gs gsi gtester guile guix gulp gunicorn hatch helix helm
+    heroku hg hhvm honcho hping3 hub hx hy hyperfine i386 icecc idlelib iex ifne iftop incrontab invoke ion ip
+    ipython irb ispell janet java javac jbang jed jest jj jjs joe journalctl jruby jrunscript js jsc jshell jtag
+    julia jupyter just jython kak karma kitty knife konsole kotlin kotlinc ksu kubectl latex latexmk launchctl
+    lazygit ld ld.bfd ld.gold ld.lld ld.so ldc ldconfig ldd lein less lesspipe lftp libreoffice libtool lima links
+    linux32 linux64 lksh lld lldb loginctl logrotate logsave loksh lto-dump ltrace lualatex luarocks luatex lxc
+    lxc-attach lxc-execute lxd lynx m4 machinectl mage magento mail make mamba man mariadb maxima meson mg micro
+    micromamba micropython minicom mise mispipe mit-scheme mix mksh mocha mongo mongosh moon more mosh mosh-server
+    mprocs mpv msbuild msfconsole msgexec msgfilter mujs multitime mutt mvn mypy mysql nano nc ncat ncdu ncftp ne
+    needrestart neofetch neomutt neovim nerdctl newlisp next nextflow ng nginx nim nimble ninja nix nix-shell nm
+    nmap nodemon nosetests nox npm npx nroff nsenter nu numactl nvi nvim nx objcopy objdump ocaml octave odin oil
+    opam open opencode openssl openvpn openvt opkg osascript osh overmind pacman pandoc pants parallel patch pdb
+    pdflatex pdftex pdksh pdm pdsh pee perf perlbug petite pexec pg phpunit pic pico picolisp pidproxy pidstat pil
+    pip pipx pixi pkexec pkg playwright plink plymouth pm2 pnpm pnpx podman poe poetry pony posh powershell
+    pre-commit prettier prlimit procmail profile proot protoc proxychains pry psftp psql pssh pulumi puppet pwsh
+    pydoc pyenv pylint qemu qjs r racket rails rake raku rakudo ranger ranlib rbash rbenv rc rdmd rebar3 redo reflex
+    remake restic rhino rlwrap rollup rpm rpmdb rpmquery rpmverify rscript rsh rspec rsync rsyslogd rtorrent
+    run-mailcap run-parts runc runpy runscript runuser rustc rustup rxvt rye sage salt salt-call samu sandbox-exec
+    sash sbcl sbt scala scala-cli scanmem sccache scheme schroot scons scp screen script scrot scsh sdiff service
+    setarch setlock setpriv setuidgid sftp sg singularity slsh smbclient snakemake snap socat socket soffice
+    softlimit sphinx-build split sqlite3 sqlmap ssh ssh-agent ssh-keygen sshfs sshpass sshuttle stack
+    start-stop-daemon strace streamlit strip stunnel su su-exec sudo supervisord svn swift swiftc sysctl systemctl
+    systemd-cat systemd-inhibit systemd-nspawn systemd-resolve systemd-run task taskset tasksh tcc tclsh tcpdump
+    tcsh tdbtool telnet terraform tex tig timedatectl timeit tini tmate tmux tmuxinator toolbox top torify torsocks
+    tox toybox trace ts-node tsc tshark tsocks tsx tup turbo typst uname26 unbuffer unshare urxvt usql uv uvx
+    vagrant valgrind vercel vi vidir view vigr vile vim vim.athena vim.basic vim.gtk vim.motif vim.nox vim.tiny
+    vimdiff vipe vipw virsh vite vitest volatility volta w3m waf wasmer wasmtime watch watchexec webpack wezterm
+    wg-quick wget wine wireshark wish wrangler wsl x-terminal-emulator x86_64 xargs xcodebuild xcrun xdg-mime
+    xdg-open xdg-user-dir xdotool xfce4-terminal xonsh xterm xvfb-run xzless xzmore yacas yarn yash yt-dlp yum
+    zathura zellij zic zig zip zless zmore zypper
+    """.split()  # noqa: SIM905 - six hundred names
 )
 """Other programs that can run a program or code from their arguments. A rule for one must be a whole command."""
+_GNU = ("chroot", "make", "split", "xargs")
 
 SCRIPT_SUFFIXES = (
     *(".sh", ".bash", ".zsh", ".py", ".pyz", ".js", ".mjs", ".cjs", ".ts", ".mts", ".tsx", ".jsx", ".rb", ".pl"),
@@ -186,7 +202,11 @@ def program_name(word: str) -> str:
     name = PurePosixPath(word).name.lower()
     if found := _VERSIONED.match(name):  # python3-dbg, ruby3.1t
         return found[1]
-    return name if name in EXACT else _VERSION.sub("", name) or name
+    name = name if name in EXACT else _VERSION.sub("", name) or name
+    if name.startswith("g") and (name[1:] in WRAPPERS or name[1:] in LIMITED or name[1:] in _GNU):  # on macOS
+        return name[1:]
+    cross, _, tool = name.rpartition("-")
+    return tool if "-" in cross and tool in EXACT else name  # aarch64-linux-gnu-gcc
 
 
 def runs_code(word: str) -> bool:
