@@ -48,10 +48,21 @@ VENDOR_RULES = (
     _prefixed("langsmith", "lsv2_pt_ lsv2_sk_", r"[a-f0-9]{32}_[a-f0-9]{8,}"),
     _prefixed("tavily", "tvly-", r"[\w-]{20,}"),
     _prefixed("pinecone", "pcsk_", r"\w{30,}"),
+    _prefixed("cerebras", "csk-", r"[a-z0-9]{40,}"),
+    _prefixed("together", "tgp_v1_", r"[\w-]{40,}"),
+    _prefixed("voyage", "pa-", r"(?=[\w-]{0,40}\d)[\w-]{43}(?![\w-])"),
+    _prefixed("jina", "jina_", r"\w{40,}"),
+    _prefixed("elevenlabs-and-novita", "sk_", r"(?=[A-Za-z]{0,40}\d)[A-Za-z0-9]{40,}"),
+    _prefixed("firecrawl", "fc-", r"[a-f0-9]{32}(?![A-Za-z0-9])"),
+    _prefixed("brave", "BSA", r"(?=[A-Za-z_-]{0,28}\d)[\w-]{28}(?![\w-])"),
+    _prefixed("vercel", "vck_ vcp_ vci_ vca_ vcr_", r"[A-Za-z0-9]{24,}"),
+    _prefixed("e2b", "e2b_", r"[a-f0-9]{40}"),
+    _prefixed("apify", "apify_api_", r"[A-Za-z0-9]{30,}"),
     # Clouds
     _prefixed("aws-access-key-id", "AKIA ASIA ABIA ACCA", r"[0-9A-Z]{16}(?![0-9A-Za-z])"),
     _prefixed("aws-bedrock", "ABSK", r"[A-Za-z0-9+/]{60,}={0,2}"),
     _prefixed("google-api-key", "AIza", r"[\w-]{20,}"),
+    _prefixed("google-auth-key", "AQ.", r"[\w-]{40,}"),
     _prefixed("google-oauth-access-token", "ya29.", r"[\w.-]{12,}"),
     _prefixed("google-oauth-refresh-token", "1//0", r"[\w-]{30,}"),
     _prefixed("google-oauth-client-secret", "GOCSPX-", r"[\w-]{20,}"),
@@ -72,6 +83,10 @@ VENDOR_RULES = (
     _prefixed("netlify", "nfp_", r"[A-Za-z0-9]{36,}"),
     _prefixed("supabase", "sbp_ sb_secret_", r"\w{20,}"),
     _prefixed("planetscale", "pscale_tkn_ pscale_oauth_ pscale_pw_", r"[\w=.-]{32,}"),
+    _prefixed("neon", "napi_", r"[a-z0-9]{40,}"),
+    _prefixed("mongodb-atlas", "mdb_sa_sk_", r"[\w-]{30,}"),
+    _prefixed("render", "rnd_", r"[A-Za-z0-9]{28,}"),
+    _prefixed("elastic", "essu_", r"[\w+/=-]{40,}"),
     _prefixed("databricks", "dapi", r"[a-f0-9]{32}(?:-\d)?"),
     _prefixed("tailscale", "tskey-", r"[A-Za-z]+-[\w-]{16,}"),
     _prefixed("openshift", "sha256~", r"[\w-]{43}"),
@@ -117,6 +132,8 @@ VENDOR_RULES = (
     ),
     SecretRule("teams-webhook", ("/webhookb2/",), r"\.com/webhookb2/(?P<secret>[\w@/-]{60,})"),
     SecretRule("telegram-bot", (":",), r":(?<=\d{6}:)(?P<secret>[\w-]{34,36})(?![\w-])"),
+    SecretRule("lark-webhook", ("/bot/v2/hook/",), r"/open-apis/bot/v2/hook/(?P<secret>[\w-]{30,})"),
+    _prefixed("resend", "re_", r"[A-Za-z0-9]{8}_[A-Za-z0-9]{20,}"),
     _prefixed("sendgrid", "SG.", r"[\w-]{8,}\.[\w-]{8,}"),
     _prefixed("brevo", "xkeysib- xsmtpsib-", r"[a-f0-9]{40,}-[A-Za-z0-9]{10,}"),
     _prefixed("mailgun", "key-", r"[a-f0-9]{32}(?![A-Za-z0-9])"),
@@ -142,6 +159,9 @@ VENDOR_RULES = (
     _prefixed("contentful", "CFPAT-", r"[\w-]{40,}"),
     _prefixed("dropbox", "sl.", r"[\w-]{100,}"),
     _prefixed("readme", "rdme_", r"[a-z0-9]{60,}"),
+    _prefixed("posthog", "phx_ phs_", r"[A-Za-z0-9]{40,}"),
+    _prefixed("mapbox", "sk.eyJ", r"[\w-]{40,}\.[\w-]{16,}"),
+    _prefixed("nuget", "oy2", r"(?=[a-z]{0,40}\d)[a-z0-9]{43}(?![A-Za-z0-9])"),
     _prefixed("grafana", "glsa_ glc_", r"[\w+/=]{32,}"),
     _prefixed("new-relic", "NRAK- NRJS- NRII-", r"[\w-]{19,}"),
     _prefixed("dynatrace", "dt0c01. dt0s01.", r"[A-Z0-9]{24}\.[A-Z0-9]{64}"),
@@ -158,6 +178,7 @@ TEXT_RULES = (
         r"(?s)-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"
         r".*?(?:-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----|\Z)",
     ),
+    SecretRule("netrc", ("login ",), r"\blogin[ \t]+\S{1,200}\s+password[ \t]+(?P<secret>[^\s\"');]+)"),
     SecretRule(
         "url-password", ("://",), r"(?<=://)(?P<secret>[^/\s:@\"'<>]{0,256}:[^/\s@\"'<>]{1,1024})(?=@[\w\[\]{}$.-])"
     ),
@@ -199,13 +220,21 @@ COMMAND_RULES = (
     ),
     SecretRule(
         "password-option",
-        ("sshpass", "redis-cli", "login", "mongo", "ldap", "htpasswd", "sqlcmd"),
+        ("sshpass", "redis-cli", "login", "mongo", "ldap", "htpasswd", "sqlcmd", "zip ", "7z", "mosquitto_", "openssl"),
         r"\b(?:sshpass[ \t]+-p[ \t]*|redis-cli\b[^\n|;&]{0,500}?[ \t]-a[ \t]*"
         r"|(?:docker|podman|helm registry|az)[ \t]+login\b[^\n|;&]{0,500}?[ \t]-p[ \t]+"
         r"|mongo(?:sh|dump|restore|export|import)?\b[^\n|;&]{0,500}?[ \t]-p[ \t]+|sqlcmd\b[^\n|;&]{0,500}?[ \t]-P[ \t]*"
+        r"|zip\b[^\n|;&]{0,200}?[ \t]-P[ \t]*|7z[ar]?[ \t]+[a-z]\b[^\n|;&]{0,200}?[ \t]-p"
+        r"|mosquitto_\w+\b[^\n|;&]{0,500}?[ \t]-P[ \t]+|openssl[ \t]+enc\b[^\n|;&]{0,500}?[ \t]-k[ \t]+"
         r"|ldap(?:search|modify|add|delete|passwd|whoami)\b[^\n|;&]{0,500}?[ \t]-w[ \t]*"
         r"|htpasswd\b[^\n|;&]{0,200}?-[a-zA-Z]*b[a-zA-Z]*[ \t]+\S+[ \t]+\S+[ \t]+)"
         r"(?P<quote>[\"'])?(?P<secret>(?(quote)[^\"'\n]+|[^\s\"'-][^\s\"']*))",
+    ),
+    SecretRule(
+        "user-and-password",
+        ("lftp", "http -a", "https -a", "http --auth", "https --auth", "sqlplus"),
+        r"\b(?:lftp\b[^\n|;&]{0,500}?[ \t]-u[ \t]*[^\s,\"']+,|https?[ \t]+(?:-a|--auth)[ =]\S{1,200}?:"
+        r"|sqlplus\b[^\n|;&]{0,200}?[ \t]\w+/)(?P<secret>[^\s\"'@/]+)",
     ),
     SecretRule("openssl-password", ("pass:",), r"\s--?pass(?:in|out)?[= \t]+pass:(?P<secret>[^\s\"']+)"),
     SecretRule(
