@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from atlas_agents import Agent, Atlas, ConfigError, Context, Rule
+from atlas_agents import Agent, Atlas, ConfigError, Context, PromptFailed, Rule
 from atlas_agents.testing import Scripted, in_memory_atlas, says
 from checks import TIMEOUT, monitor_loop
 
@@ -95,7 +95,7 @@ async def test_failing_condition_stops_the_turn() -> None:
     def broken(context: Context) -> bool:
         raise LookupError("no calendar")
 
-    with pytest.raises(LookupError, match="no calendar"):
+    with pytest.raises(PromptFailed, match="the condition of rule 'x' failed: LookupError: no calendar"):
         await system_prompt_with(Rule("x", when=broken))
 
 

@@ -223,6 +223,7 @@ def test_options_survive_storage() -> None:
         requested=ModelSettings(temperature=0.5, max_tokens=7),
         settings=ModelSettings(effort="high"),
         max_rounds=3,
+        metadata={"language": "fr"},
     )
     row = RunRow("r", "s", "a", "queued", request=encode_run_request([user("hi")], options))
     assert decode_options(row) == options

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from atlas_agents.agents.agent import Agent, agent
     from atlas_agents.agents.atlas import Atlas
-    from atlas_agents.agents.context import Context, Rule
+    from atlas_agents.agents.context import Context, Rule, TurnContext
     from atlas_agents.agents.history import Compaction, History
     from atlas_agents.agents.hooks import Interceptor
     from atlas_agents.agents.jobs import Jobs
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         ModelUnavailable,
         NotFound,
         NotPermitted,
+        PromptFailed,
         ProviderError,
         QuotaExceeded,
         Refused,
@@ -166,6 +167,7 @@ __all__ = [
     "PlanStep",
     "Policy",
     "Price",
+    "PromptFailed",
     "Provider",
     "ProviderError",
     "Question",
@@ -196,6 +198,7 @@ __all__ = [
     "ToolResult",
     "ToolSpec",
     "Transient",
+    "TurnContext",
     "UnknownAgent",
     "Usage",
     "User",
@@ -215,7 +218,7 @@ __all__ = [
 _HOMES = {
     "agents.agent": "Agent agent",
     "agents.atlas": "Atlas",
-    "agents.context": "Context Rule",
+    "agents.context": "Context Rule TurnContext",
     "agents.history": "Compaction History",
     "agents.hooks": "Interceptor",
     "agents.jobs": "Jobs",
@@ -227,7 +230,8 @@ _HOMES = {
     "core.errors": (
         "AtlasError BadArguments BadModelRef BadOutput BadTool BrokenHistory BudgetExceeded Cancelled ConfigError "
         "Conflict ContextCycle CrashLoop Declined DuplicateTool MissingKey ModelUnavailable NotFound NotPermitted "
-        "ProviderError QuotaExceeded Refused SessionBusy StoreError ToolFailed ToolFault Transient UnknownAgent"
+        "PromptFailed ProviderError QuotaExceeded Refused SessionBusy StoreError ToolFailed ToolFault "
+        "Transient UnknownAgent"
     ),
     "core.events": "Event PlanStep Usage",
     "core.messages": (

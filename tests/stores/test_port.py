@@ -31,6 +31,7 @@ from atlas_agents.core.store import (
     Session,
     SessionTotals,
     SetRun,
+    SetSessionMetadata,
     StopRun,
     Store,
     StoredMessage,
@@ -80,6 +81,18 @@ async def test_put_session_changes_only_the_given_fields(store: Store) -> None:
     session = await store.session(TENANT, "s")
     assert session is not None
     assert (session.agent_id, session.label, session.archived, session.metadata) == ("a", "new", True, {"x": 1})
+
+
+async def test_metadata_of_a_session_is_changed_key_by_key(store: Store) -> None:
+    await store.commit(TENANT, [PutSession("s", label="Label", metadata={"a": 1, "b": 2})])
+    (session,) = await store.commit(TENANT, [SetSessionMetadata("s", {"b": [3], "c": None}, ("a", "absent"))])
+    assert session.metadata == {"b": [3], "c": None} and session.label == "Label"
+    assert await store.session(TENANT, "s") == session
+    with pytest.raises(NotFound):
+        await store.commit(TENANT, [SetSessionMetadata("gone", {"a": 1})])
+    with pytest.raises(StoreError, match="the metadata of session 's' cannot be encoded as JSON"):
+        await store.commit(TENANT, [SetSessionMetadata("s", {"a": object()})])
+    assert await store.session(TENANT, "s") == session
 
 
 async def test_only_an_existing_session_without_a_name_is_named(store: Store) -> None:

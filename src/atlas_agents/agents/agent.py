@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from atlas_agents.agents.context import Context, Rule
+from atlas_agents.agents.context import Context, DynamicText, Rule
 from atlas_agents.agents.loop import run_turn
 from atlas_agents.agents.options import AgentSettings, Mode, TurnOptions
 from atlas_agents.agents.run import CallResult, session_lock
@@ -66,7 +66,7 @@ class Agent:
         provider: str | Provider | None = None,
         providers: Sequence[Model] | None = None,
         retry: RetryPolicy | None = None,
-        system_prompt: str = "",
+        system_prompt: str | DynamicText = "",
         settings: GivenSettings | None = None,
         temperature: float | None = None,
         max_tokens: int | None = None,
@@ -136,7 +136,7 @@ class Agent:
         return self._settings.models
 
     @property
-    def system_prompt(self) -> str:
+    def system_prompt(self) -> str | DynamicText:
         return self._settings.system_prompt
 
     @property
@@ -204,7 +204,13 @@ class Agent:
         lock = session_lock(self._context)
         options = TurnOptions(settings=msgspec.UNSET if settings is None else read_settings(settings))
         run = self._runtime.create_run(
-            self, self._context, conversation, options=options, lock=lock, inherited_messages=inherited
+            self,
+            self._context,
+            conversation,
+            options=options,
+            lock=lock,
+            inherited_messages=inherited,
+            own_metadata=False,
         )
         try:
             await run_turn(run, user(prompt) if isinstance(prompt, str) else prompt)
@@ -225,6 +231,8 @@ class Agent:
         """Pickle as a copy for worker processes, without models and headers, which hold keys, and without tools."""
         fields = msgspec.structs.asdict(self._settings)
         del fields["models"]
+        if callable(fields["system_prompt"]):
+            del fields["system_prompt"]
         settings = msgspec.structs.replace(fields.pop("model_settings"), extra_headers={})
         return partial(Agent, **fields, settings=settings, metadata=self.metadata.all()), ()
 

@@ -8,6 +8,7 @@ import msgspec
 
 from atlas_agents.agents import runner
 from atlas_agents.agents.agent import Agent
+from atlas_agents.agents.context import DepsFactory
 from atlas_agents.agents.history import History
 from atlas_agents.agents.hooks import Interceptor
 from atlas_agents.agents.jobs import Jobs
@@ -22,6 +23,7 @@ from atlas_agents.core.approvals import Answer, Decision, Question
 from atlas_agents.core.budgets import Budget, BudgetLike, BudgetStatus, TurnIdentity, read_budgets
 from atlas_agents.core.errors import AtlasError, BudgetExceeded, ConfigError
 from atlas_agents.core.events import EventName
+from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Conversation, Message, ToolResult, assistant, new_id
 from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import NO_CHAIN, Chain, Store, UsageRow
@@ -64,6 +66,8 @@ class Atlas:
         clock: Source of time; a `VirtualClock` in tests.
         delegation: Limits of delegation between agents.
         dispatcher: Where runs execute: in this process by default, or on a cluster.
+        deps: A function of the turn's context that makes the `deps` of a turn that was sent without them, or that is
+            resumed after a crash.
     """
 
     def __init__(
@@ -87,7 +91,10 @@ class Atlas:
         clock: Clock = SYSTEM_CLOCK,
         delegation: Delegation | None = None,
         dispatcher: Dispatcher | None = None,
+        deps: DepsFactory | None = None,
     ) -> None:
+        if deps is not None and not callable(deps):
+            raise ConfigError("Atlas(deps=…) takes a function that makes deps; pass a value with ask(…, deps=…)")
         self._agents = runner.AgentRegistry(agents, default_agent)
         self._dispatcher = dispatcher or Inline()
         services = TeamServices(store, tenant, self._agent_infos, delegation, clock) if store is not None else None
@@ -109,6 +116,7 @@ class Atlas:
             registry=registry,
             prices=prices,
             clock=clock,
+            make_deps=deps,
         )
         self._governance = self._runtime.governance
         self._strategy: Strategy | None = None
@@ -239,6 +247,8 @@ class Atlas:
         idempotency_key: str = "",
         settings: GivenSettings | None = None,
         budget: BudgetLike | Sequence[BudgetLike] | None = None,
+        deps: Any = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> Message:
         """Run one turn and return the answer.
 
@@ -253,6 +263,8 @@ class Atlas:
             idempotency_key=idempotency_key,
             settings=_read_settings(settings),
             budget=_read_budget(budget),
+            deps=deps,
+            metadata=_read_metadata(metadata),
         )
         if idempotency_key or when_busy == "interrupt":
             stream = self.start_turn(message, options, session=session, agent_id=agent_id, user=user)
@@ -278,6 +290,8 @@ class Atlas:
         asks: bool = True,
         settings: GivenSettings | None = None,
         budget: BudgetLike | Sequence[BudgetLike] | None = None,
+        deps: Any = None,
+        metadata: Mapping[str, Any] | None = None,
         chain: Chain = NO_CHAIN,
     ) -> AtlasStream:
         """Start one turn and return its stream; `await stream.accepted()` waits until the message is accepted.
@@ -296,6 +310,9 @@ class Atlas:
             asks: Whether people can be asked; if not, calls that need approval are refused with an error for the model.
             settings: Model settings such as `{"effort": "high"}`, which take precedence over the agent's.
             budget: Limits of this turn such as `Budget(tokens=20_000)`, in addition to the others that apply.
+            deps: A value for tools (`ToolContext.deps`), rules, dynamic prompts and hooks. It is not stored or sent
+                to a model; a turn that is resumed after a crash gets it from `Atlas(deps=…)`.
+            metadata: Values that only this turn has, over those of the session and the agent.
             chain: The delegation that the turn belongs to.
         """
         options = TurnOptions(
@@ -308,6 +325,8 @@ class Atlas:
             asks=asks,
             settings=_read_settings(settings),
             budget=_read_budget(budget),
+            deps=deps,
+            metadata=_read_metadata(metadata),
             chain=chain,
         )
         return self.start_turn(message, options, session=session, agent_id=agent_id, user=user)
@@ -453,6 +472,8 @@ class Atlas:
         user: str = "",
         settings: GivenSettings | None = None,
         budget: BudgetLike | Sequence[BudgetLike] | None = None,
+        deps: Any = None,
+        metadata: Mapping[str, Any] | None = None,
     ) -> RunResult:
         """Run one turn on these messages and return everything it produced; nothing is stored.
 
@@ -465,6 +486,8 @@ class Atlas:
             max_rounds=msgspec.UNSET if max_rounds is None else max_rounds,
             settings=_read_settings(settings),
             budget=_read_budget(budget),
+            deps=deps,
+            metadata=_read_metadata(metadata),
         )
         run = self._runner.create(Conversation(past), agent_id, options, user=user)
         error = None
@@ -523,6 +546,16 @@ class Atlas:
 def _read_settings(settings: GivenSettings | None) -> ModelSettings | msgspec.UnsetType:
     """Return the model settings of a turn as its options hold them."""
     return msgspec.UNSET if settings is None else read_settings(settings)
+
+
+def _read_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any] | msgspec.UnsetType:
+    if not metadata:
+        return msgspec.UNSET
+    try:
+        encode(values := dict(metadata))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"metadata=… of a turn must be JSON: {error}; pass objects with deps=…") from error
+    return values
 
 
 def _read_budget(budget: BudgetLike | Sequence[BudgetLike] | None) -> tuple[Budget, ...] | msgspec.UnsetType:

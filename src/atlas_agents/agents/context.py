@@ -1,35 +1,96 @@
 """Context: metadata, rules, tools and messages, inherited from parent contexts; and `Rule`, a line of the prompt."""
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias
 
 import msgspec
 
 from atlas_agents.core.aio import invoke
-from atlas_agents.core.errors import ConfigError, ContextCycle, DuplicateTool
+from atlas_agents.core.errors import ConfigError, ContextCycle, DuplicateTool, PromptFailed
 from atlas_agents.core.messages import Conversation, Message
-from atlas_agents.core.metadata import Metadata
+from atlas_agents.core.metadata import Metadata, SessionMetadata
+from atlas_agents.tools.context import Deps
 from atlas_agents.tools.tool import Function, Tool, as_tool
 
 Condition: TypeAlias = Callable[[Any], bool | Awaitable[bool]]
-"""A sync or async function of the context in which the rule is evaluated."""
+"""A sync or async function of the turn's context (`TurnContext`)."""
+DynamicText: TypeAlias = Callable[[Any], str | Awaitable[str | None] | None]
+"""A sync or async function that writes a text for the turn's context (`TurnContext`), or returns None for no text."""
+DepsFactory: TypeAlias = Callable[[Any], Any]
+"""A sync or async function of the turn's context (`TurnContext`) that makes its `deps`."""
+FUNCTION_TIMEOUT = 10.0
+"""Seconds that a condition or a dynamic text may take."""
 
 
 class Rule:
-    """A rule of the system prompt. `Rule(text)` always applies; `Rule(text, when=…)` only while its condition holds."""
+    """A rule of the system prompt.
+
+    Args:
+        text: The rule, or a function of the turn's context that returns it; an empty text leaves the rule out.
+        when: A function of the turn's context; the rule applies only while it returns True.
+    """
 
     __slots__ = ("text", "when")
 
-    def __init__(self, text: str, *, when: Condition | None = None) -> None:
-        if not text.strip():
-            raise ConfigError(f"invalid rule {text!r}: expected a text that is not blank")
+    def __init__(self, text: str | DynamicText, *, when: Condition | None = None) -> None:
+        if not callable(text) and (not isinstance(text, str) or not text.strip()):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ConfigError(f"invalid rule {text!r}: expected a text that is not blank, or a function of the context")
         if when is not None and not callable(when):
             raise ConfigError(f"invalid rule condition {when!r}: `when` must be a function of the context")
         self.text = text
         self.when = when
 
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether the rule may change from one request to the next."""
+        return self.when is not None or callable(self.text)
+
+    @property
+    def label(self) -> str:
+        """The text, or the name of the function that writes it."""
+        return self.text if isinstance(self.text, str) else describe_function(self.text)
+
+    async def applies(self, context: "Context") -> bool:
+        """Return whether the condition holds."""
+        if self.when is None:
+            return True
+        return bool(await call_with_context(self.when, context, f"the condition of rule {self.label!r}"))
+
+    async def render(self, context: "Context") -> str:
+        """Return the text for this context."""
+        if isinstance(self.text, str):
+            return self.text
+        return await render_text(self.text, context, f"rule {self.label!r}")
+
     def __repr__(self) -> str:
-        return f"Rule({self.text!r}{', when=…' if self.when else ''})"
+        return f"Rule({self.label!r}{', when=…' if self.when else ''})"
+
+
+def describe_function(function: Callable[..., Any]) -> str:
+    return getattr(function, "__qualname__", "") or type(function).__name__
+
+
+async def render_text(text: DynamicText, context: "Context", subject: str) -> str:
+    """Return a dynamic text for a context; an empty one if the function returns None."""
+    found: Any = await call_with_context(text, context, subject)
+    if found is not None and not isinstance(found, str):
+        raise PromptFailed(f"{subject} returned {type(found).__name__}: expected a text")
+    return found or ""
+
+
+async def call_with_context(function: Callable[[Any], Any], context: "Context", subject: str) -> Any:
+    """Call a function that the developer passed, with a time limit; raises PromptFailed, which names the `subject`."""
+    limit = asyncio.timeout(FUNCTION_TIMEOUT)
+    try:
+        async with limit:
+            return await invoke(function, context)
+    except TimeoutError as error:
+        if limit.expired():
+            raise PromptFailed(f"{subject} did not return within {FUNCTION_TIMEOUT:g} seconds") from error
+        raise PromptFailed(f"{subject} failed: {type(error).__name__}: {error}") from error
+    except Exception as error:
+        raise PromptFailed(f"{subject} failed: {type(error).__name__}: {error}") from error
 
 
 class RuleOrigin(msgspec.Struct, frozen=True):
@@ -199,7 +260,7 @@ class Context:
 
     async def applied_rules(self) -> list[Rule]:
         """Return the rules whose condition holds for this context now."""
-        return [rule for rule in self.rules if rule.when is None or await invoke(rule.when, self)]
+        return [rule for rule in self.rules if rule.when is None or await rule.applies(self)]
 
     async def explain(self) -> Explanation:
         """Return which context defines each rule, tool and value, what it overrides, and which rules do not apply."""
@@ -207,9 +268,9 @@ class Context:
         names = {id(context): self._label(context, index) for index, context in enumerate(lineage)}
         rules = [
             RuleOrigin(
-                text=rule.text,
+                text=rule.label,
                 source=names[id(context)],
-                applies=rule.when is None or bool(await invoke(rule.when, self)),
+                applies=await rule.applies(self),
                 conditional=rule.when is not None,
             )
             for context in lineage
@@ -245,6 +306,84 @@ class Context:
 
     def _own_values(self) -> dict[str, Any]:
         return {name: value for each in self._assigned for name, value in each.all().items()} | self._metadata.local()
+
+
+class TurnContext(Context, Generic[Deps]):
+    """The context of one turn, which conditions, dynamic prompts and hooks receive.
+
+    Rules and tools are those of the agent. What is set in `metadata` belongs to the session.
+
+    Attributes:
+        conversation: The conversation; `messages` are those of the agent's context, then its own.
+        user: The user for whom the turn runs; empty if none was named.
+        agent_id: The agent that answers.
+        run_id: The id of the turn.
+        deps: What the caller passed as `deps=…`.
+    """
+
+    __slots__ = ("_base", "agent_id", "conversation", "deps", "run_id", "user")
+
+    def __init__(
+        self,
+        base: Context,
+        conversation: Conversation,
+        *,
+        metadata: Metadata,
+        user: str = "",
+        agent_id: str = "",
+        run_id: str = "",
+        deps: Any = None,
+    ) -> None:
+        self.name = "the turn"
+        self._base = base
+        self._parents = (base,)
+        self._assigned = ()
+        self._metadata = metadata
+        self._rules, self._tools, self._messages = (), {}, []
+        self.conversation = conversation
+        self.user = user
+        self.agent_id = agent_id
+        self.run_id = run_id
+        self.deps: Deps = deps
+
+    def switch_agent(self, base: Context, agent_id: str) -> "TurnContext[Deps]":
+        """Return the context of the same turn for another agent, which continues it."""
+        if isinstance(self._metadata, SessionMetadata):
+            self._metadata.switch_agent(base.metadata)
+        return TurnContext(
+            base,
+            self.conversation,
+            metadata=self._metadata,
+            user=self.user,
+            agent_id=agent_id,
+            run_id=self.run_id,
+            deps=self.deps,
+        )
+
+    @property
+    def session(self) -> str:
+        """The key of the session."""
+        return self.conversation.id
+
+    @property
+    def rules(self) -> tuple[Rule, ...]:
+        return self._base.rules
+
+    @rules.setter
+    def rules(self, rules: Iterable[Rule | str]) -> None:
+        raise ConfigError("the rules of a turn cannot be changed: set them on the agent or on a context of its own")
+
+    def tool_map(self) -> Mapping[str, Tool]:
+        return self._base.tool_map()
+
+    @property
+    def messages(self) -> list[Message]:
+        own = self.conversation.messages
+        return [*self._base.messages, *own] if own is not self._base._messages else self._base.messages
+
+    @messages.setter
+    def messages(self, messages: Iterable[Message]) -> None:
+        raise ConfigError("the messages of a turn cannot be changed: they belong to its conversation")
 
 
 def _find_origins(names: Sequence[str], definitions: Sequence[Mapping[str, Any]]) -> tuple[Origin, ...]:

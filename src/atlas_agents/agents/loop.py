@@ -14,7 +14,6 @@ from typing import TypeAlias, cast
 
 import msgspec
 
-from atlas_agents.agents.context import Rule
 from atlas_agents.agents.history import Compaction, context_state, drop_stale_reasoning
 from atlas_agents.agents.options import HandoffPlan
 from atlas_agents.agents.output import Output
@@ -255,21 +254,22 @@ async def _system_prompt(run: Run) -> tuple[str, str]:
     the text before it, which vendors can cache.
     """
     rules = await run.context.applied_rules()
-    fixed = [rule for rule in rules if rule.when is None]
-    conditional = [rule for rule in rules if rule.when is not None]
-    pieces = [run.system_prompt, run.settings.system_prompt, _list_rules("Rules", fixed)]
+    fixed = [rule.label for rule in rules if not rule.is_dynamic]
+    dynamic = [text for rule in rules if rule.is_dynamic and (text := await rule.render(run.context))]
+    own, written = run.settings.system_prompt, await run.dynamic_prompt()
+    pieces = [run.system_prompt, "" if callable(own) else own, _list_rules("Rules", fixed)]
     pieces += [message.text for message in run.inherited_messages if message.role == "system"]
     stable = "\n\n".join([piece for piece in pieces if piece])
-    if not conditional and run.output is None:
+    if not dynamic and not written and run.output is None:
         return stable, stable
-    changing = [stable, _list_rules("Further rules" if fixed else "Rules", conditional)]
+    changing = [stable, written, _list_rules("Further rules" if fixed else "Rules", dynamic)]
     if run.output and run.phase.final and not run.provider.capabilities.structured:
         changing.append(run.output.instruction)
     return "\n\n".join([piece for piece in changing if piece]), stable
 
 
-def _list_rules(title: str, rules: Sequence[Rule]) -> str:
-    return "\n".join([f"{title}:", *[f"- {rule.text}" for rule in rules]]) if rules else ""
+def _list_rules(title: str, rules: Sequence[str]) -> str:
+    return "\n".join([f"{title}:", *[f"- {rule}" for rule in rules]]) if rules else ""
 
 
 async def _stream_reply(run: Run, request: base.Request) -> Message:

@@ -4,6 +4,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
+from atlas_agents.agents.context import DynamicText
 from atlas_agents.core.budgets import Budget
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.messages import ToolCall
@@ -28,7 +29,7 @@ class AgentSettings(msgspec.Struct, frozen=True):
     description: str = ""
     models: tuple[Model, ...] = ()
     retry: RetryPolicy = RetryPolicy()
-    system_prompt: str = ""
+    system_prompt: str | DynamicText = ""
     model_settings: ModelSettings = DEFAULT_SETTINGS
     tool_choice: str = "auto"
     reset_tool_choice: bool = True
@@ -94,6 +95,12 @@ class TurnOptions(msgspec.Struct, frozen=True):
     """How often an answer that does not match `output` may be corrected, instead of the agent's number."""
     budget: tuple[Budget, ...] | msgspec.UnsetType = msgspec.UNSET
     """Budgets of this turn, in addition to the others that apply."""
+    metadata: dict[str, Any] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="turn_metadata")
+    """Values that only this turn has, over those of the session and the agent."""
+    deps: Any = None
+    """What the caller passes to tools, rules and prompts: neither stored nor sent to a model."""
+    has_deps: bool | msgspec.UnsetType = msgspec.UNSET
+    """Whether the stored turn was sent with `deps`."""
     when_busy: WhenBusy = "queue"
     idempotency_key: str = ""
     """A message with a key that the session has seen before is not accepted again."""

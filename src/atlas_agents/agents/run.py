@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
-from atlas_agents.agents.context import Context
+from atlas_agents.agents.context import DepsFactory, TurnContext, call_with_context, render_text
 from atlas_agents.agents.history import (
     History,
     apply_summary,
@@ -24,7 +24,15 @@ from atlas_agents.agents.options import AgentSettings, TurnOptions
 from atlas_agents.agents.output import Output
 from atlas_agents.core.aio import finish_despite_cancel
 from atlas_agents.core.budgets import Reservation
-from atlas_agents.core.errors import ProviderError, SessionBusy, StoreError, StoreLost, UnreadableRow, failure_kind
+from atlas_agents.core.errors import (
+    ConfigError,
+    ProviderError,
+    SessionBusy,
+    StoreError,
+    StoreLost,
+    UnreadableRow,
+    failure_kind,
+)
 from atlas_agents.core.events import Event, HandedOff, PlanStep, StreamChunk, StreamReset, Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import (
@@ -105,7 +113,7 @@ class CallResult(NamedTuple):
     error: str | None = None
 
 
-_ACCEPTANCE_ONLY = ("when_busy", "idempotency_key")
+_ACCEPTANCE_ONLY = ("when_busy", "idempotency_key", "deps")
 _STORED_OPTIONS = tuple(
     (field.name, field.encode_name)
     for field in msgspec.structs.fields(TurnOptions)
@@ -119,6 +127,8 @@ def encode_run_request(messages: Sequence[Message], options: TurnOptions, output
     for name, key in _STORED_OPTIONS:
         if (value := getattr(options, name)) is not msgspec.UNSET:
             request[key] = value
+    if options.deps is not None:
+        request["has_deps"] = True
     request["output"] = msgspec.Raw(output_schema)
     return encode(request)
 
@@ -295,7 +305,7 @@ class Run:
         *,
         id: str,
         settings: AgentSettings,
-        context: Context,
+        context: TurnContext[Any],
         conversation: Conversation,
         lock: SessionLock,
         inherited_messages: Sequence[Message],
@@ -310,6 +320,7 @@ class Run:
         options: TurnOptions,
         switch_agent: "Callable[[Run, str], None]",
         find_provider: Callable[[str], Provider],
+        make_deps: DepsFactory | None = None,
         resumed: bool = False,
     ) -> None:
         self.id = id
@@ -338,8 +349,9 @@ class Run:
         self.texts: list[str] = []
         self.draft = MessageDraft()
         self.find_provider = find_provider
+        self._make_deps = make_deps
         self._switch_agent = switch_agent
-        self._call_ids: set[str] = set()
+        self._call_ids, self._written_prompts = set[str](), dict[str, str]()
         self._unreadable_rounds = 0
 
     def build_result(self, reply: Message | None, error: str | None) -> RunResult:
@@ -451,7 +463,31 @@ class Run:
         self.refresh_messages()
         if self.options.team.stays and (speaker := _last_speaker(self.conversation.messages)):
             self._switch_agent(self, speaker)
+        await self._prepare_deps()
         return first
+
+    async def _prepare_deps(self) -> None:
+        """Have the developer's function make `deps` for a turn that was sent without them, or is resumed."""
+        if self.options.deps is not None:
+            return
+        if self._make_deps is not None:
+            made: Any = await call_with_context(self._make_deps, self.context, "the deps function of the Atlas")
+            self.context.deps = self.scope.deps = made
+        elif self.options.has_deps is True:
+            raise ConfigError(
+                "the turn was sent with deps=…, which are not stored, and cannot be resumed without them: pass "
+                "Atlas(deps=…) a function that makes them"
+            )
+
+    async def dynamic_prompt(self) -> str:
+        """Return what the agent's system prompt function writes, once per turn; empty if the prompt is a plain text."""
+        prompt, agent_id = self.settings.system_prompt, self.settings.id
+        if not callable(prompt):
+            return ""
+        if agent_id not in self._written_prompts:
+            written = await render_text(prompt, self.context, f"the system prompt of agent {agent_id!r}")
+            self._written_prompts[agent_id] = written
+        return self._written_prompts[agent_id]
 
     def refresh_messages(self) -> None:
         """Apply the newest summary and the note in place of cleared tool results to what the model is sent."""

@@ -256,6 +256,10 @@ class TurnRunner:
     ) -> Run:
         """Create a turn, which has no effect until it is run or started. `row` is that of a run to resume."""
         agent = self._agents.resolve(agent_id)
+        if options.deps is not None and self._dispatcher.is_remote and isinstance(session, str):
+            raise ConfigError(
+                "deps=… cannot be sent to the processes of a cluster: pass Atlas(deps=…) a function that makes them"
+            )
         run = self._runtime.create_run(
             agent,
             agent.context,

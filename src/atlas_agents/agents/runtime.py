@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from atlas_agents.agents.context import Context
+from atlas_agents.agents.context import Context, DepsFactory, TurnContext
 from atlas_agents.agents.history import History
 from atlas_agents.agents.hooks import Interceptor, Interceptors, Subscribers
 from atlas_agents.agents.options import DEFAULT_OPTIONS, WHEN_BUSY, AgentSettings, TurnOptions
@@ -30,6 +30,7 @@ from atlas_agents.core.budgets import (
 from atlas_agents.core.errors import ConfigError, NotFound
 from atlas_agents.core.events import Event, MessageStored
 from atlas_agents.core.messages import Conversation, Message, new_id
+from atlas_agents.core.metadata import Metadata, SessionMetadata
 from atlas_agents.core.paths import Environment
 from atlas_agents.core.store import BudgetLimit, Chain, RunRow, Store
 from atlas_agents.core.tenancy import TeamServices
@@ -97,6 +98,7 @@ class AgentRuntime:
         registry: Registry | None = None,
         prices: Mapping[str, Price] | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        make_deps: DepsFactory | None = None,
     ) -> None:
         self.find_agent = find_agent
         self.shared = shared
@@ -124,6 +126,7 @@ class AgentRuntime:
         )
         self.subscribers = Subscribers(self.governance.redactor.trace)
         self._registry = registry
+        self._make_deps = make_deps
         self._root_limits: dict[str, Sequence[BudgetLimit]] = {}
         self._pools: weakref.WeakKeyDictionary[Any, dict[bool, Failover]] = weakref.WeakKeyDictionary()
 
@@ -141,13 +144,23 @@ class AgentRuntime:
         id: str | None = None,
         durable: bool = False,
         row: RunRow | None = None,
+        own_metadata: bool = True,
     ) -> Run:
         """Create a run that has not started yet; a missing model or key is reported now.
 
         `row` is that of an earlier accepted run to resume. With `durable`, the run is journaled if there is a store.
+        What tools and rules set in the metadata belongs to the session, or without `own_metadata` to the context.
         """
         run_id = id or new_id()
+        journaled = durable and self.store is not None
         inherited = context.messages if inherited_messages is None else inherited_messages
+        metadata = context.metadata
+        if own_metadata:
+            turn = options.metadata or {}
+            metadata = SessionMetadata(metadata, conversation.metadata, stored=journaled, turn=turn)
+        context = TurnContext(
+            context, conversation, metadata=metadata, user=user, agent_id=agent.id, run_id=run_id, deps=options.deps
+        )
         settings = _settings_for(agent.settings, options)
         if headers := settings.model_settings.extra_headers:
             self.governance.redactor.add_secrets(*headers.values())
@@ -161,12 +174,13 @@ class AgentRuntime:
             if options.call
             else self._collect_tools(context, settings, options.team.hands_to or settings.hands_off_to),
             conversation=conversation,
-            metadata=context.metadata,
+            metadata=metadata,
+            deps=options.deps,
             emit=emit,
             count_usage=meter.add,
             open_budget=partial(self._open_budget, options),
             load_limits=self._load_limits,
-            journal=self._create_journal(run_id, conversation, emit, row) if durable else None,
+            journal=self._create_journal(run_id, conversation, emit, row, metadata) if durable else None,
             asks=options.asks,
             chain=options.chain,
             inherited=inherited,
@@ -191,6 +205,7 @@ class AgentRuntime:
             options=options,
             switch_agent=self._switch_agent,
             find_provider=lambda model: self._failover_for(agent, settings, model).for_turn(self.clock),
+            make_deps=self._make_deps,
             resumed=row is not None,
         )
 
@@ -242,7 +257,8 @@ class AgentRuntime:
         settings, context = _with_model_settings(agent.settings, run.options), agent.context
         if run.scope.budget is not None:
             run.scope.budget.switch_agent(agent_id, run.settings.budget, settings.budget)
-        run.settings, run.context, run.inherited_messages = settings, context, context.messages
+        run.settings, run.inherited_messages = settings, context.messages
+        run.context = run.context.switch_agent(context, agent_id)
         run.provider = self._failover_for(agent, settings).for_turn(self.clock)
         others = settings.hands_off_to if run.handoffs + 1 < MAX_HANDOFFS else ()
         actor = Actor(settings.id, settings.role, run.scope.actor.user, self.tenant)
@@ -257,7 +273,12 @@ class AgentRuntime:
         return {**tools, HAND_OFF: hand_off_tool(found)} if found else tools
 
     def _create_journal(
-        self, run_id: str, conversation: Conversation, emit: Callable[[Event], None], row: RunRow | None
+        self,
+        run_id: str,
+        conversation: Conversation,
+        emit: Callable[[Event], None],
+        row: RunRow | None,
+        metadata: Metadata,
     ) -> Journal | None:
         if self.store is None:
             return None
@@ -275,6 +296,7 @@ class AgentRuntime:
             clock=self.clock,
             shared=self.shared,
             quarantine=self.quarantine,
+            metadata=metadata if isinstance(metadata, SessionMetadata) else None,
         )
 
     async def answer(self, approval_id: str, answer: Answer) -> Question:

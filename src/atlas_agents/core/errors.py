@@ -12,6 +12,7 @@ AtlasError
 │   └── ModelUnavailable the caller: a local model is not installed or cannot run
 ├── BrokenHistory        the caller: a request would have sent a tool call without its result; it was not sent
 ├── BadOutput            the caller: the answer does not match the schema, even after a repair
+├── PromptFailed         the caller: a rule's condition, a dynamic prompt or a deps function failed; names it
 ├── Refused              the caller: an interceptor refused the message or request
 ├── Cancelled            the caller awaiting the reply of a cancelled turn
 ├── ScriptExhausted      the author of a test: the scripted model has no reply left
@@ -172,6 +173,10 @@ class BrokenHistory(AtlasError):
 
 class BadOutput(AtlasError):
     """The answer does not match the requested schema."""
+
+
+class PromptFailed(AtlasError):
+    """A function that the developer passed for a rule, a prompt or `deps` failed or took too long."""
 
 
 class Refused(AtlasError):

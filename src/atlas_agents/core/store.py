@@ -407,6 +407,14 @@ class PutSession(msgspec.Struct, frozen=True, tag=True):
     metadata: dict[str, Any] | None = None
 
 
+class SetSessionMetadata(msgspec.Struct, frozen=True, tag=True):
+    """Set values in the metadata of a session, and delete keys; the other values stay. The result is the session."""
+
+    key: str
+    values: dict[str, Any]
+    deleted: tuple[str, ...] = ()
+
+
 class NameSession(msgspec.Struct, frozen=True, tag=True):
     """Name a session that has no name. Its result is the session, or None if it is gone or has a name."""
 
@@ -724,6 +732,7 @@ class Prune(msgspec.Struct, frozen=True, tag=True):
 
 Write: TypeAlias = (
     PutSession
+    | SetSessionMetadata
     | NameSession
     | DropSession
     | AddMessage

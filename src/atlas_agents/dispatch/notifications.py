@@ -92,7 +92,7 @@ def _record_notifications(tenant: str, write: store.Write) -> Iterable[Notificat
     match write:
         case store.AddAudit():
             yield Notification("audit", tenant, "")
-        case store.DropSession(key=key) | store.NameSession(key=key):
+        case store.DropSession(key=key) | store.NameSession(key=key) | store.SetSessionMetadata(key=key):
             yield Notification("session", tenant, "", key)
         case store.PutSession(key=key) if write != store.PutSession(key):
             yield Notification("session", tenant, "", key)

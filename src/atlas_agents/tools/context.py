@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, cast
 
 from atlas_agents.core.approvals import Filled, Form
 from atlas_agents.core.errors import BadTool, ToolFailed
@@ -42,15 +42,29 @@ async def _reject_form(form: Form) -> Filled:
     raise BadTool("cannot show a form from a worker process: make the tool async")
 
 
+class _InWorker:
+    """Stands for `deps` in a worker process."""
+
+
+if TYPE_CHECKING:  # the default needs Python 3.13 or typing_extensions
+    from typing_extensions import TypeVar
+
+    Deps = TypeVar("Deps", default=Any)
+else:
+    from typing import TypeVar
+
+    Deps = TypeVar("Deps")
 _COPIED = (
     *("conversation", "agent", "run_id", "call_id", "tenant_id", "metadata", "user", "approved", "chain"),
     "untrusted",
 )
 
 
-class ToolContext:
+class ToolContext(Generic[Deps]):
     """The call that a tool executes: its conversation, agent, run, tenant and user.
 
+    `ToolContext[Deps]` gives `deps`, what the caller passed as `deps=…`, its type. What is set in `metadata` belongs to
+    the session.
     `idempotency_key` is the same for every try of this call. `chain` lists the delegations that led to this turn.
     `approved` is True if a person approved the call. `team_services` is None without a store. `untrusted` lists the
     sources of untrusted content in the session.
@@ -60,6 +74,7 @@ class ToolContext:
         *(
             "_ask",
             "_count",
+            "_deps",
             "_mark",
             "_note",
             "_report",
@@ -96,7 +111,9 @@ class ToolContext:
         chain: Chain = NO_CHAIN,
         team_services: TeamServices | None = None,
         writes: list[Write] | None = None,
+        deps: Any = _InWorker,
     ) -> None:
+        self._deps = deps
         self.conversation = conversation
         self.agent = agent
         self.run_id = run_id
@@ -117,6 +134,13 @@ class ToolContext:
         self._count = count
         self._reserve = reserve
         self._writes = writes
+
+    @property
+    def deps(self) -> Deps:
+        """What the caller of the turn passed as `deps=…`, or None. It is not available in worker processes."""
+        if self._deps is _InWorker:
+            raise BadTool("deps are not available in a worker process: make the tool async, or set in_process=True")
+        return cast(Deps, self._deps)
 
     def progress(self, message: str) -> None:
         """Report progress to the subscribers of the turn."""

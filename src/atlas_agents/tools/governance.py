@@ -103,7 +103,7 @@ class ToolScope:
             "governance",
             "journal",
         ),
-        *("metadata", "repeats", "run_id", "slots", "tools"),
+        *("deps", "metadata", "repeats", "run_id", "slots", "tools"),
     )
 
     def __init__(
@@ -124,8 +124,11 @@ class ToolScope:
         asks: bool = True,
         chain: Chain = NO_CHAIN,
         inherited: Sequence[Message] = (),
+        deps: Any = None,
     ) -> None:
         self.journal = journal
+        self.deps = deps
+        """What the caller passed for tools, rules and prompts; neither sent to a model nor stored."""
         self.budget: TurnBudget | None = None
         """The budgets of the turn, once it is open; None if nothing limits it."""
         self._open_budget = open_budget

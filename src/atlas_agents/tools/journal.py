@@ -22,6 +22,7 @@ from atlas_agents.core.budgets import TurnBudget
 from atlas_agents.core.events import Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Conversation, Message, Text, Thinking, ToolCall, ToolResult
+from atlas_agents.core.metadata import SessionMetadata
 from atlas_agents.tools.audit import AuditEntry
 
 logger = logging.getLogger(__name__)
@@ -356,6 +357,8 @@ class Journal:
     """Settles what the run used with the next step."""
     restored_usage = _NO_USAGE
     """What the recorded steps of earlier processes used."""
+    _session_row: records.Session | None = None
+    """The session as it was when this run was accepted and started."""
 
     def __init__(
         self,
@@ -369,13 +372,14 @@ class Journal:
         clock: Clock = SYSTEM_CLOCK,
         shared: bool = False,
         quarantine: Quarantine | None = None,
+        metadata: SessionMetadata | None = None,
     ) -> None:
+        self._metadata = metadata
         self._quarantine = quarantine or Quarantine()
         self._isolation: Alarm | None = None
         """Ends the quarantine of this run, while it is resumed alone."""
         self._tasks = BackgroundTasks("journal", expected=errors.StoreError)
-        self._store = store
-        self._tenant = tenant
+        self._store, self._tenant = store, tenant
         self._run_id = run_id
         self._session = session
         self._row = row
@@ -431,15 +435,18 @@ class Journal:
 
     async def _accept(self, run: records.AcceptRun, start: list[records.Write]) -> records.RunRow:
         try:
-            _, row, *more = await self._store.commit(self._tenant, [records.PutSession(self._session), run, *start])
+            session, row, *more = await self._store.commit(
+                self._tenant, [records.PutSession(self._session), run, *start]
+            )
         except errors.StoreLost as lost:
             found = await self._store.run(self._tenant, self._run_id) if lost.unclear else None
             if found is None:
                 raise
-            row, more = found, [found.epoch] if start else []
+            session, row, more = None, found, [found.epoch] if start else []
         if row.id == self._run_id:
             self._row, self._epoch = row, more[0] if more else 0
             if start:
+                self._session_row = session
                 self._notify_stored(self._first_messages)
         return row
 
@@ -492,7 +499,12 @@ class Journal:
         """
         if self._shared or conversation not in _loaded:
             conversation.messages[:] = await self._load_history()
+            if self._session_row is None:
+                self._session_row = await self._committer.read(lambda: self._store.session(self._tenant, self._session))
             _loaded.add(conversation)
+        if self._session_row is not None:
+            conversation.metadata.clear()
+            conversation.metadata.update(self._session_row.metadata)
         if self._epoch == 0 and self._row is not None:
             await self._resume(self._row)
         return self._first_messages
@@ -707,10 +719,15 @@ class Journal:
         pending, self._pending = self._pending, []  # messages added during the commit go with the next step
         settled = self.budget.take_settled() if self.budget is not None else []
         step = records.AddJournal(self._run_id, self._epoch, kind, key, payload)
+        changes = self._metadata.take_changes() if self._metadata is not None else None
+        if changes is not None:
+            more = (*more, records.SetSessionMetadata(self._session, *changes))
         try:
             await self._committer.commit(self._tenant, [*self._message_writes(pending), step, *settled, *more], step)
         except BaseException:
             self._pending[:0] = pending
+            if changes is not None and self._metadata is not None:
+                self._metadata.put_back(changes)
             if self.budget is not None:
                 self.budget.put_back(settled)
             raise

@@ -453,6 +453,7 @@ class ToolCallExecution:
             call_id=approved.call.id,
             tenant_id=scope.actor.tenant,
             metadata=scope.metadata,
+            deps=scope.deps,
             report=partial(loop.call_soon_threadsafe, self._report_progress)
             if runs_in_thread
             else self._report_progress,

@@ -251,7 +251,8 @@ def _docstring_owner(function: Any) -> Any:
 def is_context(annotation: Any) -> bool:
     """Return whether a parameter receives the ToolContext; `ToolContext | None` counts."""
     kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType, Annotated) else (annotation,)
-    return any(isinstance(kind, type) and issubclass(kind, ToolContext) for kind in kinds)
+    classes = (get_origin(kind) or kind for kind in kinds)
+    return any(isinstance(each, type) and issubclass(each, ToolContext) for each in classes)
 
 
 def _annotated_description(annotation: Any) -> str | None:

@@ -23,6 +23,8 @@ _CHANGES = ", ".join(
 PUT_SESSION = f"""
 {t.SESSIONS.insert(updated_at=_NEXT_UPDATED_AT)}
 ON CONFLICT (tenant, key) DO UPDATE SET {_CHANGES}, updated_at = {_NEXT_UPDATED_AT} RETURNING {t.SESSIONS.columns}"""
+SET_SESSION_METADATA = f"""UPDATE sessions SET metadata = :metadata, updated_at = {_NEXT_UPDATED_AT}
+WHERE tenant = :tenant AND key = :key RETURNING {t.SESSIONS.columns}"""
 NAME_SESSION = f"""UPDATE sessions SET label = :label, updated_at = {_NEXT_UPDATED_AT}
 WHERE tenant = :tenant AND key = :key AND label = '' RETURNING {t.SESSIONS.columns}"""
 DROP_SESSION = "DELETE FROM sessions WHERE tenant = :tenant AND key = :session RETURNING key"

@@ -50,12 +50,27 @@ def _put_session(context: WriteContext, write: store.PutSession) -> Steps[store.
     given = {name: value for name in write.__struct_fields__ if (value := getattr(write, name)) is not None}
     if write.label is not None:
         given["label"] = clean_text(write.label)
-    try:
-        values = tables.SESSIONS.values(store.Session(**given, created_at=context.now))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise StoreError(f"the metadata of session {write.key!r} cannot be encoded as JSON: {error}") from error
+    values = _encode_session(store.Session(**given, created_at=context.now))
     new = {f"new_{name}": values[name] if name in given else None for name in write.__struct_fields__}
     (row,) = yield context.bind(sql.PUT_SESSION, **values, **new)
+    return tables.SESSIONS.decode(row)
+
+
+def _encode_session(session: store.Session) -> dict[str, Any]:
+    try:
+        return tables.SESSIONS.values(session)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise StoreError(f"the metadata of session {session.key!r} cannot be encoded as JSON: {error}") from error
+
+
+def _set_session_metadata(context: WriteContext, write: store.SetSessionMetadata) -> Steps[store.Session]:
+    session = tables.SESSIONS.first((yield context.bind(sql.SESSION, key=write.key)))
+    if session is None:
+        raise _not_found("session", write.key)
+    kept = {key: value for key, value in session.metadata.items() if key not in write.deleted}
+    changed = msgspec.structs.replace(session, metadata={**kept, **write.values})
+    encoded = _encode_session(changed)["metadata"]
+    (row,) = yield context.bind(sql.SET_SESSION_METADATA, key=write.key, metadata=encoded, now=context.now)
     return tables.SESSIONS.decode(row)
 
 
@@ -551,6 +566,7 @@ def _split_batches(items: Sequence[T], sizes: Sequence[int]) -> Iterator[Sequenc
 
 _STEPS: dict[type, Callable[[WriteContext, Any], Steps[Any]]] = {
     store.PutSession: _put_session,
+    store.SetSessionMetadata: _set_session_metadata,
     store.NameSession: _name_session,
     store.DropSession: _drop_session,
     store.AddMessage: _add_message,
