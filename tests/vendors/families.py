@@ -77,7 +77,7 @@ _FAMILIES = (
         OpenAIChatDouble,
         settings=ModelSettings(effort="none"),
         missing={"thinking kept": "not offered by the vendor: reasoning is turned off, with one warning"},
-        notes={"tools": UNREASONED, "parallel calls": UNREASONED},
+        notes={"tools": UNREASONED, "parallel calls": UNREASONED, "caching": AUTOMATIC},
     ),
     Family(
         "GPT-4.1",
@@ -117,7 +117,6 @@ _FAMILIES = (
         "openrouter/anthropic/claude-opus-5.5",
         OpenRouterDouble,
         '"signature":"signed I look it up."',
-        notes={"caching": AUTOMATIC},
     ),
     Family(
         "vLLM and other self-hosted servers",

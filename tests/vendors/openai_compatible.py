@@ -23,7 +23,9 @@ class OpenRouterDouble(OpenAIChatDouble):
     each in several deltas of the same index, with an encrypted one at the end.
     """
 
-    fields: ClassVar[set[str]] = OpenAIChatDouble.fields | {"reasoning", "provider", "models", "plugins", "usage"}
+    fields: ClassVar[set[str]] = OpenAIChatDouble.fields | {
+        *("reasoning", "provider", "models", "plugins", "usage", "cache_control"),
+    }
     message_fields: ClassVar[dict[str, set[str]]] = {
         **OpenAIChatDouble.message_fields,
         "assistant": {*_ASSISTANT, "reasoning", "reasoning_details"},
@@ -50,6 +52,13 @@ class OpenRouterDouble(OpenAIChatDouble):
         if expected is not None and message.get("reasoning_details") != expected:
             refuse("thinking blocks in the latest assistant message cannot be modified", code="400")
         return ids
+
+    def count_usage(self, body: dict[str, Any], answer: Answer) -> dict[str, Any]:
+        """Claude's cache has to be asked for: openrouter.ai/docs/features/prompt-caching; microsoft/vscode#312939."""
+        usage = super().count_usage(body, answer)
+        if body["model"].startswith("anthropic/") and '"cache_control"' not in json.dumps(body):
+            usage["prompt_tokens_details"]["cached_tokens"] = 0
+        return usage
 
     def reasoning_deltas(self, answer: Answer) -> list[dict[str, Any]]:
         deltas: list[dict[str, Any]] = []

@@ -70,9 +70,9 @@ async def complete(vendor: AnthropicDouble, model: str, *messages: Message, **fi
         await provider.close()
 
 
-def change_prompt(atlas: Atlas) -> None:
+def change_agent(atlas: Atlas, prompt: str = "Be kind.", *tools: Any) -> None:
     models = list(atlas.agents[0].settings.models)
-    atlas.set_agent(Agent("assistant", providers=models, tools=[weather], system_prompt="Be kind."))
+    atlas.set_agent(Agent("assistant", providers=models, tools=[weather, *tools], system_prompt=prompt))
 
 
 def done(chunks: list[base.Chunk]) -> base.DoneChunk:
@@ -247,7 +247,23 @@ async def test_more_output_than_a_model_can_give_is_reduced_with_one_warning(cap
 async def test_thinking_behind_a_changed_prefix_is_dropped_by_the_vendor(model: str) -> None:
     async with AnthropicDouble(PARIS, SUNNY, SUNNY) as vendor, open_atlas(vendor, model) as atlas:
         await atlas.ask("Weather in Paris?")
-        change_prompt(atlas)
+        change_agent(atlas)
+        assert (await atlas.ask("And now?")).text == "Sunny."
+        assert vendor.refusals == []
+        assert vendor.dropped == ["messages.1.content.0"]
+
+
+async def test_thinking_behind_changed_tools_is_dropped_by_the_vendor() -> None:
+    """pydantic-ai#7989."""
+
+    @tool
+    async def look() -> str:
+        """Look out of the window."""
+        return "sunny"
+
+    async with AnthropicDouble(PARIS, SUNNY, SUNNY) as vendor, open_atlas(vendor, "claude-opus-5-5") as atlas:
+        await atlas.ask("Weather in Paris?")
+        change_agent(atlas, "Be brief.", look)
         assert (await atlas.ask("And now?")).text == "Sunny."
         assert vendor.refusals == []
         assert vendor.dropped == ["messages.1.content.0"]
@@ -260,7 +276,7 @@ async def test_thinking_behind_a_changed_prefix_is_dropped_here_where_the_vendor
         open_atlas(vendor, "claude-opus-5-5") as atlas,
     ):
         await atlas.ask("Weather in Paris?")
-        change_prompt(atlas)
+        change_agent(atlas)
         assert (await atlas.ask("And now?")).text == "Yes."
         assert len(vendor.refusals) == 1
         assert (await atlas.ask("And now?")).text == "Sunny."

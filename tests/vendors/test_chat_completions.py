@@ -595,6 +595,26 @@ def test_cache_key_is_sent_to_openai_and_where_it_was_asked_for(url: str, cache:
 
 
 @pytest.mark.parametrize(
+    ("model", "cache", "sent"),
+    [
+        ("anthropic/claude-opus-5.5", None, {"type": "ephemeral"}),
+        ("anthropic/claude-opus-5.5", "1h", {"type": "ephemeral", "ttl": "1h"}),
+        ("anthropic/claude-opus-5.5", "off", None),
+        ("x-ai/grok-4.7", None, None),
+    ],
+)
+async def test_cache_of_claude_is_asked_for_at_openrouter(model: str, cache: Any, sent: Any) -> None:
+    """microsoft/vscode#312939."""
+    async with (
+        OpenRouterDouble(Answer("Hi.")) as double,
+        Atlas([agent(provider(double, model), settings=ModelSettings(cache=cache))]) as atlas,
+    ):
+        await atlas.ask("Hi.")
+    assert double.refusals == []
+    assert double.bodies[0].get("cache_control") == sent
+
+
+@pytest.mark.parametrize(
     ("vendor", "model"), [(DeepSeekDouble, "deepseek-v4-pro"), (GeminiChatDouble, "gemini-3.1-pro")]
 )
 async def test_rules_of_a_model_apply_behind_a_proxy(vendor: type[OpenAIChatDouble], model: str) -> None:

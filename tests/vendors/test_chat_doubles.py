@@ -9,7 +9,7 @@ import pytest
 from vendors.common import KEY, Answer, Refusal, VendorRequest
 from vendors.deepseek import DeepSeekDouble
 from vendors.openai_chat import OpenAIChatDouble
-from vendors.openai_compatible import GeminiChatDouble, GroqDouble, MistralDouble, OpenRouterDouble
+from vendors.openai_compatible import GeminiChatDouble, GroqDouble, MistralDouble, OpenRouterDouble, VLLMDouble
 
 TOOL: dict[str, Any] = {
     "type": "function",
@@ -19,6 +19,8 @@ CALL: dict[str, Any] = {"id": "abcdefghi", "type": "function", "function": {"nam
 CALLED = [{"role": "user", "content": "Look."}, {"role": "assistant", "content": None, "tool_calls": [CALL]}]
 RESULT = {"role": "tool", "tool_call_id": "abcdefghi", "content": "Nothing."}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+
+PDF = {"type": "file", "file": {"filename": "a.pdf", "file_data": "data:application/pdf;base64,aGk="}}
 
 
 def user(*parts: dict[str, Any]) -> list[dict[str, Any]]:
@@ -78,6 +80,12 @@ REFUSED: list[tuple[type[OpenAIChatDouble], str, dict[str, Any]]] = [
         "openai/gpt-oss-120b",
         {"messages": [{"role": "assistant", "content": "a", "reasoning_content": "b"}]},
     ),
+    (DeepSeek, "deepseek-v4-pro", {"messages": user(IMAGE)}),
+    (MistralDouble, "mistral-large", {"messages": user(PDF)}),
+    (GroqDouble, "openai/gpt-oss-120b", {"messages": user(IMAGE)}),
+    (GroqDouble, "meta-llama/llama-4-maverick", {"messages": user(PDF)}),
+    (VLLMDouble, "Qwen/Qwen4-32B", {"messages": user(IMAGE)}),
+    (VLLMDouble, "Qwen/Qwen4-VL-32B", {"messages": user(PDF)}),
     (OpenRouterDouble, "x-ai/grok-4.7", {"reasoning": {"effort": "low", "max_tokens": 9}}),
 ]
 

@@ -14,7 +14,7 @@ import pytest
 import family_page
 from atlas_agents import Cancelled, Compaction, File, History, Image, ModelSettings, Thinking, tool, user
 from vendors.common import Answer
-from vendors.families import FAMILIES, TYPES, Family, answer_as, check_long_session, weather
+from vendors.families import AUTOMATIC, FAMILIES, TYPES, Family, answer_as, check_long_session, weather
 
 PNG = Image.of(b"\x89PNG", "image/png")
 PDF = File.of(b"%PDF", "bill.pdf")
@@ -98,6 +98,8 @@ async def test_beginning_of_a_conversation_is_read_from_the_cache(family: Family
     assert double.refusals == []
     assert first.get("cached", 0) == 0
     assert second["cached"] > 6000
+    asks = [b'"prompt_cache_key"' in each.raw or b'"cache_control"' in each.raw for each in double.requests]
+    assert asks == [family.notes.get("caching") != AUTOMATIC] * 2
 
 
 @column("typed output")

@@ -81,11 +81,15 @@ class ChatVariant(msgspec.Struct, frozen=True):
     """The Responses API serves all requests, because chat completions return no reasoning."""
     cache_key: bool = False
     """A key routes requests with the same beginning to the same cache."""
+    cache_control: bool = False
+    """A field asks for the cache of models that do not use it by themselves."""
 
 
 _VENDORS = (
     ChatVariant("openai", ("api.openai.com", "openai.azure.com", "services.ai.azure.com"), cache_key=True),
-    ChatVariant("openrouter", ("openrouter.ai",), limit="max_tokens", effort="reasoning", reads_files=True),
+    ChatVariant(
+        "openrouter", ("openrouter.ai",), limit="max_tokens", effort="reasoning", reads_files=True, cache_control=True
+    ),
     ChatVariant("xai", ("api.x.ai",), responses=True),
     ChatVariant("groq", ("api.groq.com",)),
     ChatVariant(
@@ -489,6 +493,8 @@ def _encode_fields(request: base.Request, profile: ModelProfile, variant: ChatVa
     wants_cache = settings.cache != "off" and (variant.cache_key or settings.cache is not None)
     if wants_cache and "cache" not in request.without and (key := base.make_cache_key(request)):
         fields["prompt_cache_key"] = key
+    if variant.cache_control and profile.cache_marks and settings.cache != "off" and "cache" not in request.without:
+        fields["cache_control"] = {"type": "ephemeral", **({"ttl": "1h"} if settings.cache == "1h" else {})}
     return fields | _encode_effort(request, profile, variant)
 
 
