@@ -1,5 +1,6 @@
 """Model settings on every wire, against the strict doubles: where each is sent, and what is dropped."""
 
+import json
 import logging
 from collections.abc import Callable
 from functools import partial
@@ -215,6 +216,33 @@ async def test_refused_setting_is_dropped_once_and_for_all(
         assert [_find(body, field) is not None for body in vendor.bodies] == [True, False, False]
     warnings = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert len(warnings) == 1 and f"setting={next(iter(settings))}" in warnings[0]
+
+
+# Reasoning
+
+SIGNATURE = "messages.1.content.0: Invalid `signature` in `thinking` block"
+
+
+@pytest.mark.parametrize(
+    ("wire", "model", "event"),
+    [
+        ("anthropic", "claude-opus-5-5", {"error": {"type": "invalid_request_error", "message": SIGNATURE}}),
+        ("responses", "gpt-5.6", {"code": "invalid_encrypted_content", "message": "The content is not verified."}),
+        ("deepseek", "deepseek-v4-pro", {"error": {"code": 400, "message": SIGNATURE}}),
+    ],
+)
+async def test_reasoning_that_a_stream_refuses_is_not_returned(wire: str, model: str, event: dict[str, Any]) -> None:
+    data = json.dumps({"type": "error", **event})
+    refusal = Answer(events=(f"event: error\ndata: {data}\n\n".encode(),))
+    async with WIRES[wire].double(Answer("Hi.", thinking=("Hm.",)), refusal, HELLO) as vendor:
+        async with Atlas([Agent("a", model=WIRES[wire].connect(vendor, model), settings={"effort": "high"})]) as atlas:
+            await atlas.ask("Hi")
+            stream = atlas.send("Well?")
+            names = [event.type async for event in stream]
+            assert (await stream.reply()).text == "Hello."
+        assert "stream:reset" not in names
+        sent = [json.dumps(body) for body in vendor.bodies]
+        assert ["Hm." in each or 'encrypted_content":' in each for each in sent] == [False, True, False]
 
 
 # Strict tools

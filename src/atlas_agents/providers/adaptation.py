@@ -361,8 +361,10 @@ def _has_images(message: Message) -> bool:
 
 def refuses_reasoning(error: ProviderError) -> bool:
     """Return whether an error refuses the reasoning that the request returned to the model."""
+    if error.status not in (400, 404, None):  # None: in a stream
+        return False
     message = f"{error.code} {error}".lower()
-    return error.status in (400, 404) and any(phrase in message for phrase in _REFUSED_REASONING)
+    return any(phrase in message for phrase in _REFUSED_REASONING)
 
 
 def _is_about_output(error: ProviderError, message: str) -> bool:

@@ -167,6 +167,9 @@ class AnthropicReader:
         self._cache_written_1h = 0
         self._counted = False
 
+    def renew(self) -> "AnthropicReader":
+        return AnthropicReader()
+
     def feed(self, piece: bytes) -> list[base.Chunk]:
         chunks: list[base.Chunk] = []
         for name, data in self._events.feed(piece):

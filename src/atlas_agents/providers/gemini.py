@@ -143,6 +143,11 @@ class GeminiReader:
         self._model = ""
         self._text_length = 0
 
+    def renew(self) -> "GeminiReader":
+        """Return this reader, which a request continues: nothing was read of a refused one."""
+        self._events = http.EventSplitter()
+        return self
+
     def feed(self, piece: bytes) -> list[base.Chunk]:
         chunks: list[base.Chunk] = []
         for name, data in self._events.feed(piece):

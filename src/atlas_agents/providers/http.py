@@ -396,6 +396,10 @@ class StreamReader(Protocol):
     closed: bool
     """The vendor announced the end of the stream. A reader may also have `is_reasoning`: events may be far apart."""
 
+    def renew(self) -> "StreamReader":
+        """Return a reader of the same kind for the response to the same request, sent again."""
+        ...
+
     def feed(self, piece: bytes) -> list[Chunk]: ...
 
     def decode_body(self, body: bytes) -> list[Chunk]:
@@ -419,10 +423,12 @@ async def exchange(
     """Make one request. Raises ProviderError, with the keys redacted from the server's message.
 
     `headers` may be a function, which is called for each attempt and may add to `keys`. `correct` is called with the
-    error of a refused request; the body that it returns is sent instead, until it returns None.
+    error of a refused request, also one that a stream begins with; the body that it returns is sent instead, until it
+    returns None.
     """
     try:
         while True:
+            started = False
             sent = await headers() if callable(headers) else headers
             async with http.request("POST", url, sent, body) as response:
                 if response.status != 200:
@@ -433,17 +439,23 @@ async def exchange(
                         yield chunk
                     return
                 else:
-                    async for piece in _read_pieces(response, reader):
-                        for chunk in reader.feed(piece):
+                    try:
+                        async for piece in _read_pieces(response, reader):
+                            for chunk in reader.feed(piece):
+                                started = True
+                                yield chunk
+                        for chunk in reader.finish():
                             yield chunk
-                    for chunk in reader.finish():
-                        yield chunk
-                    return
+                        return
+                    except ProviderError as failure:
+                        if started:
+                            raise
+                        error = failure
             remove_key(error, *keys)  # before it is logged
             corrected = correct(error) if correct else None
             if corrected is None:
                 raise error
-            body = corrected
+            body, reader = corrected, reader.renew()
     except ProviderError as error:
         remove_key(error, *keys)
         raise

@@ -234,6 +234,9 @@ class OpenAIReader:
     def renew(self) -> "OpenAIReader":
         return OpenAIReader(self._origin)
 
+    def renew(self) -> "OpenAIReader":
+        return OpenAIReader(self._origin)
+
     def feed(self, piece: bytes) -> list[base.Chunk]:
         chunks: list[base.Chunk] = []
         for name, data in self._events.feed(piece):

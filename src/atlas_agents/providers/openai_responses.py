@@ -126,6 +126,9 @@ class ResponsesReader:
         """Whether the model reasons, of which the stream shows little or nothing."""
         return any(item.kind == "reasoning" for item in self._open.values())
 
+    def renew(self) -> "ResponsesReader":
+        return ResponsesReader(self._origin)
+
     def feed(self, piece: bytes) -> list[base.Chunk]:
         chunks: list[base.Chunk] = []
         for name, data in self._events.feed(piece):
