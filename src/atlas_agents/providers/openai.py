@@ -234,9 +234,6 @@ class OpenAIReader:
     def renew(self) -> "OpenAIReader":
         return OpenAIReader(self._origin)
 
-    def renew(self) -> "OpenAIReader":
-        return OpenAIReader(self._origin)
-
     def feed(self, piece: bytes) -> list[base.Chunk]:
         chunks: list[base.Chunk] = []
         for name, data in self._events.feed(piece):
