@@ -434,8 +434,7 @@ async def exchange(
                 if response.status != 200:
                     error = await _response_error(response)
                 elif response.headers.get("content-type", "").startswith("application/json"):
-                    whole = await response.read_all(MAX_RESPONSE)
-                    for chunk in reader.decode_body(whole) if whole.strip() else reader.finish():
+                    for chunk in _decode_whole(await response.read_all(MAX_RESPONSE), reader):
                         yield chunk
                     return
                 else:
@@ -451,14 +450,25 @@ async def exchange(
                         if started:
                             raise
                         error = failure
-            remove_key(error, *keys)  # before it is logged
-            corrected = correct(error) if correct else None
-            if corrected is None:
-                raise error
-            body, reader = corrected, reader.renew()
+            body, reader = _correct_body(error, keys, correct), reader.renew()
     except ProviderError as error:
         remove_key(error, *keys)
         raise
+
+
+def _decode_whole(body: bytes, reader: StreamReader) -> list[Chunk]:
+    return reader.decode_body(body) if body.strip() else reader.finish()
+
+
+def _correct_body(
+    error: ProviderError, keys: Sequence[Secret], correct: Callable[[ProviderError], bytes | None] | None
+) -> bytes:
+    """Return the body to send instead of a refused one; raises the error if there is none."""
+    remove_key(error, *keys)  # before it is logged
+    corrected = correct(error) if correct else None
+    if corrected is None:
+        raise error
+    return corrected
 
 
 def remove_key(error: ProviderError, *keys: Secret | None) -> None:
