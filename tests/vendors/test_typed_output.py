@@ -67,11 +67,12 @@ async def test_refusal_of_a_tool_does_not_cost_the_output_schema() -> None:
     family = FAMILIES["GPT-4.1"]
     refusal = Refusal("Invalid schema for function 'count'", code="invalid_function_parameters", param="tools[0]")
     answer = answer_as(family.double, LIMA.model_dump_json())
-    async with family.open(refusal, then=answer, tools=[count]) as (double, atlas):
+    async with family.open(refusal, refusal, then=answer, tools=[count]) as (double, atlas):
         with pytest.raises(Exception, match="Invalid schema for function"):
             await atlas.run("Tell", output=City)
         assert (await atlas.run("Tell", output=City)).output == LIMA
     assert all(double.find_schema(body) for body in double.bodies)
+    assert len(double.bodies) == 3, "strict, not strict, and the second run"
 
 
 @pytest.mark.parametrize("name", ["model", "nested model", "dataclass", "typed dict"])
