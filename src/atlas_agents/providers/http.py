@@ -447,10 +447,8 @@ async def exchange(
                             yield chunk
                         return
                     except ProviderError as failure:
-                        if started:
-                            raise
                         error = failure
-            body, reader = _correct_body(error, keys, correct), reader.renew()
+            body, reader = _correct_body(error, keys, None if started else correct), reader.renew()
     except ProviderError as error:
         remove_key(error, *keys)
         raise
