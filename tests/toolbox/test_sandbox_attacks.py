@@ -522,6 +522,24 @@ async def test_keys_and_repositories_that_a_command_moved_away_stay_protected(
     assert "evil" not in {name for _, _, names in os.walk(tmp_path) for name in names}
 
 
+@pytest.mark.parametrize("kind", [kind for kind in SANDBOXES if kind != "wasm"])
+async def test_protected_link_stays_or_its_replacement_is_reported(kind: SandboxKind, tmp_path: Path) -> None:
+    outside = tmp_path / "repository"
+    workspace = tmp_path / "work"
+    for folder in (outside, workspace / "shared"):
+        folder.mkdir(parents=True)
+    (workspace / "shared/CLAUDE.md").write_text("before")
+    (workspace / "CLAUDE.md").symlink_to("shared/CLAUDE.md")
+    (workspace / ".git").symlink_to(outside)
+    command = "rm CLAUDE.md .git; echo evil > CLAUDE.md; mkdir .git; ln -sfn shared .git; echo tried"
+    result = str((await call([bash_tool(workspace, sandbox=kind)], "bash", Person(True), command=command)).result)
+    assert "tried" in result
+    assert (workspace / "shared/CLAUDE.md").read_text() == "before"
+    unchanged = (workspace / "CLAUDE.md").is_symlink() and (workspace / ".git").readlink() == outside
+    assert unchanged is (kind == "landlock")
+    assert ("trust or run: .git, CLAUDE.md; tell" in result) is (kind == "bubblewrap")
+
+
 async def test_folder_with_too_many_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("atlas_agents.builtin_tools.bash._MAX_ENTRIES", 3)
     for name in "abcd":

@@ -152,6 +152,7 @@ class _BashTool:
         sandbox, _ = await self._sandbox()
         prepared = await run_in_thread(self._prepare, arguments, sandbox)
         writable, read_only, masked = await run_in_thread(find_protected_paths, self._root)
+        links = await run_in_thread(_read_links, (*read_only, *masked))
         context.note("sandbox", sandbox.name)
         progress = ProgressReporter(context.progress)
         command = SandboxCommand(
@@ -166,12 +167,14 @@ class _BashTool:
         )
         result = await sandbox.run(command, ProcessIO(on_output=progress.add, merge=True))
         progress.flush()
-        return _format_result(result, prepared.seconds) + await self._new_files(context, {*read_only, *masked})
+        return _format_result(result, prepared.seconds) + await self._new_files(context, {*read_only, *masked}, links)
 
-    async def _new_files(self, context: ToolContext, before: set[Path]) -> str:
-        """Name protected files that the command created: no sandbox can prevent that."""
+    async def _new_files(self, context: ToolContext, before: set[Path], links: Mapping[Path, str]) -> str:
+        """Name protected files that the command created, or put in place of a link: no sandbox can prevent that."""
         top, read_only, masked = await run_in_thread(find_protected_paths, self._root)
-        created = sorted(str(path.relative_to(top)) for path in {*read_only, *masked} - before)
+        kept = await run_in_thread(_read_links, links)
+        replaced = {path for path in links if kept.get(path) != links[path]}
+        created = sorted(str(path.relative_to(top)) for path in {*read_only, *masked} - (before - replaced))
         if not created:
             return ""
         names = ", ".join(created[:_MAX_NAMED_FILES])
@@ -323,6 +326,15 @@ def _walk(top: str, hidden: frozenset[str]) -> Iterator[tuple[os.DirEntry[str], 
                 yield entry, depth
                 if entry.is_dir(follow_symlinks=False) and classify_name(entry.name) != "secret":
                     pending.append((entry.path, _MAX_DEPTH + 1 if entry.name == "node_modules" else depth + 1))
+
+
+def _read_links(paths: Iterable[Path]) -> dict[Path, str]:
+    """Return where those of the paths point that are symbolic links."""
+    found: dict[Path, str] = {}
+    for path in paths:
+        with suppress(OSError):
+            found[path] = os.readlink(path)
+    return found
 
 
 def _is_socket(entry: os.DirEntry[str]) -> bool:

@@ -77,6 +77,8 @@ def _launch_request(command: SandboxCommand, library: Path) -> dict[str, object]
     env = {"PATH": PATH, "HOME": str(command.writable or "/"), "LANG": "C.UTF-8", **tmp, **command.env}
     programs = map(str, (*command.programs, *process.python_folders()))
     denied = [str(path) for path in resolve_protected(command, (*command.read_only, *command.masked))]
+    # A protected link, unlike what it points to, is only a name in its folder.
+    links = [path for path in (*command.read_only, *command.masked) if path.is_symlink()]
     return {
         "library": str(library),
         "argv": [process.PYTHON, "-I", "-S", "-c", process.inside_source(filter_program, rlimits, env), *command.argv],
@@ -84,10 +86,15 @@ def _launch_request(command: SandboxCommand, library: Path) -> dict[str, object]
         "readable": [path for path in (*_READABLE, *programs) if Path(path).exists()],
         "writable": [*([str(command.writable)] if command.writable else []), "/dev/null"],
         "denied": denied,
-        "unchangeable": [os.path.realpath(path) for path in denied],
+        "unchangeable": [
+            *(os.path.realpath(path) for path in denied),
+            *(os.path.join(os.path.realpath(path.parent), path.name) for path in links),
+        ],
         "env": {"PATH": PATH, "LANG": "C.UTF-8"},
         "processes": limits.processes,
-        "supervised": seccomp.syscall_numbers((*seccomp.SUPERVISED, *(seccomp.SUPERVISED_NAMES if denied else ()))),
+        "supervised": seccomp.syscall_numbers(
+            (*seccomp.SUPERVISED, *(seccomp.SUPERVISED_NAMES if denied or links else ()))
+        ),
         "file_size": limits.file_size,
         "changeable": os.path.realpath(command.writable) if command.writable else "",
     }
