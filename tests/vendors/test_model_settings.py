@@ -337,3 +337,22 @@ async def test_strict_tools_stay_within_the_limits_of_anthropic() -> None:
             assert (await atlas.ask("Where?")).text == "Hello."
         assert len(_strict_tools(vendor.bodies[0])) == 20
         assert vendor.refusals == []
+
+
+# Warnings
+
+
+async def test_reply_names_the_settings_that_were_not_sent() -> None:
+    refusal = Refusal("Unsupported parameter: 'seed'", code="unsupported_parameter", param="seed")
+    async with OpenAIChatDouble(refusal, then=HELLO) as vendor:
+        agent = Agent("a", model=CHAT.connect(vendor, "gpt-4.1"), settings={"seed": 7})
+        async with Atlas([agent]) as atlas:
+            first = await atlas.ask("Hi", settings={"effort": "high"})
+            second = await atlas.ask("Hi", settings={"effort": "high"})
+            third = await atlas.ask("Hi", settings={"effort": "high"}, session="other")
+        async with Atlas([Agent("b", model=CHAT.connect(vendor, "gpt-4.1"))]) as atlas:
+            assert "warnings" not in (await atlas.ask("Hi")).metadata
+    effort = "model setting not sent: model=gpt-4.1 setting=effort reason=the model does not reason"
+    seed = "model setting not sent: model=gpt-4.1 setting=seed reason=the server refused it"
+    assert first.metadata["warnings"][0] == effort and first.metadata["warnings"][1].startswith(seed)
+    assert sorted(second.metadata["warnings"]) == sorted(third.metadata["warnings"]) == [effort, seed]

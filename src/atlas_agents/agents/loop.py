@@ -342,6 +342,7 @@ async def _stream(run: Run, request: base.Request) -> Message:
     emit, id, draft = run.emit, run.id, run.draft
     done: base.DoneChunk | None = None
     size, checked = 0, 0
+    base.turn_warnings.set(run.warnings)
     async with aclosing(run.provider.stream(request)) as chunks:
         async for chunk in chunks:
             if type(chunk) is base.TextChunk:
@@ -426,6 +427,8 @@ def _reply_metadata(done: base.DoneChunk, usage: events.Usage, run: Run) -> dict
         metadata["agent"] = run.settings.id
     if done.model:
         metadata["model"] = done.model
+    if run.warnings:
+        metadata["warnings"] = list(run.warnings.values())
     if done.stop_reason == "length":
         metadata["truncated"] = True
     if done.stop_reason == "refusal":

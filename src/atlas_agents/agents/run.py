@@ -343,10 +343,10 @@ class Run:
         self.resumed = resumed
         """The run was accepted earlier, possibly by another process, and is being resumed."""
         self.messages, self.added = list[Message](), list[Message]()
-        self.steps: list[Step] = []
         self.reply_usage = Usage()
         """Usage of the last reply."""
-        self.texts: list[str] = []
+        self.warnings = dict[str, str]()  # which model settings are not sent as they were given, and why
+        self.steps, self.texts = list[Step](), list[str]()
         self.draft = MessageDraft()
         self.find_provider = find_provider
         self._make_deps = make_deps

@@ -97,6 +97,8 @@ def _print_outcome(
 
     url = gateway.model_choice.url if gateway.model_choice else ""
     error = None if outcome.error is None else describe_model_error(outcome.error, outcome.error_kind, url)
+    for warning in outcome.warnings:
+        cli.print_error(one_line(warning, 600))
     if as_json:
         print_json(_as_json(outcome, key, error))
     elif error is not None:
@@ -128,6 +130,8 @@ def _as_json(outcome: "TurnOutcome", key: str, error: str | None) -> dict[str, A
     }
     if outcome.message is not None and outcome.message.refusal:
         fields["refusal"] = outcome.message.refusal
+    if outcome.warnings:
+        fields["warnings"] = outcome.warnings
     if outcome.cancelled:
         fields["cancelled"] = True
     if error is not None:

@@ -115,6 +115,8 @@ class ChatLoop:
         self.agent = agent
         """The agent to use, if it is not the session's own."""
         self._model_settings = model_settings
+        self._warnings: set[str] = set()
+        """What was shown already about settings that are not sent."""
         self._feed: SessionFeed | None = None
         self._prompt_lock = asyncio.Lock()
         gateway.on_status = self.view.show_status
@@ -214,6 +216,10 @@ class ChatLoop:
         from atlas_agents.cli.turn import show_outcome_notice
 
         choice = self.gateway.model_choice
+        for warning in outcome.warnings:
+            if warning not in self._warnings:
+                self._warnings.add(warning)
+                self.view.print_line(output.one_line(warning, 600), "yellow")
         if outcome.error is not None:
             url = choice.url if choice else ""
             self.view.print_line(output.describe_model_error(outcome.error, outcome.error_kind, url), "red")

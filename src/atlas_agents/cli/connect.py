@@ -2,14 +2,13 @@
 
 import os
 import time
-from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from atlas_agents.cli.command import print_error
 from atlas_agents.cli.output import one_line, without_code_hints
 from atlas_agents.core.errors import ConfigError, Unreachable
 
@@ -116,23 +115,6 @@ def _parse_value(text: str) -> bool | int | float | str:
         except ValueError:
             continue
     return {"true": True, "false": False}.get(text.lower(), text)
-
-
-@contextmanager
-def _print_setting_warnings() -> Generator[None]:
-    """Print on standard error which model settings an embedded gateway does not send as they were set."""
-    import logging
-
-    class Printer(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            print_error(record.getMessage())
-
-    printer, log = Printer(logging.WARNING), logging.getLogger("atlas_agents.providers.adaptation")
-    log.addHandler(printer)
-    try:
-        yield
-    finally:
-        log.removeHandler(printer)
 
 
 def read_token(settings: "Settings") -> str:
@@ -244,8 +226,7 @@ async def connect_for(
         if options.direct:
             await session.embed_model(options)
         await session.client.connect()
-        with _print_setting_warnings():
-            yield session
+        yield session
     finally:
         await session.close()
 

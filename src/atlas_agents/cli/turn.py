@@ -90,6 +90,11 @@ class TurnOutcome(msgspec.Struct, frozen=True):
         return "".join(part.text for part in parts if isinstance(part, types.TextPart))
 
     @property
+    def warnings(self) -> list[str]:
+        """Which model settings were not sent as they were given, and why."""
+        return [str(each) for each in self.message.metadata.get("warnings", ())] if self.message else []
+
+    @property
     def incomplete(self) -> bool:
         """Whether the turn reached its limit of rounds while the model still called tools."""
         return any(isinstance(part, types.ToolCallPart) for part in (self.message.parts if self.message else ()))

@@ -13,7 +13,7 @@ import msgspec
 
 from atlas_agents.core.errors import ProviderError
 from atlas_agents.core.messages import File, Image, Message
-from atlas_agents.providers.base import Dialect, Request, render_result
+from atlas_agents.providers.base import Dialect, Request, render_result, turn_warnings
 from atlas_agents.providers.catalogue import ModelProfile
 from atlas_agents.providers.schemas import fit_output
 from atlas_agents.providers.settings import DEFAULT_SETTINGS, EFFORT_BUDGETS, EFFORTS, Effort, ModelSettings
@@ -266,6 +266,7 @@ class Adaptation:
             settings = changes["settings"] = settings.merge(ModelSettings(max_tokens=limit))
         if dropped := (known | _find_dropped(refused, settings)) & set(_SETTING_NAMES):
             changes["settings"] = _without(settings, dropped)
+            self._warn_again(model, dropped - known)
         if request.tool_choice not in ("auto", "none") and (
             FORCED_TOOL in refused or not _accepts(profile.forced_tools, settings, profile)
         ):
@@ -304,11 +305,20 @@ class Adaptation:
         self.warn(model, name, f"the server refused it ({error})")
         return True
 
+    def _warn_again(self, model: str, names: Iterable[str]) -> None:
+        """Report settings that the server refused before, which was logged then."""
+        for name in names:
+            self._warned.add((model, name))
+            self.warn(model, name, "the server refused it")
+
     def warn(self, model: str, name: str, reason: str, what: str = "not sent") -> None:
-        """Log that a setting or a part of a request is not sent as it was given, once for each model."""
+        """Report that a setting or a part of a request is not sent as given: to the turn, and to the log once."""
+        warning = f"model setting {what}: model={model} setting={name} reason={reason}"
+        if (found := turn_warnings.get()) is not None:
+            found[name] = warning
         if (model, name) not in self._warned:
             self._warned.add((model, name))
-            logger.warning("model setting %s: model=%s setting=%s reason=%s", what, model, name, reason)
+            logger.warning("%s", warning)
 
 
 def _find_dropped(refused: frozenset[str], settings: ModelSettings) -> set[str]:

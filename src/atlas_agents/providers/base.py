@@ -8,6 +8,7 @@ import math
 import re
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import Any, Literal, Protocol, TypeAlias, cast, runtime_checkable
 from urllib.parse import unquote_to_bytes
 
@@ -30,6 +31,8 @@ _TEXT_SUFFIXES = ("+json", "+xml", "+yaml")
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 logger = logging.getLogger(__name__)
 _SENT_PROMPT = "sent_prompt"
+turn_warnings: ContextVar[dict[str, str] | None] = ContextVar("atlas_turn_warnings", default=None)
+"""Collects what the requests of a turn do not send as it was given, by the name of the setting."""
 StopReason: TypeAlias = Literal["stop", "tool_calls", "length", "refusal", "pause", "other"]
 CONTENT_FILTER = "the vendor's content filter stopped it"
 _BY_STATUS: dict[int, ProviderFault] = {
