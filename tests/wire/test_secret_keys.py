@@ -60,6 +60,12 @@ def _contents(value: object, seen: set[int]) -> list[str]:
     return []
 
 
+def test_key_in_an_address_is_not_shown() -> None:
+    for address in (f"https://proxy.example/v1?tenant=a&key={KEY}", f"https://ana:{KEY}@proxy.example/v1"):
+        shown = repr(OpenAIProvider("m", base_url=address, api_key="other-key-123", environment=NOTHING))
+        assert KEY not in shown and "proxy.example/v1" in shown
+
+
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 def test_key_is_not_in_the_attributes_of_a_provider(make: Callable[[str], Any]) -> None:
     provider = make("http://127.0.0.1:1/v1")

@@ -774,4 +774,5 @@ class HttpProvider:
 
     def __repr__(self) -> str:
         address = re.sub(r"//[^/]*@", "//", self.base_url)
+        address = re.sub(r"([?&][^=&]+=)[^&]+", r"\1…", address)
         return f"{type(self).__name__}({self.model!r}, base_url={address!r})"
