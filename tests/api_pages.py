@@ -72,7 +72,7 @@ def pages() -> list[Page]:
             "api-contexts.md",
             "Contexts",
             "Metadata, rules, tools and messages that agents inherit.",
-            _of(top, "Context Metadata Rule"),
+            _of(top, "Context Metadata Rule TurnContext"),
         ),
         Page(
             "api-tools.md",
@@ -427,6 +427,10 @@ def _docstring(found: griffe.Object, parameters: list[griffe.Parameter]) -> Iter
                 yield section.value + "\n"
             case griffe.DocstringSectionParameters():
                 described |= {each.name: _plain(each.description) for each in section.value}
+            case griffe.DocstringSectionAttributes():
+                after += ["| attribute | |\n|---|---|"]
+                after += [f"| `{each.name}` | {_plain(each.description)} |" for each in section.value]
+                after += [""]
             case griffe.DocstringSectionReturns() | griffe.DocstringSectionYields():
                 after += [f"**Returns:** {_plain(each.description)}\n" for each in section.value]
             case griffe.DocstringSectionRaises():

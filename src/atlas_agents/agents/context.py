@@ -9,8 +9,8 @@ import msgspec
 from atlas_agents.core.aio import invoke
 from atlas_agents.core.errors import ConfigError, ContextCycle, DuplicateTool, PromptFailed
 from atlas_agents.core.messages import Conversation, Message
-from atlas_agents.core.metadata import Metadata, SessionMetadata
-from atlas_agents.tools.context import Deps
+from atlas_agents.core.metadata import Metadata
+from atlas_agents.tools.context import Deps, SessionMetadata
 from atlas_agents.tools.tool import Function, Tool, as_tool
 
 Condition: TypeAlias = Callable[[Any], bool | Awaitable[bool]]
@@ -374,6 +374,7 @@ class TurnContext(Context, Generic[Deps]):
         raise ConfigError("the rules of a turn cannot be changed: set them on the agent or on a context of its own")
 
     def tool_map(self) -> Mapping[str, Tool]:
+        """Return the agent's tools by the name under which the model knows them."""
         return self._base.tool_map()
 
     @property

@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import msgspec
-
 from atlas_agents.agents.context import Context, DepsFactory, TurnContext
 from atlas_agents.agents.history import History
 from atlas_agents.agents.hooks import Interceptor, Interceptors, Subscribers
@@ -30,7 +29,6 @@ from atlas_agents.core.budgets import (
 from atlas_agents.core.errors import ConfigError, NotFound
 from atlas_agents.core.events import Event, MessageStored
 from atlas_agents.core.messages import Conversation, Message, new_id
-from atlas_agents.core.metadata import Metadata, SessionMetadata
 from atlas_agents.core.paths import Environment
 from atlas_agents.core.store import BudgetLimit, Chain, RunRow, Store
 from atlas_agents.core.tenancy import TeamServices
@@ -48,12 +46,15 @@ from atlas_agents.tools.approvals import (
 )
 from atlas_agents.tools.audit import AuditLog, MemoryAudit, StoreAudit, StoreCounter
 from atlas_agents.tools.governance import Governance, ToolScope
-from atlas_agents.tools.journal import Journal, Quarantine
 from atlas_agents.tools.limits import Limiter, Limits
 from atlas_agents.tools.policy import Actor, Policy
 from atlas_agents.tools.redact import Redactor
 from atlas_agents.tools.tool import Tool
 from atlas_agents.tools.worker_pool import Workers
+
+from atlas_agents.core.metadata import Metadata
+from atlas_agents.tools.context import SessionMetadata
+from atlas_agents.tools.journal import Journal, Quarantine
 
 MAX_HANDOFFS = 8
 """After this many hand-offs in one turn, the current agent has to answer."""

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from atlas_agents.core.errors import BadTool, ConfigError
-from atlas_agents.core.json import encode
+from atlas_agents.core.errors import ConfigError
 
 Listener = Callable[[str, Any], None]
 _ABSENT: Any = object()
@@ -135,92 +134,6 @@ class Metadata:
     def _subscriptions_for(self, key: str) -> list["_Subscription"]:
         """Return the listeners that see the value stored here under this key."""
         return [subscription for subscription in self._subscriptions if subscription.owner._find_holder(key) is self]
-
-
-class SessionMetadata(Metadata):
-    """The metadata of a session during a turn: its own values, then those of the agent.
-
-    What is set here belongs to the session alone. `values` is the dict of the conversation, which is changed in place.
-    `turn` are values of this turn only; they come first. With `stored`, a value must be JSON, because it is stored with
-    the session.
-    """
-
-    __slots__ = ("_changed", "_stored", "_turn")
-
-    def __init__(
-        self, agent: Metadata, values: dict[str, Any], *, stored: bool, turn: Mapping[str, Any] | None = None
-    ) -> None:
-        self._brokers = (agent,)
-        self._values = values
-        self._subscriptions = []
-        self._turn = Metadata(values=turn) if turn else None
-        self._stored = stored
-        self._changed: set[str] = set()
-
-    def set(self, key: str, value: Any) -> "Metadata":
-        if self._stored:
-            try:
-                encode(value)
-            except (TypeError, ValueError, RecursionError) as error:
-                raise ConfigError(
-                    f"metadata {key!r} cannot be stored with the session: {error}; "
-                    "set a JSON value, or pass objects with deps=…"
-                ) from error
-        self._changed.add(key)
-        if self._turn is not None:
-            self._turn.delete(key)
-        return super().set(key, value)
-
-    def delete(self, key: str) -> "Metadata":
-        self._changed.add(key)
-        if self._turn is not None:
-            self._turn.delete(key)
-        return super().delete(key)
-
-    def all(self) -> dict[str, Any]:
-        return super().all() | (self._turn.all() if self._turn is not None else {})
-
-    def switch_agent(self, agent: Metadata) -> None:
-        """Inherit from another agent, which continues the turn."""
-        values = self._values
-        self.rebase(agent, values=values)
-        self._values = values
-
-    def take_changes(self) -> tuple[dict[str, Any], tuple[str, ...]] | None:
-        """Return the values that were set and the keys that were deleted since the last call; None if none were."""
-        if not self._changed:
-            return None
-        changed, self._changed = self._changed, set()
-        values = {key: self._values[key] for key in sorted(changed) if key in self._values}
-        return values, tuple(sorted(changed - values.keys()))
-
-    def _find_holder(self, key: str) -> Metadata | None:
-        return self._turn if self._turn is not None and self._turn.has(key) else super()._find_holder(key)
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _ReadOnlyMetadata.copy, (self.all(),)
-
-    def put_back(self, changes: tuple[dict[str, Any], tuple[str, ...]]) -> None:
-        """Return changes that could not be stored."""
-        self._changed.update(changes[0], changes[1])
-
-
-class _ReadOnlyMetadata(Metadata):
-    """The metadata of a session in a worker process: changes there would be lost."""
-
-    __slots__ = ()
-
-    @classmethod
-    def copy(cls, values: dict[str, Any]) -> "_ReadOnlyMetadata":
-        return cls(values=values)
-
-    def set(self, key: str, value: Any) -> Metadata:
-        raise BadTool(f"cannot set metadata {key!r} from a worker process: make the tool async, or set in_process=True")
-
-    def delete(self, key: str) -> Metadata:
-        raise BadTool(
-            f"cannot delete metadata {key!r} in a worker process: make the tool async, or set in_process=True"
-        )
 
 
 class _Subscription:

@@ -13,17 +13,17 @@ from operator import itemgetter
 from typing import Any, Protocol, TypeVar
 
 import msgspec
-
-from atlas_agents.core import errors
-from atlas_agents.core import store as records
 from atlas_agents.core.aio import SYSTEM_CLOCK, Alarm, BackgroundTasks, Clock, TimeSlices, utc_day
 from atlas_agents.core.approvals import Answer, Question
 from atlas_agents.core.budgets import TurnBudget
 from atlas_agents.core.events import Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Conversation, Message, Text, Thinking, ToolCall, ToolResult
-from atlas_agents.core.metadata import SessionMetadata
 from atlas_agents.tools.audit import AuditEntry
+
+from atlas_agents.core import errors
+from atlas_agents.core import store as records
+from atlas_agents.tools.context import SessionMetadata
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
