@@ -5,13 +5,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from atlas_agents import Message
-from crash.evidence import Evidence, Trace, transcript
+from crash.evidence import Evidence, Trace, ends, transcript
 from crash.evidence_log import LogEntry
 from crash.replies import STOPPED
 
 Transcripts = dict[tuple[str, str], list[Any]]
 """Transcripts of runs without faults, by script and scenario."""
 _STORE = ("StoreBusy", "StoreFull", "StoreLost", "StoreError", "StaleOwner", "ShuttingDown", "Conflict")
+
+_NO_USAGE = {"input": 0, "output": 0, "cached": 0}
 
 
 def events_match_the_store(evidence: Evidence) -> Iterator[str]:
@@ -151,7 +153,7 @@ def restart_changes_nothing(evidence: Evidence) -> Iterator[str]:
 
 
 def counts_are_exact(evidence: Evidence) -> Iterator[str]:
-    """I12: the daily counter equals the number of intents, and usage equals that of the replies."""
+    """I12: the daily counter equals the number of intents, and the usage of a run and of all equals that of replies."""
     intents = sum(len(trace.steps_of("intent")) for trace in evidence.traces.values())
     used = sum(count for _, _, count in evidence.tables.counters)
     wanted = intents if evidence.script.per_day else 0
@@ -159,12 +161,11 @@ def counts_are_exact(evidence: Evidence) -> Iterator[str]:
         yield f"{used} calls are counted, and there are {wanted} intents"
     tokens: Counter[str] = Counter()
     for trace in evidence.traces.values():
-        summaries = [step for step in trace.steps_of("summary") if step.payload != b"null"]
-        for step in [*trace.steps_of("reply"), *summaries]:
-            usage = Message.from_json(step.payload).metadata["usage"]
-            tokens["in"] += usage["input"]
-            tokens["out"] += usage["output"]
-        tokens["turns"] += bool(trace.steps_of("reply"))
+        used = _recorded_usage(trace)
+        for end in ends(trace):
+            if end["status"] == "done" and end.get("used", {}).get("usage", _NO_USAGE) != used:
+                yield f"run {trace.row.id} reports {end.get('used')}, and its replies took {used}"
+        tokens += Counter({"in": used["input"], "out": used["output"], "turns": bool(trace.steps_of("reply"))})
     kept = Counter({"in": 0, "out": 0, "turns": 0})
     for _, taken, given, turns in evidence.tables.usage:
         kept.update({"in": taken, "out": given, "turns": turns})
@@ -172,6 +173,15 @@ def counts_are_exact(evidence: Evidence) -> Iterator[str]:
         yield f"the usage is {dict(kept)}, and the replies took {dict(tokens)}"
     if evidence.script.budget:
         yield from _budgets_are_exact(evidence, intents, tokens["in"] + tokens["out"])
+
+
+def _recorded_usage(trace: Trace) -> dict[str, int]:
+    """Return what the replies and the summaries of a run used."""
+    used = Counter(_NO_USAGE)
+    for step in [*trace.steps_of("reply"), *trace.steps_of("summary")]:
+        if step.payload != b"null":
+            used.update(Message.from_json(step.payload).metadata["usage"])
+    return dict(used)
 
 
 def _budgets_are_exact(evidence: Evidence, intents: int, tokens: int) -> Iterator[str]:
