@@ -23,6 +23,10 @@ from atlas_agents.core.errors import SandboxUnavailable
 _TMP_SIZE = str(64 * 1024 * 1024)
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 _DEVICES = tuple(f"/dev/{name}" for name in ("full", "null", "random", "tty", "urandom", "zero"))
+_HIDDEN = tuple(
+    f"/proc/{name}" for name in ("kcore", "key-users", "keys", "latency_stats", "sched_debug", "timer_list")
+)
+"""Files of /proc that tell about others than the processes of the sandbox."""
 _RESOLVER_FILES = ("resolv.conf", "hosts", "nsswitch.conf")
 _USER = 1000
 _CHILD_PID = re.compile(rb'"child-pid": *(\d+)')
@@ -178,6 +182,8 @@ def _rlimits(limits: SandboxLimits) -> dict[str, int]:
 def _mounts(command: SandboxCommand, as_root: bool) -> list[str]:
     """Mount options, parents before children: a later mount hides an earlier one."""
     options = [*_system_mounts(), "--proc", "/proc", "--dev", "/dev"]
+    for path in filter(os.path.exists, _HIDDEN):
+        options += ["--ro-bind", "/dev/null", path]
     options += ["--size", _TMP_SIZE, "--tmpfs", "/dev/shm", "--remount-ro", "/dev"]  # noqa: S108
     options += ["--size", _TMP_SIZE, "--tmpfs", "/tmp"]  # noqa: S108
     programs = {*command.programs, *(process.python_folders() if as_root else ())}

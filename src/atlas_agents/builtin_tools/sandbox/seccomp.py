@@ -98,6 +98,7 @@ _PRCTL = (
     *(1, 2, 3, 7, 8, 15, 16, 21, 22, 23, 27, 29, 30, 36, 37, 38, 39, 40, 41, 42, 47),  # names, parents, capabilities
     *(50, 51, 52, 53, 54, 55, 56, 60, 61, 63, 64, 65, 66, 0x53564D41),  # vector and pointer features, memory
 )  # not PR_SET_DUMPABLE: the memory of such a process cannot be measured
+_FCNTL = (1024, 1026)  # F_SETLEASE makes others wait until they can open a file; F_NOTIFY watches a folder
 _IOCTL = (
     *range(0x5401, 0x5412),  # terminals; not 0x5412, TIOCSTI, which types into them
     *(0x5413, 0x5414, 0x5415, 0x541B, 0x5420, 0x5421, 0x5422, 0x5423, 0x5424, 0x5429, 0x5441),
@@ -163,6 +164,7 @@ def _checked_rules() -> dict[str, Sequence[bytes]]:
         "prctl": _only(0, _PRCTL, _EINVAL),
         "personality": _only(0, _PERSONALITIES, _EPERM),
         "ioctl": _only(1, _IOCTL, _ENOTTY),
+        "fcntl": [_argument(1), *(step for value in _FCNTL for step in _when(value, [_deny(_EINVAL)])), _allow()],
         "fallocate": [_deny(_EOPNOTSUPP)],  # what it reserves is not counted as written
         **{name: _deny_bits(_SETID, mode) for name, mode in (("chmod", 1), ("fchmod", 1), ("creat", 1))},
         **{name: _deny_bits(_SETID, mode) for name, mode in (("fchmodat", 2), ("fchmodat2", 2))},
