@@ -309,6 +309,26 @@ async def test_text_file_is_sent_to_a_server_without_files() -> None:
     assert "Grüße" in str(double.bodies[0])
 
 
+async def test_openrouter_reads_documents_for_every_model() -> None:
+    """openrouter.ai/docs/features/multimodal/pdfs."""
+    async with (
+        OpenRouterDouble(Answer("Read.")) as double,
+        Atlas([agent(provider(double, "deepseek/deepseek-v4-pro"))]) as atlas,
+    ):
+        await atlas.ask(user("Read this.", FILES["pdf"], PNG))
+    assert double.refusals == []
+    assert [part["type"] for part in double.bodies[0]["messages"][0]["content"]] == ["text", "file", "text"]
+
+
+@pytest.mark.parametrize("kind", ["pdf", "public url", "data url"])
+async def test_document_for_mistral_has_an_address(kind: str) -> None:
+    async with MistralDouble(Answer("Read.")) as double, Atlas([agent(provider(double, "mistral-large"))]) as atlas:
+        await atlas.ask(user("Read this.", FILES[kind]))
+    assert double.refusals == []
+    url = double.bodies[0]["messages"][0]["content"][1]["document_url"]
+    assert url == (FILES[kind].url or "data:application/pdf;base64,JVBERg==")
+
+
 @pytest.mark.parametrize(("media_type", "format"), [("audio/wav", "wav"), ("audio/mpeg", "mp3"), ("audio/mp3", "mp3")])
 async def test_audio_is_sent_to_an_audio_model(media_type: str, format: str) -> None:
     async with (
