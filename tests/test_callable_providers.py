@@ -261,10 +261,9 @@ def loop() -> Any:
 
 
 NO_COMPLETION: list[tuple[str, Any, str]] = [
-    ("None", None, "must return a chat completion, got NoneType"),
-    ("text", "Hello.", "must return a chat completion, got str"),
-    ("number", 7, "must return a chat completion, got int"),
-    ("list", [completion("x")], "must return a chat completion, got list"),
+    ("None", None, "must return a text or a chat completion, got NoneType"),
+    ("number", 7, "must return a text or a chat completion, got int"),
+    ("list", [completion("x")], "must return a text or a chat completion, got list"),
     ("cycle", loop(), "did not return a chat completion"),
     ("bare object", {"choices": [{"message": {"content": object()}}]}, "did not return a chat completion"),
     ("wrong type", {"choices": [{"message": {"content": 7}, "finish_reason": "stop"}]}, "content"),
@@ -279,7 +278,7 @@ async def test_invalid_completion_error_names_the_callable(name: str, given: Any
     async with in_memory_atlas(mine, agent=ONE_SHOT) as atlas:
         with pytest.raises(ProviderError, match=words) as caught:
             await atlas.ask("Hi")
-        assert caught.value.kind in ("protocol", "incomplete", "empty_response")
+        assert caught.value.kind in ("protocol", "incomplete", "empty_response", "bad_request")
         assert len(atlas.conversation()) == 1
 
 

@@ -107,7 +107,9 @@ def test_error_of_an_unknown_provider_lists_the_known_ones() -> None:
 
 @pytest.mark.parametrize("wrong", [7, None, object()])
 def test_value_that_is_not_a_model_is_rejected(wrong: Any) -> None:
-    with pytest.raises(ConfigError, match="expected a model reference, a provider or a callable"):
+    with pytest.raises(
+        ConfigError, match="expected a model reference such as 'anthropic/claude-opus-4-6', a provider or a function"
+    ):
         Registry(environment()).route(wrong)
 
 

@@ -70,9 +70,9 @@ async def test_ask_accepts_a_message() -> None:
 @pytest.mark.parametrize("wrong", [None, 7, b"hi", ["hi"]])
 async def test_value_that_is_not_a_message_is_rejected(wrong: Any) -> None:
     async with in_memory_atlas(Scripted(says("x"))) as atlas:
-        with pytest.raises(ConfigError, match="expected a message as a string or a Message"):
+        with pytest.raises(ConfigError, match="expected a text, a Message or a dict with role and content"):
             await atlas.ask(wrong)
-        with pytest.raises(ConfigError, match="expected a message as a string or a Message"):
+        with pytest.raises(ConfigError, match="expected a text, a Message or a dict with role and content"):
             atlas.send(wrong)
         assert atlas.conversation().messages == []
 
@@ -195,7 +195,7 @@ async def test_run_accepts_text_a_message_or_messages() -> None:
             await atlas.run(user("Hi")),
             await atlas.run([user("Hi"), assistant("And?")]),
         ]
-        with pytest.raises(ConfigError, match="run requires at least one message"):
+        with pytest.raises(ConfigError, match="a turn requires at least one message"):
             await atlas.run([])
     assert [result.answer for result in results] == ["1", "2", "3"]
     assert [roles(request.messages) for request in model.requests] == [["user"], ["user"], ["user", "assistant"]]
@@ -326,9 +326,9 @@ def answer(content: Any, finish: Any = "stop") -> dict[str, Any]:
         ({}, "empty_response"),
         ({"choices": []}, "empty_response"),
         (answer("Half an", None), "incomplete"),
-        (None, "protocol"),
-        ("hello", "protocol"),
-        ([], "protocol"),
+        (None, "bad_request"),
+        ("", "empty_response"),
+        ([], "bad_request"),
     ],
 )
 async def test_empty_or_unfinished_answer_is_an_error(given: Any, kind: str) -> None:

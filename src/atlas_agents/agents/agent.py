@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -17,7 +17,7 @@ from atlas_agents.core.messages import Message, user
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.providers.base import Provider
 from atlas_agents.providers.failover import RetryPolicy, Route
-from atlas_agents.providers.registry import Model, parse_model_ref
+from atlas_agents.providers.registry import Model, check_model
 from atlas_agents.providers.settings import GivenSettings, ModelSettings, read_settings
 from atlas_agents.tools.tool import Function, Tool
 
@@ -103,6 +103,8 @@ class Agent:
             hands_off_to=tuple(hands_off_to),
             budget=_read_agent_budgets(id, budget),
         )
+        if not isinstance(cast(object, tools), Iterable):
+            raise ConfigError(f"agent {id!r}: tools=… takes a list of tools, got {tools!r}")
         self._context = Context(*contexts, name=id, metadata=metadata, rules=rules, tools=tools)
         self._runtime: AgentRuntime | None = None
 
@@ -278,13 +280,16 @@ def _normalize_models(
             raise ConfigError(f"agent {id!r}: pass either providers=… or model=…, not both")
         if not providers:
             raise ConfigError(f"agent {id!r}: providers=… is empty")
-        return tuple(_normalize(each) for each in providers)
+        return tuple(_check_model(id, each) for each in providers)
     if provider is None:
-        return () if model is None else (_normalize(model),)
+        return () if model is None else (_check_model(id, model),)
     if not isinstance(model, str):
         raise ConfigError(f"agent {id!r}: provider=… requires model=… with the name of a model")
-    return (_normalize(f"{provider}/{model}") if isinstance(provider, str) else Route(provider, model),)
+    return (_check_model(id, f"{provider}/{model}") if isinstance(provider, str) else Route(provider, model),)
 
 
-def _normalize(model: Model) -> Model:
-    return str(parse_model_ref(model)) if isinstance(model, str) else model
+def _check_model(agent_id: str, model: Model) -> Model:
+    try:
+        return check_model(model)
+    except ConfigError as error:
+        raise type(error)(f"agent {agent_id!r}: {error}") from error

@@ -24,7 +24,16 @@ from atlas_agents.core.budgets import Budget, BudgetLike, BudgetStatus, TurnIden
 from atlas_agents.core.errors import AtlasError, BudgetExceeded, ConfigError
 from atlas_agents.core.events import EventName
 from atlas_agents.core.json import encode
-from atlas_agents.core.messages import Conversation, Message, ToolResult, assistant, new_id
+from atlas_agents.core.messages import (
+    Conversation,
+    Message,
+    MessageLike,
+    ToolResult,
+    assistant,
+    new_id,
+    read_prompt,
+    split_messages,
+)
 from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import NO_CHAIN, Chain, Store, UsageRow
 from atlas_agents.core.tenancy import AgentInfo, Delegation, TeamServices, Tenancy
@@ -234,7 +243,7 @@ class Atlas:
 
     async def ask(
         self,
-        message: str | Message,
+        message: MessageLike,
         *,
         session: str | Conversation = "default",
         agent_id: str | None = None,
@@ -269,14 +278,14 @@ class Atlas:
         if idempotency_key or when_busy == "interrupt":
             stream = self.start_turn(message, options, session=session, agent_id=agent_id, user=user)
             return await _reply_or_cancel(stream)
-        message = runner.as_message(message)
+        message = read_prompt(message)
         agent_id, options = self._choose_agents(message, agent_id, options)
         run = self._runner.create(session, agent_id, options, user=user)
         return await self._runner.run(run, message)
 
     def send(
         self,
-        message: str | Message,
+        message: MessageLike,
         *,
         session: str | Conversation = "default",
         agent_id: str | None = None,
@@ -333,7 +342,7 @@ class Atlas:
 
     def start_turn(
         self,
-        message: str | Message,
+        message: MessageLike,
         options: TurnOptions,
         *,
         session: str | Conversation = "default",
@@ -342,7 +351,7 @@ class Atlas:
     ) -> AtlasStream:
         """Start one turn like `send`, with all options in one value."""
         stream = AtlasStream(new_id())
-        message = runner.as_message(message)
+        message = read_prompt(message)
         agent_id, options = self._choose_agents(message, agent_id, options)
         run = self._runner.create(session, agent_id, options, user=user, stream=stream)
         if options.idempotency_key and run.journal is None:
@@ -463,7 +472,7 @@ class Atlas:
 
     async def run(
         self,
-        messages: str | Message | Sequence[Message],
+        messages: MessageLike | Sequence[MessageLike],
         *,
         max_rounds: int | None = None,
         agent_id: str | None = None,
@@ -479,7 +488,7 @@ class Atlas:
 
         If it fails, the error's `result` has what there is: the steps, the usage and the messages.
         """
-        past, last = runner.split_messages(messages)
+        past, last = split_messages(messages)
         options = TurnOptions(
             output=output,
             output_retries=msgspec.UNSET if output_retries is None else output_retries,

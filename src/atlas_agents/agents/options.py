@@ -1,6 +1,6 @@
 """Frozen settings of an agent, and the options of one turn."""
 
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 import msgspec
 
@@ -42,6 +42,12 @@ class AgentSettings(msgspec.Struct, frozen=True):
     budget: tuple[Budget, ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(cast(object, self.id), str):
+            raise ConfigError(f"invalid agent id {self.id!r}: expected a text")
+        if not isinstance(self.system_prompt, str) and not callable(cast(object, self.system_prompt)):
+            raise ConfigError(
+                f"agent {self.id!r}: invalid system_prompt {self.system_prompt!r}: expected a text or a function"
+            )
         if not self.id.strip():
             raise ConfigError("an agent requires an id that is not blank")
         if self.max_rounds < 1:

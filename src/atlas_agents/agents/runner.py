@@ -5,7 +5,7 @@ import hashlib
 import logging
 import weakref
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from itertools import chain, repeat
 from typing import Any, TypeAlias, cast
@@ -99,7 +99,11 @@ class AgentRegistry:
 
 def _index_by_id(agents: Iterable[Agent]) -> dict[str, Agent]:
     found: dict[str, Agent] = {}
+    if not isinstance(cast(object, agents), Iterable):
+        raise ConfigError(f"Atlas(agents=…) takes a list of agents, got {agents!r}")
     for each in agents:
+        if not isinstance(cast(object, each), Agent):
+            raise ConfigError(f"Atlas(agents=…) takes a list of agents, got {each!r} in it")
         if each.id in found:
             raise ConfigError(f"duplicate agent id {each.id!r}: agent ids must be unique in an Atlas")
         found[each.id] = each
@@ -255,6 +259,8 @@ class TurnRunner:
         row: RunRow | None = None,
     ) -> Run:
         """Create a turn, which has no effect until it is run or started. `row` is that of a run to resume."""
+        if not isinstance(cast(object, session), str | Conversation):
+            raise ConfigError(f"invalid session {session!r}: expected a key such as 'ana', or a Conversation")
         agent = self._agents.resolve(agent_id)
         if options.deps is not None and self._dispatcher.is_remote and isinstance(session, str):
             raise ConfigError(
@@ -511,21 +517,3 @@ def tool_call_session(user: str, run_id: str, idempotency_key: str) -> str:
 def tool_call_result(reply: Message) -> ToolResult:
     """Return the result of a tool call from the reply of its turn."""
     return next(part for part in reply.parts if isinstance(part, ToolResult))
-
-
-def as_message(message: str | Message) -> Message:
-    """Convert a string into a user message."""
-    if isinstance(message, Message):
-        return message
-    if not isinstance(cast(object, message), str):
-        raise ConfigError(f"expected a message as a string or a Message, got {message!r}")
-    return user(message)
-
-
-def split_messages(messages: str | Message | Sequence[Message]) -> tuple[Sequence[Message], Message | None]:
-    """Split into the history and the new user message; None if the last message is not the user's."""
-    if isinstance(messages, str | Message):
-        return (), as_message(messages)
-    if not messages:
-        raise ConfigError("run requires at least one message")
-    return (messages[:-1], messages[-1]) if messages[-1].role == "user" else (messages, None)

@@ -7,18 +7,19 @@ looks like one of these types stays plain data.
 import base64
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, Literal, TypeAlias, cast
+from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args
 
 import msgspec
 
-from atlas_agents.core.errors import ErrorKind
-from atlas_agents.core.json import encode
+from atlas_agents.core.errors import ConfigError, ErrorKind
+from atlas_agents.core.json import encode, parse_object
 from atlas_agents.core.text import clean
 
 _VARIANT = "89ab"
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
+_ROLES: tuple[str, ...] = get_args(Role)
 Status: TypeAlias = Literal["ok", "error", "unknown"]
 Ids: TypeAlias = tuple[str, ...]
 _STRAY_CALL: Ids = ("\0 call outside an assistant message",)
@@ -125,6 +126,7 @@ class Opaque(msgspec.Struct, frozen=True, tag="opaque", tag_field="type"):
 
 Part: TypeAlias = Text | ToolCall | ToolResult | Thinking | Image | File | Opaque
 """A part of a message."""
+_PARTS = frozenset(get_args(Part))
 
 
 def _now() -> int:
@@ -142,6 +144,20 @@ class Message(msgspec.Struct, frozen=True, dict=True):
     id: str = msgspec.field(default_factory=new_id)
     created_at: int = msgspec.field(default_factory=_now)
     metadata: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        if self.role not in _ROLES:
+            raise ConfigError(f"invalid role {self.role!r}: expected one of {', '.join(_ROLES)}")
+        if type(self.parts) is not tuple:
+            raise ConfigError(
+                f"invalid parts {self.parts!r} of a {self.role} message: expected a tuple of parts, as user(…) makes it"
+            )
+        for part in self.parts:
+            if type(part) not in _PARTS:
+                raise ConfigError(
+                    f"invalid part {part!r} of a {self.role} message: expected "
+                    f"{'Text(…)' if isinstance(part, str) else 'text'}, Image(…), File(…) or another part"
+                )
 
     @cached_property
     def text(self) -> str:
@@ -232,6 +248,107 @@ def tool(*results: ToolResult, **metadata: Any) -> Message:
     return Message("tool", results, metadata=metadata)
 
 
+MessageLike: TypeAlias = str | Message | Mapping[str, Any]
+"""What is accepted as a message: text of the user, a message, or a dict in the form of chat completions."""
+
+
+class _ChatFunction(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str = "{}"
+
+
+class _ChatCall(msgspec.Struct, frozen=True):
+    id: str
+    function: _ChatFunction
+
+
+class _ChatUrl(msgspec.Struct, frozen=True):
+    url: str
+
+
+class _ChatPart(msgspec.Struct, frozen=True):
+    type: Literal["text", "image_url"]
+    text: str = ""
+    image_url: _ChatUrl = _ChatUrl("")
+
+
+class _ChatMessage(msgspec.Struct, frozen=True):
+    """A message as chat completions have it."""
+
+    role: Role
+    content: str | tuple[_ChatPart, ...] | None = None
+    tool_calls: tuple[_ChatCall, ...] | None = None
+    tool_call_id: str = ""
+
+
+def read_messages(values: Iterable[MessageLike]) -> list[Message]:
+    """Convert what is accepted as messages. Consecutive tool results become one message."""
+    found: list[Message] = []
+    for number, value in enumerate(values, start=1):
+        message = read_message(value, f"message {number}")
+        if message.role == "tool" and found and found[-1].role == "tool":
+            message = tool(*found.pop().tool_results, *message.tool_results)
+        found.append(message)
+    return found
+
+
+def read_message(value: MessageLike, subject: str = "the message") -> Message:
+    """Convert a text, a message or a dict; raises ConfigError, which names the `subject`."""
+    if isinstance(value, Message):
+        return value
+    if isinstance(value, str):
+        return user(value)
+    try:
+        if not isinstance(cast(object, value), Mapping):
+            kind = type(value).__name__
+            raise ConfigError(f"expected a text, a Message or a dict with role and content, got {kind}")
+        return msgspec.convert(value, Message) if "parts" in value else _read_chat_message(value)
+    except (msgspec.ValidationError, ConfigError) as error:
+        raise ConfigError(f"{subject} is invalid: {error}") from error
+
+
+def _read_chat_message(value: Mapping[str, Any]) -> Message:
+    given = msgspec.convert(value, _ChatMessage)
+    content = (given.content,) if isinstance(given.content, str) else [_read_part(each) for each in given.content or ()]
+    if given.role == "tool":
+        text = "".join([part if isinstance(part, str) else "" for part in content])
+        return tool(ToolResult(given.tool_call_id, "ok", text))
+    calls = [_read_call(each) for each in given.tool_calls or ()]
+    return Message(given.role, (*_parts(tuple(content)), *calls))
+
+
+def read_prompt(value: MessageLike) -> Message:
+    """Convert the message that starts a turn; raises ConfigError if there is nothing in it."""
+    message = read_message(value)
+    if message.role == "user" and not any(type(part) is not Text or part.text.strip() for part in message.parts):
+        raise ConfigError("the message is empty: expected some text, an image or a file")
+    return message
+
+
+def split_messages(messages: MessageLike | Sequence[MessageLike]) -> tuple[Sequence[Message], Message | None]:
+    """Split into the history and the new user message; None if the last message is not the user's."""
+    if isinstance(messages, str | Message | Mapping):
+        return (), read_prompt(messages)
+    found = read_messages(messages)
+    if not found:
+        raise ConfigError("a turn requires at least one message")
+    return (found[:-1], read_prompt(found[-1])) if found[-1].role == "user" else (found, None)
+
+
+def _read_part(part: _ChatPart) -> str | Part:
+    if part.type == "text":
+        return part.text
+    header, comma, data = part.image_url.url.removeprefix("data:").partition(";base64,")
+    return Image(header, data) if comma else Image("", url=part.image_url.url)
+
+
+def _read_call(call: _ChatCall) -> ToolCall:
+    try:
+        return ToolCall(call.id, call.function.name, parse_object(call.function.arguments or "{}"))
+    except ValueError:
+        return ToolCall(call.id, call.function.name, {}, malformed=call.function.arguments)
+
+
 def find_unpaired(messages: Sequence[Message]) -> int | None:
     """Return the index at which a call has no result in the next message, or a result no call before it, else None."""
     expected_ids: Ids = ()
@@ -253,6 +370,9 @@ class Conversation:
     ) -> None:
         self.id = id or new_id()
         self.messages = list(messages)
+        for each in self.messages:
+            if not isinstance(cast(object, each), Message):
+                raise ConfigError(f"invalid message {each!r} in a Conversation: use user({each!r}) or another Message")
         self.metadata: dict[str, Any] = dict(metadata or {})
 
     def __len__(self) -> int:

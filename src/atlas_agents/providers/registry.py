@@ -5,9 +5,11 @@ Also the providers that it builds from others: `Balanced` over several keys, `Fu
 """
 
 import asyncio
+import difflib
 import hashlib
+import inspect
 import random
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from functools import cached_property, partial
 from typing import Any, TypeAlias, cast
@@ -65,6 +67,42 @@ def parse_model_ref(ref: str) -> ModelRef:
     return ModelRef(provider.strip(), model.strip())
 
 
+def check_model(model: Model) -> Model:
+    """Return a model as an agent holds it; raises ConfigError if it cannot be one.
+
+    A provider that is not known yet may be registered later, unless its name is almost that of a known one.
+    """
+    if isinstance(model, str):
+        ref = parse_model_ref(model)
+        if ref.provider not in _known_ids and (nearest := _nearest_provider(ref.provider, _known_ids)):
+            raise BadModelRef(f"unknown provider {ref.provider!r}: did you mean {nearest!r}?")
+        return str(ref)
+    if isinstance(model, type):
+        raise ConfigError(f"invalid model: pass a provider, {model.__name__}(…), not its class")
+    if isinstance(model, Route | base.Provider):
+        return model
+    if not callable(model):
+        raise ConfigError(
+            f"invalid model {cast(object, model)!r}: expected a model reference such as 'anthropic/claude-opus-4-6', "
+            "a provider or a function"
+        )
+    try:
+        inspect.signature(model).bind(None)
+    except TypeError as error:
+        raise ConfigError(f"invalid model {model!r}: the function must take one argument, the request") from error
+    except ValueError:  # a function in C without a signature
+        pass
+    return model
+
+
+def _nearest_provider(id: str, known: Iterable[str]) -> str:
+    """Return the known provider that a misspelt name stands for; a name that extends a known one is another one."""
+    names = sorted(known)
+    if any(name in id for name in names):
+        return ""
+    return next(iter(difflib.get_close_matches(id.lower(), names, n=1, cutoff=0.8)), "")
+
+
 class Registry:
     """Provider registry. It creates each provider once, from the environment."""
 
@@ -86,6 +124,7 @@ class Registry:
         """Register a provider id, so that references `id/…` resolve to it; an existing one is replaced."""
         if not id.strip() or "/" in id:
             raise ConfigError(f"invalid provider id {id!r}: it must be the part before the / of a model reference")
+        _known_ids.add(id)
         self._factories[id] = factory
         self._providers.pop(id, None)
 
@@ -105,21 +144,20 @@ class Registry:
         if isinstance(model, str):
             ref = parse_model_ref(model)
             return Route(self.provider(ref.provider), ref.model)
+        model = check_model(model)
         if isinstance(model, Route):
             return model
-        if isinstance(model, base.Provider):
-            return Route(model)
-        if callable(model):
-            return Route(FunctionProvider(model))
-        raise ConfigError(
-            f"invalid model {cast(object, model)!r}: expected a model reference, a provider or a callable"
-        )
+        return Route(model if isinstance(model, base.Provider) else FunctionProvider(cast(Callable[..., Any], model)))
 
     def provider(self, id: str) -> base.Provider:
         """Return the provider with this id; raises MissingKey or BadModelRef."""
         if id not in self._providers:
             if id not in self._factories:
-                raise BadModelRef(f"unknown provider {id!r}; known providers: {', '.join(sorted(self._factories))}")
+                nearest = _nearest_provider(id, self._factories)
+                hint = f": did you mean {nearest!r}?" if nearest else ";"
+                raise BadModelRef(
+                    f"unknown provider {id!r}{hint} known providers: {', '.join(sorted(self._factories))}"
+                )
             self._providers[id] = self._create(id)
         return self._providers[id]
 
@@ -162,6 +200,7 @@ class Registry:
 def register_built_in(id: str, factory: ProviderFactory) -> None:
     """Add a provider to every registry created from now on; used by higher layers."""
     _BUILT_IN_FACTORIES[id] = factory
+    _known_ids.add(id)
 
 
 class Member:
@@ -339,6 +378,8 @@ class FunctionProvider:
             raise
         except Exception as error:  # user code may raise anything; it counts as a failure of this provider
             raise _classify_exception(error) from error
+        if isinstance(completion, str):
+            completion = {"choices": [{"message": {"content": completion}, "finish_reason": "stop"}]}
         for chunk in OpenAIReader().decode_body(_as_json(completion, self.id)):
             yield chunk
 
@@ -456,7 +497,8 @@ def _as_json(completion: Any, name: str) -> bytes:
     except (TypeError, ValueError, RecursionError) as error:
         raise ProviderError(f"{name} did not return a chat completion: {error}", "protocol") from error
     if not data.startswith(b"{"):
-        raise ProviderError(f"{name} must return a chat completion, got {type(completion).__name__}", "protocol")
+        kind = type(completion).__name__
+        raise ProviderError(f"{name} must return a text or a chat completion, got {kind}", "bad_request")
     return data
 
 
@@ -536,3 +578,5 @@ _BUILT_IN_FACTORIES: dict[str, ProviderFactory] = {
     **{id: partial(_create_hosted_provider, id) for id in HOSTED},
     **{id: partial(SelfHostedProvider, server) for id, server in SELF_HOSTED.items()},
 }
+_known_ids = set(_BUILT_IN_FACTORIES)
+"""Ids of the built-in providers, and of those that any registry of this process knows."""
