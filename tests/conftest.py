@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -75,14 +76,22 @@ def pytest_runtest_setup() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let each worker process start with its share of the longest tests, so that the run does not end with them."""
+    """Let each worker process start with its share of the longest tests, so that the run does not end with them.
+
+    Tests that share a model server stay together: each worker would start one, and it would read every prompt anew.
+    """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers == 1:
         return
-    longest = [item for item in items if _time_limit(item) >= _LONG_TEST]
-    others = [item for item in items if _time_limit(item) < _LONG_TEST]
-    share = -(-len(others) // workers)
-    items[:] = [item for n in range(workers) for item in (*longest[n::workers], *others[n * share : (n + 1) * share])]
+    together = [item for item in items if "shared_home" in getattr(item, "fixturenames", ())]
+    longest = [item for item in items if _time_limit(item) >= _LONG_TEST and item not in together]
+    others = iter([item for item in items if _time_limit(item) < _LONG_TEST and item not in together])
+    share = len(items) // workers
+    ordered: list[pytest.Item] = []
+    for n in range(workers):
+        first = [*(together if n == 0 else ()), *longest[n::workers]]
+        ordered += [*first, *islice(others, max(0, share - len(first)))]
+    items[:] = [*ordered, *others]
 
 
 def _time_limit(item: pytest.Item) -> float:

@@ -24,9 +24,9 @@ def home(weights: Path, tmp_path: Path) -> Path:
     return _home(weights, tmp_path)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shared_home(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A home shared by a module, with a model server that runs until its last test has ended."""
+    """A home shared by all tests, with a model server that runs until the last test has ended."""
     home = _home(weights, tmp_path_factory.mktemp("local"))
     anchor = LocalProvider(environment=_environment(home))
     asyncio.run(_start(anchor))
@@ -43,7 +43,7 @@ async def make(home: Path) -> AsyncIterator[Make]:
 
 @pytest.fixture
 async def share(shared_home: Path) -> AsyncIterator[Make]:
-    """Create providers that use the model server of the module."""
+    """Create providers that use the shared model server."""
     async for provider in _providers(shared_home):
         yield provider
 

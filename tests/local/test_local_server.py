@@ -37,8 +37,18 @@ asyncio.run(main())
 """
 
 
+_earlier: list[int] = []
+
+
+@pytest.fixture(autouse=True)
+def ignore_the_shared_server() -> None:
+    """Let `children` leave out the model processes that run before a test starts."""
+    _earlier.clear()
+    _earlier.extend(children(os.getpid()))
+
+
 def children(of: int) -> list[int]:
-    """Return the ids of the model processes that a process has started."""
+    """Return the ids of the model processes that a process has started since the test began."""
     found: list[int] = []
     for folder in Path("/proc").iterdir():
         try:
@@ -46,7 +56,7 @@ def children(of: int) -> list[int]:
             command = (folder / "cmdline").read_bytes()
         except (OSError, IndexError, ValueError):
             continue
-        if parent == of and b"local/child.py" in command:
+        if parent == of and b"local/child.py" in command and int(folder.name) not in _earlier:
             found.append(int(folder.name))
     return found
 
@@ -130,8 +140,8 @@ def test_server_survives_the_event_loop_that_started_it(home: Path) -> None:
     assert children(os.getpid()) == []
 
 
-async def test_concurrent_requests_are_all_answered(make: Make) -> None:
-    provider = make()
+async def test_concurrent_requests_are_all_answered(share: Make) -> None:
+    provider = share()
     assert await asyncio.gather(*(say_hello(provider) for _ in range(8))) == [True] * 8
 
 
@@ -170,10 +180,11 @@ MESSAGES: Any = [
     {"role": "assistant", "content": "", "tool_calls": [CALL]},
     {"role": "tool", "tool_call_id": "c1", "content": "18 degrees"},
 ]
+SEA: Any = [{"role": "user", "content": "Tell me about the sea."}]
 
 
-async def test_openai_sdk_streams_after_a_tool_call(make: Make) -> None:
-    endpoint = await make().endpoint()
+async def test_openai_sdk_streams_after_a_tool_call(share: Make) -> None:
+    endpoint = await share().endpoint()
     async with openai.AsyncOpenAI(base_url=f"{endpoint.url}/v1", api_key=endpoint.key.reveal()) as client:
         assert [model.id async for model in client.models.list()] == ["smollm2-135m"]
         stream = await client.chat.completions.create(model="local", messages=MESSAGES, stream=True, max_tokens=20)
@@ -182,22 +193,22 @@ async def test_openai_sdk_streams_after_a_tool_call(make: Make) -> None:
     assert len(texts) > 3
 
 
-async def test_openai_sdk_can_request_a_schema(make: Make) -> None:
+async def test_openai_sdk_can_request_a_schema(share: Make) -> None:
     shape = {"type": "object", "properties": {"city": {"enum": ["Paris", "Rome"]}}, "required": ["city"]}
     wanted: Any = {"type": "json_schema", "json_schema": {"name": "place", "schema": shape}}
-    endpoint = await make().endpoint()
+    endpoint = await share().endpoint()
     async with openai.AsyncOpenAI(base_url=f"{endpoint.url}/v1", api_key=endpoint.key.reveal()) as client:
         answer = await client.chat.completions.create(model="local", messages=MESSAGES[:1], response_format=wanted)
     assert json.loads(answer.choices[0].message.content or "")["city"] in ("Paris", "Rome")
 
 
-async def test_anthropic_sdk_streams(make: Make) -> None:
+async def test_anthropic_sdk_streams(share: Make) -> None:
     import anthropic  # slow to import
 
-    endpoint = await make().endpoint()
+    endpoint = await share().endpoint()
     async with (
         anthropic.AsyncAnthropic(base_url=endpoint.url, api_key=endpoint.key.reveal()) as client,
-        client.messages.stream(model="local", max_tokens=20, messages=[{"role": "user", "content": "Hi!"}]) as stream,
+        client.messages.stream(model="local", max_tokens=20, messages=SEA) as stream,
     ):
         texts = [text async for text in stream.text_stream]
         final: Any = await stream.get_final_message()
