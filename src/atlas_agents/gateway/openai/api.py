@@ -75,7 +75,7 @@ def finish_reason(reply: Message) -> schema.FinishReason:
 
 
 def find_refusal(reply: Message) -> str | None:
-    """Return why the model refused, or what it said instead of an answer; None if it answered."""
+    """Return why the model refused, or its own words instead of an answer; None if it answered."""
     return (reply.refusal or reply.text) if reply.metadata.get("refused") else None
 
 
