@@ -74,7 +74,7 @@ async def test_notes_of_a_tool_are_limited_and_redacted() -> None:
 
 
 async def test_note_from_a_worker_process_is_rejected() -> None:
-    @tool
+    @tool(in_process=False)
     def noting(context: ToolContext) -> str:
         """Add notes."""
         context.note("held_by", "no one")

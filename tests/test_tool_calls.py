@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import sqlite3
 import sys
 import threading
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import pytest
 from atlas_agents import (
     Agent,
     Atlas,
+    BadTool,
     Conversation,
     Message,
     Metadata,
@@ -585,7 +587,7 @@ def look_in_thread(deep: bool, context: ToolContext) -> dict[str, Any]:
     return seen_in(context)
 
 
-@tool
+@tool(in_process=False)
 def look_in_worker(deep: bool, context: ToolContext) -> dict[str, Any]:
     """Look around."""
     return {**seen_in(context), "elsewhere": os.getpid()}
@@ -734,6 +736,114 @@ async def test_sync_tool_gets_copies_of_captured_state() -> None:
 
     assert await outcome(add, n=2) == ("ok", None, [1, 2])
     assert box == [1]
+
+
+async def test_sync_tool_over_objects_that_cannot_be_sent_runs_in_a_thread() -> None:
+    database = sqlite3.connect(":memory:", check_same_thread=False)
+
+    @tool(effect="pure")
+    def query(number: int) -> list[int]:
+        """Query the database."""
+        return [os.getpid(), *database.execute("SELECT ?", (number,)).fetchone()]
+
+    class Shop:
+        def __init__(self) -> None:
+            self.lock, self.sold = threading.Lock(), 0
+
+        def sell(self, count: int) -> int:
+            """Sell some."""
+            with self.lock:
+                self.sold += count
+            return self.sold
+
+    shop = Shop()
+    model = Scripted(*[calls("query", number=3) + calls("sell", count=2)] * 2, says("ok"))
+    async with in_memory_atlas(model, [query, shop.sell]) as atlas:
+        result = await atlas.run("go")
+    database.close()
+    assert [step.output for step in result.steps] == [[os.getpid(), 3], 2, [os.getpid(), 3], 4]
+
+
+async def test_sync_tool_reads_deps_and_sets_metadata() -> None:
+    @tool
+    def use(context: ToolContext[Any]) -> int:
+        """Use the database."""
+        context.metadata.set("used", True)
+        context.note("seen", "yes")
+        return context.deps["database"].execute("SELECT 7").fetchone()[0]
+
+    database = sqlite3.connect(":memory:", check_same_thread=False)
+    model = Scripted(calls("use"), says("ok"))
+    async with in_memory_atlas(model, [use], agent={"metadata": {"lock": threading.Lock()}}) as atlas:
+        await atlas.ask("go", deps={"database": database})
+        assert atlas.conversation().metadata == {"used": True}
+        assert atlas.conversation().messages[2].tool_results[0].result == 7
+    database.close()
+
+
+@pytest.mark.parametrize("effect", ["pure", "keyed", "unsafe"])
+async def test_timeout_of_a_tool_in_a_thread_says_that_it_may_still_run(effect: Any) -> None:
+    clock, loop, release, starts = VirtualClock(), asyncio.get_running_loop(), threading.Event(), asyncio.Queue[int]()
+
+    @tool(timeout=2.5, effect=effect)
+    def hang() -> None:
+        """Hang."""
+        loop.call_soon_threadsafe(starts.put_nowait, 1)
+        release.wait(TIMEOUT)
+
+    model = Scripted(calls("hang"), says("ok"))
+    async with in_memory_atlas(model, [hang], clock=clock) as atlas, asyncio.timeout(TIMEOUT):
+        stream = atlas.send("go")
+        await starts.get()
+        await clock.advance(60)
+        (result,) = [event for event in await collect_events(stream) if event.type == "tool:result"]
+    release.set()
+    assert (result.status, result.error) == ("error" if effect == "pure" else "unknown", "timeout")
+    assert starts.empty()  # not retried while the first try may still run
+    assert result.result.startswith("hang took longer than 2.5 s; it runs in a thread, which cannot be stopped")
+
+
+def test_tool_that_must_run_in_a_worker_is_refused_if_it_cannot_be_sent() -> None:
+    lock = threading.Lock()
+
+    def hold() -> None:
+        """Hold the lock."""
+        with lock:
+            pass
+
+    class Holder:
+        def __init__(self) -> None:
+            self.lock = lock
+
+        def hold(self) -> None:
+            """Hold the lock."""
+
+    for function, what in ((hold, "'lock' cannot be pickled"), (Holder().hold, "'self' cannot be pickled")):
+        with pytest.raises(BadTool, match=rf"tool 'hold' .* {what}: .*set in_process=True .* or make it async"):
+            tool(in_process=False)(function)
+
+
+async def test_context_that_cannot_be_sent_to_a_worker_is_named_with_the_remedy(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = Scripted(calls("look_in_worker", deep=True), says("ok"))
+    async with in_memory_atlas(model, [look_in_worker], agent={"metadata": {"lock": threading.Lock()}}) as atlas:
+        (step,) = (await atlas.run("go")).steps
+    assert (step.status, step.output) == ("error", NEUTRAL)
+    assert "cannot send argument 'context' of look_in_worker to a worker" in caplog.text
+    assert "set in_process=True" in caplog.text
+
+
+async def test_database_of_another_thread_is_explained_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    database = sqlite3.connect(":memory:")
+
+    def query() -> Any:
+        """Query the database."""
+        return database.execute("SELECT 1").fetchone()
+
+    assert await outcome(query) == ("error", "internal", NEUTRAL)
+    database.close()
+    assert "check_same_thread=False" in caplog.text
 
 
 # Invalid calls of the model

@@ -631,7 +631,7 @@ def test_tool_has_the_given_options() -> None:
     assert (read.effect, read.in_process) == ("keyed", True)
     plain = Tool("plain", print, permissions="file:read")
     assert (plain.timeout, plain.permissions, plain.confirm) == (30.0, ("file:read",), False)
-    assert (plain.effect, plain.in_process) == ("unsafe", False)
+    assert (plain.effect, plain.in_process) == ("unsafe", None)
 
 
 @pytest.mark.parametrize(

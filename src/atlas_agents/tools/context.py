@@ -3,6 +3,7 @@
 Annotate a parameter with `ToolContext` to receive it.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, cast
@@ -166,6 +167,7 @@ class ToolContext(Generic[Deps]):
             "_ask",
             "_count",
             "_deps",
+            "_in_thread",
             "_mark",
             "_note",
             "_report",
@@ -218,6 +220,7 @@ class ToolContext(Generic[Deps]):
         self.chain = chain
         self.team_services = team_services
         self._report = report
+        self._in_thread = False
         self._note = note
         self._mark = mark
         self._ask = ask
@@ -228,10 +231,16 @@ class ToolContext(Generic[Deps]):
 
     @property
     def deps(self) -> Deps:
-        """What the caller of the turn passed as `deps=…`, or None. It is not available in worker processes."""
+        """What the caller of the turn passed as `deps=…`, or None. Not available in a worker process."""
         if self._deps is _InWorker:
             raise BadTool("deps are not available in a worker process: make the tool async, or set in_process=True")
         return cast(Deps, self._deps)
+
+    def enter_thread(self) -> None:
+        """Have `progress` called from another thread than that of the event loop."""
+        if not self._in_thread:
+            self._in_thread = True
+            self._report = partial(asyncio.get_running_loop().call_soon_threadsafe, self._report)
 
     def progress(self, message: str) -> None:
         """Report progress to the subscribers of the turn."""

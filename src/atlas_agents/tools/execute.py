@@ -34,6 +34,7 @@ from atlas_agents.tools.governance import Approved, ToolScope
 from atlas_agents.tools.journal import Journal
 from atlas_agents.tools.limits import Slots, process_slots
 from atlas_agents.tools.tool import Tool
+from atlas_agents.tools.worker_codec import NotSendable
 from atlas_agents.tools.worker_pool import WorkerDied
 
 logger = logging.getLogger(__name__)
@@ -48,6 +49,10 @@ _MAX_DEPTH = 100
 _BINARY = (bytes, bytearray, memoryview)
 _RETRYABLE_STATUSES = (408, 429, 503)
 _MAX_RETRY_AFTER = 60
+_OTHER_THREAD = (
+    "Each call of this tool runs in a new thread: open the SQLite connection with check_same_thread=False, "
+    "or make the tool async"
+)
 _CONNECTION_ERRORS = (
     *("ConnectionError", "ClientConnectionError", "ClientPayloadError", "ServerTimeoutError", "TransportError"),
     *("Timeout", "ReadError", "URLError"),
@@ -267,7 +272,8 @@ class Attempt:
 
     def _timeout_error(self) -> ToolTimeout:
         tool = self._approved.tool
-        return ToolTimeout(f"{tool.name} took longer than {tool.timeout:g} s and was stopped")
+        end = "; it runs in a thread, which cannot be stopped" if tool.runs_in_thread else " and was stopped"
+        return ToolTimeout(f"{tool.name} took longer than {tool.timeout:g} s{end}")
 
     async def _call(self, values: dict[str, Any], context: ToolContext) -> Any:
         around = self._approved.tool.around
@@ -281,11 +287,21 @@ class Attempt:
         positional, named = tool.bind(values, context)
         if tool.is_async:
             return await tool.function(*positional, **named)
-        if tool.in_process:
-            result = await run_in_thread(lambda: tool.function(*positional, **named))
-            return await result if inspect.isawaitable(result) else result
         function = partial(tool.function, *positional) if positional else tool.function
-        return await self._scope.governance.workers.run(function, named, report=context.progress)
+        if not tool.runs_in_thread:
+            try:
+                return await self._scope.governance.workers.run(function, named, report=context.progress)
+            except NotSendable as error:
+                tool.move_to_thread(str(error))
+                logger.info("tool runs in a thread: tool=%s reason=%s", tool.name, error)
+        context.enter_thread()
+        try:
+            result = await run_in_thread(lambda: function(**named))
+        except Exception as error:
+            if type(error).__name__ == "ProgrammingError" and "thread" in _error_message(error):
+                error.add_note(_OTHER_THREAD)
+            raise
+        return await result if inspect.isawaitable(result) else result
 
 
 def _budget_text(error: Exception) -> str:
@@ -307,7 +323,7 @@ def diagnose(error: Exception, tool: Tool, tries: int) -> Diagnosis:
     if isinstance(error, Transient):
         return _diagnose_not_executed(ToolFailed(str(error)), error.retry_after)
     if isinstance(error, ToolTimeout):
-        return Diagnosis(error, retryable=repeatable)
+        return Diagnosis(error, retryable=repeatable and not tool.runs_in_thread)  # the thread still runs
     if isinstance(error, ToolFault):
         return Diagnosis(error)
     status = _http_status(error)

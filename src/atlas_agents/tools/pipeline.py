@@ -8,7 +8,6 @@ import inspect
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, TypeAlias
 
 import msgspec
@@ -443,9 +442,7 @@ class ToolCallExecution:
         )
 
     def _tool_context(self, approved: Approved) -> ToolContext:
-        scope, tool = self._scope, approved.tool
-        runs_in_thread = tool.in_process and not tool.is_async
-        loop = asyncio.get_running_loop()
+        scope = self._scope
         return ToolContext(
             conversation=scope.conversation,
             agent=scope.agent,
@@ -454,9 +451,7 @@ class ToolCallExecution:
             tenant_id=scope.actor.tenant,
             metadata=scope.metadata,
             deps=scope.deps,
-            report=partial(loop.call_soon_threadsafe, self._report_progress)
-            if runs_in_thread
-            else self._report_progress,
+            report=self._report_progress,
             approved=bool(approved.binding),
             untrusted=self._tainted_by,
             note=self._add_note,

@@ -16,6 +16,7 @@ from atlas_agents.core.text import wire_name
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.policy import WHEN_TAINTED, WhenTainted
 from atlas_agents.tools.schema import Check, Convert, compile_check, describe_function, is_context, read_docstring
+from atlas_agents.tools.worker_codec import find_unsendable
 
 Function: TypeAlias = Callable[..., Any]
 Effect: TypeAlias = Literal["pure", "keyed", "unsafe"]
@@ -48,7 +49,7 @@ class Tool:
 
     Args:
         name: Name of the tool; a prefix such as `shop/` names its source.
-        function: The function to call, sync or async. A sync function runs in a worker process.
+        function: The function to call, sync or async.
         func: The same as `function`.
         description: Description for the model; the docstring by default.
         parameters: JSON Schema of the arguments, or names with their schemas; one string by default.
@@ -56,7 +57,8 @@ class Tool:
         permissions: Permissions that a policy must grant, such as `file:read`.
         confirm: Whether a person must approve a call: a bool, or a function of the arguments.
         effect: `"pure"`, `"keyed"` or `"unsafe"`: what a second execution would do.
-        in_process: Run a sync function in a thread of this process instead of a worker process.
+        in_process: Where a sync function runs: True for a thread of this process, False for a worker process. By
+            default a worker process, or a thread if the function takes a `ToolContext` or cannot be pickled.
         reconcile: Finds out whether an interrupted call took effect, by its idempotency key.
         preview: Describes what a call would change, for the person who approves it.
         binds: Facts besides the arguments that an approval is bound to.
@@ -70,6 +72,7 @@ class Tool:
     """
 
     when_tainted: WhenTainted | None
+    _is_sendable = True
     _build: Callable[[str], "Tool"] | None = None
     """Returns the tool that a call of a user executes, if it differs between users."""
     around: Callable[[ToolContext], AbstractAsyncContextManager[None]] | None = None
@@ -87,7 +90,7 @@ class Tool:
         permissions: Iterable[str] = (),
         confirm: Confirm = False,
         effect: Effect = "unsafe",
-        in_process: bool = False,
+        in_process: bool | None = None,
         reconcile: Reconcile | None = None,
         preview: Preview | None = None,
         binds: Binds | None = None,
@@ -106,7 +109,7 @@ class Tool:
         self.description = description or read_docstring(chosen)[0]
         self.timeout = _check_timeout(name, timeout)
         self.permissions = (permissions,) if isinstance(permissions, str) else tuple(permissions)
-        self.confirm, self.in_process = confirm, in_process
+        self.confirm, self.in_process = confirm, _check_in_process(name, in_process, chosen)
         self.effect: Effect = _check_effect(name, effect)
         self.reconcile = reconcile
         """Finds out, by its idempotency key, whether an interrupted call took effect."""
@@ -138,6 +141,19 @@ class Tool:
     def spec(self) -> ToolSpec:
         """The definition that is sent to the model."""
         return ToolSpec(self.wire_name, self.description, self.parameters)
+
+    @property
+    def runs_in_thread(self) -> bool:
+        """Whether calls run in a thread of this process, which cannot be stopped."""
+        if self.is_async or self.in_process is not None:
+            return bool(self.in_process) and not self.is_async
+        return self._context is not None or not self._is_sendable
+
+    def move_to_thread(self, reason: str) -> None:
+        """Run further calls in a thread, because the function cannot be sent to a worker process."""
+        if self.in_process is False:
+            raise _not_sendable_error(self.name, reason)
+        self._is_sendable = False
 
     def convert(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Convert valid JSON arguments to the types of the function. The result is a copy that the function may
@@ -238,7 +254,7 @@ def tool(
     permissions: Iterable[str] = (),
     confirm: Confirm = False,
     effect: Effect = "unsafe",
-    in_process: bool = False,
+    in_process: bool | None = None,
     reconcile: Reconcile | None = None,
     preview: Preview | None = None,
     binds: Binds | None = None,
@@ -298,6 +314,13 @@ def as_tool(item: Tool | Function) -> Tool:
     return template.with_function(item)
 
 
+def _not_sendable_error(name: str, reason: str) -> BadTool:
+    return BadTool(
+        f"tool {name!r} cannot run in a worker process: {reason}; "
+        "set in_process=True to run it in a thread of this process, or make it async"
+    )
+
+
 def _placeholder() -> None:
     """Placeholder for a function that is set later."""
 
@@ -318,6 +341,12 @@ def _check_callables(name: str, **given: object) -> None:
     for option, value in given.items():
         if value is not None and not callable(value):
             raise BadTool(f"{option} of tool {name!r} must be a function, got {value!r}")
+
+
+def _check_in_process(name: str, in_process: bool | None, function: Function) -> bool | None:
+    if in_process is False and not is_async(function) and (found := find_unsendable(function)) is not None:
+        raise _not_sendable_error(name, f"{found[0]!r} cannot be pickled: {found[1]}")
+    return in_process
 
 
 def _check_timeout(name: str, timeout: float) -> float:

@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Generator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
-from functools import reduce
+from functools import partial, reduce
 from importlib import import_module
 from typing import Any, NoReturn, TypeAlias
 
@@ -50,6 +50,10 @@ def error_text(error: BaseException, render: Callable[[BaseException], str] = st
         return render(error)[:MAX_TEXT]
     except Exception:  # noqa: BLE001 - `__str__` of a user's class may raise anything
         return "(the error message cannot be formatted)"
+
+
+class NotSendable(TypeError):
+    """The call cannot be pickled, or not be unpickled in a worker; nothing has run."""
 
 
 class _TooLarge(Exception):
@@ -134,7 +138,28 @@ def _add_or_raise(out: _PickleBuffer, value: Any, problem: str) -> None:
     try:
         out.add(value, _PlainPickler)
     except BaseException as error:
-        raise TypeError(f"{problem}: {error_text(error)}") from error
+        raise NotSendable(f"{problem}: {error_text(error)}") from error
+
+
+def find_unsendable(function: Callable[..., Any]) -> tuple[str, str] | None:
+    """Return the first value that a closure, method or partial captures and that cannot be pickled, and the reason."""
+    captured: dict[str, Any] = {}
+    while isinstance(function, partial):
+        captured |= {f"argument {index}": value for index, value in enumerate(function.args, 1)} | function.keywords
+        function = function.func
+    inner = getattr(function, "__func__", function)
+    if inner is not function:
+        captured["self"] = getattr(function, "__self__", None)
+    names = getattr(getattr(inner, "__code__", None), "co_freevars", ())
+    for name, cell in zip(names, getattr(inner, "__closure__", None) or (), strict=False):
+        with suppress(ValueError):  # not assigned yet
+            captured[name] = cell.cell_contents
+    for name, value in captured.items():
+        try:
+            _PickleBuffer(sys.maxsize).add(value)
+        except BaseException as error:  # noqa: BLE001 - a value's own code may raise anything
+            return name, error_text(error)
+    return None
 
 
 def _reference(function: Callable[..., Any], unimportable: AbstractSet[str]) -> tuple[str, str] | None:
@@ -193,7 +218,7 @@ def pack_result(result: Any, function: Callable[..., Any], limit: int) -> Frame:
         return pack_fault(ValueError(f"the result of {function_name(function)} is larger than {limit / 1e6:g} MB"))
     except BaseException as error:  # noqa: BLE001 - a value's own code may raise anything
         what = f"cannot send the result of {function_name(function)} ({type(result).__name__}) from a worker"
-        return pack_fault(TypeError(f"{what}: {error_text(error)}"))
+        return pack_fault(TypeError(f"{what}: {error_text(error)}; return plain data, or set in_process=True"))
     return RESULT, out.chunks
 
 

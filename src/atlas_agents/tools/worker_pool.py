@@ -220,7 +220,8 @@ class Workers:
         """Call function(*positional, **arguments) in a worker; return what it returns, or raise what it raises.
 
         It runs in the working directory at the time of this call. If this is cancelled, the worker and its process
-        group are dead before CancelledError is raised.
+        group are dead before CancelledError is raised. Raises NotSendable, before anything has run, if the call cannot
+        be pickled.
         """
         directory = worker_codec.working_directory()
         pool = await self._pool()
@@ -234,7 +235,7 @@ class Workers:
                 break
             module = b"".join(body).decode()
             if module in pool.unimportable or module not in sys.modules:
-                raise TypeError(
+                raise worker_codec.NotSendable(
                     f"cannot send {worker_codec.function_name(function)} to a worker, which cannot import {module}"
                 )
             pool.unimportable.add(module)

@@ -106,7 +106,7 @@ def _handle(request: bytes, max_result: int) -> worker_codec.Frame:
         return worker_codec.MISSING_MODULE, [(error.name or "?").encode()]
     except BaseException as error:  # noqa: BLE001 - a value's own code may raise anything
         return worker_codec.pack_fault(
-            TypeError(f"cannot unpickle the call in a worker: {worker_codec.error_text(error, repr)}")
+            worker_codec.NotSendable(f"cannot unpickle the call in a worker: {worker_codec.error_text(error, repr)}")
         )
     try:
         result = function(*positional, **named)
