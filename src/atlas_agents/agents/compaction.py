@@ -138,7 +138,9 @@ async def _write_summary(
     model, usage = "", events.Usage()
     try:
         provider = run.find_provider(compaction.model) if compaction.model else run.provider
-        request = await run.interceptors.request(_build_request(run, plan, available, _limit(provider)))
+        request = await run.interceptors.request(_build_request(run, plan, available, _limit(provider)), run.context)
+        if isinstance(request, Message):
+            raise ConfigError("a hook answered the request for a summary")
         async with _reserve(run, provider, request) as call:
             text, done = await _ask(provider, call.request)
             model = done.model or provider.id

@@ -1,27 +1,38 @@
-"""Hooks: interceptors, which may change or refuse messages and requests, and event subscribers."""
+"""Hooks: interceptors, which may change or refuse messages, requests and tool calls, and event subscribers."""
 
 import asyncio
+import copy
+import inspect
 import logging
 import re
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar, cast, get_args
+from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 import msgspec
 
+from atlas_agents.agents.context import describe_function
 from atlas_agents.core.aio import BackgroundTasks, invoke
-from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.errors import ConfigError, Refused
 from atlas_agents.core.events import Event, EventName
-from atlas_agents.core.messages import Message
+from atlas_agents.core.messages import Message, ToolCall, ToolResult
+from atlas_agents.core.text import clean
 from atlas_agents.providers.base import Request
+from atlas_agents.tools.execute import to_json_value
+from atlas_agents.tools.governance import ToolHooks
+from atlas_agents.tools.journal import HookAction, HookRecord
 from atlas_agents.tools.policy import Actor
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-OnMessage: TypeAlias = Callable[[Message], Any]
-OnRequest: TypeAlias = Callable[[Request], Any]
-OnTurn: TypeAlias = Callable[[Message, Actor], Any]
+OnMessage: TypeAlias = Callable[[Message], Any] | Callable[[Message, Any], Any]
+OnRequest: TypeAlias = Callable[[Request], Any] | Callable[[Request, Any], Any]
+OnTurn: TypeAlias = Callable[[Message, Actor], Any] | Callable[[Message, Actor, Any], Any]
+OnToolCall: TypeAlias = Callable[[ToolCall], Any] | Callable[[ToolCall, Any], Any]
+OnToolResult: TypeAlias = Callable[[ToolCall, ToolResult], Any] | Callable[[ToolCall, ToolResult, Any], Any]
 FormatTrace: TypeAlias = Callable[[BaseException], str]
+HOOK_TIMEOUT = 30.0
+_MAX_REASON = 500
 SUBSCRIBER_TIMEOUT = 1.0
 DRAIN_TIMEOUT = 0.25
 _EVENT_NAMES: tuple[str, ...] = get_args(EventName)
@@ -30,79 +41,246 @@ _hung = BackgroundTasks("subscriber that timed out")
 
 
 class Interceptor(msgspec.Struct, frozen=True):
-    """Up to four functions, sync or async, that see messages and requests on their way.
+    """Hooks: up to six functions, sync or async, that see messages, requests and tool calls on their way.
 
-    Each may return None (no change), a changed value, or for messages a list: all but the last are added to the
-    conversation before it. Raise `Refused` to stop the turn; any other error stops it, too. `before` is called with
-    the message as it will be sent and the actor of the turn, and may return one message to insert before it.
+    Each may return None (no change) or a changed value, and raise `Refused`. Each may take one more parameter, the
+    context of the turn (`TurnContext`), with its user, session, metadata and `deps`.
+
+    Attributes:
+        outgoing: Called with the user's message. May return a message, or a list: all but the last are added to the
+            conversation before it. `Refused`, or any other error, stops the turn.
+        incoming: Called with the model's message, and may return the same as `outgoing`.
+        request: Called with a request to the model. May return a changed request, or a message of the assistant, which
+            is the reply instead of the model's. `Refused`, or any other error, stops the turn.
+        before: Called with the user's message as it will be sent and the actor of the turn. May return one message to
+            insert before it.
+        tool_call: Called with a tool call that is permitted, before its arguments are validated and a person is asked.
+            May return the call with other arguments, or a `ToolResult`, which answers the call without running it.
+            `Refused`, or any other error, refuses this call; the model reads why.
+        tool_result: Called with a tool call and its result, before it is recorded. May return another result.
+            `Refused`, or any other error, withholds the result; the model reads why.
+        name: Name in errors and in the audit log; by default that of the function.
+        timeout: Seconds that each function may take; one that takes longer counts as failed.
     """
 
     outgoing: OnMessage | None = None
     incoming: OnMessage | None = None
     request: OnRequest | None = None
     before: OnTurn | None = None
+    tool_call: OnToolCall | None = None
+    tool_result: OnToolResult | None = None
+    name: str = ""
+    timeout: float = HOOK_TIMEOUT
+
+
+class _Hook:
+    """One function of an interceptor, called with its time limit, and with the context if it takes that."""
+
+    __slots__ = ("_function", "_takes_context", "_timeout", "name")
+
+    def __init__(self, function: Callable[..., Any], interceptor: Interceptor, parameters: int) -> None:
+        self._function = function
+        self._timeout = interceptor.timeout
+        self._takes_context = _count_parameters(function) > parameters
+        self.name = interceptor.name or describe_function(function).rpartition("<locals>.")[2]
+
+    async def __call__(self, *arguments: Any, context: Any) -> Any:
+        limit = asyncio.timeout(self._timeout)
+        try:
+            async with limit:
+                return await invoke(self._function, *arguments, *([context] if self._takes_context else []))
+        except TimeoutError as error:
+            if limit.expired():
+                raise _HookTimeout(f"the hook {self.name!r} did not return within {self._timeout:g} seconds") from error
+            raise
+
+
+class _HookTimeout(Refused):
+    """A hook took too long."""
 
 
 class Interceptors:
     """The interceptors of an Atlas, applied in the order in which they were given."""
 
-    def __init__(self, interceptors: Sequence[Interceptor] = ()) -> None:
+    def __init__(self, interceptors: Sequence[Interceptor], format_trace: FormatTrace) -> None:
         for item in interceptors:
             if not isinstance(cast(object, item), Interceptor):
                 raise ConfigError(f"expected an Interceptor(outgoing=…, incoming=…, request=…), got {item!r}")
-        self._outgoing = [item.outgoing for item in interceptors if item.outgoing]
-        self._incoming = [item.incoming for item in interceptors if item.incoming]
-        self._request = [item.request for item in interceptors if item.request]
-        self._before = [item.before for item in interceptors if item.before]
+            if not item.timeout > 0:
+                raise ConfigError(f"invalid timeout {item.timeout!r} of an interceptor: expected a positive number")
+        self._outgoing = [_Hook(item.outgoing, item, 1) for item in interceptors if item.outgoing]
+        self._incoming = [_Hook(item.incoming, item, 1) for item in interceptors if item.incoming]
+        self._request = [_Hook(item.request, item, 1) for item in interceptors if item.request]
+        self._before = [_Hook(item.before, item, 2) for item in interceptors if item.before]
+        self._tool_call = [_Hook(item.tool_call, item, 1) for item in interceptors if item.tool_call]
+        self._tool_result = [_Hook(item.tool_result, item, 2) for item in interceptors if item.tool_result]
+        self._format_trace = format_trace
 
-    async def outgoing(self, message: Message, actor: Actor) -> list[Message]:
+    async def outgoing(self, message: Message, actor: Actor, context: Any) -> list[Message]:
         """Return the messages that were added, followed by the user's message as it will be sent."""
-        *added, message = await _apply(self._outgoing, message)
-        for function in self._before:
-            inserted = await invoke(function, message, actor)
+        *added, message = await _apply(self._outgoing, message, context)
+        for hook in self._before:
+            inserted = await hook(message, actor, context=context)
             if inserted is not None:
-                added.append(_require(Message, inserted, function))
+                added.append(_require(Message, inserted, hook))
         return [*added, message]
 
-    async def incoming(self, message: Message) -> list[Message]:
-        """Return the messages that were added, followed by the model's message as it will be stored."""
-        return await _apply(self._incoming, message)
+    async def incoming(self, message: Message, context: Any) -> list[Message]:
+        """Return the messages that were added, followed by the model's message as it will be stored.
 
-    async def request(self, request: Request) -> Request:
-        for function in self._request:
-            changed = await invoke(function, request)
+        The names of the hooks that changed it are in its metadata.
+        """
+        names: list[str] = []
+        *added, changed = await _apply(self._incoming, message, context, names)
+        return [*added, _with_hooks(changed, names) if changed is not message else changed]
+
+    async def request(self, request: Request, context: Any) -> Request | Message:
+        """Return the request as it will be sent, or the reply of a hook in place of the model's."""
+        for hook in self._request:
+            changed = await hook(request, context=context)
+            if isinstance(changed, Message) and changed.role == "assistant":
+                return _with_hooks(changed, [hook.name], provider="hook")
             if changed is not None:
-                request = _require(Request, changed, function)
+                request = _require(Request, changed, hook)
         return request
 
     @property
     def has_incoming(self) -> bool:
         return bool(self._incoming)
 
+    @property
+    def tool_hooks(self) -> ToolHooks | None:
+        """The hooks around tool calls; None if no interceptor has one."""
+        return self if self._tool_call or self._tool_result else None
 
-async def _apply(functions: Sequence[OnMessage], message: Message) -> list[Message]:
+    async def before_call(self, call: ToolCall, context: Any) -> HookRecord | None:
+        """Return what the `tool_call` hooks decide, up to the first that answers, refuses or fails."""
+        actions: list[HookAction] = []
+        changed = call
+        answer: ToolResult | None = None
+        refusal = ""
+        for hook in self._tool_call:
+            try:
+                found = await hook(_copy(changed), context=context)
+                if isinstance(found, ToolResult):
+                    answer = _checked_result(found, call)
+                    actions.append(HookAction(hook.name, "answered"))
+                elif found is not None and (given := _checked_call(found, call, hook)).arguments != changed.arguments:
+                    changed = given
+                    actions.append(HookAction(hook.name, "changed arguments"))
+            except (asyncio.CancelledError, GeneratorExit):
+                raise
+            except BaseException as error:  # noqa: BLE001 - a user's function: without its consent the call is refused
+                action, refusal = self._diagnose(error, hook, call, "refused")
+                actions.append(action)
+            if answer is not None or refusal:
+                break
+        if not actions:
+            return None
+        arguments, requested = (changed.arguments, call.arguments) if changed is not call else (None, None)
+        return HookRecord(tuple(actions), arguments, answer, refusal, requested)
+
+    async def after_call(
+        self, call: ToolCall, result: ToolResult, context: Any
+    ) -> tuple[ToolResult, tuple[HookAction, ...]]:
+        """Return the result as changed by the `tool_result` hooks, up to the first that refuses it or fails."""
+        actions: list[HookAction] = []
+        for hook in self._tool_result:
+            try:
+                found = await hook(_copy(call), copy.deepcopy(result), context=context)
+                if found is None:
+                    continue
+                changed = _checked_result(_require(ToolResult, found, hook), call)
+                sources = [each for each in (result.untrusted, changed.untrusted) if each]
+                changed = msgspec.structs.replace(changed, untrusted="; ".join(dict.fromkeys(sources)))
+                if changed != result:
+                    result = changed
+                    actions.append(HookAction(hook.name, "changed result"))
+            except (asyncio.CancelledError, GeneratorExit):
+                raise
+            except BaseException as error:  # noqa: BLE001 - a user's function: what it did not check is withheld
+                action, reason = self._diagnose(error, hook, call, "withheld result")
+                actions.append(action)
+                text = f"The call ended with status {result.status!r}, but its result was withheld: {reason}"
+                status = "unknown" if result.status == "unknown" else "error"
+                kind = "unknown" if status == "unknown" else "not_permitted"
+                return ToolResult(call.id, status, text, kind, result.untrusted), tuple(actions)
+        return result, tuple(actions)
+
+    def _diagnose(
+        self, error: BaseException, hook: _Hook, call: ToolCall, did: Literal["refused", "withheld result"]
+    ) -> tuple[HookAction, str]:
+        """Return what the audit log says about a hook that raised, and what the model reads: never a stack trace."""
+        if isinstance(error, _HookTimeout):
+            return HookAction(hook.name, "failed", str(error)), f"{error}."
+        if isinstance(error, Refused):
+            reason = clean(str(error))[:_MAX_REASON]
+            return HookAction(hook.name, did, reason), f"the hook {hook.name!r} refused it: {reason}"
+        logger.error("hook failed: hook=%s tool=%s\n%s", hook.name, call.name, self._format_trace(error))
+        return HookAction(hook.name, "failed", type(error).__name__), f"the hook {hook.name!r} failed."
+
+
+def _copy(call: ToolCall) -> ToolCall:
+    """Copy a call, so that a hook cannot change its arguments in place."""
+    return msgspec.structs.replace(call, arguments=copy.deepcopy(call.arguments))
+
+
+def _checked_call(found: Any, call: ToolCall, hook: _Hook) -> ToolCall:
+    changed = _require(ToolCall, found, hook)
+    if (changed.id, changed.name) != (call.id, call.name):
+        raise ConfigError(f"hook {hook.name!r} returned a call of {changed.name!r}: only the arguments can be changed")
+    return msgspec.structs.replace(call, arguments=to_json_value(changed.arguments))
+
+
+def _checked_result(result: ToolResult, call: ToolCall) -> ToolResult:
+    """Return a hook's result as that of this call, with a JSON value."""
+    return msgspec.structs.replace(result, call_id=call.id, result=to_json_value(result.result))
+
+
+async def _apply(
+    hooks: Sequence[_Hook], message: Message, context: Any, names: list[str] | None = None
+) -> list[Message]:
+    """Apply hooks to a message, and add those that change it to `names`."""
     added: list[Message] = []
-    for function in functions:
-        changed = await invoke(function, message)
+    for hook in hooks:
+        changed = await hook(message, context=context)
         if changed is None:
             continue
-        *before, message = [_require(Message, item, function) for item in _as_list(changed, function)]
+        *before, last = [_require(Message, item, hook) for item in _as_list(changed, hook)]
+        if names is not None and last is not message:
+            names.append(hook.name)
+        message = last
         added += before
     return [*added, message]
 
 
-def _as_list(changed: Any, function: Callable[..., Any]) -> list[Any]:
+def _with_hooks(message: Message, names: Sequence[str], **more: str) -> Message:
+    """Name the hooks that wrote or changed a reply in its metadata."""
+    earlier = message.metadata.get("hooks") or ()
+    return msgspec.structs.replace(message, metadata={**message.metadata, **more, "hooks": [*earlier, *names]})
+
+
+def _as_list(changed: Any, hook: _Hook) -> list[Any]:
     if not isinstance(changed, list | tuple):
         return [changed]
     if not changed:
-        raise ConfigError(f"interceptor {function!r} returned an empty list; raise Refused to stop a turn")
+        raise ConfigError(f"hook {hook.name!r} returned an empty list; raise Refused to stop a turn")
     return [*changed]
 
 
-def _require(kind: type[T], value: Any, function: Callable[..., Any]) -> T:
+def _require(kind: type[T], value: Any, hook: _Hook) -> T:
     if not isinstance(value, kind):
-        raise ConfigError(f"interceptor {function!r} returned {value!r}, expected a {kind.__name__}")
+        raise ConfigError(f"hook {hook.name!r} returned {value!r}, expected a {kind.__name__}")
     return value
+
+
+def _count_parameters(function: Callable[..., Any]) -> int:
+    """Return how many values a function takes by position."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return 0
+    return sum(each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in parameters)
 
 
 class _Subscriber:

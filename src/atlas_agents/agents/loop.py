@@ -22,7 +22,7 @@ from atlas_agents.core import events
 from atlas_agents.core.aio import finish_despite_cancel
 from atlas_agents.core.budgets import DEFAULT_OUTPUT, MIN_OUTPUT, ModelCall, TurnBudget
 from atlas_agents.core.errors import BadOutput, BudgetExceeded, ProviderError, failure_kind
-from atlas_agents.core.messages import Message, Opaque, ToolSpec, approximate_tokens, user
+from atlas_agents.core.messages import Message, Opaque, ToolCall, ToolSpec, approximate_tokens, user
 from atlas_agents.providers import base
 from atlas_agents.providers.catalogue import find_profile
 from atlas_agents.providers.failover import TurnProvider, overhead_tokens, request_tokens
@@ -186,6 +186,8 @@ async def _request_reply(run: Run) -> Message:
     failure: ProviderError | None = None
     for _ in range(_MAX_SHORTENINGS):
         request = await _build_request(run, sent)
+        if isinstance(request, Message):
+            return _reply_of_hook(run, request)
         if sent != math.inf and request_tokens(request) >= sent:
             break
         try:
@@ -202,8 +204,18 @@ async def _request_reply(run: Run) -> Message:
     ) from failure
 
 
-async def _build_request(run: Run, sent: float = math.inf) -> base.Request:
-    """Build the next request. `sent` are the tokens of the one before, if that was too long."""
+def _reply_of_hook(run: Run, reply: Message) -> Message:
+    """Stream the reply of a hook as if the model had written it; it used no tokens."""
+    run.reply_usage = events.Usage()
+    for part in reply.parts:
+        _handle_chunk(run, base.ToolCallChunk(part)) if isinstance(part, ToolCall) else run.draft.add_part(part)
+    if reply.text:
+        run.emit(events.StreamChunk(run.id, reply.text))
+    return msgspec.structs.replace(reply, parts=run.finish_draft())
+
+
+async def _build_request(run: Run, sent: float = math.inf) -> base.Request | Message:
+    """Build the next request, or return a hook's reply. `sent` are the tokens of the one before, if it was too long."""
     settings = run.settings
     system, stable = await _system_prompt(run)
     tools = run.phase.offered(run.scope.visible_tools())
@@ -217,7 +229,7 @@ async def _build_request(run: Run, sent: float = math.inf) -> base.Request:
         metadata=run.context.metadata,
         stable_system=stable,
     )
-    return await run.interceptors.request(request)
+    return await run.interceptors.request(request, run.context)
 
 
 async def _select_messages(run: Run, system: str, tools: Sequence[ToolSpec], sent: float) -> Sequence[Message]:
@@ -443,7 +455,7 @@ async def _intercept(run: Run, reply: Message) -> Message:
     if not run.interceptors.has_incoming:
         return reply
     try:
-        *before, changed = await run.interceptors.incoming(reply)
+        *before, changed = await run.interceptors.incoming(reply, run.context)
     except Exception:  # refused, or the interceptor failed: either way the text is withdrawn
         run.replace_last_text(reply.text, "")
         raise

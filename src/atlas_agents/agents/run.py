@@ -6,7 +6,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 
@@ -161,7 +161,7 @@ class MessageDraft:
             self._parts.append(Thinking("".join(self._thinking_chunks), signature))
             self._thinking_chunks.clear()
 
-    def add_part(self, part: Thinking | ToolCall | Opaque) -> None:
+    def add_part(self, part: Part) -> None:
         """Append a part, after the text that precedes it."""
         self._flush_text()
         self._parts.append(part)
@@ -395,7 +395,7 @@ class Run:
 
     async def accept(self, message: Message) -> list[Message]:
         """Accept the user's message, as changed by interceptors. With a journal it is durable when this returns."""
-        messages = await self.interceptors.outgoing(message, self.scope.actor)
+        messages = await self.interceptors.outgoing(message, self.scope.actor, self.context)
         busy, journal, when_busy = self.lock.busy, self.journal, self.options.when_busy
         if busy and when_busy == "reject":
             raise SessionBusy("a turn of this session is running; wait for it, or send with when_busy='queue'")
@@ -580,7 +580,7 @@ class Run:
             ]
         for call, result in zip(calls, done, strict=True):
             if call.name == HAND_OFF and result.status == "ok":
-                self.hand_off(str(call.arguments.get("agent")))
+                self.hand_off(_handed_to(result.result))
         unreadable = all(call.malformed is not None for call in calls)
         self._unreadable_rounds = self._unreadable_rounds + 1 if unreadable else 0
         if self._unreadable_rounds > _MAX_UNREADABLE_ROUNDS:
@@ -642,6 +642,13 @@ class Run:
     def text(self) -> str:
         """All text that the model produced in this turn, without what was withdrawn."""
         return "".join(self.texts) + self.draft.text
+
+
+def _handed_to(result: Any) -> str:
+    """Return the agent that a hand-off named: a hook or a person may have changed the arguments of the call."""
+    if isinstance(result, dict) and "edited_arguments" in result:
+        result = cast(dict[str, Any], result)["result"]
+    return str(cast(dict[str, Any], result).get("handed_to")) if isinstance(result, dict) else ""
 
 
 def _last_speaker(messages: Sequence[Message]) -> str:

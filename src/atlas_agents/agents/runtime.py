@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
+
 from atlas_agents.agents.context import Context, DepsFactory, TurnContext
 from atlas_agents.agents.history import History
 from atlas_agents.agents.hooks import Interceptor, Interceptors, Subscribers
@@ -29,6 +30,7 @@ from atlas_agents.core.budgets import (
 from atlas_agents.core.errors import ConfigError, NotFound
 from atlas_agents.core.events import Event, MessageStored
 from atlas_agents.core.messages import Conversation, Message, new_id
+from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.paths import Environment
 from atlas_agents.core.store import BudgetLimit, Chain, RunRow, Store
 from atlas_agents.core.tenancy import TeamServices
@@ -45,16 +47,14 @@ from atlas_agents.tools.approvals import (
     stored_pending_questions,
 )
 from atlas_agents.tools.audit import AuditLog, MemoryAudit, StoreAudit, StoreCounter
+from atlas_agents.tools.context import SessionMetadata
 from atlas_agents.tools.governance import Governance, ToolScope
+from atlas_agents.tools.journal import Journal, Quarantine
 from atlas_agents.tools.limits import Limiter, Limits
 from atlas_agents.tools.policy import Actor, Policy
 from atlas_agents.tools.redact import Redactor
 from atlas_agents.tools.tool import Tool
 from atlas_agents.tools.worker_pool import Workers
-
-from atlas_agents.core.metadata import Metadata
-from atlas_agents.tools.context import SessionMetadata
-from atlas_agents.tools.journal import Journal, Quarantine
 
 MAX_HANDOFFS = 8
 """After this many hand-offs in one turn, the current agent has to answer."""
@@ -105,7 +105,6 @@ class AgentRuntime:
         self.shared = shared
         self.system_prompt = system_prompt
         self.history = history or History()
-        self.interceptors = Interceptors(interceptors)
         self.tenant = tenant
         self.clock = clock
         self.store = store
@@ -125,6 +124,7 @@ class AgentRuntime:
             retries=tuple(retries),
             team_services=team_services,
         )
+        self.interceptors = Interceptors(interceptors, self.governance.redactor.trace)
         self.subscribers = Subscribers(self.governance.redactor.trace)
         self._registry = registry
         self._make_deps = make_deps
@@ -185,6 +185,8 @@ class AgentRuntime:
             asks=options.asks,
             chain=options.chain,
             inherited=inherited,
+            hooks=self.interceptors.tool_hooks,
+            context=context,
         )
         return Run(
             id=run_id,
@@ -263,7 +265,7 @@ class AgentRuntime:
         run.provider = self._failover_for(agent, settings).for_turn(self.clock)
         others = settings.hands_off_to if run.handoffs + 1 < MAX_HANDOFFS else ()
         actor = Actor(settings.id, settings.role, run.scope.actor.user, self.tenant)
-        run.scope.switch_agent(agent, actor, self._collect_tools(context, settings, others))
+        run.scope.switch_agent(agent, actor, self._collect_tools(context, settings, others), run.context)
 
     def _collect_tools(self, context: Context, settings: AgentSettings, others: Sequence[str]) -> Mapping[str, Tool]:
         """Return the agent's own tools, and those that its mode and its hand-off targets add."""

@@ -16,7 +16,7 @@ from atlas_agents.core.errors import UnreadableRow
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, ToolResult
 from atlas_agents.core.paths import write_file
-from atlas_agents.tools.journal import EndRecord, read_first_messages
+from atlas_agents.tools.journal import EndRecord, HookRecord, read_first_messages
 
 RowKind: TypeAlias = Literal["message", "request", "step", "approval", "schedule"]
 _PAGE = 200
@@ -26,6 +26,7 @@ _plain = msgspec.json.Decoder[Any]()
 _STEPS: dict[str, msgspec.json.Decoder[Any]] = {
     "reply": msgspec.json.Decoder(Message),
     "outcome": msgspec.json.Decoder(ToolResult),
+    "hook": msgspec.json.Decoder(HookRecord),
     "asked": _questions,
 }
 

@@ -1,4 +1,5 @@
-"""Checks before a tool may act: the tool exists, it is permitted, its arguments are valid, a person approved it."""
+"""Checks before a tool may act: the tool exists, it is permitted, no hook refuses the call, its arguments are valid,
+a person approved it."""
 
 import asyncio
 import copy
@@ -16,6 +17,7 @@ from atlas_agents.core.messages import ToolCall, ToolResult
 from atlas_agents.core.text import clean, one_line
 from atlas_agents.tools.approvals import Answer, Question, compute_binding, question_id
 from atlas_agents.tools.governance import Approved, ToolScope
+from atlas_agents.tools.journal import HookRecord
 from atlas_agents.tools.policy import Verdict
 from atlas_agents.tools.redact import find_secrets
 from atlas_agents.tools.tool import Tool
@@ -30,7 +32,7 @@ class Rejected(msgspec.Struct, frozen=True):
     """A tool call that may not act.
 
     `error` is None if the turn was cancelled before the call could act, or if an earlier process already ran it; then
-    `known_result` is what the tool reported about it.
+    `known_result` is what the tool reported about it. It is also the answer of a hook to a call that is not run.
     """
 
     call: ToolCall
@@ -38,23 +40,58 @@ class Rejected(msgspec.Struct, frozen=True):
     tool: Tool | None = None
     verdict: Verdict | None = None
     known_result: ToolResult | None = None
+    hooks: HookRecord | None = None
 
 
 async def check_call(call: ToolCall, scope: ToolScope) -> Approved | Rejected:
-    """Check a call in the order find, permit, validate, confirm. Has no side effects on the outside world."""
+    """Check a call in the order find, permit, hooks, validate, confirm.
+
+    Hooks come before the validation and the confirmation: a person approves what they made of the call.
+    """
     tool: Tool | None = None
     verdict: Verdict | None = None
+    hooks: HookRecord | None = None
     try:
         tool = _find_tool(call, scope)
         verdict = scope.governance.verdict(tool, scope.actor)
         _require_permission(tool, verdict, scope)
+        if scope.hooks is not None and call.malformed is None:
+            hooks = await _run_hooks(call, scope)
+        if hooks is not None:
+            call = apply_hooks(call, hooks)
+            if hooks.refusal:
+                raise NotPermitted(f"{tool.name} was not run: {hooks.refusal}")
+            if hooks.answer is not None:
+                return Rejected(call, None, tool, verdict, hooks.answer, hooks)
         values = _validate(tool, call)
         tainted = await _check_taint(tool, call, scope)
+        approved = Approved(call, tool, values, verdict, tainted=tainted, hooks=hooks)
         if tainted or verdict.cell == "ask" or tool.confirm:
-            return await _confirm(Approved(call, tool, values, verdict, tainted=tainted), scope)
+            return await _confirm(approved, scope)
     except Exception as error:  # noqa: BLE001 - also from a user's own validator; the other calls must go on
-        return Rejected(call, error, tool, verdict)
-    return Approved(call, tool, values, verdict)
+        return Rejected(call, error, tool, verdict, hooks=hooks)
+    return approved
+
+
+async def _run_hooks(call: ToolCall, scope: ToolScope) -> HookRecord | None:
+    """Return what hooks decide about a call, or what they decided in an earlier process."""
+    journal = scope.journal
+    if journal is not None and (journal.has_intent(call) or journal.hook_record(call) is not None):
+        return journal.hook_record(call)
+    found = await scope.hooks.before_call(call, scope.context) if scope.hooks is not None else None
+    if found is not None:
+        redactor = scope.governance.redactor
+        if found.answer is not None:
+            answer = msgspec.structs.replace(found.answer, result=redactor.remove_known(found.answer.result))
+            found = msgspec.structs.replace(found, answer=answer)
+        if journal is not None:
+            await journal.record_hooks(call, found)
+    return found
+
+
+def apply_hooks(call: ToolCall, hooks: HookRecord) -> ToolCall:
+    """Return the call with the arguments that hooks gave it."""
+    return call if hooks.arguments is None else msgspec.structs.replace(call, arguments=hooks.arguments)
 
 
 async def recheck(approved: Approved, scope: ToolScope) -> None:

@@ -2,20 +2,20 @@
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
 from atlas_agents.core.aio import BackgroundTasks, Clock
 from atlas_agents.core.budgets import BudgetBook, SharedLimits, TurnBudget
 from atlas_agents.core.events import Event, Usage
-from atlas_agents.core.messages import Conversation, Message, ToolCall
+from atlas_agents.core.messages import Conversation, Message, ToolCall, ToolResult
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.store import NO_CHAIN, Chain
 from atlas_agents.core.tenancy import TeamServices
 from atlas_agents.tools.approvals import Approvals, ApprovalStore
 from atlas_agents.tools.audit import AuditLog
-from atlas_agents.tools.journal import Journal
+from atlas_agents.tools.journal import HookAction, HookRecord, Journal
 from atlas_agents.tools.limits import Limiter, RepeatDetector
 from atlas_agents.tools.policy import Actor, Policy, Verdict, WhenTainted
 from atlas_agents.tools.redact import Redactor
@@ -81,6 +81,20 @@ OpenBudget: TypeAlias = "Callable[[ToolScope, bool], TurnBudget | None]"
 _GRANTED = Verdict("yes", "the tool was given to the agent")
 
 
+class ToolHooks(Protocol):
+    """Port for the hooks around tool calls; they neither raise nor exceed their time limits."""
+
+    async def before_call(self, call: ToolCall, context: Any) -> HookRecord | None:
+        """Return what the hooks decided about a call that is permitted; None if they did nothing."""
+        ...
+
+    async def after_call(
+        self, call: ToolCall, result: ToolResult, context: Any
+    ) -> tuple[ToolResult, tuple[HookAction, ...]]:
+        """Return the result as changed by the hooks, and what they did."""
+        ...
+
+
 class ToolScope:
     """The tools of one run, the actor that calls them, and the governance, journal and limits that apply.
 
@@ -103,7 +117,7 @@ class ToolScope:
             "governance",
             "journal",
         ),
-        *("deps", "metadata", "repeats", "run_id", "slots", "tools"),
+        *("context", "deps", "hooks", "metadata", "repeats", "run_id", "slots", "tools"),
     )
 
     def __init__(
@@ -125,8 +139,12 @@ class ToolScope:
         chain: Chain = NO_CHAIN,
         inherited: Sequence[Message] = (),
         deps: Any = None,
+        hooks: ToolHooks | None = None,
+        context: Any = None,
     ) -> None:
         self.journal = journal
+        self.hooks, self.context = hooks, context
+        """The hooks around tool calls, None if there are none; and the context of the turn, which they receive."""
         self.deps = deps
         """What the caller passed for tools, rules and prompts; neither sent to a model nor stored."""
         self.budget: TurnBudget | None = None
@@ -136,8 +154,7 @@ class ToolScope:
         self._inherited = inherited
         self._scanned = 0
         self._untrusted: dict[str, None] = {}
-        self.asks = asks
-        self.chain = chain
+        self.asks, self.chain = asks, chain
         self.governance = governance
         self.run_id = run_id
         self.agent = agent
@@ -177,9 +194,9 @@ class ToolScope:
         """Where approvals of this run are persisted; None for a run without a journal."""
         return self.journal.approvals if self.journal is not None else None
 
-    def switch_agent(self, agent: Any, actor: Actor, tools: Mapping[str, Tool]) -> None:
-        """Execute further calls as another agent, with its role and its tools."""
-        self.agent, self.actor, self.tools = agent, actor, tools
+    def switch_agent(self, agent: Any, actor: Actor, tools: Mapping[str, Tool], context: Any) -> None:
+        """Execute further calls as another agent, with its role, its tools and its context."""
+        self.agent, self.actor, self.tools, self.context = agent, actor, tools, context
         self._visible = None
 
     def visible_tools(self) -> list[Tool]:
@@ -213,6 +230,7 @@ class Approved(msgspec.Struct, frozen=True):
 
     `binding` is the hash that a person approved, if one was asked. `by_command_rule` is True if a command rule of the
     policy made asking unnecessary. `tainted` says why untrusted content in the session makes asking necessary.
+    `hooks` is what hooks decided.
     """
 
     call: ToolCall
@@ -224,3 +242,4 @@ class Approved(msgspec.Struct, frozen=True):
     approved_by: str = ""
     by_command_rule: bool = False
     tainted: str = ""
+    hooks: HookRecord | None = None

@@ -10,9 +10,12 @@ import weakref
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import chain, repeat
 from operator import itemgetter
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
+
+from atlas_agents.core import errors
+from atlas_agents.core import store as records
 from atlas_agents.core.aio import SYSTEM_CLOCK, Alarm, BackgroundTasks, Clock, TimeSlices, utc_day
 from atlas_agents.core.approvals import Answer, Question
 from atlas_agents.core.budgets import TurnBudget
@@ -20,9 +23,6 @@ from atlas_agents.core.events import Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Conversation, Message, Text, Thinking, ToolCall, ToolResult
 from atlas_agents.tools.audit import AuditEntry
-
-from atlas_agents.core import errors
-from atlas_agents.core import store as records
 from atlas_agents.tools.context import SessionMetadata
 
 logger = logging.getLogger(__name__)
@@ -83,6 +83,32 @@ async def read_end_record(store: records.Store, row: records.RunRow) -> EndRecor
     except msgspec.DecodeError as error:
         logger.warning("step unreadable: run=%s kind=ended error=%s", row.id, error)
         return None
+
+
+class HookAction(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What a hook did to a tool call, for its audit row."""
+
+    hook: str
+    did: Literal["changed arguments", "answered", "refused", "failed", "changed result", "withheld result"]
+    reason: str = ""
+
+
+class HookRecord(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What hooks decided before a tool call, recorded before it is confirmed or run: a resumed run does not ask them
+    again.
+
+    `arguments` replace those of the model, `answer` is the result of a call that is not run, and `refusal` says why a
+    call is refused. `requested` are the arguments of the model, if they were changed.
+    """
+
+    actions: tuple[HookAction, ...]
+    arguments: dict[str, Any] | None = None
+    answer: ToolResult | None = None
+    refusal: str = ""
+    requested: dict[str, Any] | None = None
+
+
+_hooks = msgspec.json.Decoder(HookRecord)
 
 
 class _FirstMessages(msgspec.Struct, frozen=True):
@@ -395,6 +421,7 @@ class Journal:
         self._replies: list[Message] = []
         self._reply_count, self._summaries = 0, dict[str, list[Message]]()
         self._intents: set[str] = set()
+        self._hook_records: dict[str, HookRecord] = {}
         self._outcomes: dict[str, ToolResult] = {}
         self._intended_at: dict[str, int] = {}
         self._durations: dict[str, int] = {}
@@ -669,6 +696,14 @@ class Journal:
         )
         return records.AddUsage(row)
 
+    def hook_record(self, call: ToolCall) -> HookRecord | None:
+        """Return what hooks decided about a call in an earlier process; None if they did nothing."""
+        return self._hook_records.get(call.id)
+
+    async def record_hooks(self, call: ToolCall, record: HookRecord) -> None:
+        """Record what hooks decided, before anything acts on it."""
+        await self._write_step("hook", call.id, encode(record))
+
     async def record_intent(self, call: ToolCall, *counts: records.Reserve | records.ReserveBudget) -> None:
         """Record that a call is about to act, and count it against its limits in the same transaction."""
         if call.id not in self._intents:
@@ -755,6 +790,8 @@ class Journal:
             self.restored_usage += Usage.from_metadata(reply.metadata)
         elif row.kind == "summary":
             self._restore_summary(row)
+        elif row.kind == "hook":
+            self._hook_records[row.key] = _decode_step(row, _hooks.decode)
         elif row.kind == "intent":
             self._intents.add(row.key)
             self._intended_at[row.key] = row.at

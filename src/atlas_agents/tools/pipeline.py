@@ -1,4 +1,4 @@
-"""Pipeline of every tool call: find, permit, validate, confirm, limit, run, audit, result.
+"""Pipeline of every tool call: find, permit, hooks, validate, confirm, limit, run, hooks, audit, result.
 
 All calls of a round are checked one after another, in the model's order, before the first of them acts.
 """
@@ -22,12 +22,12 @@ from atlas_agents.core.messages import ToolCall, ToolResult
 from atlas_agents.core.store import Write
 from atlas_agents.core.text import clean, one_line
 from atlas_agents.tools.audit import MAX_NOTE, MAX_NOTES, MAX_RESULT, AuditEntry
-from atlas_agents.tools.checks import Rejected, check_call
+from atlas_agents.tools.checks import Rejected, apply_hooks, check_call
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.elicitation import ToolElicitation
 from atlas_agents.tools.execute import CANCEL_GRACE, MAX_MESSAGE, Attempt, fault_message, to_json_value
-from atlas_agents.tools.governance import Approved, ToolScope
-from atlas_agents.tools.journal import ShuttingDown
+from atlas_agents.tools.governance import Approved, ToolHooks, ToolScope
+from atlas_agents.tools.journal import HookAction, ShuttingDown
 from atlas_agents.tools.redact import find_secrets
 from atlas_agents.tools.tool import Tool
 
@@ -81,10 +81,13 @@ async def _decide(call: ToolCall, scope: ToolScope) -> Approved | Rejected:
         return Rejected(call, tool=tool)
     if journal is None or not journal.is_settled(call, repeatable=repeatable):
         return await check_call(call, scope)
+    hooks, requested = journal.hook_record(call), call
+    if hooks is not None:
+        call = apply_hooks(call, hooks)
     finding = await query_outcome(tool, call, scope) if tool is not None and journal.outcome(call) is None else None
     if isinstance(finding, NotHappened):
-        return await check_call(call, scope)
-    return Rejected(call, tool=tool, known_result=_as_result(finding, call, scope))
+        return await check_call(requested, scope)
+    return Rejected(call, tool=tool, known_result=_as_result(finding, call, scope), hooks=hooks)
 
 
 class Happened(msgspec.Struct, frozen=True):
@@ -147,6 +150,7 @@ class ToolCallExecution:
 
     __slots__ = (
         *("_attempt", "_cancelled", "_decision", "_done", "_duration", "_elicitation", "_error", "_failure", "_notes"),
+        "_actions",
         *("_recorded", "_refused", "_scope", "_source", "_started", "_tainted_by", "_untouched", "_usage", "_waiter"),
         *("_progress", "_reservations", "_total_usage", "_writes", "result"),
     )
@@ -170,6 +174,7 @@ class ToolCallExecution:
         self._failure: Exception | None = None
         self._duration: float | None = None
         self._notes: dict[str, Any] = {}
+        self._actions: tuple[HookAction, ...] = decision.hooks.actions if decision.hooks is not None else ()
         self._tainted_by = scope.untrusted_sources()
         self._source = ""
         self._progress = scope.governance.redactor.stream()
@@ -260,7 +265,11 @@ class ToolCallExecution:
                 await self._scope.budget.settle(self._reservations.pop(), None)
             self._emit_progress(self._progress.flush())
             result = self.result or await self._query_unknown(self._to_result(value, error))
-            self._recorded = result = await self._record(self._with_source(result, error))
+            ran_ok = result.status == "ok"
+            result = self._with_source(result, error)
+            if self._scope.hooks is not None:
+                result = await self._apply_after_hooks(self._scope.hooks, result)
+            self._recorded = result = await self._record(result, ran_ok=ran_ok)
             if not self._cancelled and self.result is None:
                 self.result = self._emit_result(result)
         except ShuttingDown as failure:
@@ -313,8 +322,21 @@ class ToolCallExecution:
         finding = await query_outcome(decision.tool, decision.call, self._scope)
         return _as_result(finding, decision.call, self._scope) or result
 
-    async def _record(self, result: ToolResult) -> ToolResult:
-        """Record the outcome, its audit row and the writes of the tool in one transaction.
+    async def _apply_after_hooks(self, hooks: ToolHooks, result: ToolResult) -> ToolResult:
+        """Let hooks change the result of a call that ran, or that a hook answered."""
+        decision = self._decision
+        known = decision.known_result if isinstance(decision, Rejected) else None
+        if self._cancelled or (self._attempt is None and known is None):
+            return result
+        result, actions = await hooks.after_call(decision.call, result, self._scope.context)
+        if actions:
+            self._actions += actions
+            value = self._scope.governance.redactor.remove_known(result.result)
+            result = msgspec.structs.replace(result, result=value)
+        return result
+
+    async def _record(self, result: ToolResult, *, ran_ok: bool) -> ToolResult:
+        """Record the outcome, its audit row and the writes of a tool that succeeded in one transaction.
 
         If the transaction is refused by a limit, nothing was written, and the refusal is the result.
         """
@@ -323,7 +345,7 @@ class ToolCallExecution:
         if journal is None:
             await governance.audit.append(self._audit_entry(result))
             return result
-        writes = self._writes if self._writes and result.status == "ok" else ()
+        writes = self._writes if self._writes and ran_ok else ()
         try:
             await journal.record_outcome(call, result, self._audit_entry(result), self._total_usage, *writes)
         except DailyLimitExceeded as exceeded:
@@ -419,6 +441,10 @@ class ToolCallExecution:
             meta["tainted_by"] = redactor.value(list(self._tainted_by))
         if result.untrusted:
             meta["untrusted"] = result.untrusted
+        if self._actions:
+            meta["hooks"] = redactor.value(msgspec.to_builtins(self._actions))
+            if decision.hooks is not None and decision.hooks.requested is not None:
+                meta["requested"] = redactor.value(decision.hooks.requested)
         if self._notes:
             meta["notes"] = {key: redactor.head(value, MAX_NOTE, secrets) for key, value in self._notes.items()}
         if self._elicitation is not None and self._elicitation.log:

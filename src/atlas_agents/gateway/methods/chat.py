@@ -285,6 +285,9 @@ def _step_details(kind: JournalKind, found: Any) -> dict[str, Any]:
                 "usage": convert.usage_shape(Usage.from_metadata(metadata)) if metadata.get("usage") else None,
                 "status": str(metadata.get("stop_reason") or ""),
             }
+        case "hook":
+            *_, last = found["actions"]
+            return {"name": last["hook"], "status": last["did"], "reason": last.get("reason", "")}
         case "intent":
             return {"name": found["name"], "call_id": found["id"]}
         case "outcome":

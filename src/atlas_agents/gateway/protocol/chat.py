@@ -12,7 +12,7 @@ Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh",
 RunId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
 Page: TypeAlias = Annotated[int, Meta(ge=1, le=500)]
 StepKind: TypeAlias = Literal[
-    "accepted", "resumed", "reply", "summary", "intent", "outcome", "asked", "answered", "ended"
+    "accepted", "resumed", "reply", "summary", "hook", "intent", "outcome", "asked", "answered", "ended"
 ]
 
 
