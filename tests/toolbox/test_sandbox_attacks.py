@@ -275,6 +275,9 @@ CHANGING_PROTECTED = {
     "a prompt, truncated": "os.truncate('AGENTS.md', 0)",
     "a prompt, replaced": _EVIL + "os.replace('evil', 'AGENTS.md')",
     "a prompt, removed": "os.remove('AGENTS.md')",
+    "a file in another user's folder": "os.remove('theirs/file')",
+    "a file of another user, truncated": "os.truncate('theirs/file', 0)",
+    "a new file in another user's folder": "os.mkdir('theirs/new')",
 }
 _RACE = """
 import ctypes, threading, time
@@ -320,6 +323,14 @@ def _put_protected(arena: Arena) -> None:
         (arena.workspace / name).mkdir()
     for path in arena.workspace.rglob("*"):
         os.chown(path, arena.uid, -1)
+    theirs = arena.workspace / "theirs"
+    theirs.mkdir()
+    (theirs / "file").touch()
+    for path in (theirs / "file", theirs):
+        if os.geteuid() == 0:
+            os.chown(path, 1 if arena.uid == 0 else 0, -1)
+        else:
+            path.chmod(0o500)
 
 
 async def test_protected_paths_cannot_be_moved_replaced_or_added_to(process_arena: Arena) -> None:
@@ -373,7 +384,7 @@ async def test_names_can_be_changed_beside_protected_ones(process_arena: Arena) 
     _put_protected(process_arena)
     found = (await process_arena.attempt({"own": _NAMES}, protected=PROTECTED))["own"]
     names, content, modes, errors = found if isinstance(found, list) else pytest.fail(found)
-    assert names == [".git", ".ssh", "AGENTS.md", "a", "one", "project", "three"]
+    assert names == [".git", ".ssh", "AGENTS.md", "a", "one", "project", "theirs", "three"]
     assert content == "1\0\0\0\0"
     assert modes == [0o775, 0o700, 0o640]
     codes = [errno.EEXIST, errno.ENOTEMPTY, errno.ENOENT, errno.EISDIR, errno.ENOENT, errno.ENOENT, errno.EFBIG]

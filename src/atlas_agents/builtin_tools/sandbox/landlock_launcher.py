@@ -307,6 +307,7 @@ def _truncate(ctx: Any, opened: list[int], request: dict[str, Any]) -> None:
     opened.append(target)
     if not _is_changeable(_real_path(target), request):
         raise PermissionError(errno.EACCES, "outside of the writable folder")
+    _check_owner(target)
     length = ctypes.c_int64(ctx.args[1]).value
     if length > request["file_size"]:
         raise OSError(errno.EFBIG, "too large")
@@ -331,7 +332,15 @@ def _open_name(name: str, ctx: Any, index: int, opened: list[int], request: dict
         if _exists(parent, last):
             raise OSError(errno.EEXIST if creates and not name.startswith("rename") else errno.EACCES, real)
         raise OSError(errno.EACCES if creates else errno.ENOENT, real)
+    _check_owner(parent)
     return parent, last + (b"/" if path.endswith(b"/") else b"")
+
+
+def _check_owner(descriptor: int) -> None:
+    """Raise if root would need a capability to change a file or folder: the command has none, unlike this process."""
+    info = os.fstat(descriptor)
+    if os.geteuid() == 0 and info.st_uid != 0 and not info.st_mode & stat.S_IWOTH:
+        raise PermissionError(errno.EACCES, "of another user")
 
 
 def _exists(parent: int, name: bytes) -> bool:
