@@ -65,7 +65,7 @@ async def test_paired_user_talks_to_an_agent(tmp_path: Path) -> None:
         await setup.double.until(lambda: setup.state_file.state.deliveries == {})
 
 
-async def test_user_is_told_that_the_model_refused(tmp_path: Path) -> None:
+async def test_refusal_is_sent_to_the_user_with_its_reason(tmp_path: Path) -> None:
     script = (refuses("cyber"), says("First,") + refuses("cyber"))
     async with channel_setup(tmp_path, *script) as setup, setup.channel():
         ana = setup.double.person(42, "Ana")
