@@ -277,7 +277,9 @@ CHANGING_PROTECTED = {
     "a prompt, removed": "os.remove('AGENTS.md')",
     "a file in another user's folder": "os.remove('theirs/file')",
     "a file of another user, truncated": "os.truncate('theirs/file', 0)",
-    "a new file in another user's folder": "os.mkdir('theirs/new')",
+    "a file of another user, written": "open('theirs/file', 'a').write('x')",
+    "a new file in another user's folder": "open('theirs/new', 'w').close()",
+    "a new folder in another user's folder": "os.mkdir('theirs/folder')",
 }
 _RACE = """
 import ctypes, threading, time
