@@ -21,7 +21,7 @@ from atlas_agents.gateway.hub import GatewayServices
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.storage.memory import MemoryStore
-from atlas_agents.testing import Environment, Registry, Scripted, says
+from atlas_agents.testing import Environment, Registry, Scripted, refuses, says
 from atlas_agents.workspace.skills import Prompt, read_prompts
 from checks import wait_until
 
@@ -76,7 +76,7 @@ async def serve(home: Path, services: GatewayServices | None = None, **more: Any
     policy = Policy(tools={"wipe": {"*": "yes"}, "forbidden": {"*": "no"}})
     agents = [
         Agent("assistant", model=Scripted(says("Hello there.")), tools=[add, wipe, forbidden, slow]),
-        Agent("poet", model=Scripted(says("Roses.")), description="Rhymes"),
+        Agent("poet", model=Scripted(says("Roses."), refuses("cyber")), description="Rhymes"),
     ]
     more = {"approve": Approvals(wait=True, deadline=20), **more}
     atlas = Atlas(agents, store=MemoryStore(), policy=policy, registry=Registry(Environment({}, dotenv=None)), **more)
@@ -174,6 +174,8 @@ async def test_agent_tool_continues_a_session(tmp_path: Path) -> None:
     async with serve(tmp_path) as gateway, client(gateway, path="/mcp/poet") as mcp:
         assert [each.name for each in (await mcp.list_tools()).tools] == ["ask_assistant", "ask_poet"]
         assert text(await mcp.call_tool("ask_poet", {"message": "Rhyme!", "session": "rhymes"})) == "Roses."
+        refused = await mcp.call_tool("ask_poet", {"message": "Attack!"})
+        assert (text(refused), refused.is_error) == ("The model refused to answer: cyber", True)
         key = gateway.hub.tokens.find_grant(WRITER).prefix + "rhymes"  # type: ignore
         assert [message.role for message in await gateway.atlas.sessions.history(key)] == ["user", "assistant"]
         assert (await mcp.call_tool("ask_poet", {"message": ""})).is_error
