@@ -9,7 +9,7 @@ from crash.scripts import Script
 
 STORE: tuple[Fault, ...] = ("busy", "full", "lost", "unclear", "io")
 OTHERS: tuple[Fault, ...] = ("cancel", "timeout", "exception")
-UNCOMMITTED = ("commit before", "sql INSERT", "sql UPDATE", "sql DELETE")
+UNCOMMITTED = ("commit before", "sql INSERT", "sql UPDATE", "sql DELETE", "sql CREATE", "sql ALTER", "sql DROP")
 CHUNK = "model chunk"
 
 
