@@ -83,6 +83,13 @@ class ChannelSetup:
         await self.double.until(lambda: "You are paired" in person.sees[-1].text)
         person.sees.clear()
 
+    async def paired_person(self) -> Person:
+        """Return Ana, whom a channel has paired that no longer runs."""
+        ana = self.double.person(42, "Ana")
+        async with self.channel():
+            await self.pair(ana)
+        return ana
+
     async def sent_texts(self) -> list[str]:
         """The last message of each request to the model."""
         return [request.messages[-1].text for request in self.model.requests]

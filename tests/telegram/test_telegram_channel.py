@@ -262,9 +262,7 @@ async def test_answer_that_ended_while_the_channel_was_down_is_delivered(tmp_pat
 async def test_repeated_update_starts_no_second_turn(tmp_path: Path) -> None:
     """Covers a crash after a message was sent to the gateway and before the offset was saved."""
     async with channel_setup(tmp_path, says("Hello."), says("Never sent.")) as setup:
-        ana = setup.double.person(42, "Ana")
-        async with setup.channel():
-            await setup.pair(ana)
+        ana = await setup.paired_person()
         before = setup.state_file.state.offset
         ana.says("hi")
         async with setup.channel():
@@ -282,9 +280,7 @@ async def test_repeated_update_starts_no_second_turn(tmp_path: Path) -> None:
 async def test_repeated_update_of_a_delivered_answer_leaves_nothing_to_deliver(tmp_path: Path) -> None:
     """Covers an update that Telegram repeats after the resumed delivery of its answer has ended."""
     async with channel_setup(tmp_path, says("Hello."), says("Never sent.")) as setup:
-        ana = setup.double.person(42, "Ana")
-        async with setup.channel():
-            await setup.pair(ana)
+        ana = await setup.paired_person()
         before = setup.state_file.state.offset
         ana.says("hi")
         async with setup.channel():
