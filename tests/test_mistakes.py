@@ -124,8 +124,8 @@ async def test_invalid_dict_fails_with_its_place(messages: Any, error: str) -> N
 
 
 async def test_function_that_returns_text_is_a_model() -> None:
-    async with Atlas([Agent("a", model=lambda request: f"You said {request.messages[-1].text}.")]) as atlas:
-        assert (await atlas.ask("hi")).text == "You said hi."
+    async with Atlas([Agent("a", model=lambda request: f"You wrote {request.messages[-1].text}.")]) as atlas:
+        assert (await atlas.ask("hi")).text == "You wrote hi."
 
 
 async def test_function_that_returns_something_else_fails_at_once() -> None:

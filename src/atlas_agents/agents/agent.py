@@ -9,11 +9,13 @@ import msgspec
 from atlas_agents.agents.context import Context, DynamicText, Rule
 from atlas_agents.agents.loop import run_turn
 from atlas_agents.agents.options import AgentSettings, Mode, TurnOptions
-from atlas_agents.agents.run import CallResult, session_lock
-from atlas_agents.agents.runtime import AgentRuntime
+from atlas_agents.agents.run import CallResult, Run, RunResult, T, read_options, session_lock
+from atlas_agents.agents.runtime import AgentRuntime, choose_turn_function
+from atlas_agents.agents.stream import AtlasStream, stream_method
+from atlas_agents.core.aio import BackgroundTasks, sync_method
 from atlas_agents.core.budgets import Budget, BudgetLike, read_budgets
 from atlas_agents.core.errors import BudgetExceeded, ConfigError, ProviderError
-from atlas_agents.core.messages import Message, user
+from atlas_agents.core.messages import Conversation, Message, MessageLike, new_id, read_prompt, split_messages
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.providers.base import Provider
 from atlas_agents.providers.failover import RetryPolicy, Route
@@ -54,7 +56,7 @@ class Agent:
         hands_off_to: Ids of agents that may take over the turn.
     """
 
-    __slots__ = ("__weakref__", "_context", "_runtime", "_settings")
+    __slots__ = ("__weakref__", "_context", "_runtime", "_settings", "_turns")
 
     def __init__(
         self,
@@ -107,6 +109,7 @@ class Agent:
             raise ConfigError(f"agent {id!r}: tools=… takes a list of tools, got {tools!r}")
         self._context = Context(*contexts, name=id, metadata=metadata, rules=rules, tools=tools)
         self._runtime: AgentRuntime | None = None
+        self._turns = BackgroundTasks("turns of an agent")
 
     @property
     def settings(self) -> AgentSettings:
@@ -194,18 +197,157 @@ class Agent:
     def messages(self, messages: Iterable[Message]) -> None:
         self._context.messages = messages
 
-    async def call(self, prompt: str | Message, *, settings: GivenSettings | None = None) -> CallResult:
+    async def run(
+        self,
+        messages: MessageLike | Sequence[MessageLike],
+        *,
+        session: Conversation | None = None,
+        output: type[T] | object | None = None,
+        output_retries: int | None = None,
+        user: str = "",
+        model: str = "",
+        max_rounds: int | None = None,
+        settings: GivenSettings | None = None,
+        budget: BudgetLike | Sequence[BudgetLike] | None = None,
+        deps: Any = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> RunResult[T]:
+        """Run one turn without an Atlas and return everything it produced.
+
+        Nothing is stored: the agent itself has no memory of the turn. Pass a `Conversation` to continue one.
+
+        Args:
+            messages: Text or a message of the user, or without a session a whole history.
+            session: The conversation to which the turn belongs; a new one if None.
+            output: JSON Schema or Python type that the answer must match; `result.output` is its value.
+            output_retries: How often an answer that does not match may be corrected; the agent's number if None.
+            user: The user for whom the turn runs.
+            model: Reference of a model to use in this turn instead of the agent's.
+            max_rounds: Most model calls in this turn; the agent's number if None.
+            settings: Model settings such as `{"effort": "high"}`, which take precedence over the agent's.
+            budget: Limits of this turn such as `Budget(tokens=20_000)`, in addition to the agent's.
+            deps: A value for tools (`ToolContext.deps`), rules and dynamic prompts. It is not sent to a model.
+            metadata: Values that only this turn has, over those of the conversation and the agent.
+        """
+        past, last = split_messages(messages)
+        if session is not None and (past or last is None):
+            raise ConfigError("run takes either session=… and one message of the user, or a whole history")
+        options = read_options(
+            output=output,
+            output_retries=output_retries,
+            model=model,
+            max_rounds=max_rounds,
+            settings=settings,
+            budget=budget,
+            deps=deps,
+            metadata=metadata,
+        )
+        run = self._create_run(Conversation(past) if session is None else session, options, user)
+        return await run.collect(run_turn(run, last, choose_turn_function(run)))
+
+    async def ask(
+        self,
+        message: MessageLike,
+        *,
+        session: Conversation | None = None,
+        output: Any = None,
+        output_retries: int | None = None,
+        user: str = "",
+        model: str = "",
+        max_rounds: int | None = None,
+        settings: GivenSettings | None = None,
+        budget: BudgetLike | Sequence[BudgetLike] | None = None,
+        deps: Any = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> Message:
+        """Run one turn without an Atlas and return the answer; for the options see `run`.
+
+        With `output`, the value is in `message.output`.
+        """
+        prompt = read_prompt(message)
+        options = read_options(
+            output=output,
+            output_retries=output_retries,
+            model=model,
+            max_rounds=max_rounds,
+            settings=settings,
+            budget=budget,
+            deps=deps,
+            metadata=metadata,
+        )
+        run = self._create_run(session or Conversation(), options, user)
+        return await run_turn(run, prompt, choose_turn_function(run))
+
+    def send(
+        self,
+        message: MessageLike,
+        *,
+        session: Conversation | None = None,
+        output: Any = None,
+        output_retries: int | None = None,
+        user: str = "",
+        model: str = "",
+        max_rounds: int | None = None,
+        settings: GivenSettings | None = None,
+        budget: BudgetLike | Sequence[BudgetLike] | None = None,
+        deps: Any = None,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> AtlasStream:
+        """Start one turn without an Atlas and return its stream; for the options see `run`."""
+        prompt, stream = read_prompt(message), AtlasStream(new_id())
+        options = read_options(
+            output=output,
+            output_retries=output_retries,
+            model=model,
+            max_rounds=max_rounds,
+            settings=settings,
+            budget=budget,
+            deps=deps,
+            metadata=metadata,
+        )
+        run = self._create_run(session or Conversation(), options, user, stream)
+        self._turns.adopt(stream.start(run, run_turn(run, prompt, choose_turn_function(run))))
+        return stream
+
+    run_sync = sync_method(run)
+    """Run `run` without an event loop, in a script or a thread, and wait for its result."""
+    ask_sync = sync_method(ask)
+    """Run `ask` without an event loop, in a script or a thread, and wait for its result."""
+    stream_sync = stream_method(send)
+    """Start a turn like `send` without an event loop, and return an iterator over its events."""
+
+    def _create_run(
+        self, session: Conversation, options: TurnOptions, user: str, stream: AtlasStream | None = None
+    ) -> Run:
+        if not isinstance(cast(object, session), Conversation):
+            raise ConfigError(
+                f"invalid session {session!r}: an agent takes a Conversation; sessions with a key require an Atlas"
+            )
+        return self._own_runtime().create_run(
+            self,
+            self._context,
+            session,
+            options=options,
+            user=user,
+            sink=stream.push if stream else None,
+            id=stream.stream_id if stream else None,
+        )
+
+    def _own_runtime(self) -> AgentRuntime:
+        if self._runtime is None:
+            self._runtime = AgentRuntime(find_agent=dict[str, Agent]().get)
+        return self._runtime
+
+    async def call(self, prompt: MessageLike, *, settings: GivenSettings | None = None) -> CallResult:
         """Run a turn without an Atlas and add its messages to `agent.messages`.
 
         `settings` are model settings that take precedence over the agent's. A provider error is not raised: `success`
         is False and `error` has the reason.
         """
-        if self._runtime is None:
-            self._runtime = AgentRuntime(find_agent=dict[str, Agent]().get)
         conversation, inherited = self._context.as_conversation()
         lock = session_lock(self._context)
-        options = TurnOptions(settings=msgspec.UNSET if settings is None else read_settings(settings))
-        run = self._runtime.create_run(
+        options = read_options(settings=settings)
+        run = self._own_runtime().create_run(
             self,
             self._context,
             conversation,
@@ -215,14 +357,15 @@ class Agent:
             own_metadata=False,
         )
         try:
-            await run_turn(run, user(prompt) if isinstance(prompt, str) else prompt)
+            await run_turn(run, read_prompt(prompt))
         except (ProviderError, BudgetExceeded) as error:
             return CallResult([*self.messages], False, str(error))
         error = "Max iterations reached" if run.rounds_exhausted else None
         return CallResult([*self.messages], not run.rounds_exhausted, error)
 
     async def close(self) -> None:
-        """Close connections and processes that `call` opened."""
+        """Cancel running turns, and close connections and processes that they opened."""
+        await self._turns.close()
         if self._runtime is not None:
             await self._runtime.close()
 

@@ -13,23 +13,21 @@ from atlas_agents.agents.history import History
 from atlas_agents.agents.hooks import Interceptor
 from atlas_agents.agents.jobs import Jobs
 from atlas_agents.agents.options import Mode, TurnOptions, WhenBusy
-from atlas_agents.agents.run import RunResult
+from atlas_agents.agents.run import RunResult, T, read_options
 from atlas_agents.agents.runtime import AgentRuntime
 from atlas_agents.agents.sessions import Sessions
-from atlas_agents.agents.stream import AtlasStream
+from atlas_agents.agents.stream import AtlasStream, stream_method
 from atlas_agents.agents.team import Strategy, check_plan
-from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
+from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, sync_method
 from atlas_agents.core.approvals import Answer, Decision, Question
 from atlas_agents.core.budgets import Budget, BudgetLike, BudgetStatus, TurnIdentity, read_budgets
-from atlas_agents.core.errors import AtlasError, BudgetExceeded, ConfigError
+from atlas_agents.core.errors import BudgetExceeded, ConfigError
 from atlas_agents.core.events import EventName
-from atlas_agents.core.json import encode
 from atlas_agents.core.messages import (
     Conversation,
     Message,
     MessageLike,
     ToolResult,
-    assistant,
     new_id,
     read_prompt,
     split_messages,
@@ -40,7 +38,7 @@ from atlas_agents.core.tenancy import AgentInfo, Delegation, TeamServices, Tenan
 from atlas_agents.dispatch.base import Dispatcher, Inline
 from atlas_agents.providers.catalogue import Price
 from atlas_agents.providers.registry import Registry
-from atlas_agents.providers.settings import GivenSettings, ModelSettings, read_settings
+from atlas_agents.providers.settings import GivenSettings
 from atlas_agents.tools.approvals import Approvals, Approve
 from atlas_agents.tools.audit import AuditLog
 from atlas_agents.tools.limits import Limits
@@ -263,17 +261,17 @@ class Atlas:
 
         `output` is a JSON schema or Python type that the answer must match; for the other options see `send`.
         """
-        options = TurnOptions(
+        options = read_options(
             output=output,
-            output_retries=msgspec.UNSET if output_retries is None else output_retries,
+            output_retries=output_retries,
             model=model,
             mode=mode or "",
             when_busy=when_busy,
             idempotency_key=idempotency_key,
-            settings=_read_settings(settings),
-            budget=_read_budget(budget),
+            settings=settings,
+            budget=budget,
             deps=deps,
-            metadata=_read_metadata(metadata),
+            metadata=metadata,
         )
         if idempotency_key or when_busy == "interrupt":
             stream = self.start_turn(message, options, session=session, agent_id=agent_id, user=user)
@@ -324,18 +322,18 @@ class Atlas:
             metadata: Values that only this turn has, over those of the session and the agent.
             chain: The delegation that the turn belongs to.
         """
-        options = TurnOptions(
+        options = read_options(
             output=output,
-            output_retries=msgspec.UNSET if output_retries is None else output_retries,
+            output_retries=output_retries,
             model=model,
             mode=mode or "",
             when_busy=when_busy,
             idempotency_key=idempotency_key,
             asks=asks,
-            settings=_read_settings(settings),
-            budget=_read_budget(budget),
+            settings=settings,
+            budget=budget,
             deps=deps,
-            metadata=_read_metadata(metadata),
+            metadata=metadata,
             chain=chain,
         )
         return self.start_turn(message, options, session=session, agent_id=agent_id, user=user)
@@ -474,40 +472,51 @@ class Atlas:
         self,
         messages: MessageLike | Sequence[MessageLike],
         *,
-        max_rounds: int | None = None,
+        session: str | Conversation | None = None,
         agent_id: str | None = None,
-        output: Any = None,
+        output: type[T] | object | None = None,
         output_retries: int | None = None,
         user: str = "",
+        model: str = "",
+        mode: Mode | None = None,
+        max_rounds: int | None = None,
         settings: GivenSettings | None = None,
         budget: BudgetLike | Sequence[BudgetLike] | None = None,
         deps: Any = None,
         metadata: Mapping[str, Any] | None = None,
-    ) -> RunResult:
-        """Run one turn on these messages and return everything it produced; nothing is stored.
+    ) -> RunResult[T]:
+        """Run one turn and return everything it produced; `result.output` has the type that `output=…` asks for.
 
-        If it fails, the error's `result` has what there is: the steps, the usage and the messages.
+        Without a session nothing is stored, and `messages` may be a whole history. With one, the turn belongs to it
+        like those of `ask`; on a cluster, the steps are then those of another process and not in the result. For the
+        other options see `send`. If the turn fails, the error's `result` has what there is: the steps, the usage and
+        the messages.
         """
         past, last = split_messages(messages)
-        options = TurnOptions(
+        if session is not None and (past or last is None):
+            raise ConfigError("run takes either session=… and one message of the user, or a whole history")
+        options = read_options(
             output=output,
-            output_retries=msgspec.UNSET if output_retries is None else output_retries,
-            max_rounds=msgspec.UNSET if max_rounds is None else max_rounds,
-            settings=_read_settings(settings),
-            budget=_read_budget(budget),
+            output_retries=output_retries,
+            model=model,
+            mode=mode or "",
+            max_rounds=max_rounds,
+            settings=settings,
+            budget=budget,
             deps=deps,
-            metadata=_read_metadata(metadata),
+            metadata=metadata,
         )
-        run = self._runner.create(Conversation(past), agent_id, options, user=user)
-        error = None
-        try:
-            reply = await self._runner.run(run, last)
-        except BudgetExceeded as exceeded:
-            reply, error = assistant(exceeded.partial), str(exceeded)
-        except AtlasError as failure:
-            failure.result = run.build_result(None, str(failure))
-            raise
-        return run.build_result(reply, "Max iterations reached" if run.rounds_exhausted else error)
+        if last is not None:
+            agent_id, options = self._choose_agents(last, agent_id, options)
+        run = self._runner.create(Conversation(past) if session is None else session, agent_id, options, user=user)
+        return await run.collect(self._runner.run(run, last))
+
+    run_sync = sync_method(run)
+    """Run `run` without an event loop, in a script or a thread, and wait for its result."""
+    ask_sync = sync_method(ask)
+    """Run `ask` without an event loop, in a script or a thread, and wait for its result."""
+    stream_sync = stream_method(send)
+    """Start a turn like `send` without an event loop, and return an iterator over its events."""
 
     async def recover(self) -> list[AtlasStream]:
         """Resume every turn that a crash interrupted, or that was queued behind one; fail those whose agent is gone.
@@ -550,26 +559,6 @@ class Atlas:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-
-def _read_settings(settings: GivenSettings | None) -> ModelSettings | msgspec.UnsetType:
-    """Return the model settings of a turn as its options hold them."""
-    return msgspec.UNSET if settings is None else read_settings(settings)
-
-
-def _read_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any] | msgspec.UnsetType:
-    if not metadata:
-        return msgspec.UNSET
-    try:
-        encode(values := dict(metadata))
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ConfigError(f"metadata=… of a turn must be JSON: {error}; pass objects with deps=…") from error
-    return values
-
-
-def _read_budget(budget: BudgetLike | Sequence[BudgetLike] | None) -> tuple[Budget, ...] | msgspec.UnsetType:
-    """Return the budgets of a turn as its options hold them."""
-    return msgspec.UNSET if budget is None else read_budgets(budget, ("turn",))
 
 
 async def _reply_or_cancel(stream: AtlasStream) -> Message:

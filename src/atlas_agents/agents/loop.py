@@ -134,7 +134,7 @@ async def run_with_output(run: Run, execute: TurnFunction = run_rounds) -> Messa
     reply = await execute(run)
     while True:
         try:
-            run.output_value = wanted.parse(reply.text)
+            run.read_output(reply)
         except BadOutput as problem:
             if reply.metadata.get("refused"):
                 raise BadOutput(reply.refusal or f"The model refused to answer: {reply.text}") from None

@@ -5,8 +5,8 @@ import hashlib
 import logging
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, cast
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, cast
 
 import msgspec
 
@@ -23,8 +23,10 @@ from atlas_agents.agents.hooks import Interceptors
 from atlas_agents.agents.options import AgentSettings, TurnOptions
 from atlas_agents.agents.output import Output
 from atlas_agents.core.aio import finish_despite_cancel
-from atlas_agents.core.budgets import Reservation
+from atlas_agents.core.budgets import BudgetLike, Reservation, read_budgets
 from atlas_agents.core.errors import (
+    AtlasError,
+    BudgetExceeded,
     ConfigError,
     ProviderError,
     SessionBusy,
@@ -36,6 +38,7 @@ from atlas_agents.core.errors import (
 from atlas_agents.core.events import Event, HandedOff, PlanStep, StreamChunk, StreamReset, Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import (
+    OUTPUT,
     Conversation,
     Message,
     Opaque,
@@ -46,16 +49,27 @@ from atlas_agents.core.messages import (
     ToolCall,
     ToolResult,
     ToolSpec,
+    assistant,
+    memo,
     tool,
 )
 from atlas_agents.core.store import AcceptRun, RunRow, RunStatus
 from atlas_agents.providers.base import Price, Prices, Provider
 from atlas_agents.providers.failover import ContextLimit, TurnProvider
+from atlas_agents.providers.settings import GivenSettings, read_settings
 from atlas_agents.tools.governance import ToolScope
 from atlas_agents.tools.journal import Journal, ShuttingDown
 from atlas_agents.tools.pipeline import run_tools
 from atlas_agents.tools.tool import Tool
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    T = TypeVar("T", default=Any)
+else:
+    from typing import TypeVar
+
+    T = TypeVar("T")
 logger = logging.getLogger(__name__)
 HAND_OFF = "hand_off"
 _END_TIMEOUT = 2.0
@@ -91,8 +105,20 @@ class Step(msgspec.Struct, frozen=True):
     type: Literal["tool_call"] = "tool_call"
 
 
-class RunResult(msgspec.Struct, frozen=True):
-    """Result of `Atlas.run`. When the round limit is reached, `success` is False and the rest is the partial result."""
+class RunResult(msgspec.Struct, Generic[T], frozen=True):
+    """Result of `run`. When the round limit is reached, `success` is False and the rest is the partial result.
+
+    Attributes:
+        success: Whether the turn has an answer.
+        answer: The text of the answer.
+        error: Why there is no complete answer; None if there is one.
+        steps: The tool calls and their results.
+        usage: Tokens and cost of the turn.
+        message: The message with the answer.
+        intermediate: The messages between the prompt and the answer.
+        output: The value of an answer that was requested with `output=T`, of the type `T`; None otherwise.
+        plan: The steps of a turn in the mode `plan`.
+    """
 
     success: bool
     answer: str
@@ -101,7 +127,7 @@ class RunResult(msgspec.Struct, frozen=True):
     usage: Usage
     message: Message
     intermediate: tuple[Message, ...]
-    output: Any = None
+    output: T = cast(Any, None)
     plan: tuple[PlanStep, ...] = ()
 
 
@@ -111,6 +137,36 @@ class CallResult(NamedTuple):
     messages: list[Message]
     success: bool
     error: str | None = None
+
+
+def read_options(
+    *,
+    output_retries: int | None = None,
+    max_rounds: int | None = None,
+    settings: GivenSettings | None = None,
+    budget: BudgetLike | Sequence[BudgetLike] | None = None,
+    metadata: Mapping[str, Any] | None = None,
+    **others: Any,
+) -> TurnOptions:
+    """Convert the arguments of a turn to its options; an argument that is None is not set."""
+    return TurnOptions(
+        output_retries=msgspec.UNSET if output_retries is None else output_retries,
+        max_rounds=msgspec.UNSET if max_rounds is None else max_rounds,
+        settings=msgspec.UNSET if settings is None else read_settings(settings),
+        budget=msgspec.UNSET if budget is None else read_budgets(budget, ("turn",)),
+        metadata=_read_metadata(metadata),
+        **others,
+    )
+
+
+def _read_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any] | msgspec.UnsetType:
+    if not metadata:
+        return msgspec.UNSET
+    try:
+        encode(values := dict(metadata))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"metadata=… of a turn must be JSON: {error}; pass objects with deps=…") from error
+    return values
 
 
 _ACCEPTANCE_ONLY = ("when_busy", "idempotency_key", "deps")
@@ -354,7 +410,24 @@ class Run:
         self._call_ids, self._written_prompts = set[str](), dict[str, str]()
         self._unreadable_rounds = 0
 
-    def build_result(self, reply: Message | None, error: str | None) -> RunResult:
+    async def collect(self, turn: Awaitable[Message]) -> RunResult[Any]:
+        """Wait for the turn and return everything it produced; an error that it raises has that as its `result`."""
+        error = None
+        try:
+            reply = await turn
+        except BudgetExceeded as exceeded:
+            reply, error = assistant(exceeded.partial), str(exceeded)
+        except AtlasError as failure:
+            failure.result = self.build_result(None, str(failure))
+            raise
+        return self.build_result(reply, "Max iterations reached" if self.rounds_exhausted else error)
+
+    def read_output(self, reply: Message) -> None:
+        """Read the requested value of an answer, for the result and the message; raises BadOutput."""
+        if self.output is not None:
+            self.output_value = memo(reply)[OUTPUT] = self.output.parse(reply.text)
+
+    def build_result(self, reply: Message | None, error: str | None) -> RunResult[Any]:
         """Return what the turn produced until now. `error` is why it is not complete; without a reply, its last one or
         the beginning of one is in the result."""
         if reply is None:

@@ -12,11 +12,10 @@ from typing import Any, TypeAlias, cast
 
 from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.jobs import Jobs
-from atlas_agents.agents.loop import TurnFunction, accept_message, run_chain, run_rounds, run_turn, run_with_output
+from atlas_agents.agents.loop import accept_message, run_turn
 from atlas_agents.agents.options import TurnOptions
-from atlas_agents.agents.plan import run_plan
 from atlas_agents.agents.run import Accepted, DuplicateRun, Run, decode_options
-from atlas_agents.agents.runtime import AgentRuntime
+from atlas_agents.agents.runtime import AgentRuntime, choose_turn_function
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import (
@@ -348,7 +347,7 @@ class TurnRunner:
             if run.journal is not None and not run.resumed and not is_loaded(run.conversation):
                 async with run.lock.accept:
                     await self._resume_session(run.conversation.id)
-            return await run_turn(run, message, _choose_turn_function(run))
+            return await run_turn(run, message, choose_turn_function(run))
         except DuplicateRun as duplicate:
             return await self._answer_duplicate(duplicate.row, run, cast(AtlasStream, stream))
         finally:
@@ -423,8 +422,7 @@ class TurnRunner:
         if run.options.when_busy == "interrupt":
             await self._cancel_earlier(row)
         reply = await self._follow_remote(row, stream.push if stream else _ignore_event)
-        if run.output:
-            run.output_value = run.output.parse(reply.text)
+        run.read_output(reply)
         return reply
 
     async def _cancel_earlier(self, row: RunRow) -> None:
@@ -446,7 +444,9 @@ class TurnRunner:
             raise Conflict(f"run {row.id!r} is running in another process")
         if (ended := await read_end_record(self._store, row)) is not None:
             run.meter.total = ended.usage
-        return await self._read_answer(row)
+        reply = await self._read_answer(row)
+        run.read_output(reply)
+        return reply
 
     async def _read_answer(self, row: RunRow) -> Message:
         """Return the answer of a turn that has ended, or raise its error."""
@@ -474,24 +474,6 @@ class TurnRunner:
 
 def _ignore_event(event: Event) -> None:
     """Do nothing: the caller only waits for the answer."""
-
-
-def _choose_turn_function(run: Run) -> TurnFunction:
-    """Choose how the turn runs from its options and its agent's mode."""
-    if run.options.call:
-        return run_tool_call
-    execute: TurnFunction = run_plan if run.settings.mode == "plan" else run_rounds
-    if run.options.team.then:
-        execute = partial(run_chain, execute=execute)
-    return partial(run_with_output, execute=execute) if run.output else execute
-
-
-async def run_tool_call(run: Run) -> Message:
-    """Run a turn that is one tool call without a model; its result is the reply."""
-    call = cast(ToolCall, run.options.call)
-    run.add_own(Message("assistant", (call,)))
-    await run.run_tool_calls((call,))
-    return run.added[-1]
 
 
 def tool_call_for(run_id: str, tool: str, arguments: dict[str, Any]) -> ToolCall:

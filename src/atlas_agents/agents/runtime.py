@@ -3,16 +3,17 @@
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from atlas_agents.agents.context import Context, DepsFactory, TurnContext
 from atlas_agents.agents.history import History
 from atlas_agents.agents.hooks import Interceptor, Interceptors, Subscribers
+from atlas_agents.agents.loop import TurnFunction, run_chain, run_rounds, run_with_output
 from atlas_agents.agents.options import DEFAULT_OPTIONS, WHEN_BUSY, AgentSettings, TurnOptions
 from atlas_agents.agents.output import Output
-from atlas_agents.agents.plan import plan_tool
+from atlas_agents.agents.plan import plan_tool, run_plan
 from atlas_agents.agents.run import HAND_OFF, Run, SessionLock, UsageMeter, decode_options, session_lock
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.approvals import Answer, Question
@@ -29,7 +30,7 @@ from atlas_agents.core.budgets import (
 )
 from atlas_agents.core.errors import ConfigError, NotFound
 from atlas_agents.core.events import Event, MessageStored
-from atlas_agents.core.messages import Conversation, Message, new_id
+from atlas_agents.core.messages import Conversation, Message, ToolCall, new_id
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.paths import Environment
 from atlas_agents.core.store import BudgetLimit, Chain, RunRow, Store
@@ -381,6 +382,24 @@ class AgentRuntime:
         if model is None:
             raise ConfigError(f"agent {agent_id!r} has no model: pass model=… or set ATLAS_MODEL")
         return model
+
+
+def choose_turn_function(run: Run) -> TurnFunction:
+    """Choose how the turn runs from its options and its agent's mode."""
+    if run.options.call:
+        return run_tool_call
+    execute: TurnFunction = run_plan if run.settings.mode == "plan" else run_rounds
+    if run.options.team.then:
+        execute = partial(run_chain, execute=execute)
+    return partial(run_with_output, execute=execute) if run.output else execute
+
+
+async def run_tool_call(run: Run) -> Message:
+    """Run a turn that is one tool call without a model; its result is the reply."""
+    call = cast(ToolCall, run.options.call)
+    run.add_own(Message("assistant", (call,)))
+    await run.run_tool_calls((call,))
+    return run.added[-1]
 
 
 def _settings_for(settings: AgentSettings, options: TurnOptions) -> AgentSettings:

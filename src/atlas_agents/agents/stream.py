@@ -1,13 +1,19 @@
 """AtlasStream: the handle of a running turn. Iterate it for events, await its reply, or cancel it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from typing import Any, cast
+import functools
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 from atlas_agents.agents.run import Accepted, Run
+from atlas_agents.core.aio import Closable, run_sync
 from atlas_agents.core.errors import Cancelled
 from atlas_agents.core.events import Event, MessageStored, StreamChunk, StreamEnd, StreamReset, ToolCalled, Usage
 from atlas_agents.core.messages import Message
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Owner = TypeVar("Owner", bound=Closable)
 
 
 class AtlasStream:
@@ -118,6 +124,17 @@ class AtlasStream:
         """The value of an answer that was requested with `output=`."""
         return self._run.output_value if self._run else None
 
+    async def texts(self) -> AsyncGenerator[str, None]:
+        """Yield the text of the turn as it arrives, in pieces, and raise what the turn raised.
+
+        Text that the model withdraws, as after a failover in the middle of an answer, was yielded before; iterate the
+        events to handle `stream:reset`.
+        """
+        async for event in self:
+            if isinstance(event, StreamChunk):
+                yield event.text
+        await self.reply()
+
     async def partials(self) -> AsyncGenerator[Any, None]:
         """Yield the value of an answer requested with `output=` as it grows, and finally the complete, checked value.
 
@@ -217,6 +234,93 @@ class AtlasStream:
             if not waiter.done():
                 waiter.set_result(None)
         self._waiters.clear()
+
+
+class SyncStream:
+    """A running turn for code without an event loop: iterate it for events, or `texts()` for text.
+
+    The turn runs while you iterate or wait for the reply. Used as a context manager, it cancels a turn that has not
+    ended.
+    """
+
+    def __init__(self, owner: Closable, start: Callable[[], AtlasStream]) -> None:
+        self._owner = owner
+        self._stream = self._run(lambda: _call(start))
+
+    def __iter__(self) -> Iterator[Event]:
+        return self._iterate(aiter(self._stream))
+
+    def texts(self) -> Iterator[str]:
+        """Yield the text of the turn as it arrives, and raise what the turn raised; see `AtlasStream.texts`."""
+        return self._iterate(self._stream.texts())
+
+    def partials(self) -> Iterator[Any]:
+        """Yield the value of an answer requested with `output=` as it grows; see `AtlasStream.partials`."""
+        return self._iterate(self._stream.partials())
+
+    def reply(self) -> Message:
+        """Wait for the answer, or raise what the turn raised."""
+        return self._run(self._stream.reply)
+
+    def cancel(self) -> None:
+        """Cancel the turn and wait until it has ended."""
+        self._run(self._cancel)
+
+    @property
+    def text(self) -> str:
+        """All text of the turn so far."""
+        return self._stream.text
+
+    @property
+    def usage(self) -> Usage:
+        """Tokens and cost of the turn so far."""
+        return self._stream.usage
+
+    @property
+    def output(self) -> Any:
+        """The value of an answer that was requested with `output=`."""
+        return self._stream.output
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.cancel()
+
+    async def _cancel(self) -> None:
+        self._stream.cancel()
+        await self._stream.wait_ended()
+
+    def _run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+        return run_sync(self._owner, work, "stream_sync", "use `async for event in ….send(…)`")
+
+    def _iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
+        while found := self._run(lambda: _next(items)):
+            yield found[0]
+
+
+async def _next(items: AsyncGenerator[T, None]) -> tuple[T] | None:
+    """Return the next item in a tuple; None at the end."""
+    try:
+        return (await anext(items),)
+    except StopAsyncIteration:
+        return None
+
+
+async def _call(function: Callable[[], T]) -> T:
+    return function()
+
+
+def stream_method(send: Callable[Concatenate[Owner, P], AtlasStream]) -> Callable[Concatenate[Owner, P], SyncStream]:
+    """Return the sync version of a method that starts a turn."""
+
+    @functools.wraps(send)
+    def call(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> SyncStream:
+        return SyncStream(self, lambda: send(self, *args, **kwargs))
+
+    call.__name__, call.__qualname__ = "stream_sync", send.__qualname__.replace("send", "stream_sync")
+    call.__doc__ = "Start a turn like `send` without an event loop, and return an iterator over its events."
+    return call
 
 
 def _join_text(events: Sequence[Event]) -> str:

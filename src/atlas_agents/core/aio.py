@@ -1,18 +1,25 @@
 """Asyncio utilities: background tasks, sync or async calls, shielding from cancellation, a clock for tests."""
 
 import asyncio
+import atexit
 import contextvars
+import functools
 import inspect
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import suppress
 from datetime import date, timedelta
-from typing import Any, Protocol, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from atlas_agents.core.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
+P = ParamSpec("P")
+Owner = TypeVar("Owner", bound="Closable")
 _CANCEL_GRACE = 2.0
 _MAX_PAUSE = 0.02
 
@@ -30,6 +37,63 @@ async def invoke(function: Callable[..., Any], *arguments: Any) -> Any:
         return await function(*arguments)
     result = await run_in_thread(function, *arguments)
     return await result if inspect.isawaitable(result) else result
+
+
+class Closable(Protocol):
+    """Has connections or processes that belong to an event loop."""
+
+    async def close(self) -> None: ...
+
+
+class _SyncLoop:
+    """The event loop of the sync entry points in one thread. It stays open, because connections belong to it."""
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
+        self._owners: weakref.WeakSet[Closable] = weakref.WeakSet()
+
+    def run(self, owner: Closable, work: Coroutine[Any, Any, T]) -> T:
+        self._owners.add(owner)
+        return self._runner.run(work)
+
+    def close(self) -> None:
+        for owner in list(self._owners):
+            with suppress(Exception):
+                self._runner.run(owner.close())
+        self._runner.close()
+
+    def __del__(self) -> None:  # at the end of its thread
+        self._runner.close()
+
+
+class _SyncLoops(threading.local):
+    def __init__(self) -> None:
+        self.own = _SyncLoop()
+
+
+_sync_loops = _SyncLoops()
+atexit.register(lambda: _sync_loops.own.close())
+
+
+def run_sync(owner: Closable, work: Callable[[], Coroutine[Any, Any, T]], name: str, instead: str) -> T:
+    """Run a coroutine to completion in this thread's own event loop; raises ConfigError inside a running one."""
+    with suppress(RuntimeError):
+        asyncio.get_running_loop()
+        raise ConfigError(f"{name} cannot be used inside a running event loop, such as that of a notebook: {instead}")
+    return _sync_loops.own.run(owner, work())
+
+
+def sync_method(method: Callable[Concatenate[Owner, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[Owner, P], T]:
+    """Return a sync version of an async method, named `…_sync`, for code without an event loop."""
+    name = method.__name__
+
+    @functools.wraps(method)
+    def call(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return run_sync(self, lambda: method(self, *args, **kwargs), call.__name__, f"use `await ….{name}(…)`")
+
+    call.__name__, call.__qualname__ = f"{name}_sync", f"{method.__qualname__}_sync"
+    call.__doc__ = f"Run `{name}` without an event loop, in a script or a thread, and wait for its result."
+    return call
 
 
 class TimeSlices:

@@ -31,6 +31,8 @@ _CONTEXT = "context_tokens"
 _MEDIA_TOKENS = 1600
 _MAX_DEPTH = 6
 _MAX_IMAGES = 12
+OUTPUT = "output"
+"""Key in the cache of an answer with its value."""
 UNTRUSTED = "untrusted"
 """Metadata key of a message with the sources of untrusted content that led to it, as a list."""
 _MEDIA_TYPE_KEYS = ("media_type", "mimeType", "mediaType")
@@ -171,6 +173,11 @@ class Message(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def tool_results(self) -> tuple[ToolResult, ...]:
         return tuple([part for part in self.parts if type(part) is ToolResult])
+
+    @property
+    def output(self) -> Any:
+        """The value of an answer that was requested with `output=`; None otherwise. It is not stored."""
+        return self.__dict__.get(OUTPUT)
 
     @property
     def untrusted(self) -> tuple[str, ...]:
