@@ -409,6 +409,19 @@ async def test_server_can_use_the_folders_that_it_was_granted(backend: Any, tmp_
     assert (tmp_path / "out" / "AGENTS.md").read_text() == "be good"
 
 
+async def test_folder_with_too_many_files_to_protect_is_not_granted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atlas_agents.builtin_tools.bash._MAX_ENTRIES", 3)
+    write_server(tmp_path, "tools/server.py")
+    for name in "abcd":
+        (tmp_path / "out" / name).mkdir(parents=True)
+    servers = load_servers(write_config(tmp_path, s=python_entry("tools/server.py", folders={"out": "write"})))
+    with pytest.raises(Transient, match=r"folders: .*out has more than 3 files"):
+        await (await servers.connect(servers.configs["s"])).tools()
+    await servers.close()
+
+
 async def test_server_can_use_the_network_if_it_was_granted(tmp_path: Path) -> None:
     write_server(tmp_path, "tools/server.py")
     servers = await approved(tmp_path, python_entry("tools/server.py", network=True))

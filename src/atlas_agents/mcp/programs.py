@@ -86,7 +86,10 @@ def build_command(
     runs = [*_interpreters(argv, program.folder, _search_path(entry)), *filter(commands.runs_code, files)]
     readable = {*map(Path, files), *read, *(folder for path in files for folder in _node_modules(path))}
     readable |= {folder for path in runs for folder in _installation(path)}
-    top, read_only, masked = bash.find_protected_paths(Root.create(write[0], (), ())) if write else (own, [], [])
+    try:
+        top, read_only, masked = bash.find_protected_paths(Root.create(write[0], (), ())) if write else (own, [], [])
+    except ToolFailed as error:
+        raise ConfigError(f"{server.where}.folders: {error}") from None
     env = {**inherited_environment(), **entry.env}
     if any(Path(path).is_relative_to(server.folder) for path in files):
         env["PYTHONDONTWRITEBYTECODE"] = "1"  # the approval covers compiled modules beside their sources
