@@ -153,6 +153,18 @@ async def _write_summary(
     return summary, model, usage
 
 
+async def ask_beside(run: Run, provider: base.Provider, prompt: str, system: str) -> str:
+    """Have a model answer a prompt that does not belong to the conversation, within the turn's budget."""
+    request = base.Request(messages=(user(prompt),), system=system, metadata=run.context.metadata)
+    async with _reserve(run, provider, request) as call:
+        text, done = await _ask(provider, call.request)
+        model = done.model or provider.id
+        call.usage = run.meter.add(model, _complete_usage(done.usage, request), provider.id)
+    if run.journal is not None:
+        await finish_despite_cancel(run.journal.record_usage(run.settings.id, model, call.usage))
+    return text
+
+
 def _limit(provider: base.Provider) -> float:
     """Return how many tokens every model that may answer can be sent."""
     limits = [limit.tokens for limit in provider.limits] if isinstance(provider, TurnProvider) else []

@@ -6,7 +6,8 @@ import inspect
 import logging
 import re
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 import msgspec
@@ -17,7 +18,7 @@ from atlas_agents.core.errors import ConfigError, Refused
 from atlas_agents.core.events import Event, EventName
 from atlas_agents.core.messages import Message, ToolCall, ToolResult
 from atlas_agents.core.text import clean
-from atlas_agents.providers.base import Request
+from atlas_agents.providers.base import Chunk, Request, ResetChunk, TextChunk, ThinkingChunk
 from atlas_agents.tools.execute import to_json_value
 from atlas_agents.tools.governance import ToolHooks
 from atlas_agents.tools.journal import HookAction, HookRecord
@@ -27,11 +28,17 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 OnMessage: TypeAlias = Callable[[Message], Any] | Callable[[Message, Any], Any]
 OnRequest: TypeAlias = Callable[[Request], Any] | Callable[[Request, Any], Any]
+OnText: TypeAlias = Callable[[str], Any] | Callable[[str, Any], Any]
+Hold: TypeAlias = Literal["sentence", "answer"]
 OnTurn: TypeAlias = Callable[[Message, Actor], Any] | Callable[[Message, Actor, Any], Any]
 OnToolCall: TypeAlias = Callable[[ToolCall], Any] | Callable[[ToolCall, Any], Any]
 OnToolResult: TypeAlias = Callable[[ToolCall, ToolResult], Any] | Callable[[ToolCall, ToolResult, Any], Any]
 FormatTrace: TypeAlias = Callable[[BaseException], str]
 HOOK_TIMEOUT = 30.0
+_SENTENCE_END = re.compile(
+    r"""[.!?\u2026]["'\u201d\u2019)\]]{0,3}\s+(?=[^\s\d])|[\u3002\uff01\uff1f]+(?=[^\s\d])|\n\s*(?=[^\s\d])"""
+)
+_SENTENCE_TAIL = 8
 _MAX_REASON = 500
 SUBSCRIBER_TIMEOUT = 1.0
 DRAIN_TIMEOUT = 0.25
@@ -41,7 +48,7 @@ _hung = BackgroundTasks("subscriber that timed out")
 
 
 class Interceptor(msgspec.Struct, frozen=True):
-    """Hooks: up to six functions, sync or async, that see messages, requests and tool calls on their way.
+    """Hooks: up to seven functions, sync or async, that see messages, requests and tool calls on their way.
 
     Each may return None (no change) or a changed value, and raise `Refused`. Each may take one more parameter, the
     context of the turn (`TurnContext`), with its user, session, metadata and `deps`.
@@ -54,6 +61,9 @@ class Interceptor(msgspec.Struct, frozen=True):
             is the reply instead of the model's. `Refused`, or any other error, stops the turn.
         before: Called with the user's message as it will be sent and the actor of the turn. May return one message to
             insert before it.
+        output: Called with text of the model, also its thinking, which is held back until then: nothing that is not
+            checked is streamed or stored. May return another text. `Refused`, or any other error, stops the turn.
+        hold: How much text is held back and passed to `output` at a time: `sentence`, or `answer` for all of it.
         tool_call: Called with a tool call that is permitted, before its arguments are validated and a person is asked.
             May return the call with other arguments, or a `ToolResult`, which answers the call without running it.
             `Refused`, or any other error, refuses this call; the model reads why.
@@ -69,6 +79,8 @@ class Interceptor(msgspec.Struct, frozen=True):
     before: OnTurn | None = None
     tool_call: OnToolCall | None = None
     tool_result: OnToolResult | None = None
+    output: OnText | None = None
+    hold: Hold = "sentence"
     name: str = ""
     timeout: float = HOOK_TIMEOUT
 
@@ -99,6 +111,54 @@ class _HookTimeout(Refused):
     """A hook took too long."""
 
 
+class _HeldChunks:
+    """Chunks of a reply that are held back until they can be checked: text up to the end of a sentence, or all of it,
+    and whole blocks of thinking."""
+
+    def __init__(self, *, whole: bool) -> None:
+        self._whole = whole
+        self._text: list[str] = []
+        """Since the last end of a sentence."""
+        self._thinking: list[str] = []
+
+    def add(self, chunk: Chunk) -> list[Chunk]:
+        """Return the chunks that are complete now, in order."""
+        if type(chunk) is TextChunk:
+            return [*self._end_thinking(), *self._add_text(chunk.text)]
+        if type(chunk) is ThinkingChunk:
+            ended = self._end_text()
+            self._thinking.append(chunk.text)
+            return [*ended, *self._end_thinking(chunk.signature)] if chunk.signature else ended
+        if type(chunk) is ResetChunk:
+            self._text, self._thinking = [], []
+            return [chunk]
+        return [*self._end_text(), *self._end_thinking(), chunk]
+
+    def _add_text(self, text: str) -> list[Chunk]:
+        """Only the new characters and the last few before them are searched for the end of a sentence."""
+        before = self._text.pop() if self._text else ""
+        kept, searched = before[:-_SENTENCE_TAIL], before[-_SENTENCE_TAIL:] + text
+        if kept:
+            self._text.append(kept)
+        ends = [found.end() for found in _SENTENCE_END.finditer(searched)] if not self._whole else []
+        if not ends:
+            self._text.append(searched)
+            return []
+        complete = "".join([*self._text, searched[: ends[-1]]])
+        self._text = [searched[ends[-1] :]]
+        return [TextChunk(complete)]
+
+    def _end_text(self) -> list[Chunk]:
+        text, self._text = "".join(self._text), []
+        return [TextChunk(text)] if text else []
+
+    def _end_thinking(self, signature: str = "") -> list[Chunk]:
+        if not self._thinking:
+            return []
+        text, self._thinking = "".join(self._thinking), []
+        return [ThinkingChunk(text, signature)]
+
+
 class Interceptors:
     """The interceptors of an Atlas, applied in the order in which they were given."""
 
@@ -108,10 +168,14 @@ class Interceptors:
                 raise ConfigError(f"expected an Interceptor(outgoing=…, incoming=…, request=…), got {item!r}")
             if not item.timeout > 0:
                 raise ConfigError(f"invalid timeout {item.timeout!r} of an interceptor: expected a positive number")
+            if item.hold not in get_args(Hold):
+                raise ConfigError(f"invalid hold {item.hold!r} of an interceptor: expected 'sentence' or 'answer'")
         self._outgoing = [_Hook(item.outgoing, item, 1) for item in interceptors if item.outgoing]
         self._incoming = [_Hook(item.incoming, item, 1) for item in interceptors if item.incoming]
         self._request = [_Hook(item.request, item, 1) for item in interceptors if item.request]
         self._before = [_Hook(item.before, item, 2) for item in interceptors if item.before]
+        self._output = [_Hook(item.output, item, 1) for item in interceptors if item.output]
+        self._holds_answer = any([item.hold == "answer" for item in interceptors if item.output])
         self._tool_call = [_Hook(item.tool_call, item, 1) for item in interceptors if item.tool_call]
         self._tool_result = [_Hook(item.tool_result, item, 2) for item in interceptors if item.tool_result]
         self._format_trace = format_trace
@@ -147,6 +211,38 @@ class Interceptors:
     @property
     def has_incoming(self) -> bool:
         return bool(self._incoming)
+
+    @property
+    def has_output(self) -> bool:
+        return bool(self._output)
+
+    async def filter_output(
+        self, chunks: AsyncGenerator[Chunk], context: Any, names: list[str]
+    ) -> AsyncGenerator[Chunk]:
+        """Yield the chunks of a reply, each text only after the `output` hooks checked it.
+
+        The names of hooks that change a text are added to `names`. Thinking that is changed loses its signature.
+        """
+        held = _HeldChunks(whole=self._holds_answer)
+        async with aclosing(chunks):
+            async for chunk in chunks:
+                for ready in held.add(chunk):
+                    if type(ready) is TextChunk:
+                        yield TextChunk(await self.check_output(ready.text, context, names))
+                    elif type(ready) is ThinkingChunk:
+                        text = await self.check_output(ready.text, context, names)
+                        yield ThinkingChunk(text, ready.signature if text == ready.text else "")
+                    else:
+                        yield ready
+
+    async def check_output(self, text: str, context: Any, names: list[str]) -> str:
+        """Return a text as changed by the `output` hooks."""
+        for hook in self._output if text else ():
+            changed = await hook(text, context=context)
+            if changed is not None and _require(str, changed, hook) != text:
+                text = changed
+                names.append(hook.name)
+        return text
 
     @property
     def tool_hooks(self) -> ToolHooks | None:

@@ -22,7 +22,7 @@ from atlas_agents.core import events
 from atlas_agents.core.aio import finish_despite_cancel
 from atlas_agents.core.budgets import DEFAULT_OUTPUT, MIN_OUTPUT, ModelCall, TurnBudget
 from atlas_agents.core.errors import BadOutput, BudgetExceeded, ProviderError, failure_kind
-from atlas_agents.core.messages import Message, Opaque, ToolCall, ToolSpec, approximate_tokens, user
+from atlas_agents.core.messages import Message, Opaque, Text, ToolCall, ToolSpec, approximate_tokens, user
 from atlas_agents.providers import base
 from atlas_agents.providers.catalogue import find_profile
 from atlas_agents.providers.failover import TurnProvider, overhead_tokens, request_tokens
@@ -187,7 +187,7 @@ async def _request_reply(run: Run) -> Message:
     for _ in range(_MAX_SHORTENINGS):
         request = await _build_request(run, sent)
         if isinstance(request, Message):
-            return _reply_of_hook(run, request)
+            return await _reply_of_hook(run, request)
         if sent != math.inf and request_tokens(request) >= sent:
             break
         try:
@@ -204,13 +204,18 @@ async def _request_reply(run: Run) -> Message:
     ) from failure
 
 
-def _reply_of_hook(run: Run, reply: Message) -> Message:
+async def _reply_of_hook(run: Run, reply: Message) -> Message:
     """Stream the reply of a hook as if the model had written it; it used no tokens."""
     run.reply_usage = events.Usage()
     for part in reply.parts:
-        _handle_chunk(run, base.ToolCallChunk(part)) if isinstance(part, ToolCall) else run.draft.add_part(part)
-    if reply.text:
-        run.emit(events.StreamChunk(run.id, reply.text))
+        if isinstance(part, ToolCall):
+            _handle_chunk(run, base.ToolCallChunk(part))
+        elif isinstance(part, Text):
+            text = await run.interceptors.check_output(part.text, run.context, [])
+            run.draft.add_part(Text(text))
+            run.emit(events.StreamChunk(run.id, text))
+        else:
+            run.draft.add_part(part)
     return msgspec.structs.replace(reply, parts=run.finish_draft())
 
 
@@ -355,7 +360,10 @@ async def _stream(run: Run, request: base.Request) -> Message:
     done: base.DoneChunk | None = None
     size, checked = 0, 0
     base.turn_warnings.set(run.warnings)
-    async with aclosing(run.provider.stream(request)) as chunks:
+    stream, filtered_by = run.provider.stream(request), list[str]()
+    if run.interceptors.has_output:
+        stream = run.interceptors.filter_output(stream, run.context, filtered_by)
+    async with aclosing(stream) as chunks:
         async for chunk in chunks:
             if type(chunk) is base.TextChunk:
                 size += len(chunk.text)
@@ -376,7 +384,10 @@ async def _stream(run: Run, request: base.Request) -> Message:
         raise ProviderError("the provider's stream ended before the message was complete", "incomplete")
     usage = done.usage if done.usage.input_tokens else _estimate_usage(done.usage, request)
     run.reply_usage = usage = run.meter.add(done.model or run.provider.id, usage, run.provider.id)
-    return Message("assistant", run.finish_draft(), metadata=_reply_metadata(done, usage, run))
+    metadata = _reply_metadata(done, usage, run)
+    if filtered_by:
+        metadata["hooks"] = [*dict.fromkeys(filtered_by)]
+    return Message("assistant", run.finish_draft(), metadata=metadata)
 
 
 def _check_size(size: int, draft: MessageDraft) -> int:

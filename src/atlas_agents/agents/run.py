@@ -375,7 +375,7 @@ class Run:
         meter: UsageMeter,
         options: TurnOptions,
         switch_agent: "Callable[[Run, str], None]",
-        find_provider: Callable[[str], Provider],
+        find_provider: Callable[[Any], Provider],
         make_deps: DepsFactory | None = None,
         resumed: bool = False,
     ) -> None:

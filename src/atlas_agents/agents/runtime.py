@@ -161,7 +161,14 @@ class AgentRuntime:
             turn = options.metadata or {}
             metadata = SessionMetadata(metadata, conversation.metadata, stored=journaled, turn=turn)
         context = TurnContext(
-            context, conversation, metadata=metadata, user=user, agent_id=agent.id, run_id=run_id, deps=options.deps
+            context,
+            conversation,
+            metadata=metadata,
+            user=user,
+            agent_id=agent.id,
+            run_id=run_id,
+            deps=options.deps,
+            ask_model=lambda prompt, model, system: _ask_model(run, prompt, model, system),
         )
         settings = _settings_for(agent.settings, options)
         if headers := settings.model_settings.extra_headers:
@@ -189,7 +196,7 @@ class AgentRuntime:
             hooks=self.interceptors.tool_hooks,
             context=context,
         )
-        return Run(
+        run = Run(
             id=run_id,
             settings=settings,
             context=context,
@@ -212,6 +219,7 @@ class AgentRuntime:
             make_deps=self._make_deps,
             resumed=row is not None,
         )
+        return run
 
     def _open_budget(self, options: TurnOptions, scope: ToolScope, forced: bool = False) -> TurnBudget | None:
         """Return the budgets of a turn; None if nothing limits it, unless `forced`."""
@@ -347,7 +355,7 @@ class AgentRuntime:
 
         return emit
 
-    def _failover_for(self, agent: Any, settings: AgentSettings, model: str = "") -> Failover:
+    def _failover_for(self, agent: Any, settings: AgentSettings, model: Model = "") -> Failover:
         """Return the models of an agent, or the single model that replaces them for one turn."""
         if model:
             return Failover([self._route(model, settings)], settings.retry)
@@ -382,6 +390,13 @@ class AgentRuntime:
         if model is None:
             raise ConfigError(f"agent {agent_id!r} has no model: pass model=… or set ATLAS_MODEL")
         return model
+
+
+async def _ask_model(run: Run, prompt: str, model: Model, system: str) -> str:
+    """Have another model answer a prompt within the turn's budget; what it uses counts as usage of the turn."""
+    from atlas_agents.agents.compaction import ask_beside  # rarely needed
+
+    return await ask_beside(run, run.find_provider(model), prompt, system)
 
 
 def choose_turn_function(run: Run) -> TurnFunction:
