@@ -232,6 +232,7 @@ async def test_events_are_one_union_discriminated_by_type() -> None:
     assert sorted(kind.type for kind in kinds) == sorted(
         [
             "message:sent",
+            "message:steered",
             "stream:start",
             "stream:chunk",
             "stream:thinking",

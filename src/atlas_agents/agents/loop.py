@@ -17,7 +17,7 @@ import msgspec
 from atlas_agents.agents.history import Compaction, context_state, drop_stale_reasoning
 from atlas_agents.agents.options import HandoffPlan
 from atlas_agents.agents.output import Output
-from atlas_agents.agents.run import WHOLE_TURN, DuplicateRun, MessageDraft, Run, TurnPhase, session_lock
+from atlas_agents.agents.run import WHOLE_TURN, DuplicateRun, MessageDraft, Run, Steered, TurnPhase, session_lock
 from atlas_agents.core import events
 from atlas_agents.core.aio import finish_despite_cancel
 from atlas_agents.core.budgets import DEFAULT_OUTPUT, MIN_OUTPUT, ModelCall, TurnBudget
@@ -48,6 +48,8 @@ async def run_rounds(run: Run) -> Message:
     """Alternate between the model and its tools until the model calls none."""
     reply = Message("assistant", ())
     for _ in range(run.max_rounds):
+        if reply.tool_calls:
+            await run.take_steering_messages()
         reply = run.add(await call_model(run))
         if reply.tool_calls:
             await run.run_tool_calls(reply.tool_calls)
@@ -62,7 +64,7 @@ async def run_turn(run: Run, message: Message | None, execute: TurnFunction = ru
     """Run a turn from the user message to the answer, and emit how it ended, whatever happens."""
     try:
         reply = await _run_in_order(run, await accept_message(run, message), execute)
-    except DuplicateRun:
+    except (DuplicateRun, Steered):
         raise
     except asyncio.CancelledError:
         await run.end("cancelled")
@@ -89,18 +91,23 @@ async def accept_message(run: Run, message: Message | None) -> list[Message]:
 
 async def _run_in_order(run: Run, messages: Sequence[Message], execute: TurnFunction) -> Message:
     """Wait for earlier turns of the session, run this one, and record how it ended before the next one starts."""
-    async with run.lock.run:
-        try:
-            await _start(run, messages)
-            reply = await _final_reply(run, execute)
-            await run.end("done")
-        except asyncio.CancelledError:
-            await run.end("cancelled")
-            raise
-        except Exception as failure:
-            await run.end("failed", failure)
-            raise
-        return reply
+    await run.wait_in_order(messages)
+    try:
+        await _start(run, messages)
+        reply = await _final_reply(run, execute)
+        await run.end("done")
+        run.resolve_outcome(reply)
+    except asyncio.CancelledError:
+        await run.end("cancelled")
+        raise
+    except Exception as failure:
+        await run.end("failed", failure)
+        run.resolve_outcome(None, failure)
+        raise
+    finally:
+        run.resolve_outcome(None)
+        run.lock.run.release()
+    return reply
 
 
 async def _start(run: Run, messages: Sequence[Message]) -> None:

@@ -16,7 +16,7 @@ from atlas_agents.providers.settings import DEFAULT_SETTINGS, ModelSettings
 Mode: TypeAlias = Literal["tools", "react", "plan"]
 """How a turn runs: with native tool calls, with tools as text (ReAct), or as plan-and-execute."""
 MODES: tuple[Mode, ...] = get_args(Mode)
-WhenBusy: TypeAlias = Literal["queue", "reject", "interrupt"]
+WhenBusy: TypeAlias = Literal["queue", "steer", "reject", "interrupt"]
 """What happens to a message while another turn of its session is running."""
 WHEN_BUSY: tuple[WhenBusy, ...] = get_args(WhenBusy)
 

@@ -6,6 +6,7 @@ import logging
 import time
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, cast
 
 import msgspec
@@ -27,6 +28,7 @@ from atlas_agents.core.budgets import BudgetLike, Reservation, read_budgets
 from atlas_agents.core.errors import (
     AtlasError,
     BudgetExceeded,
+    Cancelled,
     ConfigError,
     ProviderError,
     SessionBusy,
@@ -35,7 +37,7 @@ from atlas_agents.core.errors import (
     UnreadableRow,
     failure_kind,
 )
-from atlas_agents.core.events import Event, HandedOff, PlanStep, StreamChunk, StreamReset, Usage
+from atlas_agents.core.events import Event, HandedOff, MessageSent, PlanStep, StreamChunk, StreamReset, Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import (
     OUTPUT,
@@ -58,7 +60,7 @@ from atlas_agents.providers.base import Price, Prices, Provider
 from atlas_agents.providers.failover import ContextLimit, TurnProvider
 from atlas_agents.providers.settings import GivenSettings, read_settings
 from atlas_agents.tools.governance import ToolScope
-from atlas_agents.tools.journal import Journal, ShuttingDown
+from atlas_agents.tools.journal import Journal, ShuttingDown, read_first_messages
 from atlas_agents.tools.pipeline import run_tools
 from atlas_agents.tools.tool import Tool
 
@@ -92,6 +94,15 @@ class DuplicateRun(Exception):
     def __init__(self, row: RunRow) -> None:
         super().__init__(f"already accepted as run {row.id!r}")
         self.row = row
+
+
+class Steered(Exception):
+    """The message entered this turn, which was running."""
+
+    def __init__(self, run: "Run", message_id: str) -> None:
+        super().__init__(f"entered run {run.id!r}")
+        self.run = run
+        self.message_id = message_id
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -180,6 +191,8 @@ _STORED_OPTIONS = tuple(
 def encode_run_request(messages: Sequence[Message], options: TurnOptions, output_schema: bytes = b"null") -> bytes:
     """Encode the first messages and the options of a run as JSON, for the `request` column of its row."""
     request: dict[str, Any] = {"messages": [msgspec.Raw(message.to_json()) for message in messages]}
+    if options.when_busy == "steer":  # it may enter a running turn at any time until its own starts
+        request["when_busy"] = options.when_busy
     for name, key in _STORED_OPTIONS:
         if (value := getattr(options, name)) is not msgspec.UNSET:
             request[key] = value
@@ -286,17 +299,29 @@ WHOLE_TURN = TurnPhase(final=True)
 
 
 class SessionLock:
-    """Two locks that the turns of a session pass in order: one to be accepted, one to run."""
+    """Two locks that the turns of a session pass in order: one to be accepted, one to run.
 
-    __slots__ = ("accept", "run")
+    `steering` are turns that wait for the second one, and whose messages may enter the turn that holds it.
+    """
+
+    __slots__ = ("accept", "run", "steering")
 
     def __init__(self) -> None:
         self.accept = asyncio.Lock()
         self.run = asyncio.Lock()
+        self.steering: dict[str, SteeringTurn] = {}
 
     @property
     def busy(self) -> bool:
         return self.run.locked()
+
+
+class SteeringTurn(NamedTuple):
+    """A turn that waits for its session, and the timeout with which its wait ends once its message has entered."""
+
+    run: "Run"
+    messages: Sequence[Message]
+    wait: asyncio.Timeout
 
 
 _locks: weakref.WeakKeyDictionary[object, tuple[asyncio.AbstractEventLoop, SessionLock]] = weakref.WeakKeyDictionary()
@@ -355,6 +380,10 @@ class Run:
     """Number of messages of the agent's context before those of the conversation."""
     summary_tried = False
     """Whether a summary was written, or failed, before the next reply."""
+    entered: "Run | None" = None
+    """The running turn that the message of this one entered."""
+    outcome: "asyncio.Future[Message] | None" = None
+    """The answer, for turns whose messages entered this one."""
 
     def __init__(
         self,
@@ -379,7 +408,7 @@ class Run:
         make_deps: DepsFactory | None = None,
         resumed: bool = False,
     ) -> None:
-        self.id = id
+        self.id, self.first_agent_id = id, settings.id
         self.settings = settings
         self.context = context
         self.conversation = conversation
@@ -519,6 +548,92 @@ class Run:
     def _acknowledge(self, accepted: Accepted) -> None:
         if self.accepted is not None and not self.accepted.done():
             self.accepted.set_result(accepted)
+
+    async def wait_in_order(self, messages: Sequence[Message]) -> None:
+        """Acquire the session after its earlier turns. Raises Steered if the message enters a running turn instead."""
+        lock = self.lock
+        if self.options.when_busy != "steer":
+            await lock.run.acquire()
+            return
+        if self.resumed and self.journal is not None and self.journal.row is not None:
+            messages = read_first_messages(self.journal.row)
+        try:
+            async with asyncio.timeout(None) as wait:
+                lock.steering[self.id] = SteeringTurn(self, messages, wait)
+                await lock.run.acquire()
+        except TimeoutError:
+            raise Steered(cast(Run, self.entered), messages[-1].id) from None
+        finally:
+            lock.steering.pop(self.id, None)
+
+    async def take_steering_messages(self) -> None:
+        """Add the messages that were sent to steer this turn since its last model call."""
+        journal = self.journal
+        if journal is not None and (recorded := journal.recorded_steering()) is not None:
+            for message in recorded:
+                self.add(message)
+            return
+        shared = journal is not None and journal.is_shared
+        if not (self.lock.steering or shared):
+            return
+        entering = await self._read_steering() if shared else self._waiting_steering()
+        if journal is not None and entering:
+            taken = await finish_despite_cancel(journal.record_steering(entering))
+            entering = {id: entering[id] for id in taken}
+        for id, messages in entering.items():
+            for message in messages:
+                self.append(message)
+            self.emit(MessageSent(self.id, messages[-1]))
+            self._release_steering(id)
+
+    def _waiting_steering(self) -> dict[str, Sequence[Message]]:
+        """Return the messages by run that wait in this process and may enter this turn."""
+        return {
+            id: each.messages
+            for id, each in self.lock.steering.items()
+            if self._may_enter(each.run.options, each.run.first_agent_id, each.run.scope.actor.user)
+            and not (each.run.journal is not None and each.run.journal.epoch)
+        }
+
+    async def _read_steering(self) -> dict[str, Sequence[Message]]:
+        """Return the messages by run that any process has accepted and that may enter this turn."""
+        found: dict[str, Sequence[Message]] = {}
+        for row in await cast(Journal, self.journal).read_queued_runs():
+            with suppress(UnreadableRow):  # it fails when its own turn starts
+                if self._may_enter(decode_options(row), row.agent_id, row.user):
+                    found[row.id] = read_first_messages(row)
+        return found
+
+    def _may_enter(self, options: TurnOptions, agent_id: str, user: str) -> bool:
+        """Return whether a message may steer this turn: one of the same user to the same agent, for a plain answer."""
+        return (
+            options.when_busy == "steer"
+            and options.output is None
+            and user == self.scope.actor.user
+            and agent_id in (self.first_agent_id, self.settings.id)
+        )
+
+    def _release_steering(self, run_id: str) -> None:
+        """End the wait of a turn whose message has entered this one."""
+        waiting = self.lock.steering.pop(run_id, None)
+        if waiting is None:
+            return
+        if self.outcome is None:
+            self.outcome = asyncio.get_running_loop().create_future()
+        waiting.run.entered = self
+        if waiting.run.journal is not None:
+            waiting.run.journal.mark_merged()
+        waiting.wait.reschedule(asyncio.get_running_loop().time())
+
+    def resolve_outcome(self, reply: Message | None, failure: BaseException | None = None) -> None:
+        """Give the answer, or the failure, to the turns whose messages entered this one."""
+        if self.outcome is None or self.outcome.done():
+            return
+        if reply is not None:
+            self.outcome.set_result(reply)
+            return
+        self.outcome.set_exception(failure if isinstance(failure, Exception) else Cancelled("the turn was cancelled"))
+        self.outcome.exception()  # also if none of them waits any more
 
     async def begin(self, messages: Sequence[Message]) -> Sequence[Message]:
         """Load and repair the conversation; return the messages the run starts with, from the journal if it has one."""

@@ -14,9 +14,9 @@ from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.jobs import Jobs
 from atlas_agents.agents.loop import accept_message, run_turn
 from atlas_agents.agents.options import TurnOptions
-from atlas_agents.agents.run import Accepted, DuplicateRun, Run, decode_options
+from atlas_agents.agents.run import Accepted, DuplicateRun, Run, Steered, decode_options
 from atlas_agents.agents.runtime import AgentRuntime, choose_turn_function
-from atlas_agents.agents.stream import AtlasStream
+from atlas_agents.agents.stream import AtlasStream, events_since
 from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import (
     BadArguments,
@@ -30,13 +30,13 @@ from atlas_agents.core.errors import (
     UnreadableRow,
     to_failure,
 )
-from atlas_agents.core.events import Event
+from atlas_agents.core.events import Event, MessageReceived, MessageSteered, StreamEnd
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Conversation, Message, Text, ToolCall, ToolResult, approximate_tokens, user
 from atlas_agents.core.store import OPEN, AddJournal, ClaimRun, ReleaseBudgets, RunRow, SetRun, StopRun, Store
 from atlas_agents.core.text import wire_name
 from atlas_agents.dispatch.base import Dispatcher, OnEvent
-from atlas_agents.tools.journal import EndRecord, is_loaded, read_end_record
+from atlas_agents.tools.journal import EndRecord, is_loaded, read_answering_run, read_end_record, read_first_messages
 
 logger = logging.getLogger(__name__)
 _PAGE = 50
@@ -333,7 +333,13 @@ class TurnRunner:
     async def _follow_remote(self, row: RunRow, on_event: OnEvent) -> Message:
         """Return the answer of a remote turn. Cancelling the wait cancels the turn, unless this process shuts down."""
         try:
-            return await self._read_answer(await self._dispatcher.submit(row, on_event))
+            ended = await self._dispatcher.submit(row, on_event)
+            answering = await read_answering_run(self._store, ended)
+            if answering.id != row.id:
+                on_event = events_since(read_first_messages(ended)[-1].id, on_event)
+                row = answering
+                ended = await self._dispatcher.submit(row, on_event)
+            return await self._read_answer(ended)
         except asyncio.CancelledError:
             if not self._stopping:
                 await asyncio.shield(self._dispatcher.cancel(row.id))
@@ -348,6 +354,8 @@ class TurnRunner:
                 async with run.lock.accept:
                     await self._resume_session(run.conversation.id)
             return await run_turn(run, message, choose_turn_function(run))
+        except Steered as steered:
+            return await self._follow_entered(run, steered, stream)
         except DuplicateRun as duplicate:
             return await self._answer_duplicate(duplicate.row, run, cast(AtlasStream, stream))
         finally:
@@ -432,10 +440,23 @@ class TurnRunner:
                 return
             await self._dispatcher.cancel(other.id)
 
+    async def _follow_entered(self, run: Run, steered: Steered, stream: AtlasStream | None) -> Message:
+        """Return the answer of the turn that the message of `run` entered, with its events from there on."""
+        entered, live = steered.run, self._live.get(steered.run.id)
+        run.emit(MessageSteered(run.id, entered.id))
+        if live is not None and stream is not None:
+            return await stream.mirror(live, steered.message_id)
+        reply = await asyncio.shield(cast("asyncio.Future[Message]", entered.outcome))
+        if stream is not None:
+            stream.push(StreamEnd(entered.id, entered.usage))
+            stream.push(MessageReceived(entered.id, reply))
+        return reply
+
     async def _answer_duplicate(self, row: RunRow, run: Run, stream: AtlasStream) -> Message:
         """Return the answer of the earlier turn with the same idempotency key; `run` is the one that was not needed."""
-        live = self.stream(row.id)
-        stream.resolve_duplicate(Accepted(row.id, "in_flight" if row.status in OPEN else "done"))
+        sent, row = row.id, await read_answering_run(self._store, row)
+        live = self.stream(sent) or self.stream(row.id)
+        stream.resolve_duplicate(Accepted(sent, "in_flight" if row.status in OPEN else "done"))
         if live is not None:
             return await stream.mirror(live)
         if row.status in OPEN and self._dispatcher.is_remote:

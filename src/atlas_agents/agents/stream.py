@@ -8,7 +8,16 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 from atlas_agents.agents.run import Accepted, Run
 from atlas_agents.core.aio import Closable, run_sync
 from atlas_agents.core.errors import Cancelled
-from atlas_agents.core.events import Event, MessageStored, StreamChunk, StreamEnd, StreamReset, ToolCalled, Usage
+from atlas_agents.core.events import (
+    Event,
+    MessageSent,
+    MessageStored,
+    StreamChunk,
+    StreamEnd,
+    StreamReset,
+    ToolCalled,
+    Usage,
+)
 from atlas_agents.core.messages import Message
 
 P = ParamSpec("P")
@@ -101,11 +110,15 @@ class AtlasStream:
         if self._accepted is not None:
             self._accepted.add_done_callback(cancel)
 
-    async def mirror(self, other: "AtlasStream") -> Message:
-        """Repeat the past and future events of another stream; cancelling this stream cancels that turn."""
+    async def mirror(self, other: "AtlasStream", since: str = "") -> Message:
+        """Repeat the past and future events of another stream; cancelling this stream cancels that turn.
+
+        With `since`, the events before the message with this id are left out.
+        """
         self._run, self._mirrored = other._run, other
+        push = events_since(since, self.push) if since else self.push
         async for event in other:
-            self.push(event)
+            push(event)
         return await other.reply()
 
     @property
@@ -234,6 +247,19 @@ class AtlasStream:
             if not waiter.done():
                 waiter.set_result(None)
         self._waiters.clear()
+
+
+def events_since(message_id: str, push: Callable[[Event], None]) -> Callable[[Event], None]:
+    """Return a function that passes events on, starting with the first one about this message."""
+    found = False
+
+    def push_later(event: Event) -> None:
+        nonlocal found
+        found = found or (isinstance(event, MessageStored | MessageSent) and event.message.id == message_id)
+        if found:
+            push(event)
+
+    return push_later
 
 
 class SyncStream:

@@ -109,6 +109,14 @@ class MessageSent(msgspec.Struct, frozen=True, tag="message:sent", tag_field="ty
     type: ClassVar[Literal["message:sent"]] = "message:sent"
 
 
+class MessageSteered(msgspec.Struct, frozen=True, tag="message:steered", tag_field="type"):
+    """The message entered the running turn `run_id`, which answers it. The events of that turn follow."""
+
+    stream_id: str
+    run_id: str
+    type: ClassVar[Literal["message:steered"]] = "message:steered"
+
+
 class StreamStart(msgspec.Struct, frozen=True, tag="stream:start", tag_field="type"):
     """The turn started."""
 
@@ -267,6 +275,7 @@ class ErrorRaised(msgspec.Struct, frozen=True, tag="error", tag_field="type"):
 
 Event: TypeAlias = (
     MessageSent
+    | MessageSteered
     | StreamStart
     | StreamChunk
     | StreamThinking

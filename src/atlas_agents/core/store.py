@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 RunStatus: TypeAlias = Literal["queued", "running", "waiting", "done", "failed", "cancelled"]
 OPEN: tuple[RunStatus, ...] = ("queued", "running", "waiting")
 JournalKind: TypeAlias = Literal[
-    "accepted", "resumed", "summary", "reply", "hook", "intent", "outcome", "asked", "answered", "ended"
+    "accepted", "resumed", "summary", "reply", "steer", "hook", "intent", "outcome", "asked", "answered", "ended"
 ]
 JobState: TypeAlias = Literal["queued", "running", "done", "failed", "expired", "cancelled", "dead"]
 JobKind: TypeAlias = Literal["delegation", "schedule"]
@@ -500,6 +500,13 @@ class SetRun(msgspec.Struct, frozen=True, tag=True):
     error: str | None = None
 
 
+class MergeRun(msgspec.Struct, frozen=True, tag=True):
+    """End a queued run as done: its message entered the running turn of its session, which answers it. Raises
+    `Conflict` if the run is not queued."""
+
+    run_id: str
+
+
 class StopRun(msgspec.Struct, frozen=True, tag=True):
     """Request cancellation of an open run. A queued run is cancelled immediately, a running one by its owner. Raises
     `Conflict` if the run has ended."""
@@ -742,6 +749,7 @@ Write: TypeAlias = (
     | AcceptRun
     | ClaimRun
     | SetRun
+    | MergeRun
     | StopRun
     | AddJournal
     | AddAudit
@@ -817,6 +825,10 @@ class Store(Protocol):
 
     async def runs(self, tenant: str, session: str, *, open_only: bool = False) -> list[RunRow]:
         """Return the runs of a session, in the order of acceptance; those that have ended without their requests."""
+        ...
+
+    async def queued_runs(self, tenant: str, session: str) -> list[RunRow]:
+        """Return the runs of a session that wait for its running turn, in the order of acceptance."""
         ...
 
     async def open_runs(self) -> list[RunRow]:

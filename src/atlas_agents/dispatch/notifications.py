@@ -74,7 +74,7 @@ def _notifications_of_write(tenant: str, write: store.Write, result: Any) -> Ite
                 yield Notification("ended", tenant, id)
             if result is not None:
                 yield Notification("begun", tenant, result)
-        case store.StopRun(run_id=id) if result is not None:
+        case store.MergeRun(run_id=id) | store.StopRun(run_id=id) if result is not None:
             yield Notification("stop" if result.status in store.OPEN else "ended", tenant, id, result.session)
         case store.AnswerApproval(id=id) if result is not None:
             yield Notification("answer", tenant, id, result.session)

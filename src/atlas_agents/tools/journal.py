@@ -7,7 +7,9 @@ A call with only an intent is repeated if its effect allows it; otherwise its ou
 import asyncio
 import logging
 import weakref
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from itertools import chain, repeat
 from operator import itemgetter
 from typing import Any, Literal, Protocol, TypeVar
@@ -111,6 +113,17 @@ class HookRecord(msgspec.Struct, frozen=True, omit_defaults=True):
 _hooks = msgspec.json.Decoder(HookRecord)
 
 
+class SteerRecord(msgspec.Struct, frozen=True):
+    """Messages that entered a running turn after its tool calls, and the runs as which they had been accepted."""
+
+    runs: tuple[str, ...]
+    messages: tuple[str, ...]
+    """Ids of the messages, which are stored in the session."""
+
+
+_steers = msgspec.json.Decoder(SteerRecord)
+
+
 class _FirstMessages(msgspec.Struct, frozen=True):
     messages: tuple[msgspec.Raw, ...] = ()
 
@@ -122,6 +135,16 @@ def read_first_messages(row: records.RunRow) -> list[Message]:
         return [Message.from_json(bytes(each)) for each in found]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise errors.UnreadableRow(f"the request of run {row.id!r} cannot be read: {error}") from error
+
+
+async def read_answering_run(store: records.Store, row: records.RunRow) -> records.RunRow:
+    """Return the run that answers the message of a run: the run itself, or the one that a steering message entered."""
+    if row.status != "done" or b'"when_busy"' not in row.request:
+        return row
+    stored = await store.message(row.tenant, row.session, read_first_messages(row)[-1].id)
+    if stored is None or stored.run_id == row.id:
+        return row
+    return await store.run(row.tenant, stored.run_id) or row
 
 
 def _decode_step(row: records.JournalRow, decode: Callable[[bytes], T]) -> T:
@@ -419,13 +442,13 @@ class Journal:
         self._pending: list[Message] = []
         self._first_messages: list[Message] = []
         self._replies: list[Message] = []
-        self._reply_count, self._summaries = 0, dict[str, list[Message]]()
+        self._reply_count, self._summaries, self._steering = 0, dict[str, list[Message]](), dict[str, list[Message]]()
         self._intents: set[str] = set()
         self._hook_records: dict[str, HookRecord] = {}
         self._outcomes: dict[str, ToolResult] = {}
         self._intended_at: dict[str, int] = {}
         self._durations: dict[str, int] = {}
-        self._stored: set[str] = set()
+        self._stored = set[str]()
         self.restored_messages: frozenset[str] = frozenset()
         """Ids of the messages that earlier processes had stored when this one claimed the run."""
         self._ended = False
@@ -542,7 +565,7 @@ class Journal:
         try:
             self._first_messages = read_first_messages(row) if first else await self._read_stored_first_messages(past)
             for each in past:
-                self._restore(each)
+                await self._restore_steering(each) if each.kind == "steer" else self._restore(each)
         except errors.UnreadableRow as error:  # claim the run all the same, to record that it failed
             unreadable = error
         writes: list[records.Write] = [records.ClaimRun(self._run_id), records.SetRun(self._run_id, epoch, "running")]
@@ -641,6 +664,39 @@ class Journal:
     def next_summary(self) -> list[Message] | None:
         """Return the summary that was recorded before the next reply, empty if writing it failed; None if not tried."""
         return self._summaries.get(str(self._reply_count + 1))
+
+    def recorded_steering(self) -> list[Message] | None:
+        """Return the messages that entered the turn at this point in an earlier process; None if more may enter."""
+        found = self._steering.get(str(self._reply_count))
+        replaying = self._reply_count < len(self._replies) or self.next_summary() is not None
+        return [] if found is None and replaying else found
+
+    async def read_queued_runs(self) -> list[records.RunRow]:
+        """Return the runs that wait for this one, as accepted by any process."""
+        return await self._committer.read(lambda: self._store.queued_runs(self._tenant, self._session))
+
+    async def record_steering(self, entering: Mapping[str, Sequence[Message]]) -> list[str]:
+        """Record that the messages of queued runs enter this one, and end those runs in the same transaction.
+
+        Returns the ids of the runs whose messages entered: others were cancelled or started in the meantime.
+        """
+        ids = list(entering)
+        while ids:
+            messages = [message for id in ids for message in entering[id]]
+            payload = encode(SteerRecord(tuple(ids), tuple([message.id for message in messages])))
+            writes = [*self._message_writes(messages), *[records.MergeRun(id) for id in ids]]
+            try:
+                await self._write_step("steer", str(self._reply_count), payload, *writes)
+            except errors.Conflict:
+                queued = {row.id for row in await self.read_queued_runs()}
+                if queued.issuperset(ids):
+                    raise
+                ids = [id for id in ids if id in queued]
+            else:
+                self._stored.update([message.id for message in messages])
+                self._notify_stored(messages)
+                break
+        return ids
 
     def outcome(self, call: ToolCall) -> ToolResult | None:
         return self._outcomes.get(call.id)
@@ -747,8 +803,18 @@ class Journal:
         elif self._row is not None:
             epoch = self._row.epoch + 1
             dequeue = [records.ClaimRun(self._run_id), records.SetRun(self._run_id, epoch, status, error)]
-            await self._committer.commit(self._tenant, dequeue)
+            with suppress(errors.Conflict):  # its message has just entered a running turn
+                await self._committer.commit(self._tenant, dequeue)
         self._ended = True
+
+    def mark_merged(self) -> None:
+        """Write nothing more: the message entered another turn, and that has ended this run."""
+        self._ended = True
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes accept messages of this session."""
+        return self._shared
 
     async def _write_step(self, kind: records.JournalKind, key: str, payload: bytes, *more: records.Write) -> None:
         pending, self._pending = self._pending, []  # messages added during the commit go with the next step
@@ -802,6 +868,14 @@ class Journal:
                 self._durations[row.key] = row.at - self._intended_at[row.key]
         else:
             self.approvals.restore(row)
+
+    async def _restore_steering(self, row: records.JournalRow) -> None:
+        """Restore the messages that entered the turn, as they are stored in the session."""
+        ids = _decode_step(row, _steers.decode).messages
+        found = [
+            await self._committer.read(partial(self._store.message, self._tenant, self._session, id)) for id in ids
+        ]
+        self._steering[row.key] = [each.message for each in found if each is not None]
 
     def _restore_summary(self, row: records.JournalRow) -> None:
         """Restore a summary. If writing it failed, the step has only its usage, or nothing."""

@@ -92,6 +92,9 @@ class SqlReads(ABC):
         statement = sql.OPEN_RUNS_OF if open_only else sql.RUNS
         return tables.RUNS.all(await self.fetch(bind(tenant, statement, session=session)))
 
+    async def queued_runs(self, tenant: str, session: str) -> list[store.RunRow]:
+        return tables.RUNS.all(await self.fetch(bind(tenant, sql.QUEUED_RUNS_OF, session=session)))
+
     async def open_runs(self) -> list[store.RunRow]:
         return tables.RUNS.all(await self.fetch(Query(sql.OPEN_RUNS, {})))
 

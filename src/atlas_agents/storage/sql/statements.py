@@ -106,6 +106,9 @@ UPDATE runs SET status = 'running' WHERE tenant = :tenant AND session = :session
 AND place = (SELECT min(place) FROM runs WHERE tenant = :tenant AND session = :session AND status = 'queued')
 AND NOT EXISTS (SELECT 1 FROM runs WHERE tenant = :tenant AND session = :session AND {_ACTIVE})
 RETURNING id"""
+MERGE_RUN = f"""
+UPDATE runs SET status = 'done', ended_at = :now WHERE tenant = :tenant AND id = :run_id AND status = 'queued'
+RETURNING {t.RUNS.columns}"""
 STOP_RUN = f"""
 UPDATE runs SET stop = TRUE, ended_at = CASE WHEN status = 'queued' THEN :now END,
     status = CASE WHEN status = 'queued' THEN 'cancelled' ELSE status END
@@ -116,6 +119,8 @@ SELECT {t.RUNS.select(request=_OPEN_REQUEST)} FROM runs WHERE tenant = :tenant A
 ORDER BY place"""
 OPEN_RUNS_OF = f"""
 SELECT {t.RUNS.columns} FROM runs WHERE tenant = :tenant AND session = :session AND {_OPEN} ORDER BY place"""
+QUEUED_RUNS_OF = f"""
+SELECT {t.RUNS.columns} FROM runs WHERE tenant = :tenant AND session = :session AND status = 'queued' ORDER BY place"""
 OPEN_RUNS = f"SELECT {t.RUNS.columns} FROM runs WHERE {_OPEN} ORDER BY tenant, session, place"
 
 # Journal and audit log

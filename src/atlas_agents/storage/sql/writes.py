@@ -181,6 +181,14 @@ def _set_run(context: WriteContext, write: store.SetRun) -> Steps[str | None]:
     return next((id for (id,) in started), None)
 
 
+def _merge_run(context: WriteContext, write: store.MergeRun) -> Steps[store.RunRow]:
+    rows = yield context.bind(sql.MERGE_RUN, run_id=write.run_id)
+    if not rows:
+        existing = yield context.bind(sql.RUN, run_id=write.run_id)
+        raise Conflict(f"run {write.run_id!r} is not queued") if existing else _not_found("run", write.run_id)
+    return tables.RUNS.decode(rows[0])
+
+
 def _stop_run(context: WriteContext, write: store.StopRun) -> Steps[store.RunRow]:
     rows = yield context.bind(sql.STOP_RUN, run_id=write.run_id)
     if not rows:
@@ -576,6 +584,7 @@ _STEPS: dict[type, Callable[[WriteContext, Any], Steps[Any]]] = {
     store.AcceptRun: _accept_run,
     store.ClaimRun: _claim_run,
     store.SetRun: _set_run,
+    store.MergeRun: _merge_run,
     store.StopRun: _stop_run,
     store.AddJournal: _add_journal,
     store.AddAudit: _add_audit,
