@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import inspect
 import socket
 import weakref
 from collections.abc import Awaitable, Callable
@@ -232,9 +233,47 @@ async def test_definition_may_have_no_parameters() -> None:
     assert await result_of(tool({"name": "ping"}, nothing)) == ("ok", "pong")
 
 
-def test_definition_requires_a_name_and_a_function() -> None:
+def test_definition_requires_a_name() -> None:
     with pytest.raises(BadTool, match="requires a name"):
         tool({"description": "x"}, print)
+
+
+SCHEMA = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        {"name": "weather", "description": "Tell the weather.", "parameters": SCHEMA},
+        {"type": "function", "function": {"name": "weather", "description": "Tell the weather.", "parameters": SCHEMA}},
+        {"name": "weather", "description": "Tell the weather.", "input_schema": SCHEMA},
+        {"name": "weather", "description": "Tell the weather.", "inputSchema": SCHEMA, "annotations": {"title": "W"}},
+    ],
+    ids=["plain", "OpenAI", "Anthropic", "MCP"],
+)
+async def test_definition_may_have_the_form_of_openai_anthropic_or_mcp(definition: dict[str, Any]) -> None:
+    @tool(definition, effect="pure")
+    async def weather(city: str) -> str:
+        return f"sunny in {city}"
+
+    assert (weather.name, weather.description, weather.parameters) == ("weather", "Tell the weather.", SCHEMA)
+    assert weather.effect == "pure"
+    assert await result_of(weather, city="Lima") == ("ok", "sunny in Lima")
+
+
+async def test_agent_takes_definitions_with_and_without_a_function() -> None:
+    async def handler(arguments: dict[str, Any], context: ToolContext) -> str:
+        return f"sunny in {arguments['city']} for {context.agent.id}"
+
+    definition = {"name": "weather", "description": "Tell the weather.", "parameters": SCHEMA}
+    for given in ({"definition": definition, "handler": handler}, definition | {"handler": handler}):
+        (made,) = Agent("a", model="openai/x", tools=[given]).tools
+        assert await result_of(made, city="Lima") == ("ok", "sunny in Lima for assistant")
+    (bare,) = Agent("a", model="openai/x", tools=[definition]).tools
+    assert (bare.spec.name, bare.spec.parameters) == ("weather", SCHEMA)
+    message = "weather has no function in this program: nothing was run"
+    assert await result_of(bare, city="Lima") == ("error", message)
+    assert await result_of(bare.with_function(handler), city="Lima") == ("ok", "sunny in Lima for assistant")
 
 
 # @tool on a typed function
@@ -498,6 +537,55 @@ async def test_methods_are_tools() -> None:
     assert await result_of(shop.price, item="tea") == ("ok", "tea at Acme")
     assert await result_of(Shop.open, day="Monday") == ("ok", "Shop Monday")
     assert await result_of(Shop.close, day="Monday") == ("ok", "17:00 Monday")
+
+
+async def test_decorated_function_can_still_be_called() -> None:
+    @tool
+    def add(a: int, b: int = 1) -> int:
+        """Add two numbers."""
+        return a + b
+
+    @tool(effect="pure")
+    async def twice(a: int) -> int:
+        """Double a number."""
+        return 2 * a
+
+    assert (add(1, 2), add(a=4), await twice(3)) == (3, 5, 6)
+    assert (add.__name__, add.__doc__, str(inspect.signature(add))) == (
+        "add",
+        "Add two numbers.",
+        "(a: int, b: int = 1) -> int",
+    )
+    assert await result_of(add, a=1, b=2) == ("ok", 3)
+    assert tool(add.function, timeout=5).timeout == 5
+
+
+class Counter:
+    def __init__(self, name: str) -> None:
+        self.name, self.count = name, 0
+
+    @tool(effect="keyed", timeout=5)
+    def add(self, number: int) -> str:
+        """Add to the count."""
+        self.count += number
+        return f"{self.name}: {self.count}"
+
+    @tool
+    async def show(self, context: ToolContext) -> str:
+        """Show the count."""
+        return f"{self.name} has {self.count} for {context.agent.id}"
+
+
+async def test_decorated_methods_are_tools_of_their_object() -> None:
+    one, two = Counter("one"), Counter("two")
+    assert (one.add.name, one.add.description, one.add.effect) == ("add", "Add to the count.", "keyed")
+    assert list(one.add.parameters["properties"]) == ["number"]
+    assert await result_of(one.add, number=3) == ("ok", "one: 3")
+    assert (one.add(2), two.add(number=1), one.count, two.count) == ("one: 5", "two: 1", 5, 1)
+    assert await result_of(one.show) == ("ok", "one has 5 for assistant")
+    for unbound in (Counter.add, Shop.price):
+        with pytest.raises(BadTool, match=r"is a method: pass it from an object, as in (Counter|Shop)\(\).\w+"):
+            Agent("a", model="openai/x", tools=[unbound])
 
 
 async def test_methods_of_two_objects_are_separate_tools() -> None:

@@ -13,7 +13,7 @@ from atlas_agents.core.errors import ScriptExhausted
 from atlas_agents.core.paths import Environment
 from atlas_agents.providers.registry import Model, Registry
 from atlas_agents.providers.testing import Cassette, Reply, Scripted, calls, fails, refuses, says, thinks
-from atlas_agents.tools.tool import Function, Tool
+from atlas_agents.tools.tool import ToolLike
 
 __all__ = [
     "Cassette",
@@ -34,7 +34,7 @@ __all__ = [
 
 def in_memory_atlas(
     model: Model,
-    tools: Iterable[Tool | Function] = (),
+    tools: Iterable[ToolLike] = (),
     *,
     agent: dict[str, Any] | None = None,
     clock: Clock = SYSTEM_CLOCK,

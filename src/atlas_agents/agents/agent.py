@@ -21,7 +21,7 @@ from atlas_agents.providers.base import Provider
 from atlas_agents.providers.failover import RetryPolicy, Route
 from atlas_agents.providers.registry import Model, check_model
 from atlas_agents.providers.settings import GivenSettings, ModelSettings, read_settings
-from atlas_agents.tools.tool import Function, Tool
+from atlas_agents.tools.tool import Tool, ToolLike
 
 
 class Agent:
@@ -75,7 +75,7 @@ class Agent:
         stop: Sequence[str] = (),
         tool_choice: str = "auto",
         reset_tool_choice: bool = True,
-        tools: Iterable[Tool | Function] = (),
+        tools: Iterable[ToolLike] = (),
         rules: Iterable[Rule | str] = (),
         contexts: Iterable[Context] = (),
         metadata: Metadata | Mapping[str, Any] | None = None,
@@ -186,7 +186,7 @@ class Agent:
         return self._context.tools
 
     @tools.setter
-    def tools(self, tools: Iterable[Tool | Function]) -> None:
+    def tools(self, tools: Iterable[ToolLike]) -> None:
         self._context.tools = tools
 
     @property

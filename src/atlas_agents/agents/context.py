@@ -11,7 +11,7 @@ from atlas_agents.core.errors import ConfigError, ContextCycle, DuplicateTool, P
 from atlas_agents.core.messages import Conversation, Message
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.tools.context import Deps, SessionMetadata
-from atlas_agents.tools.tool import Function, Tool, as_tool
+from atlas_agents.tools.tool import Tool, ToolLike, as_tool
 
 Condition: TypeAlias = Callable[[Any], bool | Awaitable[bool]]
 """A sync or async function of the turn's context (`TurnContext`)."""
@@ -150,7 +150,7 @@ class Context:
         name: str = "",
         metadata: Metadata | Mapping[str, Any] | None = None,
         rules: Iterable[Rule | str] = (),
-        tools: Iterable[Tool | Function] = (),
+        tools: Iterable[ToolLike] = (),
         messages: Iterable[Message] = (),
     ) -> None:
         self.name = name
@@ -224,7 +224,7 @@ class Context:
         return tuple(self.tool_map().values())
 
     @tools.setter
-    def tools(self, tools: Iterable[Tool | Function]) -> None:
+    def tools(self, tools: Iterable[ToolLike]) -> None:
         found: dict[str, Tool] = {}
         for item in tools:
             tool = as_tool(item)

@@ -13,11 +13,10 @@ from atlas_agents.core.errors import BadTool, ConfigError, ToolFailed
 from atlas_agents.core.events import Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Conversation
+from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.store import NO_CHAIN, Chain, Write
 from atlas_agents.core.tenancy import TeamServices
 from atlas_agents.tools.worker_pool import report
-
-from atlas_agents.core.metadata import Metadata
 
 
 def _ignore_progress(message: str) -> None:

@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from types import UnionType
+from types import FunctionType, UnionType
 from typing import (
     Annotated,
     Any,
@@ -146,13 +146,17 @@ class FunctionDescription(msgspec.Struct, frozen=True):
     convert: Convert
     context: str | None
     """The parameter that receives the ToolContext, if there is one."""
+    is_method: bool
+    """Whether the function is a method in a class, which takes `self` or `cls` before these parameters."""
 
 
 def describe_function(name: str, function: Callable[..., Any]) -> FunctionDescription:
     """Read a function's signature and docstring; raises BadTool that names an unsuitable parameter."""
     context, typed = None, dict[str, inspect.Parameter]()
     bound = _bound_arguments(function)
-    for parameter in _signature(name, function).parameters.values():
+    given = [*_signature(name, function).parameters.values()]
+    is_method = isinstance(function, FunctionType) and bool(given) and _is_receiver(given[0])
+    for parameter in given[is_method:]:
         if is_context(parameter.annotation):
             context = parameter.name
         elif parameter.name not in bound:
@@ -163,7 +167,7 @@ def describe_function(name: str, function: Callable[..., Any]) -> FunctionDescri
     for field, schema in parameters.get("properties", {}).items():
         if description := _annotated_description(typed[field].annotation) or descriptions.get(field):
             schema.setdefault("description", description)
-    return FunctionDescription(text, parameters, convert, context)
+    return FunctionDescription(text, parameters, convert, context, is_method)
 
 
 def compile_check(name: str, schema: dict[str, Any], *, formats: bool = False) -> Check:
@@ -231,6 +235,10 @@ def _signature(name: str, function: Callable[..., Any]) -> inspect.Signature:
         return inspect.signature(function, eval_str=True)
     except (NameError, TypeError, ValueError, AttributeError, SyntaxError) as error:
         raise BadTool(f"cannot read the parameters of tool {name!r}: {error}") from error
+
+
+def _is_receiver(parameter: inspect.Parameter) -> bool:
+    return parameter.name in ("self", "cls") and parameter.annotation is parameter.empty
 
 
 def _bound_arguments(function: Any) -> Mapping[str, Any]:

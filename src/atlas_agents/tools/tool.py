@@ -5,12 +5,24 @@ import inspect
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
-from functools import cached_property, partial
-from types import FunctionType
-from typing import Any, Literal, TypeAlias, cast, overload
+from functools import cached_property, partial, update_wrapper
+from types import BuiltinFunctionType, FunctionType, MethodType
+from typing import (
+    Any,
+    Concatenate,
+    Generic,
+    Literal,
+    ParamSpec,
+    TypeAlias,
+    TypedDict,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 from atlas_agents.core.aio import is_async
-from atlas_agents.core.errors import BadTool
+from atlas_agents.core.errors import BadTool, ToolFailed
 from atlas_agents.core.messages import Conversation, ToolSpec
 from atlas_agents.core.text import wire_name
 from atlas_agents.tools.context import ToolContext
@@ -58,7 +70,8 @@ class Tool:
         confirm: Whether a person must approve a call: a bool, or a function of the arguments.
         effect: `"pure"`, `"keyed"` or `"unsafe"`: what a second execution would do.
         in_process: Where a sync function runs: True for a thread of this process, False for a worker process. By
-            default a worker process, or a thread if the function takes a `ToolContext` or cannot be pickled.
+            default a worker process, or a thread for a method, a function that takes a `ToolContext`, and one that
+            cannot be pickled.
         reconcile: Finds out whether an interrupted call took effect, by its idempotency key.
         preview: Describes what a call would change, for the person who approves it.
         binds: Facts besides the arguments that an approval is bound to.
@@ -147,7 +160,7 @@ class Tool:
         """Whether calls run in a thread of this process, which cannot be stopped."""
         if self.is_async or self.in_process is not None:
             return bool(self.in_process) and not self.is_async
-        return self._context is not None or not self._is_sendable
+        return self._context is not None or _is_of_object(self.function) or not self._is_sendable
 
     def move_to_thread(self, reason: str) -> None:
         """Run further calls in a thread, because the function cannot be sent to a worker process."""
@@ -234,17 +247,92 @@ class Tool:
     def with_function(self, function: Function) -> "Tool":
         """Return the same tool with another function of the same signature."""
         copied = copy.copy(self)
-        copied.function = function
+        copied.function, copied.is_async = function, is_async(function)
+        if self._convert is None:
+            copied._context = _context_parameter(function)
+            copied.__dict__.pop("_takes_dict", None)
+            copied.__dict__.pop("_context_first", None)
         return copied
+
+    def check_bound(self) -> None:
+        """Raise BadTool if the function lacks its object."""
 
     def __repr__(self) -> str:
         return f"Tool({self.name!r})"
 
 
+ToolLike: TypeAlias = Tool | Function | Mapping[str, Any]
+"""What is accepted as a tool: a tool, a typed function, or a definition as a dict."""
+
+
+class ToolOptions(TypedDict, total=False):
+    """The options of `@tool` and `Tool`; `Tool` describes them."""
+
+    timeout: float
+    permissions: Iterable[str]
+    confirm: Confirm
+    effect: Effect
+    in_process: bool | None
+    reconcile: Reconcile | None
+    preview: Preview | None
+    binds: Binds | None
+    argv: Argv | None
+    untrusted: Untrusted
+    sends: Sends
+    when_tainted: WhenTainted | None
+
+
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R_co = TypeVar("R_co", covariant=True)
+
+
+class FunctionTool(Tool, Generic[P, R_co]):
+    """The tool that `@tool` makes from a function. It can be called like that function, also as a method.
+
+    Such a call is a plain call: it is neither checked nor limited, and has no audit row.
+    """
+
+    __name__: str
+    _is_unbound = False
+
+    def __call__(self, *args: P.args, **named: P.kwargs) -> R_co:
+        """Call the function itself."""
+        return self.function(*args, **named)
+
+    @overload
+    def __get__(self, instance: None, owner: type | None = None) -> "FunctionTool[P, R_co]": ...
+    @overload
+    def __get__(
+        self: "FunctionTool[Concatenate[Any, Q], R_co]", instance: object, owner: type | None = None
+    ) -> "FunctionTool[Q, R_co]": ...
+    def __get__(self, instance: object, owner: type | None = None) -> "FunctionTool[..., R_co]":
+        """Return the tool of an object, for a method of its class."""
+        if instance is None or not self._is_unbound:
+            return self
+        bound = self.with_function(MethodType(self.function, instance))
+        bound._is_unbound = False
+        return bound
+
+    def with_function(self, function: Function) -> "FunctionTool[P, R_co]":
+        """Return the same tool with another function of the same signature."""
+        copied = cast("FunctionTool[P, R_co]", super().with_function(function))
+        update_wrapper(copied, function, updated=())
+        return copied
+
+    def check_bound(self) -> None:
+        """Raise BadTool for a method that was not accessed through an object."""
+        if self._is_unbound:
+            where = getattr(self.function, "__qualname__", self.name)
+            raise BadTool(f"tool {self.name!r} is a method: pass it from an object, as in {where.replace('.', '().')}")
+
+
 @overload
-def tool(function: Function, /) -> Tool: ...
+def tool(function: Callable[P, R_co], /, **options: Unpack[ToolOptions]) -> FunctionTool[P, R_co]: ...
 @overload
-def tool(definition: Mapping[str, Any], function: Function, /) -> Tool: ...
+def tool(definition: Mapping[str, Any], function: Function, /, **options: Unpack[ToolOptions]) -> Tool: ...
+@overload
+def tool(definition: Mapping[str, Any], /, **options: Unpack[ToolOptions]) -> Callable[[Function], Tool]: ...
 @overload
 def tool(
     *,
@@ -262,7 +350,7 @@ def tool(
     untrusted: Untrusted = "",
     sends: Sends = False,
     when_tainted: WhenTainted | None = None,
-) -> Callable[[Function], Tool]: ...
+) -> Callable[[Callable[P, R_co]], FunctionTool[P, R_co]]: ...
 def tool(
     first: Function | Mapping[str, Any] | None = None,
     function: Function | None = None,
@@ -274,15 +362,16 @@ def tool(
 ) -> Tool | Callable[[Function], Tool]:
     """Create a tool from a typed function: its name, docstring and type hints are the definition.
 
-    Also `tool(definition, function)`, with the definition as a dict of name, description and parameters.
+    The function stays callable. In a class it makes a tool of each object. Also `tool(definition, function)`, with the
+    definition as a dict, in the form of OpenAI, Anthropic or MCP.
     """
     if isinstance(first, Mapping):
-        definition = dict(cast(Mapping[str, Any], first))
-        if "name" not in definition or function is None:
-            raise BadTool("tool(definition, function) requires a name in the definition, and a function")
-        parameters: dict[str, Any] = definition.get("parameters") or {"type": "object", "properties": {}}
-        text = str(definition.get("description") or "")
-        return Tool(str(definition["name"]), function, description=text, parameters=parameters, **options)
+        definition = cast(Mapping[str, Any], first)
+        if function is None:
+            return lambda handler: _defined_tool(definition, handler, options)
+        return _defined_tool(definition, function, options)
+    if first is not None and not callable(first):
+        raise BadTool(f"expected a function, got {first!r}: write @tool, or @tool(name=…)")
 
     def build(function: Function) -> Tool:
         chosen = name or _function_name(function)
@@ -290,28 +379,75 @@ def tool(
             raise BadTool("a lambda has no name: expected Tool(name, function) or @tool(name=…)")
         found = describe_function(chosen, function)
         described = (found.parameters, found.convert, found.context)
-        return Tool(chosen, function, description=description or found.text, described=described, **options)
+        made = FunctionTool[..., Any](
+            chosen, function, description=description or found.text, described=described, **options
+        )
+        made._is_unbound = found.is_method  # pyright: ignore[reportPrivateUsage]
+        update_wrapper(made, function, updated=())
+        return made
 
     return build(first) if first is not None else build
+
+
+def _defined_tool(given: Mapping[str, Any], function: Function, options: Mapping[str, Any]) -> Tool:
+    """Create a tool from a definition: `parameters`, `input_schema` or `inputSchema` is its JSON schema."""
+    inner: Any = given.get("function")
+    definition = cast(Mapping[str, Any], inner if isinstance(inner, Mapping) else given)
+    if not definition.get("name"):
+        raise BadTool("a tool definition requires a name")
+    keys = ("parameters", "input_schema", "inputSchema")
+    schema = next((definition[key] for key in keys if definition.get(key)), dict[str, Any]())
+    if not isinstance(schema, Mapping):
+        raise BadTool(f"the parameters of tool {definition['name']!r} must be a JSON schema, got {schema!r}")
+    is_complete = not schema or "properties" in schema or "$ref" in schema
+    parameters: dict[str, Any] = {"type": "object", "properties": {}} if is_complete else {}
+    parameters.update(cast(Mapping[str, Any], schema))
+    text = str(definition.get("description") or "")
+    return Tool(str(definition["name"]), function, description=text, parameters=parameters, **options)
+
+
+def _tool_of_mapping(item: Mapping[str, Any]) -> Tool:
+    """Return the tool of a definition that was passed as a tool, with or without a function under `handler`."""
+    handler = item.get("handler") or item.get("function")
+    if callable(handler):
+        return _defined_tool(item.get("definition") or item, handler, {})
+    found = _defined_tool(item.get("definition") or item, _placeholder, {})
+
+    async def reject(**arguments: Any) -> None:
+        raise ToolFailed(f"{found.name} has no function in this program: nothing was run")
+
+    return found.with_function(reject)
 
 
 _templates: weakref.WeakKeyDictionary[Function, Tool] = weakref.WeakKeyDictionary()
 """Tools derived from functions, without the functions: a reference would keep the weak key alive."""
 
 
-def as_tool(item: Tool | Function) -> Tool:
-    """Return a tool unchanged, or the tool that a typed function or another callable defines."""
+def as_tool(item: ToolLike) -> Tool:
+    """Return a tool unchanged, or the tool that a typed function, another callable or a definition defines."""
     if isinstance(item, Tool):
+        item.check_bound()
         return item
+    if isinstance(item, Mapping):
+        return _tool_of_mapping(cast(Mapping[str, Any], item))
     if not callable(item):
         raise BadTool(f"{item!r} is neither a tool nor a function")
     if not isinstance(item, FunctionType):
         return tool(item)
     template = _templates.get(item)
     if template is None:
-        template = _templates[item] = tool(item).with_function(_placeholder)
+        made = tool(item)
+        made.check_bound()
+        template = _templates[item] = made.with_function(_placeholder)
         _ = template.spec  # cached for all copies
     return template.with_function(item)
+
+
+def _is_of_object(function: Function) -> bool:
+    """Return whether a call can change an object of this process: a method of an object, or an object to call."""
+    if isinstance(function, MethodType):
+        return not isinstance(function.__self__, type)
+    return not isinstance(function, FunctionType | BuiltinFunctionType | partial | type)
 
 
 def _not_sendable_error(name: str, reason: str) -> BadTool:

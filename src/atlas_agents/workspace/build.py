@@ -11,7 +11,7 @@ from atlas_agents.agents.agent import Agent
 from atlas_agents.core.errors import BadModelRef, ConfigError, MissingKey
 from atlas_agents.providers.failover import RetryPolicy
 from atlas_agents.providers.registry import Model, Registry, parse_model_ref
-from atlas_agents.tools.tool import Function, Tool, as_tool
+from atlas_agents.tools.tool import Tool, ToolLike, as_tool
 from atlas_agents.workspace.workspace import AgentSpec, WorkspaceState
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class BuiltAgents(msgspec.Struct, frozen=True):
 
 def build_agents(
     state: WorkspaceState,
-    tools: Iterable[Tool | Function],
+    tools: Iterable[ToolLike],
     providers: Registry,
     default: str | None = None,
     fallback: Fallback | None = None,
@@ -101,7 +101,7 @@ def build_agents(
 
 
 def build_agent(
-    spec: AgentSpec, tools: Iterable[Tool | Function] = (), *, models: Sequence[Model] | None = None, prompt: str = ""
+    spec: AgentSpec, tools: Iterable[ToolLike] = (), *, models: Sequence[Model] | None = None, prompt: str = ""
 ) -> Agent:
     """Build one agent. `models` replaces the models it names; `prompt` comes before its own prompt."""
     refs = spec.models if models is None else models
