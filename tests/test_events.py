@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from atlas_agents import Agent, Atlas, ConfigError, Event, ProviderError, RetryPolicy, ToolFailed, Usage, tool
+from atlas_agents.agents.hooks import Listener, Subscribers
+from atlas_agents.core.events import StreamChunk
 from atlas_agents.testing import Scripted, VirtualClock, calls, fails, in_memory_atlas, says
 from checks import (
     TIMEOUT,
@@ -395,22 +397,109 @@ class LogWaiter(logging.Handler):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("listener", [hangs_async, hangs, hangs_and_ignores_it])
-async def test_subscriber_that_hangs_does_no_harm_and_is_removed(listener: Any) -> None:
+async def test_listener_that_hangs_does_no_harm(listener: Any) -> None:
     received: list[str] = []
-    removed = LogWaiter("removed a subscriber that timed out")
-    logging.getLogger("atlas_agents").addHandler(removed)
+    skipped = LogWaiter("skipped an event of a listener that timed out")
+    logging.getLogger("atlas_agents").addHandler(skipped)
     async with in_memory_atlas(Scripted(says("One two"), says("Three"))) as atlas, asyncio.timeout(TIMEOUT):
-        atlas.on("stream:chunk", listener)
+        hanging = atlas.on("stream:chunk", listener)
         atlas.on("stream:chunk", lambda event: received.append(event.text))
         async with measure_loop_time() as spent:
             assert (await atlas.ask("Count")).text == "One two"
             assert spent.seconds < 0.8
-        await removed.seen.wait()
+        await skipped.seen.wait()
         async with measure_loop_time() as spent:
             assert (await atlas.ask("on")).text == "Three"
-            assert spent.seconds < 0.8  # the removed one is not awaited
-    logging.getLogger("atlas_agents").removeHandler(removed)
+            assert spent.seconds < 0.8  # the one that timed out is not awaited
+        assert hanging.skipped >= 2
+    logging.getLogger("atlas_agents").removeHandler(skipped)
     assert received == ["One ", "two", "Three"]
+
+
+def chunk(number: int) -> StreamChunk:
+    return StreamChunk("s", str(number))
+
+
+async def delivered(listener: Listener) -> None:
+    """Wait until a listener has no event left."""
+    while task := listener.running(background=False) or listener.running(background=True):
+        await task
+
+
+@pytest.mark.parametrize("is_sync", [False, True])
+async def test_slow_listener_skips_events_and_receives_later_ones(
+    is_sync: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    received: list[str] = []
+    started, release = asyncio.Event(), threading.Event()
+
+    async def slow(event: StreamChunk) -> None:
+        received.append(event.text)
+        if event.text == "1":
+            await asyncio.Event().wait()
+
+    def slow_sync(event: StreamChunk) -> None:
+        received.append(event.text)
+        if event.text == "1":
+            release.wait(TIMEOUT)
+
+    subscribers = Subscribers(str, timeout=0.01)
+    listener = subscribers.on("stream:chunk", slow_sync if is_sync else slow)
+    waiter = LogWaiter("skipped an event of a listener that timed out")
+    waiter.seen = started
+    logging.getLogger("atlas_agents").addHandler(waiter)
+    for number in (1, 2, 3):
+        subscribers.publish(chunk(number))
+    async with asyncio.timeout(TIMEOUT):
+        await started.wait()
+        if is_sync:
+            subscribers.publish(chunk(4))
+            assert listener.skipped == 4
+            release.set()
+        if listener.late is not None:
+            await asyncio.wait({listener.late})
+        subscribers.publish(chunk(5))
+        await delivered(listener)
+    logging.getLogger("atlas_agents").removeHandler(waiter)
+    assert received == ["1", "5"] and listener.skipped == (4 if is_sync else 3)
+    assert caplog.text.count("event=stream:chunk skipped=3") == 1
+
+
+async def test_listener_in_the_background_may_be_slow_and_is_not_awaited_by_turns() -> None:
+    received: list[str] = []
+    release = asyncio.Event()
+
+    async def slow(event: Any) -> None:
+        await release.wait()
+        received.append(event.text)
+
+    async with in_memory_atlas(Scripted(says("One two"))) as atlas, asyncio.timeout(TIMEOUT):
+        listener = atlas.on("stream:chunk", slow, background=True)
+        async with measure_loop_time() as spent:
+            await atlas.ask("Count")
+        assert spent.seconds < 0.2 and received == []
+        release.set()
+    assert received == ["One ", "two"] and listener.skipped == 0
+
+
+async def test_full_queue_of_a_listener_skips_the_oldest(caplog: pytest.LogCaptureFixture) -> None:
+    received: list[str] = []
+    release = asyncio.Event()
+
+    async def slow(event: StreamChunk) -> None:
+        await release.wait()
+        received.append(event.text)
+
+    subscribers = Subscribers(str)
+    listener = subscribers.on("stream:chunk", slow, background=True, max_queue=2)
+    for number in range(5):
+        subscribers.publish(chunk(number))
+    release.set()
+    await delivered(listener)
+    assert received == ["3", "4"] and listener.skipped == 3
+    assert caplog.text.count("skipping events of a listener whose queue is full") == 1
+    with pytest.raises(ConfigError, match="max_queue must be at least 1, got 0"):
+        subscribers.on("error", slow, background=True, max_queue=0)
 
 
 async def test_sync_subscriber_does_not_block_the_event_loop() -> None:

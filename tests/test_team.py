@@ -204,3 +204,7 @@ async def test_registered_agent_does_not_become_the_default() -> None:
     atlas = Atlas([agent("a", says("a"))]).register_agent(agent("b", says("b")))
     assert (await atlas.ask("Hi")).text == "a"
     assert (await atlas.ask("Hi", agent_id="b")).text == "b"
+
+
+def test_route_message_is_route() -> None:
+    assert Atlas.route_message is Atlas.route

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from atlas_agents import Agent, Atlas, ProviderError, RetryPolicy, ToolCall
+from atlas_agents import Agent, Atlas, DoneChunk, ProviderError, Request, RetryPolicy, TextChunk, ToolCall, user
 from atlas_agents.testing import Scripted, ScriptExhausted, VirtualClock, calls, fails, in_memory_atlas, says, thinks
 from checks import TIMEOUT, collect_events
 
@@ -150,3 +150,10 @@ async def test_in_memory_atlas_has_one_agent_and_ignores_the_environment(monkeyp
     assert (agent.id, agent.role) == ("assistant", "clerk")
     with pytest.raises(Exception, match="OPENAI_API_KEY"):
         await atlas.ask("?")
+
+
+async def test_provider_completes_a_request() -> None:
+    model = Scripted(says("One two"))
+    *text, done = await model.complete(Request([user("Count")]))
+    assert [chunk.text for chunk in text if isinstance(chunk, TextChunk)] == ["One ", "two"]
+    assert isinstance(done, DoneChunk)

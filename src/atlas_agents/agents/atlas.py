@@ -10,7 +10,7 @@ from atlas_agents.agents import runner
 from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.context import DepsFactory
 from atlas_agents.agents.history import History
-from atlas_agents.agents.hooks import Interceptor
+from atlas_agents.agents.hooks import MAX_QUEUE, Interceptor, Listener
 from atlas_agents.agents.jobs import Jobs
 from atlas_agents.agents.options import Mode, TurnOptions, WhenBusy
 from atlas_agents.agents.run import RunResult, T, read_options
@@ -171,6 +171,9 @@ class Atlas:
         """Choose the agents of turns that name none with a strategy of `atlas_agents.team`; None turns that off."""
         self._strategy = strategy
         return self
+
+    route_message = route
+    """The same as `route`."""
 
     @property
     def store(self) -> Store | None:
@@ -536,9 +539,27 @@ class Atlas:
         """Runs that were interrupted by repeated crashes: the one that is resumed alone, and those that wait for it."""
         return self._runtime.quarantine.runs
 
-    def on(self, name: EventName, listener: Callable[[Any], Any]) -> Callable[[], None]:
-        """Call a function, sync or async, for each event of that name; call the result to unsubscribe."""
-        return self._runtime.subscribers.on(name, listener)
+    def on(
+        self,
+        name: EventName,
+        listener: Callable[[Any], Any],
+        *,
+        background: bool = False,
+        max_queue: int = MAX_QUEUE,
+    ) -> Listener:
+        """Call a function, sync or async, for each event of that name; call the result to unsubscribe.
+
+        An event that takes the function longer than a second is skipped, with those that wait behind it; `skipped` of
+        the result counts them.
+
+        Args:
+            name: Name of the event, such as `"tool:result"`.
+            listener: The function, which receives the event.
+            background: Whether the function may take as long as it needs. Turns do not wait for it; `close` does, for
+                up to 5 seconds.
+            max_queue: Most events that wait for a function in the background; beyond that the oldest is skipped.
+        """
+        return self._runtime.subscribers.on(name, listener, background=background, max_queue=max_queue)
 
     def off(self, name: EventName, listener: Callable[[Any], Any]) -> None:
         """Unsubscribe a listener that `on` added."""

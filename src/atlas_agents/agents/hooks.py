@@ -6,14 +6,14 @@ import inspect
 import logging
 import re
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 import msgspec
 
 from atlas_agents.agents.context import describe_function
-from atlas_agents.core.aio import BackgroundTasks, invoke
+from atlas_agents.core.aio import BackgroundTasks, invoke, is_async
 from atlas_agents.core.errors import ConfigError, Refused
 from atlas_agents.core.events import Event, EventName
 from atlas_agents.core.messages import Message, ToolCall, ToolResult
@@ -42,9 +42,11 @@ _SENTENCE_TAIL = 8
 _MAX_REASON = 500
 SUBSCRIBER_TIMEOUT = 1.0
 DRAIN_TIMEOUT = 0.25
+CLOSE_TIMEOUT = 5.0
+MAX_QUEUE = 1000
 _EVENT_NAMES: tuple[str, ...] = get_args(EventName)
-_hung = BackgroundTasks("subscriber that timed out")
-"""References to tasks of subscribers that timed out, until they end."""
+_hung = BackgroundTasks("listener that timed out")
+"""References to tasks of listeners that timed out, until they end."""
 
 
 class Interceptor(msgspec.Struct, frozen=True):
@@ -379,43 +381,91 @@ def _count_parameters(function: Callable[..., Any]) -> int:
     return sum(each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD) for each in parameters)
 
 
-class _Subscriber:
-    """One subscribed function, which receives one event at a time."""
+class Listener:
+    """A function that `atlas.on` subscribed; call it to unsubscribe.
+
+    It receives one event at a time. `skipped` is the number of events that it did not receive because it was too slow.
+    """
 
     def __init__(
-        self, function: Callable[[Any], Any], remove: Callable[["_Subscriber"], None], format_trace: FormatTrace
+        self,
+        function: Callable[[Any], Any],
+        remove: Callable[["Listener"], None],
+        format_trace: FormatTrace,
+        *,
+        timeout: float,
+        max_queue: int,
     ) -> None:
         self.function = function
+        self.skipped = 0
         self._remove = remove
         self._format_trace = format_trace
+        self._timeout = timeout
+        self._max_queue = max_queue
+        """Longest queue of a listener in the background; 0 for others."""
         self._queue: deque[Event] = deque()
         self._task: asyncio.Task[None] | None = None
+        self._late: asyncio.Task[None] | None = None
+        """The delivery that timed out last, until it ends."""
+        self._is_full = False
+
+    def __call__(self) -> None:
+        """Unsubscribe the function."""
+        self._remove(self)
 
     def publish(self, event: Event) -> None:
+        if self.late is not None:
+            self.skipped += 1
+            return
+        self._late = None
         self._queue.append(event)
+        if 0 < self._max_queue < len(self._queue):
+            self._skip_oldest()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._deliver_queued())
 
+    def _skip_oldest(self) -> None:
+        event = self._queue.popleft()
+        self.skipped += 1
+        if not self._is_full:
+            self._is_full = True
+            self._warn("skipping events of a listener whose queue is full", event)
+
     @property
-    def running(self) -> "asyncio.Task[None] | None":
-        return self._task if self._task and not self._task.done() else None
+    def late(self) -> "asyncio.Task[None] | None":
+        """The delivery that still runs after its time limit; events are skipped until it ends."""
+        return self._late if self._late is not None and not self._late.done() else None
+
+    def running(self, *, background: bool = False) -> "asyncio.Task[None] | None":
+        """Return the task to wait for, if it is one of the wanted kind; none for a listener that timed out."""
+        if background is not bool(self._max_queue) or self._late is not None or self._task is None:
+            return None
+        return None if self._task.done() else self._task
 
     async def _deliver_queued(self) -> None:
         while self._queue:
             event = self._queue.popleft()
+            if self._max_queue:
+                await self._deliver(event)
+                continue
             task = asyncio.create_task(self._deliver(event))
-            await asyncio.wait({task}, timeout=SUBSCRIBER_TIMEOUT)
-            if not task.done():  # it is cancelled but not awaited, because it may ignore the cancellation
-                logger.warning(
-                    "removed a subscriber that timed out: subscriber=%r event=%s timeout=%gs",
-                    self.function,
-                    event.type,
-                    SUBSCRIBER_TIMEOUT,
-                )
-                self._queue.clear()
-                self._remove(self)
-                _hung.adopt(task)
-                task.cancel()
+            await asyncio.wait({task}, timeout=self._timeout)
+            if not task.done():
+                self._give_up(event, task)
+        self._is_full = False
+
+    def _give_up(self, event: Event, task: "asyncio.Task[None]") -> None:
+        """Skip an event, and those behind it, until the function ends; a thread cannot be stopped."""
+        self.skipped += 1 + len(self._queue)
+        self._queue.clear()
+        self._late = task
+        _hung.adopt(task)
+        if is_async(self.function):  # it is not awaited, because it may ignore the cancellation
+            task.cancel()
+        self._warn("skipped an event of a listener that timed out: subscribe it with background=True", event)
+
+    def _warn(self, what: str, event: Event) -> None:
+        logger.warning("%s: listener=%r event=%s skipped=%d", what, self.function, event.type, self.skipped)
 
     async def _deliver(self, event: Event) -> None:
         try:
@@ -424,28 +474,39 @@ class _Subscriber:
             pass
         except BaseException as error:  # noqa: BLE001 - a user's function must not harm the turn, even with SystemExit
             trace = self._format_trace(error)
-            logger.error("subscriber failed: subscriber=%r event=%s\n%s", self.function, event.type, trace)
+            logger.error("listener failed: listener=%r event=%s\n%s", self.function, event.type, trace)
 
 
 class Subscribers:
-    """Event subscribers of an Atlas, by event name: `atlas.on(name, function)`.
+    """Event listeners of an Atlas, by event name: `atlas.on(name, function)`.
 
-    Each subscriber has its own queue and its own task (a thread for a sync function), so one that raises, hangs or is
+    Each listener has its own queue and its own task (a thread for a sync function), so one that raises, hangs or is
     slow delays neither the others nor the turn. `format_trace` formats an exception for the log.
     """
 
-    def __init__(self, format_trace: FormatTrace) -> None:
-        self._by_name: dict[str, list[_Subscriber]] = {}
+    def __init__(self, format_trace: FormatTrace, timeout: float = SUBSCRIBER_TIMEOUT) -> None:
+        self._by_name: dict[str, list[Listener]] = {}
         self._format_trace = format_trace
+        self._timeout = timeout
 
-    def on(self, name: str, function: Callable[[Any], Any]) -> Callable[[], None]:
+    def on(
+        self, name: str, function: Callable[[Any], Any], *, background: bool = False, max_queue: int = MAX_QUEUE
+    ) -> Listener:
         """Call a function for each event of that name; call the result to unsubscribe."""
         _check_event_name(name)
         if not callable(function):
             raise ConfigError(f"expected a function that takes an event, got {function!r}")
-        subscriber = _Subscriber(function, self._remove, self._format_trace)
-        self._by_name.setdefault(name, []).append(subscriber)
-        return lambda: self._remove(subscriber)
+        if max_queue < 1:
+            raise ConfigError(f"max_queue must be at least 1, got {max_queue}")
+        listener = Listener(
+            function,
+            self._remove,
+            self._format_trace,
+            timeout=self._timeout,
+            max_queue=max_queue if background else 0,
+        )
+        self._by_name.setdefault(name, []).append(listener)
+        return listener
 
     def off(self, name: str, function: Callable[[Any], Any]) -> None:
         """Unsubscribe a function; one that is not subscribed is ignored."""
@@ -459,14 +520,23 @@ class Subscribers:
                 subscriber.publish(event)
 
     async def drain(self) -> None:
-        """Wait a short time until subscribers have received the queued events."""
-        if not self._by_name:
-            return
-        running = [task for items in self._by_name.values() for item in items if (task := item.running)]
-        if running:
-            await asyncio.wait(running, timeout=DRAIN_TIMEOUT)
+        """Wait a short time until listeners have received the queued events; not for those in the background."""
+        if self._by_name:
+            await self._wait(DRAIN_TIMEOUT)
 
-    def _remove(self, subscriber: _Subscriber) -> None:
+    async def close(self) -> None:
+        """Wait until listeners, also those in the background, have received the queued events; then cancel them."""
+        if self._by_name:
+            await self._wait(DRAIN_TIMEOUT)
+            for task in await self._wait(CLOSE_TIMEOUT, background=True):
+                task.cancel()
+
+    async def _wait(self, seconds: float, *, background: bool = False) -> "Iterable[asyncio.Task[None]]":
+        listeners = [item for items in self._by_name.values() for item in items]
+        running = [task for item in listeners if (task := item.running(background=background))]
+        return (await asyncio.wait(running, timeout=seconds))[1] if running else ()
+
+    def _remove(self, subscriber: Listener) -> None:
         for name in list(self._by_name):
             remaining = [item for item in self._by_name[name] if item is not subscriber]
             if remaining:

@@ -333,7 +333,7 @@ class AgentRuntime:
 
     async def close(self) -> None:
         """Close connections and worker processes; they are opened again when needed."""
-        await self.subscribers.drain()
+        await self.subscribers.close()
         await self.governance.drain(_CLOSE_TIMEOUT)
         await self.governance.workers.close()
         providers = [

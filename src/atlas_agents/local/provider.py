@@ -32,7 +32,16 @@ from atlas_agents.local import models, prompting
 from atlas_agents.local.download import Progress, ensure_model
 from atlas_agents.providers import catalogue
 from atlas_agents.providers.adaptation import IMAGES
-from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, Price, Request, TextChunk, ToolCallChunk
+from atlas_agents.providers.base import (
+    BaseProvider,
+    Capabilities,
+    Chunk,
+    DoneChunk,
+    Price,
+    Request,
+    TextChunk,
+    ToolCallChunk,
+)
 from atlas_agents.providers.http import HttpClient, Timeouts, exchange, header_value, merge_body
 from atlas_agents.providers.openai import OpenAIReader, encode_request
 from atlas_agents.providers.settings import ModelSettings
@@ -67,7 +76,7 @@ class Endpoint(msgspec.Struct, frozen=True):
     guided: bool
 
 
-class LocalProvider:
+class LocalProvider(BaseProvider):
     """Provider of a local model. `model` is a name of the catalog or a path to a `.gguf` file.
 
     The small default model is downloaded automatically, a larger one only with `download=True` or with `pull`. All

@@ -205,6 +205,14 @@ def collect_keys(provider: Provider) -> tuple[Secret, ...]:
     return tuple(key for key in found if isinstance(key, Secret))
 
 
+class BaseProvider:
+    """Base class of providers, with what follows from `stream`. A provider of your own may have it, and need not."""
+
+    async def complete(self: Provider, request: Request) -> list[Chunk]:
+        """Send a request and return all chunks of its answer, without those that a reset discarded."""
+        return await complete(self, request)
+
+
 async def complete(provider: Provider, request: Request) -> list[Chunk]:
     """Collect the whole stream, without chunks that a reset discarded."""
     chunks: list[Chunk] = []

@@ -11,6 +11,7 @@ from atlas_agents.core.errors import ProviderError
 from atlas_agents.core.messages import Message, ToolCall, ToolResult
 from atlas_agents.providers import catalogue
 from atlas_agents.providers.base import (
+    BaseProvider,
     Capabilities,
     Chunk,
     DoneChunk,
@@ -44,7 +45,7 @@ _NUMBER_WORDS = {"two": 2, "three": 3, "four": 4, "five": 5}
 Answer: TypeAlias = Callable[[re.Match[str]], list[Chunk]]
 
 
-class Demo:
+class Demo(BaseProvider):
     """Streams and calls tools like a real provider, with scripted replies. `delay` is the delay between words."""
 
     def __init__(self, *, delay: float = 0.02) -> None:

@@ -24,7 +24,15 @@ from atlas_agents.core.json import encode as encode_json
 from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.core.text import clean, is_distinctive
 from atlas_agents.providers.adaptation import REASONING, Adaptation, refuses_reasoning
-from atlas_agents.providers.base import Capabilities, Chunk, Dialect, Request, check_prefix, classify_response
+from atlas_agents.providers.base import (
+    BaseProvider,
+    Capabilities,
+    Chunk,
+    Dialect,
+    Request,
+    check_prefix,
+    classify_response,
+)
 from atlas_agents.providers.catalogue import ModelProfile, find_profile
 
 logger = logging.getLogger(__name__)
@@ -581,7 +589,7 @@ def _check_address(address: str) -> None:
         )
 
 
-class HttpProvider:
+class HttpProvider(BaseProvider):
     """Base of the providers that talk to a vendor's API: address, key and connections.
 
     Args:

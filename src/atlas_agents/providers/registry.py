@@ -221,7 +221,7 @@ class Member:
         return self.limit.at_once is not None and self.busy >= self.limit.at_once
 
 
-class Balanced:
+class Balanced(base.BaseProvider):
     """Several providers of one kind as one. It waits for its own rate limits; errors of the vendor are passed on.
 
     Keys with the same `limited_as`, by default the provider's id, share their limits in one limiter.
@@ -360,7 +360,7 @@ def _share_refusals(providers: Sequence[base.Provider]) -> None:
             provider.share_refusals(first)
 
 
-class FunctionProvider:
+class FunctionProvider(base.BaseProvider):
     """Wraps a sync or async function as a provider; a sync one runs in a thread and never blocks the event loop."""
 
     def __init__(self, function: Callable[[base.Request], Any]) -> None:
@@ -411,7 +411,7 @@ SELF_HOSTED = {
 }
 
 
-class SelfHostedProvider:
+class SelfHostedProvider(base.BaseProvider):
     """Chat completions of a self-hosted server. If none is listening, the error names the command that starts it."""
 
     def __init__(self, server: SelfHosted, environment: Environment) -> None:

@@ -55,7 +55,7 @@ def refuses(reason: str = "") -> Reply:
     return Reply(base.DoneChunk(Usage(), "refusal", detail=reason))
 
 
-class Scripted:
+class Scripted(base.BaseProvider):
     """Scripted model: returns one reply per request, in order, and records the requests."""
 
     def __init__(self, *replies: Reply, id: str = "scripted") -> None:
@@ -99,7 +99,7 @@ class _Recording(msgspec.Struct, frozen=True):
 _decoder = msgspec.json.Decoder(_Recording)
 
 
-class Cassette:
+class Cassette(base.BaseProvider):
     """Replays `path` if it exists; otherwise calls `provider` and records it. Only complete responses are recorded.
 
     Ids and times are not compared, so recordings stay valid; keys and headers are never recorded.
