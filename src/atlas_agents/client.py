@@ -15,7 +15,7 @@ import msgspec
 from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import GatewayError, Unauthorized, Unreachable
 from atlas_agents.core.http import backoff, open_session
-from atlas_agents.core.messages import new_id
+from atlas_agents.core.messages import STEERING_RUN, new_id
 from atlas_agents.gateway.protocol import events
 from atlas_agents.gateway.protocol.chat import Sent
 from atlas_agents.gateway.protocol.frames import PROTOCOL, AuthErrorFrame, AuthFrame, Client, WelcomeFrame
@@ -325,7 +325,7 @@ class SessionFeed:
         message: str | list[dict[str, Any]],
         *,
         agent_id: str | None = None,
-        when_busy: Literal["queue", "reject", "interrupt"] | None = None,
+        when_busy: Literal["queue", "steer", "reject", "interrupt"] | None = None,
         idempotency_key: str | None = None,
         untrusted: str | None = None,
         settings: Mapping[str, Any] | None = None,
@@ -360,11 +360,18 @@ class SessionFeed:
         return sent
 
     async def run_events(self, run_id: str) -> AsyncGenerator[SessionEvent, None]:
-        """Yield the events of one run up to its terminal event, and skip those of other runs."""
+        """Yield the events of one run up to its terminal event, and skip those of other runs.
+
+        For a steering message, the events of the run that it entered follow.
+        """
         async for event in self:
+            if isinstance(event, events.ChatMessage) and event.message.metadata.get(STEERING_RUN) == run_id:
+                run_id = event.run_id
             if event.run_id == run_id:
                 yield event
-                if isinstance(event, events.ChatFinal | events.ChatError):
+                if isinstance(event, events.ChatFinal) and event.entered_run_id is not None:
+                    run_id = event.entered_run_id
+                elif isinstance(event, events.ChatFinal | events.ChatError):
                     return
 
     async def close(self) -> None:

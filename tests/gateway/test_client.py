@@ -126,6 +126,25 @@ async def test_error_has_a_kind_and_says_whether_it_is_retryable(tmp_path: Path)
         slow.set()
 
 
+async def test_events_of_a_steering_message_continue_with_the_turn_it_enters(tmp_path: Path) -> None:
+    reached, release = asyncio.Event(), asyncio.Event()
+
+    async def wait(input: str) -> str:
+        reached.set()
+        await release.wait()
+        return input
+
+    atlas = stored_atlas(calls("wait", input="x"), says("Both."), tools=(Tool("wait", wait),))
+    async with serve_gateway(tmp_path, atlas) as gateway, connected(gateway) as client, client.follow("main") as feed:
+        await feed.send("1")
+        await reached.wait()
+        sent = await feed.send("2", when_busy="steer")
+        release.set()
+        found = [event async for event in feed.run_events(sent.run_id)]
+        assert [type(event) for event in found] == [ChatMessage, ChatDelta, ChatMessage, ChatFinal]
+        assert shown_text(found) == "Both."
+
+
 async def test_too_large_request_is_not_sent(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path, stored_atlas()) as gateway, connected(gateway) as client:
         with pytest.raises(GatewayError, match="the gateway accepts at most") as error:

@@ -183,6 +183,35 @@ async def test_second_message_is_queued_or_rejected(tmp_path: Path) -> None:
         assert [message["parts"][0]["text"] for message in history if message["role"] == "user"] == ["1", "2"]
 
 
+async def test_steering_message_is_shown_in_the_turn_that_it_enters(tmp_path: Path) -> None:
+    slow = Slow()
+    replies = (calls("slow", input="x"), says("both"))
+    async with (
+        serve_gateway(tmp_path, stored_atlas(*replies, tools=(slow.tool,))) as gateway,
+        connect_client(gateway) as client,
+    ):
+        first = await client.get("chat.send", sessionKey="main", message="1")
+        await slow.started.wait()
+        steering = {"sessionKey": "main", "message": "2", "whenBusy": "steer", "idempotencyKey": "k"}
+        second = await client.get("chat.send", **steering)
+        assert second["status"] == "queued"
+        slow.release.set()
+        finals = {(final := await client.until("chat.final"))["runId"]: final for _ in range(2)}
+        assert finals[second["runId"]]["enteredRunId"] == first["runId"]
+        assert finals[first["runId"]]["message"]["parts"] == [{"type": "text", "text": "both"}]
+        messages = [event["data"] for event in client.events() if event["event"] == "chat.message"]
+        assert [each["message"]["role"] for each in messages] == ["user", "assistant", "tool", "user", "assistant"]
+        assert {each["runId"] for each in messages} == {first["runId"]}
+        assert messages[3]["message"]["metadata"] == {"steering_run": second["runId"]}
+        waited = await client.get("chat.wait", runId=second["runId"], timeoutMs=1000)
+        assert (waited["status"], waited["message"]["parts"][0]["text"]) == ("done", "both")
+        steps = (await client.get("runs.get", runId=first["runId"]))["steps"]
+        assert [step["name"] for step in steps if step["kind"] == "steer"] == [second["runId"]]
+        async with connect_client(gateway) as other:
+            assert await other.get("chat.send", **steering) == {"runId": second["runId"], "status": "done"}
+            assert (await other.until("chat.final"))["enteredRunId"] == first["runId"]
+
+
 async def test_repeated_idempotency_key_returns_the_same_turn_or_conflicts(tmp_path: Path) -> None:
     async with (
         serve_gateway(tmp_path, stored_atlas(says("once"), says("never"))) as gateway,

@@ -45,6 +45,30 @@ async def test_partial_answer_of_a_cancelled_turn_is_in_every_view(tmp_path: Pat
     assert events == ["chat.reset", "chat.delta", "chat.final"]
 
 
+async def test_steering_message_has_a_terminal_event_after_a_crash() -> None:
+    reached, release, store = asyncio.Event(), asyncio.Event(), MemoryStore()
+
+    @tool(effect="pure")
+    async def wait() -> str:
+        """Wait."""
+        reached.set()
+        await release.wait()
+        return "done"
+
+    async with in_memory_atlas(Scripted(calls("wait"), says("Both.")), [wait], store=store) as atlas:
+        first = atlas.send("1", session="s")
+        await reached.wait()
+        steering = atlas.send("2", session="s", when_busy="steer")
+        await steering.accepted()
+        release.set()
+        await steering.reply()
+    row = await store.run("default", steering.stream_id)
+    assert row is not None
+    await finalize_run(store, "default", row)
+    (event,) = await store.events("default", steering.stream_id)
+    assert f'"enteredRunId":"{first.stream_id}"' in event.body.decode()
+
+
 async def _remove_terminal_event(store: MemoryStore, row: RunRow) -> None:
     """Remove the terminal event, as after a crash between the end of the run and its event; then finalize the run."""
     last = "DELETE FROM events WHERE run_id = ? AND seq = (SELECT max(seq) FROM events WHERE run_id = ?)"

@@ -41,6 +41,7 @@ from atlas_agents.core.events import Event, HandedOff, MessageSent, PlanStep, St
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import (
     OUTPUT,
+    STEERING_RUN,
     Conversation,
     Message,
     Opaque,
@@ -576,7 +577,8 @@ class Run:
         shared = journal is not None and journal.is_shared
         if not (self.lock.steering or shared):
             return
-        entering = await self._read_steering() if shared else self._waiting_steering()
+        waiting = await self._read_steering() if shared else self._waiting_steering()
+        entering = {id: [_with_run(message, id) for message in messages] for id, messages in waiting.items()}
         if journal is not None and entering:
             taken = await finish_despite_cancel(journal.record_steering(entering))
             entering = {id: entering[id] for id in taken}
@@ -830,6 +832,11 @@ class Run:
     def text(self) -> str:
         """All text that the model produced in this turn, without what was withdrawn."""
         return "".join(self.texts) + self.draft.text
+
+
+def _with_run(message: Message, run_id: str) -> Message:
+    """Return a steering message with the run as which it was accepted, so that clients recognise it."""
+    return msgspec.structs.replace(message, metadata={**message.metadata, STEERING_RUN: run_id})
 
 
 def _handed_to(result: Any) -> str:

@@ -196,7 +196,7 @@ class AtlasStream:
     @property
     def epoch(self) -> int | None:
         """Fencing token under which this process owns the turn; None without a journal or before it started."""
-        journal = self._run.journal if self._run else None
+        journal = self._run.journal if self._run and self._mirrored is None else None
         return (journal.epoch or None) if journal is not None else None
 
     @property

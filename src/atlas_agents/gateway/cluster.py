@@ -117,6 +117,8 @@ def _end_events(event: wire.ChatFinal | wire.ChatError) -> list[core.Event]:
             core.StreamEnd(event.run_id, core.Usage(), error=event.message),
             core.ErrorRaised(event.run_id, event.message, event.kind),
         ]
+    if event.entered_run_id is not None:
+        return [core.MessageSteered(event.run_id, event.entered_run_id)]
     ended = core.StreamEnd(event.run_id, _usage(event.usage), cancelled=event.cancelled)
     if event.cancelled or event.message is None:
         return [ended]
@@ -316,13 +318,15 @@ class RemoteRuns:
         return session
 
     async def _ensure_terminal_event(self, log: RunLog) -> None:
-        """Write the terminal event of a finished run if its owner does not."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_TERMINAL_EVENT_TIMEOUT):
-                await self._runs.wait_ended(log.run_id)
-        if log.ended:
-            return
+        """Write the terminal event of a finished run if its owner does not. One that never started has none."""
         row = await self._store.run(self._tenant, log.run_id)
+        if row is not None and row.epoch:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_TERMINAL_EVENT_TIMEOUT):
+                    await self._runs.wait_ended(log.run_id)
+            if log.ended:
+                return
+            row = await self._store.run(self._tenant, log.run_id)
         if row is not None and row.status not in OPEN:
             await self._runs.last_seq(row)
             self._schedule_read(log)

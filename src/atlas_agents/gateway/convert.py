@@ -88,6 +88,8 @@ class Translator:
 
     def _convert_end(self, event: core.Event) -> WireEvent:
         match event:
+            case core.MessageSteered(id, entered):
+                return wire.ChatFinal(id, usage_shape(self._usage), entered_run_id=entered)
             case core.StreamEnd(id, usage, cancelled):
                 self._usage = usage
                 return wire.ChatFinal(id, usage_shape(usage), cancelled=True) if cancelled else None

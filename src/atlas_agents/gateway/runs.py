@@ -22,7 +22,7 @@ from atlas_agents.gateway.protocol import events as wire
 from atlas_agents.gateway.protocol.chat import RunOutcome
 from atlas_agents.gateway.protocol.types import TextPart, ThinkingPart
 from atlas_agents.gateway.telemetry import Metrics
-from atlas_agents.tools.journal import read_end_record
+from atlas_agents.tools.journal import read_answering_run, read_end_record
 
 if TYPE_CHECKING:
     from atlas_agents.gateway.cluster import RemoteRuns
@@ -135,6 +135,8 @@ async def finalize_run(store: Store, tenant: str, row: RunRow, hide: Callable[[s
 async def _terminal_events(store: Store, stored: StoredRun, hide: Callable[[str], str]) -> list[wire.RunEvent]:
     """Return the events that withdraw an incomplete message, announce the unannounced ones, and end the run."""
     row = stored.row
+    if (answering := await read_answering_run(store, row)).id != row.id:
+        return [wire.ChatFinal(row.id, usage_shape(Usage()), entered_run_id=answering.id)]
     log = RunLog(row.id, row.session)
     log.restore(stored.events)
     if row.status == "done":

@@ -25,6 +25,7 @@ from atlas_agents.gateway.protocol.sessions import ApprovalsResolve, ApprovalsRe
 from atlas_agents.gateway.protocol.types import Ack, NoParams
 from atlas_agents.gateway.runs import read_outcomes
 from atlas_agents.providers.settings import ModelSettings
+from atlas_agents.tools.journal import read_answering_run
 
 _PAGE = 500
 _SESSIONS = 100
@@ -122,15 +123,22 @@ async def wait_for_run(caller: ClientConnection, params: wire.ChatWait) -> wire.
     row = await _require_run(caller, params.run_id)
     try:
         async with asyncio.timeout(params.timeout_ms / 1000):
-            await caller.hub.runs.follow_remote([row])
-            await caller.hub.runs.wait_ended(params.run_id)
+            row = await _wait_ended(caller, row)
+            answering = await read_answering_run(caller.hub.store, row)
+            row = row if answering.id == row.id else await _wait_ended(caller, answering)
     except TimeoutError:
-        pass
-    row = await _require_run(caller, params.run_id)
+        row = await read_answering_run(caller.hub.store, await _require_run(caller, params.run_id))
     if row.status != "done":
         return wire.Waited(row.status, error=caller.hub.atlas.hide(row.error) if row.error else None)
     reply = await _find_reply(caller.hub, row)
     return wire.Waited(row.status, convert.message_shape(reply, row.id) if reply is not None else None)
+
+
+async def _wait_ended(caller: ClientConnection, row: RunRow) -> RunRow:
+    """Wait until a run has ended and return its row."""
+    await caller.hub.runs.follow_remote([row])
+    await caller.hub.runs.wait_ended(row.id)
+    return await _require_run(caller, row.id)
 
 
 async def _find_reply(hub: Hub, row: RunRow) -> Message | None:
@@ -288,6 +296,8 @@ def _step_details(kind: JournalKind, found: Any) -> dict[str, Any]:
         case "hook":
             *_, last = found["actions"]
             return {"name": last["hook"], "status": last["did"], "reason": last.get("reason", "")}
+        case "steer":
+            return {"name": ", ".join(found["runs"])}
         case "intent":
             return {"name": found["name"], "call_id": found["id"]}
         case "outcome":

@@ -12,7 +12,7 @@ Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh",
 RunId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
 Page: TypeAlias = Annotated[int, Meta(ge=1, le=500)]
 StepKind: TypeAlias = Literal[
-    "accepted", "resumed", "reply", "summary", "hook", "intent", "outcome", "asked", "answered", "ended"
+    "accepted", "resumed", "reply", "summary", "steer", "hook", "intent", "outcome", "asked", "answered", "ended"
 ]
 
 
@@ -48,7 +48,8 @@ class ChatSend(types.WireStruct, frozen=True):
     """Send a message to a session, which is created if it does not exist.
 
     `untrusted` names the source of a message that someone else wrote, such as `mail: ana@example.org`. A `pinned`
-    message is always sent to the model, however long the session gets.
+    message is always sent to the model, however long the session gets. While a turn of the session runs, the message
+    is queued, or with `whenBusy: "steer"` it enters that turn after its current tool calls.
     """
 
     session_key: Key
@@ -59,7 +60,7 @@ class ChatSend(types.WireStruct, frozen=True):
     settings: TurnSettings | None = None
     attachments: tuple[types.ImagePart | types.FilePart, ...] | None = None
     idempotency_key: Annotated[str, Meta(max_length=200)] | None = None
-    when_busy: Literal["queue", "reject", "interrupt"] | None = None
+    when_busy: Literal["queue", "steer", "reject", "interrupt"] | None = None
     on_disconnect: Literal["continue", "cancel"] | None = None
     untrusted: Annotated[str, Meta(max_length=200)] | None = None
     budget: TurnLimits | None = None

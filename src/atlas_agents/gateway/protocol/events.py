@@ -157,13 +157,17 @@ class ChatMessage(types.WireStruct, frozen=True):
 
 
 class ChatFinal(types.WireStruct, frozen=True):
-    """The turn is complete or was cancelled."""
+    """The turn is complete or was cancelled.
+
+    With `enteredRunId`, the message of this run entered that run, which was running and answers it.
+    """
 
     event: ClassVar[str] = "chat.final"
     run_id: str
     usage: types.UsageShape
     message: types.MessageShape | None = None
     cancelled: bool = False
+    entered_run_id: str | None = None
 
 
 class ChatError(types.WireStruct, frozen=True):
