@@ -92,8 +92,8 @@ def test_file_without_sections_defines_no_agent(text: str) -> None:
 ID = "expected ## and 1 to 64 letters, digits, _ or - (### for a heading in a prompt)"
 KEYS = (
     "Known keys: Model, Description, Name, Role, Mode, Tools, Hands off to, Temperature, Max tokens, Top p, "
-    "Effort, Seed, Service tier, Parallel calls, Cache, Strict tools, Max rounds, Output retries, Budget, Recall, "
-    "Prompt; free text goes after Prompt:"
+    "Effort, Seed, Service tier, Parallel calls, Cache, Strict tools, Max rounds, Output retries, Tool search, "
+    "Budget, Recall, Prompt; free text goes after Prompt:"
 )
 LONG = "a" * 65
 
@@ -240,6 +240,13 @@ def test_number_of_output_corrections_may_be_zero() -> None:
     assert build_agent(spec, models=("http/any",)).settings.output_retries == 0
     with pytest.raises(ConfigError, match="2: Output retries: invalid number '-1': expected an integer of at least 0"):
         parse_agents("## a\nOutput retries: -1\n")
+
+
+def test_tool_search_has_at_least_one_tool() -> None:
+    (spec,) = parse_agents("## a\nTool search: 30\n")
+    assert build_agent(spec, models=("http/any",)).settings.tool_search == 30
+    with pytest.raises(ConfigError, match="2: Tool search: invalid number '0': expected an integer of at least 1"):
+        parse_agents("## a\nTool search: 0\n")
 
 
 def test_agent_is_built_from_its_section() -> None:

@@ -67,6 +67,14 @@ def test_unknown_provider_is_an_error() -> None:
         resolve_models(AgentSpec("a"), registry(model="acme/x"))
 
 
+def test_tool_search_of_the_settings_is_for_agents_without_their_own(tmp_path: Path) -> None:
+    (tmp_path / "AGENTS.md").write_text("## a\nTool search: 30\n\n## b\nRole: helper\n")
+    workspace = Workspace(tmp_path)
+    workspace.prepare()
+    built = build_agents(workspace.state, [], registry(), tool_search=50)
+    assert [agent.settings.tool_search for agent in built.agents] == [30, 50]
+
+
 def test_default_workspace_needs_no_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     workspace = Workspace(tmp_path)
     workspace.prepare()

@@ -54,6 +54,8 @@ class Agent:
         output_retries: How often an answer that does not match the requested output type may be corrected.
         budget: Limits of each turn such as `Budget(tokens=50_000)`; with a scope, of each session or of the agent.
         hands_off_to: Ids of agents that may take over the turn.
+        tool_search: Number of tools above which the model is shown the tool `search_tools` in place of all of them.
+            What it finds stays for the session. By default all tools are shown.
     """
 
     __slots__ = ("__weakref__", "_context", "_runtime", "_settings", "_turns")
@@ -86,6 +88,7 @@ class Agent:
         output_retries: int = 1,
         budget: BudgetLike | Sequence[BudgetLike] | None = None,
         hands_off_to: Sequence[str] = (),
+        tool_search: int | None = None,
     ) -> None:
         self._settings = AgentSettings(
             id=id,
@@ -104,6 +107,7 @@ class Agent:
             output_retries=output_retries,
             hands_off_to=tuple(hands_off_to),
             budget=_read_agent_budgets(id, budget),
+            tool_search=tool_search,
         )
         if not isinstance(cast(object, tools), Iterable):
             raise ConfigError(f"agent {id!r}: tools=… takes a list of tools, got {tools!r}")

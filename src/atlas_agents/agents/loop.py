@@ -230,12 +230,13 @@ async def _build_request(run: Run, sent: float = math.inf) -> base.Request | Mes
     """Build the next request, or return a hook's reply. `sent` are the tokens of the one before, if it was too long."""
     settings = run.settings
     system, stable = await _system_prompt(run)
-    tools = run.phase.offered(run.scope.visible_tools())
+    tool_choice = run.phase.tool_choice or run.tool_choice
+    tools = run.phase.offered(run.scope.offered_tools(tool_choice))
     request = base.Request(
         messages=tuple(await _select_messages(run, system, tools, sent)),
         system=system,
         tools=tools,
-        tool_choice=run.phase.tool_choice or run.tool_choice,
+        tool_choice=tool_choice,
         settings=settings.model_settings,
         output=run.output.spec if run.output and run.phase.final else None,
         metadata=run.context.metadata,

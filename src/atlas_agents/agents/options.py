@@ -40,6 +40,7 @@ class AgentSettings(msgspec.Struct, frozen=True):
     output_retries: int = 1
     hands_off_to: tuple[str, ...] = ()
     budget: tuple[Budget, ...] = ()
+    tool_search: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(cast(object, self.id), str):
@@ -54,6 +55,8 @@ class AgentSettings(msgspec.Struct, frozen=True):
             raise ConfigError(f"agent {self.id!r}: max_rounds must be at least 1, got {self.max_rounds}")
         if self.output_retries < 0:
             raise ConfigError(f"agent {self.id!r}: output_retries must not be negative, got {self.output_retries}")
+        if self.tool_search is not None and self.tool_search < 1:
+            raise ConfigError(f"agent {self.id!r}: tool_search must be at least 1, got {self.tool_search}")
         if self.mode not in MODES:
             raise ConfigError(f"agent {self.id!r}: unknown mode {self.mode!r}, expected one of {', '.join(MODES)}")
 

@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -56,6 +56,9 @@ from atlas_agents.tools.policy import Actor, Policy
 from atlas_agents.tools.redact import Redactor
 from atlas_agents.tools.tool import Tool
 from atlas_agents.tools.worker_pool import Workers
+
+if TYPE_CHECKING:
+    from atlas_agents.tools.search import ToolSearch
 
 MAX_HANDOFFS = 8
 """After this many hand-offs in one turn, the current agent has to answer."""
@@ -174,14 +177,18 @@ class AgentRuntime:
         if headers := settings.model_settings.extra_headers:
             self.governance.redactor.add_secrets(*headers.values())
         emit, meter = self._emitter(sink), UsageMeter(self.prices)
+        actor = Actor(settings.id, settings.role, user, self.tenant)
+        others = options.team.hands_to or settings.hands_off_to
+        tools, search = (
+            (context.tool_map(), None) if options.call else self._collect_tools(context, settings, others, actor)
+        )
         scope = ToolScope(
             self.governance,
             run_id=run_id,
             agent=agent,
-            actor=Actor(settings.id, settings.role, user, self.tenant),
-            tools=context.tool_map()
-            if options.call
-            else self._collect_tools(context, settings, options.team.hands_to or settings.hands_off_to),
+            actor=actor,
+            tools=tools,
+            search=search,
             conversation=conversation,
             metadata=metadata,
             deps=options.deps,
@@ -274,15 +281,35 @@ class AgentRuntime:
         run.provider = self._failover_for(agent, settings).for_turn(self.clock)
         others = settings.hands_off_to if run.handoffs + 1 < MAX_HANDOFFS else ()
         actor = Actor(settings.id, settings.role, run.scope.actor.user, self.tenant)
-        run.scope.switch_agent(agent, actor, self._collect_tools(context, settings, others), run.context)
+        tools, search = self._collect_tools(context, settings, others, actor)
+        run.scope.switch_agent(agent, actor, tools, run.context, search)
 
-    def _collect_tools(self, context: Context, settings: AgentSettings, others: Sequence[str]) -> Mapping[str, Tool]:
-        """Return the agent's own tools, and those that its mode and its hand-off targets add."""
-        tools = context.tool_map()
+    def _collect_tools(
+        self, context: Context, settings: AgentSettings, others: Sequence[str], actor: Actor
+    ) -> "tuple[Mapping[str, Tool], ToolSearch | None]":
+        """Return the agent's own tools, and those that its mode, its hand-off targets and tool search add."""
+        own = tools = context.tool_map()
+        search: ToolSearch | None = None
+        if settings.tool_search is not None and len(own) > settings.tool_search:
+            search = self._create_search(own, settings, settings.tool_search, actor)
+            tools = {**tools, search.tool.wire_name: search.tool}
         if settings.mode == "plan":
             tools = {**tools, plan_tool().wire_name: plan_tool()}
         found = [agent.settings for each in others if each != settings.id and (agent := self.find_agent(each))]
-        return {**tools, HAND_OFF: hand_off_tool(found)} if found else tools
+        return {**tools, HAND_OFF: hand_off_tool(found)} if found else tools, search
+
+    def _create_search(
+        self, tools: Mapping[str, Tool], settings: AgentSettings, above: int, actor: Actor
+    ) -> "ToolSearch":
+        from atlas_agents.tools.search import SEARCH_TOOLS, ToolSearch  # only for agents with many tools
+
+        if SEARCH_TOOLS in tools:
+            raise ConfigError(
+                f"agent {settings.id!r} has a tool named {SEARCH_TOOLS!r}, which tool_search adds: rename it, or set "
+                "tool_search=None"
+            )
+        verdict = self.governance.verdict
+        return ToolSearch(above, tools, lambda: [tool for tool in tools.values() if verdict(tool, actor).cell != "no"])
 
     def _create_journal(
         self,

@@ -46,6 +46,7 @@ class AgentLoader:
         default: str | None = None,
         *,
         recall: bool = False,
+        tool_search: int | None = None,
         prepare: Callable[[Tool], Tool] | None = None,
     ) -> None:
         """`prepare` changes each tool before agents receive it."""
@@ -55,6 +56,7 @@ class AgentLoader:
         self._tools = list(tools)
         self._default = default
         self._recall = recall
+        self._tool_search = tool_search
         self.notices: dict[str, str] = {}
         self.local_error: str | None = None
         self.local: tuple[str, ...] = ()
@@ -68,7 +70,7 @@ class AgentLoader:
         """Build all agents; ConfigError if any is invalid."""
         state = state or self._workspace.state
         tools = self._tools if self._prepare is None else [self._prepare(tool) for tool in self._tools]
-        built = build_agents(state, tools, self._registry, self._default, self._fallback)
+        built = build_agents(state, tools, self._registry, self._default, self._fallback, self._tool_search)
         self.notices, self.local = built.notices, tuple(ref for ref in built.refs if _is_local(ref))
         return built.agents
 

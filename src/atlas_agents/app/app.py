@@ -234,7 +234,15 @@ def _build_runtime(
     opening.push_async_callback(knowledge.close)
     tools = build_tool_registry(settings, opening, plugins, environment, knowledge, servers, trust)
     prepare = partial(hold_changes, settings, environment, trust)
-    agent_loader = AgentLoader(workspace, registry, tools, settings.model, recall=settings.recall, prepare=prepare)
+    agent_loader = AgentLoader(
+        workspace,
+        registry,
+        tools,
+        settings.model,
+        recall=settings.recall,
+        tool_search=settings.tool_search or None,
+        prepare=prepare,
+    )
     recall = knowledge.recall_interceptor(agent_loader.recalls)
     atlas = Atlas(
         agent_loader.agents(),

@@ -86,6 +86,14 @@ class ToolSettings(msgspec.Struct, frozen=True, kw_only=True):
     recall: Annotated[
         bool, about("Add matching memories to each message. `Recall: on` or `off` overrides this for one agent.")
     ] = False
+    tool_search: Annotated[
+        int,
+        Meta(ge=0, le=10_000),
+        about(
+            "Number of tools above which an agent is shown a search tool in place of all of them; 0 shows all tools."
+            " `Tool search` overrides this for one agent."
+        ),
+    ] = 0
     delegation_depth: Annotated[int, Meta(ge=1, le=20), about("Maximum depth of a chain of delegated tasks.")] = 3
     delegation_jobs: Annotated[
         int, Meta(ge=1, le=10_000), about("Maximum number of jobs that one user message can start.")

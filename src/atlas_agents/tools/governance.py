@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import msgspec
 
@@ -21,6 +21,9 @@ from atlas_agents.tools.policy import Actor, Policy, Verdict, WhenTainted
 from atlas_agents.tools.redact import Redactor
 from atlas_agents.tools.tool import Tool
 from atlas_agents.tools.worker_pool import Workers
+
+if TYPE_CHECKING:
+    from atlas_agents.tools.search import ToolSearch
 
 
 class Governance(msgspec.Struct, kw_only=True, eq=False):
@@ -117,7 +120,7 @@ class ToolScope:
             "governance",
             "journal",
         ),
-        *("context", "deps", "hooks", "metadata", "repeats", "run_id", "slots", "tools"),
+        *("context", "deps", "hooks", "metadata", "repeats", "run_id", "search", "slots", "tools"),
     )
 
     def __init__(
@@ -141,8 +144,9 @@ class ToolScope:
         deps: Any = None,
         hooks: ToolHooks | None = None,
         context: Any = None,
+        search: "ToolSearch | None" = None,
     ) -> None:
-        self.journal = journal
+        self.journal, self.search = journal, search
         self.hooks, self.context = hooks, context
         """The hooks around tool calls, None if there are none; and the context of the turn, which they receive."""
         self.deps = deps
@@ -194,10 +198,22 @@ class ToolScope:
         """Where approvals of this run are persisted; None for a run without a journal."""
         return self.journal.approvals if self.journal is not None else None
 
-    def switch_agent(self, agent: Any, actor: Actor, tools: Mapping[str, Tool], context: Any) -> None:
+    def switch_agent(
+        self, agent: Any, actor: Actor, tools: Mapping[str, Tool], context: Any, search: "ToolSearch | None"
+    ) -> None:
         """Execute further calls as another agent, with its role, its tools and its context."""
-        self.agent, self.actor, self.tools, self.context = agent, actor, tools, context
+        self.agent, self.actor, self.tools, self.context, self.search = agent, actor, tools, context, search
         self._visible = None
+
+    def offered_tools(self, forced: str = "") -> list[Tool]:
+        """Return the tools that the model is shown: all that it may call, or with tool search those that it found.
+
+        `forced` is the name of a tool that it must call.
+        """
+        visible = self.visible_tools()
+        if self.search is None:
+            return visible
+        return self.search.select(visible, self.conversation.messages, self.metadata, forced)
 
     def visible_tools(self) -> list[Tool]:
         """Return the tools that this agent may call; the model is not shown the others. Cached per policy."""

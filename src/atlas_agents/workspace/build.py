@@ -73,10 +73,11 @@ def build_agents(
     providers: Registry,
     default: str | None = None,
     fallback: Fallback | None = None,
+    tool_search: int | None = None,
 ) -> BuiltAgents:
     """Build all agents of a workspace; ConfigError if any is invalid. The workspace's prompt comes before their own.
 
-    `fallback` can replace a model that is not available.
+    `fallback` can replace a model that is not available. `tool_search` is for agents that do not set it.
     """
     known = [as_tool(tool) for tool in tools]
     agents: list[Agent] = []
@@ -84,6 +85,8 @@ def build_agents(
     refs: list[str] = []
     ids = [spec.id for spec in state.agents]
     for spec in state.agents:
+        if spec.tool_search is None:
+            spec = msgspec.structs.replace(spec, tool_search=tool_search)
         if missing := next((id for id in spec.hands_off_to if id not in ids), None):
             where, known_ids = spec.where or spec.id, ", ".join(ids)
             raise ConfigError(f"{where}: Hands off to: unknown agent {missing!r}; known agents: {known_ids}")
@@ -120,6 +123,7 @@ def build_agent(
         output_retries=spec.output_retries,
         hands_off_to=spec.hands_off_to,
         budget=spec.budget,
+        tool_search=spec.tool_search,
     )
 
 

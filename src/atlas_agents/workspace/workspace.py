@@ -218,6 +218,7 @@ KEYS: dict[str, tuple[str, Callable[[SectionLine], object]]] = {
     "strict tools": ("strict_tools", _parse_switch),
     "max rounds": ("max_rounds", _parse_count),
     "output retries": ("output_retries", _parse_retries),
+    "tool search": ("tool_search", _parse_count),
     "budget": ("budget", _parse_budgets),
     "recall": ("recall", _parse_switch),
 }
@@ -247,6 +248,7 @@ class AgentSpec(msgspec.Struct, frozen=True):
     output_retries: int = 1
     hands_off_to: tuple[str, ...] = ()
     budget: tuple[str, ...] = ()
+    tool_search: int | None = None
     recall: bool | None = None
     prompt: str = ""
     where: str = ""
