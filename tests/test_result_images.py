@@ -3,7 +3,9 @@
 import json
 from typing import Any
 
-from atlas_agents import Image, ToolCall, ToolResult, assistant, tool_message, user
+import msgspec
+
+from atlas_agents import File, Image, ToolCall, ToolResult, assistant, tool_message, user
 from atlas_agents.core.messages import extract_images
 from atlas_agents.providers import anthropic, openai
 from atlas_agents.providers.adaptation import IMAGES
@@ -41,6 +43,14 @@ def test_note_replaces_an_image_that_cannot_be_sent() -> None:
 def test_result_can_be_an_image() -> None:
     found = {"type": "image", "media_type": "image/jpeg", "data": "aGVsbG8h"}
     assert extract_images(found) == ("(image/jpeg, 6 bytes)", [Image("image/jpeg", "aGVsbG8h")])
+
+
+def test_model_reads_text_files_and_a_note_for_others() -> None:
+    files = [File.of("ü".encode(), "a.txt", "text/plain"), File.of(b"hello!", "a.pdf")]
+    result = ToolResult("call_1", "ok", [msgspec.to_builtins(file) for file in files])
+    assert render_result_text(result) == (
+        '[{"type":"file","name":"a.txt","media_type":"text/plain","data":"ü"},"(a.pdf, application/pdf, 6 bytes)"]'
+    )
 
 
 def test_value_that_only_resembles_an_image_is_unchanged() -> None:

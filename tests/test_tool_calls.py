@@ -5,12 +5,13 @@ import os
 import sqlite3
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable, Generator
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from enum import Enum
+from pathlib import PurePosixPath
 from typing import Any
 
 import pydantic
@@ -21,6 +22,8 @@ from atlas_agents import (
     Atlas,
     BadTool,
     Conversation,
+    File,
+    Image,
     Message,
     Metadata,
     NotPermitted,
@@ -87,13 +90,6 @@ def raises(error: BaseException) -> Callable[[], Any]:
 AWKWARD: list[tuple[str, Callable[[], Any], str, str]] = [
     ("NaN", lambda: float("nan"), "failed", "nan is not JSON"),
     ("infinity inside", lambda: {"a": [float("inf")]}, "failed", "inf is not JSON"),
-    ("bytes", lambda: b"\x00\xff", "failed", "bytes are not a JSON type; decode them to text first"),
-    (
-        "bytes inside",
-        lambda: {"a": [bytearray(b"x")]},
-        "failed",
-        "bytes are not a JSON type; decode them to text first",
-    ),
     ("cycle", cycle, "failed", "the result contains itself or is nested too deeply"),
     ("100 MB", lambda: "x" * 100_000_000, "failed", "the result is 100,000,000 characters long"),
     ("100 MB inside", lambda: ["x" * 100_000_000], "failed", "the result is 100,000,004 characters long"),
@@ -139,6 +135,7 @@ class Choice(str, Enum):  # noqa: UP042 - people write it
     YES = "yes"
 
 
+PNG = b"\x89PNG\r\n\x1a\n"
 FINE: list[tuple[str, Any, Any]] = [
     ("nothing", None, None),
     ("text", "ünï\U0001f600", "ünï\U0001f600"),
@@ -152,6 +149,20 @@ FINE: list[tuple[str, Any, Any]] = [
     ("a choice", Choice.YES, "yes"),
     ("keys that are numbers", {1: "a"}, {"1": "a"}),
     ("a set", {5}, [5]),
+    ("bytes of a text", {"a": [bytearray("ü".encode())]}, {"a": ["ü"]}),
+    ("bytes of an image", PNG, {"type": "image", "media_type": "image/png", "data": "iVBORw0KGgo="}),
+    ("an image", [Image.of(PNG)], [{"type": "image", "media_type": "image/png", "data": "iVBORw0KGgo="}]),
+    (
+        "other bytes",
+        b"\x00\xff",
+        {"type": "file", "name": "result.bin", "media_type": "application/octet-stream", "data": "AP8="},
+    ),
+    (
+        "a file",
+        File.of(b"x", "x.pdf"),
+        {"type": "file", "name": "x.pdf", "media_type": "application/pdf", "data": "eA=="},
+    ),
+    ("a path", PurePosixPath("a/b"), "a/b"),
 ]
 
 
@@ -184,6 +195,64 @@ async def test_dataclasses_and_models_become_json_objects() -> None:
 
     assert await outcome(report) == ("ok", None, {"title": "R", "pages": [1]})
     assert await outcome(model) == ("ok", None, {"m": {"when": "2026-01-02"}})
+
+
+def count(until: int) -> Generator[str, None, int]:
+    """Count."""
+    for number in range(1, until + 1):
+        yield f"{number} of {until}"
+    return until
+
+
+def count_on(until: int) -> Generator[Any, None, None]:
+    """Count without a return value."""
+    yield "one"
+    yield {"count": until}
+
+
+async def count_async(until: int) -> AsyncGenerator[Any, None]:
+    """Count without a return value."""
+    yield "one"
+    yield {"count": until}
+
+
+@pytest.mark.parametrize(
+    ("made", "progress", "result"),
+    [
+        (tool(count), ["1 of 2", "2 of 2"], 2),
+        (tool(in_process=True)(count), ["1 of 2", "2 of 2"], 2),
+        (tool(count_on), ["one", '{"count": 2}'], {"count": 2}),
+        (tool(count_async), ["one", '{"count": 2}'], {"count": 2}),
+    ],
+    ids=["worker", "thread", "without a return value", "async"],
+)
+async def test_yields_of_a_generator_are_progress(made: Any, progress: list[str], result: Any) -> None:
+    async with in_memory_atlas(Scripted(calls(made.name, until=2), says("ok")), [made]) as atlas:
+        events = await collect_events(atlas.send("go"))
+    assert [event.message for event in events if event.type == "tool:progress"] == progress
+    assert [event.result for event in events if event.type == "tool:result"] == [result]
+
+
+async def test_generator_that_times_out_is_closed() -> None:
+    clock, started, closed = VirtualClock(), asyncio.Event(), list[int]()
+
+    @tool(timeout=1)
+    async def endless() -> AsyncGenerator[str, None]:
+        """Never end."""
+        try:
+            yield "started"
+            started.set()
+            await asyncio.Event().wait()
+        finally:
+            closed.append(1)
+
+    model = Scripted(calls("endless"), says("ok"))
+    async with in_memory_atlas(model, [endless], clock=clock) as atlas, asyncio.timeout(TIMEOUT):
+        stream = atlas.send("go")
+        await started.wait()
+        await clock.advance(2)
+        (result,) = [event for event in await collect_events(stream) if event.type == "tool:result"]
+    assert (result.status, result.error, closed) == ("unknown", "timeout", [1])
 
 
 async def test_error_of_a_bug_is_logged_and_not_shown_to_the_model(caplog: pytest.LogCaptureFixture) -> None:

@@ -361,6 +361,31 @@ async def test_invalid_arguments_are_reported_by_field_and_nothing_runs() -> Non
     assert seen == []
 
 
+async def test_error_in_an_optional_object_names_the_inner_field() -> None:
+    class Place(pydantic.BaseModel):
+        lat: float
+
+    class Address(pydantic.BaseModel):
+        zip: str
+        place: Place | None = None
+
+    class Box(pydantic.BaseModel):
+        number: int
+
+    async def deliver(address: Address | None = None, to: list[Address | Box] | None = None) -> None:
+        """Deliver."""
+
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"address": {"zip": 5}}, 'address.zip: 5 is not of type "string"'),
+        ({"address": {}}, 'address: "zip" is a required property'),
+        ({"address": {"zip": "1", "place": {"lat": "x"}}}, 'address.place.lat: "x" is not of type "number"'),
+        ({"to": [{"number": "x"}]}, 'to.0.number: "x" is not of type "integer"'),
+    ]
+    for arguments, problem in cases:
+        status, result = await result_of(deliver, **arguments)
+        assert (status, problem in result) == ("error", True), result
+
+
 def test_name_docstring_and_defaults_come_from_the_function() -> None:
     @tool
     async def find(query: str, limit: int = 5, deep: bool | None = None) -> None:

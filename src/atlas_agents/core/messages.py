@@ -8,6 +8,7 @@ import base64
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args
 
@@ -460,10 +461,10 @@ def text_tokens(characters: int) -> int:
 
 
 def extract_images(result: Any) -> tuple[Any, list[Image]]:
-    """Split a tool result into the result with a note in place of each image, and the images in order."""
+    """Split a tool result into the result with a note in place of each image and binary file, and the images in
+    order."""
     found: list[Image] = []
-    rest = _strip_images(result, found, 0)
-    return rest if found else result, found
+    return _strip_images(result, found, 0), found
 
 
 def _strip_images(value: Any, found: list[Image], depth: int) -> Any:
@@ -475,12 +476,27 @@ def _strip_images(value: Any, found: list[Image], depth: int) -> Any:
         return value
     fields = cast(dict[str, Any], value)
     image = _read_image(fields)
-    if image is None:
+    if image is None and not _is_file(fields):
         return {key: _strip_images(item, found, depth + 1) for key, item in fields.items()}
-    if len(found) < _MAX_IMAGES:
+    if image is not None and len(found) < _MAX_IMAGES:
         found.append(image)
     name = f"{fields['name']}, " if isinstance(fields.get("name"), str) else ""
-    return f"({name}{image.media_type}, {len(image.data) * 3 // 4:,} bytes)"
+    media_type = image.media_type if image is not None else fields["media_type"]
+    text = _decode_text(media_type, fields["data"])
+    return f"({name}{media_type}, {len(fields['data']) * 3 // 4:,} bytes)" if text is None else {**fields, "data": text}
+
+
+def _decode_text(media_type: str, data: str) -> str | None:
+    """Return the text of a base64 file that is text."""
+    if media_type.startswith("text/") or media_type in ("application/json", "application/xml"):
+        with suppress(ValueError):
+            return base64.b64decode(data, validate=True).decode()
+    return None
+
+
+def _is_file(fields: dict[str, Any]) -> bool:
+    texts = [fields.get(name) for name in ("name", "media_type", "data")]
+    return fields.get("type") == "file" and all(isinstance(text, str) and text for text in texts)
 
 
 def _read_image(fields: dict[str, Any]) -> Image | None:

@@ -316,7 +316,7 @@ def _common_length(first: Sequence[object], second: Sequence[object]) -> int:
 
 
 def render_result_text(result: ToolResult) -> str:
-    """Render a tool result as text for a model, with a note in place of each image."""
+    """Render a tool result as text for a model, with a note in place of each image and binary file."""
     return render_result(result)[0]
 
 
@@ -325,7 +325,7 @@ def render_result(result: ToolResult) -> tuple[str, list[Image]]:
     if isinstance(result.result, str):
         return (result.result if result.status == "ok" else f"Error ({result.error}): {result.result}"), []
     raw = encode(result.result)
-    if b'"image"' not in raw:
+    if b'"image"' not in raw and b'"file"' not in raw:
         return raw.decode(), []
     without_images, images = extract_images(result.result)
     return encode(without_images).decode(), [image for image in images if image.media_type in IMAGE_TYPES]

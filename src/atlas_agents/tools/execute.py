@@ -6,9 +6,12 @@ import logging
 import math
 import random
 from collections.abc import Callable, Coroutine
+from contextlib import aclosing
 from contextvars import ContextVar
 from enum import Enum
 from functools import partial
+from io import BytesIO
+from pathlib import PurePath
 from typing import Any, TypeAlias, cast
 
 import msgspec
@@ -26,6 +29,7 @@ from atlas_agents.core.errors import (
     ToolTimeout,
     Transient,
 )
+from atlas_agents.core.messages import File, Image
 from atlas_agents.core.store import Reserve, ReserveBudget
 from atlas_agents.core.text import clean
 from atlas_agents.tools.checks import recheck
@@ -33,9 +37,9 @@ from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.governance import Approved, ToolScope
 from atlas_agents.tools.journal import Journal
 from atlas_agents.tools.limits import Slots, process_slots
-from atlas_agents.tools.tool import Tool
+from atlas_agents.tools.tool import Function, Tool
 from atlas_agents.tools.worker_codec import NotSendable
-from atlas_agents.tools.worker_pool import WorkerDied
+from atlas_agents.tools.worker_pool import WorkerDied, progress_text, run_generator
 
 logger = logging.getLogger(__name__)
 CANCEL_GRACE = 0.25
@@ -47,6 +51,7 @@ MAX_RESULT = 1024 * 1024
 MAX_MESSAGE = 10_000
 _MAX_DEPTH = 100
 _BINARY = (bytes, bytearray, memoryview)
+_IMAGE_SIGNATURES = ((b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"))
 _RETRYABLE_STATUSES = (408, 429, 503)
 _MAX_RETRY_AFTER = 60
 _OTHER_THREAD = (
@@ -286,7 +291,7 @@ class Attempt:
         tool = self._approved.tool
         positional, named = tool.bind(values, context)
         if tool.is_async:
-            return await tool.function(*positional, **named)
+            return await _complete(tool.function(*positional, **named), context)
         function = partial(tool.function, *positional) if positional else tool.function
         if not tool.runs_in_thread:
             try:
@@ -296,12 +301,30 @@ class Attempt:
                 logger.info("tool runs in a thread: tool=%s reason=%s", tool.name, error)
         context.enter_thread()
         try:
-            result = await run_in_thread(lambda: function(**named))
+            result = await run_in_thread(_run_function, function, named, context)
         except Exception as error:
             if type(error).__name__ == "ProgrammingError" and "thread" in _error_message(error):
                 error.add_note(_OTHER_THREAD)
             raise
-        return await result if inspect.isawaitable(result) else result
+        return await _complete(result, context)
+
+
+def _run_function(function: Function, named: dict[str, Any], context: ToolContext) -> Any:
+    result = function(**named)
+    return run_generator(cast(Any, result), context.progress) if inspect.isgenerator(result) else result
+
+
+async def _complete(result: Any, context: ToolContext) -> Any:
+    """Wait for the value of an awaitable or of an async generator, whose yields are progress; the last is the value."""
+    if inspect.isawaitable(result):
+        result = await result
+    if not inspect.isasyncgen(result):
+        return run_generator(cast(Any, result), context.progress) if inspect.isgenerator(result) else result
+    last: Any = None
+    async with aclosing(cast(Any, result)) as values:
+        async for last in values:
+            context.progress(progress_text(last))
+    return last
 
 
 def _budget_text(error: Exception) -> str:
@@ -413,7 +436,9 @@ def to_json_value(value: Any) -> Any:
         plain = msgspec.to_builtins(value, enc_hook=_encode_object, str_keys=True, builtin_types=_BINARY)
         written = msgspec.json.encode(plain)
         _check_size(written, len(written))
-        _reject_unencodable(plain)
+        if _check_encodable(plain):
+            written = msgspec.json.encode(_replace_binary(plain))
+            _check_size(written, len(written))
     except RecursionError:
         raise BadResult("the result contains itself or is nested too deeply") from None
     except (TypeError, ValueError, OverflowError) as error:
@@ -437,24 +462,52 @@ def _check_size(value: Any, size: int) -> Any:
 
 
 def _encode_object(value: Any) -> Any:
-    """Encode a pydantic model."""
+    """Encode a pydantic model, a path, or an image of PIL."""
     if callable(dump := getattr(value, "model_dump", None)):
         return dump(mode="json")
+    if isinstance(value, PurePath):
+        return str(value)
+    if isinstance(value, BytesIO):
+        return value.getvalue()
+    if type(value).__module__.partition(".")[0] == "PIL" and callable(save := getattr(value, "save", None)):
+        save(written := BytesIO(), "PNG")
+        return written.getvalue()
     raise TypeError(f"{type(value).__name__} is not a JSON type")
 
 
-def _reject_unencodable(value: Any, levels: int = _MAX_DEPTH) -> None:
-    """Raise for bytes, NaN and infinities, which JSON does not have, and for lone surrogates, which UTF-8 does not."""
+def _encode_binary(content: bytes) -> Any:
+    """Encode bytes: text if they are UTF-8, an image for a model with vision, else a file."""
+    media_type = next((kind for start, kind in _IMAGE_SIGNATURES if content.startswith(start)), "")
+    if content.startswith(b"RIFF") and content[8:12] == b"WEBP":
+        media_type = "image/webp"
+    if media_type:
+        return msgspec.to_builtins(Image.of(content, media_type))
+    try:
+        return clean(content.decode())
+    except UnicodeDecodeError:
+        return msgspec.to_builtins(File.of(content, "result.bin", "application/octet-stream"))
+
+
+def _replace_binary(value: Any) -> Any:
+    if isinstance(value, _BINARY):
+        return _encode_binary(bytes(cast(bytes, value)))
+    if isinstance(value, dict):
+        return {key: _replace_binary(item) for key, item in cast(dict[Any, Any], value).items()}
+    return [_replace_binary(item) for item in cast(list[Any], value)] if isinstance(value, list | tuple) else value
+
+
+def _check_encodable(value: Any, levels: int = _MAX_DEPTH) -> bool:
+    """Return whether a value contains bytes. Raise for what JSON or UTF-8 does not have: NaN, infinities, and lone
+    surrogates."""
     if isinstance(value, float):
         if not math.isfinite(value):
             raise ValueError(f"{value} is not JSON")
     elif isinstance(value, str):
         value.encode()
-    elif isinstance(value, _BINARY):
-        raise TypeError("bytes are not a JSON type; decode them to text first")
     elif isinstance(value, dict | list | tuple):
         if not levels:
             raise RecursionError
         inner = cast(dict[Any, Any] | list[Any], value)
-        for item in (*inner, *inner.values()) if isinstance(inner, dict) else inner:
-            _reject_unencodable(item, levels - 1)
+        items = (*inner, *inner.values()) if isinstance(inner, dict) else inner
+        return any([_check_encodable(item, levels - 1) for item in items])
+    return isinstance(value, _BINARY)

@@ -197,7 +197,7 @@ def compile_check(name: str, schema: dict[str, Any], *, formats: bool = False) -
         try:
             if validator.is_valid(arguments):
                 return
-            problems = [f"{_path(error.instance_path)}{error.message}" for error in find_problems(arguments)]
+            problems = [text for error in find_problems(arguments) for text in _describe_problem(error)]
         except (ValueError, RecursionError) as error:
             raise BadArguments(f"the arguments are not plain JSON: {error}") from error
         if any("unexpected" in problem for problem in problems):
@@ -205,6 +205,20 @@ def compile_check(name: str, schema: dict[str, Any], *, formats: bool = False) -
         raise BadArguments("; ".join(problems[:_MAX_PROBLEMS]))
 
     return check
+
+
+def _describe_problem(error: Any) -> list[str]:
+    """Return what is wrong, with the path of the field; for a union, what is wrong with the type that was meant."""
+    branches: Any = getattr(error.kind, "context", None) or ()
+    meant = [branch for branch in branches if not any(_is_other_type(each, error) for each in branch)]
+    if meant:
+        nearest = min(meant, key=lambda branch: (len(branch), -max(len(each.instance_path) for each in branch)))
+        return [text for each in nearest for text in _describe_problem(each)]
+    return [f"{_path(error.instance_path)}{error.message}"]
+
+
+def _is_other_type(error: Any, union: Any) -> bool:
+    return error.kind.name == "type" and error.instance_path == union.instance_path
 
 
 def read_docstring(function: Callable[..., Any]) -> tuple[str, dict[str, str]]:

@@ -134,7 +134,7 @@ class Tool:
         self.argv = argv
         """Returns the argument vector that the command rules of a policy are matched against."""
         self.untrusted, self.sends, self.when_tainted = untrusted, sends, _check_tainted(name, when_tainted)
-        self.is_async = is_async(chosen)
+        self.is_async = _runs_on_loop(chosen)
         self._single_input = parameters is None and described is None
         if described:
             self.parameters: dict[str, Any] = described[0]
@@ -247,7 +247,7 @@ class Tool:
     def with_function(self, function: Function) -> "Tool":
         """Return the same tool with another function of the same signature."""
         copied = copy.copy(self)
-        copied.function, copied.is_async = function, is_async(function)
+        copied.function, copied.is_async = function, _runs_on_loop(function)
         if self._convert is None:
             copied._context = _context_parameter(function)
             copied.__dict__.pop("_takes_dict", None)
@@ -461,6 +461,10 @@ def _placeholder() -> None:
     """Placeholder for a function that is set later."""
 
 
+def _runs_on_loop(function: Function) -> bool:
+    return is_async(function) or inspect.isasyncgenfunction(function)
+
+
 def _function_name(function: Any) -> str:
     while isinstance(function, partial):
         function = cast(Any, function).func
@@ -480,7 +484,7 @@ def _check_callables(name: str, **given: object) -> None:
 
 
 def _check_in_process(name: str, in_process: bool | None, function: Function) -> bool | None:
-    if in_process is False and not is_async(function) and (found := find_unsendable(function)) is not None:
+    if in_process is False and not _runs_on_loop(function) and (found := find_unsendable(function)) is not None:
         raise _not_sendable_error(name, f"{found[0]!r} cannot be pickled: {found[1]}")
     return in_process
 

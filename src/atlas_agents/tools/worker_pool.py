@@ -18,9 +18,9 @@ from typing import Any, TypeAlias
 
 from atlas_agents.core.aio import BackgroundTasks, run_in_thread
 from atlas_agents.tools import worker_codec
-from atlas_agents.tools.worker_process import report
+from atlas_agents.tools.worker_process import progress_text, report, run_generator
 
-__all__ = ["WorkerDied", "Workers", "report"]
+__all__ = ["WorkerDied", "Workers", "progress_text", "report", "run_generator"]
 
 OnProgress: TypeAlias = Callable[[str], None]
 _CLOSED_MESSAGE = "the worker pool was closed"

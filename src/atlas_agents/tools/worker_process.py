@@ -11,10 +11,12 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
 from importlib import invalidate_caches
 from queue import SimpleQueue
+from types import GeneratorType
+from typing import Any, cast
 
 from atlas_agents.tools import worker_codec
 
@@ -67,6 +69,26 @@ def report(message: str) -> None:
         _parent.send_progress(str(message)[: worker_codec.MAX_TEXT])
 
 
+def run_generator(generator: Generator[Any, Any, Any], report: Callable[[str], object]) -> Any:
+    """Run a generator to its end and report what it yields; return its return value, or else the last yield."""
+    last = None
+    while True:
+        try:
+            last = next(generator)
+        except StopIteration as end:
+            return last if end.value is None else end.value
+        report(progress_text(last))
+
+
+def progress_text(value: Any) -> str:
+    """Return the text of a yielded value: JSON unless it is a text."""
+    if isinstance(value, str):
+        return value
+    import json
+
+    return json.dumps(value, default=str, ensure_ascii=False)
+
+
 def serve(fd: int, watch: int, max_result: int) -> None:
     """Execute calls until the parent exits."""
     global _parent
@@ -110,6 +132,8 @@ def _handle(request: bytes, max_result: int) -> worker_codec.Frame:
         )
     try:
         result = function(*positional, **named)
+        if isinstance(result, GeneratorType):
+            result = run_generator(cast(Any, result), report)
     except BaseException as error:  # noqa: BLE001 - a tool may raise anything
         return worker_codec.pack_fault(error)
     return worker_codec.pack_result(result, function, max_result)
