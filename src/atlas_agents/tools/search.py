@@ -16,7 +16,7 @@ SEARCH_TOOLS = "search_tools"
 FOUND_TOOLS = "found_tools"
 """Metadata of the session: the names of the tools that were found, in order."""
 _MAX_FOUND, _MAX_DESCRIPTION, _MAX_NAMES = 5, 300, 2000
-_NAME_WEIGHT = 3
+_NAME_WEIGHT, _CUTOFF = 3, 0.5
 _ENDING = re.compile(r"(?<=\w{3})(?:ing|ed|(?<!s)s)$")
 _COMMON = frozenset(re.findall(r"\w+", "a an the of for to in on at by and or with from is are it this that my me can"))
 _WORD = re.compile(r"[A-Z]?[^\W\d_A-Z]+|[A-Z]+(?![a-z])|\d+")
@@ -96,7 +96,10 @@ def _found_tools(metadata: Metadata) -> list[str]:
 
 
 def rank_tools(query: str, tools: Sequence[Tool]) -> list[Tool]:
-    """Return the tools that share words with the query, best first: rare words and words of the name count most."""
+    """Return the tools that share words with the query, best first: rare words and words of the name count most.
+
+    Those that are less than half as good as the best are left out.
+    """
     documents = [_words_of(tool) for tool in tools]
     frequency = Counter(word for document in documents for word in document)
     wanted = dict.fromkeys(_split(query))
@@ -110,7 +113,8 @@ def rank_tools(query: str, tools: Sequence[Tool]) -> list[Tool]:
         )
         if score:
             scored.append((-score, index))
-    return [tools[index] for _, index in sorted(scored)]
+    scored.sort()
+    return [tools[index] for score, index in scored if score <= _CUTOFF * scored[0][0]]
 
 
 def _words_of(tool: Tool) -> Counter[str]:
