@@ -4,7 +4,20 @@ import asyncio
 
 import pytest
 
-from atlas_agents import Agent, Atlas, Conversation, Message, Request, assistant, user
+from atlas_agents import (
+    Agent,
+    Atlas,
+    ConfigError,
+    Conversation,
+    Message,
+    Request,
+    Thinking,
+    ToolCall,
+    ToolResult,
+    assistant,
+    tool_message,
+    user,
+)
 from atlas_agents.testing import Scripted, in_memory_atlas, says
 from checks import TIMEOUT, PausedProvider
 
@@ -147,3 +160,28 @@ def test_atlas_works_in_several_event_loops() -> None:
     for _ in range(3):
         assert [message.text for message in asyncio.run(both())] == ["ok", "ok"]
     assert len(atlas.conversation()) == 12
+
+
+def test_conversation_is_iterable() -> None:
+    conversation = Conversation([user("a"), assistant("b")])
+    assert [message.text for message in conversation] == ["a", "b"] and bool(Conversation())
+
+
+def test_json_of_a_conversation_round_trips() -> None:
+    call = ToolCall("1", "weather", {"city": "Lima"})
+    messages = [user("Weather?"), assistant(Thinking("hm", "sig"), call), tool_message(ToolResult("1", "ok", "Sunny"))]
+    conversation = Conversation(messages, id="ana", metadata={"customer": "Ana"})
+    read = Conversation.from_json(conversation.to_json())
+    assert (read.id, read.messages, read.metadata) == ("ana", messages, {"customer": "Ana"})
+    assert read.to_json() == conversation.to_json()
+
+
+@pytest.mark.parametrize("data", ["", "[]", b"\xff", '{"id": "a", "messages": [{"role": "robot", "parts": []}]}'])
+def test_json_that_is_no_conversation_is_refused(data: str | bytes) -> None:
+    with pytest.raises(ConfigError, match="this is not a conversation as `to_json` encodes it"):
+        Conversation.from_json(data)
+
+
+def test_metadata_that_is_not_json_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"conversation 'ana' cannot be encoded as JSON: .*object"):
+        Conversation(id="ana", metadata={"connection": object()}).to_json()

@@ -15,16 +15,16 @@ from atlas_agents import (
     AtlasStream,
     ConfigError,
     Conversation,
+    MemoryStore,
     Message,
     ProviderError,
     RunResult,
+    SyncStream,
     ToolContext,
     tool,
     user,
 )
 from atlas_agents.agents.plan import MAKE_PLAN
-from atlas_agents.agents.stream import SyncStream
-from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, fails, says
 
 
@@ -97,8 +97,8 @@ async def test_turns_without_a_session_do_not_see_each_other(kind: str) -> None:
 async def test_conversation_is_continued(kind: str) -> None:
     start, model = owner(kind, says("1"), says("2"), says("3"))
     conversation = Conversation()
-    await start.run("My name is Ana.", session=conversation)
-    await start.ask("What is my name?", session=conversation)
+    await start.ask("My name is Ana.", session=conversation)
+    await start.run("What is my name?", session=conversation)
     await start.send("And now?", session=conversation).reply()
     assert [len(request.messages) for request in model.requests] == [1, 3, 5] and len(conversation) == 6
 

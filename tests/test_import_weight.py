@@ -62,6 +62,13 @@ def test_nothing_heavy_is_loaded_before_it_is_needed(code: str, tmp_path: Path) 
     assert loaded_after(code, tmp_path) == []
 
 
+def test_import_takes_little_time(tmp_path: Path) -> None:
+    code = "import time\nstart = time.process_time()\nimport atlas_agents\nprint(time.process_time() - start)"
+    command = [sys.executable, "-c", code]
+    taken = [float(subprocess.check_output(command, cwd=tmp_path, timeout=50)) for _ in range(3)]
+    assert min(taken) < 0.05
+
+
 def test_a_tool_loads_what_describes_it_and_no_more(tmp_path: Path) -> None:
     code = "from atlas_agents import Tool\nasync def f(text): return text\nTool('f', f)"
     assert set(loaded_after(code, tmp_path)) <= {"jsonschema_rs"}

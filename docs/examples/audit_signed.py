@@ -7,9 +7,7 @@ import sqlite3
 import tempfile
 from pathlib import Path
 
-from atlas_agents import Agent, Atlas, tool
-from atlas_agents.storage.hash_chain import AuditSigner
-from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents import Agent, Atlas, AuditSigner, SqliteStore, tool
 from atlas_agents.testing import Scripted, calls, says
 
 KEY = os.environ.get("AUDIT_KEY", "a key that is not in the database").encode()

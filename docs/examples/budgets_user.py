@@ -2,8 +2,7 @@
 
 import asyncio
 
-from atlas_agents import Agent, Atlas, Budget, BudgetExceeded, Price
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents import Agent, Atlas, Budget, BudgetExceeded, MemoryStore, Price
 from atlas_agents.testing import Scripted, calls, says
 
 

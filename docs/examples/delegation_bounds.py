@@ -2,9 +2,8 @@
 
 import asyncio
 
-from atlas_agents import Agent, Atlas, Delegation
+from atlas_agents import Agent, Atlas, Delegation, MemoryStore
 from atlas_agents.builtin_tools.team import delegate_task
-from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Reply, Scripted, calls, says
 
 

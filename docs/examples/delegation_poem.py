@@ -3,9 +3,8 @@
 import asyncio
 from typing import Any
 
-from atlas_agents import Agent, Atlas, JobRow
+from atlas_agents import Agent, Atlas, JobRow, SqliteStore
 from atlas_agents.builtin_tools.team import delegate_task
-from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, says
 
 delegate = calls(

@@ -2,8 +2,7 @@
 
 import asyncio
 
-from atlas_agents import Agent, Approvals, Atlas, tool
-from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents import Agent, Approvals, Atlas, SqliteStore, tool
 from atlas_agents.testing import Scripted, calls, says
 
 

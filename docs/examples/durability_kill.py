@@ -7,8 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from atlas_agents import Agent, Atlas, tool
-from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents import Agent, Atlas, SqliteStore, tool
 from atlas_agents.testing import Scripted, calls, says
 
 LEDGER = Path("ledger.txt")

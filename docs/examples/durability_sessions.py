@@ -2,8 +2,7 @@
 
 import asyncio
 
-from atlas_agents import Agent, Atlas
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents import Agent, Atlas, MemoryStore
 from atlas_agents.testing import Scripted, says
 
 

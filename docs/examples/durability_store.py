@@ -2,8 +2,7 @@
 
 import asyncio
 
-from atlas_agents import Agent, Atlas
-from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents import Agent, Atlas, SqliteStore
 from atlas_agents.testing import Scripted, says
 
 

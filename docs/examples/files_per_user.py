@@ -6,9 +6,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from atlas_agents import Tool
+from atlas_agents import MemoryStore, Tool
 from atlas_agents.builtin_tools.files import file_tools
-from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 TOP = Path(tempfile.mkdtemp())

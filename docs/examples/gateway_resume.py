@@ -7,9 +7,9 @@ from typing import Any
 
 from websockets.asyncio.client import ClientConnection, connect
 
+from atlas_agents import MemoryStore
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, in_memory_atlas, says
 
 

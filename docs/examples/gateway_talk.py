@@ -5,10 +5,9 @@ from pathlib import Path
 
 from websockets.asyncio.client import connect
 
-from atlas_agents import Agent, Atlas
+from atlas_agents import Agent, Atlas, MemoryStore
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.storage.memory import MemoryStore
 
 
 async def main() -> None:

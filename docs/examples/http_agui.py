@@ -9,10 +9,9 @@ from typing import Any
 
 import aiohttp
 
-from atlas_agents import Agent, Approvals, Atlas, tool
+from atlas_agents import Agent, Approvals, Atlas, MemoryStore, tool
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, says
 
 

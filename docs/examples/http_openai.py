@@ -6,10 +6,9 @@ from pathlib import Path
 
 from openai import AsyncOpenAI
 
-from atlas_agents import Agent, Atlas, tool
+from atlas_agents import Agent, Atlas, MemoryStore, tool
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, says
 
 

@@ -4,9 +4,9 @@ import asyncio
 import tempfile
 from pathlib import Path
 
+from atlas_agents import MemoryStore
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
 from atlas_agents.knowledge.library import Progress
-from atlas_agents.storage.memory import MemoryStore
 
 
 async def main() -> None:

@@ -4,10 +4,9 @@ import asyncio
 import tempfile
 from pathlib import Path
 
-from atlas_agents import Agent, Atlas
+from atlas_agents import Agent, Atlas, MemoryStore
 from atlas_agents.knowledge.embedding import LocalEmbedder
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
-from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, says
 
 HANDBOOK = """\

@@ -8,10 +8,9 @@ import httpx2
 from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 
-from atlas_agents import Agent, Atlas, tool
+from atlas_agents import Agent, Atlas, MemoryStore, tool
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, says
 
 

@@ -3,11 +3,10 @@
 import asyncio
 import re
 
-from atlas_agents import Agent, Atlas
+from atlas_agents import Agent, Atlas, MemoryStore
 from atlas_agents.knowledge.embedding import LocalEmbedder
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
 from atlas_agents.knowledge.memories import MemoryOrigin, MemoryOwner
-from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, says
 
 

@@ -2,10 +2,9 @@
 
 import asyncio
 
-from atlas_agents import Agent, Atlas
+from atlas_agents import Agent, Atlas, MemoryStore
 from atlas_agents.knowledge.embedding import LocalEmbedder
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
-from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, says
 
 LOOK = calls("search_my_memories", query="what may she not eat", sources=["memory"])

@@ -2,8 +2,7 @@
 
 import asyncio
 
-from atlas_agents import Agent, Atlas, Price, Usage, register_model
-from atlas_agents.providers.catalogue import find_price, find_profile
+from atlas_agents import Agent, Atlas, Price, Usage, find_price, find_profile, register_model
 from atlas_agents.testing import Scripted, says
 
 

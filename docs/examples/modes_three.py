@@ -3,8 +3,7 @@
 import asyncio
 import sys
 
-from atlas_agents import Agent, Atlas, AtlasStream, tool
-from atlas_agents.agents.options import Mode
+from atlas_agents import Agent, Atlas, AtlasStream, Mode, tool
 from atlas_agents.testing import Reply, Scripted, calls, says
 
 

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import aiohttp
 
-from atlas_agents import Agent, Atlas
+from atlas_agents import Agent, Atlas, MemoryStore
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.storage.memory import MemoryStore
 
 
 async def main() -> None:

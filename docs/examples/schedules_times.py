@@ -4,10 +4,7 @@ import asyncio
 from datetime import datetime
 from zoneinfo import ZoneInfo
 
-from atlas_agents import Agent, Atlas
-from atlas_agents.agents.schedules import next_due_times
-from atlas_agents.core.store import Schedule
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents import Agent, Atlas, MemoryStore, Schedule, next_due_times
 from atlas_agents.testing import Scripted, says
 
 BERLIN = ZoneInfo("Europe/Berlin")

@@ -2,8 +2,7 @@
 
 import asyncio
 
-from atlas_agents import Agent, Atlas, Interceptor
-from atlas_agents.agents.hooks import offered_on
+from atlas_agents import Agent, Atlas, Interceptor, offered_on
 from atlas_agents.builtin_tools.telegram import KEYWORDS, NAME, telegram_tool
 from atlas_agents.testing import Scripted, says
 

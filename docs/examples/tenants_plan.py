@@ -2,9 +2,8 @@
 
 import asyncio
 
-from atlas_agents import Agent, Atlas, Plan, QuotaExceeded, User
+from atlas_agents import Agent, Atlas, MemoryStore, Plan, QuotaExceeded, User
 from atlas_agents.builtin_tools.team import get_subscription_info, get_team_members
-from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, says
 
 model = Scripted(calls("get_team_members", role_filter="admin"), says("Ann is the admin."))

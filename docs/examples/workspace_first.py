@@ -2,8 +2,7 @@
 
 import asyncio
 
-from atlas_agents import Atlas
-from atlas_agents.providers.registry import Registry
+from atlas_agents import Atlas, Registry
 from atlas_agents.workspace import Workspace, build_agents
 
 

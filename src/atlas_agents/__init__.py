@@ -1,4 +1,7 @@
-"""Atlas Agents: build, govern and run LLM agents. What is listed here is the public face; the rest may move."""
+"""Atlas Agents: build, govern and run LLM agents. The names that are listed here are public and stay compatible.
+
+The stores are not in `__all__`, because `import *` would load their database drivers.
+"""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -8,13 +11,15 @@ if TYPE_CHECKING:
     from atlas_agents.agents.atlas import Atlas
     from atlas_agents.agents.context import Context, Rule, TurnContext
     from atlas_agents.agents.history import Compaction, History
-    from atlas_agents.agents.hooks import Interceptor
+    from atlas_agents.agents.hooks import Interceptor, Listener, offered_on
     from atlas_agents.agents.jobs import Jobs
+    from atlas_agents.agents.options import AgentSettings, Mode, WhenBusy
     from atlas_agents.agents.run import Accepted, CallResult, RunResult, Step
+    from atlas_agents.agents.schedules import next_due_times
     from atlas_agents.agents.sessions import Sessions
-    from atlas_agents.agents.stream import AtlasStream
+    from atlas_agents.agents.stream import AtlasStream, SyncStream
     from atlas_agents.core.approvals import Answer, Choice, Field, Filled, Form, Question
-    from atlas_agents.core.budgets import Budget, BudgetStatus
+    from atlas_agents.core.budgets import Budget, BudgetLike, BudgetStatus
     from atlas_agents.core.errors import (
         AtlasError,
         BadArguments,
@@ -45,12 +50,36 @@ if TYPE_CHECKING:
         Transient,
         UnknownAgent,
     )
-    from atlas_agents.core.events import Event, PlanStep, Usage
+    from atlas_agents.core.events import (
+        ApprovalAnswered,
+        ApprovalAsked,
+        ErrorRaised,
+        Event,
+        EventName,
+        HandedOff,
+        MessageReceived,
+        MessageSent,
+        MessageSteered,
+        MessageStored,
+        PlanStep,
+        PlanUpdated,
+        SessionCompacted,
+        StreamChunk,
+        StreamEnd,
+        StreamReset,
+        StreamStart,
+        StreamThinking,
+        ToolAnswered,
+        ToolCalled,
+        ToolProgress,
+        Usage,
+    )
     from atlas_agents.core.messages import (
         Conversation,
         File,
         Image,
         Message,
+        MessageLike,
         Opaque,
         Part,
         Text,
@@ -64,30 +93,37 @@ if TYPE_CHECKING:
     )
     from atlas_agents.core.messages import tool as tool_message
     from atlas_agents.core.metadata import Metadata
-    from atlas_agents.core.store import JobRow
+    from atlas_agents.core.store import JobRow, Schedule, Session, Store
     from atlas_agents.core.tenancy import Delegation, Plan, Tenancy, User
     from atlas_agents.local.provider import LocalProvider
     from atlas_agents.providers.anthropic import AnthropicProvider
     from atlas_agents.providers.base import (
+        BaseProvider,
         Capabilities,
         Chunk,
         DoneChunk,
+        OpaqueChunk,
         Provider,
         Request,
+        ResetChunk,
         TextChunk,
         ThinkingChunk,
         ToolCallChunk,
     )
-    from atlas_agents.providers.catalogue import Price, register_model
+    from atlas_agents.providers.catalogue import ModelProfile, Price, find_price, find_profile, register_model
     from atlas_agents.providers.failover import RetryPolicy
     from atlas_agents.providers.gemini import GeminiProvider
     from atlas_agents.providers.http import Timeouts
     from atlas_agents.providers.openai import OpenAIProvider
     from atlas_agents.providers.openai_responses import OpenAIResponsesProvider
     from atlas_agents.providers.rate_limits import RateLimit
-    from atlas_agents.providers.registry import Balanced, ModelRef, parse_model_ref
-    from atlas_agents.providers.settings import ModelSettings
+    from atlas_agents.providers.registry import Balanced, Model, ModelRef, Registry, parse_model_ref
+    from atlas_agents.providers.settings import GivenSettings, ModelSettings
     from atlas_agents.providers.testing import Cassette
+    from atlas_agents.storage.hash_chain import AuditSigner
+    from atlas_agents.storage.memory import MemoryStore as MemoryStore
+    from atlas_agents.storage.postgres import PostgresStore as PostgresStore
+    from atlas_agents.storage.sqlite import SqliteStore as SqliteStore
     from atlas_agents.tools.approvals import Approvals
     from atlas_agents.tools.audit import AuditLog, MemoryAudit, verify, what_if
     from atlas_agents.tools.context import ToolContext
@@ -101,21 +137,27 @@ __all__ = [
     "Accepted",
     "Actor",
     "Agent",
+    "AgentSettings",
     "Answer",
     "AnthropicProvider",
+    "ApprovalAnswered",
+    "ApprovalAsked",
     "Approvals",
     "Atlas",
     "AtlasError",
     "AtlasStream",
     "AuditLog",
+    "AuditSigner",
     "BadArguments",
     "BadModelRef",
     "BadOutput",
     "BadTool",
     "Balanced",
+    "BaseProvider",
     "BrokenHistory",
     "Budget",
     "BudgetExceeded",
+    "BudgetLike",
     "BudgetStatus",
     "CallResult",
     "Cancelled",
@@ -134,12 +176,16 @@ __all__ = [
     "Delegation",
     "DoneChunk",
     "DuplicateTool",
+    "ErrorRaised",
     "Event",
+    "EventName",
     "Field",
     "File",
     "Filled",
     "Form",
     "GeminiProvider",
+    "GivenSettings",
+    "HandedOff",
     "Happened",
     "History",
     "Image",
@@ -147,11 +193,20 @@ __all__ = [
     "JobRow",
     "Jobs",
     "Limits",
+    "Listener",
     "LocalProvider",
     "MemoryAudit",
     "Message",
+    "MessageLike",
+    "MessageReceived",
+    "MessageSent",
+    "MessageSteered",
+    "MessageStored",
     "Metadata",
     "MissingKey",
+    "Mode",
+    "Model",
+    "ModelProfile",
     "ModelRef",
     "ModelSettings",
     "ModelUnavailable",
@@ -159,12 +214,14 @@ __all__ = [
     "NotHappened",
     "NotPermitted",
     "Opaque",
+    "OpaqueChunk",
     "OpenAIProvider",
     "OpenAIResponsesProvider",
     "Part",
     "PermissionGrant",
     "Plan",
     "PlanStep",
+    "PlanUpdated",
     "Policy",
     "Price",
     "PromptFailed",
@@ -174,14 +231,26 @@ __all__ = [
     "QuotaExceeded",
     "RateLimit",
     "Refused",
+    "Registry",
     "Request",
+    "ResetChunk",
     "RetryPolicy",
     "Rule",
     "RunResult",
+    "Schedule",
+    "Session",
     "SessionBusy",
+    "SessionCompacted",
     "Sessions",
     "Step",
+    "Store",
     "StoreError",
+    "StreamChunk",
+    "StreamEnd",
+    "StreamReset",
+    "StreamStart",
+    "StreamThinking",
+    "SyncStream",
     "Tenancy",
     "Text",
     "TextChunk",
@@ -189,11 +258,14 @@ __all__ = [
     "ThinkingChunk",
     "Timeouts",
     "Tool",
+    "ToolAnswered",
     "ToolCall",
     "ToolCallChunk",
+    "ToolCalled",
     "ToolContext",
     "ToolFailed",
     "ToolFault",
+    "ToolProgress",
     "ToolRegistry",
     "ToolResult",
     "ToolSpec",
@@ -203,8 +275,13 @@ __all__ = [
     "Usage",
     "User",
     "Verdict",
+    "WhenBusy",
     "agent",
     "assistant",
+    "find_price",
+    "find_profile",
+    "next_due_times",
+    "offered_on",
     "parse_model_ref",
     "register_model",
     "system",
@@ -220,40 +297,53 @@ _HOMES = {
     "agents.atlas": "Atlas",
     "agents.context": "Context Rule TurnContext",
     "agents.history": "Compaction History",
-    "agents.hooks": "Interceptor",
+    "agents.hooks": "Interceptor Listener offered_on",
     "agents.jobs": "Jobs",
+    "agents.options": "AgentSettings Mode WhenBusy",
     "agents.run": "Accepted CallResult RunResult Step",
+    "agents.schedules": "next_due_times",
     "agents.sessions": "Sessions",
-    "agents.stream": "AtlasStream",
+    "agents.stream": "AtlasStream SyncStream",
     "core.approvals": "Answer Choice Field Filled Form Question",
-    "core.budgets": "Budget BudgetStatus",
+    "core.budgets": "Budget BudgetLike BudgetStatus",
     "core.errors": (
         "AtlasError BadArguments BadModelRef BadOutput BadTool BrokenHistory BudgetExceeded Cancelled ConfigError "
         "Conflict ContextCycle CrashLoop Declined DuplicateTool MissingKey ModelUnavailable NotFound NotPermitted "
-        "PromptFailed ProviderError QuotaExceeded Refused SessionBusy StoreError ToolFailed ToolFault "
-        "Transient UnknownAgent"
+        "PromptFailed ProviderError QuotaExceeded Refused SessionBusy StoreError ToolFailed ToolFault Transient "
+        "UnknownAgent"
     ),
-    "core.events": "Event PlanStep Usage",
+    "core.events": (
+        "ApprovalAnswered ApprovalAsked ErrorRaised Event EventName HandedOff MessageReceived MessageSent "
+        "MessageSteered MessageStored PlanStep PlanUpdated SessionCompacted StreamChunk StreamEnd StreamReset "
+        "StreamStart StreamThinking ToolAnswered ToolCalled ToolProgress Usage"
+    ),
     "core.messages": (
-        "Conversation File Image Message Opaque Part Text Thinking ToolCall ToolResult ToolSpec assistant system "
-        "tool:tool_message user"
+        "Conversation File Image Message MessageLike Opaque Part Text Thinking ToolCall ToolResult ToolSpec assistant "
+        "system tool:tool_message user"
     ),
     "core.metadata": "Metadata",
-    "core.store": "JobRow",
+    "core.store": "JobRow Schedule Session Store",
     "core.tenancy": "Delegation Plan Tenancy User",
     "local.provider": "LocalProvider",
     "providers.anthropic": "AnthropicProvider",
-    "providers.base": "Capabilities Chunk DoneChunk Provider Request TextChunk ThinkingChunk ToolCallChunk",
-    "providers.catalogue": "Price register_model",
+    "providers.base": (
+        "BaseProvider Capabilities Chunk DoneChunk OpaqueChunk Provider Request ResetChunk TextChunk ThinkingChunk "
+        "ToolCallChunk"
+    ),
+    "providers.catalogue": "ModelProfile Price find_price find_profile register_model",
     "providers.failover": "RetryPolicy",
     "providers.gemini": "GeminiProvider",
     "providers.http": "Timeouts",
     "providers.openai": "OpenAIProvider",
     "providers.openai_responses": "OpenAIResponsesProvider",
     "providers.rate_limits": "RateLimit",
-    "providers.registry": "Balanced ModelRef parse_model_ref",
-    "providers.settings": "ModelSettings",
+    "providers.registry": "Balanced Model ModelRef Registry parse_model_ref",
+    "providers.settings": "GivenSettings ModelSettings",
     "providers.testing": "Cassette",
+    "storage.hash_chain": "AuditSigner",
+    "storage.memory": "MemoryStore",
+    "storage.postgres": "PostgresStore",
+    "storage.sqlite": "SqliteStore",
     "tools.approvals": "Approvals",
     "tools.audit": "AuditLog MemoryAudit verify what_if",
     "tools.context": "ToolContext",

@@ -414,6 +414,7 @@ class Listener:
         self._remove(self)
 
     def publish(self, event: Event) -> None:
+        """Queue an event for the function, or skip it."""
         if self.late is not None:
             self.skipped += 1
             return

@@ -35,6 +35,7 @@ EventName: TypeAlias = Literal[
     "message:received",
     "error",
 ]
+"""Names of events, for `atlas.on`."""
 
 
 class Usage(msgspec.Struct, frozen=True):

@@ -7,7 +7,7 @@ looks like one of these types stays plain data.
 import base64
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args
@@ -368,6 +368,12 @@ def find_unpaired(messages: Sequence[Message]) -> int | None:
     return len(messages) if expected_ids else None
 
 
+class _StoredConversation(msgspec.Struct):
+    id: str
+    messages: list[Message]
+    metadata: dict[str, Any] = {}
+
+
 class Conversation:
     """An append-only list of messages with an id."""
 
@@ -385,6 +391,28 @@ class Conversation:
 
     def __len__(self) -> int:
         return len(self.messages)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[Message]:
+        return iter(self.messages)
+
+    def to_json(self) -> bytes:
+        """Encode the conversation as JSON; raises ConfigError if its metadata is not JSON."""
+        try:
+            return encode(_StoredConversation(self.id, self.messages, self.metadata))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(f"conversation {self.id!r} cannot be encoded as JSON: {error}") from error
+
+    @staticmethod
+    def from_json(data: bytes | str) -> "Conversation":
+        """Decode a conversation that `to_json` encoded; ConfigError has the place that does not match."""
+        try:
+            found = msgspec.json.decode(data, type=_StoredConversation)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise ConfigError(f"this is not a conversation as `to_json` encodes it: {error}") from error
+        return Conversation(found.messages, id=found.id, metadata=found.metadata)
 
     def __repr__(self) -> str:
         return f"Conversation({self.id!r}, {len(self.messages)} messages)"

@@ -785,13 +785,17 @@ class Store(Protocol):
         """Connect and migrate the schema. Raises `StoreError` if that fails."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Close the connections."""
+        ...
 
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
         """Apply all writes or none; durable when this returns. Results are in the order of the writes."""
         ...
 
-    async def session(self, tenant: str, key: str) -> Session | None: ...
+    async def session(self, tenant: str, key: str) -> Session | None:
+        """Return a session; None if there is none with this key."""
+        ...
 
     async def sessions(
         self, tenant: str, *, limit: int = 100, before: int | None = None, prefix: str = ""
@@ -819,9 +823,13 @@ class Store(Protocol):
         """Return messages in order. `limit` keeps the first ones, or with `last` the last ones."""
         ...
 
-    async def message(self, tenant: str, session: str, id: str) -> StoredMessage | None: ...
+    async def message(self, tenant: str, session: str, id: str) -> StoredMessage | None:
+        """Return a message of a session by its id."""
+        ...
 
-    async def run(self, tenant: str, run_id: str) -> RunRow | None: ...
+    async def run(self, tenant: str, run_id: str) -> RunRow | None:
+        """Return a run by its id."""
+        ...
 
     async def runs(self, tenant: str, session: str, *, open_only: bool = False) -> list[RunRow]:
         """Return the runs of a session, in the order of acceptance; those that have ended without their requests."""
@@ -843,7 +851,9 @@ class Store(Protocol):
         """
         ...
 
-    async def journal(self, tenant: str, run_id: str) -> list[JournalRow]: ...
+    async def journal(self, tenant: str, run_id: str) -> list[JournalRow]:
+        """Return the recorded steps of a run, in order."""
+        ...
 
     async def audit(
         self, tenant: str, *, after: int = 0, limit: int | None = None, last: bool = False
@@ -851,7 +861,9 @@ class Store(Protocol):
         """Return audit rows in order. `limit` keeps the first ones, or with `last` the last ones."""
         ...
 
-    async def approval(self, tenant: str, id: str) -> ApprovalRow | None: ...
+    async def approval(self, tenant: str, id: str) -> ApprovalRow | None:
+        """Return an approval by its id."""
+        ...
 
     async def pending_approvals(self, tenant: str) -> list[ApprovalRow]:
         """Return unanswered approval requests of open runs, oldest first."""
@@ -861,15 +873,21 @@ class Store(Protocol):
         """Return answered requests that allow this hash permanently."""
         ...
 
-    async def events(self, tenant: str, run_id: str, *, after: int = 0, limit: int | None = None) -> list[EventRow]: ...
+    async def events(self, tenant: str, run_id: str, *, after: int = 0, limit: int | None = None) -> list[EventRow]:
+        """Return stored events of a run, in order."""
+        ...
 
-    async def call_count(self, tenant: str, agent_id: str, day: str) -> int: ...
+    async def call_count(self, tenant: str, agent_id: str, day: str) -> int:
+        """Return how many tool calls an agent made on a day."""
+        ...
 
     async def usage(self, tenant: str, *, since: str = "", until: str = "9999") -> list[UsageRow]:
         """Return the sums of the days from `since` up to `until`, exclusive."""
         ...
 
-    async def document(self, tenant: str, kind: DocumentKind, id: str) -> Document | None: ...
+    async def document(self, tenant: str, kind: DocumentKind, id: str) -> Document | None:
+        """Return a document by its id."""
+        ...
 
     async def documents(
         self, tenant: str, where: Where, *, after: str = "", limit: int | None = None
@@ -895,7 +913,9 @@ class Store(Protocol):
         """Search among the vectors of this model; the score is the cosine similarity."""
         ...
 
-    async def job(self, tenant: str, id: str) -> JobRow | None: ...
+    async def job(self, tenant: str, id: str) -> JobRow | None:
+        """Return a job by its id."""
+        ...
 
     async def jobs(
         self, tenant: str, *, states: Sequence[JobState] = (), limit: int = 100, before: int | None = None
@@ -911,7 +931,9 @@ class Store(Protocol):
         """Return jobs that need work, most urgent first: running, due, past their deadline, or not reported yet."""
         ...
 
-    async def record(self, tenant: str, kind: RecordKind, key: str) -> StoredRecord | None: ...
+    async def record(self, tenant: str, kind: RecordKind, key: str) -> StoredRecord | None:
+        """Return a record of a kind by its key."""
+        ...
 
     async def records(self, tenant: str, kind: RecordKind) -> list[StoredRecord]:
         """Return all records of a kind, ordered by key."""
