@@ -1,7 +1,7 @@
 """Seeded bugs, which prove that the checks detect violations."""
 
 import asyncio
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -22,6 +22,7 @@ from atlas_agents.core.store import (
     AnswerApproval,
     JobRow,
     MarkJobNotified,
+    MergeRun,
     Reserve,
     ReserveBudget,
     RunStatus,
@@ -34,7 +35,7 @@ from atlas_agents.tools.approvals import Approvals
 from atlas_agents.tools.audit import AuditEntry
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.execute import Attempt
-from atlas_agents.tools.journal import Journal, JournaledApprovals
+from atlas_agents.tools.journal import Journal, JournaledApprovals, SteerRecord
 
 
 class Bug(msgspec.Struct, frozen=True):
@@ -272,6 +273,21 @@ def forget_summaries() -> None:
     _set(Journal, next_summary=forget)
 
 
+def merge_separately() -> None:
+    """The queued run of a steering message ends after its message has entered, not with it."""
+
+    async def apart(self: Any, entering: Mapping[str, Sequence[Message]]) -> list[str]:
+        messages = [message for each in entering.values() for message in each]
+        record = SteerRecord(tuple(entering), tuple([message.id for message in messages]))
+        for message in messages:
+            self.add(message)
+        await _step(self)("steer", str(self._reply_count), encode(record))
+        await self._store.commit(self._tenant, [MergeRun(run) for run in entering])
+        return list(entering)
+
+    _set(Journal, record_steering=apart)
+
+
 BUGS: dict[str, Bug] = {
     "run, then record": Bug(run_then_record, "A", "one unsafe call", ("I2",)),
     "record, then run": Bug(record_then_run, "A", "one unsafe call", ("I7",)),
@@ -291,6 +307,7 @@ BUGS: dict[str, Bug] = {
     "a budget is settled late": Bug(settle_separately, "A", "the day is spent", ("I12",)),
     "an answer is forgotten": Bug(forget_answers, "A", "approved", ("I9",)),
     "a summary is forgotten": Bug(forget_summaries, "A", "summarised", ("I10",)),
+    "a steering message enters apart": Bug(merge_separately, "A", "steered", ("steering",)),
     "a job is kept apart": Bug(store_job_separately, "A", "handed on", ("jobs",)),
     "a job is marked as reported too early": Bug(mark_notified_before_reporting, "A", "handed on", ("jobs", "I11")),
     "the answer of a job has no name": Bug(drop_report_keys, "A", "handed on", ("jobs",)),

@@ -17,6 +17,7 @@ CHECKS: dict[str, Callable[[Evidence], Iterator[str]]] = {
     "I2": checks.effects_once,
     "I3": checks.pairs_are_complete,
     "I4": checks.every_run_ends,
+    "steering": checks.steering_messages_enter_once,
     "I5": checks.chains_are_valid,
     "I6": checks.audit_is_complete,
     "I7": checks.results_are_correct,

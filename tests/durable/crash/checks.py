@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from atlas_agents import Message
+from atlas_agents.core.messages import STEERING_RUN
 from atlas_agents.core.store import OPEN
 from atlas_agents.storage.hash_chain import find_audit_break, find_journal_break
 from crash.evidence import Evidence, Trace, ends
@@ -33,12 +34,14 @@ def messages_accepted_once(evidence: Evidence) -> Iterator[str]:
 
 def _in_order(evidence: Evidence) -> Iterator[str]:
     for session, messages in evidence.sessions.items():
-        texts = [message.text for message in messages if message.role == "user" and not message.metadata]
+        texts = [
+            message.text for message in messages if message.role == "user" and message.metadata.keys() <= {STEERING_RUN}
+        ]
         for text, count in Counter(texts).items():
             if count > 1:
                 yield f"in session {session} there is {text!r} {count} times"
         for sends in evidence.script.clients:
-            wanted = [send.text for send in sends if send.session == session and send.text in texts]
+            wanted = [send.text for send in sends if send.session == session and send.text in texts and not send.steers]
             if [text for text in texts if text in wanted] != wanted:
                 yield f"in session {session} the order is {texts}, and {wanted} was sent"
     places = Counter((line.session, line.seq) for line in evidence.tables.messages)
@@ -123,8 +126,28 @@ def every_run_ends(evidence: Evidence) -> Iterator[str]:
             yield f"run {row.id} goes on after its end"
         elif [end["status"] for end in found] != [row.status] and trace.steps:
             yield f"run {row.id} is {row.status}, and its journal says {found}"
-        elif not trace.steps and row.status != "cancelled":
+        elif not trace.steps and row.status != "cancelled" and not (trace.send and trace.send.steers):
             yield f"run {row.id} is {row.status} and never began"
+
+
+def steering_messages_enter_once(evidence: Evidence) -> Iterator[str]:
+    """A steering message is in the turn that recorded it and nowhere else, or has a turn of its own."""
+    entered = Counter[str]()
+    for trace in evidence.traces.values():
+        recorded: list[str] = []
+        for step in trace.steps_of("steer"):
+            record = msgspec.json.decode(step.payload)
+            recorded += record["messages"]
+            entered.update(record["runs"])
+        stored = [message.id for message in trace.messages if STEERING_RUN in message.metadata]
+        if recorded != stored:
+            yield f"the messages {recorded} entered run {trace.row.id}, and it has {stored}"
+    for run, trace in evidence.traces.items():
+        ended_without_a_turn = trace.row.status == "done" and not trace.steps
+        if entered[run] != ended_without_a_turn:
+            yield f"the message of run {run} entered {entered[run]} turns, and it is {trace.row.status}"
+    if evidence.script.name == "steered" and evidence.outcome.ends == ("done",) and not entered:
+        yield "no message entered a turn"
 
 
 def chains_are_valid(evidence: Evidence) -> Iterator[str]:

@@ -115,6 +115,7 @@ class Client:
                 session=send.session,
                 idempotency_key=send.key,
                 output=self._script.shaped if send.shaped else None,
+                when_busy="steer" if send.steers else "queue",
             )
             self._streams.append(stream)
             try:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from atlas_agents import Message, ToolResult
+from atlas_agents.core.messages import STEERING_RUN
 from atlas_agents.core.store import JournalRow
 from crash.evidence_log import LogEntry
 from crash.runner import Outcome
@@ -102,6 +103,8 @@ def transcript(trace: Trace) -> list[Any]:
     """Return a run as a reader of the conversation sees it, without ids and times."""
     transcript: list[Any] = [trace.row.status]
     for message in trace.messages:
+        if STEERING_RUN in message.metadata:
+            continue
         transcript.append((message.role, without_job_ids(message.text.split(" #")[0])))
         transcript += [("calls", call.name, call.arguments) for call in message.tool_calls]
         transcript += [("result", result.status, without_job_ids(result.result)) for result in message.tool_results]

@@ -85,7 +85,7 @@ def same_end(evidence: Evidence, plain: Transcripts) -> Iterator[str]:
             yield f"run {trace.row.id} is of no message that was sent"
             continue
         wanted = plain.get((evidence.script.like or evidence.script.name, send.scenario))
-        if wanted is None or send.scenario in STOPPED or _denied_by_a_clock_jump(trace, evidence):
+        if wanted is None or send.steers or send.scenario in STOPPED or _denied_by_a_clock_jump(trace, evidence):
             continue
         if any(not _alike(is_, was) for is_, was in zip(transcript(trace), wanted, strict=False)) or len(
             transcript(trace)

@@ -11,6 +11,7 @@ import msgspec
 
 from atlas_agents import Happened, Message, NotHappened, ProviderError, ToolContext, ToolFailed, Transient, tool
 from atlas_agents.builtin_tools.team import delegate_task
+from atlas_agents.core.messages import STEERING_RUN
 from atlas_agents.providers.base import Capabilities, Chunk, Request, TextChunk, ToolCallChunk
 from atlas_agents.testing import Reply, Scripted, calls, fails, says, thinks
 from crash.fault_points import in_model
@@ -128,8 +129,9 @@ def next_reply(messages: Sequence[Message]) -> Reply:
 
 
 def _is_own(message: Message) -> bool:
-    """Return whether the run itself added the message: a plan step, or an observation."""
-    return bool(message.metadata.get("synthetic")) or message.text.startswith("Observation:")
+    """Return whether the message belongs to a running turn: a plan step, an observation, or a steering message."""
+    added = message.metadata.get("synthetic") or message.metadata.get(STEERING_RUN)
+    return bool(added) or message.text.startswith("Observation:")
 
 
 def _reply_content(reply: Reply) -> tuple[str, list[Any]]:

@@ -18,6 +18,8 @@ class Send(msgspec.Struct, frozen=True, omit_defaults=True):
     session: str = "s"
     on: bool = False
     shaped: bool = False
+    steers: bool = False
+    """It enters the running turn of its session, if there is one in time."""
 
     @property
     def text(self) -> str:
@@ -65,6 +67,7 @@ def _one(name: str, scenario: str, end: str, **settings: Any) -> Script:
 
 
 _QUEUED = (Send("unsafe", "1", on=True), Send("keyed", "2", on=True), Send("text", "3"))
+_STEERED = (Send("unsafe", "1", on=True), Send("text", "2", steers=True))
 _LONG = (Send("three rounds", "1"), Send("mixed", "2"))
 _DAY = (Send("unsafe", "1"), Send("mixed", "2"), Send("keyed", "3"))
 
@@ -99,6 +102,7 @@ SCRIPTS: dict[str, Script] = {
         Script("summarised", ((Send("unsafe", "1"), Send("keyed", "2")),), ("Paid.", "Ordered."), compacts=90),
         _one("rounds spent", "endless", "", rounds=2),
         Script("three in a queue", (_QUEUED,), ("Paid.", "Ordered.", "Just a few words.")),
+        Script("steered", (_STEERED,)),
         Script(
             "the day is spent", (_DAY,), ("Paid.", "All done.", "Ordered."), one_by_one=True, per_day=3, budget=True
         ),
