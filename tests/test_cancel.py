@@ -276,7 +276,8 @@ async def test_cancel_while_an_interceptor_runs(where: str) -> None:
         if busy:
             await point.wait()
 
-    interceptors = [Interceptor(**{where: stay})]
+    hooks: dict[str, Any] = {where: stay}
+    interceptors = [Interceptor(**hooks)]
     model = Scripted(*[says("Yes.")] * 2)
     async with wait_forever(point.reached.wait, model, interceptors=interceptors) as (atlas, stream):
         await cancel_and_check(stream, atlas)

@@ -30,7 +30,7 @@ async def count(of: str) -> int:
 
 
 def texts(context: Context) -> tuple[list[str], list[str]]:
-    return [rule.text for rule in context.rules], [message.text for message in context.messages]
+    return [rule.label for rule in context.rules], [message.text for message in context.messages]
 
 
 def cost(make: Callable[[], object], times: int = 300) -> float:

@@ -258,7 +258,8 @@ async def test_failing_interceptor_stops_the_turn(where: str) -> None:
         raise LookupError("typo")
 
     model = Scripted(says("Hello."))
-    async with in_memory_atlas(model, interceptors=[Interceptor(**{where: broken})]) as atlas:
+    hooks: dict[str, Any] = {where: broken}
+    async with in_memory_atlas(model, interceptors=[Interceptor(**hooks)]) as atlas:
         stream = atlas.send("Hi")
         events = await collect_events(stream)
         with pytest.raises(LookupError, match="typo"):
@@ -282,7 +283,8 @@ async def test_invalid_return_value_is_named(where: str, value: Any, complaint: 
     def wrong(*_: Any) -> Any:
         return value
 
-    async with in_memory_atlas(Scripted(says("Hello.")), interceptors=[Interceptor(**{where: wrong})]) as atlas:
+    hooks: dict[str, Any] = {where: wrong}
+    async with in_memory_atlas(Scripted(says("Hello.")), interceptors=[Interceptor(**hooks)]) as atlas:
         with pytest.raises(ConfigError, match=complaint):
             await atlas.ask("Hi")
 

@@ -1,6 +1,7 @@
 """Telegram and X tools: offered once configured, with redacted tokens."""
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -30,7 +31,7 @@ async def offered_tools(settings: Settings, message: str) -> set[str]:
     """Return which of the three tools are offered to a model."""
     tools = tuple(tool.spec for tool in build_tool_registry(settings) if tool.name in NAMES)
     assert len(tools) == 3
-    ask = keyword_tools(settings).request
+    ask: Any = keyword_tools(settings).request
     assert ask is not None
     request = Request(messages=(user(message),), tools=tools)
     changed = await ask(request)

@@ -225,13 +225,14 @@ async def _run_here(
         return await _run_wasm(Path(folder), source)
     sandbox = await choose.choose(msgspec.convert(kind, choose.SandboxKind))
     installed = [Path(path) for path in {sys.prefix, sys.base_prefix} if not path.startswith("/usr")]
+    paths: dict[str, Any] = {option: tuple(Path(folder, name) for name in names) for option, names in protected.items()}
     command = SandboxCommand(
         argv=(sys.executable, "-I", "-c", source),
         cwd=Path(folder),
         writable=Path(folder),
         programs=(Path(programs), *installed),
         limits=SandboxLimits(**limits),
-        **{option: tuple(Path(folder, name) for name in names) for option, names in protected.items()},
+        **paths,
     )
     result = await sandbox.run(command, ProcessIO(merge=True))
     return {"output": result.stdout.text, "stopped_by": result.stopped_by, "exit_code": result.exit_code}

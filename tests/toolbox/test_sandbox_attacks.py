@@ -9,6 +9,7 @@ import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from attacker import BACKENDS, Arena
@@ -384,8 +385,8 @@ result = [sorted(os.listdir(".")), open("one").read(), modes, errors]
 
 async def test_names_can_be_changed_beside_protected_ones(process_arena: Arena) -> None:
     _put_protected(process_arena)
-    found = (await process_arena.attempt({"own": _NAMES}, protected=PROTECTED))["own"]
-    names, content, modes, errors = found if isinstance(found, list) else pytest.fail(found)
+    found: Any = (await process_arena.attempt({"own": _NAMES}, protected=PROTECTED))["own"]
+    names, content, modes, errors = cast(list[Any], found) if isinstance(found, list) else pytest.fail(found)
     assert names == [".git", ".ssh", "AGENTS.md", "a", "one", "project", "theirs", "three"]
     assert content == "1\0\0\0\0"
     assert modes == [0o775, 0o700, 0o640]

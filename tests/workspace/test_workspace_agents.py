@@ -257,7 +257,7 @@ def test_agent_is_built_from_its_section() -> None:
     assert (agent.role, agent.mode, agent.temperature) == ("publisher", "tools", 0.3)
     assert (agent.max_tokens, agent.max_rounds) == (2000, 4)
     assert [tool.name for tool in agent.tools] == ["bash", "shop/search"]
-    assert agent.system_prompt.startswith("The workspace.\n\nWrite well.\n\n### Style\n")
+    assert str(agent.system_prompt).startswith("The workspace.\n\nWrite well.\n\n### Style\n")
 
 
 def test_agent_has_all_tools_by_default() -> None:

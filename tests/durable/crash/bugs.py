@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from atlas_agents import Answer, Atlas, Message, Question, ToolCall, ToolResult
+from atlas_agents import Answer, Atlas, Message, Question, ToolCall, ToolResult, Usage
 from atlas_agents.agents import runtime
 from atlas_agents.agents.history import History
 from atlas_agents.agents.jobs import JobExecutor
@@ -54,10 +54,10 @@ def run_then_record() -> None:
     async def intend(self: Journal, call: ToolCall, reserve: Reserve | None = None) -> None:
         held[call.id] = (reserve,) if reserve else ()
 
-    async def late(self: Journal, call: ToolCall, result: ToolResult, entry: AuditEntry) -> None:
+    async def late(self: Journal, call: ToolCall, result: ToolResult, entry: AuditEntry, usage: Usage) -> None:
         if call.id in held:
             await _step(self)("intent", call.id, encode(call), *held[call.id])
-        await record(self, call, result, entry)
+        await record(self, call, result, entry, usage)
 
     _set(Journal, record_intent=intend, record_outcome=late)
 
@@ -232,8 +232,10 @@ def store_job_separately() -> None:
     """A job is committed after the outcome of its call instead of with it."""
     settle = Journal.record_outcome
 
-    async def apart(self: Any, call: ToolCall, result: ToolResult, entry: AuditEntry, *more: Write) -> None:
-        await settle(self, call, result, entry)
+    async def apart(
+        self: Any, call: ToolCall, result: ToolResult, entry: AuditEntry, usage: Usage, *more: Write
+    ) -> None:
+        await settle(self, call, result, entry, usage)
         if more:
             await self._store.commit(self._tenant, more)
 
