@@ -1,5 +1,6 @@
 """Agent: identity, models, instructions and tools. It owns no transport, user interface or storage."""
 
+import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
@@ -15,13 +16,27 @@ from atlas_agents.agents.stream import AtlasStream, stream_method
 from atlas_agents.core.aio import BackgroundTasks, sync_method
 from atlas_agents.core.budgets import Budget, BudgetLike, read_budgets
 from atlas_agents.core.errors import BudgetExceeded, ConfigError, ProviderError
-from atlas_agents.core.messages import Conversation, Message, MessageLike, new_id, read_prompt, split_messages
+from atlas_agents.core.messages import (
+    UNTRUSTED,
+    Conversation,
+    Message,
+    MessageLike,
+    new_id,
+    read_prompt,
+    split_messages,
+    user,
+)
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.providers.base import Provider
 from atlas_agents.providers.failover import RetryPolicy, Route
 from atlas_agents.providers.registry import Model, check_model
 from atlas_agents.providers.settings import GivenSettings, ModelSettings, read_settings
+from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.tool import Tool, ToolLike
+
+ASK_PARAMETERS = {"request": {"type": "string", "description": "Everything it needs to know; it sees nothing else."}}
+"""Parameters of a tool that asks an agent."""
+ASK_TIMEOUT = 300.0
 
 
 class Agent:
@@ -319,6 +334,39 @@ class Agent:
     """Run `ask` without an event loop, in a script or a thread, and wait for its result."""
     stream_sync = stream_method(send)
     """Start a turn like `send` without an event loop, and return an iterator over its events."""
+
+    def as_tool(self, *, name: str = "", description: str = "") -> Tool:
+        """Return the agent as a tool for other agents; each call is a conversation of its own, without an Atlas.
+
+        `atlas_agents.team.agent_tool` runs it as a turn of an Atlas instead, which its store, policy and events see.
+
+        Args:
+            name: Name of the tool; `ask_` and the agent's id by default.
+            description: What the model reads about the tool; the agent's name and description by default.
+        """
+        return Tool(
+            name or f"ask_{self.id}",
+            self._answer_call,
+            description=description or f"Ask {self.name}. {self.description}".strip(),
+            parameters=ASK_PARAMETERS,
+            effect="unsafe",
+            timeout=ASK_TIMEOUT,
+        )
+
+    async def _answer_call(self, request: str, context: ToolContext) -> str:
+        """Answer another agent, whose turn the usage counts for."""
+        conversation = Conversation()
+        message = user(request, **({UNTRUSTED: list(context.untrusted)} if context.untrusted else {}))
+        stream = self.send(message, session=conversation, user=context.user)
+        try:
+            return (await stream.reply()).text
+        except asyncio.CancelledError:
+            stream.cancel()
+            raise
+        finally:
+            context.add_turn(stream.usage)
+            for source in dict.fromkeys(source for each in conversation for source in each.untrusted):
+                context.mark_untrusted(f"agent: {source}")
 
     def _create_run(
         self, session: Conversation, options: TurnOptions, user: str, stream: AtlasStream | None = None

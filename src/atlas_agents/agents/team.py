@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from atlas_agents.agents.agent import Agent
+from atlas_agents.agents.agent import ASK_PARAMETERS, ASK_TIMEOUT, Agent
 from atlas_agents.agents.options import HandoffPlan
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.messages import UNTRUSTED, Message, user
@@ -101,9 +101,9 @@ def agent_tool(atlas: Any, agent: Agent, *, name: str = "") -> Tool:
         name or f"ask_{agent.id}",
         consult,
         description=f"Ask {agent.name}. {agent.description}".strip(),
-        parameters={"request": {"type": "string", "description": "Everything it needs to know; it sees nothing else."}},
+        parameters=ASK_PARAMETERS,
         effect="keyed",
-        timeout=300,
+        timeout=ASK_TIMEOUT,
     )
 
 
