@@ -212,6 +212,37 @@ def test_message_sent_during_a_run_is_queued_in_every_tab(browser: Browser, gate
         expect(each.page.locator(".user-message")).to_have_count(2)
 
 
+def test_steering_message_enters_the_running_turn_in_every_tab(browser: Browser, gateway: GatewayProcess) -> None:
+    window = open_tabs(browser, gateway)
+    tab = next(window).open()
+    tab.send(script([["call", "build", {"lines": 1}]]))
+    tab.answers.last.wait_for()
+    other = next(window)
+    other.page.goto(tab.page.url)
+    tab.page.get_by_role("textbox").fill("second")
+    tab.button("Steer").click()
+    expect(tab.page.locator("[data-pending=queued]")).to_contain_text("Steering after the current tool calls")
+    other.page.get_by_role("textbox").fill("third")
+    other.page.get_by_role("textbox").press("Alt+Enter")
+    expect(tab.page.locator("[data-pending=queued]")).to_have_count(2)
+    gateway.release()
+    for each in (tab, other):
+        each.wait_for_answer("You wrote: third")
+        each.wait_until_idle()
+        expect(each.page.locator("[data-pending]")).to_have_count(0)
+        shown = each.page.locator(".user-message, .answer").evaluate_all("all => all.map(each => each.className)")
+        assert [name.split()[0] for name in shown] == [
+            "user-message",
+            "answer",
+            "user-message",
+            "user-message",
+            "answer",
+        ]
+    tab.page.reload()
+    tab.wait_for_answer("You wrote: third")
+    assert tab.page.locator(".user-message .text").all_inner_texts()[1:] == ["second", "third"]
+
+
 def test_queued_message_is_cancelled(tab: Tab) -> None:
     tab.send(SLOW)
     tab.answers.last.wait_for()

@@ -1,4 +1,5 @@
-// Message composer with attachments and agent selection. Drafts are saved; messages sent during a run are queued.
+// Message composer with attachments and agent selection. Drafts are saved; messages sent during a run are queued, or
+// steer it.
 
 import { ArrowUpOutlined, CloseOutlined, FileOutlined, PaperClipOutlined, RobotOutlined } from "@ant-design/icons";
 import { Sender } from "@ant-design/x";
@@ -33,12 +34,12 @@ export function Composer({ sessionKey, running, agentId, onAgentChange }: Props)
 
   const ready = text.trim() !== "" || attachments.length > 0;
   const canWrite = principal?.scopes.includes("write") ?? true;
-  const submit = () => {
+  const submit = (steer = false) => {
     if (!ready || !canWrite) return;
     client.sendMessage(
       text.trim(),
       attachments.map((attachment) => attachment.part),
-      { agentId },
+      { agentId, steer: steer && running },
     );
     setText("");
     setAttachments([]);
@@ -57,7 +58,7 @@ export function Composer({ sessionKey, running, agentId, onAgentChange }: Props)
   const handleKeyDown = (event: KeyboardEvent) => {
     if (event.key !== "Enter" || event.shiftKey || event.nativeEvent.isComposing) return undefined;
     event.preventDefault();
-    submit();
+    submit(event.altKey);
     return false;
   };
   return (
@@ -131,13 +132,20 @@ export function Composer({ sessionKey, running, agentId, onAgentChange }: Props)
                 />
               </Tooltip>
             )}
+            {running && ready && canWrite && (
+              <Tooltip title="Send after the current tool calls, without waiting for the end (Alt+Enter)">
+                <Button type="text" onClick={() => submit(true)}>
+                  Steer
+                </Button>
+              </Tooltip>
+            )}
             <Button
               type="primary"
               shape="circle"
               aria-label="Send"
               icon={<ArrowUpOutlined aria-hidden />}
               disabled={!ready || !canWrite}
-              onClick={submit}
+              onClick={() => submit()}
             />
           </div>
         }

@@ -104,7 +104,7 @@ export const PendingMessage = memo(function PendingMessage({ message, offline, o
       <footer className="message-footer always-visible">
         {message.state === "queued" && (
           <>
-            <ClockCircleOutlined aria-hidden /> Queued
+            <ClockCircleOutlined aria-hidden /> {message.steer ? "Steering after the current tool calls" : "Queued"}
             <Button type="text" size="small" icon={<CloseOutlined aria-hidden />} onClick={onCancel}>
               Cancel
             </Button>

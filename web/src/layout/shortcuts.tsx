@@ -6,6 +6,7 @@ import { useRestoreFocus } from "./focus";
 const SHORTCUTS: [string[], string][] = [
   [["Enter"], "Send message"],
   [["Shift", "Enter"], "New line"],
+  [["Alt", "Enter"], "Steer the running turn"],
   [["Esc"], "Stop the agent"],
   [["Ctrl", "K"], "Search sessions"],
   [["Ctrl", "Shift", "O"], "New chat"],

@@ -56,6 +56,8 @@ const APPROVALS_DEBOUNCE_MS = 30;
 export interface SendOptions {
   agentId?: string;
   model?: string;
+  /** Enter the running turn, if there is one. */
+  steer?: boolean;
 }
 
 export class AtlasClient {
@@ -94,7 +96,8 @@ export class AtlasClient {
   }
 
   /** Send a message in the open session. It is shown at once, and sent again until the gateway accepts it. */
-  sendMessage(text: string, attachments: (ImagePart | FilePart)[] = [], { agentId, model }: SendOptions = {}): void {
+  sendMessage(text: string, attachments: (ImagePart | FilePart)[] = [], options: SendOptions = {}): void {
+    const { agentId, model, steer } = options;
     const parts: MessagePart[] = [...(text ? [{ type: "text", text } as const] : []), ...attachments];
     const message: PendingMessage = {
       key: newId(),
@@ -103,6 +106,7 @@ export class AtlasClient {
       state: "sending",
       ...(agentId ? { agentId } : {}),
       ...(model ? { model } : {}),
+      ...(steer ? { steer } : {}),
     };
     this.setSession(sessions.addPending(this.session.current, message));
     this.session.flush();
@@ -223,14 +227,14 @@ export class AtlasClient {
   }
 
   private async submit(key: string, pending: PendingMessage): Promise<void> {
-    const { parts, agentId, model } = pending;
+    const { parts, agentId, model, steer } = pending;
     const message = parts.filter((part) => part.type === "text" || part.type === "image" || part.type === "file");
     try {
       const accepted = await this.request("chat.send", {
         sessionKey: key,
         message,
         idempotencyKey: pending.key,
-        whenBusy: "queue",
+        whenBusy: steer ? "steer" : "queue",
         ...(agentId ? { agentId } : {}),
         ...(model ? { model } : {}),
       });

@@ -115,3 +115,16 @@ it("token usage and cost are summed over rounds", () => {
   );
   expect(answerUsage(item)).toEqual({ input: 20, output: 4, cached: 2, cost: 0.75, estimated: false, model: "m" });
 });
+
+it("a steering message splits the answer of its run, and what is live follows it", () => {
+  const steering = (id: string): MessageShape => ({ ...user(id, "r"), metadata: { steering_run: `run ${id}` } });
+  const live = { ...newRun("r"), text: "so" };
+  const messages = [user("u", "r"), reply("a", "r"), result("x", "ca", "r"), steering("v"), steering("w")];
+  const state = { ...emptySession("s"), messages, runs: { r: live } };
+  const items = conversationItems(state);
+  expect(items.map((item) => item.kind)).toEqual(["user", "answer", "user", "user", "answer"]);
+  expect(new Set(items.map((item) => item.id)).size).toBe(5);
+  expect(answers(items).map((item) => item.run)).toEqual([undefined, live]);
+  const later = conversationItems({ ...state, messages: [...messages, reply("b", "r")] });
+  expect(later.map((item) => item.id)).toEqual(items.map((item) => item.id));
+});

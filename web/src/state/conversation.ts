@@ -41,11 +41,13 @@ export type ConversationItem = UserItem | AnswerItem | PendingItem | SummaryItem
 export function conversationItems(state: SessionState): ConversationItem[] {
   const items: ConversationItem[] = [];
   const answeredRuns = new Set<string>();
+  const continued = new Map<string, string>();
   let current: AnswerItem | undefined;
   let userRunId = "";
   let plan: AnswerItem["plan"];
-  const addAnswer = (runId: string, id: string): AnswerItem => {
+  const addAnswer = (runId: string, fallback = ""): AnswerItem => {
     const run = state.runs[runId];
+    const id = continued.get(runId) ?? (runId || fallback);
     const item: AnswerItem = { kind: "answer", id, runId, messages: [], plan: run?.plan ?? plan, run };
     if (runId) answeredRuns.add(runId);
     items.push(item);
@@ -53,8 +55,19 @@ export function conversationItems(state: SessionState): ConversationItem[] {
   };
   const addUnansweredRun = () => {
     const run = userRunId ? state.runs[userRunId] : undefined;
-    if (run && !answeredRuns.has(userRunId) && run.status !== "queued") addAnswer(userRunId, userRunId);
+    if (run && !answeredRuns.has(userRunId) && run.status !== "queued") addAnswer(userRunId);
     userRunId = "";
+  };
+  /** A steering message splits the answer of its run: what is live belongs to the part after it. */
+  const splitAnswer = (runId: string, messageId: string) => {
+    if (userRunId === runId) userRunId = "";
+    for (const item of items)
+      if (item.kind === "answer" && item.runId === runId) {
+        item.run = undefined;
+        item.plan = undefined;
+      }
+    answeredRuns.delete(runId);
+    continued.set(runId, `${runId} after ${messageId}`);
   };
   for (const message of state.messages) {
     if (message.role === "system" || message.metadata?.recalled) continue;
@@ -64,6 +77,7 @@ export function conversationItems(state: SessionState): ConversationItem[] {
       plan = planOf(message) ?? plan;
       if (current && !current.run?.plan) current.plan = plan;
     } else if (message.role === "user") {
+      if (message.runId && message.metadata?.steering_run) splitAnswer(message.runId, message.id);
       addUnansweredRun();
       current = undefined;
       plan = undefined;
@@ -71,14 +85,14 @@ export function conversationItems(state: SessionState): ConversationItem[] {
       userRunId = message.runId ?? "";
     } else {
       const runId = message.runId ?? "";
-      if (!current || current.runId !== runId) current = addAnswer(runId, runId || `after ${message.id}`);
+      if (!current || current.runId !== runId) current = addAnswer(runId, `after ${message.id}`);
       current.messages.push(message);
     }
   }
   addUnansweredRun();
   const userRuns = new Set(state.messages.filter(({ role }) => role === "user").map(({ runId }) => runId));
   for (const { runId, status } of Object.values(state.runs))
-    if (status === "running" && !answeredRuns.has(runId) && !userRuns.has(runId)) addAnswer(runId, runId);
+    if (status === "running" && !answeredRuns.has(runId) && !userRuns.has(runId)) addAnswer(runId);
   for (const message of state.pending) items.push({ kind: "pending", id: message.key, message });
   return items;
 }

@@ -39,6 +39,14 @@ describe("applyFrame", () => {
     expect(kept.runs.r).toMatchObject({ text: "", status: "done", seq: 5 });
   });
 
+  it("removes a pending message when it enters a running turn", () => {
+    const pending = { key: "k", parts: [], at: 1, steer: true, runId: "s2", state: "queued" as const };
+    const steering = { ...message("v", "user", "also"), metadata: { steering_run: "s2" } };
+    const state = applyAll(sessions.addPending(empty, pending), frame("chat.message", 1, { message: steering }));
+    expect(state.pending).toEqual([]);
+    expect(state.messages.map((each) => each.id)).toEqual(["v"]);
+  });
+
   it("ignores a frame that was already applied", () => {
     const once = applyAll(empty, frame("chat.delta", 1, { text: "a" }));
     expect(applyAll(once, frame("chat.delta", 1, { text: "a" }))).toBe(once);

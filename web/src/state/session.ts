@@ -59,6 +59,8 @@ export interface PendingMessage {
   agentId?: string;
   model?: string;
   at: number;
+  /** It enters the running turn after the current tool calls, instead of waiting for its end. */
+  steer?: boolean;
   runId?: string;
   state: "sending" | "queued" | "failed";
   error?: string;
@@ -319,7 +321,7 @@ function addMessage(state: SessionState, message: MessageShape): SessionState {
 /** Remove pending messages that are now part of the session. */
 function removeDelivered(state: SessionState): SessionState {
   const userMessages = state.messages.filter((message) => message.role === "user");
-  const delivered = new Set(userMessages.map((message) => message.runId));
+  const delivered = new Set(userMessages.map((message) => message.metadata?.steering_run ?? message.runId));
   const pending = state.pending.filter((message) => message.runId === undefined || !delivered.has(message.runId));
   return pending.length === state.pending.length ? state : { ...state, pending };
 }
