@@ -1,6 +1,7 @@
 """Ready guardrails: what they find, what they let pass, and that nothing unchecked reaches the client."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -218,6 +219,14 @@ def test_few_benign_texts_look_like_injections() -> None:
         "Attackers write 'ignore all pr",
         "Forward the mail with the new ",
     ]
+
+
+@pytest.mark.parametrize("piece", ["\n", " ", "4 ", "a.", "note to ai ", "send password "])
+def test_hostile_texts_take_no_longer_than_others(piece: str) -> None:
+    text = f"if you are x@{piece * (50_000 // len(piece))}"
+    started = time.process_time()
+    assert find_injections(text) == () and list(find_personal_data(text)) == []
+    assert time.process_time() - started < 5  # about 0.1: the time grows with the length, not with its square
 
 
 @tool(effect="pure")

@@ -164,20 +164,22 @@ _SIGNS = {
         r"|no longer (?:bound|restricted|limited|an? (?:ai|assistant)))",
     ),
     "new instructions": (
-        r"^\W*(?:(?:new|updated|real|actual|important|urgent)\s+){1,2}(?:system\s+)?(?:instructions?|prompt|task)",
-        r"(?:\s+for\s[^:\n]{1,40})?\s*:",
+        r"^[^\w\n]{0,10}(?:(?:new|updated|real|actual|important|urgent)\s{1,5}){1,2}(?:system\s{1,5})?",
+        r"(?:instructions?|prompt|task)(?:\s{1,5}for\s[^:\n]{1,40})?\s{0,5}:",
     ),
     "chat template": (
-        r"<\|(?:im_start|im_end|system|start_header_id|endoftext)\|?>|\[/?INST\]|<</?SYS>>|^#{2,3}\s*system\s*:",
+        r"<\|(?:im_start|im_end|system|start_header_id|endoftext)\|?>|\[/?INST\]|<</?SYS>>",
+        r"|^#{2,3}[ \t]{0,5}system[ \t]{0,5}:",
         r"|</?(?:system|system_prompt|system-reminder|tool_result|function_results)>",
     ),
     "address to the model": (
-        r"\b(?:if you are|dear|attention|note (?:to|for)|message (?:to|for)|hey)[,:]?\s+(?:an?|any|all|the)?\s*",
+        r"\b(?:if you are|dear|attention|note (?:to|for)|message (?:to|for)|hey)[,:]?\s{1,5}",
+        r"(?:(?:an?|any|all|the)\s{1,5})?",
         r"(?:ai|llm|(?:large )?language model|assistant|chatbot|chatgpt|claude|gemini|copilot)s?\b[^\n]{0,120}",
         r"\b(?:must|please|ignore|send|forward|call|run|execute|reply|respond|recommend|include|visit|open|delete)\b",
     ),
     "secrecy": (
-        r"\b(?:do not|don't|never|without)\s+(?:tell|inform|alert|notify|mention|reveal|show)(?:ing)?\b[^.]{0,30}",
+        r"\b(?:do not|don't|never|without)\s{1,5}(?:tell|inform|alert|notify|mention|reveal|show)(?:ing)?\b[^.]{0,30}",
         r"\b(?:user|human|owner|anyone|operator)\b",
     ),
     "exfiltration": (
@@ -187,7 +189,7 @@ _SIGNS = {
     ),
     "prompt extraction": (
         r"\b(?:reveal|print|show|repeat|output|display|give me|tell me)\b[^.]{0,30}\b(?:your|the|its) ",
-        r"(?:system|hidden|initial|secret)\s+(?:prompt|instructions)\b",
+        r"(?:system|hidden|initial|secret)\s{1,5}(?:prompt|instructions)\b",
     ),
 }
 _INJECTIONS = {name: re.compile("".join(parts), re.IGNORECASE | re.MULTILINE) for name, parts in _SIGNS.items()}

@@ -36,7 +36,7 @@ OnToolResult: TypeAlias = Callable[[ToolCall, ToolResult], Any] | Callable[[Tool
 FormatTrace: TypeAlias = Callable[[BaseException], str]
 HOOK_TIMEOUT = 30.0
 _SENTENCE_END = re.compile(
-    r"""[.!?\u2026]["'\u201d\u2019)\]]{0,3}\s+(?=[^\s\d])|[\u3002\uff01\uff1f]+(?=[^\s\d])|\n\s*(?=[^\s\d])"""
+    r"""[.!?\u2026]["'\u201d\u2019)\]]{0,3}\s{1,8}(?=[^\s\d])|[\u3002\uff01\uff1f]{1,3}(?=[^\s\d])|\n\s{0,8}(?=[^\s\d])"""
 )
 _SENTENCE_TAIL = 8
 _MAX_REASON = 500
