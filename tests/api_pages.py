@@ -89,7 +89,7 @@ def pages() -> list[Page]:
             "api-tools.md",
             "Tools",
             "Turn functions into tools, and register them.",
-            _of(top, "tool Tool ToolContext ToolRegistry ToolSpec Happened NotHappened"),
+            _of(top, "tool Tool Toolset ToolContext ToolRegistry ToolSpec Happened NotHappened"),
         ),
         Page(
             "api-governance.md",

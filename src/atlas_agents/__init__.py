@@ -131,7 +131,7 @@ if TYPE_CHECKING:
     from atlas_agents.tools.pipeline import Happened, NotHappened
     from atlas_agents.tools.policy import Actor, PermissionGrant, Policy, Verdict
     from atlas_agents.tools.registry import ToolRegistry
-    from atlas_agents.tools.tool import Tool, tool
+    from atlas_agents.tools.tool import Tool, Toolset, tool
 
 __all__ = [
     "Accepted",
@@ -269,6 +269,7 @@ __all__ = [
     "ToolRegistry",
     "ToolResult",
     "ToolSpec",
+    "Toolset",
     "Transient",
     "TurnContext",
     "UnknownAgent",
@@ -351,7 +352,7 @@ _HOMES = {
     "tools.pipeline": "Happened NotHappened",
     "tools.policy": "Actor PermissionGrant Policy Verdict",
     "tools.registry": "ToolRegistry",
-    "tools.tool": "Tool tool",
+    "tools.tool": "Tool Toolset tool",
 }
 """Where each name lives. A module is loaded when one of its names is first used: the command, a client or a worker that
 needs a little of the package does not pay for all of it."""

@@ -11,7 +11,7 @@ from atlas_agents.core.errors import ConfigError, ContextCycle, DuplicateTool, P
 from atlas_agents.core.messages import Conversation, Message
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.tools.context import Deps, SessionMetadata
-from atlas_agents.tools.tool import Tool, ToolLike, as_tool
+from atlas_agents.tools.tool import Choose, Tool, ToolChoice, ToolLike, expand_tools
 
 Condition: TypeAlias = Callable[[Any], bool | Awaitable[bool]]
 """A sync or async function of the turn's context (`TurnContext`)."""
@@ -93,6 +93,36 @@ async def call_with_context(function: Callable[[Any], Any], context: "Context", 
         raise PromptFailed(f"{subject} failed: {type(error).__name__}: {error}") from error
     except Exception as error:
         raise PromptFailed(f"{subject} failed: {type(error).__name__}: {error}") from error
+
+
+async def choose_tools(tools: Mapping[str, Tool], context: "TurnContext[Any]") -> Mapping[str, Tool]:
+    """Return the tools that the choices of their toolsets include for this turn; each choice is made once."""
+    made: dict[tuple[Choose, frozenset[str]], bool | frozenset[str]] = {}
+    left_out: set[str] = set()
+    for wire_name, tool in tools.items():
+        for choice in tool.choices:
+            key = choice.function, choice.names
+            if key not in made:
+                made[key] = await _make_choice(choice, context)
+            chosen = made[key]
+            if chosen is False or (chosen is not True and choice.name not in chosen):
+                left_out.add(wire_name)
+    return {name: tool for name, tool in tools.items() if name not in left_out} if left_out else tools
+
+
+async def _make_choice(choice: ToolChoice, context: "TurnContext[Any]") -> bool | frozenset[str]:
+    subject = f"the choice of tools {describe_function(choice.function)!r}"
+    found: Any = await call_with_context(choice.function, context, subject)
+    if isinstance(found, bool):
+        return found
+    try:
+        names = frozenset([found] if isinstance(found, str) else found)
+    except TypeError:
+        raise PromptFailed(f"{subject} returned {found!r}: expected a bool, or names of tools") from None
+    if unknown := sorted(str(name) for name in names - choice.names):
+        known = ", ".join(sorted(choice.names))
+        raise PromptFailed(f"{subject} returned {unknown[0]!r}: expected names of the toolset, which has {known}")
+    return names
 
 
 class RuleOrigin(msgspec.Struct, frozen=True):
@@ -226,8 +256,7 @@ class Context:
     @tools.setter
     def tools(self, tools: Iterable[ToolLike]) -> None:
         found: dict[str, Tool] = {}
-        for item in tools:
-            tool = as_tool(item)
+        for tool in expand_tools(tools):
             if tool.wire_name in found:
                 raise DuplicateTool(f"duplicate tool name {tool.name!r}: tool names must be unique in a context")
             found[tool.wire_name] = tool

@@ -229,6 +229,7 @@ async def _reply_of_hook(run: Run, reply: Message) -> Message:
 async def _build_request(run: Run, sent: float = math.inf) -> base.Request | Message:
     """Build the next request, or return a hook's reply. `sent` are the tokens of the one before, if it was too long."""
     settings = run.settings
+    await run.choose_tools()
     system, stable = await _system_prompt(run)
     tool_choice = run.phase.tool_choice or run.tool_choice
     tools = run.phase.offered(run.scope.offered_tools(tool_choice))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, cast
 
 import msgspec
 
-from atlas_agents.agents.context import DepsFactory, TurnContext, call_with_context, render_text
+from atlas_agents.agents.context import DepsFactory, TurnContext, call_with_context, choose_tools, render_text
 from atlas_agents.agents.history import (
     History,
     apply_summary,
@@ -654,7 +654,13 @@ class Run:
         if self.options.team.stays and (speaker := _last_speaker(self.conversation.messages)):
             self._switch_agent(self, speaker)
         await self._prepare_deps()
+        await self.choose_tools()
         return first
+
+    async def choose_tools(self) -> None:
+        """Leave out the tools that the choices of toolsets do not include in this turn; once for each agent."""
+        if not self.scope.has_chosen:
+            self.scope.set_chosen_tools(await choose_tools(self.scope.tools, self.context))
 
     async def _prepare_deps(self) -> None:
         """Have the developer's function make `deps` for a turn that was sent without them, or is resumed."""

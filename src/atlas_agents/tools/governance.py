@@ -120,7 +120,7 @@ class ToolScope:
             "governance",
             "journal",
         ),
-        *("context", "deps", "hooks", "metadata", "repeats", "run_id", "search", "slots", "tools"),
+        *("context", "deps", "has_chosen", "hooks", "metadata", "repeats", "run_id", "search", "slots", "tools"),
     )
 
     def __init__(
@@ -159,8 +159,7 @@ class ToolScope:
         self._scanned = 0
         self._untrusted: dict[str, None] = {}
         self.asks, self.chain = asks, chain
-        self.governance = governance
-        self.run_id = run_id
+        self.governance, self.run_id = governance, run_id
         self.agent = agent
         self.actor = actor
         self.tools = tools
@@ -173,6 +172,8 @@ class ToolScope:
         self.slots = governance.limiter.session_slots(conversation.id)
         self.durations: dict[str, int] = {}
         """Milliseconds that each call took, by call id."""
+        self.has_chosen = False
+        """Whether the choices of toolsets were made for the current agent."""
         self._visible: list[Tool] | None = None
         self._visible_under: Policy | None = None
 
@@ -203,7 +204,16 @@ class ToolScope:
     ) -> None:
         """Execute further calls as another agent, with its role, its tools and its context."""
         self.agent, self.actor, self.tools, self.context, self.search = agent, actor, tools, context, search
-        self._visible = None
+        self._visible, self.has_chosen = None, False
+
+    def set_chosen_tools(self, tools: Mapping[str, Tool]) -> None:
+        """Keep only these tools, which the choices of their toolsets include in this turn."""
+        self.has_chosen = True
+        if len(tools) < len(self.tools):
+            self.tools, self._visible = tools, None
+            if self.search is not None:
+                self.search.restrict(tools)
+                self.tools = {**tools, self.search.tool.wire_name: self.search.tool}
 
     def offered_tools(self, forced: str = "") -> list[Tool]:
         """Return the tools that the model is shown: all that it may call, or with tool search those that it found.

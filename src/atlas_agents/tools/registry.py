@@ -1,11 +1,11 @@
 """Tool registry: all tools of an application, from four sources. Names are unique."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, TypeAlias, cast
 
 from atlas_agents.core.errors import BadTool, DuplicateTool, ToolNotFound
 from atlas_agents.core.plugins import Plugins
-from atlas_agents.tools.tool import Tool, ToolLike, as_tool
+from atlas_agents.tools.tool import Function, Tool, as_tool
 
 Source: TypeAlias = Literal["builtin", "plugin", "mcp", "custom"]
 
@@ -19,7 +19,7 @@ class ToolRegistry:
         self.disabled: dict[str, str] = {}
         """Plugins that could not be loaded, with the reason."""
 
-    def add(self, item: ToolLike, *, source: Source = "custom", namespace: str = "") -> Tool:
+    def add(self, item: Tool | Function | Mapping[str, Any], *, source: Source = "custom", namespace: str = "") -> Tool:
         """Register a tool; raises DuplicateTool if its name, or a name that is the same to a model, is taken."""
         tool = as_tool(item)
         if source in ("plugin", "mcp"):
@@ -78,12 +78,12 @@ class ToolRegistry:
         return len(self._tools)
 
 
-def _plugin_tools(provided: Any) -> list[ToolLike]:
+def _plugin_tools(provided: Any) -> list[Tool | Function]:
     """Return the tools of a plugin: it provides a tool, a list of tools, or a function that returns either."""
     if isinstance(provided, Tool):
         return [provided]
     if callable(provided):
         return _plugin_tools(provided())
     if isinstance(provided, list | tuple):
-        return list(cast(list[ToolLike], provided))
+        return list(cast(list[Tool | Function], provided))
     raise BadTool(f"a plugin must provide tools, got {provided!r}")

@@ -37,6 +37,11 @@ class ToolSearch:
         self._scanned = 0
         self.tool = self._create_tool()
 
+    def restrict(self, names: Collection[str]) -> None:
+        """Search only among these tools from now on."""
+        self._names = [name for name in self._names if name in names]
+        self.tool = self._create_tool()
+
     def select(
         self, visible: Sequence[Tool], messages: Sequence[Message], metadata: Metadata, forced: str
     ) -> list[Tool]:
@@ -54,11 +59,14 @@ class ToolSearch:
         always = [tool for tool in visible if tool.wire_name not in own]
         return [*always, *[own[name] for name in wanted if name in own]]
 
+    def _candidates(self) -> list[Tool]:
+        return [tool for tool in self._visible() if tool.wire_name in self._names]
+
     def _create_tool(self) -> Tool:
         async def search_tools(query: str, context: ToolContext) -> dict[str, Any]:
             return self._search(query, context.metadata)
 
-        names = [tool.wire_name for tool in self._visible()]
+        names = [tool.wire_name for tool in self._candidates()]
         description = (
             f"Find tools by what they do. Most of your {len(names)} tools are not shown until you have found them; "
             f"then you can call them. Their names: {one_line(', '.join(names), _MAX_NAMES)}"
@@ -78,7 +86,7 @@ class ToolSearch:
         return Tool(SEARCH_TOOLS, search_tools, description=description, parameters=schema, effect="pure")
 
     def _search(self, query: str, metadata: Metadata) -> dict[str, Any]:
-        found = rank_tools(query, self._visible())[:_MAX_FOUND]
+        found = rank_tools(query, self._candidates())[:_MAX_FOUND]
         if not found:
             return {"tools": [], "hint": "No tool matches. Try other words, or the name of a tool."}
         known = _found_tools(metadata)

@@ -3,7 +3,7 @@
 import copy
 import inspect
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import cached_property, partial, update_wrapper
 from types import BuiltinFunctionType, FunctionType, MethodType
@@ -21,8 +21,10 @@ from typing import (
     overload,
 )
 
+import msgspec
+
 from atlas_agents.core.aio import is_async
-from atlas_agents.core.errors import BadTool, ToolFailed
+from atlas_agents.core.errors import BadTool, DuplicateTool, ToolFailed
 from atlas_agents.core.messages import Conversation, ToolSpec
 from atlas_agents.core.text import wire_name
 from atlas_agents.tools.context import ToolContext
@@ -36,6 +38,8 @@ Confirm: TypeAlias = bool | Callable[[dict[str, Any]], bool]
 Reconcile: TypeAlias = Callable[..., Any]
 Preview: TypeAlias = Callable[[dict[str, Any]], Any]
 """Sync or async; returns the text shown to the person who approves a call with these arguments."""
+Choose: TypeAlias = Callable[[Any], Any]
+"""Sync or async; chooses tools for the turn's context: a bool for all or none of a toolset, or their names."""
 Argv: TypeAlias = Callable[[dict[str, Any]], Any]
 """Sync or async; returns the argument vector of a call that runs exactly one program, else None."""
 Binds: TypeAlias = Callable[[dict[str, Any]], Any]
@@ -85,6 +89,8 @@ class Tool:
     """
 
     when_tainted: WhenTainted | None
+    choices: tuple["ToolChoice", ...] = ()
+    """The choices of the toolsets that the tool comes from, which decide in each turn whether the agent has it."""
     _is_sendable = True
     _build: Callable[[str], "Tool"] | None = None
     """Returns the tool that a call of a user executes, if it differs between users."""
@@ -221,6 +227,12 @@ class Tool:
             copied.__dict__.pop(cached, None)
         return copied
 
+    def chosen_by(self, choice: "ToolChoice") -> "Tool":
+        """Return the same tool; an agent has it only in turns in which the choice includes it."""
+        copied = copy.copy(self)
+        copied.choices = (*self.choices, choice)
+        return copied
+
     def per_user(self, build: Callable[[str], "Tool"]) -> "Tool":
         """Return the same tool; a call executes the one that `build` returns for the user who makes it.
 
@@ -261,8 +273,83 @@ class Tool:
         return f"Tool({self.name!r})"
 
 
-ToolLike: TypeAlias = Tool | Function | Mapping[str, Any]
-"""What is accepted as a tool: a tool, a typed function, or a definition as a dict."""
+class ToolChoice(msgspec.Struct, frozen=True, eq=False):
+    """A function of the turn's context that chooses from the `names` of a toolset, and the name of one tool in it."""
+
+    function: Choose
+    names: frozenset[str]
+    name: str
+
+
+class Toolset:
+    """Tools as one value, for one or several agents. Each method returns a new toolset.
+
+    Pass it as `tools=` or as one of `tools=[…]`. Models, policies and the audit log use the names that the tools have
+    in the last toolset.
+
+    Args:
+        tools: Tools, typed functions, definitions and other toolsets.
+    """
+
+    __slots__ = ("_tools",)
+
+    def __init__(self, tools: "Iterable[ToolLike]" = ()) -> None:
+        self._tools: dict[str, Tool] = {}
+        for tool in expand_tools(tools):
+            if tool.wire_name in self._tools:
+                raise DuplicateTool(
+                    f"duplicate tool name {tool.name!r} in a toolset: use `prefix` or `rename` before you combine"
+                )
+            self._tools[tool.wire_name] = tool
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the tools."""
+        return tuple([tool.name for tool in self])
+
+    def filter(self, keep: Callable[[Tool], bool]) -> "Toolset":
+        """Keep the tools for which a function returns True."""
+        return Toolset([tool for tool in self if keep(tool)])
+
+    def prefix(self, prefix: str) -> "Toolset":
+        """Put a text before each name, such as `shop_`; `shop/` names the source."""
+        return Toolset([tool.named(f"{prefix}{tool.name}") for tool in self])
+
+    def rename(self, names: Mapping[str, str]) -> "Toolset":
+        """Give tools other names: `{"old": "new"}`."""
+        self._require(names, "rename")
+        return Toolset([tool.named(names.get(tool.name, tool.name)) for tool in self])
+
+    def choose(self, function: Choose) -> "Toolset":
+        """Choose tools in each turn.
+
+        Args:
+            function: A sync or async function of the turn's context (`TurnContext`), called once in a turn. It returns
+                True for all tools, False for none, or the names of those that the agent has in this turn.
+        """
+        names = frozenset(self.names)
+        return Toolset([tool.chosen_by(ToolChoice(function, names, tool.name)) for tool in self])
+
+    def _require(self, names: Iterable[str], method: str) -> None:
+        if missing := [name for name in names if name not in self.names]:
+            raise BadTool(f"cannot {method} {missing[0]!r}: the toolset has {', '.join(self.names) or 'no tools'}")
+
+    def __add__(self, other: "Iterable[ToolLike]") -> "Toolset":
+        """Combine with other tools; their names must differ."""
+        return Toolset([*self, *other])
+
+    def __iter__(self) -> Iterator[Tool]:
+        return iter(self._tools.values())
+
+    def __len__(self) -> int:
+        return len(self._tools)
+
+    def __repr__(self) -> str:
+        return f"Toolset({', '.join(self.names)})"
+
+
+ToolLike: TypeAlias = Tool | Toolset | Function | Mapping[str, Any]
+"""What is accepted as a tool: a tool, a toolset, a typed function, or a definition as a dict."""
 
 
 class ToolOptions(TypedDict, total=False):
@@ -423,7 +510,16 @@ _templates: weakref.WeakKeyDictionary[Function, Tool] = weakref.WeakKeyDictionar
 """Tools derived from functions, without the functions: a reference would keep the weak key alive."""
 
 
-def as_tool(item: ToolLike) -> Tool:
+def expand_tools(items: Iterable[ToolLike]) -> Iterator[Tool]:
+    """Yield the tool of each item, and all tools of each toolset."""
+    for item in items:
+        if isinstance(item, Toolset):
+            yield from item
+        else:
+            yield as_tool(item)
+
+
+def as_tool(item: Tool | Function | Mapping[str, Any]) -> Tool:
     """Return a tool unchanged, or the tool that a typed function, another callable or a definition defines."""
     if isinstance(item, Tool):
         item.check_bound()

@@ -11,7 +11,7 @@ from atlas_agents.agents.agent import Agent
 from atlas_agents.core.errors import BadModelRef, ConfigError, MissingKey
 from atlas_agents.providers.failover import RetryPolicy
 from atlas_agents.providers.registry import Model, Registry, parse_model_ref
-from atlas_agents.tools.tool import Tool, ToolLike, as_tool
+from atlas_agents.tools.tool import Tool, ToolLike, expand_tools
 from atlas_agents.workspace.workspace import AgentSpec, WorkspaceState
 
 logger = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def build_agents(
 
     `fallback` can replace a model that is not available. `tool_search` is for agents that do not set it.
     """
-    known = [as_tool(tool) for tool in tools]
+    known = list(expand_tools(tools))
     agents: list[Agent] = []
     notices: dict[str, str] = {}
     refs: list[str] = []
@@ -116,7 +116,7 @@ def build_agent(
         retry=RetryPolicy(order="given"),
         system_prompt="\n\n".join(piece for piece in (prompt, spec.prompt) if piece),
         settings=spec.settings,
-        tools=_select_tools(spec, {tool.name: tool for tool in map(as_tool, tools)}),
+        tools=_select_tools(spec, {tool.name: tool for tool in expand_tools(tools)}),
         role=spec.role,
         mode=spec.mode,
         max_rounds=spec.max_rounds,
