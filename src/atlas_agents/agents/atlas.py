@@ -315,7 +315,8 @@ class Atlas:
             user: The user for whom the turn runs; a policy can grant permissions to it.
             model: Reference of a model to use in this turn instead of the agent's.
             mode: Mode to use in this turn instead of the agent's.
-            when_busy: While another turn of the session runs: queue this one, reject it, or interrupt the earlier ones.
+            when_busy: While another turn of the session runs: `queue` this one, `steer` that one with the message
+                after its current tool calls, `reject` the message, or `interrupt` the earlier turns.
             idempotency_key: Repeating a key in a stored session returns the turn that first used it.
             asks: Whether people can be asked; if not, calls that need approval are refused with an error for the model.
             settings: Model settings such as `{"effort": "high"}`, which take precedence over the agent's.

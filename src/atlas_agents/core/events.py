@@ -18,6 +18,7 @@ from atlas_agents.core.messages import Message, Status
 StepStatus: TypeAlias = Literal["pending", "running", "done", "failed", "changed", "dropped"]
 EventName: TypeAlias = Literal[
     "message:sent",
+    "message:steered",
     "stream:start",
     "stream:chunk",
     "stream:thinking",
