@@ -126,6 +126,38 @@ async def test_approval_is_answered_from_another_process(url: str, schema: str) 
         assert (await stream.reply()).text == "Paid."
 
 
+async def test_message_accepted_elsewhere_steers_the_running_turn(url: str, schema: str) -> None:
+    running, release = asyncio.Event(), asyncio.Event()
+
+    @tool(effect="pure")
+    async def look() -> str:
+        """Look."""
+        running.set()
+        await release.wait()
+        return "seen"
+
+    model = Scripted(calls("look"), says("Both."), says("Next."))
+    async with (
+        asyncio.timeout(TIMEOUT),
+        member(url, schema, Scripted(), [look], executes_runs=False) as front,
+        member(url, schema, Scripted(), [look], executes_runs=False) as another,
+        member(url, schema, model, [look]) as back,
+    ):
+        first = front.atlas.send("1", session="s")
+        await running.wait()
+        queued = front.atlas.send("later", session="s")
+        await queued.accepted()
+        steering = another.atlas.send("2", session="s", when_busy="steer", idempotency_key="k")
+        assert (await steering.accepted()).status == "queued"
+        release.set()
+        assert [(await stream.reply()).text for stream in (first, steering)] == ["Both.", "Both."]
+        assert (await queued.reply()).text == "Next."
+        assert [message.text for message in model.requests[1].messages if message.role == "user"] == ["1", "2"]
+        assert back.executed == [first.stream_id, queued.stream_id]
+        repeated = front.atlas.ask("2", session="s", when_busy="steer", idempotency_key="k")
+        assert (await repeated).text == "Both."
+
+
 async def test_stopping_worker_releases_its_turns_to_others(url: str, schema: str) -> None:
     running = asyncio.Event()
 
