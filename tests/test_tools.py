@@ -17,7 +17,7 @@ from uuid import UUID
 import pydantic
 import pytest
 
-from atlas_agents import Agent, BadTool, ConfigError, Tool, ToolContext, tool
+from atlas_agents import Agent, BadTool, ConfigError, Tool, ToolContext, Toolset, tool
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from checks import TIMEOUT
 
@@ -652,6 +652,16 @@ async def test_wrapped_function_becomes_the_tool_of_its_wrapper() -> None:
 
     assert await result_of(plain, a=2) == ("ok", 2)
     assert await result_of(doubled, a=2) == ("ok", 4)
+
+
+def test_tools_must_be_a_list() -> None:
+    async def count(a: int) -> int:
+        """Count."""
+        return a
+
+    for given in (count, tool(count), {"name": "count"}):
+        with pytest.raises(BadTool, match=r"tools must be a list of tools or a toolset, got .*: write tools=\[…\]"):
+            Toolset(given)  # pyright: ignore[reportArgumentType]
 
 
 def test_shared_function_is_described_once_and_not_kept_alive() -> None:

@@ -76,16 +76,18 @@ class SessionMetadata(Metadata):
                     f"metadata {key!r} cannot be stored with the session: {error}; "
                     "set a JSON value, or pass objects with deps=…"
                 ) from error
-        self._changed.add(key)
         if self._turn is not None:
             self._turn.delete(key)
-        return super().set(key, value)
+        super().set(key, value)
+        self._changed.add(key)  # last: a tool in a thread may set values while `take_changes` runs
+        return self
 
     def delete(self, key: str) -> "Metadata":
-        self._changed.add(key)
         if self._turn is not None:
             self._turn.delete(key)
-        return super().delete(key)
+        super().delete(key)
+        self._changed.add(key)
+        return self
 
     def all(self) -> dict[str, Any]:
         return super().all() | (self._turn.all() if self._turn is not None else {})
@@ -98,9 +100,11 @@ class SessionMetadata(Metadata):
 
     def take_changes(self) -> tuple[dict[str, Any], tuple[str, ...]] | None:
         """Return the values that were set and the keys that were deleted since the last call; None if none were."""
-        if not self._changed:
+        changed: set[str] = set()
+        while self._changed:
+            changed.add(self._changed.pop())
+        if not changed:
             return None
-        changed, self._changed = self._changed, set()
         values = {key: self._values[key] for key in sorted(changed) if key in self._values}
         return values, tuple(sorted(changed - values.keys()))
 

@@ -512,6 +512,8 @@ _templates: weakref.WeakKeyDictionary[Function, Tool] = weakref.WeakKeyDictionar
 
 def expand_tools(items: Iterable[ToolLike]) -> Iterator[Tool]:
     """Yield the tool of each item, and all tools of each toolset."""
+    if isinstance(items, Tool | Mapping) or callable(items):
+        raise BadTool(f"tools must be a list of tools or a toolset, got {items!r}: write tools=[…]")
     for item in items:
         if isinstance(item, Toolset):
             yield from item
