@@ -91,6 +91,28 @@ async def test_page_answers_an_approval_at_another_gateway(server: PostgresServe
         assert text_of(rest) == ""
 
 
+async def test_steering_message_waits_for_an_approval_and_is_seen_at_every_gateway(
+    server: PostgresServer, tmp_path: Path
+) -> None:
+    async with AsyncExitStack() as stack:
+        front, other, _ = await members(stack, server, tmp_path, "gateway", "gateway", "worker")
+        client, person = [await stack.enter_async_context(connect_process(each)) for each in (front, other)]
+        first = await client.get("chat.send", sessionKey="s", message="?pay")
+        approval = await client.until("exec.approval_request")
+        steering = await person.get("chat.send", sessionKey="s", message="also", whenBusy="steer")
+        assert steering["status"] == "queued"
+        await person.get("approvals.resolve", approvalId=approval["approvalId"], decision="allow-once")
+        for each in (client, person):
+            finals = {(final := await each.until("chat.final"))["runId"]: final for _ in range(2)}
+            assert finals[steering["runId"]]["enteredRunId"] == first["runId"]
+            assert finals[first["runId"]]["message"]["parts"] == [{"type": "text", "text": "All 3 of also."}]
+        waited = await client.get("chat.wait", runId=steering["runId"], timeoutMs=1000)
+        assert waited["message"]["id"] == finals[first["runId"]]["message"]["id"]
+        history = (await person.get("chat.history", sessionKey="s"))["messages"]
+        assert [message["role"] for message in history[:4]] == ["user", "assistant", "tool", "user"]
+        assert {message["runId"] for message in history} == {first["runId"]}
+
+
 async def test_deleted_session_disappears_from_the_lists_of_all_gateways(
     server: PostgresServer, tmp_path: Path
 ) -> None:
