@@ -161,6 +161,12 @@ def pages() -> list[Page]:
                 "gateway.protocol.events.ToolSettled",
             ),
         ),
+        Page(
+            "api-guardrails.md",
+            "Guardrails",
+            "Ready guardrails for `Atlas(interceptors=[…])`.",
+            _all("atlas_agents.guardrails"),
+        ),
         Page("api-team.md", "Teams", "Strategies for `atlas.route`, and agents as tools.", _all("atlas_agents.team")),
         Page(
             "api-workspace.md",

@@ -16,6 +16,17 @@ from atlas_agents.core.errors import AtlasError, ConfigError, Refused
 from atlas_agents.core.messages import Message, Text, ToolCall, ToolResult, assistant
 from atlas_agents.providers.base import Request
 
+__all__ = [
+    "PersonalData",
+    "Place",
+    "denied_topics",
+    "find_injections",
+    "find_personal_data",
+    "output_filter",
+    "personal_data",
+    "prompt_injection",
+]
+
 PersonalData: TypeAlias = Literal["email", "phone", "card", "iban"]
 """Kinds of personal data that are found by their form; cards and IBANs also by their check digits."""
 Place: TypeAlias = Literal["message", "tool_call", "tool_result", "answer"]
