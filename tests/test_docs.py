@@ -52,7 +52,8 @@ def test_code_on_a_page_is_that_of_the_file_it_names(name: str) -> None:
 
 
 def test_every_example_is_on_a_page_with_its_output() -> None:
-    files = [*(DOCS / "examples").iterdir(), ROOT / "examples/team/policy.toml"]
+    tasks = (ROOT / "examples/ten_tasks").iterdir()
+    files = [*(DOCS / "examples").iterdir(), *tasks, ROOT / "examples/team/policy.toml"]
     assert set(SHOWN) == {str(file.relative_to(ROOT)) for file in files if file.suffix in doc_examples.FENCES}
 
 
