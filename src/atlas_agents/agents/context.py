@@ -170,6 +170,14 @@ class Context:
     Creating a context copies nothing: parents are read on access, so their later changes are visible. Metadata: the
     child's value wins, then that of the first parent that has one. Rules and messages: the parents' first, then the
     child's. Tools: by name, the child's replaces a parent's. An ancestor reached twice counts once.
+
+    Args:
+        parents: Contexts to inherit from.
+        name: Name in explanations.
+        metadata: Values for prompts, rules and tools; a mapping, or a `Metadata` that is read live.
+        rules: Sentences of the system prompt, always present or under a condition.
+        tools: Tools, or typed functions that become tools.
+        messages: Messages that precede every conversation.
     """
 
     __slots__ = ("__weakref__", "_assigned", "_messages", "_metadata", "_parents", "_rules", "_tools", "name")

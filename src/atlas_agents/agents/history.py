@@ -73,9 +73,13 @@ class Compaction(msgspec.Struct, frozen=True):
 
 
 class History(msgspec.Struct, frozen=True):
-    """Limits on the messages sent to the model; stored conversations stay complete. `count` counts tokens.
+    """Limits on the messages sent to the model; stored conversations stay complete.
 
-    With `compaction`, older messages are summarised before they would be left out.
+    Args:
+        max_messages: Most messages in a request; None for no limit.
+        max_tokens: Most tokens of messages in a request; None for what the model can be sent.
+        count: Function that counts the tokens of a message.
+        compaction: Summarises older messages before they would be left out; None to leave them out.
     """
 
     max_messages: int | None = None

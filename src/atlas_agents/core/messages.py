@@ -91,7 +91,13 @@ class Thinking(msgspec.Struct, frozen=True, tag="thinking", tag_field="type", om
 
 
 class Image(msgspec.Struct, frozen=True, tag="image", tag_field="type", omit_defaults=True):
-    """An image: base64 data, or a URL that the model's vendor fetches (Atlas never does)."""
+    """An image: data, or an address. `Image.of(bytes)` encodes the data.
+
+    Args:
+        media_type: Such as `image/png`.
+        data: The image in base64.
+        url: Address from which the model's vendor fetches it; Atlas never does.
+    """
 
     media_type: str
     data: str = ""
@@ -105,7 +111,14 @@ class Image(msgspec.Struct, frozen=True, tag="image", tag_field="type", omit_def
 
 
 class File(msgspec.Struct, frozen=True, tag="file", tag_field="type", omit_defaults=True):
-    """A document: base64 data, or a URL that the model's vendor fetches (Atlas never does)."""
+    """A document: data, or an address. `File.of(bytes, name)` encodes the data.
+
+    Args:
+        name: Name of the file.
+        media_type: Such as `application/pdf`.
+        data: The document in base64.
+        url: Address from which the model's vendor fetches it; Atlas never does.
+    """
 
     name: str
     media_type: str
@@ -137,9 +150,16 @@ def _now() -> int:
 
 
 class Message(msgspec.Struct, frozen=True, dict=True):
-    """One message of a conversation. `created_at` is in milliseconds since the Unix epoch.
+    """One message of a conversation; `user(…)`, `assistant(…)`, `system(…)` and `tool_message(…)` make one.
 
     Its `__dict__` caches derived data (tool calls, the encoded form for a vendor) and is not part of its value.
+
+    Args:
+        role: `system`, `user`, `assistant` or `tool`.
+        parts: Text, images, files, thinking, tool calls and tool results, in order.
+        id: Unique id; a new one by default.
+        created_at: Milliseconds since the Unix epoch; now by default.
+        metadata: Values that are stored with the message and not sent to a model.
     """
 
     role: Role
@@ -375,7 +395,13 @@ class _StoredConversation(msgspec.Struct):
 
 
 class Conversation:
-    """An append-only list of messages with an id."""
+    """An append-only list of messages; iterate it, or read `messages`.
+
+    Args:
+        messages: The first messages.
+        id: Key of the conversation; a new one by default.
+        metadata: Values for tools, rules and prompts, which belong to this conversation.
+    """
 
     __slots__ = ("__weakref__", "id", "messages", "metadata")
 

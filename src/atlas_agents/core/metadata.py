@@ -10,7 +10,12 @@ _ABSENT: Any = object()
 
 
 class Metadata:
-    """Key-value store: local values first, then the brokers in order. Later changes of a broker are visible at once."""
+    """Key-value store: local values first, then the brokers in order. Later changes of a broker are visible at once.
+
+    Args:
+        brokers: Other metadata to inherit from.
+        values: Local values.
+    """
 
     __slots__ = ("_brokers", "_subscriptions", "_values")
 

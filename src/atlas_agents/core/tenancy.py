@@ -179,9 +179,13 @@ class Tenancy:
 
 
 class Delegation(msgspec.Struct, frozen=True):
-    """Delegation limits: maximum depth, jobs per user message, and jobs that run at once.
+    """Delegation limits.
 
-    `retry_delays` are the seconds to wait before each retry of a job.
+    Args:
+        depth: How many agents in a row may delegate to another one.
+        jobs: Most jobs that follow from one message of a user.
+        at_once: Most jobs that run at once.
+        retry_delays: Seconds to wait before each retry of a job.
     """
 
     depth: int = 3

@@ -77,10 +77,17 @@ class Endpoint(msgspec.Struct, frozen=True):
 
 
 class LocalProvider(BaseProvider):
-    """Provider of a local model. `model` is a name of the catalog or a path to a `.gguf` file.
+    """Provider of a local model. All providers of a process share one server per model; `close` releases it.
 
-    The small default model is downloaded automatically, a larger one only with `download=True` or with `pull`. All
-    providers of a process share one server per model; `close` releases it.
+    Args:
+        model: Name in the catalog, or path of a `.gguf` file.
+        context: Size of the context window in tokens.
+        download: Whether to download a model that is missing. By default the small default model is downloaded, and a
+            larger one only with `pull`.
+        progress: Called with the progress of a download.
+        timeouts: Timeouts of a request.
+        clock: Source of time.
+        environment: Settings to read instead of the process environment and `.env`.
     """
 
     def __init__(

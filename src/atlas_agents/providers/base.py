@@ -90,7 +90,13 @@ OMITTED_NOTE = "[omitted: content at a non-public address]"
 
 
 class Capabilities(msgspec.Struct, frozen=True):
-    """What a provider supports natively; the agent loop emulates the rest."""
+    """What a provider supports natively; the agent loop emulates the rest.
+
+    Args:
+        streaming: Whether an answer arrives in pieces.
+        tools: Whether the model can call tools; otherwise they are described in the prompt.
+        structured: Whether the provider enforces a JSON schema of the answer.
+    """
 
     streaming: bool = True
     tools: bool = True

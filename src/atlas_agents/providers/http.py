@@ -156,8 +156,15 @@ def read_plain(data: bytes) -> object:
 
 
 class Timeouts(msgspec.Struct, frozen=True):
-    """Timeouts in seconds: to connect, for the first byte, between events, for one attempt in total, and between events
-    while a model reasons, if its API says so."""
+    """Timeouts of a request, in seconds.
+
+    Args:
+        connect: To connect.
+        first_byte: For the first byte of the response.
+        idle: Between two events.
+        total: For one attempt in total.
+        reasoning: Between two events while a model reasons, if its API says so.
+    """
 
     connect: float = 5
     first_byte: float = 30

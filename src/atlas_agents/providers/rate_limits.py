@@ -27,7 +27,13 @@ _MAX_ATTEMPTS = 20
 
 
 class RateLimit(msgspec.Struct, frozen=True):
-    """Rate limit of a key: requests and tokens per minute, concurrent requests. None means unlimited."""
+    """Rate limit of a key; None means unlimited.
+
+    Args:
+        requests: Requests per minute.
+        tokens: Tokens per minute.
+        at_once: Concurrent requests.
+    """
 
     requests: int | None = None
     tokens: int | None = None

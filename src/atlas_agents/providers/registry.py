@@ -104,7 +104,13 @@ def _nearest_provider(id: str, known: Iterable[str]) -> str:
 
 
 class Registry:
-    """Provider registry. It creates each provider once, from the environment."""
+    """Provider registry. It creates each provider once, from the environment.
+
+    Args:
+        environment: Settings and keys; by default those of the process and of `.env`.
+        rate_limits: Limits of each key, by provider id.
+        limiter: Enforces the limits; a shared one does so across all processes.
+    """
 
     def __init__(
         self,
@@ -113,7 +119,6 @@ class Registry:
         rate_limits: Mapping[str, RateLimit] | None = None,
         limiter: RateLimiter | None = None,
     ) -> None:
-        """`rate_limits` apply to each key of a provider; a shared `limiter` enforces them across all processes."""
         self._environment = environment or Environment()
         self._rate_limits = rate_limits or {}
         self._limiter = limiter
@@ -224,7 +229,13 @@ class Member:
 class Balanced(base.BaseProvider):
     """Several providers of one kind as one. It waits for its own rate limits; errors of the vendor are passed on.
 
-    Keys with the same `limited_as`, by default the provider's id, share their limits in one limiter.
+    Args:
+        providers: The providers, such as one per key.
+        limit: Rate limit of each of them.
+        limiter: Enforces the limits; within this process by default.
+        limited_as: Name under which keys share their limits in one limiter; by default the provider's id.
+        clock: Source of time.
+        rng: Source of random numbers, for the choice between equals.
     """
 
     def __init__(

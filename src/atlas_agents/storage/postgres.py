@@ -60,11 +60,19 @@ again."""
 class PostgresStore(SqlReads):
     """Store on Postgres; all tables live in one schema.
 
-    A lost connection is retried for up to `retry_timeout` seconds; then callers get `StoreLost`, and the next call
-    tries again. A server that has not answered for `answer_timeout` seconds counts as lost; this must exceed
-    `busy_timeout`, the time to wait for a lock. Vectors are compared by `pgvector` if the server has it, otherwise by
-    this process. `transaction_hook` does further work in the transaction of each commit. With `history_cache` a
-    conversation that was read before is not read again. `audit` signs the audit log.
+    Args:
+        url: Address of the database, `postgresql://…`.
+        schema: Schema of the tables.
+        connections: Most connections; at least 2.
+        retry_timeout: Seconds for which a lost connection is retried; then callers get `StoreLost`, and the next call
+            tries again.
+        busy_timeout: Seconds to wait for a lock.
+        answer_timeout: Seconds after which a server that has not answered counts as lost; more than `busy_timeout`.
+        clock: Source of time.
+        pgvector: Whether the extension `pgvector` compares vectors, if the server has it; otherwise this process does.
+        transaction_hook: Does further work in the transaction of each commit.
+        history_cache: Cache of conversations, so that one that was read before is not read again.
+        audit: Signs the audit log.
     """
 
     def __init__(

@@ -38,11 +38,18 @@ _OWNING_WRITES = (AcceptRun, ClaimRun, ClaimJob)
 
 
 class SqliteStore(SqlReads):
-    """Store in one SQLite file. With `must_exist` a missing file is an error; otherwise it is created.
+    """Store in one SQLite file.
 
-    `max_pages` (4 KB each) limits the size of the file. `audit` signs the audit log. Any number of processes may read
-    the file and run turns in sessions of their own. Unfinished turns are resumed only by a process that is the only one
-    to run turns.
+    Any number of processes may read the file and run turns in sessions of their own. Unfinished turns are resumed only
+    by a process that is the only one to run turns.
+
+    Args:
+        path: The file.
+        must_exist: Whether a missing file is an error; otherwise it is created.
+        max_pages: Largest size of the file in pages of 4 KB.
+        busy_timeout: Seconds to wait for a lock of another process.
+        clock: Source of time.
+        audit: Signs the audit log.
     """
 
     def __init__(
