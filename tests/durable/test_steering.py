@@ -1,12 +1,14 @@
 """Steering: a message sent while a turn runs enters that turn after its current tool calls."""
 
 import asyncio
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
 
-from atlas_agents import Agent, Atlas, Cancelled, tool
-from atlas_agents.core.events import MessageSent, MessageSteered, StreamChunk
+from atlas_agents import Agent, Approvals, Atlas, AtlasStream, Cancelled, ToolContext, tool, user
+from atlas_agents.core.errors import UnreadableRow
+from atlas_agents.core.events import ApprovalAsked, MessageSent, MessageSteered, StreamChunk
 from atlas_agents.core.store import Store
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.storage.sqlite import SqliteStore
@@ -227,3 +229,66 @@ async def test_restart_keeps_the_message_at_its_place(tmp_path: Path, entered: b
     assert await texts(store) == [*expected, "Both."]
     assert await runs(store) == ["done", "done"]
     await store.close()
+
+
+async def test_unreadable_steering_message_fails_and_the_running_turn_ends() -> None:
+    gate, store = Gate(), MemoryStore()
+    atlas = in_memory_atlas(Scripted(calls("wait")), [gate.tool], store=store)
+    atlas.send("1", session="s")
+    await gate.reached.wait()
+    steering = await atlas.send("2", session="s", when_busy="steer").accepted()
+    await atlas.close()
+    garble = "UPDATE runs SET request = CAST(replace(request, '\"user\"', '7') AS BLOB) WHERE id = ?"
+    store._connect().execute(garble, (steering.run_id,))  # pyright: ignore[reportPrivateUsage]
+    gate.open.set()
+    async with in_memory_atlas(Scripted(says("One.")), [gate.tool], store=store) as atlas, asyncio.timeout(5):
+        first, second = await atlas.recover()
+        assert (await first.reply()).text == "One."
+        with pytest.raises(UnreadableRow):
+            await second.reply()
+    assert await texts(store) == ["1", "assistant", "tool", "One."]
+    assert await runs(store) == ["done", "failed"]
+
+
+async def until_asked(stream: AtlasStream) -> AsyncGenerator[ApprovalAsked, None]:
+    async for event in stream:
+        if isinstance(event, ApprovalAsked):
+            yield event
+            return
+
+
+async def test_turn_that_waits_for_approval_takes_the_message_after_the_answer() -> None:
+    @tool(confirm=True)
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    model, store = Scripted(calls("pay"), says("Paid both.")), MemoryStore()
+    async with in_memory_atlas(model, [pay], store=store, approve=Approvals(wait=True)) as atlas, asyncio.timeout(5):
+        first = atlas.send("Pay", session="s")
+        (question,) = [event.question async for event in until_asked(first)]
+        steering = atlas.send("And the other", session="s", when_busy="steer")
+        await steering.accepted()
+        assert await runs(store) == ["waiting", "queued"]
+        await atlas.answer(question.id, "once")
+        assert (await steering.reply()).text == (await first.reply()).text == "Paid both."
+    assert shown(model, 1) == ["Pay", "assistant", "tool", "And the other"]
+
+
+async def test_untrusted_steering_message_taints_the_turn_that_it_enters() -> None:
+    gate, asked = Gate(), list[tuple[str, ...]]()
+
+    @tool(effect="pure")
+    async def check(context: ToolContext) -> str:
+        """Check."""
+        asked.append(context.untrusted)
+        return "checked"
+
+    model = Scripted(calls("wait"), calls("check"), says("Done."))
+    async with in_memory_atlas(model, [gate.tool, check], store=MemoryStore()) as atlas, asyncio.timeout(5):
+        first = atlas.send("1", session="s")
+        await gate.reached.wait()
+        await atlas.send(user("2", untrusted=["mail: eve"]), session="s", when_busy="steer").accepted()
+        gate.open.set()
+        await first.reply()
+    assert asked == [("mail: eve",)]

@@ -21,6 +21,7 @@ from atlas_agents.core.store import (
     DropMessages,
     DropSession,
     EventRow,
+    MergeRun,
     NameSession,
     PutSession,
     Release,
@@ -205,6 +206,7 @@ async def test_page_of_messages_is_in_order_from_either_end(
         ClaimRun("r"),
         SetRun("r", 0, "done"),
         StopRun("r"),
+        MergeRun("r"),
         AddJournal("r", 0, "reply", "1", b""),
         AnswerApproval("p", b""),
         ReserveEvents("r", 1),
@@ -260,6 +262,18 @@ async def test_stop_cancels_a_queued_run_and_flags_a_running_one(store: Store) -
     for id in ("r0", "r1"):
         with pytest.raises(Conflict, match="ended"):
             await store.commit(TENANT, [StopRun(id)])
+
+
+async def test_merged_run_leaves_the_queue_as_done(store: Store) -> None:
+    await store.commit(TENANT, [PutSession("s"), *(AcceptRun(f"r{n}", "s", "a") for n in range(3))])
+    assert [run.id for run in await store.queued_runs(TENANT, "s")] == ["r1", "r2"]
+    (merged,) = await store.commit(TENANT, [MergeRun("r1")])
+    assert (merged.status, merged.epoch, merged.ended_at is None) == ("done", 0, False)
+    for id in ("r0", "r1"):
+        with pytest.raises(Conflict, match="not queued"):
+            await store.commit(TENANT, [MergeRun(id)])
+    assert [run.id for run in await store.queued_runs(TENANT, "s")] == ["r2"]
+    assert await store.commit(TENANT, [SetRun("r0", 0, "done")]) == ["r2"]
 
 
 async def test_repeated_accept_returns_the_known_run_and_writes_nothing(store: Store) -> None:

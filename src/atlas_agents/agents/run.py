@@ -556,11 +556,13 @@ class Run:
         if self.options.when_busy != "steer":
             await lock.run.acquire()
             return
-        if self.resumed and self.journal is not None and self.journal.row is not None:
-            messages = read_first_messages(self.journal.row)
+        with suppress(UnreadableRow):  # it fails when its own turn starts
+            if self.resumed and self.journal is not None and self.journal.row is not None:
+                messages = read_first_messages(self.journal.row)
         try:
             async with asyncio.timeout(None) as wait:
-                lock.steering[self.id] = SteeringTurn(self, messages, wait)
+                if messages:
+                    lock.steering[self.id] = SteeringTurn(self, messages, wait)
                 await lock.run.acquire()
         except TimeoutError:
             raise Steered(cast(Run, self.entered), messages[-1].id) from None
