@@ -26,12 +26,13 @@ from atlas_agents import (
     ToolResult,
     TurnContext,
     assistant,
+    system,
     tool,
 )
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
-from checks import collect_events, summarize_events, wait_until
+from checks import collect_events, endless_tool, summarize_events, wait_until
 
 sent: list[str] = []
 
@@ -380,6 +381,26 @@ async def test_resumed_turn_uses_what_hooks_decided_before_the_crash(tmp_path: P
     assert [each["did"] for each in meta["hooks"]] == ["changed arguments", "changed result"]
     assert steps.count("hook") == 1
     await store.close()
+
+
+async def test_resumed_turn_has_the_messages_that_a_hook_added() -> None:
+    store, (wait, started) = MemoryStore(), endless_tool()
+    await store.open()
+
+    def add(message: Message) -> list[Message] | None:
+        return [system("Mind the rules."), message] if message.tool_calls else None
+
+    first = in_memory_atlas(Scripted(calls("forever")), [wait], store=store, interceptors=[Interceptor(incoming=add)])
+    first.send("go", session="s")
+    await started.wait()
+    await first.close(grace=0)
+    model = Scripted(says("Done."))
+    async with in_memory_atlas(model, [wait], store=store, interceptors=[Interceptor(incoming=add)]) as atlas:
+        (stream,) = await atlas.recover()
+        await stream.reply()
+        stored = [row.message.role for row in await store.messages("default", "s")]
+    assert [message.role for message in model.requests[0].messages] == ["user", "system", "assistant", "tool"]
+    assert stored == ["user", "system", "assistant", "tool", "assistant"]
 
 
 async def test_approval_given_after_a_restart_is_for_what_hooks_decided() -> None:

@@ -179,6 +179,8 @@ async def call_model(run: Run) -> Message:
     if journal is not None and (recorded := journal.next_reply()) is not None:
         run.summary_tried = False
         run.texts.append(recorded.text)
+        for message in journal.messages_added_with(recorded):
+            run.add(message)
         return recorded
     reply = await _intercept(run, await _request_reply(run))
     if journal is not None:
@@ -482,6 +484,7 @@ async def _intercept(run: Run, reply: Message) -> Message:
     for message in before:
         run.add(message)
     run.replace_last_text(reply.text, changed.text)
-    if changed is reply:
+    if changed is reply and not before:
         return reply
-    return msgspec.structs.replace(changed, metadata={**reply.metadata, **changed.metadata})
+    added: dict[str, object] = {"added": [message.id for message in before]} if before else {}
+    return msgspec.structs.replace(changed, metadata={**reply.metadata, **changed.metadata, **added})

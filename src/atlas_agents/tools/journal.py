@@ -444,7 +444,7 @@ class Journal:
         self._replies: list[Message] = []
         self._reply_count, self._summaries, self._steering = 0, dict[str, list[Message]](), dict[str, list[Message]]()
         self._intents: set[str] = set()
-        self._hook_records: dict[str, HookRecord] = {}
+        self._hook_records, self._own_messages = dict[str, HookRecord](), dict[str, Message]()
         self._outcomes: dict[str, ToolResult] = {}
         self._intended_at: dict[str, int] = {}
         self._durations: dict[str, int] = {}
@@ -590,7 +590,8 @@ class Journal:
         """Return the first messages of the run as they are stored in the session."""
         rows = await self._read_messages()
         own = [row.message for row in rows if row.run_id == self._run_id]
-        self._stored = {message.id for message in own}
+        self._own_messages = {message.id: message for message in own}
+        self._stored = set(self._own_messages)
         self.restored_messages = frozenset(self._stored)
         ids: Any = _decode_step(past[0], msgspec.json.decode)
         if isinstance(ids, list):
@@ -660,6 +661,10 @@ class Journal:
                 f"{_MAX_CRASHES_ALONE} times while it ran alone; it was not resumed"
             )
         return None
+
+    def messages_added_with(self, reply: Message) -> list[Message]:
+        """Return the messages that hooks added before a recorded reply."""
+        return [found for id in reply.metadata.get("added", ()) if (found := self._own_messages.get(id)) is not None]
 
     def next_summary(self) -> list[Message] | None:
         """Return the summary that was recorded before the next reply, empty if writing it failed; None if not tried."""
