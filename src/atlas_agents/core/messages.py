@@ -566,5 +566,7 @@ def _read_image(fields: dict[str, Any]) -> Image | None:
     ):
         return None
     return Image(kind, data)
+
+
 STEERING_RUN = "steering_run"
 """Key in the metadata of a message that entered a running turn: the run as which it was accepted."""
