@@ -255,6 +255,33 @@ async def test_generator_that_times_out_is_closed() -> None:
     assert (result.status, result.error, closed) == ("unknown", "timeout", [1])
 
 
+async def test_generator_in_a_thread_is_stopped_at_its_next_yield() -> None:
+    clock, loop, started = VirtualClock(), asyncio.get_running_loop(), asyncio.Event()
+    release, closed, steps = threading.Event(), threading.Event(), list[int]()
+
+    @tool(timeout=1, in_process=True)
+    def endless() -> Generator[str, None, None]:
+        """Never end."""
+        try:
+            while True:
+                yield "working"
+                loop.call_soon_threadsafe(started.set)
+                release.wait(TIMEOUT)
+                steps.append(1)
+        finally:
+            closed.set()
+
+    model = Scripted(calls("endless"), says("ok"))
+    async with in_memory_atlas(model, [endless], clock=clock) as atlas, asyncio.timeout(TIMEOUT):
+        stream = atlas.send("go")
+        await started.wait()
+        await clock.advance(2)
+        (result,) = [event for event in await collect_events(stream) if event.type == "tool:result"]
+        release.set()
+        assert await asyncio.to_thread(closed.wait, TIMEOUT)
+    assert (result.status, result.error, steps) == ("unknown", "timeout", [1])
+
+
 async def test_error_of_a_bug_is_logged_and_not_shown_to_the_model(caplog: pytest.LogCaptureFixture) -> None:
     async def act() -> None:
         raise ZeroDivisionError("secret detail")

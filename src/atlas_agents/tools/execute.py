@@ -301,17 +301,23 @@ class Attempt:
                 logger.info("tool runs in a thread: tool=%s reason=%s", tool.name, error)
         context.enter_thread()
         try:
-            result = await run_in_thread(_run_function, function, named, context)
+            result = await run_in_thread(self._run_function, function, named, context)
         except Exception as error:
             if type(error).__name__ == "ProgrammingError" and "thread" in _error_message(error):
                 error.add_note(_OTHER_THREAD)
             raise
         return await _complete(result, context)
 
+    def _run_function(self, function: Function, named: dict[str, Any], context: ToolContext) -> Any:
+        """Call a function in a thread. A generator is stopped at its next yield once the call has ended."""
 
-def _run_function(function: Function, named: dict[str, Any], context: ToolContext) -> Any:
-    result = function(**named)
-    return run_generator(cast(Any, result), context.progress) if inspect.isgenerator(result) else result
+        def report(text: str) -> None:
+            if self.ended or self._stopped or self._timed_out:
+                raise ToolExited(f"{self._approved.tool.name} was stopped")
+            context.progress(text)
+
+        result = function(**named)
+        return run_generator(cast(Any, result), report) if inspect.isgenerator(result) else result
 
 
 async def _complete(result: Any, context: ToolContext) -> Any:

@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Generator, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from importlib import invalidate_caches
 from queue import SimpleQueue
 from types import GeneratorType
@@ -70,14 +70,18 @@ def report(message: str) -> None:
 
 
 def run_generator(generator: Generator[Any, Any, Any], report: Callable[[str], object]) -> Any:
-    """Run a generator to its end and report what it yields; return its return value, or else the last yield."""
+    """Run a generator to its end and report what it yields; return its return value, or else the last yield.
+
+    It is closed if `report` raises.
+    """
     last = None
-    while True:
-        try:
-            last = next(generator)
-        except StopIteration as end:
-            return last if end.value is None else end.value
-        report(progress_text(last))
+    with closing(generator):
+        while True:
+            try:
+                last = next(generator)
+            except StopIteration as end:
+                return last if end.value is None else end.value
+            report(progress_text(last))
 
 
 def progress_text(value: Any) -> str:
