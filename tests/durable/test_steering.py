@@ -127,26 +127,27 @@ async def test_cancelling_the_message_or_the_turn_leaves_the_other(cancelled: st
     assert sorted(await runs(store)) == ["cancelled", "done"]
 
 
-async def test_cancelling_a_message_that_has_entered_cancels_the_turn() -> None:
+async def test_cancelling_a_message_that_has_entered_only_ends_its_stream() -> None:
     gate, store = Gate(), MemoryStore()
-    model = Scripted(calls("wait"), calls("wait"))
+    model = Scripted(calls("wait"), calls("wait"), says("Both."))
     async with in_memory_atlas(model, [gate.tool], store=store) as atlas, asyncio.timeout(5):
         first = atlas.send("1", session="s")
         await gate.reached.wait()
-        steering = atlas.send("2", session="s", when_busy="steer")
+        steering = atlas.send("2", session="s", when_busy="steer", idempotency_key="k")
         await steering.accepted()
         gate.open.set()
         async for event in steering:
             if isinstance(event, MessageSteered):
                 gate.open.clear()
-                break
-        async for event in steering:
-            if event.type == "tool:called":
+            elif event.type == "tool:called":
                 steering.cancel()
-        for stream in (first, steering):
-            with pytest.raises(Cancelled):
-                await stream.reply()
-    assert await runs(store) == ["cancelled", "done"]
+        with pytest.raises(Cancelled):
+            await steering.reply()
+        again = atlas.send("2", session="s", when_busy="steer", idempotency_key="k")
+        assert (await again.accepted()).status == "in_flight"
+        gate.open.set()
+        assert (await again.reply()).text == (await first.reply()).text == "Both."
+    assert await runs(store) == ["done", "done"]
 
 
 @pytest.mark.parametrize("options", [{"user": "ben"}, {"agent_id": "other"}, {"output": int}])

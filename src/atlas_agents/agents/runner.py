@@ -331,19 +331,21 @@ class TurnRunner:
         return stream
 
     async def _follow_remote(self, row: RunRow, on_event: OnEvent) -> Message:
-        """Return the answer of a remote turn. Cancelling the wait cancels the turn, unless this process shuts down."""
+        """Return the answer of a remote turn. Cancelling the wait cancels the turn, unless this process shuts down.
+
+        A turn that a steering message entered is not cancelled with it.
+        """
         try:
             ended = await self._dispatcher.submit(row, on_event)
-            answering = await read_answering_run(self._store, ended)
-            if answering.id != row.id:
-                on_event = events_since(read_first_messages(ended)[-1].id, on_event)
-                row = answering
-                ended = await self._dispatcher.submit(row, on_event)
-            return await self._read_answer(ended)
         except asyncio.CancelledError:
             if not self._stopping:
                 await asyncio.shield(self._dispatcher.cancel(row.id))
             raise
+        answering = await read_answering_run(self._store, ended)
+        if answering.id != row.id:
+            on_event = events_since(read_first_messages(ended)[-1].id, on_event)
+            ended = await self._dispatcher.submit(answering, on_event)
+        return await self._read_answer(ended)
 
     async def run(self, run: Run, message: Message | None, stream: AtlasStream | None = None) -> Message:
         """Run a turn here or remotely, and return its answer."""
@@ -445,7 +447,7 @@ class TurnRunner:
         entered, live = steered.run, self._live.get(steered.run.id)
         run.emit(MessageSteered(run.id, entered.id))
         if live is not None and stream is not None:
-            return await stream.mirror(live, steered.message_id)
+            return await stream.mirror(live, steered.message_id, cancels=False)
         reply = await asyncio.shield(cast("asyncio.Future[Message]", entered.outcome))
         if stream is not None:
             stream.push(StreamEnd(entered.id, entered.usage))
@@ -458,7 +460,7 @@ class TurnRunner:
         live = self.stream(sent) or self.stream(row.id)
         stream.resolve_duplicate(Accepted(sent, "in_flight" if row.status in OPEN else "done"))
         if live is not None:
-            return await stream.mirror(live)
+            return await stream.mirror(live, cancels=row.id == sent)
         if row.status in OPEN and self._dispatcher.is_remote:
             return await self._follow_remote(row, stream.push)
         if row.status in OPEN:

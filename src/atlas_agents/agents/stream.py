@@ -39,6 +39,7 @@ class AtlasStream:
         self._task: asyncio.Task[None] | None = None
         self._accepted: asyncio.Future[Accepted] | None = None
         self._mirrored: AtlasStream | None = None
+        self._cancels_mirrored = True
         self._followers: list[Callable[[Event], None]] = []
 
     def start(self, run: Run, turn: Coroutine[Any, Any, Message]) -> "asyncio.Task[None]":
@@ -110,12 +111,12 @@ class AtlasStream:
         if self._accepted is not None:
             self._accepted.add_done_callback(cancel)
 
-    async def mirror(self, other: "AtlasStream", since: str = "") -> Message:
-        """Repeat the past and future events of another stream; cancelling this stream cancels that turn.
+    async def mirror(self, other: "AtlasStream", since: str = "", *, cancels: bool = True) -> Message:
+        """Repeat the past and future events of another stream; if it `cancels`, cancelling this one cancels that turn.
 
         With `since`, the events before the message with this id are left out.
         """
-        self._run, self._mirrored = other._run, other
+        self._run, self._mirrored, self._cancels_mirrored = other._run, other, cancels
         push = events_since(since, self.push) if since else self.push
         async for event in other:
             push(event)
@@ -176,7 +177,7 @@ class AtlasStream:
 
     def cancel(self) -> None:
         """Cancel the turn, in the next iteration of the event loop, so that it can emit how it ended."""
-        if self._mirrored is not None:
+        if self._mirrored is not None and self._cancels_mirrored:
             self._mirrored.cancel()
             return
         over = self._ended or any(event.type == "stream:end" for event in self._events[-2:])
