@@ -9,9 +9,13 @@ import pytest
 from msgspec.structs import replace
 
 from atlas_agents import (
+    Agent,
+    Atlas,
     Budget,
     BudgetExceeded,
+    Compaction,
     ConfigError,
+    History,
     Interceptor,
     Message,
     ProviderError,
@@ -311,6 +315,28 @@ async def test_topics_are_checked_once_per_turn_and_within_its_budget() -> None:
         assert len(judge.requests) == 1
         with pytest.raises((Refused, BudgetExceeded), match="budget"):
             await atlas.ask("Go", budget=Budget(tokens=1))
+
+
+async def test_topics_are_checked_once_in_plan_mode() -> None:
+    judge = Scripted(says("0"))
+    plan = calls("make_plan", steps=["Read it"])
+    model = Scripted(plan, calls("read_page", address="a"), says("Read."), says("Done."))
+    agent = Agent("a", model=model, tools=[read_page], mode="plan")
+    async with Atlas([agent], interceptors=[denied_topics(["x"], model=judge)]) as atlas:
+        assert (await atlas.ask("Go")).text == "Done."
+    assert len(judge.requests) == 1 and judge.requests[0].messages[0].text == "<message>\nGo\n</message>"
+
+
+async def test_request_for_a_summary_is_not_judged() -> None:
+    judge, summary = Scripted(*[says("0")] * 4), says("<summary>They said hello.</summary>")
+    model = Scripted(says("Hello. " * 300), says("Hello. " * 300), summary, says("Done."))
+    history = History(max_tokens=1000, compaction=Compaction())
+    hooks = [denied_topics(["x"], model=judge)]
+    async with in_memory_atlas(model, interceptors=hooks, history=history) as atlas:
+        for text in ("One", "Two", "Three"):
+            await atlas.ask(text)
+    assert len(model.requests) == 4 and len(judge.requests) == 3
+    assert "summary" not in str([request.messages for request in judge.requests])
 
 
 # Output

@@ -281,10 +281,10 @@ def denied_topics(
     listed = "\n".join(f"{number}. {topic}" for number, topic in enumerate(topics, 1))
 
     async def check_request(request: Request, context: TurnContext[Any]) -> Message | None:
-        if request.messages[-1].role != "user":  # a later round of the same turn
+        asked = _unanswered_messages(request, context)
+        if not asked:
             return None
-        asked = [each.text[-_MAX_CHARACTERS:] for each in request.messages if each.role == "user"][-_MAX_JUDGED:]
-        prompt = "\n".join(f"<message>\n{text}\n</message>" for text in asked)
+        prompt = "\n".join(f"<message>\n{text[-_MAX_CHARACTERS:]}\n</message>" for text in asked)
         try:
             answer = await context.ask_model(prompt, model=model, system=_JUDGE.format(topics=listed))
         except AtlasError as error:
@@ -299,6 +299,23 @@ def denied_topics(
         return assistant(reply)
 
     return Interceptor(request=check_request, name="denied_topics", timeout=timeout)
+
+
+def _unanswered_messages(request: Request, context: TurnContext[Any]) -> list[str]:
+    """Return the last messages of the user, if the model is asked about the newest one for the first time.
+
+    A request for a summary, and messages that Atlas itself wrote, have no message of the user to judge.
+    """
+    newest = next((each.id for each in reversed(context.conversation.messages) if _is_of_user(each)), "")
+    for each in reversed(request.messages):
+        if each.role == "assistant" or each.id == newest:
+            found = [message.text for message in request.messages if _is_of_user(message)]
+            return found[-_MAX_JUDGED:] if each.id == newest else []
+    return []
+
+
+def _is_of_user(message: Message) -> bool:
+    return message.role == "user" and not message.metadata.get("synthetic")
 
 
 def output_filter(
