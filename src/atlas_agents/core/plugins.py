@@ -6,11 +6,13 @@ A plugin that fails to load, or takes too long, is disabled with a reason; every
 import logging
 import threading
 from collections.abc import Callable, Iterable
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 from atlas_agents.core.paths import Environment
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 logger = logging.getLogger(__name__)
 Kind: TypeAlias = Literal["tools", "providers", "interceptors", "stores", "commands"]
@@ -33,7 +35,7 @@ class Plugins:
     """Loads installed plugins by kind and records the outcome. `off` names plugins to skip."""
 
     def __init__(
-        self, off: Iterable[str] = (), *, entries: Iterable[EntryPoint] | None = None, timeout: float = LOAD_TIMEOUT
+        self, off: Iterable[str] = (), *, entries: "Iterable[EntryPoint] | None" = None, timeout: float = LOAD_TIMEOUT
     ) -> None:
         self._disabled_names = frozenset(off)
         self._given_entries = None if entries is None else list(entries)
@@ -60,13 +62,15 @@ class Plugins:
         """Return the plugins that could not be used, with the reason."""
         return {plugin.name: plugin.trouble for plugin in self.examined if plugin.trouble}
 
-    def _entries(self, kind: Kind) -> list[EntryPoint]:
+    def _entries(self, kind: Kind) -> "list[EntryPoint]":
         group = f"atlas_agents.{kind}"
         if self._given_entries is None:
+            from importlib.metadata import entry_points  # takes long to import, and few programs load plugins
+
             return list(entry_points(group=group))
         return [entry for entry in self._given_entries if entry.group == group]
 
-    def _load(self, entry: EntryPoint, register: Callable[[str, Any], None]) -> str:
+    def _load(self, entry: "EntryPoint", register: Callable[[str, Any], None]) -> str:
         """Load a plugin and hand it on; return the reason if that failed."""
         if reason := _held(entry):
             logger.warning("plugin disabled: name=%r reason=%s", entry.name, reason)
@@ -79,12 +83,12 @@ class Plugins:
             return f"{type(error).__name__}: {error}"
         return ""
 
-    def _record(self, kind: Kind, entry: EntryPoint, trouble: str) -> None:
+    def _record(self, kind: Kind, entry: "EntryPoint", trouble: str) -> None:
         package, version = (entry.dist.name, entry.dist.version) if entry.dist is not None else ("", "")
         self._examined[kind, entry.name] = Plugin(kind, entry.name, package, version, trouble)
 
 
-def _held(entry: EntryPoint) -> str:
+def _held(entry: "EntryPoint") -> str:
     """Return why a plugin may not be loaded: an agent changed its code, and no person agreed to that."""
     if entry.dist is None:
         return ""
@@ -96,7 +100,7 @@ def _held(entry: EntryPoint) -> str:
     )
 
 
-def _load_with_timeout(entry: EntryPoint, timeout: float) -> Any:
+def _load_with_timeout(entry: "EntryPoint", timeout: float) -> Any:
     """Import a plugin in a thread, so that one that hangs does not block startup."""
     loaded: list[Any] = []
     errors: list[BaseException] = []

@@ -5,7 +5,6 @@ Also the providers that it builds from others: `Balanced` over several keys, `Fu
 """
 
 import asyncio
-import difflib
 import hashlib
 import inspect
 import random
@@ -97,6 +96,8 @@ def check_model(model: Model) -> Model:
 
 def _nearest_provider(id: str, known: Iterable[str]) -> str:
     """Return the known provider that a misspelt name stands for; a name that extends a known one is another one."""
+    import difflib  # needed only for the error
+
     names = sorted(known)
     if any(name in id for name in names):
         return ""
