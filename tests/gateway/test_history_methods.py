@@ -5,7 +5,7 @@ from typing import Any
 
 from gateway_client import Client, serve_and_connect
 
-from atlas_agents import Approvals, Atlas, Price, Request, ToolFailed, tool
+from atlas_agents import Approvals, Atlas, Interceptor, Price, Request, ToolCall, ToolFailed, tool
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Reply, Scripted, calls, fails, in_memory_atlas, says
 from checks import ShiftedClock
@@ -67,6 +67,20 @@ async def test_run_lists_its_steps(tmp_path: Path) -> None:
         call = [step["callId"] for step in found["steps"] if step["kind"] in ("asked", "intent", "outcome")]
         assert len(set(call)) == 1
         assert "Noted." not in str(found)
+
+
+async def test_step_of_a_hook_names_the_hook_without_its_content(tmp_path: Path) -> None:
+    def change(call: ToolCall) -> ToolCall:
+        return ToolCall(call.id, call.name, {"text": "hidden"})
+
+    hooks = [Interceptor(tool_call=change, name="editor")]
+    async with serve_and_connect(
+        tmp_path, atlas(calls("note", text="a"), says("Noted."), interceptors=hooks)
+    ) as client:
+        found = await client.get("runs.get", runId=await run_approved_turn(client, "note it"))
+        steps = [(step["kind"], step.get("name", ""), step.get("status", "")) for step in found["steps"]]
+        assert steps[2:4] == [("hook", "editor", "changed arguments"), ("asked", "note", "")]
+        assert "hidden" not in str(found)
 
 
 async def test_runs_are_listed_latest_first(tmp_path: Path) -> None:

@@ -295,7 +295,7 @@ def _step_details(kind: JournalKind, found: Any) -> dict[str, Any]:
             }
         case "hook":
             *_, last = found["actions"]
-            return {"name": last["hook"], "status": last["did"], "reason": last.get("reason", "")}
+            return {"name": last["hook"], "status": last["did"]}
         case "steer":
             return {"name": ", ".join(found["runs"])}
         case "intent":
