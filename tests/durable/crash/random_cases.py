@@ -20,11 +20,12 @@ ALONE = "alone"
 def random_case(seed: int) -> Case:
     rng = random.Random(seed)
     clients = tuple(tuple(_send(rng, f"{client}.{n}") for n in range(rng.randint(1, 3))) for client in "abc")
+    steered = any(send.steers for sends in clients for send in sends)
     script = Script(
         f"seed {seed}",
         clients,
         one_by_one=rng.random() < 0.2,
-        memory=rng.randint(2, 6) if rng.random() < 0.3 else 0,
+        memory=rng.randint(2, 6) if rng.random() < 0.3 and not steered else 0,  # the model must see its scenario
         asks="function" if rng.random() < 0.2 else "wait",
         fails_over=rng.random() < 0.2,
         like=ALONE,
@@ -37,7 +38,7 @@ def random_case(seed: int) -> Case:
 
 def _send(rng: random.Random, key: str) -> Send:
     scenario = rng.choice(_PLAYS)
-    return Send(scenario, key, rng.choice("st"), rng.random() < 0.5, scenario == "shape")
+    return Send(scenario, key, rng.choice("st"), rng.random() < 0.5, scenario == "shape", rng.random() < 0.15)
 
 
 def _plan(rng: random.Random, points: int) -> Plan:
