@@ -10,6 +10,7 @@ it("a timeline has spans for model calls, approvals and tool calls", () => {
     steps: [
       step(1, "accepted", 0),
       step(2, "reply", 10, { name: "m" }),
+      step(3, "hook", 11, { name: "guard", status: "changed arguments" }),
       step(3, "asked", 12, { name: "t", callId: "c" }),
       step(4, "answered", 50, { status: "deny", by: "me" }),
       step(5, "intent", 51, { name: "t", callId: "c" }),
@@ -22,6 +23,7 @@ it("a timeline has spans for model calls, approvals and tool calls", () => {
   expect(to).toBe(100);
   expect(spans.map((span) => [span.kind, span.from, span.to, span.status])).toEqual([
     ["model", 0, 10, "done"],
+    ["tool", 10, 11, "done"],
     ["approval", 12, 50, "denied"],
     ["tool", 51, 60, "failed"],
     ["model", 60, 90, "done"],

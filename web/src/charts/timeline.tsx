@@ -61,6 +61,9 @@ class SpanBuilder {
         this.closeSpan(`approval ${step.key}`, step.at, step.status === "deny" ? "denied" : "done", note);
         break;
       }
+      case "hook":
+        this.push("tool", `Hook · ${step.name ?? ""}`, step.at, "done", step.status ?? "");
+        break;
       case "summary":
         this.push("model", "Summary of older messages", step.at, "done", "");
         break;
