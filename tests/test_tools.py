@@ -595,6 +595,12 @@ class Counter:
         self.count += number
         return f"{self.name}: {self.count}"
 
+    @classmethod
+    @tool(timeout=5)
+    async def kind(cls, suffix: str) -> str:
+        """Return the kind."""
+        return cls.__name__ + suffix
+
     @tool
     async def show(self, context: ToolContext) -> str:
         """Show the count."""
@@ -607,6 +613,8 @@ async def test_decorated_methods_are_tools_of_their_object() -> None:
     assert list(one.add.parameters["properties"]) == ["number"]
     assert await result_of(one.add, number=3) == ("ok", "one: 3")
     assert (one.add(2), two.add(number=1), one.count, two.count) == ("one: 5", "two: 1", 5, 1)
+    (kind,) = Agent("a", model="openai/x", tools=[Counter.kind]).tools
+    assert (kind.timeout, await result_of(kind, suffix="!")) == (5, ("ok", "Counter!"))
     assert await result_of(one.show) == ("ok", "one has 5 for assistant")
     for unbound in (Counter.add, Shop.price):
         with pytest.raises(BadTool, match=r"is a method: pass it from an object, as in (Counter|Shop)\(\).\w+"):

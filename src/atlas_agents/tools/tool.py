@@ -457,6 +457,8 @@ def tool(
         if function is None:
             return lambda handler: _defined_tool(definition, handler, options)
         return _defined_tool(definition, function, options)
+    if isinstance(first, classmethod):
+        raise BadTool("write @classmethod above @tool, not below it")
     if first is not None and not callable(first):
         raise BadTool(f"expected a function, got {first!r}: write @tool, or @tool(name=…)")
 
@@ -526,6 +528,9 @@ def as_tool(item: Tool | Function | Mapping[str, Any]) -> Tool:
     if isinstance(item, Tool):
         item.check_bound()
         return item
+    decorated: Any = getattr(item, "__func__", None)
+    if isinstance(item, MethodType) and isinstance(decorated, FunctionTool):  # `@classmethod` in Python 3.13
+        return cast(FunctionTool[..., Any], decorated).__get__(item.__self__)
     if isinstance(item, Mapping):
         return _tool_of_mapping(cast(Mapping[str, Any], item))
     if not callable(item):
