@@ -164,11 +164,13 @@ def test_sync_versions_run_without_a_loop(kind: str) -> None:
 @both
 async def test_sync_versions_refuse_a_running_loop(kind: str) -> None:
     start, model = owner(kind, says("Hello."))
-    with pytest.raises(ConfigError, match=r"run_sync cannot be used inside a running event loop.* `await ….run\(…\)`"):
+    with pytest.raises(
+        ConfigError, match=rf"run_sync cannot be used inside a running event loop.* `await {kind}.run\(…\)`"
+    ):
         start.run_sync("Hi")
-    with pytest.raises(ConfigError, match=r"use `await ….ask\(…\)`"):
+    with pytest.raises(ConfigError, match=rf"use `await {kind}.ask\(…\)`"):
         start.ask_sync("Hi")
-    with pytest.raises(ConfigError, match=r"use `async for event in ….send\(…\)`"):
+    with pytest.raises(ConfigError, match=rf"use `async for event in {kind}.send\(…\)`"):
         start.stream_sync("Hi")
     assert (await asyncio.to_thread(start.ask_sync, "Hi")).text == "Hello." and len(model.requests) == 1
 
@@ -209,6 +211,17 @@ def test_sync_stream_cancels_a_turn_that_is_left() -> None:
             if event.type == "tool:called":
                 break
     assert [event.type for event in stream][-1] == "stream:end"
+
+
+def test_forked_process_has_a_loop_of_its_own() -> None:
+    code = (
+        "import os\nfrom atlas_agents import *\nfrom atlas_agents.testing import *\n"
+        "agent = Agent('a', model=Scripted(*[says('hi')] * 3))\nagent.run_sync('x')\n"
+        "child = os.fork()\nagent.run_sync('x')\n"
+        "if child:\n    assert os.waitpid(child, 0)[1] == 0\n    agent.run_sync('x')\n    print('done')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("done\n", "", 0)
 
 
 def test_script_with_sync_calls_ends_without_a_warning() -> None:

@@ -319,7 +319,8 @@ class SyncStream:
         await self._stream.wait_ended()
 
     def _run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        return run_sync(self._owner, work, "stream_sync", "use `async for event in ….send(…)`")
+        instead = f"use `async for event in {type(self._owner).__name__.lower()}.send(…)`"
+        return run_sync(self._owner, work, "stream_sync", instead)
 
     def _iterate(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
         while found := self._run(lambda: _next(items)):

@@ -6,6 +6,7 @@ import contextvars
 import functools
 import inspect
 import logging
+import os
 import threading
 import time
 import weakref
@@ -67,8 +68,17 @@ class _SyncLoop:
 
 
 class _SyncLoops(threading.local):
+    """The loop of each thread. A forked process gets its own: the parent's still belongs to the parent."""
+
     def __init__(self) -> None:
-        self.own = _SyncLoop()
+        self._by_process = {os.getpid(): _SyncLoop()}
+
+    @property
+    def own(self) -> _SyncLoop:
+        process = os.getpid()
+        if process not in self._by_process:
+            self._by_process[process] = _SyncLoop()
+        return self._by_process[process]
 
 
 _sync_loops = _SyncLoops()
@@ -89,7 +99,8 @@ def sync_method(method: Callable[Concatenate[Owner, P], Coroutine[Any, Any, T]])
 
     @functools.wraps(method)
     def call(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return run_sync(self, lambda: method(self, *args, **kwargs), call.__name__, f"use `await ….{name}(…)`")
+        instead = f"use `await {type(self).__name__.lower()}.{name}(…)`"
+        return run_sync(self, lambda: method(self, *args, **kwargs), call.__name__, instead)
 
     call.__name__, call.__qualname__ = f"{name}_sync", f"{method.__qualname__}_sync"
     call.__doc__ = f"Run `{name}` without an event loop, in a script or a thread, and wait for its result."
