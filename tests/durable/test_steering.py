@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from atlas_agents import Agent, Approvals, Atlas, AtlasStream, Cancelled, ToolContext, tool, user
-from atlas_agents.core.errors import UnreadableRow
+from atlas_agents.core.errors import Conflict, UnreadableRow
 from atlas_agents.core.events import ApprovalAsked, MessageSent, MessageSteered, StreamChunk
-from atlas_agents.core.store import Store
+from atlas_agents.core.store import StopRun, Store
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
@@ -293,3 +293,20 @@ async def test_untrusted_steering_message_taints_the_turn_that_it_enters() -> No
         gate.open.set()
         await first.reply()
     assert asked == [("mail: eve",)]
+
+
+async def test_message_that_is_cancelled_while_it_enters_does_not_keep_others_out() -> None:
+    gate, store = Gate(), MemoryStore()
+    model = Scripted(calls("wait"), says("Done."))
+    async with in_memory_atlas(model, [gate.tool], store=store) as atlas, asyncio.timeout(5):
+        first = atlas.send("1", session="s")
+        await gate.reached.wait()
+        cancelled, kept = [atlas.send(text, session="s", when_busy="steer") for text in ("a", "b")]
+        await kept.accepted()
+        await store.commit("default", [StopRun((await cancelled.accepted()).run_id)])  # by another process
+        gate.open.set()
+        assert (await kept.reply()).text == (await first.reply()).text == "Done."
+        with pytest.raises(Conflict):
+            await cancelled.reply()
+    assert await texts(store) == ["1", "assistant", "tool", "b", "Done."]
+    assert await runs(store) == ["done", "cancelled", "done"]
