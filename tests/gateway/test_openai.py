@@ -247,6 +247,7 @@ TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "assistant", "content": "Hi"}]}, "messages"),
         ({"messages": [{"role": "user", "content": ""}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": " "}]}, "messages[0].content"),
         ({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}, "messages[0].content[0]"),
         ({"messages": [{"role": "king", "content": "Hi"}]}, "messages[0].role"),
         ({"temperature": 9}, "temperature"),

@@ -199,6 +199,11 @@ class Message(msgspec.Struct, frozen=True, dict=True):
         return tuple([part for part in self.parts if type(part) is ToolResult])
 
     @property
+    def is_blank(self) -> bool:
+        """Whether there is nothing in the message, or only white space."""
+        return not any([type(part) is not Text or part.text.strip() for part in self.parts])
+
+    @property
     def output(self) -> Any:
         """The value of an answer that was requested with `output=`; None otherwise. It is not stored."""
         return self.__dict__.get(OUTPUT)
@@ -351,7 +356,7 @@ def _read_chat_message(value: Mapping[str, Any]) -> Message:
 def read_prompt(value: MessageLike) -> Message:
     """Convert the message that starts a turn; raises ConfigError if there is nothing in it."""
     message = read_message(value)
-    if message.role == "user" and not any(type(part) is not Text or part.text.strip() for part in message.parts):
+    if message.role == "user" and message.is_blank:
         raise ConfigError("the message is empty: expected some text, an image or a file")
     return message
 

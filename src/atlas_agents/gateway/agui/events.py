@@ -241,9 +241,11 @@ def last_message(run_input: RunInput) -> Message:
     message = _decode_message(run_input.messages[-1]) if run_input.messages else None
     if message is None or message.role != "user" or not message.content:
         raise bad_request("the last message must have the role 'user'", "messages")
-    if isinstance(message.content, str):
-        return user(message.content)
-    return user(*[_part(part) for part in message.content])
+    content = message.content
+    found = user(content) if isinstance(content, str) else user(*[_part(part) for part in content])
+    if found.is_blank:
+        raise bad_request("the last message is empty", "messages")
+    return found
 
 
 def requested_settings(run_input: RunInput) -> TurnSettings | None:

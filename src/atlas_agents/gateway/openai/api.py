@@ -109,7 +109,7 @@ async def start(
     if session:
         _, stream = await hub.submit_turn(
             agent,
-            schema.to_message(body.messages[-1], len(body.messages) - 1),
+            schema.to_prompt(body.messages),
             session=grant.prefix + session,
             user=user,
             options=msgspec.structs.replace(
@@ -120,8 +120,9 @@ async def start(
         )
         return stream, True
     hub.check_accepting()
-    *past, last = schema.to_messages(body.messages)
+    *past, _ = schema.to_messages(body.messages)
     transient = Conversation(past, id=grant.prefix + new_id())
+    last = schema.to_prompt(body.messages)
     return hub.atlas.start_turn(last, options, session=transient, agent_id=agent.id, user=user), False
 
 

@@ -257,6 +257,15 @@ def to_messages(messages: list[OpenAIMessage]) -> list[Message]:
     return [*found, tool(*results)] if results else found
 
 
+def to_prompt(messages: list[OpenAIMessage]) -> Message:
+    """Convert the last message, which starts the turn."""
+    last = len(messages) - 1
+    message = to_message(messages[last], last)
+    if message.is_blank:
+        raise bad_request(f"messages[{last}] is empty", f"messages[{last}].content")
+    return message
+
+
 def to_message(message: OpenAIMessage, index: int) -> Message:
     """Convert one message that is not a tool result."""
     parts = _parts(message, index)
