@@ -186,8 +186,10 @@ class AtlasStream:
 
     async def begun(self) -> None:
         """Wait until this process owns the turn, or the turn has ended."""
-        while not self._ended and self.epoch is None:
+        owner = self._mirrored or self
+        while not owner._ended and not self._ended and owner.epoch is None:
             await self._wait()
+            owner = self._mirrored or self
 
     async def wait_ended(self) -> None:
         """Wait until the turn has ended, however it ends."""
