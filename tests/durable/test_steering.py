@@ -1,15 +1,16 @@
 """Steering: a message sent while a turn runs enters that turn after its current tool calls."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from atlas_agents import Agent, Approvals, Atlas, AtlasStream, Cancelled, ToolContext, tool, user
 from atlas_agents.core.errors import Conflict, UnreadableRow
 from atlas_agents.core.events import ApprovalAsked, MessageSent, MessageSteered, StreamChunk
-from atlas_agents.core.store import StopRun, Store
+from atlas_agents.core.store import MergeRun, StopRun, Store, Write
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
@@ -310,3 +311,39 @@ async def test_message_that_is_cancelled_while_it_enters_does_not_keep_others_ou
             await cancelled.reply()
     assert await texts(store) == ["1", "assistant", "tool", "b", "Done."]
     assert await runs(store) == ["done", "cancelled", "done"]
+
+
+class SlowStore(MemoryStore):
+    """A store whose commits of steering messages wait until they are released, and then succeed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached, self.release = asyncio.Event(), asyncio.Event()
+
+    async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
+        if any(isinstance(write, MergeRun) for write in writes):
+            self.reached.set()
+            await self.release.wait()
+        return await super().commit(tenant, writes)
+
+
+async def test_turn_that_is_cancelled_while_a_message_enters_keeps_it() -> None:
+    gate, store = Gate(), SlowStore()
+    model = Scripted(calls("wait"), says("Never completed."), says("Next."))
+    async with in_memory_atlas(model, [gate.tool], store=store) as atlas, asyncio.timeout(5):
+        first = atlas.send("1", session="s")
+        await gate.reached.wait()
+        steering = atlas.send("2", session="s", when_busy="steer")
+        await steering.accepted()
+        gate.open.set()
+        await store.reached.wait()
+        first.cancel()
+        await asyncio.sleep(0)
+        store.release.set()
+        for stream in (first, steering):
+            with pytest.raises(Cancelled):
+                await stream.reply()
+        assert (await atlas.ask("3", session="s")).text == "Next."
+    assert shown(model, 2) == ["1", "assistant", "tool", "2", "3"]
+    assert await texts(store) == ["1", "assistant", "tool", "2", "3", "Next."]
+    assert await runs(store) == ["cancelled", "done", "done"]

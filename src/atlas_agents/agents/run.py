@@ -581,13 +581,16 @@ class Run:
             return
         waiting = await self._read_steering() if shared else self._waiting_steering()
         entering = {id: [_with_run(message, id) for message in messages] for id, messages in waiting.items()}
-        if journal is not None and entering:
-            taken = await finish_despite_cancel(journal.record_steering(entering))
-            entering = {id: entering[id] for id in taken}
-        for id, messages in entering.items():
-            for message in messages:
+        if entering:
+            await finish_despite_cancel(self._enter(entering))
+
+    async def _enter(self, entering: dict[str, list[Message]]) -> None:
+        """Record that these messages enter this turn, and add them to the conversation."""
+        taken = list(entering) if self.journal is None else await self.journal.record_steering(entering)
+        for id in taken:
+            for message in entering[id]:
                 self.append(message)
-            self.emit(MessageSent(self.id, messages[-1]))
+            self.emit(MessageSent(self.id, entering[id][-1]))
             self._release_steering(id)
 
     def _waiting_steering(self) -> dict[str, Sequence[Message]]:
