@@ -1,8 +1,9 @@
 """Turns started by OpenAI's client: sessions, disconnects and approvals."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import openai
 import pytest
@@ -10,8 +11,9 @@ from gateway_client import connect_client, serve_gateway
 from openai_client import MODEL, Slow, connect_openai, serve_openai, stored_atlas, upper, user_messages
 
 from atlas_agents import Approvals, ProviderError, RetryPolicy, Tool
+from atlas_agents.core.store import Store
 from atlas_agents.testing import Scripted, calls, fails, says
-from checks import run_ready_tasks
+from checks import run_ready_tasks, wait_until
 
 
 async def test_session_stores_the_history_and_reads_only_the_last_message(tmp_path: Path) -> None:
@@ -147,6 +149,25 @@ async def test_busy_session_queues_or_rejects_a_request(tmp_path: Path) -> None:
         slow.release.set()
         answers = [(await each).choices[0].message.content for each in (first, second)]
     assert (busy.value.code, answers) == ("session_busy", ["First.", "Second."])
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_steering_request_gets_the_answer_of_the_turn_it_enters(stream: bool, tmp_path: Path) -> None:
+    slow = Slow()
+    atlas = stored_atlas(Scripted(says("Wait. ") + calls("slow", input="x"), says("Both.")), (slow.tool,))
+    async with serve_openai(tmp_path, atlas) as (_, client):
+        send: Any = partial(client.chat.completions.create, model=MODEL, user="main")
+        first = asyncio.create_task(send(messages=user_messages("1")))
+        await asyncio.wait_for(slow.started.wait(), 5)
+        headers = {"X-Atlas-When-Busy": "steer"}
+        second = asyncio.create_task(send(messages=user_messages("2"), extra_headers=headers, stream=stream))
+        store = cast(Store, atlas.store)
+        await wait_until(lambda: store.queued_runs("default", "main"))
+        slow.release.set()
+        answer = await second
+        chunks = [chunk.choices[0].delta.content or "" async for chunk in answer] if stream else []
+        assert "".join(chunks) == "Both." if stream else answer.choices[0].message.content == "Both."
+        assert (await first).choices[0].message.content == "Wait. \n\nBoth."
 
 
 @pytest.mark.parametrize("session", ["", "main"])
