@@ -9,7 +9,6 @@ import logging
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from itertools import chain, repeat
 from operator import itemgetter
 from typing import Any, Literal, Protocol, TypeVar
@@ -565,7 +564,7 @@ class Journal:
         try:
             self._first_messages = read_first_messages(row) if first else await self._read_stored_first_messages(past)
             for each in past:
-                await self._restore_steering(each) if each.kind == "steer" else self._restore(each)
+                self._restore(each)
         except errors.UnreadableRow as error:  # claim the run all the same, to record that it failed
             unreadable = error
         writes: list[records.Write] = [records.ClaimRun(self._run_id), records.SetRun(self._run_id, epoch, "running")]
@@ -861,6 +860,9 @@ class Journal:
             self.restored_usage += Usage.from_metadata(reply.metadata)
         elif row.kind == "summary":
             self._restore_summary(row)
+        elif row.kind == "steer":
+            ids = _decode_step(row, _steers.decode).messages
+            self._steering[row.key] = [found for id in ids if (found := self._own_messages.get(id)) is not None]
         elif row.kind == "hook":
             self._hook_records[row.key] = _decode_step(row, _hooks.decode)
         elif row.kind == "intent":
@@ -873,14 +875,6 @@ class Journal:
                 self._durations[row.key] = row.at - self._intended_at[row.key]
         else:
             self.approvals.restore(row)
-
-    async def _restore_steering(self, row: records.JournalRow) -> None:
-        """Restore the messages that entered the turn, as they are stored in the session."""
-        ids = _decode_step(row, _steers.decode).messages
-        found = [
-            await self._committer.read(partial(self._store.message, self._tenant, self._session, id)) for id in ids
-        ]
-        self._steering[row.key] = [each.message for each in found if each is not None]
 
     def _restore_summary(self, row: records.JournalRow) -> None:
         """Restore a summary. If writing it failed, the step has only its usage, or nothing."""
