@@ -113,7 +113,7 @@ def write_a_step_twice() -> None:
 
 
 def swallow_audit_errors() -> None:
-    async def settle(self: Any, call: ToolCall, result: ToolResult, entry: AuditEntry) -> None:
+    async def settle(self: Any, call: ToolCall, result: ToolResult, entry: AuditEntry, usage: Usage) -> None:
         await _step(self)("outcome", call.id, encode(result))
         with suppress(StoreError):
             await self._store.commit(self._tenant, [AddAudit(encode(entry))])
