@@ -328,7 +328,7 @@ async def test_topics_are_checked_once_in_plan_mode() -> None:
 
 
 async def test_request_for_a_summary_is_not_judged() -> None:
-    judge, summary = Scripted(*[says("0")] * 4), says("<summary>They said hello.</summary>")
+    judge, summary = Scripted(*[says("0")] * 4), says("<summary>A greeting.</summary>")
     model = Scripted(says("Hello. " * 300), says("Hello. " * 300), summary, says("Done."))
     history = History(max_tokens=1000, compaction=Compaction())
     hooks = [denied_topics(["x"], model=judge)]
