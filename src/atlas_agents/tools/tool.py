@@ -525,6 +525,8 @@ def expand_tools(items: Iterable[ToolLike]) -> Iterator[Tool]:
 
 def as_tool(item: Tool | Function | Mapping[str, Any]) -> Tool:
     """Return a tool unchanged, or the tool that a typed function, another callable or a definition defines."""
+    if isinstance(item, FunctionType):
+        return _tool_of_function(item)
     if isinstance(item, Tool):
         item.check_bound()
         return item
@@ -535,15 +537,27 @@ def as_tool(item: Tool | Function | Mapping[str, Any]) -> Tool:
         return _tool_of_mapping(cast(Mapping[str, Any], item))
     if not callable(item):
         raise BadTool(f"{item!r} is neither a tool nor a function")
-    if not isinstance(item, FunctionType):
-        return tool(item)
-    template = _templates.get(item)
+    return tool(item)
+
+
+def _tool_of_function(function: FunctionType) -> Tool:
+    """Return the tool of a plain function. What follows from the function is derived once and then copied."""
+    template = _templates.get(function)
     if template is None:
-        made = tool(item)
+        made = tool(function)
         made.check_bound()
-        template = _templates[item] = made.with_function(_placeholder)
-        _ = template.spec  # cached for all copies
-    return template.with_function(item)
+        _ = made.spec  # cached for all copies
+        _templates[function] = _copy_with(made, _placeholder)
+        return made
+    return _copy_with(template, function)
+
+
+def _copy_with(template: Tool, function: Function) -> Tool:
+    """Copy a tool with the same function, or a placeholder for it."""
+    copied = object.__new__(type(template))
+    copied.__dict__.update(template.__dict__)
+    copied.function = copied.__dict__["__wrapped__"] = function
+    return copied
 
 
 def _is_of_object(function: Function) -> bool:
