@@ -78,7 +78,7 @@ docs: $(READY) ## Build the documentation into site/; warnings are errors
 	$(BIN)/zensical build --clean --strict
 
 pictures: page browser ## Take the screenshots for README and docs
-	$(BIN)/python tests/page/screenshots.py
+	PYTHONPATH=tests $(BIN)/python tests/page/screenshots.py
 
 texts: $(READY) ## Update the generated parts of the docs: examples, API, CLI help, settings, protocol, layers, attacks, models
 	$(BIN)/python tests/doc_examples.py

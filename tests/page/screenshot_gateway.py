@@ -150,9 +150,9 @@ def _audit_entry(at: float, number: int) -> dict[str, Any]:
     return entry | {"success": not declined, "timestamp": int(at * 1000), "action": "TOOL_CALL"}
 
 
-def fixed_working_directory(path: Any, real: Any = os.path.realpath) -> str:
+def fixed_working_directory(path: Any, *, strict: bool = False, real: Any = os.path.realpath) -> str:
     """Return a fixed working directory: the real one is temporary, and would change every screenshot."""
-    return "/home/ana/notes" if path == os.curdir else real(path)
+    return "/home/ana/notes" if path == os.curdir else real(path, strict=strict)
 
 
 if __name__ == "__main__":
