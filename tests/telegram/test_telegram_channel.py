@@ -338,13 +338,14 @@ async def test_polling_error_is_reported_and_cleared(tmp_path: Path, cause: str,
         if cause == "webhook":
             setup.double.webhook = True
         elif cause == "other":
-            setup.double.faults.append(Fault("getUpdates", 409, "Conflict: terminated by other getUpdates request"))
+            setup.double.faults += [Fault("getUpdates", 409, "Conflict: terminated by other getUpdates request")] * 99
         elif cause == "away":
-            setup.double.faults.append(Fault("getUpdates", 502, "Bad Gateway"))
+            setup.double.faults += [Fault("getUpdates", 502, "Bad Gateway")] * 99
         async with setup.channel("7000001:AAwrong" if cause == "token" else TOKEN):
             await setup.double.until(lambda: message in setup.state_file.state.error)
             if cause != "token":
                 setup.double.webhook = False
+                setup.double.faults.clear()
                 await setup.double.until(lambda: not setup.state_file.state.error)
 
 
