@@ -11,6 +11,7 @@ from atlas_agents import (
     ConfigError,
     Conversation,
     Image,
+    Interceptor,
     Message,
     Metadata,
     OpenAIProvider,
@@ -152,3 +153,22 @@ async def test_function_as_system_prompt_is_called() -> None:
     model = Scripted(says("Hello."))
     await Agent("a", model=model, system_prompt=lambda context: f"You are {context.agent_id}.").call("hi")
     assert model.requests[0].system == "You are a."
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hold": "word"}, "invalid hold 'word' of an interceptor: expected 'sentence' or 'answer'"),
+        ({"timeout": -1}, "invalid timeout -1 of an interceptor: expected a positive number"),
+    ],
+)
+def test_impossible_option_of_an_interceptor_is_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Interceptor(**options)
+
+
+async def test_metadata_that_is_not_a_mapping_is_refused() -> None:
+    atlas, _ = scripted()
+    wrong: Any = 3
+    with pytest.raises(ConfigError, match="invalid metadata 3 of a turn: expected names and values"):
+        await atlas.ask("hi", metadata=wrong)

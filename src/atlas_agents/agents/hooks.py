@@ -86,6 +86,12 @@ class Interceptor(msgspec.Struct, frozen=True):
     name: str = ""
     timeout: float = HOOK_TIMEOUT
 
+    def __post_init__(self) -> None:
+        if not self.timeout > 0:
+            raise ConfigError(f"invalid timeout {self.timeout!r} of an interceptor: expected a positive number")
+        if self.hold not in get_args(Hold):
+            raise ConfigError(f"invalid hold {self.hold!r} of an interceptor: expected 'sentence' or 'answer'")
+
 
 class _Hook:
     """One function of an interceptor, called with its time limit, and with the context if it takes that."""
@@ -168,10 +174,6 @@ class Interceptors:
         for item in interceptors:
             if not isinstance(cast(object, item), Interceptor):
                 raise ConfigError(f"expected an Interceptor(outgoing=…, incoming=…, request=…), got {item!r}")
-            if not item.timeout > 0:
-                raise ConfigError(f"invalid timeout {item.timeout!r} of an interceptor: expected a positive number")
-            if item.hold not in get_args(Hold):
-                raise ConfigError(f"invalid hold {item.hold!r} of an interceptor: expected 'sentence' or 'answer'")
         self._outgoing = [_Hook(item.outgoing, item, 1) for item in interceptors if item.outgoing]
         self._incoming = [_Hook(item.incoming, item, 1) for item in interceptors if item.incoming]
         self._request = [_Hook(item.request, item, 1) for item in interceptors if item.request]

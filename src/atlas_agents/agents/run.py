@@ -172,8 +172,10 @@ def read_options(
 
 
 def _read_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any] | msgspec.UnsetType:
-    if not metadata:
+    if metadata is None:
         return msgspec.UNSET
+    if not isinstance(metadata, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise ConfigError(f"invalid metadata {metadata!r} of a turn: expected names and values, as {{'plan': 1}}")
     try:
         encode(values := dict(metadata))
     except (TypeError, ValueError, RecursionError) as error:
