@@ -157,12 +157,11 @@ class AgentRuntime:
         What tools and rules set in the metadata belongs to the session, or without `own_metadata` to the context.
         """
         run_id = id or new_id()
-        journaled = durable and self.store is not None
         inherited = context.messages if inherited_messages is None else inherited_messages
         metadata = context.metadata
         if own_metadata:
-            turn = options.metadata or {}
-            metadata = SessionMetadata(metadata, conversation.metadata, stored=journaled, turn=turn)
+            stored, turn = durable and self.store is not None, options.metadata or {}
+            metadata = SessionMetadata(metadata, conversation.metadata, stored=stored, turn=turn)
         context = TurnContext(
             context,
             conversation,
@@ -173,9 +172,7 @@ class AgentRuntime:
             deps=options.deps,
             ask_model=lambda prompt, model, system: _ask_model(run, prompt, model, system),
         )
-        settings = _settings_for(agent.settings, options)
-        if headers := settings.model_settings.extra_headers:
-            self.governance.redactor.add_secrets(*headers.values())
+        settings = self._settings_of(agent, options)
         emit, meter = self._emitter(sink), UsageMeter(self.prices)
         actor = Actor(settings.id, settings.role, user, self.tenant)
         others = options.team.hands_to or settings.hands_off_to
@@ -227,6 +224,13 @@ class AgentRuntime:
             resumed=row is not None,
         )
         return run
+
+    def _settings_of(self, agent: Any, options: TurnOptions) -> AgentSettings:
+        """Return the agent's settings with those of the turn. The headers may hold keys, so they are redacted."""
+        settings = _settings_for(agent.settings, options)
+        if headers := settings.model_settings.extra_headers:
+            self.governance.redactor.add_secrets(*headers.values())
+        return settings
 
     def _open_budget(self, options: TurnOptions, scope: ToolScope, forced: bool = False) -> TurnBudget | None:
         """Return the budgets of a turn; None if nothing limits it, unless `forced`."""
