@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import model_catalogue
-from atlas_agents import Agent, Atlas, ConfigError, Price, register_model
+from atlas_agents import Agent, Atlas, ConfigError, LocalProvider, Price, register_model
 from atlas_agents.core.events import Usage
 from atlas_agents.providers import catalogue
 from atlas_agents.providers.base import Prices
@@ -106,6 +106,13 @@ def test_model_is_found_under_the_names_of_clouds_and_proxies(name: str, id: str
     assert entry is not None
     assert entry.id == id
     assert Prices().find(name) == entry.price_on(date.today().isoformat())
+
+
+def test_unknown_local_model_does_not_make_the_model_of_a_vendor_free() -> None:
+    before = Prices().find("gpt-5")
+    LocalProvider("gpt-5")
+    assert Prices().find("gpt-5") == before != Price(0, 0)
+    assert Prices().find("qwen2.5-coder-1.5b") == Price(0, 0)
 
 
 UNKNOWN = ["", "scripted", "gpt-17", "claude", "gpt-oss-120b", "gpt-4.1-turbo"]

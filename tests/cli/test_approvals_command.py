@@ -41,10 +41,11 @@ def has_acted(home: Home) -> bool:
 
 
 def wait_for_action(home: Home) -> str:
+    """Return what the tool wrote; its file exists a moment before it has content."""
     end = time.monotonic() + 20
-    while not has_acted(home):
+    while not has_acted(home) or not (text := (home.folder / "acted").read_text()):
         assert time.monotonic() < end
-    return (home.folder / "acted").read_text()
+    return text
 
 
 def test_long_call_is_not_approved_unread(home: Home) -> None:

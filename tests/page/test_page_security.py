@@ -1,9 +1,11 @@
 """Content security: no script from a model, tool or name runs, and no request leaves the gateway's origin."""
 
+import itertools
 from collections.abc import Callable, Generator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 from browser import ROOT, VIEWS, Tab, open_tabs, running_gateway, script
@@ -11,6 +13,7 @@ from payloads import SCRIPTS, image_payloads
 from playwright.sync_api import Browser, expect
 
 pytestmark = pytest.mark.slow
+counter = itertools.count(1)
 LOADS_FINISHED = """async () => {
   for (const src of ["/logo.svg?barrier", "/missing.png"]) {
     const image = new Image();
@@ -55,9 +58,11 @@ def canary() -> Generator[Canary]:
     canary.server.server_close()
 
 
-def run_script(tab: Tab, *rounds: object) -> None:
-    tab.send(script(*rounds))
-    tab.page.locator(".answer .message-footer").last.wait_for(state="attached")
+def run_script(tab: Tab, *rounds: list[list[Any]]) -> None:
+    """Make the model play these rounds, and wait for the words that end the last one."""
+    end = f"end {next(counter)}."
+    tab.send(script(*rounds[:-1], [*rounds[-1], ["text", f"\n\n{end}"]]))
+    tab.wait_for_answer(end)
     tab.wait_until_idle()
 
 

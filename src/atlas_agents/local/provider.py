@@ -104,8 +104,7 @@ class LocalProvider(BaseProvider):
         self.id = "local"
         self.model = model
         self._context = context
-        if model not in catalogue.registered:  # the user's own entry takes precedence
-            catalogue.register_model(model, price=_FREE)
+        _register_prices(model)
         self._download = download
         self._progress = progress
         self._home = home(environment or Environment())
@@ -211,6 +210,13 @@ class LocalProvider(BaseProvider):
         }
         url = f"{endpoint.url}/v1/chat/completions"
         return exchange(self._http, url, headers, body, OpenAIReader(), [endpoint.key])
+
+
+def _register_prices(model: str) -> None:
+    """Make local models free. An entry of the user takes precedence; an unknown name may be a vendor's model."""
+    names = (*models.CATALOG, model) if models.is_gguf_path(model) else models.CATALOG
+    unpriced = [name for name in names if name not in catalogue.registered]
+    catalogue.register_models({name: catalogue.RegisteredModel(price=_FREE) for name in unpriced})
 
 
 def local_provider(environment: Environment) -> LocalProvider:
