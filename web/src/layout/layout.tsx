@@ -17,6 +17,7 @@ const Jobs = lazy(() => import("../views/jobs"));
 const AuditLog = lazy(() => import("../views/audit"));
 const Runs = lazy(() => import("../views/runs"));
 const Usage = lazy(() => import("../views/usage"));
+const Settings = lazy(() => import("../views/settings"));
 const SearchDialog = lazy(() => import("./search"));
 const ShortcutsDialog = lazy(() => import("./shortcuts"));
 
@@ -87,6 +88,8 @@ function CurrentView({ route }: { route: Route }) {
       return <Runs id={route.id} />;
     case "usage":
       return <Usage />;
+    case "settings":
+      return <Settings id={route.id} />;
   }
 }
 

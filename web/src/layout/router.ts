@@ -3,12 +3,12 @@
 import { useSyncExternalStore } from "react";
 import { newId } from "../state/ids";
 
-export const VIEWS = ["chat", "approvals", "agents", "jobs", "audit", "runs", "usage"] as const;
+export const VIEWS = ["chat", "approvals", "agents", "jobs", "audit", "runs", "usage", "settings"] as const;
 export type View = (typeof VIEWS)[number];
 
 export interface Route {
   view: View;
-  /** The session of a chat, or the selected run or job. */
+  /** The session of a chat, the selected run or job, or the tab of the settings. */
   id: string;
 }
 

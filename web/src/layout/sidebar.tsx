@@ -12,6 +12,7 @@ import {
   RobotOutlined,
   SafetyCertificateOutlined,
   SearchOutlined,
+  SettingOutlined,
   SunOutlined,
   SyncOutlined,
 } from "@ant-design/icons";
@@ -127,6 +128,16 @@ export function Sidebar({ themeMode, onThemeMode, onSearch, onShortcuts, onNavig
             onClick={() => onThemeMode(theme.next)}
           />
         </Tooltip>
+        <RouteLink
+          to={{ view: "settings", id: "" }}
+          className={route.view === "settings" ? "action active" : "action"}
+          aria-label="Settings"
+          aria-current={route.view === "settings" ? "page" : undefined}
+          title="Settings"
+          onClick={onNavigate}
+        >
+          <SettingOutlined aria-hidden />
+        </RouteLink>
       </footer>
     </div>
   );
