@@ -186,6 +186,12 @@ class Trust:
                 files |= {key: agreed} if agreed else {}
                 records.folders[folder] = msgspec.structs.replace(entry, files=files)
 
+    def agree_to_edit(self, path: Path, content: bytes) -> None:
+        """Agree to what a person just wrote through Atlas: it counts at once, even while a tool call is running."""
+        self.agree(path, content)
+        with self._edit() as records:
+            records.agreed[trust_key(path)] = digest(content)
+
     def waiting(self, workspace: Path) -> frozenset[str]:
         """Return the files of a workspace that differ from what a person agreed to."""
         records = self.records()

@@ -27,18 +27,20 @@ from atlas_agents.core.store import AuditRow, Session, Store
 from atlas_agents.gateway.auth import Authenticator, Grant
 from atlas_agents.gateway.convert import agent_model, session_shape
 from atlas_agents.gateway.dispatch import Dispatch, Methods
+from atlas_agents.gateway.edits import Edits
 from atlas_agents.gateway.events import Subscriber
 from atlas_agents.gateway.mcp.resources import DocumentResources
 from atlas_agents.gateway.protocol import admin
 from atlas_agents.gateway.protocol import events as wire
 from atlas_agents.gateway.protocol.frames import BAD_TOKEN, ProtocolError
-from atlas_agents.gateway.protocol.types import Features, PolicyShape, ServerShape
+from atlas_agents.gateway.protocol.types import Features, PolicyShape, Scope, ServerShape
 from atlas_agents.gateway.quotas import UserQuotas, WorkLimiter
 from atlas_agents.gateway.runs import RunHooks, RunRegistry, no_notice
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.gateway.telemetry import Metrics
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
 from atlas_agents.storage.hash_chain import verify_audit
+from atlas_agents.tools.audit import TOOL_CALL
 from atlas_agents.workspace.skills import Prompt
 
 _MAX_ASSIGNMENTS = 4096
@@ -98,6 +100,7 @@ class _AuditedCall(msgspec.Struct, frozen=True):
 
     timestamp: int
     entityId: str = ""
+    action: str = TOOL_CALL
     success: bool = True
     meta: _Meta = _Meta()
 
@@ -148,7 +151,7 @@ class AuditTail:
             seq = rows[-1].seq
             for entry in [msgspec.json.decode(row.entry, type=_AuditedCall) for row in rows]:
                 day = utc_day(entry.timestamp / 1000)
-                if since <= day <= until:
+                if entry.action == TOOL_CALL and since <= day <= until:
                     sum = sums.setdefault((entry.entityId, day), [0, 0, 0.0])
                     sum[0] += 1
                     sum[1] += not entry.success
@@ -428,6 +431,7 @@ class Hub:
         self.dispatch = Dispatch(methods, self.metrics)
         self.assignments = Assignments(self.store, atlas.tenant)
         self.audit = AuditTail(self.store, atlas.tenant)
+        self.edits = Edits(atlas, settings.home, self._report_edit)
         self.session_updates = SessionUpdates(self)
         self.runs = RunRegistry(
             self.store,
@@ -512,6 +516,15 @@ class Hub:
         frame = wire.encode_event(event)
         for peer in self.readers():
             peer.send(frame)
+
+    def _report_edit(self, event: wire.ResourceUpdated, scope: Scope) -> None:
+        """Notify the connections that may read what was edited; those of guests do not learn who edited it."""
+        named = wire.encode_event(event)
+        anonymous = wire.encode_event(msgspec.structs.replace(event, by=""))
+        for peer in self.readers():
+            if peer.grant.allows(scope):
+                peer.send(anonymous if peer.grant.prefix else named)
+        self.audit.check()
 
     def readers(self) -> list[Peer]:
         """Return the connections that receive unsolicited events."""

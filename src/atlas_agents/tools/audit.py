@@ -12,6 +12,8 @@ from atlas_agents.tools.policy import Actor, Policy
 
 _START = ""
 """The previous hash of the first row."""
+TOOL_CALL = "TOOL_CALL"
+"""The action of rows about tool calls."""
 MAX_RESULT = 1000
 MAX_NOTES, MAX_NOTE = 20, 200
 
@@ -28,7 +30,7 @@ class AuditEntry(msgspec.Struct, frozen=True, rename="camel"):
     meta: dict[str, Any]
     timestamp: int
     actor_type: str = "agent"
-    action: str = "TOOL_CALL"
+    action: str = TOOL_CALL
     entity_type: str = "tool"
 
 

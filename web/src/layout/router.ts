@@ -35,10 +35,33 @@ export function routePath({ view, id }: Route): string {
 const listeners = new Set<() => void>();
 let current = parseRoute(typeof location === "undefined" ? "/" : location.pathname);
 
+/** Asks before the page leaves the current route; it calls `leave` if the answer is yes. */
+export type LeaveGuard = (leave: () => void) => void;
+let leaveGuard: LeaveGuard | null = null;
+
+/** Have a guard ask before the page leaves the current route. Returns a function that removes the guard. */
+export function guardRoute(guard: LeaveGuard): () => void {
+  leaveGuard = guard;
+  return () => {
+    if (leaveGuard === guard) leaveGuard = null;
+  };
+}
+
 export function navigate(route: Route, replace = false): void {
   const path = routePath(route);
-  if (path !== location.pathname) history[replace ? "replaceState" : "pushState"](null, "", path);
-  updateRoute();
+  const leave = () => {
+    if (path !== location.pathname) history[replace ? "replaceState" : "pushState"](null, "", path);
+    updateRoute();
+  };
+  if (leaveGuard && path !== location.pathname) askToLeave(leave);
+  else leave();
+}
+
+function askToLeave(leave: () => void): void {
+  leaveGuard?.(() => {
+    leaveGuard = null;
+    leave();
+  });
 }
 
 /** Route of a new chat. Its session key is generated here; the gateway creates the session with the first message. */
@@ -49,7 +72,18 @@ function updateRoute(): void {
   for (const listener of listeners) listener();
 }
 
-if (typeof window !== "undefined") window.addEventListener("popstate", updateRoute);
+/** The browser has already moved: move back while the guard asks. */
+function handlePopState(): void {
+  const target = location.pathname;
+  if (!leaveGuard || target === routePath(current)) {
+    updateRoute();
+    return;
+  }
+  history.pushState(null, "", routePath(current));
+  askToLeave(() => navigate(parseRoute(target)));
+}
+
+if (typeof window !== "undefined") window.addEventListener("popstate", handlePopState);
 
 export function useRoute(): Route {
   return useSyncExternalStore(

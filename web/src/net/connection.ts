@@ -1,7 +1,7 @@
 // WebSocket connection to the gateway that served this page. Reconnects with backoff when it is lost.
 
 import { toSentence } from "../state/format";
-import type { ErrorPayload, Events, Methods, WelcomeFrame } from "../wire";
+import type { CurrentValue, ErrorPayload, Events, Methods, WelcomeFrame } from "../wire";
 
 export type ConnectionStatus = "connecting" | "online" | "offline" | "unauthorized";
 export type EventName = keyof Events;
@@ -17,11 +17,14 @@ export class OfflineError extends Error {
 export class RequestError extends Error {
   readonly kind: string;
   readonly retryable: boolean;
+  /** What someone else wrote, if the kind is CONFLICT. */
+  readonly current: CurrentValue | undefined;
 
   constructor(error: ErrorPayload) {
     super(toSentence(error.message));
     this.kind = error.data.kind;
     this.retryable = error.data.retryable;
+    this.current = error.data.current ?? undefined;
   }
 }
 

@@ -11,6 +11,7 @@ import type {
   Methods,
   ModelShape,
   Principal,
+  ResourceUpdated,
   ServerShape,
   SessionShape,
   WelcomeFrame,
@@ -65,6 +66,7 @@ export class AtlasClient {
   readonly session = new Store<SessionState>(sessions.emptySession(""));
   readonly auditListeners = new Set<(entry: AuditShape) => void>();
   readonly jobListeners = new Set<(job: JobShape) => void>();
+  readonly resourceListeners = new Set<(resource: ResourceUpdated) => void>();
   private connection: Connection;
   private approvalsTimer: ReturnType<typeof setTimeout> | undefined;
   private loadingHistory = false;
@@ -266,7 +268,22 @@ export class AtlasClient {
       this.approvalsTimer = setTimeout(() => void this.loadApprovals().catch(ignoreError), APPROVALS_DEBOUNCE_MS);
     } else if (frame.event === "audit.entry") for (const listener of this.auditListeners) listener(frame.data.entry);
     else if (frame.event === "job.updated") for (const listener of this.jobListeners) listener(frame.data.job);
+    else if (frame.event === "resource.updated") this.handleResourceUpdate(frame.data);
     else if (frame.event === "server.shutdown") this.state.update({ restarting: true });
+  }
+
+  private handleResourceUpdate(resource: ResourceUpdated): void {
+    for (const listener of this.resourceListeners) listener(resource);
+    if (resource.kind === "agent" || resource.kind === "model") void this.loadAgents().catch(ignoreError);
+  }
+
+  /** Load the agents and the models again, because they were edited. */
+  private async loadAgents(): Promise<void> {
+    const [{ agents }, { models }] = await Promise.all([
+      this.request("agents.list", {}),
+      this.request("models.list", {}),
+    ]);
+    this.state.update({ agents, models });
   }
 
   private handleRunFrame(frame: RunFrame): void {

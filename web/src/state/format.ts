@@ -48,6 +48,21 @@ export function formatRelativeTime(at: number, now: number): string {
   return at > now ? `in ${amount}` : `${amount} ago`;
 }
 
+/** Format how long ago something happened, in words: "2 minutes ago". */
+export function formatAgo(at: number, now: number): string {
+  const seconds = Math.max(0, Math.floor((now - at) / 1000));
+  if (seconds < 5) return "just now";
+  const [amount, unit] =
+    seconds < 60
+      ? [seconds, "second"]
+      : seconds < 3600
+        ? [Math.floor(seconds / 60), "minute"]
+        : seconds < 172_800
+          ? [Math.floor(seconds / 3600), "hour"]
+          : [Math.floor(seconds / 86_400), "day"];
+  return `${amount} ${unit}${amount === 1 ? "" : "s"} ago`;
+}
+
 export function formatCount(count: number): string {
   if (count < 1000) return String(count);
   if (count < 100_000) return `${(count / 1000).toFixed(1).replace(/\.0$/, "")}k`;

@@ -1,7 +1,8 @@
 // Form to create a schedule.
 
 import { Alert, Button, Drawer, Input, Select, Space } from "antd";
-import { type FormEvent, type ReactNode, useId, useState } from "react";
+import { type FormEvent, useState } from "react";
+import { FormField } from "../components/form-field";
 import { useAppState, useClient } from "../state/hooks";
 import { PRIORITY_LABELS } from "../state/jobs";
 import {
@@ -168,41 +169,5 @@ function NewScheduleForm({ onClose, onCreated }: Omit<Props, "open">) {
         <Button onClick={onClose}>Cancel</Button>
       </Space>
     </form>
-  );
-}
-
-interface ControlProps {
-  id: string;
-  status: "error" | "";
-  "aria-invalid": boolean;
-  "aria-describedby": string | undefined;
-}
-
-interface FormFieldProps {
-  label: string;
-  error?: string | undefined;
-  hint?: string;
-  children: (control: ControlProps) => ReactNode;
-}
-
-/** A control with its label above, and its error or a hint below. */
-function FormField({ label, error, hint, children }: FormFieldProps) {
-  const id = useId();
-  const description = error ?? hint;
-  return (
-    <div className="field">
-      <label htmlFor={id}>{label}</label>
-      {children({
-        id,
-        status: error ? "error" : "",
-        "aria-invalid": error !== undefined,
-        "aria-describedby": description ? `${id}-description` : undefined,
-      })}
-      {description && (
-        <p id={`${id}-description`} className={error ? "error" : "muted"} role={error ? "alert" : undefined}>
-          {description}
-        </p>
-      )}
-    </div>
   );
 }

@@ -245,8 +245,18 @@ class KnowledgeProgress(types.WireStruct, frozen=True):
     current: str = ""
 
 
+class ResourceUpdated(types.WireStruct, frozen=True):
+    """Something that can be edited has a new version, null if it was removed. Guests do not learn `by` whom."""
+
+    event: ClassVar[str] = "resource.updated"
+    kind: str
+    id: str
+    version: str | None
+    by: str = ""
+
+
 ServerEvent: TypeAlias = (
-    SessionUpdated | AuditAdded | ApprovalsUpdated | KnowledgeProgress | JobUpdated | ServerShutdown
+    SessionUpdated | AuditAdded | ApprovalsUpdated | KnowledgeProgress | JobUpdated | ResourceUpdated | ServerShutdown
 )
 RUN_EVENTS: dict[str, type[RunEvent]] = {kind.event: kind for kind in get_args(RunEvent)}
 SERVER_EVENTS: dict[str, type[ServerEvent]] = {kind.event: kind for kind in get_args(ServerEvent)}

@@ -4,7 +4,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from atlas_agents.gateway.protocol.types import Features, PolicyShape, Principal, ServerShape, WireStruct
+from atlas_agents.gateway.protocol.types import CurrentValue, Features, PolicyShape, Principal, ServerShape, WireStruct
 
 Kind: TypeAlias = Literal[
     "PARSE_ERROR",
@@ -51,11 +51,15 @@ PROTOCOL = 1
 
 
 class ErrorDetails(WireStruct, frozen=True):
-    """Machine-readable details: the kind of error, and whether the same request may succeed later."""
+    """Machine-readable details: the kind of error, and whether the same request may succeed later.
+
+    If an edit was refused because the value has another version, `current` is that version with its value.
+    """
 
     kind: Kind
     retryable: bool
     retry_after_ms: int | None = None
+    current: CurrentValue | None = None
 
 
 class ErrorPayload(WireStruct, frozen=True):
@@ -69,14 +73,17 @@ class ErrorPayload(WireStruct, frozen=True):
 class ProtocolError(Exception):
     """An error response, raised by method handlers."""
 
-    def __init__(self, kind: Kind, message: str, *, retry_after_ms: int | None = None) -> None:
+    def __init__(
+        self, kind: Kind, message: str, *, retry_after_ms: int | None = None, current: CurrentValue | None = None
+    ) -> None:
         super().__init__(message)
         self.kind: Kind = kind
         self.message = message
         self.retry_after_ms = retry_after_ms
+        self.current = current
 
     def shape(self) -> ErrorPayload:
-        detail = ErrorDetails(self.kind, self.kind in _RETRYABLE, self.retry_after_ms)
+        detail = ErrorDetails(self.kind, self.kind in _RETRYABLE, self.retry_after_ms, self.current)
         return ErrorPayload(CODES[self.kind], self.message, detail)
 
 

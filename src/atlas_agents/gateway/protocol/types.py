@@ -14,6 +14,38 @@ class WireStruct(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True
     """Base of all wire types. A field that has its default value is omitted."""
 
 
+class EditParams(WireStruct, frozen=True, kw_only=True):
+    """What every method that edits something takes. `expectedVersion` is the version that was read, null to create.
+
+    With `dryRun` nothing is written: the result has the diff and the warnings only.
+    """
+
+    expected_version: str | None = None
+    dry_run: bool = False
+
+
+class EditResult(WireStruct, frozen=True, kw_only=True):
+    """What every method that edits something returns besides the new value: a unified diff, and warnings."""
+
+    diff: str = ""
+    warnings: tuple[str, ...] = ()
+
+
+class EditStamp(WireStruct, frozen=True, kw_only=True):
+    """The version of something that can be edited, and its last change. `changedBy` is empty if the change was not made
+    through the gateway, `changedAt` is null if its time is unknown."""
+
+    version: str | None = None
+    changed_by: str = ""
+    changed_at: int | None = None
+
+
+class CurrentValue(EditStamp, frozen=True, kw_only=True):
+    """What someone else wrote since a version was read; `value` is null if they removed it."""
+
+    value: Any = None
+
+
 class TextPart(WireStruct, frozen=True, tag="text", tag_field="type"):
     """Text."""
 

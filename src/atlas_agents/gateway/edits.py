@@ -1,0 +1,247 @@
+"""Edits through the gateway: versions, conflicts, dry runs, atomic writes of file sections, audit rows, notifications.
+
+Everything that people edit follows the same rules. A client sends the version that it read; if someone else was
+faster, it receives a conflict with the current value instead of overwriting it.
+"""
+
+import asyncio
+import difflib
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from atlas_agents.agents.atlas import Atlas
+from atlas_agents.core.aio import run_in_thread
+from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.json import encode
+from atlas_agents.core.paths import digest, lock_file, make_private_folder, write_file
+from atlas_agents.core.store import PutRecord, Store
+from atlas_agents.core.trust import Trust
+from atlas_agents.gateway.protocol.events import ResourceUpdated
+from atlas_agents.gateway.protocol.frames import ProtocolError
+from atlas_agents.gateway.protocol.types import CurrentValue, EditStamp, Scope
+from atlas_agents.tools.audit import AuditEntry
+
+_MAX_AUDITED_DIFF = 4_000
+_DEFAULT_MODE = 0o644
+NotifyClients: TypeAlias = Callable[[ResourceUpdated, Scope], None]
+"""Sends an event to the clients that have a scope."""
+
+
+def version_of(value: Any) -> str | None:
+    """Return the version of a value: a hash of bytes, or of the JSON of anything else. None stays None."""
+    if value is None:
+        return None
+    return digest(value if isinstance(value, bytes) else encode(msgspec.to_builtins(value, order="sorted")))[:16]
+
+
+def unified_diff(before: str, after: str, name: str) -> str:
+    """Return the difference of two texts; empty if there is none."""
+    old, new = (text.splitlines() for text in (before, after))
+    return "\n".join(difflib.unified_diff(old, new, name, name, lineterm=""))
+
+
+class EditTarget(msgspec.Struct, frozen=True):
+    """Something that can be edited, as it is now. `version` is None if it does not exist."""
+
+    kind: str
+    id: str
+    version: str | None
+    value: Any = None
+
+
+class FileEdit(msgspec.Struct, frozen=True, kw_only=True):
+    """A change of one section of a file.
+
+    `section` finds it, `change` returns the new content of the whole file, `check` validates that content and returns
+    warnings, and `value` describes the present section for a conflict.
+    """
+
+    kind: str
+    id: str
+    path: Path
+    section: Callable[[bytes], bytes | None]
+    change: Callable[[bytes], bytes]
+    check: Callable[[bytes], Sequence[str]]
+    value: Callable[[bytes], Any]
+    trust: Trust | None = None
+    expected_version: str | None = None
+    dry_run: bool = False
+
+
+class FileEdited(msgspec.Struct, frozen=True):
+    """The outcome of a file edit. After a dry run, `stamp` is that of the present section."""
+
+    stamp: EditStamp
+    diff: str
+    warnings: tuple[str, ...]
+    content: bytes
+
+
+class _LastEdit(msgspec.Struct, frozen=True):
+    version: str | None
+    by: str
+    at: int
+
+
+_last_edits = msgspec.json.Decoder(_LastEdit)
+
+
+class Edits:
+    """Checks and records edits. One instance per gateway; edits are made one at a time."""
+
+    def __init__(self, atlas: Atlas, home: Path, notify: NotifyClients) -> None:
+        self._atlas = atlas
+        self._home = home
+        self._notify = notify
+        self._lock = asyncio.Lock()
+
+    @property
+    def _store(self) -> Store:
+        store = self._atlas.store
+        if store is None:
+            raise ConfigError("edits require an Atlas with a store")
+        return store
+
+    @asynccontextmanager
+    async def exclusive(self) -> AsyncGenerator[None, None]:
+        """Exclude other edits of this gateway, and of other processes with the same home folder."""
+        async with self._lock:
+            make_private_folder(self._home)
+            lock = lock_file(self._home / "edits")
+            await run_in_thread(lock.__enter__)
+            try:
+                yield
+            finally:
+                lock.__exit__(None, None, None)
+
+    async def stamp(self, kind: str, id: str, version: str | None) -> EditStamp:
+        """Return the version with its author and time, which are unknown if it was not written through a gateway."""
+        row = await self._store.record(self._atlas.tenant, "edit", f"{kind}:{id}")
+        last = _last_edits.decode(row.body) if row is not None else None
+        if last is None or last.version != version:
+            return EditStamp(version=version)
+        return EditStamp(version=version, changed_by=last.by, changed_at=last.at)
+
+    async def check(self, resource: EditTarget, expected: str | msgspec.UnsetType | None) -> None:
+        """Raise CONFLICT with the current value unless its version is the expected one; unset expects any version."""
+        if expected is msgspec.UNSET or resource.version == expected:
+            return
+        stamp = await self.stamp(resource.kind, resource.id, resource.version)
+        who = stamp.changed_by or "someone"
+        what = f"{resource.kind} {resource.id!r}"
+        if resource.version is None:
+            message = f"{who} removed {what}; nothing was saved"
+        elif expected is None:
+            message = f"{what} exists already; nothing was saved"
+        else:
+            message = f"{who} changed {what} since you opened it; nothing was saved"
+        current = CurrentValue(
+            version=stamp.version, changed_by=stamp.changed_by, changed_at=stamp.changed_at, value=resource.value
+        )
+        raise ProtocolError("CONFLICT", message, current=current)
+
+    async def apply(
+        self,
+        before: EditTarget,
+        by: str,
+        write: Callable[[], Awaitable[str | None]],
+        *,
+        diff: str = "",
+        scope: Scope = "read",
+    ) -> EditStamp:
+        """Audit an edit, make it, and notify the clients that have the scope.
+
+        `write` makes it and returns the new version, None if it removed the thing. The diff goes to the audit log, so
+        it must not contain secrets.
+        """
+        return await asyncio.shield(asyncio.ensure_future(self._apply(before, by, write, diff, scope)))
+
+    async def _apply(
+        self, before: EditTarget, by: str, write: Callable[[], Awaitable[str | None]], diff: str, scope: Scope
+    ) -> EditStamp:
+        await self._atlas.audit.ready()
+        try:
+            version = await write()
+        except BaseException as error:
+            await self._audit(before, by, f"failed: {error}", diff, success=False)
+            raise
+        now = int(time.time() * 1000)
+        outcome = "removed" if version is None else "created" if before.version is None else "changed"
+        await self._audit(before, by, outcome, diff, version=version)
+        record = PutRecord("edit", f"{before.kind}:{before.id}", encode(_LastEdit(version, by, now)))
+        await self._store.commit(self._atlas.tenant, [record])
+        self._notify(ResourceUpdated(before.kind, before.id, version, by), scope)
+        return EditStamp(version=version, changed_by=by, changed_at=now)
+
+    async def _audit(
+        self, before: EditTarget, by: str, outcome: str, diff: str, *, version: str | None = None, success: bool = True
+    ) -> None:
+        shown = self._atlas.hide(diff)[:_MAX_AUDITED_DIFF]
+        entry = AuditEntry(
+            tenant_id=self._atlas.tenant,
+            actor_external_id=by,
+            entity_id=before.id,
+            level="info" if success else "error",
+            message=f"{by} edited {before.kind} {before.id}: {outcome}",
+            success=success,
+            meta={"user": by, "outcome": outcome, "previous": before.version, "version": version, "diff": shown},
+            timestamp=int(time.time() * 1000),
+            actor_type="user",
+            action="EDIT",
+            entity_type=before.kind,
+        )
+        await self._atlas.audit.append(entry)
+
+    async def edit_file(self, edit: FileEdit, by: str, *, scope: Scope = "read") -> FileEdited:
+        """Change a section of a file atomically; raise CONFLICT if the section has another version than expected."""
+        async with self.exclusive():
+            before = await run_in_thread(_read_agreed, edit)
+            section = edit.section(before)
+            resource = EditTarget(edit.kind, edit.id, version_of(section), edit.value(before) if section else None)
+            await self.check(resource, edit.expected_version)
+            content: bytes = edit.change(before)
+            warnings = tuple(await run_in_thread(edit.check, content))
+            diff = unified_diff(before.decode(), content.decode(), edit.path.name)
+            if edit.dry_run or content == before:
+                stamp = await self.stamp(edit.kind, edit.id, resource.version)
+                return FileEdited(stamp, diff, warnings, content)
+
+            async def write() -> str | None:
+                await run_in_thread(_write, edit, content)
+                return version_of(edit.section(content))
+
+            stamp = await self.apply(resource, by, write, diff=diff, scope=scope)
+            return FileEdited(stamp, diff, warnings, content)
+
+
+def _read_agreed(edit: FileEdit) -> bytes:
+    """Return the content of the file, empty if it does not exist; ConfigError if a change of it waits for a person."""
+    try:
+        content = edit.path.read_bytes()
+    except FileNotFoundError:
+        content = b""
+    except OSError as error:
+        raise ConfigError(f"cannot read {edit.path}: {error.strerror}") from error
+    if edit.trust is not None and content and edit.trust.read(edit.path, content) != content:
+        raise ConfigError(f"an agent changed {edit.path.name}, and nobody has agreed to that yet; run: atlas trust")
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{edit.path} is not valid UTF-8; save it as UTF-8") from error
+    return content
+
+
+def _write(edit: FileEdit, content: bytes) -> None:
+    path = edit.path.resolve()
+    try:
+        mode = path.stat().st_mode & 0o777 if path.exists() else _DEFAULT_MODE
+        write_file(path, content, mode=mode)
+    except OSError as error:
+        raise ConfigError(f"cannot write {edit.path}: {error.strerror}") from error
+    if edit.trust is not None:
+        edit.trust.agree_to_edit(edit.path, content)

@@ -1,0 +1,25 @@
+import { expect, test } from "vitest";
+import { isSameValue, listDifferences } from "./editing";
+import { formatAgo } from "./format";
+
+test("values are the same whatever the order of their keys", () => {
+  expect(isSameValue({ a: 1, b: ["x", "y"] }, { b: ["x", "y"], a: 1 })).toBe(true);
+  expect(isSameValue({ a: ["x"] }, { a: ["x", "y"] })).toBe(false);
+  expect(isSameValue({ a: ["x"] }, { a: { 0: "x" } })).toBe(false);
+  expect(isSameValue({ a: undefined }, {})).toBe(true);
+  expect(isSameValue(null, {})).toBe(false);
+});
+
+test("only the fields that differ are listed", () => {
+  const theirs = { name: "Archy", tools: ["a"], model: "" };
+  expect(listDifferences(theirs, { name: "Archy", tools: ["a", "b"], model: "x/y" })).toEqual([
+    { field: "tools", theirs: "a", yours: "a, b" },
+    { field: "model", theirs: "–", yours: "x/y" },
+  ]);
+});
+
+test("the time of a change is told in words", () => {
+  expect(formatAgo(1_000, 3_000)).toBe("just now");
+  expect(formatAgo(0, 60_000)).toBe("1 minute ago");
+  expect(formatAgo(0, 7_200_000)).toBe("2 hours ago");
+});
