@@ -7,4 +7,4 @@ spec = AgentSpec("assistant", models=("anthropic/claude-opus-4-6",))
 
 for values in [{"ANTHROPIC_API_KEY": "k"}, {"OPENAI_API_KEY": "k", "ATLAS_MODEL": "openai/gpt-5.2"}, {}]:
     models, notice = resolve_models(spec, Registry(Environment(values, dotenv=None)))
-    print(models, notice and notice.rpartition("; ")[2])
+    print(models, notice)

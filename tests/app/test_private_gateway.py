@@ -80,7 +80,7 @@ async def test_agent_without_key_and_model_uses_the_demo_with_a_notice(tmp_path:
         await wait_until(lambda: gateway.runtime.agent_loader.local_error, seconds=15)
         (agent,) = (await call(gateway, "agents.list"))["agents"]
         assert agent["model"] == "demo"
-        assert "using a scripted demo instead" in agent["notice"]
+        assert "Using a scripted demo: " in agent["notice"]
         sent = await call(gateway, "chat.send", sessionKey="s", message="What time is it?")
         done = await call(gateway, "chat.wait", runId=sent["runId"], timeoutMs=10_000)
         assert done["status"] == "done"

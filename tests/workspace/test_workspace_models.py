@@ -9,15 +9,8 @@ from atlas_agents.testing import Environment, Registry
 from atlas_agents.workspace import LOCAL_MODEL, AgentSpec, Workspace, build_agents, resolve_models
 
 CLAUDE, GPT = "anthropic/claude-opus-4-6", "openai/gpt-5.2"
-NO_CLAUDE = (
-    f"{CLAUDE} is not available "
-    "(Anthropic API key missing: set ANTHROPIC_API_KEY (in the environment or in .env) or pass api_key=)"
-)
-NO_GPT = (
-    f"{GPT} is not available "
-    "(OpenAI API key missing: set OPENAI_API_KEY (in the environment or in .env) or pass api_key=)"
-)
-NO_GPT_BY_DEFAULT = f"ATLAS_MODEL {NO_GPT}"
+NO_CLAUDE, NO_GPT = "no Anthropic key", "no OpenAI key"
+TINY = "SmolLM2 135M"
 
 
 def registry(*keys: str, model: str = "") -> Registry:
@@ -33,11 +26,11 @@ def registry(*keys: str, model: str = "") -> Registry:
         ([CLAUDE, GPT], ["OPENAI"], "", [GPT], NO_CLAUDE),
         ([CLAUDE], ["OPENAI"], GPT, [GPT], NO_CLAUDE),
         ([CLAUDE], [], "", [LOCAL_MODEL], NO_CLAUDE),
-        ([CLAUDE], [], GPT, [LOCAL_MODEL], f"{NO_CLAUDE}; {NO_GPT_BY_DEFAULT}"),
-        ([CLAUDE, GPT], [], "", [LOCAL_MODEL], f"{NO_CLAUDE}; {NO_GPT}"),
+        ([CLAUDE], [], GPT, [LOCAL_MODEL], f"{NO_CLAUDE}, {NO_GPT}"),
+        ([CLAUDE, GPT], [], "", [LOCAL_MODEL], f"{NO_CLAUDE}, {NO_GPT}"),
         ([], ["OPENAI"], f" {GPT} ", [GPT], None),
-        ([], [], "", [LOCAL_MODEL], "the agent names no model and ATLAS_MODEL is not set"),
-        ([], [], GPT, [LOCAL_MODEL], NO_GPT_BY_DEFAULT),
+        ([], [], "", [LOCAL_MODEL], "no model is chosen"),
+        ([], [], GPT, [LOCAL_MODEL], NO_GPT),
     ],
 )
 def test_model_without_a_key_is_replaced(
@@ -45,7 +38,8 @@ def test_model_without_a_key_is_replaced(
 ) -> None:
     models, notice = resolve_models(AgentSpec("a", models=tuple(named)), registry(*keys, model=model))
     assert models == tuple(available)
-    assert notice == (f"agent 'a': {reasons}; using {available[0]} instead" if reasons else None)
+    used = TINY if available == [LOCAL_MODEL] else available[0]
+    assert notice == (f"Using {used}: {reasons}." if reasons else None)
 
 
 def test_default_argument_overrides_the_environment() -> None:
@@ -82,5 +76,39 @@ def test_default_workspace_needs_no_key(tmp_path: Path, caplog: pytest.LogCaptur
     (agent,) = built.agents
     assert (agent.id, agent.models) == ("assistant", (LOCAL_MODEL,))
     assert agent.system_prompt == workspace.system_prompt()
-    assert built.notices == {"assistant": f"agent 'assistant': {NO_CLAUDE}; using {LOCAL_MODEL} instead"}
+    assert built.notices == {"assistant": f"Using {TINY}: {NO_CLAUDE}."}
     assert built.notices["assistant"] in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("keys", "model", "used"),
+    [
+        (["ANTHROPIC"], "demo", "demo"),
+        (["ANTHROPIC", "OPENAI"], GPT, GPT),
+        (["ANTHROPIC"], GPT, LOCAL_MODEL),  # never a vendor that the user did not choose
+        (["ANTHROPIC"], "", CLAUDE),
+    ],
+)
+def test_explicit_model_wins_over_the_generated_agents_file(
+    tmp_path: Path, keys: list[str], model: str, used: str
+) -> None:
+    workspace = Workspace(tmp_path)
+    workspace.prepare()
+    assert build_agents(workspace.state, [], registry(*keys, model=model)).refs == (used,)
+
+
+def test_edited_agents_file_wins_over_the_explicit_model(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    workspace.prepare()
+    path = tmp_path / "AGENTS.md"
+    path.write_text(path.read_text() + "\nTools: none\n")
+    assert build_agents(workspace.state, [], registry("ANTHROPIC", model="demo")).refs == (CLAUDE,)
+
+
+def test_agents_without_a_key_are_reported_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sections = [f"## agent-{number}\nModel: {CLAUDE}\n" for number in range(36)]
+    (tmp_path / "AGENTS.md").write_text("\n".join(sections))
+    built = build_agents(Workspace(tmp_path).state, [], registry())
+    assert set(built.notices.values()) == {f"Using {TINY}: no Anthropic key."}
+    (record,) = caplog.records
+    assert "agents=agent-0, agent-1, agent-2 and 33 more" in record.getMessage()

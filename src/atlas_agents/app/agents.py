@@ -83,7 +83,7 @@ class AgentLoader:
         """Return the scripted demo for a local model that is not available."""
         if self.local_error is None or not _is_local(ref):
             return None
-        return Demo(), f"{ref} is not available ({self.local_error}); using a scripted demo instead"
+        return Demo(), f"Using a scripted demo: {ref} is not available ({self.local_error})."
 
     async def watch_workspace(self, atlas: Atlas) -> None:
         """Replace the agents of an Atlas whenever the workspace is edited; an invalid edit changes nothing."""

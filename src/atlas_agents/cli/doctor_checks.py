@@ -36,7 +36,7 @@ from atlas_agents.local.models import find_model, is_gguf_path, model_state, mod
 from atlas_agents.mcp.servers import Servers
 from atlas_agents.providers.registry import HOSTED, Registry, parse_model_ref
 from atlas_agents.workspace.build import build_agent, resolve_models
-from atlas_agents.workspace.workspace import AgentSpec, Workspace
+from atlas_agents.workspace.workspace import Workspace, WorkspaceState
 
 _CONNECT_SECONDS = 5.0
 _OLDEST_PYTHON = (3, 11)
@@ -398,11 +398,12 @@ def check_models(settings: Settings) -> Iterator[CheckResult]:
         yield _check_keys(environment)
         registry = Registry(environment)
         refs: list[str] = [settings.model] if settings.model else []
-        for spec in _agent_specs(settings):
-            found, message = resolve_models(spec, registry, settings.model)
+        state = _workspace_state(settings)
+        for spec in state.agents:
+            found, message = resolve_models(spec, registry, settings.model, generated=state.generated)
             refs += found
             if message:
-                yield notice("models", message, "set the key, or choose another model in AGENTS.md")
+                yield notice("models", f"{spec.id}: {message}", "set the key, or choose another model in AGENTS.md")
             else:
                 yield ok("models", f"{spec.id}: {', '.join(found)}")
     except MissingKey as error:
@@ -416,15 +417,15 @@ def check_models(settings: Settings) -> Iterator[CheckResult]:
         yield _check_local_model(name, environment)
 
 
-def _agent_specs(settings: Settings) -> tuple[AgentSpec, ...]:
+def _workspace_state(settings: Settings) -> WorkspaceState:
     """Return the agents, or the one that the first start creates; check_workspace reports an invalid file."""
     workspace = Workspace(settings.workspace)
     if not workspace.path.exists():
-        return (AgentSpec("assistant"),)
+        return WorkspaceState()
     try:
-        return workspace.load().agents
+        return workspace.load()
     except ConfigError:
-        return ()
+        return WorkspaceState(agents=())
 
 
 def _check_keys(environment: Environment) -> CheckResult:

@@ -620,6 +620,8 @@ class AnthropicProvider(http.HttpProvider):
     vendor = "Anthropic"
     official_url = "https://api.anthropic.com"
     api_path = "/v1"
+    list_query = "?limit=1000"
+    list_headers = {"anthropic-version": _VERSION}
     path_model_fields = {"anthropic_version": "vertex-2023-10-16"}  # docs.anthropic.com/en/api/claude-on-vertex-ai
 
     def _authorize(self, key: str) -> dict[str, str]:

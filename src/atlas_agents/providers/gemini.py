@@ -529,6 +529,7 @@ class GeminiProvider(http.HttpProvider):
     vendor = "Google"
     official_url = "https://generativelanguage.googleapis.com"
     api_path = "/v1beta"
+    list_query = "?pageSize=1000"
 
     @property
     def _key_variables(self) -> tuple[str, ...]:

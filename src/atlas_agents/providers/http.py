@@ -401,6 +401,18 @@ async def read_error(response: HttpResponse) -> object:
     return read_plain(body)
 
 
+def read_model_names(body: bytes) -> list[str]:
+    """Return the names in a list of models, as OpenAI, Anthropic and Gemini write it; ProviderError if it is none."""
+    decoded = read_plain(body)
+    fields = cast(dict[str, Any], decoded) if isinstance(decoded, dict) else {}
+    entries = fields.get("data", fields.get("models"))
+    if not isinstance(entries, list):
+        raise ProviderError("the response is not a list of models", "protocol")
+    found = [cast(dict[str, Any], entry) for entry in cast(list[Any], entries) if isinstance(entry, dict)]
+    names = [entry.get("id", entry.get("name")) for entry in found]
+    return [name.removeprefix("models/") for name in names if isinstance(name, str)]
+
+
 class StreamReader(Protocol):
     """Stream decoder of one vendor. It knows no socket, so it can be tested at every split."""
 
@@ -596,6 +608,10 @@ def _check_address(address: str) -> None:
         )
 
 
+MAX_MODELS_BODY = 4 << 20
+"""Most bytes of a list of models that are read."""
+
+
 class HttpProvider(BaseProvider):
     """Base of the providers that talk to a vendor's API: address, key and connections.
 
@@ -617,6 +633,9 @@ class HttpProvider(BaseProvider):
     official_url: ClassVar[str]
     api_path: ClassVar[str] = ""
     """Path that requests add to the base URL, and that users may have added as well."""
+    list_query: ClassVar[str] = ""
+    """Query of the request for the list of models, so that it is complete."""
+    list_headers: ClassVar[Mapping[str, str]] = {}
     path_model_fields: ClassVar[Mapping[str, Any]] = {}
     """Fields of the body where the address names the model."""
 
@@ -724,6 +743,15 @@ class HttpProvider(BaseProvider):
     def find_profile(self, model: str) -> ModelProfile:
         """Return the rules of a model of this provider."""
         return find_profile(self.profile or model)
+
+    async def list_models(self) -> list[str]:
+        """Return the names of the models that this key can use; raises ProviderError."""
+        headers = await self._current_headers(**self.list_headers)
+        url = f"{self.base_url}{self.api_path}/models{self.list_query}"
+        async with self._http.request("GET", url, headers, b"") as response:
+            if response.status != 200:
+                raise classify_response(response.status, await read_error(response), response.headers)
+            return read_model_names(await response.read_all(MAX_MODELS_BODY))
 
     def _output_dialect(self, profile: ModelProfile) -> Dialect:
         """Return the rules for output schemas; see `providers/schemas.py`."""

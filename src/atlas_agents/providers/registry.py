@@ -33,6 +33,8 @@ DEMO = "demo"
 MAX_WAIT = 60.0
 """Maximum seconds a request waits for capacity; beyond that it fails, and failover may try another model."""
 _COOLDOWNS = {"rate_limit": 15.0, "overloaded": 15.0, "quota": 600.0, "auth": 600.0}
+_SHARED_CREDENTIALS = {"openai-responses": "openai"}
+"""Providers that use the stored credentials of another one."""
 _VARIABLE_PREFIXES = {"http": "OPENAI", "openai-responses": "OPENAI"}
 _LIMITED_AS = {"openai-responses": "openai"}
 """Providers whose keys are limited as those of another one, unless they have a limit of their own."""
@@ -125,6 +127,25 @@ class Registry:
         self._limiter = limiter
         self._factories = dict(_BUILT_IN_FACTORIES)
         self._providers: dict[str, base.Provider] = {}
+        self._credentials: Mapping[str, Mapping[str, str]] = {}
+
+    def set_credentials(self, credentials: Mapping[str, Mapping[str, str]]) -> list[base.Provider]:
+        """Use these variables for providers that the environment sets no key for; they see no other variables.
+
+        Returns the providers that are no longer used, for their owner to close.
+        """
+        changed = {id for id in {*credentials, *self._credentials} if credentials.get(id) != self._credentials.get(id)}
+        self._credentials = {id: dict(values) for id, values in credentials.items()}
+        stale = [id for id in self._providers if _SHARED_CREDENTIALS.get(id, id) in changed]
+        return [self._providers.pop(id) for id in stale]
+
+    def _environment_of(self, id: str) -> Environment:
+        """Return the variables of a provider: those of the environment, or else its stored credentials."""
+        stored = self._credentials.get(_SHARED_CREDENTIALS.get(id, id))
+        names = ("OPENAI_BASE_URL",) if id == "http" else key_variables(id)
+        if not stored or any(self._environment.get(name) or self._environment.get(f"{name}_FILE") for name in names):
+            return self._environment
+        return Environment(stored, dotenv=None)
 
     def register(self, id: str, factory: ProviderFactory) -> None:
         """Register a provider id, so that references `id/…` resolve to it; an existing one is replaced."""
@@ -174,7 +195,8 @@ class Registry:
 
     def _create(self, id: str) -> base.Provider:
         """Create one provider per configured key or address, balanced if there are several."""
-        providers = [self._factories[id](each) for each in split_environment(id, self._environment)]
+        environment = self._environment_of(id)
+        providers = [self._factories[id](each) for each in split_environment(id, environment)]
         limited_as = id if id in self._rate_limits else _LIMITED_AS.get(id, id)
         limited = limited_as in self._rate_limits or (self._limiter is not None and base.collect_keys(providers[0]))
         if len(providers) == 1 and not limited:
@@ -417,6 +439,7 @@ SELF_HOSTED = {
     each.id: each
     for each in (
         SelfHosted("ollama", "Ollama", "http://localhost:11434/v1", "`ollama serve`"),
+        SelfHosted("lmstudio", "LM Studio", "http://localhost:1234/v1", "`lms server start`"),
         SelfHosted("vllm", "vLLM", "http://localhost:8000/v1", "`vllm serve MODEL`"),
         SelfHosted("llamacpp", "llama.cpp", "http://localhost:8080/v1", "`llama-server --jinja -m MODEL.gguf`"),
     )
@@ -466,11 +489,21 @@ class SelfHostedProvider(base.BaseProvider):
                 error.kind,
             ) from error
 
+    async def list_models(self) -> list[str]:
+        """Return the names of the models that the server lists."""
+        return await self._provider.list_models()
+
     async def close(self) -> None:
         await self._provider.close()
 
     def __repr__(self) -> str:
         return f"SelfHostedProvider({self.id!r}, base_url={self.base_url!r})"
+
+
+def key_variables(id: str) -> tuple[str, ...]:
+    """Return the variables that may hold the key of a provider; the first one that is set counts."""
+    prefix = _VARIABLE_PREFIXES.get(id, id.upper())
+    return (f"{prefix}_API_KEY", *([_OTHER_KEYS[id]] if id in _OTHER_KEYS else ()))
 
 
 def split_environment(id: str, environment: Environment) -> list[Environment]:

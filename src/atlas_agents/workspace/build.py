@@ -9,6 +9,8 @@ import msgspec
 
 from atlas_agents.agents.agent import Agent
 from atlas_agents.core.errors import BadModelRef, ConfigError, MissingKey
+from atlas_agents.local.models import CATALOG
+from atlas_agents.providers.discovery import describe_missing_key
 from atlas_agents.providers.failover import RetryPolicy
 from atlas_agents.providers.registry import Model, Registry, parse_model_ref
 from atlas_agents.tools.tool import Tool, ToolLike, expand_tools
@@ -16,6 +18,7 @@ from atlas_agents.workspace.workspace import AgentSpec, WorkspaceState
 
 logger = logging.getLogger(__name__)
 
+_MAX_LOGGED = 3
 LOCAL_MODEL = "local/smollm2-135m"
 """Model of last resort, which needs no API key."""
 Fallback: TypeAlias = Callable[[str], tuple[Model, str] | None]
@@ -23,40 +26,51 @@ Fallback: TypeAlias = Callable[[str], tuple[Model, str] | None]
 
 
 def resolve_models(
-    spec: AgentSpec, providers: Registry, default: str | None = None
+    spec: AgentSpec, providers: Registry, default: str | None = None, *, generated: bool = False
 ) -> tuple[tuple[str, ...], str | None]:
     """Return the models an agent can use, in order of preference, and a notice if they are not those it names.
 
-    Models without an API key are skipped; if none is left, use `default` (or `ATLAS_MODEL`), then the local model.
+    Models without an API key are skipped; if none is left, use `default` (or `ATLAS_MODEL`), then the local model. An
+    agent of the `generated` file names a model that nobody chose, so `default` replaces it.
     """
-    missing = {ref: _missing_key(ref, f"{spec.where or spec.id}: Model", providers) for ref in spec.models}
-    reasons = [f"{ref} is not available ({reason})" for ref, reason in missing.items() if reason]
-    if available := tuple(ref for ref, reason in missing.items() if not reason):
-        return available, _notice(spec, reasons, available[0])
     ref = (default or providers.default_model or "").strip()
+    named = () if generated and ref else spec.models
+    missing = {each: _missing_key(each, f"{spec.where or spec.id}: Model", providers) for each in named}
+    reasons = [reason for reason in missing.values() if reason]
+    if available := tuple(each for each, reason in missing.items() if not reason):
+        return available, _notice(reasons, available[0])
     if not ref:
-        if not spec.models:
-            reasons.append("the agent names no model and ATLAS_MODEL is not set")
+        if not named:
+            reasons.append("no model is chosen")
     elif reason := _missing_key(ref, "ATLAS_MODEL", providers):
-        reasons.append(f"ATLAS_MODEL {ref} is not available ({reason})")
+        reasons.append(reason)
     else:
-        return (ref,), _notice(spec, reasons, ref)
-    return (LOCAL_MODEL,), _notice(spec, reasons, LOCAL_MODEL)
+        return (ref,), _notice(reasons, ref)
+    return (LOCAL_MODEL,), _notice(reasons, LOCAL_MODEL)
 
 
 def _missing_key(ref: str, where: str, providers: Registry) -> str | None:
     """Return why a provider has no API key, or None if it has one. Other errors are raised with their location."""
     try:
-        providers.provider(parse_model_ref(ref).provider)
+        provider = parse_model_ref(ref).provider
+        providers.provider(provider)
     except MissingKey as error:
-        return str(error)
+        return describe_missing_key(parse_model_ref(ref).provider, error)
     except ConfigError as error:
         raise BadModelRef(f"{where}: {error}") from error
     return None
 
 
-def _notice(spec: AgentSpec, reasons: list[str], used: str) -> str | None:
-    return f"agent {spec.id!r}: {'; '.join(reasons)}; using {used} instead" if reasons else None
+def _notice(reasons: list[str], used: str) -> str | None:
+    return f"Using {model_title(used)}: {', '.join(dict.fromkeys(reasons))}." if reasons else None
+
+
+def model_title(ref: str) -> str:
+    """Return the name of a model as people know it: `SmolLM2 135M` for a local one, else its reference."""
+    provider, _, name = ref.partition("/")
+    if provider != "local" or name not in CATALOG:
+        return ref
+    return CATALOG[name].title.partition(" Instruct")[0]
 
 
 class BuiltAgents(msgspec.Struct, frozen=True):
@@ -90,17 +104,25 @@ def build_agents(
         if missing := next((id for id in spec.hands_off_to if id not in ids), None):
             where, known_ids = spec.where or spec.id, ", ".join(ids)
             raise ConfigError(f"{where}: Hands off to: unknown agent {missing!r}; known agents: {known_ids}")
-        found, notice = resolve_models(spec, providers, default)
+        found, notice = resolve_models(spec, providers, default, generated=state.generated)
         refs += found
         replaced = {ref: other for ref in found if fallback is not None and (other := fallback(ref)) is not None}
         if found and found[0] in replaced:
-            notice = f"agent {spec.id!r}: {replaced[found[0]][1]}"
+            notice = replaced[found[0]][1]
         models = [replaced[ref][0] if ref in replaced else ref for ref in found]
         agents.append(build_agent(spec, known, models=models, prompt=state.prompt))
         if notice:
             notices[spec.id] = notice
-            logger.warning("%s", notice)
+    _log_notices(notices)
     return BuiltAgents(tuple(agents), notices, tuple(dict.fromkeys(refs)))
+
+
+def _log_notices(notices: dict[str, str]) -> None:
+    """Log each notice once, with the agents that it is about."""
+    for notice in dict.fromkeys(notices.values()):
+        ids = [id for id, other in notices.items() if other == notice]
+        shown = ", ".join(ids[:_MAX_LOGGED]) + (f" and {len(ids) - _MAX_LOGGED} more" if ids[_MAX_LOGGED:] else "")
+        logger.warning("models replaced: agents=%s notice=%r", shown, notice)
 
 
 def build_agent(

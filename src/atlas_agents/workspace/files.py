@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TypeAlias
@@ -60,6 +61,12 @@ def _stamp(path: Path) -> tuple[int, ...] | None:
     return seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns, seen.st_mode
 
 
+@cache
+def default_text(name: str) -> str:
+    """Return the content of a default file."""
+    return (files("atlas_agents.workspace") / "defaults" / name).read_bytes().decode()
+
+
 def write_defaults(folder: Path) -> bool:
     """Write the three default files into a folder that has none of them. Return whether they were written."""
     try:
@@ -69,7 +76,7 @@ def write_defaults(folder: Path) -> bool:
         if any(os.path.lexists(folder / name) for name in NAMES):
             return False
         for name in NAMES:
-            _write(folder / name, (files("atlas_agents.workspace") / "defaults" / name).read_bytes())
+            _write(folder / name, default_text(name).encode())
     except FileExistsError:  # another process is writing them
         return False
     except OSError as error:

@@ -19,7 +19,7 @@ from atlas_agents.core.text import HiddenCharacters, hidden_characters
 from atlas_agents.core.trust import Trust
 from atlas_agents.providers.registry import parse_model_ref
 from atlas_agents.providers.settings import EFFORTS, Cache, Effort, ModelSettings
-from atlas_agents.workspace.files import NAMES, FileStamps, read, read_stamps, write_defaults
+from atlas_agents.workspace.files import NAMES, FileStamps, default_text, read, read_stamps, write_defaults
 from atlas_agents.workspace.skills import SKILLS_FOLDER, Skill, read_skills, skill_files, skills_prompt
 
 logger = logging.getLogger(__name__)
@@ -368,6 +368,8 @@ class WorkspaceState(msgspec.Struct, frozen=True):
     skills: tuple[Skill, ...] = ()
     pending: tuple[str, ...] = ()
     """Notices about changes that wait for a person."""
+    generated: bool = False
+    """Whether `AGENTS.md` is the default file that the first start writes, unedited."""
 
 
 class Workspace:
@@ -462,6 +464,7 @@ class Workspace:
             (*findings, *more),
             skills=skills,
             pending=tuple(self._pending_notices()),
+            generated=texts.get("AGENTS.md") == default_text("AGENTS.md"),
         )
 
     def _pending_notices(self) -> Iterator[str]:
