@@ -16,7 +16,17 @@ import fork_server
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
 AXE = ROOT / "web" / "node_modules" / "axe-core" / "axe.min.js"
-VIEWS = ("approvals", "agents", "jobs", "audit", "runs", "usage")
+VIEWS = {
+    "approvals": "/approvals",
+    "jobs": "/jobs",
+    "schedules": "/schedules",
+    "agents": "/agents",
+    "runs": "/activity/runs",
+    "audit": "/activity/audit",
+    "usage": "/activity/usage",
+}
+TABS = {"schedules": "/jobs", "audit": "/activity/runs", "usage": "/activity/runs"}
+"""The entries of the navigation that lead to views which are tabs of other views."""
 PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 780}, "has_touch": True, "is_mobile": True}
 EXECUTABLES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 MISSING = "The tests of the page need Chromium: install it (Debian: apt install chromium) and run them again."
@@ -130,12 +140,23 @@ class Tab:
 
     def open(self, path: str = "/") -> "Tab":
         self.page.goto(f"{self.gateway.url}{path}#token={self.gateway.token}")
-        self.page.get_by_text("Connected as owner").first.wait_for(state="attached")
+        self.wait_until_connected()
         return self
 
+    def wait_until_connected(self) -> None:
+        self.page.locator(".connection.is-online").first.wait_for(state="attached")
+
     def open_view(self, view: str) -> None:
-        """Open a view from the sidebar."""
-        self.page.locator(f".layout > aside .navigation a[href='/{view}']").click()
+        """Open a view from the sidebar, or from the menu on a phone."""
+        self.bring_to_front()
+        sidebar = self.page.locator(".layout > aside")
+        if not sidebar.is_visible():
+            self.button("Menu").tap()
+            sidebar = self.page.locator(".drawer")
+        sidebar.locator(f".navigation a[href='{TABS.get(view, VIEWS[view])}']").click()
+        if view in TABS:
+            self.page.locator(f".tabs a[href='{VIEWS[view]}']").click()
+        self.page.wait_for_url(f"**{VIEWS[view]}")
         self.page.locator(".view h1").wait_for()
 
     def send(self, text: str) -> None:

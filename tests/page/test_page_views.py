@@ -20,7 +20,7 @@ def complete_run(tab: Tab) -> None:
 def test_empty_views_explain_what_they_show(tab: Tab) -> None:
     expect(tab.page.get_by_role("heading", name="Welcome to Atlas")).to_be_visible()
     titles = {
-        "approvals": "No pending approvals",
+        "approvals": "Nothing needs your approval.",
         "jobs": "No jobs yet",
         "audit": "No entries yet",
         "runs": "No runs yet",
@@ -93,7 +93,9 @@ def background(tab: Tab) -> tuple[int, ...]:
 def test_theme_follows_the_system_until_one_is_chosen(browser: Browser, gateway: GatewayProcess) -> None:
     tab = next(open_tabs(browser, gateway, color_scheme="dark")).open()
     assert max(background(tab)) < 60
-    tab.button("Theme: system").click()
+    tab.button("You").click()
+    expect(tab.page.get_by_role("menuitemradio", name="System")).to_be_checked()
+    tab.page.get_by_role("menuitemradio", name="Light").click()
     tab.page.wait_for_function("document.documentElement.dataset.theme === 'light'")
     assert min(background(tab)) > 200
     tab.page.reload()
@@ -110,11 +112,58 @@ def test_phone_layout_does_not_scroll_sideways(browser: Browser, gateway: Gatewa
     tab.button("Allow once").tap()
     tab.wait_for_answer("It continued.")
     for view in VIEWS:
-        tab.button("Menu").tap()
-        tab.page.locator(f".ant-drawer a[href='/{view}']").tap()
-        expect(tab.page.locator(".view h1")).to_be_visible()
+        tab.open_view(view)
+        expect(tab.page.locator(".drawer")).to_have_count(0)
         tab.wait_for_animations()
         assert tab.fits_width(), view
+
+
+def test_navigation_never_moves_and_names_the_current_view(tab: Tab) -> None:
+    entries = tab.page.locator(".layout > aside .navigation a")
+    places = entries.evaluate_all("all => all.map((each) => each.getBoundingClientRect().top)")
+    for view in VIEWS:
+        tab.open_view(view)
+        assert entries.evaluate_all("all => all.map((each) => each.getBoundingClientRect().top)") == places, view
+        expect(entries.and_(tab.page.locator("[aria-current=page]"))).to_have_count(1)
+        expect(tab.page.locator("h1")).to_be_focused()
+        expect(tab.page).to_have_title(f"{tab.page.locator('h1').inner_text()} – Atlas")
+
+
+def test_former_addresses_lead_to_the_new_ones(tab: Tab) -> None:
+    for path, expected in {"/audit": "audit", "/usage": "usage", "/jobs/schedules": "schedules"}.items():
+        tab.open(path)
+        tab.page.wait_for_url(f"**{VIEWS[expected]}")
+
+
+def test_unknown_chats_and_pages_are_not_found(tab: Tab) -> None:
+    tab.open("/c/no-such-session")
+    expect(tab.page.get_by_role("heading", name="This chat doesn’t exist or was deleted.")).to_be_visible()
+    tab.button("Search chats").click()
+    expect(tab.page.get_by_placeholder("Search sessions and messages")).to_be_focused()
+    tab.open("/no/such/page")
+    expect(tab.page.get_by_role("heading", name="This page doesn’t exist.")).to_be_visible()
+    expect(tab.page).to_have_title("Page not found – Atlas")
+    tab.page.locator("main").get_by_role("button", name="New chat").click()
+    expect(tab.page.locator(".composer textarea")).to_be_visible()
+    tab.page.reload()  # the address of a chat without messages is not unknown
+    expect(tab.page.locator(".composer textarea")).to_be_visible()
+    expect(tab.page.locator(".not-found")).to_have_count(0)
+
+
+def test_user_menu_works_with_the_keyboard(tab: Tab) -> None:
+    button = tab.button("You")
+    button.focus()
+    tab.page.keyboard.press("Enter")
+    expect(tab.page.get_by_role("menuitemradio", name="System")).to_be_focused()
+    tab.page.keyboard.press("ArrowDown")
+    tab.page.keyboard.press("ArrowDown")
+    tab.page.keyboard.press("Enter")
+    tab.page.wait_for_function("document.documentElement.dataset.theme === 'dark'")
+    tab.page.keyboard.press("Escape")
+    expect(button).to_be_focused()
+    expect(tab.page.get_by_role("menu")).to_have_count(0)
+    tab.page.keyboard.press("?")
+    expect(tab.page.get_by_role("dialog", name="Keyboard shortcuts")).to_be_visible()
 
 
 def test_keyboard_shortcuts_open_search_and_a_new_chat(tab: Tab) -> None:

@@ -56,7 +56,7 @@ describe.each(["light", "dark"] as const)("%s theme", (mode) => {
   });
 
   it("antd uses the colours as they are", () => {
-    const tokens = theme.getDesignToken(themeConfig(mode === "dark", false));
+    const tokens = theme.getDesignToken(themeConfig(mode === "dark"));
     expect(tokens).toMatchObject({
       colorPrimary: palette.primary.color,
       colorPrimaryBg: palette.primary.bg,

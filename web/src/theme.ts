@@ -104,7 +104,7 @@ function tintTokens(name: "Info" | "Success" | "Warning" | "Error", { color, bg,
   return { [`color${name}`]: color, [`color${name}Bg`]: bg, [`color${name}Border`]: border };
 }
 
-export function themeConfig(dark: boolean, reducedMotion: boolean): ThemeConfig {
+export function themeConfig(dark: boolean, reducedMotion = false, compact = false): ThemeConfig {
   const palette = PALETTES[dark ? "dark" : "light"];
   const { primary, error, onFill } = palette;
   return {
@@ -158,23 +158,10 @@ export function themeConfig(dark: boolean, reducedMotion: boolean): ThemeConfig 
         primaryColor: onFill,
         dangerColor: onFill,
       },
-      Table: { headerBg: "transparent", headerSplitColor: "transparent", cellPaddingBlockSM: 9 },
+      Table: { headerBg: "transparent", headerSplitColor: "transparent", cellPaddingBlockSM: compact ? 6 : 11 },
       Layout: { bodyBg: "transparent", siderBg: "transparent" },
       Segmented: { trackPadding: 3 },
       Tooltip: { colorTextLightSolid: "#ffffff" },
     },
   };
-}
-
-export const THEME_MODES = ["system", "light", "dark"] as const;
-export type ThemeMode = (typeof THEME_MODES)[number];
-const STORAGE_KEY = "atlas.look";
-
-export function loadThemeMode(): ThemeMode {
-  const stored = localStorage.getItem(STORAGE_KEY);
-  return stored === "light" || stored === "dark" ? stored : "system";
-}
-
-export function saveThemeMode(mode: ThemeMode): void {
-  localStorage.setItem(STORAGE_KEY, mode);
 }

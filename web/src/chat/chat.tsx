@@ -1,7 +1,8 @@
 // Chat view: the conversation of one session and the composer.
 
-import { App, Button, Empty, Spin } from "antd";
+import { App, Spin } from "antd";
 import { useEffect, useMemo, useState } from "react";
+import { NotFound } from "../layout/not-found";
 import { navigate, newChat } from "../layout/router";
 import type { SendOptions } from "../state/client";
 import { isSynthetic, messageText } from "../state/conversation";
@@ -13,7 +14,7 @@ import { ChatHeader } from "./header";
 import { type MessageActions, MessageList } from "./message-list";
 import { Welcome } from "./welcome";
 
-export default function Chat({ id }: { id: string }) {
+export default function Chat({ id, isNew }: { id: string; isNew: boolean }) {
   const client = useClient();
   const session = useSession();
   const { status } = useAppState();
@@ -27,8 +28,9 @@ export default function Chat({ id }: { id: string }) {
   const agentId = selectedAgent || session.session?.agentId || "";
   useStopOnEscape(running);
   if (session.key !== id) return null;
-  if (session.deleted) return <DeletedSession />;
   const empty = session.messages.length === 0 && session.pending.length === 0 && !running;
+  const unknown = session.loaded && empty && !isNew && !session.session?.createdAt;
+  if (session.deleted || unknown) return <NotFound what="chat" />;
   return (
     <div className="chat">
       <ChatHeader state={session} />
@@ -88,7 +90,7 @@ function useMessageActions(id: string): MessageActions {
       const previous = messages[messages.findIndex((message) => message.id === original.id) - 1];
       try {
         const key = await forkSession(previous?.id);
-        navigate({ view: "chat", id: key });
+        navigate({ view: "chat", id: key, isNew: true });
         client.openSession(key);
         client.sendMessage(text, attachmentParts(original), options);
       } catch (error) {
@@ -111,16 +113,4 @@ function useMessageActions(id: string): MessageActions {
 
 function attachmentParts(message: MessageShape): AttachmentPart[] {
   return message.parts.filter((part) => part.type === "image" || part.type === "file");
-}
-
-function DeletedSession() {
-  return (
-    <div className="centered">
-      <Empty image={Empty.PRESENTED_IMAGE_SIMPLE} description="This session was deleted.">
-        <Button type="primary" onClick={() => navigate(newChat(), true)}>
-          New chat
-        </Button>
-      </Empty>
-    </div>
-  );
 }

@@ -5,38 +5,31 @@ import { useEffect, useMemo, useState, useSyncExternalStore } from "react";
 import { clearToken, loadToken, requestTokenFromTabs, saveToken, shareToken } from "../net/token";
 import { AtlasClient } from "../state/client";
 import { ClientContext } from "../state/hooks";
-import { loadThemeMode, saveThemeMode, type ThemeMode, themeConfig } from "../theme";
+import { usePreferences } from "../state/preferences";
+import { themeConfig } from "../theme";
 import { Layout } from "./layout";
 import { Login } from "./login";
 
 export function App() {
-  const [themeMode, setThemeMode] = useState(loadThemeMode);
+  const { theme: mode, density } = usePreferences();
   const systemDark = useMediaQuery("(prefers-color-scheme: dark)");
   const reducedMotion = useMediaQuery("(prefers-reduced-motion: reduce)");
-  const dark = themeMode === "system" ? systemDark : themeMode === "dark";
+  const dark = mode === "system" ? systemDark : mode === "dark";
   useEffect(() => {
     document.documentElement.dataset.theme = dark ? "dark" : "light";
-  }, [dark]);
-  const theme = useMemo(() => themeConfig(dark, reducedMotion), [dark, reducedMotion]);
-  const changeThemeMode = (mode: ThemeMode) => {
-    saveThemeMode(mode);
-    setThemeMode(mode);
-  };
+    document.documentElement.dataset.density = density;
+  }, [dark, density]);
+  const theme = useMemo(() => themeConfig(dark, reducedMotion, density === "compact"), [dark, reducedMotion, density]);
   return (
     <ConfigProvider theme={theme} button={{ autoInsertSpace: false }}>
       <AntApp>
-        <AuthenticatedApp themeMode={themeMode} onThemeMode={changeThemeMode} />
+        <AuthenticatedApp />
       </AntApp>
     </ConfigProvider>
   );
 }
 
-interface ThemeProps {
-  themeMode: ThemeMode;
-  onThemeMode: (mode: ThemeMode) => void;
-}
-
-function AuthenticatedApp({ themeMode, onThemeMode }: ThemeProps) {
+function AuthenticatedApp() {
   const [token, setToken] = useState(loadToken);
   const [searched, setSearched] = useState(token !== null);
   const [rejected, setRejected] = useState(false);
@@ -76,6 +69,10 @@ function AuthenticatedApp({ themeMode, onThemeMode }: ThemeProps) {
       client.close();
     };
   }, [client]);
+  const signOut = () => {
+    clearToken();
+    setToken(null);
+  };
   const login = (entered: string) => {
     saveToken(entered);
     setRejected(false);
@@ -85,7 +82,7 @@ function AuthenticatedApp({ themeMode, onThemeMode }: ThemeProps) {
   if (!client) return <Login rejected={rejected} onLogin={login} />;
   return (
     <ClientContext value={client}>
-      <Layout themeMode={themeMode} onThemeMode={onThemeMode} />
+      <Layout onSignOut={signOut} />
     </ClientContext>
   );
 }

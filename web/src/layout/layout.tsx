@@ -1,113 +1,135 @@
 // Page layout: sidebar, top bar on small screens, connection banner and the current view.
 
-import { MenuOutlined } from "@ant-design/icons";
-import { Alert, Badge, Button, Drawer, Spin } from "antd";
-import { lazy, Suspense, useEffect, useState } from "react";
+import { Alert, Button, Spin } from "antd";
+import { type ComponentType, lazy, type ReactNode, Suspense, useEffect, useRef, useState } from "react";
 import Chat from "../chat/chat";
-import { Logo } from "../components/icons";
+import { Icon } from "../components/icons";
 import { RouteLink } from "../components/link";
-import { useAppState } from "../state/hooks";
-import type { ThemeMode } from "../theme";
-import { navigate, newChat, type Route, useRoute } from "./router";
+import { useAppState, useSession } from "../state/hooks";
+import { currentPreferences } from "../state/preferences";
+import { NotFound, SearchContext } from "./not-found";
+import { navigate, newChat, type Route, useRoute, type View } from "./router";
 import { Sidebar } from "./sidebar";
 
-const Approvals = lazy(() => import("../views/approvals"));
-const Agents = lazy(() => import("../views/agents"));
-const Jobs = lazy(() => import("../views/jobs"));
-const AuditLog = lazy(() => import("../views/audit"));
-const Runs = lazy(() => import("../views/runs"));
-const Usage = lazy(() => import("../views/usage"));
-const Settings = lazy(() => import("../views/settings"));
+interface LazyView {
+  /** Name in the top bar and in the title of the tab. */
+  name: string;
+  load: ComponentType<{ id: string }>;
+}
+
+/** The views that are loaded when they are opened. */
+const VIEWS: Record<Exclude<View, "chat" | "missing">, LazyView> = {
+  approvals: { name: "Approvals", load: lazy(() => import("../views/approvals")) },
+  jobs: { name: "Jobs", load: lazy(() => import("../views/jobs")) },
+  schedules: { name: "Schedules", load: lazy(() => import("../views/schedules")) },
+  agents: { name: "Agents", load: lazy(() => import("../views/agents")) },
+  runs: { name: "Runs", load: lazy(() => import("../views/runs")) },
+  audit: { name: "Audit log", load: lazy(() => import("../views/audit")) },
+  usage: { name: "Usage", load: lazy(() => import("../views/usage")) },
+  settings: { name: "Settings", load: lazy(() => import("../views/settings")) },
+};
 const SearchDialog = lazy(() => import("./search"));
 const ShortcutsDialog = lazy(() => import("./shortcuts"));
 
-interface Props {
-  themeMode: ThemeMode;
-  onThemeMode: (mode: ThemeMode) => void;
-}
-
-export function Layout({ themeMode, onThemeMode }: Props) {
+export function Layout({ onSignOut }: { onSignOut: () => void }) {
   const route = useRoute();
   const [drawerOpen, setDrawerOpen] = useState(false);
   const [searchOpen, setSearchOpen] = useState(false);
   const [shortcutsOpen, setShortcutsOpen] = useState(false);
+  const title = useTitle(route);
   useEffect(() => {
     if (route.view === "chat" && !route.id) navigate(newChat(), true);
   }, [route]);
   const openSearch = () => setSearchOpen(true);
   const openShortcuts = () => setShortcutsOpen(true);
   useShortcuts(openSearch, openShortcuts);
-  const sidebar = { themeMode, onThemeMode, onSearch: openSearch, onShortcuts: openShortcuts };
+  const sidebar = { onSearch: openSearch, onShortcuts: openShortcuts, onSignOut };
   return (
-    <div className="layout">
-      <a className="skip-link" href="#main">
-        Skip to content
-      </a>
-      <aside>
-        <Sidebar {...sidebar} />
-      </aside>
-      <Drawer
-        open={drawerOpen}
-        onClose={() => setDrawerOpen(false)}
-        placement="left"
-        size={300}
-        closable={false}
-        styles={{ body: { padding: 0 } }}
-        aria-label="Menu"
-      >
-        <Sidebar {...sidebar} onNavigate={() => setDrawerOpen(false)} />
-      </Drawer>
-      <main id="main" tabIndex={-1}>
-        <TopBar onMenu={() => setDrawerOpen(true)} />
-        <ConnectionBanner />
-        <Suspense fallback={<Spin className="centered" />}>
-          <CurrentView route={route} />
+    <SearchContext value={openSearch}>
+      <div className="layout">
+        <a className="skip-link" href="#main">
+          Skip to content
+        </a>
+        <aside>
+          <Sidebar {...sidebar} />
+        </aside>
+        {drawerOpen && (
+          <Drawer onClose={() => setDrawerOpen(false)}>
+            <Sidebar {...sidebar} onNavigate={() => setDrawerOpen(false)} />
+          </Drawer>
+        )}
+        <main id="main" tabIndex={-1}>
+          <TopBar title={title} onMenu={() => setDrawerOpen(true)} />
+          <ConnectionBanner />
+          <Suspense fallback={<Spin className="centered" />}>
+            <CurrentView route={route} />
+          </Suspense>
+        </main>
+        <Suspense>
+          {searchOpen && <SearchDialog onClose={() => setSearchOpen(false)} />}
+          {shortcutsOpen && <ShortcutsDialog onClose={() => setShortcutsOpen(false)} />}
         </Suspense>
-      </main>
-      <Suspense>
-        {searchOpen && <SearchDialog onClose={() => setSearchOpen(false)} />}
-        {shortcutsOpen && <ShortcutsDialog onClose={() => setShortcutsOpen(false)} />}
-      </Suspense>
-    </div>
+      </div>
+    </SearchContext>
   );
 }
 
-function CurrentView({ route }: { route: Route }) {
-  switch (route.view) {
-    case "chat":
-      return route.id ? <Chat id={route.id} /> : null;
-    case "approvals":
-      return <Approvals />;
-    case "agents":
-      return <Agents id={route.id} />;
-    case "jobs":
-      return <Jobs id={route.id} />;
-    case "audit":
-      return <AuditLog />;
-    case "runs":
-      return <Runs id={route.id} />;
-    case "usage":
-      return <Usage />;
-    case "settings":
-      return <Settings id={route.id} />;
-  }
+function CurrentView({ route: { view, id, isNew = false } }: { route: Route }) {
+  if (view === "chat") return id ? <Chat id={id} isNew={isNew} /> : null;
+  if (view === "missing") return <NotFound what="page" />;
+  const Loaded = VIEWS[view].load;
+  return <Loaded id={id} />;
 }
 
-function TopBar({ onMenu }: { onMenu: () => void }) {
+/** Return the name of what is shown, and set the title of the browser tab. */
+function useTitle({ view, id }: Route): string {
+  const { key, session } = useSession();
+  const chat = (key === id && session?.label) || "New chat";
+  const title = view === "chat" ? chat : view === "missing" ? "Page not found" : VIEWS[view].name;
+  useEffect(() => {
+    document.title = `${title} – Atlas`;
+  }, [title]);
+  return title;
+}
+
+/** The sidebar on small screens. A native dialog keeps the focus inside, closes on Escape and returns the focus. */
+function Drawer({ onClose, children }: { onClose: () => void; children: ReactNode }) {
+  const dialog = useRef<HTMLDialogElement>(null);
+  useEffect(() => {
+    const element = dialog.current;
+    element?.showModal();
+    return () => element?.close();
+  }, []);
+  return (
+    // biome-ignore lint/a11y/useKeyWithClickEvents: a click beside the dialog closes it; Escape does the same
+    <dialog
+      ref={dialog}
+      className="drawer"
+      aria-label="Menu"
+      onClose={onClose}
+      onClick={(event) => event.target === event.currentTarget && onClose()}
+    >
+      {children}
+    </dialog>
+  );
+}
+
+function TopBar({ title, onMenu }: { title: string; onMenu: () => void }) {
   const { approvals } = useAppState();
+  const count = approvals.length;
   return (
     <header className="topbar">
-      <Badge dot={approvals.length > 0} color="var(--warning-dot)" offset={[-6, 6]}>
-        <Button type="text" icon={<MenuOutlined aria-hidden />} aria-label="Menu" onClick={onMenu} />
-      </Badge>
-      <RouteLink to={{ view: "chat", id: "" }} className="home">
-        <Logo size={22} /> Atlas
+      <Button type="text" icon={<Icon name="menu" />} aria-label="Menu" onClick={onMenu} />
+      <span className="title">{title}</span>
+      <RouteLink
+        to={{ view: "approvals", id: "" }}
+        className="icon-link"
+        aria-label={count === 1 ? "1 approval" : `${count} approvals`}
+      >
+        <Icon name="bell" />
+        {count > 0 && <span className="count">{count}</span>}
       </RouteLink>
-      {approvals.length > 0 && (
-        <RouteLink to={{ view: "approvals", id: "" }} className="pending-approvals">
-          {approvals.length === 1 ? "1 approval" : `${approvals.length} approvals`}
-        </RouteLink>
-      )}
+      <Button type="text" icon={<Icon name="plus" />} aria-label="New chat" onClick={() => navigate(newChat())} />
     </header>
   );
 }
@@ -124,21 +146,20 @@ function ConnectionBanner() {
   }, [online, wasOnline]);
   if (online || !delayed) return null;
   const problem = restarting
-    ? "The gateway is restarting."
+    ? "The gateway is restarting. Your messages will be sent when it’s back."
     : wasOnline
-      ? "Connection lost."
-      : "Cannot reach the gateway.";
-  return <Alert banner type="warning" role="status" title={`${problem} Reconnecting… Unsent messages are kept.`} />;
+      ? "Disconnected. Reconnecting…"
+      : `Can’t reach the gateway at ${location.host}. Reconnecting…`;
+  return <Alert banner type="warning" role="status" title={problem} />;
 }
 
 function useShortcuts(openSearch: () => void, openShortcuts: () => void): void {
   useEffect(() => {
     const actionFor = (event: KeyboardEvent): (() => void) | undefined => {
-      const typing = event.target instanceof HTMLElement && /^(INPUT|TEXTAREA|SELECT)$/.test(event.target.tagName);
       const command = event.ctrlKey || event.metaKey;
       if (command && event.key === "k") return openSearch;
       if (command && event.shiftKey && event.key.toLowerCase() === "o") return () => navigate(newChat());
-      return !typing && event.key === "?" ? openShortcuts : undefined;
+      return event.key === "?" && acceptsSingleKey(event) ? openShortcuts : undefined;
     };
     const handleKeyDown = (event: KeyboardEvent) => {
       const action = actionFor(event);
@@ -149,4 +170,11 @@ function useShortcuts(openSearch: () => void, openShortcuts: () => void): void {
     window.addEventListener("keydown", handleKeyDown);
     return () => window.removeEventListener("keydown", handleKeyDown);
   }, [openSearch, openShortcuts]);
+}
+
+/** Return whether a key without a modifier may act as a shortcut: outside of fields, and unless switched off. */
+export function acceptsSingleKey({ target }: KeyboardEvent): boolean {
+  const element = target instanceof HTMLElement ? target : null;
+  const typing = element && (/^(INPUT|TEXTAREA|SELECT)$/.test(element.tagName) || element.isContentEditable);
+  return !typing && currentPreferences().singleKeys;
 }

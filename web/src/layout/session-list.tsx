@@ -31,7 +31,7 @@ export function SessionList({ onNavigate }: { onNavigate?: () => void }) {
           </ul>
         </section>
       ))}
-      {sessionsLoaded && sessions.length === 0 && <p className="muted hint">Your chats appear here.</p>}
+      {sessionsLoaded && sessions.length === 0 && <p className="muted hint">Your chats will appear here.</p>}
       {nextSessionsCursor && (
         <Button type="text" size="small" block onClick={() => void client.loadMoreSessions()}>
           Show more

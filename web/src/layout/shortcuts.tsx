@@ -1,24 +1,34 @@
 // Dialog that lists the keyboard shortcuts.
 
 import { Modal } from "antd";
+import { usePreferences } from "../state/preferences";
 import { useRestoreFocus } from "./focus";
 
-const SHORTCUTS: [string[], string][] = [
-  [["Enter"], "Send message"],
-  [["Shift", "Enter"], "New line"],
-  [["Alt", "Enter"], "Steer the running turn"],
-  [["Esc"], "Stop the agent"],
-  [["Ctrl", "K"], "Search sessions"],
-  [["Ctrl", "Shift", "O"], "New chat"],
-  [["?"], "Show keyboard shortcuts"],
+interface Shortcut {
+  keys: string[];
+  action: string;
+  /** Pressed without a modifier outside of fields; can be switched off. */
+  single?: boolean;
+}
+
+const COMMAND = typeof navigator !== "undefined" && /Mac|iP/.test(navigator.userAgent) ? "⌘" : "Ctrl";
+const SHORTCUTS: Shortcut[] = [
+  { keys: ["Enter"], action: "Send message" },
+  { keys: ["Shift", "Enter"], action: "New line" },
+  { keys: ["Alt", "Enter"], action: "Steer the running turn" },
+  { keys: ["Esc"], action: "Stop the answer, or close the top layer" },
+  { keys: [COMMAND, "K"], action: "Search chats" },
+  { keys: [COMMAND, "Shift", "O"], action: "New chat" },
+  { keys: ["?"], action: "Show keyboard shortcuts", single: true },
 ];
 
 export default function ShortcutsDialog({ onClose }: { onClose: () => void }) {
   useRestoreFocus();
+  const { singleKeys } = usePreferences();
   return (
-    <Modal open title="Keyboard shortcuts" footer={null} onCancel={onClose} width={380}>
+    <Modal open title="Keyboard shortcuts" footer={null} onCancel={onClose} width={400}>
       <dl className="shortcuts">
-        {SHORTCUTS.map(([keys, action]) => (
+        {SHORTCUTS.filter(({ single }) => !single || singleKeys).map(({ keys, action }) => (
           <div key={action}>
             <dt>
               {keys.map((key) => (
@@ -29,6 +39,7 @@ export default function ShortcutsDialog({ onClose }: { onClose: () => void }) {
           </div>
         ))}
       </dl>
+      {!singleKeys && <p className="muted">Single-key shortcuts are off. Turn them on in Settings › Appearance.</p>}
     </Modal>
   );
 }

@@ -21,10 +21,7 @@ export default function Agents({ id }: { id: string }) {
   );
   const toolsByName = useMemo(() => new Map(tools.map((tool) => [tool.name, tool])), [tools]);
   return (
-    <View
-      title="Agents and tools"
-      description="Your agents, their models and what they may do. Agents are defined in AGENTS.md in the workspace; this view updates when you edit it."
-    >
+    <View title="Agents" description="Your agents, their models and tools.">
       {agents.length === 0 && (
         <EmptyState icon={<RobotOutlined aria-hidden />} title="No agents yet">
           Add an agent to <code>AGENTS.md</code> in the workspace.
@@ -35,8 +32,8 @@ export default function Agents({ id }: { id: string }) {
           <AgentCard key={agent.id} agent={agent} />
         ))}
       </ul>
-      <h2 className="section-title">Tool permissions</h2>
-      <QueryResult query={matrix}>
+      <h2 className="section-title">Permissions</h2>
+      <QueryResult query={matrix} what="permissions">
         {(result) =>
           result.tools.length ? (
             <PermissionTable matrix={result} needsApproval={needsApproval} onSelect={setOpenTool} />

@@ -10,10 +10,7 @@ export default function Approvals() {
   const { approvals, sessions, sessionsLoaded } = useAppState();
   const sessionName = (key: string) => sessions.find(({ sessionKey }) => sessionKey === key)?.label || "a session";
   return (
-    <View
-      title="Approvals"
-      description="Tool calls that wait for your decision. They survive reloads and restarts until they expire."
-    >
+    <View title="Approvals" description="Requests survive restarts and expire if unanswered.">
       {approvals.map((approval) => (
         <ApprovalCard
           key={approval.approvalId}
@@ -27,7 +24,7 @@ export default function Approvals() {
         />
       ))}
       {sessionsLoaded && approvals.length === 0 && (
-        <EmptyState icon={<SafetyCertificateOutlined aria-hidden />} title="No pending approvals">
+        <EmptyState icon={<SafetyCertificateOutlined aria-hidden />} title="Nothing needs your approval.">
           When an agent calls a tool that requires approval, the request appears here and in its chat.
         </EmptyState>
       )}

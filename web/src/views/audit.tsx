@@ -8,7 +8,7 @@ import { RouteLink } from "../components/link";
 import { formatDateTime, formatDuration, formatIdentifier, formatValue, summarizeArguments } from "../state/format";
 import { useAppState, useClient, useQuery } from "../state/hooks";
 import type { AuditShape } from "../wire";
-import { EmptyState, View } from "./view";
+import { ACTIVITY_TABS, EmptyState, View } from "./view";
 
 type Level = "info" | "warn" | "error";
 
@@ -52,7 +52,8 @@ export default function AuditLog() {
   return (
     <View
       title="Audit log"
-      description="Every tool call and its outcome. Entries are linked by hashes, so changes and gaps can be detected."
+      description="Every tool call, in a tamper-evident log."
+      tabs={ACTIVITY_TABS}
       controls={<VerifyButton />}
     >
       <Space wrap className="filters">

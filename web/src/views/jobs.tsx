@@ -1,7 +1,7 @@
-// Jobs: a live list of delegated and scheduled tasks, with the schedules in a second tab.
+// Jobs: a live list of delegated and scheduled tasks.
 
 import { CarryOutOutlined } from "@ant-design/icons";
-import { Alert, Button, Select, Table } from "antd";
+import { Button, Select, Table } from "antd";
 import { useEffect, useState } from "react";
 import { RouteLink } from "../components/link";
 import { navigate } from "../layout/router";
@@ -19,10 +19,8 @@ import {
 import { toSafeLine } from "../state/unicode-safety";
 import type { JobShape } from "../wire";
 import { JobActionButton, JobDetails, JobStateTag, PriorityLabel, RequesterAndAgent } from "./job-details";
-import { Schedules } from "./schedules";
-import { EmptyState, View } from "./view";
+import { EmptyState, JOB_TABS, LoadError, View } from "./view";
 
-const SCHEDULES = "schedules";
 const DEADLINE_SOON_MS = 600_000;
 const STATE_OPTIONS = (Object.keys(JOB_STATES) as JobState[]).map((value) => ({
   value,
@@ -30,29 +28,17 @@ const STATE_OPTIONS = (Object.keys(JOB_STATES) as JobState[]).map((value) => ({
 }));
 
 export default function Jobs({ id }: { id: string }) {
-  if (id && id !== SCHEDULES) return <JobDetails key={id} id={id} />;
-  const tabLink = (name: string, tab: string) => (
-    <RouteLink to={{ view: "jobs", id: tab }} aria-current={id === tab ? "page" : undefined}>
-      {name}
-    </RouteLink>
-  );
+  if (id) return <JobDetails key={id} id={id} />;
   return (
-    <View
-      title="Jobs"
-      description="Tasks that agents delegate to each other, and tasks that run on a schedule. Jobs survive restarts."
-    >
-      <nav className="tabs" aria-label="Jobs and schedules">
-        {tabLink("Jobs", "")}
-        {tabLink("Schedules", SCHEDULES)}
-      </nav>
-      {id ? <Schedules /> : <JobList />}
+    <View title="Jobs" description="Delegated and scheduled work." tabs={JOB_TABS}>
+      <JobList />
     </View>
   );
 }
 
 function JobList() {
   const [state, setState] = useState<JobState>();
-  const { jobs, hasMore, loadMore, loading, error } = useJobs(state);
+  const { jobs, hasMore, loadMore, loading, error, reload } = useJobs(state);
   const now = useNow(5000);
   return (
     <>
@@ -66,7 +52,7 @@ function JobList() {
           options={STATE_OPTIONS}
         />
       </div>
-      {error && <Alert type="warning" showIcon title={error} />}
+      {error && <LoadError what="jobs" reason={error} onRetry={reload} />}
       {!loading && !error && jobs.length === 0 ? (
         <NoJobs state={state} />
       ) : (
@@ -170,8 +156,8 @@ function NoJobs({ state }: { state: JobState | undefined }) {
     );
   return (
     <EmptyState icon={icon} title="No jobs yet">
-      When an agent calls <code>delegate_task</code>, another agent gets the task as a job and returns its result as a
-      message. You can also put a task on a <RouteLink to={{ view: "jobs", id: SCHEDULES }}>schedule</RouteLink>.
+      Agents create jobs when they delegate work. You can also put a task on a{" "}
+      <RouteLink to={{ view: "schedules", id: "" }}>schedule</RouteLink>.
     </EmptyState>
   );
 }
@@ -199,5 +185,5 @@ function useJobs(state: JobState | undefined) {
   };
   const hasMore = cursor !== undefined;
   const jobs = mergeJobs([...(first.data?.jobs ?? []), ...(older?.jobs ?? [])], updates, states, hasMore);
-  return { jobs, hasMore, loadMore, loading: first.loading, error: first.error };
+  return { jobs, hasMore, loadMore, loading: first.loading, error: first.error, reload: first.reload };
 }

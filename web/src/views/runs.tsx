@@ -9,7 +9,7 @@ import { navigate } from "../layout/router";
 import { formatDateTime, formatDuration, toSentence } from "../state/format";
 import { useAppState, useNow, useQuery } from "../state/hooks";
 import type { RunDetails, RunShape } from "../wire";
-import { EmptyState, QueryResult, RunStatusTag, View } from "./view";
+import { ACTIVITY_TABS, EmptyState, QueryResult, RunStatusTag, View } from "./view";
 
 export default function Runs({ id }: { id: string }) {
   return id ? <RunPage key={id} id={id} /> : <RunList />;
@@ -31,8 +31,9 @@ function RunList() {
     <View
       title="Runs"
       description="Every run of an agent, newest first. Open one to see its model calls, tool calls and waits."
+      tabs={ACTIVITY_TABS}
     >
-      <QueryResult query={query}>
+      <QueryResult query={query} what="runs">
         {({ runs }) =>
           runs.length === 0 ? (
             <EmptyState icon={<FieldTimeOutlined aria-hidden />} title="No runs yet">
@@ -104,7 +105,9 @@ function RunPage({ id }: { id: string }) {
         </Button>
       }
     >
-      <QueryResult query={query}>{(found) => <RunContent found={found} now={now} />}</QueryResult>
+      <QueryResult query={query} what="this run">
+        {(found) => <RunContent found={found} now={now} />}
+      </QueryResult>
     </View>
   );
 }

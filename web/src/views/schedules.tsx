@@ -11,9 +11,9 @@ import { describeCron } from "../state/schedules";
 import { toSafeLine } from "../state/unicode-safety";
 import type { ScheduleShape } from "../wire";
 import { NewScheduleDrawer } from "./new-schedule";
-import { EmptyState, QueryResult } from "./view";
+import { EmptyState, JOB_TABS, QueryResult, View } from "./view";
 
-export function Schedules() {
+export default function Schedules() {
   const query = useQuery("schedules.list", {});
   const { principal } = useAppState();
   const [creating, setCreating] = useState(false);
@@ -28,8 +28,8 @@ export function Schedules() {
     </Button>
   );
   return (
-    <>
-      <QueryResult query={query}>
+    <View title="Schedules" description="Tasks that run by themselves at set times." tabs={JOB_TABS}>
+      <QueryResult query={query} what="schedules">
         {({ schedules }) =>
           schedules.length === 0 ? (
             <EmptyState icon={<CalendarOutlined aria-hidden />} title="No schedules yet">
@@ -65,7 +65,7 @@ export function Schedules() {
           reload();
         }}
       />
-    </>
+    </View>
   );
 }
 
@@ -90,7 +90,7 @@ function ScheduleCard({ schedule, now, canWrite, onChange }: CardProps) {
   const confirmDelete = () =>
     modal.confirm({
       title: `Delete ${name}?`,
-      content: "It will no longer create jobs. Existing jobs are kept.",
+      content: "It won’t run again. Existing jobs are kept.",
       okText: "Delete",
       okButtonProps: { danger: true },
       cancelText: "Cancel",

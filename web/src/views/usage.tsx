@@ -7,7 +7,7 @@ import { BarChart, lastDays, stackSeries } from "../charts/bar-chart";
 import { formatCost, formatCount, formatDuration, formatIdentifier, formatRelativeTime } from "../state/format";
 import { useQuery } from "../state/hooks";
 import type { Methods } from "../wire";
-import { EmptyState, QueryResult, View } from "./view";
+import { ACTIVITY_TABS, EmptyState, QueryResult, View } from "./view";
 
 const MICROCENTS_PER_DOLLAR = 100_000_000;
 
@@ -35,6 +35,7 @@ export default function Usage() {
     <View
       title="Usage"
       description="What your agents have used, day by day."
+      tabs={ACTIVITY_TABS}
       controls={
         <Segmented
           aria-label="Period"
@@ -44,7 +45,7 @@ export default function Usage() {
         />
       }
     >
-      <QueryResult query={usage}>
+      <QueryResult query={usage} what="usage">
         {({ rows }) =>
           rows.length === 0 ? (
             <EmptyState icon={<BarChartOutlined aria-hidden />} title="No usage yet">

@@ -1,7 +1,9 @@
 // Shared parts of all views except the chat: page layout, loading and error states, and empty states.
 
-import { Alert, Spin, Tag } from "antd";
-import type { ReactNode } from "react";
+import { Alert, Button, Tag } from "antd";
+import { type ReactNode, useEffect, useRef } from "react";
+import { RouteLink } from "../components/link";
+import { hasNavigated, type View as RouteView, useRoute } from "../layout/router";
 import type { Query } from "../state/hooks";
 import type { RunShape } from "../wire";
 
@@ -10,31 +12,95 @@ interface ViewProps {
   description: string;
   /** Controls beside the title. */
   controls?: ReactNode;
+  /** Tabs below the title, of which one is this view. */
+  tabs?: readonly { view: RouteView; name: string }[];
   children: ReactNode;
 }
 
-export function View({ title, description, controls, children }: ViewProps) {
+export function View({ title, description, controls, tabs, children }: ViewProps) {
+  const route = useRoute();
+  const heading = useRef<HTMLHeadingElement>(null);
+  // biome-ignore lint/correctness/useExhaustiveDependencies: another title is another page, which starts at its heading
+  useEffect(() => {
+    if (hasNavigated()) heading.current?.focus({ preventScroll: true });
+  }, [title]);
   return (
     <div className="view">
       <div className="view-content">
         <header className="view-header">
           <div>
-            <h1>{title}</h1>
+            <h1 ref={heading} tabIndex={-1}>
+              {title}
+            </h1>
             <p>{description}</p>
           </div>
           {controls && <div className="controls">{controls}</div>}
         </header>
+        {tabs && (
+          <nav className="tabs" aria-label="Tabs">
+            {tabs.map(({ view, name }) => (
+              <RouteLink key={view} to={{ view, id: "" }} aria-current={route.view === view ? "page" : undefined}>
+                {name}
+              </RouteLink>
+            ))}
+          </nav>
+        )}
         {children}
       </div>
     </div>
   );
 }
 
-/** Renders the data of a query, a spinner while it loads, or its error. */
-export function QueryResult<T>({ query, children }: { query: Query<T>; children: (data: T) => ReactNode }) {
+export const JOB_TABS = [
+  { view: "jobs", name: "Jobs" },
+  { view: "schedules", name: "Schedules" },
+] as const;
+
+export const ACTIVITY_TABS = [
+  { view: "runs", name: "Runs" },
+  { view: "audit", name: "Audit log" },
+  { view: "usage", name: "Usage" },
+] as const;
+
+interface QueryResultProps<T> {
+  query: Query<T>;
+  /** What is loaded, for the error message: "Couldn’t load agents." */
+  what?: string;
+  children: (data: T) => ReactNode;
+}
+
+/** Renders the data of a query, a skeleton while it loads, or its error. */
+export function QueryResult<T>({ query, what = "this view", children }: QueryResultProps<T>) {
   if (query.data !== undefined) return children(query.data);
-  if (query.error) return <Alert type="warning" showIcon title={query.error} />;
-  return <Spin className="centered" />;
+  if (query.error) return <LoadError what={what} reason={query.error} onRetry={query.reload} />;
+  return <Loading />;
+}
+
+export function LoadError({ what, reason, onRetry }: { what: string; reason: string; onRetry: () => void }) {
+  return (
+    <Alert
+      type="error"
+      showIcon
+      role="alert"
+      title={`Couldn’t load ${what}. ${reason}`}
+      action={
+        <Button size="small" onClick={onRetry}>
+          Try again
+        </Button>
+      }
+    />
+  );
+}
+
+/** Placeholder lines, which appear after 200 ms. */
+export function Loading() {
+  return (
+    <div className="skeleton" role="status" aria-label="Loading">
+      {[92, 78, 85, 60].map((width) => (
+        <i key={width} style={{ width: `${width}%` }} />
+      ))}
+    </div>
+  );
 }
 
 export function EmptyState({ icon, title, children }: { icon: ReactNode; title: string; children?: ReactNode }) {
