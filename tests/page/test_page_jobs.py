@@ -107,7 +107,7 @@ def test_job_details_show_the_result_the_session_and_the_runs(tab: Tab) -> None:
 def test_url_of_an_unknown_job_shows_an_error(tab: Tab) -> None:
     tab.open("/jobs/0000000000000000")
     expect(tab.page.get_by_role("heading", name="Job details")).to_be_visible()
-    expect(tab.page.locator(".view").get_by_role("alert")).to_have_text("Job not found")
+    expect(tab.page.locator(".view").get_by_role("alert")).to_contain_text("Couldn’t load this job. Job not found")
 
 
 def test_schedule_is_created_paused_run_and_deleted(tab: Tab) -> None:

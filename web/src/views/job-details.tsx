@@ -45,7 +45,9 @@ export function JobDetails({ id }: { id: string }) {
         </Space>
       }
     >
-      <QueryResult query={query}>{(data) => <JobContent job={update ?? data.job} />}</QueryResult>
+      <QueryResult query={query} what="this job">
+        {(data) => <JobContent job={update ?? data.job} />}
+      </QueryResult>
     </View>
   );
 }
