@@ -6,6 +6,8 @@ import msgspec
 import pytest
 
 from atlas_agents import (
+    Agent,
+    Atlas,
     ConfigError,
     Interceptor,
     Message,
@@ -13,11 +15,13 @@ from atlas_agents import (
     Request,
     Text,
     ToolCall,
+    TurnContext,
     assistant,
     system,
     tool,
     user,
 )
+from atlas_agents.guardrails import output_filter
 from atlas_agents.providers.settings import ModelSettings
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from atlas_agents.tools.policy import Actor
@@ -334,3 +338,79 @@ async def test_before_hook_must_return_a_message() -> None:
     async with in_memory_atlas(Scripted(), interceptors=[Interceptor(before=lambda message, actor: "words")]) as atlas:
         with pytest.raises(ConfigError, match="expected a Message"):
             await atlas.ask("Go")
+
+
+# Of an agent
+
+
+def shout(message: Message) -> Message:
+    return user(message.text.upper())
+
+
+async def test_interceptors_of_an_agent_work_without_an_atlas() -> None:
+    seen: list[str] = []
+
+    def allow_london(call: ToolCall, context: TurnContext[Any]) -> None:
+        seen.append(f"{context.user}: {call.name}")
+        if call.arguments["city"] != "London":
+            raise Refused("only London")
+
+    replies = (calls("weather", city="Paris"), says("It is sunny. Call +1 555 0100."))
+    model = Scripted(*replies, *replies, *replies)
+    agent = Agent(
+        "a",
+        model=model,
+        tools=[weather],
+        interceptors=[Interceptor(outgoing=shout), Interceptor(tool_call=allow_london), output_filter(["+1 555 0100"])],
+    )
+    result = await agent.run("Hi", user="ann")
+    answer = await agent.ask("Hi", user="bob")
+    events = await collect_events(stream := agent.send("Hi", user="eve"))
+    assert [result.answer, answer.text, (await stream.reply()).text] == ["It is sunny. Call [removed]."] * 3
+    assert "555" not in str(events)
+    assert seen == ["ann: weather", "bob: weather", "eve: weather"]
+    assert [request.messages[0].text for request in model.requests] == ["HI"] * 6
+    assert "only London" in str(model.requests[1].messages[-1])
+    await agent.close()
+
+
+async def test_interceptors_of_an_agent_run_after_those_of_the_atlas_and_only_for_it() -> None:
+    def sign(message: Message) -> Message:
+        return user(f"{message.text}, please")
+
+    first, second = Scripted(says("Sure.")), Scripted(says("Sure."))
+    agents = [Agent("loud", model=first, interceptors=[Interceptor(outgoing=shout)]), Agent("quiet", model=second)]
+    async with Atlas(agents, interceptors=[Interceptor(outgoing=sign)]) as atlas:
+        await atlas.ask("Go", agent_id="loud", session="1")
+        await atlas.ask("Go", agent_id="quiet", session="2")
+    assert first.requests[0].messages[0].text == "GO, PLEASE"
+    assert second.requests[0].messages[0].text == "Go, please"
+
+
+async def test_agent_that_takes_over_a_turn_brings_its_interceptors() -> None:
+    def refuse(call: ToolCall) -> None:
+        raise Refused(f"{call.name} is closed")
+
+    def note(request: Request) -> None:
+        requested.append(str(request.model))
+
+    requested: list[str] = []
+    first = Scripted(calls("hand_off", agent="b"))
+    second = Scripted(calls("weather", city="Paris"), says("No weather today."))
+    agents = [
+        Agent("a", model=first, tools=[weather], hands_off_to=["b"], interceptors=[Interceptor(request=note)]),
+        Agent("b", model=second, tools=[weather], interceptors=[Interceptor(tool_call=refuse)]),
+    ]
+    async with Atlas(agents) as atlas:
+        assert (await atlas.ask("Hi")).text == "No weather today."
+    assert "weather is closed" in str(second.requests[1].messages[-1])
+    assert len(requested) == 1
+
+
+def test_invalid_interceptors_of_an_agent_are_rejected() -> None:
+    wrong: Any = print
+    with pytest.raises(ConfigError, match="agent 'a': expected an Interceptor"):
+        Agent("a", interceptors=[wrong])
+    single: Any = Interceptor(outgoing=shout)
+    with pytest.raises(ConfigError, match="agent 'a': interceptors=… takes a list"):
+        Agent("a", interceptors=single)

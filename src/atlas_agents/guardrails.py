@@ -325,12 +325,13 @@ def output_filter(
     replacement: str = "[removed]",
     hold: Hold = "sentence",
 ) -> Interceptor:
-    """Remove texts from the answer, or refuse an answer with them, before any of it reaches the client.
+    r"""Remove texts from the answer, or refuse an answer with them, before any of it reaches the client.
 
     For a check of your own, use `Interceptor(output=…, hold=…)`.
 
     Args:
-        patterns: Texts, which are found in upper and lower case, or regular expressions.
+        patterns: Texts, which are found in upper and lower case, or compiled regular expressions such as
+            `re.compile(r"\d{16}")`. A string is never read as a regular expression.
         action: `redact` replaces what is found; `refuse` ends the turn with `Refused`.
         replacement: What is put in place of a text that is found.
         hold: `sentence` streams the answer sentence by sentence and does not find what goes over the end of one;

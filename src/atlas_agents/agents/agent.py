@@ -8,6 +8,7 @@ from typing import Any, cast
 import msgspec
 
 from atlas_agents.agents.context import Context, DynamicText, Rule
+from atlas_agents.agents.hooks import Interceptor, read_interceptors
 from atlas_agents.agents.loop import run_turn
 from atlas_agents.agents.options import AgentSettings, Mode, TurnOptions
 from atlas_agents.agents.run import CallResult, Run, RunResult, T, read_options, session_lock
@@ -71,9 +72,10 @@ class Agent:
         hands_off_to: Ids of agents that may take over the turn.
         tool_search: Number of tools above which the model is shown the tool `search_tools` in place of all of them.
             What it finds stays for the session. By default all tools are shown.
+        interceptors: Hooks and guardrails of this agent's turns; in an Atlas they run after those of the Atlas.
     """
 
-    __slots__ = ("__weakref__", "_context", "_runtime", "_settings", "_turns")
+    __slots__ = ("__weakref__", "_context", "_interceptors", "_runtime", "_settings", "_turns")
 
     def __init__(
         self,
@@ -104,6 +106,7 @@ class Agent:
         budget: BudgetLike | Sequence[BudgetLike] | None = None,
         hands_off_to: Sequence[str] = (),
         tool_search: int | None = None,
+        interceptors: Iterable[Interceptor] = (),
     ) -> None:
         self._settings = AgentSettings(
             id=id,
@@ -126,6 +129,10 @@ class Agent:
         )
         if not isinstance(cast(object, tools), Iterable):
             raise ConfigError(f"agent {id!r}: tools=… takes a list of tools, got {tools!r}")
+        try:
+            self._interceptors = read_interceptors(interceptors)
+        except ConfigError as error:
+            raise ConfigError(f"agent {id!r}: {error}") from error
         self._context = Context(*contexts, name=id, metadata=metadata, rules=rules, tools=tools)
         self._runtime: AgentRuntime | None = None
         self._turns = BackgroundTasks("turns of an agent")
@@ -178,6 +185,11 @@ class Agent:
     @property
     def max_rounds(self) -> int:
         return self._settings.max_rounds
+
+    @property
+    def interceptors(self) -> tuple[Interceptor, ...]:
+        """The hooks of this agent's turns."""
+        return self._interceptors
 
     @property
     def context(self) -> Context:
@@ -425,7 +437,7 @@ class Agent:
         return f"Agent({self.id!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as a copy for worker processes, without models and headers, which hold keys, and without tools."""
+        """Pickle as a copy for worker processes, without models and headers, which hold keys, and without functions."""
         fields = msgspec.structs.asdict(self._settings)
         del fields["models"]
         if callable(fields["system_prompt"]):

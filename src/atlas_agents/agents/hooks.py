@@ -167,13 +167,20 @@ class _HeldChunks:
         return [ThinkingChunk(text, signature)]
 
 
+def read_interceptors(interceptors: Iterable[Interceptor]) -> tuple[Interceptor, ...]:
+    """Check the interceptors of an Atlas or an agent."""
+    if not isinstance(cast(object, interceptors), Iterable):
+        raise ConfigError(f"interceptors=… takes a list of interceptors, got {interceptors!r}")
+    for item in (found := tuple(interceptors)):
+        if not isinstance(cast(object, item), Interceptor):
+            raise ConfigError(f"expected an Interceptor(outgoing=…, incoming=…, request=…), got {item!r}")
+    return found
+
+
 class Interceptors:
-    """The interceptors of an Atlas, applied in the order in which they were given."""
+    """The interceptors of an Atlas and of an agent, applied in the order in which they were given."""
 
     def __init__(self, interceptors: Sequence[Interceptor], format_trace: FormatTrace) -> None:
-        for item in interceptors:
-            if not isinstance(cast(object, item), Interceptor):
-                raise ConfigError(f"expected an Interceptor(outgoing=…, incoming=…, request=…), got {item!r}")
         self._outgoing = [_Hook(item.outgoing, item, 1) for item in interceptors if item.outgoing]
         self._incoming = [_Hook(item.incoming, item, 1) for item in interceptors if item.incoming]
         self._request = [_Hook(item.request, item, 1) for item in interceptors if item.request]

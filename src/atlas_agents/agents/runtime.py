@@ -9,7 +9,7 @@ import msgspec
 
 from atlas_agents.agents.context import Context, DepsFactory, TurnContext
 from atlas_agents.agents.history import History
-from atlas_agents.agents.hooks import Interceptor, Interceptors, Subscribers
+from atlas_agents.agents.hooks import Interceptor, Interceptors, Subscribers, read_interceptors
 from atlas_agents.agents.loop import TurnFunction, run_chain, run_rounds, run_with_output
 from atlas_agents.agents.options import DEFAULT_OPTIONS, WHEN_BUSY, AgentSettings, TurnOptions
 from atlas_agents.agents.output import Output
@@ -128,7 +128,9 @@ class AgentRuntime:
             retries=tuple(retries),
             team_services=team_services,
         )
-        self.interceptors = Interceptors(interceptors, self.governance.redactor.trace)
+        self._given_interceptors = read_interceptors(interceptors)
+        self._interceptors = Interceptors(self._given_interceptors, self.governance.redactor.trace)
+        self._interceptors_by_agent: weakref.WeakKeyDictionary[Any, Interceptors] = weakref.WeakKeyDictionary()
         self.subscribers = Subscribers(self.governance.redactor.trace)
         self._registry = registry
         self._make_deps = make_deps
@@ -179,6 +181,7 @@ class AgentRuntime:
         tools, search = (
             (context.tool_map(), None) if options.call else self._collect_tools(context, settings, others, actor)
         )
+        interceptors = self._interceptors_of(agent)
         scope = ToolScope(
             self.governance,
             run_id=run_id,
@@ -197,7 +200,7 @@ class AgentRuntime:
             asks=options.asks,
             chain=options.chain,
             inherited=inherited,
-            hooks=self.interceptors.tool_hooks,
+            hooks=interceptors.tool_hooks,
             context=context,
         )
         run = Run(
@@ -212,7 +215,7 @@ class AgentRuntime:
             else self._failover_for(agent, settings, options.model).for_turn(self.clock),
             scope=scope,
             emit=emit,
-            interceptors=self.interceptors,
+            interceptors=interceptors,
             history=self.history,
             system_prompt=self.system_prompt,
             output=Output(options.output) if options.output is not None else None,
@@ -224,6 +227,16 @@ class AgentRuntime:
             resumed=row is not None,
         )
         return run
+
+    def _interceptors_of(self, agent: Any) -> Interceptors:
+        """Return the interceptors of the Atlas, followed by the agent's own."""
+        if not agent.interceptors:
+            return self._interceptors
+        found = self._interceptors_by_agent.get(agent)
+        if found is None:
+            both = (*self._given_interceptors, *agent.interceptors)
+            found = self._interceptors_by_agent[agent] = Interceptors(both, self.governance.redactor.trace)
+        return found
 
     def _settings_of(self, agent: Any, options: TurnOptions) -> AgentSettings:
         """Return the agent's settings with those of the turn. The headers may hold keys, so they are redacted."""
@@ -286,7 +299,8 @@ class AgentRuntime:
         others = settings.hands_off_to if run.handoffs + 1 < MAX_HANDOFFS else ()
         actor = Actor(settings.id, settings.role, run.scope.actor.user, self.tenant)
         tools, search = self._collect_tools(context, settings, others, actor)
-        run.scope.switch_agent(agent, actor, tools, run.context, search)
+        run.interceptors = self._interceptors_of(agent)
+        run.scope.switch_agent(agent, actor, tools, run.context, search, run.interceptors.tool_hooks)
 
     def _collect_tools(
         self, context: Context, settings: AgentSettings, others: Sequence[str], actor: Actor

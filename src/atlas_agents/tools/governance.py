@@ -200,9 +200,16 @@ class ToolScope:
         return self.journal.approvals if self.journal is not None else None
 
     def switch_agent(
-        self, agent: Any, actor: Actor, tools: Mapping[str, Tool], context: Any, search: "ToolSearch | None"
+        self,
+        agent: Any,
+        actor: Actor,
+        tools: Mapping[str, Tool],
+        context: Any,
+        search: "ToolSearch | None",
+        hooks: ToolHooks | None,
     ) -> None:
-        """Execute further calls as another agent, with its role, its tools and its context."""
+        """Execute further calls as another agent, with its role, its tools, its context and its hooks."""
+        self.hooks = hooks
         self.agent, self.actor, self.tools, self.context, self.search = agent, actor, tools, context, search
         self._visible, self.has_chosen = None, False
 
