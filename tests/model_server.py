@@ -61,6 +61,8 @@ class ModelServer:
     respond: Responder
     requests: list[ModelRequest] = field(default_factory=list[ModelRequest])
     port: int = 0
+    key: str = ""
+    """If set, requests for the list of models need this key."""
     stop: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -113,7 +115,10 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing."""
 
     def do_GET(self) -> None:
-        if self.path.endswith("/models"):
+        sent = self.headers["authorization"] or self.headers["x-api-key"] or ""
+        if self.server_model.key and sent.removeprefix("Bearer ") != self.server_model.key:
+            self._send_json(401, {"error": {"message": f"invalid key {sent}"}})
+        elif self.path.partition("?")[0].endswith("/models"):
             self._send_json(200, {"object": "list", "data": [{"id": "rules-1"}, {"id": "rules-2"}]})
         else:
             self._send_json(404, {"error": {"message": f"nothing at {self.path}"}})

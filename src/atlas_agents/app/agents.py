@@ -19,6 +19,7 @@ from atlas_agents.gateway.protocol.admin import McpServerShape, McpServersResult
 from atlas_agents.mcp.servers import Servers
 from atlas_agents.providers.demo import Demo
 from atlas_agents.providers.registry import Model, Registry, parse_model_ref
+from atlas_agents.providers.settings import Effort
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.tools.tool import Tool
 from atlas_agents.workspace.build import LOCAL_MODEL, build_agents
@@ -55,6 +56,7 @@ class AgentLoader:
         self._registry = registry
         self._tools = list(tools)
         self._default = default
+        self._effort: Effort | None = None
         self._recall = recall
         self._tool_search = tool_search
         self.notices: dict[str, str] = {}
@@ -62,17 +64,33 @@ class AgentLoader:
         self.local: tuple[str, ...] = ()
         """Local models that agents use."""
 
+    def set_default(self, model: str | None, effort: Effort | None = None) -> None:
+        """Set the model of agents without one of their own, and how much it reasons, for the next build."""
+        self._default, self._effort = model, effort
+
     def set_tools(self, tools: Iterable[Tool]) -> None:
         """Set the tools for the next build."""
         self._tools = list(tools)
 
     def agents(self, state: WorkspaceState | None = None) -> tuple[Agent, ...]:
         """Build all agents; ConfigError if any is invalid."""
-        state = state or self._workspace.state
+        state = self._with_effort(state or self._workspace.state)
         tools = self._tools if self._prepare is None else [self._prepare(tool) for tool in self._tools]
         built = build_agents(state, tools, self._registry, self._default, self._fallback, self._tool_search)
         self.notices, self.local = built.notices, tuple(ref for ref in built.refs if _is_local(ref))
         return built.agents
+
+    def _with_effort(self, state: WorkspaceState) -> WorkspaceState:
+        """Apply the effort that was chosen with the default model to the agents that use that model."""
+        if self._effort is None:
+            return state
+        specs = [
+            msgspec.structs.replace(spec, effort=self._effort)
+            if spec.effort is None and (state.generated or not spec.models)
+            else spec
+            for spec in state.agents
+        ]
+        return msgspec.structs.replace(state, agents=tuple(specs))
 
     def recalls(self, agent_id: str) -> bool:
         """Return whether memories are recalled before an agent's turns: its own setting, else the global one."""

@@ -11,6 +11,7 @@ from atlas_agents.agents.atlas import Atlas
 from atlas_agents.agents.hooks import Interceptor
 from atlas_agents.app.agents import AgentLoader, FetchModel, open_mcp_servers, watch_mcp_servers
 from atlas_agents.app.home_lock import lock_home
+from atlas_agents.app.model_setup import ModelFeed, ModelSetup, apply_stored_keys, read_selected, read_stored_keys
 from atlas_agents.app.tools import build_tool_registry, default_policy, hold_changes, keyword_tools
 from atlas_agents.config.load import POSTGRES
 from atlas_agents.config.open import is_postgres, open_home, open_policy, open_store, open_valkey
@@ -29,6 +30,7 @@ from atlas_agents.knowledge.loaders import Sources
 from atlas_agents.knowledge.memories import JobHistory
 from atlas_agents.local.download import Progress, ensure_model
 from atlas_agents.local.models import check_gguf_file, find_model, is_gguf_path, model_state, models_folder
+from atlas_agents.local.provider import LocalProvider
 from atlas_agents.mcp.servers import Servers
 from atlas_agents.providers.catalogue import read_models, register_models
 from atlas_agents.providers.rate_limits import SharedRateLimiter, parse_rate_limits
@@ -176,6 +178,7 @@ class Runtime(NamedTuple):
     servers: Servers
     cluster: ClusterConfig | None
     """None for the role `alone`."""
+    setup: ModelSetup
 
 
 @asynccontextmanager
@@ -206,9 +209,11 @@ async def open_runtime(
         tasks = BackgroundTasks("runtime")
         opening.push_async_callback(tasks.close)
         tasks.spawn(runtime.agent_loader.watch_workspace(runtime.atlas))
+        tasks.spawn(runtime.setup.watch())
+        opening.push_async_callback(runtime.setup.close)
         tasks.spawn(watch_mcp_servers(runtime.servers, settings, runtime.atlas, runtime.agent_loader, runtime.tools))
         if fetch:
-            fetch_model = _model_fetcher(models_folder(environment), on_progress)
+            fetch_model = _model_fetcher(models_folder(environment), on_progress, runtime.setup.feed)
             tasks.spawn(runtime.agent_loader.fetch_local_models(runtime.atlas, fetch_model))
             keep = RetentionPolicy(settings.keep_events, settings.keep_journals)
             tasks.spawn(RetentionJob(store, runtime.atlas.tenant, keep).run())
@@ -228,12 +233,16 @@ def _build_runtime(
     limiter = _shared_limiter(settings, store)
     register_models(read_models(settings.model_catalogue))
     registry = Registry(environment, rate_limits=parse_rate_limits(settings.provider_limits), limiter=limiter)
+    feed = ModelFeed()
+    registry.register("local", lambda values: LocalProvider(environment=values, report=feed.report))
+    apply_stored_keys(registry, read_stored_keys(settings.home))
     servers = open_mcp_servers(settings, environment, registry, opening)
     registry.load_plugins(plugins)
     knowledge = open_knowledge_base(settings, store, registry)
     opening.push_async_callback(knowledge.close)
     tools = build_tool_registry(settings, opening, plugins, environment, knowledge, servers, trust)
     prepare = partial(hold_changes, settings, environment, trust)
+    selected = read_selected(settings.home, settings.model)
     agent_loader = AgentLoader(
         workspace,
         registry,
@@ -243,6 +252,7 @@ def _build_runtime(
         tool_search=settings.tool_search or None,
         prepare=prepare,
     )
+    agent_loader.set_default(selected.model or settings.model, selected.effort)
     recall = knowledge.recall_interceptor(agent_loader.recalls)
     atlas = Atlas(
         agent_loader.agents(),
@@ -258,7 +268,8 @@ def _build_runtime(
         dispatcher=cluster.dispatcher if cluster else None,
     )
     atlas.keep_secret(*settings.secrets)
-    return Runtime(settings, store, atlas, agent_loader, tools, workspace, knowledge, servers, cluster)
+    setup = ModelSetup(settings, environment, registry, agent_loader, atlas, feed)
+    return Runtime(settings, store, atlas, agent_loader, tools, workspace, knowledge, servers, cluster, setup)
 
 
 def _shared_limiter(settings: Settings, store: Store) -> SharedRateLimiter | None:
@@ -266,11 +277,16 @@ def _shared_limiter(settings: Settings, store: Store) -> SharedRateLimiter | Non
     return SharedRateLimiter(store) if scheme(settings.database_url.reveal()) in POSTGRES else None
 
 
-def _model_fetcher(folder: Path, on_progress: ModelProgress | None) -> FetchModel:
+def _model_fetcher(folder: Path, on_progress: ModelProgress | None, feed: ModelFeed) -> FetchModel:
     """Return a function that provides a local model; only small models are downloaded without a command."""
 
-    def progress(id: str) -> Progress | None:
-        return partial(on_progress, id) if on_progress is not None else None
+    def report(id: str, done: int, total: int, step: str) -> None:
+        feed.report(id, done, total, step)
+        if on_progress is not None:
+            on_progress(id, done, total, step)
+
+    def progress(id: str) -> Progress:
+        return partial(report, id)
 
     async def fetch(id: str) -> None:
         if is_gguf_path(id):

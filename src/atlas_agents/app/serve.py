@@ -183,8 +183,10 @@ async def _gateway(
             model_notice=lambda agent_id: "; ".join(_notices(runtime, agent_id)),
             prompts=lambda: read_prompts(settings.workspace, runtime.workspace.trust),
             resources=DocumentResources(runtime.atlas, runtime.knowledge),
+            setup=runtime.setup,
         )
         gateway = Gateway(runtime.atlas, _gateway_settings(settings), membership=membership, services=services)
+        runtime.setup.feed.listeners.add(gateway.hub.broadcast)
         yield ServedGateway(runtime, gateway)
 
 

@@ -148,7 +148,7 @@ def to_protocol_error(error: Exception) -> ProtocolError:
             return ProtocolError("UNAVAILABLE", "the store is temporarily unavailable", retry_after_ms=_RETRY_AFTER_MS)
         case errors.QuotaExceeded():
             return ProtocolError("LIMIT_EXCEEDED", str(error))
-        case errors.ConfigError() | errors.ToolFault():
+        case errors.ConfigError() | errors.ToolFault() | errors.ModelUnavailable():
             return ProtocolError("INVALID_PARAMS", str(error))
         case errors.Refused():
             return ProtocolError("FORBIDDEN", f"forbidden: {error}")

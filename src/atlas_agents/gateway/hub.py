@@ -383,6 +383,26 @@ def _container_use(folder: Path) -> int:
         return _resident()
 
 
+class ModelSetupPort(Protocol):
+    """Sets up models for `setup.status`, `providers.*`, `secrets.*` and `models.*`; changes are audited as edits."""
+
+    async def status(self) -> admin.SetupStatus: ...
+
+    async def providers(self) -> admin.ProvidersResult: ...
+
+    async def test(self, params: admin.ProvidersTest) -> admin.ProviderTested: ...
+
+    async def put_key(self, params: admin.SecretsPut, by: str, edits: Edits) -> admin.ProviderResult: ...
+
+    async def remove_key(self, params: admin.SecretsRemove, by: str, edits: Edits) -> admin.ProviderResult: ...
+
+    async def select(self, params: admin.ModelsSelect, by: str, edits: Edits) -> admin.ModelSelected: ...
+
+    async def download(self, params: admin.ModelsDownload, by: str, edits: Edits) -> admin.LocalModelResult: ...
+
+    async def pause(self, params: admin.OneLocalModel) -> admin.LocalModelResult: ...
+
+
 class GatewayServices(msgspec.Struct, frozen=True):
     """What a gateway offers besides its Atlas. Every part is optional."""
 
@@ -397,6 +417,8 @@ class GatewayServices(msgspec.Struct, frozen=True):
     """Returns the prompts that MCP clients may get."""
     resources: DocumentResources | None = None
     """The resources that MCP clients may read."""
+    setup: ModelSetupPort | None = None
+    """Sets up models; None for a gateway whose agents are defined in code."""
 
 
 class Hub:

@@ -15,9 +15,10 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 from contextlib import aclosing, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -88,6 +89,7 @@ class LocalProvider(BaseProvider):
         timeouts: Timeouts of a request.
         clock: Source of time.
         environment: Settings to read instead of the process environment and `.env`.
+        report: Called with the name of a model and the progress of its download, and while it is loaded.
     """
 
     def __init__(
@@ -100,8 +102,10 @@ class LocalProvider(BaseProvider):
         timeouts: Timeouts | None = None,
         clock: Clock = SYSTEM_CLOCK,
         environment: Environment | None = None,
+        report: Callable[[str, int, int, str], None] | None = None,
     ) -> None:
         self.id = "local"
+        self._report = report
         self.model = model
         self._context = context
         _register_prices(model)
@@ -149,7 +153,14 @@ class LocalProvider(BaseProvider):
         )
         log = self._home / "logs" / f"{path.stem}.log"
         setup = ServerSetup(str(path), path.stem, self._context, str(log))
-        return await acquire_server(setup, self).endpoint()
+        server = acquire_server(setup, self)
+        if self._report is None or server.is_ready:
+            return await server.endpoint()
+        self._report(name, 0, 0, "loading")
+        try:
+            return await server.endpoint()
+        finally:
+            self._report(name, 0, 0, "ready")
 
     async def close(self) -> None:
         """Release the servers; those without other users stop. A later request starts them again."""
@@ -169,7 +180,8 @@ class LocalProvider(BaseProvider):
             )
         if not state.installed:
             logger.info("downloading local model: model=%s size_mb=%d folder=%s", model.id, model.megabytes, folder)
-        return await ensure_model(model, folder, self._progress)
+        progress = self._progress if self._report is None else partial(self._report, model.id)
+        return await ensure_model(model, folder, progress)
 
     async def _request(
         self, endpoint: Endpoint, name: str, style: models.PromptStyle, request: Request
@@ -244,6 +256,12 @@ class ModelServer:
                 self._process = _ServerProcess(self._setup)
             process = self._process
         return await asyncio.shield(asyncio.wrap_future(process.ready))
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the server is listening, so that a request need not wait for it."""
+        process = self._process
+        return process is not None and process.ready.done() and not process.ended.done()
 
     def _restart_delay(self) -> float:
         """Return the delay before a restart; until then a failed start raises its error again."""

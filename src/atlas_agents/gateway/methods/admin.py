@@ -13,7 +13,7 @@ from atlas_agents.core.tenancy import Plan, User
 from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.convert import agent_model, list_model_users
 from atlas_agents.gateway.dispatch import Methods
-from atlas_agents.gateway.hub import Hub
+from atlas_agents.gateway.hub import Hub, ModelSetupPort
 from atlas_agents.gateway.protocol import admin as wire
 from atlas_agents.gateway.protocol.frames import ProtocolError
 from atlas_agents.gateway.protocol.types import Ack, AgentShape, ModelShape, NoParams, ToolShape
@@ -24,8 +24,6 @@ def add_methods(methods: Methods) -> None:
     methods.add("agents.list", list_agents)
     methods.add("agents.get", get_agent)
     methods.add("models.list", list_models)
-    methods.add("tools.list", list_tools)
-    methods.add("tools.matrix", get_permission_matrix)
     methods.add("audit.list", list_audit)
     methods.add("audit.subscribe", subscribe_audit)
     methods.add("audit.verify", verify_audit)
@@ -44,8 +42,26 @@ def add_methods(methods: Methods) -> None:
     methods.add("tenants.get", get_tenant)
     methods.add("tenants.update", update_tenant)
     methods.add("tenants.list", list_tenants)
+    add_tool_methods(methods)
+    add_setup_methods(methods)
+
+
+def add_tool_methods(methods: Methods) -> None:
     methods.add("tools.invoke", invoke_tool)
     methods.add("mcp.servers", list_mcp_servers)
+    methods.add("tools.list", list_tools)
+    methods.add("tools.matrix", get_permission_matrix)
+
+
+def add_setup_methods(methods: Methods) -> None:
+    methods.add("setup.status", get_setup_status)
+    methods.add("providers.list", list_providers)
+    methods.add("providers.test", check_provider)
+    methods.add("secrets.put", put_secret)
+    methods.add("secrets.remove", remove_secret)
+    methods.add("models.select", select_model)
+    methods.add("models.download", download_model)
+    methods.add("models.pause", pause_download)
 
 
 async def list_agents(caller: ClientConnection, _: NoParams) -> wire.AgentsResult:
@@ -66,6 +82,45 @@ async def list_models(caller: ClientConnection, _: NoParams) -> wire.ModelsResul
         for name, agents in users.items()
     ]
     return wire.ModelsResult(tuple(shapes))
+
+
+def _setup(caller: ClientConnection) -> ModelSetupPort:
+    setup = caller.hub.services.setup
+    if setup is None:
+        raise ProtocolError("UNAVAILABLE", "this gateway was started without a set-up of models")
+    return setup
+
+
+async def get_setup_status(caller: ClientConnection, _: NoParams) -> wire.SetupStatus:
+    return await _setup(caller).status()
+
+
+async def list_providers(caller: ClientConnection, _: NoParams) -> wire.ProvidersResult:
+    return await _setup(caller).providers()
+
+
+async def check_provider(caller: ClientConnection, params: wire.ProvidersTest) -> wire.ProviderTested:
+    return await _setup(caller).test(params)
+
+
+async def put_secret(caller: ClientConnection, params: wire.SecretsPut) -> wire.ProviderResult:
+    return await _setup(caller).put_key(params, caller.grant.principal.id, caller.hub.edits)
+
+
+async def remove_secret(caller: ClientConnection, params: wire.SecretsRemove) -> wire.ProviderResult:
+    return await _setup(caller).remove_key(params, caller.grant.principal.id, caller.hub.edits)
+
+
+async def select_model(caller: ClientConnection, params: wire.ModelsSelect) -> wire.ModelSelected:
+    return await _setup(caller).select(params, caller.grant.principal.id, caller.hub.edits)
+
+
+async def download_model(caller: ClientConnection, params: wire.ModelsDownload) -> wire.LocalModelResult:
+    return await _setup(caller).download(params, caller.grant.principal.id, caller.hub.edits)
+
+
+async def pause_download(caller: ClientConnection, params: wire.OneLocalModel) -> wire.LocalModelResult:
+    return await _setup(caller).pause(params)
 
 
 async def list_tools(caller: ClientConnection, params: wire.ToolsList) -> wire.ToolsResult:

@@ -69,6 +69,135 @@ class ModelsResult(types.WireStruct, frozen=True):
     models: tuple[types.ModelShape, ...]
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+ModelStateName = Literal["missing", "downloading", "paused", "failed", "ready"]
+
+
+class FoundShape(types.WireStruct, frozen=True):
+    """A key or a model server that was found. `source` is a variable, `stored`, or the address of a server."""
+
+    kind: Literal["key", "server"]
+    provider: str
+    label: str
+    source: str
+    last_four: str = ""
+    models: tuple[str, ...] = ()
+
+
+class CurrentModel(types.WireStruct, frozen=True):
+    """The model that the default agent uses."""
+
+    agent_id: str
+    model: str
+    title: str
+    effort: Effort | None = None
+
+
+class LocalModelShape(types.WireStruct, frozen=True):
+    """A model that can be downloaded to this machine; `done` of `size` bytes are there."""
+
+    id: str
+    title: str
+    label: str
+    size: int
+    state: ModelStateName
+    done: int = 0
+    error: str = ""
+
+
+class SetupStatus(types.WireStruct, frozen=True):
+    """Whether a model was chosen, the one in use, and what could be used instead."""
+
+    done: bool
+    current: CurrentModel
+    found: tuple[FoundShape, ...] = ()
+    local: tuple[LocalModelShape, ...] = ()
+
+
+class ProviderShape(types.WireStruct, frozen=True):
+    """A provider of models. Its key is never sent: only where it comes from, its last characters and its date."""
+
+    id: str
+    title: str
+    state: Literal["connected", "needs_key", "not_reachable"]
+    source: Literal["", "environment", "stored", "server"] = ""
+    variable: str = ""
+    last_four: str = ""
+    added_at: int | None = None
+    base_url: str = ""
+    models: tuple[str, ...] = ()
+    agents: tuple[str, ...] = ()
+
+
+class ProvidersResult(types.WireStruct, frozen=True):
+    providers: tuple[ProviderShape, ...]
+    local: tuple[LocalModelShape, ...]
+
+
+class ProviderResult(types.WireStruct, frozen=True):
+    provider: ProviderShape
+
+
+class ProvidersTest(types.WireStruct, frozen=True):
+    """The provider to test, with a key and address that need not be stored; without them, those that are set."""
+
+    provider: str
+    key: str | None = None
+    base_url: str | None = None
+
+
+class ProviderTested(types.WireStruct, frozen=True):
+    """Whether the key works: the models of the provider, or what went wrong."""
+
+    ok: bool
+    models: tuple[str, ...] = ()
+    error: str = ""
+
+
+class SecretsPut(types.WireStruct, frozen=True):
+    """The key of a provider, which is stored and never sent back. `baseUrl` is the address of a compatible server."""
+
+    provider: str
+    key: str = ""
+    base_url: str = ""
+
+
+class SecretsRemove(types.WireStruct, frozen=True):
+    provider: str
+
+
+class ModelsSelect(types.WireStruct, frozen=True):
+    """The model for agents without one of their own, or for one agent; an empty one removes the choice."""
+
+    model: str
+    agent_id: str | None = None
+    effort: Effort | None = None
+
+
+class ModelSelected(types.WireStruct, frozen=True):
+    """The chosen model, and the agents that use it now."""
+
+    model: str
+    title: str
+    effort: Effort | None = None
+    agents: tuple[str, ...] = ()
+
+
+class OneLocalModel(types.WireStruct, frozen=True):
+    id: str
+
+
+class ModelsDownload(types.WireStruct, frozen=True):
+    """The local model to download; with `use`, it is selected when it is complete."""
+
+    id: str
+    use: bool = False
+
+
+class LocalModelResult(types.WireStruct, frozen=True):
+    model: LocalModelShape
+
+
 class ToolsList(types.WireStruct, frozen=True):
     """The agent whose tools to list, or a session to use the agent of."""
 

@@ -245,6 +245,18 @@ class KnowledgeProgress(types.WireStruct, frozen=True):
     current: str = ""
 
 
+class ModelProgress(types.WireStruct, frozen=True):
+    """Progress of a local model that is downloaded or loaded; `done` of `total` bytes are there."""
+
+    event: ClassVar[str] = "model.progress"
+    id: str
+    state: Literal["downloading", "paused", "failed", "loading", "ready"]
+    done: int
+    total: int
+    step: str = ""
+    error: str = ""
+
+
 class ResourceUpdated(types.WireStruct, frozen=True):
     """Something that can be edited has a new version, null if it was removed. Guests do not learn `by` whom."""
 
@@ -256,7 +268,14 @@ class ResourceUpdated(types.WireStruct, frozen=True):
 
 
 ServerEvent: TypeAlias = (
-    SessionUpdated | AuditAdded | ApprovalsUpdated | KnowledgeProgress | JobUpdated | ResourceUpdated | ServerShutdown
+    SessionUpdated
+    | AuditAdded
+    | ApprovalsUpdated
+    | KnowledgeProgress
+    | ModelProgress
+    | JobUpdated
+    | ResourceUpdated
+    | ServerShutdown
 )
 RUN_EVENTS: dict[str, type[RunEvent]] = {kind.event: kind for kind in get_args(RunEvent)}
 SERVER_EVENTS: dict[str, type[ServerEvent]] = {kind.event: kind for kind in get_args(ServerEvent)}

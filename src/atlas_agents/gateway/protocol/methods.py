@@ -80,6 +80,23 @@ _ALL = (
     Method("agents.list", "read", NoParams, admin.AgentsResult, "List all agents."),
     Method("agents.get", "read", admin.OneAgent, admin.AgentResult, "An agent."),
     Method("models.list", "read", NoParams, admin.ModelsResult, "List the models that agents use."),
+    Method("setup.status", "admin", NoParams, admin.SetupStatus, "The model in use, and what was found.", is_slow=True),
+    Method(
+        "providers.list",
+        "admin",
+        NoParams,
+        admin.ProvidersResult,
+        "Providers and the state of their keys.",
+        is_slow=True,
+    ),
+    Method(
+        "providers.test", "admin", admin.ProvidersTest, admin.ProviderTested, "Test a key or an address.", is_slow=True
+    ),
+    Method("secrets.put", "admin", admin.SecretsPut, admin.ProviderResult, "Store the API key of a provider."),
+    Method("secrets.remove", "admin", admin.SecretsRemove, admin.ProviderResult, "Remove a stored API key."),
+    Method("models.select", "admin", admin.ModelsSelect, admin.ModelSelected, "Choose the model of agents."),
+    Method("models.download", "admin", admin.ModelsDownload, admin.LocalModelResult, "Download a local model."),
+    Method("models.pause", "admin", admin.OneLocalModel, admin.LocalModelResult, "Pause a download."),
     Method("tools.list", "read", admin.ToolsList, admin.ToolsResult, "List tools and their permissions."),
     Method("tools.matrix", "read", NoParams, admin.Matrix, "Permissions by agent and tool: yes, no or ask."),
     Method("tools.invoke", "write", admin.ToolsInvoke, admin.Called, "Call a tool without a model.", is_slow=True),

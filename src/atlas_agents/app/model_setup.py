@@ -1,0 +1,443 @@
+"""Set-up of models: stored API keys, the chosen model, and downloads of local models, all applied without a restart."""
+
+import asyncio
+import importlib.util
+import logging
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from atlas_agents.agents.atlas import Atlas
+from atlas_agents.app.agents import AgentLoader
+from atlas_agents.config.settings import Settings
+from atlas_agents.core.aio import BackgroundTasks, run_in_thread
+from atlas_agents.core.errors import ConfigError, ModelUnavailable
+from atlas_agents.core.paths import Environment, Secret, make_private_folder, read_json, write_json
+from atlas_agents.gateway.edits import Edits, EditTarget, version_of
+from atlas_agents.gateway.protocol import admin as wire
+from atlas_agents.gateway.protocol.events import ModelProgress
+from atlas_agents.local.download import ensure_model
+from atlas_agents.local.models import CATALOG, LocalModel, find_model, is_gguf_path, model_state, models_folder
+from atlas_agents.providers.discovery import (
+    VENDORS,
+    FoundServer,
+    ProviderCheck,
+    check_provider,
+    find_keys,
+    find_servers,
+    provider_title,
+)
+from atlas_agents.providers.registry import SELF_HOSTED, Registry, key_variables, parse_model_ref
+from atlas_agents.providers.settings import Effort
+from atlas_agents.workspace.build import LOCAL_MODEL, model_title
+
+logger = logging.getLogger(__name__)
+SECRETS_FILE, MODEL_FILE = "secrets.json", "model.json"
+"""Files in the home folder: stored API keys, and the chosen model."""
+_POLL_SECONDS = 1.0
+_REPORT_SECONDS = 0.25
+_SPARE_BYTES = 50_000_000
+
+
+class StoredKey(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The API key of a provider as the secret file holds it. A server of one's own may need none."""
+
+    key: str = ""
+    base_url: str = ""
+    added_at: int = 0
+
+    def __repr__(self) -> str:
+        return "StoredKey(…)"
+
+
+class SelectedModel(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The model that a person chose for agents without one of their own.
+
+    `instead_of` is what `ATLAS_MODEL` was then: if it is set to something else later, that counts.
+    """
+
+    model: str = ""
+    effort: Effort | None = None
+    instead_of: str = ""
+
+
+def read_stored_keys(home: Path) -> dict[str, StoredKey]:
+    """Read the stored keys by provider; ConfigError if the file is invalid."""
+    content = read_json(home / SECRETS_FILE, dict[str, Any]) or {}
+    return msgspec.convert(content.get("providers", {}), dict[str, StoredKey])
+
+
+def write_stored_keys(home: Path, keys: Mapping[str, StoredKey]) -> None:
+    """Write the stored keys to a file that only its owner can read; other entries of the file stay."""
+    make_private_folder(home)
+    content = read_json(home / SECRETS_FILE, dict[str, Any]) or {}
+    write_json(home / SECRETS_FILE, {**content, "providers": keys})
+
+
+def read_selected(home: Path, configured: str | None) -> SelectedModel:
+    """Return the chosen model if it still counts; an empty one otherwise."""
+    found = read_json(home / MODEL_FILE, SelectedModel) or SelectedModel()
+    return found if found.instead_of == (configured or "") else SelectedModel()
+
+
+def write_selected(home: Path, selected: SelectedModel) -> None:
+    """Write the chosen model."""
+    make_private_folder(home)
+    write_json(home / MODEL_FILE, selected)
+
+
+def apply_stored_keys(registry: Registry, keys: Mapping[str, StoredKey]) -> list[Any]:
+    """Have a registry use the stored keys; returns providers that are no longer used."""
+    return registry.set_credentials({id: _variables(id, stored) for id, stored in keys.items()})
+
+
+def _variables(provider: str, stored: StoredKey) -> dict[str, str]:
+    variable = key_variables(provider)[0]
+    values = {variable: stored.key, variable.replace("_API_KEY", "_BASE_URL"): stored.base_url}
+    return {name: value for name, value in values.items() if value}
+
+
+def _is_environment_key(environment: Environment, provider: str) -> str:
+    """Return the variable that sets the key of a provider in the environment; empty if there is none."""
+    return next((found.variable for found in find_keys(environment) if found.provider == provider), "")
+
+
+class ModelFeed:
+    """Progress of local models that are downloaded or loaded; listeners receive it at most a few times per second."""
+
+    def __init__(self) -> None:
+        self.listeners: set[Callable[[ModelProgress], None]] = set()
+        self.current: dict[str, ModelProgress] = {}
+        self._sent: dict[str, float] = {}
+
+    def report(self, id: str, done: int, total: int, step: str) -> None:
+        """Report a step of a download, or that a model is being loaded."""
+        state = "loading" if step == "loading" else "ready" if step == "ready" else "downloading"
+        self.put(ModelProgress(id, state, done, total, step))
+
+    def put(self, progress: ModelProgress) -> None:
+        before, now = self.current.get(progress.id), time.monotonic()
+        self.current[progress.id] = progress
+        is_new = before is None or (before.state, before.step) != (progress.state, progress.step)
+        if is_new or now - self._sent.get(progress.id, 0) >= _REPORT_SECONDS:
+            self._sent[progress.id] = now
+            for listener in tuple(self.listeners):
+                listener(progress)
+
+
+class ModelSetup:
+    """What the set-up card, the settings page and `atlas init` do with models. Changes take effect at once."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        environment: Environment,
+        registry: Registry,
+        loader: AgentLoader,
+        atlas: Atlas,
+        feed: ModelFeed,
+    ) -> None:
+        self.feed = feed
+        self._settings = settings
+        self._environment = environment
+        self._registry = registry
+        self._loader = loader
+        self._atlas = atlas
+        self._folder = models_folder(environment)
+        self._tasks = BackgroundTasks("model set-up")
+        self._downloads: dict[str, asyncio.Task[None]] = {}
+        self._stamps = self._read_stamps()
+        atlas.keep_secret(*[Secret(stored.key) for stored in self._stored().values() if stored.key])
+
+    async def close(self) -> None:
+        """Stop the downloads; what was downloaded is kept."""
+        await self._tasks.close()
+
+    # What there is
+
+    async def status(self) -> wire.SetupStatus:
+        """Return the model in use, keys and servers that were found, and the local models."""
+        servers = await find_servers(self._environment)
+        default = self._atlas.get_agent()
+        used = next((model for model in default.models if isinstance(model, str)), "") if default else ""
+        selected = self._selected()
+        found = [
+            wire.FoundShape("key", each.provider, provider_title(each.provider), each.variable)
+            for each in find_keys(self._environment)
+        ]
+        found += [
+            wire.FoundShape("key", id, provider_title(id), "stored", _last_four(stored))
+            for id, stored in self._stored().items()
+            if not _is_environment_key(self._environment, id)
+        ]
+        found += [
+            wire.FoundShape("server", each.provider, provider_title(each.provider), each.address, models=each.models)
+            for each in servers
+        ]
+        current = wire.CurrentModel(default.id if default else "", used, model_title(used), selected.effort)
+        done = bool(selected.model) or used not in ("", LOCAL_MODEL)
+        return wire.SetupStatus(done, current, tuple(found), self._local_models())
+
+    async def providers(self) -> wire.ProvidersResult:
+        """Return every provider with the state and source of its key, and the local models."""
+        servers = {each.provider: each for each in await find_servers(self._environment)}
+        stored = self._stored()
+        shapes = [self._vendor_shape(id, stored.get(id)) for id in VENDORS]
+        shapes += [self._server_shape(id, servers.get(id)) for id in SELF_HOSTED]
+        return wire.ProvidersResult(tuple(shapes), self._local_models())
+
+    def _vendor_shape(self, id: str, stored: StoredKey | None) -> wire.ProviderShape:
+        variable, agents = _is_environment_key(self._environment, id), self._agents_of(id)
+        if variable:
+            return wire.ProviderShape(id, provider_title(id), "connected", "environment", variable, agents=agents)
+        if stored is None:
+            return wire.ProviderShape(id, provider_title(id), "needs_key", agents=agents)
+        return wire.ProviderShape(
+            id,
+            provider_title(id),
+            "connected",
+            "stored",
+            last_four=_last_four(stored),
+            added_at=stored.added_at,
+            base_url=stored.base_url,
+            agents=agents,
+        )
+
+    def _server_shape(self, id: str, found: FoundServer | None) -> wire.ProviderShape:
+        state = "connected" if found else "not_reachable"
+        address = found.address if found else self._environment.get(SELF_HOSTED[id].variable) or SELF_HOSTED[id].address
+        models = found.models if found else ()
+        return wire.ProviderShape(
+            id, provider_title(id), state, "server", base_url=address, models=models, agents=self._agents_of(id)
+        )
+
+    def _agents_of(self, provider: str) -> tuple[str, ...]:
+        """Return the agents whose first model is one of a provider."""
+        return tuple(
+            agent.id
+            for agent in self._atlas.agents
+            if agent.models and isinstance(ref := agent.models[0], str) and ref.startswith(f"{provider}/")
+        )
+
+    def _local_models(self) -> tuple[wire.LocalModelShape, ...]:
+        return tuple(self._local_shape(model) for model in CATALOG.values())
+
+    def _local_shape(self, model: LocalModel) -> wire.LocalModelShape:
+        state, running = model_state(model, self._folder), model.id in self._downloads
+        last = self.feed.current.get(model.id)
+        done = last.done if running and last is not None and last.state == "downloading" else state.fetched
+        shown = "ready" if state.installed else "downloading" if running else "paused" if state.fetched else "missing"
+        error = last.error if last is not None and last.state == "failed" and not running else ""
+        title = model_title(f"local/{model.id}")
+        return wire.LocalModelShape(
+            model.id, title, model.label, model.size, "failed" if error and shown != "ready" else shown, done, error
+        )
+
+    # Keys
+
+    async def test(self, params: wire.ProvidersTest) -> wire.ProviderTested:
+        """Ask a provider for its models, with the key that is given or else the one that is set."""
+        if params.key or params.base_url:
+            key = StoredKey(_clean_key(params.key or ""), _clean_address(params.base_url or ""))
+            registry = Registry(Environment({}, dotenv=None))
+            apply_stored_keys(registry, {params.provider: key})
+        else:
+            registry = self._registry
+        if params.provider not in (*VENDORS, *SELF_HOSTED):
+            raise ConfigError(f"unknown provider {params.provider!r}: expected one of {', '.join(VENDORS)}")
+        checked: ProviderCheck = await check_provider(params.provider, registry)
+        return wire.ProviderTested(not checked.error, checked.models, checked.error)
+
+    async def put_key(self, params: wire.SecretsPut, by: str, edits: Edits) -> wire.ProviderResult:
+        """Store a key; agents that were waiting for it use it from their next turn on."""
+        self._require_stored(params.provider)
+        stored = StoredKey(_clean_key(params.key), _clean_address(params.base_url), int(time.time() * 1000))
+        if params.provider == "http" and not stored.base_url:
+            raise ConfigError("baseUrl: expected the address of the server, such as http://localhost:8000/v1")
+        if params.provider != "http" and not stored.key:
+            raise ConfigError("key: expected an API key, got a blank one")
+        Registry(Environment(_variables(params.provider, stored), dotenv=None)).provider(params.provider)
+        await self._write_keys(params.provider, stored, by, edits)
+        return wire.ProviderResult(self._vendor_shape(params.provider, stored))
+
+    async def remove_key(self, params: wire.SecretsRemove, by: str, edits: Edits) -> wire.ProviderResult:
+        """Remove a stored key; agents that used it use another model from their next turn on."""
+        self._require_stored(params.provider)
+        if params.provider not in self._stored():
+            raise ConfigError(f"no key is stored for {provider_title(params.provider)}")
+        await self._write_keys(params.provider, None, by, edits)
+        return wire.ProviderResult(self._vendor_shape(params.provider, None))
+
+    def _require_stored(self, provider: str) -> None:
+        if provider not in VENDORS:
+            raise ConfigError(f"unknown provider {provider!r}: expected one of {', '.join(VENDORS)}")
+        if variable := _is_environment_key(self._environment, provider):
+            raise ConfigError(f"{variable} sets the key of {provider_title(provider)}; change it there")
+
+    async def _write_keys(self, provider: str, stored: StoredKey | None, by: str, edits: Edits) -> None:
+        keys = await run_in_thread(self._stored)
+        before = EditTarget("secret", provider, _key_version(keys.get(provider)))
+
+        async def write() -> str | None:
+            changed = {id: key for id, key in keys.items() if id != provider}
+            if stored is not None:
+                changed[provider] = stored
+                self._atlas.keep_secret(*([Secret(stored.key)] if stored.key else ()))
+            await run_in_thread(write_stored_keys, self._settings.home, changed)
+            self._reload()
+            return _key_version(stored)
+
+        async with edits.exclusive():
+            await edits.apply(before, by, write, scope="admin")
+
+    # The model
+
+    async def select(self, params: wire.ModelsSelect, by: str, edits: Edits) -> wire.ModelSelected:
+        """Use a model for the agents without one of their own; an empty one removes the choice."""
+        ref = str(parse_model_ref(params.model)) if params.model else ""
+        if ref:
+            self._require_usable(ref)
+        before = self._selected()
+        chosen = SelectedModel(ref, params.effort, self._settings.model or "") if ref else SelectedModel()
+
+        async def write() -> str | None:
+            await run_in_thread(write_selected, self._settings.home, chosen)
+            self._reload()
+            return version_of(chosen)
+
+        async with edits.exclusive():
+            target = EditTarget("model", "default", version_of(before) if before.model else None)
+            await edits.apply(target, by, write, diff=f"-{before.model}\n+{ref}")
+        used_by = tuple(agent.id for agent in self._atlas.agents if agent.models and agent.models[0] == ref)
+        return wire.ModelSelected(ref, model_title(ref), params.effort, used_by)
+
+    def _require_usable(self, ref: str) -> None:
+        """Raise ConfigError unless the provider has its key, or the local model its file."""
+        parsed = parse_model_ref(ref)
+        self._registry.provider(parsed.provider)
+        if parsed.provider == "local" and not is_gguf_path(parsed.model):
+            model = find_model(parsed.model)
+            if not model.auto_download and not model_state(model, self._folder).installed:
+                raise ModelUnavailable(f"{model_title(ref)} is not downloaded yet")
+
+    # Downloads
+
+    async def download(self, params: wire.ModelsDownload, by: str, edits: Edits) -> wire.LocalModelResult:
+        """Start or resume the download of a local model; with `use`, it is selected when it is complete."""
+        model = find_model(params.id)
+        if importlib.util.find_spec("xllamacpp") is None:
+            raise ModelUnavailable("local models need an optional package; run: pip install 'atlas-agents[local]'")
+        if params.id not in self._downloads:
+            self._check_space(model)
+            self.feed.put(ModelProgress(model.id, "downloading", 0, model.size, "starting"))
+            task = self._tasks.spawn(self._download(model, by if params.use else "", edits))
+            self._downloads[params.id] = task
+        return wire.LocalModelResult(self._local_shape(model))
+
+    async def pause(self, params: wire.OneLocalModel) -> wire.LocalModelResult:
+        """Pause a download; what was downloaded is kept."""
+        model = find_model(params.id)
+        task = self._downloads.get(params.id)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        return wire.LocalModelResult(self._local_shape(model))
+
+    def _check_space(self, model: LocalModel) -> None:
+        make_private_folder(self._settings.home)
+        needed = model.size - model_state(model, self._folder).fetched + _SPARE_BYTES
+        free = shutil.disk_usage(self._settings.home).free
+        if free < needed:
+            raise ModelUnavailable(f"Not enough disk space: {needed / 1e9:.1f} GB needed, {free / 1e9:.1f} GB free.")
+
+    async def _download(self, model: LocalModel, select_by: str, edits: Edits) -> None:
+        def progress(done: int, total: int, step: str) -> None:
+            if step != "ready":  # announced below, once the model is selected
+                self.feed.report(model.id, done, total, step)
+
+        try:
+            await ensure_model(model, self._folder, progress)
+            if select_by:
+                await self.select(wire.ModelsSelect(f"local/{model.id}"), select_by, edits)
+            elif self._loader.local_error:
+                self._loader.local_error = None
+                self._rebuild()
+            self._downloads.pop(model.id, None)
+            self.feed.put(ModelProgress(model.id, "ready", model.size, model.size, "ready"))
+        except asyncio.CancelledError:
+            self._downloads.pop(model.id, None)
+            fetched = model_state(model, self._folder).fetched
+            self.feed.put(ModelProgress(model.id, "paused", fetched, model.size, "paused"))
+            raise
+        except (ModelUnavailable, ConfigError) as error:
+            self._downloads.pop(model.id, None)
+            fetched = model_state(model, self._folder).fetched
+            self.feed.put(ModelProgress(model.id, "failed", fetched, model.size, "failed", str(error)))
+
+    # Files
+
+    async def watch(self) -> None:
+        """Apply changes that another process made, such as `atlas init`, until cancelled."""
+        while True:
+            await asyncio.sleep(_POLL_SECONDS)
+            if self._read_stamps() != self._stamps:
+                try:
+                    self._reload()
+                except ConfigError as error:
+                    logger.warning("model set-up rejected: error=%s", error)
+
+    def _read_stamps(self) -> tuple[tuple[int, int] | None, ...]:
+        return tuple(_stamp(self._settings.home / name) for name in (SECRETS_FILE, MODEL_FILE))
+
+    def _stored(self) -> dict[str, StoredKey]:
+        return read_stored_keys(self._settings.home)
+
+    def _selected(self) -> SelectedModel:
+        return read_selected(self._settings.home, self._settings.model)
+
+    def _reload(self) -> None:
+        """Apply the files: keys to the registry, the model to the agents."""
+        self._stamps = self._read_stamps()
+        for provider in apply_stored_keys(self._registry, self._stored()):
+            self._tasks.spawn(provider.close())
+        selected = self._selected()
+        self._loader.set_default(selected.model or self._settings.model, selected.effort)
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        self._atlas.set_agents(self._loader.agents())
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_mtime_ns, found.st_ino
+
+
+def _key_version(stored: StoredKey | None) -> str | None:
+    """Return a version that says nothing about the key."""
+    return str(stored.added_at) if stored is not None else None
+
+
+def _last_four(stored: StoredKey) -> str:
+    return stored.key[-4:] if len(stored.key) >= 12 else ""
+
+
+def _clean_key(key: str) -> str:
+    cleaned = key.strip()
+    if not cleaned.isascii() or not cleaned.isprintable() or " " in cleaned or "," in cleaned:
+        raise ConfigError("key: contains a character that no API key has; copy it again")
+    return cleaned
+
+
+def _clean_address(address: str) -> str:
+    cleaned = address.strip().rstrip("/")
+    if cleaned and not cleaned.startswith(("http://", "https://")):
+        raise ConfigError(f"baseUrl: invalid address {address!r}: expected http:// or https://")
+    return cleaned

@@ -1,0 +1,270 @@
+"""Set-up of models through the gateway: keys, servers on this machine, the chosen model and downloads."""
+
+import asyncio
+import hashlib
+import json
+import logging
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import websockets
+from aiohttp import web
+
+from atlas_agents.app.model_setup import SECRETS_FILE
+from atlas_agents.app.serve import ServedGateway, private_gateway
+from atlas_agents.config.load import load
+from atlas_agents.core.paths import Environment
+from atlas_agents.local.models import CATALOG, LocalModel, Url
+from model_server import ModelServer, Reply, run_model_server
+
+KEY = "sk-test-0123456789abcdef4f2a"
+DATA = b"GGUF" + bytes(range(256)) * 8000
+BIG = "qwen2.5-coder-1.5b"
+
+
+@pytest.fixture(autouse=True)
+def no_package_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", "/nowhere")
+
+
+@pytest.fixture
+def vendor() -> Generator[ModelServer]:
+    with run_model_server(lambda request: Reply(f"{request.model} answers")) as server:
+        server.key = KEY
+        yield server
+
+
+class SetupClient:
+    """A client of the gateway; events that arrive between responses are kept."""
+
+    def __init__(self, socket: Any) -> None:
+        self._socket = socket
+        self.events: list[dict[str, Any]] = []
+
+    async def request(self, method: str, **params: Any) -> dict[str, Any]:
+        await self._socket.send(json.dumps({"id": 1, "method": method, "params": params}))
+        while "id" not in (frame := json.loads(await self._socket.recv())):
+            self.events.append(frame)
+        return frame
+
+    async def call(self, method: str, **params: Any) -> Any:
+        frame = await self.request(method, **params)
+        assert "result" in frame, frame
+        return frame["result"]
+
+    async def error(self, method: str, **params: Any) -> str:
+        return (await self.request(method, **params))["error"]["message"]
+
+    async def progress(self, state: str) -> dict[str, Any]:
+        """Wait for the progress of a model in this state."""
+        while True:
+            for event in self.events:
+                if event["event"] == "model.progress" and event["data"]["state"] == state:
+                    self.events.clear()
+                    return event["data"]
+            self.events.append(json.loads(await self._socket.recv()))
+
+    async def ask(self, text: str) -> str:
+        sent = await self.call("chat.send", sessionKey="s", message=text)
+        return json.dumps(await self.call("chat.wait", runId=sent["runId"], timeoutMs=10_000))
+
+
+@asynccontextmanager
+async def serve(home: Path, **variables: str) -> AsyncGenerator[tuple[ServedGateway, SetupClient], None]:
+    """Serve a home folder. The ports at which model servers are looked for are closed unless a variable opens one."""
+    servers = {f"{name}_BASE_URL": "http://127.0.0.1:9/v1" for name in ("OLLAMA", "LMSTUDIO", "VLLM", "LLAMACPP")}
+    values = {"ATLAS_HOME": str(home), "HOME": str(home), **servers, **variables}
+    environment = Environment(values, dotenv=None)
+    settings = load({}, environment, home.parent)
+    async with (
+        asyncio.timeout(30),
+        private_gateway(settings, environment=environment) as gateway,
+        websockets.connect(gateway.url.replace("http", "ws")) as socket,
+    ):
+        await socket.send(json.dumps({"type": "auth", "token": gateway.token.reveal(), "protocol": 1}))
+        await socket.recv()
+        yield gateway, SetupClient(socket)
+
+
+async def test_key_is_tested_before_it_is_stored(tmp_path: Path, vendor: ModelServer) -> None:
+    async with serve(tmp_path / "home") as (_, client):
+        status = await client.call("setup.status")
+        assert status["done"] is False
+        assert status["current"] == {"agentId": "assistant", "model": "local/smollm2-135m", "title": "SmolLM2 135M"}
+        wrong = await client.call("providers.test", provider="http", key="sk-wrong", baseUrl=vendor.url)
+        rejected = "OpenAI-compatible server rejected this key (401). Check that you copied all of it."
+        assert wrong == {"ok": False, "error": rejected}
+        gone = await client.call("providers.test", provider="http", key=KEY, baseUrl="http://127.0.0.1:9/v1")
+        assert gone == {"ok": False, "error": "Couldn't reach 127.0.0.1:9."}
+        tested = await client.call("providers.test", provider="http", key=f" {KEY}\n", baseUrl=vendor.url)
+        assert tested == {"ok": True, "models": ["rules-1", "rules-2"]}
+    assert not (tmp_path / "home" / SECRETS_FILE).exists()
+
+
+async def test_stored_key_is_used_without_a_restart_and_never_shown(
+    tmp_path: Path, vendor: ModelServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    home = tmp_path / "home"
+    caplog.set_level(logging.DEBUG, "atlas_agents")
+    async with serve(home) as (_, client):
+        put = await client.call("secrets.put", provider="http", key=KEY, baseUrl=vendor.url)
+        assert put["provider"].items() >= {"state": "connected", "source": "stored", "lastFour": "4f2a"}.items()
+        assert oct((home / SECRETS_FILE).stat().st_mode & 0o777) == "0o600"
+        selected = await client.call("models.select", model="http/rules-2", effort="low")
+        assert selected == {"model": "http/rules-2", "title": "http/rules-2", "effort": "low", "agents": ["assistant"]}
+        assert "rules-2 answers" in await client.ask("Hello")
+        assert (await client.call("setup.status"))["done"] is True
+        (agent,) = (await client.call("agents.list"))["agents"]
+        assert (agent["model"], agent.get("notice", "")) == ("http/rules-2", "")
+        audit = await client.call("audit.list")
+        changed = [(row["entry"]["entityType"], row["entry"]["entityId"]) for row in audit["entries"]]
+        assert changed == [("model", "default"), ("secret", "http")]
+        providers = await client.call("providers.list")
+        for shown in (audit, providers, await client.call("config.get"), await client.call("setup.status")):
+            assert KEY not in json.dumps(shown)
+    assert KEY not in "".join(each.getMessage() for each in caplog.records if each.name.startswith("atlas_agents"))
+
+
+async def test_stored_key_and_choice_survive_a_restart_until_they_are_removed(
+    tmp_path: Path, vendor: ModelServer
+) -> None:
+    home = tmp_path / "home"
+    async with serve(home) as (_, client):
+        await client.call("secrets.put", provider="http", key=KEY, baseUrl=vendor.url)
+        await client.call("models.select", model="http/rules-2")
+    async with serve(home) as (_, client):
+        assert "rules-2 answers" in await client.ask("Hello again")
+        await client.call("secrets.remove", provider="http")
+        (agent,) = (await client.call("agents.list"))["agents"]
+        assert agent["notice"] == "Using SmolLM2 135M: no OPENAI_BASE_URL."
+        assert await client.error("secrets.remove", provider="http") == (
+            "no key is stored for OpenAI-compatible server"
+        )
+
+
+async def test_key_in_the_environment_is_offered_and_cannot_be_replaced(tmp_path: Path, vendor: ModelServer) -> None:
+    variables = {"OPENAI_API_KEY": KEY, "OPENAI_BASE_URL": vendor.url, "ATLAS_MODEL": "demo"}
+    async with serve(tmp_path / "home", **variables) as (_, client):
+        found = (await client.call("setup.status"))["found"]
+        assert {"kind": "key", "provider": "openai", "label": "OpenAI", "source": "OPENAI_API_KEY"} in found
+        assert await client.error("secrets.put", provider="openai", key="sk-other") == (
+            "OPENAI_API_KEY sets the key of OpenAI; change it there"
+        )
+        assert (await client.call("providers.test", provider="openai"))["ok"] is True
+        await client.call("models.select", model="openai/rules-1")
+        assert "rules-1 answers" in await client.ask("Hello")
+    async with serve(tmp_path / "home", **variables) as (_, client):  # the choice replaced this very ATLAS_MODEL
+        assert (await client.call("setup.status"))["current"]["model"] == "openai/rules-1"
+    async with serve(tmp_path / "home", **variables | {"ATLAS_MODEL": "openai/rules-2"}) as (_, client):
+        assert (await client.call("setup.status"))["current"]["model"] == "openai/rules-2"
+
+
+async def test_model_servers_are_found_on_this_machine_only(tmp_path: Path, vendor: ModelServer) -> None:
+    vendor.key = ""
+    elsewhere = "http://models.example.org/v1"
+    async with serve(tmp_path / "home", OLLAMA_BASE_URL=vendor.url, VLLM_BASE_URL=elsewhere) as (_, client):
+        (found,) = (await client.call("setup.status"))["found"]
+        assert found["label"] == "Ollama"
+        assert found["models"] == ["rules-1", "rules-2"]
+        states = {each["id"]: each["state"] for each in (await client.call("providers.list"))["providers"]}
+        assert (states["ollama"], states["vllm"], states["anthropic"]) == ("connected", "not_reachable", "needs_key")
+        await client.call("models.select", model="ollama/rules-1")
+        assert "rules-1 answers" in await client.ask("Hello")
+
+
+@pytest.mark.parametrize(
+    ("method", "params", "message"),
+    [
+        ("secrets.put", {"provider": "acme", "key": KEY}, "unknown provider 'acme': expected one of anthropic, openai"),
+        ("secrets.put", {"provider": "openai"}, "key: expected an API key, got a blank one"),
+        ("secrets.put", {"provider": "openai", "key": "sk a"}, "key: contains a character that no API key has"),
+        ("secrets.put", {"provider": "http", "key": KEY}, "baseUrl: expected the address of the server"),
+        ("secrets.put", {"provider": "http", "baseUrl": "ftp://x"}, "baseUrl: invalid address 'ftp://x'"),
+        ("models.select", {"model": "gpt"}, "invalid model reference 'gpt'"),
+        ("models.select", {"model": "openai/gpt-5.2"}, "OpenAI API key missing"),
+        ("models.select", {"model": f"local/{BIG}"}, "Qwen2.5 Coder 1.5B is not downloaded yet"),
+        ("models.download", {"id": "llama"}, "unknown local model 'llama'"),
+    ],
+)
+async def test_mistakes_change_nothing(tmp_path: Path, method: str, params: dict[str, str], message: str) -> None:
+    async with serve(tmp_path / "home") as (_, client):
+        assert message in await client.error(method, **params)
+    assert not (tmp_path / "home" / SECRETS_FILE).exists()
+    assert not (tmp_path / "home" / "model.json").exists()
+
+
+class PausedFileServer:
+    """Serves one file. The first request gets a part of it, and the rest waits until the client is gone."""
+
+    def __init__(self) -> None:
+        self.ranges: list[str | None] = []
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        wanted = request.headers.get("Range")
+        self.ranges.append(wanted)
+        start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
+        headers = {"Content-Length": str(len(DATA) - start)}
+        if start:
+            headers["Content-Range"] = f"bytes {start}-{len(DATA) - 1}/{len(DATA)}"
+        response = web.StreamResponse(status=206 if start else 200, headers=headers)
+        await response.prepare(request)
+        await response.write(DATA[start:] if start else DATA[: len(DATA) // 2])
+        if not start:
+            await asyncio.Event().wait()
+        return response
+
+
+@pytest.fixture
+async def files(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[PausedFileServer, None]:
+    server, app = PausedFileServer(), web.Application()
+    app.router.add_get("/model", server.answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    model = LocalModel(
+        BIG, "Big Instruct", "better", "MIT", len(DATA), hashlib.sha256(DATA).hexdigest(), (Url(f"{site.name}/model"),)
+    )
+    monkeypatch.setitem(CATALOG, BIG, model)
+    yield server
+    await runner.cleanup()
+
+
+async def test_download_is_paused_resumed_and_used(tmp_path: Path, files: PausedFileServer) -> None:
+    home = tmp_path / "home"
+    async with serve(home) as (_, client):
+        started = (await client.call("models.download", id=BIG, use=True))["model"]
+        assert started["state"] == "downloading"
+        while (await client.progress("downloading"))["done"] == 0:
+            pass
+        paused = (await client.call("models.pause", id=BIG))["model"]
+        assert paused["state"] == "paused"
+        assert 0 < paused["done"] <= len(DATA) // 2
+        assert (await client.progress("paused"))["done"] == paused["done"]
+    async with serve(home) as (_, client):  # also after a restart
+        (_, shape) = (await client.call("setup.status"))["local"]
+        assert (shape["state"], shape["done"]) == ("paused", paused["done"])
+        await client.call("models.download", id=BIG, use=True)
+        assert (await client.progress("ready"))["id"] == BIG
+        assert files.ranges == [None, f"bytes={paused['done']}-"]
+        assert (await client.call("setup.status"))["current"]["model"] == f"local/{BIG}"
+
+
+async def test_download_that_does_not_fit_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serve(tmp_path / "home") as (_, client):
+        monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 600_000_000}))
+        message = await client.error("models.download", id=BIG)
+    assert message == "Not enough disk space: 1.2 GB needed, 0.6 GB free."
+
+
+async def test_change_of_another_process_is_applied(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    async with serve(home) as (gateway, client):
+        (home / "model.json").write_text('{"model": "demo"}')
+        async with asyncio.timeout(20):
+            while gateway.runtime.atlas.agents[0].models != ("demo",):
+                await client.call("health.check")
