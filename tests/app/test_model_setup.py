@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import json
 import logging
+import shutil
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -256,7 +257,12 @@ async def test_download_is_paused_resumed_and_used(tmp_path: Path, files: Paused
 
 async def test_download_that_does_not_fit_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serve(tmp_path / "home") as (_, client):
-        monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 600_000_000}))
+        usage = shutil.disk_usage(tmp_path)._replace(free=600_000_000)
+
+        def almost_full(path: Path) -> Any:
+            return usage
+
+        monkeypatch.setattr(shutil, "disk_usage", almost_full)
         message = await client.error("models.download", id=BIG)
     assert message == "Not enough disk space: 1.2 GB needed, 0.6 GB free."
 
