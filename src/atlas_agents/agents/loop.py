@@ -44,9 +44,12 @@ class RoundsExhausted(Exception):
         self.partial = partial
 
 
+_NO_REPLY = Message("assistant", ())
+
+
 async def run_rounds(run: Run) -> Message:
     """Alternate between the model and its tools until the model calls none."""
-    reply = Message("assistant", ())
+    reply = _NO_REPLY
     for _ in range(run.max_rounds):
         if reply.tool_calls:
             await run.take_steering_messages()
@@ -250,8 +253,8 @@ async def _build_request(run: Run, sent: float = math.inf) -> base.Request | Mes
 
 async def _select_messages(run: Run, system: str, tools: Sequence[ToolSpec], sent: float) -> Sequence[Message]:
     """Return the messages of the next request: all of them, as far as one of the models can be sent as much."""
-    unlimited = all([limit == math.inf for limit in run.available])
-    if unlimited and (run.history.compaction is None or run.history.max_tokens is None):
+    limited = [limit for limit in run.available if limit != math.inf]
+    if not limited and (run.history.compaction is None or run.history.max_tokens is None):
         selected = run.history.select(run.messages)
     else:
         overhead = overhead_tokens(system, tools)

@@ -75,9 +75,13 @@ class Usage(msgspec.Struct, frozen=True):
     def to_metadata(self) -> dict[str, Any]:
         """Return the metadata in which a message or a step of a journal records its usage."""
         counts = {"input": self.input_tokens, "output": self.output_tokens, "cached": self.cached_tokens}
-        written = {"cache_write": self.cache_write_tokens, "cache_write_1h": self.cache_write_1h_tokens}
-        further = {**written, "reasoning": self.reasoning_tokens}
-        found: dict[str, Any] = {"usage": {**counts, **{name: count for name, count in further.items() if count}}}
+        if self.cache_write_tokens:
+            counts["cache_write"] = self.cache_write_tokens
+        if self.cache_write_1h_tokens:
+            counts["cache_write_1h"] = self.cache_write_1h_tokens
+        if self.reasoning_tokens:
+            counts["reasoning"] = self.reasoning_tokens
+        found: dict[str, Any] = {"usage": counts}
         if self.cost is not None:
             found["cost"] = round(self.cost, 8)
         if self.saved is not None:

@@ -233,6 +233,8 @@ class Message(msgspec.Struct, frozen=True, dict=True):
 
         A call outside an assistant message, or a result outside a tool message, matches nothing.
         """
+        if len(self.parts) == 1 and type(self.parts[0]) is Text:
+            return (), ()
         call_ids = tuple(sorted([call.id for call in self.tool_calls]))
         answered_ids = tuple(sorted([result.call_id for result in self.tool_results]))
         return (

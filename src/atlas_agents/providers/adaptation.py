@@ -246,7 +246,8 @@ class Adaptation:
     def adapt(self, request: Request, model: str, profile: ModelProfile, dialect: Dialect = "plain") -> Request:
         """Return the request without settings that the model refuses, its output schema in the server's dialect."""
         refused = self._refused.get(model, frozenset())
-        is_plain = request.settings == DEFAULT_SETTINGS and request.tool_choice in ("auto", "none")
+        is_default = request.settings is DEFAULT_SETTINGS or request.settings == DEFAULT_SETTINGS
+        is_plain = is_default and request.tool_choice in ("auto", "none")
         adapted = request if is_plain and not refused else self._adapt_settings(request, model, profile, refused)
         if adapted.output is None:
             return adapted

@@ -33,6 +33,8 @@ _TOOL_TOKENS = "context_tokens"
 _MIN_LIMIT = 256
 _MEASURED = 1000
 """Estimated tokens from which on a vendor's own count is compared with the estimate."""
+_SMALL = 250
+"""Tokens below which an answered request says nothing about the limit of its model."""
 _WINDOW = re.compile(
     r"(?:maximum context length is|maximum prompt length is|allowed \(|context size \(|tokens >)\s*([\d,]+)"
 )
@@ -222,8 +224,8 @@ class TurnProvider:
         self._last = pool.routes[0]
         self.max_tokens: int | None = None
         """Output tokens that a budget leaves for the next attempt, instead of the request's limit."""
-        self._tokens = 0
-        """Estimated tokens of the request."""
+        self._tokens: int | None = None
+        """Estimated tokens of the request, once they are needed."""
 
     @property
     def id(self) -> str:
@@ -253,9 +255,10 @@ class TurnProvider:
         tried: set[int] = set()
         failures: list[str] = []
         attempt = 0
-        self._tokens = request_tokens(request)
+        self._tokens = None
         too_long = False
-        while (index := self._pool.pick(tried, self._clock.monotonic(), self._tokens)) is not None:
+        tokens = self._estimate(request) if len(self._pool.routes) > 1 else 0
+        while (index := self._pool.pick(tried, self._clock.monotonic(), tokens)) is not None:
             for retry in range(self._pool.policy.retries + 1):
                 attempt += 1
                 others = len(tried) + 1 < len(self._pool.routes)
@@ -267,7 +270,10 @@ class TurnProvider:
                 error = self._failure
                 failures.append(f"{self._last.label}: {error}")
                 too_long = too_long or error.kind == "context_length"
-                if not await self._should_retry(index, error, retry, tried):
+                if error.kind == "context_length":
+                    self._move_to_larger(index, error, tried, self._estimate(request))
+                    break
+                if not await self._should_retry(index, error, retry):
                     break
             tried.add(index)
         kind = "context_length" if too_long else self._failure.kind if self._failure else "unknown"
@@ -293,7 +299,8 @@ class TurnProvider:
                             withdrawn = chunk.usage
                             raise _ModelRefused("the model refused to answer", "quota")
                         done = True
-                        self._pool.limits[index].record_success(self._tokens, chunk.usage)
+                        if not 0 < chunk.usage.input_tokens < _SMALL:
+                            self._pool.limits[index].record_success(self._estimate(request), chunk.usage)
                     elif (size := size + len(getattr(chunk, "text", ""))) > MAX_ANSWER:
                         raise ProviderError(f"the answer exceeds {MAX_ANSWER >> 20} million characters", "protocol")
                     streamed = True
@@ -306,11 +313,14 @@ class TurnProvider:
             if streamed or withdrawn is not None:
                 yield ResetChunk(attempt, withdrawn)
 
-    async def _should_retry(self, index: int, error: ProviderError, retry: int, tried: set[int]) -> bool:
+    def _estimate(self, request: Request) -> int:
+        if self._tokens is None:
+            self._tokens = request_tokens(request)
+        return self._tokens
+
+    async def _should_retry(self, index: int, error: ProviderError, retry: int) -> bool:
         """Wait and return True to retry the same provider, False to move on; raise if neither helps."""
         policy = self._pool.policy
-        if error.kind == "context_length":
-            return self._move_to_larger(index, error, tried)
         if not error.failover:
             raise error
         self._failures_left -= 1
@@ -330,11 +340,10 @@ class TurnProvider:
             raise error
         return False
 
-    def _move_to_larger(self, index: int, error: ProviderError, tried: set[int]) -> bool:
-        """Return False to move on to a model that may have a larger context window; raise if there is none."""
+    def _move_to_larger(self, index: int, error: ProviderError, tried: set[int], tokens: int) -> None:
+        """Move on to a model that may have a larger context window; raise if there is none."""
         limits = self._pool.limits
-        limits[index].record_refusal(self._tokens, error)
+        limits[index].record_refusal(tokens, error)
         others = [other for other in range(len(limits)) if other != index and other not in tried]
-        if not any(limits[other].tokens >= self._tokens for other in others):
+        if not any(limits[other].tokens >= tokens for other in others):
             raise error
-        return False

@@ -303,7 +303,7 @@ class OpenAIReader:
     def _add_text(self, delta: _ChoiceDelta, chunks: list[base.Chunk]) -> None:
         if delta.refusal:
             self._refused = True
-        content = delta.content if type(delta.content) is str else "".join(_read_texts(delta.content, "text"))
+        content = "".join(_read_texts(delta.content, "text")) if type(delta.content) is list else delta.content
         if content := content or delta.refusal:
             self._text_length += len(content)
             if text := self._joiner.add(content):
@@ -549,7 +549,8 @@ def _encode_output(output: base.OutputSpec) -> dict[str, Any]:
 
 
 def _encode_tools(request: base.Request, profile: ModelProfile) -> list[bytes]:
-    return [_encode_tool(tool, adaptation.enforces_tools(request, profile)) for tool in request.tools]
+    may_be_strict = adaptation.enforces_tools(request, profile)
+    return [_encode_tool(tool, may_be_strict) for tool in request.tools]
 
 
 def _encode_tool(tool: ToolSpec, may_be_strict: bool) -> bytes:

@@ -133,6 +133,8 @@ def _apply(found: Iterable[rules.SecretRule], text: str, searched: str) -> str:
 def _redact_formats(text: str, levels: int = 1) -> str:
     """Remove what looks like a secret: tokens of vendors, also in base64, passwords in commands, and values after
     secret names."""
+    if len(text) < _SHORT_TEXT and not _MAY_HOLD_SECRET.search(text):
+        return text
     text = _apply(rules.TEXT_RULES, text, text)
     words = [word for word in text.split() if len(word) >= rules.MIN_TOKEN]
     if words:
@@ -148,6 +150,11 @@ def _redact_formats(text: str, levels: int = 1) -> str:
     if ("=" in text or ":" in text or " --" in text) and any(hint in lowercase for hint in _NAME_HINTS):
         text = _redact_assignments(text)
     return text
+
+
+_SHORT_TEXT = 200
+_MAY_HOLD_SECRET = re.compile(rf"[=:-]|\S{{{rules.MIN_TOKEN}}}|(?i:bearer|basic|login) ")
+"""What every rule of a format needs. One search is faster than the hints of all rules in a short text."""
 
 
 def _redact_assignments(text: str) -> str:
@@ -356,13 +363,13 @@ class _RedactedCopy:
         self._budget -= 1
         if isinstance(value, str):
             return self._string(value, levels)
-        if value is None or isinstance(value, bool | int):
+        if value is None or isinstance(value, int):
             return value
         if isinstance(value, float):
             return value if math.isfinite(value) else str(value)
         if not levels:
             return "…"
-        if isinstance(value, Mapping):
+        if type(value) is dict or isinstance(value, Mapping):  # the first is faster
             return self._mapping(cast(Mapping[Any, Any], value), levels - 1)
         if isinstance(value, list | tuple):
             return self._list(cast(list[Any], value), levels - 1)
