@@ -7,7 +7,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from atlas_agents import MemoryAudit, Policy, ToolContext, ToolFailed, ToolResult, tool, verify, what_if
+from atlas_agents import (
+    Answer,
+    MemoryAudit,
+    Policy,
+    Question,
+    ToolContext,
+    ToolFailed,
+    ToolResult,
+    tool,
+    verify,
+    what_if,
+)
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from atlas_agents.tools.audit import AuditRecord
 from atlas_agents.tools.redact import REDACTED, Redactor, is_secret_name
@@ -51,6 +62,25 @@ async def test_audit_row_has_all_fields() -> None:
         0,
     )
     assert meta["duration_ms"] >= 0
+
+
+async def test_audit_row_of_a_denied_call_says_who_denied_it_and_why() -> None:
+    @tool(confirm=True)
+    async def wipe() -> str:
+        """Delete everything."""
+        return "wiped"
+
+    audit = MemoryAudit()
+
+    def deny(question: Question) -> Answer:
+        return Answer("no", by="mara", reason="not now")
+
+    model = Scripted(calls("wipe"), says("ok"))
+    async with in_memory_atlas(model, [wipe], audit=audit, approve=deny) as atlas:
+        await atlas.ask("go")
+    (record,) = await audit.records()
+    assert record.entry.meta["denied"] == {"by": "mara", "reason": "not now"}
+    assert record.entry.meta["declined"] == "wipe was not approved by mara: not now"
 
 
 async def test_notes_of_a_tool_are_limited_and_redacted() -> None:

@@ -11,6 +11,8 @@ from typing import Any
 from page_model import PageModel, wait_for_release
 
 from atlas_agents import Agent, Approvals, Atlas, Image, ToolContext, ToolFailed, tool
+from atlas_agents.builtin_tools.bash import bash_tool
+from atlas_agents.builtin_tools.files import file_tools
 from atlas_agents.builtin_tools.team import delegate_task
 from atlas_agents.core.approvals import Choice, Field, Form
 from atlas_agents.gateway.server import Gateway, run
@@ -97,6 +99,7 @@ async def always_fail() -> str:
 
 def make_agents() -> list[Agent]:
     tools = [get_weather, build, draw, run_command, write_note, order, pay, always_fail, delegate_task]
+    tools += [bash_tool(Path.cwd()), *file_tools(Path.cwd())]
     return [
         Agent("helper", model=PageModel(), tools=tools, name="Helper"),
         Agent(

@@ -59,25 +59,65 @@ def test_tool_call_is_a_card_that_expands(tab: Tab) -> None:
     assert tab.page.locator(".tool-call .status").all_inner_texts() == statuses
 
 
-def test_approval_is_allowed(tab: Tab) -> None:
-    tab.send(NEEDS_APPROVAL)
-    card = tab.page.get_by_role("region", name="Allow this command?")
-    expect(card.locator(".exact-text").first).to_have_text("ls -l")
-    expect(card.locator(".countdown")).to_contain_text("min")
+ANSWER_KEY_ON_ARRIVAL = """() => new MutationObserver(() => {
+  if (document.querySelector(".approval") && !window.arrived) {
+    window.arrived = performance.now();
+    window.dispatchEvent(new KeyboardEvent("keydown", {key: "y"}));
+  }
+}).observe(document.body, {childList: true, subtree: true})"""
+
+
+def test_approval_of_a_command_shows_it_once_and_takes_keys(tab: Tab) -> None:
+    tab.page.evaluate(ANSWER_KEY_ON_ARRIVAL)
+    tab.send(script([["call", "bash", {"command": "echo hello"}]], [["text", "Got: "], ["results"]]))
+    card = tab.page.get_by_role("region", name="Helper wants to run a command")
+    expect(card.locator(".exact-text")).to_have_text("echo hello")
+    assert card.inner_text().count("echo hello") == 1
+    expect(card.locator(".countdown")).to_contain_text("Expires in ")
+    facts = {row.locator("dt").inner_text(): row.locator("dd").inner_text() for row in card.locator("dl > div").all()}
+    sandbox = "no network" if "Sandbox" in facts else "can read and write everything"
+    assert sandbox in facts.get("Sandbox", "") + facts.get("No sandbox", "")
+    assert facts["Folder"].endswith("/reports") and facts["Timeout"].endswith(" s")
+    card.get_by_text("Why am I asked?").click()
+    expect(card).to_contain_text("bash asks before it acts")
     expect(tab.page.locator(".navigation .ant-badge")).to_contain_text("1")
-    card.get_by_role("button", name="Allow once").click()
-    tab.wait_for_answer("It continued.")
+    tab.page.wait_for_function("performance.now() > window.arrived + 600")
+    expect(card).to_be_visible()  # a key that was pressed as the card arrived does not count
+    tab.page.evaluate("window.dispatchEvent(new KeyboardEvent('keydown', {key: 'y', repeat: true}))")
+    expect(card.get_by_role("button", name="Allow once")).to_be_enabled()
+    card.locator("h4").click()
+    tab.page.keyboard.press("y")
+    tab.wait_for_answer('Got: ["hello\\n[exit code 0')
     expect(tab.page.locator(".approval")).to_have_count(0)
     expect(tab.page.locator(".navigation .ant-badge")).to_have_count(0)
+    tab.page.locator(".tool-call > button").click()
+    expect(tab.page.locator(".tool-call-body")).to_contain_text("Allowed by you")
+
+
+def test_approval_of_a_file_shows_a_coloured_diff(tab: Tab, gateway: GatewayProcess) -> None:
+    (gateway.working_directory / "AGENTS.md").write_text("one\nbuy milk now\ntwo\n")
+    change = {"path": "AGENTS.md", "old": "milk", "new": "tea\u200b"}
+    tab.send(script([["call", "file_edit", change]]))
+    card = tab.page.get_by_role("region", name="Helper wants to change AGENTS.md")
+    expect(card).to_contain_text("Changes +1 \u22121")
+    changed = card.locator(".diff tr", has_text="milk")
+    assert changed.locator("td").all_inner_texts() == ["\u2212buy milk now", "+buy teaU+200B now"]
+    assert changed.locator(".word").all_inner_texts() == ["milk "] and card.locator(".diff mark").count() == 1
+    tab.page.set_viewport_size({"width": 390, "height": 780})
+    expect(card.locator(".diff.unified tr")).to_have_count(4)
+    tab.page.set_viewport_size({"width": 1280, "height": 720})
+    card.get_by_role("button", name="Allow once").click()
+    tab.wait_for_answer("Done.")
+    assert (gateway.working_directory / "AGENTS.md").read_text() == "one\nbuy tea\u200b now\ntwo\n"
 
 
 def test_approval_shows_a_preview(tab: Tab) -> None:
     tab.send(script([["call", "write_note", {"note": "tea\u200b"}]]))
-    card = tab.page.get_by_role("region", name="Allow write_note?")
+    card = tab.page.get_by_role("region", name="Helper wants to use write_note")
     expect(card.locator(".preview .exact-text")).to_contain_text("-milk\n+tea")
     assert card.locator(".preview mark").all_text_contents() == ["U+200B"]
     card.get_by_role("button", name="Edit").click()
-    expect(card.locator(".preview")).to_contain_text("Your edited call may differ.")
+    expect(card).to_contain_text("Your edited call may differ.")
     card.get_by_role("button", name="Cancel").click()
     card.get_by_role("button", name="Allow once").click()
     tab.wait_for_answer("Done.")
@@ -85,13 +125,18 @@ def test_approval_shows_a_preview(tab: Tab) -> None:
 
 def test_approval_denied_with_a_reason_reaches_the_model_and_the_timeline(tab: Tab) -> None:
     tab.send(script([["call", "run_command", {"command": "ls -l"}]], [["text", "Got: "], ["results"]]))
-    tab.button("Deny with reason").click()
+    tab.button("Deny…").click()
     tab.page.get_by_label("Reason").fill("not on a Sunday")
     tab.page.get_by_label("Reason").press("Enter")
     tab.wait_for_answer('Got: [{"cancelled":true,"reason":"not on a Sunday"}]')
-    expect(tab.page.locator(".tool-call .status")).to_contain_text("Declined")
+    expect(tab.page.locator(".tool-call .status")).to_contain_text("Denied")
     tab.page.get_by_label("View run timeline").click()
     expect(tab.page.get_by_role("img", name="deny by owner: not on a Sunday")).to_be_visible()
+    tab.open_view("audit")
+    tab.page.locator("tbody tr.ant-table-row").first.click()
+    entry = tab.page.locator(".entry-details")
+    expect(entry).to_contain_text("Denied by you at")
+    expect(entry).to_contain_text("“not on a Sunday”. Helper wanted to run ls -l.")
 
 
 def test_approval_is_allowed_with_edited_arguments_in_the_approvals_view(tab: Tab) -> None:
@@ -104,7 +149,7 @@ def test_approval_is_allowed_with_edited_arguments_in_the_approvals_view(tab: Ta
     expect(tab.button("Allow edited call")).to_be_disabled()
     editor.fill('{"command": "pwd"}')
     tab.button("Allow edited call").click()
-    expect(tab.page.get_by_text("No pending approvals")).to_be_visible()
+    expect(tab.page.get_by_text("Nothing needs your approval.")).to_be_visible()
     tab.page.locator(".session").first.click()
     tab.wait_for_answer("It continued.")
     tab.page.locator(".tool-call > button").click()
@@ -133,7 +178,7 @@ def test_elicitation_form_is_validated_and_submitted(tab: Tab) -> None:
     tab.open_view("approvals")
     form.get_by_label("Size").select_option("l")
     submit.click()
-    expect(tab.page.get_by_text("No pending approvals")).to_be_visible()
+    expect(tab.page.get_by_text("Nothing needs your approval.")).to_be_visible()
     tab.page.locator(".session").first.click()
     tab.wait_for_answer("""Got: ["accept {'size': 'l', 'count': 2}"]""")
 

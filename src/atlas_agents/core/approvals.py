@@ -102,7 +102,8 @@ class Question(msgspec.Struct, frozen=True):
     """An approval request: the tool, its exact arguments and the deadline for an answer.
 
     `preview` describes what the call would change, as the tool itself reports it; `facts` are further values that the
-    approval is bound to. With a `form`, a running tool asks for values, and the arguments are its suggestions.
+    approval is bound to; `rule` is the policy's rule that requires the approval. With a `form`, a running tool asks for
+    values, and the arguments are its suggestions.
     """
 
     title: str
@@ -125,6 +126,7 @@ class Question(msgspec.Struct, frozen=True):
     preview: str = ""
     facts: Any = None
     form: Form | None = None
+    rule: str = ""
 
 
 class Answer(msgspec.Struct, frozen=True):

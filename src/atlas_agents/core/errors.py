@@ -341,13 +341,17 @@ class NotPermitted(ToolFault):
 
 
 class Declined(ToolFault):
-    """A person declined the call, or no person could be asked. The model reads `reason` if the person gave one."""
+    """A person declined the call, or no person could be asked.
+
+    The model reads `reason` if the person gave one. `by` names the person; it is empty if nobody answered.
+    """
 
     kind = "declined"
 
-    def __init__(self, message: str = "", reason: str = "") -> None:
+    def __init__(self, message: str = "", reason: str = "", by: str = "") -> None:
         super().__init__(message)
         self.reason = reason
+        self.by = by
 
 
 class LimitExceeded(ToolFault):

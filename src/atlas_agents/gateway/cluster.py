@@ -163,7 +163,7 @@ def _question(event: wire.ApprovalRequested, session: str) -> Question:
         binding="",
         call_id=event.tool_call_id,
         run_id=event.run_id,
-        agent_id="",
+        agent_id=event.agent_id,
         session=session,
         asked_by="",
         expires_at=event.expires_at / 1000,
@@ -172,8 +172,20 @@ def _question(event: wire.ApprovalRequested, session: str) -> Question:
         options=tuple([ANSWERS[option] for option in event.options]),
         id=event.approval_id,
         preview=event.preview,
+        facts=_facts(event),
+        rule=event.rule,
         form=msgspec.convert(event.form, Form, from_attributes=True) if event.form is not None else None,
     )
+
+
+def _facts(event: wire.ApprovalRequested) -> dict[str, Any]:
+    """Return the facts that the request was classified by, so that clients of this process see the same request."""
+    facts: dict[str, Any] = {"sandbox": event.sandbox} if event.sandbox else {}
+    if event.kind == "file":
+        facts["file"] = event.working_dir
+    elif event.kind == "command":
+        facts["argv"] = []
+    return facts
 
 
 class RemoteRuns:

@@ -183,7 +183,34 @@ def approval_shape(question: Question, session_key: str) -> types.ApprovalShape:
         agent_id=question.agent_id,
         preview=question.preview,
         form=_form(question.form) if question.form is not None else None,
+        kind=_kind(question),
+        sandbox=_sandbox(question),
+        rule=question.rule,
     )
+
+
+def _kind(question: Question) -> types.ApprovalKind:
+    """Classify a request by what the tool declares about the call."""
+    match question:
+        case Question(form=Form()):
+            return "form"
+        case Question(facts={"file": str()}):
+            return "file"
+        case Question(facts={"sandbox": str(), "argv": _}) | Question(arguments={"command": str()}):
+            return "command"
+        case Question(facts={"sandbox": str()}, arguments={"code": str()}):
+            return "code"
+        case _:
+            return "tool"
+
+
+def _sandbox(question: Question) -> str:
+    """Return the name of the sandbox that the approval is bound to; empty if the tool does not declare one."""
+    match question.facts:
+        case {"sandbox": str(name)}:
+            return name
+        case _:
+            return ""
 
 
 def _form(form: Form) -> types.FormShape:

@@ -159,7 +159,7 @@ class Approvals:
         """Ask and return the approval; raises Declined if it is denied, not given in time, or no one can be asked."""
         answer = await self.ask(question, clock, store, on_asked)
         if answer.decision in REFUSALS:
-            raise Declined(f"{question.tool} was not approved{_describe_refusal(answer)}", answer.reason)
+            raise Declined(f"{question.tool} was not approved{_describe_refusal(answer)}", answer.reason, answer.by)
         self._remember(answer, question, granted_binding(question, answer))
         return answer
 

@@ -238,8 +238,8 @@ async def _ask(question: Question, scope: ToolScope) -> Answer:
         answer = await approvals.request_approval(
             question, governance.clock, store, lambda asked: emit(ApprovalAsked(run_id, asked))
         )
-    except Declined:
-        emit(ApprovalAnswered(run_id, question.id, "no"))
+    except Declined as refusal:
+        emit(ApprovalAnswered(run_id, question.id, "no", refusal.by))
         raise
     emit(ApprovalAnswered(run_id, question.id, answer.decision, answer.by))
     return answer
@@ -266,8 +266,12 @@ def _reasons(approved: Approved, scope: ToolScope) -> list[str]:
     """Return why a person is asked. Untrusted content in the session is always named: it may have caused the call."""
     sources = scope.untrusted_sources()
     tainted = approved.tainted or (_describe_sources(sources) if sources else "")
-    rule = approved.verdict.rule if approved.verdict.cell == "ask" else ""
-    return [reason for reason in (tainted, rule) if reason]
+    return [reason for reason in (tainted, _rule(approved)) if reason]
+
+
+def _rule(approved: Approved) -> str:
+    """Return the rule that requires approval; empty if the tool itself requires it."""
+    return approved.verdict.rule if approved.verdict.cell == "ask" else ""
 
 
 def _build_question(approved: Approved, scope: ToolScope, facts: Any) -> Question:
@@ -291,4 +295,5 @@ def _build_question(approved: Approved, scope: ToolScope, facts: Any) -> Questio
         id=question_id(scope.run_id, approved.call.id, bound),
         policy=governance.policy_version,
         facts=facts,
+        rule=_rule(approved),
     )

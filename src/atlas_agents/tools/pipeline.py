@@ -453,6 +453,7 @@ class ToolCallExecution:
             meta["models"] = self._usage
         if isinstance(self._error, Declined):
             meta["declined"] = redactor.text(fault_message(self._error))
+            meta["denied"] = {"by": self._error.by, **self._decline_reason(self._error)}
         if isinstance(decision, Approved) and decision.binding:
             meta |= {"approved_by": decision.approved_by, "approval": decision.binding, "edited": decision.edited}
         agent, name = scope.actor.agent_id, tool.name if tool else redactor.head(self._name, 200)

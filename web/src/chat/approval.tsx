@@ -1,21 +1,23 @@
 // Approval card: shows exactly what a tool call would do, and lets the user allow, edit or deny it.
 
-import { ClockCircleOutlined, SafetyCertificateOutlined } from "@ant-design/icons";
-import { App, Button, Input, Tooltip } from "antd";
-import { memo, type ReactNode, useState } from "react";
+import { ClockCircleOutlined, DownOutlined, SafetyCertificateOutlined } from "@ant-design/icons";
+import { App, Button, Input } from "antd";
+import { memo, type ReactNode, useMemo, useRef, useState } from "react";
+import { CopyButton } from "../components/buttons";
 import { ExactText } from "../components/exact-text";
-import { formatDuration, formatValue, toSentence } from "../state/format";
+import { RouteLink } from "../components/link";
+import { DropdownMenu } from "../components/menu";
+import { type Diff, parseDiff } from "../state/diff";
+import { formatCountdown, formatValue, toSentence } from "../state/format";
 import { useAppState, useClient, useNow } from "../state/hooks";
+import { describeRule } from "../state/rules";
 import type { ApprovalDecision } from "../state/session";
 import { toSafeLine } from "../state/unicode-safety";
-import type { ApprovalShape } from "../wire";
+import type { AgentShape, ApprovalShape } from "../wire";
+import { useApprovalKeys } from "./approval-keys";
+import { DiffTable } from "./diff";
 import { ElicitationForm } from "./elicitation";
-
-const ALLOW_OPTIONS: Record<Exclude<ApprovalDecision, "deny" | "dismiss">, { label: string; hint: string }> = {
-  "allow-once": { label: "Allow once", hint: "Allow only this call" },
-  "allow-session": { label: "Allow for session", hint: "Allow calls with the same arguments in this session" },
-  "allow-always": { label: "Always allow", hint: "Allow calls with the same arguments in every session" },
-};
+import "../styles/approval.css";
 
 type Resolve = (decision: ApprovalDecision, reason?: string, edited?: Record<string, unknown>) => Promise<void>;
 
@@ -28,9 +30,10 @@ export const ApprovalCard = memo(function ApprovalCard({
   source?: ReactNode;
 }) {
   const client = useClient();
-  const { principal, status } = useAppState();
+  const { principal, status, agents } = useAppState();
   const { message: toast } = App.useApp();
   const [busy, setBusy] = useState(false);
+  const card = useRef<HTMLElement>(null);
   const resolve: Resolve = async (decision, reason = "", edited) => {
     setBusy(true);
     try {
@@ -43,13 +46,10 @@ export const ApprovalCard = memo(function ApprovalCard({
   const canApprove = principal?.scopes.includes("approve") ?? false;
   const disabled = busy || !canApprove || status !== "online";
   const { form } = approval;
-  const title = form
-    ? toSafeLine(approval.summary)
-    : isCommand(approval)
-      ? "Allow this command?"
-      : `Allow ${approval.toolName}?`;
+  useApprovalKeys(card, !form && !disabled, (allowed) => void resolve(allowed ? "allow-once" : "deny"));
+  const title = approvalTitle(approval, agents);
   return (
-    <section className="approval" aria-label={title} data-approval={approval.approvalId}>
+    <section ref={card} className="approval" aria-label={title} data-approval={approval.approvalId}>
       <header>
         <SafetyCertificateOutlined aria-hidden />
         <h4>{title}</h4>
@@ -67,13 +67,23 @@ export const ApprovalCard = memo(function ApprovalCard({
       ) : (
         <ToolApproval approval={approval} disabled={disabled} resolve={resolve} />
       )}
-      {!canApprove && <p className="muted">Your token does not have the “approve” scope.</p>}
+      {!canApprove && <p className="muted">You can’t approve actions.</p>}
     </section>
   );
 });
 
-function isCommand(approval: ApprovalShape): boolean {
-  return typeof approval.details.command === "string";
+/** Say who wants to do what. */
+function approvalTitle(
+  { agentId, details, form, kind, summary, toolName }: ApprovalShape,
+  agents: AgentShape[],
+): string {
+  if (form) return toSafeLine(summary);
+  const who = toSafeLine(agents.find(({ id }) => id === agentId)?.name || agentId || "The agent");
+  const [server, tool] = toolName.includes("/") ? toolName.split("/", 2) : [];
+  if (kind === "command") return `${who} wants to run a command`;
+  if (kind === "code") return `${who} wants to run code`;
+  if (kind === "file") return `${who} wants to change ${toSafeLine(String(details.path ?? "a file"))}`;
+  return server ? `${who} wants to use ${tool} from ${server}` : `${who} wants to use ${toolName}`;
 }
 
 interface ToolApprovalProps {
@@ -85,13 +95,16 @@ interface ToolApprovalProps {
 function ToolApproval({ approval, disabled, resolve }: ToolApprovalProps) {
   const [mode, setMode] = useState<"choose" | "deny" | "edit">("choose");
   const cancel = () => setMode("choose");
-  const options = approval.options.filter((option) => option !== "deny" && option !== "dismiss");
+  const subject = approval.kind === "command" ? "command" : "call";
+  const standing = [
+    { key: "allow-session" as const, label: `This exact ${subject} in this chat` },
+    { key: "allow-always" as const, label: `This exact ${subject} always` },
+  ].filter(({ key }) => approval.options?.includes(key));
+  const risk = approval.risk.replace(approval.rule ?? "", "").replace(/; $/, "");
   return (
     <>
-      {approval.risk && <p className="risk">{toSentence(approval.risk)}</p>}
-      {isCommand(approval) && <ExactText text={approval.command} label="Command" />}
-      {approval.preview && <Preview text={approval.preview} outdated={mode === "edit"} />}
-      <Arguments approval={approval} />
+      {risk && <p className="risk">{toSentence(risk)}</p>}
+      <Content approval={approval} outdated={mode === "edit"} />
       {mode === "edit" && (
         <EditArguments
           approval={approval}
@@ -105,26 +118,25 @@ function ToolApproval({ approval, disabled, resolve }: ToolApprovalProps) {
       )}
       {mode === "choose" && (
         <footer>
-          {options.map((option) => (
-            <Tooltip key={option} title={ALLOW_OPTIONS[option].hint}>
-              <Button
-                type={option === "allow-once" ? "primary" : "default"}
-                disabled={disabled}
-                onClick={() => void resolve(option)}
-              >
-                {ALLOW_OPTIONS[option].label}
+          <Button type="primary" disabled={disabled} onClick={() => void resolve("allow-once")}>
+            Allow once <Key name="y" />
+          </Button>
+          {standing.length > 0 && (
+            <DropdownMenu items={standing} onSelect={(key) => void resolve(key as ApprovalDecision)}>
+              <Button disabled={disabled}>
+                Allow… <DownOutlined aria-hidden />
               </Button>
-            </Tooltip>
-          ))}
+            </DropdownMenu>
+          )}
           <Button disabled={disabled} onClick={() => setMode("edit")}>
             Edit
           </Button>
           <span className="spacer" />
-          <Button type="text" disabled={disabled} onClick={() => setMode("deny")}>
-            Deny with reason…
-          </Button>
           <Button danger disabled={disabled} onClick={() => void resolve("deny")}>
-            Deny
+            Deny <Key name="n" />
+          </Button>
+          <Button type="text" disabled={disabled} onClick={() => setMode("deny")}>
+            Deny…
           </Button>
         </footer>
       )}
@@ -132,38 +144,132 @@ function ToolApproval({ approval, disabled, resolve }: ToolApprovalProps) {
   );
 }
 
-function Preview({ text, outdated }: { text: string; outdated: boolean }) {
+const Key = ({ name }: { name: string }) => <kbd aria-hidden>{name}</kbd>;
+
+/** What the call would do, and what confines it. Everything appears once. */
+function Content({ approval, outdated }: { approval: ApprovalShape; outdated: boolean }) {
+  const { kind = "tool", sandbox = "", preview = "", details } = approval;
+  const { diff, limits, body } = useMemo(() => readPreview(preview, sandbox), [preview, sandbox]);
+  const command =
+    kind === "command"
+      ? textOf(details.command) || body || approval.command
+      : kind === "code"
+        ? textOf(details.code)
+        : "";
+  const shown = new Set([
+    ...(command ? [kind === "code" ? "code" : "command"] : []),
+    ...(limits.length ? (["cwd", "timeout", ...(command ? ["argv"] : [])] as const) : []),
+    ...(diff ? ["path", "content", "old", "new"] : []),
+  ]);
+  const rest = Object.entries(details).filter(([name]) => !shown.has(name));
+  const hasFolder = limits.some(({ label }) => label === "Folder");
   return (
-    <div className={outdated ? "preview outdated" : "preview"}>
-      <p className="muted">{outdated ? "Preview of the original call. Your edited call may differ." : "Preview"}</p>
-      <ExactText text={text} label="Preview" />
+    <div className={outdated ? "content outdated" : "content"}>
+      {outdated && preview && <p className="muted">Shows the original call. Your edited call may differ.</p>}
+      {command && (
+        <div className="command">
+          <ExactText text={command} label={kind === "code" ? "Code" : "Command"} />
+          <CopyButton text={command} label={kind === "code" ? "Copy code" : "Copy command"} />
+        </div>
+      )}
+      {diff && <FileChange diff={diff} />}
+      {!diff && !limits.length && preview && (
+        <div className="preview">
+          <p className="muted">Changes</p>
+          <ExactText text={preview} label="Changes" />
+        </div>
+      )}
+      <dl>
+        {limits.map(({ label, text }, index) => (
+          <Fact key={index} label={label} warning={label === "No sandbox"}>
+            {text}
+          </Fact>
+        ))}
+        {command && !sandbox && <Fact label="Sandbox">This tool doesn’t say what confines it.</Fact>}
+        {approval.workingDir && !hasFolder && !diff && <Fact label="Folder">{approval.workingDir}</Fact>}
+        {rest.map(([name, value]) => (
+          <div key={name}>
+            <dt className="mono">{toSafeLine(name)}</dt>
+            <dd>
+              <ExactText text={formatValue(value)} label={name} />
+            </dd>
+          </div>
+        ))}
+      </dl>
+      {approval.toolName.includes("/") && <p className="muted">Text from this server is not verified.</p>}
+      <Why approval={approval} />
+      {diff && (
+        <details className="why">
+          <summary>All arguments</summary>
+          <ExactText text={formatValue(details)} label="All arguments" />
+        </details>
+      )}
     </div>
   );
 }
 
-function Arguments({ approval }: { approval: ApprovalShape }) {
-  const shown = Object.entries(approval.details).filter(([name]) => !(isCommand(approval) && name === "command"));
+function Fact({ label, warning = false, children }: { label: string; warning?: boolean; children: string }) {
   return (
-    <dl>
-      {shown.map(([name, value]) => (
-        <div key={name}>
-          <dt>{name}</dt>
-          <dd>
-            <ExactText text={formatValue(value)} label={name} />
-          </dd>
-        </div>
-      ))}
-      {approval.workingDir && (
-        <div>
-          <dt className="working-directory">Working directory</dt>
-          <dd>
-            <ExactText text={approval.workingDir} label="Working directory" />
-          </dd>
-        </div>
-      )}
-    </dl>
+    <div>
+      <dt>{label}</dt>
+      <dd className={warning ? "fact warning" : "fact"}>{toSafeLine(children, 2000)}</dd>
+    </div>
   );
 }
+
+function FileChange({ diff }: { diff: Diff }) {
+  return (
+    <div className="preview">
+      {diff.notes.filter(Boolean).map((note) => (
+        <p key={note} className="risk">
+          {toSafeLine(note, 400)}
+        </p>
+      ))}
+      <p className="muted">
+        Changes <span className="added">+{diff.added}</span> <span className="removed">−{diff.removed}</span>
+      </p>
+      <DiffTable diff={diff} />
+    </div>
+  );
+}
+
+function Why({ approval: { rule, toolName } }: { approval: ApprovalShape }) {
+  return (
+    <details className="why">
+      <summary>Why am I asked?</summary>
+      {rule ? (
+        <p>
+          Rule: {toSafeLine(describeRule(rule))}.{" "}
+          <RouteLink to={{ view: "agents", id: "" }}>View permissions</RouteLink>
+        </p>
+      ) : (
+        <p>{toSafeLine(toolName)} asks before it acts.</p>
+      )}
+    </details>
+  );
+}
+
+interface Preview {
+  diff?: Diff;
+  /** What confines the call, as the tool reports it. */
+  limits: { label: string; text: string }[];
+  /** The command or the code that follows the limits. */
+  body: string;
+}
+
+/** Split a preview. If the call is bound to a sandbox, its first lines describe that sandbox and the limits. */
+function readPreview(preview: string, sandbox: string): Preview {
+  if (!sandbox) return { diff: parseDiff(preview), limits: [], body: "" };
+  const end = preview.indexOf("\n\n");
+  const lines = (end < 0 ? preview : preview.slice(0, end)).split("\n");
+  const limits = lines.map((line) => {
+    const [label = "", ...text] = line.split(": ");
+    return { label, text: text.join(": ") };
+  });
+  return { limits, body: end < 0 ? "" : preview.slice(end + 2) };
+}
+
+const textOf = (value: unknown): string => (typeof value === "string" ? value : "");
 
 interface EditArgumentsProps {
   approval: ApprovalShape;
@@ -221,7 +327,7 @@ function DenyWithReason({ disabled, onSubmit, onCancel }: DenyProps) {
     <div className="editor">
       <Input
         aria-label="Reason"
-        placeholder="Reason (sent to the agent and recorded)"
+        placeholder="Reason (optional, the agent will see it)"
         value={reason}
         maxLength={500}
         onChange={(event) => setReason(event.target.value)}
@@ -245,7 +351,7 @@ function Countdown({ expiresAt }: { expiresAt: number }) {
   return (
     <span className={remaining < EXPIRES_SOON_MS ? "countdown soon" : "countdown"}>
       <ClockCircleOutlined aria-hidden />{" "}
-      {remaining > 0 ? `Expires in ${formatDuration(Math.ceil(remaining / 1000) * 1000)}` : "Expired"}
+      {remaining > 0 ? `Expires in ${formatCountdown(remaining)}` : "Expired without an answer. The agent was told no."}
     </span>
   );
 }

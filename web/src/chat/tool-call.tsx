@@ -11,8 +11,10 @@ import {
 import { memo, type ReactNode, useLayoutEffect, useMemo, useRef, useState } from "react";
 import { CopyButton } from "../components/buttons";
 import { ReadText } from "../components/exact-text";
+import { RouteLink } from "../components/link";
 import type { ToolCallView } from "../state/conversation";
 import { formatDuration, formatIdentifier, formatValue, summarizeArguments } from "../state/format";
+import { useAppState } from "../state/hooks";
 import { extractImages } from "../state/images";
 import type { ToolCallStatus } from "../state/session";
 import { lastLines, type OutputBuffer } from "../state/tool-output";
@@ -33,9 +35,25 @@ const ERROR_LABELS: Record<string, string> = {
   bad_arguments: "Invalid arguments",
   timeout: "Timed out",
   limited: "Limit exceeded",
+  declined: "Denied",
 };
 
 const DECISION_LABELS: Record<string, string> = { deny: "Denied", dismiss: "Dismissed" };
+
+/** Who decided about the call, and why. */
+function Decided({ call }: { call: ToolCallView }) {
+  const { principal } = useAppState();
+  const who = call.by && (call.by === principal?.id ? "you" : toSafeLine(call.by));
+  const { reason } = (call.result ?? {}) as { reason?: unknown };
+  return (
+    <p className="muted">
+      {DECISION_LABELS[call.decision ?? ""] ?? "Allowed"}
+      {who && ` by ${who}`}
+      {call.decision === "deny" && typeof reason === "string" && `: “${toSafeLine(reason, 500)}”`} ·{" "}
+      <RouteLink to={{ view: "audit", id: "" }}>View in audit log</RouteLink>
+    </p>
+  );
+}
 
 export const ToolCallCard = memo(function ToolCallCard({ call }: { call: ToolCallView }) {
   const [expanded, setExpanded] = useState(false);
@@ -72,12 +90,7 @@ export const ToolCallCard = memo(function ToolCallCard({ call }: { call: ToolCal
           {call.result !== undefined && (
             <Section label={call.status === "ok" ? "Result" : "Error"} text={formatValue(rest)} />
           )}
-          {call.decision && (
-            <p className="muted">
-              {DECISION_LABELS[call.decision] ?? "Approved"}
-              {call.by ? ` by ${call.by}` : ""}
-            </p>
-          )}
+          {call.decision && <Decided call={call} />}
         </div>
       )}
       {call.approval && <ApprovalCard approval={call.approval} />}

@@ -1,10 +1,10 @@
 // Root component: theme, login, and the client that the rest of the page uses.
 
 import { App as AntApp, ConfigProvider } from "antd";
-import { useEffect, useMemo, useState, useSyncExternalStore } from "react";
+import { useEffect, useMemo, useState } from "react";
 import { clearToken, loadToken, requestTokenFromTabs, saveToken, shareToken } from "../net/token";
 import { AtlasClient } from "../state/client";
-import { ClientContext } from "../state/hooks";
+import { ClientContext, useMediaQuery } from "../state/hooks";
 import { usePreferences } from "../state/preferences";
 import { themeConfig } from "../theme";
 import { Layout } from "./layout";
@@ -84,16 +84,5 @@ function AuthenticatedApp() {
     <ClientContext value={client}>
       <Layout onSignOut={signOut} />
     </ClientContext>
-  );
-}
-
-function useMediaQuery(query: string): boolean {
-  return useSyncExternalStore(
-    (listener) => {
-      const media = matchMedia(query);
-      media.addEventListener("change", listener);
-      return () => media.removeEventListener("change", listener);
-    },
-    () => matchMedia(query).matches,
   );
 }

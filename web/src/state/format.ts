@@ -33,6 +33,12 @@ export function formatDuration(milliseconds: number): string {
     : `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
+/** Format the time that is left as minutes and seconds. */
+export function formatCountdown(milliseconds: number): string {
+  const seconds = Math.max(0, Math.ceil(milliseconds / 1000));
+  return `${Math.floor(seconds / 60)}:${String(seconds % 60).padStart(2, "0")}`;
+}
+
 /** Format a time relative to now, in whole seconds, minutes, hours or days. */
 export function formatRelativeTime(at: number, now: number): string {
   const distance = Math.abs(at - now);

@@ -86,3 +86,15 @@ export function useNow(intervalMs: number): number {
   }, [intervalMs]);
   return now;
 }
+
+/** Return whether a media query matches, now and whenever that changes. */
+export function useMediaQuery(query: string): boolean {
+  return useSyncExternalStore(
+    (listener) => {
+      const media = matchMedia(query);
+      media.addEventListener("change", listener);
+      return () => media.removeEventListener("change", listener);
+    },
+    () => matchMedia(query).matches,
+  );
+}

@@ -23,12 +23,15 @@ export interface TextPiece {
   unsafe: boolean;
 }
 
-/** Split a text that a decision is based on at every unsafe sequence, and replace each with a description. */
-export function splitUnsafeText(text: string): TextPiece[] {
+/**
+ * Split a text that a decision is based on at every unsafe sequence, and replace each with a description. With `latin`,
+ * the text stands among Latin letters, so that look-alike letters count even if it has no Latin ones itself.
+ */
+export function splitUnsafeText(text: string, latin = /[a-z]/i.test(text)): TextPiece[] {
   return split(text, [
     [LONG_WHITESPACE, describeWhitespace],
     [HIDDEN, codePoint],
-    ...(/[a-z]/i.test(text) ? [[LOOKALIKES, describeLetter] satisfies Unsafe] : []),
+    ...(latin ? [[LOOKALIKES, describeLetter] satisfies Unsafe] : []),
   ]);
 }
 

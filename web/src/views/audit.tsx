@@ -5,8 +5,18 @@ import { Alert, Button, Select, Space, Table, Tag } from "antd";
 import { useEffect, useState } from "react";
 import { ExactText } from "../components/exact-text";
 import { RouteLink } from "../components/link";
-import { formatDateTime, formatDuration, formatIdentifier, formatValue, summarizeArguments } from "../state/format";
+import {
+  formatDateTime,
+  formatDuration,
+  formatIdentifier,
+  formatTime,
+  formatValue,
+  summarizeArguments,
+  toSentence,
+} from "../state/format";
 import { useAppState, useClient, useQuery } from "../state/hooks";
+import { describeRule } from "../state/rules";
+import { toSafeLine } from "../state/unicode-safety";
 import type { AuditShape } from "../wire";
 import { ACTIVITY_TABS, EmptyState, View } from "./view";
 
@@ -28,6 +38,8 @@ interface AuditEntry {
     rule?: string;
     verdict?: string;
     approved_by?: string;
+    declined?: string;
+    denied?: { by: string; reason?: string };
     user?: string;
   };
 }
@@ -35,7 +47,7 @@ interface AuditEntry {
 const entryOf = (row: AuditShape): AuditEntry => row.entry as unknown as AuditEntry;
 
 const LEVELS: { value: Level; label: string; color: string }[] = [
-  { value: "info", label: "Succeeded", color: "success" },
+  { value: "info", label: "Done", color: "success" },
   { value: "warn", label: "Rejected", color: "warning" },
   { value: "error", label: "Failed", color: "error" },
 ];
@@ -154,21 +166,63 @@ const COLUMNS = [
   },
 ];
 
+/** The outcome in one word: a person said no, a rule did, or the call itself succeeded or failed. */
+function outcomeOf({ success, meta }: AuditEntry): { label: string; color: string } {
+  if (success) return { label: "Done", color: "success" };
+  if (meta.error === "declined") return { label: meta.denied?.by ? "Denied" : "Not approved", color: "warning" };
+  if (meta.error === "not_permitted") return { label: "Blocked by rule", color: "warning" };
+  return { label: formatIdentifier(meta.error ?? "failed"), color: "error" };
+}
+
 function OutcomeTag({ entry }: { entry: AuditEntry }) {
-  const color = LEVELS.find(({ value }) => value === entry.level)?.color;
-  return <Tag color={color}>{entry.success ? "Succeeded" : formatIdentifier(entry.meta.error ?? "failed")}</Tag>;
+  const { label, color } = outcomeOf(entry);
+  return <Tag color={color}>{label}</Tag>;
+}
+
+/** Say who decided about a call, when and why. */
+function Decision({ entry }: { entry: AuditEntry }) {
+  const { principal, agents } = useAppState();
+  const { meta, timestamp, actorExternalId, entityId } = entry;
+  const person = (id: string) => (id === principal?.id ? "you" : toSafeLine(id));
+  const agent = agents.find(({ id }) => id === actorExternalId)?.name || actorExternalId;
+  const command = meta.arguments?.command;
+  const wanted =
+    typeof command === "string" ? (
+      <>
+        wanted to run <code>{toSafeLine(command)}</code>
+      </>
+    ) : (
+      <>
+        wanted to use <code>{entityId}</code>
+      </>
+    );
+  const rule = meta.rule ? `Rule: ${toSafeLine(describeRule(meta.rule))}.` : "";
+  if (meta.error === "declined" || meta.error === "not_permitted")
+    return (
+      <p>
+        <strong>{outcomeOf(entry).label}</strong>
+        {meta.denied?.by && ` by ${person(meta.denied.by)}`} at {formatTime(timestamp)}
+        {meta.denied?.reason && `: “${toSafeLine(meta.denied.reason, 500)}”`}. {toSafeLine(agent)} {wanted}.{" "}
+        {!meta.denied?.by && meta.declined && `${toSentence(toSafeLine(meta.declined, 500))}. `}
+        {rule}
+      </p>
+    );
+  return (
+    <p>
+      <strong>{outcomeOf(entry).label}</strong>
+      {meta.approved_by !== undefined &&
+        ` · Allowed by ${meta.approved_by ? person(meta.approved_by) : "an unnamed person"}`}
+      {rule && ` · ${rule}`}
+    </p>
+  );
 }
 
 function EntryDetails({ row }: { row: AuditShape }) {
-  const { meta, message } = entryOf(row);
-  const notes = [
-    message,
-    ...(meta.rule ? [`Rule: ${meta.rule}`] : []),
-    ...(meta.approved_by ? [`Approved by ${meta.approved_by}`] : []),
-  ];
+  const entry = entryOf(row);
+  const { meta } = entry;
   return (
     <div className="stack entry-details">
-      <p>{notes.join(" · ")}</p>
+      <Decision entry={entry} />
       <ExactText text={formatValue(meta.arguments ?? {})} label="Arguments" />
       {meta.result !== undefined && <ExactText text={formatValue(meta.result)} label="Result" />}
       <p className="muted">
@@ -196,12 +250,14 @@ function VerifyButton() {
   return (
     <Space wrap>
       {state.error && <Tag color="error">{state.error}</Tag>}
-      {state.broken !== undefined && <Tag color="error">The chain is broken at entry {state.broken}</Tag>}
+      {state.broken !== undefined && <Tag color="error">Entry {state.broken} was changed or removed.</Tag>}
       {state.rows !== undefined && state.broken === undefined && (
-        <Tag color="success">{state.rows === 1 ? "1 entry verified" : `All ${state.rows} entries verified`}</Tag>
+        <Tag color="success">
+          {state.rows === 1 ? "Verified: 1 entry, unbroken." : `Verified: ${state.rows} entries, unbroken.`}
+        </Tag>
       )}
       <Button icon={<SafetyOutlined aria-hidden />} disabled={state.busy} onClick={verify}>
-        Verify hash chain
+        Verify log
       </Button>
     </Space>
   );

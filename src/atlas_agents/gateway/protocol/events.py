@@ -136,6 +136,10 @@ class ApprovalRequested(types.WireStruct, frozen=True):
     expires_at: int
     preview: str = ""
     form: types.FormShape | None = None
+    agent_id: str = ""
+    kind: types.ApprovalKind = "tool"
+    sandbox: str = ""
+    rule: str = ""
 
 
 class ApprovalResolved(types.WireStruct, frozen=True):

@@ -7,6 +7,7 @@ import msgspec
 Scope: TypeAlias = Literal["read", "write", "approve", "admin"]
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 Decision: TypeAlias = Literal["allow-once", "allow-session", "allow-always", "deny", "dismiss"]
+ApprovalKind: TypeAlias = Literal["command", "code", "file", "form", "tool"]
 RunState: TypeAlias = Literal["queued", "running", "waiting", "done", "failed", "cancelled"]
 
 
@@ -183,7 +184,10 @@ class FormShape(WireStruct, frozen=True):
 class ApprovalShape(WireStruct, frozen=True):
     """A request for approval of exactly these arguments. `preview` shows what would change, if the tool supports it.
 
-    With a `form`, it requests input instead, and the arguments are suggested values.
+    With a `form`, it requests input instead, and the arguments are suggested values. `sandbox` names what confines the
+    call ("none" if nothing does; empty if the tool does not declare it): then the lines of the preview up to the first
+    empty one describe the sandbox and the limits, and the command or the code follows. `rule` is the rule of the policy
+    that requires the approval.
     """
 
     approval_id: str
@@ -201,6 +205,9 @@ class ApprovalShape(WireStruct, frozen=True):
     agent_id: str = ""
     preview: str = ""
     form: FormShape | None = None
+    kind: ApprovalKind = "tool"
+    sandbox: str = ""
+    rule: str = ""
 
 
 class AgentShape(WireStruct, frozen=True):
