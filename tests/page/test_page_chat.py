@@ -80,7 +80,7 @@ def test_approval_of_a_command_shows_it_once_and_takes_keys(tab: Tab) -> None:
     assert facts["Folder"].endswith("/reports") and facts["Timeout"].endswith(" s")
     card.get_by_text("Why am I asked?").click()
     expect(card).to_contain_text("bash asks before it acts")
-    expect(tab.page.locator(".navigation .ant-badge")).to_contain_text("1")
+    expect(tab.page.locator(".navigation .count")).to_contain_text("1")
     tab.page.wait_for_function("performance.now() > window.arrived + 600")
     expect(card).to_be_visible()  # a key that was pressed as the card arrived does not count
     tab.page.evaluate("window.dispatchEvent(new KeyboardEvent('keydown', {key: 'y', repeat: true}))")
@@ -89,7 +89,7 @@ def test_approval_of_a_command_shows_it_once_and_takes_keys(tab: Tab) -> None:
     tab.page.keyboard.press("y")
     tab.wait_for_answer('Got: ["hello\\n[exit code 0')
     expect(tab.page.locator(".approval")).to_have_count(0)
-    expect(tab.page.locator(".navigation .ant-badge")).to_have_count(0)
+    expect(tab.page.locator(".navigation .count")).to_have_count(0)
     tab.page.locator(".tool-call > button").click()
     expect(tab.page.locator(".tool-call-body")).to_contain_text("Allowed by you")
 

@@ -19,6 +19,8 @@ const SHORTCUTS: Shortcut[] = [
   { keys: ["Esc"], action: "Stop the answer, or close the top layer" },
   { keys: [COMMAND, "K"], action: "Search chats" },
   { keys: [COMMAND, "Shift", "O"], action: "New chat" },
+  { keys: ["Y"], action: "Allow an approval once", single: true },
+  { keys: ["N"], action: "Deny an approval", single: true },
   { keys: ["?"], action: "Show keyboard shortcuts", single: true },
 ];
 
