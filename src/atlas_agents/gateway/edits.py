@@ -228,7 +228,7 @@ def _read_agreed(edit: FileEdit) -> bytes:
     except OSError as error:
         raise ConfigError(f"cannot read {edit.path}: {error.strerror}") from error
     if edit.trust is not None and content and edit.trust.read(edit.path, content) != content:
-        raise ConfigError(f"an agent changed {edit.path.name}, and nobody has agreed to that yet; run: atlas trust")
+        raise ConfigError(f"an agent changed {edit.path.name}, and this waits for your agreement; run: atlas trust")
     try:
         content.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 
@@ -352,6 +352,168 @@ def _parse_spec(section: _Section, file: str) -> AgentSpec:
     except ConfigError as error:
         raise _error_at(file, section.line, f"## {section.id}", str(error)) from error
     return spec
+
+
+_FORM_KEYS = ("name", "description", "model", "effort", "tools", "role", "hands off to")
+"""The keys that `put_agent` writes, in the order of a new section."""
+
+
+def _format_value(key: str, spec: AgentSpec) -> str:
+    """Return the text of a key in a section; empty if the line is not needed."""
+    match key:
+        case "tools":
+            return "" if spec.tools == (_ALL,) else ", ".join(spec.tools) or _NONE
+        case "model":
+            return ", ".join(spec.models)
+        case "hands off to":
+            return ", ".join(spec.hands_off_to)
+        case "effort":
+            return "" if spec.effort is None else str(spec.effort)
+        case _:
+            return getattr(spec, key)
+
+
+class AgentsText:
+    """The text of an `AGENTS.md` with one section per agent, for edits that keep everything else byte for byte."""
+
+    def __init__(self, content: bytes, file: str = "AGENTS.md") -> None:
+        text = content.decode("utf-8")
+        self._mark, text = ("\ufeff", text[1:]) if text.startswith("\ufeff") else ("", text)
+        self._file = file
+        self._lines = text.split("\n")
+        self._end = "\r" if "\r\n" in text else ""
+        self.specs = parse_agents(text, file)
+        found = list(_sections(text, file))
+        ends = [*[section.line - 1 for section in found[1:]], len(self._lines)]
+        self._spans = {
+            section.id: (section.line - 1, self._trim(end)) for section, end in zip(found, ends, strict=False)
+        }
+
+    def _trim(self, end: int) -> int:
+        """Return the end of a section without the blank lines after it."""
+        while end and not self._lines[end - 1].strip():
+            end -= 1
+        return end
+
+    def spec(self, id: str) -> AgentSpec | None:
+        return next((spec for spec in self.specs if spec.id == id), None)
+
+    def section(self, id: str) -> bytes | None:
+        """Return the section of an agent without the blank lines after it; None if there is none."""
+        span = self._spans.get(id)
+        return "\n".join(self._lines[slice(*span)]).encode() if span is not None else None
+
+    def put(self, spec: AgentSpec) -> bytes:
+        """Return the file with this agent. Of an existing section, only lines that change are written anew.
+
+        Only the keys of a form are written: name, description, models, effort, tools, role, hand-offs and the prompt.
+        """
+        for key in ("name", "description"):
+            if len(getattr(spec, key).splitlines()) > 1:
+                raise ConfigError(f"{key} of agent {spec.id!r}: expected a single line")
+        if not is_plain_name(spec.id):
+            raise ConfigError(f"invalid agent id {spec.id[:80]!r}: expected 1 to 64 letters, digits, _ or -")
+        span, old = self._spans.get(spec.id), self.spec(spec.id)
+        if span is None or old is None:
+            content = self._append(self._new_section(spec))
+        else:
+            content = self._replace(span, self._changed_section(self._lines[slice(*span)], old, spec))
+        self._require_written(spec, content)
+        return content
+
+    def remove(self, id: str) -> bytes:
+        """Return the file without an agent, and without the hand-offs to it."""
+        start, _ = self._spans[id]
+        if after := [begin for begin, _ in self._spans.values() if begin > start]:
+            content = self._replace((start, min(after)), [])
+        else:
+            content = self._join([*self._lines[: self._trim(start)], ""])
+        without = AgentsText(content, self._file)
+        for spec in without.specs:
+            if id in spec.hands_off_to:
+                kept = tuple(each for each in spec.hands_off_to if each != id)
+                without = AgentsText(without.put(msgspec.structs.replace(spec, hands_off_to=kept)), self._file)
+        return without._join(without._lines)
+
+    def _join(self, lines: list[str]) -> bytes:
+        return (self._mark + "\n".join(lines)).encode()
+
+    def _replace(self, span: tuple[int, int], lines: list[str]) -> bytes:
+        return self._join([*self._lines[: span[0]], *lines, *self._lines[span[1] :]])
+
+    def _append(self, section: list[str]) -> bytes:
+        lines = list(self._lines)
+        if lines[-1]:  # no line break at the end of the file
+            lines[-1] += self._end
+            lines.append("")
+        if len(lines) > 1 and lines[-2].strip():
+            lines[-1:] = [self._end, ""]
+        return self._join([*lines[:-1], *section, ""])
+
+    def _new_section(self, spec: AgentSpec) -> list[str]:
+        keys = [(key, _format_value(key, spec)) for key in _FORM_KEYS]
+        if not any(value for _, value in keys):
+            keys = [("tools", _ALL)]
+        lines = [f"## {spec.id}", "", *(f"{key.capitalize()}: {value}" for key, value in keys if value)]
+        return [line + self._end for line in (*lines, *_prompt_lines(spec))]
+
+    def _changed_section(self, lines: list[str], old: AgentSpec, new: AgentSpec) -> list[str]:
+        """Return the lines of a section, with those that differ between the two replaced, added or removed."""
+        keys: dict[str, int] = {}
+        prompt = len(lines)
+        for index, line in enumerate(lines[1:], 1):
+            if line.strip():
+                key = SectionLine.parse(line, index, self._file).key.casefold()
+                if key == _PROMPT:
+                    prompt = index
+                    break
+                keys[key] = index
+        head, tail = lines[:prompt], lines[prompt:]
+        if old.prompt.strip() != new.prompt.strip():
+            blank = [self._end] if prompt == len(lines) and new.prompt.strip() else []
+            tail = [*blank, *(line + self._end for line in _prompt_lines(new))]
+        last = max(keys.values(), default=1 if len(head) > 1 and not head[1].strip() else 0)
+        added: list[str] = []
+        removed: set[int] = set()
+        for key in _FORM_KEYS:
+            value = _format_value(key, new)
+            if value == _format_value(key, old):
+                continue
+            if key not in keys:
+                added.append(f"{key.capitalize()}: {value}{self._end}")
+            elif value:
+                written, end = head[keys[key]].partition(":")[0], "\r" if head[keys[key]].endswith("\r") else ""
+                head[keys[key]] = f"{written}: {value}{end}"
+            else:
+                removed.add(keys[key])
+        head = (
+            [line for index, line in enumerate([*head[: last + 1]]) if index not in removed] + added + head[last + 1 :]
+        )
+        if not any(line.strip() for line in (*head[1:], *tail)):
+            head.append(f"Tools: {_ALL}{self._end}")
+        return [*head, *tail]
+
+    def _require_written(self, spec: AgentSpec, content: bytes) -> None:
+        """Raise ConfigError unless the agents of the content are those of this file and the given one."""
+        before, after = (
+            {each.id: msgspec.structs.replace(each, where="") for each in specs}
+            for specs in (self.specs, AgentsText(content, self._file).specs)
+        )
+        expected = before | {spec.id: msgspec.structs.replace(after.get(spec.id, spec), **_form_values(spec))}
+        if after != expected:
+            advice = "a line that starts with ## begins another agent; write ### in its instructions"
+            raise ConfigError(f"agent {spec.id!r} cannot be written to {Path(self._file).name}: {advice}")
+
+
+def _prompt_lines(spec: AgentSpec) -> list[str]:
+    prompt = spec.prompt.strip()
+    return ["Prompt:", *(line.rstrip("\r") for line in prompt.split("\n"))] if prompt else []
+
+
+def _form_values(spec: AgentSpec) -> dict[str, Any]:
+    fields = ("name", "description", "models", "effort", "tools", "role", "hands_off_to")
+    prompt = "\n".join(line.rstrip("\r") for line in spec.prompt.strip().split("\n"))
+    return {**{field: getattr(spec, field) for field in fields}, "prompt": prompt}
 
 
 _DEFAULT_AGENT = AgentSpec("assistant")
