@@ -1,5 +1,6 @@
 """Edits through the gateway: versions, conflicts, dry runs, atomic writes, audit rows and notifications."""
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ def edit_first_line(path: Path, line: str, expected: str | None, **options: Any)
         section=first_line,
         change=change,
         check=check,
+        apply=lambda: asyncio.sleep(0),
         value=lambda content: {"text": content.split(b"\n")[0].decode()},
         expected_version=expected,
         **options,

@@ -12,6 +12,7 @@ from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.atlas import Atlas
 from atlas_agents.app.tools import add_mcp_tools, default_policy
 from atlas_agents.config.settings import Settings
+from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import AtlasError, ConfigError
 from atlas_agents.core.messages import Message, approximate_tokens
 from atlas_agents.core.paths import Environment
@@ -22,7 +23,7 @@ from atlas_agents.providers.registry import Model, Registry, parse_model_ref
 from atlas_agents.providers.settings import Effort
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.tools.tool import Tool
-from atlas_agents.workspace.build import LOCAL_MODEL, build_agents
+from atlas_agents.workspace.build import LOCAL_MODEL, BuiltAgents, build_agents
 from atlas_agents.workspace.workspace import Workspace, WorkspaceState
 
 if TYPE_CHECKING:
@@ -60,6 +61,8 @@ class AgentLoader:
         self._recall = recall
         self._tool_search = tool_search
         self.notices: dict[str, str] = {}
+        self.without_key: frozenset[str] = frozenset()
+        """Agents whose own model has no API key."""
         self.local_error: str | None = None
         self.local: tuple[str, ...] = ()
         """Local models that agents use."""
@@ -68,16 +71,20 @@ class AgentLoader:
         """Set the model of agents without one of their own, and how much it reasons, for the next build."""
         self._default, self._effort = model, effort
 
+    @property
+    def default_model(self) -> str:
+        """The model for agents that name none: of the settings, or `ATLAS_MODEL`; empty if none is set."""
+        return (self._default or self._registry.default_model or "").strip()
+
     def set_tools(self, tools: Iterable[Tool]) -> None:
         """Set the tools for the next build."""
         self._tools = list(tools)
 
     def agents(self, state: WorkspaceState | None = None) -> tuple[Agent, ...]:
         """Build all agents; ConfigError if any is invalid."""
-        state = self._with_effort(state or self._workspace.state)
-        tools = self._tools if self._prepare is None else [self._prepare(tool) for tool in self._tools]
-        built = build_agents(state, tools, self._registry, self._default, self._fallback, self._tool_search)
+        built = self.build(state or self._workspace.state, quiet=False)
         self.notices, self.local = built.notices, tuple(ref for ref in built.refs if _is_local(ref))
+        self.without_key = built.without_key
         return built.agents
 
     def _with_effort(self, state: WorkspaceState) -> WorkspaceState:
@@ -91,6 +98,12 @@ class AgentLoader:
             for spec in state.agents
         ]
         return msgspec.structs.replace(state, agents=tuple(specs))
+
+    def build(self, state: WorkspaceState, *, quiet: bool = True) -> BuiltAgents:
+        """Build the agents of a state without using them; ConfigError if any is invalid."""
+        state = self._with_effort(state)
+        tools = self._tools if self._prepare is None else [self._prepare(tool) for tool in self._tools]
+        return build_agents(state, tools, self._registry, self._default, self._fallback, self._tool_search, quiet=quiet)
 
     def recalls(self, agent_id: str) -> bool:
         """Return whether memories are recalled before an agent's turns: its own setting, else the global one."""
@@ -131,6 +144,51 @@ class AgentLoader:
             except AtlasError as error:
                 return str(error)
         return None
+
+
+class WorkspaceEditor:
+    """Edits of the workspace's agents for a gateway. `close` ends drafts that are being tried."""
+
+    def __init__(
+        self, settings: Settings, workspace: Workspace, loader: AgentLoader, atlas: Atlas, tools: ToolRegistry
+    ) -> None:
+        self.path = workspace.path / "AGENTS.md"
+        self.trust = workspace.trust
+        self.tools = tools
+        self._workspace = workspace
+        self._loader = loader
+        self._atlas = atlas
+        self._drafts = Atlas(
+            limits=settings.limits,
+            audit=atlas.audit,
+            tenant=atlas.tenant,
+            registry=atlas.registry,
+            history=settings.history,
+        )
+        self._drafts.keep_secret(*settings.secrets)
+
+    @property
+    def chosen_model(self) -> str:
+        """The model that a person chose for agents that name none; empty if there is none."""
+        return self._loader.default_model
+
+    def preview(self, content: bytes) -> tuple[WorkspaceState, BuiltAgents]:
+        """Build the agents of this content of the file; ConfigError if it is invalid."""
+        state = self._workspace.preview(content)
+        return state, self._loader.build(state)
+
+    async def reload(self) -> None:
+        """Use the file as it is now for new turns, without waiting until the watch notices it."""
+        state = await run_in_thread(self._workspace.load)
+        self._atlas.set_agents(self._loader.agents(state))
+
+    def open_draft(self, agent: Agent) -> Atlas:
+        """Return an Atlas in memory that has this agent only. Its tool calls are audited like all others."""
+        self._drafts.policy = self._atlas.policy
+        return self._drafts.set_agents([agent])
+
+    async def close(self) -> None:
+        await self._drafts.close()
 
 
 def _is_local(ref: str) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from atlas_agents.app.agents import describe_servers
+from atlas_agents.app.agents import WorkspaceEditor, describe_servers
 from atlas_agents.app.app import ModelProgress, Runtime, open_runtime
 from atlas_agents.app.home_lock import RunningGateway, publish_address
 from atlas_agents.builtin_tools.telegram_api import BotApi
@@ -176,18 +176,24 @@ async def _gateway(
         settings, environment=environment, on_progress=on_progress, fetch=not idle, runs_turns=not idle
     ) as runtime:
         membership = runtime.cluster.membership if runtime.cluster is not None else None
+        editor = WorkspaceEditor(settings, runtime.workspace, runtime.agent_loader, runtime.atlas, runtime.tools)
         services = GatewayServices(
             knowledge_base=runtime.knowledge,
             settings={each.key: each.value for each in settings.explain()},
             mcp_servers=lambda: describe_servers(runtime.servers),
             model_notice=lambda agent_id: "; ".join(_notices(runtime, agent_id)),
+            agent_editor=editor,
+            needs_key=lambda agent_id: agent_id in runtime.agent_loader.without_key,
             prompts=lambda: read_prompts(settings.workspace, runtime.workspace.trust),
             resources=DocumentResources(runtime.atlas, runtime.knowledge),
             setup=runtime.setup,
         )
         gateway = Gateway(runtime.atlas, _gateway_settings(settings), membership=membership, services=services)
         runtime.setup.feed.listeners.add(gateway.hub.broadcast)
-        yield ServedGateway(runtime, gateway)
+        try:
+            yield ServedGateway(runtime, gateway)
+        finally:
+            await editor.close()
 
 
 def _notices(runtime: Runtime, agent_id: str) -> list[str]:

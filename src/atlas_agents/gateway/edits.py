@@ -10,10 +10,11 @@ import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
+from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.atlas import Atlas
 from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import ConfigError
@@ -25,6 +26,9 @@ from atlas_agents.gateway.protocol.events import ResourceUpdated
 from atlas_agents.gateway.protocol.frames import ProtocolError
 from atlas_agents.gateway.protocol.types import CurrentValue, EditStamp, Scope
 from atlas_agents.tools.audit import AuditEntry
+from atlas_agents.tools.registry import ToolRegistry
+from atlas_agents.workspace.build import BuiltAgents
+from atlas_agents.workspace.workspace import WorkspaceState
 
 _MAX_AUDITED_DIFF = 4_000
 _DEFAULT_MODE = 0o644
@@ -58,7 +62,7 @@ class FileEdit(msgspec.Struct, frozen=True, kw_only=True):
     """A change of one section of a file.
 
     `section` finds it, `change` returns the new content of the whole file, `check` validates that content and returns
-    warnings, and `value` describes the present section for a conflict.
+    warnings, `value` describes the present section for a conflict, and `apply` makes the new content take effect.
     """
 
     kind: str
@@ -68,6 +72,7 @@ class FileEdit(msgspec.Struct, frozen=True, kw_only=True):
     change: Callable[[bytes], bytes]
     check: Callable[[bytes], Sequence[str]]
     value: Callable[[bytes], Any]
+    apply: Callable[[], Awaitable[None]]
     trust: Trust | None = None
     expected_version: str | None = None
     dry_run: bool = False
@@ -80,6 +85,32 @@ class FileEdited(msgspec.Struct, frozen=True):
     diff: str
     warnings: tuple[str, ...]
     content: bytes
+
+
+class AgentEditor(Protocol):
+    """Port for edits of the workspace's agents."""
+
+    path: Path
+    trust: Trust | None
+    tools: ToolRegistry
+    """Every tool that an agent could have."""
+
+    @property
+    def chosen_model(self) -> str:
+        """The model that a person chose for agents that name none; empty if there is none."""
+        ...
+
+    def preview(self, content: bytes) -> tuple[WorkspaceState, BuiltAgents]:
+        """Build the agents of this content of the file; ConfigError if it is invalid."""
+        ...
+
+    async def reload(self) -> None:
+        """Use the file as it is now for new turns."""
+        ...
+
+    def open_draft(self, agent: Agent) -> Atlas:
+        """Return an Atlas in memory that has this agent only, until another draft is opened."""
+        ...
 
 
 class _LastEdit(msgspec.Struct, frozen=True):
@@ -213,6 +244,7 @@ class Edits:
 
             async def write() -> str | None:
                 await run_in_thread(_write, edit, content)
+                await edit.apply()
                 return version_of(edit.section(content))
 
             stamp = await self.apply(resource, by, write, diff=diff, scope=scope)

@@ -27,7 +27,7 @@ from atlas_agents.core.store import AuditRow, Session, Store
 from atlas_agents.gateway.auth import Authenticator, Grant
 from atlas_agents.gateway.convert import agent_model, session_shape
 from atlas_agents.gateway.dispatch import Dispatch, Methods
-from atlas_agents.gateway.edits import Edits
+from atlas_agents.gateway.edits import AgentEditor, Edits
 from atlas_agents.gateway.events import Subscriber
 from atlas_agents.gateway.mcp.resources import DocumentResources
 from atlas_agents.gateway.protocol import admin
@@ -403,6 +403,10 @@ class ModelSetupPort(Protocol):
     async def pause(self, params: admin.OneLocalModel) -> admin.LocalModelResult: ...
 
 
+def _needs_no_key(_: str) -> bool:
+    return False
+
+
 class GatewayServices(msgspec.Struct, frozen=True):
     """What a gateway offers besides its Atlas. Every part is optional."""
 
@@ -413,6 +417,10 @@ class GatewayServices(msgspec.Struct, frozen=True):
     """Returns the configured MCP servers and their state."""
     model_notice: Callable[[str], str] = no_notice
     """Returns why an agent uses another model than its own; empty if it does not."""
+    agent_editor: AgentEditor | None = None
+    """Edits the agents; without it they can only be read."""
+    needs_key: Callable[[str], bool] = _needs_no_key
+    """Returns whether the model that an agent names has no API key."""
     prompts: Callable[[], Sequence[Prompt]] = tuple
     """Returns the prompts that MCP clients may get."""
     resources: DocumentResources | None = None

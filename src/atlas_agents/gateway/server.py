@@ -25,7 +25,7 @@ from atlas_agents.gateway.convert import agent_model
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.hub import GatewayServices, Hub
 from atlas_agents.gateway.mcp.mount import McpMount
-from atlas_agents.gateway.methods import admin, chat, jobs, knowledge, sessions
+from atlas_agents.gateway.methods import admin, agents, chat, jobs, knowledge, sessions
 from atlas_agents.gateway.openai.api import openai_routes
 from atlas_agents.gateway.protocol.events import ServerShutdown
 from atlas_agents.gateway.protocol.frames import RESTART
@@ -148,7 +148,7 @@ async def close_atlas(atlas: Atlas, grace: float, force_stop: asyncio.Event) -> 
 def all_methods() -> Methods:
     """Return the handlers of all methods."""
     methods = Methods()
-    for module in (admin, chat, jobs, knowledge, sessions):
+    for module in (admin, agents, chat, jobs, knowledge, sessions):
         module.add_methods(methods)
     return methods
 

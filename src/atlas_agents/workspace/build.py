@@ -74,11 +74,15 @@ def model_title(ref: str) -> str:
 
 
 class BuiltAgents(msgspec.Struct, frozen=True):
-    """Agents in the order of the file, notices about replaced models by agent id, and the references of all models."""
+    """Agents in the order of the file, notices about replaced models by agent id, and the references of all models.
+
+    `without_key` are the agents whose own model has no API key.
+    """
 
     agents: tuple[Agent, ...]
     notices: dict[str, str]
     refs: tuple[str, ...] = ()
+    without_key: frozenset[str] = frozenset()
 
 
 def build_agents(
@@ -88,15 +92,19 @@ def build_agents(
     default: str | None = None,
     fallback: Fallback | None = None,
     tool_search: int | None = None,
+    *,
+    quiet: bool = False,
 ) -> BuiltAgents:
     """Build all agents of a workspace; ConfigError if any is invalid. The workspace's prompt comes before their own.
 
     `fallback` can replace a model that is not available. `tool_search` is for agents that do not set it.
+    The notices are logged, unless `quiet`.
     """
     known = list(expand_tools(tools))
     agents: list[Agent] = []
     notices: dict[str, str] = {}
     refs: list[str] = []
+    without_key: list[str] = []
     ids = [spec.id for spec in state.agents]
     for spec in state.agents:
         if spec.tool_search is None:
@@ -106,6 +114,8 @@ def build_agents(
             raise ConfigError(f"{where}: Hands off to: unknown agent {missing!r}; known agents: {known_ids}")
         found, notice = resolve_models(spec, providers, default, generated=state.generated)
         refs += found
+        if spec.models and spec.models[0] not in found and notice:
+            without_key.append(spec.id)
         replaced = {ref: other for ref in found if fallback is not None and (other := fallback(ref)) is not None}
         if found and found[0] in replaced:
             notice = replaced[found[0]][1]
@@ -113,8 +123,9 @@ def build_agents(
         agents.append(build_agent(spec, known, models=models, prompt=state.prompt))
         if notice:
             notices[spec.id] = notice
-    _log_notices(notices)
-    return BuiltAgents(tuple(agents), notices, tuple(dict.fromkeys(refs)))
+    if not quiet:
+        _log_notices(notices)
+    return BuiltAgents(tuple(agents), notices, tuple(dict.fromkeys(refs)), frozenset(without_key))
 
 
 def _log_notices(notices: dict[str, str]) -> None:

@@ -377,6 +377,7 @@ class AgentsText:
     """The text of an `AGENTS.md` with one section per agent, for edits that keep everything else byte for byte."""
 
     def __init__(self, content: bytes, file: str = "AGENTS.md") -> None:
+        self.content = content
         text = content.decode("utf-8")
         self._mark, text = ("\ufeff", text[1:]) if text.startswith("\ufeff") else ("", text)
         self._file = file
@@ -433,7 +434,7 @@ class AgentsText:
             if id in spec.hands_off_to:
                 kept = tuple(each for each in spec.hands_off_to if each != id)
                 without = AgentsText(without.put(msgspec.structs.replace(spec, hands_off_to=kept)), self._file)
-        return without._join(without._lines)
+        return without.content
 
     def _join(self, lines: list[str]) -> bytes:
         return (self._mark + "\n".join(lines)).encode()
@@ -612,10 +613,16 @@ class Workspace:
         except ConfigError as error:
             return msgspec.structs.replace(old, errors=(str(error),))
 
-    def _read(self) -> WorkspaceState:
+    def preview(self, agents: bytes) -> WorkspaceState:
+        """Return the state that the workspace would have with this content of `AGENTS.md`."""
+        return self._read(agents.decode("utf-8").removeprefix("\ufeff"))
+
+    def _read(self, agents_text: str | None = None) -> WorkspaceState:
         if not self.path.is_dir():
             raise ConfigError(f"workspace folder not found: {self.path}; create it, or set ATLAS_WORKSPACE")
         texts = {name: text for name in NAMES if (text := read(self.path, name, self.trust)) is not None}
+        if agents_text is not None:
+            texts = {"AGENTS.md": agents_text, **{name: text for name, text in texts.items() if name != "AGENTS.md"}}
         agents = parse_agents(texts.get("AGENTS.md", ""), str(self.path / "AGENTS.md"))
         findings = [finding for name, text in texts.items() for finding in hidden_characters(text, name)]
         skills, more = read_skills(self.path, self.trust)

@@ -11,18 +11,18 @@ from atlas_agents.core.errors import ConfigError, NotFound
 from atlas_agents.core.store import UsageRow
 from atlas_agents.core.tenancy import Plan, User
 from atlas_agents.gateway.connection import ClientConnection
-from atlas_agents.gateway.convert import agent_model, list_model_users
+from atlas_agents.gateway.convert import list_model_users
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.hub import Hub, ModelSetupPort
+from atlas_agents.gateway.methods.agents import require_agent
 from atlas_agents.gateway.protocol import admin as wire
 from atlas_agents.gateway.protocol.frames import ProtocolError
-from atlas_agents.gateway.protocol.types import Ack, AgentShape, ModelShape, NoParams, ToolShape
+from atlas_agents.gateway.protocol.types import Ack, ModelShape, NoParams, ToolShape
 from atlas_agents.providers.registry import parse_model_ref
+from atlas_agents.tools.tool import Tool
 
 
 def add_methods(methods: Methods) -> None:
-    methods.add("agents.list", list_agents)
-    methods.add("agents.get", get_agent)
     methods.add("models.list", list_models)
     methods.add("audit.list", list_audit)
     methods.add("audit.subscribe", subscribe_audit)
@@ -62,15 +62,6 @@ def add_setup_methods(methods: Methods) -> None:
     methods.add("models.select", select_model)
     methods.add("models.download", download_model)
     methods.add("models.pause", pause_download)
-
-
-async def list_agents(caller: ClientConnection, _: NoParams) -> wire.AgentsResult:
-    hub = caller.hub
-    return wire.AgentsResult(tuple([_agent_shape(hub, agent, caller) for agent in hub.atlas.agents]))
-
-
-async def get_agent(caller: ClientConnection, params: wire.OneAgent) -> wire.AgentResult:
-    return wire.AgentResult(_agent_shape(caller.hub, _require_agent(caller.hub, params.agent_id), caller))
 
 
 async def list_models(caller: ClientConnection, _: NoParams) -> wire.ModelsResult:
@@ -124,13 +115,16 @@ async def pause_download(caller: ClientConnection, params: wire.OneLocalModel) -
 
 
 async def list_tools(caller: ClientConnection, params: wire.ToolsList) -> wire.ToolsResult:
-    """List the tools of one agent, or of all agents."""
+    """List the tools of one agent, of all agents, or all that an agent could have."""
     hub = caller.hub
+    if params.all and hub.services.agent_editor is not None:
+        registry = hub.services.agent_editor.tools
+        return wire.ToolsResult(tuple([_known_tool_shape(tool, registry.source(tool.name)) for tool in registry]))
     wanted = params.agent_id
     if wanted is None and params.session_key is not None:
         current = hub.atlas.get_agent()
         wanted = await hub.assignments.agent_of(caller.grant.prefix + params.session_key) or (current and current.id)
-    agents = [_require_agent(hub, wanted)] if wanted else list(hub.atlas.agents)
+    agents = [require_agent(hub, wanted)] if wanted else list(hub.atlas.agents)
     return wire.ToolsResult(tuple([shape for agent in agents for shape in _tool_shapes(caller, agent)]))
 
 
@@ -199,30 +193,30 @@ def _budget_shape(status: BudgetStatus) -> wire.BudgetShape:
     return wire.BudgetShape(status.scope, status.subject, status.measure, *amounts, status.per, resets_at)
 
 
-def _agent_shape(hub: Hub, agent: Agent, caller: ClientConnection) -> AgentShape:
-    user = caller.grant.principal.id
-    tools = tuple([tool.name for tool in agent.tools if hub.atlas.verdict(agent, tool, user).cell != "no"])
-    model = agent_model(agent, hub.atlas.registry)
-    default = agent is hub.atlas.get_agent()
-    notice = hub.services.model_notice(agent.id)
-    return AgentShape(agent.id, agent.name, model, agent.description, agent.role, tools, default, notice)
-
-
 def _tool_shapes(caller: ClientConnection, agent: Agent) -> list[ToolShape]:
     shapes: list[ToolShape] = []
     for tool in agent.tools:
         cell = caller.hub.atlas.verdict(agent, tool, caller.grant.principal.id).cell
         source = "mcp" if "/" in tool.name else "custom"
         asks = cell == "ask" or bool(tool.confirm)
-        shapes.append(ToolShape(tool.name, tool.description, tool.parameters, source, asks, cell != "no", agent.id))
+        shapes.append(
+            ToolShape(
+                tool.name,
+                tool.description,
+                tool.parameters,
+                source,
+                asks,
+                cell != "no",
+                agent.id,
+                tool.effect == "pure",
+            )
+        )
     return shapes
 
 
-def _require_agent(hub: Hub, agent_id: str) -> Agent:
-    agent = hub.agent(agent_id)
-    if agent is None:
-        raise ProtocolError("AGENT_NOT_FOUND", f"unknown agent {agent_id!r}")
-    return agent
+def _known_tool_shape(tool: Tool, source: str) -> ToolShape:
+    asks, pure = bool(tool.confirm), tool.effect == "pure"
+    return ToolShape(tool.name, tool.description, tool.parameters, source, asks, True, pure=pure)
 
 
 def _is_available(hub: Hub, name: str) -> bool:

@@ -9,6 +9,7 @@ from atlas_agents.gateway.protocol.chat import Page
 
 Day = Annotated[str, Meta(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")]
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9_-]{1,64}$")]
+Text = Annotated[str, Meta(max_length=4_000)]
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 
 
@@ -61,8 +62,74 @@ class OneAgent(types.WireStruct, frozen=True):
     agent_id: str
 
 
-class AgentResult(types.WireStruct, frozen=True):
+class AgentDraft(types.WireStruct, frozen=True):
+    """An agent as a form edits it. Other lines of its section in AGENTS.md stay as they are.
+
+    `fallbacks` are tried in order if the model fails; `tools` are names, `*` for all.
+    """
+
+    id: Annotated[str, Meta(min_length=1, max_length=64)]
+    name: Text = ""
+    description: Text = ""
+    model: Text = ""
+    fallbacks: tuple[Text, ...] = ()
+    effort: Text = ""
+    instructions: Annotated[str, Meta(max_length=200_000)] = ""
+    tools: tuple[Text, ...] = ("*",)
+    role: Text = ""
+    hands_off_to: tuple[Text, ...] = ()
+
+
+class AgentResult(types.EditStamp, frozen=True):
+    """An agent. Callers with the scope `admin` also receive what can be edited, and its version."""
+
     agent: types.AgentShape
+    draft: AgentDraft | None = None
+
+
+class AgentsPut(types.EditParams, frozen=True):
+    """Create or change an agent."""
+
+    agent: AgentDraft
+
+
+class AgentsRemove(types.EditParams, frozen=True):
+    """Remove an agent. Its chats stay; hand-offs to it are removed, and its schedules are paused."""
+
+    agent_id: str
+
+
+class AgentEdited(types.EditResult, frozen=True):
+    """The agent as it is now; null after a removal or a dry run."""
+
+    agent: types.AgentShape | None = None
+    draft: AgentDraft | None = None
+
+
+class DraftMessage(types.WireStruct, frozen=True):
+    """An earlier message of a trial."""
+
+    role: Literal["user", "assistant"]
+    text: Annotated[str, Meta(max_length=100_000)]
+
+
+class AgentsTryDraft(types.WireStruct, frozen=True):
+    """A message to an agent that is not saved. With a `trialId`, the answer also arrives in pieces: `agents.trial`."""
+
+    draft: AgentDraft
+    message: Annotated[str, Meta(min_length=1, max_length=100_000)]
+    history: Annotated[tuple[DraftMessage, ...], Meta(max_length=100)] = ()
+    trial_id: Annotated[str, Meta(max_length=64)] = ""
+
+
+class DraftAnswer(types.WireStruct, frozen=True):
+    """The answer of a draft; nothing of it is stored. `withheld` are its tools that have side effects or ask."""
+
+    text: str
+    model: str
+    called: tuple[str, ...] = ()
+    withheld: tuple[str, ...] = ()
+    notice: str = ""
 
 
 class ModelsResult(types.WireStruct, frozen=True):
@@ -203,6 +270,8 @@ class ToolsList(types.WireStruct, frozen=True):
 
     agent_id: str | None = None
     session_key: str | None = None
+    all: bool = False
+    """List every tool that an agent could have, without the permissions of an agent."""
 
 
 class ToolsResult(types.WireStruct, frozen=True):

@@ -271,6 +271,15 @@ class ResourceUpdated(types.WireStruct, frozen=True):
     by: str = ""
 
 
+class AgentTrial(types.WireStruct, frozen=True):
+    """The next part of a draft's answer, sent to the client that tries it. `reset` withdraws the text so far."""
+
+    event: ClassVar[str] = "agents.trial"
+    trial_id: str
+    text: str
+    reset: bool = False
+
+
 ServerEvent: TypeAlias = (
     SessionUpdated
     | AuditAdded
@@ -279,6 +288,7 @@ ServerEvent: TypeAlias = (
     | ModelProgress
     | JobUpdated
     | ResourceUpdated
+    | AgentTrial
     | ServerShutdown
 )
 RUN_EVENTS: dict[str, type[RunEvent]] = {kind.event: kind for kind in get_args(RunEvent)}

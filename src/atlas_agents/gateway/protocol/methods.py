@@ -79,6 +79,16 @@ _ALL = (
     Method("exec.deny", "approve", sessions.ExecAnswer, Ack, "Deny a request."),
     Method("agents.list", "read", NoParams, admin.AgentsResult, "List all agents."),
     Method("agents.get", "read", admin.OneAgent, admin.AgentResult, "An agent."),
+    Method("agents.put", "admin", admin.AgentsPut, admin.AgentEdited, "Create or change an agent in AGENTS.md."),
+    Method("agents.remove", "admin", admin.AgentsRemove, admin.AgentEdited, "Remove an agent from AGENTS.md."),
+    Method(
+        "agents.tryDraft",
+        "admin",
+        admin.AgentsTryDraft,
+        admin.DraftAnswer,
+        "Send a message to an agent that is not saved; only tools without side effects are offered.",
+        is_slow=True,
+    ),
     Method("models.list", "read", NoParams, admin.ModelsResult, "List the models that agents use."),
     Method("setup.status", "admin", NoParams, admin.SetupStatus, "The model in use, and what was found.", is_slow=True),
     Method(

@@ -25,13 +25,6 @@ class EditParams(WireStruct, frozen=True, kw_only=True):
     dry_run: bool = False
 
 
-class EditResult(WireStruct, frozen=True, kw_only=True):
-    """What every method that edits something returns besides the new value: a unified diff, and warnings."""
-
-    diff: str = ""
-    warnings: tuple[str, ...] = ()
-
-
 class EditStamp(WireStruct, frozen=True, kw_only=True):
     """The version of something that can be edited, and its last change. `changedBy` is empty if the change was not made
     through the gateway, `changedAt` is null if its time is unknown."""
@@ -39,6 +32,13 @@ class EditStamp(WireStruct, frozen=True, kw_only=True):
     version: str | None = None
     changed_by: str = ""
     changed_at: int | None = None
+
+
+class EditResult(EditStamp, frozen=True, kw_only=True):
+    """What every method that edits something returns besides the new value: its version, a unified diff, warnings."""
+
+    diff: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 class CurrentValue(EditStamp, frozen=True, kw_only=True):
@@ -221,6 +221,9 @@ class AgentShape(WireStruct, frozen=True):
     tools: tuple[str, ...]
     default: bool = False
     notice: str = ""
+    hands_off_to: tuple[str, ...] = ()
+    needs_key: bool = False
+    """Whether the model that it names has no API key, so that another one answers."""
 
 
 class ModelShape(WireStruct, frozen=True):
@@ -242,6 +245,8 @@ class ToolShape(WireStruct, frozen=True):
     requires_approval: bool
     allowed: bool
     agent_id: str = ""
+    pure: bool = False
+    """Whether it only reads and computes, without side effects."""
 
 
 class Principal(WireStruct, frozen=True):
