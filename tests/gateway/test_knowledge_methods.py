@@ -1,14 +1,20 @@
 """Knowledge and memory methods: documents are ingested, searched and removed; memories belong to the caller."""
 
 import asyncio
+import io
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from gateway_client import Client, connect_client, serve_gateway
+import httpx
+import pytest
+from gateway_client import Client, connect_client, main_token, serve_gateway
+from pypdf import PdfWriter
 
+from atlas_agents import Agent
+from atlas_agents.gateway import http_api
 from atlas_agents.gateway.hub import GatewayServices
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
@@ -17,6 +23,14 @@ from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, in_memory_atlas
 
 TOKENS = {name: f"{name}-0123456789abcdefghijklmnopqrstuvwxyz" for name in ("ann", "bob")}
+
+
+def blank_pdf() -> bytes:
+    """Return a PDF with a page that has no text, as a scan has."""
+    writer, file = PdfWriter(), io.BytesIO()
+    writer.add_blank_page(width=99, height=99)
+    writer.write(file)
+    return file.getvalue()
 
 
 @asynccontextmanager
@@ -86,6 +100,109 @@ async def test_memories_belong_to_the_caller(tmp_path: Path) -> None:
                 assert errors[0] == errors[1] and errors[0]["message"] == "not found"
             assert await call(ann, "memories.forget", agentId=agent, id=memory.id) == {"ok": True}
             assert (await call(ann, "memories.list", agentId=agent))["memories"] == []
+
+
+async def upload(gateway: Gateway, name: str, content: bytes, token: str | None = None) -> httpx.Response:
+    headers = {"Authorization": f"Bearer {token or main_token(gateway)}", "Content-Type": "application/octet-stream"}
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{gateway.port}", headers=headers) as client:
+        return await client.post("/api/uploads", params={"name": name}, content=content)
+
+
+async def test_upload_becomes_a_document_is_replaced_and_removed(tmp_path: Path) -> None:
+    async with serve_with_knowledge(tmp_path) as (gateway, _), connect_client(gateway) as client:
+
+        async def add(name: str, content: bytes, category: str = "general") -> Any:
+            uploaded = (await upload(gateway, name, content)).json()
+            assert (uploaded["name"], uploaded["bytes"]) == (name, len(content))
+            return await call(client, "knowledge.add", uploadId=uploaded["uploadId"], category=category)
+
+        long = "".join(f"## Rule {number}\n\n{'Refunds take days. ' * 30}\n\n" for number in range(40)).encode()
+        report = await add("policy.md", long)
+        assert report["added"] == 1 and report["passages"] >= 40
+        progress = [frame["data"] for frame in client.frames if frame.get("event") == "knowledge.progress"]
+        pieces = [(each["stored"], each["pieces"]) for each in progress if each.get("stored")]
+        assert pieces[0][0] < pieces[-1][0] == pieces[-1][1] == report["passages"]
+        assert len({each["source"] for each in progress}) == 1, "the id of the upload"
+        (document,) = (await call(client, "knowledge.list"))["documents"]
+        assert (document["name"], document["uploaded"], document["addedBy"]) == ("policy.md", True, "owner")
+        kept = tmp_path / document["source"]
+        assert kept.read_bytes() == long and kept.stat().st_mode & 0o077 == 0
+
+        for name in ("policy.md", "copy.md"):
+            copies = (await add(name, long))["copies"]
+            assert copies == [{"source": name, "original": "policy.md"}]
+        assert len((await call(client, "knowledge.list"))["documents"]) == 1 and kept.exists()
+
+        (skipped,) = (await add("scan.pdf", blank_pdf()))["skipped"]
+        assert skipped["reason"] == "no text found in this PDF"
+        changed = await add("policy.md", b"# Policy\n\nReturns within 30 days.\n")
+        assert (changed["added"], changed["removed"]) == (1, 1) and not kept.exists()
+        (found,) = (await call(client, "knowledge.search", query="returns"))["results"]
+        assert found["text"] == "Returns within 30 days."
+        (document,) = (await call(client, "knowledge.list"))["documents"]
+        assert await call(client, "knowledge.remove", source=document["id"]) == {"removed": 1}
+        assert list((tmp_path / "home" / "documents").rglob("*.*")) == []
+        entries = (await call(client, "audit.list"))["entries"]
+        edits = [(each["entry"]["entityId"], each["entry"]["meta"]["outcome"]) for each in entries]
+        assert edits[0] == ("policy.md", "removed") and ("scan.pdf", "created") in edits
+
+
+async def test_upload_requires_admin_and_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_api, "MAX_SIZE", 1000)
+    async with serve_with_knowledge(tmp_path) as (gateway, _), connect_client(gateway) as client:
+        assert (await upload(gateway, "a.md", b"text", TOKENS["ann"])).status_code == 403
+        assert (await upload(gateway, "a.md", b"text", "invalid")).status_code == 401
+        large = await upload(gateway, "a.md", bytes(1001))
+        assert large.status_code == 413 and "larger than" in large.json()["error"]["message"]
+        for name in ("", "../x.md", ".hidden", "a\u202eb.md", "x" * 300):
+            assert (await upload(gateway, name, b"text")).status_code == 400, name
+        assert list((tmp_path / "home").glob("uploads/*")) == []
+        error = await call(client, "knowledge.add", uploadId="0" * 32)
+        assert "upload not found" in error["message"]
+        assert (await call(client, "knowledge.add"))["data"]["kind"] == "INVALID_PARAMS"
+        program = (await upload(gateway, "program.exe", b"MZ")).json()
+        assert "unsupported file type" in (await call(client, "knowledge.add", uploadId=program["uploadId"]))["message"]
+        assert list((tmp_path / "home" / "documents").rglob("*.*")) == []
+
+
+async def test_guest_reads_documents_only_if_an_agent_searches_them(tmp_path: Path) -> None:
+    (tmp_path / "sea.md").write_text("# Sea\n\nA walrus has tusks.\n")
+    async with (
+        serve_with_knowledge(tmp_path) as (gateway, knowledge_base),
+        connect_client(gateway) as owner,
+        connect_client(gateway, TOKENS["ann"]) as ann,
+    ):
+        await call(owner, "knowledge.add", source=str(tmp_path / "sea.md"))
+        assert (await call(ann, "knowledge.list"))["data"]["kind"] == "FORBIDDEN"
+        assert (await call(ann, "knowledge.search", query="walrus"))["data"]["kind"] == "FORBIDDEN"
+        gateway.hub.atlas.set_agents([Agent("reader", model=Scripted(), tools=knowledge_base.tools)])
+        (document,) = (await call(ann, "knowledge.list"))["documents"]
+        assert document["source"] == document["name"] == "sea.md" and "addedBy" not in document
+        (found,) = (await call(ann, "knowledge.search", query="walrus"))["results"]
+        assert found["source"] == "sea.md"
+
+
+async def test_memory_is_edited_with_a_version_and_cleared(tmp_path: Path) -> None:
+    async with serve_with_knowledge(tmp_path) as (gateway, knowledge_base):
+        tenant, agent = gateway.hub.atlas.tenant, gateway.hub.atlas.agents[0].id
+        for number in range(3):
+            owner = MemoryOwner(tenant, agent, "ann")
+            await knowledge_base.memories.remember(owner, f"Fact {number}.", [], MemoryOrigin(f"k{number}", "r"))
+        async with connect_client(gateway, TOKENS["ann"]) as ann, connect_client(gateway, TOKENS["bob"]) as bob:
+            first = (await call(ann, "memories.list", agentId=agent))["memories"][0]
+            edit = {"agentId": agent, "id": first["id"], "text": "She moved to Oslo."}
+            assert (await call(bob, "memories.put", **edit, expectedVersion=first["version"]))["message"] == "not found"
+            saved = (await call(ann, "memories.put", **edit, expectedVersion=first["version"]))["memory"]
+            assert saved["text"] == "She moved to Oslo." and saved["version"] != first["version"]
+            conflict = await call(ann, "memories.put", **edit, expectedVersion=first["version"])
+            assert conflict["code"] == -32005 and conflict["data"]["current"]["value"] == "She moved to Oslo."
+            (found,) = (await call(ann, "memories.list", agentId=agent, query="Oslo", limit=1))["memories"]
+            assert found["id"] == first["id"]
+            assert await call(bob, "memories.clear", agentId=agent) == {"removed": 0}
+            assert await call(ann, "memories.clear", agentId=agent) == {"removed": 3}
+            assert (await call(ann, "memories.list", agentId=agent))["memories"] == []
+        rows = [row.entry.decode() for row in await gateway.hub.store.audit(tenant)]
+        assert len(rows) == 4 and not any("Oslo" in row for row in rows), "audited without the text"
 
 
 async def test_knowledge_methods_are_unavailable_without_a_knowledge_base(tmp_path: Path) -> None:

@@ -74,6 +74,8 @@ SCOPES = {
     "knowledge.remove": "admin",
     "memories.list": "read",
     "memories.forget": "write",
+    "memories.put": "write",
+    "memories.clear": "write",
     "users.list": "read",
     "users.put": "admin",
     "users.remove": "admin",

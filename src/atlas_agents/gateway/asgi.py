@@ -53,7 +53,7 @@ _INDEX = "/index.html"
 _HASHED = "/assets/"
 _IMMUTABLE = "public, max-age=31536000, immutable"
 _COMPRESSED = {"br": ".br", "gzip": ".gz"}
-_API_PATHS = ("/v1/", "/ag-ui/", "/mcp")
+_API_PATHS = ("/v1/", "/ag-ui/", "/mcp", "/api/")
 """API paths: an unknown path below them returns 404 instead of the web UI."""
 _HEALTH_PATHS = ("/health", "/healthz", "/readyz", "/metrics")
 """Paths that are served while the gateway starts."""

@@ -1,24 +1,29 @@
-"""Shared parts of the HTTP APIs: authorization, request bodies, concurrency limits, server-sent events."""
+"""Shared parts of the HTTP APIs: authorization, request bodies, uploads, concurrency limits, server-sent events."""
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, TypeAlias, TypeVar, cast, get_args
+from typing import IO, Any, Literal, TypeAlias, TypeVar, cast, get_args
 
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from atlas_agents.agents.options import WhenBusy
-from atlas_agents.gateway.asgi import get_grant
+from atlas_agents.core.aio import run_in_thread
+from atlas_agents.core.errors import ConfigError
+from atlas_agents.gateway.asgi import JsonResponse, get_grant
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.http_errors import Hide, HTTPError, bad_request, to_http_error
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.protocol.frames import RESTART
 from atlas_agents.gateway.protocol.types import Scope
+from atlas_agents.gateway.uploads import UploadedFile, Uploads, check_name
+from atlas_agents.knowledge.loaders import MAX_SIZE
 
 T = TypeVar("T")
 Answer: TypeAlias = Callable[[Request], Awaitable[Any]]
@@ -253,3 +258,50 @@ class EventStream:
                 await self._send(send, _KEEP_ALIVE)
                 silent = 0.0
             await asyncio.sleep(self._keep_alive_interval - silent)
+
+
+def upload_routes(uploads: Uploads, hide: Hide) -> Sequence[BaseRoute]:
+    """Return the route `POST /api/uploads?name=…`, whose body is the file. It requires the scope `admin`."""
+
+    async def upload(request: Request) -> JsonResponse:
+        authorize(request, "admin")
+        try:
+            name = check_name(request.query_params.get("name", ""))
+        except ConfigError as error:
+            raise bad_request(str(error), "name") from None
+        if request.headers.get("content-type", "").partition(";")[0].strip() != "application/octet-stream":
+            raise HTTPError(
+                415, "unsupported_media_type", "unsupported content type: expected application/octet-stream"
+            )
+        if int(request.headers.get("content-length") or 0) > MAX_SIZE:
+            raise _too_large()
+        id, file = await run_in_thread(uploads.create, name)
+        try:
+            with file:
+                size = await _receive_file(request, file)
+        except BaseException:
+            await asyncio.shield(run_in_thread(uploads.delete, id))
+            raise
+        return JsonResponse(UploadedFile(id, name, size), 201)
+
+    return [Route("/api/uploads", with_error_responses(upload, hide), methods=["POST"])]
+
+
+async def _receive_file(request: Request, file: IO[bytes]) -> int:
+    size, pieces = 0, request.stream().__aiter__()
+    while True:
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT):
+                piece = await anext(pieces)
+        except StopAsyncIteration:
+            return size
+        except TimeoutError:
+            raise HTTPError(408, "timeout", "the upload stopped") from None
+        size += len(piece)
+        if size > MAX_SIZE:
+            raise _too_large()
+        await run_in_thread(file.write, piece)
+
+
+def _too_large() -> HTTPError:
+    return HTTPError(413, "request_too_large", f"the file is larger than {MAX_SIZE / 1e6:.0f} MB")

@@ -38,6 +38,7 @@ from atlas_agents.gateway.quotas import UserQuotas, WorkLimiter
 from atlas_agents.gateway.runs import RunHooks, RunRegistry, no_notice
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.gateway.telemetry import Metrics
+from atlas_agents.gateway.uploads import Uploads
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
 from atlas_agents.storage.hash_chain import verify_audit
 from atlas_agents.tools.audit import TOOL_CALL
@@ -474,6 +475,7 @@ class Hub:
             hide=atlas.hide,
             model_notice=services.model_notice,
         )
+        self.uploads = Uploads(settings.home)
         self.connections: set[Peer] = set()
         self.server = ServerShape("atlas", version("atlas-agents"))
         self.features = Features(methods.names, (*wire.RUN_EVENTS, *wire.SERVER_EVENTS))

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 from weakref import WeakValueDictionary
@@ -24,7 +25,16 @@ from atlas_agents.core.store import (
     Where,
 )
 from atlas_agents.knowledge.embedding import Embedder
-from atlas_agents.knowledge.loaders import Item, LoadedDocument, Raw, Sources, TextPassage, is_url, split_passages
+from atlas_agents.knowledge.loaders import (
+    Item,
+    LoadedDocument,
+    Media,
+    Raw,
+    Sources,
+    TextPassage,
+    is_url,
+    split_passages,
+)
 
 KEYWORD_WEIGHT = 0.1
 """Weight of the best keyword match relative to a cosine; tuned on half of the questions in tests/knowledge."""
@@ -42,9 +52,16 @@ _MAX_QUERY = 2_000
 CATEGORY = "general"
 _VERSION = "1"
 """Version of the chunking; changing it re-reads all documents."""
-_BATCH_SIZE = 128
+_BATCH_SIZE = 32
 _PAGE = 500
 _MAX_SKIPPED = 50
+_NAMES: dict[Media, str] = {
+    "markdown": "Markdown file",
+    "text": "text file",
+    "html": "page",
+    "pdf": "PDF",
+    "docx": "Word document",
+}
 MAX_TEXT = 1_000_000
 """Maximum characters returned when a document is read whole."""
 
@@ -134,16 +151,22 @@ class DocumentDetails(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """Progress of an import: documents done and in total, the current one, and passages so far."""
+    """Progress of an import: documents done and in total, the current one, and passages so far.
+
+    `stored` of the current document's `pieces` passages are stored; `pieces` is 0 until it has been read.
+    """
 
     done: int
     total: int
     source: str
     passages: int
+    stored: int = 0
+    pieces: int = 0
 
 
 class Report(msgspec.Struct):
-    """Result of an import. `skipped` gives the reason for each unreadable document."""
+    """Result of an import. `skipped` gives the reason for each unreadable document, `copies` the name of the document
+    with the same content for each duplicate."""
 
     added: int = 0
     changed: int = 0
@@ -152,13 +175,26 @@ class Report(msgspec.Struct):
     duplicates: int = 0
     passages: int = 0
     skipped: list[tuple[str, str]] = []
+    copies: list[tuple[str, str]] = []
 
     def skip(self, source: str, reason: str) -> None:
         if len(self.skipped) < _MAX_SKIPPED:
             self.skipped.append((source, reason))
 
+    def add_copy(self, source: str, original: str) -> None:
+        self.duplicates += 1
+        if len(self.copies) < _MAX_SKIPPED:
+            self.copies.append((source, original))
+
 
 OnProgress: TypeAlias = Callable[[Progress], object]
+OnStored: TypeAlias = Callable[[int, int], object]
+"""Called while a longer document is stored: passages done and in total."""
+
+
+def _report_stored(on_progress: OnProgress, before: Progress, stored: int, pieces: int) -> None:
+    passages = before.passages + stored
+    on_progress(msgspec.structs.replace(before, passages=passages, stored=stored, pieces=pieces))
 
 
 def _ignore(progress: Progress) -> None:
@@ -259,24 +295,13 @@ class Knowledge:
         self, tenant: str, items: Sequence[Item], category: str, user: str, on_progress: OnProgress
     ) -> Report:
         report = Report()
-        hashes = {each.hash: each.source async for each in self._iterate_documents(tenant, category)}
+        known = {each.hash: each async for each in self._iterate_documents(tenant, category)}
         for done, item in enumerate(items):
-            on_progress(Progress(done, len(items), item.name, report.passages))
-            existing = await self._store.document(tenant, "knowledge", document_id(item.source))
+            progress = Progress(done, len(items), item.name, report.passages)
+            on_progress(progress)
+            on_stored = partial(_report_stored, on_progress, progress)
             try:
-                raw = await self._sources.fetch(item)
-                hash = self._hash(raw)
-                if existing is not None and (existing.hash, existing.collection) == (hash, category):
-                    report.unchanged += 1
-                elif hashes.get(hash, item.source) != item.source:
-                    report.duplicates += 1
-                else:
-                    loaded = await self._sources.read(item, raw)
-                    details = DocumentDetails(item.name, item.root, user, len(raw.content))
-                    report.passages += await self._store_document(tenant, item, category, details, loaded, hash)
-                    hashes[hash] = item.source
-                    report.added += existing is None
-                    report.changed += existing is not None
+                await self._import_item(tenant, item, (category, user), known, report, on_stored)
             except FileNotFoundError:
                 report.skip(item.name, "no longer exists")
             except ToolFault as error:
@@ -284,17 +309,60 @@ class Knowledge:
         on_progress(Progress(len(items), len(items), "", report.passages))
         return report
 
+    async def _import_item(
+        self,
+        tenant: str,
+        item: Item,
+        owner: tuple[str, str],
+        known: dict[str, Document],
+        report: Report,
+        on_stored: OnStored,
+    ) -> None:
+        """Import a document unless it is unchanged, or a copy of a `known` one. `owner` is its category and user."""
+        category, user = owner
+        existing = await self._store.document(tenant, "knowledge", document_id(item.source))
+        raw = await self._sources.fetch(item)
+        hash = self._hash(raw)
+        if existing is not None and (existing.hash, existing.collection) == (hash, category):
+            report.unchanged += 1
+            return
+        if (copy := known.get(hash)) is not None and copy.source != item.source:
+            report.add_copy(item.name, document_details(copy).name)
+            return
+        loaded = await self._sources.read(item, raw)
+        details = DocumentDetails(item.name, item.root, user, len(raw.content))
+        document = Document("knowledge", document_id(item.source), category, item.source, loaded.title)
+        document = msgspec.structs.replace(document, about=encode(details))
+        passages = await self._store_document(tenant, document, loaded, hash, on_stored)
+        if not passages:
+            report.skip(item.name, f"no text found in this {_NAMES[raw.media]}")
+            if existing is not None:
+                await self._remove_document(tenant, existing, report)
+            return
+        known[hash] = document
+        report.passages += passages
+        report.added += existing is None
+        report.changed += existing is not None
+
     async def _store_document(
-        self, tenant: str, item: Item, category: str, details: DocumentDetails, loaded: LoadedDocument, hash: str
+        self,
+        tenant: str,
+        document: Document,
+        loaded: LoadedDocument,
+        hash: str,
+        on_stored: OnStored,
     ) -> int:
         """Store a document in batches, the last one with the hash, and return its number of passages."""
         chunks = split_passages(loaded.text, plain=loaded.plain)
-        title = loaded.title or next((chunk.path[0] for chunk in chunks if chunk.path), "") or details.name
+        if not chunks:
+            return 0
+        title = document.title or next((chunk.path[0] for chunk in chunks if chunk.path), "")
+        title = title or document_details(document).name
         model = self._embedder.model if self._embedder is not None else ""
-        document = Document(
-            "knowledge", document_id(item.source), category, item.source, title, "", model, encode(details)
-        )
-        batches = [chunks[start : start + _BATCH_SIZE] for start in range(0, len(chunks), _BATCH_SIZE)] or [[]]
+        document = msgspec.structs.replace(document, title=title, model=model)
+        batches = [chunks[start : start + _BATCH_SIZE] for start in range(0, len(chunks), _BATCH_SIZE)]
+        if len(batches) > 1:
+            on_stored(0, len(chunks))
         for number, batch in enumerate(batches):
             passages = await self._embed_passages(batch, title, loaded)
             last = hash if number == len(batches) - 1 else ""
@@ -303,6 +371,8 @@ class Knowledge:
             else:
                 write = AddPassages("knowledge", document.id, passages, last)
             await self._store.commit(tenant, [write])
+            if len(batches) > 1:
+                on_stored(min((number + 1) * _BATCH_SIZE, len(chunks)), len(chunks))
         return len(chunks)
 
     async def _embed_passages(
@@ -361,6 +431,7 @@ def _add_report(total: Report, part: Report) -> None:
         setattr(total, name, getattr(total, name) + getattr(part, name))
     for source, reason in part.skipped:
         total.skip(source, reason)
+    total.copies = [*total.copies, *part.copies][:_MAX_SKIPPED]
 
 
 def canonical_source(source: str) -> str:

@@ -11,7 +11,7 @@ from typing import Literal, Protocol, TypeAlias, get_args
 import msgspec
 
 from atlas_agents.agents.hooks import Interceptor
-from atlas_agents.core.errors import AtlasError, ConfigError
+from atlas_agents.core.errors import AtlasError, ConfigError, NotFound
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import UNTRUSTED, Message, user
 from atlas_agents.core.store import Document, DropDocument, Hit, JobRow, JobState, Passage, PutDocument, Store, Where
@@ -93,7 +93,11 @@ class Memories:
         """Store a memory durably."""
         ids = owner.agent_id, owner.user, origin.run_id, origin.session, origin.call_id
         id = _memory_id(owner, origin.key)
-        memory = Memory(id, _check_text(text), _clean_tags(tags), *ids, untrusted=origin.untrusted)
+        return await self._put(
+            owner, Memory(id, _check_text(text), _clean_tags(tags), *ids, untrusted=origin.untrusted)
+        )
+
+    async def _put(self, owner: MemoryOwner, memory: Memory) -> Memory:
         vector = b""
         if self._embedder is not None:
             (vector,) = await self._embedder.embed([memory.text])
@@ -108,6 +112,18 @@ class Memories:
         passage = Passage(" ".join(memory.tags), memory.text, "", vector)
         (stored,) = await self._store.commit(owner.tenant, [PutDocument(document, (passage,))])
         return _decode_memory(stored)
+
+    async def get(self, owner: MemoryOwner, id: str) -> Memory:
+        """Return a memory; NotFound if this owner has none with this id."""
+        document = await self._store.document(owner.tenant, "memory", id)
+        if document is None or document.collection != owner.collection:
+            raise NotFound(f"memory not found: {id[:80]!r}")
+        return _decode_memory(document)
+
+    async def change(self, owner: MemoryOwner, id: str, text: str) -> Memory:
+        """Replace the text of a memory; NotFound if this owner has none with this id."""
+        memory = await self.get(owner, id)
+        return await self._put(owner, msgspec.structs.replace(memory, text=_check_text(text)))
 
     async def forget(self, owner: MemoryOwner, id: str) -> None:
         """Delete a memory; NotFound if this owner has none with this id."""

@@ -9,6 +9,8 @@ const PATHS = {
   jobs: "/jobs",
   schedules: "/schedules",
   agents: "/agents",
+  knowledge: "/knowledge",
+  memories: "/memories",
   runs: "/activity/runs",
   audit: "/activity/audit",
   usage: "/activity/usage",

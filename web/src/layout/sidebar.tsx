@@ -21,6 +21,7 @@ const NAVIGATION: Entry[] = [
   { views: ["approvals"], name: "Approvals", icon: "shield", scope: "approve" },
   { views: ["jobs", "schedules"], name: "Jobs", icon: "jobs" },
   { views: ["agents"], name: "Agents", icon: "agent" },
+  { views: ["knowledge", "memories"], name: "Knowledge", icon: "book" },
   { views: ["runs", "audit", "usage"], name: "Activity", icon: "activity" },
 ];
 

@@ -8,6 +8,7 @@ import type {
   FilePart,
   ImagePart,
   JobShape,
+  KnowledgeProgress,
   Methods,
   ModelShape,
   Principal,
@@ -67,6 +68,7 @@ export class AtlasClient {
   readonly auditListeners = new Set<(entry: AuditShape) => void>();
   readonly jobListeners = new Set<(job: JobShape) => void>();
   readonly resourceListeners = new Set<(resource: ResourceUpdated) => void>();
+  readonly progressListeners = new Set<(progress: KnowledgeProgress) => void>();
   private connection: Connection;
   private approvalsTimer: ReturnType<typeof setTimeout> | undefined;
   private loadingHistory = false;
@@ -268,6 +270,7 @@ export class AtlasClient {
       this.approvalsTimer = setTimeout(() => void this.loadApprovals().catch(ignoreError), APPROVALS_DEBOUNCE_MS);
     } else if (frame.event === "audit.entry") for (const listener of this.auditListeners) listener(frame.data.entry);
     else if (frame.event === "job.updated") for (const listener of this.jobListeners) listener(frame.data.job);
+    else if (frame.event === "knowledge.progress") for (const listener of this.progressListeners) listener(frame.data);
     else if (frame.event === "resource.updated") this.handleResourceUpdate(frame.data);
     else if (frame.event === "server.shutdown") this.state.update({ restarting: true });
   }

@@ -1,9 +1,11 @@
 // React hooks for the client's state and requests.
 
 import { createContext, use, useCallback, useEffect, useState, useSyncExternalStore } from "react";
-import type { JobShape, Methods } from "../wire";
+import type { JobShape, Methods, Principal, ResourceUpdated } from "../wire";
 import type { AppState, AtlasClient } from "./client";
 import type { SessionState } from "./session";
+
+type Scope = Principal["scopes"][number];
 
 export const ClientContext = createContext<AtlasClient | null>(null);
 
@@ -55,6 +57,24 @@ export function useQuery<M extends keyof Methods>(
   }, [client, method, key, status, reloads]);
   const reload = useCallback(() => setReloads((count) => count + 1), []);
   return { ...state, reload };
+}
+
+/** Return whether the token has a scope. */
+export function useScope(scope: Scope): boolean {
+  const { principal } = useAppState();
+  return principal?.scopes.includes(scope) ?? false;
+}
+
+/** Call `reload` when anybody edits something of this kind. */
+export function useResourceReload(kind: string, reload: () => void): void {
+  const client = useClient();
+  useEffect(() => {
+    const listen = (event: ResourceUpdated) => event.kind === kind && reload();
+    client.resourceListeners.add(listen);
+    return () => {
+      client.resourceListeners.delete(listen);
+    };
+  }, [client, kind, reload]);
 }
 
 const NO_UPDATES: ReadonlyMap<string, JobShape> = new Map();

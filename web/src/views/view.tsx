@@ -56,6 +56,11 @@ export const JOB_TABS = [
   { view: "schedules", name: "Schedules" },
 ] as const;
 
+export const KNOWLEDGE_TABS = [
+  { view: "knowledge", name: "Documents" },
+  { view: "memories", name: "Memories" },
+] as const;
+
 export const ACTIVITY_TABS = [
   { view: "runs", name: "Runs" },
   { view: "audit", name: "Audit log" },

@@ -239,7 +239,8 @@ class ServerShutdown(types.WireStruct, frozen=True):
 
 
 class KnowledgeProgress(types.WireStruct, frozen=True):
-    """Progress of ingesting documents, sent to the client that started it. `current` is the document being read."""
+    """Progress of ingesting documents, sent to the client that started it. `current` is the document being read; of a
+    longer one, `stored` of `pieces` passages are done. `source` is the id of the upload for an uploaded document."""
 
     event: ClassVar[str] = "knowledge.progress"
     source: str
@@ -247,6 +248,8 @@ class KnowledgeProgress(types.WireStruct, frozen=True):
     total: int
     passages: int
     current: str = ""
+    stored: int = 0
+    pieces: int = 0
 
 
 class ModelProgress(types.WireStruct, frozen=True):

@@ -4,11 +4,12 @@ from typing import Annotated
 
 from msgspec import Meta
 
-from atlas_agents.gateway.protocol.types import WireStruct
+from atlas_agents.gateway.protocol.types import EditParams, EditResult, WireStruct
 
 Source = Annotated[str, Meta(min_length=1, max_length=4096, pattern=r"^[^\x00]*$")]
 Category = Annotated[str, Meta(min_length=1, max_length=100, pattern=r"^[^\x00]*$")]
 Text = Annotated[str, Meta(min_length=1, max_length=2000)]
+MemoryText = Annotated[str, Meta(min_length=1, max_length=4000)]
 
 
 class KnowledgeList(WireStruct, frozen=True):
@@ -35,6 +36,8 @@ class DocumentShape(WireStruct, frozen=True):
     root: str = ""
     model: str = ""
     complete: bool = True
+    uploaded: bool = False
+    """Whether the gateway keeps the file; removing the document deletes it."""
 
 
 class DocumentsResult(WireStruct, frozen=True):
@@ -67,10 +70,11 @@ class PassagesResult(WireStruct, frozen=True):
 
 
 class KnowledgeAdd(WireStruct, frozen=True):
-    """A folder, a file or a URL. Paths refer to the gateway's machine."""
+    """A folder, a file or a URL; or the id of an upload (`POST /api/uploads`). Paths refer to the gateway's machine."""
 
-    source: Source
+    source: Source | None = None
     category: Category = "general"
+    upload_id: Annotated[str, Meta(pattern="^[0-9a-f]{32}$")] | None = None
 
 
 class KnowledgeRefresh(WireStruct, frozen=True):
@@ -86,8 +90,15 @@ class Skipped(WireStruct, frozen=True):
     reason: str
 
 
+class DuplicateShape(WireStruct, frozen=True):
+    """A document that was not ingested, because `original` has the same content."""
+
+    source: str
+    original: str
+
+
 class Ingested(WireStruct, frozen=True):
-    """The result of ingesting documents. `duplicates` have the same content as another document."""
+    """The result of ingesting documents. `duplicates` are documents with known content; `copies` names them."""
 
     added: int
     changed: int
@@ -96,6 +107,7 @@ class Ingested(WireStruct, frozen=True):
     duplicates: int
     passages: int
     skipped: tuple[Skipped, ...] = ()
+    copies: tuple[DuplicateShape, ...] = ()
 
 
 class KnowledgeRemove(WireStruct, frozen=True):
@@ -117,7 +129,7 @@ class MemoriesList(WireStruct, frozen=True):
 
 
 class MemoryShape(WireStruct, frozen=True):
-    """A memory and the run in which it was stored."""
+    """A memory and the run in which it was stored. `version` changes with its text."""
 
     id: str
     text: str
@@ -125,6 +137,7 @@ class MemoryShape(WireStruct, frozen=True):
     tags: tuple[str, ...] = ()
     run_id: str = ""
     session_key: str = ""
+    version: str = ""
 
 
 class MemoriesResult(WireStruct, frozen=True):
@@ -136,3 +149,21 @@ class MemoriesForget(WireStruct, frozen=True):
 
     agent_id: str
     id: str
+
+
+class MemoriesPut(EditParams, frozen=True, kw_only=True):
+    """The new text of a memory of an agent about the caller."""
+
+    agent_id: str
+    id: str
+    text: MemoryText
+
+
+class MemoryResult(EditResult, frozen=True, kw_only=True):
+    memory: MemoryShape
+
+
+class MemoriesClear(WireStruct, frozen=True):
+    """The agent that forgets everything about the caller."""
+
+    agent_id: str

@@ -149,6 +149,8 @@ _ALL = (
         "memories.list", "read", knowledge.MemoriesList, knowledge.MemoriesResult, "List an agent's memories about you."
     ),
     Method("memories.forget", "write", knowledge.MemoriesForget, Ack, "Delete a memory of an agent."),
+    Method("memories.put", "write", knowledge.MemoriesPut, knowledge.MemoryResult, "Change the text of a memory."),
+    Method("memories.clear", "write", knowledge.MemoriesClear, knowledge.Removed, "Delete an agent's memories of you."),
     Method("limits.get", "read", NoParams, admin.LimitsResult, "Limits of tool calls and current usage."),
     Method("users.list", "read", NoParams, admin.UsersResult, "List users."),
     Method("users.put", "admin", admin.UsersPut, admin.UserResult, "Create or update a user."),

@@ -1,0 +1,90 @@
+"""Administration in the page: documents, memories, MCP servers, people and channels, served from settings."""
+
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from browser import HERE, PHONE, GatewayProcess, Tab, open_tabs, running_gateway
+from playwright.sync_api import Browser, expect
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def admin_gateway(tmp_path_factory: pytest.TempPathFactory) -> Generator[GatewayProcess]:
+    with running_gateway(tmp_path_factory.mktemp("admin"), HERE / "admin_gateway.py") as gateway:
+        yield gateway
+
+
+@pytest.fixture
+def admin(browser: Browser, admin_gateway: GatewayProcess) -> Generator[Tab]:
+    tab = next(open_tabs(browser, admin_gateway))
+    yield tab
+    assert tab.errors == []
+    tab.context.close()
+
+
+def check_phone(browser: Browser, gateway: GatewayProcess, path: str, wait_for: str) -> None:
+    """Check that a view fits on a phone, in a dark theme, and has no serious accessibility violation."""
+    phone = next(open_tabs(browser, gateway, color_scheme="dark", **PHONE)).open(path)
+    expect(phone.page.get_by_text(wait_for).first).to_be_visible()
+    assert phone.fits_width()
+    check_axe(phone)
+
+
+def check_axe(tab: Tab) -> None:
+    assert [each for each in tab.axe_violations() if each["impact"] in ("serious", "critical")] == []
+
+
+def test_document_is_uploaded_searched_and_removed(
+    browser: Browser, admin: Tab, admin_gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    rules = "".join(f"## Rule {number}\n\n{'Refunds take fourteen days. ' * 25}\n\n" for number in range(40))
+    (tmp_path / "policy.md").write_text(rules)
+    (tmp_path / "copy.md").write_text(rules)
+    (tmp_path / "empty.txt").write_text("\n")
+    page = admin.open("/knowledge").page
+    expect(page.get_by_text("Upload a file and agents can cite it.")).to_be_visible()
+    page.get_by_label("Category of new files").fill("handbook")
+    names = ("policy.md", "copy.md", "empty.txt")
+    page.locator("input[type=file]").set_input_files([tmp_path / name for name in names])
+    uploads = page.get_by_role("list", name="Uploads")
+    expect(uploads).to_contain_text("Ready · 4")
+    expect(uploads).to_contain_text("Already uploaded as policy.md.")
+    expect(uploads).to_contain_text("No text found in this text file.")
+    expect(uploads.get_by_role("button", name="Retry")).to_have_count(1)
+    documents = page.get_by_role("list", name="Documents")
+    expect(documents.get_by_role("listitem")).to_have_count(1)
+    expect(documents).to_contain_text("handbook")
+    check_axe(admin)
+    check_phone(browser, admin_gateway, "/knowledge", "policy.md")
+    page.get_by_label("Search documents").fill("refunds")
+    page.get_by_label("Search documents").press("Enter")
+    expect(page.get_by_role("list", name="Passages")).to_contain_text("Refunds take fourteen days.")
+    page.get_by_label("Search documents").fill("")
+    page.get_by_label("Search documents").press("Enter")
+    admin.button("Remove policy.md").click()
+    expect(page.get_by_text("Remove policy.md?").last).to_be_visible()
+    page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+    expect(page.get_by_text("No documents yet")).to_be_visible()
+
+
+def test_memory_is_edited_and_forgotten(browser: Browser, admin: Tab, admin_gateway: GatewayProcess) -> None:
+    page = admin.open("/memories").page
+    memories = page.get_by_role("list", name="Memories")
+    expect(memories.get_by_role("listitem")).to_have_count(3)
+    check_axe(admin)
+    check_phone(browser, admin_gateway, "/memories", "Works in Oslo.")
+    oslo = memories.get_by_role("listitem").filter(has_text="Works in Oslo.")
+    expect(oslo.get_by_role("link", name="Source chat")).to_be_visible()
+    oslo.get_by_role("button", name="Edit").click()
+    page.get_by_label("Memory", exact=True).fill("Works in Bergen.")
+    admin.button("Save").click()
+    expect(memories).to_contain_text("Works in Bergen.")
+    memories.get_by_role("listitem").filter(has_text="Bella").get_by_role("button", name="Forget").click()
+    page.get_by_role("dialog").get_by_role("button", name="Forget").click()
+    expect(memories.get_by_role("listitem")).to_have_count(2)
+    admin.button("Forget all").click()
+    expect(page.get_by_text("Forget 2 memories?").last).to_be_visible()
+    page.get_by_role("dialog").get_by_role("button", name="Forget all").click()
+    expect(page.get_by_text("Nothing remembered about you yet")).to_be_visible()
