@@ -143,7 +143,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=1, help="the first one, where cases are drawn")
     parser.add_argument("--only", type=int, action="append", default=[], help="just this seed of suite D")
     parser.add_argument("--script", action="append", default=[], help="just this script")
-    parser.add_argument("--distinct", action="store_true", help="suite A: one point inside each transaction")
+    parser.add_argument(
+        "--distinct", action="store_true", help="suite A: one of the points that lead to the same recovery"
+    )
     parser.add_argument("--seconds", type=float, default=3600.0, help="stop after so long")
     parser.add_argument("--most", type=int, default=5, help="stop after so many bad cases")
     parser.add_argument("--bug", default="", help="with this promise broken")

@@ -37,9 +37,12 @@ class EvidenceLog:
     def __init__(self, path: Path, process: int) -> None:
         self.path = path
         self.process = process
+        self.count = 0
+        """Number of entries that this process has written."""
         self._create_database = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def record(self, who: Who, what: str, **more: Any) -> None:
+        self.count += 1
         os.write(self._create_database, msgspec.json.encode(LogEntry(who, what, self.process, **more)) + b"\n")
 
     def all(self) -> list[LogEntry]:

@@ -56,6 +56,8 @@ class Plan(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 NO_FAULT = Plan()
+EVIDENCE = "evidence"
+"""Marks in the names of the passed points where the evidence log has grown since the point before."""
 
 
 class Points:
@@ -68,6 +70,7 @@ class Points:
         self.names: list[str] = []
         self.cancel: Callable[[], None] = _nothing
         self._world = log
+        self._recorded = log.count
         self._fits = (plan.only,) if plan.only else FAULT_POINTS[plan.fault]
         self._counting = threading.Lock()
 
@@ -78,6 +81,9 @@ class Points:
             return None
         with self._counting:
             self.passed += 1
+            if self._recorded != self._world.count:
+                self._recorded = self._world.count
+                self.names.append(EVIDENCE)
             self.names.append(name)
             due = self.passed == plan.at or (plan.forever and 0 < plan.at <= self.passed)
             if not due:

@@ -3,14 +3,14 @@
 import random
 from collections.abc import Iterator, Sequence
 
-from crash.fault_points import FAULT_POINTS, Fault, Plan
+from crash.fault_points import EVIDENCE, FAULT_POINTS, Fault, Plan
 from crash.runner import Case
 from crash.scripts import Script
 
 STORE: tuple[Fault, ...] = ("busy", "full", "lost", "unclear", "io")
 OTHERS: tuple[Fault, ...] = ("cancel", "timeout", "exception")
+COMMIT = "sql COMMIT"
 UNCOMMITTED = ("commit before", "sql INSERT", "sql UPDATE", "sql DELETE", "sql CREATE", "sql ALTER", "sql DROP")
-CHUNK = "model chunk"
 
 
 def count_points(names: Sequence[str], fault: Fault) -> int:
@@ -21,14 +21,20 @@ def count_points(names: Sequence[str], fault: Fault) -> int:
 def singles(script: Script, names: Sequence[str], *, distinct: bool = False) -> Iterator[Case]:
     """Suite A: killed at every point once; with `distinct`, at one of the points that lead to the same recovery.
 
-    Until COMMIT the file is the same whichever statement of the transaction is next. While a reply is streamed nothing
-    is written, so the first and the last chunk stand for all.
+    A later process finds what was committed and what tools, model and client have recorded. Points between which
+    neither changes are the same crash, so the first of them stands for all. The point before a COMMIT stands for its
+    transaction: the file is the same whichever statement is next.
     """
-    points = [name for name in names if name.startswith(FAULT_POINTS["kill"])]
-    for at, name in enumerate(points, 1):
-        inside = points[at - 2 : at - 1] == [CHUNK] == points[at : at + 1]
-        if not (distinct and (name.startswith(UNCOMMITTED) or (name == CHUNK and inside))):
-            yield Case(script, (Plan("kill", at),))
+    at, changed = 0, True
+    for name in names:
+        if name == EVIDENCE:
+            changed = True
+        elif name.startswith(FAULT_POINTS["kill"]):
+            at += 1
+            inside = name.startswith(UNCOMMITTED)
+            if not distinct or name == COMMIT or (changed and not inside):
+                yield Case(script, (Plan("kill", at),))
+            changed = name == COMMIT or (changed and inside)
 
 
 def repeated(script: Script, names: Sequence[str], count: int, rng: random.Random) -> Iterator[Case]:
