@@ -12,7 +12,7 @@ from typing import Any
 from atlas_agents import AtlasStream, Event, Message, Provider, Request, Tool, tool
 from atlas_agents.core.aio import SystemClock
 
-TIMEOUT = 10.0
+TIMEOUT = 20.0
 """Seconds after which a wait fails."""
 _TICK = 0.01
 

@@ -147,13 +147,11 @@ async def test_approve_function_that_ignores_cancellation_does_not_block_the_tur
     async with in_memory_atlas(Scripted(calls("buy", item="tea")), [shop.buy], approve=approve) as atlas:
         stream = atlas.send("buy tea")
         await asked.wait()
-        begun = time.monotonic()
         stream.cancel()
-        await _ended(stream)
-        took = time.monotonic() - begun
+        async with asyncio.timeout(TIMEOUT):  # the function is still asking
+            await _ended(stream)
         release.set()
         await asyncio.sleep(0)
-    assert took < 0.5
     assert shop.bought == []
 
 

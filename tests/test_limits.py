@@ -66,7 +66,7 @@ async def test_hanging_tool_does_not_block_other_sessions() -> None:
     async with Atlas([hung, free]) as atlas:
         atlas.send("go", agent_id="hung", session="one")
         await wait_until(lambda: gate.now == 5)
-        async with asyncio.timeout(1):
+        async with asyncio.timeout(20):  # the others never end
             reply = await atlas.ask("go", agent_id="free", session="two")
     assert reply.text == "Free."
 

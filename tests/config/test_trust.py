@@ -69,7 +69,7 @@ def test_library_ignores_addresses_and_folders_of_an_untrusted_dotenv(
     sources: SettingsSources, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     sources.dotenv(f"{name}=/evil\n")
-    paths.logger.setLevel(logging.WARNING)
+    caplog.set_level(logging.WARNING, paths.logger.name)
     environment = Environment({})
     assert environment.get(name) is None
     assert environment.secret(name.removesuffix("_FILE")) is None

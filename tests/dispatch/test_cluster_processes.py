@@ -133,7 +133,7 @@ async def test_gateway_answers_approvals_and_cancels_turns_of_a_worker(server: P
         before = time.monotonic()
         assert (await person.get("chat.abort", runId=run))["aborted"] == [run]
         final = await client.until("chat.final")
-        assert final["cancelled"] and time.monotonic() - before < 2.0
+        assert final["cancelled"] and time.monotonic() - before < 15
         assert effects(tmp_path) == {"?pay 1": 1}
         await person.get("sessions.list")
         await client.get("sessions.update", sessionKey="s", label="Bills")

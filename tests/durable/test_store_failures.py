@@ -81,7 +81,7 @@ async def test_turn_survives_store_failures_and_nothing_runs_twice(kind: str, fa
 async def test_message_is_rejected_during_a_store_failure_and_accepted_after_it(failure: StoreError) -> None:
     store = FailingStore("accepted", failure, times=1)
     await store.open()
-    async with in_memory_atlas(Scripted(says("Here.")), store=store) as atlas, asyncio.timeout(2):
+    async with in_memory_atlas(Scripted(says("Here.")), store=store) as atlas, asyncio.timeout(TIMEOUT):
         with pytest.raises(type(failure)):
             await atlas.ask("lost", session="s")
         assert (await atlas.ask("kept", session="s")).text == "Here."
@@ -92,7 +92,7 @@ async def test_message_is_rejected_during_a_store_failure_and_accepted_after_it(
 async def test_message_with_unclear_acceptance_counts_if_it_was_written() -> None:
     store = FailingStore("accepted", StoreLost("gone", unclear=True), times=1, after=True)
     await store.open()
-    async with in_memory_atlas(Scripted(says("Here.")), store=store) as atlas, asyncio.timeout(2):
+    async with in_memory_atlas(Scripted(says("Here.")), store=store) as atlas, asyncio.timeout(TIMEOUT):
         assert (await atlas.ask("once", session="s")).text == "Here."
         assert [message.text for message in await atlas.sessions.history("s")] == ["once", "Here."]
 

@@ -73,10 +73,10 @@ def test_servers_in_the_guide_are_valid(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("entry", COMMANDS, ids=["desktop", "editor"])
 async def test_client_starts_the_command_in_the_guide(
-    entry: dict[str, Any], env: dict[str, str], tmp_path: Path
+    entry: dict[str, Any], env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     command = StdioServerParameters(command=entry["command"], args=entry["args"], env=env, cwd=tmp_path)
-    os.environ["PATH"] = env["PATH"]
+    monkeypatch.setenv("PATH", env["PATH"])
     async with asyncio.timeout(50), Client(command) as client:
         assert {"current_time", "ask_assistant"} <= {tool.name for tool in (await client.list_tools()).tools}
         result = await client.call_tool("current_time", {})

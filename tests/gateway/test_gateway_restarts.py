@@ -192,7 +192,7 @@ async def test_shutdown_is_limited_although_the_disk_hangs(tmp_path: Path) -> No
         (tmp_path / "slow").write_text("60")
         started = time.monotonic()
         assert await process.stop() == 0
-        assert time.monotonic() - started < 6.0
+        assert time.monotonic() - started < 30, "the disk hangs for 60 seconds"
     (tmp_path / "slow").unlink()
     async with run_gateway(tmp_path, "Hi.", environment=grace) as process, connect_process(process) as client:
         await client.get("sessions.subscribe", sessionKey="main")

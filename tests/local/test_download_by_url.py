@@ -180,9 +180,14 @@ from atlas_agents.local.models import LocalModel, Url
 
 url, folder, size, sha = sys.argv[1:]
 model = LocalModel("m", "M", "a model", "MIT", int(size), sha, (Url(url),))
-steps = set()
-print(asyncio.run(ensure_model(model, Path(folder), lambda done, total, step: steps.add(step))))
-print("another process is downloading it" in steps)
+steps = []
+
+def report(done, total, step):
+    if step not in steps:
+        steps.append(step)
+        print(step, flush=True)
+
+print(asyncio.run(ensure_model(model, Path(folder), report)))
 """
 
 
@@ -194,12 +199,15 @@ async def test_second_process_waits_until_the_first_dies(server: FileServer, tmp
     async with asyncio.timeout(30):
         await server.requested.wait()
     second = await asyncio.create_subprocess_exec(*arguments, stdout=subprocess.PIPE)
-    await asyncio.sleep(2)  # until it waits for the lock
+    assert second.stdout is not None
+    async with asyncio.timeout(30):
+        while await second.stdout.readline() != b"another process is downloading it\n":
+            assert not second.stdout.at_eof()
     server.hold_after = None
     first.kill()
     await first.wait()
     out, _ = await second.communicate()
-    assert out.decode().split() == [str(tmp_path / "m.gguf"), "True"]
+    assert out.decode().splitlines()[-1] == str(tmp_path / "m.gguf")
     assert (tmp_path / "m.gguf").read_bytes() == DATA
     assert len(server.ranges_requested) == 2
 

@@ -73,7 +73,7 @@ async def test_child_dies_with_its_killed_parent(home: Path) -> None:
     assert parent.stdout and await parent.stdout.readline() == b"ready\n"
     (child,) = children(parent.pid)
     parent.kill()
-    await wait_until(lambda: not _alive(child), seconds=2)
+    await wait_until(lambda: not _alive(child))
     await parent.wait()
 
 

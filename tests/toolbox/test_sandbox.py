@@ -157,7 +157,7 @@ async def test_timeout_kills_all_processes(shell: Shell, script: str, sleep: str
 
 async def test_background_processes_end_with_the_command(shell: Shell, sleep: str) -> None:
     result = await shell(f"(setsid {sleep} >/dev/null 2>&1 &) ; setsid {sleep} & echo done")
-    assert result.stdout.text == "done\n" and result.duration < 5
+    assert result.stdout.text == "done\n" and result.duration < 20
     await _wait_until_gone(sleep)
 
 

@@ -106,20 +106,20 @@ async def test_truncated_json_and_pdf_are_rejected(kind: str) -> None:
 
 
 SLOW: dict[str, Script] = {
-    "body": [response_head(type="text/plain", connection="close"), *[b"x", Pause(0.1)] * 100],
-    "headers": [b"HTTP/1.1 200 OK\r\n", *[b"x-a: b\r\n", Pause(0.1)] * 100],
-    "silence": [Pause(10)],
+    "body": [response_head(type="text/plain", connection="close"), *[b"x", Pause(0.1)] * 400],
+    "headers": [b"HTTP/1.1 200 OK\r\n", *[b"x-a: b\r\n", Pause(0.1)] * 400],
+    "silence": [Pause(40)],
     "redirects": [*response(b"", status="302 Found", framing="sized", location="/on"), "hold"],
 }
 
 
 @pytest.mark.parametrize("script", SLOW.values(), ids=SLOW.keys())
 async def test_slow_response_does_not_extend_the_timeout(script: Script) -> None:
-    async with fake_internet(script, then=[Pause(10)], caps=Caps(total=0.5)) as internet:
+    async with fake_internet(script, then=[Pause(40)], caps=Caps(total=0.5)) as internet:
         before = time.monotonic()
         with pytest.raises(ToolFailed, match=r"pub\.test did not send the page within 0\.5 s"):
             await internet.fetch("http://pub.test/")
-        assert time.monotonic() - before < 5
+        assert time.monotonic() - before < 20, "the server needs 40 seconds"
 
 
 HUGE: dict[str, Script] = {
