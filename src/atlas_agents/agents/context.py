@@ -19,8 +19,6 @@ DynamicText: TypeAlias = Callable[[Any], str | Awaitable[str | None] | None]
 """A sync or async function that writes a text for the turn's context (`TurnContext`), or returns None for no text."""
 DepsFactory: TypeAlias = Callable[[Any], Any]
 """A sync or async function of the turn's context (`TurnContext`) that makes its `deps`."""
-AskModel: TypeAlias = Callable[[str, Any, str], Awaitable[str]]
-"""Returns the answer of a model to a prompt and a system prompt."""
 FUNCTION_TIMEOUT = 10.0
 """Seconds that a condition or a dynamic text may take."""
 
@@ -360,7 +358,8 @@ class TurnContext(Context, Generic[Deps]):
         deps: What the caller passed as `deps=…`.
     """
 
-    __slots__ = ("_ask_model", "_base", "agent_id", "conversation", "deps", "run_id", "user")
+    __slots__ = ("_base", "_run", "agent_id", "conversation", "deps", "run_id", "user")
+    _run: Any
 
     def __init__(
         self,
@@ -372,10 +371,8 @@ class TurnContext(Context, Generic[Deps]):
         agent_id: str = "",
         run_id: str = "",
         deps: Any = None,
-        ask_model: AskModel,
     ) -> None:
         self.name = "the turn"
-        self._ask_model = ask_model
         self._base = base
         self._parents = (base,)
         self._assigned = ()
@@ -387,11 +384,16 @@ class TurnContext(Context, Generic[Deps]):
         self.run_id = run_id
         self.deps: Deps = deps
 
+    def bind(self, run: Any) -> "TurnContext[Deps]":
+        """Set the run that `ask_model` belongs to, and return the context."""
+        self._run = run
+        return self
+
     def switch_agent(self, base: Context, agent_id: str) -> "TurnContext[Deps]":
         """Return the context of the same turn for another agent, which continues it."""
         if isinstance(self._metadata, SessionMetadata):
             self._metadata.switch_agent(base.metadata)
-        return TurnContext(
+        switched: TurnContext[Deps] = TurnContext(
             base,
             self.conversation,
             metadata=self._metadata,
@@ -399,15 +401,15 @@ class TurnContext(Context, Generic[Deps]):
             agent_id=agent_id,
             run_id=self.run_id,
             deps=self.deps,
-            ask_model=self._ask_model,
         )
+        return switched.bind(self._run)
 
     async def ask_model(self, prompt: str, *, model: Any, system: str = "") -> str:
         """Have a model, such as `openai/gpt-5-nano`, answer a question of its own, without the conversation.
 
         What it uses counts as usage of the turn.
         """
-        return await self._ask_model(prompt, model, system)
+        return await self._run.ask_model(prompt, model, system)
 
     @property
     def session(self) -> str:

@@ -58,7 +58,7 @@ from atlas_agents.core.messages import (
 )
 from atlas_agents.core.store import AcceptRun, RunRow, RunStatus
 from atlas_agents.providers.base import Price, Prices, Provider
-from atlas_agents.providers.failover import ContextLimit, TurnProvider
+from atlas_agents.providers.failover import ContextLimit, Failover, TurnProvider
 from atlas_agents.providers.settings import GivenSettings, read_settings
 from atlas_agents.tools.governance import ToolScope
 from atlas_agents.tools.journal import Journal, ShuttingDown, read_first_messages
@@ -407,13 +407,13 @@ class Run:
         meter: UsageMeter,
         options: TurnOptions,
         switch_agent: "Callable[[Run, str], None]",
-        find_provider: Callable[[Any], Provider],
+        find_models: Callable[[Any, AgentSettings, Any], Failover],
         make_deps: DepsFactory | None = None,
         resumed: bool = False,
     ) -> None:
         self.id, self.first_agent_id = id, settings.id
         self.settings = settings
-        self.context = context
+        self.context = context.bind(self)
         self.conversation = conversation
         self.lock = lock
         self.inherited_messages = inherited_messages
@@ -436,11 +436,21 @@ class Run:
         self.warnings = dict[str, str]()  # which model settings are not sent as they were given, and why
         self.steps, self.texts = list[Step](), list[str]()
         self.draft = MessageDraft()
-        self.find_provider = find_provider
+        self._find_models = find_models
         self._make_deps = make_deps
         self._switch_agent = switch_agent
         self._call_ids, self._written_prompts = set[str](), dict[str, str]()
         self._unreadable_rounds = 0
+
+    def find_provider(self, model: Any) -> Provider:
+        """Return another model for a part of the turn."""
+        return self._find_models(self.scope.agent, self.settings, model).for_turn(self.scope.governance.clock)
+
+    async def ask_model(self, prompt: str, model: Any, system: str) -> str:
+        """Have another model answer a prompt within the turn's budget; what it uses counts as usage of the turn."""
+        from atlas_agents.agents.compaction import ask_beside  # rarely needed
+
+        return await ask_beside(self, self.find_provider(model), prompt, system)
 
     async def collect(self, turn: Awaitable[Message]) -> RunResult[Any]:
         """Wait for the turn and return everything it produced; an error that it raises has that as its `result`."""

@@ -172,7 +172,6 @@ class AgentRuntime:
             agent_id=agent.id,
             run_id=run_id,
             deps=options.deps,
-            ask_model=lambda prompt, model, system: _ask_model(run, prompt, model, system),
         )
         settings = self._settings_of(agent, options)
         emit, meter = self._emitter(sink), UsageMeter(self.prices)
@@ -203,7 +202,7 @@ class AgentRuntime:
             hooks=interceptors.tool_hooks,
             context=context,
         )
-        run = Run(
+        return Run(
             id=run_id,
             settings=settings,
             context=context,
@@ -222,11 +221,10 @@ class AgentRuntime:
             meter=meter,
             options=options,
             switch_agent=self._switch_agent,
-            find_provider=lambda model: self._failover_for(agent, settings, model).for_turn(self.clock),
+            find_models=self._failover_for,
             make_deps=self._make_deps,
             resumed=row is not None,
         )
-        return run
 
     def _interceptors_of(self, agent: Any) -> Interceptors:
         """Return the interceptors of the Atlas, followed by the agent's own."""
@@ -435,13 +433,6 @@ class AgentRuntime:
         if model is None:
             raise ConfigError(f"agent {agent_id!r} has no model: pass model=… or set ATLAS_MODEL")
         return model
-
-
-async def _ask_model(run: Run, prompt: str, model: Model, system: str) -> str:
-    """Have another model answer a prompt within the turn's budget; what it uses counts as usage of the turn."""
-    from atlas_agents.agents.compaction import ask_beside  # rarely needed
-
-    return await ask_beside(run, run.find_provider(model), prompt, system)
 
 
 def choose_turn_function(run: Run) -> TurnFunction:

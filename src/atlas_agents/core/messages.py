@@ -7,10 +7,9 @@ looks like one of these types stays plain data.
 import base64
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
-from typing import Any, ClassVar, Literal, TypeAlias, cast, get_args
+from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, cast, get_args
 
 import msgspec
 
@@ -19,6 +18,7 @@ from atlas_agents.core.json import encode, parse_object
 from atlas_agents.core.text import clean
 
 _VARIANT = "89ab"
+_T = TypeVar("_T")
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 _ROLES: tuple[str, ...] = get_args(Role)
 _KNOWN_ROLES = frozenset(_ROLES)
@@ -150,6 +150,19 @@ def _now() -> int:
     return int(time.time() * 1000)
 
 
+class _cached(Generic[_T]):
+    """As `functools.cached_property`, without the lock that it takes in Python 3.11: every turn makes a dozen."""
+
+    def __init__(self, function: Callable[[Any], _T]) -> None:
+        self._function = function
+        self._name = function.__name__
+        self.__doc__ = function.__doc__
+
+    def __get__(self, instance: Any, owner: type | None = None) -> _T:
+        value = instance.__dict__[self._name] = self._function(instance)
+        return value
+
+
 class Message(msgspec.Struct, frozen=True, dict=True):
     """One message of a conversation; `user(…)`, `assistant(…)`, `system(…)` and `tool_message(…)` make one.
 
@@ -185,16 +198,16 @@ class Message(msgspec.Struct, frozen=True, dict=True):
         wanted = "Text(…)" if isinstance(part, str) else "text"
         return f"invalid part {part!r} {subject} {wanted}, Image(…), File(…) or another part"
 
-    @cached_property
+    @_cached
     def text(self) -> str:
         """All text parts, joined in order."""
         return "".join([part.text for part in self.parts if type(part) is Text])
 
-    @cached_property
+    @_cached
     def tool_calls(self) -> tuple[ToolCall, ...]:
         return tuple([part for part in self.parts if type(part) is ToolCall])
 
-    @cached_property
+    @_cached
     def tool_results(self) -> tuple[ToolResult, ...]:
         return tuple([part for part in self.parts if type(part) is ToolResult])
 
@@ -227,7 +240,7 @@ class Message(msgspec.Struct, frozen=True, dict=True):
             return ""
         return f"The model refused to {'continue' if self.text else 'answer'}{f': {reason}' if reason else '.'}"
 
-    @cached_property
+    @_cached
     def pairing(self) -> tuple[Ids, Ids]:
         """Return the sorted ids of the calls this message makes and of the calls it answers.
 

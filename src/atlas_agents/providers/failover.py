@@ -299,8 +299,7 @@ class TurnProvider:
                             withdrawn = chunk.usage
                             raise _ModelRefused("the model refused to answer", "quota")
                         done = True
-                        if not 0 < chunk.usage.input_tokens < _SMALL:
-                            self._pool.limits[index].record_success(self._estimate(request), chunk.usage)
+                        self._calibrate(index, request, chunk.usage)
                     elif (size := size + len(getattr(chunk, "text", ""))) > MAX_ANSWER:
                         raise ProviderError(f"the answer exceeds {MAX_ANSWER >> 20} million characters", "protocol")
                     streamed = True
@@ -312,6 +311,10 @@ class TurnProvider:
             self._failure = error
             if streamed or withdrawn is not None:
                 yield ResetChunk(attempt, withdrawn)
+
+    def _calibrate(self, index: int, request: Request, usage: Usage) -> None:
+        if not 0 < usage.input_tokens < _SMALL:
+            self._pool.limits[index].record_success(self._estimate(request), usage)
 
     def _estimate(self, request: Request) -> int:
         if self._tokens is None:
