@@ -5,6 +5,7 @@ import { App } from "./layout/app";
 import "./styles/base.css";
 import "./styles/chat.css";
 import "./styles/markdown.css";
+import "./styles/setup.css";
 import "./styles/views.css";
 
 const root = document.getElementById("root");

@@ -113,6 +113,7 @@ class ModelFeed:
         self.listeners: set[Callable[[ModelProgress], None]] = set()
         self.current: dict[str, ModelProgress] = {}
         self._sent: dict[str, float] = {}
+        self._pending: set[str] = set()
 
     def report(self, id: str, done: int, total: int, step: str) -> None:
         """Report a step of a download, or that a model is being loaded."""
@@ -124,9 +125,16 @@ class ModelFeed:
         self.current[progress.id] = progress
         is_new = before is None or (before.state, before.step) != (progress.state, progress.step)
         if is_new or now - self._sent.get(progress.id, 0) >= _REPORT_SECONDS:
-            self._sent[progress.id] = now
-            for listener in tuple(self.listeners):
-                listener(progress)
+            self._send(progress.id)
+        elif progress.id not in self._pending:
+            self._pending.add(progress.id)
+            asyncio.get_running_loop().call_later(_REPORT_SECONDS, self._send, progress.id)
+
+    def _send(self, id: str) -> None:
+        self._pending.discard(id)
+        self._sent[id] = time.monotonic()
+        for listener in tuple(self.listeners):
+            listener(self.current[id])
 
 
 class ModelSetup:

@@ -8,6 +8,7 @@ import { Icon } from "../components/icons";
 import { RouteLink } from "../components/link";
 import { DropdownMenu } from "../components/menu";
 import { Markdown } from "../markdown/markdown";
+import { useModelLoading } from "../setup/model-loading";
 import type { SendOptions } from "../state/client";
 import {
   type AnswerItem,
@@ -47,7 +48,6 @@ export const Answer = memo(
     const waitingForModel = run?.status === "running" && (!last || callEnded);
     return (
       <article className="answer" aria-label="Answer" aria-busy={open} data-run={item.runId}>
-        {run?.notice && <Alert type="info" showIcon title={toSentence(run.notice)} />}
         {item.plan && <Plan steps={item.plan} running={open} />}
         {pieces.map((piece) => {
           if (piece.kind === "call") return <ToolCallCard key={piece.id} call={piece.call} />;
@@ -56,7 +56,7 @@ export const Answer = memo(
             return <Reasoning key={piece.id} text={piece.text} streaming={piece.streaming} />;
           return <Markdown key={piece.id} text={piece.text} streaming={piece.streaming} />;
         })}
-        {waitingForModel && <WorkingIndicator />}
+        {waitingForModel && <WorkingIndicator model={run.model} />}
         {refusal && <Alert type="warning" showIcon title={refusal} />}
         {truncated && <Alert type="warning" showIcon title={`The answer was ${cutOff}.`} />}
         <Outcome run={run} />
@@ -80,7 +80,14 @@ const Reasoning = memo(function Reasoning({ text, streaming }: { text: string; s
   );
 });
 
-function WorkingIndicator() {
+function WorkingIndicator({ model }: { model: string }) {
+  const loading = useModelLoading(model);
+  if (loading)
+    return (
+      <span className="muted pulse" role="status">
+        {loading}
+      </span>
+    );
   return (
     <span className="working" role="status" aria-label="Working">
       <i /> <i /> <i />

@@ -4,6 +4,7 @@ import { App, Spin } from "antd";
 import { useEffect, useMemo, useState } from "react";
 import { NotFound } from "../layout/not-found";
 import { navigate, newChat } from "../layout/router";
+import { ModelHint } from "../setup/model-hint";
 import type { SendOptions } from "../state/client";
 import { isSynthetic, messageText } from "../state/conversation";
 import { useAppState, useClient, useSession } from "../state/hooks";
@@ -41,6 +42,7 @@ export default function Chat({ id, isNew }: { id: string; isNew: boolean }) {
       ) : (
         <Spin className="centered" />
       )}
+      <ModelHint agentId={agentId} />
       <Composer
         key={`composer ${id}`}
         sessionKey={id}

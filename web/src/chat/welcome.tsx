@@ -1,10 +1,8 @@
 // Start screen of a new chat: the selected agent and a few example prompts.
 
-import { BulbOutlined, ClockCircleOutlined, CodeOutlined, InfoCircleOutlined, ToolOutlined } from "@ant-design/icons";
+import { BulbOutlined, ClockCircleOutlined, CodeOutlined, ToolOutlined } from "@ant-design/icons";
 import { Prompts } from "@ant-design/x";
-import { Alert } from "antd";
 import { Logo } from "../components/icons";
-import { toSentence } from "../state/format";
 import { useAppState, useClient } from "../state/hooks";
 
 const EXAMPLE_PROMPTS = [
@@ -48,9 +46,6 @@ export function Welcome({ agentId }: { agentId: string }) {
           ? "Your agents run on this machine. Every tool call is checked and recorded, and risky ones need your approval."
           : agent?.description || "Every tool call is checked and recorded. Risky ones need your approval."}
       </p>
-      {agent?.notice && (
-        <Alert type="info" showIcon icon={<InfoCircleOutlined aria-hidden />} title={toSentence(agent.notice)} />
-      )}
       <Prompts
         wrap
         items={EXAMPLE_PROMPTS}

@@ -10,6 +10,7 @@ import type {
   JobShape,
   KnowledgeProgress,
   Methods,
+  ModelProgress,
   ModelShape,
   Principal,
   ResourceUpdated,
@@ -37,6 +38,8 @@ export interface AppState {
   approvals: ApprovalShape[];
   agents: AgentShape[];
   models: ModelShape[];
+  /** Local models that are downloaded or loaded, by name. */
+  modelProgress: Record<string, ModelProgress>;
 }
 
 const INITIAL_STATE: AppState = {
@@ -49,6 +52,7 @@ const INITIAL_STATE: AppState = {
   approvals: [],
   agents: [],
   models: [],
+  modelProgress: {},
 };
 
 const SESSIONS_PAGE_SIZE = 60;
@@ -271,13 +275,15 @@ export class AtlasClient {
     } else if (frame.event === "audit.entry") for (const listener of this.auditListeners) listener(frame.data.entry);
     else if (frame.event === "job.updated") for (const listener of this.jobListeners) listener(frame.data.job);
     else if (frame.event === "knowledge.progress") for (const listener of this.progressListeners) listener(frame.data);
+    else if (frame.event === "model.progress")
+      this.state.update({ modelProgress: { ...this.state.current.modelProgress, [frame.data.id]: frame.data } });
     else if (frame.event === "resource.updated") this.handleResourceUpdate(frame.data);
     else if (frame.event === "server.shutdown") this.state.update({ restarting: true });
   }
 
   private handleResourceUpdate(resource: ResourceUpdated): void {
     for (const listener of this.resourceListeners) listener(resource);
-    if (resource.kind === "agent" || resource.kind === "model") void this.loadAgents().catch(ignoreError);
+    if (["agent", "model", "secret"].includes(resource.kind)) void this.loadAgents().catch(ignoreError);
   }
 
   /** Load the agents and the models again, because they were edited. */

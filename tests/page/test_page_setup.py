@@ -1,0 +1,165 @@
+"""First start: the set-up card, a pasted key, a downloaded model, and the settings of models."""
+
+import json
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from browser import HERE, PHONE, Tab, open_tabs, running_gateway
+from playwright.sync_api import Browser, expect
+
+from atlas_agents.local.download import checksum
+from atlas_agents.local.models import DEFAULT, file_size
+from local_weights import home_with_weights
+from model_server import Reply, run_model_server
+
+pytestmark = pytest.mark.slow
+KEY = "sk-test-0123456789abcdef4f2a"
+
+
+@pytest.fixture(scope="module")
+def weights() -> Path:
+    """The file of the small model; requested before the browser, which needs the event loop of the process."""
+    return home_with_weights() / "models" / f"{DEFAULT}.gguf"
+
+
+@contextmanager
+def open_first_start(browser: Browser, home: Path, **setup: Any) -> Generator[Tab]:
+    """Start a gateway with a new home folder, and open its page."""
+    (home / "setup.json").write_text(json.dumps(setup))
+    with running_gateway(home, HERE / "setup_gateway.py") as gateway:
+        tab = next(open_tabs(browser, gateway)).open()
+        yield tab
+        assert tab.errors == []
+        tab.context.close()
+
+
+def install_weights(home: Path, weights: Path) -> None:
+    (home / "models").mkdir()
+    (home / "models" / weights.name).symlink_to(weights)
+
+
+def choose(tab: Tab, label: str, option: str) -> None:
+    tab.page.get_by_role("combobox", name=label).click()
+    tab.page.locator(".ant-select-item-option", has_text=option).click()
+
+
+def serious_violations(tab: Tab) -> list[dict[str, str]]:
+    return [each for each in tab.axe_violations() if each["impact"] in ("serious", "critical")]
+
+
+def test_key_is_pasted_tested_and_used(weights: Path, browser: Browser, tmp_path: Path) -> None:
+    with run_model_server(lambda request: Reply(f"{request.model} says hello")) as vendor:
+        vendor.key = KEY
+        install_weights(tmp_path, weights)
+        with open_first_start(browser, tmp_path) as tab:
+            paste_key(tab, vendor.url)
+            manage_models(tab, vendor.url)
+
+
+def paste_key(tab: Tab, url: str) -> None:
+    page = tab.page
+    card = page.get_by_role("region", name="Choose a model")
+    expect(card).to_contain_text("a tiny model for trying things out")
+    assert serious_violations(tab) == []
+    card.get_by_role("button", name="Add key").click()
+    choose(tab, "Provider", "OpenAI-compatible server")
+    page.get_by_label("Base URL").fill(url)
+    page.get_by_label("API key (optional)").fill("sk-wrong")
+    tab.button("Test and save").click()
+    expect(page.get_by_role("alert")).to_contain_text("rejected this key (401). Check that you copied all of it.")
+    page.get_by_label("API key (optional)").fill(KEY)
+    assert serious_violations(tab) == []
+    tab.button("Test and save").click()
+    expect(page.get_by_text("Key works. 2 models available.")).to_be_visible()
+    assert KEY not in page.content()
+    choose(tab, "Model", "rules-2")
+    tab.button("Use rules-2").click()
+    expect(page.get_by_text("Now using rules-2")).to_be_visible()
+    expect(card).to_be_hidden()
+    tab.send("Hello")
+    tab.wait_for_answer("rules-2 says hello")
+
+
+def manage_models(tab: Tab, url: str) -> None:
+    page = tab.page
+    page.get_by_role("link", name="Settings").first.click()
+    row = page.locator(".setting-rows li", has_text="OpenAI-compatible server")
+    expect(row).to_contain_text("Connected")
+    expect(row).to_contain_text("••••4f2a, added")
+    expect(row).to_contain_text(url)
+    assert serious_violations(tab) == []
+    row.get_by_role("button", name="Remove").click()
+    page.locator(".ant-modal-confirm").get_by_role("button", name="Remove").click()
+    expect(row).to_contain_text("Needs a key")
+    page.set_viewport_size(PHONE["viewport"])
+    assert tab.fits_width()
+
+
+class HeldFile:
+    """Serves a file. A request from its beginning gets the first half, and the rest when the test allows it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.size = path, file_size(path)
+        self.url = ""
+        self.stop = threading.Event()
+
+    @contextmanager
+    def served(self) -> Generator["HeldFile"]:
+        held = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, format: str, *args: Any) -> None:
+                """Log nothing."""
+
+            def do_GET(self) -> None:
+                wanted = self.headers["range"]
+                start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
+                self.send_response(206 if start else 200)
+                self.send_header("content-length", str(held.size - start))
+                if start:
+                    self.send_header("content-range", f"bytes {start}-{held.size - 1}/{held.size}")
+                self.end_headers()
+                with held.path.open("rb") as file:
+                    file.seek(start)
+                    self.wfile.write(file.read() if start else file.read(held.size // 2))
+                if not start:
+                    held.stop.wait(60)
+
+        with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+            server.daemon_threads = True
+            self.url = f"http://127.0.0.1:{server.server_address[1]}/model"
+            thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
+            thread.start()
+            try:
+                yield self
+            finally:
+                self.stop.set()
+                server.shutdown()
+                thread.join(5)
+
+
+@pytest.mark.timeout(120)
+def test_person_without_a_key_downloads_a_model(weights: Path, browser: Browser, tmp_path: Path) -> None:
+    install_weights(tmp_path, weights)
+    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace" / "AGENTS.md").write_text("## assistant\nTools: none\n")  # reading them takes long
+    with HeldFile(weights).served() as file:
+        model = {"url": file.url, "size": file.size, "sha256": checksum(weights)}
+        with open_first_start(browser, tmp_path, model=model) as tab:
+            card = tab.page.get_by_role("region", name="Choose a model")
+            card.get_by_role("button", name="Download").click()
+            expect(card).to_contain_text("49 MB of 98 MB")
+            tab.page.reload()
+            expect(card).to_contain_text("49 MB of 98 MB")
+            card.get_by_role("button", name="Pause").click()
+            expect(card).to_contain_text("Paused. 49 MB of 98 MB")
+            card.get_by_role("button", name="Resume").click()
+            expect(tab.page.get_by_text("Now using Qwen2.5 Coder 1.5B")).to_be_visible()
+            expect(card).to_be_hidden()
+            tab.send("Hello")
+            tab.page.locator(".answer .usage", has_text="qwen2.5-coder-1.5b").wait_for()

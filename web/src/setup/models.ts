@@ -1,0 +1,39 @@
+// Names, sizes and actions of models that several parts of the page share.
+
+import { App } from "antd";
+import { useCallback } from "react";
+import { useClient } from "../state/hooks";
+import type { ModelsSelect } from "../wire";
+
+export const EFFORTS = [
+  { value: "", label: "Auto" },
+  { value: "low", label: "Low" },
+  { value: "medium", label: "Medium" },
+  { value: "high", label: "High" },
+] as const;
+export type EffortChoice = (typeof EFFORTS)[number]["value"];
+
+/** The name of a model without its provider. */
+export const modelName = (ref: string): string => ref.slice(ref.indexOf("/") + 1);
+
+export const formatBytes = (bytes: number): string =>
+  bytes >= 1e9 ? `${(bytes / 1e9).toFixed(1)} GB` : `${Math.round(bytes / 1e6)} MB`;
+
+/** Use a model for all agents without one of their own, and say so. */
+export function useSelectModel(): (model: string, effort?: EffortChoice) => Promise<void> {
+  const client = useClient();
+  const { message: toast } = App.useApp();
+  return useCallback(
+    async (model, effort = "") => {
+      const params: ModelsSelect = { model, ...(effort ? { effort } : {}) };
+      try {
+        const selected = await client.request("models.select", params);
+        toast.success(`Now using ${modelName(selected.title)}`);
+      } catch (error) {
+        toast.error((error as Error).message);
+        throw error;
+      }
+    },
+    [client, toast],
+  );
+}

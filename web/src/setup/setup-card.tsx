@@ -1,0 +1,150 @@
+// Set-up card: choose a model on the first start. What was found on this machine comes first.
+
+import { Button } from "antd";
+import { type ReactNode, useEffect, useState } from "react";
+import { RouteLink } from "../components/link";
+import { DropdownMenu } from "../components/menu";
+import { useClient, useQuery } from "../state/hooks";
+import type { FoundShape } from "../wire";
+import AddKey from "./add-key";
+import { LocalModelDownload } from "./local-model";
+import { formatBytes, useSelectModel } from "./models";
+
+export default function SetupCard({ onDismiss }: { onDismiss: () => void }) {
+  const client = useClient();
+  const status = useQuery("setup.status", {});
+  const [addingKey, setAddingKey] = useState(false);
+  const { reload } = status;
+  useEffect(() => {
+    const update = ({ kind }: { kind: string }) => {
+      if (kind === "secret" || kind === "model") reload();
+    };
+    client.resourceListeners.add(update);
+    return () => {
+      client.resourceListeners.delete(update);
+    };
+  }, [client, reload]);
+  const drawer = addingKey && <AddKey onClose={() => setAddingKey(false)} />;
+  if (!status.data || status.data.done) return drawer;
+  const { current, found = [], local = [] } = status.data;
+  const better = local.filter(({ id }) => `local/${id}` !== current.model);
+  return (
+    <section className="setup-card" aria-label="Choose a model">
+      <header>
+        <h2>Choose a model</h2>
+        <button type="button" className="action" aria-label="Dismiss" title="Dismiss" onClick={onDismiss}>
+          ✕
+        </button>
+      </header>
+      <p className="muted">You’re using {current.title}, a tiny model for trying things out. Pick a better one:</p>
+      <ul>
+        {found.map((item) => (
+          <FoundRow key={`${item.kind} ${item.provider} ${item.source}`} item={item} />
+        ))}
+        <Row label="Paste an API key">
+          <Button onClick={() => setAddingKey(true)}>Add key</Button>
+        </Row>
+        {better.map((model) => (
+          <Row
+            key={model.id}
+            label={model.state === "ready" ? model.title : `Download a local model (${formatBytes(model.size)})`}
+          >
+            {model.state === "ready" ? (
+              <UseButton model={`local/${model.id}`} />
+            ) : (
+              <LocalModelDownload model={model} onReady={reload} />
+            )}
+          </Row>
+        ))}
+      </ul>
+      <RouteLink to={{ view: "settings", id: "models" }} className="muted">
+        More options
+      </RouteLink>
+      {drawer}
+    </section>
+  );
+}
+
+function Row({ label, children }: { label: string; children: ReactNode }) {
+  return (
+    <li>
+      <span>{label}</span>
+      {children}
+    </li>
+  );
+}
+
+function FoundRow({ item }: { item: FoundShape }) {
+  const { models = [] } = item;
+  if (item.kind === "server") {
+    const address = item.source.replace(/^https?:\/\//, "").replace(/\/v1$/, "");
+    const count = models.length === 1 ? "1 model" : `${models.length} models`;
+    return (
+      <Row label={`${item.label} at ${address}: ${count}`}>
+        <ChooseModel provider={item.provider} models={models} />
+      </Row>
+    );
+  }
+  const label =
+    item.source === "stored"
+      ? `${item.label}: key added${item.lastFour ? ` (••••${item.lastFour})` : ""}`
+      : `${item.label}: key found in ${item.source}`;
+  return (
+    <Row label={label}>
+      <UseProvider provider={item.provider} />
+    </Row>
+  );
+}
+
+/** Button that lists the models of a provider when it is clicked, and offers them. */
+export function UseProvider({ provider }: { provider: string }) {
+  const client = useClient();
+  const [models, setModels] = useState<string[]>();
+  const [busy, setBusy] = useState(false);
+  const [error, setError] = useState("");
+  const load = () => {
+    setBusy(true);
+    setError("");
+    client
+      .request("providers.test", { provider })
+      .then(
+        (tested) => (tested.ok ? setModels(tested.models ?? []) : setError(tested.error ?? "The test failed.")),
+        (failure: Error) => setError(failure.message),
+      )
+      .finally(() => setBusy(false));
+  };
+  if (models) return <ChooseModel provider={provider} models={models} open />;
+  return (
+    <>
+      {error && (
+        <span className="error" role="alert">
+          {error}
+        </span>
+      )}
+      <Button loading={busy} onClick={load}>
+        Use
+      </Button>
+    </>
+  );
+}
+
+export function ChooseModel({ provider, models, open }: { provider: string; models: string[]; open?: boolean }) {
+  const select = useSelectModel();
+  const [isOpen, setOpen] = useState(false);
+  useEffect(() => setOpen(open ?? false), [open]); // the menu is positioned at the button, which is rendered first
+  return (
+    <DropdownMenu
+      open={isOpen}
+      onOpenChange={setOpen}
+      items={models.map((name) => ({ key: name, label: name }))}
+      onSelect={(name) => void select(`${provider}/${name}`).catch(() => undefined)}
+    >
+      <Button>Choose ▾</Button>
+    </DropdownMenu>
+  );
+}
+
+function UseButton({ model }: { model: string }) {
+  const select = useSelectModel();
+  return <Button onClick={() => void select(model).catch(() => undefined)}>Use</Button>;
+}
