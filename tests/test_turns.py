@@ -94,6 +94,7 @@ async def test_reply_has_provider_usage_and_cost() -> None:
     assert reply.metadata == {
         "stop_reason": "stop",
         "provider": "scripted",
+        "speaker": "assistant",
         "usage": {"input": 1, "output": 2, "cached": 0},
     }
 

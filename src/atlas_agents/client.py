@@ -331,13 +331,14 @@ class SessionFeed:
         settings: Mapping[str, Any] | None = None,
         budget: Mapping[str, float] | None = None,
         pinned: bool = False,
+        channel: str | None = None,
     ) -> Sent:
         """Send a message exactly once, even if the connection is lost meanwhile. The answer arrives as events.
 
         `untrusted` names the source of a message that someone else wrote, such as `mail: ana@example.org`. `settings`
         are model settings such as `{"effort": "high"}`; see `TurnSettings` in the protocol. `budget` limits this turn,
         for example `{"tokens": 20_000, "seconds": 60}`; see `TurnLimits` in the protocol. A `pinned` message is always
-        sent to the model, however long the session gets.
+        sent to the model, however long the session gets. `channel` names the messenger that a person wrote it in.
         """
         await self.subscribe()
         params = {
@@ -350,6 +351,7 @@ class SessionFeed:
             "settings": settings or None,
             "budget": budget or None,
             "pinned": pinned or None,
+            "channel": channel,
         }
         answer = await self._request("chat.send", {key: value for key, value in params.items() if value is not None})
         sent = msgspec.convert(answer, Sent)

@@ -101,7 +101,7 @@ def make_agents() -> list[Agent]:
     tools = [get_weather, build, draw, run_command, write_note, order, pay, always_fail, delegate_task]
     tools += [bash_tool(Path.cwd()), *file_tools(Path.cwd())]
     return [
-        Agent("helper", model=PageModel(), tools=tools, name="Helper"),
+        Agent("helper", model=PageModel(), tools=tools, name="Helper", hands_off_to=["writer"]),
         Agent(
             "writer",
             model="page/scripted-writer",

@@ -111,6 +111,31 @@ def test_approval_of_a_file_shows_a_coloured_diff(tab: Tab, gateway: GatewayProc
     assert (gateway.working_directory / "AGENTS.md").read_text() == "one\nbuy tea\u200b now\ntwo\n"
 
 
+def test_answers_hand_offs_and_job_results_show_who_speaks(tab: Tab) -> None:
+    hand_off = ["call", "hand_off", {"agent": "writer", "note": "a letter"}]
+    tab.send(script([["text", "One moment."], hand_off], [["text", "Dear Ana,"]]))
+    tab.wait_for_answer("Dear Ana,")
+    answer = tab.answers.last
+    assert answer.locator(".speaker strong").all_inner_texts() == ["Helper", "Writer"]
+    expect(answer.locator(".handoff")).to_have_text("Helper handed off to Writer: “a letter”")
+    expect(answer.locator(".tool-call")).to_have_count(0)
+    tab.button("New chat").first.click()
+    task = script([["text", "\n".join(f"{number}. complaint" for number in range(1, 9))]])
+    delegated = {"target_agent": "writer", "task_description": task}
+    tab.send(script([["call", "delegate_task", delegated]], [["text", "Delegated."]]))
+    card = tab.page.locator(".job-message")
+    expect(card).to_contain_text("Job finished")
+    expect(card.locator("header")).to_contain_text("Writer")
+    expect(card.locator("li")).to_have_count(6)
+    card.get_by_role("button", name="Show all 8 lines").click()
+    expect(card.locator("li")).to_have_count(8)
+    expect(tab.page.locator(".user-message")).to_have_count(1)
+    tab.page.reload()
+    expect(card).to_contain_text("Job finished")
+    card.get_by_role("link", name="Open job").click()
+    expect(tab.page.locator(".view")).to_contain_text("8. complaint")
+
+
 def test_approval_shows_a_preview(tab: Tab) -> None:
     tab.send(script([["call", "write_note", {"note": "tea\u200b"}]]))
     card = tab.page.get_by_role("region", name="Helper wants to use write_note")

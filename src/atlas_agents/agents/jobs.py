@@ -453,6 +453,8 @@ def task_message(job: store.JobRow) -> Message:
     metadata: dict[str, str] = {"job": job.id}
     if job.asker_agent:
         metadata["asked_by"] = job.asker_agent
+    if job.kind == "schedule":
+        metadata["schedule"] = job.session.partition("schedules/")[2].partition("/jobs/")[0]
     return user(job.task, **metadata)
 
 

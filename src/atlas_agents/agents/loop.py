@@ -458,6 +458,7 @@ def _reply_metadata(done: base.DoneChunk, usage: events.Usage, run: Run) -> dict
     metadata: dict[str, object] = {
         "stop_reason": done.stop_reason,
         "provider": run.provider.id,
+        "speaker": run.settings.id,
         **usage.to_metadata(),
     }
     if run.handoffs or run.options.team != _NO_HANDOFFS:

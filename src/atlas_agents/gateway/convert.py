@@ -117,8 +117,31 @@ def message_shape(message: Message, run_id: str = "", seq: int = 0) -> types.Mes
     took: dict[str, int] = message.metadata.get("durations") or {}
     parts = tuple([part for each in message.parts if (part := _part(each, took)) is not None])
     return types.MessageShape(
-        message.id, message.role, parts, message.created_at, run_id, seq, message.metadata, message.refusal
+        message.id,
+        message.role,
+        parts,
+        message.created_at,
+        run_id,
+        seq,
+        message.metadata,
+        message.refusal,
+        str(message.metadata.get("speaker") or "") if message.role == "assistant" else "",
+        _origin(message.metadata) if message.role == "user" else None,
     )
+
+
+def _origin(metadata: dict[str, Any]) -> types.OriginShape | None:
+    match metadata:
+        case {"job": str(job), "state": str(state)}:
+            return types.OriginShape("job", job, str(metadata.get("agent") or ""), state)
+        case {"schedule": str(schedule), "job": str()}:
+            return types.OriginShape("schedule", schedule)
+        case {"job": str(job)}:
+            return types.OriginShape("job", job, str(metadata.get("asked_by") or ""))
+        case {"channel": str(channel)}:
+            return types.OriginShape("channel", channel)
+        case _:
+            return None
 
 
 def fit_in_frame(rows: Sequence[StoredMessage], limit: int) -> Sequence[StoredMessage]:

@@ -15,6 +15,7 @@ import {
   type AnswerUsage,
   answerPieces,
   answerUsage,
+  firstSpeaker,
   isSameItem,
   messageText,
 } from "../state/conversation";
@@ -23,6 +24,7 @@ import { useAppState } from "../state/hooks";
 import { isOpenRun, type RunState } from "../state/session";
 import { ImageThumbnail } from "./image";
 import { Plan } from "./plan";
+import { Handoff, SpeakerHeading } from "./speaker";
 import { ToolCallCard } from "./tool-call";
 
 export interface AnswerActions {
@@ -48,9 +50,16 @@ export const Answer = memo(
     const waitingForModel = run?.status === "running" && (!last || callEnded);
     return (
       <article className="answer" aria-label="Answer" aria-busy={open} data-run={item.runId}>
+        <SpeakerHeading
+          agentId={firstSpeaker(item)}
+          model={answerUsage(item)?.model || run?.model}
+          at={item.messages[0]?.createdAt}
+        />
         {item.plan && <Plan steps={item.plan} running={open} />}
         {pieces.map((piece) => {
           if (piece.kind === "call") return <ToolCallCard key={piece.id} call={piece.call} />;
+          if (piece.kind === "handoff")
+            return <Handoff key={piece.id} from={piece.from} to={piece.to} note={piece.note} />;
           if (piece.kind === "image") return <ImageThumbnail key={piece.id} image={piece.image} label="Image" />;
           if (piece.kind === "reasoning")
             return <Reasoning key={piece.id} text={piece.text} streaming={piece.streaming} />;
@@ -143,11 +152,11 @@ function AnswerFooter({ item, actions }: Props) {
   );
 }
 
-function UsageSummary({ usage: { input, output, cached, cost, estimated, model } }: { usage: AnswerUsage }) {
+function UsageSummary({ usage: { input, output, cached, cost, estimated } }: { usage: AnswerUsage }) {
   const details = `${input} input tokens${cached ? ` (${cached} cached)` : ""}, ${output} output tokens${estimated ? ", estimated" : ""}`;
   return (
     <span className="usage" title={details}>
-      {model} · {estimated ? "≈ " : ""}
+      {estimated ? "≈ " : ""}
       {formatCount(input + output)} tokens{cost !== undefined ? ` · ${formatCost(cost)}` : ""}
     </span>
   );

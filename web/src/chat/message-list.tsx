@@ -4,10 +4,11 @@ import { ArrowDownOutlined } from "@ant-design/icons";
 import { Button, Spin } from "antd";
 import { memo, useEffect, useMemo, useRef, useState } from "react";
 import { Virtuoso, type VirtuosoHandle } from "react-virtuoso";
-import { type ConversationItem, conversationItems, isSameItem } from "../state/conversation";
+import { type ConversationItem, conversationItems, isSameItem, type UserItem } from "../state/conversation";
 import { useAppState, useClient } from "../state/hooks";
 import type { PendingMessage as Message, SessionState } from "../state/session";
 import { Answer, type AnswerActions } from "./answer";
+import { JobMessage } from "./speaker";
 import { Summary } from "./summary";
 import { PendingMessage, UserMessage, type UserMessageActions } from "./user-message";
 
@@ -77,7 +78,7 @@ const Row = memo(
     return (
       <div className="item">
         {item.kind === "user" ? (
-          <UserMessage item={item} actions={actions} />
+          <UserRow item={item} actions={actions} />
         ) : item.kind === "answer" ? (
           <Answer item={item} actions={actions} />
         ) : item.kind === "summary" ? (
@@ -90,6 +91,15 @@ const Row = memo(
   },
   (previous, next) => isSameItem(previous.item, next.item) && previous.actions === next.actions,
 );
+
+function UserRow({ item, actions }: { item: UserItem; actions: MessageActions }) {
+  const { origin } = item.message;
+  return origin && origin.kind !== "channel" ? (
+    <JobMessage message={item.message} origin={origin} />
+  ) : (
+    <UserMessage item={item} actions={actions} />
+  );
+}
 
 function PendingRow({ message }: { message: Message }) {
   const client = useClient();

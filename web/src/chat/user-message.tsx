@@ -5,7 +5,7 @@ import { Button, Input } from "antd";
 import { memo, useState } from "react";
 import { ActionButton, CopyButton } from "../components/buttons";
 import { messageText, type UserItem } from "../state/conversation";
-import { formatTime } from "../state/format";
+import { formatIdentifier, formatTime } from "../state/format";
 import type { MessagePart, PendingMessage as Pending } from "../state/session";
 import { ImageThumbnail } from "./image";
 
@@ -17,7 +17,7 @@ export interface UserMessageActions {
 export const UserMessage = memo(
   function UserMessage({ item, actions }: { item: UserItem; actions: UserMessageActions }) {
     const [editing, setEditing] = useState(false);
-    const { id, parts, createdAt } = item.message;
+    const { id, parts, createdAt, origin } = item.message;
     const text = messageText([item.message]);
     if (editing)
       return (
@@ -28,6 +28,7 @@ export const UserMessage = memo(
         <Bubble parts={parts} />
         <footer className="message-footer">
           <time dateTime={new Date(createdAt).toISOString()}>{formatTime(createdAt)}</time>
+          {origin?.kind === "channel" && <span>via {formatIdentifier(origin.id)}</span>}
           <span className="actions">
             <ActionButton
               icon="edit"

@@ -135,7 +135,8 @@ export type AnswerPiece =
   | { kind: "text"; id: string; text: string; streaming: boolean }
   | { kind: "reasoning"; id: string; text: string; streaming: boolean }
   | { kind: "image"; id: string; image: ImageData }
-  | { kind: "call"; id: string; call: ToolCallView };
+  | { kind: "call"; id: string; call: ToolCallView }
+  | { kind: "handoff"; id: string; from: string; to: string; note: string };
 
 /** Return the pieces of an answer in order. */
 export function answerPieces({ messages, run }: AnswerItem): AnswerPiece[] {
@@ -153,7 +154,7 @@ export function answerPieces({ messages, run }: AnswerItem): AnswerPiece[] {
       else if (part.type === "image" && part.data)
         pieces.push({ kind: "image", id, image: { mediaType: part.mediaType, data: part.data, name: "" } });
       else if (part.type === "tool_call")
-        pieces.push({ kind: "call", id: part.id, call: toolCallView(part, run, results.get(part.id)) });
+        pieces.push(callPiece(part, message, toolCallView(part, run, results.get(part.id))));
     });
   });
   const streaming = run?.status === "running";
@@ -161,6 +162,21 @@ export function answerPieces({ messages, run }: AnswerItem): AnswerPiece[] {
     pieces.push({ kind: "reasoning", id: "live.reasoning", text: run.reasoning, streaming: streaming && !run.text });
   if (run?.text) pieces.push({ kind: "text", id: "live.text", text: run.text, streaming });
   return pieces;
+}
+
+const HAND_OFF = "hand_off";
+
+/** A successful hand-off is not drawn as a call of a tool. */
+function callPiece(part: ToolCallPart, { agentId = "" }: MessageShape, call: ToolCallView): AnswerPiece {
+  const { handed_to: to, note } = (call.result ?? {}) as { handed_to?: unknown; note?: unknown };
+  if (part.name !== HAND_OFF || call.status !== "ok" || typeof to !== "string")
+    return { kind: "call", id: part.id, call };
+  return { kind: "handoff", id: part.id, from: agentId, to, note: typeof note === "string" ? note : "" };
+}
+
+/** Return the agent that speaks first in an answer; empty if it is not known. */
+export function firstSpeaker({ messages, run }: AnswerItem): string {
+  return messages.find((message) => message.agentId)?.agentId ?? run?.agentId ?? "";
 }
 
 function toolCallView(part: ToolCallPart, run: RunState | undefined, result?: ToolResultPart): ToolCallView {

@@ -85,7 +85,9 @@ class UserSession:
         async with self._lock:  # no event of the run is handled before its delivery exists
             key = f"telegram:{self._api.bot_id}:{update_id}"
             source = "telegram: forwarded message" if forwarded else None
-            sent = await feed.send(text, agent_id=self.active.agent, idempotency_key=key, untrusted=source)
+            sent = await feed.send(
+                text, agent_id=self.active.agent, idempotency_key=key, untrusted=source, channel="telegram"
+            )
             if sent.run_id in self._resumed:  # Telegram repeats an update whose answer is already being delivered
                 return
             pending = PendingDelivery(self.user, feed.session_key)

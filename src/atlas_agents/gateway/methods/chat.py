@@ -205,6 +205,8 @@ def _build_message(params: wire.ChatSend) -> Message:
     metadata: dict[str, Any] = {UNTRUSTED: [one_line(params.untrusted, 200)]} if params.untrusted else {}
     if params.pinned:
         metadata[PINNED] = True
+    if params.channel:
+        metadata["channel"] = params.channel
     message = user(*parts, *(convert.core_part(part) for part in params.attachments or ()), **metadata)
     if not message.parts:
         raise ProtocolError("INVALID_PARAMS", "chat.send: the message is empty")

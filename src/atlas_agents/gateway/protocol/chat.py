@@ -49,7 +49,8 @@ class ChatSend(types.WireStruct, frozen=True):
 
     `untrusted` names the source of a message that someone else wrote, such as `mail: ana@example.org`. A `pinned`
     message is always sent to the model, however long the session gets. While a turn of the session runs, the message
-    is queued, or with `whenBusy: "steer"` it enters that turn after its current tool calls.
+    is queued, or with `whenBusy: "steer"` it enters that turn after its current tool calls. `channel` names the
+    messenger that a person wrote it in, such as `telegram`.
     """
 
     session_key: Key
@@ -65,6 +66,7 @@ class ChatSend(types.WireStruct, frozen=True):
     untrusted: Annotated[str, Meta(max_length=200)] | None = None
     budget: TurnLimits | None = None
     pinned: bool = False
+    channel: Annotated[str, Meta(max_length=40)] | None = None
 
 
 class Sent(types.WireStruct, frozen=True):

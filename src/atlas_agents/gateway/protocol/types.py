@@ -98,10 +98,24 @@ Part: TypeAlias = TextPart | ThinkingPart | ToolCallPart | ToolResultPart | Imag
 InputPart: TypeAlias = TextPart | ImagePart | FilePart
 
 
+class OriginShape(WireStruct, frozen=True):
+    """Where a message with the role "user" comes from, if a person did not write it in this session.
+
+    `id` is the job, the schedule or the channel. `state` is the outcome that a job reports to the session that
+    delegated it; it is omitted where the job receives its task. `agentId` is the agent that reports or delegates.
+    """
+
+    kind: Literal["job", "schedule", "channel"]
+    id: str
+    agent_id: str = ""
+    state: str = ""
+
+
 class MessageShape(WireStruct, frozen=True):
     """One message of a conversation; `seq` is its position. All times are in milliseconds since 1970.
 
-    `refusal` is a sentence to show below the text: the model refused, and why.
+    `refusal` is a sentence to show below the text: the model refused, and why. `agentId` is the agent that wrote it.
+    A message that a user wrote in this session has no `origin`.
     """
 
     id: str
@@ -112,6 +126,8 @@ class MessageShape(WireStruct, frozen=True):
     seq: int = 0
     metadata: dict[str, Any] = {}
     refusal: str = ""
+    agent_id: str = ""
+    origin: OriginShape | None = None
 
 
 class PlanStepShape(WireStruct, frozen=True):
