@@ -9,7 +9,7 @@ import math
 import random
 import re
 import weakref
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from typing import Literal
 
@@ -165,6 +165,10 @@ class RetryPolicy(msgspec.Struct, frozen=True):
 class _ModelRefused(ProviderError):
     """The model refused to answer; another model may be tried, and this one needs no cool-down."""
 
+    def __init__(self, usage: Usage) -> None:
+        super().__init__("the model refused to answer", "quota")
+        self.usage = usage
+
 
 class Failover:
     """An agent's providers and their health; shared by all its turns."""
@@ -181,7 +185,7 @@ class Failover:
         self._cooldown_ends: dict[int, float] = {}
         self._failure_counts: dict[int, int] = {}
 
-    def pick(self, tried: set[int], now: float, tokens: int = 0) -> int | None:
+    def pick(self, tried: Collection[int], now: float, tokens: int = 0) -> int | None:
         """Pick the next route: a healthy one, else the one whose cool-down ends first, else none.
 
         Models whose context window is too small for the tokens of the request come last.
@@ -220,8 +224,12 @@ class TurnProvider:
         self._pool = pool
         self._clock = clock
         self._failures_left = pool.policy.failures
+        self._index, self._last = 0, pool.routes[0]
+        self._attempts = self._retries = 0
+        """Attempts at the request, and those with the current provider after the first."""
+        self._tried: tuple[int, ...] = ()
         self._failure: ProviderError | None = None
-        self._last = pool.routes[0]
+        self._is_complete = self._is_too_long = False
         self.max_tokens: int | None = None
         """Output tokens that a budget leaves for the next attempt, instead of the request's limit."""
         self._tokens: int | None = None
@@ -252,101 +260,98 @@ class TurnProvider:
         return [route.model or getattr(route.provider, "model", None) or route.label for route in self._pool.routes]
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
-        tried: set[int] = set()
-        failures: list[str] = []
-        attempt = 0
-        self._tokens = None
-        too_long = False
-        tokens = self._estimate(request) if len(self._pool.routes) > 1 else 0
-        while (index := self._pool.pick(tried, self._clock.monotonic(), tokens)) is not None:
-            for retry in range(self._pool.policy.retries + 1):
-                attempt += 1
-                others = len(tried) + 1 < len(self._pool.routes)
-                async with aclosing(self._attempt(index, request, attempt, others)) as chunks:
+        """Stream an answer. What a failed attempt has streamed is withdrawn, and the next one begins anew."""
+        self._attempts, self._tried, self._tokens, self._failure = 0, (), None, None
+        self._is_too_long = False
+        failures: tuple[str, ...] = ()
+        while (sent := await self._next_attempt(request)) is not None:
+            streamed, size = False, 0
+            try:
+                async with aclosing(self._last.provider.stream(sent)) as chunks:
                     async for chunk in chunks:
+                        if type(chunk) is DoneChunk:
+                            self._complete(request, chunk)
+                        elif (size := size + len(getattr(chunk, "text", ""))) > MAX_ANSWER:
+                            raise ProviderError(f"the answer exceeds {MAX_ANSWER >> 20} million characters", "protocol")
+                        streamed = True
                         yield chunk
-                if self._failure is None:
+                if self._is_complete:
+                    self._pool.record_success(self._index)
                     return
-                error = self._failure
-                failures.append(f"{self._last.label}: {error}")
-                too_long = too_long or error.kind == "context_length"
-                if error.kind == "context_length":
-                    self._move_to_larger(index, error, tried, self._estimate(request))
-                    break
-                if not await self._should_retry(index, error, retry):
-                    break
-            tried.add(index)
-        kind = "context_length" if too_long else self._failure.kind if self._failure else "unknown"
+                self._failure = ProviderError("the stream ended without completing the message", "incomplete")
+            except ProviderError as error:
+                self._failure = error
+            failures = (*failures, f"{self._last.label}: {self._failure}")
+            withdrawn = self._failure.usage if isinstance(self._failure, _ModelRefused) else None
+            if streamed or withdrawn is not None:
+                yield ResetChunk(self._attempts, withdrawn)
+        kind = "context_length" if self._is_too_long else self._failure.kind if self._failure else "unknown"
         raise ProviderError("no provider answered: " + "; ".join(failures), kind)
 
-    async def _attempt(self, index: int, request: Request, attempt: int, others: bool) -> AsyncGenerator[Chunk, None]:
-        """Make one attempt. If it fails, withdraw its output and set `_failure`."""
-        self._last = route = self._pool.routes[index]
-        self._failure = None
-        if route.model:
-            request = msgspec.structs.replace(request, model=route.model)
+    async def _next_attempt(self, request: Request) -> Request | None:
+        """Return the request of the next attempt, with the same provider or the next one; None if all have failed."""
+        if self._failure is None or not await self._should_retry(request, self._failure):
+            self._tried = self._tried if self._failure is None else (*self._tried, self._index)
+            self._retries = 0
+            tokens = self._estimate(request) if len(self._pool.routes) > 1 else 0
+            index = self._pool.pick(self._tried, self._clock.monotonic(), tokens)
+            if index is None:
+                return None
+            self._index, self._last = index, self._pool.routes[index]
+        self._attempts += 1
+        self._is_complete = False
+        if self._last.model:
+            request = msgspec.structs.replace(request, model=self._last.model)
         if self.max_tokens is not None:
             lowered = msgspec.structs.replace(request.settings, max_tokens=self.max_tokens)
             request = msgspec.structs.replace(request, settings=lowered)
-        streamed = done = False
-        withdrawn: Usage | None = None
-        size = 0
-        try:
-            async with aclosing(route.provider.stream(request)) as chunks:
-                async for chunk in chunks:
-                    if type(chunk) is DoneChunk:
-                        if others and chunk.stop_reason == "refusal" and self._pool.policy.on_refusal == "failover":
-                            withdrawn = chunk.usage
-                            raise _ModelRefused("the model refused to answer", "quota")
-                        done = True
-                        self._calibrate(index, request, chunk.usage)
-                    elif (size := size + len(getattr(chunk, "text", ""))) > MAX_ANSWER:
-                        raise ProviderError(f"the answer exceeds {MAX_ANSWER >> 20} million characters", "protocol")
-                    streamed = True
-                    yield chunk
-            if not done:
-                raise ProviderError("the stream ended without completing the message", "incomplete")
-            self._pool.record_success(index)
-        except ProviderError as error:
-            self._failure = error
-            if streamed or withdrawn is not None:
-                yield ResetChunk(attempt, withdrawn)
+        return request
 
-    def _calibrate(self, index: int, request: Request, usage: Usage) -> None:
-        if not 0 < usage.input_tokens < _SMALL:
-            self._pool.limits[index].record_success(self._estimate(request), usage)
+    def _complete(self, request: Request, chunk: DoneChunk) -> None:
+        """Note that the answer is complete; raise if another provider is to answer instead."""
+        others = len(self._tried) + 1 < len(self._pool.routes)
+        if others and chunk.stop_reason == "refusal" and self._pool.policy.on_refusal == "failover":
+            raise _ModelRefused(chunk.usage)
+        self._is_complete = True
+        if not 0 < chunk.usage.input_tokens < _SMALL:
+            self._pool.limits[self._index].record_success(self._estimate(request), chunk.usage)
 
     def _estimate(self, request: Request) -> int:
         if self._tokens is None:
             self._tokens = request_tokens(request)
         return self._tokens
 
-    async def _should_retry(self, index: int, error: ProviderError, retry: int) -> bool:
+    async def _should_retry(self, request: Request, error: ProviderError) -> bool:
         """Wait and return True to retry the same provider, False to move on; raise if neither helps."""
-        policy = self._pool.policy
+        if error.kind == "context_length":
+            return self._move_to_larger(error, self._estimate(request))
         if not error.failover:
             raise error
+        policy, retry = self._pool.policy, self._retries
         self._failures_left -= 1
         is_only = len(self._pool.routes) == 1
         if self._failures_left <= 0:
-            self._pool.record_failure(index, error, self._clock.monotonic())
+            self._pool.record_failure(self._index, error, self._clock.monotonic())
             raise error if is_only else ProviderError(f"the turn's retry budget is used up: {error}", error.kind)
         wait = (
             error.retry_after if error.retry_after is not None else backoff(retry, policy.backoff, rng=self._pool.rng)
         )
         if error.retryable and retry < policy.retries and wait <= policy.longest_wait:
             await self._clock.sleep(wait)
+            self._retries += 1
             return True
         if type(error) is not _ModelRefused:
-            self._pool.record_failure(index, error, self._clock.monotonic())
+            self._pool.record_failure(self._index, error, self._clock.monotonic())
         if is_only:
             raise error
         return False
 
-    def _move_to_larger(self, index: int, error: ProviderError, tried: set[int], tokens: int) -> None:
-        """Move on to a model that may have a larger context window; raise if there is none."""
+    def _move_to_larger(self, error: ProviderError, tokens: int) -> bool:
+        """Return False to move on to a model that may have a larger context window; raise if there is none."""
+        self._is_too_long = True
         limits = self._pool.limits
-        limits[index].record_refusal(tokens, error)
-        others = [other for other in range(len(limits)) if other != index and other not in tried]
+        limits[self._index].record_refusal(tokens, error)
+        others = [other for other in range(len(limits)) if other != self._index and other not in self._tried]
         if not any(limits[other].tokens >= tokens for other in others):
             raise error
+        return False

@@ -303,7 +303,7 @@ class OpenAIReader:
     def _add_text(self, delta: _ChoiceDelta, chunks: list[base.Chunk]) -> None:
         if delta.refusal:
             self._refused = True
-        content = "".join(_read_texts(delta.content, "text")) if type(delta.content) is list else delta.content
+        content = "".join(_read_texts(delta.content, "text")) if isinstance(delta.content, list) else delta.content
         if content := content or delta.refusal:
             self._text_length += len(content)
             if text := self._joiner.add(content):
