@@ -265,13 +265,18 @@ class SendRequest(Protocol):
 
 
 class SessionFeed:
-    """Events of one session: `async for event in feed`, and `feed.send` to send a message. `messages` is the history at
-    the time of the subscription."""
+    """Events of one session, from `client.follow`: `async for event in feed`, and `feed.send` to send a message.
+
+    `messages` is the history at the time of the subscription.
+    """
 
     def __init__(self, session_key: str, request: SendRequest, unsubscribe: Callable[[str], Awaitable[None]]) -> None:
         self.session_key = session_key
+        """Key of the session."""
         self.session: SessionShape | None = None
+        """The session at the time of the subscription; None if it does not exist yet."""
         self.messages: tuple[MessageShape, ...] = ()
+        """The history at the time of the subscription."""
         self.positions: dict[str, int] = {}
         """The last event number received of each open run."""
         self._request = request
@@ -382,18 +387,18 @@ class SessionFeed:
         await self._unsubscribe(self.session_key)
 
     def end(self) -> None:
-        """End the feed: iteration stops."""
+        """Internal: end the feed: iteration stops."""
         self._closed = True
         self._subscribed = False
         self._changed.set()
 
     def mark_lost(self) -> None:
-        """Subscribe again before the next event: the connection was lost, or events were dropped."""
+        """Internal: subscribe again before the next event: the connection was lost, or events were dropped."""
         self._subscribed = False
         self._changed.set()
 
     def receive(self, name: str, data: msgspec.Raw) -> None:
-        """Handle an event; ignore it if it belongs to another session or comes before the subscription."""
+        """Internal: handle an event; ignore it if it belongs to another session or comes before the subscription."""
         if not self._subscribed:
             return
         position = _position_decoder.decode(data)
@@ -443,7 +448,12 @@ class SessionFeed:
 
 
 class GatewayAddress(msgspec.Struct, frozen=True):
-    """The URL of a gateway, and a token for it."""
+    """The URL of a gateway, and a token for it.
+
+    Attributes:
+        url: Address, such as `ws://127.0.0.1:18789`.
+        token: Token that authenticates the client.
+    """
 
     url: str
     token: str

@@ -57,7 +57,11 @@ class _Alarm:
 
 
 class VirtualClock:
-    """Clock that stands still until `advance` is awaited, which then runs the due calls in order."""
+    """Clock that stands still until `advance` is awaited, which then runs the due calls in order.
+
+    Args:
+        start: The time, in seconds since 1970.
+    """
 
     def __init__(self, start: float = 1_000_000_000.0) -> None:
         self._start = start

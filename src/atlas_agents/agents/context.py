@@ -269,7 +269,7 @@ class Context:
         self._tools = found
 
     def tool_map(self) -> Mapping[str, Tool]:
-        """Return all tools by the name under which the model knows them."""
+        """Internal: return all tools by the name under which the model knows them."""
         if not self._parents:
             return self._tools
         found: dict[str, Tool] = {}
@@ -289,7 +289,9 @@ class Context:
         self._messages = list(messages)
 
     def as_conversation(self) -> tuple[Conversation, list[Message]]:
-        """Return its own messages as a conversation that shares the list, and the messages of its ancestors."""
+        """Internal: return its own messages as a conversation that shares the list, and the messages of its
+        ancestors.
+        """
         conversation = Conversation()
         conversation.messages = self._messages
         inherited = [message for context in self.lineage() if context is not self for message in context._messages]
@@ -390,7 +392,7 @@ class TurnContext(Context, Generic[Deps]):
         return self
 
     def switch_agent(self, base: Context, agent_id: str) -> "TurnContext[Deps]":
-        """Return the context of the same turn for another agent, which continues it."""
+        """Internal: return the context of the same turn for another agent, which continues it."""
         if isinstance(self._metadata, SessionMetadata):
             self._metadata.switch_agent(base.metadata)
         switched: TurnContext[Deps] = TurnContext(
@@ -425,7 +427,7 @@ class TurnContext(Context, Generic[Deps]):
         raise ConfigError("the rules of a turn cannot be changed: set them on the agent or on a context of its own")
 
     def tool_map(self) -> Mapping[str, Tool]:
-        """Return the agent's tools by the name under which the model knows them."""
+        """Internal: return the agent's tools by the name under which the model knows them."""
         return self._base.tool_map()
 
     @property

@@ -407,6 +407,7 @@ class Listener:
     ) -> None:
         self.function = function
         self.skipped = 0
+        """Number of events that it did not receive because it was too slow."""
         self._remove = remove
         self._format_trace = format_trace
         self._timeout = timeout
@@ -423,7 +424,7 @@ class Listener:
         self._remove(self)
 
     def publish(self, event: Event) -> None:
-        """Queue an event for the function, or skip it."""
+        """Internal: queue an event for the function, or skip it."""
         if self.late is not None:
             self.skipped += 1
             return
@@ -443,11 +444,13 @@ class Listener:
 
     @property
     def late(self) -> "asyncio.Task[None] | None":
-        """The delivery that still runs after its time limit; events are skipped until it ends."""
+        """Internal: the delivery that still runs after its time limit; events are skipped until it ends."""
         return self._late if self._late is not None and not self._late.done() else None
 
     def running(self, *, background: bool = False) -> "asyncio.Task[None] | None":
-        """Return the task to wait for, if it is one of the wanted kind; none for a listener that timed out."""
+        """Internal: return the task to wait for, if it is one of the wanted kind; none for a listener that timed
+        out.
+        """
         if background is not bool(self._max_queue) or self._late is not None or self._task is None:
             return None
         return None if self._task.done() else self._task

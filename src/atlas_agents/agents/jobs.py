@@ -36,7 +36,10 @@ _PERMANENT = (errors.ConfigError, errors.Refused, errors.BadOutput, errors.Broke
 
 
 class Jobs:
-    """Job queue of an Atlas. `async with atlas.jobs.running():` runs jobs: when one is added, and at every tick."""
+    """Job queue of an Atlas, `atlas.jobs`.
+
+    `async with atlas.jobs.running():` runs jobs: when one is added, and at every tick.
+    """
 
     def __init__(self, turns: "Atlas", services: TeamServices, ticker: Ticker) -> None:
         self._turns = turns
@@ -137,19 +140,19 @@ class Jobs:
         self._deadlines.clear()
 
     def wake(self) -> None:
-        """Check for jobs to run now."""
+        """Internal: check for jobs to run now."""
         if self._changed is not None:
             self._changed.set()
 
     async def refresh(self, id: str) -> None:
-        """Read a job that another process may have changed, and notify subscribers and waiters."""
+        """Internal: read a job that another process may have changed, and notify subscribers and waiters."""
         self.wake()
         job = await self._store.job(self._turns.tenant, id)
         if job is not None:
             self._publish(job)
 
     async def is_obsolete(self, row: store.RunRow) -> bool:
-        """Return whether a run belongs to a job that has ended meanwhile."""
+        """Internal: return whether a run belongs to a job that has ended meanwhile."""
         id = decode_options(row).chain.job
         job = await self._store.job(row.tenant, id) if id else None
         return bool(id) and (job is None or job.state not in store.OPEN_JOB)

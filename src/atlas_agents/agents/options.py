@@ -22,7 +22,28 @@ WHEN_BUSY: tuple[WhenBusy, ...] = get_args(WhenBusy)
 
 
 class AgentSettings(msgspec.Struct, frozen=True):
-    """Identity and model settings of an agent, validated on construction."""
+    """Identity and model settings of an agent, validated on construction.
+
+    Attributes:
+        id: Unique name of the agent.
+        name: Display name.
+        description: What the agent is for. Other agents and users read it.
+        models: Models in the order in which they are tried.
+        retry: Retries and failover between the models.
+        system_prompt: Instructions that precede every conversation, or a function that returns them.
+        model_settings: Sampling, effort, caching and other settings of the model.
+        tool_choice: `"auto"`, `"none"`, `"required"`, or the name of a tool.
+        reset_tool_choice: Whether a forced tool is only forced until the first call of a turn.
+        role: Role under which a policy knows the agent.
+        mode: `"tools"`, `"react"` or `"plan"`.
+        parallel_tools: Whether the calls of one reply run concurrently.
+        max_rounds: Most model calls in one turn.
+        output_retries: How often an answer that does not match the requested output type may be corrected.
+        hands_off_to: Ids of agents that may take over the turn.
+        budget: Limits of each turn, of each session or of the agent.
+        tool_search: Number of tools above which the model is shown `search_tools` in place of all of them; None for
+            never.
+    """
 
     id: str
     name: str = ""
@@ -66,6 +87,12 @@ class HandoffPlan(msgspec.Struct, frozen=True, omit_defaults=True):
 
     `agent_id` starts, or with `stays` the agent that answered last in the session. It may hand off to the agents in
     `hands_to`. The agents in `then` follow one after another, each with the answer of the one before.
+
+    Attributes:
+        agent_id: Agent that starts.
+        hands_to: Ids of agents that it may hand off to.
+        then: Ids of agents that follow one after another, each with the answer of the one before.
+        stays: Whether the agent that answered last in the session starts instead.
     """
 
     agent_id: str = ""

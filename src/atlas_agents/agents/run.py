@@ -83,6 +83,10 @@ class Accepted(msgspec.Struct, frozen=True):
     """Acknowledgement of a message: its run, and the run's status.
 
     `in_flight` and `done` belong to a run that was accepted earlier under the same idempotency key.
+
+    Attributes:
+        run_id: Id of the run.
+        status: `started`; `queued` behind the running turn; `in_flight` or `done` if the key was used before.
     """
 
     run_id: str
@@ -107,7 +111,16 @@ class Steered(Exception):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """One tool call and its result; `timestamp` is in milliseconds since 1970."""
+    """One tool call and its result; `timestamp` is in milliseconds since 1970.
+
+    Attributes:
+        tool: Name of the tool.
+        input: Arguments of the call.
+        output: The result.
+        status: `ok`, `error`, or `unknown` if the call may have taken effect.
+        timestamp: When it was called, in milliseconds since 1970.
+        type: Always `tool_call`.
+    """
 
     tool: str
     input: dict[str, Any]
@@ -144,7 +157,13 @@ class RunResult(msgspec.Struct, Generic[T], frozen=True):
 
 
 class CallResult(NamedTuple):
-    """Result of `Agent.call`: `messages, success, error = await agent.call(…)`."""
+    """Result of `Agent.call`: `messages, success, error = await agent.call(…)`.
+
+    Attributes:
+        messages: All messages of the agent.
+        success: Whether the turn has an answer.
+        error: Why there is none; None if there is one.
+    """
 
     messages: list[Message]
     success: bool

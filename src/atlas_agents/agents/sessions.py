@@ -48,7 +48,7 @@ class SessionHeader(msgspec.Struct, frozen=True):
 
 
 class Sessions:
-    """The stored sessions of an Atlas; every method requires a store."""
+    """The stored sessions of an Atlas, `atlas.sessions`; every method requires a store."""
 
     def __init__(self, store: Store | None, tenant: str, on_delete: Callable[[str], None]) -> None:
         self._optional_store = store

@@ -26,10 +26,14 @@ Owner = TypeVar("Owner", bound=Closable)
 
 
 class AtlasStream:
-    """A turn that runs whether or not it is iterated; every iteration yields all events from the first one."""
+    """A turn that runs whether or not it is iterated; every iteration yields all events from the first one.
+
+    `atlas.send` and `agent.send` return it.
+    """
 
     def __init__(self, stream_id: str) -> None:
         self.stream_id = stream_id
+        """Id of the turn."""
         self._events: list[Event] = []
         self._waiters: list[asyncio.Future[None]] = []
         self._ended = False
@@ -43,7 +47,7 @@ class AtlasStream:
         self._followers: list[Callable[[Event], None]] = []
 
     def start(self, run: Run, turn: Coroutine[Any, Any, Message]) -> "asyncio.Task[None]":
-        """Start the turn in a task; its events arrive through `push`."""
+        """Internal: start the turn in a task; its events arrive through `push`."""
         self._run = run
         self._accepted = run.accepted = asyncio.get_running_loop().create_future()
         self._accepted.add_done_callback(lambda _: self._wake())
@@ -53,14 +57,14 @@ class AtlasStream:
         return self._task
 
     def attach(self, turn: Coroutine[Any, Any, Message]) -> "asyncio.Task[None]":
-        """Follow a turn that was accepted earlier and runs in another process."""
+        """Internal: follow a turn that was accepted earlier and runs in another process."""
         self._accepted = asyncio.get_running_loop().create_future()
         self._accepted.set_result(Accepted(self.stream_id, "in_flight"))
         self._task = asyncio.create_task(self._follow_turn(turn))
         return self._task
 
     def push(self, event: Event) -> None:
-        """Add an event and wake the consumers."""
+        """Internal: add an event and wake the consumers."""
         self._events.append(event)
         for follower in self._followers:
             follower(event)
@@ -77,7 +81,9 @@ class AtlasStream:
         self._followers.append(follower)
 
     def on_end(self, callback: Callable[[BaseException | None], object]) -> None:
-        """Call a function when the turn has ended here, with what it raised, also if it emitted no event about that."""
+        """Internal: call a function when the turn has ended here, with what it raised, also if it emitted no event
+        about that.
+        """
         if self._task is not None:
             self._task.add_done_callback(lambda _: callback(self._failure))
 
@@ -95,13 +101,13 @@ class AtlasStream:
         return self._run.conversation.id if self._run else ""
 
     def resolve_duplicate(self, accepted: Accepted) -> None:
-        """Take the id of the earlier run that the idempotency key belongs to."""
+        """Internal: take the id of the earlier run that the idempotency key belongs to."""
         self.stream_id = accepted.run_id
         if self._accepted is not None and not self._accepted.done():
             self._accepted.set_result(accepted)
 
     def interrupt(self, others: "Sequence[AtlasStream]") -> None:
-        """Cancel other turns once this message is accepted; a duplicate message cancels nothing."""
+        """Internal: cancel other turns once this message is accepted; a duplicate message cancels nothing."""
 
         def cancel(accepted: "asyncio.Future[Accepted]") -> None:
             if not accepted.cancelled() and accepted.result().status in ("started", "queued"):
@@ -112,7 +118,9 @@ class AtlasStream:
             self._accepted.add_done_callback(cancel)
 
     async def mirror(self, other: "AtlasStream", since: str = "", *, cancels: bool = True) -> Message:
-        """Repeat the past and future events of another stream; if it `cancels`, cancelling this one cancels that turn.
+        """Internal: repeat the past and future events of another stream.
+
+        If it `cancels`, cancelling this one cancels that turn.
 
         With `since`, the events before the message with this id are left out.
         """
@@ -185,7 +193,7 @@ class AtlasStream:
             asyncio.get_running_loop().call_soon(self._task.cancel)
 
     async def begun(self) -> None:
-        """Wait until this process owns the turn, or the turn has ended."""
+        """Internal: wait until this process owns the turn, or the turn has ended."""
         owner = self._mirrored or self
         while not owner._ended and not self._ended and owner.epoch is None:
             await self._wait()
@@ -198,13 +206,15 @@ class AtlasStream:
 
     @property
     def epoch(self) -> int | None:
-        """Fencing token under which this process owns the turn; None without a journal or before it started."""
+        """Internal: fencing token under which this process owns the turn; None without a journal or before it
+        started.
+        """
         journal = self._run.journal if self._run and self._mirrored is None else None
         return (journal.epoch or None) if journal is not None else None
 
     @property
     def restored_messages(self) -> frozenset[str]:
-        """Ids of the messages that earlier processes had stored when this one took over the turn."""
+        """Internal: ids of the messages that earlier processes had stored when this one took over the turn."""
         journal = self._run.journal if self._run else None
         return journal.restored_messages if journal is not None else frozenset()
 
@@ -267,6 +277,8 @@ def events_since(message_id: str, push: Callable[[Event], None]) -> Callable[[Ev
 
 class SyncStream:
     """A running turn for code without an event loop: iterate it for events, or `texts()` for text.
+
+    `stream_sync` returns it.
 
     The turn runs while you iterate or wait for the reply. Used as a context manager, it cancels a turn that has not
     ended.

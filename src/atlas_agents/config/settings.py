@@ -155,7 +155,13 @@ def redact_url(url: str, replacement: str) -> str:
 
 
 class Explained(msgspec.Struct, frozen=True):
-    """A setting's key, its value with secrets redacted, and its source."""
+    """A setting's key, its value with secrets redacted, and its source.
+
+    Attributes:
+        key: Name of the setting.
+        value: Its value, with secrets redacted.
+        origin: Where the value comes from.
+    """
 
     key: str
     value: str
@@ -359,7 +365,18 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """Description of a setting. `hides` tells which part of the value is never displayed."""
+    """Description of a setting. `hides` tells which part of the value is never displayed.
+
+    Attributes:
+        key: Name in `atlas.toml`.
+        type: Type of the value.
+        variable: Environment variable that sets it.
+        takes: What values it accepts, in words.
+        default: The default, in words.
+        description: What it does.
+        hides: Which part of the value is never displayed.
+        in_files: Whether it can be set in a file; otherwise only in the environment and on the command line.
+    """
 
     key: str
     type: Any

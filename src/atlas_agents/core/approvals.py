@@ -11,14 +11,33 @@ Decision: TypeAlias = Literal["once", "session", "always", "no", "dismiss"]
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """One option of a field: its value and its label."""
+    """One option of a field: its value and its label.
+
+    Attributes:
+        value: Value that is returned if it is selected.
+        title: Label; the value by default.
+    """
 
     value: str
     title: str = ""
 
 
 class Field(msgspec.Struct, frozen=True):
-    """One field of a form. `least` and `most` bound a number, a text's length or the number of selected options."""
+    """One field of a form. `least` and `most` bound a number, a text's length or the number of selected options.
+
+    Attributes:
+        name: Key of the value.
+        kind: `text`, `number`, `integer`, `boolean`, `choice`, or `choices` for several.
+        title: Label; the name by default.
+        description: Help below the field.
+        required: Whether a value must be entered.
+        default: Value that is suggested.
+        choices: The options, if values are selected.
+        format: Format of a text, such as `email`, `uri` or `date`.
+        pattern: Regular expression that a text must match.
+        least: Smallest number, length or number of selected options.
+        most: Largest number, length or number of selected options.
+    """
 
     name: str
     kind: Kind = "text"
@@ -53,7 +72,14 @@ class Field(msgspec.Struct, frozen=True):
 
 
 class Form(msgspec.Struct, frozen=True):
-    """A form to fill in. `asker` receives the answer; with a `url`, the person is asked to open that address."""
+    """A form to fill in. `asker` receives the answer; with a `url`, the person is asked to open that address.
+
+    Attributes:
+        asker: Who asks and receives the answer, such as the name of an MCP server.
+        message: What is asked for.
+        fields: The fields of the form.
+        url: Address that the person is asked to open instead.
+    """
 
     asker: str
     message: str
@@ -84,7 +110,13 @@ class Form(msgspec.Struct, frozen=True):
 
 
 class Filled(msgspec.Struct, frozen=True):
-    """The outcome of a form: the values, a refusal, or a timeout."""
+    """The outcome of a form: the values, a refusal, or a timeout.
+
+    Attributes:
+        action: `accept` if the form was filled in, `decline` or `cancel`.
+        values: The values by the names of the fields.
+        by: Name of the person.
+    """
 
     action: Action
     values: dict[str, Any] = {}
@@ -104,6 +136,29 @@ class Question(msgspec.Struct, frozen=True):
     `preview` describes what the call would change, as the tool itself reports it; `facts` are further values that the
     approval is bound to; `rule` is the policy's rule that requires the approval. With a `form`, a running tool asks for
     values, and the arguments are its suggestions.
+
+    Attributes:
+        title: One line that says what is asked.
+        message: What the tool would do, in words.
+        tool: Name of the tool.
+        arguments: The exact arguments, or the suggestions of a form.
+        binding: Hash of what is approved; another call needs another approval.
+        call_id: Id of the tool call.
+        run_id: Id of the turn that waits.
+        agent_id: Agent that wants to call the tool.
+        session: Key of the session.
+        asked_by: The user for whom the turn runs.
+        expires_at: When the call is declined, in seconds since 1970.
+        working_directory: Folder in which the process runs.
+        reason: Why a person must approve the call.
+        options: Decisions that can be made.
+        tenant: Tenant of the session.
+        id: Id of the question, for `atlas.answer`.
+        policy: Version of the policy under which it is asked.
+        preview: What the call would change, as the tool itself reports it.
+        facts: Further values that the approval is bound to.
+        form: The form to fill in, if a running tool asks for values.
+        rule: Rule of the policy that requires the approval.
     """
 
     title: str
@@ -133,6 +188,12 @@ class Answer(msgspec.Struct, frozen=True):
     """A person's answer. `arguments` replace the proposed ones, or are the values of a form; `by` names the person.
 
     Dismissing a question does not approve it.
+
+    Attributes:
+        decision: `once`, `session` or `always` to approve, `no` to decline, `dismiss` to close the question.
+        arguments: Arguments that replace the proposed ones, or the values of a form.
+        by: Name of the person.
+        reason: Why it was declined; the model reads it.
     """
 
     decision: Decision

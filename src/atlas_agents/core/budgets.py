@@ -339,7 +339,18 @@ SharedLimits: TypeAlias = tuple[TokenPlan | None, Sequence[BudgetLimit]]
 
 
 class BudgetStatus(msgspec.Struct, frozen=True):
-    """One limit of a budget: what is used and reserved of it, and when it starts again (seconds since 1970)."""
+    """One limit of a budget: what is used and reserved of it, and when it starts again (seconds since 1970).
+
+    Attributes:
+        scope: Whose budget it is: `turn`, `session`, `agent`, `user` or `tenant`.
+        subject: The id or name of the turn, session, agent, user or tenant.
+        measure: What is limited: `tokens`, `requests`, `tool_calls`, `dollars` or `seconds`.
+        limit: The limit.
+        used: What is used of it.
+        reserved: What running requests may still use.
+        per: Period after which it starts again; None if never.
+        resets_at: When it starts again, in seconds since 1970; None if never.
+    """
 
     scope: str
     subject: str

@@ -126,6 +126,15 @@ class ProviderError(AtlasError):
     """A model's response could not be completed. `kind` says why; the two flags say what is worth trying.
 
     `unreachable` is True if no connection was made.
+
+    Args:
+        message: What went wrong, without secrets.
+        kind: Why, for example `rate_limit`, `auth` or `timeout`.
+        status: HTTP status of the response, if there was one.
+        retry_after: Seconds after which a retry may succeed, if the vendor says so.
+        unreachable: Whether no connection was made.
+        code: The vendor's own code of the error.
+        param: The field of the request that the vendor refused.
     """
 
     def __init__(
@@ -161,7 +170,11 @@ class ProviderError(AtlasError):
 
 
 class ModelUnavailable(ProviderError):
-    """A local model could not be downloaded or started; retrying at once does not help, another provider may."""
+    """A local model could not be downloaded or started; retrying at once does not help, another provider may.
+
+    Args:
+        message: Which model is unavailable, why, and what to do.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message, "unavailable")
@@ -199,6 +212,14 @@ class BudgetExceeded(QuotaExceeded):
     """A budget is used up. The message names the budget, its limit, what is used and when it starts again.
 
     `partial` is the text that the turn had produced, and `resets_at` the time in seconds since 1970, None if never.
+
+    Args:
+        message: The budget, its limit, what is used and when it starts again.
+        scope: Whose budget it is: `turn`, `session`, `agent`, `user` or `tenant`.
+        measure: What is limited: `tokens`, `requests`, `tool_calls`, `dollars` or `seconds`.
+        limit: The limit; None if it is not known.
+        used: What is used of it; None if it is not known.
+        resets_at: When the budget starts again, in seconds since 1970; None if never.
     """
 
     def __init__(
@@ -286,7 +307,14 @@ class NotFound(StoreError):
 
 
 class GatewayError(AtlasError):
-    """The gateway returned an error. `kind` is the protocol's error kind; `retryable` if a retry may succeed."""
+    """The gateway returned an error. `kind` is the protocol's error kind; `retryable` if a retry may succeed.
+
+    Args:
+        message: What went wrong.
+        kind: The protocol's kind of error.
+        retryable: Whether a retry may succeed.
+        retry_after: Seconds to wait before a retry, if the gateway says so.
+    """
 
     def __init__(
         self, message: str, kind: str = "INTERNAL", *, retryable: bool = False, retry_after: float | None = None
@@ -298,7 +326,13 @@ class GatewayError(AtlasError):
 
 
 class Unreachable(GatewayError):
-    """No connection to the gateway. `unclear` if it was lost while a request with side effects was in flight."""
+    """No connection to the gateway. `unclear` if it was lost while a request with side effects was in flight.
+
+    Args:
+        message: What went wrong.
+        retryable: Whether a retry may succeed.
+        unclear: Whether a request with side effects was in flight when the connection was lost.
+    """
 
     def __init__(self, message: str, *, retryable: bool = True, unclear: bool = False) -> None:
         super().__init__(message, "UNREACHABLE", retryable=retryable)
@@ -306,7 +340,11 @@ class Unreachable(GatewayError):
 
 
 class Unauthorized(GatewayError):
-    """The gateway rejected the token."""
+    """The gateway rejected the token.
+
+    Args:
+        message: What went wrong.
+    """
 
     def __init__(self, message: str) -> None:
         super().__init__(message, "NOT_LET_IN")
@@ -343,7 +381,10 @@ class NotPermitted(ToolFault):
 class Declined(ToolFault):
     """A person declined the call, or no person could be asked.
 
-    The model reads `reason` if the person gave one. `by` names the person; it is empty if nobody answered.
+    Args:
+        message: What the log and the audit row say.
+        reason: What the person wrote; the model reads it.
+        by: Name of the person; empty if no one answered.
     """
 
     kind = "declined"
@@ -373,7 +414,12 @@ class ToolFailed(ToolFault):
 
 
 class Transient(ToolFailed):
-    """Raise this in a tool when nothing has happened yet and a retry may succeed."""
+    """Raise this in a tool when nothing has happened yet and a retry may succeed.
+
+    Args:
+        message: What went wrong; the model reads it if no retry succeeds.
+        retry_after: Seconds to wait before the next try; by default a backoff.
+    """
 
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)

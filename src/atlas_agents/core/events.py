@@ -45,6 +45,17 @@ class Usage(msgspec.Struct, frozen=True):
 
     `estimated` if the vendor sent no figures and they were derived from the text's length. `cost` is in US dollars, and
     `saved` what the vendor's cache saved; None if the model's price is unknown.
+
+    Attributes:
+        input_tokens: Tokens of the request.
+        output_tokens: Tokens of the reply, including those of reasoning.
+        cached_tokens: Input tokens that were read from the vendor's cache.
+        estimated: Whether the vendor sent no figures and they were derived from the length of the text.
+        cost: US dollars; None if the price is unknown.
+        cache_write_tokens: Input tokens that were written to the cache.
+        reasoning_tokens: Output tokens of reasoning.
+        cache_write_1h_tokens: Those written to the cache that it keeps for an hour.
+        saved: US dollars that the cache saved; None if the price is unknown.
     """
 
     input_tokens: int = 0
@@ -73,7 +84,7 @@ class Usage(msgspec.Struct, frozen=True):
         )
 
     def to_metadata(self) -> dict[str, Any]:
-        """Return the metadata in which a message or a step of a journal records its usage."""
+        """Internal: return the metadata in which a message or a step of a journal records its usage."""
         counts = {"input": self.input_tokens, "output": self.output_tokens, "cached": self.cached_tokens}
         if self.cache_write_tokens:
             counts["cache_write"] = self.cache_write_tokens
@@ -92,7 +103,7 @@ class Usage(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, Any]) -> "Usage":
-        """Return the usage that is recorded in metadata; nothing if there is none."""
+        """Internal: return the usage that is recorded in metadata; nothing if there is none."""
         counts: Mapping[str, int] = metadata.get("usage") or {}
         return cls(
             counts.get("input", 0),
@@ -108,7 +119,12 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class MessageSent(msgspec.Struct, frozen=True, tag="message:sent", tag_field="type"):
-    """The user's message was added to the conversation."""
+    """The user's message was added to the conversation.
+
+    Attributes:
+        stream_id: Id of the turn.
+        message: The message as it was added, changed by interceptors.
+    """
 
     stream_id: str
     message: Message
@@ -116,7 +132,12 @@ class MessageSent(msgspec.Struct, frozen=True, tag="message:sent", tag_field="ty
 
 
 class MessageSteered(msgspec.Struct, frozen=True, tag="message:steered", tag_field="type"):
-    """The message entered the running turn `run_id`, which answers it. The events of that turn follow."""
+    """The message entered the running turn `run_id`, which answers it. The events of that turn follow.
+
+    Attributes:
+        stream_id: Id under which the message was sent.
+        run_id: Id of the running turn that it entered.
+    """
 
     stream_id: str
     run_id: str
@@ -124,7 +145,12 @@ class MessageSteered(msgspec.Struct, frozen=True, tag="message:steered", tag_fie
 
 
 class StreamStart(msgspec.Struct, frozen=True, tag="stream:start", tag_field="type"):
-    """The turn started."""
+    """The turn started.
+
+    Attributes:
+        stream_id: Id of the turn.
+        agent_id: Id of the agent.
+    """
 
     stream_id: str
     agent_id: str
@@ -132,7 +158,12 @@ class StreamStart(msgspec.Struct, frozen=True, tag="stream:start", tag_field="ty
 
 
 class StreamChunk(msgspec.Struct, frozen=True, gc=False, tag="stream:chunk", tag_field="type"):
-    """A piece of the answer's text."""
+    """A piece of the answer's text.
+
+    Attributes:
+        stream_id: Id of the turn.
+        text: The text that is new.
+    """
 
     stream_id: str
     text: str
@@ -140,7 +171,12 @@ class StreamChunk(msgspec.Struct, frozen=True, gc=False, tag="stream:chunk", tag
 
 
 class StreamThinking(msgspec.Struct, frozen=True, gc=False, tag="stream:thinking", tag_field="type"):
-    """A piece of the model's reasoning."""
+    """A piece of the model's reasoning.
+
+    Attributes:
+        stream_id: Id of the turn.
+        text: The text that is new.
+    """
 
     stream_id: str
     text: str
@@ -148,7 +184,12 @@ class StreamThinking(msgspec.Struct, frozen=True, gc=False, tag="stream:thinking
 
 
 class StreamReset(msgspec.Struct, frozen=True, gc=False, tag="stream:reset", tag_field="type"):
-    """The chunks of the current message are withdrawn; it starts again."""
+    """The chunks of the current message are withdrawn; it starts again.
+
+    Attributes:
+        stream_id: Id of the turn.
+        attempt: Number of the attempt that follows.
+    """
 
     stream_id: str
     attempt: int
@@ -156,7 +197,14 @@ class StreamReset(msgspec.Struct, frozen=True, gc=False, tag="stream:reset", tag
 
 
 class ToolCalled(msgspec.Struct, frozen=True, tag="tool:called", tag_field="type"):
-    """The model requested a tool call."""
+    """The model requested a tool call.
+
+    Attributes:
+        stream_id: Id of the turn.
+        name: Name of the tool.
+        arguments: Arguments of the call.
+        call_id: Id of the call.
+    """
 
     stream_id: str
     name: str
@@ -166,7 +214,12 @@ class ToolCalled(msgspec.Struct, frozen=True, tag="tool:called", tag_field="type
 
 
 class ApprovalAsked(msgspec.Struct, frozen=True, tag="approval:asked", tag_field="type"):
-    """A tool call is waiting for approval."""
+    """A tool call is waiting for approval.
+
+    Attributes:
+        stream_id: Id of the turn.
+        question: The tool, its arguments and the deadline. Answer with `atlas.answer(question.id, …)`.
+    """
 
     stream_id: str
     question: Question
@@ -174,7 +227,14 @@ class ApprovalAsked(msgspec.Struct, frozen=True, tag="approval:asked", tag_field
 
 
 class ApprovalAnswered(msgspec.Struct, frozen=True, tag="approval:answered", tag_field="type"):
-    """An approval was answered, or timed out, which counts as declined."""
+    """An approval was answered, or timed out, which counts as declined.
+
+    Attributes:
+        stream_id: Id of the turn.
+        approval_id: Id of the question.
+        decision: What was decided.
+        by: Name of the person; empty if the question timed out.
+    """
 
     stream_id: str
     approval_id: str
@@ -184,7 +244,12 @@ class ApprovalAnswered(msgspec.Struct, frozen=True, tag="approval:answered", tag
 
 
 class MessageStored(msgspec.Struct, frozen=True, tag="message:kept", tag_field="type"):
-    """A message of this turn was stored; emitted only with a store."""
+    """A message of this turn was stored; emitted only with a store.
+
+    Attributes:
+        stream_id: Id of the turn.
+        message: The message as it was stored.
+    """
 
     stream_id: str
     message: Message
@@ -192,7 +257,13 @@ class MessageStored(msgspec.Struct, frozen=True, tag="message:kept", tag_field="
 
 
 class HandedOff(msgspec.Struct, frozen=True, tag="run:handoff", tag_field="type"):
-    """Handoff: another agent continues the turn."""
+    """Handoff: another agent continues the turn.
+
+    Attributes:
+        stream_id: Id of the turn.
+        from_agent: Id of the agent that had the turn.
+        to_agent: Id of the agent that continues it.
+    """
 
     stream_id: str
     from_agent: str
@@ -201,7 +272,13 @@ class HandedOff(msgspec.Struct, frozen=True, tag="run:handoff", tag_field="type"
 
 
 class SessionCompacted(msgspec.Struct, frozen=True, tag="session:compacted", tag_field="type"):
-    """Compaction: a summary replaces older messages in what the model is sent. They stay in the conversation."""
+    """Compaction: a summary replaces older messages in what the model is sent. They stay in the conversation.
+
+    Attributes:
+        stream_id: Id of the turn.
+        summary: Message with the summary.
+        tokens_after: Estimated tokens of the conversation after it.
+    """
 
     stream_id: str
     summary: Message
@@ -214,14 +291,24 @@ class SessionCompacted(msgspec.Struct, frozen=True, tag="session:compacted", tag
 
 
 class PlanStep(msgspec.Struct, frozen=True):
-    """A step of a plan. `changed` marks a step that was running when the plan was revised."""
+    """A step of a plan. `changed` marks a step that was running when the plan was revised.
+
+    Attributes:
+        text: What the step does.
+        status: `pending`, `running`, `done`, `failed`, `changed` or `dropped`.
+    """
 
     text: str
     status: StepStatus = "pending"
 
 
 class PlanUpdated(msgspec.Struct, frozen=True, tag="plan:updated", tag_field="type"):
-    """The current plan of the turn and its progress."""
+    """The current plan of the turn and its progress.
+
+    Attributes:
+        stream_id: Id of the turn.
+        steps: All steps of the plan, with their progress.
+    """
 
     stream_id: str
     steps: tuple[PlanStep, ...]
@@ -229,7 +316,14 @@ class PlanUpdated(msgspec.Struct, frozen=True, tag="plan:updated", tag_field="ty
 
 
 class ToolProgress(msgspec.Struct, frozen=True, tag="tool:progress", tag_field="type"):
-    """Progress reported by a running tool."""
+    """Progress reported by a running tool.
+
+    Attributes:
+        stream_id: Id of the turn.
+        name: Name of the tool.
+        call_id: Id of the call.
+        message: What the tool reported.
+    """
 
     stream_id: str
     name: str
@@ -239,7 +333,18 @@ class ToolProgress(msgspec.Struct, frozen=True, tag="tool:progress", tag_field="
 
 
 class ToolAnswered(msgspec.Struct, frozen=True, tag="tool:result", tag_field="type"):
-    """A tool call has its result. The duration is in milliseconds and excludes the wait for an approval."""
+    """A tool call has its result. The duration is in milliseconds and excludes the wait for an approval.
+
+    Attributes:
+        stream_id: Id of the turn.
+        name: Name of the tool.
+        arguments: Arguments of the call.
+        call_id: Id of the call.
+        status: `ok`, `error`, or `unknown` if the call may have taken effect.
+        error: Kind of fault; None if there was none.
+        result: The result as the model reads it.
+        duration_ms: How long it ran, in milliseconds.
+    """
 
     stream_id: str
     name: str
@@ -253,7 +358,14 @@ class ToolAnswered(msgspec.Struct, frozen=True, tag="tool:result", tag_field="ty
 
 
 class StreamEnd(msgspec.Struct, frozen=True, tag="stream:end", tag_field="type"):
-    """The turn ended. `error` holds the reason if it failed."""
+    """The turn ended. `error` holds the reason if it failed.
+
+    Attributes:
+        stream_id: Id of the turn.
+        usage: Tokens and cost of the turn.
+        cancelled: Whether it was cancelled.
+        error: Why it failed; None if it did not.
+    """
 
     stream_id: str
     usage: Usage
@@ -263,7 +375,12 @@ class StreamEnd(msgspec.Struct, frozen=True, tag="stream:end", tag_field="type")
 
 
 class MessageReceived(msgspec.Struct, frozen=True, tag="message:received", tag_field="type"):
-    """The answer was added to the conversation."""
+    """The answer was added to the conversation.
+
+    Attributes:
+        stream_id: Id of the turn.
+        message: The answer.
+    """
 
     stream_id: str
     message: Message
@@ -271,7 +388,13 @@ class MessageReceived(msgspec.Struct, frozen=True, tag="message:received", tag_f
 
 
 class ErrorRaised(msgspec.Struct, frozen=True, tag="error", tag_field="type"):
-    """The turn failed. `kind` is the exception's class name, or a provider error's own kind."""
+    """The turn failed. `kind` is the exception's class name, or a provider error's own kind.
+
+    Attributes:
+        stream_id: Id of the turn.
+        message: What went wrong, without secrets.
+        kind: Name of the exception's class, or the kind of a provider error.
+    """
 
     stream_id: str
     message: str

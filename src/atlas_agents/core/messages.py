@@ -48,7 +48,11 @@ def new_id() -> str:
 
 
 class Text(msgspec.Struct, frozen=True, tag="text", tag_field="type"):
-    """Text."""
+    """Text.
+
+    Attributes:
+        text: The text.
+    """
 
     text: str
     type: ClassVar[Literal["text"]] = "text"
@@ -58,6 +62,13 @@ class ToolCall(msgspec.Struct, frozen=True, tag="tool_call", tag_field="type", o
     """A tool call by the model. `malformed` holds the raw arguments if they were not valid JSON.
 
     `signature` is the vendor's proof of the reasoning that led to the call; it is returned unchanged.
+
+    Attributes:
+        id: Id of the call; its result has the same.
+        name: Name of the tool.
+        arguments: Arguments by name.
+        malformed: The raw arguments, if they were not valid JSON.
+        signature: The vendor's proof of the reasoning that led to the call; it is returned unchanged.
     """
 
     id: str
@@ -73,6 +84,13 @@ class ToolResult(msgspec.Struct, frozen=True, tag="tool_result", tag_field="type
 
     `untrusted` names the source of content that someone else wrote, such as `web: https://example.org/`; several are
     separated by `; `.
+
+    Attributes:
+        call_id: Id of the call.
+        status: `ok`, `error`, or `unknown` if the call may have taken effect.
+        result: What the model reads.
+        error: Kind of fault; None if there was none.
+        untrusted: Source of content that someone else wrote; empty if there is none.
     """
 
     call_id: str
@@ -84,7 +102,12 @@ class ToolResult(msgspec.Struct, frozen=True, tag="tool_result", tag_field="type
 
 
 class Thinking(msgspec.Struct, frozen=True, tag="thinking", tag_field="type", omit_defaults=True):
-    """The model's reasoning, stored verbatim with the vendor's signature."""
+    """The model's reasoning, stored verbatim with the vendor's signature.
+
+    Attributes:
+        text: The reasoning; empty if the vendor hides it.
+        signature: The vendor's signature, which is returned unchanged.
+    """
 
     text: str
     signature: str = ""
@@ -134,7 +157,12 @@ class File(msgspec.Struct, frozen=True, tag="file", tag_field="type", omit_defau
 
 
 class Opaque(msgspec.Struct, frozen=True, tag="opaque", tag_field="type"):
-    """A vendor-specific block of unknown type, stored verbatim and sent only to that vendor."""
+    """A vendor-specific block of unknown type, stored verbatim and sent only to that vendor.
+
+    Attributes:
+        vendor: Id of the vendor.
+        block: The block as the vendor sent it.
+    """
 
     vendor: str
     block: dict[str, Any]
@@ -480,7 +508,13 @@ class Conversation:
 
 
 class ToolSpec(msgspec.Struct, frozen=True, dict=True):
-    """A tool's name, description and JSON schema of its parameters. `__dict__` caches its encoded form per vendor."""
+    """A tool's name, description and JSON schema of its parameters. `__dict__` caches its encoded form per vendor.
+
+    Attributes:
+        name: Name of the tool.
+        description: What the model reads about it.
+        parameters: JSON schema of its arguments.
+    """
 
     name: str
     description: str

@@ -310,6 +310,10 @@ class Environment:
 
     The `.env` of the working directory may set only API keys, the model, the port and logging until the folder is
     trusted; `ignored` are the other values. A file that the caller names is read whole.
+
+    Args:
+        values: Variables to read; those of the process if None.
+        dotenv: File with further variables; `.env` in the working directory by default, None for no file.
     """
 
     def __init__(self, values: Mapping[str, str] | None = None, *, dotenv: Path | None = _WORKING_DOTENV) -> None:

@@ -42,7 +42,17 @@ _ROLE = re.compile(rb'"role": ?"(user|assistant)"')
 
 
 class Session(msgspec.Struct, frozen=True):
-    """A stored conversation."""
+    """A stored conversation.
+
+    Attributes:
+        key: Key of the session.
+        agent_id: Agent that answered last.
+        label: Title; empty if it has none.
+        archived: Whether it is archived.
+        metadata: What tools and rules set in the session.
+        created_at: When it was created, in milliseconds since 1970.
+        updated_at: When it was last changed, in milliseconds since 1970.
+    """
 
     key: str
     agent_id: str = ""
@@ -262,7 +272,31 @@ NO_CHAIN = Chain()
 
 class JobRow(msgspec.Struct, frozen=True):
     """A job: a task that an agent delegated, or that a schedule created. Each job runs in a session of its own, and its
-    outcome is reported to the asker once. The `asker_*` fields are empty if a schedule created it."""
+    outcome is reported to the asker once. The `asker_*` fields are empty if a schedule created it.
+
+    Attributes:
+        id: Id of the job.
+        kind: Whether it was delegated or created by a schedule.
+        agent_id: Agent that does the task.
+        task: What to do.
+        session: Key of the session in which it runs.
+        state: `queued`, `running`, `done`, `failed`, `expired`, `cancelled` or `dead`.
+        priority: From 0 (`low`) to 3 (`urgent`).
+        root: Id of the turn from which the whole delegation started.
+        user: The user for whom it runs.
+        asker_run: Turn that delegated it.
+        asker_call: Tool call that delegated it.
+        asker_session: Session of the agent that delegated it.
+        asker_agent: Agent that delegated it.
+        due_at: When it may start, in milliseconds since 1970.
+        deadline: When it is cancelled, in milliseconds since 1970; None for never.
+        attempts: How often it was started.
+        epoch: Fencing token: it increases with every new owner.
+        result: The answer, once it is done.
+        error: Why it failed.
+        created_at: When it was added, in milliseconds since 1970.
+        ended_at: When it ended, in milliseconds since 1970; None if it has not.
+    """
 
     id: str
     kind: JobKind
@@ -299,7 +333,21 @@ class JobRow(msgspec.Struct, frozen=True):
 
 class Schedule(msgspec.Struct, frozen=True):
     """A recurring task. Due times that were missed during downtime run `once` in total, or are skipped. `prefix` is
-    prepended to the keys of its sessions."""
+    prepended to the keys of its sessions.
+
+    Attributes:
+        name: Unique name.
+        cron: When it runs, as five cron fields: `0 9 * * 1-5`.
+        agent_id: Agent that does the task.
+        task: What to do.
+        zone: Time zone of `cron`, such as `Europe/Berlin`.
+        missed: Due times that were missed during downtime run `once` in total, or `skip`.
+        priority: Priority of its jobs.
+        paused: Whether it creates no jobs.
+        user: The user for whom its jobs run.
+        prefix: Beginning of the keys of its sessions.
+        created_at: When it was created, in milliseconds since 1970.
+    """
 
     name: str
     cron: str

@@ -18,7 +18,15 @@ _STORAGE_TTL = 60.0
 
 
 class Plan(msgspec.Struct, frozen=True):
-    """A tenant's limits: tokens per month, agents, bytes and users. None means no limit."""
+    """A tenant's limits: tokens per month, agents, bytes and users. None means no limit.
+
+    Attributes:
+        name: Name of the plan.
+        tokens: Most tokens per month.
+        agents: Most agents.
+        storage: Most bytes.
+        seats: Most users.
+    """
 
     name: str
     tokens: int | None = None
@@ -28,7 +36,14 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class User(msgspec.Struct, frozen=True):
-    """A user of a tenant. A suspended user's tokens are rejected."""
+    """A user of a tenant. A suspended user's tokens are rejected.
+
+    Attributes:
+        name: Unique name.
+        role: Role of the user in the tenant.
+        status: `active`, `invited` or `suspended`.
+        created_at: When the user was added, in milliseconds since 1970.
+    """
 
     name: str
     role: str = "member"
@@ -58,7 +73,7 @@ OWNER = User("owner", "owner")
 
 
 class Tenancy:
-    """One tenant's users and plan, kept in the store."""
+    """One tenant's users and plan, kept in the store: `atlas.tenancy`."""
 
     def __init__(self, store: Store, tenant: str, clock: Clock) -> None:
         self._store = store
@@ -134,7 +149,7 @@ class Tenancy:
         return PlanUsage(tokens, await self._store.storage_bytes(self.tenant), len(await self.users()))
 
     async def admit(self, agent_id: str, agents: Sequence[str]) -> None:
-        """Check that this agent may take another turn. Raises QuotaExceeded if the plan does not allow it."""
+        """Internal: check that this agent may take another turn. Raises QuotaExceeded if the plan does not allow it."""
         plan = await self.plan()
         if plan.agents is not None and agent_id in agents[plan.agents :]:
             raise QuotaExceeded(f"the plan {plan.name} allows {plan.agents} agents, and {agent_id} is not one of them")
@@ -145,7 +160,7 @@ class Tenancy:
         await self.check_tokens()
 
     async def check_tokens(self) -> None:
-        """Check the token quota before a turn. Raises QuotaExceeded if this month's tokens are used up."""
+        """Internal: check the token quota before a turn. Raises QuotaExceeded if this month's tokens are used up."""
         plan = await self.plan()
         if plan.tokens is None:
             return

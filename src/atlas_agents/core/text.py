@@ -74,7 +74,16 @@ def is_hidden(char: str) -> bool:
 
 
 class HiddenCharacters(msgspec.Struct, frozen=True):
-    """A run of hidden characters: its position, its first character and its length."""
+    """A run of hidden characters: its position, its first character and its length.
+
+    Attributes:
+        file: Name of the file.
+        line: Line of the first character, from 1.
+        column: Column of the first character, from 1.
+        code_point: The first character, such as `U+202E`.
+        name: Its Unicode name.
+        count: Number of hidden characters in a row.
+    """
 
     file: str
     line: int

@@ -174,7 +174,15 @@ def run(work: Coroutine[Any, Any, Any]) -> None:
 
 
 class Gateway:
-    """Gateway server: `await Gateway(atlas, settings).serve()`, or `async with gateway.running():`."""
+    """Gateway server: `await Gateway(atlas, settings).serve()`, or `async with gateway.running():`.
+
+    Args:
+        atlas: The agents that it serves.
+        settings: Address, tokens and limits.
+        routes: Further HTTP routes (Starlette).
+        membership: Membership in a cluster; None for a single process.
+        services: What the methods of the protocol use beyond the Atlas, such as knowledge and the workspace.
+    """
 
     def __init__(
         self,

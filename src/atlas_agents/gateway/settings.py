@@ -18,6 +18,22 @@ class GatewaySettings(msgspec.Struct, frozen=True, kw_only=True):
     first start. `hosts` are further host names of this gateway, `origins` the other sites whose pages may use it,
     `trusted_proxies` the addresses or networks of reverse proxies whose `X-Forwarded-For` names the client. Sizes are
     in bytes, times in seconds.
+
+    Attributes:
+        home: Folder for the token and other state, readable only by its owner.
+        host: Address to listen on.
+        port: Port to listen on; 0 selects a free one.
+        token: The main token; by default that in the file `token` in `home`, which is created at the first start.
+        hosts: Further host names of this gateway.
+        origins: Other sites whose pages may use it.
+        trusted_proxies: Addresses or networks of reverse proxies whose `X-Forwarded-For` names the client.
+        user_sessions: Most sessions of each user with own sessions. 0 means unlimited.
+        user_messages: Most messages of each such user. 0 means unlimited.
+        auth_timeout: Seconds in which a client must authenticate.
+        first_frame: Most bytes of the first frame of a connection.
+        max_frame: Most bytes of any other frame.
+        max_queued: Most bytes that may wait for a slow client before it is disconnected.
+        ping: Seconds between pings.
     """
 
     home: Path

@@ -36,6 +36,13 @@ class KnowledgeBase:
 
     `history_sources` adds history to `search_my_memories`, by source name. `search_tool` is the name under which agents
     see the tool that searches documents.
+
+    Args:
+        store: Store of documents and memories.
+        embedder: Model that compares texts by meaning; None to search only by keywords.
+        sources: How documents are found and read; by default files, and web pages of public addresses.
+        history_sources: History that `search_my_memories` also searches, by source name.
+        search_tool: Name under which agents see the tool that searches documents.
     """
 
     def __init__(

@@ -153,7 +153,13 @@ class DocumentDetails(msgspec.Struct, frozen=True):
 class Progress(msgspec.Struct, frozen=True):
     """Progress of an import: documents done and in total, the current one, and passages so far.
 
-    `stored` of the current document's `pieces` passages are stored; `pieces` is 0 until it has been read.
+    Attributes:
+        done: Documents that are done.
+        total: Documents in total.
+        source: The current document.
+        passages: Passages so far.
+        pieces: Passages of the current document; 0 until it has been read.
+        stored: Passages of the current document that are stored.
     """
 
     done: int

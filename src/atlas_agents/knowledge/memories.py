@@ -43,7 +43,13 @@ _MAX_LINE = 500
 
 
 class MemoryOwner(msgspec.Struct, frozen=True):
-    """The owner of memories: an agent and the user it works for."""
+    """The owner of memories: an agent and the user it works for.
+
+    Attributes:
+        tenant: Tenant of the agent.
+        agent_id: The agent.
+        user: The user it works for; empty if none was named.
+    """
 
     tenant: str
     agent_id: str
@@ -72,7 +78,15 @@ class Memory(msgspec.Struct, frozen=True):
 
 
 class MemoryOrigin(msgspec.Struct, frozen=True):
-    """Where a memory comes from; `key` is an idempotency key."""
+    """Where a memory comes from; `key` is an idempotency key.
+
+    Attributes:
+        key: Idempotency key: a second memory with the same key is not stored.
+        run_id: Turn in which it was stored.
+        session: Session of that turn.
+        call_id: Tool call that stored it.
+        untrusted: Sources of untrusted content in that session.
+    """
 
     key: str
     run_id: str = ""

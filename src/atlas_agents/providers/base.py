@@ -125,6 +125,18 @@ class Request(msgspec.Struct, frozen=True):
 
     `without` names what this model refused before and must not be sent: settings, or parts of the request.
     `stable_system` is the beginning of `system` that is the same in every request of a session.
+
+    Attributes:
+        messages: The conversation, oldest message first.
+        system: The system prompt.
+        tools: Tools that the model may call.
+        model: Name of the model; that of the provider if None.
+        tool_choice: `"auto"`, `"none"`, `"required"`, or the name of a tool.
+        settings: Sampling, effort, caching and other settings.
+        output: Schema that the answer must match.
+        metadata: Values of the turn, which are not sent.
+        without: Settings or parts that this model refused before and that must not be sent.
+        stable_system: Beginning of `system` that is the same in every request of a session.
     """
 
     messages: Sequence[Message]
@@ -140,13 +152,22 @@ class Request(msgspec.Struct, frozen=True):
 
 
 class TextChunk(msgspec.Struct, frozen=True, gc=False, tag="text", tag_field="type"):
-    """A piece of text."""
+    """A piece of text.
+
+    Attributes:
+        text: The text that is new.
+    """
 
     text: str
 
 
 class ThinkingChunk(msgspec.Struct, frozen=True, gc=False, tag="thinking", tag_field="type"):
-    """A piece of reasoning; the last chunk of a block may carry its signature."""
+    """A piece of reasoning; the last chunk of a block may carry its signature.
+
+    Attributes:
+        text: The text that is new.
+        signature: The vendor's signature of the block.
+    """
 
     text: str
     signature: str = ""
@@ -156,6 +177,10 @@ class ToolCallChunk(msgspec.Struct, frozen=True, tag="tool_call", tag_field="typ
     """A complete tool call, yielded only after the message is complete. An empty id is replaced by the agent loop.
 
     `after` is the number of signed or opaque parts before the call, if such a part follows it.
+
+    Attributes:
+        call: The call.
+        after: Number of signed or opaque parts before the call, if such a part follows it; otherwise -1.
     """
 
     call: ToolCall
@@ -163,21 +188,37 @@ class ToolCallChunk(msgspec.Struct, frozen=True, tag="tool_call", tag_field="typ
 
 
 class OpaqueChunk(msgspec.Struct, frozen=True, tag="opaque", tag_field="type"):
-    """A complete vendor-specific block of unknown type."""
+    """A complete vendor-specific block of unknown type.
+
+    Attributes:
+        vendor: Id of the vendor.
+        block: The block as the vendor sent it.
+    """
 
     vendor: str
     block: dict[str, Any]
 
 
 class ResetChunk(msgspec.Struct, frozen=True, gc=False, tag="reset", tag_field="type"):
-    """Discards all chunks so far; another attempt follows. `usage` is what the vendor reported for the last one."""
+    """Discards all chunks so far; another attempt follows. `usage` is what the vendor reported for the last one.
+
+    Attributes:
+        attempt: Number of the attempt that follows.
+        usage: What the vendor reported for the last attempt.
+    """
 
     attempt: int
     usage: Usage | None = None
 
 
 class DoneChunk(msgspec.Struct, frozen=True, tag="done", tag_field="type"):
-    """The message is complete. A stream without it is incomplete."""
+    """The message is complete. A stream without it is incomplete.
+
+    Attributes:
+        usage: Tokens of the request and the reply.
+        stop_reason: Why the reply ended.
+        model: Name of the model that answered, as the vendor reports it.
+    """
 
     usage: Usage = Usage()
     stop_reason: StopReason = "stop"

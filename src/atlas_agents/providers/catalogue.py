@@ -87,7 +87,18 @@ class Price(msgspec.Struct, frozen=True):
 
 
 class ModelProfile(msgspec.Struct, frozen=True):
-    """What a model accepts, as far as it is known."""
+    """What a model accepts, as far as it is known.
+
+    Attributes:
+        family: Name of the family of models.
+        reasoning: Whether it reasons: `never`, when asked (`optional`), unless turned off (`default`), or `always`.
+        min_budget: Fewest tokens that can be given for reasoning.
+        max_budget: Most tokens that can be given for reasoning; None if it is not known.
+        typed_output: How a typed answer is requested: by its schema, as any JSON, or only in the prompt.
+        typed_with_tools: Whether a typed answer and tools can be requested together.
+        strict_tools: Whether arguments that match the schema can be demanded.
+        min_cached_tokens: Fewest tokens that the vendor caches.
+    """
 
     family: str = ""
     reasoning: Reasoning = "unknown"

@@ -524,6 +524,18 @@ class GeminiProvider(http.HttpProvider):
 
     The key comes from `api_key`, `GOOGLE_API_KEY` or `GEMINI_API_KEY`. For Vertex AI, `base_url` ends with
     `/publishers/google` and `api_key` is a function that returns an access token.
+
+    Args:
+        model: Name of the model; required unless each request names one or the provider finds one.
+        base_url: Address of the API; by default the vendor's `…_BASE_URL` variable, then its own address. One with
+            `{model}` in it is the whole address of a request, and the body does not name the model.
+        api_key: Key, or a function that returns the current one; by default the vendor's `…_API_KEY` variable.
+        timeouts: Timeouts of a request.
+        clock: Source of time.
+        environment: Settings to read instead of the process environment and `.env`.
+        id: Name of the provider in references, errors and usage; by default the vendor's.
+        profile: Name of the model whose rules apply, where `model` is a name of your own, such as a deployment.
+        key_header: Header that carries the key, if it is not the vendor's; `"Authorization"` sends a bearer token.
     """
 
     vendor = "Google"

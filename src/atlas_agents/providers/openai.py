@@ -728,6 +728,18 @@ class OpenAIProvider(http.HttpProvider):
 
     OpenAI and Azure refuse tools on chat completions for models that reason. Such requests go to the Responses API; at
     another address only if `profile` names the model. xAI's models always use the Responses API.
+
+    Args:
+        model: Name of the model; required unless each request names one or the provider finds one.
+        base_url: Address of the API; by default the vendor's `…_BASE_URL` variable, then its own address. One with
+            `{model}` in it is the whole address of a request, and the body does not name the model.
+        api_key: Key, or a function that returns the current one; by default the vendor's `…_API_KEY` variable.
+        timeouts: Timeouts of a request.
+        clock: Source of time.
+        environment: Settings to read instead of the process environment and `.env`.
+        id: Name of the provider in references, errors and usage; by default the vendor's.
+        profile: Name of the model whose rules apply, where `model` is a name of your own, such as a deployment.
+        key_header: Header that carries the key, if it is not the vendor's; `"Authorization"` sends a bearer token.
     """
 
     vendor = "OpenAI"

@@ -49,7 +49,12 @@ ProviderFactory: TypeAlias = Callable[[Environment], base.Provider]
 
 
 class ModelRef(msgspec.Struct, frozen=True):
-    """A parsed model reference, `provider/model`."""
+    """A parsed model reference, `provider/model`.
+
+    Attributes:
+        provider: Id of the provider.
+        model: Name of the model.
+    """
 
     provider: str
     model: str

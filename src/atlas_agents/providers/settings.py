@@ -118,7 +118,7 @@ class ModelSettings(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unkn
         return msgspec.structs.replace(self, **changed) if changed else self
 
     def fill(self, requested: "ModelSettings") -> "ModelSettings":
-        """Return these settings with what a caller requests where they allow it.
+        """Internal: return these settings with what a caller requests where they allow it.
 
         A setting that is set here stays, except that the lower effort and the lower number of tokens apply. Extra
         fields and headers of the caller are ignored.

@@ -20,7 +20,12 @@ _WORD = re.compile(r"\s*\S+\s*|\s+")
 
 
 class Reply:
-    """One reply of a scripted model; `+` joins two into one."""
+    """One reply of a scripted model; `+` joins two into one.
+
+    Args:
+        items: Texts, tool calls and errors in the order in which they are streamed.
+        stop: Why the reply ends; by default what the items imply.
+    """
 
     def __init__(self, *items: _Item, stop: base.StopReason | None = None) -> None:
         self.items = items
@@ -56,7 +61,12 @@ def refuses(reason: str = "") -> Reply:
 
 
 class Scripted(base.BaseProvider):
-    """Scripted model: returns one reply per request, in order, and records the requests."""
+    """Scripted model: returns one reply per request, in order, and records the requests.
+
+    Args:
+        replies: One reply per request, in order.
+        id: Name of the provider in errors and usage.
+    """
 
     def __init__(self, *replies: Reply, id: str = "scripted") -> None:
         self.id = id
@@ -103,6 +113,10 @@ class Cassette(base.BaseProvider):
     """Replays `path` if it exists; otherwise calls `provider` and records it. Only complete responses are recorded.
 
     Ids and times are not compared, so recordings stay valid; keys and headers are never recorded.
+
+    Args:
+        path: File with the recorded responses.
+        provider: Provider to record if the file does not exist; without one, a missing file is an error.
     """
 
     def __init__(self, path: Path | str, provider: base.Provider | None = None) -> None:

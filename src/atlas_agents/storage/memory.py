@@ -23,6 +23,9 @@ class MemoryStore(SqlReads):
     """Store in memory. It works without `open`, keeps its rows after `close`, and loses them with the object.
 
     Statements run on the calling thread: there is no disk to wait for.
+
+    Args:
+        clock: Source of time; a `VirtualClock` in tests.
     """
 
     def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:

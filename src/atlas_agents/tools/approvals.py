@@ -107,9 +107,10 @@ class Approvals:
         return [waiting.question for waiting in self._open.values()]
 
     def find_waiting(self, id: str, clock: Clock) -> Question | None:
-        """Return a question for whose answer a call in this process waits, with the deadline by the current time.
+        """Internal: return a question for whose answer a call in this process waits.
 
-        The call waits by the monotonic clock, so the deadline that was stored is wrong after the system clock jumped.
+        Its deadline is by the current time: the call waits by the monotonic clock, so the deadline that was stored is
+        wrong after the system clock jumped.
         """
         waiting = self._open.get(id)
         if waiting is None or waiting.reply.done():
@@ -119,7 +120,7 @@ class Approvals:
         return msgspec.structs.replace(question, expires_at=expires_at) if jumped else question
 
     async def find_grant(self, question: Question, store: ApprovalStore | None = None) -> str | None:
-        """Return who gave a standing approval of exactly this call; None if there is no such approval."""
+        """Internal: return who gave a standing approval of exactly this call; None if there is no such approval."""
         if store is not None:
             for asked, answer in await store.find_grants(question.binding):
                 self._remember(answer, asked, question.binding)
@@ -130,11 +131,11 @@ class Approvals:
         return None
 
     def is_waiting(self, id: str) -> bool:
-        """Return whether a call in this process waits for the answer to this question."""
+        """Internal: return whether a call in this process waits for the answer to this question."""
         return id in self._open and not self._open[id].reply.done()
 
     def deliver(self, id: str, answer: Answer) -> bool:
-        """Pass a stored answer to the call in this process that waits for it; False if none does."""
+        """Internal: pass a stored answer to the call in this process that waits for it; False if none does."""
         waiting = self._open.get(id)
         if waiting is None or waiting.reply.done():
             return False
@@ -142,7 +143,7 @@ class Approvals:
         return True
 
     def effective_answer(self, question: Question, answer: Answer) -> Answer:
-        """Return the answer that counts: under the two-person rule, users cannot approve their own calls.
+        """Internal: return the answer that counts: under the two-person rule, users cannot approve their own calls.
 
         A form is answered once.
         """
@@ -156,7 +157,9 @@ class Approvals:
     async def request_approval(
         self, question: Question, clock: Clock, store: ApprovalStore | None = None, on_asked: OnAsked | None = None
     ) -> Answer:
-        """Ask and return the approval; raises Declined if it is denied, not given in time, or no one can be asked."""
+        """Internal: ask and return the approval; raises Declined if it is denied, not given in time, or no one can
+        be asked.
+        """
         answer = await self.ask(question, clock, store, on_asked)
         if answer.decision in REFUSALS:
             raise Declined(f"{question.tool} was not approved{_describe_refusal(answer)}", answer.reason, answer.by)

@@ -163,6 +163,28 @@ class ToolContext(Generic[Deps]):
     `idempotency_key` is the same for every try of this call. `chain` lists the delegations that led to this turn.
     `approved` is True if a person approved the call. `team_services` is None without a store. `untrusted` lists the
     sources of untrusted content in the session.
+
+    Args:
+        conversation: The conversation of the turn.
+        agent: The agent that made the call.
+        run_id: Id of the turn.
+        call_id: Id of the call.
+        tenant_id: Tenant of the session.
+        metadata: Metadata of the session.
+        report: Function that receives progress.
+        user: The user for whom the turn runs; empty if none was named.
+        approved: Whether a person approved the call.
+        untrusted: Sources of untrusted content in the session.
+        note: Function that adds a value to the audit row.
+        mark: Function that receives a source of untrusted content.
+        ask: Function that asks a person to fill in a form.
+        spend: Function that counts the usage of a model.
+        count: Function that counts the usage of another turn.
+        reserve: Function that reserves tokens of the budget.
+        chain: Delegations that led to this turn.
+        team_services: Users and jobs; None without a store.
+        writes: Where rows are collected that are stored together with the result.
+        deps: What the caller passed as `deps=…`.
     """
 
     __slots__ = (
@@ -240,7 +262,7 @@ class ToolContext(Generic[Deps]):
         return cast(Deps, self._deps)
 
     def enter_thread(self) -> None:
-        """Have `progress` called from another thread than that of the event loop."""
+        """Internal: have `progress` called from another thread than that of the event loop."""
         if not self._in_thread:
             self._in_thread = True
             self._report = partial(asyncio.get_running_loop().call_soon_threadsafe, self._report)
@@ -273,17 +295,19 @@ class ToolContext(Generic[Deps]):
         await self._spend(model, usage)
 
     def add_turn(self, usage: Usage) -> None:
-        """Add the usage of another turn, which this call ran and which recorded it itself, to that of this turn."""
+        """Internal: add the usage of another turn, which this call ran and which recorded it itself, to that of this
+        turn.
+        """
         self._count(usage)
 
     def add_write(self, write: Write) -> None:
-        """Commit this write in the same transaction as the outcome, if the call succeeds."""
+        """Internal: commit this write in the same transaction as the outcome, if the call succeeds."""
         if self._writes is None:
             raise ToolFailed("this tool requires a store and a named session")
         self._writes.append(write)
 
     def discard_writes(self) -> None:
-        """Discard the writes of an earlier try."""
+        """Internal: discard the writes of an earlier try."""
         if self._writes:
             self._writes.clear()
 

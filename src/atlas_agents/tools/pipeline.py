@@ -91,7 +91,11 @@ async def _decide(call: ToolCall, scope: ToolScope) -> Approved | Rejected:
 
 
 class Happened(msgspec.Struct, frozen=True):
-    """The call took effect; `result` is what the tool would have returned."""
+    """The call took effect; `result` is what the tool would have returned.
+
+    Attributes:
+        result: What the tool would have returned.
+    """
 
     result: Any = None
 

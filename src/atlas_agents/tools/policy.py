@@ -79,7 +79,14 @@ def parse_command_rule(given: "CommandRule | Mapping[str, Any]", where: str) -> 
 
 
 class Actor(msgspec.Struct, frozen=True):
-    """Who calls a tool: an agent with its role, on behalf of a user of a tenant."""
+    """Who calls a tool: an agent with its role, on behalf of a user of a tenant.
+
+    Attributes:
+        agent_id: Id of the agent.
+        role: Role of the agent, which rules of a policy can name.
+        user: The user for whom it works; empty if none was named.
+        tenant: Tenant of the user.
+    """
 
     agent_id: str
     role: str = ""
@@ -88,14 +95,24 @@ class Actor(msgspec.Struct, frozen=True):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """The decision (yes, no or ask) and the rule behind it."""
+    """The decision (yes, no or ask) and the rule behind it.
+
+    Attributes:
+        cell: `yes`, `no` or `ask`.
+        rule: The rule that decided.
+    """
 
     cell: Cell
     rule: str
 
 
 class PermissionGrant(msgspec.Struct, frozen=True):
-    """A granted permission, and what happens to calls that need it once the session contains untrusted content."""
+    """A granted permission, and what happens to calls that need it once the session contains untrusted content.
+
+    Attributes:
+        permission: Name of the permission.
+        when_tainted: Whether such calls are allowed, asked about or denied in a session with untrusted content.
+    """
 
     permission: str
     when_tainted: WhenTainted

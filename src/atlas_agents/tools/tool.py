@@ -90,12 +90,14 @@ class Tool:
 
     when_tainted: WhenTainted | None
     choices: tuple["ToolChoice", ...] = ()
-    """The choices of the toolsets that the tool comes from, which decide in each turn whether the agent has it."""
+    """Internal: the choices of the toolsets that the tool comes from, which decide in each turn whether the agent
+    has it.
+    """
     _is_sendable = True
     _build: Callable[[str], "Tool"] | None = None
     """Returns the tool that a call of a user executes, if it differs between users."""
     around: Callable[[ToolContext], AbstractAsyncContextManager[None]] | None = None
-    """Returns a context manager that each execution of the function runs in."""
+    """Internal: returns a context manager that each execution of the function runs in."""
 
     def __init__(
         self,
@@ -169,21 +171,23 @@ class Tool:
         return self._context is not None or _is_of_object(self.function) or not self._is_sendable
 
     def move_to_thread(self, reason: str) -> None:
-        """Run further calls in a thread, because the function cannot be sent to a worker process."""
+        """Internal: run further calls in a thread, because the function cannot be sent to a worker process."""
         if self.in_process is False:
             raise _not_sendable_error(self.name, reason)
         self._is_sendable = False
 
     def convert(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Convert valid JSON arguments to the types of the function. The result is a copy that the function may
-        modify."""
+        """Internal: convert valid JSON arguments to the types of the function.
+
+        The result is a copy that the function may modify.
+        """
         own = {
             name: copy.deepcopy(value) if type(value) in (list, dict) else value for name, value in arguments.items()
         }
         return self._convert(own) if self._convert else own
 
     def bind(self, values: dict[str, Any], context: ToolContext) -> tuple[list[Any], dict[str, Any]]:
-        """Return the positional and named arguments for the function."""
+        """Internal: return the positional and named arguments for the function."""
         named = dict(values)
         if self._single_input:
             first: list[Any] = [named.pop("input")]
@@ -214,7 +218,7 @@ class Tool:
         return self._context is not None and next(iter(inspect.signature(self.function).parameters)) == self._context
 
     def untrusted_source(self, arguments: dict[str, Any]) -> str:
-        """Return the source of untrusted content in the result of a call; empty if the result is trusted."""
+        """Internal: return the source of untrusted content in the result of a call; empty if the result is trusted."""
         if callable(self.untrusted):
             return self.untrusted(copy.deepcopy(arguments))
         return f"{self.untrusted}: {self.name}" if self.untrusted else ""
@@ -228,7 +232,7 @@ class Tool:
         return copied
 
     def chosen_by(self, choice: "ToolChoice") -> "Tool":
-        """Return the same tool; an agent has it only in turns in which the choice includes it."""
+        """Internal: return the same tool; an agent has it only in turns in which the choice includes it."""
         copied = copy.copy(self)
         copied.choices = (*self.choices, choice)
         return copied
@@ -243,7 +247,7 @@ class Tool:
         return copied
 
     def for_user(self, user: str) -> "Tool":
-        """Return the tool that a call of this user executes."""
+        """Internal: return the tool that a call of this user executes."""
         if self._build is None:
             return self
         built = self._build(user).named(self.name)
@@ -251,13 +255,15 @@ class Tool:
         return built
 
     def within(self, around: Callable[[ToolContext], AbstractAsyncContextManager[None]]) -> "Tool":
-        """Return the same tool; each execution of its function runs in the context manager that `around` returns."""
+        """Internal: return the same tool; each execution of its function runs in the context manager that `around`
+        returns.
+        """
         copied = copy.copy(self)
         copied.around = around
         return copied
 
     def with_function(self, function: Function) -> "Tool":
-        """Return the same tool with another function of the same signature."""
+        """Internal: return the same tool with another function of the same signature."""
         copied = copy.copy(self)
         copied.function, copied.is_async = function, _runs_on_loop(function)
         if self._convert is None:
@@ -267,7 +273,7 @@ class Tool:
         return copied
 
     def check_bound(self) -> None:
-        """Raise BadTool if the function lacks its object."""
+        """Internal: raise BadTool if the function lacks its object."""
 
     def __repr__(self) -> str:
         return f"Tool({self.name!r})"

@@ -76,7 +76,11 @@ def model_title(ref: str) -> str:
 class BuiltAgents(msgspec.Struct, frozen=True):
     """Agents in the order of the file, notices about replaced models by agent id, and the references of all models.
 
-    `without_key` are the agents whose own model has no API key.
+    Attributes:
+        agents: Agents in the order of the file.
+        notices: Notices about replaced models, by agent id.
+        refs: References of all models.
+        without_key: Agents whose own model has no API key.
     """
 
     agents: tuple[Agent, ...]

@@ -226,7 +226,33 @@ KEYS: dict[str, tuple[str, Callable[[SectionLine], object]]] = {
 
 
 class AgentSpec(msgspec.Struct, frozen=True):
-    """Agent as its section defines it. `models` are tried in order; `tools` are names, `*` means all."""
+    """Agent as its section defines it. `models` are tried in order; `tools` are names, `*` means all.
+
+    Attributes:
+        id: Unique name of the agent.
+        name: Display name.
+        description: What the agent is for.
+        models: References of models, which are tried in order.
+        role: Role under which a policy knows the agent.
+        mode: `"tools"`, `"react"` or `"plan"`.
+        tools: Names of tools; `*` means all.
+        temperature: Sampling temperature.
+        max_tokens: Most tokens in one reply.
+        top_p: Share of probability that sampling uses.
+        effort: Effort of reasoning: a level, or a number of tokens.
+        seed: Seed of sampling.
+        service_tier: The vendor's service tier.
+        parallel_calls: Whether the model may make several calls in one reply.
+        cache: How long the vendor caches the prompt.
+        strict_tools: Whether arguments that match the schema are demanded.
+        max_rounds: Most model calls in one turn.
+        output_retries: How often an answer that does not match the requested output type may be corrected.
+        hands_off_to: Ids of agents that may take over the turn.
+        budget: Budgets as in the file.
+        tool_search: Number of tools above which the model is shown `search_tools`.
+        recall: Whether memories are recalled automatically; the setting `recall` if None.
+        prompt: Its instructions.
+    """
 
     id: str
     name: str = ""
@@ -522,7 +548,15 @@ _DEFAULT_AGENT = AgentSpec("assistant")
 
 
 class WorkspaceState(msgspec.Struct, frozen=True):
-    """Parsed content of the files. If `errors` is set, the last edit was rejected and the rest is unchanged."""
+    """Parsed content of the files. If `errors` is set, the last edit was rejected and the rest is unchanged.
+
+    Attributes:
+        prompt: Instructions of all agents.
+        agents: The agents.
+        findings: Hidden characters in the files.
+        errors: Why the last edit was rejected.
+        skills: The skills.
+    """
 
     prompt: str = ""
     agents: tuple[AgentSpec, ...] = (_DEFAULT_AGENT,)
@@ -539,6 +573,10 @@ class Workspace:
     """A folder with `AGENTS.md`, `SOUL.md`, `TOOLS.md` and `skills`, all optional.
 
     With `trust`, a file that an agent changed counts as it was until a person agrees to the change.
+
+    Args:
+        path: The folder.
+        trust: What a person agreed to; None to use every file as it is.
     """
 
     def __init__(self, path: Path | str, trust: Trust | None = None) -> None:

@@ -108,7 +108,16 @@ class InterpreterPool:
 
 
 class CodeInterpreter:
-    """Runs Python code of a model in a sandbox below `folder`. `close()` ends the interpreters of all sessions."""
+    """Runs Python code of a model in a sandbox below `folder`. `close()` ends the interpreters of all sessions.
+
+    Args:
+        folder: Folder below which each session has its own.
+        sandbox: Which sandbox confines the code; `auto` chooses the best one that this machine has.
+        python: Python that runs the code; the one that runs Atlas if None.
+        memory: Most bytes of memory of an interpreter.
+        seconds: Longest time that one call may take.
+        idle: Seconds after which an unused interpreter ends; its variables are lost.
+    """
 
     def __init__(
         self,

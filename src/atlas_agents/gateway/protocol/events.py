@@ -39,7 +39,9 @@ class ChatDelta(types.WireStruct, frozen=True, gc=False):
 
     event: ClassVar[str] = "chat.delta"
     run_id: str
+    """Id of the turn."""
     text: str
+    """The text that is new."""
 
 
 class ChatReasoning(types.WireStruct, frozen=True, gc=False):
@@ -111,12 +113,19 @@ class ToolSettled(types.WireStruct, frozen=True):
 
     event: ClassVar[str] = "tool.result"
     run_id: str
+    """Id of the turn."""
     tool_call_id: str
+    """Id of the call."""
     name: str
+    """Name of the tool."""
     status: Literal["ok", "error", "unknown"]
+    """`unknown` if the call may have taken effect."""
     result: Any
+    """The result as the model reads it."""
     duration_ms: int
+    """How long it ran, in milliseconds."""
     error: str | None = None
+    """Kind of fault; None if there was none."""
 
 
 class ApprovalRequested(types.WireStruct, frozen=True):
@@ -168,10 +177,15 @@ class ChatFinal(types.WireStruct, frozen=True):
 
     event: ClassVar[str] = "chat.final"
     run_id: str
+    """Id of the turn."""
     usage: types.UsageShape
+    """Tokens and cost of the turn."""
     message: types.MessageShape | None = None
+    """The answer; None if there is none."""
     cancelled: bool = False
+    """Whether the turn was cancelled."""
     entered_run_id: str | None = None
+    """Id of the running turn that the message entered."""
 
 
 class ChatError(types.WireStruct, frozen=True):
