@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import griffe
 
@@ -325,7 +325,7 @@ def _class(name: str, found: griffe.Class) -> Iterator[str]:
     values = [
         each
         for each in members
-        if isinstance(each, griffe.Attribute)
+        if (isinstance(each, griffe.Attribute) or _is_cached(each))
         and (each.name not in given or (each.docstring and not _is_struct(found)))
         and (each.docstring or name not in RETURNED)
     ]
@@ -334,9 +334,16 @@ def _class(name: str, found: griffe.Class) -> Iterator[str]:
         yield from (f"| `{each.name}` | {_code(each.annotation)} | {_summary(each)} |" for each in values)
         yield ""
     for each in members:
-        if isinstance(each, griffe.Function) and each.docstring:  # without one it implements a port's method
+        if (
+            isinstance(each, griffe.Function) and each.docstring and not _is_cached(each)
+        ):  # without one it implements a port's method
             yield f"### {name}.{each.name}\n"
             yield from _function(each.name, each)
+
+
+def _is_cached(found: griffe.Object | griffe.Alias) -> TypeGuard[griffe.Attribute]:
+    """Whether it is a function that is read like an attribute."""
+    return isinstance(found, griffe.Function) and any(str(each.value) == "_cached" for each in found.decorators)
 
 
 def _is_internal(found: griffe.Object | griffe.Alias) -> bool:

@@ -233,10 +233,12 @@ class Message(msgspec.Struct, frozen=True, dict=True):
 
     @_cached
     def tool_calls(self) -> tuple[ToolCall, ...]:
+        """The tool calls of the message, in order."""
         return tuple([part for part in self.parts if type(part) is ToolCall])
 
     @_cached
     def tool_results(self) -> tuple[ToolResult, ...]:
+        """The results of tool calls in the message, in order."""
         return tuple([part for part in self.parts if type(part) is ToolResult])
 
     @property
