@@ -3,6 +3,7 @@
 import { Connection, type ConnectionStatus, type EventFrame, OfflineError } from "../net/connection";
 import type {
   AgentShape,
+  AgentTrial,
   ApprovalShape,
   AuditShape,
   FilePart,
@@ -73,6 +74,7 @@ export class AtlasClient {
   readonly jobListeners = new Set<(job: JobShape) => void>();
   readonly resourceListeners = new Set<(resource: ResourceUpdated) => void>();
   readonly progressListeners = new Set<(progress: KnowledgeProgress) => void>();
+  readonly trialListeners = new Set<(part: AgentTrial) => void>();
   private connection: Connection;
   private approvalsTimer: ReturnType<typeof setTimeout> | undefined;
   private loadingHistory = false;
@@ -278,6 +280,7 @@ export class AtlasClient {
     else if (frame.event === "model.progress")
       this.state.update({ modelProgress: { ...this.state.current.modelProgress, [frame.data.id]: frame.data } });
     else if (frame.event === "resource.updated") this.handleResourceUpdate(frame.data);
+    else if (frame.event === "agents.trial") for (const listener of this.trialListeners) listener(frame.data);
     else if (frame.event === "server.shutdown") this.state.update({ restarting: true });
   }
 

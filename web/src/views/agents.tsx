@@ -1,15 +1,33 @@
 // Agents and tools: each agent's model and tools, and which agent may use which tool.
 
 import { CheckOutlined, CloseOutlined, QuestionOutlined, RobotOutlined } from "@ant-design/icons";
-import { Alert, Drawer, Table, Tag, Tooltip } from "antd";
-import { useMemo, useState } from "react";
+import { Alert, Button, Drawer, Spin, Table, Tag, Tooltip } from "antd";
+import { lazy, Suspense, useMemo, useState } from "react";
+import { RouteLink } from "../components/link";
+import { Avatar } from "../components/speaker";
+import { navigate } from "../layout/router";
 import { CodeBlock } from "../markdown/code";
 import { toSentence } from "../state/format";
 import { useAppState, useQuery } from "../state/hooks";
 import type { AgentShape, Matrix, MatrixRow, ToolShape } from "../wire";
 import { EmptyState, QueryResult, View } from "./view";
 
+const AgentEditor = lazy(() => import("./agent-editor"));
+const NEW_AGENT = "new";
+
 export default function Agents({ id }: { id: string }) {
+  const { agents, principal } = useAppState();
+  const admin = principal?.scopes.includes("admin") ?? false;
+  if (admin && (id === NEW_AGENT || agents.some((agent) => agent.id === id)))
+    return (
+      <Suspense fallback={<Spin className="centered" />}>
+        <AgentEditor key={id} id={id === NEW_AGENT ? "" : id} />
+      </Suspense>
+    );
+  return <AgentList id={id} admin={admin} />;
+}
+
+function AgentList({ id, admin }: { id: string; admin: boolean }) {
   const { agents } = useAppState();
   const matrix = useQuery("tools.matrix", {});
   const { data } = useQuery("tools.list", {});
@@ -21,15 +39,25 @@ export default function Agents({ id }: { id: string }) {
   );
   const toolsByName = useMemo(() => new Map(tools.map((tool) => [tool.name, tool])), [tools]);
   return (
-    <View title="Agents" description="Your agents, their models and tools.">
+    <View
+      title="Agents"
+      description="Your agents, their models and tools."
+      controls={
+        admin && (
+          <Button type="primary" onClick={() => navigate({ view: "agents", id: NEW_AGENT })}>
+            New agent
+          </Button>
+        )
+      }
+    >
       {agents.length === 0 && (
         <EmptyState icon={<RobotOutlined aria-hidden />} title="No agents yet">
-          Add an agent to <code>AGENTS.md</code> in the workspace.
+          {admin ? "Create your first agent." : "Ask an administrator to create one."}
         </EmptyState>
       )}
       <ul className="cards">
         {agents.map((agent) => (
-          <AgentCard key={agent.id} agent={agent} />
+          <AgentCard key={agent.id} agent={agent} admin={admin} />
         ))}
       </ul>
       <h2 className="section-title">Permissions</h2>
@@ -47,21 +75,37 @@ export default function Agents({ id }: { id: string }) {
   );
 }
 
-function AgentCard({ agent }: { agent: AgentShape }) {
-  const count = agent.tools.length;
+function AgentCard({ agent, admin }: { agent: AgentShape; admin: boolean }) {
+  const name = agent.name || agent.id;
+  const handoffs = agent.handsOffTo?.length ?? 0;
   return (
-    <li className="card">
+    <li className="card agent-card">
       <header>
-        <h2>{agent.name || agent.id}</h2>
+        <Avatar id={agent.id} name={agent.name || agent.id} />
+        <h2>{admin ? <RouteLink to={{ view: "agents", id: agent.id }}>{name}</RouteLink> : name}</h2>
         {agent.default && <Tag>Default</Tag>}
         {agent.role && <Tag>{agent.role}</Tag>}
       </header>
-      <p className="model">{agent.model ? <code>{agent.model}</code> : "No model"}</p>
+      <p className="model">
+        {agent.model ? <code>{agent.model}</code> : "No model"}
+        {agent.needsKey && (
+          <Tooltip title={toSentence(agent.notice ?? "")}>
+            <Tag color="warning">Needs a key</Tag>
+          </Tooltip>
+        )}
+      </p>
       {agent.description && <p>{agent.description}</p>}
-      {agent.notice && <Alert type="info" showIcon title={toSentence(agent.notice)} />}
-      <p className="muted">{count === 0 ? "No tools" : count === 1 ? "1 tool" : `${count} tools`}</p>
+      {agent.notice && !agent.needsKey && <Alert type="info" showIcon title={toSentence(agent.notice)} />}
+      <p className="muted">
+        {countTools(agent.tools.length)}
+        {handoffs > 0 && ` · hands off to ${handoffs}`}
+      </p>
     </li>
   );
+}
+
+function countTools(count: number): string {
+  return count === 0 ? "No tools" : count === 1 ? "1 tool" : `${count} tools`;
 }
 
 const VERDICTS = {
