@@ -20,6 +20,7 @@ from atlas_agents.core.errors import StoreError, StoreFull
 from atlas_agents.gateway import auth
 from atlas_agents.gateway.auth import Authenticator, Grant
 from atlas_agents.gateway.connection import ClientConnection, Receive
+from atlas_agents.gateway.devices import read_cookie
 from atlas_agents.gateway.http_errors import HTTPError
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.protocol.documents import asyncapi, json_schema
@@ -53,7 +54,9 @@ _INDEX = "/index.html"
 _HASHED = "/assets/"
 _IMMUTABLE = "public, max-age=31536000, immutable"
 _COMPRESSED = {"br": ".br", "gzip": ".gz"}
-_API_PATHS = ("/v1/", "/ag-ui/", "/mcp", "/api/")
+_PAGE_API = "/api/"
+"""Prefix of the paths that accept the cookie of a signed-in browser."""
+_API_PATHS = (_PAGE_API, "/v1/", "/ag-ui/", "/mcp")
 """API paths: an unknown path below them returns 404 instead of the web UI."""
 _HEALTH_PATHS = ("/health", "/healthz", "/readyz", "/metrics")
 """Paths that are served while the gateway starts."""
@@ -108,7 +111,10 @@ class App:
             return
         await receive()  # websocket.connect
         await send({"type": "websocket.accept"})
-        await ClientConnection(hub, scope["extensions"][TRANSPORT_KEY], _address(scope)).serve(receive)
+        connection = ClientConnection(hub, scope["extensions"][TRANSPORT_KEY], _address(scope))
+        if scope["state"]["device"]:
+            connection.grant, connection.device = scope["state"]["grant"], scope["state"]["device"]
+        await connection.serve(receive)
 
     async def _serve_http(self, scope: Scope, receive: Receive, send: Send) -> None:
         allowed_origin = self._authenticator.origin_policy.allowed_origin(scope)
@@ -136,16 +142,31 @@ class App:
         await send({"type": "http.response.body", "body": b""})
 
     async def _authenticate(self, scope: Scope, send: Send) -> bool:
-        """Authenticate the bearer token in the headers, if there is one. Return False after refusing an invalid one."""
+        """Authenticate the bearer token in the headers, if there is one. Return False after refusing an invalid one.
+
+        Without a bearer token, the cookie of a signed-in browser counts, if it is valid.
+        """
         header = dict(scope["headers"]).get(b"authorization")
-        scope.setdefault("state", {})["grant"] = None
+        scope.setdefault("state", {}).update(grant=None, device="")
         if header is None:
+            await self._authenticate_cookie(scope)
             return True
         wait, scope["state"]["grant"] = self._authenticator.authenticate(_address(scope), _bearer(header))
         if scope["state"]["grant"] is None:
             code, message = (429, "too many invalid tokens") if wait else (401, "invalid token")
             await self._refuse(scope, send, code, message, retry_after=wait)
         return scope["state"]["grant"] is not None
+
+    async def _authenticate_cookie(self, scope: Scope) -> None:
+        """Use the cookie of a signed-in browser for WebSockets and the page's own API, never for the public APIs."""
+        accepted = scope["type"] == "websocket" or scope["path"].startswith(_PAGE_API)
+        cookie = read_cookie(scope) if accepted and self._hub is not None else ""
+        if not cookie or self._hub is None or not self._authenticator.origin_policy.is_own_page(scope):
+            return
+        found = await self._hub.devices.find(cookie)
+        if found is not None:
+            device, grant = found
+            scope["state"].update(grant=grant, device=device.id)
 
     async def _refuse(self, scope: Scope, send: Send, code: int, message: str, *, retry_after: float = 0.0) -> None:
         self._metrics.refused.labels(message).inc()

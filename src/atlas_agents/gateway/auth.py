@@ -94,8 +94,11 @@ class TokenFile:
 
     def find_grant(self, token: str) -> Grant | None:
         """Return the grant of a token, or None if it is invalid. Takes constant time for any token."""
+        return self.find_digest(_digest(token))
+
+    def find_digest(self, digest: bytes) -> Grant | None:
+        """Return the grant of the token with this SHA-256, or None if it is invalid."""
         self.refresh()
-        digest = _digest(token)
         found = None
         for grant in (*self._grants, *self._issued.values()):
             if hmac.compare_digest(grant.digest, digest):
@@ -132,7 +135,7 @@ class TokenFile:
         if any(grant.principal.id == name for grant in self._grants):
             raise ConfigError(f"{self._entries_path}: token name {name!r} is reserved: choose another name")
         token = secrets.token_urlsafe(32)
-        self._issued[name] = Grant(Principal(name, "guest", scopes), _digest(token), f"@{name}/")
+        self._issued[name] = Grant(Principal(name, "guest", scopes, "own"), _digest(token), f"@{name}/")
         return Secret(token)
 
     def revoke(self, name: str) -> None:
@@ -197,7 +200,7 @@ class TokenFile:
         if not _NAME.fullmatch(user) or user == "owner":
             raise ConfigError(f"{self._entries_path}: {name}: invalid user name {user!r}")
         prefix = f"@{user}/" if entry.sessions == "own" else ""
-        return Grant(Principal(user, entry.role or "guest", scopes), digest, prefix)
+        return Grant(Principal(user, entry.role or "guest", scopes, entry.sessions), digest, prefix)
 
 
 def strength(token: str) -> float:
@@ -285,6 +288,24 @@ class OriginPolicy:
         if _is_cross_site(scope, headers):
             return 403, "origin not allowed"
         return None
+
+    def is_own_page(self, scope: Any) -> bool:
+        """Return whether a page of this gateway sent the request, so that its cookie may be used.
+
+        Pages of other ports and of allowed cross-site origins do not count. Browsers send no `Origin` with simple GET
+        requests of the same origin, but mark them.
+        """
+        headers: Headers = scope["headers"]
+        host, origin = _single_header(headers, b"host"), _single_header(headers, b"origin")
+        name = _HOST.fullmatch(host.lower()) if host else None
+        if origin is not None:
+            return name is not None and _is_same_origin(origin, name)
+        reads = scope["type"] == "http" and scope["method"] in ("GET", "HEAD")
+        return (
+            reads
+            and not any(key == b"origin" for key, _ in headers)
+            and (_single_header(headers, b"sec-fetch-site") == "same-origin")
+        )
 
     def allowed_origin(self, scope: Any) -> str | None:
         """Return the origin of the request if it is an allowed cross-site origin, else None."""

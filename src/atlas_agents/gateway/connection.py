@@ -29,10 +29,10 @@ class ClientConnection:
 
     __slots__ = (
         *("_tasks", "_transport", "address", "full", "grant", "hub"),
-        *("upload", "jobs", "lists", "on_close", "sessions"),
+        *("upload", "device", "jobs", "lists", "on_close", "sessions"),
     )
     grant: Grant
-    """Set once the client has authenticated."""
+    """Set once the client has authenticated. For the cookie of a signed-in browser, before the auth frame."""
 
     def __init__(self, hub: Hub, transport: WebSocketTransport, address: str) -> None:
         self.hub = hub
@@ -45,6 +45,8 @@ class ClientConnection:
         self.upload: Upload | None = None
         """The session that the client is importing."""
         self.jobs = False
+        self.device = ""
+        """The signed-in browser whose cookie the client has sent; empty if there is none."""
         self._transport = transport
         self._tasks = BackgroundTasks("connection")
 
@@ -110,7 +112,7 @@ class ClientConnection:
             auth = _auth_frames.decode(frame)
         except (msgspec.DecodeError, UnicodeError, RecursionError):
             return self._refuse(frames.BAD_FIRST_FRAME, "the first frame must be an auth frame")
-        wait, grant = self.hub.authenticator.authenticate(self.address, auth.token)
+        wait, grant = self._check_token(auth.token)
         if grant is None:
             message = f"too many invalid tokens; retry in {wait:.0f} s" if wait else "invalid token"
             self._transport.send_frame(_encoder.encode(frames.AuthErrorFrame("auth", False, message)))
@@ -122,6 +124,13 @@ class ClientConnection:
         logger.info("connected", extra={"fields": fields})
         self._transport.send_frame(_encoder.encode(self._welcome_frame()))
         return True
+
+    def _check_token(self, token: str) -> tuple[float, Grant | None]:
+        """Authenticate the token; without one, the cookie counts. A missing token is not an attempt to guess one."""
+        if token:
+            self.device = ""
+            return self.hub.authenticator.authenticate(self.address, token)
+        return 0.0, self.grant if self.device else None
 
     def _welcome_frame(self) -> frames.WelcomeFrame:
         if not self.full:

@@ -1,6 +1,7 @@
-"""Shared parts of the HTTP APIs: authorization, request bodies, uploads, concurrency limits, server-sent events."""
+"""Sign-in of browsers, and shared parts of the HTTP APIs: authorization, bodies, uploads, limits, event streams."""
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.gateway.asgi import JsonResponse, get_grant
 from atlas_agents.gateway.auth import Grant
+from atlas_agents.gateway.devices import REMEMBERED_SECONDS, describe_browser, read_cookie, set_cookie
 from atlas_agents.gateway.http_errors import Hide, HTTPError, bad_request, to_http_error
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.protocol.frames import RESTART
@@ -38,6 +40,8 @@ HEADERS = [
     (b"x-accel-buffering", b"no"),
 ]
 _KEEP_ALIVE = b": keep-alive\n\n"
+_MAX_SIGN_IN_BYTES = 8192
+logger = logging.getLogger(__name__)
 
 
 class ClientDisconnected(Exception):
@@ -93,6 +97,71 @@ async def read_body(request: Request, kind: type[T], max_bytes: int) -> T:
         raise bad_request(f"the request body is not valid JSON: {error}", code="invalid_json") from None
 
 
+class SignIn(msgspec.Struct, frozen=True):
+    """Body of `POST /api/session`. With `remember` the browser stays signed in for 30 days."""
+
+    token: str
+    remember: bool = False
+
+
+def session_routes(hub: Hub) -> list[Route]:
+    """Return the routes that sign a browser in and out: it exchanges its token for a cookie."""
+
+    async def sign_in(request: Request) -> Response:
+        _require_own_page(hub, request)
+        body = await read_body(request, SignIn, _MAX_SIGN_IN_BYTES)
+        address = request.client.host if request.client else ""
+        wait, grant = hub.authenticator.authenticate(address, body.token)
+        if grant is None:
+            if wait:
+                raise HTTPError(429, "rate_limit_exceeded", "too many invalid tokens", retry_after=wait)
+            raise HTTPError(401, "invalid_api_key", "invalid token")
+        browser = describe_browser(request.headers.get("user-agent", ""))
+        cookie = read_cookie(request.scope)
+        present = await hub.devices.find(cookie) if grant == get_grant(request) else None
+        if present is not None:  # the browser has this token's cookie, and other tabs that use it
+            device = await hub.devices.renew(present[0], remember=body.remember)
+        else:
+            await _sign_out(hub, request)
+            device, cookie = await hub.devices.sign_in(grant, browser, remember=body.remember)
+        fields = {"address": address, "principal": device.user, "device": device.id, "browser": browser}
+        logger.info("signed in", extra={"fields": fields})
+        max_age = REMEMBERED_SECONDS if body.remember else None
+        header = set_cookie(request.scope, cookie, max_age, secure=_is_secure(request))
+        return JsonResponse({"user": device.user, "expiresAt": device.expires_at}, headers={"Set-Cookie": header})
+
+    async def sign_out(request: Request) -> Response:
+        _require_own_page(hub, request)
+        await _sign_out(hub, request)
+        header = set_cookie(request.scope, "", 0, secure=_is_secure(request))
+        return Response(status_code=204, headers={"Set-Cookie": header})
+
+    def route(answer: Answer, method: str) -> Route:
+        return Route("/api/session", with_error_responses(answer, hub.atlas.hide), methods=[method])
+
+    return [route(sign_in, "POST"), route(sign_out, "DELETE")]
+
+
+def _require_own_page(hub: Hub, request: Request) -> None:
+    """Refuse requests that a page of this gateway did not send: other sites must not sign a browser in or out."""
+    if not hub.authenticator.origin_policy.is_own_page(request.scope):
+        raise HTTPError(403, "origin_required", "only the gateway's own page can sign in: send its Origin header")
+
+
+def _is_secure(request: Request) -> bool:
+    return request.headers.get("origin", "").startswith("https://")
+
+
+async def _sign_out(hub: Hub, request: Request) -> None:
+    """Remove the device of the request's cookie, if there is one, and close its sockets."""
+    id = request.scope["state"]["device"]
+    for device in await hub.devices.list() if id else ():
+        if device.id == id:
+            await hub.devices.remove(device)
+            hub.close_device(id)
+            logger.info("signed out", extra={"fields": {"principal": device.user, "device": id}})
+
+
 def when_busy(request: Request) -> WhenBusy:
     """Read from the headers what to do while another turn of the session is running."""
     return cast(WhenBusy, _one_of(request, "x-atlas-when-busy", get_args(WhenBusy)))
@@ -115,6 +184,7 @@ class PendingRequest:
     """An HTTP request in progress. The hub treats it as a connection and closes it when its token becomes invalid."""
 
     full = lists = jobs = False
+    device = ""
 
     def __init__(self, request: Request, grant: Grant) -> None:
         self.sessions: set[str] = set()

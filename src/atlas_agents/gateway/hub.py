@@ -7,6 +7,7 @@ import resource
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -26,6 +27,7 @@ from atlas_agents.core.messages import Message, new_id
 from atlas_agents.core.store import AuditRow, Session, Store
 from atlas_agents.gateway.auth import Authenticator, Grant
 from atlas_agents.gateway.convert import agent_model, session_shape
+from atlas_agents.gateway.devices import Devices
 from atlas_agents.gateway.dispatch import Dispatch, Methods
 from atlas_agents.gateway.edits import AgentEditor, Edits
 from atlas_agents.gateway.events import Subscriber
@@ -59,6 +61,8 @@ _TRIM_GROWTH = 32 << 20
 """Growth of the process since its start from which on memory is returned."""
 TOKEN_CHECK_INTERVAL = 0.5
 """Seconds between checks of the token files while sockets are open."""
+DEVICE_CHECK_INTERVAL = 10.0
+"""Seconds between checks for devices that have expired or that another process of a cluster has signed out."""
 
 
 class Assignments:
@@ -227,6 +231,8 @@ class Peer(Protocol):
     """Whether it subscribes to changes of the session list."""
     jobs: bool
     """Whether it subscribes to changes of jobs."""
+    device: str
+    """The signed-in browser that it belongs to; empty if it sent a token."""
     sessions: set[str]
     """Keys of the sessions it subscribes to."""
 
@@ -455,6 +461,7 @@ class Hub:
         self.work = WorkLimiter()
         self.authenticator = Authenticator(settings, clock)
         self.tokens = self.authenticator.tokens
+        self.devices = Devices(self.store, atlas.tenant, self.authenticator)
         self.memory = MemoryGuard()
         self.metrics = Metrics()
         self.metrics.quarantined.set_function(lambda: len(atlas.quarantined))
@@ -563,10 +570,29 @@ class Hub:
         return [peer for peer in self.connections if peer.full and peer.grant.allows("read")]
 
     async def watch_tokens(self) -> None:
-        """Close the sockets of tokens that become invalid, until cancelled."""
+        """Close the sockets of tokens that become invalid and of devices that are signed out, until cancelled."""
+        checked_at = time.monotonic()
         while True:
             await asyncio.sleep(TOKEN_CHECK_INTERVAL)
             self.close_unauthorized()
+            if time.monotonic() - checked_at >= DEVICE_CHECK_INTERVAL:
+                checked_at = time.monotonic()
+                with suppress(StoreError):
+                    await self.close_signed_out()
+
+    def close_device(self, id: str) -> None:
+        """Close the sockets of a device that was signed out."""
+        for peer in list(self.connections):
+            if peer.device == id:
+                peer.close(BAD_TOKEN, "this device was signed out")
+
+    async def close_signed_out(self) -> None:
+        """Close every socket whose device has expired or was signed out, also by another process of a cluster."""
+        if not any(peer.device for peer in self.connections):
+            return
+        known = {device.id for device in await self.devices.list()}
+        for id in {peer.device for peer in self.connections if peer.device} - known:
+            self.close_device(id)
 
     def close_unauthorized(self) -> None:
         """Close every socket whose token is no longer valid or has different scopes."""

@@ -23,7 +23,7 @@ from atlas_agents.gateway.agui.run import agui_routes
 from atlas_agents.gateway.asgi import App, Readiness, build_http_app
 from atlas_agents.gateway.convert import agent_model
 from atlas_agents.gateway.dispatch import Methods
-from atlas_agents.gateway.http_api import upload_routes
+from atlas_agents.gateway.http_api import session_routes, upload_routes
 from atlas_agents.gateway.hub import GatewayServices, Hub
 from atlas_agents.gateway.mcp.mount import McpMount
 from atlas_agents.gateway.methods import admin, agents, chat, jobs, knowledge, sessions
@@ -199,8 +199,8 @@ class Gateway:
         jobs.follow_jobs(hub)
         self.readiness = Readiness(self._check_store)
         self.mcp = McpMount(hub)
-        uploads = upload_routes(hub.uploads, atlas.hide)
-        api_routes = [*uploads, *openai_routes(hub), *agui_routes(hub), *self.mcp.routes()]
+        page_routes = [*session_routes(hub), *upload_routes(hub.uploads, atlas.hide)]
+        api_routes = [*page_routes, *openai_routes(hub), *agui_routes(hub), *self.mcp.routes()]
         http = build_http_app(hub, self.readiness, [*routes, *api_routes])
         self._app = App(hub.authenticator, hub.metrics, http, hub, self.readiness.started)
         self._probe = new_id()

@@ -1,14 +1,14 @@
-// Root component: theme, login, and the client that the rest of the page uses.
+// Root component: theme, sign-in, and the client that the rest of the page uses.
 
 import { App as AntApp, ConfigProvider } from "antd";
-import { useEffect, useMemo, useState } from "react";
-import { clearToken, loadToken, requestTokenFromTabs, saveToken, shareToken } from "../net/token";
+import { useCallback, useEffect, useMemo, useState } from "react";
+import { signIn, signOut, takeTokenFromAddress, tokenFromFragment } from "../net/sign-in";
 import { AtlasClient } from "../state/client";
 import { ClientContext, useMediaQuery } from "../state/hooks";
 import { usePreferences } from "../state/preferences";
 import { themeConfig } from "../theme";
 import { Layout } from "./layout";
-import { Login } from "./login";
+import { Login, type SignedOut } from "./login";
 
 export function App() {
   const { theme: mode, density } = usePreferences();
@@ -29,36 +29,36 @@ export function App() {
   );
 }
 
+/** The cookie of this browser either signs it in, or the gateway refuses the connection and the user signs in. */
 function AuthenticatedApp() {
-  const [token, setToken] = useState(loadToken);
-  const [searched, setSearched] = useState(token !== null);
-  const [rejected, setRejected] = useState(false);
-  useEffect(() => {
-    shareToken();
-    const handleHashChange = () => setToken((previous) => loadToken() ?? previous);
-    window.addEventListener("hashchange", handleHashChange);
-    return () => window.removeEventListener("hashchange", handleHashChange);
+  const [client, setClient] = useState<AtlasClient | null>(null);
+  const [signedOut, setSignedOut] = useState<SignedOut | null | undefined>(undefined);
+  const connect = useCallback(() => {
+    setSignedOut(undefined);
+    setClient(new AtlasClient());
   }, []);
   useEffect(() => {
-    if (searched) return;
-    void requestTokenFromTabs().then((found) => {
-      if (found) {
-        saveToken(found);
-        setToken(found);
-      }
-      setSearched(true);
-    });
-  }, [searched]);
-  const client = useMemo(() => (token ? new AtlasClient(token) : null), [token]);
+    const start = async () => {
+      const token = takeTokenFromAddress();
+      const failure = token ? await signIn(token, true) : "";
+      if (!failure) return connect();
+      setClient(null);
+      setSignedOut({ type: "error", text: failure });
+    };
+    const handleHashChange = () => tokenFromFragment(location.hash) && void start();
+    void start();
+    window.addEventListener("hashchange", handleHashChange);
+    return () => window.removeEventListener("hashchange", handleHashChange);
+  }, [connect]);
   useEffect(() => {
     if (!client) return;
     client.connect();
     const handleVisibility = () => document.visibilityState === "visible" && client.wake();
     const unsubscribe = client.state.subscribe(() => {
-      if (client.state.current.status !== "unauthorized") return;
-      clearToken();
-      setRejected(true);
-      setToken(null);
+      const { status, wasOnline } = client.state.current;
+      if (status !== "unauthorized") return;
+      setClient(null);
+      setSignedOut(wasOnline ? { type: "error", text: "Your access was revoked. Sign in again." } : null);
     });
     window.addEventListener("online", client.wake);
     document.addEventListener("visibilitychange", handleVisibility);
@@ -69,20 +69,18 @@ function AuthenticatedApp() {
       client.close();
     };
   }, [client]);
-  const signOut = () => {
-    clearToken();
-    setToken(null);
+  const leave = () => {
+    setClient(null);
+    signOut().then(
+      () => setSignedOut({ type: "info", text: "You’re signed out." }),
+      () => setSignedOut({ type: "error", text: `Can’t reach the gateway at ${location.host}.` }),
+    );
   };
-  const login = (entered: string) => {
-    saveToken(entered);
-    setRejected(false);
-    setToken(entered);
-  };
-  if (!searched) return null;
-  if (!client) return <Login rejected={rejected} onLogin={login} />;
+  if (signedOut !== undefined) return <Login notice={signedOut ?? undefined} onSignedIn={connect} />;
+  if (!client) return null;
   return (
     <ClientContext value={client}>
-      <Layout onSignOut={signOut} />
+      <Layout onSignOut={leave} />
     </ClientContext>
   );
 }

@@ -8,6 +8,7 @@ import { RouteLink } from "../components/link";
 import { useAppState, useSession } from "../state/hooks";
 import { currentPreferences } from "../state/preferences";
 import { NotFound, SearchContext } from "./not-found";
+import { useNotifications } from "./notifications";
 import { navigate, newChat, type Route, useRoute, type View } from "./router";
 import { Sidebar } from "./sidebar";
 
@@ -39,6 +40,7 @@ export function Layout({ onSignOut }: { onSignOut: () => void }) {
   const [searchOpen, setSearchOpen] = useState(false);
   const [shortcutsOpen, setShortcutsOpen] = useState(false);
   const title = useTitle(route);
+  useNotifications();
   useEffect(() => {
     if (route.view === "chat" && !route.id) navigate(newChat(), true);
   }, [route]);

@@ -3,7 +3,7 @@
 import { Button } from "antd";
 import { Icon, type IconName, Logo } from "../components/icons";
 import { RouteLink } from "../components/link";
-import { useAppState } from "../state/hooks";
+import { isGuest, useAppState } from "../state/hooks";
 import type { Principal } from "../wire";
 import { navigate, newChat, useRoute, type View } from "./router";
 import { SessionList } from "./session-list";
@@ -15,14 +15,16 @@ interface Entry {
   name: string;
   icon: IconName;
   scope?: Principal["scopes"][number];
+  /** Whether guests, who have access to their own sessions only, see it. */
+  guests?: boolean;
 }
 
 const NAVIGATION: Entry[] = [
-  { views: ["approvals"], name: "Approvals", icon: "shield", scope: "approve" },
-  { views: ["jobs", "schedules"], name: "Jobs", icon: "jobs" },
+  { views: ["approvals"], name: "Approvals", icon: "shield", scope: "approve", guests: true },
+  { views: ["jobs", "schedules"], name: "Jobs", icon: "jobs", guests: true },
   { views: ["agents"], name: "Agents", icon: "agent" },
-  { views: ["knowledge", "memories"], name: "Knowledge", icon: "book" },
-  { views: ["runs", "audit", "usage"], name: "Activity", icon: "activity" },
+  { views: ["knowledge", "memories"], name: "Knowledge", icon: "book", guests: true },
+  { views: ["runs", "audit", "usage"], name: "Activity", icon: "activity", guests: true },
 ];
 
 export interface SidebarProps {
@@ -35,7 +37,10 @@ export interface SidebarProps {
 export function Sidebar({ onSearch, onShortcuts, onSignOut, onNavigate }: SidebarProps) {
   const { approvals, principal } = useAppState();
   const route = useRoute();
-  const entries = NAVIGATION.filter(({ scope }) => !scope || !principal || principal.scopes.includes(scope));
+  const entries = NAVIGATION.filter(
+    ({ scope, guests }) =>
+      !principal || ((!scope || principal.scopes.includes(scope)) && (guests || !isGuest(principal))),
+  );
   return (
     <div className="sidebar">
       <header>

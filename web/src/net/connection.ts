@@ -1,4 +1,4 @@
-// WebSocket connection to the gateway that served this page. Reconnects with backoff when it is lost.
+// WebSocket connection to the gateway that served this page. The cookie of the browser authenticates it. Reconnects with backoff when it is lost.
 
 import { toSentence } from "../state/format";
 import type { CurrentValue, ErrorPayload, Events, Methods, WelcomeFrame } from "../wire";
@@ -74,7 +74,6 @@ export class Connection {
   private closed = false;
 
   constructor(
-    private readonly token: string,
     private readonly listener: ConnectionListener,
     private readonly url = `${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/ws`,
   ) {}
@@ -86,7 +85,7 @@ export class Connection {
     const socket = new WebSocket(this.url);
     this.socket = socket;
     const client = { name: "page", version: "1" };
-    socket.onopen = () => socket.send(JSON.stringify({ type: "auth", token: this.token, protocol: 1, client }));
+    socket.onopen = () => socket.send(JSON.stringify({ type: "auth", protocol: 1, client }));
     socket.onmessage = (message: MessageEvent<string>) => this.handleFrame(JSON.parse(message.data));
     socket.onclose = (event) => this.handleClose(socket, event.code);
   }

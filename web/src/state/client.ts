@@ -79,8 +79,8 @@ export class AtlasClient {
   private approvalsTimer: ReturnType<typeof setTimeout> | undefined;
   private loadingHistory = false;
 
-  constructor(token: string) {
-    this.connection = new Connection(token, {
+  constructor() {
+    this.connection = new Connection({
       onStatus: (status) => this.handleStatus(status),
       onWelcome: (welcome) => this.handleWelcome(welcome),
       onEvent: (frame) => this.handleEvent(frame),

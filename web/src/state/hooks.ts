@@ -25,6 +25,11 @@ export function useSession(): SessionState {
   return useSyncExternalStore(session.subscribe, session.snapshot);
 }
 
+/** Whether a user has access to their own sessions only, and may not change settings. */
+export function isGuest(principal: Principal): boolean {
+  return principal.sessions === "own" && !principal.scopes.includes("admin");
+}
+
 export interface Query<T> {
   data?: T;
   error?: string;

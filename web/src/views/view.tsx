@@ -4,7 +4,7 @@ import { Alert, Button, Tag } from "antd";
 import { type ReactNode, useEffect, useRef } from "react";
 import { RouteLink } from "../components/link";
 import { hasNavigated, type View as RouteView, useRoute } from "../layout/router";
-import type { Query } from "../state/hooks";
+import { type Query, useAppState } from "../state/hooks";
 import type { RunShape } from "../wire";
 
 interface ViewProps {
@@ -19,6 +19,8 @@ interface ViewProps {
 
 export function View({ title, description, controls, tabs, children }: ViewProps) {
   const route = useRoute();
+  const { principal } = useAppState();
+  const visible = tabs?.filter(({ view }) => view !== "audit" || principal?.sessions !== "own");
   const heading = useRef<HTMLHeadingElement>(null);
   // biome-ignore lint/correctness/useExhaustiveDependencies: another title is another page, which starts at its heading
   useEffect(() => {
@@ -36,9 +38,9 @@ export function View({ title, description, controls, tabs, children }: ViewProps
           </div>
           {controls && <div className="controls">{controls}</div>}
         </header>
-        {tabs && (
+        {visible && (
           <nav className="tabs" aria-label="Tabs">
-            {tabs.map(({ view, name }) => (
+            {visible.map(({ view, name }) => (
               <RouteLink key={view} to={{ view, id: "" }} aria-current={route.view === view ? "page" : undefined}>
                 {name}
               </RouteLink>

@@ -13,6 +13,7 @@ from atlas_agents.core.tenancy import Plan, User
 from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.convert import list_model_users
 from atlas_agents.gateway.dispatch import Methods
+from atlas_agents.gateway.edits import EditTarget
 from atlas_agents.gateway.hub import Hub, ModelSetupPort
 from atlas_agents.gateway.methods.agents import require_agent
 from atlas_agents.gateway.protocol import admin as wire
@@ -34,6 +35,8 @@ def add_methods(methods: Methods) -> None:
     methods.add("system.info", get_system_info)
     methods.add("config.get", get_config)
     methods.add("tokens.rotate", rotate_token)
+    methods.add("devices.list", list_devices)
+    methods.add("devices.revoke", revoke_device)
     methods.add("users.list", list_users)
     methods.add("users.put", put_user)
     methods.add("users.remove", remove_user)
@@ -290,6 +293,34 @@ async def rotate_token(caller: ClientConnection, _: NoParams) -> wire.TokenMade:
     path = caller.hub.tokens.rotate()
     asyncio.get_running_loop().call_soon(caller.hub.close_unauthorized)  # after the response is sent
     return wire.TokenMade(str(path))
+
+
+async def list_devices(caller: ClientConnection, _: NoParams) -> wire.DevicesResult:
+    devices = sorted(await caller.hub.devices.list(caller.grant.principal.id), key=lambda each: -each.seen_at)
+    return wire.DevicesResult(
+        tuple(
+            [
+                wire.DeviceShape(
+                    each.id, each.name, each.created_at, each.seen_at, each.expires_at, each.id == caller.device
+                )
+                for each in devices
+            ]
+        )
+    )
+
+
+async def revoke_device(caller: ClientConnection, params: wire.OneDevice) -> Ack:
+    hub, user = caller.hub, caller.grant.principal.id
+    device = next((each for each in await hub.devices.list(user) if each.id == params.id), None)
+    if device is None:
+        raise ProtocolError("INVALID_PARAMS", f"unknown device {params.id!r}")
+
+    async def remove() -> None:
+        await hub.devices.remove(device)
+
+    await hub.edits.apply(EditTarget("device", device.id, str(device.created_at)), user, remove, diff=device.name)
+    asyncio.get_running_loop().call_soon(hub.close_device, device.id)  # after the response is sent
+    return Ack(True)
 
 
 async def list_users(caller: ClientConnection, _: NoParams) -> wire.UsersResult:

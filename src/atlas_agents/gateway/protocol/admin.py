@@ -392,6 +392,29 @@ class TokenMade(types.WireStruct, frozen=True):
     path: str
 
 
+class DeviceShape(types.WireStruct, frozen=True):
+    """A signed-in browser. `current` is the one that asks. Times are milliseconds since 1970."""
+
+    id: str
+    name: str
+    created_at: int
+    seen_at: int
+    expires_at: int
+    current: bool
+
+
+class DevicesResult(types.WireStruct, frozen=True):
+    """The signed-in browsers of the caller, most recently used first."""
+
+    devices: tuple[DeviceShape, ...]
+
+
+class OneDevice(types.WireStruct, frozen=True):
+    """Identifies a signed-in browser."""
+
+    id: str
+
+
 class UserShape(types.WireStruct, frozen=True):
     """A user. `lastActive` is the time of their last turn, in milliseconds since 1970."""
 

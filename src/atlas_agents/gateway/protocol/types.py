@@ -271,6 +271,8 @@ class Principal(WireStruct, frozen=True):
     id: str
     role: str
     scopes: tuple[Scope, ...]
+    sessions: Literal["own", "all"] = "all"
+    """Whether the user has access to all sessions or only to their own."""
 
 
 class ServerShape(WireStruct, frozen=True):
