@@ -87,19 +87,44 @@ def test_second_killed_gateway_does_not_duplicate_text(tab: Tab) -> None:
 def test_invalid_token_is_rejected_and_a_valid_one_accepted(browser: Browser, gateway: GatewayProcess) -> None:
     tab = next(open_tabs(browser, gateway))
     tab.page.goto(f"{gateway.url}/#token=wrong")
-    expect(tab.page.get_by_text("Invalid token")).to_be_visible()
+    expect(tab.page.get_by_role("alert")).to_have_text("That token isn’t valid.")
     assert "token" not in tab.page.url
-    tab.page.get_by_label("Token").fill(gateway.token)
+    expect(tab.page.get_by_label("Keep me signed in on this device for 30 days")).to_be_checked()
+    tab.page.get_by_label("Access token").fill(gateway.token)
     tab.button("Sign in").click()
     tab.wait_until_connected()
 
 
-def test_token_is_removed_from_the_url_and_not_stored_permanently(tab: Tab) -> None:
+def test_browser_stays_signed_in_until_it_signs_out(browser: Browser, gateway: GatewayProcess) -> None:
+    window = open_tabs(browser, gateway)
+    tab, other = next(window).open(), next(window)
+    other.page.goto(gateway.url)  # the cookie is enough
+    other.wait_until_connected()
+    [cookie] = [each for each in tab.context.cookies() if each.get("name") == f"atlas_{gateway.port}"]
+    assert cookie.get("httpOnly") and cookie.get("sameSite") == "Strict" and cookie.get("expires", 0) > 0
+    stranger = next(open_tabs(browser, gateway)).open("/settings/devices")
+    devices = stranger.page.locator(".devices li")
+    expect(devices).to_have_count(2)
+    expect(devices.filter(has_text="this device")).to_have_count(1)
+    stranger.button("Sign out everywhere else").click()
+    stranger.page.get_by_role("dialog").get_by_role("button", name="Sign out").click()
+    expect(devices).to_have_count(1)
+    for each in (tab, other):
+        each.bring_to_front()
+        expect(each.page.get_by_role("alert")).to_have_text("Your access was revoked. Sign in again.")
+    stranger.button("You").click()
+    stranger.page.get_by_role("menuitem", name="Sign out").click()
+    expect(stranger.page.get_by_text("You’re signed out.")).to_be_visible()
+    stranger.page.goto(gateway.url)
+    expect(stranger.page.get_by_role("heading", name="Sign in to Atlas")).to_be_visible()
+
+
+def test_token_is_removed_from_the_url_and_not_stored(tab: Tab) -> None:
     assert tab.gateway.token not in tab.page.url
     assert tab.page.evaluate("history.length") <= 3
     assert all(tab.gateway.token not in url for url in tab.requests)
-    stored = tab.page.evaluate("[JSON.stringify(localStorage), document.cookie].join()")
-    assert tab.gateway.token not in stored
+    stored = tab.page.evaluate("[localStorage, sessionStorage, document.cookie].map(JSON.stringify).join()")
+    assert tab.gateway.token not in stored and "atlas_" not in stored
 
 
 @pytest.mark.parametrize("path", ["/?gatewayUrl={evil}", "/#gatewayUrl={evil}", "/c/x?gateway={evil}&token=stolen"])

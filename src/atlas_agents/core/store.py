@@ -30,7 +30,9 @@ OPEN_JOB: tuple[JobState, ...] = ("queued", "running")
 MAX_ATTEMPTS = 5
 """Attempts before a job becomes `dead`. A person can then retry it."""
 Missed: TypeAlias = Literal["once", "skip"]
-RecordKind: TypeAlias = Literal["schedule", "user", "tenant", "plan", "chore", "pace", "seal", "probe", "edit", "device"]
+RecordKind: TypeAlias = Literal[
+    "schedule", "user", "tenant", "plan", "chore", "pace", "seal", "probe", "edit", "device"
+]
 DocumentKind: TypeAlias = Literal["knowledge", "memory"]
 Prunable: TypeAlias = Literal["events", "journal", "counters"]
 UNREADABLE = "unreadable"

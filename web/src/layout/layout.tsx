@@ -6,7 +6,7 @@ import Chat from "../chat/chat";
 import { Icon } from "../components/icons";
 import { RouteLink } from "../components/link";
 import { useAppState, useSession } from "../state/hooks";
-import { currentPreferences } from "../state/preferences";
+import { singleKey } from "../state/shortcuts";
 import { NotFound, SearchContext } from "./not-found";
 import { useNotifications } from "./notifications";
 import { navigate, newChat, type Route, useRoute, type View } from "./router";
@@ -163,7 +163,7 @@ function useShortcuts(openSearch: () => void, openShortcuts: () => void): void {
       const command = event.ctrlKey || event.metaKey;
       if (command && event.key === "k") return openSearch;
       if (command && event.shiftKey && event.key.toLowerCase() === "o") return () => navigate(newChat());
-      return event.key === "?" && acceptsSingleKey(event) ? openShortcuts : undefined;
+      return singleKey(event) === "?" ? openShortcuts : undefined;
     };
     const handleKeyDown = (event: KeyboardEvent) => {
       const action = actionFor(event);
@@ -174,11 +174,4 @@ function useShortcuts(openSearch: () => void, openShortcuts: () => void): void {
     window.addEventListener("keydown", handleKeyDown);
     return () => window.removeEventListener("keydown", handleKeyDown);
   }, [openSearch, openShortcuts]);
-}
-
-/** Return whether a key without a modifier may act as a shortcut: outside of fields, and unless switched off. */
-export function acceptsSingleKey({ target }: KeyboardEvent): boolean {
-  const element = target instanceof HTMLElement ? target : null;
-  const typing = element && (/^(INPUT|TEXTAREA|SELECT)$/.test(element.tagName) || element.isContentEditable);
-  return !typing && currentPreferences().singleKeys;
 }
