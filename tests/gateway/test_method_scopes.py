@@ -86,6 +86,8 @@ SCOPES = {
     "tenants.list": "admin",
     "config.get": "admin",
     "tokens.rotate": "admin",
+    "devices.list": "read",
+    "devices.revoke": "write",
 }
 TOKENS = {scope: f"{scope}-0123456789abcdefghijklmnopqrstuvwxyz" for scope in ("read", "write", "approve", "admin")}
 

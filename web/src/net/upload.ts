@@ -1,7 +1,6 @@
-// Uploads a file to the gateway over HTTP, which reports progress, unlike a WebSocket.
+// Uploads a file to the gateway over HTTP, which reports progress, unlike a WebSocket. The cookie authenticates it.
 
 import { toSentence } from "../state/format";
-import { loadToken } from "./token";
 
 export interface UploadedFile {
   uploadId: string;
@@ -14,8 +13,6 @@ export function uploadFile(file: File, onProgress: (share: number) => void): Pro
   return new Promise((resolve, reject) => {
     const request = new XMLHttpRequest();
     request.open("POST", `/api/uploads?name=${encodeURIComponent(file.name)}`);
-    const token = loadToken();
-    if (token) request.setRequestHeader("Authorization", `Bearer ${token}`);
     request.setRequestHeader("Content-Type", "application/octet-stream");
     request.upload.onprogress = (event) => onProgress(event.total ? event.loaded / event.total : 0);
     request.onload = () => {
