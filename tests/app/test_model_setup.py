@@ -84,11 +84,17 @@ async def serve(home: Path, **variables: str) -> AsyncGenerator[tuple[ServedGate
     async with (
         asyncio.timeout(30),
         private_gateway(settings, environment=environment) as gateway,
-        websockets.connect(gateway.url.replace("http", "ws")) as socket,
+        connect(gateway) as client,
     ):
+        yield gateway, client
+
+
+@asynccontextmanager
+async def connect(gateway: ServedGateway) -> AsyncGenerator[SetupClient, None]:
+    async with websockets.connect(gateway.url.replace("http", "ws")) as socket:
         await socket.send(json.dumps({"type": "auth", "token": gateway.token.reveal(), "protocol": 1}))
         await socket.recv()
-        yield gateway, SetupClient(socket)
+        yield SetupClient(socket)
 
 
 async def test_key_is_tested_before_it_is_stored(tmp_path: Path, vendor: ModelServer) -> None:
@@ -145,6 +151,19 @@ async def test_stored_key_and_choice_survive_a_restart_until_they_are_removed(
         assert await client.error("secrets.remove", provider="http") == (
             "no key is stored for OpenAI-compatible server"
         )
+
+
+async def test_keys_that_are_stored_at_the_same_time_are_all_kept(tmp_path: Path) -> None:
+    providers = {"openai", "anthropic", "google"}
+
+    async def store(gateway: ServedGateway, provider: str) -> None:
+        async with connect(gateway) as client:
+            await client.call("secrets.put", provider=provider, key=KEY)
+
+    async with serve(tmp_path / "home") as (gateway, client):
+        await asyncio.gather(*[store(gateway, each) for each in providers])
+        listed = (await client.call("providers.list"))["providers"]
+        assert {each["id"] for each in listed if each.get("source") == "stored"} == providers
 
 
 async def test_key_in_the_environment_is_offered_and_cannot_be_replaced(tmp_path: Path, vendor: ModelServer) -> None:

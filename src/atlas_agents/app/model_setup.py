@@ -287,9 +287,6 @@ class ModelSetup:
             raise ConfigError(f"{variable} sets the key of {provider_title(provider)}; change it there")
 
     async def _write_keys(self, provider: str, stored: StoredKey | None, by: str, edits: Edits) -> None:
-        keys = await run_in_thread(self._stored)
-        before = EditTarget("secret", provider, _key_version(keys.get(provider)))
-
         async def write() -> str | None:
             changed = {id: key for id, key in keys.items() if id != provider}
             if stored is not None:
@@ -300,6 +297,8 @@ class ModelSetup:
             return _key_version(stored)
 
         async with edits.exclusive():
+            keys = await run_in_thread(self._stored)
+            before = EditTarget("secret", provider, _key_version(keys.get(provider)))
             await edits.apply(before, by, write, scope="admin")
 
     # The model

@@ -16,7 +16,7 @@ import msgspec
 
 from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.atlas import Atlas
-from atlas_agents.core.aio import run_in_thread
+from atlas_agents.core.aio import finish_despite_cancel, run_in_thread
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.json import encode
 from atlas_agents.core.paths import digest, lock_file, make_private_folder, write_file
@@ -190,7 +190,7 @@ class Edits:
         `write` makes it and returns the new version, None if it removed the thing. The diff goes to the audit log, so
         it must not contain secrets.
         """
-        return await asyncio.shield(asyncio.ensure_future(self._apply(before, by, write, diff, scope)))
+        return await finish_despite_cancel(self._apply(before, by, write, diff, scope))
 
     async def _apply(
         self, before: EditTarget, by: str, write: Callable[[], Awaitable[str | None]], diff: str, scope: Scope
