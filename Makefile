@@ -9,7 +9,7 @@ export PIP_ROOT_USER_ACTION = ignore
 export UV_PYTHON_DOWNLOADS = never
 
 .DEFAULT_GOAL := help
-.PHONY: help run chat team page browser sandbox searx pictures test check crash fuzz attacks audit sbom lint format coverage bench structure docs texts catalogue outputs hooks lock upgrade clean
+.PHONY: help run chat team page browser sandbox searx pictures test check installs crash fuzz attacks audit sbom lint format coverage bench structure docs texts catalogue outputs hooks lock upgrade clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,9 @@ test: page browser sandbox searx ## Run all tests
 
 check: lint sandbox ## Check format, lint, types and layers, then run the quick tests
 	$(BIN)/pytest -n 2 --dist worksteal -q -m "not slow"
+
+installs: page ## Install with pip, uv, pipx and build, from a clone and the source distribution, on every Python
+	INSTALLS=all $(BIN)/pytest -n 2 --dist worksteal tests/test_packaging.py
 
 crash: $(READY) ## Run more than 20,000 crash cases; limit them with CRASH="--minutes 30 --seed 7"
 	cd tests/durable && ../../$(BIN)/python -m crash.long $(CRASH)

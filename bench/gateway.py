@@ -1,6 +1,6 @@
 """Cost of the gateway: CPU of its process per turn of 50 deltas, and the latency it adds to a delta.
 
-python bench/gateway.py           needs atlas_agents[gateway]; SQLite with every commit on disk
+python bench/gateway.py           SQLite with every commit on disk
 
 The model is a function in the gateway process that answers with fifty words; `library` runs the same turns in the same
 process and store without a gateway. The client runs in another process.

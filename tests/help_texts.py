@@ -5,25 +5,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from atlas_agents.cli.app import app
+from atlas_agents.cli.command import Group
+
 PAGE = Path(__file__).parent.parent / "docs/reference/cli.md"
 _BLOCK = re.compile(r'(^```text title="(atlas.*?--help)"\n).*?(^```$)', re.MULTILINE | re.DOTALL)
 
 
 def commands() -> list[str]:
     """List every command: `atlas`, `atlas chat`, `atlas sessions`, `atlas sessions list` …"""
-    import typer
-
-    from atlas_agents.cli.app import app
-
-    return list(_named("atlas", typer.main.get_command(app)))
+    return list(_named("atlas", app))
 
 
 def _named(name: str, command: Any) -> Iterator[str]:
     yield name
-    for each in command.list_commands(None) if hasattr(command, "list_commands") else ():
-        inner = command.get_command(None, each)
-        if not inner.hidden:  # a hidden command is an alias of one that is shown
-            yield from _named(f"{name} {each}", inner)
+    for each, _ in command.listing() if isinstance(command, Group) else ():
+        yield from _named(f"{name} {each}", command.find(each))
 
 
 def filled(page: str) -> str:
@@ -31,15 +28,12 @@ def filled(page: str) -> str:
     return _BLOCK.sub(lambda block: block[1] + _help(block[2]) + block[3], page)
 
 
-def _help(command: str) -> str:
-    """Print the help for a terminal of 80 columns."""
-    from typer.testing import CliRunner
-
-    from atlas_agents.cli.app import app
-
-    result = CliRunner().invoke(app, command.split()[1:], prog_name="atlas", terminal_width=78)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+def _help(path: str) -> str:
+    """Return the help for a terminal of 80 columns."""
+    command: Any = app
+    for word in path.split()[1:-1]:
+        command = command.find(word)
+    return command.help_text(path.removesuffix(" --help"), 78) + "\n"
 
 
 if __name__ == "__main__":

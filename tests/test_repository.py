@@ -5,7 +5,6 @@ import re
 import shutil
 import subprocess
 import tomllib
-import venv
 from pathlib import Path
 from typing import Any
 
@@ -137,16 +136,3 @@ def test_project_urls_belong_to_the_repository() -> None:
     assert [url for url in PROJECT["urls"].values() if not url.startswith(HOME)] == []
     files = [url.removeprefix(f"{HOME}/blob/main/") for url in PROJECT["urls"].values() if "/blob/" in url]
     assert [file for file in files if not (ROOT / file).exists()] == []
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-def test_pip_installs_the_package_into_an_empty_environment(tmp_path: Path) -> None:
-    """The build needs a package that pip provides only to the build itself."""
-    venv.create(tmp_path / "venv", with_pip=True)
-    python = tmp_path / "venv" / "bin" / "python"
-    command = [python, "-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check", ROOT]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    code = "import importlib.metadata as m; print(m.version('atlas-agents'))"
-    assert subprocess.run([python, "-c", code], capture_output=True, text=True, check=True).stdout.strip()

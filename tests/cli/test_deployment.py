@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 from atlas_command import ATLAS, TIMEOUT, Home
 
@@ -197,14 +196,13 @@ def test_worker_listens_where_the_probes_and_the_image_check_it() -> None:
 
 
 def test_every_container_starts_with_valid_arguments() -> None:
-    whole: Any = typer.main.get_command(app)
-    serve = whole.get_command(None, "serve")
+    serve = app.find("serve")
     commands = [compose()["services"][role]["command"] for role in ("gateway", "worker")]
     commands += [container(role)["args"] for role in ("gateway", "worker")]
     commands += [json.loads(rest) for word, rest in instructions() if word == "CMD"]
     for arguments in commands:
         assert arguments[0] == "serve"
-        serve.make_context("serve", arguments[1:])
+        serve.parse(arguments[1:])
 
 
 def unit() -> dict[str, list[str]]:

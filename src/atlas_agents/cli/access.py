@@ -5,9 +5,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from atlas_agents.cli.command import JsonFlag, command, command_group
+from atlas_agents.cli.command import Argument, Group, JsonFlag, Option, command
 from atlas_agents.cli.connect import call, load_settings, read_token
 from atlas_agents.cli.output import format_age, print_json, print_table
 from atlas_agents.core.errors import ConfigError
@@ -18,14 +16,14 @@ if TYPE_CHECKING:
     from atlas_agents.gateway.auth import TokenEntry, TokenFile
     from atlas_agents.gateway.protocol.types import Scope
 
-token = command_group()
-users = command_group()
-plans = command_group()
-tenants = command_group()
-telegram = command_group()
+token = Group()
+users = Group()
+plans = Group()
+tenants = Group()
+telegram = Group()
 _LIMITS = ("tokens", "agents", "storage", "seats")
-TokenName = Annotated[str, typer.Argument(metavar="NAME", help="Who uses it: lowercase letters, digits, - and _.")]
-Name = Annotated[str, typer.Argument(metavar="NAME", help="Lowercase letters, digits, - and _.")]
+TokenName = Annotated[str, Argument(metavar="NAME", help="Who uses it: lowercase letters, digits, - and _.")]
+Name = Annotated[str, Argument(metavar="NAME", help="Lowercase letters, digits, - and _.")]
 
 
 @command(token, "show")
@@ -46,14 +44,12 @@ def rotate_token() -> None:
 @command(token, "create")
 def create_token(
     name: TokenName,
-    scopes: Annotated[
-        str, typer.Option(metavar="LIST", help="Comma-separated: read, write, approve, admin.")
-    ] = "read,write",
+    scopes: Annotated[str, Option(metavar="LIST", help="Comma-separated: read, write, approve, admin.")] = "read,write",
     all_sessions: Annotated[
-        bool, typer.Option("--all-sessions", help="Grant access to all sessions, not only its own.")
+        bool, Option("--all-sessions", help="Grant access to all sessions, not only its own.")
     ] = False,
-    role: Annotated[str, typer.Option(metavar="ROLE", help="The role that policies see.")] = "",
-    user: Annotated[str, typer.Option(metavar="NAME", help="The user, if it is not NAME.")] = "",
+    role: Annotated[str, Option(metavar="ROLE", help="The role that policies see.")] = "",
+    user: Annotated[str, Option(metavar="NAME", help="The user, if it is not NAME.")] = "",
 ) -> None:
     """Create a token and print it. It cannot be shown again."""
     import secrets
@@ -142,13 +138,13 @@ def _write_tokens(path: Path, tokens: "dict[str, TokenEntry]") -> None:
 
 
 def _limit_option(help: str) -> Any:
-    return typer.Option(metavar="N", min=0, help=f"{help}; without this option there is no limit.")
+    return Option(metavar="N", min=0, help=f"{help}; without this option there is no limit.")
 
 
 @command(users, "list")
-async def list_users(as_json: JsonFlag = False) -> None:
+def list_users(as_json: JsonFlag = False) -> None:
     """List users, their roles and when they were last active."""
-    found = (await call("users.list"))["users"]
+    found = call("users.list")["users"]
     if as_json:
         print_json(found)
         return
@@ -165,27 +161,27 @@ async def list_users(as_json: JsonFlag = False) -> None:
 
 
 @command(users, "set")
-async def set_user(
+def set_user(
     name: Name,
-    role: Annotated[str, typer.Option(metavar="ROLE", help="The user's role.")] = "member",
-    status: Annotated[str, typer.Option(metavar="STATUS", help="active, invited or suspended.")] = "active",
+    role: Annotated[str, Option(metavar="ROLE", help="The user's role.")] = "member",
+    status: Annotated[str, Option(metavar="STATUS", help="active, invited or suspended.")] = "active",
 ) -> None:
     """Add or change a user. The tokens of a suspended user are rejected."""
-    await call("users.put", name=name, role=role, status=status)
+    call("users.put", name=name, role=role, status=status)
     print(f"{name}: {status}, {role}.", file=sys.stderr)
 
 
 @command(users, "remove")
-async def remove_user(name: Name) -> None:
+def remove_user(name: Name) -> None:
     """Remove a user; their sessions are kept."""
-    await call("users.remove", name=name)
+    call("users.remove", name=name)
     print(f"{name}: removed.", file=sys.stderr)
 
 
 @command(plans, "list")
-async def list_plans(as_json: JsonFlag = False) -> None:
+def list_plans(as_json: JsonFlag = False) -> None:
     """List the plans."""
-    found = (await call("plans.list"))["plans"]
+    found = call("plans.list")["plans"]
     if as_json:
         print_json(found)
         return
@@ -194,7 +190,7 @@ async def list_plans(as_json: JsonFlag = False) -> None:
 
 
 @command(plans, "set")
-async def set_plan(
+def set_plan(
     name: Name,
     tokens: Annotated[int | None, _limit_option("Tokens per month")] = None,
     agents: Annotated[int | None, _limit_option("Number of agents")] = None,
@@ -202,21 +198,21 @@ async def set_plan(
     seats: Annotated[int | None, _limit_option("Number of users")] = None,
 ) -> None:
     """Create or change a plan."""
-    await call("plans.put", name=name, tokens=tokens, agents=agents, storage=storage, seats=seats)
+    call("plans.put", name=name, tokens=tokens, agents=agents, storage=storage, seats=seats)
     print(f"Saved plan {name}.", file=sys.stderr)
 
 
 @command(plans, "use")
-async def use_plan(name: Name) -> None:
+def use_plan(name: Name) -> None:
     """Switch this tenant to a plan."""
-    await call("tenants.update", plan=name)
+    call("tenants.update", plan=name)
     print(f"Switched to plan {name}.", file=sys.stderr)
 
 
 @command(tenants, "show")
-async def show_tenant(as_json: JsonFlag = False) -> None:
+def show_tenant(as_json: JsonFlag = False) -> None:
     """Show the plan and how much of it is used."""
-    found = await call("tenants.get")
+    found = call("tenants.get")
     if as_json:
         print_json(found)
         return
@@ -226,9 +222,9 @@ async def show_tenant(as_json: JsonFlag = False) -> None:
 
 
 @command(tenants, "list")
-async def list_tenants(as_json: JsonFlag = False) -> None:
+def list_tenants(as_json: JsonFlag = False) -> None:
     """List the tenants of this store."""
-    found = (await call("tenants.list"))["tenants"]
+    found = call("tenants.list")["tenants"]
     if as_json:
         print_json(found)
         return
@@ -240,7 +236,7 @@ def _limit(plan: dict[str, Any], name: str) -> str:
 
 
 @command(telegram)
-def pair(code: Annotated[str, typer.Argument(metavar="CODE", help="The code that the bot sent them.")]) -> None:
+def pair(code: Annotated[str, Argument(metavar="CODE", help="The code that the bot sent them.")]) -> None:
     """Allow a person to chat with all agents and to answer approval requests.
 
     A code is valid once, for one hour, and only in a private chat: the bot ignores groups.
@@ -266,7 +262,7 @@ def list_pairs(as_json: JsonFlag = False) -> None:
 
 @command(telegram)
 def unpair(
-    user: Annotated[str, typer.Argument(metavar="USER", help="Their number or @name, as `list` shows it.")],
+    user: Annotated[str, Argument(metavar="USER", help="Their number or @name, as `list` shows it.")],
 ) -> None:
     """Withdraw a person's access; it takes effect at once."""
     found = _pairing(load_settings()).unpair(user)

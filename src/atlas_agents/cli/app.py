@@ -6,19 +6,16 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
-import typer
-import typer.main
-
+from atlas_agents.cli import command as cli
 from atlas_agents.cli import version_text
-from atlas_agents.cli.command import PlainGroup
 
 
 class Entry(NamedTuple):
-    """Where a command is defined: a module of this package and the Typer in it."""
+    """Where a command is defined: a module of this package and the group in it."""
 
     help: str
     module: str
-    typer: str = "app"
+    group: str = "app"
     is_group: bool = True
 
 
@@ -50,30 +47,61 @@ COMMANDS = {
     "config": Entry("Show the settings and where they come from.", "config"),
     "protocol": Entry("Print the gateway's protocol as a schema.", "config", "protocol"),
     "plugins": Entry("List plugins, or create one.", "plugins"),
+    "completion": Entry("Print the completion script of a shell.", "completion", is_group=False),
 }
 _ALIASES = {"plugin": "plugins"}
 
 
-class AtlasGroup(PlainGroup):
+class Program(cli.Group):
     """The commands in `COMMANDS`, then the commands of plugins. A plugin cannot replace a command of ours."""
 
-    def list_commands(self, ctx: Any) -> list[str]:
-        return [*COMMANDS, *_plugin_commands()]
+    def listing(self) -> list[tuple[str, str]]:
+        plugins = [(name, _short_help(self.find(name))) for name in _plugin_commands()]
+        return [*((name, entry.help) for name, entry in COMMANDS.items()), *plugins]
 
-    def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        name = _ALIASES.get(cmd_name, cmd_name)
+    def find(self, name: str) -> Any:
+        name = _ALIASES.get(name, name)
         return _load(name, COMMANDS[name]) if name in COMMANDS else _load_plugin_command(name)
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """List the commands without importing their modules."""
-        plugins = [(name, self.get_command(ctx, name).get_short_help_str(60)) for name in _plugin_commands()]
-        with formatter.section("Commands"):
-            formatter.write_dl([*((name, entry.help) for name, entry in COMMANDS.items()), *plugins])
+    def options(self) -> list[cli.Parameter]:
+        return cli.Command("atlas", _root).parameters
+
+    def run(self, arguments: Any, path: str) -> int:
+        if os.environ.get("_ATLAS_COMPLETE"):
+            from atlas_agents.cli.completion import print_candidates
+
+            return print_candidates(self)
+        if arguments and arguments[0] in ("--version", "--install-completion", "--show-completion"):
+            return cli.Command("atlas", _root).run(arguments, path)
+        return super().run(arguments or ["--help"], path)
 
 
-def _load(name: str, entry: Entry) -> Any:
-    module = import_module(f"atlas_agents.cli.{entry.module}")
-    group = typer.main.get_group(getattr(module, entry.typer))
+def _root(
+    version: Annotated[bool, cli.Option("--version", help="Show the version and exit.")] = False,
+    install: Annotated[
+        bool, cli.Option("--install-completion", help="Install completion for the current shell.")
+    ] = False,
+    show: Annotated[
+        bool,
+        cli.Option(
+            "--show-completion",
+            help="Show completion for the current shell, to copy it or customize the installation.",
+        ),
+    ] = False,
+) -> None:
+    if version:
+        print(version_text())
+        return
+    from atlas_agents.cli.completion import install_script, print_script
+
+    if install:
+        install_script()
+    elif show:
+        print_script()
+
+
+def _load(name: str, entry: Entry) -> cli.Command | cli.Group:
+    group: cli.Group = getattr(import_module(f"atlas_agents.cli.{entry.module}"), entry.group)
     if not entry.is_group:
         return group.commands[name]
     group.name, group.help = name, entry.help
@@ -113,29 +141,32 @@ def _load_plugin_command(name: str) -> Any:
         return None
     plugins.load("commands", load)
     if name not in loaded:
-        typer.echo(f"atlas: plugin {name} is disabled: {plugins.disabled.get(name)}", err=True)
-        raise typer.Exit(1)
+        cli.print_error(f"plugin {name} is disabled: {plugins.disabled.get(name)}")
+        raise SystemExit(cli.EXIT_FAILED)
     return loaded[name]
 
 
+def _short_help(command: Any) -> str:
+    return str(command.help).partition("\n")[0]
+
+
 def _as_command(name: str, target: Any) -> Any:
-    """Turn what a plugin provides, a Typer or a function whose parameters are options, into a command."""
-    if not isinstance(target, typer.Typer):
-        function, target = target, typer.Typer()
-        target.command(name)(function)
-    return typer.main.get_command(target)
+    """Turn what a plugin provides, a function whose parameters are options or a Typer app, into a command."""
+    typer = sys.modules.get("typer")  # a plugin that provides such an app has imported it
+    return _TyperCommand(target) if typer and isinstance(target, typer.Typer) else cli.Command(name, target)
 
 
-app = typer.Typer(cls=AtlasGroup, pretty_exceptions_enable=False, rich_markup_mode=None)
+class _TyperCommand:
+    """A Typer app of a plugin as a command."""
+
+    def __init__(self, app: Any) -> None:
+        from typer.main import get_command
+
+        self._command: Any = get_command(app)
+        self.help = self._command.help or ""
+
+    def run(self, arguments: Any, path: str) -> int:
+        return self._command.main([*arguments], prog_name=path)
 
 
-@app.callback(invoke_without_command=True)
-def atlas(
-    context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
-) -> None:
-    """Run, use and administer LLM agents."""
-    if version:
-        typer.echo(version_text())
-    elif context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+app = Program("atlas", "Run, use and administer LLM agents.")

@@ -1,6 +1,5 @@
 """`atlas approvals …`: list, answer and watch approval requests."""
 
-import asyncio
 import shutil
 import sys
 import termios
@@ -8,20 +7,20 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from atlas_agents.cli.command import (
     EXIT_FAILED,
     EXIT_OK,
+    Argument,
+    Group,
     JsonFlag,
+    Option,
     YesFlag,
     command,
-    command_group,
     confirm,
     match_prefix,
     print_error,
 )
-from atlas_agents.cli.connect import GatewaySession, call, connect
+from atlas_agents.cli.connect import Call, GatewaySession, call, connect, open_calls
 from atlas_agents.cli.output import format_call, one_line, print_json, print_table
 from atlas_agents.core.errors import BadArguments, ConfigError
 from atlas_agents.core.paths import Environment
@@ -32,18 +31,18 @@ if TYPE_CHECKING:
     from atlas_agents.cli.terminal import TerminalView
     from atlas_agents.gateway.protocol.types import ApprovalShape
 
-app = command_group()
+app = Group()
 _POLL_SECONDS = 0.5
 _MAX_UNASKED, _MAX_UNASKED_LINES = 2000, 40
 """The size of a call that can be approved without a terminal and without --yes."""
-RequestId = Annotated[str, typer.Argument(metavar="ID", help="The id of the request, or a unique prefix of it.")]
-ReasonOption = Annotated[str, typer.Option(metavar="TEXT", help="A reason, which the agent sees.")]
+RequestId = Annotated[str, Argument(metavar="ID", help="The id of the request, or a unique prefix of it.")]
+ReasonOption = Annotated[str, Option(metavar="TEXT", help="A reason, which the agent sees.")]
 
 
 @command(app, "list")
-async def list_requests(as_json: JsonFlag = False) -> None:
+def list_requests(as_json: JsonFlag = False) -> None:
     """List the pending approval requests."""
-    found = (await call("approvals.list"))["approvals"]
+    found = (call("approvals.list"))["approvals"]
     if as_json:
         print_json(found)
         return
@@ -62,20 +61,20 @@ async def list_requests(as_json: JsonFlag = False) -> None:
 
 
 @command(app)
-async def show(id: RequestId) -> None:
+def show(id: RequestId) -> None:
     """Show a pending request with nothing left out."""
-    async with connect() as gateway:
-        request = await _find(gateway, id)
+    with open_calls() as gateway:
+        request = _find(gateway, id)
     print("\n".join(_lines(request)))
 
 
 @command(app)
-async def approve(
+def approve(
     id: RequestId,
-    session: Annotated[bool, typer.Option("--session", help="Approve the same call for the whole session.")] = False,
-    always: Annotated[bool, typer.Option("--always", help="Approve exactly this call from now on.")] = False,
+    session: Annotated[bool, Option("--session", help="Approve the same call for the whole session.")] = False,
+    always: Annotated[bool, Option("--always", help="Approve exactly this call from now on.")] = False,
     values: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="A value that a form asks for. Repeatable.")
+        list[str] | None, Option("--set", metavar="NAME=VALUE", help="A value that a form asks for. Repeatable.")
     ] = None,
     reason: ReasonOption = "",
     yes: YesFlag = False,
@@ -86,33 +85,35 @@ async def approve(
     shown and approved; a long one needs --yes, after you have read it with `atlas approvals show`.
     """
     decision = "allow-always" if always else "allow-session" if session else "allow-once"
-    async with connect() as gateway:
-        request = await _find(gateway, id)
+    with open_calls() as gateway:
+        request = _find(gateway, id)
         if request.form is None and not _review(request, yes):
             print("Nothing was approved.", file=sys.stderr)
             return EXIT_FAILED
         arguments = _form_values(request, values or ())
-        await _resolve(gateway, request, decision, reason, arguments)
+        _resolve(gateway, request, decision, reason, arguments)
     return EXIT_OK
 
 
 @command(app)
-async def deny(id: RequestId, reason: ReasonOption = "") -> None:
+def deny(id: RequestId, reason: ReasonOption = "") -> None:
     """Deny a request."""
-    async with connect() as gateway:
-        await _resolve(gateway, await _find(gateway, id), "deny", reason)
+    with open_calls() as gateway:
+        _resolve(gateway, _find(gateway, id), "deny", reason)
 
 
 @command(app)
-async def dismiss(id: RequestId) -> None:
+def dismiss(id: RequestId) -> None:
     """Dismiss a request without an answer. A call is then denied."""
-    async with connect() as gateway:
-        await _resolve(gateway, await _find(gateway, id), "dismiss")
+    with open_calls() as gateway:
+        _resolve(gateway, _find(gateway, id), "dismiss")
 
 
 @command(app)
 async def watch() -> None:
     """Print approval requests as they arrive; in a terminal, answer them. Stop with Ctrl-C."""
+    import asyncio
+
     shown: set[str] = set()
     async with connect(idle=False) as gateway:
         print("Waiting for approval requests; press Ctrl-C to stop.", file=sys.stderr, flush=True)
@@ -125,22 +126,20 @@ async def watch() -> None:
             await asyncio.sleep(_POLL_SECONDS)
 
 
-async def _find(gateway: GatewaySession, prefix: str) -> "ApprovalShape":
-    pending = {each.approval_id: each for each in await _pending(gateway)}
+def _find(gateway: Call, prefix: str) -> "ApprovalShape":
+    pending = {each.approval_id: each for each in _requests(gateway("approvals.list"))}
     return pending[match_prefix(prefix, pending, "approval")]
 
 
-async def _resolve(
-    gateway: GatewaySession,
+def _resolve(
+    gateway: Call,
     request: "ApprovalShape",
     decision: str,
     reason: str = "",
     arguments: dict[str, Any] | None = None,
 ) -> None:
     id = request.approval_id
-    await gateway.client.call(
-        "approvals.resolve", approval_id=id, decision=decision, reason=reason, arguments=arguments
-    )
+    gateway("approvals.resolve", approval_id=id, decision=decision, reason=reason, arguments=arguments)
     print(f"{id}: {decision}.", file=sys.stderr)
 
 
@@ -213,7 +212,11 @@ def _form_values(request: "ApprovalShape", assignments: Sequence[str]) -> dict[s
 
 
 async def _pending(gateway: GatewaySession) -> "list[ApprovalShape]":
-    return [_convert(each) for each in (await gateway.client.call("approvals.list"))["approvals"]]
+    return _requests(await gateway.client.call("approvals.list"))
+
+
+def _requests(page: dict[str, Any]) -> "list[ApprovalShape]":
+    return [_convert(each) for each in page["approvals"]]
 
 
 def _convert(found: dict[str, Any]) -> "ApprovalShape":
@@ -240,6 +243,8 @@ def _describe(request: "ApprovalShape") -> str:
 
 async def _handle(gateway: GatewaySession, request: "ApprovalShape") -> bool:
     """Print a request or ask the user; return False if the user wants to quit."""
+    import asyncio
+
     if sys.stdin is None or not sys.stdin.isatty() or not sys.stdout.isatty():
         form = request.form
         text = one_line(f"? {form.asker}: {form.message}") if form else format_call(request.tool_name, request.details)
@@ -281,5 +286,7 @@ async def _ask(request: "ApprovalShape", view: "TerminalView") -> "ApprovalReply
 
 
 async def _wait_until_resolved(gateway: GatewaySession, request: "ApprovalShape") -> None:
+    import asyncio
+
     while any(each.approval_id == request.approval_id for each in await _pending(gateway)):  # noqa: ASYNC110 - polls
         await asyncio.sleep(_POLL_SECONDS)

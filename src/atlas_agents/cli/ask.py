@@ -4,8 +4,6 @@ import select
 import sys
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
-import typer
-
 from atlas_agents.cli import command as cli
 from atlas_agents.cli import connect
 from atlas_agents.cli.output import describe_model_error, format_call, one_line, print_json, printable
@@ -14,7 +12,7 @@ from atlas_agents.core.errors import ConfigError
 if TYPE_CHECKING:
     from atlas_agents.cli.turn import ApprovalRequest, TurnOutcome, TurnView
 
-app = cli.command_group()
+app = cli.Group()
 _MAX_BYTES = 4_000_000
 _STDIN_SECONDS = 10.0
 
@@ -22,14 +20,14 @@ _STDIN_SECONDS = 10.0
 @cli.command(app)
 async def ask(
     message: Annotated[
-        str | None, typer.Argument(metavar="MESSAGE", help="The question. '-' reads it from standard input.")
+        str | None, cli.Argument(metavar="MESSAGE", help="The question. '-' reads it from standard input.")
     ] = None,
     session: connect.SessionOption = None,
     agent: cli.AgentOption = None,
     yes_to: Annotated[
-        list[str] | None, typer.Option(metavar="TOOL", help="Approve calls of this tool. Repeatable.")
+        list[str] | None, cli.Option(metavar="TOOL", help="Approve calls of this tool. Repeatable.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the answer, usage, runId and steps as JSON.")] = False,
+    as_json: Annotated[bool, cli.Option("--json", help="Print the answer, usage, runId and steps as JSON.")] = False,
     model: connect.ModelOption = None,
     base_url: connect.BaseUrlOption = None,
     system: connect.SystemOption = None,

@@ -3,9 +3,7 @@
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from atlas_agents.cli.command import EXIT_FAILED, EXIT_OK, JsonFlag, YesFlag, command, command_group, confirm
+from atlas_agents.cli.command import EXIT_FAILED, EXIT_OK, Argument, Group, JsonFlag, Option, YesFlag, command, confirm
 from atlas_agents.cli.connect import TENANT, GatewaySession, call, connect, load_settings
 from atlas_agents.cli.output import format_time, one_line, print_json, print_table
 from atlas_agents.core.errors import ConfigError
@@ -13,25 +11,25 @@ from atlas_agents.core.errors import ConfigError
 if TYPE_CHECKING:
     from atlas_agents.tools.audit import AuditRecord
 
-app = command_group()
+app = Group()
 _LEVELS = (None, "info", "warn", "error")
 
 
 @command(app, "list")
-async def list_entries(
-    limit: Annotated[int, typer.Option(metavar="N", min=1, max=500, help="Maximum number of calls.")] = 20,
-    agent: Annotated[str | None, typer.Option("--agent", metavar="ID", help="Only calls of this agent.")] = None,
-    tool: Annotated[str | None, typer.Option("--tool", metavar="NAME", help="Only calls of this tool.")] = None,
+def list_entries(
+    limit: Annotated[int, Option(metavar="N", min=1, max=500, help="Maximum number of calls.")] = 20,
+    agent: Annotated[str | None, Option("--agent", metavar="ID", help="Only calls of this agent.")] = None,
+    tool: Annotated[str | None, Option("--tool", metavar="NAME", help="Only calls of this tool.")] = None,
     level: Annotated[
-        str | None, typer.Option("--level", metavar="LEVEL", help="Only this level: info, warn or error.")
+        str | None, Option("--level", metavar="LEVEL", help="Only this level: info, warn or error.")
     ] = None,
-    run: Annotated[str | None, typer.Option(metavar="ID", help="Only calls of this run.")] = None,
+    run: Annotated[str | None, Option(metavar="ID", help="Only calls of this run.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """List tool calls, most recent first."""
     if level not in _LEVELS:
         raise ConfigError(f"invalid --level {level!r}: expected info, warn or error")
-    found = (await call("audit.list", limit=limit, agent_id=agent, tool=tool, level=level, run_id=run))["entries"]
+    found = call("audit.list", limit=limit, agent_id=agent, tool=tool, level=level, run_id=run)["entries"]
     if as_json:
         print_json(found)
         return
@@ -41,7 +39,7 @@ async def list_entries(
 
 @command(app)
 async def follow(
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per call.")] = False,
+    as_json: Annotated[bool, Option("--json", help="Print one JSON object per call.")] = False,
 ) -> None:
     """Print tool calls as they are made. Stop with Ctrl-C."""
     from atlas_agents.gateway.protocol.events import AuditAdded
@@ -63,12 +61,12 @@ async def follow(
 
 
 @command(app)
-async def verify(as_json: JsonFlag = False) -> int:
+def verify(as_json: JsonFlag = False) -> int:
     """Verify the hash chain and its signatures: no entry was changed or removed, also not at the end.
 
     Exit codes: 0 the chain is intact, 1 it is broken.
     """
-    found = await call("audit.verify")
+    found = call("audit.verify")
     lines, problem = found["rows"], found.get("problem")
     if as_json:
         print_json({"lines": lines, "whole": problem is None, "problem": problem})
@@ -108,7 +106,7 @@ async def accept(yes: YesFlag = False) -> None:
 
 @command(app, "what-if")
 async def compare_policy(
-    policy: Annotated[str, typer.Argument(metavar="POLICY", help="The policy file to test.")], as_json: JsonFlag = False
+    policy: Annotated[str, Argument(metavar="POLICY", help="The policy file to test.")], as_json: JsonFlag = False
 ) -> None:
     """List the recorded calls that another policy would have decided differently."""
     from atlas_agents.tools.audit import what_if

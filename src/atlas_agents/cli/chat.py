@@ -7,10 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-import typer
-
 from atlas_agents.cli import connect, output
-from atlas_agents.cli.command import AgentOption, command, command_group
+from atlas_agents.cli.command import AgentOption, Group, Option, command
 from atlas_agents.core.errors import ConfigError, GatewayError
 
 if TYPE_CHECKING:
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
     from atlas_agents.client import SessionFeed
     from atlas_agents.gateway.protocol.types import MessageShape
 
-app = command_group()
+app = Group()
 _HELP = (
     ("/agents", "list the agents and their tools"),
     ("/agent ID", "switch to another agent"),
@@ -40,7 +38,7 @@ _QUIT = ("/exit", "/quit")
 @command(app)
 async def chat(
     session: connect.SessionOption = None,
-    latest: Annotated[bool, typer.Option("--continue", "-c", help="Continue the latest session.")] = False,
+    latest: Annotated[bool, Option("--continue", "-c", help="Continue the latest session.")] = False,
     agent: AgentOption = None,
     model: connect.ModelOption = None,
     base_url: connect.BaseUrlOption = None,

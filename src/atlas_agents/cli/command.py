@@ -1,43 +1,405 @@
-"""The `command` decorator: runs a function or coroutine as an `atlas` command and maps errors to exit codes."""
+"""The command-line parser: commands from the signatures of functions, help texts, and errors as exit codes.
 
-import functools
-import inspect
+It imports nothing that takes long: a command that asks a running gateway costs less than importing a parser library.
+"""
+
 import os
+import shutil
 import sys
-from collections.abc import Callable, Iterable
-from typing import Annotated, Any, TypeVar
-
-import typer
-from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from typing import Annotated, Any, TypeVar, get_args, get_origin
 
 from atlas_agents.cli.output import describe_error, one_line
 from atlas_agents.core.errors import ConfigError
 
 EXIT_OK, EXIT_FAILED, EXIT_USAGE, EXIT_INTERRUPTED = 0, 1, 2, 130
-JsonFlag = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-YesFlag = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
-AgentOption = Annotated[str | None, typer.Option("--agent", "-a", metavar="ID", help="The agent to use.")]
 Function = TypeVar("Function", bound=Callable[..., Any])
-_UNCONVERTED = object()
+_HELP = ("--help", "Show this message and exit.")
+_WIDEST_TERM = 30
+_WIDEST_LINE = 80
+_METAVARS: dict[Any, str] = {str: "TEXT", int: "INTEGER", float: "FLOAT"}
 
 
-def command_group() -> typer.Typer:
-    """Return an empty group of commands."""
-    return typer.Typer(cls=PlainGroup, rich_markup_mode=None, add_completion=False, no_args_is_help=True)
+class UsageError(Exception):
+    """The arguments do not fit the command."""
 
 
-def command(group: typer.Typer, name: str | None = None, **settings: Any) -> Callable[[Function], Function]:
-    """Add a function to a group. Its parameters are the options; it returns the exit code, or None for success."""
+class Option:
+    """How a parameter is given as an option. Without `names`, the name of the parameter is used."""
+
+    def __init__(
+        self, *names: str, metavar: str = "", help: str = "", min: int | None = None, max: int | None = None
+    ) -> None:
+        self.names = names
+        self.metavar = metavar
+        self.help = help
+        self.min = min
+        self.max = max
+
+
+class Argument:
+    """How a parameter is given as a positional argument; a list takes all that remain."""
+
+    def __init__(self, *, metavar: str = "", help: str = "") -> None:
+        self.metavar = metavar
+        self.help = help
+
+
+JsonFlag = Annotated[bool, Option("--json", help="Print JSON.")]
+YesFlag = Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")]
+AgentOption = Annotated[str | None, Option("--agent", "-a", metavar="ID", help="The agent to use.")]
+
+
+class Parameter:
+    """A parameter of a command: its type, its default, and its names on the command line."""
+
+    def __init__(self, name: str, annotation: Any, default: Any, *, required: bool) -> None:
+        annotated = get_args(annotation) if get_origin(annotation) is Annotated else (annotation,)
+        kinds = [kind for kind in _union(annotated[0]) if kind is not type(None)]
+        self.name = name
+        self.default = default
+        self.required = required
+        self.many = get_origin(kinds[0]) is list
+        self.kind: Any = get_args(kinds[0])[0] if self.many else kinds[0]
+        implied = Argument() if required else Option()
+        self.info: Option | Argument = next((i for i in annotated[1:] if isinstance(i, Option | Argument)), implied)
+        self.names, self.off_names = self._option_names()
+
+    def _option_names(self) -> tuple[list[str], list[str]]:
+        if isinstance(self.info, Argument):
+            return [], []
+        long = self.name.strip("_").replace("_", "-")
+        if not self.info.names:
+            return [f"--{long}"], [f"--no-{long}"] if self.kind is bool else []
+        return sorted(self.info.names, key=lambda name: name.startswith("--")), []
+
+    @property
+    def is_option(self) -> bool:
+        return isinstance(self.info, Option)
+
+    @property
+    def is_flag(self) -> bool:
+        return self.is_option and self.kind is bool
+
+    @property
+    def metavar(self) -> str:
+        return self.info.metavar or (_METAVARS.get(self.kind, "TEXT") if self.is_option else self.name.upper())
+
+    @property
+    def usage(self) -> str:
+        """How usage lines show a positional argument."""
+        shown = f"{self.metavar}..." if self.many else self.metavar
+        return shown if self.required else f"[{shown}]"
+
+    @property
+    def term(self) -> str:
+        """How the help shows the names of an option."""
+        if not self.is_option:
+            return self.usage
+        names = ", ".join(self.names)
+        if self.is_flag:
+            return " / ".join([names, *([", ".join(self.off_names)] if self.off_names else [])])
+        return f"{names} {self.metavar}"
+
+    @property
+    def description(self) -> str:
+        extra: list[str] = []
+        if self.is_flag and self.off_names and self.default is not None:
+            extra.append(f"default: {(self.names if self.default else self.off_names)[-1].lstrip('-')}")
+        elif self.default not in (None, "") and not self.is_flag:
+            extra.append(f"default: {self.default}")
+        if self.bounds:
+            extra.append(self.bounds)
+        if self.required:
+            extra.append("required")
+        return f"{self.info.help}  [{'; '.join(extra)}]" if extra else self.info.help
+
+    @property
+    def bounds(self) -> str:
+        """The range of a number: `1<=x<=500`."""
+        if not isinstance(self.info, Option) or (self.info.min is None and self.info.max is None):
+            return ""
+        if self.info.min is not None and self.info.max is not None:
+            return f"{self.info.min}<=x<={self.info.max}"
+        return f"x<={self.info.max}" if self.info.min is None else f"x>={self.info.min}"
+
+    @property
+    def hint(self) -> str:
+        return f"'{' / '.join(self.names)}'" if self.is_option else f"'{self.metavar}'"
+
+    def convert(self, text: str) -> Any:
+        if self.kind in (str, Any):
+            return text
+        try:
+            value = self.kind(text)
+        except ValueError:
+            value = None
+        low, high = (self.info.min, self.info.max) if isinstance(self.info, Option) else (None, None)
+        if value is None or (low is not None and value < low) or (high is not None and value > high):
+            expected = {int: "an integer", float: "a number"}.get(self.kind, f"a valid {self.kind.__name__}")
+            within = f" with {self.bounds}" if self.bounds else ""
+            raise UsageError(f"Invalid value for {self.hint}: expected {expected}{within}, got {text!r}.")
+        return value
+
+
+def _union(annotation: Any) -> Sequence[Any]:
+    """Return the members of `str | None`, or a type alone."""
+    return get_args(annotation) if get_origin(annotation) not in (None, list) else (annotation,)
+
+
+class Command:
+    """A function as a command. Its parameters are the options; it returns the exit code, or None for success."""
+
+    def __init__(self, name: str, function: Callable[..., Any], *, unknown_options_are_arguments: bool = False) -> None:
+        self.name = name
+        self.function = function
+        self.unknown_options_are_arguments = unknown_options_are_arguments
+
+    @property
+    def help(self) -> str:
+        first, _, rest = (self.function.__doc__ or "").partition("\n")
+        return f"{first}\n{textwrap.dedent(rest)}".strip()
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        function: Any = self.function
+        code = function.__code__
+        names: Sequence[str] = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        defaults: dict[str, Any] = dict(function.__kwdefaults__ or {})
+        given = function.__defaults__ or ()
+        defaults |= zip(names[code.co_argcount - len(given) : code.co_argcount], given, strict=True)
+        hints = function.__annotations__
+        return [
+            Parameter(name, hints.get(name, str), defaults.get(name), required=name not in defaults) for name in names
+        ]
+
+    def parse(self, arguments: Sequence[str]) -> dict[str, Any]:
+        """Return the values of the parameters; raises UsageError."""
+        return _Parsing(self).run(arguments)
+
+    def run(self, arguments: Sequence[str], path: str) -> int:
+        if "--help" in arguments[: [*arguments, "--"].index("--")]:
+            print(self.help_text(path))
+            return EXIT_OK
+        try:
+            options = self.parse(arguments)
+        except UsageError as error:
+            return print_usage_error(error, path, self.usage(path))
+        return _run(lambda: self.function(**options))
+
+    def usage(self, path: str, width: int = _WIDEST_LINE) -> str:
+        pieces = ["[OPTIONS]", *(each.usage for each in self.parameters if not each.is_option)]
+        return _usage(path, " ".join(pieces), width)
+
+    def help_text(self, path: str, width: int | None = None) -> str:
+        width = width or _line_width()
+        parameters = self.parameters
+        arguments = [(each.term, each.description) for each in parameters if not each.is_option]
+        options = [(each.term, each.description) for each in parameters if each.is_option]
+        sections = [self.usage(path, width), *([_paragraphs(self.help, width)] if self.help else [])]
+        if arguments:
+            sections.append(_definitions("Arguments", arguments, width))
+        return "\n\n".join([*sections, _definitions("Options", [*options, _HELP], width)])
+
+
+class _Parsing:
+    """One run of the parser over the arguments of a command."""
+
+    def __init__(self, command: Command) -> None:
+        self._parameters = command.parameters
+        self._lenient = command.unknown_options_are_arguments
+        self._options = {name: (each, True) for each in self._parameters for name in each.names}
+        self._options |= {name: (each, False) for each in self._parameters for name in each.off_names}
+        self._values: dict[str, Any] = {}
+        self._positional: list[str] = []
+
+    def run(self, arguments: Sequence[str]) -> dict[str, Any]:
+        rest = [*arguments]
+        while rest:
+            word = rest.pop(0)
+            if word == "--":
+                self._positional += rest
+                break
+            if word.startswith("--"):
+                self._long(word, rest)
+            elif word.startswith("-") and len(word) > 1:
+                self._short(word, rest)
+            else:
+                self._positional.append(word)
+        self._assign_arguments()
+        return {each.name: self._value(each) for each in self._parameters}
+
+    def _long(self, word: str, rest: list[str]) -> None:
+        name, equals, value = word.partition("=")
+        if name not in self._options:
+            self._unknown(name, word)
+        elif self._options[name][0].is_flag:
+            if equals:
+                raise UsageError(f"Option '{name}' does not take a value.")
+            self._set(name)
+        else:
+            self._set(name, value if equals else self._next(name, rest))
+
+    def _short(self, word: str, rest: list[str]) -> None:
+        letters = word[1:]
+        while letters:
+            name, letters = f"-{letters[0]}", letters[1:]
+            if name not in self._options:
+                self._unknown(name, word)
+                return
+            if self._options[name][0].is_flag:
+                self._set(name)
+            else:
+                self._set(name, letters.removeprefix("=") or self._next(name, rest))
+                return
+
+    def _set(self, name: str, text: str = "") -> None:
+        parameter, on = self._options[name]
+        if parameter.is_flag:
+            self._values[parameter.name] = on
+        elif parameter.many:
+            self._values.setdefault(parameter.name, []).append(parameter.convert(text))
+        else:
+            self._values[parameter.name] = parameter.convert(text)
+
+    def _unknown(self, name: str, word: str) -> None:
+        if self._lenient:
+            self._positional.append(word)
+            return
+        raise UsageError(f"No such option: {name}{_suggestion(name, [*self._options, '--help'])}")
+
+    @staticmethod
+    def _next(name: str, rest: list[str]) -> str:
+        if not rest:
+            raise UsageError(f"Option '{name}' requires an argument.")
+        return rest.pop(0)
+
+    def _assign_arguments(self) -> None:
+        waiting = [*self._positional]
+        for each in self._parameters:
+            if each.is_option or not waiting:
+                continue
+            taken, waiting = (waiting, []) if each.many else (waiting[:1], waiting[1:])
+            converted = [each.convert(text) for text in taken]
+            self._values[each.name] = converted if each.many else converted[0]
+        if waiting:
+            plural = "s" if len(waiting) > 1 else ""
+            raise UsageError(f"Got unexpected extra argument{plural} ({' '.join(waiting)})")
+
+    def _value(self, parameter: Parameter) -> Any:
+        if parameter.name in self._values:
+            return self._values[parameter.name]
+        if parameter.required:
+            raise UsageError(f"Missing {'option' if parameter.is_option else 'argument'} {parameter.hint}.")
+        return [] if parameter.many and parameter.default is None else parameter.default
+
+
+class Group:
+    """Commands under a name."""
+
+    def __init__(self, name: str = "", help: str = "") -> None:
+        self.name = name
+        self.help = help
+        self.commands: dict[str, Command] = {}
+
+    def listing(self) -> "list[tuple[str, str]]":
+        """Return the name and the first line of the help of each command."""
+        return [(name, each.help.partition("\n")[0]) for name, each in self.commands.items()]
+
+    def find(self, name: str) -> "Command | Group | None":
+        return self.commands.get(name)
+
+    def options(self) -> list[Parameter]:
+        """Return the options of the group itself."""
+        return []
+
+    def run(self, arguments: Sequence[str], path: str) -> int:
+        if not arguments:
+            print(self.help_text(path), file=sys.stderr)
+            return EXIT_USAGE
+        word, rest = arguments[0], arguments[1:]
+        if word == "--help":
+            print(self.help_text(path))
+            return EXIT_OK
+        usage = _usage(path, "[OPTIONS] COMMAND [ARGS]...", _WIDEST_LINE)
+        if word.startswith("-"):
+            return print_usage_error(UsageError(f"No such option: {word}"), path, usage)
+        found = self.find(word)
+        if found is None:
+            names = [name for name, _ in self.listing()]
+            return print_usage_error(UsageError(f"No such command '{word}'.{_suggestion(word, names)}"), path, usage)
+        return found.run(rest, f"{path} {word}")
+
+    def help_text(self, path: str, width: int | None = None) -> str:
+        width = width or _line_width()
+        options = [*((each.term, each.description) for each in self.options()), _HELP]
+        sections = [_usage(path, "[OPTIONS] COMMAND [ARGS]...", width), _paragraphs(self.help, width)]
+        sections += [_definitions("Options", options, width), _definitions("Commands", self.listing(), width)]
+        return "\n\n".join(sections)
+
+
+def command(group: Group, name: str | None = None, **settings: bool) -> Callable[[Function], Function]:
+    """Add a function to a group."""
 
     def register(function: Function) -> Function:
-        @functools.wraps(function)
-        def run(**options: Any) -> None:
-            raise typer.Exit(_run(functools.partial(function, **options)))
-
-        group.command(name, cls=PlainCommand, **settings)(run)
+        named = name or function.__name__.replace("_", "-")
+        group.commands[named] = Command(named, function, **settings)
         return function
 
     return register
+
+
+# Help texts
+
+
+def _line_width() -> int:
+    return max(min(shutil.get_terminal_size().columns, _WIDEST_LINE) - 2, 50)
+
+
+def _usage(path: str, arguments: str, width: int) -> str:
+    start = f"Usage: {path} "
+    return textwrap.fill(arguments, width, initial_indent=start, subsequent_indent=" " * len(start))
+
+
+def _paragraphs(text: str, width: int) -> str:
+    filled = [
+        textwrap.fill(" ".join(paragraph.split()), width, initial_indent="  ", subsequent_indent="  ")
+        for paragraph in text.split("\n\n")
+    ]
+    return "\n\n".join(filled)
+
+
+def _definitions(title: str, rows: Iterable[tuple[str, str]], width: int) -> str:
+    """Lay out terms and descriptions in two columns under a title."""
+    rows = [*rows]
+    column = min(max(len(term) for term, _ in rows), _WIDEST_TERM) + 2
+    lines = [f"{title}:"]
+    for term, description in rows:
+        wrapped = textwrap.wrap(description, max(width - column - 2, 10), replace_whitespace=False) or [""]
+        if len(term) > column - 2:
+            lines.append(f"  {term}")
+        else:
+            lines.append(f"  {term:<{column}}{wrapped.pop(0)}".rstrip())
+        lines += [f"  {'':<{column}}{line}" for line in wrapped]
+    return "\n".join(lines)
+
+
+def _suggestion(word: str, known: Iterable[str]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(word, known)
+    if len(close) == 1:
+        return f" Did you mean {close[0]}?"
+    return f" (Possible options: {', '.join(sorted(close))})" if close else ""
+
+
+def print_usage_error(error: UsageError, path: str, usage: str) -> int:
+    print(f"{usage}\nTry '{path} --help' for help.\n\nError: {one_line(str(error), 600)}", file=sys.stderr, flush=True)
+    return EXIT_USAGE
+
+
+# Running
 
 
 def _run(function: Callable[[], Any]) -> int:
@@ -46,7 +408,7 @@ def _run(function: Callable[[], Any]) -> int:
     logging.basicConfig(handlers=[logging.NullHandler()])  # errors are printed as sentences, not as log lines
     try:
         result = function()
-        code = _run_coroutine(result) if inspect.iscoroutine(result) else result
+        code = _run_coroutine(result) if hasattr(result, "send") else result
         sys.stdout.flush()
         return code or EXIT_OK
     except ConfigError as error:
@@ -71,56 +433,6 @@ def _run_coroutine(coroutine: Any) -> int | None:
         return asyncio.run(coroutine)
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
-
-
-class PlainCommand(TyperCommand):
-    """A Typer command that converts strings and integers without Pydantic.
-
-    Importing Pydantic takes longer than most commands run. Invalid values still go through Typer, which reports them.
-    """
-
-    def get_params(self, ctx: Any) -> Any:
-        return _without_pydantic(super().get_params(ctx))
-
-
-class PlainGroup(TyperGroup):
-    """A group that parses its own options without Pydantic."""
-
-    def get_params(self, ctx: Any) -> Any:
-        return _without_pydantic(super().get_params(ctx))
-
-
-def _without_pydantic(params: Iterable[Any]) -> list[Any]:
-    """Let parameters accept values that need no conversion, or only `int()`, without Typer's Pydantic adapter."""
-    params = [*params]
-    for param in params:
-        if isinstance(param, TyperOption | TyperArgument) and "process_value" not in vars(param):
-            param.process_value = functools.partial(_process_value, param, param.process_value)
-    return params
-
-
-def _process_value(param: TyperOption | TyperArgument, process: Callable[[Any, Any], Any], ctx: Any, value: Any) -> Any:
-    converted = _plain_value(param, value)
-    if converted is _UNCONVERTED or (param.required and param.value_is_missing(converted)):
-        return process(ctx, value)
-    return converted if param.callback is None else param.callback(ctx, param, converted)
-
-
-def _plain_value(param: TyperOption | TyperArgument, value: Any) -> Any:
-    kind = param.type_descriptor.annotation
-    if value is None:
-        return () if param.multiple or param.nargs == -1 else None
-    if kind is str and isinstance(value, str):
-        return value
-    if kind == list[str] and isinstance(value, list | tuple):
-        return list(value)  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-    if kind is int and str(value).isascii() and str(value).isdecimal():
-        bounds = param.type_descriptor.parameter_info
-        number = int(value)
-        low, high = bounds.min, bounds.max
-        if (low is None or number >= low) and (high is None or number <= high):
-            return number
-    return _UNCONVERTED
 
 
 def print_error(message: str) -> None:

@@ -4,15 +4,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from atlas_agents.cli.command import JsonFlag, command, command_group
+from atlas_agents.cli.command import Group, JsonFlag, command
 from atlas_agents.cli.connect import load_settings
 from atlas_agents.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
     from atlas_agents.config.settings import Settings
 
-app = command_group()
-protocol = command_group()
+app = Group()
+protocol = Group()
 
 
 @command(app)

@@ -1,16 +1,18 @@
 """Connect a command to the running gateway, or to one that it embeds in its own process."""
 
+import json
 import os
+import re
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
 
-import typer
-
+from atlas_agents.cli import version_text
+from atlas_agents.cli.command import Option
 from atlas_agents.cli.output import one_line, without_code_hints
-from atlas_agents.core.errors import ConfigError, Unreachable
+from atlas_agents.core.errors import ConfigError, GatewayError, Unauthorized, Unreachable
 
 if TYPE_CHECKING:
     from atlas_agents.cli.direct_model import ModelChoice
@@ -18,31 +20,32 @@ if TYPE_CHECKING:
     from atlas_agents.config.settings import Settings
 
 TENANT = "default"
+_DIAL_TIMEOUT = 5.0
+_RELOCATES = re.compile(rb"(?m)^\s*[\"']?(home|token)\b")
+"""Settings of a file that decide where the gateway is found."""
 _RECONNECT_SECONDS = 30.0
 _RESTART_SECONDS = 15.0
 """How long a lost gateway may take to restart before a command that uses it embeds its own."""
 
-SessionOption = Annotated[str | None, typer.Option("--session", "-s", metavar="KEY", help="The session to use.")]
+SessionOption = Annotated[str | None, Option("--session", "-s", metavar="KEY", help="The session to use.")]
 ModelOption = Annotated[
     str | None,
-    typer.Option(
-        "--model", metavar="REF", help="Model to use directly: anthropic/…, openai/…, google/…, http/… or demo."
-    ),
+    Option("--model", metavar="REF", help="Model to use directly: anthropic/…, openai/…, google/…, http/… or demo."),
 ]
 BaseUrlOption = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="Use an OpenAI-compatible server directly; its first model is the default."),
+    Option(metavar="URL", help="Use an OpenAI-compatible server directly; its first model is the default."),
 ]
-SystemOption = Annotated[str | None, typer.Option(metavar="TEXT", help="System prompt for a model used directly.")]
-ToolsFlag = Annotated[bool, typer.Option(help="Give a model used directly three demo tools: clock, dice, addition.")]
+SystemOption = Annotated[str | None, Option(metavar="TEXT", help="System prompt for a model used directly.")]
+ToolsFlag = Annotated[bool, Option(help="Give a model used directly three demo tools: clock, dice, addition.")]
 
 EffortOption = Annotated[
     str | None,
-    typer.Option(metavar="LEVEL", help="How much the model reasons: none, low, medium, high, … or a number of tokens."),
+    Option(metavar="LEVEL", help="How much the model reasons: none, low, medium, high, … or a number of tokens."),
 ]
 SetOption = Annotated[
     list[str] | None,
-    typer.Option(
+    Option(
         "--set",
         metavar="NAME=VALUE",
         help="Model setting, such as top_p=0.9 or seed=7, as far as the agent's own allow. Repeatable.",
@@ -231,10 +234,177 @@ async def connect_for(
         await session.close()
 
 
-async def call(method: str, **params: Any) -> Any:
+class Call(Protocol):
+    """Calls a gateway method and returns its result as decoded JSON, like `GatewayClient.call`."""
+
+    def __call__(self, method: str, /, **params: Any) -> Any: ...
+
+
+def call(method: str, /, **params: Any) -> Any:
     """Call one gateway method and return its result."""
-    async with connect() as session:
-        return await session.client.call(method, **params)
+    with open_calls() as open_call:
+        return open_call(method, **params)
+
+
+@contextmanager
+def open_calls() -> Generator[Call, None, None]:
+    """Yield a function that calls methods of the running gateway, or of one that is embedded in this process.
+
+    A running gateway is asked over a plain socket: importing an event loop and an HTTP client takes several times
+    longer than the call.
+    """
+    if (link := _dial_running_gateway()) is not None:
+        with closing(link):
+            yield link.call
+        return
+    import asyncio
+
+    with asyncio.Runner() as runner:
+        stack = AsyncExitStack()
+        session = runner.run(stack.enter_async_context(connect()))
+
+        def embedded_call(method: str, /, **params: Any) -> Any:
+            return runner.run(session.client.call(method, **params))
+
+        try:
+            yield embedded_call
+        finally:
+            runner.run(stack.aclose())
+
+
+def _dial_running_gateway() -> "SocketLink | None":
+    """Connect to the running gateway as far as that needs no other settings than the home folder and the token."""
+    from atlas_agents.app.home_lock import find_running
+    from atlas_agents.core.paths import Environment, home, user_config
+
+    environment = Environment()
+    files = (Path(environment.get("ATLAS_CONFIG") or "atlas.toml"), user_config(environment))
+    if environment.ignored or any(_RELOCATES.search(_content(path)) for path in files):
+        return None
+    folder = home(environment)
+    running = find_running(folder)
+    if running is None or not running.url.startswith("http://"):
+        return None
+    try:
+        token = environment.secret("ATLAS_TOKEN") or _content(folder / "token").decode().strip()
+        return SocketLink(running.url, token)
+    except (OSError, UnicodeDecodeError):
+        return None  # the client reports it, or waits for a gateway that restarts
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+class SocketLink:
+    """An authenticated WebSocket on a blocking socket, for commands that make a few calls and exit."""
+
+    def __init__(self, url: str, token: str) -> None:
+        import base64
+        import socket
+
+        host, _, port = url.removeprefix("http://").rstrip("/").rpartition(":")
+        self._url = url
+        self._socket = socket.create_connection((host.strip("[]"), int(port)), _DIAL_TIMEOUT)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket.settimeout(None)
+        self._file = self._socket.makefile("rb")
+        self._last_id = 0
+        try:
+            key = base64.b64encode(os.urandom(16)).decode()
+            upgrade = ("Upgrade: websocket", "Connection: Upgrade", "Sec-WebSocket-Version: 13")
+            lines = ("GET / HTTP/1.1", f"Host: {host}:{port}", *upgrade, f"Sec-WebSocket-Key: {key}", "", "")
+            self._socket.sendall("\r\n".join(lines).encode())
+            status = self._file.readline()
+            while self._file.readline().strip():
+                continue
+            if b" 101 " not in status:
+                raise OSError(f"the gateway at {url} rejected the connection: {status!r}")
+            self._authenticate(token)
+        except BaseException:
+            self.close()
+            raise
+
+    def _authenticate(self, token: str) -> None:
+        client = {"name": "atlas", "version": version_text().removeprefix("atlas ")}
+        self._send({"type": "auth", "token": token, "protocol": 1, "client": client})
+        answer = self._receive()
+        if not answer.get("ok"):
+            raise Unauthorized(f"the gateway at {self._url} rejected the token: {answer.get('error')}")
+
+    def call(self, method: str, /, **params: Any) -> Any:
+        self._last_id += 1
+        given = {_wire_name(name): value for name, value in params.items() if value is not None}
+        try:
+            self._send({"id": self._last_id, "method": method, "params": given})
+            while (answer := self._receive()).get("id") != self._last_id:
+                continue
+        except (OSError, ValueError) as error:
+            raise Unreachable(f"{method}: the connection was lost: {error}", unclear=True) from error
+        if (failure := answer.get("error")) is None:
+            return answer.get("result")
+        data: dict[str, Any] = failure.get("data") or {}
+        after = data.get("retryAfterMs")
+        raise GatewayError(
+            failure["message"],
+            data.get("kind", "INTERNAL"),
+            retryable=bool(data.get("retryable")),
+            retry_after=after / 1000 if after else None,
+        )
+
+    def close(self) -> None:
+        self._file.close()
+        self._socket.close()
+
+    def _send(self, value: Any) -> None:
+        self._send_frame(0x81, json.dumps(value, ensure_ascii=False).encode())
+
+    def _send_frame(self, kind: int, payload: bytes) -> None:
+        """Send a frame, masked as the protocol requires of clients; a mask of zeros leaves the bytes as they are."""
+        size = len(payload)
+        if size < 126:
+            header = bytes((kind, 0x80 | size))
+        elif size < 65536:
+            header = bytes((kind, 0xFE)) + size.to_bytes(2, "big")
+        else:
+            header = bytes((kind, 0xFF)) + size.to_bytes(8, "big")
+        self._socket.sendall(header + bytes(4) + payload)
+
+    def _receive(self) -> dict[str, Any]:
+        """Return the next message; pings are answered."""
+        message = b""
+        while True:
+            kind, length = self._read(2)
+            size = length & 0x7F
+            if size > 125:
+                size = int.from_bytes(self._read(2 if size == 126 else 8), "big")
+            payload = self._read(size)
+            match kind & 0x0F:
+                case 0x8:
+                    raise OSError("the gateway closed the connection")
+                case 0x9:
+                    self._send_frame(0x8A, payload)
+                case 0x0 | 0x1 | 0x2:
+                    message += payload
+                    if kind & 0x80:
+                        return json.loads(message)
+                case _:
+                    pass
+
+    def _read(self, size: int) -> bytes:
+        data = self._file.read(size)
+        if len(data) < size:
+            raise OSError("the gateway closed the connection")
+        return data
+
+
+def _wire_name(name: str) -> str:
+    """`session_key` → `sessionKey`; `from_` → `from`."""
+    first, *others = name.rstrip("_").split("_")
+    return first + "".join(other.capitalize() for other in others)
 
 
 async def list_agents(session: GatewaySession) -> list[dict[str, Any]]:

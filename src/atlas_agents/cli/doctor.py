@@ -5,7 +5,7 @@ import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import TYPE_CHECKING, TypeAlias
 
-from atlas_agents.cli.command import EXIT_FAILED, EXIT_OK, JsonFlag, command, command_group
+from atlas_agents.cli.command import EXIT_FAILED, EXIT_OK, Group, JsonFlag, command
 from atlas_agents.cli.connect import load_settings
 from atlas_agents.cli.output import one_line, plural, print_json, without_code_hints
 from atlas_agents.core.errors import AtlasError, ConfigError
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     Check: TypeAlias = Callable[[Settings], Iterator[CheckResult] | AsyncIterator[CheckResult]]
 
-app = command_group()
+app = Group()
 _SIGNS = {"ok": "✓", "notice": "!", "broken": "✗"}
 _COLOURS = {"ok": "32", "notice": "33", "broken": "31"}
 _CHECK_SECONDS = 20.0

@@ -3,22 +3,19 @@
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-import typer
-
-from atlas_agents.cli.command import AgentOption, JsonFlag, command, command_group
-from atlas_agents.cli.connect import call, connect, find_agent, list_agents, model_label
+from atlas_agents.cli.command import AgentOption, Group, JsonFlag, Option, command
+from atlas_agents.cli.connect import call, find_agent, model_label, open_calls
 from atlas_agents.cli.output import print_json, print_table, without_code_hints
-from atlas_agents.core.budgets import format_amount
 from atlas_agents.core.errors import ConfigError
 
-app = command_group()
+app = Group()
 _GROUPINGS = ("agent", "model", "session", "day")
 
 
 @command(app)
-async def agents(as_json: JsonFlag = False) -> None:
+def agents(as_json: JsonFlag = False) -> None:
     """List the agents, their models and their tools."""
-    found = (await call("agents.list"))["agents"]
+    found = call("agents.list")["agents"]
     if as_json:
         print_json(found)
         return
@@ -35,12 +32,12 @@ async def agents(as_json: JsonFlag = False) -> None:
 
 
 @command(app)
-async def tools(agent: AgentOption = None, as_json: JsonFlag = False) -> None:
+def tools(agent: AgentOption = None, as_json: JsonFlag = False) -> None:
     """List the tools and which agents may use them."""
-    async with connect() as gateway:
+    with open_calls() as gateway:
         if agent is not None:
-            find_agent(await list_agents(gateway), agent)
-        found = (await gateway.client.call("tools.list", agent_id=agent))["tools"]
+            find_agent(gateway("agents.list")["agents"], agent)
+        found = gateway("tools.list", agent_id=agent)["tools"]
     if as_json:
         print_json(found)
         return
@@ -55,27 +52,29 @@ def _permission(tool: dict[str, Any]) -> str:
 
 
 @command(app)
-async def usage(
-    since: Annotated[str | None, typer.Option("--from", metavar="DAY", help="First day, as 2026-11-01.")] = None,
-    until: Annotated[str | None, typer.Option("--to", metavar="DAY", help="Last day.")] = None,
-    by: Annotated[str, typer.Option(metavar="NAME", help="Group by agent, model, session or day.")] = "agent",
+def usage(
+    since: Annotated[str | None, Option("--from", metavar="DAY", help="First day, as 2026-11-01.")] = None,
+    until: Annotated[str | None, Option("--to", metavar="DAY", help="Last day.")] = None,
+    by: Annotated[str, Option(metavar="NAME", help="Group by agent, model, session or day.")] = "agent",
     as_json: JsonFlag = False,
 ) -> None:
     """Show token usage and cost, and what is left of the budgets."""
     if by not in _GROUPINGS:
         raise ConfigError(f"invalid --by {by!r}: expected agent, model, session or day")
-    rows = (await call("usage.summary", from_=since, to=until, group_by=by))["rows"]
+    rows = call("usage.summary", from_=since, to=until, group_by=by)["rows"]
     if as_json:
         print_json(rows)
         return
     headers = (by, "turns", "tokens in", "cached", "tokens out", "cost $")
     print_table(headers, [_usage_row(row) for row in rows], "No usage was recorded.")
-    if budgets := (await call("limits.get")).get("budgets"):
+    if budgets := call("limits.get").get("budgets"):
         print()
         print_table(("budget", "limit", "used", "left", "starts again"), [_budget_row(each) for each in budgets], "")
 
 
 def _budget_row(budget: dict[str, Any]) -> tuple[object, ...]:
+    from atlas_agents.core.budgets import format_amount
+
     left = max(0, budget["limit"] - budget["used"] - budget["reserved"])
     amounts = [format_amount(budget["measure"], amount) for amount in (budget["limit"], budget["used"], left)]
     subject = f" {budget['subject']}" if budget["subject"] else ""

@@ -5,15 +5,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from atlas_agents.cli.command import command, command_group
+from atlas_agents.cli.command import Argument, Group, command
 from atlas_agents.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from atlas_agents.config.settings import Setting
 
-app = command_group()
+app = Group()
 _POLICY = """\
 # Which agents may call which tools. Tools without side effects need no entry; all others are denied by default.
 #
@@ -56,7 +54,7 @@ _EXAMPLES = {
 
 
 @command(app)
-def init(folder: Annotated[str, typer.Argument(metavar="FOLDER", help="The folder for the files.")] = ".") -> None:
+def init(folder: Annotated[str, Argument(metavar="FOLDER", help="The folder for the files.")] = ".") -> None:
     """Create a workspace, settings and a policy in a folder.
 
     Existing files are not changed. A folder without such files is trusted from then on; see atlas trust.

@@ -1,38 +1,33 @@
 """`atlas jobs …` and `atlas schedule …`: jobs that agents delegate, and recurring tasks."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import Annotated, Any, get_args
 
-import typer
-
-from atlas_agents.cli.command import AgentOption, JsonFlag, command, command_group, match_prefix
-from atlas_agents.cli.connect import call, connect
+from atlas_agents.cli.command import AgentOption, Argument, Group, JsonFlag, Option, command, match_prefix
+from atlas_agents.cli.connect import Call, call, open_calls
 from atlas_agents.cli.output import format_age, format_time, print_json, print_table, printable
 from atlas_agents.core.errors import ConfigError
 
-if TYPE_CHECKING:
-    from atlas_agents.client import GatewayClient
-
-app = command_group()
-schedules = command_group()
+app = Group()
+schedules = Group()
 _PAGE = 500
-JobId = Annotated[str, typer.Argument(metavar="ID", help="The job id, or a unique prefix of it.")]
-ScheduleName = Annotated[str, typer.Argument(metavar="NAME", help="The name of the schedule.")]
+JobId = Annotated[str, Argument(metavar="ID", help="The job id, or a unique prefix of it.")]
+ScheduleName = Annotated[str, Argument(metavar="NAME", help="The name of the schedule.")]
 
 
 # Jobs
 
 
 @command(app, "list")
-async def list_jobs(
+def list_jobs(
     state: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             metavar="STATE",
             help="Only jobs in this state: queued, running, done, failed, expired, cancelled or dead. Repeatable.",
         ),
     ] = None,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, max=500, help="Maximum number of jobs.")] = 20,
+    limit: Annotated[int, Option(metavar="N", min=1, max=500, help="Maximum number of jobs.")] = 20,
     as_json: JsonFlag = False,
 ) -> None:
     """List jobs, most recent first."""
@@ -40,7 +35,7 @@ async def list_jobs(
 
     for each in state or ():
         _check_choice("--state", each, get_args(JobState))
-    found = (await call("jobs.list", states=state or [], limit=limit))["jobs"]
+    found = call("jobs.list", states=state or [], limit=limit)["jobs"]
     if as_json:
         print_json(found)
         return
@@ -60,10 +55,10 @@ async def list_jobs(
 
 
 @command(app)
-async def show(id: JobId, as_json: JsonFlag = False) -> None:
+def show(id: JobId, as_json: JsonFlag = False) -> None:
     """Show a job: who requested it, its state and its result."""
-    async with connect() as gateway:
-        job = (await gateway.client.call("jobs.get", job_id=await _full_id(gateway.client, id)))["job"]
+    with open_calls() as gateway:
+        job = gateway("jobs.get", job_id=_full_id(gateway, id))["job"]
     if as_json:
         print_json(job)
         return
@@ -79,25 +74,25 @@ async def show(id: JobId, as_json: JsonFlag = False) -> None:
 
 
 @command(app)
-async def cancel(id: JobId) -> None:
+def cancel(id: JobId) -> None:
     """Cancel a job and the jobs it delegated; the requester is notified."""
-    await _change_job(id, "jobs.cancel")
+    _change_job(id, "jobs.cancel")
 
 
 @command(app)
-async def retry(id: JobId) -> None:
+def retry(id: JobId) -> None:
     """Retry a job that failed, expired or was cancelled."""
-    await _change_job(id, "jobs.retry")
+    _change_job(id, "jobs.retry")
 
 
-async def _change_job(id: str, method: str) -> None:
-    async with connect() as gateway:
-        job = (await gateway.client.call(method, job_id=await _full_id(gateway.client, id)))["job"]
+def _change_job(id: str, method: str) -> None:
+    with open_calls() as gateway:
+        job = gateway(method, job_id=_full_id(gateway, id))["job"]
     print(f"{job['jobId']} is {job['state']}.", file=sys.stderr)
 
 
-async def _full_id(client: "GatewayClient", prefix: str) -> str:
-    found = (await client.call("jobs.list", limit=_PAGE))["jobs"]
+def _full_id(client: Call, prefix: str) -> str:
+    found = client("jobs.list", limit=_PAGE)["jobs"]
     return match_prefix(prefix, [each["jobId"] for each in found], "job")
 
 
@@ -109,16 +104,16 @@ def _requester(job: dict[str, Any]) -> str:
 
 
 @command(schedules)
-async def add(
+def add(
     name: ScheduleName,
-    cron: Annotated[str, typer.Argument(metavar="CRON", help="A cron expression such as '0 9 * * 1-5', or @daily.")],
-    task: Annotated[str, typer.Argument(metavar="TASK", help="What the agent should do.")],
+    cron: Annotated[str, Argument(metavar="CRON", help="A cron expression such as '0 9 * * 1-5', or @daily.")],
+    task: Annotated[str, Argument(metavar="TASK", help="What the agent should do.")],
     agent: AgentOption = None,
-    zone: Annotated[str, typer.Option(metavar="ZONE", help="The time zone, for example Europe/Berlin.")] = "UTC",
+    zone: Annotated[str, Option(metavar="ZONE", help="The time zone, for example Europe/Berlin.")] = "UTC",
     missed: Annotated[
-        str, typer.Option(metavar="HOW", help="Runs missed while no gateway was running: once or skip.")
+        str, Option(metavar="HOW", help="Runs missed while no gateway was running: once or skip.")
     ] = "once",
-    priority: Annotated[str, typer.Option(metavar="NAME", help="low, normal, high or urgent.")] = "normal",
+    priority: Annotated[str, Option(metavar="NAME", help="low, normal, high or urgent.")] = "normal",
 ) -> None:
     """Run a task on a schedule while a gateway is running."""
     from atlas_agents.core.store import PRIORITIES
@@ -126,14 +121,14 @@ async def add(
     _check_choice("--missed", missed, ("once", "skip"))
     _check_choice("--priority", priority, PRIORITIES)
     options = {"agent_id": agent, "zone": zone, "missed": missed, "priority": priority}
-    added = await call("schedules.add", name=name, cron=cron, task=task, **options)
+    added = call("schedules.add", name=name, cron=cron, task=task, **options)
     print(f"{name}: next run at {format_time(added['schedule']['nextAt'])}.", file=sys.stderr)
 
 
 @command(schedules, "list")
-async def list_schedules(as_json: JsonFlag = False) -> None:
+def list_schedules(as_json: JsonFlag = False) -> None:
     """List schedules and their next run."""
-    found = (await call("schedules.list"))["schedules"]
+    found = call("schedules.list")["schedules"]
     if as_json:
         print_json(found)
         return
@@ -152,22 +147,22 @@ async def list_schedules(as_json: JsonFlag = False) -> None:
 
 
 @command(schedules)
-async def pause(name: ScheduleName, undo: Annotated[bool, typer.Option("--undo", help="Resume it.")] = False) -> None:
+def pause(name: ScheduleName, undo: Annotated[bool, Option("--undo", help="Resume it.")] = False) -> None:
     """Pause a schedule, or resume it."""
-    await call("schedules.pause", name=name, paused=not undo)
+    call("schedules.pause", name=name, paused=not undo)
     print(f"{name}: {'resumed' if undo else 'paused'}.", file=sys.stderr)
 
 
 @command(schedules, "run")
-async def run_now(name: ScheduleName) -> None:
+def run_now(name: ScheduleName) -> None:
     """Run the task now and print the job id."""
-    print((await call("schedules.run", name=name))["job"]["jobId"])
+    print(call("schedules.run", name=name)["job"]["jobId"])
 
 
 @command(schedules)
-async def remove(name: ScheduleName) -> None:
+def remove(name: ScheduleName) -> None:
     """Remove a schedule; its jobs are kept."""
-    await call("schedules.remove", name=name)
+    call("schedules.remove", name=name)
     print(f"{name}: removed.", file=sys.stderr)
 
 

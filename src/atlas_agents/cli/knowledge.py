@@ -6,25 +6,23 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, suppress
 from typing import Annotated, Any
 
-import typer
-
-from atlas_agents.cli.command import EXIT_FAILED, EXIT_OK, JsonFlag, YesFlag, command, command_group, confirm
-from atlas_agents.cli.connect import GatewaySession, call, connect
+from atlas_agents.cli.command import EXIT_FAILED, EXIT_OK, Argument, Group, JsonFlag, Option, YesFlag, command, confirm
+from atlas_agents.cli.connect import GatewaySession, call, connect, open_calls
 from atlas_agents.cli.output import format_age, one_line, plural, print_json, print_table, printable, rewrite_line
 
-app = command_group()
+app = Group()
 _COUNTS = ("added", "changed", "unchanged", "removed", "duplicates")
 _EXCERPT = 300
 CategoryOption = Annotated[
-    str | None, typer.Option("--category", "-c", metavar="NAME", help="Only documents of this category.")
+    str | None, Option("--category", "-c", metavar="NAME", help="Only documents of this category.")
 ]
 
 
 @command(app)
 async def add(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A folder, a file or a URL.")],
+    source: Annotated[str, Argument(metavar="SOURCE", help="A folder, a file or a URL.")],
     category: Annotated[
-        str, typer.Option("--category", "-c", metavar="NAME", help="The category of the documents.")
+        str, Option("--category", "-c", metavar="NAME", help="The category of the documents.")
     ] = "general",
     as_json: JsonFlag = False,
 ) -> int:
@@ -38,9 +36,9 @@ async def add(
 
 
 @command(app, "list")
-async def list_documents(category: CategoryOption = None, as_json: JsonFlag = False) -> None:
+def list_documents(category: CategoryOption = None, as_json: JsonFlag = False) -> None:
     """List the documents."""
-    found = (await call("knowledge.list", category=category))["documents"]
+    found = call("knowledge.list", category=category)["documents"]
     if as_json:
         print_json(found)
         return
@@ -60,14 +58,14 @@ async def list_documents(category: CategoryOption = None, as_json: JsonFlag = Fa
 
 
 @command(app)
-async def search(
-    query: Annotated[str, typer.Argument(metavar="QUERY", help="A question or keywords.")],
+def search(
+    query: Annotated[str, Argument(metavar="QUERY", help="A question or keywords.")],
     category: CategoryOption = None,
-    limit: Annotated[int, typer.Option(metavar="N", min=1, max=50, help="Maximum number of passages.")] = 5,
+    limit: Annotated[int, Option(metavar="N", min=1, max=50, help="Maximum number of passages.")] = 5,
     as_json: JsonFlag = False,
 ) -> int:
     """Search the documents as an agent does."""
-    results = (await call("knowledge.search", query=query, category=category, max_results=limit))["results"]
+    results = call("knowledge.search", query=query, category=category, max_results=limit)["results"]
     if as_json:
         print_json(results)
     elif not results:
@@ -82,7 +80,7 @@ async def search(
 @command(app)
 async def refresh(
     source: Annotated[
-        str | None, typer.Argument(metavar="SOURCE", help="A source that was added; by default all of them.")
+        str | None, Argument(metavar="SOURCE", help="A source that was added; by default all of them.")
     ] = None,
     as_json: JsonFlag = False,
 ) -> int:
@@ -93,16 +91,16 @@ async def refresh(
 
 
 @command(app)
-async def remove(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help="A document id, a document's source, or a folder.")],
+def remove(
+    source: Annotated[str, Argument(metavar="SOURCE", help="A document id, a document's source, or a folder.")],
     yes: YesFlag = False,
 ) -> None:
     """Remove a document, or all documents of a source."""
     from atlas_agents.knowledge.library import canonical_source
 
     full_source = canonical_source(source)
-    async with connect() as gateway:
-        documents = (await gateway.client.call("knowledge.list"))["documents"]
+    with open_calls() as gateway:
+        documents = gateway("knowledge.list")["documents"]
         matching = [
             each for each in documents if {each["id"], each["source"], each.get("root")} & {source, full_source}
         ]
@@ -111,7 +109,7 @@ async def remove(
             print("Nothing was removed.", file=sys.stderr)
             return
         target = source if any(each["id"] == source for each in matching) else full_source
-        removed = (await gateway.client.call("knowledge.remove", source=target))["removed"]
+        removed = gateway("knowledge.remove", source=target)["removed"]
     print(f"{removed} removed.", file=sys.stderr)
 
 

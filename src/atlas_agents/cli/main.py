@@ -13,9 +13,17 @@ def main() -> None:
     from atlas_agents.cli.app import app
 
     try:
-        app(prog_name="atlas")
+        code = app.run(sys.argv[1:], "atlas")
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("atlas_agents"):
             raise
-        print(f"atlas: {error.name} is not installed; run: pip install 'atlas-agents[gateway]'", file=sys.stderr)
+        print(f"atlas: {error.name} is not installed; run: pip install 'atlas-agents[all]'", file=sys.stderr)
         raise SystemExit(2) from None
+    raise SystemExit(code)
+
+
+def main_or_serve() -> None:
+    """Start the gateway if there are no arguments: `uvx atlas-agents` names the package, not a command."""
+    if not sys.argv[1:]:
+        sys.argv.append("serve")
+    main()

@@ -8,9 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from atlas_agents.cli.command import EXIT_FAILED, EXIT_OK, JsonFlag, YesFlag, command, command_group, confirm
+from atlas_agents.cli.command import EXIT_FAILED, EXIT_OK, Argument, Group, JsonFlag, Option, YesFlag, command, confirm
 from atlas_agents.cli.connect import load_settings
 from atlas_agents.cli.output import print_json, print_table
 from atlas_agents.core.errors import BadTool, ConfigError, Transient
@@ -19,9 +17,9 @@ if TYPE_CHECKING:
     from atlas_agents.mcp.config import Approval, DiscoveredTool, ServerConfig, ServerProgram
     from atlas_agents.mcp.servers import Servers
 
-app = command_group()
+app = Group()
 _FILE = "mcp.json"
-Name = Annotated[str, typer.Argument(metavar="SERVER", help="The name of the server in mcp.json.")]
+Name = Annotated[str, Argument(metavar="SERVER", help="The name of the server in mcp.json.")]
 
 
 @command(app, "list")
@@ -137,26 +135,26 @@ async def login(server: Name) -> None:
     print(f"Logged in to {server}: {len(tools)} tools.", file=sys.stderr)
 
 
-@command(app, context_settings={"ignore_unknown_options": True})
+@command(app, unknown_options_are_arguments=True)
 def add(
     server: Name,
     command: Annotated[
-        list[str] | None, typer.Argument(metavar="COMMAND", help="The command and its arguments, after --.")
+        list[str] | None, Argument(metavar="COMMAND", help="The command and its arguments, after --.")
     ] = None,
-    url: Annotated[str | None, typer.Option(metavar="URL", help="The URL of the server, instead of a command.")] = None,
+    url: Annotated[str | None, Option(metavar="URL", help="The URL of the server, instead of a command.")] = None,
     env: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="An environment variable for it; ${NAME} inserts one of yours."),
+        Option(metavar="NAME=VALUE", help="An environment variable for it; ${NAME} inserts one of yours."),
     ] = None,
     header: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=VALUE", help="An HTTP header for a URL; ${NAME} inserts a variable."),
+        Option(metavar="NAME=VALUE", help="An HTTP header for a URL; ${NAME} inserts a variable."),
     ] = None,
-    network: Annotated[bool, typer.Option("--network", help="Let the command use the network.")] = False,
+    network: Annotated[bool, Option("--network", help="Let the command use the network.")] = False,
     read: Annotated[
-        list[str] | None, typer.Option(metavar="FOLDER", help="A folder that the command may read. Repeatable.")
+        list[str] | None, Option(metavar="FOLDER", help="A folder that the command may read. Repeatable.")
     ] = None,
-    write: Annotated[str | None, typer.Option(metavar="FOLDER", help="A folder that the command may change.")] = None,
+    write: Annotated[str | None, Option(metavar="FOLDER", help="A folder that the command may change.")] = None,
 ) -> None:
     """Add a server to mcp.json in the workspace.
 
@@ -198,7 +196,7 @@ def remove(server: Name) -> None:
 
 @command(app)
 async def serve(
-    agent: Annotated[str, typer.Option("--agent", "-a", metavar="ID", help="Offer the tools of this agent.")] = "",
+    agent: Annotated[str, Option("--agent", "-a", metavar="ID", help="Offer the tools of this agent.")] = "",
 ) -> None:
     """Run an MCP server on standard input and output.
 

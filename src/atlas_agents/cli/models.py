@@ -5,23 +5,21 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from atlas_agents.cli.command import JsonFlag, YesFlag, command, command_group, confirm
+from atlas_agents.cli.command import Argument, Group, JsonFlag, Option, YesFlag, command, confirm
 from atlas_agents.cli.output import print_json, print_table, show_download
 
 if TYPE_CHECKING:
     from atlas_agents.local.models import ModelState
     from atlas_agents.providers.catalogue import ModelEntry, Price
 
-app = command_group()
-Name = Annotated[str, typer.Argument(metavar="MODEL", help="The name of the model, as `list` shows it.")]
+app = Group()
+Name = Annotated[str, Argument(metavar="MODEL", help="The name of the model, as `list` shows it.")]
 
 
 @command(app, "list")
 def list_models(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Part of a name; other models are left out.")] = "",
-    everything: Annotated[bool, typer.Option("--all", help="Include older, specialised and dated models.")] = False,
+    name: Annotated[str, Argument(metavar="NAME", help="Part of a name; other models are left out.")] = "",
+    everything: Annotated[bool, Option("--all", help="Include older, specialised and dated models.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """List the models of vendors, with price and limits, and those that can run on this machine."""

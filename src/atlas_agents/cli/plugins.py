@@ -5,9 +5,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from atlas_agents.cli.command import JsonFlag, command, command_group
+from atlas_agents.cli.command import Argument, Group, JsonFlag, command
 from atlas_agents.cli.connect import load_settings
 from atlas_agents.cli.output import print_json, print_table
 from atlas_agents.core.errors import ConfigError
@@ -16,7 +14,7 @@ if TYPE_CHECKING:
     from atlas_agents.config.settings import Settings
     from atlas_agents.core.plugins import Plugin
 
-app = command_group()
+app = Group()
 _NAME = re.compile(r"[a-z][a-z0-9]*(?:[-_][a-z0-9]+)*")
 
 
@@ -35,10 +33,8 @@ def list_plugins(as_json: JsonFlag = False) -> None:
 
 @command(app)
 def new(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The name of the plugin, for example my-tools.")],
-    folder: Annotated[
-        str | None, typer.Argument(metavar="FOLDER", help="The folder to create; by default NAME.")
-    ] = None,
+    name: Annotated[str, Argument(metavar="NAME", help="The name of the plugin, for example my-tools.")],
+    folder: Annotated[str | None, Argument(metavar="FOLDER", help="The folder to create; by default NAME.")] = None,
 ) -> None:
     """Create a plugin: a package with one tool and a test."""
     if not _NAME.fullmatch(name):

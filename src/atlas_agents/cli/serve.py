@@ -6,9 +6,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from atlas_agents.cli.command import JsonFlag, command, command_group
+from atlas_agents.cli.command import Group, JsonFlag, Option, command
 from atlas_agents.cli.connect import describe_agent, load_settings
 from atlas_agents.cli.output import format_duration, one_line, print_json, print_table, show_download
 
@@ -18,8 +16,8 @@ if TYPE_CHECKING:
     from atlas_agents.config.settings import Settings
     from atlas_agents.dispatch.members import ClusterStatus, MemberStatus
 
-app = command_group()
-cluster = command_group()
+app = Group()
+cluster = Group()
 _MEMBER_HEADERS = ("member", "role", "state", "turns", "uptime", "last seen", "version", "process", "url")
 _EXIT_MARGIN = 2.0
 """Seconds after `drain_seconds` within which the process exits, whatever hangs."""
@@ -27,23 +25,21 @@ _EXIT_MARGIN = 2.0
 
 @command(app)
 def serve(
-    host: Annotated[str | None, typer.Option(metavar="ADDRESS", help="The address to listen on.")] = None,
-    port: Annotated[int | None, typer.Option(metavar="PORT", help="The port; 0 picks a free one.")] = None,
-    workspace: Annotated[str | None, typer.Option(metavar="FOLDER", help="The folder with AGENTS.md.")] = None,
+    host: Annotated[str | None, Option(metavar="ADDRESS", help="The address to listen on.")] = None,
+    port: Annotated[int | None, Option(metavar="PORT", help="The port; 0 picks a free one.")] = None,
+    workspace: Annotated[str | None, Option(metavar="FOLDER", help="The folder with AGENTS.md.")] = None,
     model: Annotated[
         str | None,
-        typer.Option(metavar="REF", help="The model for agents that name none, or whose key is not set; also demo."),
+        Option(metavar="REF", help="The model for agents that name none, or whose key is not set; also demo."),
     ] = None,
-    policy: Annotated[str | None, typer.Option(metavar="FILE", help="The policy file for tool permissions.")] = None,
-    home: Annotated[str | None, typer.Option(metavar="FOLDER", help="The folder for state and tokens.")] = None,
-    config: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The settings file, instead of ./atlas.toml.")
-    ] = None,
+    policy: Annotated[str | None, Option(metavar="FILE", help="The policy file for tool permissions.")] = None,
+    home: Annotated[str | None, Option(metavar="FOLDER", help="The folder for state and tokens.")] = None,
+    config: Annotated[str | None, Option(metavar="FILE", help="The settings file, instead of ./atlas.toml.")] = None,
     role: Annotated[
-        str | None, typer.Option(metavar="ROLE", help="alone, or in a cluster on Postgres: gateway, worker or all.")
+        str | None, Option(metavar="ROLE", help="alone, or in a cluster on Postgres: gateway, worker or all.")
     ] = None,
-    log_level: Annotated[str | None, typer.Option(metavar="LEVEL", help="debug, info, warning or error.")] = None,
-    log_format: Annotated[str | None, typer.Option(metavar="FORMAT", help="text or json.")] = None,
+    log_level: Annotated[str | None, Option(metavar="LEVEL", help="debug, info, warning or error.")] = None,
+    log_format: Annotated[str | None, Option(metavar="FORMAT", help="text or json.")] = None,
 ) -> None:
     """Start the gateway and its web UI.
 

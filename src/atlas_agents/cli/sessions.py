@@ -4,32 +4,29 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from atlas_agents.cli import output
-from atlas_agents.cli.command import JsonFlag, YesFlag, command, command_group, confirm, match_prefix
-from atlas_agents.cli.connect import call, connect
+from atlas_agents.cli.command import Argument, Group, JsonFlag, Option, YesFlag, command, confirm, match_prefix
+from atlas_agents.cli.connect import Call, call, open_calls
 from atlas_agents.core.errors import ConfigError, GatewayError
 
 if TYPE_CHECKING:
-    from atlas_agents.client import GatewayClient
     from atlas_agents.gateway.protocol.types import MessageShape
 
-app = command_group()
+app = Group()
 _PAGE = 500
 _CHUNK = 128 * 1024
 """Characters of an import that fit into one frame, even if every one is escaped."""
-Key = Annotated[str, typer.Argument(metavar="KEY", help="The session key, or a unique prefix of it.")]
+Key = Annotated[str, Argument(metavar="KEY", help="The session key, or a unique prefix of it.")]
 
 
 @command(app, "list")
-async def list_sessions(
-    limit: Annotated[int, typer.Option(metavar="N", min=1, max=500, help="Maximum number of sessions.")] = 20,
-    archived: Annotated[bool, typer.Option(help="List archived sessions.")] = False,
+def list_sessions(
+    limit: Annotated[int, Option(metavar="N", min=1, max=500, help="Maximum number of sessions.")] = 20,
+    archived: Annotated[bool, Option(help="List archived sessions.")] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """List sessions, most recent first."""
-    found = (await call("sessions.list", limit=limit, archived=archived))["sessions"]
+    found = call("sessions.list", limit=limit, archived=archived)["sessions"]
     if as_json:
         output.print_json(found)
         return
@@ -41,12 +38,12 @@ async def list_sessions(
 
 
 @command(app)
-async def show(key: Key, as_json: JsonFlag = False) -> None:
+def show(key: Key, as_json: JsonFlag = False) -> None:
     """Show a session and its messages."""
-    async with connect() as gateway:
-        full_key = await _full_key(gateway.client, key)
-        session = (await gateway.client.call("sessions.get", session_key=full_key))["session"]
-        messages = await _all_messages(gateway.client, full_key)
+    with open_calls() as gateway:
+        full_key = _full_key(gateway, key)
+        session = gateway("sessions.get", session_key=full_key)["session"]
+        messages = _all_messages(gateway, full_key)
     if as_json:
         output.print_json({"session": session, "messages": messages})
         return
@@ -56,65 +53,63 @@ async def show(key: Key, as_json: JsonFlag = False) -> None:
 
 
 @command(app)
-async def rename(key: Key, label: Annotated[str, typer.Argument(metavar="LABEL", help="The new name.")]) -> None:
+def rename(key: Key, label: Annotated[str, Argument(metavar="LABEL", help="The new name.")]) -> None:
     """Rename a session."""
-    await _update(key, f"renamed to {label!r}", label=label)
+    _update(key, f"renamed to {label!r}", label=label)
 
 
 @command(app)
-async def archive(key: Key, undo: Annotated[bool, typer.Option("--undo", help="Restore it.")] = False) -> None:
+def archive(key: Key, undo: Annotated[bool, Option("--undo", help="Restore it.")] = False) -> None:
     """Archive a session, or restore it."""
-    await _update(key, "restored" if undo else "archived", archived=not undo)
+    _update(key, "restored" if undo else "archived", archived=not undo)
 
 
-async def _update(key: str, done: str, **changes: Any) -> None:
-    async with connect() as gateway:
-        full_key = await _full_key(gateway.client, key)
-        await gateway.client.call("sessions.update", session_key=full_key, **changes)
+def _update(key: str, done: str, **changes: Any) -> None:
+    with open_calls() as gateway:
+        full_key = _full_key(gateway, key)
+        gateway("sessions.update", session_key=full_key, **changes)
     print(f"{full_key}: {output.printable(done)}.", file=sys.stderr)
 
 
 @command(app)
-async def fork(
+def fork(
     key: Key,
     at: Annotated[
-        str | None, typer.Option(metavar="MESSAGE", help="Copy up to and including the message with this id.")
+        str | None, Option(metavar="MESSAGE", help="Copy up to and including the message with this id.")
     ] = None,
 ) -> None:
     """Copy a session and print the key of the copy."""
-    async with connect() as gateway:
-        full_key = await _full_key(gateway.client, key)
-        print((await gateway.client.call("sessions.fork", session_key=full_key, message_id=at))["sessionKey"])
+    with open_calls() as gateway:
+        full_key = _full_key(gateway, key)
+        print(gateway("sessions.fork", session_key=full_key, message_id=at)["sessionKey"])
 
 
 @command(app, "export")
-async def export(key: Key) -> None:
+def export(key: Key) -> None:
     """Write a session to standard output as JSON lines."""
-    async with connect() as gateway:
-        full_key, after = await _full_key(gateway.client, key), 0
+    with open_calls() as gateway:
+        full_key, after = _full_key(gateway, key), 0
         while after is not None:
-            found = await gateway.client.call("sessions.export", session_key=full_key, after=after)
+            found = gateway("sessions.export", session_key=full_key, after=after)
             for line in found["lines"]:
                 sys.stdout.buffer.write(output.escape_json(line).encode() + b"\n")
             after = found.get("next")
 
 
 @command(app, "import")
-async def import_session(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="An exported session; '-' reads standard input.")],
-    key: Annotated[str | None, typer.Option(metavar="KEY", help="Store it under another key.")] = None,
+def import_session(
+    file: Annotated[str, Argument(metavar="FILE", help="An exported session; '-' reads standard input.")],
+    key: Annotated[str | None, Option(metavar="KEY", help="Store it under another key.")] = None,
 ) -> None:
     """Import an exported session and print its key."""
     text = _read(file)
     chunks = [text[start : start + _CHUNK] for start in range(0, len(text), _CHUNK)] or [""]
     imported: dict[str, Any] = {}
-    async with connect() as gateway:
+    with open_calls() as gateway:
         for number, chunk in enumerate(chunks):
             more = number + 1 < len(chunks)
             try:
-                imported = await gateway.client.call(
-                    "sessions.import", text=chunk, session_key=key, piece=number, more=more
-                )
+                imported = gateway("sessions.import", text=chunk, session_key=key, piece=number, more=more)
             except GatewayError as error:
                 if error.kind == "INVALID_PARAMS":
                     raise ConfigError(str(error)) from error
@@ -123,14 +118,14 @@ async def import_session(
 
 
 @command(app)
-async def delete(key: Key, yes: YesFlag = False) -> None:
+def delete(key: Key, yes: YesFlag = False) -> None:
     """Delete a session and its messages."""
-    async with connect() as gateway:
-        full_key = await _full_key(gateway.client, key)
+    with open_calls() as gateway:
+        full_key = _full_key(gateway, key)
         if not yes and not confirm(f"Delete session {full_key} and all its messages?"):
             print("Nothing was deleted.", file=sys.stderr)
             return
-        await gateway.client.call("sessions.delete", session_key=full_key)
+        gateway("sessions.delete", session_key=full_key)
     print(f"{full_key}: deleted.", file=sys.stderr)
 
 
@@ -144,15 +139,15 @@ def _read(file: str) -> str:
         raise ConfigError(f"{file} is not an exported session: not valid UTF-8") from error
 
 
-async def _full_key(client: "GatewayClient", prefix: str) -> str:
+def _full_key(client: Call, prefix: str) -> str:
     keys: list[str] = []
     for archived in (False, True):
-        page = await client.call("sessions.list", limit=_PAGE, archived=archived)
+        page = client("sessions.list", limit=_PAGE, archived=archived)
         keys += [each["sessionKey"] for each in page["sessions"]]
     return match_prefix(prefix, keys, "session")
 
 
-async def _all_messages(client: "GatewayClient", key: str) -> "list[MessageShape]":
+def _all_messages(client: Call, key: str) -> "list[MessageShape]":
     import msgspec
 
     from atlas_agents.gateway.protocol.chat import ChatHistoryPage
@@ -160,9 +155,7 @@ async def _all_messages(client: "GatewayClient", key: str) -> "list[MessageShape
     messages: list[MessageShape] = []
     before: int | None = None
     while True:
-        found = msgspec.convert(
-            await client.call("chat.history", session_key=key, limit=_PAGE, before=before), ChatHistoryPage
-        )
+        found = msgspec.convert(client("chat.history", session_key=key, limit=_PAGE, before=before), ChatHistoryPage)
         messages = [*found.messages, *messages]
         if not found.has_more or not found.messages:
             return messages

@@ -7,8 +7,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from atlas_agents.cli import command as cli
 from atlas_agents.cli.connect import TENANT, load_settings
 from atlas_agents.cli.output import plural, print_json, progress_line
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     from atlas_agents.storage.retention import RetentionPolicy
     from atlas_agents.storage.sqlite_files import DatabaseSummary
 
-app = cli.command_group()
+app = cli.Group()
 _PG_DUMP = 'pg_dump --format=custom --schema=atlas --file=FILE "$ATLAS_DATABASE_URL"'
 _PG_RESTORE = 'pg_restore --no-owner --single-transaction --dbname="$ATLAS_DATABASE_URL" FILE'
 _END_REASON = "it was running when the backup was made"
@@ -30,7 +28,7 @@ _PAGE = 200
 @cli.command(app)
 async def check(
     repair: Annotated[
-        bool, typer.Option("--repair", help="Save unreadable rows to a file and isolate them. Stop the gateway first.")
+        bool, cli.Option("--repair", help="Save unreadable rows to a file and isolate them. Stop the gateway first.")
     ] = False,
     as_json: cli.JsonFlag = False,
 ) -> int:
@@ -70,13 +68,13 @@ async def check(
 async def prune(
     events: Annotated[
         int | None,
-        typer.Option(metavar="DAYS", min=0, help="Keep the events of turns for this many days; 0 keeps them forever."),
+        cli.Option(metavar="DAYS", min=0, help="Keep the events of turns for this many days; 0 keeps them forever."),
     ] = None,
     journals: Annotated[
         int | None,
-        typer.Option(metavar="DAYS", min=0, help="Keep the steps of turns for this many days; 0 keeps them forever."),
+        cli.Option(metavar="DAYS", min=0, help="Keep the steps of turns for this many days; 0 keeps them forever."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count.")] = False,
+    dry_run: Annotated[bool, cli.Option("--dry-run", help="Only count.")] = False,
     as_json: cli.JsonFlag = False,
 ) -> None:
     """Remove expired events and steps of finished turns, and counters of past budget periods, now.
@@ -100,7 +98,7 @@ async def prune(
 
 @cli.command(app)
 def backup(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="The file to create; it must not exist.")],
+    file: Annotated[str, cli.Argument(metavar="FILE", help="The file to create; it must not exist.")],
     as_json: cli.JsonFlag = False,
 ) -> int:
     """Back up the SQLite database and verify the copy.
@@ -128,12 +126,12 @@ def backup(
 
 @cli.command(app)
 def restore(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A backup made by `atlas store backup`.")],
+    file: Annotated[str, cli.Argument(metavar="FILE", help="A backup made by `atlas store backup`.")],
     replace: Annotated[
-        bool, typer.Option("--replace", help="Replace a database that is not empty; the old one is renamed.")
+        bool, cli.Option("--replace", help="Replace a database that is not empty; the old one is renamed.")
     ] = False,
     unverified: Annotated[
-        bool, typer.Option("--unverified", help="Restore even if the audit log of the backup is broken.")
+        bool, cli.Option("--unverified", help="Restore even if the audit log of the backup is broken.")
     ] = False,
     as_json: cli.JsonFlag = False,
 ) -> None:

@@ -6,9 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
-from atlas_agents.cli.command import JsonFlag, YesFlag, command, command_group, confirm, print_error
+from atlas_agents.cli.command import Argument, Group, JsonFlag, Option, YesFlag, command, confirm, print_error
 from atlas_agents.cli.output import one_line, print_json, print_table, printable
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.paths import TRUST_VARIABLE, Environment
@@ -17,15 +15,15 @@ from atlas_agents.core.trust import PendingChange, Trust
 if TYPE_CHECKING:
     from atlas_agents.config.trust import FolderRequest
 
-app = command_group()
+app = Group()
 
 
 @command(app)
 def trust(
-    path: Annotated[str | None, typer.Argument(metavar="PATH", help="The folder. Default: the working folder.")] = None,
-    list_all: Annotated[bool, typer.Option("--list", help="List the trusted folders and the pending changes.")] = False,
-    revoke: Annotated[bool, typer.Option("--revoke", help="Stop trusting the folder.")] = False,
-    changes: Annotated[bool, typer.Option("--changes", help="Review only the changes that agents made.")] = False,
+    path: Annotated[str | None, Argument(metavar="PATH", help="The folder. Default: the working folder.")] = None,
+    list_all: Annotated[bool, Option("--list", help="List the trusted folders and the pending changes.")] = False,
+    revoke: Annotated[bool, Option("--revoke", help="Stop trusting the folder.")] = False,
+    changes: Annotated[bool, Option("--changes", help="Review only the changes that agents made.")] = False,
     yes: YesFlag = False,
     as_json: JsonFlag = False,
 ) -> int:

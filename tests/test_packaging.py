@@ -1,0 +1,155 @@
+"""Installing the package: pip, uv, pipx and build, from a clone and from the source distribution, on every Python.
+
+`make test` covers each installer, each source and each Python once. `make installs` runs every combination and builds
+the page with npm from a fresh clone.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+UV = shutil.which("uv") or str(ROOT / ".tools/bin/uv")
+PYTHONS = ("3.11", "3.12", "3.13")
+OLDEST_PIP = {"3.11": "22.3", "3.12": "23.2", "3.13": "24.2"}
+"""The pip that the first release of each Python carries."""
+PAGE = "src/atlas_agents/gateway/page"
+EVERYTHING = os.environ.get("INSTALLS") == "all"
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600 if EVERYTHING else 300),
+    pytest.mark.skipif(not (ROOT / ".git").exists() or shutil.which("git") is None, reason="not a Git checkout"),
+]
+
+
+class Sources(NamedTuple):
+    """What users install from. The clone has the built page committed, so that installing it does not run npm."""
+
+    clone: Path
+    sdist: Path
+
+
+def interpreters() -> dict[str, str]:
+    """Find the supported versions of Python on this machine."""
+    folders = [*map(Path, os.get_exec_path()), *Path.home().glob(".pyenv/versions/*/bin")]
+    found = {"{}.{}".format(*sys.version_info): sys.executable}
+    for version in PYTHONS:
+        for path in (folder / f"python{version}" for folder in folders):
+            if version not in found and path.exists():
+                works = subprocess.run([path, "-c", "import venv"], capture_output=True, check=False).returncode == 0
+                found |= {version: str(path)} if works else {}
+    return found
+
+
+def combinations() -> list[tuple[str, str, str]]:
+    """Choose installer, source and Python."""
+    pythons = [*interpreters()]
+    if EVERYTHING:
+        installers = ("pip-oldest", "pip-newest", "uv", "pipx", "build")
+        return [(each, source, python) for each in installers for source in Sources._fields for python in pythons]
+    chosen = [("pip-oldest", "sdist"), ("pip-newest", "clone"), ("uv", "clone"), ("pipx", "sdist"), ("build", "clone")]
+    return [(*each, pythons[place % len(pythons)]) for place, each in enumerate(chosen)]
+
+
+def run(*command: str | Path, cwd: Path, **env: str) -> str:
+    inherited = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(
+        command, cwd=cwd, env={**inherited, **env}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert done.returncode == 0, f"{' '.join(map(str, command))}\n{done.stdout[-4000:]}"
+    return done.stdout
+
+
+def without_npm(folder: Path) -> dict[str, str]:
+    """Return an environment whose npm fails, as it does without network access."""
+    folder.mkdir(exist_ok=True)
+    for name in ("node", "npm"):
+        (folder / name).write_text(f"#!/bin/sh\n[ $0 = {folder}/node ] && echo v24.0.0 && exit\nexit 9\n")
+        (folder / name).chmod(0o755)
+    return {"PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
+    folder = tmp_path_factory.mktemp("sources")
+    clone = folder / "clone"
+    git = ("git", "-c", "safe.directory=*", "-c", "user.name=Ana", "-c", "user.email=ana@example.com")
+    run(*git, "clone", "--quiet", "--no-hardlinks", ROOT, clone, cwd=folder)
+    changed = run(*git, "ls-files", "--modified", "--others", "--exclude-standard", cwd=ROOT).splitlines()
+    for name in [*changed, "web/src/wire.ts"]:
+        if (ROOT / name).is_file():
+            (clone / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(ROOT / name, clone / name)
+    shutil.copytree(ROOT / PAGE, clone / PAGE)
+    run(*git, "add", "--force", ".", cwd=clone)
+    run(*git, "commit", "--quiet", "--message", "with the page", cwd=clone)
+    run(UV, "build", "--quiet", "--sdist", "--out-dir", folder, clone, cwd=folder)
+    return Sources(clone, next(folder.glob("*.tar.gz")))
+
+
+@pytest.mark.parametrize(("installer", "source", "python"), combinations())
+def test_package_with_its_page_is_installed(
+    installer: str, source: str, python: str, sources: Sources, tmp_path: Path
+) -> None:
+    """The build gets what it needs from each installer. From the source distribution it does not run npm."""
+    target, interpreter = getattr(sources, source), interpreters()[python]
+    env = without_npm(tmp_path / "bin") if source == "sdist" else {}
+    match installer:
+        case "build":
+            tool = (UV, "tool", "run", "--quiet", "--python", interpreter, "--from", "build", "pyproject-build")
+            run(*tool, "--outdir", tmp_path, _unpacked(target, tmp_path), cwd=tmp_path, **env)
+            assert f"{PAGE}/index.html".removeprefix("src/") in zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
+            return
+        case "pipx":
+            env |= {"PIPX_HOME": str(tmp_path / "pipx"), "PIPX_BIN_DIR": str(tmp_path / "venv/bin")}
+            tool = (UV, "tool", "run", "--quiet", "--python", interpreter, "--with", "uv", "pipx", "install")
+            run(*tool, "--backend", "uv", "--python", interpreter, target, cwd=tmp_path, **env)
+        case "uv":
+            run(UV, "venv", "--quiet", "--python", interpreter, "venv", cwd=tmp_path)
+            run(UV, "pip", "install", "--quiet", "--python", "venv", "--no-deps", target, cwd=tmp_path, **env)
+        case _:
+            pip = f"pip=={OLDEST_PIP[python]}" if installer == "pip-oldest" else "pip"
+            run(UV, "venv", "--quiet", "--python", interpreter, "venv", cwd=tmp_path)
+            run(UV, "pip", "install", "--quiet", "--python", "venv", pip, cwd=tmp_path)
+            what = target if source == "sdist" else f"git+file://{target}"
+            run("venv/bin/python", "-m", "pip", "install", "--no-deps", what, cwd=tmp_path, **env)
+    atlas = tmp_path / "venv/bin/atlas"
+    assert run(atlas, "--version", cwd=tmp_path).startswith("atlas ")
+    if installer == "pipx":  # it installs the dependencies too, in an environment of its own
+        assert "scripted demo" in run(atlas, "ask", "--model", "demo", "Hello", cwd=tmp_path, HOME=str(tmp_path))
+    package = next((atlas.resolve().parent.parent / "lib").glob("python*/site-packages/atlas_agents"))
+    assert (package / "gateway/page/index.html").read_text().startswith("<!doctype html>")
+
+
+def _unpacked(target: Path, folder: Path) -> Path:
+    """Unpack a source distribution; a clone is already a folder."""
+    if target.is_dir():
+        return target
+    shutil.unpack_archive(target, folder / "unpacked", filter="data")
+    return next((folder / "unpacked").iterdir())
+
+
+def test_failing_build_shows_why(sources: Sources, tmp_path: Path) -> None:
+    clone = tmp_path / "clone"
+    shutil.copytree(sources.clone, clone, ignore=shutil.ignore_patterns(".git"))
+    (clone / "src/atlas_agents/gateway/protocol/__main__.py").write_text("raise SystemExit('the protocol is broken')")
+    done = subprocess.run([UV, "build", "--wheel", clone], capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "the protocol is broken" in done.stderr
+    assert "atlas_agents.gateway.protocol typescript` failed with exit code 1" in done.stderr
+
+
+@pytest.mark.skipif(not EVERYTHING, reason="builds the page with npm: run make installs")
+def test_page_is_built_from_a_clone_without_it(tmp_path: Path) -> None:
+    run("git", "-c", "safe.directory=*", "clone", "--quiet", "--no-hardlinks", ROOT, "clone", cwd=tmp_path)
+    run(UV, "venv", "--quiet", "--python", sys.executable, "venv", cwd=tmp_path)
+    run(UV, "pip", "install", "--quiet", "--python", "venv", "pip", cwd=tmp_path)
+    run("venv/bin/python", "-m", "pip", "install", "--no-deps", f"git+file://{tmp_path}/clone", cwd=tmp_path)
+    assert [*tmp_path.glob("venv/lib/python*/site-packages/atlas_agents/gateway/page/index.html")]
