@@ -20,7 +20,7 @@ from atlas_agents.cli.command import (
     match_prefix,
     print_error,
 )
-from atlas_agents.cli.connect import Call, GatewaySession, call, connect, open_calls
+from atlas_agents.cli.connect import GatewayCall, GatewaySession, call, connect, open_calls
 from atlas_agents.cli.output import format_call, one_line, print_json, print_table
 from atlas_agents.core.errors import BadArguments, ConfigError
 from atlas_agents.core.paths import Environment
@@ -126,13 +126,13 @@ async def watch() -> None:
             await asyncio.sleep(_POLL_SECONDS)
 
 
-def _find(gateway: Call, prefix: str) -> "ApprovalShape":
+def _find(gateway: GatewayCall, prefix: str) -> "ApprovalShape":
     pending = {each.approval_id: each for each in _requests(gateway("approvals.list"))}
     return pending[match_prefix(prefix, pending, "approval")]
 
 
 def _resolve(
-    gateway: Call,
+    gateway: GatewayCall,
     request: "ApprovalShape",
     decision: str,
     reason: str = "",

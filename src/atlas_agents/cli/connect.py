@@ -234,7 +234,7 @@ async def connect_for(
         await session.close()
 
 
-class Call(Protocol):
+class GatewayCall(Protocol):
     """Calls a gateway method and returns its result as decoded JSON, like `GatewayClient.call`."""
 
     def __call__(self, method: str, /, **params: Any) -> Any: ...
@@ -247,7 +247,7 @@ def call(method: str, /, **params: Any) -> Any:
 
 
 @contextmanager
-def open_calls() -> Generator[Call, None, None]:
+def open_calls() -> Generator[GatewayCall, None, None]:
     """Yield a function that calls methods of the running gateway, or of one that is embedded in this process.
 
     A running gateway is asked over a plain socket: importing an event loop and an HTTP client takes several times

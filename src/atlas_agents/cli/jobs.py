@@ -4,7 +4,7 @@ import sys
 from typing import Annotated, Any, get_args
 
 from atlas_agents.cli.command import AgentOption, Argument, Group, JsonFlag, Option, command, match_prefix
-from atlas_agents.cli.connect import Call, call, open_calls
+from atlas_agents.cli.connect import GatewayCall, call, open_calls
 from atlas_agents.cli.output import format_age, format_time, print_json, print_table, printable
 from atlas_agents.core.errors import ConfigError
 
@@ -91,7 +91,7 @@ def _change_job(id: str, method: str) -> None:
     print(f"{job['jobId']} is {job['state']}.", file=sys.stderr)
 
 
-def _full_id(client: Call, prefix: str) -> str:
+def _full_id(client: GatewayCall, prefix: str) -> str:
     found = client("jobs.list", limit=_PAGE)["jobs"]
     return match_prefix(prefix, [each["jobId"] for each in found], "job")
 

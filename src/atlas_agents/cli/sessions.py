@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from atlas_agents.cli import output
 from atlas_agents.cli.command import Argument, Group, JsonFlag, Option, YesFlag, command, confirm, match_prefix
-from atlas_agents.cli.connect import Call, call, open_calls
+from atlas_agents.cli.connect import GatewayCall, call, open_calls
 from atlas_agents.core.errors import ConfigError, GatewayError
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _read(file: str) -> str:
         raise ConfigError(f"{file} is not an exported session: not valid UTF-8") from error
 
 
-def _full_key(client: Call, prefix: str) -> str:
+def _full_key(client: GatewayCall, prefix: str) -> str:
     keys: list[str] = []
     for archived in (False, True):
         page = client("sessions.list", limit=_PAGE, archived=archived)
@@ -147,7 +147,7 @@ def _full_key(client: Call, prefix: str) -> str:
     return match_prefix(prefix, keys, "session")
 
 
-def _all_messages(client: Call, key: str) -> "list[MessageShape]":
+def _all_messages(client: GatewayCall, key: str) -> "list[MessageShape]":
     import msgspec
 
     from atlas_agents.gateway.protocol.chat import ChatHistoryPage
