@@ -24,13 +24,14 @@ every_body = pytest.mark.parametrize("body", BODIES, ids=repr)
 
 
 def with_second(bodies: Sequence[Body]) -> pytest.MarkDecorator:
-    """Each body, followed by a provider of its own wire and by one of the next."""
-    pairs = [
-        pytest.param(body, second, id=f"{body}, then {second}")
-        for body in bodies
-        for second in (body.wire, WIRES[(WIRES.index(body.wire) + 1) % len(WIRES)])
-    ]
-    return pytest.mark.parametrize(("body", "second"), pairs)
+    """Each body with each ending, followed by a provider of its own wire; after a close also by one of the next wire.
+
+    What the second provider sends does not depend on how the response of the first one ended.
+    """
+    cases = [(body, ending, body.wire) for body in bodies for ending in ENDINGS]
+    cases += [(body, "a close", WIRES[(WIRES.index(body.wire) + 1) % len(WIRES)]) for body in bodies]
+    marked = [pytest.param(*case, id=f"{case[0]}, {case[1]}, then {case[2]}") for case in cases]
+    return pytest.mark.parametrize(("body", "ending", "second"), marked)
 
 
 def broken_script(body: Body, count: int, ending: Ending) -> Script:
@@ -57,7 +58,6 @@ def cut_points(body: Body) -> Sequence[int]:
     return range(len(body.events) + 1)
 
 
-@every_ending
 @with_second(TEXT_ONLY)
 async def test_failover_returns_one_answer_and_never_joins_two(body: Body, ending: Ending, second: Wire) -> None:
     for count in cut_points(body):
@@ -74,7 +74,6 @@ async def test_failover_returns_one_answer_and_never_joins_two(body: Body, endin
             await setup.next_turn_works()
 
 
-@every_ending
 @with_second(CALL)
 async def test_calls_of_a_broken_response_never_run(body: Body, ending: Ending, second: Wire) -> None:
     for count in cut_points(body):
@@ -91,7 +90,6 @@ async def test_calls_of_a_broken_response_never_run(body: Body, ending: Ending, 
             await setup.next_turn_works()
 
 
-@every_ending
 @with_second(TEXT_ONLY)
 async def test_failover_does_not_repeat_tools_of_an_earlier_round(body: Body, ending: Ending, second: Wire) -> None:
     for count in cut_points(body):
