@@ -7,9 +7,11 @@ import signal
 import socket
 import sys
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.assertion import rewrite
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # shells set this for background jobs
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -68,6 +70,25 @@ sys.addaudithook(_refuse_beyond_loopback)
 
 _LONG_TEST = 180.0
 """Time limit in seconds of a test that is known to take long."""
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Share the assertion rewriting of changed test modules among the worker processes.
+
+    Otherwise each of them would rewrite all modules of a fresh clone, which takes longer than to collect the tests.
+    """
+    worker, workers = os.environ.get("PYTEST_XDIST_WORKER", ""), int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if not worker:
+        return
+    modules = sorted(Path(__file__).parent.rglob("test_*.py"))
+    for module in modules[int(worker.removeprefix("gw")) % workers :: workers]:
+        cached = rewrite.get_cache_dir(module) / f"{module.stem}{rewrite.PYC_TAIL}"
+        if not cached.exists() or cached.stat().st_mtime < module.stat().st_mtime:
+            rewrite.try_makedirs(cached.parent)
+            digest, code = rewrite._rewrite_test(module, session.config)  # pyright: ignore[reportPrivateUsage]
+            state = session.config.stash[rewrite.assertstate_key]
+            rewrite._write_pyc(state, code, digest, cached)  # pyright: ignore[reportPrivateUsage]
 
 
 def pytest_runtest_setup() -> None:
