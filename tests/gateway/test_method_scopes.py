@@ -61,6 +61,8 @@ SCOPES = {
     "tools.matrix": "read",
     "tools.invoke": "write",
     "mcp.servers": "read",
+    **dict.fromkeys(("mcp.catalog", "mcp.put", "mcp.remove", "mcp.inspect", "mcp.approve"), "admin"),
+    **dict.fromkeys(("mcp.login", "mcp.logout"), "admin"),
     "audit.list": "read",
     "audit.subscribe": "read",
     "audit.verify": "read",

@@ -1,13 +1,15 @@
 """Administration in the page: documents, memories, MCP servers, people and channels, served from settings."""
 
+import sys
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from browser import HERE, PHONE, GatewayProcess, Tab, open_tabs, running_gateway
+from browser import HERE, PHONE, ROOT, GatewayProcess, Tab, open_tabs, running_gateway
 from playwright.sync_api import Browser, expect
 
 pytestmark = pytest.mark.slow
+MCP_SERVER = ROOT / "tests" / "foreign" / "scripted_server.py"
 
 
 @pytest.fixture(scope="module")
@@ -88,3 +90,50 @@ def test_memory_is_edited_and_forgotten(browser: Browser, admin: Tab, admin_gate
     expect(page.get_by_text("Forget 2 memories?").last).to_be_visible()
     page.get_by_role("dialog").get_by_role("button", name="Forget all").click()
     expect(page.get_by_text("Nothing remembered about you yet")).to_be_visible()
+
+
+def test_mcp_server_is_added_inspected_approved_and_removed(
+    browser: Browser, admin: Tab, admin_gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    page = admin.open("/settings/mcp").page
+    expect(page.get_by_text("No MCP servers yet")).to_be_visible()
+    admin.button("Add server").click()
+    expect(page.get_by_role("list", name="Well-known servers")).to_contain_text("GitHub")
+    admin.button("Command or URL of your own").click()
+    fields = {"Name": "shop", "Environment variables": "API_KEY=s3cret-value", "Folder it may change": str(tmp_path)}
+    for label, text in {**fields, "Arguments": f"-S\n{MCP_SERVER}\n{tmp_path}"}.items():
+        page.get_by_label(label).fill(text)
+    page.get_by_label("Command", exact=True).last.fill(sys.executable)
+    admin.button("Continue").click()
+    expect(page.get_by_text("This will run:")).to_be_visible()
+    expect(page.locator("pre.command").first).to_contain_text("scripted_server.py")
+    admin.button("Start and inspect").click()
+    tools = page.get_by_role("list", name="Tools")
+    expect(tools).to_contain_text("The tool echo.")
+    expect(admin.button("Approve 0 tools")).to_be_disabled()
+    check_axe(admin)
+    tools.get_by_label("echo").check()
+    tools.get_by_label("fail").check()
+    admin.button("Approve 2 tools").click()
+    servers = page.get_by_role("list", name="MCP servers")
+    expect(servers).to_contain_text("Running")
+    expect(servers).to_contain_text("2 tools")
+    check_axe(admin)
+    check_phone(browser, admin_gateway, "/settings/mcp", "Running")
+    edit_and_remove_server(admin, tmp_path)
+
+
+def edit_and_remove_server(admin: Tab, folder: Path) -> None:
+    """Change the command of an approved server, which then needs a review, and remove it."""
+    page = admin.page
+    servers = page.get_by_role("list", name="MCP servers")
+    admin.button("Edit shop").click()
+    expect(page.get_by_label("Environment variables")).to_have_value("API_KEY=••••")
+    page.get_by_label("Arguments").fill(f"-S\n-B\n{MCP_SERVER}\n{folder}")
+    admin.button("Save").click()
+    expect(page.locator(".ant-drawer-open").last).to_contain_text("-S -B")
+    page.locator(".ant-drawer-open").last.get_by_role("button", name="Close").click()
+    expect(servers).to_contain_text("Changed, needs review")
+    admin.button("Remove shop").click()
+    page.get_by_role("dialog").get_by_role("button", name="Remove").click()
+    expect(page.get_by_text("No MCP servers yet")).to_be_visible()

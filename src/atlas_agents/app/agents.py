@@ -16,7 +16,6 @@ from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import AtlasError, ConfigError
 from atlas_agents.core.messages import Message, approximate_tokens
 from atlas_agents.core.paths import Environment
-from atlas_agents.gateway.protocol.admin import McpServerShape, McpServersResult
 from atlas_agents.mcp.servers import Servers
 from atlas_agents.providers.demo import Demo
 from atlas_agents.providers.registry import Model, Registry, parse_model_ref
@@ -216,41 +215,42 @@ def open_mcp_servers(
     return servers
 
 
-def describe_servers(servers: Servers) -> McpServersResult:
-    """Return the names, states and tools of the MCP servers for clients, but not how they are started."""
-    shapes = [
-        McpServerShape(name, servers.state(name), _tool_names(servers, name), servers.connection_error(name))
-        for name in servers.configs
-    ]
-    return McpServersResult(tuple(shapes), servers.config_error)
+class ServerReloader:
+    """Updates the tools of the agents when `mcp.json` or an approval changes."""
 
+    def __init__(
+        self, servers: Servers, settings: Settings, atlas: Atlas, agent_loader: AgentLoader, tools: ToolRegistry
+    ) -> None:
+        self._servers = servers
+        self._settings = settings
+        self._atlas = atlas
+        self._agent_loader = agent_loader
+        self._tools = tools
+        self._seen = servers.stamp()
+        self._lock = asyncio.Lock()
 
-def _tool_names(servers: Servers, name: str) -> tuple[str, ...]:
-    approval = servers.approvals.get(name)
-    return tuple(f"{name}/{tool.name}" for tool in approval.tools) if approval is not None else ()
+    async def watch(self) -> None:
+        """Reload after every change of the files, until cancelled."""
+        while True:
+            await asyncio.sleep(_POLL_SECONDS)
+            if self._servers.stamp() != self._seen:
+                await self.reload()
 
-
-async def watch_mcp_servers(
-    servers: Servers, settings: Settings, atlas: Atlas, agent_loader: AgentLoader, tools: ToolRegistry
-) -> None:
-    """Update the tools of the agents whenever `mcp.json` or an approval changes, until cancelled."""
-    seen = servers.stamp()
-    while True:
-        await asyncio.sleep(_POLL_SECONDS)
-        now = servers.stamp()
-        if now == seen:
-            continue
-        seen = now
-        servers.load()
-        try:
-            add_mcp_tools(tools, servers)
-            agent_loader.set_tools(tools)
-            agents = agent_loader.agents()
-        except ConfigError as error:
-            logger.warning("MCP change rejected, agents keep their tools: error=%s", error)
-            continue
-        if not settings.policy:
-            atlas.policy = default_policy(servers)
-        atlas.set_agents(agents)
-        await servers.close_unused()
-        logger.info("MCP servers reloaded: servers=%s", ", ".join(servers.configs) or "none")
+    async def reload(self) -> None:
+        """Reload now; an invalid change leaves the agents as they are."""
+        async with self._lock:
+            servers = self._servers
+            self._seen = servers.stamp()
+            servers.load()
+            try:
+                add_mcp_tools(self._tools, servers)
+                self._agent_loader.set_tools(self._tools)
+                agents = self._agent_loader.agents()
+            except ConfigError as error:
+                logger.warning("MCP change rejected, agents keep their tools: error=%s", error)
+                return
+            if not self._settings.policy:
+                self._atlas.policy = default_policy(servers)
+            self._atlas.set_agents(agents)
+            await servers.close_unused()
+            logger.info("MCP servers reloaded: servers=%s", ", ".join(servers.configs) or "none")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from atlas_agents.agents.atlas import Atlas
 from atlas_agents.agents.hooks import Interceptor
-from atlas_agents.app.agents import AgentLoader, FetchModel, open_mcp_servers, watch_mcp_servers
+from atlas_agents.app.agents import AgentLoader, FetchModel, ServerReloader, open_mcp_servers
 from atlas_agents.app.home_lock import lock_home
 from atlas_agents.app.model_setup import ModelFeed, ModelSetup, apply_stored_keys, read_selected, read_stored_keys
 from atlas_agents.app.tools import build_tool_registry, default_policy, hold_changes, keyword_tools
@@ -176,6 +176,7 @@ class Runtime(NamedTuple):
     workspace: Workspace
     knowledge: KnowledgeBase
     servers: Servers
+    reloader: ServerReloader
     cluster: ClusterConfig | None
     """None for the role `alone`."""
     setup: ModelSetup
@@ -211,7 +212,7 @@ async def open_runtime(
         tasks.spawn(runtime.agent_loader.watch_workspace(runtime.atlas))
         tasks.spawn(runtime.setup.watch())
         opening.push_async_callback(runtime.setup.close)
-        tasks.spawn(watch_mcp_servers(runtime.servers, settings, runtime.atlas, runtime.agent_loader, runtime.tools))
+        tasks.spawn(runtime.reloader.watch())
         if fetch:
             fetch_model = _model_fetcher(models_folder(environment), on_progress, runtime.setup.feed)
             tasks.spawn(runtime.agent_loader.fetch_local_models(runtime.atlas, fetch_model))
@@ -269,7 +270,9 @@ def _build_runtime(
     )
     atlas.keep_secret(*settings.secrets)
     setup = ModelSetup(settings, environment, registry, agent_loader, atlas, feed)
-    return Runtime(settings, store, atlas, agent_loader, tools, workspace, knowledge, servers, cluster, setup)
+    reloader = ServerReloader(servers, settings, atlas, agent_loader, tools)
+    parts = (tools, workspace, knowledge, servers, reloader, cluster, setup)
+    return Runtime(settings, store, atlas, agent_loader, *parts)
 
 
 def _shared_limiter(settings: Settings, store: Store) -> SharedRateLimiter | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from atlas_agents.app.agents import WorkspaceEditor, describe_servers
+from atlas_agents.app.agents import WorkspaceEditor
 from atlas_agents.app.app import ModelProgress, Runtime, open_runtime
 from atlas_agents.app.home_lock import RunningGateway, publish_address
 from atlas_agents.builtin_tools.telegram_api import BotApi
@@ -180,7 +180,8 @@ async def _gateway(
         services = GatewayServices(
             knowledge_base=runtime.knowledge,
             settings={each.key: each.value for each in settings.explain()},
-            mcp_servers=lambda: describe_servers(runtime.servers),
+            servers=runtime.servers,
+            reload_servers=runtime.reloader.reload,
             model_notice=lambda agent_id: "; ".join(_notices(runtime, agent_id)),
             agent_editor=editor,
             needs_key=lambda agent_id: agent_id in runtime.agent_loader.without_key,

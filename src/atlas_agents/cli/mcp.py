@@ -1,6 +1,5 @@
 """`atlas mcp …`: add, approve, test and remove the MCP servers of the workspace; serve agents over MCP."""
 
-import json
 import sys
 import time
 from collections.abc import AsyncGenerator
@@ -14,7 +13,7 @@ from atlas_agents.cli.output import print_json, print_table
 from atlas_agents.core.errors import BadTool, ConfigError, Transient
 
 if TYPE_CHECKING:
-    from atlas_agents.mcp.config import Approval, DiscoveredTool, ServerConfig, ServerProgram
+    from atlas_agents.mcp.config import Approval, DiscoveredTool, ServerConfig
     from atlas_agents.mcp.servers import Servers
 
 app = Group()
@@ -69,6 +68,7 @@ async def approve(server: Name, yes: YesFlag = False) -> int:
     """
     from atlas_agents.mcp.config import reveal_invisible
     from atlas_agents.mcp.programs import describe_program
+    from atlas_agents.mcp.servers import describe_start
 
     async with _connected_servers() as servers:
         found = _find(servers, server)
@@ -78,7 +78,8 @@ async def approve(server: Name, yes: YesFlag = False) -> int:
         except ConfigError as error:
             raise Transient(f"the MCP server {server} is unreachable: {error}") from error
         print(f"Entry of {server}:\n{_describe_entry(found)}", file=sys.stderr)
-        print(f"{await _describe_program(servers, found, program)}\n", file=sys.stderr)
+        lines = await describe_start(servers, found, program)
+        print("\n".join(f"    {line}" for line in lines) + "\n", file=sys.stderr)
         for change in changed:
             print(f"! Changed since it was approved: {reveal_invisible(change)}", file=sys.stderr)
         if not yes and not confirm("Start it to read the descriptions of its tools?"):
@@ -117,22 +118,12 @@ async def test(server: Name) -> int:
 @command(app)
 async def login(server: Name) -> None:
     """Log in to a server with OAuth. Prints the URL to open."""
-    from atlas_agents.core.paths import Environment
-    from atlas_agents.mcp.client import McpConnection
-    from atlas_agents.mcp.transports import interactive_login
-
     async with _connected_servers() as servers:
         found = _find(servers, server)
-        if not found.entry.url:
-            raise ConfigError(f"{server} is started by a command and has no login")
-        environment, folder = Environment(), servers.approved.folder
-        async with interactive_login(server, found.expanded(environment).url, folder, _print_login_url) as auth:
-            connection = McpConnection(found, environment, folder, auth=auth)
-            try:
-                tools = await connection.tools()
-            finally:
-                await connection.close()
-    print(f"Logged in to {server}: {len(tools)} tools.", file=sys.stderr)
+        if url := await servers.start_login(found):
+            print(f"Open this URL in a browser to log in:\n{url}", file=sys.stderr, flush=True)
+        await servers.wait_for_login(server)
+    print(f"Logged in to {server}.", file=sys.stderr)
 
 
 @command(app, unknown_options_are_arguments=True)
@@ -251,34 +242,6 @@ def _describe_entry(server: "ServerConfig") -> str:
     return "\n".join(f"    {line}" for line in lines)
 
 
-async def _describe_program(servers: "Servers", server: "ServerConfig", program: "ServerProgram") -> str:
-    """Describe which files a server runs, and what it can access."""
-    from atlas_agents.builtin_tools.sandbox.choose import describe_sandbox
-    from atlas_agents.mcp.config import reveal_invisible
-    from atlas_agents.mcp.programs import choose_sandbox, granted_folders
-
-    if server.entry.url:
-        return ""
-    sandbox = await choose_sandbox(server, servers.sandbox)
-    read, write = granted_folders(server, servers.environment)
-    folder = write[0] if write else "a private folder of its own"
-    lines = [*describe_sandbox(sandbox, "server", folder, network=server.entry.network).splitlines()]
-    lines += [f"can read {path}" for path in read] if sandbox.confines else []
-    lines += [f"loads code from {path}" if path.endswith("/") else f"runs {path}" for path in program.files]
-    lines += [f"downloads its package when it starts; {pin}"] if (pin := _unpinned(server)) else []
-    return "\n".join(f"    {reveal_invisible(line)}" for line in lines)
-
-
-def _unpinned(server: "ServerConfig") -> str:
-    """Return the advice to pin the version of a package that `npx` or `uvx` downloads; empty if it is pinned."""
-    signs = {"npx": "@", "bunx": "@", "pnpx": "@", "uvx": "==", "pipx": "=="}
-    sign = signs.get(Path(server.entry.command).name)
-    package = next((word for word in server.entry.args if not word.startswith("-") and word != "run"), "")
-    if sign is None or not package or sign in package[1:]:
-        return ""
-    return f"name a version, such as {package}{sign}1.2.3, to run only what you approved"
-
-
 def _print_tools(server: "ServerConfig", tools: "tuple[DiscoveredTool, ...]", servers: "Servers") -> None:
     """Print everything that an approval covers, on standard output so that it can be saved."""
     from atlas_agents.mcp.config import reveal_invisible, tools_with_invisible
@@ -312,27 +275,15 @@ def _changes(approval: "Approval", tools: "tuple[DiscoveredTool, ...]") -> list[
 
 
 def _write_entry(workspace: Path, name: str, entry: dict[str, Any] | None) -> None:
-    """Write mcp.json with this entry, or without it; restore the file if the result is invalid."""
+    """Write mcp.json with this entry, or without it; ConfigError if the result would be invalid."""
     from atlas_agents.core.paths import write_file
-    from atlas_agents.mcp.config import read_servers
+    from atlas_agents.mcp.config import change_entry, parse_servers
 
     path = workspace / _FILE
-    before = path.read_text(encoding="utf-8") if path.exists() else None
-    data: dict[str, Any] = json.loads(before.removeprefix("\ufeff")) if before else {}
-    servers: dict[str, Any] = data.setdefault("mcpServers", {})
-    servers.pop(name, None)
-    if entry is not None:
-        servers[name] = entry
     workspace.mkdir(parents=True, exist_ok=True)
-    write_file(path, (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode(), mode=0o666)
-    try:
-        read_servers(workspace)
-    except ConfigError:
-        if before is None:
-            path.unlink()
-        else:
-            write_file(path, before.encode(), mode=0o666)
-        raise
+    content = change_entry(path.read_bytes() if path.exists() else b"", path, name, entry)
+    parse_servers(content, path)
+    write_file(path, content, mode=0o666)
 
 
 def _parse_pair(text: str) -> tuple[str, str]:
@@ -340,10 +291,6 @@ def _parse_pair(text: str) -> tuple[str, str]:
     if not equals or not name:
         raise ConfigError(f"invalid value {text!r}: expected NAME=VALUE")
     return name, value
-
-
-def _print_login_url(url: str) -> None:
-    print(f"Open this URL in a browser to log in:\n{url}", file=sys.stderr, flush=True)
 
 
 def _not_approved() -> int:

@@ -6,7 +6,7 @@ import logging
 import resource
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
@@ -42,6 +42,7 @@ from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.gateway.telemetry import Metrics
 from atlas_agents.gateway.uploads import Uploads
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
+from atlas_agents.mcp.servers import Servers
 from atlas_agents.storage.hash_chain import verify_audit
 from atlas_agents.tools.audit import TOOL_CALL
 from atlas_agents.workspace.skills import Prompt
@@ -414,14 +415,20 @@ def _needs_no_key(_: str) -> bool:
     return False
 
 
+async def no_reload() -> None:
+    """Default of `reload_servers`: there is nothing to reload."""
+
+
 class GatewayServices(msgspec.Struct, frozen=True):
     """What a gateway offers besides its Atlas. Every part is optional."""
 
     knowledge_base: KnowledgeBase | None = None
     settings: dict[str, Any] = {}
     """Further settings shown by `config.get`."""
-    mcp_servers: Callable[[], admin.McpServersResult] = admin.McpServersResult
-    """Returns the configured MCP servers and their state."""
+    servers: Servers | None = None
+    """The MCP servers of the workspace."""
+    reload_servers: Callable[[], Awaitable[None]] = no_reload
+    """Applies changes of the MCP servers to the agents at once."""
     model_notice: Callable[[str], str] = no_notice
     """Returns why an agent uses another model than its own; empty if it does not."""
     agent_editor: AgentEditor | None = None

@@ -26,7 +26,7 @@ from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.http_api import session_routes, upload_routes
 from atlas_agents.gateway.hub import GatewayServices, Hub
 from atlas_agents.gateway.mcp.mount import McpMount
-from atlas_agents.gateway.methods import admin, agents, chat, jobs, knowledge, sessions
+from atlas_agents.gateway.methods import admin, agents, chat, connections, jobs, knowledge, sessions
 from atlas_agents.gateway.openai.api import openai_routes
 from atlas_agents.gateway.protocol.events import ServerShutdown
 from atlas_agents.gateway.protocol.frames import RESTART
@@ -149,7 +149,7 @@ async def close_atlas(atlas: Atlas, grace: float, force_stop: asyncio.Event) -> 
 def all_methods() -> Methods:
     """Return the handlers of all methods."""
     methods = Methods()
-    for module in (admin, agents, chat, jobs, knowledge, sessions):
+    for module in (admin, agents, chat, connections, jobs, knowledge, sessions):
         module.add_methods(methods)
     return methods
 

@@ -236,9 +236,11 @@ class McpConnection:
         sandbox: SandboxKind = "auto",
         sample_model: SampleModel | None = None,
         auth: httpx2.Auth | None = None,
+        connect_timeout: float = CONNECT_TIMEOUT,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.server = server
+        self._connect_timeout = connect_timeout
         self.error = ""
         """Why the server is unreachable; empty while it is connected."""
         self._restarts = 0
@@ -267,7 +269,7 @@ class McpConnection:
 
     async def tools(self) -> tuple[DiscoveredTool, ...]:
         """Return the server's current tools; raises Transient if it is unreachable."""
-        await self._wait_for_session(CONNECT_TIMEOUT)
+        await self._wait_for_session(self._connect_timeout)
         return tuple(self._tools.values())
 
     async def call(self, tool: DiscoveredTool, arguments: dict[str, Any], caller: ToolContext) -> Any:
@@ -283,6 +285,10 @@ class McpConnection:
         except ConnectionError as error:
             self._ended.set()
             raise ConnectionError(f"the MCP server {self.server.name} ended during the call") from error
+
+    @property
+    def connected(self) -> bool:
+        return self._session is not None
 
     async def close(self) -> None:
         self._task = None
@@ -382,7 +388,7 @@ class McpConnection:
                 auth = self._auth or transports.stored_auth(server.name, entry.url, self._folder)
                 streams = await stack.enter_async_context(http_transport(entry, auth))
             try:
-                async with asyncio.timeout(CONNECT_TIMEOUT):
+                async with asyncio.timeout(self._connect_timeout):
                     session = await stack.enter_async_context(
                         open_session(streams, sampling, elicitation, self._tools_changed.set)
                     )

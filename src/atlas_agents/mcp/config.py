@@ -5,11 +5,12 @@ reports later.
 """
 
 import hashlib
+import json
 import os
 import re
 import time
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
@@ -17,7 +18,7 @@ import msgspec
 
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.json import parse_object
-from atlas_agents.core.paths import SettingLookup, make_private_folder, write_json
+from atlas_agents.core.paths import SettingLookup, make_private_folder, read_json, write_json
 from atlas_agents.core.text import is_hidden
 
 FILE_NAME = "mcp.json"
@@ -111,7 +112,18 @@ class ServerConfig(msgspec.Struct, frozen=True):
 def read_servers(folder: Path) -> dict[str, ServerConfig]:
     """Read all servers of a workspace; ConfigError names the file and key. A missing file means none."""
     path = folder / FILE_NAME
-    data = _read_object(path)
+    try:
+        content = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    return parse_servers(content, path)
+
+
+def parse_servers(content: bytes, path: Path) -> dict[str, ServerConfig]:
+    """Decode the servers in the content of a file; ConfigError names the file and key."""
+    data = _parse_file(content, path)
     unknown = [key for key in data if key != "mcpServers"]
     if unknown:
         raise ConfigError(f"{path}: unknown key {unknown[0]!r}; servers belong under mcpServers")
@@ -121,13 +133,25 @@ def read_servers(folder: Path) -> dict[str, ServerConfig]:
     return {name: _parse_server(path, name, entry) for name, entry in cast(dict[str, Any], servers).items()}
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    try:
-        content = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError):
+def change_entry(content: bytes, path: Path, name: str, entry: dict[str, Any] | None) -> bytes:
+    """Return the content of the file with this entry, or without it if it is None."""
+    data = _parse_file(content, path)
+    servers: dict[str, Any] = data.setdefault("mcpServers", {})
+    if entry is None:
+        servers.pop(name, None)
+    else:
+        servers[name] = entry
+    return (json.dumps(data, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def raw_entry(content: bytes, path: Path, name: str) -> dict[str, Any] | None:
+    """Return an entry as it is written in the content of the file; None if there is none."""
+    return _parse_file(content, path).get("mcpServers", {}).get(name)
+
+
+def _parse_file(content: bytes, path: Path) -> dict[str, Any]:
+    if not content:  # a file that does not exist yet
         return {}
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
     if len(content) > MAX_SIZE:
         raise ConfigError(f"{path}: exceeds {MAX_SIZE // 1024} KiB")
     try:
@@ -166,6 +190,45 @@ def _check_entry(entry: ServerEntry, where: str) -> None:
         raise ConfigError(f"{where}.folders: a server can write to one folder; grant a common parent, or use 'read'")
     if entry.sampling_tokens < 0:
         raise ConfigError(f"{where}.sampling_tokens: expected a number of tokens per day, got {entry.sampling_tokens}")
+
+
+SECRETS_FILE = "secrets.json"
+
+
+def secret_variable(server: str, key: str) -> str:
+    """Return the variable that an entry refers to for a value that is stored in the secret file."""
+    return re.sub(r"[^A-Z0-9_]", "_", f"MCP_{server}_{key}".upper())
+
+
+class StoredSecrets:
+    """Values of entries that are kept in the secret file of a home folder, found by variable before the environment."""
+
+    def __init__(self, home: Path, environment: SettingLookup) -> None:
+        self._path = home / SECRETS_FILE
+        self._environment = environment
+
+    def get(self, name: str, /) -> str | None:
+        found = self._read().get("mcp", {}).get(name) if name.startswith("MCP_") else None
+        return self._environment.get(name) if found is None else found
+
+    def put(self, values: Mapping[str, str]) -> None:
+        """Store values by variable."""
+        content = self._read()
+        self._write({**content, "mcp": {**content.get("mcp", {}), **values}})
+
+    def remove(self, server: str) -> None:
+        """Delete the values of a server."""
+        content, prefix = self._read(), secret_variable(server, "")
+        kept = {name: value for name, value in content.get("mcp", {}).items() if not name.startswith(prefix)}
+        if kept != content.get("mcp", {}):
+            self._write({**content, "mcp": kept})
+
+    def _read(self) -> dict[str, Any]:
+        return read_json(self._path, dict[str, Any]) or {}
+
+    def _write(self, content: dict[str, Any]) -> None:
+        make_private_folder(self._path.parent)
+        write_json(self._path, content)
 
 
 class DiscoveredTool(msgspec.Struct, frozen=True):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from atlas_agents.builtin_tools.sandbox.choose import SandboxKind
-from atlas_agents.core.aio import run_in_thread
+from atlas_agents.builtin_tools.sandbox.choose import SandboxKind, describe_sandbox
+from atlas_agents.core.aio import BackgroundTasks, run_in_thread
 from atlas_agents.core.errors import BadTool, ConfigError, ToolFailed
 from atlas_agents.core.messages import Conversation
 from atlas_agents.core.paths import SettingLookup
@@ -49,10 +49,12 @@ class Servers:
         self.approvals: dict[str, config.Approval] = {}
         self.config_error = ""
         """Why the configuration is invalid; then no server is used."""
-        self.environment = environment
+        self.environment = config.StoredSecrets(home, environment)
         self._sample_model = sample_model
         self._connections: dict[str, tuple[config.ServerConfig, config.ServerProgram | None, McpConnection]] = {}
         self._loading = asyncio.Lock()
+        self._logins: dict[str, asyncio.Task[None]] = {}
+        self._tasks = BackgroundTasks("MCP logins")
         self.load()
 
     def load(self) -> None:
@@ -150,6 +152,74 @@ class Servers:
             self._connections[server.name] = server, program, made
             return made
 
+    def is_connected(self, name: str) -> bool:
+        """Return whether a server is running, or reachable at its URL, right now."""
+        found = self._connections.get(name)
+        return found is not None and found[2].connected
+
+    async def disconnect(self, name: str) -> None:
+        """Close the connection to a server; the next use opens a new one."""
+        found = self._connections.pop(name, None)
+        if found is not None:
+            await found[2].close()
+
+    def is_logging_in(self, name: str) -> bool:
+        return name in self._logins and not self._logins[name].done()
+
+    def has_login(self, name: str) -> bool:
+        """Return whether tokens of a login are stored."""
+        return self._login_path(name).exists()
+
+    async def start_login(self, server: config.ServerConfig) -> str:
+        """Begin to log in to a server and return the URL that a person must open; empty if no login is needed."""
+        if not server.entry.url:
+            raise ConfigError(f"{server.name} is started by a command and has no login")
+        await self.cancel_login(server.name)
+        found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        task = self._logins[server.name] = self._tasks.spawn(self._log_in(server, found))
+        await asyncio.wait((task, found), return_when=asyncio.FIRST_COMPLETED)
+        if found.done():
+            return found.result()
+        task.result()
+        return ""
+
+    async def wait_for_login(self, name: str) -> None:
+        """Wait until a login that was started has ended; raise if it failed."""
+        await self._logins[name]
+
+    async def cancel_login(self, name: str) -> None:
+        """Stop waiting for a person to log in."""
+        task = self._logins.pop(name, None)
+        if task is not None:
+            task.cancel()
+            await asyncio.wait((task,))
+
+    async def log_out(self, name: str) -> None:
+        """Delete the tokens of a login."""
+        await self.cancel_login(name)
+        self._login_path(name).unlink(missing_ok=True)
+        await self.disconnect(name)
+
+    def _login_path(self, name: str) -> Path:
+        return self.approved.folder / f"login-{name}.json"
+
+    async def _log_in(self, server: config.ServerConfig, url: "asyncio.Future[str]") -> None:
+        from atlas_agents.mcp.client import McpConnection
+        from atlas_agents.mcp.transports import LOGIN_TIMEOUT, interactive_login
+
+        def show(address: str) -> None:
+            if not url.done():
+                url.set_result(address)
+
+        folder, target = self.approved.folder, server.expanded(self.environment).url
+        async with interactive_login(server.name, target, folder, show) as auth:
+            connection = McpConnection(server, self.environment, folder, auth=auth, connect_timeout=LOGIN_TIMEOUT)
+            try:
+                await connection.tools()
+            finally:
+                await connection.close()
+        await self.disconnect(server.name)
+
     async def close_unused(self) -> None:
         """Close connections to servers that may no longer be used."""
         for name, (server, _, connection) in list(self._connections.items()):
@@ -158,6 +228,7 @@ class Servers:
                 await connection.close()
 
     async def close(self) -> None:
+        await self._tasks.close()
         connections = [connection for _, _, connection in self._connections.values()]
         self._connections.clear()
         await asyncio.gather(*(connection.close() for connection in connections))
@@ -168,6 +239,30 @@ class Servers:
         except BadTool as error:
             logger.warning("MCP tool skipped: server=%s error=%s", server.name, error)
             return None
+
+
+async def describe_start(servers: Servers, server: config.ServerConfig, program: config.ServerProgram) -> list[str]:
+    """Describe which files a server runs, and what it can access, in lines for a person."""
+    if server.entry.url:
+        return []
+    sandbox = await programs.choose_sandbox(server, servers.sandbox)
+    read, write = programs.granted_folders(server, servers.environment)
+    folder = write[0] if write else "a private folder of its own"
+    lines = [*describe_sandbox(sandbox, "server", folder, network=server.entry.network).splitlines()]
+    lines += [f"can read {path}" for path in read] if sandbox.confines else []
+    lines += [f"loads code from {path}" if path.endswith("/") else f"runs {path}" for path in program.files]
+    lines += [f"downloads its package when it starts; {pin}"] if (pin := _unpinned(server)) else []
+    return [config.reveal_invisible(line) for line in lines]
+
+
+def _unpinned(server: config.ServerConfig) -> str:
+    """Return the advice to pin the version of a package that `npx` or `uvx` downloads; empty if it is pinned."""
+    signs = {"npx": "@", "bunx": "@", "pnpx": "@", "uvx": "==", "pipx": "=="}
+    sign = signs.get(Path(server.entry.command).name)
+    package = next((word for word in server.entry.args if not word.startswith("-") and word != "run"), "")
+    if sign is None or not package or sign in package[1:]:
+        return ""
+    return f"name a version, such as {package}{sign}1.2.3, to run only what you approved"
 
 
 def wrap_tool(server: config.ServerConfig, found: config.DiscoveredTool, servers: Servers) -> Tool:

@@ -39,7 +39,8 @@ _LAST_ID = re.compile(rb'"id"\s*:\s*([0-9]+|"[^"\\]{1,100}")\s*(?:,\s*"jsonrpc"\
 _CONNECT_TIMEOUT, _READ_TIMEOUT = 15.0, 900.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _CALLBACK = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\nYou may close this page now.\n"
-_LOGIN_TIMEOUT = 300.0
+LOGIN_TIMEOUT = 300.0
+"""Seconds that a person has to log in."""
 
 
 class StdioTransport:
@@ -318,7 +319,7 @@ async def interactive_login(
             show(check_login_url(address))
 
         async def callback() -> AuthorizationCodeResult:
-            return await asyncio.wait_for(asyncio.shield(answer), _LOGIN_TIMEOUT)
+            return await asyncio.wait_for(asyncio.shield(answer), LOGIN_TIMEOUT)
 
         try:
             yield OAuthClientProvider(

@@ -70,11 +70,11 @@ export function useScope(scope: Scope): boolean {
   return principal?.scopes.includes(scope) ?? false;
 }
 
-/** Call `reload` when anybody edits something of this kind. */
+/** Call `reload` when anybody edits something whose kind starts with this. */
 export function useResourceReload(kind: string, reload: () => void): void {
   const client = useClient();
   useEffect(() => {
-    const listen = (event: ResourceUpdated) => event.kind === kind && reload();
+    const listen = (event: ResourceUpdated) => event.kind.startsWith(kind) && reload();
     client.resourceListeners.add(listen);
     return () => {
       client.resourceListeners.delete(listen);

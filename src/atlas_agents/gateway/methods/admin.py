@@ -51,7 +51,6 @@ def add_methods(methods: Methods) -> None:
 
 def add_tool_methods(methods: Methods) -> None:
     methods.add("tools.invoke", invoke_tool)
-    methods.add("mcp.servers", list_mcp_servers)
     methods.add("tools.list", list_tools)
     methods.add("tools.matrix", get_permission_matrix)
 
@@ -401,7 +400,3 @@ async def invoke_tool(caller: ClientConnection, params: wire.ToolsInvoke) -> wir
     stream = await hub.call_tool(caller.grant, agent, params.name, params.arguments, idempotency_key=key)
     result = tool_call_result(await stream.reply())
     return wire.Called(stream.stream_id, result.status, result.result, result.error)
-
-
-async def list_mcp_servers(caller: ClientConnection, _: NoParams) -> wire.McpServersResult:
-    return caller.hub.services.mcp_servers()

@@ -1,6 +1,6 @@
 """Parameters and results of administration methods: agents, models, tools, MCP servers, audit, usage, users, plans."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, field
 
@@ -506,13 +506,48 @@ class ToolsInvoke(types.WireStruct, frozen=True):
     idempotency_key: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
 
 
+class McpEntryShape(types.WireStruct, frozen=True):
+    """How an MCP server is started or reached.
+
+    Values of `env` and `headers` that are no `${VARIABLE}` are secrets: they are stored in the secret file and shown as
+    `••••`, which keeps the stored value when it is sent back.
+    """
+
+    command: str = ""
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = {}
+    url: str = ""
+    headers: dict[str, str] = {}
+    description: str = ""
+    network: bool = False
+    folders: dict[str, Literal["read", "write"]] = {}
+    confirm: bool = True
+    disabled: bool = False
+
+
+McpStatus: TypeAlias = Literal[
+    "not-approved", "changed", "disabled", "signing-in", "needs-sign-in", "unreachable", "running", "ready"
+]
+
+
 class McpServerShape(types.WireStruct, frozen=True):
-    """An MCP server: whether it is enabled, its approved tools, and the connection error if there is one."""
+    """An MCP server: whether it is enabled, its approved tools, and the connection error if there is one.
+
+    Only clients with the scope `admin` receive `entry` and its version. `agents` may use its tools.
+    """
 
     name: str
     state: str
     tools: tuple[str, ...] = ()
     trouble: str = ""
+    status: McpStatus = "not-approved"
+    changes: tuple[str, ...] = ()
+    agents: tuple[str, ...] = ()
+    has_login: bool = False
+    entry: McpEntryShape | None = None
+    version: str | None = None
+    changed_by: str = ""
+    changed_at: int | None = None
 
 
 class McpServersResult(types.WireStruct, frozen=True):
@@ -520,6 +555,104 @@ class McpServersResult(types.WireStruct, frozen=True):
 
     servers: tuple[McpServerShape, ...] = ()
     trouble: str = ""
+
+
+McpName = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$")]
+
+
+class McpPut(types.EditParams, frozen=True, kw_only=True):
+    """The entry of an MCP server to add or change. Nothing is started."""
+
+    name: McpName
+    entry: McpEntryShape
+
+
+class McpRemove(types.EditParams, frozen=True, kw_only=True):
+    """The MCP server to remove, with its approval, its login and its secrets."""
+
+    name: McpName
+
+
+class McpServerResult(types.EditResult, frozen=True, kw_only=True):
+    server: McpServerShape | None = None
+
+
+class OneMcpServer(types.WireStruct, frozen=True):
+    """Identifies an MCP server."""
+
+    name: McpName
+
+
+class McpInspect(types.WireStruct, frozen=True):
+    """Describe what would run. With the `program` that was described, start it and list its tools."""
+
+    name: McpName
+    program: str | None = None
+
+
+class McpToolShape(types.WireStruct, frozen=True):
+    """A tool as its server describes it, with invisible characters shown, compared with the approved one.
+
+    `problem` tells why it cannot be offered to agents.
+    """
+
+    name: str
+    description: str
+    schema: str
+    digest: str
+    change: Literal["new", "changed", "same"]
+    diff: str = ""
+    problem: str = ""
+
+
+class McpInspection(types.WireStruct, frozen=True):
+    """What a server runs: the exact command or URL, and what it may access. `program` identifies all of this.
+
+    `tools` is null until the server was started; `removed` are approved tools that it no longer offers.
+    """
+
+    name: str
+    command: str
+    details: tuple[str, ...]
+    program: str
+    tools: tuple[McpToolShape, ...] | None = None
+    removed: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+    """Tools with invisible characters."""
+
+
+class McpApprovedTool(types.WireStruct, frozen=True):
+    """A tool exactly as it was shown."""
+
+    name: str
+    digest: str
+
+
+class McpApprove(types.WireStruct, frozen=True):
+    """Approve a server to run a program, and these of its tools. Earlier approvals of it are replaced."""
+
+    name: McpName
+    program: str
+    tools: Annotated[tuple[McpApprovedTool, ...], Meta(min_length=1, max_length=1000)]
+
+
+class McpLogin(types.WireStruct, frozen=True):
+    """The page on which a person logs in; empty if the server needs no login."""
+
+    url: str
+
+
+class McpCatalogEntry(types.WireStruct, frozen=True):
+    """A well-known MCP server. `needs` lists what a person must fill in."""
+
+    name: str
+    title: str
+    entry: McpEntryShape
+    needs: tuple[str, ...] = ()
+
+
+class McpCatalog(types.WireStruct, frozen=True):
+    servers: tuple[McpCatalogEntry, ...]
 
 
 class Called(types.WireStruct, frozen=True):

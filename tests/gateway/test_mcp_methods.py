@@ -1,0 +1,133 @@
+"""MCP methods: nothing starts before it was shown, tools are approved as shown, and changes need a review."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from gateway_client import Client, connect_client
+
+from atlas_agents.app.serve import private_gateway
+from atlas_agents.config.load import load
+from atlas_agents.core.paths import Environment
+
+SERVER = Path(__file__).parent.parent / "foreign" / "scripted_server.py"
+TOOLS = [{"name": name, "description": f"The tool {name}.", "inputSchema": {"type": "object"}} for name in "abc"]
+
+
+@asynccontextmanager
+async def serve_workspace(home: Path) -> AsyncGenerator[Client]:
+    environment = Environment({"ATLAS_HOME": str(home), "HOME": str(home)}, dotenv=None)
+    settings = load({"model": "demo", "embeddings": "none", "sandbox": "none"}, environment, home.parent)
+    async with (
+        asyncio.timeout(60),
+        private_gateway(settings, environment=environment) as served,
+        connect_client(served.gateway, served.token.reveal()) as client,
+    ):
+        yield client
+
+
+async def fail(client: Client, method: str, **params: Any) -> dict[str, Any]:
+    answer = await client.request(method, **params)
+    assert "error" in answer, answer
+    return answer["error"]
+
+
+def write_tools(folder: Path, tools: list[dict[str, Any]]) -> None:
+    folder.mkdir(exist_ok=True)
+    (folder / "tools.json").write_text(json.dumps(tools))
+
+
+async def add_shop(client: Client, folder: Path) -> dict[str, Any]:
+    """Add a server with three tools and a secret."""
+    write_tools(folder, TOOLS)
+    entry: dict[str, Any] = {"command": sys.executable, "args": ["-S", str(SERVER), str(folder)]}
+    entry |= {"folders": {str(folder): "write"}, "env": {"API_KEY": "s3cret-value"}}
+    tried = await client.get("mcp.put", name="shop", entry=entry, dryRun=True)
+    assert "scripted_server.py" in tried["diff"] and (await client.get("mcp.servers")) == {}
+    return (await client.get("mcp.put", name="shop", entry=entry))["server"]
+
+
+async def approve_shop(client: Client, count: int) -> dict[str, Any]:
+    shown = await client.get("mcp.inspect", name="shop")
+    found = await client.get("mcp.inspect", name="shop", program=shown["program"])
+    chosen = [{"name": tool["name"], "digest": tool["digest"]} for tool in found["tools"][:count]]
+    return (await client.get("mcp.approve", name="shop", program=shown["program"], tools=chosen))["server"]
+
+
+async def test_secret_of_a_server_is_stored_apart_and_never_returned(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    async with serve_workspace(home) as client:
+        assert {"time", "github"} <= {each["name"] for each in (await client.get("mcp.catalog"))["servers"]}
+        added = await add_shop(client, tmp_path / "shop")
+        assert added.get("status", "not-approved") == "not-approved"
+        assert added["entry"]["env"] == {"API_KEY": "••••"}
+        assert "s3cret" not in (home / "workspace" / "mcp.json").read_text()
+        secrets = home / "secrets.json"
+        assert "s3cret-value" in secrets.read_text() and secrets.stat().st_mode & 0o077 == 0
+        conflict = await fail(client, "mcp.put", name="shop", entry={"command": "other"})
+        assert conflict["code"] == -32005 and conflict["data"]["current"]["value"]["command"] == sys.executable
+        changed = {**added["entry"], "description": "The shop."}
+        await client.get("mcp.put", name="shop", entry=changed, expectedVersion=added["version"])
+        assert "s3cret-value" in secrets.read_text(), "the mask keeps the value"
+        (server,) = (await client.get("mcp.servers"))["servers"]
+        assert (await fail(client, "mcp.remove", name="shop", expectedVersion="x"))["code"] == -32005
+        await client.get("mcp.remove", name="shop", expectedVersion=server["version"])
+        assert (await client.get("mcp.servers")) == {} and "s3cret" not in secrets.read_text()
+        assert "s3cret" not in json.dumps([conflict, server, await client.get("audit.list")])
+
+
+async def test_server_starts_only_as_shown_and_offers_only_approved_tools(tmp_path: Path) -> None:
+    async with serve_workspace(tmp_path / "home") as client:
+        await add_shop(client, tmp_path / "shop")
+        shown = await client.get("mcp.inspect", name="shop")
+        assert shown["command"].startswith(f"{sys.executable} -S ") and "tools" not in shown
+        assert (await fail(client, "mcp.inspect", name="shop", program="other"))["code"] == -32005
+        found = await client.get("mcp.inspect", name="shop", program=shown["program"])
+        assert [(tool["name"], tool["change"]) for tool in found["tools"]] == [(name, "new") for name in "abc"]
+        (server,) = (await client.get("mcp.servers"))["servers"]
+        assert server.get("status", "not-approved") == "not-approved", "it was stopped after the inspection"
+        for program, digest in (("other", found["tools"][0]["digest"]), (shown["program"], "0")):
+            tools = [{"name": "a", "digest": digest}]
+            assert (await fail(client, "mcp.approve", name="shop", program=program, tools=tools))["code"] == -32005
+        server = await approve_shop(client, 2)
+        assert (server["status"], server["tools"]) == ("running", ["shop/a", "shop/b"])
+        offered = {tool["name"] for tool in (await client.get("tools.list"))["tools"]}
+        assert {"shop/a", "shop/b"} <= offered and "shop/c" not in offered
+        rows = [each["entry"] for each in (await client.get("audit.list"))["entries"]]
+        assert {"mcp", "mcp-start", "mcp-approval"} <= {row["entityType"] for row in rows}
+
+
+async def test_changed_server_and_tools_need_a_review(tmp_path: Path) -> None:
+    async with serve_workspace(tmp_path / "home") as client:
+        added = await add_shop(client, tmp_path / "shop")
+        await approve_shop(client, 3)
+        changes = [{**TOOLS[0], "description": "Now deletes files."}, TOOLS[1]]
+        write_tools(tmp_path / "shop", changes)
+        same = await client.get("mcp.put", name="shop", entry=added["entry"], expectedVersion=added["version"])
+        assert same["server"]["status"] == "running", "an entry that stays the same needs no review"
+        renamed = {**added["entry"], "description": "The shop."}
+        changed = await client.get("mcp.put", name="shop", entry=renamed, expectedVersion=added["version"])
+        assert changed["server"]["status"] == "changed" and changed["server"]["changedBy"] == "owner"
+        shown = await client.get("mcp.inspect", name="shop")
+        found = await client.get("mcp.inspect", name="shop", program=shown["program"])
+        assert [tool["change"] for tool in found["tools"]] == ["changed", "same"] and found["removed"] == ["c"]
+        diff = found["tools"][0]["diff"]
+        assert "-    The tool a." in diff and "+    Now deletes files." in diff
+
+
+async def test_unreachable_server_and_invalid_entry_say_why(tmp_path: Path) -> None:
+    async with serve_workspace(tmp_path / "home") as client:
+        assert "either a command or a url" in (await fail(client, "mcp.put", name="x", entry={}))["message"]
+        result = await client.get("mcp.put", name="gone", entry={"command": "no-such-program-here"})
+        assert "no-such-program-here" in result["warnings"][0]
+        assert "no-such-program-here" in (await fail(client, "mcp.inspect", name="gone"))["message"]
+        await client.get("mcp.put", name="ends", entry={"command": sys.executable, "args": ["-c", "print('bye')"]})
+        program = (await client.get("mcp.inspect", name="ends"))["program"]
+        error = await fail(client, "mcp.inspect", name="ends", program=program)
+        assert error["data"]["kind"] == "UNAVAILABLE" and "unreachable" in error["message"]
+        assert "not found" in (await fail(client, "mcp.login", name="none"))["message"]
+        assert "has no login" in (await fail(client, "mcp.login", name="ends"))["message"]
