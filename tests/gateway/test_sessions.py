@@ -11,6 +11,7 @@ from paced_model import Paced
 
 from atlas_agents import Agent, Approvals, Atlas, Policy, Tool, user
 from atlas_agents.core.store import AddMessage, DropSession, PutSession
+from atlas_agents.gateway.hub import make_title
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Environment, Registry, Scripted, calls, in_memory_atlas, says
@@ -67,10 +68,34 @@ async def test_session_list_is_paginated(tmp_path: Path) -> None:
 
 async def test_session_is_named_after_its_first_message(tmp_path: Path) -> None:
     async with serve_and_connect(tmp_path, stored_atlas(says("Hi."))) as client:
-        await client.get("chat.send", sessionKey="main", message="Tell me\n all about  it " + "x" * 100)
+        await client.get("chat.send", sessionKey="main", message="Please tell me\n all about **it** " + "x" * 100)
         while not (label := (await client.until("session.updated"))["session"]["label"]):
             pass
-        assert label == ("Tell me all about it " + "x" * 100)[:59] + "…"
+        assert label == "Tell me all about it…"
+        found = await client.get(
+            "sessions.update", sessionKey="main", model="page/other", effort="low", pinned=True, folder="Work"
+        )
+        chosen = {"model": "page/other", "effort": "low", "pinned": True, "folder": "Work"}
+        assert found["session"] == {**found["session"], **chosen}
+        found = await client.get("sessions.update", sessionKey="main", effort="", folder="", metadata={"x": 1})
+        assert found["session"]["metadata"]["x"] == 1
+        assert {key: found["session"].get(key) for key in chosen} == {**chosen, "effort": None, "folder": None}
+
+
+@pytest.mark.parametrize(
+    ("text", "title"),
+    [
+        ("hello", "hello"),
+        ("Could you please summarise the report? It is long.", "Summarise the report?"),
+        ("# Fix this\n```py\nx = 1\n```", "Fix this"),
+        ("What is the time in [Paris](https://example.org)?", "What is the time in Paris?"),
+        ("x" * 100, "x" * 59 + "…"),
+        ("```\ncode\n```", "code"),
+        ("", ""),
+    ],
+)
+def test_title_is_the_first_sentence_without_markup(text: str, title: str) -> None:
+    assert make_title(text) == title
 
 
 class DeletingStore(MemoryStore):

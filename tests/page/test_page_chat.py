@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 from typing import Any
 
 import pytest
@@ -81,7 +82,7 @@ def test_approval_of_a_command_shows_it_once_and_takes_keys(tab: Tab) -> None:
     card.get_by_text("Why am I asked?").click()
     expect(card).to_contain_text("bash asks before it acts")
     expect(tab.page.locator(".navigation .count")).to_contain_text("1")
-    tab.page.wait_for_function("performance.now() > window.arrived + 600")
+    tab.page.wait_for_function("() => performance.now() > window.arrived + 600")
     expect(card).to_be_visible()  # a key that was pressed as the card arrived does not count
     tab.page.evaluate("window.dispatchEvent(new KeyboardEvent('keydown', {key: 'y', repeat: true}))")
     expect(card.get_by_role("button", name="Allow once")).to_be_enabled()
@@ -134,6 +135,70 @@ def test_answers_hand_offs_and_job_results_show_who_speaks(tab: Tab) -> None:
     expect(card).to_contain_text("Job finished")
     card.get_by_role("link", name="Open job").click()
     expect(tab.page.locator(".view")).to_contain_text("8. complaint")
+
+
+def test_model_effort_and_agent_are_chosen_in_the_composer(tab: Tab) -> None:
+    tab.page.get_by_role("button", name="Model: scripted").click()
+    tab.page.get_by_label("Model", exact=True).click()
+    tab.page.locator(".ant-select-item", has_text="scripted-writer").click()
+    tab.page.get_by_label("Effort", exact=True).click()
+    tab.page.locator(".ant-select-item", has_text="Low").click()
+    tab.page.keyboard.press("Escape")
+    expect(tab.page.get_by_role("button", name="Model: scripted-writer · Low")).to_be_visible()
+    tab.send("hello")
+    expect(tab.answers.last.locator(".speaker")).to_contain_text("scripted-writer")
+    tab.wait_until_idle()
+    tab.page.reload()
+    expect(tab.page.get_by_role("button", name="Model: scripted-writer · Low")).to_be_visible()
+    box = tab.page.locator(".composer textarea")
+    box.press_sequentially("@wri")
+    expect(tab.page.get_by_role("option", name="Writer")).to_be_visible()
+    box.press("Enter")
+    expect(box).to_have_value("")
+    tab.send("who are you?")
+    tab.wait_for_answer("You wrote: who are you?")
+    expect(tab.answers.last.locator(".speaker strong")).to_have_text("Writer")
+    box.press_sequentially("@helper hi")
+    expect(box).to_have_value("hi")
+
+
+def test_edited_message_is_a_version_and_sessions_are_pinned_and_put_into_folders(tab: Tab) -> None:
+    tab.send("first version")
+    tab.wait_for_answer("You wrote: first version")
+    tab.wait_until_idle()
+    tab.page.get_by_label("Edit message").click()
+    tab.page.locator(".editing textarea").fill("second version")
+    tab.page.locator(".editing textarea").press("Enter")
+    tab.wait_for_answer("You wrote: second version")
+    expect(tab.page.locator(".versions")).to_contain_text("2/2")
+    expect(tab.page.locator(".session")).to_have_count(1)
+    tab.page.get_by_label("Previous version").click()
+    expect(tab.answers.last).to_contain_text("You wrote: first version")
+    expect(tab.page.locator(".versions")).to_contain_text("1/2")
+    tab.button("Session options").click()
+    tab.page.get_by_role("menuitem", name="Pin").click()
+    expect(tab.page.locator(".sessions h3").first).to_have_text("Pinned")
+    tab.button("Session options").click()
+    tab.page.get_by_role("menuitem", name="Unpin").click()
+    tab.button("Session options").click()
+    tab.page.get_by_role("menuitem", name="Move to folder").click()
+    tab.page.get_by_role("combobox", name="Folder").fill("Work")
+    tab.page.get_by_role("combobox", name="Folder").press("Enter")
+    expect(tab.page.locator(".sessions h3").first).to_have_text("Work")
+
+
+def test_tab_title_counts_approvals_and_marks_unread_answers(tab: Tab) -> None:
+    tab.send(script([["call", "build", {"lines": 1}]], [["text", "Ready."]]))
+    tab.page.locator(".tool-call").wait_for()
+    tab.button("New chat").first.click()
+    expect(tab.page.get_by_role("img", name="Running")).to_be_visible()
+    tab.gateway.release()
+    expect(tab.page).to_have_title(re.compile("^• "))
+    expect(tab.page.get_by_role("img", name="Unread")).to_be_visible()
+    tab.page.locator(".session").first.click()
+    expect(tab.page).to_have_title(re.compile("^[^•(]"))
+    tab.send(NEEDS_APPROVAL)
+    expect(tab.page).to_have_title(re.compile(r"^\(1\) "))
 
 
 def test_approval_shows_a_preview(tab: Tab) -> None:

@@ -11,10 +11,11 @@ from playwright.sync_api import expect
 pytestmark = pytest.mark.slow
 
 
-def try_again(tab: Tab, choice: str) -> str:
+def try_again(tab: Tab, menu: str, choice: str) -> str:
     """Choose from the menu of the last answer, and return the URL of the original session."""
     original = tab.page.url
     tab.button("Try again").last.click()
+    tab.page.get_by_role("menuitem", name=menu).hover()
     tab.page.get_by_role("menuitem", name=choice).click()
     tab.page.wait_for_function("original => location.href !== original", arg=original)
     return original
@@ -24,8 +25,8 @@ def test_retry_with_another_agent_answers_in_a_new_session(tab: Tab) -> None:
     tab.send("hello")
     tab.wait_for_answer("You wrote: hello")
     tab.wait_until_idle()
-    try_again(tab, "Writer ·")
-    expect(tab.answers.last.locator(".usage")).to_contain_text("scripted-writer")
+    try_again(tab, "With another agent", "Writer ·")
+    expect(tab.answers.last.locator(".speaker")).to_contain_text("scripted-writer")
     expect(tab.page.locator(".user-message")).to_have_count(1)
 
 
@@ -33,15 +34,15 @@ def test_retry_with_another_model_keeps_the_agent(tab: Tab) -> None:
     tab.send(script([["call", "get_weather", {"city": "Oslo"}]], [["text", "Clear."]]))
     tab.wait_for_answer("Clear.")
     tab.wait_until_idle()
-    expect(tab.answers.last.locator(".usage")).to_contain_text("scripted ·")
-    original = try_again(tab, "Same agent · page/scripted-writer")
+    expect(tab.answers.last.locator(".speaker")).to_contain_text("scripted")
+    original = try_again(tab, "With another model", "page/scripted-writer")
     tab.wait_for_answer("Clear.")
     tab.wait_until_idle()
-    expect(tab.answers.last.locator(".usage")).to_contain_text("scripted-writer ·")
+    expect(tab.answers.last.locator(".speaker")).to_contain_text("scripted-writer")
     expect(tab.page.locator(".tool-call")).to_have_attribute("data-status", "ok")
     expect(tab.page.locator(".user-message")).to_have_count(1)
     tab.page.goto(original)
-    expect(tab.answers.last.locator(".usage")).to_contain_text("scripted ·")
+    expect(tab.answers.last.locator(".speaker")).to_contain_text("scripted")
 
 
 def test_retry_with_another_agent_uses_its_tools_and_keeps_attachments(tab: Tab) -> None:
@@ -51,7 +52,7 @@ def test_retry_with_another_agent_uses_its_tools_and_keeps_attachments(tab: Tab)
     tab.send(script([["call", "get_weather", {"city": "Oslo"}]], [["text", "Finished."]]))
     tab.wait_for_answer("Finished.")
     tab.wait_until_idle()
-    try_again(tab, "Writer ·")
+    try_again(tab, "With another agent", "Writer ·")
     tab.wait_for_answer("Finished.")
     tab.wait_until_idle()
     expect(tab.page.locator(".tool-call .status")).to_contain_text("Not found")

@@ -285,7 +285,21 @@ def session_shape(session: Session, key: str, *, running: bool) -> types.Session
         created_at=session.created_at,
         updated_at=session.updated_at,
         metadata=session.metadata,
+        **_choices(session.metadata.get(CHOICES)),
     )
+
+
+CHOICES = "choices"
+"""Key of the session's metadata with what a person chose for it: model, effort, pinned and folder."""
+
+
+def _choices(stored: Any) -> dict[str, Any]:
+    """Return the choices of a session; a client may have stored anything under the key."""
+    match stored:
+        case {"model": str(), "effort": str(), "pinned": bool(), "folder": str()}:
+            return {name: stored[name] for name in ("model", "effort", "pinned", "folder")}
+        case _:
+            return {}
 
 
 def agent_model(agent: Agent, registry: Registry) -> str:

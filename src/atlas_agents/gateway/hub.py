@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import logging
+import re
 import resource
 import time
 from collections import OrderedDict
@@ -50,6 +51,14 @@ from atlas_agents.workspace.skills import Prompt
 _MAX_ASSIGNMENTS = 4096
 _NEW = ("started", "queued")
 _MAX_LABEL = 60
+_SHORTEST_TITLE = 8
+_CODE_BLOCK = re.compile(r"```.*?(?:```|$)", re.DOTALL)
+_LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
+_MARKUP = re.compile(r"^[#>*\-\s]+|[*`]+")
+_SENTENCE = re.compile(r".{12,}?[.!?](?=\s|$)")
+_OPENING = re.compile(
+    r"^(?:(?:hi|hello|hey|please|can you|could you|would you|i want you to)\b[,!\s]*)+", re.IGNORECASE
+)
 _MAX_NAMED = 10_000
 logger = logging.getLogger(__name__)
 _PAGE = 500
@@ -294,7 +303,7 @@ class SessionUpdates:
             self.send(await self._name_session(session))
 
     async def _name_session(self, session: Session) -> Session:
-        """Name an unnamed session after the first words of its first message."""
+        """Name an unnamed session after what its first message asks."""
         if session.label or session.key in self._named:
             self._remember_named(session.key)
             return session
@@ -302,8 +311,7 @@ class SessionUpdates:
         if not rows:
             return session
         self._remember_named(session.key)
-        text = " ".join(rows[0].message.text.split())
-        label = text if len(text) <= _MAX_LABEL else text[: _MAX_LABEL - 1] + "…"
+        label = make_title(rows[0].message.text)
         named = await self._hub.atlas.sessions.name(session.key, label) if label else None
         return named or session
 
@@ -311,6 +319,19 @@ class SessionUpdates:
         self._named[key] = None
         if len(self._named) > _MAX_NAMED:
             self._named.popitem(last=False)
+
+
+def make_title(text: str) -> str:
+    """Make a title of a message: its first sentence without markup and polite openings, cut between words."""
+    plain = " ".join(_CODE_BLOCK.sub(" ", text).split()) or " ".join(text.split())
+    plain = _MARKUP.sub("", _LINK.sub(r"\1", plain)).strip()
+    sentence = _SENTENCE.match(plain)
+    title = sentence[0] if sentence else plain
+    asked = _OPENING.sub("", title)
+    if asked != title and len(asked) >= _SHORTEST_TITLE:
+        title = asked[0].upper() + asked[1:]
+    title = title if len(title) <= _MAX_LABEL else title[: _MAX_LABEL - 1].rsplit(" ", 1)[0].rstrip(",;:") + "…"
+    return title[:_MAX_LABEL].removesuffix(".")
 
 
 class MemoryGuard:

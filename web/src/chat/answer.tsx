@@ -180,13 +180,26 @@ function RetryMenu({ item, actions }: Props) {
   useEffect(() => setOpen(true), []); // the menu is positioned at the button, which must be rendered first
   const available = models.filter((model) => model.available && model.id.includes("/"));
   const choices = [
-    ...agents.map((agent) => ({ key: `agent ${agent.id}`, label: `${agent.name || agent.id} · ${agent.model}` })),
-    ...available.map((model) => ({ key: `model ${model.id}`, label: `Same agent · ${model.id}` })),
+    { key: "again", label: "Try again" },
+    {
+      key: "models",
+      label: "With another model",
+      disabled: available.length === 0,
+      children: available.map((model) => ({ key: `model ${model.id}`, label: model.id })),
+    },
+    {
+      key: "agents",
+      label: "With another agent",
+      children: agents.map((agent) => ({
+        key: `agent ${agent.id}`,
+        label: `${agent.name || agent.id} · ${agent.model}`,
+      })),
+    },
   ];
   const retry = (key: string) => {
     const [kind, ...rest] = key.split(" ");
     const id = rest.join(" ");
-    actions.retry(item, kind === "model" ? { model: id } : { agentId: id });
+    actions.retry(item, kind === "model" ? { model: id } : kind === "agent" ? { agentId: id, model: "" } : {});
   };
   return (
     <DropdownMenu items={choices} onSelect={retry} open={open} onOpenChange={setOpen}>

@@ -3,8 +3,9 @@
 import { App, Spin } from "antd";
 import { useEffect, useMemo, useState } from "react";
 import { NotFound } from "../layout/not-found";
-import { navigate, newChat } from "../layout/router";
+import { navigate } from "../layout/router";
 import { ModelHint } from "../setup/model-hint";
+import { newBranch } from "../state/branches";
 import type { SendOptions } from "../state/client";
 import { isSynthetic, messageText } from "../state/conversation";
 import { useAppState, useClient, useSession } from "../state/hooks";
@@ -13,6 +14,7 @@ import type { FilePart, ImagePart, MessageShape } from "../wire";
 import { Composer } from "./composer";
 import { ChatHeader } from "./header";
 import { type MessageActions, MessageList } from "./message-list";
+import type { ModelChoice } from "./model-picker";
 import { Welcome } from "./welcome";
 
 export default function Chat({ id, isNew }: { id: string; isNew: boolean }) {
@@ -24,6 +26,7 @@ export default function Chat({ id, isNew }: { id: string; isNew: boolean }) {
     client.openSession(id);
     setSelectedAgent("");
   }, [client, id]);
+  const [choice, setChoice] = useModelChoice(id);
   const actions = useMessageActions(id);
   const running = Object.values(session.runs).some(isOpenRun);
   const agentId = selectedAgent || session.session?.agentId || "";
@@ -49,9 +52,28 @@ export default function Chat({ id, isNew }: { id: string; isNew: boolean }) {
         running={running}
         agentId={agentId}
         onAgentChange={setSelectedAgent}
+        choice={choice}
+        onChoice={setChoice}
       />
     </div>
   );
+}
+
+/** The model and effort of a session. A new one stores them once the gateway knows it. */
+function useModelChoice(id: string): [ModelChoice, (choice: ModelChoice) => void] {
+  const client = useClient();
+  const { key, session } = useSession();
+  const [chosen, setChosen] = useState<{ id: string; choice: ModelChoice }>();
+  const known = key === id && (session?.createdAt ?? 0) > 0;
+  const pending = chosen?.id === id ? chosen.choice : undefined;
+  useEffect(() => {
+    if (!known || !pending) return;
+    client
+      .request("sessions.update", { sessionKey: id, model: pending.model, effort: pending.effort as "low" })
+      .catch(() => undefined);
+  }, [client, id, known, pending]);
+  const { model = "", effort = "" } = pending ?? (key === id ? session : undefined) ?? {};
+  return [{ model, effort }, (choice) => setChosen({ id, choice })];
 }
 
 /** Stop the run when Escape is pressed, unless it closes something else. */
@@ -74,27 +96,28 @@ function useMessageActions(id: string): MessageActions {
   const client = useClient();
   const { message: toast } = App.useApp();
   return useMemo((): MessageActions => {
-    const forkSession = async (messageId: string | undefined): Promise<string> => {
-      if (!messageId) return newChat().id;
-      return (await client.request("sessions.fork", { sessionKey: id, messageId })).sessionKey;
-    };
     const fork = async (messageId: string) => {
       try {
-        navigate({ view: "chat", id: await forkSession(messageId) });
+        const params = { sessionKey: id, messageId, metadata: { branch: null } };
+        navigate({ view: "chat", id: (await client.request("sessions.fork", params)).sessionKey });
         toast.success("Forked to a new session. The original is unchanged.");
       } catch (error) {
         toast.error((error as Error).message);
       }
     };
-    /** Send a changed version of a user message in a fork that ends before it. */
+    /** Send a changed version of a user message in a branch that ends before it. */
     const resend = async (original: MessageShape, text: string, options?: SendOptions) => {
-      const { messages } = client.session.current;
+      const { messages, session } = client.session.current;
       const previous = messages[messages.findIndex((message) => message.id === original.id) - 1];
+      const metadata = { branch: newBranch(session, id, previous?.id ?? "") };
+      const choice = { model: session?.model ?? "", effort: session?.effort ?? "" };
       try {
-        const key = await forkSession(previous?.id);
-        navigate({ view: "chat", id: key, isNew: true });
-        client.openSession(key);
-        client.sendMessage(text, attachmentParts(original), options);
+        const { sessionKey } = previous
+          ? await client.request("sessions.fork", { sessionKey: id, messageId: previous.id, metadata })
+          : await client.request("sessions.create", { agentId: session?.agentId || undefined, metadata });
+        navigate({ view: "chat", id: sessionKey });
+        client.openSession(sessionKey);
+        client.sendMessage(text, attachmentParts(original), { ...choice, ...options });
       } catch (error) {
         toast.error((error as Error).message);
       }

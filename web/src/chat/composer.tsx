@@ -1,25 +1,37 @@
 // Message composer with attachments and agent selection. Drafts are saved; messages sent during a run are queued, or
 // steer it.
 
-import { ArrowUpOutlined, CloseOutlined, FileOutlined, PaperClipOutlined, RobotOutlined } from "@ant-design/icons";
+import {
+  ArrowUpOutlined,
+  CloseOutlined,
+  DownOutlined,
+  FileOutlined,
+  PaperClipOutlined,
+  RobotOutlined,
+} from "@ant-design/icons";
 import { Sender } from "@ant-design/x";
-import { App, Button, Select, Tooltip } from "antd";
-import { type ComponentRef, type KeyboardEvent, useEffect, useRef, useState } from "react";
+import { App, Button, Popover, Select, Spin, Tooltip } from "antd";
+import { type ComponentRef, type KeyboardEvent, lazy, Suspense, useEffect, useRef, useState } from "react";
 import { loadDraft, saveDraft } from "../state/drafts";
+import { formatIdentifier } from "../state/format";
 import { useAppState, useClient } from "../state/hooks";
 import { type Attachment, readAttachment } from "./attachments";
+import { useMention } from "./mention";
+import type { ModelChoice } from "./model-picker";
 
 interface Props {
   sessionKey: string;
   running: boolean;
   agentId: string;
   onAgentChange: (agentId: string) => void;
+  choice: ModelChoice;
+  onChoice: (choice: ModelChoice) => void;
 }
 
 /** Bytes of a frame that are left for everything but text and attachments. */
 const FRAME_OVERHEAD = 64 * 1024;
 
-export function Composer({ sessionKey, running, agentId, onAgentChange }: Props) {
+export function Composer({ sessionKey, running, agentId, onAgentChange, choice, onChoice }: Props) {
   const client = useClient();
   const { agents, maxFrameBytes, principal } = useAppState();
   const { message: toast } = App.useApp();
@@ -39,7 +51,7 @@ export function Composer({ sessionKey, running, agentId, onAgentChange }: Props)
     client.sendMessage(
       text.trim(),
       attachments.map((attachment) => attachment.part),
-      { agentId, steer: steer && running },
+      { agentId, ...choice, steer: steer && running },
     );
     setText("");
     setAttachments([]);
@@ -55,7 +67,9 @@ export function Composer({ sessionKey, running, agentId, onAgentChange }: Props)
       }
     }
   };
+  const mention = useMention(text, setText, onAgentChange);
   const handleKeyDown = (event: KeyboardEvent) => {
+    if (mention.handleKeyDown(event)) return false;
     if (event.key !== "Enter" || event.shiftKey || event.nativeEvent.isComposing) return undefined;
     event.preventDefault();
     submit(event.altKey);
@@ -71,10 +85,11 @@ export function Composer({ sessionKey, running, agentId, onAgentChange }: Props)
         void attach(event.dataTransfer.files);
       }}
     >
+      {mention.list}
       <Sender
         ref={sender}
         value={text}
-        onChange={(value) => setText(value)}
+        onChange={mention.change}
         onKeyDown={handleKeyDown}
         onPasteFile={(files) => void attach(files)}
         autoSize={{ minRows: 1, maxRows: 10 }}
@@ -121,6 +136,7 @@ export function Composer({ sessionKey, running, agentId, onAgentChange }: Props)
                 options={agents.map((agent) => ({ value: agent.id, label: agent.name || agent.id }))}
               />
             )}
+            <ModelButton agentId={agentId} choice={choice} onChange={onChoice} />
             <span className="spacer" />
             {running && (
               <Tooltip title="Stop (Esc)">
@@ -151,6 +167,37 @@ export function Composer({ sessionKey, running, agentId, onAgentChange }: Props)
         }
       />
     </div>
+  );
+}
+
+const ModelPicker = lazy(() => import("./model-picker"));
+
+/** The model in use; opens the choice of model and effort. */
+function ModelButton(props: { agentId: string; choice: ModelChoice; onChange: (choice: ModelChoice) => void }) {
+  const { agentId, choice } = props;
+  const { agents } = useAppState();
+  const agent = agents.find(({ id }) => id === agentId) ?? agents.find((each) => each.default);
+  const model = choice.model || agent?.model || "";
+  const name = model.slice(model.indexOf("/") + 1) || "Model";
+  const effort = choice.effort && ` · ${formatIdentifier(choice.effort)}`;
+  return (
+    <Popover
+      trigger="click"
+      placement="topLeft"
+      content={
+        <Suspense fallback={<Spin size="small" />}>
+          <ModelPicker {...props} />
+        </Suspense>
+      }
+    >
+      <Button type="text" size="small" className="model-button" aria-label={`Model: ${name}${effort}`}>
+        <span className="truncate">
+          {name}
+          {effort}
+        </span>
+        <DownOutlined aria-hidden />
+      </Button>
+    </Popover>
   );
 }
 

@@ -29,6 +29,10 @@ export async function exportSession(
   setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
 }
 
+export async function sessionAsMarkdown(client: AtlasClient, key: string, label: string): Promise<string> {
+  return toMarkdown(label, await loadAllMessages(client, key));
+}
+
 async function loadAllMessages(client: AtlasClient, key: string): Promise<MessageShape[]> {
   const messages: MessageShape[] = [];
   for (let before: number | undefined, more = true; more; before = messages[0]?.seq) {

@@ -1,25 +1,30 @@
 // Chat header: the session's name, and a menu to rename, export, archive or delete it.
 
 import {
+  CopyOutlined,
   DeleteOutlined,
   DownloadOutlined,
   EditOutlined,
   EllipsisOutlined,
   FileMarkdownOutlined,
+  FolderOutlined,
   InboxOutlined,
+  PushpinOutlined,
 } from "@ant-design/icons";
-import { App, Button, Input } from "antd";
+import { App, Button, Input, Modal } from "antd";
 import { useState } from "react";
 import { DropdownMenu } from "../components/menu";
 import { navigate, newChat } from "../layout/router";
-import { useClient } from "../state/hooks";
+import { useAppState, useClient } from "../state/hooks";
 import type { SessionState } from "../state/session";
-import { type ExportFormat, exportSession } from "./export";
+import { type ExportFormat, exportSession, sessionAsMarkdown } from "./export";
 
 export function ChatHeader({ state }: { state: SessionState }) {
   const client = useClient();
   const { message: toast, modal } = App.useApp();
   const [newName, setNewName] = useState<string>();
+  const [folder, setFolder] = useState<string>();
+  const { sessions } = useAppState();
   const { session, key } = state;
   if (!session?.createdAt) return null;
   const showOutcome = (work: Promise<unknown>, success?: string) =>
@@ -37,6 +42,17 @@ export function ChatHeader({ state }: { state: SessionState }) {
     setNewName(undefined);
   };
   const download = (format: ExportFormat) => showOutcome(exportSession(client, key, session.label, format));
+  const update = (change: { pinned?: boolean; folder?: string }) =>
+    showOutcome(client.request("sessions.update", { sessionKey: key, ...change }));
+  const copy = () =>
+    showOutcome(
+      sessionAsMarkdown(client, key, session.label).then((text) => navigator.clipboard.writeText(text)),
+      "Copied.",
+    );
+  const moveToFolder = () => {
+    if (folder !== undefined && folder.trim() !== (session.folder ?? "")) update({ folder: folder.trim() });
+    setFolder(undefined);
+  };
   const toggleArchived = () => {
     const archived = !session.archived;
     showOutcome(
@@ -80,6 +96,25 @@ export function ChatHeader({ state }: { state: SessionState }) {
           }}
         />
       )}
+      {folder !== undefined && (
+        <Modal open title="Move to folder" okText="Move" onOk={moveToFolder} onCancel={() => setFolder(undefined)}>
+          <Input
+            aria-label="Folder"
+            placeholder="Name of the folder; empty for none"
+            list="folders"
+            value={folder}
+            maxLength={60}
+            autoFocus
+            onChange={(event) => setFolder(event.target.value)}
+            onPressEnter={moveToFolder}
+          />
+          <datalist id="folders">
+            {[...new Set(sessions.map((each) => each.folder))].filter(Boolean).map((name) => (
+              <option key={name} value={name} />
+            ))}
+          </datalist>
+        </Modal>
+      )}
       <DropdownMenu
         items={[
           {
@@ -88,6 +123,19 @@ export function ChatHeader({ state }: { state: SessionState }) {
             label: "Rename",
             onClick: () => setNewName(session.label),
           },
+          {
+            key: "pin",
+            icon: <PushpinOutlined aria-hidden />,
+            label: session.pinned ? "Unpin" : "Pin",
+            onClick: () => update({ pinned: !session.pinned }),
+          },
+          {
+            key: "folder",
+            icon: <FolderOutlined aria-hidden />,
+            label: "Move to folder…",
+            onClick: () => setFolder(session.folder ?? ""),
+          },
+          { key: "copy", icon: <CopyOutlined aria-hidden />, label: "Copy as Markdown", onClick: copy },
           {
             key: "markdown",
             icon: <FileMarkdownOutlined aria-hidden />,

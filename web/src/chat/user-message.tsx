@@ -2,10 +2,13 @@
 
 import { ClockCircleOutlined, CloseOutlined, FileOutlined, LoadingOutlined, RedoOutlined } from "@ant-design/icons";
 import { Button, Input } from "antd";
-import { memo, useState } from "react";
+import { memo, useMemo, useState } from "react";
 import { ActionButton, CopyButton } from "../components/buttons";
+import { RouteLink } from "../components/link";
+import { versionsAt } from "../state/branches";
 import { messageText, type UserItem } from "../state/conversation";
 import { formatIdentifier, formatTime } from "../state/format";
+import { useAppState, useClient } from "../state/hooks";
 import type { MessagePart, PendingMessage as Pending } from "../state/session";
 import { ImageThumbnail } from "./image";
 
@@ -29,11 +32,12 @@ export const UserMessage = memo(
         <footer className="message-footer">
           <time dateTime={new Date(createdAt).toISOString()}>{formatTime(createdAt)}</time>
           {origin?.kind === "channel" && <span>via {formatIdentifier(origin.id)}</span>}
+          {item.previousId !== undefined && <Versions previousId={item.previousId} />}
           <span className="actions">
             <ActionButton
               icon="edit"
               label="Edit message"
-              hint="Edit and resend in a new session"
+              hint="Edit and send again. Your earlier version is kept."
               onClick={() => setEditing(true)}
             />
             <ActionButton
@@ -50,6 +54,34 @@ export const UserMessage = memo(
   },
   (previous, next) => previous.item.message === next.item.message && previous.actions === next.actions,
 );
+
+/** Pages through the versions of an edited message. */
+function Versions({ previousId }: { previousId: string }) {
+  const { sessions } = useAppState();
+  const { key } = useClient().session.current;
+  const versions = useMemo(() => versionsAt(sessions, key, previousId), [sessions, key, previousId]);
+  if (!versions) return null;
+  const { keys, current } = versions;
+  const page = (step: number, label: string, sign: string) => {
+    const target = keys[current + step];
+    return target ? (
+      <RouteLink to={{ view: "chat", id: target }} className="action" aria-label={label}>
+        {sign}
+      </RouteLink>
+    ) : (
+      <span className="action disabled" aria-hidden>
+        {sign}
+      </span>
+    );
+  };
+  return (
+    <span className="versions">
+      {page(-1, "Previous version", "‹")}
+      {current + 1}/{keys.length}
+      {page(1, "Next version", "›")}
+    </span>
+  );
+}
 
 interface EditorProps {
   text: string;
@@ -77,7 +109,7 @@ function MessageEditor({ text, onSend, onCancel }: EditorProps) {
         }}
       />
       <footer className="row">
-        <span className="muted">Continues in a new session. This one stays unchanged.</span>
+        <span className="muted">Your earlier version is kept.</span>
         <Button onClick={onCancel}>Cancel</Button>
         <Button type="primary" disabled={!ready} onClick={() => onSend(value)}>
           Send

@@ -5,7 +5,7 @@ import { type ComponentType, lazy, type ReactNode, Suspense, useEffect, useRef, 
 import Chat from "../chat/chat";
 import { Icon } from "../components/icons";
 import { RouteLink } from "../components/link";
-import { useAppState, useSession } from "../state/hooks";
+import { useAppState, useClient, useSession } from "../state/hooks";
 import { singleKey } from "../state/shortcuts";
 import { NotFound, SearchContext } from "./not-found";
 import { useNotifications } from "./notifications";
@@ -41,6 +41,7 @@ export function Layout({ onSignOut }: { onSignOut: () => void }) {
   const [shortcutsOpen, setShortcutsOpen] = useState(false);
   const title = useTitle(route);
   useNotifications();
+  useMarkRead();
   useEffect(() => {
     if (route.view === "chat" && !route.id) navigate(newChat(), true);
   }, [route]);
@@ -90,10 +91,24 @@ function useTitle({ view, id }: Route): string {
   const { key, session } = useSession();
   const chat = (key === id && session?.label) || "New chat";
   const title = view === "chat" ? chat : view === "missing" ? "Page not found" : VIEWS[view].name;
+  const { approvals, unread } = useAppState();
   useEffect(() => {
-    document.title = `${title} – Atlas`;
-  }, [title]);
+    const count = approvals.length ? `(${approvals.length}) ` : unread.size ? "• " : "";
+    document.title = `${count}${title} – Atlas`;
+  }, [title, approvals.length, unread.size]);
   return title;
+}
+
+/** An answer that was finished in a hidden tab is read once the tab is shown. */
+function useMarkRead(): void {
+  const client = useClient();
+  useEffect(() => {
+    const handleVisible = () => {
+      if (!document.hidden) client.markRead(client.session.current.key);
+    };
+    document.addEventListener("visibilitychange", handleVisible);
+    return () => document.removeEventListener("visibilitychange", handleVisible);
+  }, [client]);
 }
 
 /** The sidebar on small screens. A native dialog keeps the focus inside, closes on Escape and returns the focus. */

@@ -3,15 +3,17 @@
 import { Button } from "antd";
 import { memo, useMemo } from "react";
 import { RouteLink } from "../components/link";
+import { hideOlderBranches } from "../state/branches";
 import { useAppState, useClient } from "../state/hooks";
 import type { SessionShape } from "../wire";
 import { useRoute } from "./router";
 
 export function SessionList({ onNavigate }: { onNavigate?: () => void }) {
   const client = useClient();
-  const { sessions, sessionsLoaded, nextSessionsCursor, approvals } = useAppState();
+  const { sessions, sessionsLoaded, nextSessionsCursor, approvals, unread } = useAppState();
   const route = useRoute();
-  const groups = useMemo(() => groupByDay(sessions), [sessions]);
+  const open = route.view === "chat" ? route.id : "";
+  const groups = useMemo(() => groupSessions(hideOlderBranches(sessions, open)), [sessions, open]);
   const awaitingApproval = useMemo(() => new Set(approvals.map((approval) => approval.sessionKey)), [approvals]);
   return (
     <nav className="sessions" aria-label="Sessions">
@@ -25,6 +27,7 @@ export function SessionList({ onNavigate }: { onNavigate?: () => void }) {
                 session={session}
                 active={route.view === "chat" && route.id === session.sessionKey}
                 needsApproval={awaitingApproval.has(session.sessionKey)}
+                unread={unread.has(session.sessionKey)}
                 onNavigate={onNavigate}
               />
             ))}
@@ -45,10 +48,11 @@ interface SessionRowProps {
   session: SessionShape;
   active: boolean;
   needsApproval: boolean;
+  unread: boolean;
   onNavigate?: () => void;
 }
 
-const SessionRow = memo(function SessionRow({ session, active, needsApproval, onNavigate }: SessionRowProps) {
+const SessionRow = memo(function SessionRow({ session, active, needsApproval, unread, onNavigate }: SessionRowProps) {
   return (
     <li>
       <RouteLink
@@ -58,9 +62,11 @@ const SessionRow = memo(function SessionRow({ session, active, needsApproval, on
         title={session.label}
         onClick={onNavigate}
       >
-        <span className="name">{session.label || "New chat"}</span>
+        <span className={unread ? "name unread" : "name"}>{session.label || "New chat"}</span>
         {needsApproval ? (
           <i className="dot needs-approval" role="img" aria-label="Needs approval" />
+        ) : unread ? (
+          <i className="dot unread" role="img" aria-label="Unread" />
         ) : (
           session.running && <i className="dot running" role="img" aria-label="Running" />
         )}
@@ -72,6 +78,19 @@ const SessionRow = memo(function SessionRow({ session, active, needsApproval, on
 interface SessionGroup {
   name: string;
   members: SessionShape[];
+}
+
+/** Pinned sessions first, then folders by name, then the others by day. */
+export function groupSessions(sessions: readonly SessionShape[], now = new Date()): SessionGroup[] {
+  const folders = [...new Set(sessions.filter((each) => !each.pinned).map((each) => each.folder ?? ""))].sort();
+  const groups = [
+    { name: "Pinned", members: sessions.filter((each) => each.pinned) },
+    ...folders
+      .filter(Boolean)
+      .map((name) => ({ name, members: sessions.filter((each) => !each.pinned && each.folder === name) })),
+  ];
+  const others = sessions.filter((each) => !each.pinned && !each.folder);
+  return [...groups.filter(({ members }) => members.length > 0), ...groupByDay(others, now)];
 }
 
 export function groupByDay(sessions: readonly SessionShape[], now = new Date()): SessionGroup[] {

@@ -37,6 +37,8 @@ export interface AppState {
   sessionsLoaded: boolean;
   nextSessionsCursor?: string;
   approvals: ApprovalShape[];
+  /** Sessions with an answer that was finished while nobody looked at them. */
+  unread: ReadonlySet<string>;
   agents: AgentShape[];
   models: ModelShape[];
   /** Local models that are downloaded or loaded, by name. */
@@ -51,6 +53,7 @@ const INITIAL_STATE: AppState = {
   sessions: [],
   sessionsLoaded: false,
   approvals: [],
+  unread: new Set(),
   agents: [],
   models: [],
   modelProgress: {},
@@ -63,6 +66,7 @@ const APPROVALS_DEBOUNCE_MS = 30;
 export interface SendOptions {
   agentId?: string;
   model?: string;
+  effort?: string;
   /** Enter the running turn, if there is one. */
   steer?: boolean;
 }
@@ -99,6 +103,7 @@ export class AtlasClient {
   openSession(key: string): void {
     const previous = this.session.current.key;
     if (previous === key) return;
+    this.markRead(key);
     if (previous) this.request("sessions.unsubscribe", { sessionKey: previous }).catch(ignoreError);
     this.session.set({ ...sessions.emptySession(key), pending: loadPendingMessages()[key] ?? [] });
     this.session.flush();
@@ -107,7 +112,7 @@ export class AtlasClient {
 
   /** Send a message in the open session. It is shown at once, and sent again until the gateway accepts it. */
   sendMessage(text: string, attachments: (ImagePart | FilePart)[] = [], options: SendOptions = {}): void {
-    const { agentId, model, steer } = options;
+    const { agentId, model, effort, steer } = options;
     const parts: MessagePart[] = [...(text ? [{ type: "text", text } as const] : []), ...attachments];
     const message: PendingMessage = {
       key: newId(),
@@ -116,6 +121,7 @@ export class AtlasClient {
       state: "sending",
       ...(agentId ? { agentId } : {}),
       ...(model ? { model } : {}),
+      ...(effort ? { effort } : {}),
       ...(steer ? { steer } : {}),
     };
     this.setSession(sessions.addPending(this.session.current, message));
@@ -237,7 +243,7 @@ export class AtlasClient {
   }
 
   private async submit(key: string, pending: PendingMessage): Promise<void> {
-    const { parts, agentId, model, steer } = pending;
+    const { parts, agentId, model, effort, steer } = pending;
     const message = parts.filter((part) => part.type === "text" || part.type === "image" || part.type === "file");
     try {
       const accepted = await this.request("chat.send", {
@@ -247,6 +253,7 @@ export class AtlasClient {
         whenBusy: steer ? "steer" : "queue",
         ...(agentId ? { agentId } : {}),
         ...(model ? { model } : {}),
+        ...(effort ? { settings: { effort: effort as "low" } } : {}),
       });
       const queued = accepted.status === "queued";
       if (this.session.current.key === key)
@@ -305,7 +312,21 @@ export class AtlasClient {
     if (gap && this.session.current.loaded) void this.subscribe(true);
   }
 
+  /** Forget that a session has an unread answer. */
+  markRead(key: string): void {
+    if (!this.state.current.unread.has(key)) return;
+    this.state.update({ unread: new Set([...this.state.current.unread].filter((each) => each !== key)) });
+  }
+
+  private markUnread(session: SessionShape): void {
+    const before = this.state.current.sessions.find((each) => each.sessionKey === session.sessionKey);
+    const seen = session.sessionKey === this.session.current.key && !document.hidden;
+    if (before?.running && !session.running && !seen)
+      this.state.update({ unread: new Set([...this.state.current.unread, session.sessionKey]) });
+  }
+
   private handleSessionUpdate(session: SessionShape, deleted: boolean): void {
+    this.markUnread(session);
     const others = this.state.current.sessions.filter((each) => each.sessionKey !== session.sessionKey);
     const hidden = deleted || session.archived;
     this.state.update({

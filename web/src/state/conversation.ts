@@ -10,6 +10,8 @@ export interface UserItem {
   kind: "user";
   id: string;
   message: MessageShape;
+  /** The message before it; empty if it is the first one, undefined if that is not loaded. */
+  previousId?: string;
 }
 
 /** All assistant and tool messages of one run. */
@@ -69,7 +71,10 @@ export function conversationItems(state: SessionState): ConversationItem[] {
     answeredRuns.delete(runId);
     continued.set(runId, `${runId} after ${messageId}`);
   };
+  let following: string | undefined = state.hasOlder ? undefined : "";
   for (const message of state.messages) {
+    const previousId = following;
+    following = message.id;
     if (message.role === "system" || message.metadata?.recalled) continue;
     if (isSummary(message)) {
       items.push({ kind: "summary", id: message.id, message });
@@ -81,7 +86,7 @@ export function conversationItems(state: SessionState): ConversationItem[] {
       addUnansweredRun();
       current = undefined;
       plan = undefined;
-      items.push({ kind: "user", id: message.id, message });
+      items.push({ kind: "user", id: message.id, message, previousId });
       userRunId = message.runId ?? "";
     } else {
       const runId = message.runId ?? "";

@@ -58,6 +58,7 @@ export interface PendingMessage {
   parts: MessagePart[];
   agentId?: string;
   model?: string;
+  effort?: string;
   at: number;
   /** It enters the running turn after the current tool calls, instead of waiting for its end. */
   steer?: boolean;

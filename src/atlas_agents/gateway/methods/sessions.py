@@ -11,9 +11,9 @@ from atlas_agents.agents.sessions import SessionHeader
 from atlas_agents.core.aio import TimeSlices, finish_despite_cancel
 from atlas_agents.core.errors import BrokenHistory, Conflict, NotFound, UnreadableRow
 from atlas_agents.core.messages import new_id
-from atlas_agents.core.store import RunRow, Session, StoredMessage
+from atlas_agents.core.store import RunRow, Session, SetSessionMetadata, StoredMessage
 from atlas_agents.gateway.connection import ClientConnection
-from atlas_agents.gateway.convert import fit_in_frame, message_shape, session_shape, stored_message_shape
+from atlas_agents.gateway.convert import CHOICES, fit_in_frame, message_shape, session_shape, stored_message_shape
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.events import RunLog
 from atlas_agents.gateway.protocol import sessions as wire
@@ -86,16 +86,31 @@ async def update_session(caller: ClientConnection, params: wire.SessionsUpdate) 
     _check_agent(caller, params.agent_id)
     session = await _require_session(caller, params.session_key)
     await caller.hub.quotas.check(session.key, size=_size(params.metadata))
+    choices = await _put_choices(caller, session, params)
+    metadata = params.metadata if params.metadata is None else {**params.metadata, **choices}
     changed = await caller.hub.atlas.sessions.put(
         session.key,
         agent_id=params.agent_id,
         label=params.label,
         archived=params.archived,
-        metadata=params.metadata,
+        metadata=metadata,
     )
     caller.hub.assignments.put(changed.key, changed.agent_id)
     caller.hub.session_updates.send(changed)
     return wire.SessionChanged(_session_shape(caller, changed))
+
+
+async def _put_choices(
+    caller: ClientConnection, session: Session, params: wire.SessionsUpdate
+) -> dict[str, dict[str, Any]]:
+    """Store what a person chose for a session, beside the metadata that others set, and return it."""
+    given = {"model": params.model, "effort": params.effort, "pinned": params.pinned, "folder": params.folder}
+    if all(value is None for value in given.values()):
+        return {CHOICES: session.metadata[CHOICES]} if CHOICES in session.metadata else {}
+    shape = session_shape(session, session.key, running=False)
+    choices = {CHOICES: {name: getattr(shape, name) if value is None else value for name, value in given.items()}}
+    await caller.hub.store.commit(caller.hub.atlas.tenant, [SetSessionMetadata(session.key, choices)])
+    return choices
 
 
 async def delete_session(caller: ClientConnection, params: wire.OneSession) -> Ack:
@@ -264,11 +279,15 @@ async def fork_session(caller: ClientConnection, params: wire.SessionsFork) -> w
         async with _large_request(caller):
             last = await hub.atlas.sessions.messages(source, limit=1, last=True)
             await hub.quotas.check(prefix + key, sessions=1, messages=last[-1].seq if last else 0)
-            await hub.atlas.sessions.fork(source, params.message_id, to=prefix + key)
+            forked = await hub.atlas.sessions.fork(source, params.message_id, to=prefix + key)
             hub.quotas.forget(source)
     except NotFound:
         raise not_found("SESSION") from None
-    created = await hub.atlas.sessions.put(prefix + key, label=params.label, agent_id=params.agent_id)
+    metadata = None if params.metadata is None else {**forked.metadata, **params.metadata}
+    await hub.quotas.check(prefix + key, size=_size(metadata))
+    created = await hub.atlas.sessions.put(
+        prefix + key, label=params.label, agent_id=params.agent_id, metadata=metadata
+    )
     hub.session_updates.send(created)
     return wire.Created(key)
 

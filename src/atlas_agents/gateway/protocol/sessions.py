@@ -1,11 +1,11 @@
 """Parameters and results of `sessions.*`, `approvals.*` and `exec.*`."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
 from atlas_agents.gateway.protocol import types
-from atlas_agents.gateway.protocol.chat import Key, Page, RunOutcome
+from atlas_agents.gateway.protocol.chat import Effort, Key, Page, RunOutcome
 
 Label = Annotated[str, Meta(max_length=200)]
 
@@ -51,13 +51,21 @@ class SessionResult(types.WireStruct, frozen=True):
 
 
 class SessionsUpdate(types.WireStruct, frozen=True):
-    """Update a session; omitted fields do not change."""
+    """Update a session; omitted fields do not change.
+
+    An empty `model`, `effort` or `folder` removes the choice. `model` and `effort` are kept for clients, which send
+    them with each message.
+    """
 
     session_key: Key
     label: Label | None = None
     agent_id: str | None = None
     archived: bool | None = None
     metadata: dict[str, Any] | None = None
+    model: Annotated[str, Meta(max_length=200)] | None = None
+    effort: Effort | Literal[""] | None = None
+    pinned: bool | None = None
+    folder: Annotated[str, Meta(max_length=60)] | None = None
 
 
 class SessionChanged(types.WireStruct, frozen=True):
@@ -65,12 +73,16 @@ class SessionChanged(types.WireStruct, frozen=True):
 
 
 class SessionsFork(types.WireStruct, frozen=True):
-    """Copy the messages of a session into a new one, up to and including a message; without one, all."""
+    """Copy the messages of a session into a new one, up to and including a message; without one, all.
+
+    `metadata` is added to that of the source.
+    """
 
     session_key: Key
     message_id: str | None = None
     label: Label | None = None
     agent_id: str | None = None
+    metadata: dict[str, Any] | None = None
 
 
 class SessionsExport(types.WireStruct, frozen=True):

@@ -150,7 +150,11 @@ class UsageShape(WireStruct, frozen=True):
 
 
 class SessionShape(WireStruct, frozen=True):
-    """A stored conversation."""
+    """A stored conversation.
+
+    `model` and `effort` are what a person chose for it; clients send them with each message. `pinned` and `folder` say
+    where lists show it.
+    """
 
     session_key: str
     label: str
@@ -160,6 +164,10 @@ class SessionShape(WireStruct, frozen=True):
     created_at: int
     updated_at: int
     metadata: dict[str, Any] = {}
+    model: str = ""
+    effort: str = ""
+    pinned: bool = False
+    folder: str = ""
 
 
 class ChoiceShape(WireStruct, frozen=True):
