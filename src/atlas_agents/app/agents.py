@@ -10,7 +10,7 @@ import msgspec
 
 from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.atlas import Atlas
-from atlas_agents.app.tools import add_mcp_tools, default_policy
+from atlas_agents.app.tools import PermissionsEditor, add_mcp_tools
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import AtlasError, ConfigError
@@ -219,10 +219,15 @@ class ServerReloader:
     """Updates the tools of the agents when `mcp.json` or an approval changes."""
 
     def __init__(
-        self, servers: Servers, settings: Settings, atlas: Atlas, agent_loader: AgentLoader, tools: ToolRegistry
+        self,
+        servers: Servers,
+        permissions: PermissionsEditor,
+        atlas: Atlas,
+        agent_loader: AgentLoader,
+        tools: ToolRegistry,
     ) -> None:
         self._servers = servers
-        self._settings = settings
+        self._permissions = permissions
         self._atlas = atlas
         self._agent_loader = agent_loader
         self._tools = tools
@@ -246,11 +251,10 @@ class ServerReloader:
                 add_mcp_tools(self._tools, servers)
                 self._agent_loader.set_tools(self._tools)
                 agents = self._agent_loader.agents()
+                await self._permissions.reload()
             except ConfigError as error:
                 logger.warning("MCP change rejected, agents keep their tools: error=%s", error)
                 return
-            if not self._settings.policy:
-                self._atlas.policy = default_policy(servers)
             self._atlas.set_agents(agents)
             await servers.close_unused()
             logger.info("MCP servers reloaded: servers=%s", ", ".join(servers.configs) or "none")

@@ -12,9 +12,9 @@ from atlas_agents.agents.hooks import Interceptor
 from atlas_agents.app.agents import AgentLoader, FetchModel, ServerReloader, open_mcp_servers
 from atlas_agents.app.home_lock import lock_home
 from atlas_agents.app.model_setup import ModelFeed, ModelSetup, apply_stored_keys, read_selected, read_stored_keys
-from atlas_agents.app.tools import build_tool_registry, default_policy, hold_changes, keyword_tools
+from atlas_agents.app.tools import PermissionsEditor, build_tool_registry, hold_changes, keyword_tools
 from atlas_agents.config.load import POSTGRES
-from atlas_agents.config.open import is_postgres, open_home, open_policy, open_store, open_valkey
+from atlas_agents.config.open import is_postgres, open_home, open_store, open_valkey
 from atlas_agents.config.settings import Settings, scheme
 from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import ConfigError, ModelUnavailable
@@ -180,6 +180,7 @@ class Runtime(NamedTuple):
     cluster: ClusterConfig | None
     """None for the role `alone`."""
     setup: ModelSetup
+    permissions: PermissionsEditor
 
 
 @asynccontextmanager
@@ -213,6 +214,7 @@ async def open_runtime(
         tasks.spawn(runtime.setup.watch())
         opening.push_async_callback(runtime.setup.close)
         tasks.spawn(runtime.reloader.watch())
+        tasks.spawn(runtime.permissions.watch())
         if fetch:
             fetch_model = _model_fetcher(models_folder(environment), on_progress, runtime.setup.feed)
             tasks.spawn(runtime.agent_loader.fetch_local_models(runtime.atlas, fetch_model))
@@ -255,10 +257,11 @@ def _build_runtime(
     )
     agent_loader.set_default(selected.model or settings.model, selected.effort)
     recall = knowledge.recall_interceptor(agent_loader.recalls)
+    permissions = PermissionsEditor(settings, servers, trust)
     atlas = Atlas(
         agent_loader.agents(),
         store=store,
-        policy=open_policy(settings, trust) or default_policy(servers),
+        policy=permissions.load(),
         approve=Approvals(deadline=settings.approval_deadline, two_person=settings.two_person, wait=True),
         limits=settings.limits,
         budgets=settings.budgets,
@@ -270,8 +273,9 @@ def _build_runtime(
     )
     atlas.keep_secret(*settings.secrets)
     setup = ModelSetup(settings, environment, registry, agent_loader, atlas, feed)
-    reloader = ServerReloader(servers, settings, atlas, agent_loader, tools)
-    parts = (tools, workspace, knowledge, servers, reloader, cluster, setup)
+    permissions.connect(lambda policy: setattr(atlas, "policy", policy))
+    reloader = ServerReloader(servers, permissions, atlas, agent_loader, tools)
+    parts = (tools, workspace, knowledge, servers, reloader, cluster, setup, permissions)
     return Runtime(settings, store, atlas, agent_loader, *parts)
 
 

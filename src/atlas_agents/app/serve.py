@@ -184,6 +184,7 @@ async def _gateway(
             reload_servers=runtime.reloader.reload,
             model_notice=lambda agent_id: "; ".join(_notices(runtime, agent_id)),
             agent_editor=editor,
+            policy_editor=runtime.permissions,
             needs_key=lambda agent_id: agent_id in runtime.agent_loader.without_key,
             prompts=lambda: read_prompts(settings.workspace, runtime.workspace.trust),
             resources=DocumentResources(runtime.atlas, runtime.knowledge),

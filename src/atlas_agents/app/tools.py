@@ -4,7 +4,7 @@ import asyncio
 import os
 import string
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import datetime
 from functools import lru_cache, partial
@@ -24,7 +24,7 @@ from atlas_agents.builtin_tools.telegram_api import BotApi
 from atlas_agents.builtin_tools.web.fetch import url_fetch
 from atlas_agents.builtin_tools.web.search import choose_search, web_search
 from atlas_agents.builtin_tools.x import POST, SEARCH, Account, XApi, XClient, XTokens, x_tools
-from atlas_agents.config.open import database_files
+from atlas_agents.config.open import database_files, open_policy
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import ConfigError, ToolFailed
@@ -50,6 +50,7 @@ _PRIVATE_NAMES = (
 """Private files of the home folder, protected even if tools work in the home folder itself."""
 
 
+_POLL_SECONDS = 1.0
 _FILE_TOOLS = ("file_write", "file_edit")
 _WRITING_TOOLS = ("bash", "code_interpreter", *_FILE_TOOLS)
 _MAX_PLUGIN_FILES = 2000
@@ -180,6 +181,69 @@ def default_policy(servers: Servers) -> Policy:
     return Policy(name="default policy", tools=_DEFAULT_CELLS | cells) if cells else DEFAULT_POLICY
 
 
+def permissions_file(settings: Settings) -> Path:
+    """Return the file with the permissions: the policy, or changes to the default policy in the home folder."""
+    return settings.policy or settings.home / "permissions.toml"
+
+
+class PermissionsEditor:
+    """The permissions that apply: the policy file, or the default policy with the changes of `permissions.toml`."""
+
+    def __init__(self, settings: Settings, servers: Servers, trust: Trust) -> None:
+        self.path = permissions_file(settings)
+        self.trust: Trust | None = trust
+        self._settings = settings
+        self._servers = servers
+        self._apply: Callable[[Policy], None] | None = None
+
+    def connect(self, apply: Callable[[Policy], None]) -> None:
+        """Have `reload` and `watch` apply the permissions with this function."""
+        self._apply = apply
+
+    def effective(self, content: bytes) -> Policy:
+        """Return the policy that applies with this content of the file; ConfigError if it is invalid."""
+        found = Policy.load(self.path, content)
+        if self._settings.policy:
+            return found
+        if found.version != Policy(tools=found.tools).version:
+            raise ConfigError(f"{self.path}: expected only tables such as [tools.bash]; set policy for other rules")
+        return default_policy(self._servers).with_tools(found.tools)
+
+    def load(self) -> Policy:
+        """Return the policy that applies now; ConfigError if the file is invalid."""
+        if self._settings.policy:
+            return open_policy(self._settings, self.trust) or default_policy(self._servers)
+        content = self.path.read_bytes() if self.path.exists() else b""
+        agreed = self.trust.read(self.path, content) if self.trust is not None and content else content
+        return self.effective(agreed or b"")
+
+    async def reload(self) -> None:
+        """Apply the file as it is now."""
+        policy = await run_in_thread(self.load)
+        if self._apply is not None:
+            self._apply(policy)
+
+    async def watch(self) -> None:
+        """Apply the file whenever another process changes it; an invalid one changes nothing."""
+        seen = _stamp(self.path)
+        while True:
+            await asyncio.sleep(_POLL_SECONDS)
+            if (now := _stamp(self.path)) != seen:
+                seen = now
+                try:
+                    await self.reload()
+                except ConfigError as error:
+                    logger.warning("permissions rejected, the former ones stay in use: error=%s", error)
+
+
+def _stamp(path: Path) -> tuple[int, ...]:
+    try:
+        found = path.stat()
+    except OSError:
+        return ()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
 def build_tool_registry(
     settings: Settings,
     opening: AsyncExitStack | None = None,
@@ -246,7 +310,7 @@ def _control_files(settings: Settings, environment: Environment) -> list[Path]:
     """Return the files that define agents, prompts, permissions, settings and plugins."""
     here = Path.cwd()
     found = [folder / name for folder in (here, settings.home) for name in (".env", "atlas.toml")]
-    found += [user_config(environment), *filter(None, (settings.config, settings.policy))]
+    found += [user_config(environment), permissions_file(settings), *filter(None, (settings.config, settings.policy))]
     for folder in plugin_folders(settings):
         found += islice((path for path in folder.rglob("*") if path.suffix in CODE_SUFFIXES), _MAX_PLUGIN_FILES)
     return [*found, *workspace_files(settings.workspace)]

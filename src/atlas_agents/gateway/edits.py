@@ -26,6 +26,7 @@ from atlas_agents.gateway.protocol.events import ResourceUpdated
 from atlas_agents.gateway.protocol.frames import ProtocolError
 from atlas_agents.gateway.protocol.types import CurrentValue, EditStamp, Scope
 from atlas_agents.tools.audit import AuditEntry
+from atlas_agents.tools.policy import Policy
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.workspace.build import BuiltAgents
 from atlas_agents.workspace.workspace import WorkspaceState
@@ -110,6 +111,21 @@ class AgentEditor(Protocol):
 
     def open_draft(self, agent: Agent) -> Atlas:
         """Return an Atlas in memory that has this agent only, until another draft is opened."""
+        ...
+
+
+class PolicyEditor(Protocol):
+    """Port for edits of the permissions."""
+
+    path: Path
+    trust: Trust | None
+
+    def effective(self, content: bytes) -> Policy:
+        """Return the policy that applies with this content of the file; ConfigError if it is invalid."""
+        ...
+
+    async def reload(self) -> None:
+        """Apply the file as it is now."""
         ...
 
 

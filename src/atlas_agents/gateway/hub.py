@@ -7,7 +7,7 @@ import re
 import resource
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
@@ -30,7 +30,7 @@ from atlas_agents.gateway.auth import Authenticator, Grant
 from atlas_agents.gateway.convert import agent_model, session_shape
 from atlas_agents.gateway.devices import Devices
 from atlas_agents.gateway.dispatch import Dispatch, Methods
-from atlas_agents.gateway.edits import AgentEditor, Edits
+from atlas_agents.gateway.edits import AgentEditor, Edits, PolicyEditor
 from atlas_agents.gateway.events import Subscriber
 from atlas_agents.gateway.mcp.resources import DocumentResources
 from atlas_agents.gateway.protocol import admin
@@ -45,7 +45,7 @@ from atlas_agents.gateway.uploads import Uploads
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
 from atlas_agents.mcp.servers import Servers
 from atlas_agents.storage.hash_chain import verify_audit
-from atlas_agents.tools.audit import TOOL_CALL
+from atlas_agents.tools.audit import TOOL_CALL, AuditEntry
 from atlas_agents.workspace.skills import Prompt
 
 _MAX_ASSIGNMENTS = 4096
@@ -120,6 +120,9 @@ class _AuditedCall(msgspec.Struct, frozen=True):
     meta: _Meta = _Meta()
 
 
+_entries = msgspec.json.Decoder(AuditEntry)
+
+
 class AuditTail:
     """Reads the audit log from its end and follows it. The store reads only forward, but numbers rows without gaps."""
 
@@ -174,6 +177,21 @@ class AuditTail:
         return tuple(
             [admin.ToolUse(name, day, int(n), int(bad), round(ms, 3)) for (name, day), (n, bad, ms) in sums.items()]
         )
+
+    async def calls_since(self, since: int, limit: int) -> AsyncGenerator[tuple[int, AuditEntry], None]:
+        """Yield the number and entry of up to `limit` tool calls since a time in milliseconds, latest first."""
+        before = await self._find_last_row() + 1
+        while before > 1 and limit > 0:
+            first = max(0, before - 1 - _PAGE)
+            rows = await self._store.audit(self._tenant, after=first, limit=before - 1 - first)
+            before = first + 1
+            for row in reversed(rows):
+                entry = _entries.decode(row.entry)
+                if entry.timestamp < since or limit <= 0:
+                    return
+                if entry.action == TOOL_CALL:
+                    limit -= 1
+                    yield row.seq, entry
 
     async def subscribe(self, subscriber: Subscriber) -> None:
         """Subscribe to new rows."""
@@ -454,6 +472,8 @@ class GatewayServices(msgspec.Struct, frozen=True):
     """Returns why an agent uses another model than its own; empty if it does not."""
     agent_editor: AgentEditor | None = None
     """Edits the agents; without it they can only be read."""
+    policy_editor: PolicyEditor | None = None
+    """Edits the permissions; without it they can only be read."""
     needs_key: Callable[[str], bool] = _needs_no_key
     """Returns whether the model that an agent names has no API key."""
     prompts: Callable[[], Sequence[Prompt]] = tuple

@@ -4,6 +4,8 @@ Everything that is not granted is denied. A policy is plain data read from TOML;
 """
 
 import hashlib
+import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -171,6 +173,41 @@ class Policy:
         plain += [self._when_tainted] if self._when_tainted else []
         self.version = hashlib.sha256(encode(msgspec.to_builtins(plain, order="sorted"))).hexdigest()[:16]
 
+    @property
+    def tools(self) -> dict[str, dict[str, Cell]]:
+        """The cells of each tool that has an entry, by agent, role, group or `*`."""
+        return {tool: dict(cells) for tool, cells in self._cells.items()}
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        return tuple(sorted(self._groups))
+
+    def with_tools(self, tools: Mapping[str, Mapping[str, Cell]]) -> "Policy":
+        """Return a copy with these cells in addition; they replace cells of the same tool and subject."""
+        merged: dict[str, Mapping[str, Cell]] = {**self._cells}
+        for tool, cells in tools.items():
+            merged[tool] = {**merged.get(tool, {}), **cells}
+        return Policy(
+            tools=merged,
+            grants=self._grants,
+            groups={group: sorted(members) for group, members in self._groups.items()},
+            commands=self._commands,
+            when_tainted=self._when_tainted,
+            name=self.name,
+        )
+
+    def entry(self, tool: str) -> str:
+        """Return the name of the entry that decides about a tool: its own, `server/*`, or an empty string."""
+        return next((name for name in (tool, _namespace_entry(tool)) if name in self._cells), "")
+
+    def deciding_subject(self, tool: str, agent_id: str, role: str = "") -> str:
+        """Return whose cell decides about a tool for an agent; an empty string if no cell does."""
+        cells = self._cells.get(self.entry(tool), {})
+        for rank in self._ranks(agent_id, role):
+            if named := [subject for subject in rank if subject in cells]:
+                return max(named, key=lambda name: _CELLS.index(cells[name]))
+        return ""
+
     @classmethod
     def load(cls, path: Path | str, content: bytes | None = None) -> "Policy":
         """Read a policy file, or this content of it; raises ConfigError that names the file and the key."""
@@ -301,6 +338,86 @@ def _name_tuple(section: str, subject: str, names: Sequence[str]) -> tuple[str, 
     if isinstance(names, str):  # it would be split into letters, and the star in "file:*" would grant everything
         raise ConfigError(f"{section}.{subject} must be a list of names, got {names!r}")
     return tuple(names)
+
+
+_HEADER = re.compile(r"""\s*\[\s*tools\s*\.\s*(?:"([^"]*)"|'([^']*)'|([A-Za-z0-9_-]+))\s*\]\s*(?:\#.*)?""")
+_CELL_KEY = re.compile(r"\s*(yes|ask|no)\s*=")
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+
+
+def edit_cells(content: bytes, tool: str, cells: Mapping[str, Cell], where: str = "policy") -> bytes:
+    """Return a policy file in which a tool has exactly these cells; all other lines stay byte for byte."""
+    text = content.decode("utf-8")
+    end = "\r" if "\r\n" in text else ""
+    lines = text.split("\n")
+    headers = [
+        index for index, line in enumerate(lines) if (match := _HEADER.fullmatch(line)) and tool in match.groups()
+    ]
+    if headers:
+        start = headers[0] + 1
+        stop = next((index for index in range(start, len(lines)) if lines[index].lstrip().startswith("[")), len(lines))
+        lines[start:stop] = _edit_table(lines[start:stop], cells, end)
+    elif cells:
+        while len(lines) > 1 and not lines[-1].strip():
+            lines.pop()
+        name = tool if _BARE_KEY.fullmatch(tool) else json.dumps(tool, ensure_ascii=False)
+        blank = [end] if any(line.strip() for line in lines) else []
+        lines = [line for line in lines if line.strip() or blank]
+        lines += [*blank, f"[tools.{name}]{end}", *(line + end for line in _cell_lines(cells)), ""]
+    edited = "\n".join(lines).encode()
+    advice = f"write the entry as a table [tools.{tool}] with yes, ask and no, or edit the file"
+    try:
+        found = Policy.load(where, edited).tools.get(tool, {})
+    except ConfigError as error:
+        raise ConfigError(f"{where}: tools.{tool} cannot be edited here: {advice} ({error})") from error
+    if found != dict(cells):
+        raise ConfigError(f"{where}: tools.{tool} cannot be edited here: {advice}")
+    return edited
+
+
+def _edit_table(body: list[str], cells: Mapping[str, Cell], end: str) -> list[str]:
+    """Return the lines of a table with other lists of names; lists that do not change stay as they are."""
+    kept: list[str] = []
+    last, index = 0, 0
+    lists = {cell: [name for name, value in cells.items() if value == cell] for cell in _CELLS}
+    while index < len(body):
+        match = _CELL_KEY.match(body[index])
+        size = _assignment_size(body[index:]) if match else 1
+        found = body[index : index + size]
+        index += size
+        if match:
+            cell = cast(Cell, match[1])
+            names = lists.pop(cell)
+            if set(_parse_lines(found)[cell]) != set(names):
+                found = [_cell_line(cell, names) + end] if names else []
+        kept += found
+        last = len(kept) if any(line.strip() for line in found) else last
+    added = [_cell_line(cell, names) + end for cell, names in lists.items() if names]
+    return [*kept[:last], *added, *kept[last:]]
+
+
+def _assignment_size(lines: list[str]) -> int:
+    """Return how many lines an assignment has: a list may span several."""
+    for size in range(1, len(lines) + 1):
+        try:
+            _parse_lines(lines[:size])
+        except tomllib.TOMLDecodeError:
+            continue
+        return size
+    return 1
+
+
+def _parse_lines(lines: Sequence[str]) -> dict[str, Any]:
+    return tomllib.loads("\n".join([line.removesuffix("\r") for line in lines]))
+
+
+def _cell_lines(cells: Mapping[str, Cell]) -> list[str]:
+    lists = {cell: [name for name, value in cells.items() if value == cell] for cell in _CELLS}
+    return [_cell_line(cell, names) for cell, names in lists.items() if names]
+
+
+def _cell_line(cell: str, names: Sequence[str]) -> str:
+    return f"{cell} = [{', '.join(json.dumps(name, ensure_ascii=False) for name in names)}]"
 
 
 def _parse(data: Mapping[str, Any], where: str) -> Policy:

@@ -1,7 +1,9 @@
-"""Methods `agents.*`: list, edit and try the agents of the workspace."""
+"""Methods `agents.*` and `policy.*`: list, edit and try the agents, and edit what they may do."""
 
 import asyncio
-from collections.abc import Callable
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import msgspec
@@ -13,17 +15,24 @@ from atlas_agents.core.messages import Conversation, assistant, user
 from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.convert import agent_model
 from atlas_agents.gateway.dispatch import Methods
-from atlas_agents.gateway.edits import AgentEditor, FileEdit, FileEdited, version_of
+from atlas_agents.gateway.edits import AgentEditor, FileEdit, FileEdited, PolicyEditor, version_of
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.protocol import admin as wire
 from atlas_agents.gateway.protocol.events import AgentTrial, encode_event
 from atlas_agents.gateway.protocol.frames import ProtocolError
-from atlas_agents.gateway.protocol.types import AgentShape, EditParams, NoParams
+from atlas_agents.gateway.protocol.types import AgentShape, EditParams, EditStamp, NoParams
+from atlas_agents.tools.audit import AuditEntry
+from atlas_agents.tools.policy import EVERYONE, Actor, Cell, Policy, Verdict, edit_cells
+from atlas_agents.tools.tool import Tool
 from atlas_agents.workspace.build import build_agent
 from atlas_agents.workspace.files import default_text
 from atlas_agents.workspace.workspace import KEYS, AgentSpec, AgentsText, SectionLine
 
 _TRIAL_SECONDS = 300.0
+_POLICY = "permissions"
+_DAY_SECONDS = 86_400
+_MAX_SIMULATED, _MAX_SHOWN = 20_000, 200
+_RANKS: dict[Cell, int] = {"yes": 0, "ask": 1, "no": 2}
 
 
 def add_methods(methods: Methods) -> None:
@@ -32,6 +41,9 @@ def add_methods(methods: Methods) -> None:
     methods.add("agents.put", put_agent)
     methods.add("agents.remove", remove_agent)
     methods.add("agents.tryDraft", try_draft)
+    methods.add("policy.get", get_policy)
+    methods.add("policy.simulate", simulate_policy)
+    methods.add("policy.put", put_policy)
 
 
 async def list_agents(caller: ClientConnection, _: NoParams) -> wire.AgentsResult:
@@ -105,6 +117,209 @@ async def try_draft(caller: ClientConnection, params: wire.AgentsTryDraft) -> wi
     withheld = tuple([tool.name for tool in full.tools if tool.name not in names])
     model = agent_model(agent, hub.atlas.registry)
     return wire.DraftAnswer(answer, model, tuple(called), withheld, built.notices.get(spec.id, ""))
+
+
+async def get_policy(caller: ClientConnection, _: NoParams) -> wire.PolicyResult:
+    content = _read_policy(_require_policy_editor(caller.hub))
+    stamp = await caller.hub.edits.stamp("policy", _POLICY, version_of(content or None))
+    return _policy_result(caller.hub, content, stamp)
+
+
+async def simulate_policy(caller: ClientConnection, params: wire.PolicySimulate) -> wire.PolicySimulated:
+    """Decide the calls of the last days again, with the changes."""
+    hub, editor = caller.hub, _require_policy_editor(caller.hub)
+    content = _read_policy(editor)
+    before = editor.effective(content)
+    after = editor.effective(_change_cells(hub, content, params.changes))
+    since = int((time.time() - params.days * _DAY_SECONDS) * 1000)
+    counts: Counter[str] = Counter()
+    calls: list[wire.SimulatedCall] = []
+    async for seq, entry in hub.audit.calls_since(since, _MAX_SIMULATED):
+        counts["checked"] += 1
+        if (changed := _decide_again(entry, before, after)) is not None:
+            counts[changed[1].cell] += 1
+            if len(calls) < _MAX_SHOWN:
+                old, new = changed
+                shown = (entry.entity_id, entry.actor_external_id, old.cell, new.cell, new.rule)
+                calls.append(wire.SimulatedCall(seq, entry.timestamp, *shown))
+    return wire.PolicySimulated(
+        counts["yes"],
+        counts["ask"],
+        counts["no"],
+        counts["checked"],
+        tuple(calls),
+        _find_wider(hub, before, after, params.changes),
+        _effective_cells(hub, after),
+        complete=counts["checked"] < _MAX_SIMULATED,
+    )
+
+
+async def put_policy(caller: ClientConnection, params: wire.PolicyPut) -> wire.PolicyEdited:
+    """Save changed permissions. They apply at once, also to calls that wait for approval."""
+    hub, editor = caller.hub, _require_policy_editor(caller.hub)
+    wider: list[wire.CellChange] = []
+
+    def change(content: bytes) -> bytes:
+        changed = _change_cells(hub, content, params.changes)
+        wider.extend(_find_wider(hub, editor.effective(content), editor.effective(changed), params.changes))
+        if wider and not params.allow_wider and not params.dry_run:
+            names = ", ".join([f"{each.tool} for {each.subject}" for each in wider[:5]])
+            raise ProtocolError("INVALID_PARAMS", f"this allows more than now ({names}); confirm it with allowWider")
+        return changed
+
+    def check(content: bytes) -> list[str]:
+        editor.effective(content)
+        return [f"{each.subject} may call {each.tool} with fewer checks than now" for each in wider]
+
+    edit = FileEdit(
+        kind="policy",
+        id=_POLICY,
+        path=editor.path,
+        section=lambda content: content or None,
+        change=change,
+        check=check,
+        value=lambda content: {"cells": editor.effective(content).tools},
+        apply=editor.reload,
+        trust=editor.trust,
+        expected_version=params.expected_version,
+        dry_run=params.dry_run,
+    )
+    edited = await hub.edits.edit_file(edit, caller.grant.principal.id)
+    stamp = edited.stamp
+    return wire.PolicyEdited(
+        None if params.dry_run else _policy_result(hub, edited.content, stamp),
+        tuple(wider),
+        version=stamp.version,
+        changed_by=stamp.changed_by,
+        changed_at=stamp.changed_at,
+        diff=edited.diff,
+        warnings=edited.warnings,
+    )
+
+
+def _decide_again(entry: AuditEntry, before: Policy, after: Policy) -> tuple[Verdict, Verdict] | None:
+    """Return what two policies decide about a recorded call; None if it is the same, or the call was not checked."""
+    meta = entry.meta
+    if meta.get("verdict") is None:
+        return None
+    actor = Actor(entry.actor_external_id, meta.get("role", ""), meta.get("user", ""), entry.tenant_id)
+    needs, acts = meta.get("needs", ()), meta.get("acts", True)
+    old, new = (policy.verdict(entry.entity_id, actor, needs=needs, acts=acts) for policy in (before, after))
+    return (old, new) if old.cell != new.cell else None
+
+
+def _change_cells(hub: Hub, content: bytes, changes: Sequence[wire.CellChange]) -> bytes:
+    """Return the policy file with changed cells.
+
+    The first cell of a tool without an entry must not deny everyone else, so it gets an entry for everyone, too.
+    """
+    editor = _require_policy_editor(hub)
+    known, subjects = _policy_tools(hub), {subject.id for subject in _subjects(hub)}
+    for each in changes:
+        if each.subject not in subjects:
+            raise ProtocolError("INVALID_PARAMS", f"unknown agent, role or group {each.subject!r}")
+    for name in dict.fromkeys([each.tool for each in changes]):
+        effective, own = editor.effective(content), Policy.load(editor.path, content).tools.get(name)
+        entry = effective.entry(name)
+        cells: dict[str, Cell] = dict(own or {})
+        if own is None and entry != name:
+            tool = known.get(name)
+            is_open = tool is not None and (tool.effect == "pure" or bool(tool.permissions))
+            cells = effective.tools[entry] if entry else {EVERYONE: "yes" if is_open else "no"}
+        for each in changes:
+            if each.tool == name and each.cell is None:
+                cells.pop(each.subject, None)
+            elif each.tool == name and each.cell is not None:
+                cells[each.subject] = each.cell
+        content = edit_cells(content, name, cells, str(editor.path))
+    return content
+
+
+def _find_wider(
+    hub: Hub, before: Policy, after: Policy, changes: Sequence[wire.CellChange]
+) -> tuple[wire.CellChange, ...]:
+    """Return the changes after which some subject may do more than before."""
+    old, new = _effective_cells(hub, before), _effective_cells(hub, after)
+    tools = [
+        tool
+        for tool in dict.fromkeys([each.tool for each in changes])
+        if any(_RANKS[cell.cell] < _RANKS[old[tool][id].cell] for id, cell in new.get(tool, {}).items())
+    ]
+    return tuple([each for each in changes if each.tool in tools])
+
+
+def _policy_result(hub: Hub, content: bytes, stamp: EditStamp) -> wire.PolicyResult:
+    editor = _require_policy_editor(hub)
+    policy = editor.effective(content)
+    registry = hub.services.agent_editor.tools if hub.services.agent_editor is not None else None
+    tools = [
+        wire.PolicyTool(
+            name,
+            registry.source(name) if registry is not None and tool is not None else "policy",
+            tool.description if tool is not None else "",
+            asks=bool(tool is not None and tool.confirm),
+            pure=tool is not None and tool.effect == "pure",
+        )
+        for name, tool in _policy_tools(hub, policy).items()
+    ]
+    return wire.PolicyResult(
+        str(editor.path),
+        tuple(tools),
+        _subjects(hub),
+        policy.tools,
+        _effective_cells(hub, policy),
+        version=stamp.version,
+        changed_by=stamp.changed_by,
+        changed_at=stamp.changed_at,
+    )
+
+
+def _policy_tools(hub: Hub, policy: Policy | None = None) -> dict[str, Tool | None]:
+    """Return all tools that an agent could have, and those that only the policy names."""
+    editor = hub.services.agent_editor
+    tools: dict[str, Tool | None] = {tool.name: tool for tool in (editor.tools if editor is not None else ())}
+    tools |= {tool.name: tool for agent in hub.atlas.agents for tool in agent.tools if tool.name not in tools}
+    return {**dict.fromkeys(policy.tools if policy is not None else ()), **tools}
+
+
+def _subjects(hub: Hub) -> tuple[wire.PolicySubject, ...]:
+    editor = _require_policy_editor(hub)
+    policy = editor.effective(_read_policy(editor))
+    agents = hub.atlas.agents
+    ids = {agent.id for agent in agents}
+    set_in_file = {name for cells in policy.tools.values() for name in cells}
+    groups = {*policy.groups, *[agent.role for agent in agents if agent.role], *set_in_file} - ids - {EVERYONE}
+    return (
+        wire.PolicySubject(EVERYONE, "everyone", "Everyone"),
+        *[wire.PolicySubject(name, "group") for name in sorted(groups)],
+        *[wire.PolicySubject(agent.id, "agent", agent.name) for agent in agents],
+    )
+
+
+def _effective_cells(hub: Hub, policy: Policy) -> dict[str, dict[str, wire.PolicyCell]]:
+    subjects, roles = _subjects(hub), {agent.id: agent.role for agent in hub.atlas.agents}
+    result: dict[str, dict[str, wire.PolicyCell]] = {}
+    for name, tool in _policy_tools(hub, policy).items():
+        acts = tool is None or tool.effect != "pure"
+        needs = tool.permissions if tool is not None else ()
+        row = result[name] = {}
+        for subject in subjects:
+            is_agent = subject.kind == "agent"
+            actor = Actor(subject.id if is_agent else "", roles.get(subject.id, "") if is_agent else subject.id)
+            verdict = policy.verdict(name, actor, needs=needs, acts=acts)
+            decides = policy.deciding_subject(name, actor.agent_id, actor.role)
+            row[subject.id] = wire.PolicyCell(verdict.cell, verdict.rule, "" if decides == subject.id else decides)
+    return result
+
+
+def _require_policy_editor(hub: Hub) -> PolicyEditor:
+    if hub.services.policy_editor is None:
+        raise ProtocolError("UNAVAILABLE", "the permissions of this gateway are set in code and cannot be edited")
+    return hub.services.policy_editor
+
+
+def _read_policy(editor: PolicyEditor) -> bytes:
+    return editor.path.read_bytes() if editor.path.exists() else b""
 
 
 async def _ask(

@@ -291,6 +291,100 @@ class Matrix(types.WireStruct, frozen=True):
     rows: tuple[MatrixRow, ...]
 
 
+class PolicyTool(types.WireStruct, frozen=True):
+    """A tool of the matrix. `asks` if it asks by itself, whatever the permissions; `pure` if it has no side effects."""
+
+    name: str
+    source: str
+    description: str = ""
+    asks: bool = False
+    pure: bool = False
+
+
+class PolicySubject(types.WireStruct, frozen=True):
+    """A column of the matrix: everyone (`*`), a role or group, or an agent."""
+
+    id: str
+    kind: Literal["everyone", "group", "agent"]
+    name: str = ""
+
+
+class PolicyCell(types.WireStruct, frozen=True):
+    """What applies to a subject, the rule behind it, and the subject that it is inherited from, if it is."""
+
+    cell: types.Cell
+    rule: str
+    inherited: str = ""
+
+
+class CellChange(types.WireStruct, frozen=True):
+    """A new permission of a subject for a tool; null removes it, so that it is inherited."""
+
+    tool: Annotated[str, Meta(min_length=1, max_length=200)]
+    subject: Annotated[str, Meta(min_length=1, max_length=200)]
+    cell: types.Cell | None = None
+
+
+class PolicyResult(types.EditStamp, frozen=True):
+    """The permissions. `cells` are those that are set, `effective` what applies, both by tool and subject."""
+
+    file: str
+    tools: tuple[PolicyTool, ...]
+    subjects: tuple[PolicySubject, ...]
+    cells: dict[str, dict[str, types.Cell]]
+    effective: dict[str, dict[str, PolicyCell]]
+
+
+class PolicySimulate(types.WireStruct, frozen=True):
+    """Changes to try with the calls of the last days."""
+
+    changes: Annotated[tuple[CellChange, ...], Meta(max_length=1000)]
+    days: Annotated[int, Meta(ge=1, le=365)] = 7
+
+
+class SimulatedCall(types.WireStruct, frozen=True):
+    """A recorded call that would be decided differently, with the rule that decides."""
+
+    seq: int
+    at: int
+    tool: str
+    agent_id: str
+    before: types.Cell
+    after: types.Cell
+    rule: str
+
+
+class PolicySimulated(types.WireStruct, frozen=True):
+    """How many recorded calls would be allowed, ask or be denied from now on, of all that were checked.
+
+    `wider` are the changes that allow more than now, and `effective` is the matrix with the changes. `complete` is
+    false if there were too many calls to check all; `calls` has the latest ones.
+    """
+
+    allow: int
+    ask: int
+    deny: int
+    checked: int
+    calls: tuple[SimulatedCall, ...]
+    wider: tuple[CellChange, ...]
+    effective: dict[str, dict[str, PolicyCell]]
+    complete: bool = True
+
+
+class PolicyPut(types.EditParams, frozen=True):
+    """Changes to save. Those that allow more than now need `allowWider`."""
+
+    changes: Annotated[tuple[CellChange, ...], Meta(max_length=1000)]
+    allow_wider: bool = False
+
+
+class PolicyEdited(types.EditResult, frozen=True):
+    """The permissions as they are now; null after a dry run. `wider` are the changes that allow more than before."""
+
+    policy: PolicyResult | None = None
+    wider: tuple[CellChange, ...] = ()
+
+
 class AuditList(types.WireStruct, frozen=True):
     """Filters for audit entries, combined with AND."""
 

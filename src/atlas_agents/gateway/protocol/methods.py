@@ -89,6 +89,16 @@ _ALL = (
         "Send a message to an agent that is not saved; only tools without side effects are offered.",
         is_slow=True,
     ),
+    Method("policy.get", "read", NoParams, admin.PolicyResult, "Permissions by tool, and who they apply to."),
+    Method(
+        "policy.simulate",
+        "admin",
+        admin.PolicySimulate,
+        admin.PolicySimulated,
+        "Try changed permissions with the recorded calls.",
+        is_slow=True,
+    ),
+    Method("policy.put", "admin", admin.PolicyPut, admin.PolicyEdited, "Save changed permissions."),
     Method("models.list", "read", NoParams, admin.ModelsResult, "List the models that agents use."),
     Method("setup.status", "admin", NoParams, admin.SetupStatus, "The model in use, and what was found.", is_slow=True),
     Method(

@@ -5,6 +5,8 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 Scope: TypeAlias = Literal["read", "write", "approve", "admin"]
+Cell: TypeAlias = Literal["yes", "ask", "no"]
+"""Whether a tool may be called: yes, only after approval, or no."""
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 Decision: TypeAlias = Literal["allow-once", "allow-session", "allow-always", "deny", "dismiss"]
 ApprovalKind: TypeAlias = Literal["command", "code", "file", "form", "tool"]

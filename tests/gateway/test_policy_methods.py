@@ -1,0 +1,151 @@
+"""Methods that edit permissions: what applies, what-if over recorded calls, saving, widening and conflicts."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gateway_client import Client, connect_client
+from test_agent_methods import TOKENS, serve_workspace
+
+from atlas_agents.core.errors import ConfigError
+from atlas_agents.tools.policy import Cell, edit_cells
+
+AGENTS = """## archy
+Tools: current_time, bash, file_write, remember
+Model: demo
+
+## binky
+Role: finance
+Tools: current_time, file_write
+Model: demo
+"""
+POLICY = """# Ours, since 2024.
+[groups]
+readers = ["archy"]
+
+[tools.file_write]  # documents
+yes = [
+    "finance",  # they know
+]
+ask = ["*"]
+
+[grants]
+finance = ["file:*"]
+"""
+
+
+def change(tool: str, subject: str, cell: str | None) -> dict[str, Any]:
+    return {"tool": tool, "subject": subject, "cell": cell}
+
+
+async def save(client: Client, *changes: dict[str, Any], **params: Any) -> dict[str, Any]:
+    return await client.request("policy.put", changes=list(changes), **params)
+
+
+def cell(policy: dict[str, Any], tool: str, subject: str) -> tuple[str, str]:
+    found = policy["effective"][tool][subject]
+    return found["cell"], found.get("inherited", "")
+
+
+async def test_change_to_the_default_policy_is_saved_applied_and_inherited(tmp_path: Path) -> None:
+    async with serve_workspace(tmp_path, AGENTS) as gateway, connect_client(gateway) as client:
+        policy = await client.get("policy.get")
+        assert [each["id"] for each in policy["subjects"]] == ["*", "finance", "archy", "binky"]
+        assert cell(policy, "file_write", "archy") == ("ask", "*") and "version" not in policy
+        assert cell(policy, "current_time", "archy") == ("yes", "")
+        changes = [change("file_write", "finance", "no"), change("current_time", "archy", "ask")]
+        tried = (await save(client, *changes, dryRun=True))["result"]
+        assert "+[tools.file_write]" in tried["diff"] and not (tmp_path / "permissions.toml").exists()
+
+        saved = (await save(client, *changes))["result"]
+        assert cell(saved["policy"], "file_write", "binky") == ("no", "finance")
+        assert cell(saved["policy"], "file_write", "archy") == ("ask", "*")
+        assert cell(saved["policy"], "current_time", "archy") == ("ask", "")
+        assert cell(saved["policy"], "current_time", "binky") == ("yes", "*")
+        file = (tmp_path / "permissions.toml").read_text()
+        assert file == '[tools.file_write]\nno = ["finance"]\n\n[tools.current_time]\nyes = ["*"]\nask = ["archy"]\n'
+        rows = {row["agentId"]: row["cells"] for row in (await client.get("tools.matrix"))["rows"]}
+        assert rows["binky"]["file_write"] == "no" and rows["archy"]["current_time"] == "ask"
+        (entry,) = (await client.get("audit.list"))["entries"]
+        assert entry["entry"]["message"] == "owner edited policy permissions: created"
+
+        back = (await save(client, change("file_write", "finance", None), expectedVersion=saved["version"]))["error"]
+        assert "this allows more than now (file_write for finance); confirm it with allowWider" in back["message"]
+        version = saved["version"]
+        done = await save(client, change("file_write", "finance", None), expectedVersion=version, allowWider=True)
+        assert cell(done["result"]["policy"], "file_write", "binky") == ("ask", "*")
+        unknown = (await save(client, change("bash", "zoe", "no"), expectedVersion=done["result"]["version"]))["error"]
+        assert unknown["message"] == "unknown agent, role or group 'zoe'"
+
+
+async def test_policy_file_is_edited_and_the_rest_stays_byte_for_byte(tmp_path: Path) -> None:
+    path = tmp_path / "policy.toml"
+    path.write_text(POLICY)
+    home = tmp_path / "home"
+    async with serve_workspace(home, AGENTS, policy=path) as gateway, connect_client(gateway) as client:
+        policy = await client.get("policy.get")
+        assert cell(policy, "file_write", "binky") == ("yes", "finance")
+        saved = await save(client, change("file_write", "archy", "no"), expectedVersion=policy["version"])
+        assert cell(saved["result"]["policy"], "file_write", "archy") == ("no", "")
+        assert path.read_text() == POLICY.replace('ask = ["*"]\n', 'ask = ["*"]\nno = ["archy"]\n')
+        path.write_text(POLICY.replace("[tools.file_write]", "[tools]\nfile_write.no = ['*']\n[tools.bash]"))
+        version = (await client.get("policy.get"))["version"]
+        refused = (await save(client, change("file_write", "archy", "no"), expectedVersion=version))["error"]
+        assert "write the entry as a table [tools.file_write]" in refused["message"]
+
+
+async def test_recorded_calls_are_decided_again_before_saving(tmp_path: Path) -> None:
+    async with serve_workspace(tmp_path, AGENTS) as gateway, connect_client(gateway) as client:
+        for _ in range(3):
+            await client.get("tools.invoke", name="current_time", agentId="archy")
+        await client.get("tools.invoke", name="current_time", agentId="binky")
+        found = await client.get(
+            "policy.simulate", changes=[change("current_time", "*", "ask"), change("current_time", "binky", "no")]
+        )
+        assert [found[key] for key in ("allow", "ask", "deny", "checked")] == [0, 3, 1, 4]
+        (first, *_) = found["calls"]
+        assert (first["agentId"], first["before"], first["after"]) == ("binky", "yes", "no")
+        assert first["rule"] == "default policy: tools.current_time, no for binky"
+        assert found["wider"] == [] and cell(found, "current_time", "archy") == ("ask", "*")
+        none = await client.get("policy.simulate", changes=[change("bash", "*", "no")])
+        assert (none["ask"], none["deny"], none["calls"]) == (0, 0, [])
+        wider = await client.get("policy.simulate", changes=[change("post_to_x", "archy", "yes")])
+        assert wider["wider"] == [change("post_to_x", "archy", "yes")]
+
+
+async def test_two_people_edit_permissions_and_no_edit_is_lost(tmp_path: Path) -> None:
+    async with (
+        serve_workspace(tmp_path, AGENTS) as gateway,
+        connect_client(gateway, TOKENS["mara"]["token"]) as mara,  # pyright: ignore[reportArgumentType]
+        connect_client(gateway) as owner,
+    ):
+        assert "result" in await save(mara, change("bash", "archy", "no"))
+        event = await owner.until("resource.updated")
+        assert (event["kind"], event["by"]) == ("policy", "mara")
+        refused = (await save(owner, change("remember", "*", "ask")))["error"]
+        current = refused["data"]["current"]
+        assert (refused["code"], current["changedBy"]) == (-32005, "mara")
+        assert current["value"]["cells"]["bash"] == {"*": "yes", "archy": "no"}
+        both = (await save(owner, change("remember", "*", "ask"), expectedVersion=current["version"]))["result"]
+        assert cell(both["policy"], "bash", "archy") == ("no", "") and cell(both["policy"], "remember", "*") == (
+            "ask",
+            "",
+        )
+
+
+@pytest.mark.parametrize(
+    ("content", "cells", "expected"),
+    [
+        ("", {"*": "ask"}, '[tools.bash]\nask = ["*"]\n'),
+        ("[tools.bash]\r\nno = ['*']\r\n", {"*": "yes"}, '[tools.bash]\r\nyes = ["*"]\r\n'),
+        ("[tools.'bash']\nno = ['*'] # all\n", {"*": "no"}, "[tools.'bash']\nno = ['*'] # all\n"),
+        ("[tools.bash]\nno = ['*']", {}, "[tools.bash]"),
+    ],
+)
+def test_cells_of_a_tool_are_edited(content: str, cells: dict[str, Cell], expected: str) -> None:
+    assert edit_cells(content.encode(), "bash", cells).decode() == expected
+
+
+def test_file_with_other_rules_than_permissions_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be edited here"):
+        edit_cells(b"[tools]\nbash = { yes = ['*'] }\n", "bash", {"*": "no"})
