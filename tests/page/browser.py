@@ -4,12 +4,12 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Error, Locator, Page, Request, expect, sync_playwright
 
 import fork_server
 
@@ -69,9 +69,9 @@ def launch_browser(**environment: str) -> Generator[Browser]:
 class GatewayProcess:
     """A gateway in its own process, which can be killed and started again on the same port."""
 
-    def __init__(self, home: Path, script: Path = HERE / "page_gateway.py") -> None:
+    def __init__(self, home: Path, script: Path = HERE / "page_gateway.py", port: int = 0) -> None:
         self.home = home
-        self.port = 0
+        self.port = port
         self._script = script
         self._process: fork_server.Program | None = None
 
@@ -111,8 +111,8 @@ class GatewayProcess:
 
 
 @contextmanager
-def running_gateway(home: Path, script: Path = HERE / "page_gateway.py") -> Generator[GatewayProcess]:
-    gateway = GatewayProcess(home, script)
+def running_gateway(home: Path, script: Path = HERE / "page_gateway.py", port: int = 0) -> Generator[GatewayProcess]:
+    gateway = GatewayProcess(home, script, port)
     try:
         gateway.start()
         yield gateway
@@ -128,15 +128,33 @@ def script(*rounds: Any) -> str:
 class Tab:
     """A browser tab with the page, and the actions of a user in it."""
 
-    def __init__(self, context: BrowserContext, gateway: GatewayProcess) -> None:
+    def __init__(self, context: BrowserContext, gateway: GatewayProcess, page: Page | None = None) -> None:
         self.gateway = gateway
         self.context = context
-        self.page: Page = context.new_page()
+        self.page: Page = page or context.new_page()
         self.page.set_default_timeout(TIMEOUT * 1000)
         self.requests: list[str] = []
         self.errors: list[str] = []
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("request", self._add_request)
+        self.page.on("pageerror", self._add_error)
+
+    def _add_request(self, request: Request) -> None:
+        self.requests.append(request.url)
+
+    def _add_error(self, error: Error) -> None:
+        self.errors.append(str(error))
+
+    def leave(self) -> None:
+        """Leave an empty page for the next test: without other tabs, cookies, storage and listeners."""
+        for page in self.context.pages:
+            if page is not self.page:
+                page.close()
+        self.context.unroute_all()
+        self.page.remove_listener("request", self._add_request)
+        self.page.remove_listener("pageerror", self._add_error)
+        self.page.goto(f"{self.gateway.url}/logo.svg")  # of the same site, so that its process stays
+        self.page.evaluate("sessionStorage.clear(), localStorage.clear()")
+        self.context.clear_cookies()
 
     def open(self, path: str = "/") -> "Tab":
         self.page.goto(f"{self.gateway.url}{path}#token={self.gateway.token}")
@@ -190,25 +208,37 @@ class Tab:
         """Wait until finite animations and transitions have ended."""
         self.page.wait_for_function(ANIMATIONS_ENDED)
 
-    def axe_violations(self) -> list[dict[str, str]]:
-        """Return the accessibility violations that axe finds, once animations have ended."""
+    def set_system_theme(self, theme: Literal["light", "dark"]) -> None:
+        """Have the system prefer a theme, and wait until the page follows."""
+        self.page.emulate_media(color_scheme=theme)
+        self.page.locator(f"html[data-theme='{theme}']").wait_for()
+
+    def axe_violations(self, rules: Sequence[str] | None = None) -> list[dict[str, str]]:
+        """Return the violations of all or some accessibility rules that axe finds, once animations have ended."""
         self.wait_for_animations()
         if not self.page.evaluate("'axe' in window"):
             self.page.evaluate(AXE.read_text(encoding="utf-8"))
-        return self.page.evaluate("""async () => {
-          const { violations } = await axe.run(document, { resultTypes: ["violations"] });
+        options: dict[str, Any] = {"resultTypes": ["violations"], **({"runOnly": list(rules)} if rules else {})}
+        check = """async (options) => {
+          const { violations } = await axe.run(document, options);
           const describe = (node) => `${node.target} ${node.failureSummary}`;
           return violations.map(({ id, impact, nodes }) => ({ id, impact, nodes: nodes.map(describe).join(" | ") }));
-        }""")
+        }"""
+        return self.page.evaluate(check, options)
 
     def fits_width(self) -> bool:
         """Return whether the page does not scroll sideways."""
         return bool(self.page.evaluate("document.documentElement.scrollWidth <= innerWidth"))
 
 
+def open_window(browser: Browser, **options: Any) -> BrowserContext:
+    """Return a browser context, which shares nothing with others; by default without animations."""
+    chosen: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}, "reduced_motion": "reduce", **options}
+    return browser.new_context(**chosen)
+
+
 def open_tabs(browser: Browser, gateway: GatewayProcess, **options: Any) -> Iterator[Tab]:
     """Yield any number of tabs in one browser context, by default without animations, which only take time."""
-    chosen: dict[str, Any] = {"viewport": {"width": 1280, "height": 800}, "reduced_motion": "reduce", **options}
-    context = browser.new_context(**chosen)
+    context = open_window(browser, **options)
     while True:
         yield Tab(context, gateway)

@@ -22,10 +22,11 @@ PIXEL = base64.b64decode(
 
 def test_answer_shows_markdown_reasoning_and_usage(tab: Tab) -> None:
     tab.send(script([["reasoning", "hm"], ["text", "# Title\n\nSome **bold** text.\n\n```python\nx = 1\n```"]]))
+    tab.wait_for_answer("Title")
     tab.wait_until_idle()
     answer = tab.answers.last
     expect(answer.locator(".level-1")).to_have_text("Title")
-    expect(answer.locator("strong")).to_have_text("bold")
+    expect(answer.locator(".markdown strong")).to_have_text("bold")
     expect(answer.locator(".hljs-number")).to_have_text("1")
     expect(answer.locator(".usage")).to_contain_text("tokens")
     expect(answer.get_by_text("hm")).to_have_count(0)
@@ -36,9 +37,9 @@ def test_answer_shows_markdown_reasoning_and_usage(tab: Tab) -> None:
 
 def test_refusal_is_shown_with_its_reason(tab: Tab) -> None:
     tab.send(script([["refuse", "cyber: This could enable harm."]]))
-    tab.wait_until_idle()
     notice = tab.answers.last.get_by_role("alert")
     expect(notice).to_have_text("The model refused to answer: cyber: This could enable harm.")
+    tab.wait_until_idle()
     tab.page.reload()
     expect(notice).to_have_text("The model refused to answer: cyber: This could enable harm.")
 

@@ -2,8 +2,6 @@
 
 import json
 import re
-from collections.abc import Generator
-from typing import Any
 
 import pytest
 from browser import PHONE, GatewayProcess, Tab, open_tabs, script
@@ -37,15 +35,6 @@ def check_layout(tab: Tab, state: str) -> None:
     """Check that axe finds no violation and that the page does not scroll sideways."""
     assert tab.axe_violations() == [], state
     assert tab.fits_width(), state
-
-
-@pytest.fixture(params=["dark", "phone"])
-def jobs_tab(request: pytest.FixtureRequest, browser: Browser, gateway: GatewayProcess) -> Generator[Tab]:
-    options: dict[str, Any] = PHONE if request.param == "phone" else {"color_scheme": request.param}
-    tab = next(open_tabs(browser, gateway, **options)).open("/jobs")
-    yield tab
-    assert tab.errors == []
-    tab.context.close()
 
 
 def test_job_is_listed_cancelled_and_retried_live(browser: Browser, gateway: GatewayProcess) -> None:
@@ -143,8 +132,9 @@ def test_schedule_is_created_paused_run_and_deleted(tab: Tab) -> None:
     expect(page.get_by_role("heading", name="No schedules yet")).to_be_visible()
 
 
-def test_jobs_are_accessible_and_fit_on_a_phone(jobs_tab: Tab) -> None:
-    tab, page = jobs_tab, jobs_tab.page
+def test_jobs_are_accessible_and_fit_on_a_phone(browser: Browser, gateway: GatewayProcess) -> None:
+    tab = next(open_tabs(browser, gateway, color_scheme="dark", **PHONE)).open("/jobs")
+    page = tab.page
     check_layout(tab, "no jobs")
     tab.open("/")
     delegate(tab, "w" * 300, ENDLESS, BROKEN, priority="urgent", deadline="5 minutes")
@@ -166,3 +156,4 @@ def test_jobs_are_accessible_and_fit_on_a_phone(jobs_tab: Tab) -> None:
     page.locator(".card").get_by_role("switch").click()
     expect(page.locator(".card")).to_contain_text("Paused")
     check_layout(tab, "schedules")
+    assert tab.errors == []

@@ -17,10 +17,6 @@ from atlas_agents.storage.sqlite import SqliteStore
 
 pytestmark = pytest.mark.slow
 PAGE = ROOT / "src" / "atlas_agents" / "gateway" / "page"
-LOAD_TOLERANCE = 2.0
-"""Factor for limits that depend on the load of the machine: other tests run on the same cores."""
-MAX_LOAD = 4.0
-"""Upper bound of the measured load, so that a limit scaled by it stays meaningful."""
 
 
 def first_view_files() -> list[Path]:
@@ -38,45 +34,25 @@ def test_first_view_is_at_most_500_kb_compressed() -> None:
 
 
 def test_page_is_usable_within_one_and_a_half_seconds(browser: Browser, gateway: GatewayProcess) -> None:
-    next(open_tabs(browser, gateway)).open().context.close()  # warm up the browser
+    """With an empty cache. The CPU time of the page counts, because other tests run on the same cores."""
     tab = next(open_tabs(browser, gateway))
-    samples: list[tuple[float, float]] = []
-    while len(samples) < 4 and not any(seconds < 1.5 * load for seconds, load in samples):
-        samples.append(measure_startup(next(open_tabs(browser, gateway))))
-    print("seconds until usable, and load of the machine:", samples)
-    assert any(seconds < 1.5 * load for seconds, load in samples), samples
-    tab.open()
+    tab.page.goto(f"{gateway.url}/logo.svg")  # starts the process of the page
+    session = measure_cpu(tab)
+    tab.page.goto(f"{gateway.url}/#token={gateway.token}")
+    tab.page.locator(".composer textarea").fill("hello")
+    tab.wait_until_connected()
+    busy = busy_seconds(session)
+    print(f"usable after {busy:.2f} s of CPU time")
+    assert 0.05 < busy < 1.5
     received = sum(request.sizes()["responseBodySize"] for request in finished_requests(tab))
     assert received <= 500_000, received
 
 
-def measure_startup(tab: Tab) -> tuple[float, float]:
-    """Return the seconds until the page is connected and usable with an empty cache, and the load of the machine."""
-    started = time.perf_counter()
-    tab.page.goto(f"{tab.gateway.url}/#token={tab.gateway.token}")
-    tab.page.locator(".composer textarea").fill("hello")
-    tab.page.locator(".connection.is-online").wait_for()
-    seconds, load = time.perf_counter() - started, measure_load(tab)
-    tab.context.close()
-    return seconds, load
-
-
-def measure_load(tab: Tab) -> float:
-    """Return how many times longer than at its fastest a fixed computation takes in the page on average."""
-    durations = tab.page.evaluate(COMPUTE)[10:]  # the first ones include compilation
-    return min(MAX_LOAD, sum(durations) / len(durations) / min(durations))
-
-
-COMPUTE = """async () => {
-  const durations = [];
-  while (durations.length < 50) {
-    const started = performance.now();
-    for (let sum = 0, each = 0; each < 6e6; each += 1) sum += Math.sqrt(each);
-    durations.push(performance.now() - started);
-    await new Promise(requestAnimationFrame);
-  }
-  return durations;
-}"""
+def measure_cpu(tab: Tab) -> Any:
+    """Start to count the CPU time of the page; time in which others use the core is excluded."""
+    session: Any = tab.context.new_cdp_session(tab.page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    return session
 
 
 def finished_requests(tab: Tab) -> list[Any]:
@@ -90,8 +66,7 @@ def finished_requests(tab: Tab) -> list[Any]:
 def test_long_answer_keeps_up_with_the_stream(tab: Tab) -> None:
     """2,000 words, 1.5 ms apart: the page finishes with the stream and is idle most of the time."""
     words = [f"word{number} " + ("\n\n" if number % 40 == 39 else "") for number in range(2000)]
-    session: Any = tab.context.new_cdp_session(tab.page)
-    session.send("Performance.enable", {"timeDomain": "threadTicks"})  # excludes time in which others use the core
+    session = measure_cpu(tab)
     busy_before, started = busy_seconds(session), time.perf_counter()
     tab.send(script([["pace", 0.0015], ["text", "".join(words)]]))
     tab.page.locator(".answer", has_text="word1999").last.wait_for(timeout=45_000)  # other tests slow the stream, too
@@ -102,7 +77,7 @@ def test_long_answer_keeps_up_with_the_stream(tab: Tab) -> None:
     assert busy / seconds < 0.6
     tab.page.get_by_label("View run timeline").click()
     streamed = float(tab.page.locator(".facts dd").nth(1).inner_text().removesuffix(" s"))
-    assert seconds - streamed < 1.0 * LOAD_TOLERANCE, (seconds, streamed)
+    assert seconds - streamed < max(2.0, streamed), (seconds, streamed)
 
 
 def busy_seconds(session: Any) -> float:
@@ -137,8 +112,7 @@ def test_session_of_2000_messages_scrolls_smoothly(browser: Browser, gateway: Ga
     tab = next(open_tabs(browser, gateway)).open("/c/long")
     expect(tab.answers.last).to_contain_text("message 1999")
     assert tab.page.locator(".item").count() < 60
-    session: Any = tab.context.new_cdp_session(tab.page)
-    session.send("Performance.enable", {"timeDomain": "threadTicks"})  # excludes time in which others use the core
+    session = measure_cpu(tab)
     busy_before = busy_seconds(session)
     frames, seen = tab.page.evaluate(SCROLL, 600)
     busy = (busy_seconds(session) - busy_before) / len(frames) * 1000

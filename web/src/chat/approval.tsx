@@ -164,7 +164,7 @@ function Content({ approval, outdated }: { approval: ApprovalShape; outdated: bo
   const rest = Object.entries(details).filter(([name]) => !shown.has(name));
   const hasFolder = limits.some(({ label }) => label === "Folder");
   return (
-    <div className={outdated ? "content outdated" : "content"}>
+    <div className="content">
       {outdated && preview && <p className="muted">Shows the original call. Your edited call may differ.</p>}
       {command && (
         <div className="command">
