@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -86,12 +87,17 @@ def test_answer_is_formatted_and_complete() -> None:
     assert "\n\n\n" not in shown
 
 
+@cache
+def shown_by_characters() -> str:
+    return asyncio.run(show(list(ANSWER)))
+
+
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(0, len(ANSWER)), max_size=30).map(sorted))
 def test_answer_looks_the_same_however_it_was_split(cuts: list[int]) -> None:
     pieces = [ANSWER[start:end] for start, end in zip([0, *cuts], [*cuts, len(ANSWER)], strict=True)]
-    assert asyncio.run(show(pieces)) == asyncio.run(show(list(ANSWER)))
+    assert asyncio.run(show(pieces)) == shown_by_characters()
 
 
 async def test_text_is_shown_before_its_paragraph_is_complete() -> None:

@@ -13,7 +13,7 @@ from code_harness import SANDBOXES, SandboxHarness
 
 from atlas_agents.builtin_tools.code import tool
 
-SECONDS, SHORT = 30.0, 3.0
+SECONDS, SHORT = 30.0, 1.0
 # Each attempt with texts, one of which its result or error must contain.
 GREEDY: dict[str, tuple[str, tuple[str, ...]]] = {
     "memory at once": ("x = bytearray(10**9)", ("MemoryError",)),
@@ -67,19 +67,19 @@ ENDLESS: dict[str, tuple[str, tuple[str, ...]]] = {
         "import sys\nsys.setrecursionlimit(10**9)\ndef f(n): return f(n + 1) + 1\nf(0)",
         ("ended", "MemoryError", "RecursionError", "memory", "ran longer"),
     ),
-    "time": ("while True: pass", ("ran longer than 3 s",)),
-    "time, sleeping": ("import time; time.sleep(100)", ("ran longer than 3 s",)),
+    "time": ("while True: pass", ("ran longer than 1 s",)),
+    "time, sleeping": ("import time; time.sleep(100)", ("ran longer than 1 s",)),
     "time, in the representation": (
         "class A:\n    def __repr__(self):\n        while True: pass\nA()",
-        ("ran longer than 3 s",),
+        ("ran longer than 1 s",),
     ),
     "time, ignoring signals": (
         "import signal\nfor n in range(1, 32):\n    try: signal.signal(n, signal.SIG_IGN)\n"
         "    except (OSError, ValueError): pass\nwhile True: pass",
-        ("ran longer than 3 s",),
+        ("ran longer than 1 s",),
     ),
-    "time, in one long operation": ("10 ** 10 ** 9 and None", ("ran longer than 3 s", "MemoryError", "memory")),
-    "time, in a regular expression": ("import re; re.match(r'(a+)+$', 'a' * 50 + 'b')", ("ran longer than 3 s",)),
+    "time, in one long operation": ("10 ** 10 ** 9 and None", ("ran longer than 1 s", "MemoryError", "memory")),
+    "time, in a regular expression": ("import re; re.match(r'(a+)+$', 'a' * 50 + 'b')", ("ran longer than 1 s",)),
 }
 BREAKING: dict[str, tuple[str, tuple[str, ...]]] = {
     "os._exit": ("import os; os._exit(7)", ("ended with exit code 7", "ended with exit code 1")),
@@ -170,7 +170,7 @@ async def test_endless_code_is_killed(kind: str, tmp_path: Path) -> None:
     found = await _run_all(harness, ENDLESS)
     assert [(name, result_text(found[name])) for name in found if not _as_expected(found[name], ENDLESS[name][1])] == []
     assert {result.get("kind") for name, result in found.items() if name.startswith("time")} <= {"timeout", "failed"}
-    assert max(result["took"] for result in found.values()) < SHORT + 5
+    assert max(result["took"] for result in found.values()) < SHORT + 30, "of 100 seconds and more"
     await harness.close()
 
 
