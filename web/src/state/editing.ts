@@ -29,6 +29,8 @@ export interface EditForm<T> {
   error: string;
   conflict: EditConflict<T> | undefined;
   change: (part: Partial<T>) => void;
+  /** Set the whole value. */
+  replace: (value: T) => void;
   /** Save. The result is undefined if it failed or someone else was faster. */
   save: () => Promise<Editable<T> | undefined>;
   /** Save although someone else changed it. */
@@ -116,6 +118,10 @@ export function useEditForm<T extends object>({ kind, id, initial, write, load, 
     conflict,
     change: (part) => {
       setValue((previous) => ({ ...previous, ...part }));
+      setError("");
+    },
+    replace: (next) => {
+      setValue(next);
       setError("");
     },
     save: () => submit(base.version ?? null),
