@@ -427,6 +427,7 @@ class Run:
         options: TurnOptions,
         switch_agent: "Callable[[Run, str], None]",
         find_models: Callable[[Any, AgentSettings, Any], Failover],
+        ask_beside: "Callable[[Run, Provider, str, str], Awaitable[str]]",
         make_deps: DepsFactory | None = None,
         resumed: bool = False,
     ) -> None:
@@ -455,7 +456,7 @@ class Run:
         self.warnings = dict[str, str]()  # which model settings are not sent as they were given, and why
         self.steps, self.texts = list[Step](), list[str]()
         self.draft = MessageDraft()
-        self._find_models = find_models
+        self._find_models, self._ask_beside = find_models, ask_beside
         self._make_deps = make_deps
         self._switch_agent = switch_agent
         self._call_ids, self._written_prompts = set[str](), dict[str, str]()
@@ -467,9 +468,7 @@ class Run:
 
     async def ask_model(self, prompt: str, model: Any, system: str) -> str:
         """Have another model answer a prompt within the turn's budget; what it uses counts as usage of the turn."""
-        from atlas_agents.agents.compaction import ask_beside  # rarely needed
-
-        return await ask_beside(self, self.find_provider(model), prompt, system)
+        return await self._ask_beside(self, self.find_provider(model), prompt, system)
 
     async def collect(self, turn: Awaitable[Message]) -> RunResult[Any]:
         """Wait for the turn and return everything it produced; an error that it raises has that as its `result`."""

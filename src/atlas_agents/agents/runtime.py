@@ -222,6 +222,7 @@ class AgentRuntime:
             options=options,
             switch_agent=self._switch_agent,
             find_models=self._failover_for,
+            ask_beside=_ask_beside,
             make_deps=self._make_deps,
             resumed=row is not None,
         )
@@ -433,6 +434,12 @@ class AgentRuntime:
         if model is None:
             raise ConfigError(f"agent {agent_id!r} has no model: pass model=… or set ATLAS_MODEL")
         return model
+
+
+async def _ask_beside(run: Run, provider: Provider, prompt: str, system: str) -> str:
+    from atlas_agents.agents.compaction import ask_beside  # rarely needed
+
+    return await ask_beside(run, provider, prompt, system)
 
 
 def choose_turn_function(run: Run) -> TurnFunction:
