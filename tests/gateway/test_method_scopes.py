@@ -90,7 +90,7 @@ SCOPES = {
     "tenants.update": "admin",
     "tenants.list": "admin",
     "config.get": "admin",
-    "tokens.rotate": "admin",
+    **dict.fromkeys(("tokens.rotate", "tokens.list", "tokens.create", "tokens.revoke"), "admin"),
     "devices.list": "read",
     "devices.revoke": "write",
 }

@@ -2,7 +2,6 @@
 
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from atlas_agents.cli.command import Argument, Group, JsonFlag, Option, command
@@ -13,7 +12,7 @@ from atlas_agents.core.errors import ConfigError
 if TYPE_CHECKING:
     from atlas_agents.channels.telegram.state import PairedUser, Pairing
     from atlas_agents.config.settings import Settings
-    from atlas_agents.gateway.auth import TokenEntry, TokenFile
+    from atlas_agents.gateway.auth import TokenFile
     from atlas_agents.gateway.protocol.types import Scope
 
 token = Group()
@@ -52,28 +51,11 @@ def create_token(
     user: Annotated[str, Option(metavar="NAME", help="The user, if it is not NAME.")] = "",
 ) -> None:
     """Create a token and print it. It cannot be shown again."""
-    import secrets
-    from hashlib import sha256
-
     from atlas_agents.gateway.auth import TokenEntry
 
-    settings = load_settings()
-    _open_tokens(settings)
-    path = settings.home / "tokens.json"
-    tokens = _read_tokens(path)
-    if name in tokens:
-        raise ConfigError(f"a token for {name!r} already exists; run: atlas token revoke {name}")
-    secret = secrets.token_urlsafe(32)
-    digest = sha256(secret.encode()).hexdigest()
     sessions = "all" if all_sessions else "own"
-    tokens[name] = TokenEntry(_parse_scopes(scopes), sha256=digest, sessions=sessions, role=role, user=user)
-    _write_tokens(path, tokens)
-    try:
-        _open_tokens(settings)
-    except ConfigError:
-        del tokens[name]
-        _write_tokens(path, tokens)
-        raise
+    entry = TokenEntry(_parse_scopes(scopes), sessions=sessions, role=role, user=user)
+    secret = _open_tokens(load_settings()).create(name, entry).reveal()
     print(f"Token for {name}; it is shown only once:", file=sys.stderr)
     print(secret)
 
@@ -92,15 +74,7 @@ def list_tokens(as_json: JsonFlag = False) -> None:
 @command(token, "revoke")
 def revoke_token(name: TokenName) -> None:
     """Revoke a token. A running gateway rejects it within a second."""
-    path = load_settings().home / "tokens.json"
-    tokens = _read_tokens(path)
-    if name not in tokens:
-        known = ", ".join(tokens) or "none"
-        raise ConfigError(
-            f"token not found: {name!r}; tokens: {known}. Replace the main token with: atlas token rotate"
-        )
-    del tokens[name]
-    _write_tokens(path, tokens)
+    _open_tokens(load_settings()).remove(name)
     print(f"Revoked the token of {name}.", file=sys.stderr)
 
 
@@ -119,22 +93,6 @@ def _parse_scopes(text: str) -> "tuple[Scope, ...]":
     if unknown or not wanted:
         raise ConfigError(f"invalid --scopes {text!r}: expected one or more of {', '.join(ALL)}")
     return tuple([scope for scope in ALL if scope in wanted])
-
-
-def _read_tokens(path: Path) -> "dict[str, TokenEntry]":
-    from atlas_agents.core.paths import read_json
-    from atlas_agents.gateway.auth import TokenEntry
-
-    return read_json(path, dict[str, TokenEntry]) or {}
-
-
-def _write_tokens(path: Path, tokens: "dict[str, TokenEntry]") -> None:
-    import msgspec
-
-    from atlas_agents.core.paths import write_json
-
-    values = {name: msgspec.to_builtins(token) for name, token in tokens.items()}
-    write_json(path, {name: {key: value for key, value in each.items() if value} for name, each in values.items()})
 
 
 def _limit_option(help: str) -> Any:

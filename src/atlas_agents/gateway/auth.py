@@ -18,7 +18,7 @@ import msgspec
 
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.paths import Secret, write_file
+from atlas_agents.core.paths import Secret, lock_file, read_json, write_file, write_json
 from atlas_agents.gateway.protocol.types import Principal, Scope
 from atlas_agents.gateway.settings import EVERYWHERE, GatewaySettings
 
@@ -126,6 +126,40 @@ class TokenFile:
             self._grants = ()
             logger.exception("token files cannot be read; refusing all tokens until they can")
         return True
+
+    def entries(self) -> dict[str, TokenEntry]:
+        """Return the entries of `tokens.json` by name."""
+        return read_json(self._entries_path, dict[str, TokenEntry]) or {}
+
+    def create(self, name: str, entry: TokenEntry) -> Secret:
+        """Create a token with the properties of an entry and return it. Only its hash is written to disk."""
+        secret = secrets.token_urlsafe(32)
+        entry = msgspec.structs.replace(entry, sha256=_digest(secret).hex())
+        self._grant(name, entry)  # checks the names
+        with lock_file(self._entries_path):
+            entries = self.entries()
+            if name in entries:
+                raise ConfigError(f"a token for {name!r} already exists; run: atlas token revoke {name}")
+            self._write_entries({**entries, name: entry})
+        return Secret(secret)
+
+    def remove(self, name: str) -> None:
+        """Revoke a token of `tokens.json`."""
+        with lock_file(self._entries_path):
+            entries = self.entries()
+            if name not in entries:
+                raise ConfigError(
+                    f"token not found: {name!r}; tokens: {', '.join(entries) or 'none'}. "
+                    "Replace the main token with: atlas token rotate"
+                )
+            del entries[name]
+            self._write_entries(entries)
+
+    def _write_entries(self, entries: dict[str, TokenEntry]) -> None:
+        values = {name: msgspec.to_builtins(entry) for name, entry in entries.items()}
+        plain = {name: {key: value for key, value in each.items() if value} for name, each in values.items()}
+        write_json(self._entries_path, plain)
+        self.refresh()
 
     def issue(self, name: str, scopes: tuple[Scope, ...]) -> Secret:
         """Issue a token for an internal client with its own sessions, such as a channel. It is never written to disk.

@@ -3,17 +3,22 @@
 import asyncio
 from datetime import date
 
+import msgspec
+from msgspec.structs import replace
+
 from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.runner import tool_call_result
-from atlas_agents.core.aio import SYSTEM_CLOCK, utc_day
+from atlas_agents.core.aio import SYSTEM_CLOCK, run_in_thread, utc_day
 from atlas_agents.core.budgets import BudgetStatus
 from atlas_agents.core.errors import ConfigError, NotFound
+from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import UsageRow
 from atlas_agents.core.tenancy import Plan, User
+from atlas_agents.gateway.auth import ALL, TokenEntry
 from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.convert import list_model_users
 from atlas_agents.gateway.dispatch import Methods
-from atlas_agents.gateway.edits import EditTarget
+from atlas_agents.gateway.edits import EditTarget, version_of
 from atlas_agents.gateway.hub import Hub, ModelSetupPort
 from atlas_agents.gateway.methods.agents import require_agent
 from atlas_agents.gateway.protocol import admin as wire
@@ -34,6 +39,9 @@ def add_methods(methods: Methods) -> None:
     methods.add("health.check", check_health)
     methods.add("system.info", get_system_info)
     methods.add("config.get", get_config)
+    methods.add("tokens.list", list_tokens)
+    methods.add("tokens.create", create_token)
+    methods.add("tokens.revoke", revoke_token)
     methods.add("tokens.rotate", rotate_token)
     methods.add("devices.list", list_devices)
     methods.add("devices.revoke", revoke_device)
@@ -233,10 +241,11 @@ def _is_available(hub: Hub, name: str) -> bool:
     return True
 
 
-def _require_all_sessions(caller: ClientConnection) -> None:
-    """Require access to all sessions, because the audit log covers all of them."""
+def _require_all_sessions(caller: ClientConnection, what: str = "the audit log") -> None:
+    """Require access to all sessions, because what is asked for covers all of them."""
     if caller.grant.prefix:
-        raise ProtocolError("FORBIDDEN", "the audit log requires a token with access to all sessions")
+        verb = "require" if what == "the plans" else "requires"
+        raise ProtocolError("FORBIDDEN", f"{what} {verb} a token with access to all sessions")
 
 
 def _day_range(since: str | None, to: str | None) -> tuple[str, str]:
@@ -288,10 +297,59 @@ async def get_config(caller: ClientConnection, _: NoParams) -> wire.ConfigResult
     )
 
 
+async def list_tokens(caller: ClientConnection, _: NoParams) -> wire.TokensResult:
+    main = wire.TokenShape("owner", "owner", ALL, "all", "owner", main=True)
+    entries = await run_in_thread(caller.hub.tokens.entries)
+    return wire.TokensResult((main, *[_token_shape(name, entry) for name, entry in entries.items()]))
+
+
+async def create_token(caller: ClientConnection, params: wire.TokensCreate) -> wire.TokenCreated:
+    """Create a token that can do at most what the caller can."""
+    hub, grant = caller.hub, caller.grant
+    missing = [scope for scope in params.scopes if not grant.allows(scope)]
+    if missing or (params.sessions == "all" and grant.prefix):
+        what = f"the scope {missing[0]!r}" if missing else "access to all sessions"
+        raise ProtocolError("FORBIDDEN", f"your token lacks {what}, so it cannot give it to another one")
+    scopes = tuple([scope for scope in ALL if scope in params.scopes])
+    entry = TokenEntry(scopes, sessions=params.sessions, role=params.role, user=params.user)
+    created: list[Secret] = []
+
+    async def write() -> str | None:
+        created.append(await run_in_thread(hub.tokens.create, params.name, entry))
+        return version_of(entry)
+
+    diff = f"scopes {', '.join(scopes)}; sessions {params.sessions}; user {params.user or params.name}"
+    await hub.edits.apply(EditTarget("token", params.name, None), grant.principal.id, write, diff=diff, scope="admin")
+    hub.atlas.keep_secret(*created)
+    return wire.TokenCreated(_token_shape(params.name, entry), created[0].reveal())
+
+
+async def revoke_token(caller: ClientConnection, params: wire.TokensRevoke) -> Ack:
+    hub = caller.hub
+
+    async def write() -> str | None:
+        await run_in_thread(hub.tokens.remove, params.name)
+        return None
+
+    await hub.edits.apply(EditTarget("token", params.name, "valid"), caller.grant.principal.id, write, scope="admin")
+    asyncio.get_running_loop().call_soon(hub.close_unauthorized)  # after the response is sent
+    return Ack(True)
+
+
+def _token_shape(name: str, entry: TokenEntry) -> wire.TokenShape:
+    return wire.TokenShape(name, entry.user or name, entry.scopes, entry.sessions, entry.role)
+
+
 async def rotate_token(caller: ClientConnection, _: NoParams) -> wire.TokenMade:
-    path = caller.hub.tokens.rotate()
-    asyncio.get_running_loop().call_soon(caller.hub.close_unauthorized)  # after the response is sent
-    return wire.TokenMade(str(path))
+    hub = caller.hub
+
+    async def write() -> str | None:
+        await run_in_thread(hub.tokens.rotate)
+        return "valid"
+
+    await hub.edits.apply(EditTarget("token", "owner", "valid"), caller.grant.principal.id, write, scope="admin")
+    asyncio.get_running_loop().call_soon(hub.close_unauthorized)  # after the response is sent
+    return wire.TokenMade(str(hub.tokens.path))
 
 
 async def list_devices(caller: ClientConnection, _: NoParams) -> wire.DevicesResult:
@@ -323,41 +381,85 @@ async def revoke_device(caller: ClientConnection, params: wire.OneDevice) -> Ack
 
 
 async def list_users(caller: ClientConnection, _: NoParams) -> wire.UsersResult:
-    hub = caller.hub
+    """List users; guests see only themselves."""
+    hub, grant = caller.hub, caller.grant
     seen: dict[str, int] = {}
     for _agent, user, at in await hub.store.last_turns(hub.atlas.tenant):
         seen[user] = max(at, seen.get(user, 0))
     users = await hub.atlas.tenancy.users()
-    return wire.UsersResult(
-        tuple([wire.UserShape(each.name, each.role, each.status, seen.get(each.name)) for each in users])
-    )
+    if grant.prefix:
+        users = [each for each in users if each.name == grant.principal.id]
+    shapes = [await _user_shape(hub, each) for each in users]
+    return wire.UsersResult(tuple([replace(each, last_active=seen.get(each.name)) for each in shapes]))
 
 
 async def put_user(caller: ClientConnection, params: wire.UsersPut) -> wire.UserResult:
-    saved = await caller.hub.atlas.tenancy.put_user(User(params.name, params.role, params.status))
-    await apply_suspensions(caller.hub)
-    return wire.UserResult(wire.UserShape(saved.name, saved.role, saved.status))
+    hub = caller.hub
+    async with hub.edits.exclusive():
+        before = next((each for each in await hub.atlas.tenancy.users() if each.name == params.name), None)
+        target = EditTarget("user", params.name, _user_version(before), before and msgspec.to_builtins(before))
+        await hub.edits.check(target, params.expected_version)
+
+        async def write() -> str | None:
+            saved = await hub.atlas.tenancy.put_user(User(params.name, params.role, params.status))
+            await apply_suspensions(hub)
+            return _user_version(saved)
+
+        diff = f"role {params.role}, {params.status}"
+        await hub.edits.apply(target, caller.grant.principal.id, write, diff=diff, scope="admin")
+    saved = next(each for each in await hub.atlas.tenancy.users() if each.name == params.name)
+    return wire.UserResult(await _user_shape(hub, saved))
 
 
 async def remove_user(caller: ClientConnection, params: wire.OneUser) -> Ack:
-    try:
-        await caller.hub.atlas.tenancy.remove_user(params.name)
-    except NotFound:
-        raise ProtocolError("INVALID_PARAMS", f"not found: user {params.name!r}") from None
-    await apply_suspensions(caller.hub)
+    hub = caller.hub
+    if all(each.name != params.name for each in await hub.atlas.tenancy.users()):
+        raise ProtocolError("INVALID_PARAMS", f"not found: user {params.name!r}")
+
+    async def write() -> str | None:
+        try:
+            await hub.atlas.tenancy.remove_user(params.name)
+        except NotFound:
+            raise ProtocolError("INVALID_PARAMS", f"not found: user {params.name!r}") from None
+        await apply_suspensions(hub)
+        return None
+
+    await hub.edits.apply(EditTarget("user", params.name, "present"), caller.grant.principal.id, write, scope="admin")
     return Ack(True)
 
 
+def _user_version(user: User | None) -> str | None:
+    return version_of([user.role, user.status]) if user is not None else None
+
+
+async def _user_shape(hub: Hub, user: User) -> wire.UserShape:
+    stamp = await hub.edits.stamp("user", user.name, _user_version(user))
+    shape = wire.UserShape(user.name, user.role, user.status, version=stamp.version)
+    return replace(shape, changed_by=stamp.changed_by, changed_at=stamp.changed_at)
+
+
 async def list_plans(caller: ClientConnection, _: NoParams) -> wire.PlansResult:
-    return wire.PlansResult(tuple(map(_plan_shape, await caller.hub.atlas.tenancy.plans())))
+    _require_all_sessions(caller, "the plans")
+    plans = await caller.hub.atlas.tenancy.plans()
+    return wire.PlansResult(tuple([replace(_plan_shape(each), version=version_of(each)) for each in plans]))
 
 
 async def put_plan(caller: ClientConnection, params: wire.PlansPut) -> wire.PlanResult:
-    plan = Plan(params.name, params.tokens, params.agents, params.storage, params.seats)
-    return wire.PlanResult(_plan_shape(await caller.hub.atlas.tenancy.put_plan(plan)))
+    hub, plan = caller.hub, Plan(params.name, params.tokens, params.agents, params.storage, params.seats)
+    async with hub.edits.exclusive():
+        before = next((each for each in await hub.atlas.tenancy.plans() if each.name == params.name), None)
+        target = EditTarget("plan", params.name, version_of(before), before and msgspec.to_builtins(before))
+        await hub.edits.check(target, params.expected_version)
+
+        async def write() -> str | None:
+            return version_of(await hub.atlas.tenancy.put_plan(plan))
+
+        await hub.edits.apply(target, caller.grant.principal.id, write, diff=str(plan), scope="admin")
+    return wire.PlanResult(replace(_plan_shape(plan), version=version_of(plan)))
 
 
 async def get_tenant(caller: ClientConnection, _: NoParams) -> wire.TenantResult:
+    _require_all_sessions(caller, "the usage of all users")
     atlas = caller.hub.atlas
     plan, used = await atlas.tenancy.plan(), await atlas.tenancy.used()
     return wire.TenantResult(
@@ -371,7 +473,15 @@ async def get_tenant(caller: ClientConnection, _: NoParams) -> wire.TenantResult
 
 
 async def update_tenant(caller: ClientConnection, params: wire.TenantsUpdate) -> wire.TenantResult:
-    await caller.hub.atlas.tenancy.use_plan(params.plan)
+    tenancy = caller.hub.atlas.tenancy
+
+    async def write() -> str | None:
+        await tenancy.use_plan(params.plan)
+        return version_of(params.plan)
+
+    before = version_of((await tenancy.about()).plan)
+    target = EditTarget("tenant", caller.hub.atlas.tenant, before)
+    await caller.hub.edits.apply(target, caller.grant.principal.id, write, diff=f"plan {params.plan}", scope="admin")
     return await get_tenant(caller, NoParams())
 
 

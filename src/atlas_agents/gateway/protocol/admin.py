@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from msgspec import Meta, field
+from msgspec import UNSET, Meta, UnsetType, field
 
 from atlas_agents.gateway.protocol import types
 from atlas_agents.gateway.protocol.chat import Page
@@ -11,6 +11,9 @@ Day = Annotated[str, Meta(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")]
 Name = Annotated[str, Meta(pattern=r"^[a-z0-9_-]{1,64}$")]
 Text = Annotated[str, Meta(max_length=4_000)]
 Count = Annotated[int, Meta(ge=0, le=1 << 62)]
+TokenName = Annotated[str, Meta(pattern="^[a-z0-9_-]{1,64}$")]
+ExpectedVersion: TypeAlias = str | UnsetType | None
+"""The version that was read, null to create; without it any version is replaced."""
 
 
 class Health(types.WireStruct, frozen=True):
@@ -509,6 +512,44 @@ class OneDevice(types.WireStruct, frozen=True):
     id: str
 
 
+class TokenShape(types.WireStruct, frozen=True):
+    """An access token without its value. The main token has all scopes and can only be replaced."""
+
+    name: str
+    user: str
+    scopes: tuple[types.Scope, ...]
+    sessions: Literal["own", "all"]
+    role: str = ""
+    main: bool = False
+
+
+class TokensResult(types.WireStruct, frozen=True):
+    tokens: tuple[TokenShape, ...]
+
+
+class TokensCreate(types.WireStruct, frozen=True):
+    """The name and the rights of a new token. It belongs to the user of the same name unless `user` is another one."""
+
+    name: TokenName
+    scopes: Annotated[tuple[types.Scope, ...], Meta(min_length=1, max_length=4)]
+    sessions: Literal["own", "all"] = "own"
+    role: Annotated[str, Meta(max_length=64)] = ""
+    user: Annotated[str, Meta(pattern="^[a-z0-9_-]{0,64}$")] = ""
+
+
+class TokenCreated(types.WireStruct, frozen=True):
+    """The new token with its value, which is not stored and cannot be shown again."""
+
+    token: TokenShape
+    secret: str
+
+
+class TokensRevoke(types.WireStruct, frozen=True):
+    """Identifies a token."""
+
+    name: TokenName
+
+
 class UserShape(types.WireStruct, frozen=True):
     """A user. `lastActive` is the time of their last turn, in milliseconds since 1970."""
 
@@ -516,6 +557,9 @@ class UserShape(types.WireStruct, frozen=True):
     role: str
     status: Literal["active", "invited", "suspended"]
     last_active: int | None = None
+    version: str | None = None
+    changed_by: str = ""
+    changed_at: int | None = None
 
 
 class UsersResult(types.WireStruct, frozen=True):
@@ -528,6 +572,7 @@ class UsersPut(types.WireStruct, frozen=True):
     name: Name
     role: Annotated[str, Meta(min_length=1, max_length=64)] = "member"
     status: Literal["active", "invited", "suspended"] = "active"
+    expected_version: ExpectedVersion = UNSET
 
 
 class UserResult(types.WireStruct, frozen=True):
@@ -548,6 +593,7 @@ class PlanShape(types.WireStruct, frozen=True):
     agents: int | None = None
     storage: int | None = None
     seats: int | None = None
+    version: str | None = None
 
 
 class PlansResult(types.WireStruct, frozen=True):
@@ -562,6 +608,7 @@ class PlansPut(types.WireStruct, frozen=True):
     agents: Count | None = None
     storage: Count | None = None
     seats: Count | None = None
+    expected_version: ExpectedVersion = UNSET
 
 
 class PlanResult(types.WireStruct, frozen=True):

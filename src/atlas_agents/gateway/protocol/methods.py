@@ -192,6 +192,9 @@ _ALL = (
     Method("tenants.update", "admin", admin.TenantsUpdate, admin.TenantResult, "Switch to another plan."),
     Method("tenants.list", "admin", NoParams, admin.TenantsResult, "List the tenants of this store."),
     Method("config.get", "admin", NoParams, admin.ConfigResult, "The effective settings, without secrets."),
+    Method("tokens.list", "admin", NoParams, admin.TokensResult, "List access tokens, without their values."),
+    Method("tokens.create", "admin", admin.TokensCreate, admin.TokenCreated, "Create an access token; shown once."),
+    Method("tokens.revoke", "admin", admin.TokensRevoke, Ack, "Revoke an access token; it becomes invalid at once."),
     Method(
         "tokens.rotate",
         "admin",

@@ -1,0 +1,372 @@
+// Settings › People: users, access tokens, and how much of the plan is used.
+
+import { Alert, App, Button, Checkbox, Input, Modal, Progress, Select, Space, Tag } from "antd";
+import { useState } from "react";
+import { CopyButton } from "../components/buttons";
+import { FormField } from "../components/form-field";
+import { RequestError } from "../net/connection";
+import { formatBytes, formatCount, formatDateTime } from "../state/format";
+import { useClient, useQuery, useResourceReload } from "../state/hooks";
+import type { TenantResult, TokenShape, UserShape } from "../wire";
+import { QueryResult } from "./view";
+import "../styles/admin.css";
+
+type Scope = TokenShape["scopes"][number];
+
+/** What a token with a scope can do, in the order of the form. */
+const SCOPES: { scope: Scope; text: string }[] = [
+  { scope: "read", text: "Can read chats" },
+  { scope: "write", text: "Can chat" },
+  { scope: "approve", text: "Can approve actions" },
+  { scope: "admin", text: "Can change settings" },
+];
+const STATUSES: Record<UserShape["status"], string> = { active: "Active", invited: "Invited", suspended: "Suspended" };
+
+export default function PeopleSettings() {
+  return (
+    <>
+      <Users />
+      <Tokens />
+      <Plan />
+    </>
+  );
+}
+
+function Users() {
+  const client = useClient();
+  const { message, modal } = App.useApp();
+  const users = useQuery("users.list", {});
+  useResourceReload("user", users.reload);
+  const [name, setName] = useState("");
+  const save = async (user: Pick<UserShape, "name" | "role" | "status">, expectedVersion: string | null) => {
+    try {
+      await client.request("users.put", { ...user, expectedVersion });
+      setName("");
+    } catch (error) {
+      const current = error instanceof RequestError ? error.current : undefined;
+      void message.error(
+        current?.changedBy ? `${current.changedBy} changed this user meanwhile.` : (error as Error).message,
+      );
+    }
+    users.reload();
+  };
+  const remove = (user: UserShape) =>
+    modal.confirm({
+      title: `Remove ${user.name}?`,
+      content: "Their stored chats stay. Their tokens keep working until you revoke them.",
+      okText: "Remove",
+      okButtonProps: { danger: true },
+      onOk: () =>
+        client
+          .request("users.remove", { name: user.name })
+          .then(users.reload, (error: Error) => void message.error(error.message)),
+    });
+  return (
+    <>
+      <h2 className="section-title">Users</h2>
+      <QueryResult query={users}>
+        {(result) => (
+          <ul className="item-list" aria-label="Users">
+            {result.users.map((user) => (
+              <li key={user.name}>
+                <div className="item-main">
+                  <strong className="item-name">{user.name}</strong>
+                  <span className="muted">
+                    {user.role}
+                    {user.lastActive ? ` · last active ${formatDateTime(user.lastActive)}` : " · not active yet"}
+                    {user.changedBy && ` · changed by ${user.changedBy}`}
+                  </span>
+                </div>
+                {user.role !== "owner" && (
+                  <Space wrap>
+                    <Select
+                      aria-label={`Status of ${user.name}`}
+                      value={user.status}
+                      onChange={(status) => void save({ ...pick(user), status }, user.version ?? null)}
+                      options={Object.entries(STATUSES).map(([value, label]) => ({ value, label }))}
+                      popupMatchSelectWidth={false}
+                    />
+                    <Button aria-label={`Remove ${user.name}`} onClick={() => remove(user)}>
+                      Remove
+                    </Button>
+                  </Space>
+                )}
+              </li>
+            ))}
+          </ul>
+        )}
+      </QueryResult>
+      <Space.Compact>
+        <Input
+          aria-label="Name of the new user"
+          placeholder="Name"
+          value={name}
+          onChange={(event) => setName(event.target.value)}
+        />
+        <Button
+          disabled={!name.trim()}
+          onClick={() => void save({ name: name.trim(), role: "member", status: "active" }, null)}
+        >
+          Add user
+        </Button>
+      </Space.Compact>
+    </>
+  );
+}
+
+const pick = ({ name, role, status }: UserShape) => ({ name, role, status });
+
+function Tokens() {
+  const client = useClient();
+  const { message, modal } = App.useApp();
+  const tokens = useQuery("tokens.list", {});
+  useResourceReload("token", tokens.reload);
+  const [creating, setCreating] = useState(false);
+  const revoke = (token: TokenShape) =>
+    modal.confirm({
+      title: `Revoke ${token.name}?`,
+      content: "Anything using it stops working now.",
+      okText: "Revoke",
+      okButtonProps: { danger: true },
+      onOk: () =>
+        client
+          .request("tokens.revoke", { name: token.name })
+          .then(tokens.reload, (error: Error) => void message.error(error.message)),
+    });
+  return (
+    <>
+      <div className="row">
+        <h2 className="section-title grow">Tokens</h2>
+        <Button onClick={() => setCreating(true)}>Create token</Button>
+      </div>
+      <QueryResult query={tokens}>
+        {(result) => (
+          <ul className="item-list" aria-label="Tokens">
+            {result.tokens.map((token) => (
+              <li key={token.name}>
+                <div className="item-main">
+                  <span>
+                    <strong className="item-name">{token.main ? "Main token" : token.name}</strong>{" "}
+                    {token.user !== token.name && <Tag>{token.user}</Tag>}
+                  </span>
+                  <span className="muted">
+                    {SCOPES.filter(({ scope }) => token.scopes.includes(scope))
+                      .map(({ text }) => text)
+                      .join(" · ")}{" "}
+                    · {token.sessions === "all" ? "All chats" : "Own chats only"}
+                  </span>
+                </div>
+                {!token.main && (
+                  <Button aria-label={`Revoke ${token.name}`} onClick={() => revoke(token)}>
+                    Revoke
+                  </Button>
+                )}
+              </li>
+            ))}
+          </ul>
+        )}
+      </QueryResult>
+      {creating && (
+        <CreateToken
+          onClose={() => {
+            setCreating(false);
+            tokens.reload();
+          }}
+        />
+      )}
+    </>
+  );
+}
+
+function CreateToken({ onClose }: { onClose: () => void }) {
+  const client = useClient();
+  const [name, setName] = useState("");
+  const [user, setUser] = useState("");
+  const [scopes, setScopes] = useState<Scope[]>(["read", "write"]);
+  const [all, setAll] = useState(false);
+  const [secret, setSecret] = useState("");
+  const [error, setError] = useState("");
+  const create = async () => {
+    try {
+      const sessions = all ? "all" : "own";
+      const made = await client.request("tokens.create", { name: name.trim(), user: user.trim(), scopes, sessions });
+      setSecret(made.secret);
+    } catch (failure) {
+      setError((failure as Error).message);
+    }
+  };
+  const toggle = (scope: Scope, on: boolean) =>
+    setScopes((before) => (on ? [...before, scope] : before.filter((each) => each !== scope)));
+  return (
+    <Modal
+      open
+      title={secret ? `Token ${name}` : "Create a token"}
+      onCancel={onClose}
+      onOk={() => (secret ? onClose() : void create())}
+      okText={secret ? "Done" : "Create"}
+      okButtonProps={{ disabled: !secret && (!name.trim() || !scopes.length) }}
+      {...(secret ? { cancelButtonProps: { style: { display: "none" } } } : {})}
+    >
+      {secret ? (
+        <div className="stack">
+          <Alert type="warning" showIcon title="Copy this token now. You won't see it again." />
+          <div className="row">
+            <code className="secret">{secret}</code>
+            <CopyButton text={secret} label="Copy the token" />
+          </div>
+        </div>
+      ) : (
+        <div className="stack">
+          <FormField label="Name" hint="Lowercase letters, digits, - or _." error={error || undefined}>
+            {(control) => (
+              <Input
+                {...control}
+                value={name}
+                onChange={(event) => {
+                  setName(event.target.value);
+                  setError("");
+                }}
+              />
+            )}
+          </FormField>
+          <FormField label="User" hint="Leave empty if the user has the same name.">
+            {(control) => <Input {...control} value={user} onChange={(event) => setUser(event.target.value)} />}
+          </FormField>
+          {SCOPES.map(({ scope, text }) => (
+            <Checkbox
+              key={scope}
+              checked={scopes.includes(scope)}
+              onChange={(event) => toggle(scope, event.target.checked)}
+            >
+              {text}
+            </Checkbox>
+          ))}
+          <Checkbox checked={all} onChange={(event) => setAll(event.target.checked)}>
+            Can see the chats of all users
+          </Checkbox>
+        </div>
+      )}
+    </Modal>
+  );
+}
+
+const LIMITS: { key: "tokens" | "storage" | "agents" | "seats"; name: string; format: (value: number) => string }[] = [
+  { key: "tokens", name: "Tokens this month", format: formatCount },
+  { key: "storage", name: "Storage", format: formatBytes },
+  { key: "agents", name: "Agents", format: String },
+  { key: "seats", name: "Users", format: String },
+];
+
+function Plan() {
+  const client = useClient();
+  const { message } = App.useApp();
+  const tenant = useQuery("tenants.get", {});
+  const plans = useQuery("plans.list", {});
+  useResourceReload("tenant", tenant.reload);
+  useResourceReload("plan", plans.reload);
+  const change = (plan: string) =>
+    client.request("tenants.update", { plan }).then(tenant.reload, (error: Error) => void message.error(error.message));
+  return (
+    <>
+      <h2 className="section-title">Plan</h2>
+      <QueryResult query={tenant}>
+        {(result) => (
+          <div className="stack">
+            <div className="row">
+              <span>Current plan</span>
+              <Select
+                aria-label="Current plan"
+                value={result.plan.name}
+                onChange={(plan) => void change(plan)}
+                options={(plans.data?.plans ?? [result.plan]).map(({ name }) => ({ value: name, label: name }))}
+                popupMatchSelectWidth={false}
+              />
+              <NewPlan onSaved={plans.reload} />
+            </div>
+            {LIMITS.map((limit) => (
+              <LimitBar key={limit.key} tenant={result} limit={limit} />
+            ))}
+          </div>
+        )}
+      </QueryResult>
+    </>
+  );
+}
+
+function LimitBar({ tenant, limit: { key, name, format } }: { tenant: TenantResult; limit: (typeof LIMITS)[number] }) {
+  const used = tenant[key];
+  const limit = tenant.plan[key];
+  const percent = limit ? Math.min(100, Math.round((used / limit) * 100)) : 0;
+  return (
+    <div>
+      <div className="row">
+        <span className="grow">{name}</span>
+        <span className="muted">
+          {typeof limit === "number" ? `${format(used)} of ${format(limit)}` : format(used)}
+        </span>
+      </div>
+      {typeof limit === "number" && (
+        <Progress
+          percent={percent}
+          showInfo={false}
+          size="small"
+          status={percent >= 100 ? "exception" : "normal"}
+          aria-label={`${name}: ${percent} % used`}
+        />
+      )}
+    </div>
+  );
+}
+
+function NewPlan({ onSaved }: { onSaved: () => void }) {
+  const client = useClient();
+  const [open, setOpen] = useState(false);
+  const [values, setValues] = useState<Record<string, string>>({});
+  const [error, setError] = useState("");
+  const save = async () => {
+    const numbers = Object.fromEntries(
+      LIMITS.flatMap(({ key }) => (values[key]?.trim() ? [[key, Number(values[key])]] : [])),
+    );
+    try {
+      await client.request("plans.put", { name: (values.name ?? "").trim(), ...numbers, expectedVersion: null });
+      setOpen(false);
+      setValues({});
+      onSaved();
+    } catch (failure) {
+      setError((failure as Error).message);
+    }
+  };
+  return (
+    <>
+      <Button onClick={() => setOpen(true)}>New plan</Button>
+      <Modal
+        open={open}
+        title="New plan"
+        okText="Create"
+        onOk={() => void save()}
+        onCancel={() => setOpen(false)}
+        okButtonProps={{ disabled: !values.name?.trim() }}
+      >
+        <div className="stack">
+          {error && <Alert type="error" showIcon title={error} />}
+          {[{ key: "name", name: "Name" }, ...LIMITS].map(({ key, name }) => (
+            <FormField
+              key={key}
+              label={key === "storage" ? "Storage in bytes" : name}
+              hint={key === "name" ? undefined : "Empty means no limit."}
+            >
+              {(control) => (
+                <Input
+                  {...control}
+                  inputMode={key === "name" ? "text" : "numeric"}
+                  value={values[key] ?? ""}
+                  onChange={(event) => setValues((before) => ({ ...before, [key]: event.target.value }))}
+                />
+              )}
+            </FormField>
+          ))}
+        </div>
+      </Modal>
+    </>
+  );
+}
