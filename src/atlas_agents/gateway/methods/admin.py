@@ -23,7 +23,7 @@ from atlas_agents.gateway.hub import Hub, ModelSetupPort
 from atlas_agents.gateway.methods.agents import require_agent
 from atlas_agents.gateway.protocol import admin as wire
 from atlas_agents.gateway.protocol.frames import ProtocolError
-from atlas_agents.gateway.protocol.types import Ack, ModelShape, NoParams, ToolShape
+from atlas_agents.gateway.protocol.types import Ack, ModelShape, NoParams, Scope, ToolShape
 from atlas_agents.providers.registry import parse_model_ref
 from atlas_agents.tools.tool import Tool
 
@@ -310,7 +310,7 @@ async def create_token(caller: ClientConnection, params: wire.TokensCreate) -> w
     if missing or (params.sessions == "all" and grant.prefix):
         what = f"the scope {missing[0]!r}" if missing else "access to all sessions"
         raise ProtocolError("FORBIDDEN", f"your token lacks {what}, so it cannot give it to another one")
-    scopes = tuple([scope for scope in ALL if scope in params.scopes])
+    scopes: tuple[Scope, ...] = tuple([scope for scope in ALL if scope in params.scopes])
     entry = TokenEntry(scopes, sessions=params.sessions, role=params.role, user=params.user)
     created: list[Secret] = []
 
