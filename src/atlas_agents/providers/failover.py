@@ -33,8 +33,9 @@ _TOOL_TOKENS = "context_tokens"
 _MIN_LIMIT = 256
 _MEASURED = 1000
 """Estimated tokens from which on a vendor's own count is compared with the estimate."""
-_SMALL = 250
-"""Tokens below which an answered request says nothing about the limit of its model."""
+_SMALL, _FEW = 250, 4
+"""Tokens and messages up to which an answered request says nothing about the limit of its model. The tokens alone do
+not tell: some servers leave out those they have cached."""
 _WINDOW = re.compile(
     r"(?:maximum context length is|maximum prompt length is|allowed \(|context size \(|tokens >)\s*([\d,]+)"
 )
@@ -313,7 +314,8 @@ class TurnProvider:
         if others and chunk.stop_reason == "refusal" and self._pool.policy.on_refusal == "failover":
             raise _ModelRefused(chunk.usage)
         self._is_complete = True
-        if not 0 < chunk.usage.input_tokens < _SMALL:
+        is_small = len(request.messages) <= _FEW and 0 < chunk.usage.input_tokens < _SMALL
+        if not is_small:
             self._pool.limits[self._index].record_success(self._estimate(request), chunk.usage)
 
     def _estimate(self, request: Request) -> int:
