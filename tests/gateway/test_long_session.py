@@ -1,4 +1,4 @@
-"""Long sessions on a gateway: 500 turns with tool calls on a model whose context window has 20,000 characters."""
+"""Long sessions on a gateway: 300 turns with tool calls on a model whose context window has 20,000 characters."""
 
 import json
 import time
@@ -15,7 +15,7 @@ from atlas_agents.testing import Environment
 from model_server import ModelRequest, ModelServer, Reply, run_model_server
 
 WINDOW = 20_000
-TURNS = 500
+TURNS = 300
 SUMMARY = "<summary>The user counts. Open task: keep counting. The file is notes/count.md.</summary>"
 
 
@@ -49,7 +49,7 @@ def small_model(name: str = "rules-1") -> Generator[tuple[ModelServer, OpenAIPro
 
 
 @pytest.mark.timeout(240)
-async def test_session_of_500_turns_keeps_answering(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_session_of_300_turns_keeps_answering(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store, sizes, took = SqliteStore(tmp_path / "atlas.db"), list[int](), list[float]()
     await store.open()
     with small_model() as (server, model):
@@ -71,7 +71,7 @@ async def test_session_of_500_turns_keeps_answering(tmp_path: Path, caplog: pyte
     assert len(summaries) == len(compacted) < TURNS / 5
     assert len(server.requests) == 2 * TURNS + len(summaries) + len(refused)
     assert sum(sizes[-100:]) < 1.2 * sum(sizes[100:200])
-    assert sum(took[-100:]) < 3 * sum(took[100:200]), "the CPU time of a turn does not grow with the session"
+    assert sum(took[-50:]) < 2.5 * sum(took[50:100]), "the CPU time of a turn does not grow with the session"
     assert not caplog.records, "a summary is an expected change of the prompt"
     asked = [message.text.split()[1] for message in stored if message.role == "user" and not message.metadata]
     assert asked == [str(number) for number in range(TURNS)]
