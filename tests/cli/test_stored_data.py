@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import sqlite3
 import stat
 import tomllib
@@ -14,7 +15,7 @@ from atlas_command import ENTER, TIMEOUT, Home
 from atlas_agents.config.load import load
 from atlas_agents.core.paths import Environment
 from atlas_agents.tools.policy import Policy
-from model_server import ModelServer
+from model_server import ModelServer, Reply, run_model_server
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -250,6 +251,43 @@ def test_init_creates_missing_files_and_keeps_existing_ones(bare: Home) -> None:
     assert (folder / "atlas.toml").read_text() == "port = 1\n"
     assert (second.stderr.count("kept"), second.stderr.count("created")) == (3, 1)
     assert bare.run("init", "/proc/nowhere").returncode == 2
+
+
+def test_init_asks_for_safety_a_model_and_a_first_question(bare: Home) -> None:
+    with run_model_server(lambda request: Reply(f"{request.model} answers")) as vendor:
+        vendor.key = "sk-test-0123456789abcdef"
+        closed = {f"{name}_BASE_URL": "http://127.0.0.1:9/v1" for name in ("OLLAMA", "LMSTUDIO", "VLLM", "LLAMACPP")}
+        with bare.terminal("init", "project", **closed) as terminal:
+            terminal.expect("Step 1 of 3: model")
+            number = re.findall(r"(\d+)  Paste an API key", terminal.expect("Not now"))
+            terminal.type(f"{number[-1]}\r")
+            number = re.findall(r"(\d+)  OpenAI-compatible server", terminal.expect("OpenAI-compatible server"))
+            terminal.type(f"{number[-1]}\r")
+            terminal.expect("Base URL:")
+            terminal.type(f"{vendor.url}\r")
+            terminal.expect("not shown")
+            terminal.type(f"{vendor.key}\r")
+            terminal.expect("Key works. 2 models available.")
+            terminal.expect("Model, by number or name")
+            terminal.type("2\r")
+            terminal.expect("Now using http/rules-2.")
+            terminal.expect("Step 2 of 3: safety")
+            terminal.expect("3  Read only")
+            terminal.type("3\r")
+            terminal.expect("Step 3 of 3: try it")
+            terminal.type("\r")
+            terminal.expect("rules-2 answers")
+            assert terminal.wait_for_exit() == 0
+            assert vendor.key not in terminal.text
+    assert 'no = ["*"]' in (bare.folder / "project" / "policy.toml").read_text()
+    assert oct((bare.path / "secrets.json").stat().st_mode & 0o777) == "0o600"
+
+
+def test_init_takes_the_model_and_the_safety_as_options(bare: Home) -> None:
+    assert bare.run("init", "project", "--model", "demo", "--safety", "everything").returncode == 0
+    assert json.loads((bare.path / "model.json").read_text()) == {"model": "demo"}
+    assert "[tools.file_read]" in (bare.folder / "project" / "policy.toml").read_text()
+    assert "--safety: expected ask, everything, read-only" in bare.run("init", "x", "--safety", "low").stderr
 
 
 def test_table_is_shortened_for_a_terminal_but_not_for_a_pipe(home: Home) -> None:

@@ -4,13 +4,25 @@ from pathlib import Path
 
 import pytest
 
-from atlas_agents import BadModelRef
+from atlas_agents import BadModelRef, tool
 from atlas_agents.testing import Environment, Registry
 from atlas_agents.workspace import LOCAL_MODEL, AgentSpec, Workspace, build_agents, resolve_models
 
 CLAUDE, GPT = "anthropic/claude-opus-4-6", "openai/gpt-5.2"
 NO_CLAUDE, NO_GPT = "no Anthropic key", "no OpenAI key"
 TINY = "SmolLM2 135M"
+
+
+@tool(effect="pure")
+async def look() -> str:
+    """Look at the sky."""
+    return "blue"
+
+
+@tool
+async def post(text: str) -> str:
+    """Post a text."""
+    return text
 
 
 def registry(*keys: str, model: str = "") -> Registry:
@@ -75,7 +87,7 @@ def test_default_workspace_needs_no_key(tmp_path: Path, caplog: pytest.LogCaptur
     built = build_agents(workspace.state, [], registry())
     (agent,) = built.agents
     assert (agent.id, agent.models) == ("assistant", (LOCAL_MODEL,))
-    assert agent.system_prompt == workspace.system_prompt()
+    assert agent.system_prompt == ""  # the default files are too long for this model
     assert built.notices == {"assistant": f"Using {TINY}: {NO_CLAUDE}."}
     assert built.notices["assistant"] in caplog.text
 
@@ -112,3 +124,11 @@ def test_agents_without_a_key_are_reported_in_one_line(tmp_path: Path, caplog: p
     assert set(built.notices.values()) == {f"Using {TINY}: no Anthropic key."}
     (record,) = caplog.records
     assert "agents=agent-0, agent-1, agent-2 and 33 more" in record.getMessage()
+
+
+def test_tiny_model_gets_only_the_tools_that_an_agent_names(tmp_path: Path) -> None:
+    (tmp_path / "AGENTS.md").write_text(f"## a\nModel: {CLAUDE}\n\n## b\nModel: {CLAUDE}\nTools: look\n")
+    state = Workspace(tmp_path).state
+    assert [len(agent.tools) for agent in build_agents(state, [look, post], registry()).agents] == [0, 1]
+    with_key = build_agents(state, [look, post], registry("ANTHROPIC"), only_named={"post"})
+    assert [[tool.name for tool in agent.tools] for agent in with_key.agents] == [["look"], ["look"]]

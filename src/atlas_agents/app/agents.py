@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -49,9 +49,12 @@ class AgentLoader:
         recall: bool = False,
         tool_search: int | None = None,
         prepare: Callable[[Tool], Tool] | None = None,
+        only_named: Callable[[WorkspaceState], Collection[str]] = lambda state: (),
     ) -> None:
-        """`prepare` changes each tool before agents receive it."""
+        """`prepare` changes each tool before agents receive it. `only_named` returns the tools that only agents get
+        which name them."""
         self._prepare = prepare
+        self._only_named = only_named
         self._workspace = workspace
         self._registry = registry
         self._tools = list(tools)
@@ -102,7 +105,16 @@ class AgentLoader:
         """Build the agents of a state without using them; ConfigError if any is invalid."""
         state = self._with_effort(state)
         tools = self._tools if self._prepare is None else [self._prepare(tool) for tool in self._tools]
-        return build_agents(state, tools, self._registry, self._default, self._fallback, self._tool_search, quiet=quiet)
+        return build_agents(
+            state,
+            tools,
+            self._registry,
+            self._default,
+            self._fallback,
+            self._tool_search,
+            only_named=self._only_named(state),
+            quiet=quiet,
+        )
 
     def recalls(self, agent_id: str) -> bool:
         """Return whether memories are recalled before an agent's turns: its own setting, else the global one."""

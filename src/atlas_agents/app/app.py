@@ -12,7 +12,13 @@ from atlas_agents.agents.hooks import Interceptor
 from atlas_agents.app.agents import AgentLoader, FetchModel, ServerReloader, open_mcp_servers
 from atlas_agents.app.home_lock import lock_home
 from atlas_agents.app.model_setup import ModelFeed, ModelSetup, apply_stored_keys, read_selected, read_stored_keys
-from atlas_agents.app.tools import PermissionsEditor, build_tool_registry, hold_changes, keyword_tools
+from atlas_agents.app.tools import (
+    PermissionsEditor,
+    build_tool_registry,
+    hold_changes,
+    keyword_tools,
+    only_named_tools,
+)
 from atlas_agents.config.load import POSTGRES
 from atlas_agents.config.open import is_postgres, open_home, open_store, open_valkey
 from atlas_agents.config.settings import Settings, scheme
@@ -254,6 +260,7 @@ def _build_runtime(
         recall=settings.recall,
         tool_search=settings.tool_search or None,
         prepare=prepare,
+        only_named=partial(only_named_tools, settings),
     )
     agent_loader.set_default(selected.model or settings.model, selected.effort)
     recall = knowledge.recall_interceptor(agent_loader.recalls)

@@ -24,7 +24,7 @@ from atlas_agents.builtin_tools.telegram_api import BotApi
 from atlas_agents.builtin_tools.web.fetch import url_fetch
 from atlas_agents.builtin_tools.web.search import choose_search, web_search
 from atlas_agents.builtin_tools.x import POST, SEARCH, Account, XApi, XClient, XTokens, x_tools
-from atlas_agents.config.open import database_files, open_policy
+from atlas_agents.config.open import database_files, is_postgres, open_policy
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import ConfigError, ToolFailed
@@ -40,6 +40,7 @@ from atlas_agents.tools.policy import Cell, Policy
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.tools.tool import Tool, tool
 from atlas_agents.workspace.skills import PROMPTS_FOLDER, skill_tool
+from atlas_agents.workspace.workspace import WorkspaceState
 
 logger = getLogger(__name__)
 
@@ -130,6 +131,22 @@ def keyword_tools(settings: Settings) -> Interceptor:
     if not _has_x(settings):
         keywords |= {POST: (), SEARCH: ()}
     return Interceptor(request=offered_on(keywords))
+
+
+def only_named_tools(settings: Settings, state: WorkspaceState) -> frozenset[str]:
+    """Return the tools that `Tools: *` leaves out, because what they need is not configured or does not exist."""
+    missing: set[str] = set()
+    if not settings.telegram_token:
+        missing.add(TELEGRAM)
+    if not _has_x(settings):
+        missing |= {POST, SEARCH}
+    if len(state.agents) == 1:
+        missing |= {delegate_task.name, get_team_members.name}
+    if not is_postgres(settings):  # plans are for an installation with several customers
+        missing.add(get_subscription_info.name)
+    if not state.skills:
+        missing.add("read_skill")
+    return frozenset(missing)
 
 
 def _telegram(settings: Settings, opening: AsyncExitStack) -> Tool:

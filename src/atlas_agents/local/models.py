@@ -37,6 +37,8 @@ class PromptStyle(msgspec.Struct, frozen=True):
     brief: bool = False
     """Limit answers to one sentence when tools are offered; what follows is noise."""
     sampling: dict[str, Any] = {}
+    system: str = ""
+    """System prompt of a request that has none: the one that the model was trained with."""
 
 
 class LocalModel(msgspec.Struct, frozen=True):
@@ -74,6 +76,7 @@ CATALOG: dict[str, LocalModel] = {
                 call_bias=7.0,
                 brief=True,
                 sampling={"temperature": 0.2, "top_p": 0.9, "repeat_penalty": 1.1, "max_tokens": 256},
+                system="You are a helpful AI assistant named SmolLM, trained by Hugging Face",
             ),
         ),
         LocalModel(

@@ -124,6 +124,8 @@ class LocalProvider(BaseProvider):
         endpoint = await self.endpoint(name)
         style = models.PromptStyle() if models.is_gguf_path(name) else models.find_model(name).style
         request = prompting.select_tools(request, style)
+        if style.system and not request.system:
+            request = msgspec.structs.replace(request, system=style.system)
         finder = prompting.CallFinder({wire_name(tool.name) for tool in prompting.callable_tools(request)})
         async with aclosing(self._request(endpoint, name, style, request)) as chunks:
             async for chunk in chunks:

@@ -2,7 +2,7 @@
 
 import difflib
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -14,7 +14,7 @@ from atlas_agents.providers.discovery import describe_missing_key
 from atlas_agents.providers.failover import RetryPolicy
 from atlas_agents.providers.registry import Model, Registry, parse_model_ref
 from atlas_agents.tools.tool import Tool, ToolLike, expand_tools
-from atlas_agents.workspace.workspace import AgentSpec, WorkspaceState
+from atlas_agents.workspace.workspace import AgentSpec, WorkspaceState, default_prompt
 
 logger = logging.getLogger(__name__)
 
@@ -97,12 +97,14 @@ def build_agents(
     fallback: Fallback | None = None,
     tool_search: int | None = None,
     *,
+    only_named: Collection[str] = (),
     quiet: bool = False,
 ) -> BuiltAgents:
     """Build all agents of a workspace; ConfigError if any is invalid. The workspace's prompt comes before their own.
 
-    `fallback` can replace a model that is not available. `tool_search` is for agents that do not set it.
-    The notices are logged, unless `quiet`.
+    `fallback` can replace a model that is not available. `tool_search` is for agents that do not set it. Tools in
+    `only_named` are for agents that name them: `*` does not include them. The tiny local model gets no tools unless the
+    agent names some, because it calls them for small talk. The notices are logged, unless `quiet`.
     """
     known = list(expand_tools(tools))
     agents: list[Agent] = []
@@ -124,7 +126,12 @@ def build_agents(
         if found and found[0] in replaced:
             notice = replaced[found[0]][1]
         models = [replaced[ref][0] if ref in replaced else ref for ref in found]
-        agents.append(build_agent(spec, known, models=models, prompt=state.prompt))
+        is_tiny = found[0] == LOCAL_MODEL and LOCAL_MODEL not in replaced
+        offered = known
+        if spec.tools == ("*",):
+            offered = [] if is_tiny else [tool for tool in known if tool.name not in only_named]
+        prompt = "" if is_tiny and state.prompt == default_prompt() else state.prompt
+        agents.append(build_agent(spec, offered, models=models, prompt=prompt))
         if notice:
             notices[spec.id] = notice
     if not quiet:

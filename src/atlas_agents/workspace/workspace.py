@@ -569,6 +569,11 @@ class WorkspaceState(msgspec.Struct, frozen=True):
     """Whether `AGENTS.md` is the default file that the first start writes, unedited."""
 
 
+def default_prompt() -> str:
+    """Return the prompt of a workspace whose files are unedited. It is too long for a tiny model."""
+    return _SEPARATOR.join([default_text(name) for name in NAMES])
+
+
 class Workspace:
     """A folder with `AGENTS.md`, `SOUL.md`, `TOOLS.md` and `skills`, all optional.
 

@@ -1,10 +1,26 @@
 // Start screen of a new chat: the selected agent and a few example prompts.
 
-import { BulbOutlined, ClockCircleOutlined, CodeOutlined, ToolOutlined } from "@ant-design/icons";
+import { BulbOutlined, ClockCircleOutlined, CodeOutlined, MailOutlined, ToolOutlined } from "@ant-design/icons";
 import { Prompts } from "@ant-design/x";
 import { Logo } from "../components/icons";
 import { useAppState, useClient } from "../state/hooks";
+import type { AgentShape } from "../wire";
 
+/** What a model without tools does well, however small it is. */
+const SIMPLE_PROMPTS = [
+  {
+    key: "poem",
+    icon: <BulbOutlined aria-hidden />,
+    label: "Write a short poem about rain",
+    description: "Be creative",
+  },
+  {
+    key: "email",
+    icon: <MailOutlined aria-hidden />,
+    label: "Explain what an email is",
+    description: "Learn something",
+  },
+];
 const EXAMPLE_PROMPTS = [
   {
     key: "time",
@@ -32,6 +48,12 @@ const EXAMPLE_PROMPTS = [
   },
 ];
 
+/** The examples that an agent can do: only those with a tool need one. */
+function examplePrompts({ tools }: AgentShape) {
+  if (tools.length === 0) return SIMPLE_PROMPTS;
+  return EXAMPLE_PROMPTS.filter(({ key }) => key !== "time" || tools.includes("current_time"));
+}
+
 export function Welcome({ agentId }: { agentId: string }) {
   const client = useClient();
   const { agents, sessions, sessionsLoaded } = useAppState();
@@ -48,7 +70,7 @@ export function Welcome({ agentId }: { agentId: string }) {
       </p>
       <Prompts
         wrap
-        items={EXAMPLE_PROMPTS}
+        items={agent ? examplePrompts(agent) : []}
         onItemClick={({ data }) => client.sendMessage(String(data.label), [], { agentId })}
         className="example-prompts"
       />
