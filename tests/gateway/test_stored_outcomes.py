@@ -116,7 +116,7 @@ async def test_duration_and_image_of_a_call_are_the_same_live_and_stored(tmp_pat
             for part in message["parts"]
             if part["type"] == "tool_result"
         ]
-    assert 50 <= live["durationMs"] < 5000
+    assert 50 <= live["durationMs"] < 30_000
     assert stored["durationMs"] == copy["durationMs"] == live["durationMs"]
     assert abs(line["entry"]["meta"]["duration_ms"] - live["durationMs"]) <= 1
     picture = {"type": "image", "media_type": "image/png", "data": DOT}

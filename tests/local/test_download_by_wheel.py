@@ -126,7 +126,7 @@ async def test_cancelled_pull_kills_pip(tmp_path: Path, monkeypatch: pytest.Monk
         with pytest.raises(asyncio.CancelledError):
             await task
         await gone.wait()
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 25
     assert os.listdir(tmp_path) == ["m.lock"]
 
 

@@ -252,7 +252,7 @@ async def test_special_files_are_rejected_at_once(root: Path) -> None:
         assert [each.status for each in (reading, listing, editing)] == ["error"] * 3, path
         assert searching.status == "error" or "skipped: 1 file" in str(searching.result)
         assert writing.status == ("ok" if path == "sparse" else "error")  # a regular file can be replaced
-    assert time.monotonic() - began < 10
+    assert time.monotonic() - began < 30
     listener.close()
 
 

@@ -177,8 +177,8 @@ async def test_endless_output_is_killed_and_its_middle_dropped(shell: Shell) -> 
 
 
 async def test_cpu_time_is_limited(shell: Shell) -> None:
-    result = await shell("while :; do :; done", limits=SandboxLimits(seconds=20, cpu=1))
-    assert result.stopped_by is None and result.exit_code != 0 and result.duration < 15
+    result = await shell("while :; do :; done", limits=SandboxLimits(seconds=50, cpu=1))
+    assert result.stopped_by is None and result.exit_code != 0 and result.duration < 45
 
 
 async def test_number_of_processes_is_limited(shell: Shell, sleep: str) -> None:
