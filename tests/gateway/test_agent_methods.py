@@ -203,3 +203,7 @@ async def test_model_that_was_not_chosen_is_not_saved_by_an_edit_of_the_default_
         assert "model" not in draft
         saved = await client.get("agents.put", agent={**draft, "name": "Ada"}, expectedVersion=version)
         assert saved["agent"]["model"] == "demo" and "anthropic" not in agents_file(tmp_path)
+    (tmp_path / "other").mkdir()
+    async with serve_workspace(tmp_path / "other", text) as gateway, connect_client(gateway) as client:
+        made = await client.get("agents.put", agent={"id": "cleo", "tools": []})
+        assert "-Model: anthropic" in made["diff"] and "anthropic" not in agents_file(tmp_path / "other")

@@ -296,11 +296,12 @@ class _Parsing:
 
 
 class Group:
-    """Commands under a name."""
+    """Commands under a name. `default` is the command that runs if none is named."""
 
-    def __init__(self, name: str = "", help: str = "") -> None:
+    def __init__(self, name: str = "", help: str = "", default: str = "") -> None:
         self.name = name
         self.help = help
+        self.default = default
         self.commands: dict[str, Command] = {}
 
     def listing(self) -> "list[tuple[str, str]]":
@@ -315,6 +316,8 @@ class Group:
         return []
 
     def run(self, arguments: Sequence[str], path: str) -> int:
+        if self.default and arguments != ["--help"] and not (arguments and not arguments[0].startswith("-")):
+            return self.commands[self.default].run(arguments, path)
         if not arguments:
             print(self.help_text(path), file=sys.stderr)
             return EXIT_USAGE

@@ -1,19 +1,55 @@
-"""`atlas agents`, `atlas tools` and `atlas usage`: what is configured, and what it cost."""
+"""`atlas agents`, `atlas policy`, `atlas tools` and `atlas usage`: what is configured, and what it cost."""
 
+import sys
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Any, cast
 
-from atlas_agents.cli.command import AgentOption, Group, JsonFlag, Option, command
+from atlas_agents.cli.command import (
+    EXIT_FAILED,
+    EXIT_OK,
+    AgentOption,
+    Argument,
+    Group,
+    JsonFlag,
+    Option,
+    YesFlag,
+    command,
+    confirm,
+)
 from atlas_agents.cli.connect import call, find_agent, model_label, open_calls
 from atlas_agents.cli.output import print_json, print_table, without_code_hints
 from atlas_agents.core.errors import ConfigError
 
 app = Group()
+agents = Group(default="list")
+policy = Group(default="show")
 _GROUPINGS = ("agent", "model", "session", "day")
 
 
-@command(app)
-def agents(as_json: JsonFlag = False) -> None:
+AgentId = Annotated[str, Argument(metavar="ID", help="The id of the agent.")]
+NameOption = Annotated[str | None, Option("--name", metavar="TEXT", help="The name that people see.")]
+DescriptionOption = Annotated[str | None, Option("--description", metavar="TEXT", help="What it is for.")]
+AgentModelOption = Annotated[str | None, Option("--model", metavar="REF", help="Its model; empty for the default.")]
+FallbackOption = Annotated[
+    list[str] | None, Option("--fallback", metavar="REF", help="A model to use if the first fails. Repeatable.")
+]
+AgentEffortOption = Annotated[str | None, Option("--effort", metavar="LEVEL", help="How much its model reasons.")]
+FileOption = Annotated[
+    str | None, Option("--instructions", "-i", metavar="FILE", help="File with its instructions; - reads from stdin.")
+]
+ToolOption = Annotated[
+    list[str] | None, Option("--tool", metavar="NAME", help="A tool that it has, * for all, none. Repeatable.")
+]
+RoleOption = Annotated[str | None, Option("--role", metavar="NAME", help="Its role, for permissions.")]
+HandoffOption = Annotated[
+    list[str] | None, Option("--hand-off", metavar="ID", help="An agent that it may hand off to. Repeatable.")
+]
+DryRunFlag = Annotated[bool, Option("--dry-run", help="Show what would change and change nothing.")]
+
+
+@command(agents, "list")
+def list_agents(as_json: JsonFlag = False) -> None:
     """List the agents, their models and their tools."""
     found = call("agents.list")["agents"]
     if as_json:
@@ -29,6 +65,157 @@ def agents(as_json: JsonFlag = False) -> None:
         for agent in found
     ]
     print_table(("agent", "model", "tools", "about"), rows, "There are no agents.")
+
+
+@command(agents)
+def show(id: AgentId, as_json: JsonFlag = False) -> None:
+    """Show an agent as it can be edited."""
+    found = call("agents.get", agent_id=id)
+    if as_json:
+        print_json(found)
+        return
+    draft: dict[str, Any] = found.get("draft", found["agent"])
+    for key, value in draft.items():
+        if key != "instructions":
+            print(f"{key}: {', '.join(cast(list[str], value)) if isinstance(value, list) else value}")
+    if found.get("changedBy"):
+        print(f"changed by: {found['changedBy']}")
+    if draft.get("instructions"):
+        print(f"\n{draft['instructions']}")
+
+
+@command(agents)
+def put(
+    id: AgentId,
+    name: NameOption = None,
+    description: DescriptionOption = None,
+    model: AgentModelOption = None,
+    fallback: FallbackOption = None,
+    effort: AgentEffortOption = None,
+    instructions: FileOption = None,
+    tool: ToolOption = None,
+    role: RoleOption = None,
+    hand_off: HandoffOption = None,
+    dry_run: DryRunFlag = False,
+) -> None:
+    """Create an agent, or change what is given. New chats use it at once."""
+    given = {
+        "name": name,
+        "description": description,
+        "model": model,
+        "fallbacks": fallback,
+        "effort": effort,
+        "instructions": _read_instructions(instructions) if instructions is not None else None,
+        "tools": [] if tool == ["none"] else tool,
+        "role": role,
+        "handsOffTo": hand_off,
+    }
+    with open_calls() as gateway:
+        exists = any(agent["id"] == id for agent in gateway("agents.list")["agents"])
+        found: dict[str, Any] = gateway("agents.get", agent_id=id) if exists else {}
+        draft: dict[str, Any] = {"id": id, "tools": [], **found.get("draft", {})}
+        draft |= {key: value for key, value in given.items() if value is not None}
+        edited = gateway("agents.put", agent=draft, expected_version=found.get("version"), dry_run=dry_run)
+    _print_edit(edited, "Nothing was changed." if dry_run else f"{id}: saved. New chats use it now.")
+
+
+@command(agents)
+def remove(id: AgentId, dry_run: DryRunFlag = False, yes: YesFlag = False) -> int:
+    """Remove an agent. Its chats stay, and its schedules are paused."""
+    with open_calls() as gateway:
+        version = gateway("agents.get", agent_id=id).get("version")
+        effects = gateway("agents.remove", agent_id=id, expected_version=version, dry_run=True)
+        _print_edit(effects, "")
+        if dry_run or not (yes or confirm(f"Remove the agent {id}?")):
+            print("Nothing was changed.", file=sys.stderr)
+            return EXIT_OK if dry_run else EXIT_FAILED
+        gateway("agents.remove", agent_id=id, expected_version=version)
+    print(f"{id}: removed.", file=sys.stderr)
+    return EXIT_OK
+
+
+@command(agents, "try")
+def try_agent(
+    id: AgentId,
+    message: Annotated[str, Argument(metavar="MESSAGE", help="What to ask it.")],
+    model: AgentModelOption = None,
+    instructions: FileOption = None,
+) -> None:
+    """Ask an agent, with another model or other instructions, without saving anything.
+
+    It has only tools that change nothing and need no approval.
+    """
+    with open_calls() as gateway:
+        draft: dict[str, Any] = gateway("agents.get", agent_id=id).get("draft", {"id": id})
+        draft |= {"model": model} if model is not None else {}
+        draft |= {"instructions": _read_instructions(instructions)} if instructions is not None else {}
+        answer = gateway("agents.tryDraft", draft=draft, message=message)
+    print(answer["text"])
+    if answer.get("withheld"):
+        print(f"Not available in a trial: {', '.join(answer['withheld'])}.", file=sys.stderr)
+
+
+def _read_instructions(path: str) -> str:
+    try:
+        return sys.stdin.read() if path == "-" else Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read --instructions {path}: {error}") from error
+
+
+def _print_edit(edited: dict[str, Any], done: str) -> None:
+    """Print the diff of an edit, and what it warns about."""
+    if edited.get("diff"):
+        print(edited["diff"])
+    for warning in edited.get("warnings", ()):
+        print(f"Note: {warning}.", file=sys.stderr)
+    if done:
+        print(done, file=sys.stderr)
+
+
+@command(policy, "show")
+def show_policy(as_json: JsonFlag = False) -> None:
+    """Show what applies to everyone, roles, groups and agents. A dot marks what is inherited."""
+    found = call("policy.get")
+    if as_json:
+        print_json(found)
+        return
+    subjects = [subject["id"] for subject in found["subjects"]]
+    rows = [
+        (tool, *(f"{'' if each in found['cells'].get(tool, {}) else '.'}{row[each]['cell']}" for each in subjects))
+        for tool, row in sorted(found["effective"].items())
+    ]
+    print_table(("tool", *subjects), rows, "There are no tools.")
+
+
+@command(policy, "set")
+def set_permission(
+    tool: Annotated[str, Argument(metavar="TOOL", help="The name of the tool.")],
+    subject: Annotated[str, Argument(metavar="WHO", help="An agent, a role, a group, or * for everyone.")],
+    cell: Annotated[str, Argument(metavar="CELL", help="yes, ask, no, or inherit.")],
+    days: Annotated[int, Option(metavar="N", help="Days of recorded calls to check.", min=1, max=365)] = 7,
+    dry_run: DryRunFlag = False,
+    yes: YesFlag = False,
+) -> int:
+    """Change a permission, after showing what it would have meant for the recorded calls."""
+    if cell not in ("yes", "ask", "no", "inherit"):
+        raise ConfigError(f"invalid permission {cell!r}: expected yes, ask, no or inherit")
+    changes = [{"tool": tool, "subject": subject, "cell": None if cell == "inherit" else cell}]
+    with open_calls() as gateway:
+        version = gateway("policy.get").get("version")
+        effect = gateway("policy.simulate", changes=changes, days=days)
+        for each in effect["calls"]:
+            print(f"{each['seq']}  {each['tool']} by {each['agentId']}: {each['before']} -> {each['after']}")
+        counts = f"{effect['allow']} would be allowed, {effect['ask']} would ask, {effect['deny']} would be denied"
+        print(f"Of {effect['checked']} calls in the last {days} days, {counts}.", file=sys.stderr)
+        asks = bool(effect["wider"]) and not dry_run and not yes
+        if asks and not confirm(f"This allows {subject} more than now. Save it?"):
+            print("Nothing was changed.", file=sys.stderr)
+            return EXIT_FAILED
+        edited = gateway(
+            "policy.put", changes=changes, expected_version=version, dry_run=dry_run, allow_wider=bool(effect["wider"])
+        )
+    _print_edit({**edited, "warnings": ()}, "Nothing was changed." if dry_run else f"{tool}: {cell} for {subject}.")
+    return EXIT_OK
 
 
 @command(app)

@@ -293,7 +293,9 @@ function CellSelect({ effective, value, saved, editable, nameOf, onSet, tool, su
   const label = describeCell(shown, tool);
   const details = [own ? "" : source.toLowerCase(), changed ? "changed" : ""].filter(Boolean).join(", ");
   return (
-    <span className={`permission-cell is-${shown}${own ? "" : " inherited"}${changed ? " changed" : ""}`}>
+    <span
+      className={`permission-cell is-${shown === "yes" && tool.asks ? "ask" : shown}${own ? "" : " inherited"}${changed ? " changed" : ""}`}
+    >
       <select
         value={own ?? ""}
         disabled={!editable}

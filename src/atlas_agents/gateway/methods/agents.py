@@ -367,7 +367,7 @@ async def _edit(
         id=id,
         path=editor.path,
         section=lambda content: AgentsText(content, file).section(id),
-        change=lambda content: change(AgentsText(content, file)),
+        change=lambda content: change(_without_unchosen_model(AgentsText(content, file), editor)),
         check=check,
         value=value,
         apply=editor.reload,
@@ -390,6 +390,16 @@ def _require_editor(hub: Hub) -> AgentEditor:
     if hub.services.agent_editor is None:
         raise ProtocolError("UNAVAILABLE", "the agents of this gateway are defined in code and cannot be edited")
     return hub.services.agent_editor
+
+
+def _without_unchosen_model(text: AgentsText, editor: AgentEditor) -> AgentsText:
+    """Remove the model of the generated file if a person chose another one.
+
+    That model counts as soon as the file is edited, and must not receive text because another agent was added.
+    """
+    if text.content != default_text("AGENTS.md").encode() or not editor.chosen_model:
+        return text
+    return AgentsText(text.put(msgspec.structs.replace(text.specs[0], models=())), str(editor.path))
 
 
 def _read_agents(editor: AgentEditor) -> AgentsText:

@@ -1,0 +1,35 @@
+"""`atlas agents` and `atlas policy`: the same edits as in the page."""
+
+import json
+
+import pytest
+from atlas_command import Home
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def test_agents_are_created_changed_and_removed(bare: Home) -> None:
+    made = bare.run("agents", "put", "cleo", "--model", "demo", "--tool", "current_time", "--role", "finance")
+    assert made.returncode == 0, made.stderr
+    assert "+## cleo" in made.stdout and made.stderr.endswith("cleo: saved. New chats use it now.\n")
+    tried = bare.run("agents", "put", "cleo", "--description", "Counts.", "--dry-run")
+    assert "+Description: Counts." in tried.stdout and tried.stderr.endswith("Nothing was changed.\n")
+    shown = json.loads(bare.run("agents", "show", "cleo", "--json").stdout)
+    assert shown["draft"] == {"id": "cleo", "model": "demo", "tools": ["current_time"], "role": "finance"}
+    assert bare.run("agents", "try", "cleo", "Hello").stdout
+    assert "cleo" in bare.run("agents").stdout
+    assert "unknown tool 'no_such'" in bare.run("agents", "put", "cleo", "--tool", "no_such").stderr
+    assert bare.run("agents", "remove", "cleo", "--yes").stderr.endswith("cleo: removed.\n")
+    assert "cleo" not in bare.run("agents").stdout
+
+
+def test_permission_is_changed_after_its_effect_was_shown(bare: Home) -> None:
+    changed = bare.run("policy", "set", "file_write", "assistant", "no")
+    assert changed.returncode == 0, changed.stderr
+    assert "Of 0 calls in the last 7 days" in changed.stderr and '+no = ["assistant"]' in changed.stdout
+    lines = [line.split() for line in bare.run("policy").stdout.splitlines()]
+    assert ["file_write", "ask", "no"] in lines and ["bash", "yes", ".yes"] in lines
+    refused = bare.run("policy", "set", "file_write", "assistant", "yes")
+    assert refused.returncode != 0 and "This allows assistant more than now" in refused.stderr
+    assert bare.run("policy", "set", "file_write", "assistant", "inherit", "--yes").returncode == 0
+    assert bare.run("policy", "set", "file_write", "assistant", "maybe").returncode == 2
