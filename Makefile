@@ -14,8 +14,8 @@ export UV_PYTHON_DOWNLOADS = never
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-run: page ## Start the gateway with the web UI and a model that answers
-	$(BIN)/atlas serve
+run: page ## Start the gateway with the web UI and a model that answers; SERVE="--no-open" for other options
+	@$(BIN)/atlas serve $(SERVE)
 
 chat: $(READY) ## Talk to an agent in the terminal
 	$(BIN)/atlas chat
@@ -25,7 +25,7 @@ team: page ## Start the example team with its documents, in a separate home fold
 	$(BIN)/atlas knowledge add examples/team/knowledge --category handbook && $(BIN)/atlas serve
 
 page: $(READY) ## Build the web UI if its sources have changed
-	$(BIN)/python hatch_build.py
+	@$(BIN)/python hatch_build.py
 
 # More workers than the two cores that this is measured on: many tests wait for other processes.
 test: page browser sandbox searx ## Run all tests
@@ -48,7 +48,7 @@ attacks: page browser sandbox ## Make every known attack and record the results;
 
 audit: $(READY) ## Check the locked packages for known vulnerabilities; says so if no database can be reached
 	$(UV) venv --quiet --allow-existing --python $(BIN)/python .tools/audit
-	$(UV) pip sync --quiet --python .tools/audit --require-hashes requirements-audit.lock
+	@$(UV) pip sync --quiet --python .tools/audit --require-hashes requirements-audit.lock
 	$(BIN)/python tests/supply_chain.py audit .tools/audit/bin/pip-audit
 
 sbom: $(READY) ## Write a bill of materials (CycloneDX) and a licence list to dist/sbom
@@ -151,9 +151,10 @@ endef
 # The virtual environment, exactly as locked; synchronised when the lock or the project file has changed.
 $(READY): requirements.lock pyproject.toml | $(UV)
 	@$(NEED_PYTHON)
-	$(UV) venv --quiet --allow-existing --python "$$($(PY) -c 'import sys; print(sys.executable)')" .venv
-	$(UV) pip sync --quiet --python .venv --require-hashes requirements.lock
-	$(UV) pip install --quiet --python .venv --no-deps --editable .
+	@echo "Installing the locked packages into .venv."
+	@$(UV) venv --quiet --allow-existing --python "$$($(PY) -c 'import sys; print(sys.executable)')" .venv
+	@$(UV) pip sync --quiet --python .venv --require-hashes requirements.lock
+	@$(UV) pip install --quiet --python .venv --no-deps --editable .
 	@touch $@
 
 # A Python without pip may still be able to install one into a virtual environment.

@@ -79,7 +79,9 @@ def build(root: Path) -> bool:
     stamp, sources = output / ".stamp", fingerprint(web)
     if stamp.exists() and stamp.read_text() == sources:
         return False
-    _run([*installed_npm(web), "run", "--silent", "build"], web)
+    npm = installed_npm(web)
+    print("Building the web UI.", file=sys.stderr)
+    _run([*npm, "run", "--silent", "build", "--", "--logLevel", "warn"], web)
     shutil.rmtree(output, ignore_errors=True)
     shutil.copytree(web / "dist", output)
     stamp.write_text(sources)
@@ -107,6 +109,7 @@ def installed_npm(web: Path) -> list[str]:
     stamp = web / "node_modules" / ".stamp"
     lock = hashlib.sha256((web / "package-lock.json").read_bytes()).hexdigest()
     if not stamp.exists() or stamp.read_text() != lock:
+        print("Installing the packages of the web UI.", file=sys.stderr)
         _run([*npm, "ci", "--no-audit", "--no-fund", "--loglevel=error"], web)
         stamp.write_text(lock)
     return npm

@@ -43,6 +43,27 @@ def test_server_needs_neither_key_nor_model_and_can_call_tools(bare: Home, serve
     assert second.results
 
 
+def test_piped_input_is_added_to_the_question(bare: Home, server: ModelServer) -> None:
+    done = bare.run("ask", "Summarise", "--base-url", server.url, stdin="All is well.\n")
+    assert done.stdout == "You wrote: Summarise\n\nAll is well.\n"
+
+
+def test_files_are_attached_as_text_image_and_document(bare: Home, server: ModelServer) -> None:
+    (bare.folder / "notes.md").write_text("# Notes")
+    (bare.folder / "dot.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    (bare.folder / "paper.pdf").write_bytes(b"%PDF-1.7")
+    files = ["-f", "notes.md", "--file", "dot.png", "-fpaper.pdf"]
+    assert bare.run("ask", "Compare", "--base-url", server.url, *files).returncode == 0
+    *_, question = server.requests[0].body["messages"]
+    kinds = [part["type"] for part in question["content"]]
+    assert kinds == ["text", "text", "image_url", "file"]
+    assert question["content"][1]["text"] == "File notes.md:\n\n# Notes"
+    (bare.folder / "blob.bin").write_bytes(b"\xff\xfe")
+    for name, problem in ("blob.bin", "expected text, a PDF, or an image"), ("gone.txt", "No such file"):
+        failed = bare.run("ask", "Compare", "--base-url", server.url, "-f", name)
+        assert failed.returncode == 2 and problem in failed.stderr
+
+
 def test_piped_answer_cannot_control_the_terminal(bare: Home) -> None:
     answer = "done\x1b[2J\x1b]0;title\x07 \x9b31m\x7f \u202etxt.exe\r\tend"
     with run_model_server(lambda _: Reply(answer)) as server:

@@ -246,14 +246,14 @@ def test_approval_prompt_shows_invisible_characters(home: Home) -> None:
             r"  in \".*\"\n"
             r"  because of policy\.toml: tools\.demo/act, ask for \*\n"
             r"  denied without an answer in \d+ s\n"
-            r"once, session, always, edit or no\?$"
+            r"y/n, or once, session, always, edit or no\?$"
         )
         person.type(ENTER)  # an empty answer
-        person.expect(r"no\?\nonce, session, always, edit or no\?$")
+        person.expect(r"no\?\ny/n, or once, session, always, edit or no\?$")
         person.type("maybe" + ENTER)  # an unknown answer
-        person.expect(r"no\? maybe\nonce, session, always, edit or no\?$")
+        person.expect(r"no\? maybe\ny/n, or once, session, always, edit or no\?$")
         assert not (home.folder / "acted").exists()
-        person.type("once" + ENTER)
+        person.type("y")  # without Enter
         person.expect(r"✓ demo/act: did (.|\n)*It came out(.|\n)*\n>$")
     assert (home.folder / "acted").read_text() == "'rm \\u202e\\xa0\\u200bx' 1\n"
 
@@ -264,7 +264,7 @@ def test_call_can_be_denied_edited_and_approved_for_the_session(home: Home) -> N
         person.expect(r"\n>$")
         person.type("act one" + ENTER)
         person.expect(r"or no\?$")
-        person.type("n" + ENTER)
+        person.type("n")
         person.expect(r"✗ demo/act: declined(.|\n)*\n>$")
         assert not acted.exists()
         person.type("act two" + ENTER)

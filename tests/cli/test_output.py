@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atlas_agents.cli.output import format_call, format_result, one_line, printable
+from atlas_agents.cli.output import fit_columns, format_call, format_result, one_line, printable
 from atlas_agents.core.text import escape_invisible
 
 VALUES: st.SearchStrategy[Any] = st.recursive(
@@ -65,3 +65,9 @@ def test_image_in_a_result_is_shown_as_its_size() -> None:
     image = {"type": "image", "media_type": "image/png", "data": "iVBORw0K" * 100, "name": "plot.png"}
     line = format_result("code_interpreter", "ok", {"value": "1", "images": [image]}, None)
     assert line == '✓ code_interpreter: {"value": "1", "images": ["(image/png, 600 bytes)"]}'
+
+
+def test_columns_fit_the_terminal_and_the_first_stays_whole() -> None:
+    assert fit_columns([8, 6, 30, 40], 80) == [8, 6, 30, 30]
+    assert fit_columns([12, 40, 40], 60) == [12, 22, 22]
+    assert fit_columns([70, 40, 40], 60) == [70, 8, 8]

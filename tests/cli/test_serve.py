@@ -22,20 +22,41 @@ def test_gateway_prints_its_url_and_agents_and_stops_on_sigterm(home: Home) -> N
     with home.gateway() as gateway:
         assert f"Atlas is listening on {gateway.url}.\n" in gateway.output
         assert "assistant uses http/rules-1\npoet uses http/rules-2\n" in gateway.output
-        assert (home.path / "token").read_text().strip() not in gateway.output, "the token is not logged"
+        token = (home.path / "token").read_text().strip()
+        assert f"Open {gateway.url}/#token={token}\n" in gateway.output
+        assert gateway.output[: gateway.output.index("#token=")].count("\n") <= 6, "the link is easy to find"
+        opened = home.run("open", DISPLAY="", WAYLAND_DISPLAY="")
+        assert (opened.returncode, opened.stdout) == (0, f"{gateway.url}/#token={token}\n")
         with urllib.request.urlopen(f"{gateway.url}/health", timeout=10) as answer:
             assert json.load(answer)["status"] == "ok"
         assert json.loads((home.path / "running.json").read_text())["url"] == gateway.url
         assert gateway.kill(signal.SIGTERM) == 0
     assert "Traceback" not in gateway.output
+    assert gateway.output.endswith("The gateway has stopped.\n")
     assert not (home.path / "running.json").exists()
+    assert home.run("open").stderr == "atlas: no gateway is running; start it with: atlas serve\n"
 
 
-def test_terminal_shows_a_url_with_the_token(home: Home) -> None:
-    with home.terminal("serve", columns=200) as person:
+def test_token_can_be_kept_out_of_logs(home: Home) -> None:
+    with home.gateway("--hide-token") as gateway:
+        assert (home.path / "token").read_text().strip() not in gateway.output
+        assert "log in with the token that `atlas token show` prints" in gateway.output
+
+
+def test_terminal_with_a_display_opens_the_browser_signed_in(home: Home) -> None:
+    browser = home.folder / "browser"
+    browser.write_text(
+        f'#!/bin/sh\necho "$1" > {home.folder}/opened.part; mv {home.folder}/opened.part {home.folder}/opened\n'
+    )
+    browser.chmod(0o755)
+    display = {"DISPLAY": ":7", "BROWSER": str(browser)}
+    with home.terminal("serve", columns=200, **display) as person:
         person.expect(r"Open http://127\.0\.0\.1:\d+/#token=\S{43}\n(.|\n)*Press Ctrl-C to stop\.$")
+        eventually((home.folder / "opened").exists)
+        assert f"Open {(home.folder / 'opened').read_text()}" in person.text
         person.type("\x03")
         assert person.wait_for_exit() == 0
+    assert "The gateway has stopped." in person.text
     assert "Traceback" not in person.text
 
 

@@ -21,6 +21,7 @@ class Entry(NamedTuple):
 
 COMMANDS = {
     "serve": Entry("Start the gateway and its web UI.", "serve", is_group=False),
+    "open": Entry("Open the web UI of the running gateway, signed in.", "serve", is_group=False),
     "chat": Entry("Chat with an agent in the terminal.", "chat", is_group=False),
     "ask": Entry("Ask one question and print the answer.", "ask", is_group=False),
     "agents": Entry("List, create, change, try and remove agents.", "info", "agents"),

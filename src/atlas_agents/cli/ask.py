@@ -1,7 +1,10 @@
 """`atlas ask`: ask one question and print the answer."""
 
+import os
 import select
+import stat
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 from atlas_agents.cli import command as cli
@@ -15,12 +18,17 @@ if TYPE_CHECKING:
 app = cli.Group()
 _MAX_BYTES = 4_000_000
 _STDIN_SECONDS = 10.0
+_IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 
 @cli.command(app)
 async def ask(
     message: Annotated[
-        str | None, cli.Argument(metavar="MESSAGE", help="The question. '-' reads it from standard input.")
+        str | None,
+        cli.Argument(metavar="MESSAGE", help="The question. Piped input is added to it; '-' reads only that."),
+    ] = None,
+    files: Annotated[
+        list[str] | None, cli.Option("--file", "-f", metavar="FILE", help="Attach a text, image or PDF. Repeatable.")
     ] = None,
     session: connect.SessionOption = None,
     agent: cli.AgentOption = None,
@@ -37,8 +45,8 @@ async def ask(
 ) -> int:
     """Ask one question and print the answer.
 
-    The answer goes to standard output, everything else to standard error. Calls that need approval are denied, unless
-    --yes-to approves them.
+    `cat report.txt | atlas ask "Summarise"` sends both. The answer goes to standard output, everything else to standard
+    error. Calls that need approval are denied, unless --yes-to approves them.
 
     Exit codes: 0 success, 1 no answer, 2 invalid options or settings, 130 stopped by Ctrl-C.
     """
@@ -49,7 +57,7 @@ async def ask(
     model_settings = connect.read_model_settings(effort, setting)
     # Invalid settings are reported before the question is read.
     settings = None if options.direct else connect.load_settings()
-    question = _read_question(message)
+    question = _with_files(_read_question(message), files or [])
     view = _create_view(as_json)
     async with connect.connect_for(options, settings) as gateway:
         gateway.on_status = view.show_status
@@ -152,11 +160,24 @@ def _create_view(as_json: bool) -> "TurnView":
 
 
 def _read_question(message: str | None) -> str:
-    """Return the message, or standard input; raise ConfigError if it is empty."""
-    question = _read_stdin(wait=message == "-") if message in (None, "-") else message
+    """Return the message with what is piped in, or standard input alone; raise ConfigError if it is empty."""
+    if message in (None, "-"):
+        question = _read_stdin(wait=message == "-")
+    else:
+        piped = _read_stdin(wait=False) if _is_piped(sys.stdin) else ""
+        question = f"{message}\n\n{piped}" if piped else message
     if not question.strip():
         raise ConfigError("the question is empty; pass MESSAGE, or pipe one in")
     return question
+
+
+def _is_piped(file: TextIO | None) -> bool:
+    """Whether a file is a pipe or a regular file, unlike a terminal or the null device of a service."""
+    try:
+        mode = os.fstat(file.fileno()).st_mode if file is not None else 0
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISREG(mode)
 
 
 def _read_stdin(*, wait: bool) -> str:
@@ -172,6 +193,36 @@ def _read_stdin(*, wait: bool) -> str:
     if len(content) > _MAX_BYTES:
         raise ConfigError(f"the message is longer than {_MAX_BYTES:,} bytes")
     return content.decode("utf-8", "replace").strip()
+
+
+def _with_files(question: str, names: list[str]) -> str | list[dict[str, Any]]:
+    """Return the question, followed by the attached files as parts of the message."""
+    if not names:
+        return question
+    return [{"type": "text", "text": question}, *(_file_part(Path(name)) for name in names)]
+
+
+def _file_part(path: Path) -> dict[str, Any]:
+    """Read a file as a part of a message: images and PDFs as such, everything else as text with the file's name."""
+    import base64
+    import mimetypes
+
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
+    if len(content) > _MAX_BYTES:
+        raise ConfigError(f"{path} is longer than {_MAX_BYTES:,} bytes")
+    media_type = mimetypes.guess_type(path.name)[0] or ""
+    encoded = {"mediaType": media_type, "data": base64.b64encode(content).decode()}
+    if media_type in _IMAGE_TYPES:
+        return {"type": "image", **encoded}
+    if media_type == "application/pdf":
+        return {"type": "file", "name": path.name, **encoded}
+    try:
+        return {"type": "text", "text": f"File {path.name}:\n\n{content.decode('utf-8')}"}
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot attach {path}: expected text, a PDF, or an image (PNG, JPEG, GIF, WebP)") from error
 
 
 def _is_terminal(file: TextIO | None) -> bool:

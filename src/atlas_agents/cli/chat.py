@@ -117,6 +117,7 @@ class ChatLoop:
         """What was shown already about settings that are not sent."""
         self._feed: SessionFeed | None = None
         self._prompt_lock = asyncio.Lock()
+        self._answered_by_key = False
         gateway.on_status = self.view.show_status
 
     async def run(self) -> None:
@@ -172,6 +173,11 @@ class ChatLoop:
     async def _read_line(self, prompt: "PromptSession[str]") -> str | None:
         """Return what the user typed; None to quit."""
         self.view.print_line("")
+        if self._answered_by_key:  # the rest of a "no" that was typed in full is not a message
+            from atlas_agents.cli.prompts import discard_typed
+
+            self._answered_by_key = False
+            discard_typed(prompt)
         try:
             line = (await prompt.prompt_async([("bold", "> ")])).strip()
         except (EOFError, KeyboardInterrupt):
@@ -231,6 +237,7 @@ class ChatLoop:
         from atlas_agents.cli.prompts import ask_user, send_reply
 
         client = self.gateway.client
+        self._answered_by_key = True
         try:
             async with self._prompt_lock:  # parallel tool calls may ask at the same time
                 while not await send_reply(client, request, await ask_user(request, self.view), self.view):

@@ -272,23 +272,39 @@ def open_calls() -> Generator[GatewayCall, None, None]:
             runner.run(stack.aclose())
 
 
-def _dial_running_gateway() -> "SocketLink | None":
-    """Connect to the running gateway as far as that needs no other settings than the home folder and the token."""
+class RunningAddress(NamedTuple):
+    """Where the running gateway listens, and its token."""
+
+    url: str
+    token: str
+
+
+def find_running_gateway() -> RunningAddress | None:
+    """Return the address of the gateway that runs in the home folder, or None."""
     from atlas_agents.app.home_lock import find_running
     from atlas_agents.core.paths import Environment, home, user_config
 
     environment = Environment()
     files = (Path(environment.get("ATLAS_CONFIG") or "atlas.toml"), user_config(environment))
     if environment.ignored or any(_RELOCATES.search(_content(path)) for path in files):
-        return None
+        settings = load_settings()
+        running = find_running(settings.home)
+        return RunningAddress(running.url, read_token(settings)) if running and running.url else None
     folder = home(environment)
     running = find_running(folder)
-    if running is None or not running.url.startswith("http://"):
+    if running is None or not running.url:
+        return None
+    token = environment.secret("ATLAS_TOKEN") or _content(folder / "token").decode("utf-8", "replace").strip()
+    return RunningAddress(running.url, token)
+
+
+def _dial_running_gateway() -> "SocketLink | None":
+    address = find_running_gateway()
+    if address is None or not address.url.startswith("http://"):
         return None
     try:
-        token = environment.secret("ATLAS_TOKEN") or _content(folder / "token").decode().strip()
-        return SocketLink(running.url, token)
-    except (OSError, UnicodeDecodeError):
+        return SocketLink(*address)
+    except OSError:
         return None  # the client reports it, or waits for a gateway that restarts
 
 

@@ -11,7 +11,7 @@ from atlas_agents.core.errors import AtlasError, ConfigError, GatewayError, Prov
 
 _ERROR_LIMIT = 400
 _GAP = "  "
-_NARROWEST_COLUMN = 20
+_NARROWEST_COLUMN = 8
 _REDRAW_SECONDS = 0.1
 _BIDI_CONTROLS = (*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C)
 _CONTROLS: dict[int, int | str | None] = {
@@ -142,28 +142,33 @@ def escape_json(text: str) -> str:
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], if_empty: str) -> None:
-    """Print aligned columns. A terminal too narrow for them shortens the last column; a pipe gets it whole."""
+    """Print aligned columns. In a terminal too narrow for them, the widest are shortened; a pipe gets them whole."""
     if not rows:
         print(if_empty, file=sys.stderr)
         return
     cells = [[one_line(str(cell), 2000) for cell in row] for row in rows]
     widths = [max(_width(header), *(_width(row[at]) for row in cells)) for at, header in enumerate(headers)]
-    limit = _last_column_limit(widths)
+    if sys.stdout.isatty():
+        widths = fit_columns(widths, _columns())
     for row in ([header.upper() for header in headers], *cells):
-        *first, last = row
-        padded = [cell + " " * (width - _width(cell)) for cell, width in zip(first, widths, strict=False)]
-        print((_GAP.join([*padded, ""]) + _shortened(last, limit)).rstrip())
+        fitted = [_shortened(cell, width) for cell, width in zip(row, widths, strict=False)]
+        padded = [cell + " " * (width - _width(cell)) for cell, width in zip(fitted, widths, strict=False)]
+        print(_GAP.join(padded).rstrip())
 
 
-def _last_column_limit(widths: list[int]) -> int | None:
-    """Return how wide the last column may be; None if standard output is not a terminal."""
-    if not sys.stdout.isatty():
-        return None
-    return max(_NARROWEST_COLUMN, _columns() - sum(widths[:-1]) - len(_GAP) * (len(widths) - 1))
+def fit_columns(widths: list[int], columns: int) -> list[int]:
+    """Shorten the widest columns until the row fits. The first one, often an id to copy, stays whole."""
+    fitted = [*widths]
+    while sum(fitted) + len(_GAP) * (len(fitted) - 1) > columns:
+        at = max(range(min(1, len(fitted) - 1), len(fitted)), key=lambda place: (fitted[place], place))
+        if fitted[at] <= _NARROWEST_COLUMN:
+            break
+        fitted[at] -= 1
+    return fitted
 
 
-def _shortened(text: str, limit: int | None) -> str:
-    if limit is None or _width(text) <= limit:
+def _shortened(text: str, limit: int) -> str:
+    if _width(text) <= limit:
         return text
     while _width(text) >= limit:
         text = text[:-1]

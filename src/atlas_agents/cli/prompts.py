@@ -16,6 +16,7 @@ from atlas_agents.gateway.protocol.types import FieldShape, FormShape
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
     from atlas_agents.cli.terminal import TerminalView
     from atlas_agents.cli.turn import ApprovalRequest
@@ -123,7 +124,8 @@ async def _ask_call(request: "ApprovalRequest", view: "TerminalView", prompt: "P
     allowed = [_CHOICES[option] for option in request.options if option in _CHOICES and option != "deny"]
     while True:
         choices = ["once", "edit", "no"] if edited else [*allowed, "edit", "no"]
-        answer = _match_choice(await _read(prompt, _question(choices)), [*choices, "show"])
+        typed = await _read(prompt, f"y/n, or {_question(choices)}", keys=_single_keys())
+        answer = "once" if typed.lower() in ("y", "yes") else _match_choice(typed, [*choices, "show"])
         if answer == "edit":
             changed = await _edit(arguments, view, prompt)
             if changed is not None:
@@ -178,17 +180,47 @@ def _match_choice(answer: str, choices: list[str]) -> str | None:
     return next((choice for choice in choices if answer.lower() in (choice, choice[0])), None) if answer else None
 
 
-async def _read(prompt: "PromptSession[str]", text: str, default: str = "") -> str:
-    """Read a line. Keys that were typed before the question was shown are discarded."""
+async def _read(prompt: "PromptSession[str]", text: str, default: str = "", keys: "KeyBindings | None" = None) -> str:
+    """Read a line, or one of the keys. Keys that were typed before the question was shown are discarded."""
+    from prompt_toolkit.key_binding import KeyBindings
+
+    discard_typed(prompt)
+    keys = KeyBindings() if keys is None else keys  # those of the last question would stay
+    try:
+        line = await prompt.prompt_async([("bold", text)], default=default, handle_sigint=False, key_bindings=keys)
+        return line.strip()
+    except EOFError:
+        return "no"
+
+
+def _single_keys() -> "KeyBindings":
+    """Bind y and n at the beginning of the line to an answer without Enter."""
+    from prompt_toolkit.application import get_app
+    from prompt_toolkit.filters import Condition
+    from prompt_toolkit.key_binding import KeyBindings
+
+    bindings = KeyBindings()
+
+    @Condition
+    def is_empty() -> bool:
+        return not get_app().current_buffer.text
+
+    def answer(event: "KeyPressEvent") -> None:
+        event.current_buffer.insert_text(event.data)
+        event.current_buffer.validate_and_handle()
+
+    for key in "ynYN":
+        bindings.add(key, filter=is_empty)(answer)
+    return bindings
+
+
+def discard_typed(prompt: "PromptSession[str]") -> None:
+    """Discard the keys that were typed and not read yet, such as the rest of a word after a single key."""
     from prompt_toolkit.input.typeahead import clear_typeahead
 
     clear_typeahead(prompt.app.input)
     if sys.stdin is not None and sys.stdin.isatty():
         termios.tcflush(sys.stdin.fileno(), termios.TCIFLUSH)
-    try:
-        return (await prompt.prompt_async([("bold", text)], default=default, handle_sigint=False)).strip()
-    except EOFError:
-        return "no"
 
 
 # Forms

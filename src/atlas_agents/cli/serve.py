@@ -6,8 +6,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Annotated, Any
 
-from atlas_agents.cli.command import Group, JsonFlag, Option, command
-from atlas_agents.cli.connect import describe_agent, load_settings
+from atlas_agents.cli.command import EXIT_FAILED, EXIT_OK, Group, JsonFlag, Option, command, print_error
+from atlas_agents.cli.connect import describe_agent, find_running_gateway, load_settings
 from atlas_agents.cli.output import format_duration, one_line, print_json, print_table, show_download
 
 if TYPE_CHECKING:
@@ -40,10 +40,13 @@ def serve(
     ] = None,
     log_level: Annotated[str | None, Option(metavar="LEVEL", help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, Option(metavar="FORMAT", help="text or json.")] = None,
+    no_open: Annotated[bool, Option("--no-open", help="Do not open the web UI in a browser.")] = False,
+    hide_token: Annotated[bool, Option("--hide-token", help="Print the address without the token, for logs.")] = False,
 ) -> None:
     """Start the gateway and its web UI.
 
-    It listens on this machine only, unless you pass --host. Stop it with Ctrl-C.
+    It listens on this machine only, unless you pass --host. In a terminal with a display it opens the web UI. Stop it
+    with Ctrl-C.
     """
     from atlas_agents.app import serve as gateway
     from atlas_agents.gateway.server import run
@@ -59,9 +62,18 @@ def serve(
     else:
         exit_timer = threading.Timer(settings.drain_seconds + _EXIT_MARGIN, _exit_now)
         exit_timer.daemon = True
-        run(
-            gateway.serve(settings, on_progress=_download_progress(), on_ready=_gateway_ready, on_stop=exit_timer.start)
-        )
+
+        def ready(served: "ServedGateway") -> None:
+            _gateway_ready(served, hide_token=hide_token)
+            if not no_open and sys.stderr.isatty() and has_display():
+                open_browser(_link(served.url, served.token.reveal()))
+
+        def stop() -> None:
+            exit_timer.start()
+            _print("Stopping: running turns may finish. Open turns resume at the next start.")
+
+        run(gateway.serve(settings, on_progress=_download_progress(), on_ready=ready, on_stop=stop))
+        _print("The gateway has stopped.")
 
 
 def _exit_now() -> None:
@@ -77,7 +89,7 @@ def _worker_ready(runtime: "Runtime", url: str) -> None:
     _print("Press Ctrl-C to stop.")
 
 
-def _gateway_ready(served: "ServedGateway") -> None:
+def _gateway_ready(served: "ServedGateway", *, hide_token: bool) -> None:
     from atlas_agents.app.serve import telegram_enabled
     from atlas_agents.gateway.convert import agent_model
 
@@ -85,10 +97,10 @@ def _gateway_ready(served: "ServedGateway") -> None:
     _print(f"Atlas is listening on {url}.")
     if runtime.settings.token is not None:
         _print(f"Open {url} and log in with your token.")
-    elif sys.stderr.isatty():
-        _print(f"Open {url}/#token={served.token.reveal()}")
-    else:
+    elif hide_token:
         _print(f"Open {url} and log in with the token that `atlas token show` prints.")
+    else:
+        _print(f"Open {_link(url, served.token.reveal())}")
     for agent in runtime.atlas.agents:
         model = agent_model(agent, runtime.atlas.registry)
         _print(describe_agent(agent.id, model, runtime.agent_loader.notices.get(agent.id, "")))
@@ -99,6 +111,48 @@ def _gateway_ready(served: "ServedGateway") -> None:
     for finding in runtime.workspace.state.findings:
         _print(f"atlas: {finding}")
     _print("Press Ctrl-C to stop.")
+
+
+def _link(url: str, token: str) -> str:
+    """Return the address that opens the web UI signed in. A fragment is not sent to servers and not logged by them."""
+    return f"{url}/#token={token}"
+
+
+def has_display() -> bool:
+    """Whether this process can show a window to the person at the machine."""
+    return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+
+
+def open_browser(link: str) -> bool:
+    """Open a page in the person's browser, in a thread because some browsers block until they are closed."""
+    import webbrowser
+
+    try:
+        browser = webbrowser.get()
+    except webbrowser.Error:
+        return False
+    threading.Thread(target=browser.open, args=(link,), daemon=True).start()
+    return True
+
+
+@command(app, "open")
+def open_page(
+    no_open: Annotated[bool, Option("--no-open", help="Only print the link.")] = False,
+) -> int:
+    """Open the web UI of the running gateway, signed in.
+
+    Without a display it prints the link. The link contains the token: do not share it.
+    """
+    running = find_running_gateway()
+    if running is None:
+        print_error("no gateway is running; start it with: atlas serve")
+        return EXIT_FAILED
+    link = _link(*running)
+    if no_open or not has_display() or not open_browser(link):
+        print(link)
+    else:
+        _print(f"Opening {running.url} in your browser.")
+    return EXIT_OK
 
 
 def _print(line: str) -> None:
