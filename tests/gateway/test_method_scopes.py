@@ -65,6 +65,7 @@ SCOPES = {
     "tools.invoke": "write",
     "mcp.servers": "read",
     **dict.fromkeys(("mcp.catalog", "mcp.put", "mcp.remove", "mcp.inspect", "mcp.approve"), "admin"),
+    **dict.fromkeys([f"channels.{name}" for name in ("list", "put", "test", "pair", "unpair")], "admin"),
     **dict.fromkeys(("mcp.login", "mcp.logout"), "admin"),
     "audit.list": "read",
     "audit.subscribe": "read",

@@ -28,6 +28,7 @@ async def main(home: Path, port: int) -> None:
             for number, text in enumerate(FACTS):
                 origin = MemoryOrigin(f"fact-{number}", session="first")
                 await served.runtime.knowledge.memories.remember(owner, text, ["about you"], origin)
+            bot.person(42, "Mara").says("/start")
             print(served.gateway.port, flush=True)
 
         await serve(

@@ -1,12 +1,16 @@
 """Administration in the page: documents, memories, MCP servers, people and channels, served from settings."""
 
+import json
 import sys
+import time
 from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from browser import HERE, PHONE, ROOT, GatewayProcess, Tab, open_tabs, running_gateway
+from browser import HERE, PHONE, ROOT, TIMEOUT, GatewayProcess, Tab, open_tabs, running_gateway
 from playwright.sync_api import Browser, expect
+
+from bot_double import TOKEN
 
 pytestmark = pytest.mark.slow
 MCP_SERVER = ROOT / "tests" / "foreign" / "scripted_server.py"
@@ -170,3 +174,33 @@ def test_people_have_tokens_and_limits(browser: Browser, admin: Tab, admin_gatew
     admin.button("Revoke laptop").click()
     page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
     expect(tokens).not_to_contain_text("laptop")
+
+
+def test_telegram_is_connected_and_a_person_paired(browser: Browser, admin: Tab, admin_gateway: GatewayProcess) -> None:
+    page = admin.open("/settings/channels").page
+    token = page.get_by_label("Bot token", exact=True)
+    token.fill("7000001:wrong")
+    admin.button("Test and save").click()
+    expect(page.locator(".field .error")).to_be_visible()
+    token.fill(TOKEN)
+    admin.button("Test and save").click()
+    expect(page.get_by_text("Bot @atlas_test_bot")).to_be_visible()
+    assert TOKEN not in page.content()
+    page.get_by_label("Pairing code").fill("WRONG")
+    admin.button("Pair", exact=True).click()
+    expect(page.get_by_text("That code is wrong or expired.")).to_be_visible()
+    codes = admin_gateway.home / "telegram" / "codes.json"
+    deadline = time.monotonic() + TIMEOUT
+    while not codes.exists():
+        assert time.monotonic() < deadline, "the bot sent no code"
+        page.wait_for_timeout(20)
+    (code,) = json.loads(codes.read_text())
+    page.get_by_label("Pairing code").fill(code)
+    admin.button("Pair", exact=True).click()
+    people = page.get_by_role("list", name="Paired people")
+    expect(people).to_contain_text("Mara")
+    check_axe(admin)
+    check_phone(browser, admin_gateway, "/settings/channels", "Mara")
+    admin.button("Unpair Mara").click()
+    page.get_by_role("dialog").get_by_role("button", name="Unpair").click()
+    expect(people).to_have_count(0)

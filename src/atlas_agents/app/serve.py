@@ -1,29 +1,32 @@
 """Serve a gateway or run a worker from settings until it is stopped."""
 
+import asyncio
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from atlas_agents.app.agents import WorkspaceEditor
 from atlas_agents.app.app import ModelProgress, Runtime, open_runtime
 from atlas_agents.app.home_lock import RunningGateway, publish_address
-from atlas_agents.builtin_tools.telegram_api import BotApi
+from atlas_agents.app.model_setup import SECRETS_FILE
+from atlas_agents.builtin_tools.telegram_api import BotApi, BotApiError, BotUnreachable
 from atlas_agents.channels.telegram.channel import TelegramChannel
-from atlas_agents.channels.telegram.state import Pairing, StateFile
+from atlas_agents.channels.telegram.state import PairedUser, Pairing, StateFile, read_channel_error
 from atlas_agents.client import GatewayAddress
 from atlas_agents.config.open import is_postgres
 from atlas_agents.config.settings import Settings
-from atlas_agents.core.aio import BackgroundTasks
+from atlas_agents.core.aio import BackgroundTasks, run_in_thread
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.paths import Environment, Secret
+from atlas_agents.core.paths import Environment, Secret, lock_file, make_private_folder, read_json, write_json
 from atlas_agents.gateway.auth import TokenFile
 from atlas_agents.gateway.hub import GatewayServices
 from atlas_agents.gateway.mcp.resources import DocumentResources
+from atlas_agents.gateway.protocol import admin as wire
 from atlas_agents.gateway.protocol.types import Scope
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
@@ -33,6 +36,7 @@ if TYPE_CHECKING:
     from atlas_agents.dispatch.members import ClusterStatus
 
 logger = logging.getLogger(__name__)
+_TEST_TIMEOUT = 15.0
 _SCOPES: tuple[Scope, ...] = ("read", "write", "approve")
 
 
@@ -59,31 +63,109 @@ class TelegramTokens:
         self._tokens.revoke(f"telegram-{user}")
 
 
-@asynccontextmanager
-async def telegram(settings: Settings, tokens: TokenFile) -> AsyncGenerator[Callable[[str], None], None]:
-    """Run the Telegram channel inside the block; it starts when the yielded function receives the gateway's URL."""
-    tasks = BackgroundTasks("Telegram channel")
-    enabled = telegram_enabled(settings)
+class TelegramManager:
+    """Runs the Telegram channel; its bot token and its people can change meanwhile.
 
-    def start(url: str) -> None:
-        if settings.telegram_token is None or not enabled:
-            return
-        api, pairing = BotApi(settings.telegram_token, settings.telegram_url), Pairing(settings.home)
-        channel = TelegramChannel(api, pairing, StateFile(pairing.folder, api.bot_id), TelegramTokens(tokens, url))
-        tasks.spawn(channel.run())
+    A token in the settings wins over one in the secret file.
+    """
 
-    try:
-        yield start
-    finally:
-        await tasks.close()
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._pairing = Pairing(settings.home)
+        self._secrets = settings.home / SECRETS_FILE
+        self._tokens: TokenFile | None = None
+        self._url = ""
+        self._tasks = BackgroundTasks("Telegram channel")
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self, tokens: TokenFile, url: str) -> None:
+        """Run the channel from now on, if it is enabled, for the gateway at a URL."""
+        self._tokens, self._url = tokens, url
+        token = self._token()
+        if token is not None and (self._settings.telegram_token is None or telegram_enabled(self._settings)):
+            api = BotApi(token, self._settings.telegram_url)
+            state = StateFile(self._pairing.folder, api.bot_id)
+            channel = TelegramChannel(api, self._pairing, state, TelegramTokens(tokens, url))
+            self._task = self._tasks.spawn(channel.run())
+
+    async def close(self) -> None:
+        await self._tasks.close()
+
+    async def status(self) -> wire.ChannelShape:
+        token, settings = self._token(), self._settings
+        source = "settings" if settings.telegram_token is not None else "stored" if token is not None else ""
+        running = self._task is not None and not self._task.done()
+        paired = tuple([_person_shape(each) for each in (await run_in_thread(self._pairing.pairs)).values()])
+        trouble = ""
+        if token is not None:
+            trouble = await run_in_thread(read_channel_error, self._pairing.folder, token.reveal().partition(":")[0])
+        bot = self._read().get("bot", "")
+        return wire.ChannelShape("telegram", source, running, bot, trouble, paired)
+
+    async def test(self, token: str | None) -> wire.ChannelTested:
+        used = Secret(token) if token else self._token()
+        if used is None:
+            return wire.ChannelTested(False, error="no bot token is set")
+        try:
+            api = BotApi(used, self._settings.telegram_url)
+        except ConfigError as error:
+            return wire.ChannelTested(False, error=str(error))
+        try:
+            me = await api.call("getMe", request_timeout=_TEST_TIMEOUT)
+        except BotApiError as error:
+            return wire.ChannelTested(False, error=error.advice)
+        except BotUnreachable as error:
+            return wire.ChannelTested(False, error=str(error))
+        finally:
+            await api.close()
+        return wire.ChannelTested(True, str(me.get("username", "")))
+
+    async def set_token(self, token: str) -> None:
+        if self._settings.telegram_token is not None:
+            raise ConfigError("the bot token is set in the settings (ATLAS_TELEGRAM_TOKEN); change it there")
+        tested = await self.test(token) if token else wire.ChannelTested(True)
+        if not tested.ok:
+            raise ConfigError(tested.error)
+        await run_in_thread(self._write, {"token": token, "bot": tested.bot} if token else None)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait((self._task,))
+            self._task = None
+        if self._tokens is not None:
+            self.start(self._tokens, self._url)
+
+    async def pair(self, code: str) -> wire.PairedPerson:
+        return _person_shape(await run_in_thread(self._pairing.pair, code))
+
+    async def unpair(self, person: str) -> None:
+        await run_in_thread(self._pairing.unpair, person)
+
+    def _token(self) -> Secret | None:
+        stored = self._read().get("token", "")
+        return self._settings.telegram_token or (Secret(stored) if stored else None)
+
+    def _read(self) -> dict[str, str]:
+        return (read_json(self._secrets, dict[str, Any]) or {}).get("telegram", {})
+
+    def _write(self, value: dict[str, str] | None) -> None:
+        make_private_folder(self._secrets.parent)
+        with lock_file(self._secrets):
+            content = read_json(self._secrets, dict[str, Any]) or {}
+            rest = {key: each for key, each in content.items() if key != "telegram"}
+            write_json(self._secrets, rest if value is None else {**rest, "telegram": value})
+
+
+def _person_shape(pair: PairedUser) -> wire.PairedPerson:
+    return wire.PairedPerson(str(pair.user), pair.name, pair.username, int(pair.since * 1000))
 
 
 class ServedGateway:
     """A gateway that is listening, and its runtime."""
 
-    def __init__(self, runtime: Runtime, gateway: Gateway) -> None:
+    def __init__(self, runtime: Runtime, gateway: Gateway, telegram: TelegramManager) -> None:
         self.runtime = runtime
         self.gateway = gateway
+        self.telegram = telegram
 
     @property
     def url(self) -> str:
@@ -132,18 +214,19 @@ async def serve(
 
     `on_stop` is called when shutdown starts.
     """
-    async with (
-        _gateway(settings, environment, on_progress) as served,
-        telegram(settings, served.gateway.hub.tokens) as start_telegram,
-    ):
+    async with _gateway(settings, environment, on_progress) as served:
 
         def ready(_: Gateway) -> None:
             served.announce()
-            start_telegram(served.url)
+            served.telegram.start(served.gateway.hub.tokens, served.url)
             if on_ready is not None:
                 on_ready(served)
 
-        await served.gateway.serve(ready, on_stop)
+        telegram_enabled(settings)  # raises if the settings contradict each other
+        try:
+            await served.gateway.serve(ready, on_stop)
+        finally:
+            await served.telegram.close()
 
 
 async def work(
@@ -177,10 +260,12 @@ async def _gateway(
     ) as runtime:
         membership = runtime.cluster.membership if runtime.cluster is not None else None
         editor = WorkspaceEditor(settings, runtime.workspace, runtime.agent_loader, runtime.atlas, runtime.tools)
+        telegram = TelegramManager(settings)
         services = GatewayServices(
             knowledge_base=runtime.knowledge,
             settings={each.key: each.value for each in settings.explain()},
             servers=runtime.servers,
+            telegram=telegram,
             reload_servers=runtime.reloader.reload,
             model_notice=lambda agent_id: "; ".join(_notices(runtime, agent_id)),
             agent_editor=editor,
@@ -193,7 +278,7 @@ async def _gateway(
         gateway = Gateway(runtime.atlas, _gateway_settings(settings), membership=membership, services=services)
         runtime.setup.feed.listeners.add(gateway.hub.broadcast)
         try:
-            yield ServedGateway(runtime, gateway)
+            yield ServedGateway(runtime, gateway, telegram)
         finally:
             await editor.close()
 

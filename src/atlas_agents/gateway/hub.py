@@ -454,6 +454,22 @@ def _needs_no_key(_: str) -> bool:
     return False
 
 
+class ChannelPort(Protocol):
+    """Port for a channel that people use to reach the agents."""
+
+    async def status(self) -> admin.ChannelShape: ...
+
+    async def test(self, token: str | None) -> admin.ChannelTested: ...
+
+    async def set_token(self, token: str) -> None:
+        """Store a bot token, or remove it if it is empty, and restart the channel."""
+        ...
+
+    async def pair(self, code: str) -> admin.PairedPerson: ...
+
+    async def unpair(self, person: str) -> None: ...
+
+
 async def no_reload() -> None:
     """Default of `reload_servers`: there is nothing to reload."""
 
@@ -466,6 +482,8 @@ class GatewayServices(msgspec.Struct, frozen=True):
     """Further settings shown by `config.get`."""
     servers: Servers | None = None
     """The MCP servers of the workspace."""
+    telegram: ChannelPort | None = None
+    """The Telegram channel."""
     reload_servers: Callable[[], Awaitable[None]] = no_reload
     """Applies changes of the MCP servers to the agents at once."""
     model_notice: Callable[[str], str] = no_notice

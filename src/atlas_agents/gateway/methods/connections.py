@@ -1,8 +1,9 @@
-"""Methods `mcp.*`: add, inspect, approve and remove the MCP servers of the workspace.
+"""Methods `mcp.*` and `channels.*`: MCP servers of the workspace, and channels that people use.
 
 Nothing starts before a person has seen exactly what would run, and no tool is offered before it was approved.
 """
 
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from atlas_agents.core.paths import Secret
 from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.edits import EditTarget, FileEdit, unified_diff, version_of
+from atlas_agents.gateway.hub import ChannelPort
 from atlas_agents.gateway.protocol import admin as wire
 from atlas_agents.gateway.protocol.frames import ProtocolError
 from atlas_agents.gateway.protocol.types import Ack, EditStamp, NoParams
@@ -74,6 +76,11 @@ def add_methods(methods: Methods) -> None:
     methods.add("mcp.approve", approve_server)
     methods.add("mcp.login", log_in)
     methods.add("mcp.logout", log_out)
+    methods.add("channels.list", list_channels)
+    methods.add("channels.put", put_channel)
+    methods.add("channels.test", test_channel)
+    methods.add("channels.pair", pair_person)
+    methods.add("channels.unpair", unpair_person)
 
 
 async def list_servers(caller: ClientConnection, _: NoParams) -> wire.McpServersResult:
@@ -115,7 +122,8 @@ async def put_server(caller: ClientConnection, params: wire.McpPut) -> wire.McpS
     if params.dry_run:
         return wire.McpServerResult(diff=edited.diff, warnings=edited.warnings)
     if secrets:
-        await run_in_thread(servers.environment.put, secrets)
+        async with edits.exclusive():  # the secret file has other writers
+            await run_in_thread(servers.environment.put, secrets)
         caller.hub.atlas.keep_secret(*map(Secret, secrets.values()))
     edited = await edits.edit_file(msgspec.structs.replace(edit, dry_run=False), by, scope="admin")
     shape = await _server_shape(caller, servers, name)
@@ -142,7 +150,8 @@ async def remove_server(caller: ClientConnection, params: wire.McpRemove) -> wir
         return wire.McpServerResult(diff=edited.diff, warnings=_describe_loss(caller, servers, server.name))
     await servers.log_out(server.name)
     await run_in_thread(servers.approved.revoke, server)
-    await run_in_thread(servers.environment.remove, server.name)
+    async with caller.hub.edits.exclusive():
+        await run_in_thread(servers.environment.remove, server.name)
     return wire.McpServerResult(diff=edited.diff)
 
 
@@ -199,6 +208,62 @@ async def log_out(caller: ClientConnection, params: wire.OneMcpServer) -> Ack:
 
     await caller.hub.edits.apply(EditTarget("mcp-login", name, "stored"), caller.grant.principal.id, write)
     return Ack(True)
+
+
+async def list_channels(caller: ClientConnection, _: NoParams) -> wire.ChannelsResult:
+    telegram = caller.hub.services.telegram
+    return wire.ChannelsResult((await telegram.status(),) if telegram is not None else ())
+
+
+async def put_channel(caller: ClientConnection, params: wire.ChannelsPut) -> wire.ChannelResult:
+    telegram = _require_telegram(caller)
+    before = await telegram.status()
+    caller.hub.atlas.keep_secret(Secret(params.token))
+
+    async def write() -> str | None:
+        await telegram.set_token(params.token)
+        return "stored" if params.token else None
+
+    async with caller.hub.edits.exclusive():
+        await _apply(caller, EditTarget("channel", params.id, before.source or None), write)
+    return wire.ChannelResult(await telegram.status())
+
+
+async def test_channel(caller: ClientConnection, params: wire.ChannelsTest) -> wire.ChannelTested:
+    return await _require_telegram(caller).test(params.token)
+
+
+async def pair_person(caller: ClientConnection, params: wire.ChannelsPair) -> wire.PersonResult:
+    telegram, paired = _require_telegram(caller), wire.PairedPerson("", "")
+
+    async def write() -> str | None:
+        nonlocal paired
+        paired = await telegram.pair(params.code)
+        return paired.id
+
+    await _apply(caller, EditTarget("channel-person", params.id, None), write)
+    return wire.PersonResult(paired)
+
+
+async def unpair_person(caller: ClientConnection, params: wire.ChannelsUnpair) -> Ack:
+    telegram = _require_telegram(caller)
+
+    async def write() -> str | None:
+        await telegram.unpair(params.person)
+        return None
+
+    await _apply(caller, EditTarget("channel-person", params.person, params.person), write)
+    return Ack(True)
+
+
+async def _apply(caller: ClientConnection, target: EditTarget, write: Callable[[], Awaitable[str | None]]) -> None:
+    await caller.hub.edits.apply(target, caller.grant.principal.id, write, scope="admin")
+
+
+def _require_telegram(caller: ClientConnection) -> ChannelPort:
+    if caller.hub.services.telegram is None:
+        raise ProtocolError("UNAVAILABLE", "this gateway has no channels")
+    return caller.hub.services.telegram
 
 
 def _require_servers(caller: ClientConnection) -> Servers:

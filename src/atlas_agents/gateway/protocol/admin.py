@@ -698,6 +698,74 @@ class McpServersResult(types.WireStruct, frozen=True):
     trouble: str = ""
 
 
+class PairedPerson(types.WireStruct, frozen=True):
+    """A person that may use a channel; `since` is in milliseconds since 1970."""
+
+    id: str
+    name: str
+    username: str = ""
+    since: int = 0
+
+
+class ChannelShape(types.WireStruct, frozen=True):
+    """A channel through which people reach the agents. `source` tells where its bot token is set."""
+
+    id: Literal["telegram"]
+    source: Literal["", "settings", "stored"] = ""
+    running: bool = False
+    bot: str = ""
+    trouble: str = ""
+    paired: tuple[PairedPerson, ...] = ()
+
+
+class ChannelsResult(types.WireStruct, frozen=True):
+    channels: tuple[ChannelShape, ...]
+
+
+class ChannelsPut(types.WireStruct, frozen=True):
+    """The bot token of a channel, which is stored in the secret file; an empty one removes it."""
+
+    id: Literal["telegram"]
+    token: Annotated[str, Meta(max_length=200, pattern=r"^\S*$")]
+
+
+class ChannelsTest(types.WireStruct, frozen=True):
+    """Test a bot token before it is stored; without one, the token that is in use."""
+
+    id: Literal["telegram"]
+    token: Annotated[str, Meta(max_length=200, pattern=r"^\S*$")] | None = None
+
+
+class ChannelTested(types.WireStruct, frozen=True):
+    """The user name of the bot, or why the token does not work."""
+
+    ok: bool
+    bot: str = ""
+    error: str = ""
+
+
+class ChannelResult(types.WireStruct, frozen=True):
+    channel: ChannelShape
+
+
+class ChannelsPair(types.WireStruct, frozen=True):
+    """The code that the bot sent to a person."""
+
+    id: Literal["telegram"]
+    code: Annotated[str, Meta(min_length=1, max_length=40)]
+
+
+class PersonResult(types.WireStruct, frozen=True):
+    person: PairedPerson
+
+
+class ChannelsUnpair(types.WireStruct, frozen=True):
+    """The person who may no longer use a channel."""
+
+    id: Literal["telegram"]
+    person: Annotated[str, Meta(min_length=1, max_length=40)]
+
+
 McpName = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$")]
 
 

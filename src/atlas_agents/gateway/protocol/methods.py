@@ -142,6 +142,11 @@ _ALL = (
     ),
     Method("mcp.login", "admin", admin.OneMcpServer, admin.McpLogin, "Begin to log in to an MCP server.", is_slow=True),
     Method("mcp.logout", "admin", admin.OneMcpServer, Ack, "Log out of an MCP server, or stop logging in."),
+    Method("channels.list", "admin", NoParams, admin.ChannelsResult, "List channels and the people paired with them."),
+    Method("channels.put", "admin", admin.ChannelsPut, admin.ChannelResult, "Store the bot token of a channel."),
+    Method("channels.test", "admin", admin.ChannelsTest, admin.ChannelTested, "Test a bot token.", is_slow=True),
+    Method("channels.pair", "admin", admin.ChannelsPair, admin.PersonResult, "Pair the person who has a code."),
+    Method("channels.unpair", "admin", admin.ChannelsUnpair, Ack, "Remove a person from a channel."),
     Method("audit.list", "read", admin.AuditList, admin.AuditPage, "List audit entries, latest first."),
     Method("audit.subscribe", "read", NoParams, Ack, "Subscribe to new audit entries."),
     Method(
