@@ -108,7 +108,7 @@ def check_details(tab: Tab, view: str, report: AxeReport) -> None:
         tab.page.keyboard.press("Escape")
 
 
-CONTROLS = ".ant-sender, .ant-select, .ant-input-affix-wrapper, .ant-segmented-item, .ant-radio-wrapper"
+CONTROLS = ".sender, .password, .ant-select, .ant-input-affix-wrapper, .ant-segmented-item, .ant-radio-wrapper"
 FOCUSED = """(controls) => {
   const element = document.activeElement;
   if (!element || element === document.body) return "";

@@ -26,11 +26,13 @@ def first_view_files() -> list[Path]:
     return [PAGE / "index.html", *(PAGE / name for name in names)]
 
 
-def test_first_view_is_at_most_500_kb_compressed() -> None:
+def test_first_view_is_at_most_250_kb_compressed() -> None:
+    """Components that the first view does not show at once must be loaded later: see `components/` of the page."""
     files = first_view_files()
     assert any(file.suffix == ".js" for file in files) and any(file.suffix == ".css" for file in files)
-    size = sum(Path(f"{file}.gz").stat().st_size for file in files)
-    assert 50_000 < size <= 500_000, size
+    sizes = {file.name: Path(f"{file}.gz").stat().st_size for file in files}
+    print(f"first view: {sum(sizes.values()) / 1000:.1f} KB with gzip")
+    assert 50_000 < sum(sizes.values()) <= 250_000, sizes
 
 
 def test_page_is_usable_within_one_and_a_half_seconds(browser: Browser, gateway: GatewayProcess) -> None:

@@ -60,8 +60,7 @@ def test_image_is_shown_in_the_card_and_enlarged_on_click(tab: Tab) -> None:
 
 def test_plan_steps_are_checked_off(tab: Tab) -> None:
     steps = ["Look at the sky", "Describe it"]
-    tab.page.get_by_label("Agent", exact=True).click()
-    tab.page.locator(".ant-select-item", has_text="Planner").click()
+    tab.page.get_by_label("Agent", exact=True).select_option("Planner")
     tab.send(
         script(
             [["call", "make_plan", {"steps": steps}]],

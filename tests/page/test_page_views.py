@@ -96,10 +96,10 @@ def test_theme_follows_the_system_until_one_is_chosen(browser: Browser, gateway:
     tab.button("You").click()
     expect(tab.page.get_by_role("menuitemradio", name="System")).to_be_checked()
     tab.page.get_by_role("menuitemradio", name="Light").click()
-    tab.page.wait_for_function("document.documentElement.dataset.theme === 'light'")
+    tab.page.wait_for_function("() => document.documentElement.dataset.theme === 'light'")
     assert min(background(tab)) > 200
     tab.page.reload()
-    tab.page.wait_for_function("document.documentElement.dataset.theme === 'light'")
+    tab.page.wait_for_function("() => document.documentElement.dataset.theme === 'light'")
 
 
 def test_phone_layout_does_not_scroll_sideways(browser: Browser, gateway: GatewayProcess) -> None:
@@ -158,7 +158,7 @@ def test_user_menu_works_with_the_keyboard(tab: Tab) -> None:
     tab.page.keyboard.press("ArrowDown")
     tab.page.keyboard.press("ArrowDown")
     tab.page.keyboard.press("Enter")
-    tab.page.wait_for_function("document.documentElement.dataset.theme === 'dark'")
+    tab.page.wait_for_function("() => document.documentElement.dataset.theme === 'dark'")
     tab.page.keyboard.press("Escape")
     expect(button).to_be_focused()
     expect(tab.page.get_by_role("menu")).to_have_count(0)

@@ -1,10 +1,12 @@
 // Approval card: shows exactly what a tool call would do, and lets the user allow, edit or deny it.
 
 import { ClockCircleOutlined, DownOutlined, SafetyCertificateOutlined } from "@ant-design/icons";
-import { App, Button, Input } from "antd";
+import { Button } from "antd";
 import { memo, type ReactNode, useMemo, useRef, useState } from "react";
 import { CopyButton } from "../components/buttons";
 import { ExactText } from "../components/exact-text";
+import { useFeedback } from "../components/feedback";
+import { Input } from "../components/input";
 import { RouteLink } from "../components/link";
 import { DropdownMenu } from "../components/menu";
 import { type Diff, parseDiff } from "../state/diff";
@@ -31,7 +33,7 @@ export const ApprovalCard = memo(function ApprovalCard({
 }) {
   const client = useClient();
   const { principal, status, agents } = useAppState();
-  const { message: toast } = App.useApp();
+  const { message: toast } = useFeedback();
   const [busy, setBusy] = useState(false);
   const card = useRef<HTMLElement>(null);
   const resolve: Resolve = async (decision, reason = "", edited) => {

@@ -1,7 +1,8 @@
 // Chat view: the conversation of one session and the composer.
 
-import { App, Spin } from "antd";
+import { Spin } from "antd";
 import { useEffect, useMemo, useState } from "react";
+import { useFeedback } from "../components/feedback";
 import { NotFound } from "../layout/not-found";
 import { navigate } from "../layout/router";
 import { ModelHint } from "../setup/model-hint";
@@ -94,7 +95,7 @@ type AttachmentPart = ImagePart | FilePart;
 /** Fork, edit and retry. Each continues in a new session, so that the original stays unchanged. */
 function useMessageActions(id: string): MessageActions {
   const client = useClient();
-  const { message: toast } = App.useApp();
+  const { message: toast } = useFeedback();
   return useMemo((): MessageActions => {
     const fork = async (messageId: string) => {
       try {

@@ -9,9 +9,10 @@ import {
   PaperClipOutlined,
   RobotOutlined,
 } from "@ant-design/icons";
-import { Sender } from "@ant-design/x";
-import { App, Button, Popover, Select, Spin, Tooltip } from "antd";
-import { type ComponentRef, type KeyboardEvent, lazy, Suspense, useEffect, useRef, useState } from "react";
+import { Button, Popover, Spin, Tooltip } from "antd";
+import { type KeyboardEvent, lazy, Suspense, useEffect, useRef, useState } from "react";
+import { useFeedback } from "../components/feedback";
+import { Sender, type SenderHandle } from "../components/sender";
 import { loadDraft, saveDraft } from "../state/drafts";
 import { formatIdentifier } from "../state/format";
 import { useAppState, useClient } from "../state/hooks";
@@ -34,10 +35,10 @@ const FRAME_OVERHEAD = 64 * 1024;
 export function Composer({ sessionKey, running, agentId, onAgentChange, choice, onChoice }: Props) {
   const client = useClient();
   const { agents, maxFrameBytes, principal } = useAppState();
-  const { message: toast } = App.useApp();
+  const { message: toast } = useFeedback();
   const [text, setText] = useState(() => loadDraft(sessionKey));
   const [attachments, setAttachments] = useState<Attachment[]>([]);
-  const sender = useRef<ComponentRef<typeof Sender>>(null);
+  const sender = useRef<SenderHandle>(null);
   const fileInput = useRef<HTMLInputElement>(null);
   useEffect(() => saveDraft(sessionKey, text), [sessionKey, text]);
   useEffect(() => {
@@ -92,7 +93,6 @@ export function Composer({ sessionKey, running, agentId, onAgentChange, choice, 
         onChange={mention.change}
         onKeyDown={handleKeyDown}
         onPasteFile={(files) => void attach(files)}
-        autoSize={{ minRows: 1, maxRows: 10 }}
         disabled={!canWrite}
         placeholder={!canWrite ? "Your token is read-only" : running ? "Queue a follow-up message" : "Write a message"}
         header={
@@ -103,7 +103,6 @@ export function Composer({ sessionKey, running, agentId, onAgentChange, choice, 
             />
           )
         }
-        suffix={false}
         footer={
           <div className="row">
             <Tooltip title="Attach files">
@@ -125,16 +124,20 @@ export function Composer({ sessionKey, running, agentId, onAgentChange, choice, 
               }}
             />
             {agents.length > 1 && (
-              <Select
-                aria-label="Agent"
-                variant="borderless"
-                size="small"
-                popupMatchSelectWidth={false}
-                prefix={<RobotOutlined aria-hidden />}
-                value={agentId || agents.find((agent) => agent.default)?.id}
-                onChange={onAgentChange}
-                options={agents.map((agent) => ({ value: agent.id, label: agent.name || agent.id }))}
-              />
+              <label className="agent-select">
+                <RobotOutlined aria-hidden />
+                <select
+                  aria-label="Agent"
+                  value={agentId || agents.find((agent) => agent.default)?.id}
+                  onChange={(event) => onAgentChange(event.target.value)}
+                >
+                  {agents.map((agent) => (
+                    <option key={agent.id} value={agent.id}>
+                      {agent.name || agent.id}
+                    </option>
+                  ))}
+                </select>
+              </label>
             )}
             <ModelButton agentId={agentId} choice={choice} onChange={onChoice} />
             <span className="spacer" />

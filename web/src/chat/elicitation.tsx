@@ -1,8 +1,9 @@
 // Elicitation form: input that a tool or MCP server requests during a call.
 
-import { Button, Input } from "antd";
+import { Button } from "antd";
 import { useId, useMemo, useState } from "react";
 import { ExactText } from "../components/exact-text";
+import { Input } from "../components/input";
 import { safeUrl } from "../markdown/links";
 import { type FieldInput, type FormInput, initialInput, parseForm } from "../state/forms";
 import { toSafeLine } from "../state/unicode-safety";

@@ -11,9 +11,12 @@ import {
   InboxOutlined,
   PushpinOutlined,
 } from "@ant-design/icons";
-import { App, Button, Input, Modal } from "antd";
+import { Button } from "antd";
 import { useState } from "react";
+import { useFeedback } from "../components/feedback";
+import { Input } from "../components/input";
 import { DropdownMenu } from "../components/menu";
+import { Modal } from "../components/modal";
 import { navigate, newChat } from "../layout/router";
 import { useAppState, useClient } from "../state/hooks";
 import type { SessionState } from "../state/session";
@@ -21,7 +24,7 @@ import { type ExportFormat, exportSession, sessionAsMarkdown } from "./export";
 
 export function ChatHeader({ state }: { state: SessionState }) {
   const client = useClient();
-  const { message: toast, modal } = App.useApp();
+  const { message: toast, modal } = useFeedback();
   const [newName, setNewName] = useState<string>();
   const [folder, setFolder] = useState<string>();
   const { sessions } = useAppState();

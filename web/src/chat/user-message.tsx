@@ -1,9 +1,10 @@
 // Messages of the user: those in the session, and those still pending.
 
 import { ClockCircleOutlined, CloseOutlined, FileOutlined, LoadingOutlined, RedoOutlined } from "@ant-design/icons";
-import { Button, Input } from "antd";
+import { Button } from "antd";
 import { memo, useMemo, useState } from "react";
 import { ActionButton, CopyButton } from "../components/buttons";
+import { Input } from "../components/input";
 import { RouteLink } from "../components/link";
 import { versionsAt } from "../state/branches";
 import { messageText, type UserItem } from "../state/conversation";

@@ -1,7 +1,6 @@
 // Start screen of a new chat: the selected agent and a few example prompts.
 
 import { BulbOutlined, ClockCircleOutlined, CodeOutlined, MailOutlined, ToolOutlined } from "@ant-design/icons";
-import { Prompts } from "@ant-design/x";
 import { Logo } from "../components/icons";
 import { useAppState, useClient } from "../state/hooks";
 import type { AgentShape } from "../wire";
@@ -62,18 +61,23 @@ export function Welcome({ agentId }: { agentId: string }) {
   return (
     <div className="welcome">
       <Logo size={44} />
-      <h1>{firstVisit ? "Welcome to Atlas" : "What would you like to do?"}</h1>
+      <h1>{firstVisit ? "Welcome to Atlas" : "What can I help with?"}</h1>
       <p className="lead">
         {firstVisit
           ? "Your agents run on this machine. Every tool call is checked and recorded, and risky ones need your approval."
           : agent?.description || "Every tool call is checked and recorded. Risky ones need your approval."}
       </p>
-      <Prompts
-        wrap
-        items={agent ? examplePrompts(agent) : []}
-        onItemClick={({ data }) => client.sendMessage(String(data.label), [], { agentId })}
-        className="example-prompts"
-      />
+      <ul className="example-prompts">
+        {(agent ? examplePrompts(agent) : []).map(({ key, icon, label, description }) => (
+          <li key={key}>
+            <button type="button" onClick={() => client.sendMessage(label, [], { agentId })}>
+              {icon}
+              <span>{label}</span>
+              <small>{description}</small>
+            </button>
+          </li>
+        ))}
+      </ul>
       {agent && (
         <p className="muted">
           {agent.name || agent.id} · <code>{agent.model || "No model"}</code>

@@ -1,10 +1,11 @@
 // What a form shows when two people edit the same thing, and when it would be left with unsaved changes.
 
-import { Alert, App, Button, Modal, Space } from "antd";
+import { Alert, Button, Modal, Space } from "antd";
 import { useEffect, useState } from "react";
 import { guardRoute } from "../layout/router";
 import { type EditForm, listDifferences } from "../state/editing";
 import { formatAgo } from "../state/format";
+import { useFeedback } from "./feedback";
 
 interface Props<T extends object> {
   form: EditForm<T>;
@@ -90,7 +91,7 @@ export function EditConflictAlert<T extends object>({ form, labels, onSaved }: P
 
 /** Ask before unsaved changes are lost: to another view, to another page or by closing the tab. */
 export function useLeaveGuard(dirty: boolean, name: string): void {
-  const { modal } = App.useApp();
+  const { modal } = useFeedback();
   useEffect(() => {
     if (!dirty) return;
     const warn = (event: BeforeUnloadEvent) => event.preventDefault();

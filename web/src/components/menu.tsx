@@ -1,33 +1,52 @@
-// Dropdown menu of a button. Closing it returns the focus to the button, unless the focus has moved elsewhere.
+// Dropdown menu of a button. antd's menu is loaded when it is opened for the first time. Closing it returns the focus to
+// the button, unless the focus has moved elsewhere.
 
-import { Dropdown, type MenuProps } from "antd";
-import { cloneElement, type ReactElement, type Ref, useRef } from "react";
+import type { MenuProps } from "antd";
+import { cloneElement, lazy, type MouseEvent, type ReactElement, type Ref, Suspense, useState } from "react";
 
-interface Props {
+interface ButtonProps {
+  ref?: Ref<HTMLButtonElement>;
+  onClick?: (event: MouseEvent<HTMLElement>) => void;
+  onPointerEnter?: () => void;
+  "aria-haspopup"?: "menu";
+  "aria-expanded"?: boolean;
+}
+
+export interface DropdownMenuProps {
   items: MenuProps["items"];
   onSelect?: (key: string) => void;
   open?: boolean;
   onOpenChange?: (open: boolean) => void;
-  children: ReactElement<{ ref?: Ref<HTMLButtonElement> }>;
+  children: ReactElement<ButtonProps>;
 }
 
-export function DropdownMenu({ items, onSelect, open, onOpenChange, children }: Props) {
-  const button = useRef<HTMLButtonElement>(null);
-  const handleOpenChange = (next: boolean) => {
+const load = () => import("./menu-popup");
+const MenuPopup = lazy(load);
+
+export function DropdownMenu({ open, onOpenChange, children, ...menu }: DropdownMenuProps) {
+  const [used, setUsed] = useState(false);
+  const [ownOpen, setOwnOpen] = useState(false);
+  const isOpen = open ?? ownOpen;
+  const change = (next: boolean) => {
+    setOwnOpen(next);
     onOpenChange?.(next);
-    if (next) return;
-    const focused = document.activeElement;
-    if (!focused || focused === document.body || focused.closest(".ant-dropdown")) button.current?.focus();
   };
+  const button = cloneElement(children, {
+    "aria-haspopup": "menu",
+    "aria-expanded": isOpen,
+    onPointerEnter: () => void load(),
+    onClick: (event) => {
+      children.props.onClick?.(event);
+      setUsed(true);
+      change(true);
+    },
+  });
+  if (!used && !isOpen) return button;
   return (
-    <Dropdown
-      trigger={["click"]}
-      autoFocus
-      onOpenChange={handleOpenChange}
-      menu={{ items, ...(onSelect ? { onClick: ({ key }) => onSelect(key) } : {}) }}
-      {...(open === undefined ? {} : { open })}
-    >
-      {cloneElement(children, { ref: button })}
-    </Dropdown>
+    <Suspense fallback={button}>
+      <MenuPopup {...menu} open={isOpen} onOpenChange={change}>
+        {children}
+      </MenuPopup>
+    </Suspense>
   );
 }

@@ -1,7 +1,8 @@
 // Root component: theme, sign-in, and the client that the rest of the page uses.
 
-import { App as AntApp, ConfigProvider } from "antd";
+import { ConfigProvider } from "antd";
 import { useCallback, useEffect, useMemo, useState } from "react";
+import { FeedbackOutlet } from "../components/feedback";
 import { signIn, signOut, takeTokenFromAddress, tokenFromFragment } from "../net/sign-in";
 import { AtlasClient } from "../state/client";
 import { ClientContext, useMediaQuery } from "../state/hooks";
@@ -22,9 +23,8 @@ export function App() {
   const theme = useMemo(() => themeConfig(dark, reducedMotion, density === "compact"), [dark, reducedMotion, density]);
   return (
     <ConfigProvider theme={theme} button={{ autoInsertSpace: false }}>
-      <AntApp>
-        <AuthenticatedApp />
-      </AntApp>
+      <AuthenticatedApp />
+      <FeedbackOutlet />
     </ConfigProvider>
   );
 }

@@ -31,6 +31,7 @@ const VIEWS: Record<Exclude<View, "chat" | "missing">, LazyView> = {
   usage: { name: "Usage", load: lazy(() => import("../views/usage")) },
   settings: { name: "Settings", load: lazy(() => import("../views/settings")) },
 };
+const FeedbackHost = lazy(() => import("../components/feedback-host"));
 const SearchDialog = lazy(() => import("./search"));
 const ShortcutsDialog = lazy(() => import("./shortcuts"));
 
@@ -83,7 +84,11 @@ function CurrentView({ route: { view, id, isNew = false } }: { route: Route }) {
   if (view === "chat") return id ? <Chat id={id} isNew={isNew} /> : null;
   if (view === "missing") return <NotFound what="page" />;
   const Loaded = VIEWS[view].load;
-  return <Loaded id={id} />;
+  return (
+    <FeedbackHost>
+      <Loaded id={id} />
+    </FeedbackHost>
+  );
 }
 
 /** Return the name of what is shown, and set the title of the browser tab. */

@@ -1,7 +1,8 @@
 // A local model: download with progress, pause and resume. The gateway downloads, so a reload loses nothing.
 
-import { App, Button } from "antd";
+import { Button } from "antd";
 import { useEffect, useRef } from "react";
+import { useFeedback } from "../components/feedback";
 import { useAppState, useClient, useNow } from "../state/hooks";
 import type { LocalModelShape } from "../wire";
 import { formatBytes } from "./models";
@@ -14,7 +15,7 @@ interface Props {
 
 export function LocalModelDownload({ model, onReady }: Props) {
   const client = useClient();
-  const { message: toast } = App.useApp();
+  const { message: toast } = useFeedback();
   const live = useAppState().modelProgress[model.id];
   const state = live && live.state !== "loading" ? live.state : model.state;
   const done = live?.state === "downloading" || live?.state === "paused" ? live.done : (model.done ?? 0);

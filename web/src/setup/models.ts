@@ -1,7 +1,7 @@
 // Names, sizes and actions of models that several parts of the page share.
 
-import { App } from "antd";
 import { useCallback } from "react";
+import { useFeedback } from "../components/feedback";
 import { useClient } from "../state/hooks";
 import type { ModelsSelect } from "../wire";
 
@@ -22,7 +22,7 @@ export const formatBytes = (bytes: number): string =>
 /** Use a model for all agents without one of their own, and say so. */
 export function useSelectModel(): (model: string, effort?: EffortChoice) => Promise<void> {
   const client = useClient();
-  const { message: toast } = App.useApp();
+  const { message: toast } = useFeedback();
   return useCallback(
     async (model, effort = "") => {
       const params: ModelsSelect = { model, ...(effort ? { effort } : {}) };

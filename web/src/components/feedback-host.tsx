@@ -1,0 +1,15 @@
+// antd's messages and confirmations, for the views that are loaded when they are opened and for `useFeedback`.
+
+import { App as AntApp } from "antd";
+import { type ReactNode, useEffect } from "react";
+import { registerFeedback } from "./feedback";
+
+export default function FeedbackHost({ children }: { children: ReactNode }) {
+  return <AntApp component={false}>{children}</AntApp>;
+}
+
+export function Register() {
+  const api = AntApp.useApp();
+  useEffect(() => registerFeedback(api), [api]);
+  return null;
+}

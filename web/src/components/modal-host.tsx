@@ -1,0 +1,3 @@
+// antd's dialog, for `components/modal`.
+
+export { Modal as default } from "antd";
