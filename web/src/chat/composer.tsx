@@ -9,9 +9,10 @@ import {
   PaperClipOutlined,
   RobotOutlined,
 } from "@ant-design/icons";
-import { Button, Popover, Spin, Tooltip } from "antd";
+import { Button, Spin } from "antd";
 import { type KeyboardEvent, lazy, Suspense, useEffect, useRef, useState } from "react";
 import { useFeedback } from "../components/feedback";
+import { Popover } from "../components/popover";
 import { Sender, type SenderHandle } from "../components/sender";
 import { loadDraft, saveDraft } from "../state/drafts";
 import { formatIdentifier } from "../state/format";
@@ -105,14 +106,13 @@ export function Composer({ sessionKey, running, agentId, onAgentChange, choice, 
         }
         footer={
           <div className="row">
-            <Tooltip title="Attach files">
-              <Button
-                type="text"
-                icon={<PaperClipOutlined aria-hidden />}
-                aria-label="Attach files"
-                onClick={() => fileInput.current?.click()}
-              />
-            </Tooltip>
+            <Button
+              title="Attach files"
+              type="text"
+              icon={<PaperClipOutlined aria-hidden />}
+              aria-label="Attach files"
+              onClick={() => fileInput.current?.click()}
+            />
             <input
               ref={fileInput}
               type="file"
@@ -142,21 +142,22 @@ export function Composer({ sessionKey, running, agentId, onAgentChange, choice, 
             <ModelButton agentId={agentId} choice={choice} onChange={onChoice} />
             <span className="spacer" />
             {running && (
-              <Tooltip title="Stop (Esc)">
-                <Button
-                  shape="circle"
-                  aria-label="Stop"
-                  icon={<span className="stop-icon" aria-hidden />}
-                  onClick={() => client.stopRun()}
-                />
-              </Tooltip>
+              <Button
+                title="Stop (Esc)"
+                shape="circle"
+                aria-label="Stop"
+                icon={<span className="stop-icon" aria-hidden />}
+                onClick={() => client.stopRun()}
+              />
             )}
             {running && ready && canWrite && (
-              <Tooltip title="Send after the current tool calls, without waiting for the end (Alt+Enter)">
-                <Button type="text" onClick={() => submit(true)}>
-                  Steer
-                </Button>
-              </Tooltip>
+              <Button
+                title="Send after the current tool calls, without waiting for the end (Alt+Enter)"
+                type="text"
+                onClick={() => submit(true)}
+              >
+                Steer
+              </Button>
             )}
             <Button
               type="primary"
@@ -185,7 +186,6 @@ function ModelButton(props: { agentId: string; choice: ModelChoice; onChange: (c
   const effort = choice.effort && ` · ${formatIdentifier(choice.effort)}`;
   return (
     <Popover
-      trigger="click"
       placement="topLeft"
       content={
         <Suspense fallback={<Spin size="small" />}>

@@ -1,0 +1,3 @@
+// antd's popover, for `components/popover`.
+
+export { Popover as default } from "antd";
