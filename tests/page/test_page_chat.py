@@ -153,7 +153,7 @@ def test_model_effort_and_agent_are_chosen_in_the_composer(tab: Tab) -> None:
     expect(tab.page.get_by_role("button", name="Model: scripted-writer · Low")).to_be_visible()
     box = tab.page.locator(".composer textarea")
     box.press_sequentially("@wri")
-    expect(tab.page.get_by_role("option", name="Writer")).to_be_visible()
+    expect(tab.page.get_by_role("option", name="Writer Writes letters.")).to_be_visible()
     box.press("Enter")
     expect(box).to_have_value("")
     tab.send("who are you?")

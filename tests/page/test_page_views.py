@@ -116,6 +116,10 @@ def test_phone_layout_does_not_scroll_sideways(browser: Browser, gateway: Gatewa
         expect(tab.page.locator(".drawer")).to_have_count(0)
         tab.wait_for_animations()
         assert tab.fits_width(), view
+        if view in ("runs", "audit"):
+            state = tab.page.locator("tbody .phone-state").first
+            expect(state).to_be_in_viewport()
+            assert state.evaluate("each => each.getBoundingClientRect().right <= innerWidth"), view
 
 
 def test_navigation_never_moves_and_names_the_current_view(tab: Tab) -> None:

@@ -1,6 +1,7 @@
 // Stacked bar chart over days, one colour per series.
 
 import { Tooltip } from "antd";
+import { useWidth } from "./width";
 
 export interface DataPoint {
   name: string;
@@ -55,7 +56,14 @@ function sum(values: readonly number[]): number {
 }
 
 const dayFormat = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short", timeZone: "UTC" });
-const MAX_DAY_LABELS = 8;
+const LABEL_WIDTH = 46;
+const LABEL_GAP = 8;
+
+/** Return whether each of `count` columns has a label: every k-th so that none collide, and always the last one. */
+export function labelledColumns(count: number, width: number): boolean[] {
+  const interval = Math.max(1, Math.ceil(((LABEL_WIDTH + LABEL_GAP) * count) / Math.max(width, 1)));
+  return Array.from({ length: count }, (_, index) => (count - 1 - index) % interval === 0);
+}
 
 interface Props {
   series: StackedSeries;
@@ -65,10 +73,11 @@ interface Props {
 
 export function BarChart({ series, format, label }: Props) {
   const top = roundUp(series.max);
-  const labelInterval = Math.ceil(series.days.length / MAX_DAY_LABELS);
+  const [plot, width] = useWidth<HTMLDivElement>();
+  const labelled = labelledColumns(series.days.length, width);
   return (
     <figure className="bar-chart" aria-label={label}>
-      <div className="plot">
+      <div className="plot" ref={plot}>
         {[1, 0.5, 0].map((fraction) => (
           <span key={fraction} className="gridline" style={{ bottom: `${fraction * 100}%` }} aria-hidden>
             <i>{format(top * fraction)}</i>
@@ -94,7 +103,7 @@ export function BarChart({ series, format, label }: Props) {
                       />
                     ) : null,
                   )}
-                  {dayIndex % labelInterval === 0 && <em>{date}</em>}
+                  {labelled[dayIndex] && <em>{date}</em>}
                 </div>
               </Tooltip>
             );

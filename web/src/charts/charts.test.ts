@@ -1,6 +1,6 @@
 import { expect, it } from "vitest";
 import type { RunDetails } from "../wire";
-import { lastDays, roundUp, stackSeries } from "./bar-chart";
+import { labelledColumns, lastDays, roundUp, stackSeries } from "./bar-chart";
 import { axisTicks, buildTimeline } from "./timeline";
 
 it("a timeline has spans for model calls, approvals and tool calls", () => {
@@ -43,4 +43,19 @@ it("series are stacked with the largest first and the smallest merged", () => {
     [0, 0, 0, 0, 0, 0],
   ]);
   expect([0, 3, 21, 130].map(roundUp)).toEqual([1, 4, 30, 200]);
+});
+
+it("labels of a bar chart never collide, and the last day has one", () => {
+  for (const [count, width] of [
+    [7, 600],
+    [14, 280],
+    [30, 280],
+    [30, 900],
+  ] as const) {
+    const labelled = labelledColumns(count, width);
+    const places = labelled.flatMap((shown, index) => (shown ? [(index * width) / count] : []));
+    expect(labelled.at(-1)).toBe(true);
+    for (const [index, place] of places.entries())
+      if (index > 0) expect(place - (places[index - 1] ?? 0)).toBeGreaterThanOrEqual(54);
+  }
 });

@@ -3,6 +3,7 @@
 import { Tooltip } from "antd";
 import { formatDuration } from "../state/format";
 import type { RunDetails, RunStep } from "../wire";
+import { useWidth } from "./width";
 
 export interface Span {
   kind: "model" | "tool" | "approval" | "offline";
@@ -116,6 +117,7 @@ export function axisTicks(length: number, count = 5): number[] {
   return Array.from({ length: Math.floor(length / step) + 1 }, (_, index) => index * step);
 }
 
+const TICK_WIDTH = 64;
 const KIND_LABELS: Record<Span["kind"], string> = {
   model: "Model",
   tool: "Tool",
@@ -125,6 +127,8 @@ const KIND_LABELS: Record<Span["kind"], string> = {
 
 export function TimelineChart({ timeline }: { timeline: Timeline }) {
   const length = timeline.to - timeline.from;
+  const [axis, width] = useWidth<HTMLSpanElement>();
+  const ticks = axisTicks(length, Math.min(5, Math.max(1, Math.floor(width / TICK_WIDTH))));
   const percent = (duration: number) => `${(duration / length) * 100}%`;
   return (
     <figure className="timeline">
@@ -157,8 +161,8 @@ export function TimelineChart({ timeline }: { timeline: Timeline }) {
         })}
       </ul>
       <div className="axis" aria-hidden>
-        <span className="track">
-          {axisTicks(length).map((at) => (
+        <span className="track" ref={axis}>
+          {ticks.map((at) => (
             <i key={at} style={{ left: percent(at) }}>
               {at === 0 ? "0" : formatDuration(at)}
             </i>

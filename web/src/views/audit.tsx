@@ -103,6 +103,7 @@ export default function AuditLog() {
       ) : (
         <Table
           size="small"
+          className="phone-cards"
           rowKey="seq"
           loading={loading && rows.length === 0}
           dataSource={rows}
@@ -123,16 +124,18 @@ export default function AuditLog() {
 }
 
 const COLUMNS = [
-  { title: "#", dataIndex: "seq", width: 62, className: "number" },
+  { title: "#", dataIndex: "seq", width: 62, className: "number phone-hidden" },
   {
     title: "Time",
     key: "time",
+    className: "phone-meta",
     width: 150,
     render: (_: unknown, row: AuditShape) => formatDateTime(entryOf(row).timestamp),
   },
   {
     title: "Agent",
     key: "agent",
+    className: "phone-meta",
     ellipsis: true,
     width: 110,
     render: (_: unknown, row: AuditShape) => entryOf(row).actorExternalId,
@@ -140,12 +143,14 @@ const COLUMNS = [
   {
     title: "Tool",
     key: "tool",
+    className: "phone-title",
     width: 150,
     render: (_: unknown, row: AuditShape) => <code>{entryOf(row).entityId}</code>,
   },
   {
     title: "Arguments",
     key: "arguments",
+    className: "phone-line",
     ellipsis: true,
     render: (_: unknown, row: AuditShape) => (
       <code className="truncate">{summarizeArguments(entryOf(row).meta.arguments ?? {})}</code>
@@ -154,6 +159,7 @@ const COLUMNS = [
   {
     title: "Outcome",
     key: "outcome",
+    className: "phone-state",
     width: 120,
     render: (_: unknown, row: AuditShape) => <OutcomeTag entry={entryOf(row)} />,
   },
@@ -161,7 +167,7 @@ const COLUMNS = [
     title: "Duration",
     key: "duration",
     width: 90,
-    className: "number",
+    className: "number phone-meta",
     render: (_: unknown, row: AuditShape) => formatDuration(entryOf(row).meta.duration_ms ?? 0),
   },
 ];

@@ -59,17 +59,18 @@ function JobList() {
         <Table
           size="small"
           rowKey="jobId"
-          className="jobs"
+          className="jobs phone-cards"
           loading={loading && jobs.length === 0}
           dataSource={jobs}
           pagination={false}
           tableLayout="fixed"
           onRow={(job) => ({ onClick: () => navigate({ view: "jobs", id: job.jobId }), className: "clickable" })}
           columns={[
-            { title: "Task", key: "task", render: (_, job) => <Task job={job} now={now} /> },
+            { title: "Task", key: "task", className: "phone-title", render: (_, job) => <Task job={job} now={now} /> },
             {
               title: "Status",
               key: "state",
+              className: "phone-state",
               width: 120,
               render: (_, job) => (
                 <>

@@ -42,6 +42,7 @@ function RunList() {
           ) : (
             <Table
               size="small"
+              className="phone-cards"
               rowKey="runId"
               dataSource={runs}
               pagination={{ pageSize: 25, hideOnSinglePage: true, showSizeChanger: false }}
@@ -52,16 +53,24 @@ function RunList() {
                 {
                   title: "Started",
                   dataIndex: "createdAt",
+                  className: "phone-meta",
                   width: 160,
                   render: (at: number, run) => (
                     <RouteLink to={{ view: "runs", id: run.runId }}>{formatDateTime(at)}</RouteLink>
                   ),
                 },
-                { title: "Session", dataIndex: "sessionKey", ellipsis: true, render: sessionName },
-                { title: "Agent", dataIndex: "agentId", width: 140 },
+                {
+                  title: "Session",
+                  dataIndex: "sessionKey",
+                  className: "phone-title",
+                  ellipsis: true,
+                  render: sessionName,
+                },
+                { title: "Agent", dataIndex: "agentId", className: "phone-meta", width: 140 },
                 {
                   title: "Status",
                   dataIndex: "status",
+                  className: "phone-state",
                   width: 120,
                   render: (status: RunShape["status"]) => <RunStatusTag status={status} />,
                 },
@@ -69,7 +78,7 @@ function RunList() {
                   title: "Duration",
                   key: "duration",
                   width: 110,
-                  className: "number",
+                  className: "number phone-meta",
                   render: (_, run) => (run.endedAt ? formatDuration(run.endedAt - run.createdAt) : "…"),
                 },
               ]}
