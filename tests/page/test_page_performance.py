@@ -111,8 +111,8 @@ def test_session_of_2000_messages_scrolls_smoothly(
     browser: Browser, gateway: GatewayProcess, record_property: Callable[[str, object], None]
 ) -> None:
     """600 pixels per frame, from the last message to the first. The CPU time of the page counts, not the time of a
-    frame: the browser draws without a GPU, and other tests run on the same cores. The test report (`--junitxml`) records
-    both."""
+    frame: the browser draws without a GPU, and other tests run on the same cores. The test report
+    (`--junitxml`) records both."""
     with ThreadPoolExecutor() as executor:  # Playwright runs an event loop on this thread
         executor.submit(asyncio.run, store_session(gateway.home, 2000)).result()
     tab = next(open_tabs(browser, gateway)).open("/c/long")
