@@ -218,6 +218,16 @@ async def test_mistakes_change_nothing(tmp_path: Path, method: str, params: dict
     assert not (tmp_path / "home" / "model.json").exists()
 
 
+async def test_model_of_one_agent_is_written_to_agents_md(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    async with serve(home) as (_, client):
+        await client.call("models.select", agentId="assistant", model="demo", effort="high")
+        assert (await client.call("agents.list"))["agents"][0]["model"] == "demo"
+        written = (home / "workspace" / "AGENTS.md").read_text()
+        assert "Model: demo\n" in written and "Effort: high\n" in written
+        assert "unknown agent 'zoe'" in await client.error("models.select", agentId="zoe", model="demo")
+
+
 class PausedFileServer:
     """Serves one file. The first request gets a part of it, and the rest waits until the client is gone."""
 

@@ -306,9 +306,7 @@ class ModelSetup:
 
     async def select(self, params: wire.ModelsSelect, by: str, edits: Edits) -> wire.ModelSelected:
         """Use a model for the agents without one of their own; an empty one removes the choice."""
-        ref = str(parse_model_ref(params.model)) if params.model else ""
-        if ref:
-            self._require_usable(ref)
+        ref = self.usable_ref(params.model)
         before = self._selected()
         chosen = SelectedModel(ref, params.effort, self._settings.model or "") if ref else SelectedModel()
 
@@ -323,14 +321,18 @@ class ModelSetup:
         used_by = tuple(agent.id for agent in self._atlas.agents if agent.models and agent.models[0] == ref)
         return wire.ModelSelected(ref, model_title(ref), params.effort, used_by)
 
-    def _require_usable(self, ref: str) -> None:
-        """Raise ConfigError unless the provider has its key, or the local model its file."""
-        parsed = parse_model_ref(ref)
+    def usable_ref(self, model: str) -> str:
+        """Return the reference of a model; ConfigError unless its provider has a key, or the local model its file."""
+        if not model:
+            return ""
+        parsed = parse_model_ref(model)
+        ref = str(parsed)
         self._registry.provider(parsed.provider)
         if parsed.provider == "local" and not is_gguf_path(parsed.model):
-            model = find_model(parsed.model)
-            if not model.auto_download and not model_state(model, self._folder).installed:
+            local = find_model(parsed.model)
+            if not local.auto_download and not model_state(local, self._folder).installed:
                 raise ModelUnavailable(f"{model_title(ref)} is not downloaded yet")
+        return ref
 
     # Downloads
 

@@ -17,6 +17,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import msgspec
 
 from atlas_agents.app.home_lock import find_running
+from atlas_agents.app.model_setup import apply_stored_keys, read_selected, read_stored_keys
 from atlas_agents.app.serve import telegram_enabled
 from atlas_agents.app.tools import build_tool_registry
 from atlas_agents.builtin_tools.code import interpreter
@@ -397,10 +398,12 @@ def check_models(settings: Settings) -> Iterator[CheckResult]:
     try:
         yield _check_keys(environment)
         registry = Registry(environment)
-        refs: list[str] = [settings.model] if settings.model else []
+        apply_stored_keys(registry, read_stored_keys(settings.home))
+        default = read_selected(settings.home, settings.model).model or settings.model
+        refs: list[str] = [default] if default else []
         state = _workspace_state(settings)
         for spec in state.agents:
-            found, message = resolve_models(spec, registry, settings.model, generated=state.generated)
+            found, message = resolve_models(spec, registry, default, generated=state.generated)
             refs += found
             if message:
                 yield notice("models", f"{spec.id}: {message}", "set the key, or choose another model in AGENTS.md")

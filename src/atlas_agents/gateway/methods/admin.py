@@ -20,7 +20,7 @@ from atlas_agents.gateway.convert import list_model_users
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.edits import EditTarget, version_of
 from atlas_agents.gateway.hub import Hub, ModelSetupPort
-from atlas_agents.gateway.methods.agents import require_agent
+from atlas_agents.gateway.methods.agents import require_agent, set_agent_model
 from atlas_agents.gateway.protocol import admin as wire
 from atlas_agents.gateway.protocol.frames import ProtocolError
 from atlas_agents.gateway.protocol.types import Ack, ModelShape, NoParams, Scope, ToolShape
@@ -113,7 +113,12 @@ async def remove_secret(caller: ClientConnection, params: wire.SecretsRemove) ->
 
 
 async def select_model(caller: ClientConnection, params: wire.ModelsSelect) -> wire.ModelSelected:
-    return await _setup(caller).select(params, caller.grant.principal.id, caller.hub.edits)
+    setup = _setup(caller)
+    if params.agent_id is None:
+        return await setup.select(params, caller.grant.principal.id, caller.hub.edits)
+    ref = setup.usable_ref(params.model)
+    await set_agent_model(caller, params.agent_id, ref, params.effort)
+    return wire.ModelSelected(ref, ref, params.effort, (params.agent_id,))
 
 
 async def download_model(caller: ClientConnection, params: wire.ModelsDownload) -> wire.LocalModelResult:

@@ -76,6 +76,17 @@ async def put_agent(caller: ClientConnection, params: wire.AgentsPut) -> wire.Ag
     return _to_result(edited, agent, _to_draft(written) if written is not None else None)
 
 
+async def set_agent_model(caller: ClientConnection, id: str, model: str, effort: wire.Effort | None) -> None:
+    """Write the model and the effort of an agent to AGENTS.md; an empty model removes both."""
+    text = _read_agents(_require_editor(caller.hub))
+    spec = text.spec(id)
+    if spec is None:
+        raise ProtocolError("AGENT_NOT_FOUND", f"unknown agent {id!r}: AGENTS.md does not define it")
+    changed = msgspec.structs.replace(spec, models=(model,) if model else (), effort=effort)
+    params = EditParams(expected_version=version_of(text.section(id)))
+    await _edit(caller, id, params, lambda current: current.put(changed))
+
+
 async def remove_agent(caller: ClientConnection, params: wire.AgentsRemove) -> wire.AgentEdited:
     """Remove an agent and the hand-offs to it from AGENTS.md, and pause its schedules."""
     id, schedules = params.agent_id, caller.hub.atlas.jobs.schedules
