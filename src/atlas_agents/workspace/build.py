@@ -31,7 +31,7 @@ def resolve_models(
     """Return the models an agent can use, in order of preference, and a notice if they are not those it names.
 
     Models without an API key are skipped; if none is left, use `default` (or `ATLAS_MODEL`), then the local model. An
-    agent of the `generated` file names a model that nobody chose, so `default` replaces it.
+    agent of the `generated` file names a model that the user did not choose, so `default` replaces it.
     """
     ref = (default or providers.default_model or "").strip()
     named = () if generated and ref else spec.models
