@@ -202,6 +202,43 @@ def test_tab_title_counts_approvals_and_marks_unread_answers(tab: Tab) -> None:
     expect(tab.page).to_have_title(re.compile(r"^\(1\) "))
 
 
+def test_formulas_diagrams_tables_and_files_are_drawn(tab: Tab) -> None:
+    answer = (
+        "The area is $\\pi r^2$.\n\n$$\n\\frac{a}{b}\n$$\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n"
+        "```mermaid\nflowchart LR\n  A[Start] --> B[End]\n```\n\n```mermaid\nnonsense ->\n```\n"
+    )
+    previewed = "```csv\nname,count\nAna,2\nBo,4\n```\n\n```svg\n<svg xmlns='http://www.w3.org/2000/svg'/>\n```\n"
+    tab.send(script([["text", answer]]))
+    expect(tab.answers.last.locator("math")).to_have_count(2)
+    expect(tab.answers.last.locator("td")).to_have_count(2)
+    diagram = tab.answers.last.get_by_role("img", name="Diagram")
+    expect(diagram).to_be_visible()
+    assert diagram.evaluate("image => image.decode().then(() => image.naturalWidth)") > 50
+    expect(tab.answers.last).to_contain_text("The diagram could not be drawn")
+    expect(tab.answers.last.locator("pre")).to_contain_text("nonsense ->")
+    tab.send(script([["text", previewed]]))
+    tab.answers.last.get_by_role("button", name="Preview").first.click()
+    expect(tab.answers.last.locator("td")).to_have_text(["Ana", "2", "Bo", "4"])
+    expect(tab.answers.last.get_by_role("list", name="Chart of count").locator("li")).to_have_count(2)
+    tab.answers.last.get_by_role("button", name="Preview").click()
+    expect(tab.answers.last.locator("img[alt=SVG]")).to_be_attached()
+    files: Any = [
+        {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"first line\nsecond"},
+        {"name": "policy.pdf", "mimeType": "application/pdf", "buffer": b"%PDF-1.4\n%%EOF"},
+    ]
+    tab.page.locator("input[type=file]").set_input_files(files)
+    expect(tab.page.locator(".attachments li")).to_have_count(2)
+    tab.send("**Read** these:\n- one\n- two")
+    message = tab.page.locator(".user-message").last
+    expect(message.locator("strong", has_text="Read")).to_be_visible()
+    expect(message.locator("li")).to_have_count(2)
+    expect(message.locator(".file-card").first).to_contain_text("first line")
+    with tab.page.expect_download() as saved:
+        message.get_by_label("Download policy.pdf").click()
+    assert saved.value.path().read_bytes() == b"%PDF-1.4\n%%EOF"
+    expect(message.get_by_label("Open policy.pdf")).to_be_visible()
+
+
 def test_approval_shows_a_preview(tab: Tab) -> None:
     tab.send(script([["call", "write_note", {"note": "tea\u200b"}]]))
     card = tab.page.get_by_role("region", name="Helper wants to use write_note")

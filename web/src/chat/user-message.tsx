@@ -1,16 +1,18 @@
 // Messages of the user: those in the session, and those still pending.
 
-import { ClockCircleOutlined, CloseOutlined, FileOutlined, LoadingOutlined, RedoOutlined } from "@ant-design/icons";
+import { ClockCircleOutlined, CloseOutlined, LoadingOutlined, RedoOutlined } from "@ant-design/icons";
 import { Button } from "antd";
 import { memo, useMemo, useState } from "react";
 import { ActionButton, CopyButton } from "../components/buttons";
 import { Input } from "../components/input";
 import { RouteLink } from "../components/link";
+import { Markdown } from "../markdown/markdown";
 import { versionsAt } from "../state/branches";
 import { messageText, type UserItem } from "../state/conversation";
 import { formatIdentifier, formatTime } from "../state/format";
 import { useAppState, useClient } from "../state/hooks";
 import type { MessagePart, PendingMessage as Pending } from "../state/session";
+import { FileCard } from "./file-card";
 import { ImageThumbnail } from "./image";
 
 export interface UserMessageActions {
@@ -176,15 +178,10 @@ function Bubble({ parts }: { parts: readonly MessagePart[] }) {
           const image = { mediaType: part.mediaType, data: part.data, name: "" };
           return <ImageThumbnail key={index} image={image} label="Attached image" />;
         }
-        if (part.type === "file")
-          return (
-            <span key={index} className="file">
-              <FileOutlined aria-hidden /> {part.name}
-            </span>
-          );
+        if (part.type === "file") return <FileCard key={index} file={part} />;
         return null;
       })}
-      {text && <div className="text">{text}</div>}
+      {text && <Markdown text={text} breaks />}
     </div>
   );
 }

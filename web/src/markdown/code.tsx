@@ -1,11 +1,17 @@
 // Code block with syntax highlighting and a copy button.
 
 import type { ElementContent, Root, RootContent } from "hast";
-import { memo, type ReactNode, useEffect, useState } from "react";
+import { lazy, memo, type ReactNode, Suspense, useEffect, useState } from "react";
 import { CopyButton } from "../components/buttons";
 import { ReadText } from "../components/exact-text";
 
 const MAX_HIGHLIGHTED_LENGTH = 40_000;
+
+const MAX_DIAGRAM_LENGTH = 20_000;
+const MAX_PREVIEWED_LENGTH = 200_000;
+const PREVIEWED = new Set(["csv", "svg"]);
+const Preview = lazy(() => import("./preview"));
+const Diagram = lazy(() => import("./mermaid").then((module) => ({ default: module.Diagram })));
 
 type Highlight = (language: string, code: string) => Root | null;
 
@@ -35,15 +41,41 @@ export const CodeBlock = memo(function CodeBlock({ code, language, streaming }: 
     };
   }, [code, language, streaming]);
   const root = highlighted?.code === code ? highlighted.root : null;
+  const [failure, setFailure] = useState("");
+  const [preview, setPreview] = useState(false);
+  const previewable = !streaming && PREVIEWED.has(language) && code.length <= MAX_PREVIEWED_LENGTH;
+  if (language === "mermaid" && !streaming && !failure && code.length < MAX_DIAGRAM_LENGTH)
+    return (
+      <figure className="code">
+        <figcaption>
+          <span>Diagram</span>
+          <CopyButton text={code} label="Copy source" />
+        </figcaption>
+        <Suspense fallback={<p className="muted">Drawing the diagram…</p>}>
+          <Diagram source={code} onError={setFailure} />
+        </Suspense>
+      </figure>
+    );
   return (
     <figure className="code">
       <figcaption>
-        <span>{language || "text"}</span>
+        <span>{failure ? `mermaid · The diagram could not be drawn: ${failure}` : language || "text"}</span>
+        {previewable && (
+          <button type="button" className="preview-toggle" aria-pressed={preview} onClick={() => setPreview(!preview)}>
+            {preview ? "Code" : "Preview"}
+          </button>
+        )}
         <CopyButton text={code} label="Copy code" />
       </figcaption>
-      <pre tabIndex={0}>
-        <code>{root ? root.children.map(renderNode) : <ReadText text={code} />}</code>
-      </pre>
+      {preview ? (
+        <Suspense fallback={<p className="muted">Loading…</p>}>
+          <Preview language={language} code={code} />
+        </Suspense>
+      ) : (
+        <pre tabIndex={0}>
+          <code>{root ? root.children.map(renderNode) : <ReadText text={code} />}</code>
+        </pre>
+      )}
     </figure>
   );
 });

@@ -1,6 +1,7 @@
+import type { Token } from "marked";
 import { expect, it } from "vitest";
 import { safeUrl } from "./links";
-import { closeOpenMarks } from "./markdown";
+import { closeOpenMarks, parseMarkdown } from "./markdown";
 
 it("links are limited to web and mail addresses", () => {
   expect(["https://a.b/c", "mailto:a@b.c"].map(safeUrl)).toEqual(["https://a.b/c", "mailto:a@b.c"]);
@@ -23,4 +24,21 @@ it("open marks at the end of a streamed text are closed", () => {
   expect(closeOpenMarks("some `code")).toBe("some `code`");
   expect(closeOpenMarks("```py\nx = **y")).toBe("```py\nx = **y");
   expect(closeOpenMarks("a **b** c")).toBe("a **b** c");
+});
+
+it("formulas are found, amounts of money are not", () => {
+  const formulas = (text: string): string[] => {
+    const found: string[] = [];
+    const collect = (tokens: Token[]): void => {
+      for (const token of tokens) {
+        if (token.type === "math") found.push(token.text as string);
+        if ("tokens" in token && token.tokens) collect(token.tokens);
+      }
+    };
+    collect(parseMarkdown(text));
+    return found;
+  };
+  expect(formulas("The area is $\\pi r^2$, and \\(x_1\\).")).toEqual(["\\pi r^2", "x_1"]);
+  expect(formulas("$$\n\\int_0^1 x\n$$\n\nand\n\n\\[a\\]")).toEqual(["\\int_0^1 x", "a"]);
+  expect(formulas("It costs $5 and $6, or $5-$6, and `$x$`.")).toEqual([]);
 });

@@ -1,14 +1,25 @@
 // Renders Markdown as React elements. Text is parsed into tokens and each token becomes an element; no HTML is ever
 // created from text, so there is nothing to sanitize.
 
-import { lexer, type Token, type Tokens } from "marked";
+import { Marked, type Token, type TokenizerAndRendererExtension, type Tokens } from "marked";
 import { memo, type ReactNode, useMemo } from "react";
 import { ReadText } from "../components/exact-text";
 import { CodeBlock } from "./code";
 import { safeUrl } from "./links";
+import { Formula } from "./math";
 
-export const Markdown = memo(function Markdown({ text, streaming = false }: { text: string; streaming?: boolean }) {
-  const blocks = useMemo(() => lexer(streaming ? closeOpenMarks(text) : text), [text, streaming]);
+interface MarkdownProps {
+  text: string;
+  streaming?: boolean;
+  /** Keep line breaks, as people write them. */
+  breaks?: boolean;
+}
+
+export const Markdown = memo(function Markdown({ text, streaming = false, breaks = false }: MarkdownProps) {
+  const blocks = useMemo(
+    () => parseMarkdown(streaming ? closeOpenMarks(text) : text, breaks),
+    [text, streaming, breaks],
+  );
   return (
     <div className="markdown">
       {blocks.map((block, index) => (
@@ -17,6 +28,41 @@ export const Markdown = memo(function Markdown({ text, streaming = false }: { te
     </div>
   );
 });
+
+/** A formula. `text` is its source in TeX. */
+interface MathToken extends Tokens.Generic {
+  type: "math";
+  text: string;
+  display: boolean;
+}
+
+const BLOCK_FORMULA = /^(?:\$\$([\s\S]+?)\$\$|\\\[([\s\S]+?)\\\])[ \t]*(?:\n|$)/;
+/** A dollar sign before a space or after a digit is an amount of money. */
+const INLINE_FORMULA = /^(?:\$\$([^$]+?)\$\$|\$(?![\s$])((?:\\.|[^\\\n$`])+?)(?<!\s)\$(?!\d)|\\\(([^\n]+?)\\\))/;
+
+function formulaExtension(level: "block" | "inline", pattern: RegExp): TokenizerAndRendererExtension {
+  return {
+    name: "math",
+    level,
+    start: (source) => {
+      // A block interrupts a paragraph only at the start of a line.
+      const at = source.search(level === "block" ? /\n(?=\$\$|\\\[)/ : /\$|\\\(/);
+      return at < 0 ? undefined : at + (level === "block" ? 1 : 0);
+    },
+    tokenizer: (source): MathToken | undefined => {
+      const found = pattern.exec(source);
+      const text = found?.slice(1).find(Boolean)?.trim();
+      if (!found || !text) return undefined;
+      return { type: "math", raw: found[0], text, display: level === "block" || found[0].startsWith("$$") };
+    },
+  };
+}
+
+const extensions = [formulaExtension("block", BLOCK_FORMULA), formulaExtension("inline", INLINE_FORMULA)];
+const answers = new Marked({ extensions });
+const messages = new Marked({ extensions, breaks: true });
+
+export const parseMarkdown = (text: string, breaks = false): Token[] => (breaks ? messages : answers).lexer(text);
 
 const MARKS = ["**", "`", "~~"] as const;
 
@@ -70,6 +116,8 @@ function renderBlock(token: Token, streaming: boolean): ReactNode {
       return renderList(token as Tokens.List, streaming);
     case "table":
       return renderTable(token as Tokens.Table);
+    case "math":
+      return <Formula source={(token as MathToken).text} display />;
     case "hr":
       return <hr />;
     case "space":
@@ -145,6 +193,8 @@ function Inline({ token }: { token: Token }): ReactNode {
           <ReadText text={(token as Tokens.Codespan).text} />
         </code>
       );
+    case "math":
+      return <Formula source={(token as MathToken).text} display={(token as MathToken).display} />;
     case "br":
       return <br />;
     case "link": {
