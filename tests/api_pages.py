@@ -334,9 +334,8 @@ def _class(name: str, found: griffe.Class) -> Iterator[str]:
         yield from (f"| `{each.name}` | {_code(each.annotation)} | {_summary(each)} |" for each in values)
         yield ""
     for each in members:
-        if (
-            isinstance(each, griffe.Function) and each.docstring and not _is_cached(each)
-        ):  # without one it implements a port's method
+        # A method without a docstring implements that of a port.
+        if isinstance(each, griffe.Function) and each.docstring and not _is_cached(each):
             yield f"### {name}.{each.name}\n"
             yield from _function(each.name, each)
 
