@@ -1,13 +1,20 @@
 """Metadata: local first, then the brokers in order; live and observable."""
 
+import asyncio
 import pickle
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atlas_agents import Context, Metadata
+from atlas_agents import Context, MemoryStore, Metadata, ToolContext, tool
+from atlas_agents.core.store import SetSessionMetadata, Write
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
+from atlas_agents.tools.context import SessionMetadata
+from checks import TIMEOUT
 
 
 def test_set_stores_locally_and_returns_itself() -> None:
@@ -186,3 +193,64 @@ def test_listener_always_agrees_with_get(steps: list[tuple[int, str, str, int]])
             places[at].delete(key)
         for place, notes in zip(places, known, strict=True):
             assert {key: value for key, value in notes.items() if value is not None} == place.all()
+
+
+class _DeletedMeanwhile(dict[str, Any]):
+    """A dict from which another thread deletes a key right after it was found."""
+
+    def __contains__(self, key: object) -> bool:
+        found = super().__contains__(key)
+        self.pop(str(key), None)
+        return found
+
+
+def test_value_that_another_thread_deletes_meanwhile_counts_as_deleted() -> None:
+    values = _DeletedMeanwhile()
+    metadata = SessionMetadata(Metadata(), values, stored=True)
+    assert metadata.set("a", 1).get("a", "default") == "default"
+    with pytest.raises(KeyError):
+        metadata.set("a", 1)["a"]
+    assert metadata.set("a", 1).delete("a") is metadata
+    metadata.set("a", 1)
+    assert metadata.take_changes() in (({"a": 1}, ()), ({}, ("a",)))
+
+
+class _SlowStore(MemoryStore):
+    """A store that commits metadata only after a tool in a thread has changed them again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.committing, self.changed = threading.Event(), threading.Event()
+        self.stored: list[dict[str, Any]] = []
+
+    async def commit(self, tenant: str, writes: Sequence[Write]) -> Any:
+        given = [write for write in writes if isinstance(write, SetSessionMetadata)]
+        if given:
+            self.stored += [dict(write.values) for write in given]
+            self.committing.set()
+            assert await asyncio.to_thread(self.changed.wait, TIMEOUT)
+        return await super().commit(tenant, writes)
+
+
+async def test_metadata_that_a_thread_sets_while_the_session_is_stored_is_stored_next() -> None:
+    store = _SlowStore()
+
+    @tool
+    async def quick(context: ToolContext[Any]) -> str:
+        """Set a value."""
+        context.metadata.set("shared", "early").set("quick", 1)
+        return "done"
+
+    @tool
+    def slow(context: ToolContext[Any]) -> str:
+        """Set values in a thread while those of `quick` are stored."""
+        assert store.committing.wait(TIMEOUT)
+        context.metadata.set("shared", "late").set("slow", 2).delete("quick")
+        store.changed.set()
+        return "done"
+
+    model = Scripted(calls("quick") + calls("slow"), says("Done."))
+    async with in_memory_atlas(model, [quick, slow], store=store) as atlas:
+        await atlas.ask("Go", session="s")
+        assert (await atlas.sessions.get("s")).metadata == {"shared": "late", "slow": 2}
+    assert store.stored[0] == {"shared": "early", "quick": 1}

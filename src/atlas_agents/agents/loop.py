@@ -7,7 +7,6 @@ behind `run.provider`, and tool governance behind `run.run_tool_calls`; none of 
 
 import asyncio
 import math
-import mmap
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, nullcontext
 from typing import TypeAlias, cast
@@ -17,11 +16,20 @@ import msgspec
 from atlas_agents.agents.history import Compaction, context_state, drop_stale_reasoning
 from atlas_agents.agents.options import HandoffPlan
 from atlas_agents.agents.output import Output
-from atlas_agents.agents.run import WHOLE_TURN, DuplicateRun, MessageDraft, Run, Steered, TurnPhase, session_lock
+from atlas_agents.agents.run import (
+    WHOLE_TURN,
+    DuplicateRun,
+    MessageDraft,
+    Run,
+    Steered,
+    TurnPhase,
+    session_lock,
+)
 from atlas_agents.core import events
 from atlas_agents.core.aio import finish_despite_cancel
 from atlas_agents.core.budgets import DEFAULT_OUTPUT, MIN_OUTPUT, ModelCall, TurnBudget
 from atlas_agents.core.errors import BadOutput, BudgetExceeded, ProviderError, failure_kind
+from atlas_agents.core.json import LARGE, check_memory
 from atlas_agents.core.messages import Message, Opaque, Text, ToolCall, ToolSpec, approximate_tokens, user
 from atlas_agents.providers import base
 from atlas_agents.providers.catalogue import find_profile
@@ -31,8 +39,6 @@ from atlas_agents.tools.journal import Journal
 TurnFunction: TypeAlias = Callable[[Run], Awaitable[Message]]
 """How the rounds of a turn are organised: plain rounds, a plan, a chain of agents, or a single tool call."""
 _NO_HANDOFFS = HandoffPlan()
-_SIZE_CHECK_INTERVAL = 64 << 10
-_MEMORY_RESERVE = 48 << 20
 _MAX_SHORTENINGS = 16
 
 
@@ -381,7 +387,7 @@ async def _stream(run: Run, request: base.Request) -> Message:
         async for chunk in chunks:
             if type(chunk) is base.TextChunk:
                 size += len(chunk.text)
-                if size > checked + _SIZE_CHECK_INTERVAL:
+                if size > checked + LARGE:
                     checked = _check_size(size, draft)
                 draft.text_chunks.append(chunk.text)
                 emit(events.StreamChunk(id, chunk.text))
@@ -389,7 +395,7 @@ async def _stream(run: Run, request: base.Request) -> Message:
                 done = chunk
             else:
                 size = 0 if type(chunk) is base.ResetChunk else size + len(getattr(chunk, "text", ""))
-                if not checked <= size <= checked + _SIZE_CHECK_INTERVAL:
+                if not checked <= size <= checked + LARGE:
                     checked = _check_size(size, draft)
                 if type(chunk) is base.ResetChunk and run.scope.budget is not None:
                     await _reserve_again(run, run.scope.budget, chunk.usage)
@@ -406,29 +412,20 @@ async def _stream(run: Run, request: base.Request) -> Message:
 
 def _check_size(size: int, draft: MessageDraft) -> int:
     """Check that there is memory left to store an answer of this size; otherwise drop what there is of it."""
-    if size > _SIZE_CHECK_INTERVAL:
-        try:
-            _check_memory()
-        except MemoryError:
-            draft.clear()
-            raise
-    return size
-
-
-def _check_memory() -> None:
-    """Raise MemoryError here, where it ends only this turn: inside the JSON encoder it would crash the process."""
     try:
-        mmap.mmap(-1, _MEMORY_RESERVE).close()
-    except OSError as error:
-        raise MemoryError("the process has not enough memory left to continue this turn") from error
+        check_memory(size)
+    except MemoryError:
+        draft.clear()
+        raise
+    return size
 
 
 async def _record_reply(run: Run, journal: Journal, reply: Message) -> None:
     """Record a reply. Large ones are encoded several times, so only one of them is recorded at a time."""
-    large = len(reply.text) > _SIZE_CHECK_INTERVAL
+    large = len(reply.text) > LARGE
     async with session_lock(run.scope.governance.workers).run if large else nullcontext():
         if large:
-            _check_memory()
+            check_memory(len(reply.text))
         await finish_despite_cancel(journal.record_reply(reply, run.settings.id, run.reply_usage))
 
 

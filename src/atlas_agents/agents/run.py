@@ -38,7 +38,7 @@ from atlas_agents.core.errors import (
     failure_kind,
 )
 from atlas_agents.core.events import Event, HandedOff, MessageSent, PlanStep, StreamChunk, StreamReset, Usage
-from atlas_agents.core.json import encode
+from atlas_agents.core.json import check_memory, encode
 from atlas_agents.core.messages import (
     OUTPUT,
     STEERING_RUN,
@@ -287,6 +287,12 @@ class MessageDraft:
     @property
     def text(self) -> str:
         return "".join([part.text for part in self._parts if isinstance(part, Text)]) + "".join(self.text_chunks)
+
+    @property
+    def size(self) -> int:
+        """Number of characters of text and thinking."""
+        kept = sum([len(part.text) for part in self._parts if isinstance(part, Text | Thinking)])
+        return kept + sum(map(len, self.text_chunks)) + sum(map(len, self._thinking_chunks))
 
     def _flush_text(self) -> None:
         if self._thinking_chunks:
@@ -768,6 +774,7 @@ class Run:
         try:
             async with asyncio.timeout(None if status == "done" else _END_TIMEOUT):
                 error, kind = (str(failure), failure_kind(failure)) if failure is not None else (None, "")
+                self._drop_large_draft()
                 await asyncio.shield(journal.end(status, error, self.draft.partial_parts(), kind, self.usage))
         except (StoreError, TimeoutError) as failed:
             journal.detach()
@@ -775,6 +782,13 @@ class Run:
             if status == "done":
                 raise
             logger.error("failed to record the end of a run, it will be resumed: run=%s error=%s", self.id, failed)
+
+    def _drop_large_draft(self) -> None:
+        """Give up what there is of a long reply if there is not enough memory left to record it."""
+        try:
+            check_memory(self.draft.size)
+        except MemoryError:
+            self.draft.clear()
 
     def append(self, message: Message) -> Message:
         """Append a message to the conversation."""

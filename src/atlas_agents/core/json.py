@@ -2,6 +2,8 @@
 
 import json
 import logging
+import mmap
+import resource
 from collections.abc import Iterable
 from typing import Any, TypeVar, cast
 
@@ -11,6 +13,23 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _encoder = msgspec.json.Encoder()
 _MAX_DEPTH = 64
+LARGE = 64 << 10
+"""Characters from which on a value is checked against the memory that is left."""
+_MEMORY_RESERVE = 48 << 20
+"""Bytes that must be left to encode a large value; or a quarter of `ulimit -v`, because other turns do the same."""
+
+
+def check_memory(size: int) -> None:
+    """Raise MemoryError if there is not enough memory to encode a value of so many characters.
+
+    Here it ends only one turn: inside the encoder it would crash the process.
+    """
+    if size > LARGE:
+        try:
+            limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+            mmap.mmap(-1, max(_MEMORY_RESERVE, limit // 4 if limit > 0 else 0)).close()
+        except OSError as error:
+            raise MemoryError("the process has not enough memory left to continue this turn") from error
 
 
 def encode(value: object) -> bytes:

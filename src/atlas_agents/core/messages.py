@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, cast, ge
 import msgspec
 
 from atlas_agents.core.errors import ConfigError, ErrorKind
-from atlas_agents.core.json import encode, parse_object
+from atlas_agents.core.json import LARGE, check_memory, encode, parse_object
 from atlas_agents.core.text import clean
 
 _VARIANT = "89ab"
@@ -293,7 +293,10 @@ class Message(msgspec.Struct, frozen=True, dict=True):
         return msgspec.structs.replace(self, parts=(*others[:index], *text_parts, *others[index:]))
 
     def to_json(self) -> bytes:
-        """Encode the message as JSON."""
+        """Encode the message as JSON; raises MemoryError if it is large and there is not enough memory left."""
+        for part in self.parts:
+            if type(part) is Text and len(part.text) > LARGE:
+                check_memory(len(part.text))
         return _encoder.encode(self)
 
     @staticmethod

@@ -33,7 +33,7 @@ class Metadata:
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value of a key, looked up here and then in the brokers, or the default."""
         holder = self._find_holder(key)
-        return default if holder is None else holder._values[key]
+        return default if holder is None else holder._values.get(key, default)  # a thread may have deleted it
 
     def has(self, key: str) -> bool:
         """Return whether a key has a value, here or in a broker."""
@@ -50,7 +50,7 @@ class Metadata:
         """Delete the local value; a broker's value may become visible again."""
         if key in self._values:
             subscriptions = self._subscriptions_for(key)
-            del self._values[key]
+            self._values.pop(key, None)
             for subscription in subscriptions:
                 subscription.listener(key, subscription.owner.get(key))
         return self

@@ -386,7 +386,10 @@ class MemoryGuard:
             before = _resident()
             if before <= idle + _TRIM_GROWTH:
                 continue
-            await run_in_thread(trim, 0)
+            try:
+                await run_in_thread(trim, 0)
+            except (MemoryError, RuntimeError):  # not enough memory to start a thread
+                trim(0)
             freed = before - _resident()
             pause = _TRIM_INTERVAL if freed > _TRIM_GROWTH // 4 else min(2 * pause, _MAX_TRIM_INTERVAL)
 

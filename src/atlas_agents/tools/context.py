@@ -47,6 +47,9 @@ async def _reject_form(form: Form) -> Filled:
     raise BadTool("cannot show a form from a worker process: make the tool async")
 
 
+_DELETED = object()
+
+
 class SessionMetadata(Metadata):
     """The metadata of a session during a turn: its own values, then those of the agent.
 
@@ -105,7 +108,8 @@ class SessionMetadata(Metadata):
             changed.add(self._changed.pop())
         if not changed:
             return None
-        values = {key: self._values[key] for key in sorted(changed) if key in self._values}
+        found = {key: self._values.get(key, _DELETED) for key in sorted(changed)}  # a thread may delete them meanwhile
+        values = {key: value for key, value in found.items() if value is not _DELETED}
         return values, tuple(sorted(changed - values.keys()))
 
     def _find_holder(self, key: str) -> Metadata | None:

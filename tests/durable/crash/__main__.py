@@ -23,7 +23,10 @@ from crash.tally import Counting
 from crash.zombie import zombies
 
 REGRESSIONS = Path(__file__).parent / "regressions.jsonl"
-ON_POSTGRES = ("text only", "four calls at once", "approved", "three in a queue", "the day is spent", "summarised")
+ON_POSTGRES = (
+    *("text only", "four calls at once", "approved", "three in a queue", "the day is spent", "summarised"),
+    "steered",
+)
 STOPPED = ("one unsafe call", "one keyed call", "one pure call", "approved by a function", "calls one by one")
 
 
