@@ -222,14 +222,17 @@ class _SlowStore(MemoryStore):
         super().__init__()
         self.committing, self.changed = threading.Event(), threading.Event()
         self.stored: list[dict[str, Any]] = []
+        self._in_order = asyncio.Lock()
 
     async def commit(self, tenant: str, writes: Sequence[Write]) -> Any:
         given = [write for write in writes if isinstance(write, SetSessionMetadata)]
-        if given:
+        if not given:
+            return await super().commit(tenant, writes)
+        async with self._in_order:  # as every store commits
             self.stored += [dict(write.values) for write in given]
             self.committing.set()
             assert await asyncio.to_thread(self.changed.wait, TIMEOUT)
-        return await super().commit(tenant, writes)
+            return await super().commit(tenant, writes)
 
 
 async def test_metadata_that_a_thread_sets_while_the_session_is_stored_is_stored_next() -> None:
