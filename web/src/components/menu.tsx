@@ -27,6 +27,7 @@ export function DropdownMenu({ open, onOpenChange, children, ...menu }: Dropdown
   const [used, setUsed] = useState(false);
   const [ownOpen, setOwnOpen] = useState(false);
   const isOpen = open ?? ownOpen;
+  if (isOpen && !used) setUsed(true); // going back to the plain button would lose the focus
   const change = (next: boolean) => {
     setOwnOpen(next);
     onOpenChange?.(next);
@@ -37,11 +38,10 @@ export function DropdownMenu({ open, onOpenChange, children, ...menu }: Dropdown
     onPointerEnter: () => void load(),
     onClick: (event) => {
       children.props.onClick?.(event);
-      setUsed(true);
       change(true);
     },
   });
-  if (!used && !isOpen) return button;
+  if (!used) return button;
   return (
     <Suspense fallback={button}>
       <MenuPopup {...menu} open={isOpen} onOpenChange={change}>
