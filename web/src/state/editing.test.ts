@@ -18,7 +18,7 @@ test("only the fields that differ are listed", () => {
   ]);
 });
 
-test("the time of a change is told in words", () => {
+test("the time of a change is shown in words", () => {
   expect(formatAgo(1_000, 3_000)).toBe("just now");
   expect(formatAgo(0, 60_000)).toBe("1 minute ago");
   expect(formatAgo(0, 7_200_000)).toBe("2 hours ago");

@@ -23,7 +23,7 @@ test("changes are set, replaced and removed cells", () => {
   expect(listChanges(saved, { ...saved })).toEqual([]);
 });
 
-test("the effect on recorded calls is told in a sentence", () => {
+test("the effect on recorded calls is described in a sentence", () => {
   expect(describeSimulation(result({}), 7)).toBe("No recorded calls are affected.");
   expect(describeSimulation(result({ ask: 12, deny: 2 }), 7)).toBe(
     "In the last 7 days 12 calls would now ask, 2 would be denied.",
