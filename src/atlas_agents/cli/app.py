@@ -28,7 +28,7 @@ COMMANDS = {
     "tools": Entry("List the tools and which agents may use them.", "info", is_group=False),
     "usage": Entry("Show token usage and cost, and what is left of the budgets.", "info", is_group=False),
     "doctor": Entry("Diagnose problems with this installation.", "doctor", is_group=False),
-    "init": Entry("Create a workspace, settings and a policy in a folder.", "init", is_group=False),
+    "init": Entry("Create a workspace, settings and a policy in a folder, and choose a model.", "init", is_group=False),
     "trust": Entry("Trust a folder, and agree to changes that agents made.", "trust", is_group=False),
     "sessions": Entry("List, show, rename, copy, export and delete sessions.", "sessions"),
     "approvals": Entry("List and answer approval requests.", "approvals"),
