@@ -162,4 +162,5 @@ def test_person_without_a_key_downloads_a_model(weights: Path, browser: Browser,
             expect(tab.page.get_by_text("Now using Qwen2.5 Coder 1.5B")).to_be_visible()
             expect(card).to_be_hidden()
             tab.send("Hello")
-            tab.page.locator(".answer .usage", has_text="qwen2.5-coder-1.5b").wait_for()
+            tab.answers.locator(".usage").wait_for()
+            expect(tab.answers.locator(".speaker")).to_contain_text("qwen2.5-coder-1.5b")

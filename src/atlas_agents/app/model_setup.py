@@ -304,8 +304,13 @@ class ModelSetup:
 
     # The model
 
-    async def select(self, params: wire.ModelsSelect, by: str, edits: Edits) -> wire.ModelSelected:
-        """Use a model for the agents without one of their own; an empty one removes the choice."""
+    async def select(
+        self, params: wire.ModelsSelect, by: str, edits: Edits, *, ready: Callable[[], None] | None = None
+    ) -> wire.ModelSelected:
+        """Use a model for the agents without one of their own; an empty one removes the choice.
+
+        `ready` is called when the agents use it, before clients learn of the edit.
+        """
         ref = self.usable_ref(params.model)
         before = self._selected()
         chosen = SelectedModel(ref, params.effort, self._settings.model or "") if ref else SelectedModel()
@@ -313,6 +318,8 @@ class ModelSetup:
         async def write() -> str | None:
             await run_in_thread(write_selected, self._settings.home, chosen)
             self._reload()
+            if ready is not None:
+                ready()
             return version_of(chosen)
 
         async with edits.exclusive():
@@ -369,15 +376,19 @@ class ModelSetup:
             if step != "ready":  # announced below, once the model is selected
                 self.feed.report(model.id, done, total, step)
 
+        def ready() -> None:
+            self._downloads.pop(model.id, None)
+            self.feed.put(ModelProgress(model.id, "ready", model.size, model.size, "ready"))
+
         try:
             await ensure_model(model, self._folder, progress)
             if select_by:
-                await self.select(wire.ModelsSelect(f"local/{model.id}"), select_by, edits)
-            elif self._loader.local_error:
+                await self.select(wire.ModelsSelect(f"local/{model.id}"), select_by, edits, ready=ready)
+                return
+            if self._loader.local_error:
                 self._loader.local_error = None
                 self._rebuild()
-            self._downloads.pop(model.id, None)
-            self.feed.put(ModelProgress(model.id, "ready", model.size, model.size, "ready"))
+            ready()
         except asyncio.CancelledError:
             self._downloads.pop(model.id, None)
             fetched = model_state(model, self._folder).fetched
