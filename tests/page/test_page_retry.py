@@ -26,7 +26,7 @@ def test_retry_with_another_agent_answers_in_a_new_session(tab: Tab) -> None:
     tab.wait_for_answer("You wrote: hello")
     tab.wait_until_idle()
     try_again(tab, "With another agent", "Writer ·")
-    expect(tab.answers.last.locator(".speaker")).to_contain_text("scripted-writer")
+    expect(tab.answers.last.locator(".speaker .muted")).to_have_text("scripted-writer")
     expect(tab.page.locator(".user-message")).to_have_count(1)
 
 
@@ -34,15 +34,15 @@ def test_retry_with_another_model_keeps_the_agent(tab: Tab) -> None:
     tab.send(script([["call", "get_weather", {"city": "Oslo"}]], [["text", "Clear."]]))
     tab.wait_for_answer("Clear.")
     tab.wait_until_idle()
-    expect(tab.answers.last.locator(".speaker")).to_contain_text("scripted")
+    expect(tab.answers.last.locator(".speaker .muted")).to_have_text("scripted")
     original = try_again(tab, "With another model", "page/scripted-writer")
     tab.wait_for_answer("Clear.")
     tab.wait_until_idle()
-    expect(tab.answers.last.locator(".speaker")).to_contain_text("scripted-writer")
+    expect(tab.answers.last.locator(".speaker .muted")).to_have_text("scripted-writer")
     expect(tab.page.locator(".tool-call")).to_have_attribute("data-status", "ok")
     expect(tab.page.locator(".user-message")).to_have_count(1)
     tab.page.goto(original)
-    expect(tab.answers.last.locator(".speaker")).to_contain_text("scripted")
+    expect(tab.answers.last.locator(".speaker .muted")).to_have_text("scripted")
 
 
 def test_retry_with_another_agent_uses_its_tools_and_keeps_attachments(tab: Tab) -> None:
