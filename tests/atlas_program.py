@@ -15,7 +15,7 @@ import atlas_agents.cli.chat
 import atlas_agents.cli.serve
 import atlas_agents.gateway.server
 import atlas_agents.storage.sqlite
-from atlas_agents.cli.main import main
+from atlas_agents.cli import main
 
 LOADED = (
     aiohttp,

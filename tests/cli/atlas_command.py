@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import fork_server
-from atlas_agents.cli.main import main
+from atlas_agents.cli import main
 from model_server import ModelRequest, ModelServer, Reply
 from terminal import Terminal
 

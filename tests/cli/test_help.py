@@ -34,7 +34,7 @@ HEAVY = {
 LOADED = """
 import json, sys
 before = set(sys.modules)
-from atlas_agents.cli.main import main
+from atlas_agents.cli import main
 sys.argv = ["atlas", *sys.argv[1:]]
 try:
     main()

@@ -256,8 +256,14 @@ def test_init_creates_missing_files_and_keeps_existing_ones(bare: Home) -> None:
 def test_init_asks_for_safety_a_model_and_a_first_question(bare: Home) -> None:
     with run_model_server(lambda request: Reply(f"{request.model} answers")) as vendor:
         vendor.key = "sk-test-0123456789abcdef"
-        closed = {f"{name}_BASE_URL": "http://127.0.0.1:9/v1" for name in ("OLLAMA", "LMSTUDIO", "VLLM", "LLAMACPP")}
-        with bare.terminal("init", "project", **closed) as terminal:
+        closed = "http://127.0.0.1:9/v1"
+        with bare.terminal(
+            *("init", "project"),
+            OLLAMA_BASE_URL=closed,
+            LMSTUDIO_BASE_URL=closed,
+            VLLM_BASE_URL=closed,
+            LLAMACPP_BASE_URL=closed,
+        ) as terminal:
             terminal.expect("Step 1 of 3: model")
             number = re.findall(r"(\d+)  Paste an API key", terminal.expect("Not now"))
             terminal.type(f"{number[-1]}\r")

@@ -33,7 +33,7 @@ async def test_tokens_of_one_user_share_sessions_and_suspension(tmp_path: Path) 
         connect_client(gateway, "ann" + STRONG) as ann,
         connect_client(gateway, "phone" + STRONG) as phone,
     ):
-        assert phone.frames[0]["principal"] == {"id": "ann", "role": "guest", "scopes": ["read"]}
+        assert phone.frames[0]["principal"] == {"id": "ann", "role": "guest", "scopes": ["read"], "sessions": "own"}
         await ann.get("chat.send", sessionKey="s", message="hi")
         await ann.until("chat.final")
         assert [each["sessionKey"] for each in (await phone.get("sessions.list"))["sessions"]] == ["s"]

@@ -202,6 +202,7 @@ async def test_devices_expire_and_their_number_is_limited(tmp_path: Path) -> Non
     grant = authenticator.tokens.find_grant(authenticator.tokens.main.reveal())
     assert grant is not None
     _, first = await devices.sign_in(grant, "Firefox", remember=True)
+    last = first
     for _ in range(MAX_DEVICES):
         now += 1
         _, last = await devices.sign_in(grant, "Firefox", remember=True)

@@ -353,7 +353,7 @@ function Countdown({ expiresAt }: { expiresAt: number }) {
   return (
     <span className={remaining < EXPIRES_SOON_MS ? "countdown soon" : "countdown"}>
       <ClockCircleOutlined aria-hidden />{" "}
-      {remaining > 0 ? `Expires in ${formatCountdown(remaining)}` : "Expired without an answer. The agent was told no."}
+      {remaining > 0 ? `Expires in ${formatCountdown(remaining)}` : "Expired without an answer: denied."}
     </span>
   );
 }

@@ -1,4 +1,4 @@
-// The field in which a message is written: a text area that grows, with room above and below it for controls.
+// The field in which a message is written: a text area that grows, with controls above and below it.
 
 import { type KeyboardEvent, type ReactNode, type Ref, useImperativeHandle, useLayoutEffect, useRef } from "react";
 import { fitHeight } from "./input";

@@ -37,7 +37,7 @@ export interface AppState {
   sessionsLoaded: boolean;
   nextSessionsCursor?: string;
   approvals: ApprovalShape[];
-  /** Sessions with an answer that was finished while nobody looked at them. */
+  /** Sessions with an answer that was finished while they were not open. */
   unread: ReadonlySet<string>;
   agents: AgentShape[];
   models: ModelShape[];

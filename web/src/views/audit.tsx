@@ -172,7 +172,7 @@ const COLUMNS = [
   },
 ];
 
-/** The outcome in one word: a person said no, a rule did, or the call itself succeeded or failed. */
+/** The outcome in one word: denied by a person or by a rule, or the call itself succeeded or failed. */
 function outcomeOf({ success, meta }: AuditEntry): { label: string; color: string } {
   if (success) return { label: "Done", color: "success" };
   if (meta.error === "declined") return { label: meta.denied?.by ? "Denied" : "Not approved", color: "warning" };
