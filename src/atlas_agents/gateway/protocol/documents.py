@@ -1,5 +1,6 @@
 """Generated protocol documents: JSON Schema, AsyncAPI and TypeScript types."""
 
+import inspect
 import json
 from importlib.metadata import version
 from typing import Any, cast
@@ -30,6 +31,9 @@ def components(template: str = "#/$defs/{name}") -> tuple[dict[str, Any], dict[s
     types += [*RUN_EVENTS.values(), *SERVER_EVENTS.values()]
     unique = list(dict.fromkeys(types))
     schemas, definitions = msgspec.json.schema_components(unique, ref_template=template)
+    for definition in definitions.values():
+        if "description" in definition:  # Python 3.13 removes the indentation of docstrings, older versions do not
+            definition["description"] = inspect.cleandoc(definition["description"])
     for kind in RUN_EVENTS.values():
         definitions[kind.__name__]["properties"].update(_RUN_KEYS)
     return dict(zip([kind.__name__ for kind in unique], schemas, strict=True)), definitions
@@ -74,7 +78,7 @@ def asyncapi() -> dict[str, Any]:
         )
     for name, kind in {**RUN_EVENTS, **SERVER_EVENTS}.items():
         frame = _object(event={"const": name}, data=_ref(kind.__name__))
-        messages[name] = _message((kind.__doc__ or "").strip(), frame)
+        messages[name] = _message(inspect.getdoc(kind) or "", frame)
         operations[name] = _operation("send", name)
     return {
         "asyncapi": "3.0.0",
