@@ -1,15 +1,19 @@
 """Images in tool results: sent to models with vision, replaced by a note for others."""
 
+import base64
+import io
 import json
 from typing import Any
 
 import msgspec
+from PIL import Image as pillow
 
 from atlas_agents import File, Image, ToolCall, ToolResult, assistant, tool_message, user
 from atlas_agents.core.messages import extract_images
 from atlas_agents.providers import anthropic, openai
 from atlas_agents.providers.adaptation import IMAGES
 from atlas_agents.providers.base import Request, render_result_text
+from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 PICTURE = {"type": "image", "name": "plot.png", "media_type": "image/png", "data": "aGVsbG8h"}
 RESULT = ToolResult("call_1", "ok", {"value": "42", "images": [PICTURE]})
@@ -43,6 +47,20 @@ def test_note_replaces_an_image_that_cannot_be_sent() -> None:
 def test_result_can_be_an_image() -> None:
     found = {"type": "image", "media_type": "image/jpeg", "data": "aGVsbG8h"}
     assert extract_images(found) == ("(image/jpeg, 6 bytes)", [Image("image/jpeg", "aGVsbG8h")])
+
+
+async def test_image_of_pillow_as_a_result_reaches_a_model_with_vision() -> None:
+    def draw(color: str) -> pillow.Image:
+        """Draw a small square."""
+        return pillow.new("RGB", (4, 3), color)
+
+    model = Scripted(calls("draw", color="red"), says("A red square."))
+    async with in_memory_atlas(model, tools=[draw]) as atlas:
+        await atlas.ask("Draw a red square.")
+    (block,) = _sent(anthropic.encode_request(Request(model.requests[-1].messages), "claude"))["content"]
+    (shown,) = [each for each in block["content"] if each["type"] == "image"]
+    with pillow.open(io.BytesIO(base64.b64decode(shown["source"]["data"]))) as found:
+        assert (found.size, found.getpixel((0, 0)), shown["source"]["media_type"]) == ((4, 3), (255, 0, 0), "image/png")
 
 
 def test_model_reads_text_files_and_a_note_for_others() -> None:
