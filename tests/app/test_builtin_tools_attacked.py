@@ -129,6 +129,8 @@ async def test_secrets_in_a_skill_folder_are_not_read(tmp_path: Path) -> None:
         put(gateway.workspace, "skills/notes/.env", "skills/notes/more/key.pem", "skills/other.txt")
         (gateway.workspace / "skills/notes/SKILL.md").write_text(SKILL)
         (gateway.workspace / "skills/notes/link.md").symlink_to("../other.txt")
+        runtime = gateway.serving.runtime  # the tool is offered once there is a skill
+        runtime.atlas.set_agents(runtime.agent_loader.agents(runtime.workspace.load()))
 
     files = (".env", "more/key.pem", "../other.txt", "link.md", "../../../token")
     steps: list[Step] = [("read_skill", {"name": "notes"})]
@@ -180,7 +182,7 @@ async def test_gateway_is_not_fetched_and_page_cannot_forge_its_end_marker(tmp_p
             results = await gateway.client.turn("go")
     assert [result["status"] for result in results] == [*["error"] * len(names), "ok", "error"]
     assert results[-2]["result"].count("===== web content ends =====") == 1
-    assert gateway.client.questions == [] and results[-1]["error"] == "not_permitted"
+    assert gateway.client.questions == [] and results[-1]["error"] == "not_found"  # X is not configured
 
 
 async def test_session_approval_covers_only_the_same_command_folder_and_script(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ async def test_prompt_refuses_to_allow_a_call_with_a_hidden_part(monkeypatch: py
     lines: list[str] = []
     answers = iter(["once", "always", "show", "once"])
 
-    async def read(prompt: Any, text: str, default: str = "") -> str:
+    async def read(prompt: Any, text: str, default: str = "", keys: Any = None) -> str:
         return next(answers)
 
     monkeypatch.setattr(prompts, "_read", read)

@@ -413,7 +413,7 @@ def test_steering_message_enters_the_running_turn_in_every_tab(browser: Browser,
         ]
     tab.page.reload()
     tab.wait_for_answer("You wrote: third")
-    assert tab.page.locator(".user-message .text").all_inner_texts()[1:] == ["second", "third"]
+    assert tab.page.locator(".user-message .bubble").all_inner_texts()[1:] == ["second", "third"]
 
 
 def test_queued_message_is_cancelled(tab: Tab) -> None:

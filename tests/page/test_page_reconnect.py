@@ -112,7 +112,7 @@ def test_browser_stays_signed_in_until_it_signs_out(browser: Browser, gateway: G
     for each in (tab, other):
         each.bring_to_front()
         expect(each.page.get_by_role("alert")).to_have_text("Your access was revoked. Sign in again.")
-    stranger.button("You").click()
+    stranger.page.locator(".user-button").click()
     stranger.page.get_by_role("menuitem", name="Sign out").click()
     expect(stranger.page.get_by_text("You’re signed out.")).to_be_visible()
     stranger.page.goto(gateway.url)

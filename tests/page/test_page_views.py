@@ -93,7 +93,7 @@ def background(tab: Tab) -> tuple[int, ...]:
 def test_theme_follows_the_system_until_one_is_chosen(browser: Browser, gateway: GatewayProcess) -> None:
     tab = next(open_tabs(browser, gateway, color_scheme="dark")).open()
     assert max(background(tab)) < 60
-    tab.button("You").click()
+    tab.page.locator(".user-button").click()
     expect(tab.page.get_by_role("menuitemradio", name="System")).to_be_checked()
     tab.page.get_by_role("menuitemradio", name="Light").click()
     tab.page.wait_for_function("() => document.documentElement.dataset.theme === 'light'")
@@ -155,7 +155,7 @@ def test_unknown_chats_and_pages_are_not_found(tab: Tab) -> None:
 
 
 def test_user_menu_works_with_the_keyboard(tab: Tab) -> None:
-    button = tab.button("You")
+    button = tab.page.locator(".user-button")
     button.focus()
     tab.page.keyboard.press("Enter")
     expect(tab.page.get_by_role("menuitemradio", name="System")).to_be_focused()

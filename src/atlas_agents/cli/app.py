@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
 from atlas_agents.cli import command as cli
-from atlas_agents.cli import version_text
+from atlas_agents.cli.output import version_text
 
 
 class Entry(NamedTuple):

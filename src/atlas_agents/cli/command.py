@@ -153,17 +153,17 @@ class Command:
 
     def __init__(self, name: str, function: Callable[..., Any], *, unknown_options_are_arguments: bool = False) -> None:
         self.name = name
-        self.function = function
+        self.callback = function
         self.unknown_options_are_arguments = unknown_options_are_arguments
 
     @property
     def help(self) -> str:
-        first, _, rest = (self.function.__doc__ or "").partition("\n")
+        first, _, rest = (self.callback.__doc__ or "").partition("\n")
         return f"{first}\n{textwrap.dedent(rest)}".strip()
 
     @property
     def parameters(self) -> list[Parameter]:
-        function: Any = self.function
+        function: Any = self.callback
         code = function.__code__
         names: Sequence[str] = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
         defaults: dict[str, Any] = dict(function.__kwdefaults__ or {})
@@ -186,7 +186,7 @@ class Command:
             options = self.parse(arguments)
         except UsageError as error:
             return print_usage_error(error, path, self.usage(path))
-        return _run(lambda: self.function(**options))
+        return _run(lambda: self.callback(**options))
 
     def usage(self, path: str, width: int = _WIDEST_LINE) -> str:
         pieces = ["[OPTIONS]", *(each.usage for each in self.parameters if not each.is_option)]

@@ -9,9 +9,8 @@ from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmana
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
 
-from atlas_agents.cli import version_text
 from atlas_agents.cli.command import Option
-from atlas_agents.cli.output import one_line, without_code_hints
+from atlas_agents.cli.output import one_line, version_text, without_code_hints
 from atlas_agents.core.errors import ConfigError, GatewayError, Unauthorized, Unreachable
 
 if TYPE_CHECKING:

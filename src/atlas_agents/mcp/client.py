@@ -236,11 +236,11 @@ class McpConnection:
         sandbox: SandboxKind = "auto",
         sample_model: SampleModel | None = None,
         auth: httpx2.Auth | None = None,
-        connect_timeout: float = CONNECT_TIMEOUT,
+        connect_timeout: float | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.server = server
-        self._connect_timeout = connect_timeout
+        self._connect_timeout = connect_timeout or CONNECT_TIMEOUT
         self.error = ""
         """Why the server is unreachable; empty while it is connected."""
         self._restarts = 0
