@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -26,7 +27,9 @@ def test_status_shows_members_until_they_stop(home: Home, postgres: PostgresServ
     home.env |= {"ATLAS_DATABASE_URL": postgres.made("shown"), "ATLAS_TOKEN": TOKEN}
     with home.gateway("--role", "gateway") as front, home.gateway("--role", "worker", ATLAS_PORT="") as worker:
         assert "Status: http://127.0.0.1:" in worker.output
-        done = home.run("cluster", "status")
+        end = time.monotonic() + 20
+        while "No leader" in (done := home.run("cluster", "status")).stdout:  # until the worker has become the leader
+            assert time.monotonic() < end
         assert (done.returncode, done.stderr) == (0, "")
         header, first, second, _, *summaries = done.stdout.splitlines()
         assert header.split() == [
