@@ -5,10 +5,12 @@ import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from gateway_client import Client, connect_client
 
 from atlas_agents.app.serve import private_gateway
+from atlas_agents.builtin_tools.telegram import NAME
 from atlas_agents.config.load import load
 from atlas_agents.core.paths import Environment
 from bot_double import TOKEN, BotDouble, bot_double
@@ -66,3 +68,29 @@ async def test_person_is_paired_and_unpaired_without_a_restart(tmp_path: Path) -
         assert "paired" not in (await owner.get("channels.list"))["channels"][0]
         kinds = {each["entry"]["entityType"] for each in (await owner.get("audit.list"))["entries"]}
         assert kinds == {"channel", "channel-person"}
+
+
+async def test_agents_send_with_the_bot_of_the_page(tmp_path: Path) -> None:
+    async with serve_channel(tmp_path / "home") as (bot, owner):
+        (agent,) = [each["id"] for each in (await owner.get("agents.list"))["agents"]]
+        assert NAME not in {each["name"] for each in (await owner.get("tools.list", agentId=agent))["tools"]}
+        await owner.get("channels.put", id="telegram", token=TOKEN)
+        assert NAME in {each["name"] for each in (await owner.get("tools.list", agentId=agent))["tools"]}
+        mara = bot.person(42, "Mara")
+        mara.says("/start")
+        await wait_until(lambda: bool(mara.sees))
+        await owner.get("channels.pair", id="telegram", code=mara.sees[0].text.rpartition(" ")[2].strip())
+        invoked = {"name": NAME, "agentId": agent, "arguments": {"message": "The report is ready."}}
+        await owner.send(id="sending", method="tools.invoke", params=invoked)
+
+        async def pending_approvals() -> Any:
+            return (await owner.get("approvals.list"))["approvals"]
+
+        (asked,) = await wait_until(pending_approvals)
+        await owner.get("approvals.resolve", approvalId=asked["approvalId"], decision="allow-once")
+        while not (sent := [frame for frame in owner.frames if frame.get("id") == "sending"]):
+            await owner.next()
+        assert sent[0]["result"]["result"]["chat_id"] == "42", "without chat_id, the only paired person receives it"
+        assert any("The report is ready." in each.text for each in mara.sees)
+        await owner.get("channels.put", id="telegram", token="")
+        assert NAME not in {each["name"] for each in (await owner.get("tools.list", agentId=agent))["tools"]}

@@ -86,8 +86,8 @@ async def test_rate_limited_message_is_retried_after_the_requested_time(double: 
     [
         ({"chat_id": "7"}, "Chat not found"),
         ({"chat_id": "43"}, "The bot cannot write to this chat (Forbidden: bot was blocked by the user)"),
-        ({"token": "7000001:AAwrong"}, "set ATLAS_TELEGRAM_TOKEN to the token from @BotFather"),
-        ({"chat": None}, "pass chat_id, or set ATLAS_TELEGRAM_CHAT"),
+        ({"token": "7000001:AAwrong"}, "copy it again from @BotFather"),
+        ({"chat": None}, "pass chat_id, pair one person with the bot, or set"),
         ({"message": " \n "}, "the message is blank"),
     ],
 )

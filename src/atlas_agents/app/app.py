@@ -18,6 +18,7 @@ from atlas_agents.app.tools import (
     hold_changes,
     keyword_tools,
     only_named_tools,
+    telegram_bot,
 )
 from atlas_agents.config.load import POSTGRES
 from atlas_agents.config.open import is_postgres, open_home, open_store, open_valkey
@@ -278,7 +279,7 @@ def _build_runtime(
         delegation=settings.delegation,
         dispatcher=cluster.dispatcher if cluster else None,
     )
-    atlas.keep_secret(*settings.secrets)
+    atlas.keep_secret(*settings.secrets, *filter(None, [telegram_bot(settings).token]))
     setup = ModelSetup(settings, environment, registry, agent_loader, atlas, feed)
     permissions.connect(lambda policy: setattr(atlas, "policy", policy))
     reloader = ServerReloader(servers, permissions, atlas, agent_loader, tools)

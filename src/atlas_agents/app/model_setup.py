@@ -16,7 +16,7 @@ from atlas_agents.app.agents import AgentLoader
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.aio import BackgroundTasks, run_in_thread
 from atlas_agents.core.errors import ConfigError, ModelUnavailable
-from atlas_agents.core.paths import Environment, Secret, make_private_folder, read_json, write_json
+from atlas_agents.core.paths import SECRETS_FILE, Environment, Secret, make_private_folder, read_json, write_json
 from atlas_agents.gateway.edits import Edits, EditTarget, version_of
 from atlas_agents.gateway.protocol import admin as wire
 from atlas_agents.gateway.protocol.events import ModelProgress
@@ -36,8 +36,8 @@ from atlas_agents.providers.settings import Effort
 from atlas_agents.workspace.build import LOCAL_MODEL, model_title
 
 logger = logging.getLogger(__name__)
-SECRETS_FILE, MODEL_FILE = "secrets.json", "model.json"
-"""Files in the home folder: stored API keys, and the chosen model."""
+MODEL_FILE = "model.json"
+"""File in the home folder with the chosen model."""
 _POLL_SECONDS = 1.0
 _REPORT_SECONDS = 0.25
 _SPARE_BYTES = 50_000_000
@@ -387,7 +387,7 @@ class ModelSetup:
                 return
             if self._loader.local_error:
                 self._loader.local_error = None
-                self._rebuild()
+                self.rebuild()
             ready()
         except asyncio.CancelledError:
             self._downloads.pop(model.id, None)
@@ -427,9 +427,10 @@ class ModelSetup:
             self._tasks.spawn(provider.close())
         selected = self._selected()
         self._loader.set_default(selected.model or self._settings.model, selected.effort)
-        self._rebuild()
+        self.rebuild()
 
-    def _rebuild(self) -> None:
+    def rebuild(self) -> None:
+        """Build the agents again, for their next turns."""
         self._atlas.set_agents(self._loader.agents())
 
 

@@ -6,14 +6,14 @@ import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from atlas_agents.app.agents import WorkspaceEditor
 from atlas_agents.app.app import ModelProgress, Runtime, open_runtime
 from atlas_agents.app.home_lock import RunningGateway, publish_address
-from atlas_agents.app.model_setup import SECRETS_FILE
+from atlas_agents.app.tools import telegram_bot
 from atlas_agents.builtin_tools.telegram_api import BotApi, BotApiError, BotUnreachable
 from atlas_agents.channels.telegram.channel import TelegramChannel
 from atlas_agents.channels.telegram.state import PairedUser, Pairing, StateFile, read_channel_error
@@ -22,7 +22,7 @@ from atlas_agents.config.open import is_postgres
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.aio import BackgroundTasks, run_in_thread
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.paths import Environment, Secret, lock_file, make_private_folder, read_json, write_json
+from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.gateway.auth import TokenFile
 from atlas_agents.gateway.hub import GatewayServices
 from atlas_agents.gateway.mcp.resources import DocumentResources
@@ -41,12 +41,16 @@ _SCOPES: tuple[Scope, ...] = ("read", "write", "approve")
 
 
 def telegram_enabled(settings: Settings) -> bool:
-    """Return whether the Telegram channel runs: a bot is set, and a user is paired or the setting is on."""
-    if settings.telegram_token is None or settings.telegram_channel is False:
+    """Return whether the Telegram channel runs: a bot was added in the page, or one is set and in use.
+
+    A bot of the settings is in use once a user is paired, or if `telegram_channel` is true; false turns any bot off.
+    """
+    bot = telegram_bot(settings)
+    if bot.token is None or settings.telegram_channel is False:
         if settings.telegram_channel:
             raise ConfigError("telegram_channel requires a bot: set ATLAS_TELEGRAM_TOKEN")
         return False
-    return bool(settings.telegram_channel or Pairing(settings.home).pairs())
+    return bool(settings.telegram_channel or bot.source == "stored" or Pairing(settings.home).pairs())
 
 
 class TelegramTokens:
@@ -69,10 +73,11 @@ class TelegramManager:
     A token in the settings wins over one in the secret file.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, on_change: Callable[[], None]) -> None:
         self._settings = settings
+        self._bot = telegram_bot(settings)
+        self._on_change = on_change
         self._pairing = Pairing(settings.home)
-        self._secrets = settings.home / SECRETS_FILE
         self._tokens: TokenFile | None = None
         self._url = ""
         self._tasks = BackgroundTasks("Telegram channel")
@@ -81,9 +86,9 @@ class TelegramManager:
     def start(self, tokens: TokenFile, url: str) -> None:
         """Run the channel from now on, if it is enabled, for the gateway at a URL."""
         self._tokens, self._url = tokens, url
-        token = self._token()
-        if token is not None and (self._settings.telegram_token is None or telegram_enabled(self._settings)):
-            api = BotApi(token, self._settings.telegram_url)
+        token = self._bot.token
+        if token is not None and telegram_enabled(self._settings):
+            api = BotApi(token, self._bot.url)
             state = StateFile(self._pairing.folder, api.bot_id)
             channel = TelegramChannel(api, self._pairing, state, TelegramTokens(tokens, url))
             self._task = self._tasks.spawn(channel.run())
@@ -92,22 +97,20 @@ class TelegramManager:
         await self._tasks.close()
 
     async def status(self) -> wire.ChannelShape:
-        token, settings = self._token(), self._settings
-        source = "settings" if settings.telegram_token is not None else "stored" if token is not None else ""
+        token = self._bot.token
         running = self._task is not None and not self._task.done()
         paired = tuple([_person_shape(each) for each in (await run_in_thread(self._pairing.pairs)).values()])
         trouble = ""
         if token is not None:
             trouble = await run_in_thread(read_channel_error, self._pairing.folder, token.reveal().partition(":")[0])
-        bot = self._read().get("bot", "")
-        return wire.ChannelShape("telegram", source, running, bot, trouble, paired)
+        return wire.ChannelShape("telegram", self._bot.source, running, self._bot.name, trouble, paired)
 
     async def test(self, token: str | None) -> wire.ChannelTested:
-        used = Secret(token) if token else self._token()
+        used = Secret(token) if token else self._bot.token
         if used is None:
             return wire.ChannelTested(False, error="no bot token is set")
         try:
-            api = BotApi(used, self._settings.telegram_url)
+            api = BotApi(used, self._bot.url)
         except ConfigError as error:
             return wire.ChannelTested(False, error=str(error))
         try:
@@ -121,12 +124,13 @@ class TelegramManager:
         return wire.ChannelTested(True, str(me.get("username", "")))
 
     async def set_token(self, token: str) -> None:
-        if self._settings.telegram_token is not None:
+        if self._bot.source == "settings":
             raise ConfigError("the bot token is set in the settings (ATLAS_TELEGRAM_TOKEN); change it there")
         tested = await self.test(token) if token else wire.ChannelTested(True)
         if not tested.ok:
             raise ConfigError(tested.error)
-        await run_in_thread(self._write, {"token": token, "bot": tested.bot} if token else None)
+        await run_in_thread(self._bot.store, token, tested.bot)
+        self._on_change()  # agents get or lose the tool that sends messages
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait((self._task,))
@@ -139,20 +143,6 @@ class TelegramManager:
 
     async def unpair(self, person: str) -> None:
         await run_in_thread(self._pairing.unpair, person)
-
-    def _token(self) -> Secret | None:
-        stored = self._read().get("token", "")
-        return self._settings.telegram_token or (Secret(stored) if stored else None)
-
-    def _read(self) -> dict[str, str]:
-        return (read_json(self._secrets, dict[str, Any]) or {}).get("telegram", {})
-
-    def _write(self, value: dict[str, str] | None) -> None:
-        make_private_folder(self._secrets.parent)
-        with lock_file(self._secrets):
-            content = read_json(self._secrets, dict[str, Any]) or {}
-            rest = {key: each for key, each in content.items() if key != "telegram"}
-            write_json(self._secrets, rest if value is None else {**rest, "telegram": value})
 
 
 def _person_shape(pair: PairedUser) -> wire.PairedPerson:
@@ -260,7 +250,7 @@ async def _gateway(
     ) as runtime:
         membership = runtime.cluster.membership if runtime.cluster is not None else None
         editor = WorkspaceEditor(settings, runtime.workspace, runtime.agent_loader, runtime.atlas, runtime.tools)
-        telegram = TelegramManager(settings)
+        telegram = TelegramManager(settings, runtime.setup.rebuild)
         services = GatewayServices(
             knowledge_base=runtime.knowledge,
             settings={each.key: each.value for each in settings.explain()},

@@ -20,10 +20,11 @@ from atlas_agents.builtin_tools.team import delegate_task, get_subscription_info
 from atlas_agents.builtin_tools.telegram import KEYWORDS as TELEGRAM_KEYWORDS
 from atlas_agents.builtin_tools.telegram import NAME as TELEGRAM
 from atlas_agents.builtin_tools.telegram import telegram_tool
-from atlas_agents.builtin_tools.telegram_api import BotApi
+from atlas_agents.builtin_tools.telegram_api import BotAccount
 from atlas_agents.builtin_tools.web.fetch import url_fetch
 from atlas_agents.builtin_tools.web.search import choose_search, web_search
 from atlas_agents.builtin_tools.x import POST, SEARCH, Account, XApi, XClient, XTokens, x_tools
+from atlas_agents.channels.telegram.state import Pairing
 from atlas_agents.config.open import database_files, is_postgres, open_policy
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.aio import run_in_thread
@@ -34,6 +35,7 @@ from atlas_agents.core.trust import CODE_SUFFIXES, Trust, workspace_files
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
 from atlas_agents.mcp.config import ApprovedServers
 from atlas_agents.mcp.servers import Servers
+from atlas_agents.providers.base import Request
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.policy import Cell, Policy
@@ -127,16 +129,21 @@ def _web(settings: Settings, opening: AsyncExitStack, environment: Environment) 
 
 def keyword_tools(settings: Settings) -> Interceptor:
     """Return the interceptor that offers some tools only after a keyword, and never those that are not configured."""
-    keywords: dict[str, Sequence[str]] = {TELEGRAM: TELEGRAM_KEYWORDS if settings.telegram_token else ()}
-    if not _has_x(settings):
-        keywords |= {POST: (), SEARCH: ()}
-    return Interceptor(request=offered_on(keywords))
+    bot = telegram_bot(settings)
+    x: dict[str, Sequence[str]] = {} if _has_x(settings) else {POST: (), SEARCH: ()}
+    with_bot, without_bot = offered_on({TELEGRAM: TELEGRAM_KEYWORDS, **x}), offered_on({TELEGRAM: (), **x})
+
+    async def offer(request: Request) -> Request | None:
+        names_it = any(spec.name == TELEGRAM for spec in request.tools)
+        return await (with_bot if names_it and bot.token else without_bot)(request)
+
+    return Interceptor(request=offer)
 
 
 def only_named_tools(settings: Settings, state: WorkspaceState) -> frozenset[str]:
     """Return the tools that `Tools: *` leaves out, because what they need is not configured or does not exist."""
     missing: set[str] = set()
-    if not settings.telegram_token:
+    if not telegram_bot(settings).token:
         missing.add(TELEGRAM)
     if not _has_x(settings):
         missing |= {POST, SEARCH}
@@ -150,10 +157,20 @@ def only_named_tools(settings: Settings, state: WorkspaceState) -> frozenset[str
 
 
 def _telegram(settings: Settings, opening: AsyncExitStack) -> Tool:
-    api = BotApi(settings.telegram_token, settings.telegram_url) if settings.telegram_token else None
-    if api is not None:
-        opening.push_async_callback(api.close)
-    return telegram_tool(api, settings.telegram_chat)
+    bot, pairing = telegram_bot(settings), Pairing(settings.home)
+    opening.push_async_callback(bot.close)
+
+    def default_chat() -> str | None:
+        """Return the configured chat, or else that of the only person who is paired."""
+        paired = list(pairing.pairs())
+        return settings.telegram_chat or (str(paired[0]) if len(paired) == 1 else None)
+
+    return telegram_tool(bot.api, default_chat)
+
+
+def telegram_bot(settings: Settings) -> BotAccount:
+    """Return the Telegram bot of the settings, which may have its token in the secret file."""
+    return BotAccount(settings.telegram_token, settings.home, settings.telegram_url)
 
 
 def _has_x(settings: Settings) -> bool:

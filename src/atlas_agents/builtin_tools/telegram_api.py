@@ -2,7 +2,8 @@
 
 import asyncio
 import re
-from typing import Any
+from pathlib import Path
+from typing import Any, Literal
 
 import aiohttp
 import msgspec
@@ -12,7 +13,7 @@ from atlas_agents.builtin_tools.telegram_format import FormattedText, message_pa
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.http import open_session
-from atlas_agents.core.paths import Secret
+from atlas_agents.core.paths import SECRETS_FILE, Secret, lock_file, make_private_folder, read_json, write_json
 
 API_URL = "https://api.telegram.org"
 _TOKEN = re.compile(r"[0-9]{1,20}:[A-Za-z0-9_-]{1,200}")
@@ -105,7 +106,7 @@ class BotApiError(Exception):
     def advice(self) -> str:
         """What the error means and what to do about it."""
         if self.status in (401, 404):
-            return "Telegram does not accept the bot token: set ATLAS_TELEGRAM_TOKEN to the token from @BotFather."
+            return "Telegram does not accept the bot token: copy it again from @BotFather."
         if self.new_chat is not None:
             return f"The group was upgraded to a supergroup and has a new id: use {self.new_chat}."
         if self.status == 429:
@@ -142,6 +143,10 @@ class BotApi:
     def bot_id(self) -> str:
         """Id of the bot, which is public."""
         return self._token.reveal().partition(":")[0]
+
+    def uses(self, token: Secret) -> bool:
+        """Return whether this client uses a token."""
+        return token.reveal() == self._token.reveal()
 
     async def call(self, method: str, /, *, request_timeout: float = 20.0, max_wait: float = 0.0, **params: Any) -> Any:
         """Call a method and return its result; parameters that are None are left out.
@@ -193,6 +198,62 @@ class BotApi:
         if self._http is None or self._http.closed:
             self._http = open_session(connect_timeout=_CONNECT_TIMEOUT, use_proxies=True)
         return self._http
+
+
+class BotAccount:
+    """The bot of an installation. Its token is the one in the settings, or else the one in the secret file.
+
+    A token that is stored or removed later counts from the next use on, also if another process did it.
+    """
+
+    def __init__(self, configured: Secret | None, home: Path, url: str = API_URL) -> None:
+        self.url = url
+        self._configured = configured
+        self._path = home / SECRETS_FILE
+        self._api: BotApi | None = None
+        self._replaced: list[BotApi] = []
+
+    @property
+    def token(self) -> Secret | None:
+        stored = self._read().get("token", "")
+        return self._configured or (Secret(stored) if stored else None)
+
+    @property
+    def source(self) -> Literal["", "settings", "stored"]:
+        """Where the token is set."""
+        return "settings" if self._configured else "stored" if self.token else ""
+
+    @property
+    def name(self) -> str:
+        """User name of a bot whose token is stored."""
+        return "" if self._configured else self._read().get("bot", "")
+
+    def api(self) -> BotApi | None:
+        """Return the client of the bot; None without a token."""
+        token = self.token
+        if token is None:
+            return None
+        if self._api is None or not self._api.uses(token):
+            if self._api is not None:  # a call may still be using it
+                self._replaced.append(self._api)
+            self._api = BotApi(token, self.url)
+        return self._api
+
+    def store(self, token: str, name: str) -> None:
+        """Store a token with the user name of its bot; a blank token removes the stored one."""
+        make_private_folder(self._path.parent)
+        with lock_file(self._path):
+            content = read_json(self._path, dict[str, Any]) or {}
+            rest = {key: each for key, each in content.items() if key != "telegram"}
+            write_json(self._path, {**rest, "telegram": {"token": token, "bot": name}} if token else rest)
+
+    async def close(self) -> None:
+        """Close the clients."""
+        for api in (*self._replaced, *([self._api] if self._api else ())):
+            await api.close()
+
+    def _read(self) -> dict[str, str]:
+        return (read_json(self._path, dict[str, Any]) or {}).get("telegram", {})
 
 
 def _decode(status: int, body: bytes) -> Any:

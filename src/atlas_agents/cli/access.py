@@ -199,11 +199,13 @@ def pair(code: Annotated[str, Argument(metavar="CODE", help="The code that the b
 
     A code is valid once, for one hour, and only in a private chat: the bot ignores groups.
     """
+    from atlas_agents.builtin_tools.telegram_api import BotAccount
+
     settings = load_settings()
     found = _pairing(settings).pair(code)
     print(f"{_person(found)} (Telegram user {found.user}) can now chat with your agents.", file=sys.stderr)
-    if settings.telegram_token is None:
-        print("No bot is configured: set ATLAS_TELEGRAM_TOKEN before you run atlas serve.", file=sys.stderr)
+    if BotAccount(settings.telegram_token, settings.home).token is None:
+        print("No bot is configured: add one in Settings, Channels, or set ATLAS_TELEGRAM_TOKEN.", file=sys.stderr)
 
 
 @command(telegram, "list")

@@ -19,7 +19,7 @@ import msgspec
 from atlas_agents.app.home_lock import find_running
 from atlas_agents.app.model_setup import apply_stored_keys, read_selected, read_stored_keys
 from atlas_agents.app.serve import telegram_enabled
-from atlas_agents.app.tools import build_tool_registry
+from atlas_agents.app.tools import build_tool_registry, telegram_bot
 from atlas_agents.builtin_tools.code import interpreter
 from atlas_agents.builtin_tools.sandbox.choose import choose as choose_sandbox
 from atlas_agents.builtin_tools.telegram_api import BotApi, BotApiError, BotUnreachable
@@ -543,12 +543,13 @@ async def check_telegram(settings: Settings) -> AsyncIterator[CheckResult]:
     except ConfigError as error:
         yield broken("telegram", str(error), "set the token, or remove telegram_channel")
         return
-    if settings.telegram_token is None:
+    bot = telegram_bot(settings)
+    if bot.token is None:
         yield ok("telegram", "not configured")
         return
     paired = len(Pairing(settings.home).pairs())
     channel = f"channel {'on' if enabled else 'off'}, {paired} {'person' if paired == 1 else 'people'} paired"
-    api = BotApi(settings.telegram_token, settings.telegram_url)
+    api = BotApi(bot.token, bot.url)
     try:
         me = await api.call("getMe", request_timeout=_TELEGRAM_SECONDS)
         yield ok("telegram", f"bot @{me.get('username', '?')}; {channel}")

@@ -50,6 +50,8 @@ SECRET = (
 
 SECRET_FOLDERS = (".ssh", ".aws", ".gnupg", ".kube", ".docker")
 _PUBLIC_FILES = (".env.example", ".env.sample", ".env.template", ".env.dist", "cacert.pem")
+SECRETS_FILE = "secrets.json"
+"""File in the home folder with stored API keys, the bot token and values of MCP servers."""
 TRUST_FILE = Path("trust", "trust.json")
 """File in the home folder that records what a person trusts."""
 TRUST_VARIABLE = "ATLAS_TRUSTED_FOLDERS"

@@ -18,7 +18,7 @@ import msgspec
 
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.json import parse_object
-from atlas_agents.core.paths import SettingLookup, make_private_folder, read_json, write_json
+from atlas_agents.core.paths import SECRETS_FILE, SettingLookup, make_private_folder, read_json, write_json
 from atlas_agents.core.text import is_hidden
 
 FILE_NAME = "mcp.json"
@@ -190,9 +190,6 @@ def _check_entry(entry: ServerEntry, where: str) -> None:
         raise ConfigError(f"{where}.folders: a server can write to one folder; grant a common parent, or use 'read'")
     if entry.sampling_tokens < 0:
         raise ConfigError(f"{where}.sampling_tokens: expected a number of tokens per day, got {entry.sampling_tokens}")
-
-
-SECRETS_FILE = "secrets.json"
 
 
 def secret_variable(server: str, key: str) -> str:

@@ -1,6 +1,6 @@
 """`send_telegram_message`: the tool that sends a message to a Telegram chat."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -17,16 +17,19 @@ KEYWORDS = ("telegram", "notify me", "ping me", "alert me")
 """Phrases in a user's message that make the tool available."""
 _MAX_RATE_LIMIT_WAIT = 60.0
 _TIMEOUT = 120.0
-_NOT_CONFIGURED = (
-    "Telegram is not configured: set ATLAS_TELEGRAM_TOKEN to a bot token, and ATLAS_TELEGRAM_CHAT to a default chat."
-)
-_NO_CHAT = "No chat given and no default chat configured: pass chat_id, or set ATLAS_TELEGRAM_CHAT."
+_NOT_CONFIGURED = "Telegram is not configured: add a bot in Settings, Channels, or set ATLAS_TELEGRAM_TOKEN."
+_NO_CHAT = "No chat given and no default chat: pass chat_id, pair one person with the bot, or set ATLAS_TELEGRAM_CHAT."
 MessageText = Annotated[str, Field(min_length=1, max_length=40_000)]
 ChatId = Annotated[str, Field(pattern=r"^(-?[0-9]{1,20}|@[A-Za-z][A-Za-z0-9_]{3,31})$")]
 
 
-def telegram_tool(api: BotApi | None, chat: str | None = None) -> Tool:
-    """Create the tool for a bot. Without a bot the tool fails and names the settings that are missing."""
+def telegram_tool(
+    bot: BotApi | Callable[[], BotApi | None] | None, chat: str | Callable[[], str | None] | None = None
+) -> Tool:
+    """Create the tool for a bot and its default chat, each a value or a function that is asked at every call.
+
+    Without a bot the tool fails and says how to set one.
+    """
 
     @tool(name=NAME, effect="unsafe", timeout=_TIMEOUT, sends=True)
     async def send_telegram_message(
@@ -38,9 +41,10 @@ def telegram_tool(api: BotApi | None, chat: str | None = None) -> Tool:
             message: The text to send, as Markdown. Long texts are split into several messages.
             chat_id: The chat, as a number or as @channel. Default: the user's own chat.
         """
+        api = bot() if callable(bot) else bot
         if api is None:
             raise ToolFailed(_NOT_CONFIGURED)
-        to = chat_id or chat
+        to = chat_id or (chat() if callable(chat) else chat)
         if not to:
             raise ToolFailed(_NO_CHAT)
         parts = split_message(parse_markdown(message))
