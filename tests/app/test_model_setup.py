@@ -14,10 +14,9 @@ import pytest
 import websockets
 from aiohttp import web
 
-from atlas_agents.app.model_setup import SECRETS_FILE
 from atlas_agents.app.serve import ServedGateway, private_gateway
 from atlas_agents.config.load import load
-from atlas_agents.core.paths import Environment
+from atlas_agents.core.paths import SECRETS_FILE, Environment
 from atlas_agents.local.models import CATALOG, LocalModel, Url
 from model_server import ModelServer, Reply, run_model_server
 
@@ -208,6 +207,8 @@ async def test_model_servers_are_found_on_this_machine_only(tmp_path: Path, vend
         ("models.select", {"model": "gpt"}, "invalid model reference 'gpt'"),
         ("models.select", {"model": "openai/gpt-5.2"}, "OpenAI API key missing"),
         ("models.select", {"model": f"local/{BIG}"}, "Qwen2.5 Coder 1.5B is not downloaded yet"),
+        ("models.offer", {"models": ["gpt"]}, "invalid model reference 'gpt'"),
+        ("models.offer", {"models": ["openai/gpt-5.2"]}, "OpenAI API key missing"),
         ("models.download", {"id": "llama"}, "unknown local model 'llama'"),
     ],
 )
@@ -216,6 +217,35 @@ async def test_mistakes_change_nothing(tmp_path: Path, method: str, params: dict
         assert message in await client.error(method, **params)
     assert not (tmp_path / "home" / SECRETS_FILE).exists()
     assert not (tmp_path / "home" / "model.json").exists()
+
+
+async def test_offered_models_can_be_chosen_in_chats(tmp_path: Path, vendor: ModelServer) -> None:
+    home = tmp_path / "home"
+
+    async def choices(client: SetupClient) -> set[str]:
+        return {each["id"] for each in (await client.call("models.list"))["models"]}
+
+    async with serve(home) as (_, client):
+        await client.call("secrets.put", provider="http", key=KEY, baseUrl=vendor.url)
+        await client.call("models.select", model="http/rules-2")
+        assert "http/rules-1" not in await choices(client)
+        preview = await client.call("models.offer", models=["http/rules-1"], dryRun=True)
+        assert "+http/rules-1" in preview["diff"] and "http/rules-1" not in await choices(client)
+        assert (await client.call("models.offer", models=["http/rules-1"]))["models"] == ["http/rules-1"]
+        assert {"http/rules-1", "http/rules-2"} <= await choices(client)
+        await client.call("models.select", model="http/rules-2", effort="low")
+    async with serve(home) as (_, client):
+        listed = {each["id"]: each for each in (await client.call("models.list"))["models"]}
+        assert listed["http/rules-1"]["available"], "offered after a restart and another selection"
+        (server,) = [each for each in (await client.call("providers.list"))["providers"] if each["id"] == "http"]
+        assert server["offered"] == ["rules-1"]
+        assert (await client.call("models.offer", models=["http/rules-1"], offered=False))["models"] == []
+        assert "http/rules-1" not in await choices(client)
+        kinds = [
+            (row["entry"]["entityType"], row["entry"]["entityId"])
+            for row in (await client.call("audit.list"))["entries"]
+        ]
+        assert kinds.count(("model", "offered")) == 2
 
 
 async def test_model_of_one_agent_is_written_to_agents_md(tmp_path: Path) -> None:

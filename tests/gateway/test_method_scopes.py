@@ -58,6 +58,7 @@ SCOPES = {
     "secrets.put": "admin",
     "secrets.remove": "admin",
     "models.select": "admin",
+    "models.offer": "admin",
     "models.download": "admin",
     "models.pause": "admin",
     "tools.list": "read",

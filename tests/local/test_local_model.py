@@ -1,6 +1,7 @@
 """The local model itself: real weights, real streaming, real calls."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from atlas_agents import (
     tool,
     user,
 )
-from atlas_agents.local.provider import Endpoint
+from atlas_agents.local.provider import Endpoint, ServerSetup, acquire_server
 from atlas_agents.providers.base import complete
 from atlas_agents.providers.settings import ModelSettings
 from atlas_agents.testing import Environment, Registry, Scripted, says
@@ -106,10 +107,18 @@ async def test_tools_and_a_schema_can_be_combined(share: Make) -> None:
         assert isinstance(json.loads((await atlas.ask("Is it sunny in Paris?", output=shape)).text)["sunny"], bool)
 
 
-async def test_any_gguf_file_can_be_used(make: Make, weights: Path) -> None:
-    provider = make(str(weights / "smollm2-135m.gguf"))
+async def test_any_gguf_file_can_be_used(make: Make, weights: Path, home: Path) -> None:
+    file, reported = weights / "smollm2-135m.gguf", list[tuple[Any, ...]]()
+    provider = make(str(file), report=lambda *progress: reported.append(progress))
     chunks = await complete(provider, Request([user("Hello!")], settings=ModelSettings(max_tokens=10)))
     assert isinstance(chunks[0], TextChunk)
+    assert [each[3] for each in (reported[0], reported[-1])] == ["loading", "ready"]
+    if sys.platform == "linux":  # elsewhere only the time is known
+        size = file.stat().st_size
+        assert all(0 <= done <= total == size for _, done, total, step in reported if step == "loading")
+        setup = ServerSetup(str(file), file.stem, 8192, str(home / "logs" / f"{file.stem}.log"))
+        server = acquire_server(setup, provider)
+        assert server.loaded() == (pytest.approx(size, rel=0.1), size), "the weights are in memory"
     wanted = Request([user("The weather in Oslo?")], tools=(WEATHER,), tool_choice="required")
     calls = [chunk.call for chunk in await complete(provider, wanted) if isinstance(chunk, ToolCallChunk)]
     assert [(call.name, call.arguments) for call in calls] == [("get_weather", {"city": "Oslo"})]

@@ -5,7 +5,7 @@ import importlib.util
 import logging
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from atlas_agents.config.settings import Settings
 from atlas_agents.core.aio import BackgroundTasks, run_in_thread
 from atlas_agents.core.errors import ConfigError, ModelUnavailable
 from atlas_agents.core.paths import SECRETS_FILE, Environment, Secret, make_private_folder, read_json, write_json
-from atlas_agents.gateway.edits import Edits, EditTarget, version_of
+from atlas_agents.gateway.edits import Edits, EditTarget, unified_diff, version_of
 from atlas_agents.gateway.protocol import admin as wire
 from atlas_agents.gateway.protocol.events import ModelProgress
 from atlas_agents.local.download import ensure_model
@@ -85,9 +85,22 @@ def read_selected(home: Path, configured: str | None) -> SelectedModel:
 
 
 def write_selected(home: Path, selected: SelectedModel) -> None:
-    """Write the chosen model."""
+    """Write the chosen model; the offered models stay."""
     make_private_folder(home)
-    write_json(home / MODEL_FILE, selected)
+    write_json(home / MODEL_FILE, {**msgspec.to_builtins(selected), "offered": read_offered(home)})
+
+
+def read_offered(home: Path) -> tuple[str, ...]:
+    """Read the models that chats can choose in addition to those that agents use."""
+    content = read_json(home / MODEL_FILE, dict[str, Any]) or {}
+    return msgspec.convert(content.get("offered", ()), tuple[str, ...])
+
+
+def write_offered(home: Path, refs: Iterable[str]) -> None:
+    """Write the offered models; the chosen model stays."""
+    make_private_folder(home)
+    content = read_json(home / MODEL_FILE, dict[str, Any]) or {}
+    write_json(home / MODEL_FILE, {**content, "offered": sorted(set(refs))})
 
 
 def apply_stored_keys(registry: Registry, keys: Mapping[str, StoredKey]) -> list[Any]:
@@ -159,6 +172,8 @@ class ModelSetup:
         self._tasks = BackgroundTasks("model set-up")
         self._downloads: dict[str, asyncio.Task[None]] = {}
         self._stamps = self._read_stamps()
+        self.offered = read_offered(settings.home)
+        """Models that chats can choose in addition to those that agents use."""
         atlas.keep_secret(*[Secret(stored.key) for stored in self._stored().values() if stored.key])
 
     async def close(self) -> None:
@@ -197,7 +212,12 @@ class ModelSetup:
         stored = self._stored()
         shapes = [self._vendor_shape(id, stored.get(id)) for id in VENDORS]
         shapes += [self._server_shape(id, servers.get(id)) for id in SELF_HOSTED]
-        return wire.ProvidersResult(tuple(shapes), self._local_models())
+        shown = [msgspec.structs.replace(each, offered=self._offered_by(each.id)) for each in shapes]
+        return wire.ProvidersResult(tuple(shown), self._local_models())
+
+    def _offered_by(self, provider: str) -> tuple[str, ...]:
+        prefix = f"{provider}/"
+        return tuple(ref.removeprefix(prefix) for ref in self.offered if ref.startswith(prefix))
 
     def _vendor_shape(self, id: str, stored: StoredKey | None) -> wire.ProviderShape:
         variable, agents = _is_environment_key(self._environment, id), self._agents_of(id)
@@ -341,6 +361,27 @@ class ModelSetup:
                 raise ModelUnavailable(f"{model_title(ref)} is not downloaded yet")
         return ref
 
+    async def offer(self, params: wire.ModelsOffer, by: str, edits: Edits) -> wire.ModelsOffered:
+        """Offer models in chats, or offer them no longer; agents keep the models that they use."""
+        refs = [str(parse_model_ref(each)) for each in params.models]
+        for ref in refs if params.offered else ():
+            self._registry.provider(parse_model_ref(ref).provider)
+        async with edits.exclusive():
+            before = await run_in_thread(read_offered, self._settings.home)
+            after = tuple(sorted({*before, *refs} if params.offered else {*before} - {*refs}))
+
+            async def write() -> str | None:
+                await run_in_thread(write_offered, self._settings.home, after)
+                self._reload()
+                return version_of(after)
+
+            target = EditTarget("model", "offered", version_of(before))
+            diff = unified_diff("\n".join(before), "\n".join(after), "offered")
+            if params.dry_run:
+                return wire.ModelsOffered(before, diff=diff)
+            await edits.apply(target, by, write, diff=diff)
+        return wire.ModelsOffered(after, diff=diff)
+
     # Downloads
 
     async def download(self, params: wire.ModelsDownload, by: str, edits: Edits) -> wire.LocalModelResult:
@@ -423,6 +464,7 @@ class ModelSetup:
     def _reload(self) -> None:
         """Apply the files: keys to the registry, the model to the agents."""
         self._stamps = self._read_stamps()
+        self.offered = read_offered(self._settings.home)
         for provider in apply_stored_keys(self._registry, self._stored()):
             self._tasks.spawn(provider.close())
         selected = self._selected()

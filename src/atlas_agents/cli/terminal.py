@@ -63,9 +63,14 @@ class TerminalView:
         self.finish_message()
 
     def show_status(self, status: str) -> None:
-        """Show a status line at the bottom until it changes; an empty one removes it."""
-        if status and not self._can_redraw:
-            self.print_line(status)
+        """Show a status line at the bottom until it changes; an empty one removes it.
+
+        A terminal that cannot redraw shows it once, not each percentage of it.
+        """
+        if not self._can_redraw:
+            if status and status.partition("…")[0] != self._status.partition("…")[0]:
+                self.print_line(status)
+            self._status = status
         elif status != self._status:
             self._status = status
             self._draw()

@@ -188,6 +188,7 @@ async def follow_turn(
     renderer = TurnRenderer(run_id, view)
     decisions: dict[str, asyncio.Task[None]] = {}
     view.begin()
+    loading = asyncio.create_task(_show_loading(client, view))
     try:
         with _cancel_on_interrupt(client, run_id), _echo_off():
             async for event in feed.run_events(run_id):
@@ -197,11 +198,26 @@ async def follow_turn(
                 _handle_approval(event, decisions, decide)
         raise GatewayError("the event stream ended before the turn did")
     finally:
-        for task in decisions.values():
+        tasks = [loading, *decisions.values()]
+        for task in tasks:
             task.cancel()
-        if decisions:
-            await asyncio.wait(decisions.values())
+        await asyncio.wait(tasks)
         view.end()
+
+
+async def _show_loading(client: GatewayClient, view: TurnView) -> None:
+    """Show that a local model is downloaded or loaded, until cancelled."""
+    async for event in client.server_events():
+        if isinstance(event, events.ModelProgress):
+            view.show_status(describe_progress(event))
+
+
+def describe_progress(event: events.ModelProgress) -> str:
+    """Describe in a line what a local model is waiting for; empty if it is ready."""
+    verb = {"loading": "Loading", "downloading": "Downloading"}.get(event.state)
+    if verb is None:
+        return ""
+    return f"{verb} the model…" + (f" {100 * event.done // event.total} %" if event.total else "")
 
 
 def _describe(event: events.RunHandoff | events.SessionSummarized) -> str:

@@ -450,6 +450,13 @@ class ModelSetupPort(Protocol):
         """Return the reference of a model that can be used now; ConfigError if it cannot."""
         ...
 
+    @property
+    def offered(self) -> tuple[str, ...]:
+        """Models that chats can choose in addition to those that agents use."""
+        ...
+
+    async def offer(self, params: admin.ModelsOffer, by: str, edits: Edits) -> admin.ModelsOffered: ...
+
     async def select(self, params: admin.ModelsSelect, by: str, edits: Edits) -> admin.ModelSelected: ...
 
     async def download(self, params: admin.ModelsDownload, by: str, edits: Edits) -> admin.LocalModelResult: ...
@@ -569,6 +576,12 @@ class Hub:
 
     def agent(self, agent_id: str) -> Agent | None:
         return next((agent for agent in self.atlas.agents if agent.id == agent_id), None)
+
+    @property
+    def offered_models(self) -> tuple[str, ...]:
+        """Models that chats can choose in addition to those of the agents: of the setting, and chosen by a person."""
+        setup = self.services.setup
+        return (*self.settings.allowed_models, *(setup.offered if setup is not None else ()))
 
     @property
     def retry_after_ms(self) -> int:

@@ -50,6 +50,7 @@ from atlas_agents.providers.settings import ModelSettings
 _CHILD_SCRIPT = Path(__file__).with_name("child.py")
 _LOAD_TIMEOUT = 120.0
 _STOP_TIMEOUT = 5.0
+_REPORT_SECONDS = 0.5
 _HEALTHY_AFTER = 60.0  # seconds after which a crash does not count as a failed start
 _RETRY_AFTER_FAILURE = 2.0  # seconds before a failed start is tried again
 _MAX_LOG_SIZE = 1 << 20
@@ -89,7 +90,7 @@ class LocalProvider(BaseProvider):
         timeouts: Timeouts of a request.
         clock: Source of time.
         environment: Settings to read instead of the process environment and `.env`.
-        report: Called with the name of a model and the progress of its download, and while it is loaded.
+        report: Called with the name of a model and the progress of its download, and of loading it.
     """
 
     def __init__(
@@ -158,10 +159,12 @@ class LocalProvider(BaseProvider):
         server = acquire_server(setup, self)
         if self._report is None or server.is_ready:
             return await server.endpoint()
-        self._report(name, 0, 0, "loading")
+        reporting = asyncio.create_task(_report_loading(server, partial(self._report, name)))
         try:
             return await server.endpoint()
         finally:
+            reporting.cancel()
+            await asyncio.wait([reporting])
             self._report(name, 0, 0, "ready")
 
     async def close(self) -> None:
@@ -226,6 +229,13 @@ class LocalProvider(BaseProvider):
         return exchange(self._http, url, headers, body, OpenAIReader(), [endpoint.key])
 
 
+async def _report_loading(server: "ModelServer", report: Progress) -> None:
+    """Report how much of a model's file its server has in memory, until cancelled."""
+    while True:
+        report(*await run_in_thread(server.loaded), "loading")
+        await asyncio.sleep(_REPORT_SECONDS)
+
+
 def _register_prices(model: str) -> None:
     """Make local models free. An entry of the user takes precedence; an unknown name may be a vendor's model."""
     names = (*models.CATALOG, model) if models.is_gguf_path(model) else models.CATALOG
@@ -264,6 +274,15 @@ class ModelServer:
         """Whether the server is listening, so that a request need not wait for it."""
         process = self._process
         return process is not None and process.ready.done() and not process.ended.done()
+
+    def loaded(self) -> tuple[int, int]:
+        """Return how many bytes of the model's file are in the memory of the server, and its size.
+
+        Both are zero where the system does not tell.
+        """
+        process = self._process
+        mapped = _mapped_bytes(process.pid, self._setup.path) if process is not None and process.pid else 0
+        return (0, 0) if mapped is None else (mapped, Path(self._setup.path).stat().st_size)
 
     def _restart_delay(self) -> float:
         """Return the delay before a restart; until then a failed start raises its error again."""
@@ -333,6 +352,11 @@ class _ServerProcess:
         self._killed = False
         threading.Thread(target=self._run, name="atlas-local-model", daemon=True).start()
 
+    @property
+    def pid(self) -> int | None:
+        """Id of the process while it runs."""
+        return self._pid
+
     def kill(self) -> None:
         with self._lock:
             self._killed = True
@@ -394,6 +418,21 @@ class _ServerProcess:
         if self._pid is not None:
             with suppress(OSError):
                 os.killpg(self._pid, signal.SIGKILL)
+
+
+def _mapped_bytes(pid: int, path: str) -> int | None:
+    """Return how much of a file a process has mapped and in memory; None if the system does not tell."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps").read_bytes().splitlines()
+    except OSError:
+        return None if sys.platform != "linux" else 0
+    total, is_file, name = 0, False, os.path.realpath(path).encode()
+    for line in lines:
+        if not line.split(maxsplit=1)[0].endswith(b":"):  # the first line of a mapping
+            is_file = line.endswith(name)
+        elif is_file and line.startswith(b"Rss:"):
+            total += int(line.split()[1]) * 1024
+    return total
 
 
 def _start_process(log: BinaryIO) -> "subprocess.Popen[bytes]":

@@ -93,8 +93,8 @@ function WorkingIndicator({ model }: { model: string }) {
   const loading = useModelLoading(model);
   if (loading)
     return (
-      <span className="muted pulse" role="status">
-        {loading}
+      <span className="muted pulse">
+        <span role="status">{loading.label}</span> <span aria-hidden>{loading.detail}</span>
       </span>
     );
   return (

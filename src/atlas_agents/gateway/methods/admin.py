@@ -70,6 +70,7 @@ def add_setup_methods(methods: Methods) -> None:
     methods.add("secrets.put", put_secret)
     methods.add("secrets.remove", remove_secret)
     methods.add("models.select", select_model)
+    methods.add("models.offer", offer_models)
     methods.add("models.download", download_model)
     methods.add("models.pause", pause_download)
 
@@ -77,7 +78,7 @@ def add_setup_methods(methods: Methods) -> None:
 async def list_models(caller: ClientConnection, _: NoParams) -> wire.ModelsResult:
     """List every model that the caller can choose, with the agents that use it."""
     hub = caller.hub
-    users = {**dict.fromkeys(hub.settings.allowed_models, ()), **list_model_users(hub.atlas.agents, hub.atlas.registry)}
+    users = {**dict.fromkeys(hub.offered_models, ()), **list_model_users(hub.atlas.agents, hub.atlas.registry)}
     shapes = [
         ModelShape(name, name.partition("/")[0], _is_available(hub, name), tuple(agents))
         for name, agents in users.items()
@@ -119,6 +120,10 @@ async def select_model(caller: ClientConnection, params: wire.ModelsSelect) -> w
     ref = setup.usable_ref(params.model)
     await set_agent_model(caller, params.agent_id, ref, params.effort)
     return wire.ModelSelected(ref, ref, params.effort, (params.agent_id,))
+
+
+async def offer_models(caller: ClientConnection, params: wire.ModelsOffer) -> wire.ModelsOffered:
+    return await _setup(caller).offer(params, caller.grant.principal.id, caller.hub.edits)
 
 
 async def download_model(caller: ClientConnection, params: wire.ModelsDownload) -> wire.LocalModelResult:
@@ -237,7 +242,7 @@ def _known_tool_shape(tool: Tool, source: str) -> ToolShape:
 def _is_available(hub: Hub, name: str) -> bool:
     """Return whether a provider can be used: it was passed as an object, or its API key is configured."""
     refs = {model for agent in hub.atlas.agents for model in agent.models if isinstance(model, str)}
-    if name not in refs and name not in (hub.atlas.registry.default_model, *hub.settings.allowed_models):
+    if name not in refs and name not in (hub.atlas.registry.default_model, *hub.offered_models):
         return True
     try:
         hub.atlas.registry.provider(parse_model_ref(name).provider)

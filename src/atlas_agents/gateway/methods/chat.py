@@ -164,13 +164,13 @@ def _check_model(caller: ClientConnection, params: wire.ChatSend) -> None:
     """Check that the caller may choose the requested model, and that it is available.
 
     A model costs money, and a reference can name a file of this machine; so without the scope `admin`, only models of
-    the agents and of the setting `allowed_models` can be chosen. Nothing is tried with others.
+    the agents, offered ones and those of the setting `allowed_models` can be chosen. Nothing is tried with others.
     """
     hub = caller.hub
     if params.model is None:
         return
     if not caller.grant.allows("admin"):
-        known = {*convert.list_model_users(hub.atlas.agents, hub.atlas.registry), *hub.settings.allowed_models}
+        known = {*convert.list_model_users(hub.atlas.agents, hub.atlas.registry), *hub.offered_models}
         if params.model not in known:
             names = ", ".join(sorted(known)) or "none"
             raise ProtocolError("FORBIDDEN", f"chat.send: model: this token may choose only these models: {names}")

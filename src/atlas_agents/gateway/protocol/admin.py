@@ -197,6 +197,8 @@ class ProviderShape(types.WireStruct, frozen=True):
     base_url: str = ""
     models: tuple[str, ...] = ()
     agents: tuple[str, ...] = ()
+    offered: tuple[str, ...] = ()
+    """Models that chats can choose, in addition to those that agents use."""
 
 
 class ProvidersResult(types.WireStruct, frozen=True):
@@ -251,6 +253,21 @@ class ModelSelected(types.WireStruct, frozen=True):
     title: str
     effort: Effort | None = None
     agents: tuple[str, ...] = ()
+
+
+class ModelsOffer(types.WireStruct, frozen=True):
+    """Models as `provider/model` that chats can choose from now on; without `offered`, no longer."""
+
+    models: Annotated[tuple[Text, ...], Meta(min_length=1, max_length=1000)]
+    offered: bool = True
+    dry_run: bool = False
+
+
+class ModelsOffered(types.WireStruct, frozen=True):
+    """All models that are offered in addition to those that agents use. After a dry run nothing has changed."""
+
+    models: tuple[str, ...]
+    diff: str = ""
 
 
 class OneLocalModel(types.WireStruct, frozen=True):

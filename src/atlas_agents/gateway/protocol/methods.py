@@ -99,7 +99,7 @@ _ALL = (
         is_slow=True,
     ),
     Method("policy.put", "admin", admin.PolicyPut, admin.PolicyEdited, "Save changed permissions."),
-    Method("models.list", "read", NoParams, admin.ModelsResult, "List the models that agents use."),
+    Method("models.list", "read", NoParams, admin.ModelsResult, "List the models that agents use or chats can choose."),
     Method("setup.status", "admin", NoParams, admin.SetupStatus, "The model in use, and what was found.", is_slow=True),
     Method(
         "providers.list",
@@ -115,6 +115,7 @@ _ALL = (
     Method("secrets.put", "admin", admin.SecretsPut, admin.ProviderResult, "Store the API key of a provider."),
     Method("secrets.remove", "admin", admin.SecretsRemove, admin.ProviderResult, "Remove a stored API key."),
     Method("models.select", "admin", admin.ModelsSelect, admin.ModelSelected, "Choose the model of agents."),
+    Method("models.offer", "admin", admin.ModelsOffer, admin.ModelsOffered, "Choose the models that chats can use."),
     Method("models.download", "admin", admin.ModelsDownload, admin.LocalModelResult, "Download a local model."),
     Method("models.pause", "admin", admin.OneLocalModel, admin.LocalModelResult, "Pause a download."),
     Method("tools.list", "read", admin.ToolsList, admin.ToolsResult, "List tools and their permissions."),
