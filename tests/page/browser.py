@@ -120,6 +120,12 @@ def running_gateway(home: Path, script: Path = HERE / "page_gateway.py", port: i
         gateway.kill()
 
 
+def install_weights(home: Path, weights: Path) -> None:
+    """Install the small model, so that the first start downloads nothing."""
+    (home / "models").mkdir(parents=True)
+    (home / "models" / weights.name).symlink_to(weights)
+
+
 def script(*rounds: Any) -> str:
     """Return a message that makes the model of `page_model.py` play these rounds."""
     return json.dumps(rounds)

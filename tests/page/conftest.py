@@ -12,6 +12,8 @@ from browser import GatewayProcess, Tab, launch_browser, open_window, running_ga
 from playwright.sync_api import Browser, BrowserContext
 
 from atlas_agents.gateway.asgi import WebUiFiles
+from atlas_agents.local.models import DEFAULT
+from local_weights import home_with_weights
 
 
 class SharedPage:
@@ -44,6 +46,12 @@ class SharedPage:
         """Keep the page for the next test."""
         tab.leave()
         self.context = tab.context
+
+
+@pytest.fixture(scope="module")
+def weights() -> Path:
+    """The file of the small model; requested before the browser, which needs the event loop of the process."""
+    return home_with_weights() / "models" / f"{DEFAULT}.gguf"
 
 
 @pytest.fixture(scope="module")  # while it runs, no other test of the process can run an event loop

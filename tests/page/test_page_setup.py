@@ -9,22 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import HERE, PHONE, Tab, open_tabs, running_gateway
+from browser import HERE, PHONE, Tab, install_weights, open_tabs, running_gateway
 from playwright.sync_api import Browser, expect
 
 from atlas_agents.local.download import checksum
-from atlas_agents.local.models import DEFAULT, file_size
-from local_weights import home_with_weights
+from atlas_agents.local.models import file_size
 from model_server import Reply, run_model_server
 
 pytestmark = pytest.mark.slow
 KEY = "sk-test-0123456789abcdef4f2a"
-
-
-@pytest.fixture(scope="module")
-def weights() -> Path:
-    """The file of the small model; requested before the browser, which needs the event loop of the process."""
-    return home_with_weights() / "models" / f"{DEFAULT}.gguf"
 
 
 @contextmanager
@@ -36,11 +29,6 @@ def open_first_start(browser: Browser, home: Path, **setup: Any) -> Generator[Ta
         yield tab
         assert tab.errors == []
         tab.context.close()
-
-
-def install_weights(home: Path, weights: Path) -> None:
-    (home / "models").mkdir()
-    (home / "models" / weights.name).symlink_to(weights)
 
 
 def choose(tab: Tab, label: str, option: str) -> None:

@@ -97,8 +97,7 @@ class OpenAIChatDouble(VendorDouble):
 
     def check(self, request: VendorRequest) -> None:
         require(request.path.endswith("/chat/completions"), "Invalid URL", status=404, type="invalid_request_error")
-        authorized = request.headers.get("authorization") == f"Bearer {KEY}"
-        require(authorized, "Incorrect API key provided.", status=401, code="invalid_api_key")
+        self.check_key(request)
         body = request.body
         self.check_fields(body)
         self.check_model(body)
@@ -106,6 +105,10 @@ class OpenAIChatDouble(VendorDouble):
         self.check_tools(body)
         self.check_format(body)
         self._prompts.append(_prompt(body))
+
+    def check_key(self, request: VendorRequest) -> None:
+        authorized = request.headers.get("authorization") == f"Bearer {KEY}"
+        require(authorized, "Incorrect API key provided.", status=401, code="invalid_api_key")
 
     def check_fields(self, body: dict[str, Any]) -> None:
         for name in body:

@@ -46,7 +46,7 @@ function Decided({ call }: { call: ToolCallView }) {
   const who = call.by && (call.by === principal?.id ? "you" : toSafeLine(call.by));
   const { reason } = (call.result ?? {}) as { reason?: unknown };
   return (
-    <p className="muted">
+    <p className="muted decided">
       {DECISION_LABELS[call.decision ?? ""] ?? "Allowed"}
       {who && ` by ${who}`}
       {call.decision === "deny" && typeof reason === "string" && `: “${toSafeLine(reason, 500)}”`} ·{" "}
@@ -90,9 +90,9 @@ export const ToolCallCard = memo(function ToolCallCard({ call }: { call: ToolCal
           {call.result !== undefined && (
             <Section label={call.status === "ok" ? "Result" : "Error"} text={formatValue(rest)} />
           )}
-          {call.decision && <Decided call={call} />}
         </div>
       )}
+      {call.decision && <Decided call={call} />}
       {call.approval && <ApprovalCard approval={call.approval} />}
     </div>
   );
