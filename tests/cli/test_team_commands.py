@@ -46,6 +46,9 @@ def test_schedule_runs_a_job_that_can_be_cancelled_and_retried(home: Home) -> No
 
 def test_users_and_plans_are_stored(home: Home) -> None:
     assert [each["name"] for each in read(home, "users", "list")] == ["owner"]
+    assert "+role: admin" in home.run("users", "set", "ann", "--role", "admin", "--dry-run").stdout
+    assert [each["name"] for each in read(home, "users", "list")] == ["owner"]
+    assert "no gateway is running" in home.run("users", "invite", "ann").stderr
     assert home.run("users", "set", "ann", "--role", "admin").stderr == "ann: active, admin.\n"
     assert home.run("plans", "set", "small", "--tokens", "1000", "--seats", "1").returncode == 0
     assert home.run("plans", "use", "small").returncode == 0

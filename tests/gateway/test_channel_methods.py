@@ -42,6 +42,8 @@ async def test_bot_token_is_tested_stored_and_never_returned(tmp_path: Path) -> 
         refused = await owner.request("channels.put", id="telegram", token="7000001:wrong")
         assert refused["error"]["code"] == -32602 and not secrets.exists()
         assert await owner.get("channels.test", id="telegram", token=TOKEN) == {"ok": True, "bot": "atlas_test_bot"}
+        preview = await owner.get("channels.put", id="telegram", token=TOKEN, dryRun=True)
+        assert "-bot: none\n+bot: @atlas_test_bot" in preview["diff"] and not secrets.exists()
         channel = (await owner.get("channels.put", id="telegram", token=TOKEN))["channel"]
         assert (channel["source"], channel["running"], channel["bot"]) == ("stored", True, "atlas_test_bot")
         assert TOKEN in secrets.read_text() and secrets.stat().st_mode & 0o077 == 0
@@ -64,6 +66,8 @@ async def test_person_is_paired_and_unpaired_without_a_restart(tmp_path: Path) -
         await wait_until(lambda: any("You are paired" in each.text for each in mara.sees))
         (channel,) = (await owner.get("channels.list"))["channels"]
         assert [each["name"] for each in channel["paired"]] == ["Mara"]
+        preview = await owner.get("channels.unpair", id="telegram", person="42", dryRun=True)
+        assert preview["warnings"] == ["Mara can no longer chat with your agents"]
         await owner.get("channels.unpair", id="telegram", person="42")
         assert "paired" not in (await owner.get("channels.list"))["channels"][0]
         kinds = {each["entry"]["entityType"] for each in (await owner.get("audit.list"))["entries"]}

@@ -85,6 +85,7 @@ SCOPES = {
     "memories.clear": "write",
     "users.list": "read",
     "users.put": "admin",
+    "users.invite": "admin",
     "users.remove": "admin",
     "plans.list": "read",
     "plans.put": "admin",

@@ -2,7 +2,9 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
+import aiohttp
 from gateway_client import connect_client, serve_gateway
 
 GUEST = "guest-0123456789abcdefghijklmnopqrstuvwxyz"
@@ -71,3 +73,87 @@ async def test_guest_sees_only_itself(tmp_path: Path) -> None:
             for method in ("plans.list", "tenants.get", "tokens.list", "users.put"):
                 answer = await ann.request(method, **({"name": "ann"} if method == "users.put" else {}))
                 assert answer["error"]["code"] == -32001, method
+
+
+async def accept(gateway: Any, code: str) -> tuple[int, dict[str, Any]]:
+    """Accept an invitation as the page does."""
+    url = f"http://127.0.0.1:{gateway.port}"
+    async with (
+        aiohttp.ClientSession() as session,
+        session.post(f"{url}/api/invitation", json={"code": code}, headers={"Origin": url}) as response,
+    ):
+        return response.status, await response.json()
+
+
+async def test_invitation_makes_one_token_and_expires(tmp_path: Path) -> None:
+    write_guest(tmp_path, "read", "admin")
+    async with serve_gateway(tmp_path) as gateway, connect_client(gateway) as owner:
+        preview = await owner.get("users.invite", name="mara", dryRun=True)
+        assert "+scopes: read, write" in preview["diff"] and "code" not in preview
+        assert [each["name"] for each in (await owner.get("users.list"))["users"]] == ["owner"]
+        first = await owner.get("users.invite", name="mara", role="boss")
+        assert first["path"] == f"/#invite={first['code']}"
+        again = await owner.get("users.invite", name="mara", role="boss", days=2)
+        assert again["warnings"] == ["the earlier invitation becomes invalid"]
+        assert (await accept(gateway, first["code"]))[0] == 401
+        (mara,) = [each for each in (await owner.get("users.list"))["users"] if each["name"] == "mara"]
+        assert (mara["status"], mara["invitedUntil"]) == ("invited", again["user"]["invitedUntil"])
+        status, made = await accept(gateway, again["code"])
+        assert (status, made["user"]) == (200, "mara")
+        async with connect_client(gateway, made["token"]) as guest:
+            assert (await guest.get("system.info"))["principal"]["id"] == "mara"
+        assert (await accept(gateway, again["code"]))[0] == 401, "a code is valid once"
+        users = {each["name"]: each["status"] for each in (await owner.get("users.list"))["users"]}
+        assert users["mara"] == "active"
+        refused = await owner.request("users.invite", name="mara")
+        assert "mara is a user already" in refused["error"]["message"]
+        async with connect_client(gateway, GUEST) as ann:
+            wider = await ann.request("users.invite", name="bob", scopes=["write"])
+            assert "lacks the scope 'write'" in wider["error"]["message"]
+        stored = json.dumps([await owner.get("audit.list"), (tmp_path / "invitations.json").read_text()])
+        assert again["code"] not in stored and made["token"] not in stored
+
+
+async def test_expired_and_withdrawn_invitations_are_refused(tmp_path: Path) -> None:
+    async with serve_gateway(tmp_path) as gateway, connect_client(gateway) as owner:
+        code = (await owner.get("users.invite", name="mara"))["code"]
+        path = tmp_path / "invitations.json"
+        open_until = json.loads(path.read_text())
+        open_until["mara"]["expires_at"] = 1
+        path.write_text(json.dumps(open_until))
+        assert (await accept(gateway, code))[0] == 401
+        code = (await owner.get("users.invite", name="mara"))["code"]
+        await owner.get("users.remove", name="mara")
+        assert (await accept(gateway, code))[0] == 401
+        assert not (tmp_path / "tokens.json").exists()
+
+
+async def test_dry_runs_tell_what_changes_and_change_nothing(tmp_path: Path) -> None:
+    async with serve_gateway(tmp_path) as gateway, connect_client(gateway) as owner:
+        await owner.get("tokens.create", name="laptop", scopes=["read"], user="mara")
+        await owner.get("users.put", name="mara")
+        await owner.get("plans.put", name="small", seats=1)
+
+        async def state() -> list[Any]:
+            methods = ("users.list", "tokens.list", "plans.list", "tenants.get")
+            return [await owner.get(method) for method in methods]
+
+        before, rows = await state(), len((await owner.get("audit.list"))["entries"])
+        suspended = await owner.get("users.put", name="mara", status="suspended", dryRun=True)
+        assert "-status: active\n+status: suspended" in suspended["diff"]
+        assert suspended["warnings"] == ["tokens that stop working: laptop"]
+        removed = await owner.get("users.remove", name="mara", dryRun=True)
+        assert removed["warnings"] == ["tokens that keep working until you revoke them: laptop"]
+        created = await owner.get("tokens.create", name="phone", scopes=["read"], dryRun=True)
+        assert "+scopes: read" in created["diff"] and created["secret"] == ""
+        again = await owner.request("tokens.create", name="laptop", scopes=["read"], dryRun=True)
+        assert "already exists" in again["error"]["message"]
+        assert "-user: mara" in (await owner.get("tokens.revoke", name="laptop", dryRun=True))["diff"]
+        assert "+seats: 2" in (await owner.get("plans.put", name="small", seats=2, dryRun=True))["diff"]
+        reserved = await owner.request("plans.put", name="unlimited", dryRun=True)
+        assert "reserved" in reserved["error"]["message"]
+        switched = await owner.get("tenants.update", plan="small", dryRun=True)
+        assert "+plan: small" in switched["diff"]
+        assert (await owner.request("tenants.update", plan="huge", dryRun=True))["error"]["message"]
+        assert await state() == before
+        assert len((await owner.get("audit.list"))["entries"]) == rows

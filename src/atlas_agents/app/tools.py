@@ -47,7 +47,18 @@ from atlas_agents.workspace.workspace import WorkspaceState
 logger = getLogger(__name__)
 
 _PRIVATE_NAMES = (
-    *("token", "tokens.json", "x.json", "telegram", "typed", "running.json", "lock", "logs", "models"),
+    *(
+        "token",
+        "tokens.json",
+        "invitations.json",
+        "x.json",
+        "telegram",
+        "typed",
+        "running.json",
+        "lock",
+        "logs",
+        "models",
+    ),
     *("secrets.json", "model.json", "trust", "uploads", "documents"),
 )
 """Private files of the home folder, protected even if tools work in the home folder itself."""

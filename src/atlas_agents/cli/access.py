@@ -22,6 +22,7 @@ tenants = Group()
 telegram = Group()
 _LIMITS = ("tokens", "agents", "storage", "seats")
 TokenName = Annotated[str, Argument(metavar="NAME", help="Who uses it: lowercase letters, digits, - and _.")]
+DryRunFlag = Annotated[bool, Option("--dry-run", help="Only show what would change.")]
 Name = Annotated[str, Argument(metavar="NAME", help="Lowercase letters, digits, - and _.")]
 
 
@@ -123,17 +124,53 @@ def set_user(
     name: Name,
     role: Annotated[str, Option(metavar="ROLE", help="The user's role.")] = "member",
     status: Annotated[str, Option(metavar="STATUS", help="active, invited or suspended.")] = "active",
+    dry_run: DryRunFlag = False,
 ) -> None:
     """Add or change a user. The tokens of a suspended user are rejected."""
-    call("users.put", name=name, role=role, status=status)
-    print(f"{name}: {status}, {role}.", file=sys.stderr)
+    changed = call("users.put", name=name, role=role, status=status, dry_run=dry_run)
+    if not _is_preview(changed, dry_run):
+        print(f"{name}: {status}, {role}.", file=sys.stderr)
+
+
+@command(users, "invite")
+def invite_user(
+    name: Name,
+    role: Annotated[str, Option(metavar="ROLE", help="The user's role.")] = "member",
+    scopes: Annotated[str, Option(metavar="LIST", help="Comma-separated: read, write, approve, admin.")] = "read,write",
+    all_sessions: Annotated[
+        bool, Option("--all-sessions", help="Grant access to all sessions, not only their own.")
+    ] = False,
+    days: Annotated[int, Option(metavar="N", min=1, max=90, help="How long the invitation is valid.")] = 7,
+    dry_run: DryRunFlag = False,
+) -> None:
+    """Invite a user and print a link that signs them in once. It needs a running gateway."""
+    from atlas_agents.cli.connect import find_running_gateway
+
+    running = find_running_gateway()
+    if running is None and not dry_run:
+        raise ConfigError("no gateway is running, so nobody could accept the invitation; run: atlas serve")
+    rights = {"scopes": list(_parse_scopes(scopes)), "sessions": "all" if all_sessions else "own"}
+    made = call("users.invite", name=name, role=role, days=days, dry_run=dry_run, **rights)
+    if _is_preview(made, dry_run) or running is None:
+        return
+    print(f"Invitation for {name}; it is shown only once, and valid once within {days} days:", file=sys.stderr)
+    print(f"{running.url}{made['path']}")
 
 
 @command(users, "remove")
-def remove_user(name: Name) -> None:
+def remove_user(name: Name, dry_run: DryRunFlag = False) -> None:
     """Remove a user; their sessions are kept."""
-    call("users.remove", name=name)
-    print(f"{name}: removed.", file=sys.stderr)
+    if not _is_preview(call("users.remove", name=name, dry_run=dry_run), dry_run):
+        print(f"{name}: removed.", file=sys.stderr)
+
+
+def _is_preview(result: dict[str, Any], dry_run: bool) -> bool:
+    """Print the warnings of a change, and after a dry run what would change."""
+    if dry_run:
+        print(result.get("diff") or "Nothing would change.")
+    for warning in result.get("warnings", ()):
+        print(f"! {warning}", file=sys.stderr)
+    return dry_run
 
 
 @command(plans, "list")
@@ -154,17 +191,19 @@ def set_plan(
     agents: Annotated[int | None, _limit_option("Number of agents")] = None,
     storage: Annotated[int | None, _limit_option("Bytes of storage")] = None,
     seats: Annotated[int | None, _limit_option("Number of users")] = None,
+    dry_run: DryRunFlag = False,
 ) -> None:
     """Create or change a plan."""
-    call("plans.put", name=name, tokens=tokens, agents=agents, storage=storage, seats=seats)
-    print(f"Saved plan {name}.", file=sys.stderr)
+    limits = {"tokens": tokens, "agents": agents, "storage": storage, "seats": seats}
+    if not _is_preview(call("plans.put", name=name, **limits, dry_run=dry_run), dry_run):
+        print(f"Saved plan {name}.", file=sys.stderr)
 
 
 @command(plans, "use")
-def use_plan(name: Name) -> None:
+def use_plan(name: Name, dry_run: DryRunFlag = False) -> None:
     """Switch this tenant to a plan."""
-    call("tenants.update", plan=name)
-    print(f"Switched to plan {name}.", file=sys.stderr)
+    if not _is_preview(call("tenants.update", plan=name, dry_run=dry_run), dry_run):
+        print(f"Switched to plan {name}.", file=sys.stderr)
 
 
 @command(tenants, "show")

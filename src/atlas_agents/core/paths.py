@@ -43,7 +43,16 @@ PROTECTED_FOLDERS = (
 SECRET = (
     *(".env", ".env.*", ".envrc", ".netrc", ".pypirc", ".pgpass", ".git-credentials", ".htpasswd"),
     *("id_rsa", "id_dsa", "id_ecdsa", "id_ed25519", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.kdbx", "*.ppk"),
-    *("token", "tokens.json", "credentials.json", "secrets.toml", "secrets.yaml", "secrets.yml", "secrets.json"),
+    *(
+        "token",
+        "tokens.json",
+        "invitations.json",
+        "credentials.json",
+        "secrets.toml",
+        "secrets.yaml",
+        "secrets.yml",
+        "secrets.json",
+    ),
     *("atlas.db", "atlas.db-*"),
 )
 """File names whose content must never reach a model."""

@@ -72,6 +72,12 @@ OWNER = User("owner", "owner")
 """The only user, without limits, when no users are configured."""
 
 
+def check_plan_name(name: str) -> None:
+    """Raise ConfigError if a plan cannot have this name."""
+    if name == UNLIMITED.name:
+        raise ConfigError("the name 'unlimited' is reserved for the plan without limits; choose another name")
+
+
 class Tenancy:
     """One tenant's users and plan, kept in the store: `atlas.tenancy`."""
 
@@ -88,16 +94,21 @@ class Tenancy:
 
     async def put_user(self, user: User) -> User:
         """Add or change a user. Raises QuotaExceeded if all seats are taken."""
-        existing = {each.name: each for each in await self._read_records("user", User)}
-        plan = await self.plan()
-        if user.name not in existing and plan.seats is not None and len(existing) >= plan.seats:
-            raise QuotaExceeded(
-                f"all {plan.seats} seats of the plan {plan.name} are taken; remove a user or choose another plan"
-            )
+        existing = await self.check_seat(user.name)
         created = existing[user.name].created_at if user.name in existing else int(self._clock.time() * 1000)
         updated = msgspec.structs.replace(user, created_at=created)
         await self._store.commit(self.tenant, [PutRecord("user", updated.name, encode(updated))])
         return updated
+
+    async def check_seat(self, name: str) -> dict[str, User]:
+        """Return the users by name. Raises QuotaExceeded if a new user of this name has no seat."""
+        existing = {each.name: each for each in await self._read_records("user", User)}
+        plan = await self.plan()
+        if name not in existing and plan.seats is not None and len(existing) >= plan.seats:
+            raise QuotaExceeded(
+                f"all {plan.seats} seats of the plan {plan.name} are taken; remove a user or choose another plan"
+            )
+        return existing
 
     async def remove_user(self, name: str) -> None:
         """Remove a user; their stored sessions stay."""
@@ -109,8 +120,7 @@ class Tenancy:
 
     async def put_plan(self, plan: Plan) -> Plan:
         """Create or replace a plan."""
-        if plan.name == UNLIMITED.name:
-            raise ConfigError("the name 'unlimited' is reserved for the plan without limits; choose another name")
+        check_plan_name(plan.name)
         recount = RecountBudget(self._month)
         await self._store.commit(self.tenant, [PutRecord("plan", plan.name, encode(plan)), recount])
         self._plan = None

@@ -131,16 +131,19 @@ class TokenFile:
         """Return the entries of `tokens.json` by name."""
         return read_json(self._entries_path, dict[str, TokenEntry]) or {}
 
+    def check_new(self, name: str, entry: TokenEntry) -> None:
+        """Raise ConfigError if a token with this name and these properties cannot be created."""
+        self._grant(name, msgspec.structs.replace(entry, sha256="0" * 64))  # checks the names
+        if name in self.entries():
+            raise ConfigError(f"a token for {name!r} already exists; run: atlas token revoke {name}")
+
     def create(self, name: str, entry: TokenEntry) -> Secret:
         """Create a token with the properties of an entry and return it. Only its hash is written to disk."""
         secret = secrets.token_urlsafe(32)
         entry = msgspec.structs.replace(entry, sha256=_digest(secret).hex())
-        self._grant(name, entry)  # checks the names
         with lock_file(self._entries_path):
-            entries = self.entries()
-            if name in entries:
-                raise ConfigError(f"a token for {name!r} already exists; run: atlas token revoke {name}")
-            self._write_entries({**entries, name: entry})
+            self.check_new(name, entry)
+            self._write_entries({**self.entries(), name: entry})
         return Secret(secret)
 
     def remove(self, name: str) -> None:
@@ -235,6 +238,58 @@ class TokenFile:
             raise ConfigError(f"{self._entries_path}: {name}: invalid user name {user!r}")
         prefix = f"@{user}/" if entry.sessions == "own" else ""
         return Grant(Principal(user, entry.role or "guest", scopes, entry.sessions), digest, prefix)
+
+
+class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an invited user receives when the code with this SHA-256 is accepted. `expires_at` is in milliseconds."""
+
+    sha256: str
+    scopes: tuple[Scope, ...]
+    expires_at: int
+    sessions: Literal["own", "all"] = "own"
+    role: str = ""
+
+
+class Invitations:
+    """Open invitations by user, in the file `invitations.json` of a folder. A code is valid once, until it expires."""
+
+    def __init__(self, home: Path, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._path = home / "invitations.json"
+        self._clock = clock
+
+    def open(self) -> dict[str, Invitation]:
+        """Return the invitations that are still valid."""
+        now = self._clock.time() * 1000
+        found = read_json(self._path, dict[str, Invitation]) or {}
+        return {user: each for user, each in found.items() if each.expires_at > now}
+
+    def create(self, user: str, entry: TokenEntry, seconds: float) -> tuple[Secret, Invitation]:
+        """Invite a user; an earlier invitation becomes invalid. Only the hash of the code is written to disk."""
+        if not _NAME.fullmatch(user) or user == "owner":
+            raise ConfigError(f"invalid user name {user!r}: expected lowercase letters, digits, '-' and '_'")
+        code = secrets.token_urlsafe(24)
+        expires_at = int((self._clock.time() + seconds) * 1000)
+        made = Invitation(_digest(code).hex(), entry.scopes, expires_at, entry.sessions, entry.role)
+        with lock_file(self._path):
+            write_json(self._path, {**self.open(), user: made})
+        return Secret(code), made
+
+    def find(self, code: str) -> str | None:
+        """Return the user that a code invites; None if it is invalid or expired."""
+        digest, found = _digest(code).hex(), None
+        for user, each in self.open().items():
+            if hmac.compare_digest(each.sha256, digest):
+                found = user
+        return found
+
+    def take(self, user: str) -> Invitation | None:
+        """Remove the invitation of a user and return it; None if there is none."""
+        with lock_file(self._path):
+            found = self.open()
+            taken = found.pop(user, None)
+            if taken is not None:
+                write_json(self._path, found)
+        return taken
 
 
 def strength(token: str) -> float:
@@ -477,6 +532,7 @@ class Authenticator:
 
     def __init__(self, settings: GatewaySettings, clock: Clock = SYSTEM_CLOCK) -> None:
         self.tokens = TokenFile(settings.home, settings.token, exposed=settings.exposed)
+        self.invitations = Invitations(settings.home)
         own = () if settings.host in EVERYWHERE else (settings.host,)
         self.origin_policy = OriginPolicy((*settings.hosts, *own), settings.origins)
         self.proxies = TrustedProxies(settings.trusted_proxies)
@@ -496,6 +552,16 @@ class Authenticator:
         wait = self._lockout.wait(address, token)
         if not wait:
             self._lockout.record_failure(address, token)
+        return wait, None
+
+    def find_invited(self, address: str, code: str) -> tuple[float, str | None]:
+        """Return the user that a code invites; None, and the seconds to wait before the next try, if it is invalid."""
+        user = self.invitations.find(code)
+        if user is not None:
+            return 0.0, user
+        wait = self._lockout.wait(address, code)
+        if not wait:
+            self._lockout.record_failure(address, code)
         return wait, None
 
 

@@ -50,6 +50,15 @@ def unified_diff(before: str, after: str, name: str) -> str:
     return "\n".join(difflib.unified_diff(old, new, name, name, lineterm=""))
 
 
+def describe_change(before: Any, after: Any, name: str) -> str:
+    """Return the difference of two values with named fields, one field per line. None: it does not exist."""
+    old, new = (
+        "" if value is None else "\n".join(f"{key}: {each}" for key, each in msgspec.to_builtins(value).items())
+        for value in (before, after)
+    )
+    return unified_diff(old, new, name)
+
+
 class EditTarget(msgspec.Struct, frozen=True):
     """Something that can be edited, as it is now. `version` is None if it does not exist."""
 

@@ -22,6 +22,7 @@ from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.devices import REMEMBERED_SECONDS, describe_browser, read_cookie, set_cookie
 from atlas_agents.gateway.http_errors import Hide, HTTPError, bad_request, to_http_error
 from atlas_agents.gateway.hub import Hub
+from atlas_agents.gateway.methods.admin import accept_invitation
 from atlas_agents.gateway.protocol.frames import RESTART
 from atlas_agents.gateway.protocol.types import Scope
 from atlas_agents.gateway.uploads import UploadedFile, Uploads, check_name
@@ -104,6 +105,12 @@ class SignIn(msgspec.Struct, frozen=True):
     remember: bool = False
 
 
+class AcceptInvitation(msgspec.Struct, frozen=True):
+    """Body of `POST /api/invitation`."""
+
+    code: str
+
+
 def session_routes(hub: Hub) -> list[Route]:
     """Return the routes that sign a browser in and out: it exchanges its token for a cookie."""
 
@@ -139,7 +146,26 @@ def session_routes(hub: Hub) -> list[Route]:
     def route(answer: Answer, method: str) -> Route:
         return Route("/api/session", with_error_responses(answer, hub.atlas.hide), methods=[method])
 
-    return [route(sign_in, "POST"), route(sign_out, "DELETE")]
+    return [route(sign_in, "POST"), route(sign_out, "DELETE"), _invitation_route(hub)]
+
+
+def _invitation_route(hub: Hub) -> Route:
+    """Return the route that exchanges the code of an invitation for the token of the invited user."""
+
+    async def accept(request: Request) -> Response:
+        _require_own_page(hub, request)
+        body = await read_body(request, AcceptInvitation, _MAX_SIGN_IN_BYTES)
+        address = request.client.host if request.client else ""
+        wait, user = hub.authenticator.find_invited(address, body.code)
+        token = await accept_invitation(hub, user) if user is not None else None
+        if token is None:
+            if wait:
+                raise HTTPError(429, "rate_limit_exceeded", "too many invalid codes", retry_after=wait)
+            raise HTTPError(401, "invalid_invitation", "this invitation is not valid: it was used or expired")
+        logger.info("invitation accepted", extra={"fields": {"address": address, "principal": user}})
+        return JsonResponse({"user": user, "token": token.reveal()}, headers={"Cache-Control": "no-store"})
+
+    return Route("/api/invitation", with_error_responses(accept, hub.atlas.hide), methods=["POST"])
 
 
 def _require_own_page(hub: Hub, request: Request) -> None:

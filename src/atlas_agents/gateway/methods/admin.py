@@ -1,7 +1,9 @@
 """Administration methods: agents, models, tools, MCP servers, audit, usage, settings, tokens, users and plans."""
 
 import asyncio
+from collections.abc import Sequence
 from datetime import date
+from typing import Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -13,17 +15,17 @@ from atlas_agents.core.budgets import BudgetStatus
 from atlas_agents.core.errors import ConfigError, NotFound
 from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import UsageRow
-from atlas_agents.core.tenancy import Plan, User
-from atlas_agents.gateway.auth import ALL, TokenEntry
+from atlas_agents.core.tenancy import Plan, User, check_plan_name
+from atlas_agents.gateway.auth import ALL, Invitation, TokenEntry
 from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.convert import list_model_users
 from atlas_agents.gateway.dispatch import Methods
-from atlas_agents.gateway.edits import EditTarget, version_of
+from atlas_agents.gateway.edits import EditTarget, describe_change, version_of
 from atlas_agents.gateway.hub import Hub, ModelSetupPort
 from atlas_agents.gateway.methods.agents import require_agent, set_agent_model
 from atlas_agents.gateway.protocol import admin as wire
 from atlas_agents.gateway.protocol.frames import ProtocolError
-from atlas_agents.gateway.protocol.types import Ack, ModelShape, NoParams, Scope, ToolShape
+from atlas_agents.gateway.protocol.types import Ack, ModelShape, NoParams, RemovalResult, Scope, ToolShape
 from atlas_agents.providers.registry import parse_model_ref
 from atlas_agents.tools.tool import Tool
 
@@ -48,6 +50,7 @@ def add_methods(methods: Methods) -> None:
     methods.add("users.list", list_users)
     methods.add("users.put", put_user)
     methods.add("users.remove", remove_user)
+    methods.add("users.invite", invite_user)
     methods.add("plans.list", list_plans)
     methods.add("plans.put", put_plan)
     methods.add("tenants.get", get_tenant)
@@ -316,34 +319,56 @@ async def list_tokens(caller: ClientConnection, _: NoParams) -> wire.TokensResul
 async def create_token(caller: ClientConnection, params: wire.TokensCreate) -> wire.TokenCreated:
     """Create a token that can do at most what the caller can."""
     hub, grant = caller.hub, caller.grant
-    missing = [scope for scope in params.scopes if not grant.allows(scope)]
-    if missing or (params.sessions == "all" and grant.prefix):
-        what = f"the scope {missing[0]!r}" if missing else "access to all sessions"
-        raise ProtocolError("FORBIDDEN", f"your token lacks {what}, so it cannot give it to another one")
-    scopes: tuple[Scope, ...] = tuple([scope for scope in ALL if scope in params.scopes])
-    entry = TokenEntry(scopes, sessions=params.sessions, role=params.role, user=params.user)
-    created: list[Secret] = []
+    entry = _granted_entry(caller, params.scopes, params.sessions, params.role, params.user)
+    shape, created = _token_shape(params.name, entry), list[Secret]()
+    diff = describe_change(None, _describe_rights(shape), f"token {params.name}")
+    if params.dry_run:
+        await run_in_thread(hub.tokens.check_new, params.name, entry)
+        return wire.TokenCreated(shape, "", diff)
 
     async def write() -> str | None:
         created.append(await run_in_thread(hub.tokens.create, params.name, entry))
         return version_of(entry)
 
-    diff = f"scopes {', '.join(scopes)}; sessions {params.sessions}; user {params.user or params.name}"
     await hub.edits.apply(EditTarget("token", params.name, None), grant.principal.id, write, diff=diff, scope="admin")
     hub.atlas.keep_secret(*created)
-    return wire.TokenCreated(_token_shape(params.name, entry), created[0].reveal())
+    return wire.TokenCreated(shape, created[0].reveal(), diff)
 
 
-async def revoke_token(caller: ClientConnection, params: wire.TokensRevoke) -> Ack:
+def _granted_entry(
+    caller: ClientConnection, wanted: Sequence[Scope], sessions: Literal["own", "all"], role: str, user: str = ""
+) -> TokenEntry:
+    """Return the properties of a new token; FORBIDDEN if it could do more than the caller."""
+    missing = [scope for scope in wanted if not caller.grant.allows(scope)]
+    if missing or (sessions == "all" and caller.grant.prefix):
+        what = f"the scope {missing[0]!r}" if missing else "access to all sessions"
+        raise ProtocolError("FORBIDDEN", f"your token lacks {what}, so it cannot give it to another one")
+    scopes: tuple[Scope, ...] = tuple([scope for scope in ALL if scope in wanted])
+    return TokenEntry(scopes, sessions=sessions, role=role, user=user)
+
+
+def _describe_rights(token: wire.TokenShape) -> dict[str, str]:
+    return {"scopes": ", ".join(token.scopes), "sessions": token.sessions, "user": token.user}
+
+
+async def revoke_token(caller: ClientConnection, params: wire.TokensRevoke) -> RemovalResult:
     hub = caller.hub
+    entry = (await run_in_thread(hub.tokens.entries)).get(params.name)
+    rights = _describe_rights(_token_shape(params.name, entry)) if entry is not None else None
+    diff = describe_change(rights, None, f"token {params.name}")
+    if params.dry_run:
+        if entry is None:
+            raise ProtocolError("INVALID_PARAMS", f"token not found: {params.name!r}")
+        return RemovalResult(True, diff, ("Anything using it stops working now.",))
 
     async def write() -> str | None:
         await run_in_thread(hub.tokens.remove, params.name)
         return None
 
-    await hub.edits.apply(EditTarget("token", params.name, "valid"), caller.grant.principal.id, write, scope="admin")
+    target = EditTarget("token", params.name, "valid")
+    await hub.edits.apply(target, caller.grant.principal.id, write, diff=diff, scope="admin")
     asyncio.get_running_loop().call_soon(hub.close_unauthorized)  # after the response is sent
-    return Ack(True)
+    return RemovalResult(True, diff)
 
 
 def _token_shape(name: str, entry: TokenEntry) -> wire.TokenShape:
@@ -399,34 +424,65 @@ async def list_users(caller: ClientConnection, _: NoParams) -> wire.UsersResult:
     users = await hub.atlas.tenancy.users()
     if grant.prefix:
         users = [each for each in users if each.name == grant.principal.id]
+    invited = await run_in_thread(hub.authenticator.invitations.open) if grant.allows("admin") else {}
     shapes = [await _user_shape(hub, each) for each in users]
-    return wire.UsersResult(tuple([replace(each, last_active=seen.get(each.name)) for each in shapes]))
+    ends = {name: each.expires_at for name, each in invited.items()}
+    return wire.UsersResult(
+        tuple([replace(each, last_active=seen.get(each.name), invited_until=ends.get(each.name)) for each in shapes])
+    )
 
 
 async def put_user(caller: ClientConnection, params: wire.UsersPut) -> wire.UserResult:
     hub = caller.hub
     async with hub.edits.exclusive():
-        before = next((each for each in await hub.atlas.tenancy.users() if each.name == params.name), None)
+        before = await _find_user(hub, params.name)
         target = EditTarget("user", params.name, _user_version(before), before and msgspec.to_builtins(before))
         await hub.edits.check(target, params.expected_version)
+        wanted = User(params.name, params.role, params.status, before.created_at if before is not None else 0)
+        diff = _user_diff(before, wanted)
+        tokens = await _tokens_of(hub, params.name) if params.status == "suspended" else []
+        warnings = (f"tokens that stop working: {', '.join(tokens)}",) if tokens else ()
+        if params.dry_run:
+            await hub.atlas.tenancy.check_seat(params.name)
+            return wire.UserResult(await _user_shape(hub, wanted), diff, warnings)
 
         async def write() -> str | None:
-            saved = await hub.atlas.tenancy.put_user(User(params.name, params.role, params.status))
+            saved = await hub.atlas.tenancy.put_user(wanted)
             await apply_suspensions(hub)
             return _user_version(saved)
 
-        diff = f"role {params.role}, {params.status}"
         await hub.edits.apply(target, caller.grant.principal.id, write, diff=diff, scope="admin")
-    saved = next(each for each in await hub.atlas.tenancy.users() if each.name == params.name)
-    return wire.UserResult(await _user_shape(hub, saved))
+        return wire.UserResult(await _user_shape(hub, wanted), diff, warnings)
 
 
-async def remove_user(caller: ClientConnection, params: wire.OneUser) -> Ack:
+async def _find_user(hub: Hub, name: str) -> User | None:
+    return next((each for each in await hub.atlas.tenancy.users() if each.name == name), None)
+
+
+def _user_diff(before: User | None, after: User | None) -> str:
+    old, new = (each and {"role": each.role, "status": each.status} for each in (before, after))
+    name = (before or after or User("")).name
+    return describe_change(old, new, f"user {name}")
+
+
+async def _tokens_of(hub: Hub, user: str) -> list[str]:
+    """Return the names of the tokens of a user."""
+    entries = await run_in_thread(hub.tokens.entries)
+    return [name for name, entry in entries.items() if (entry.user or name) == user]
+
+
+async def remove_user(caller: ClientConnection, params: wire.UsersRemove) -> RemovalResult:
     hub = caller.hub
-    if all(each.name != params.name for each in await hub.atlas.tenancy.users()):
+    before = await _find_user(hub, params.name)
+    if before is None:
         raise ProtocolError("INVALID_PARAMS", f"not found: user {params.name!r}")
+    diff, tokens = _user_diff(before, None), await _tokens_of(hub, params.name)
+    warnings = (f"tokens that keep working until you revoke them: {', '.join(tokens)}",) if tokens else ()
+    if params.dry_run:
+        return RemovalResult(True, diff, warnings)
 
     async def write() -> str | None:
+        await run_in_thread(hub.authenticator.invitations.take, params.name)
         try:
             await hub.atlas.tenancy.remove_user(params.name)
         except NotFound:
@@ -434,8 +490,64 @@ async def remove_user(caller: ClientConnection, params: wire.OneUser) -> Ack:
         await apply_suspensions(hub)
         return None
 
-    await hub.edits.apply(EditTarget("user", params.name, "present"), caller.grant.principal.id, write, scope="admin")
-    return Ack(True)
+    target = EditTarget("user", params.name, "present")
+    await hub.edits.apply(target, caller.grant.principal.id, write, diff=diff, scope="admin")
+    return RemovalResult(True, diff, warnings)
+
+
+async def invite_user(caller: ClientConnection, params: wire.UsersInvite) -> wire.UserInvited:
+    """Add a user who gets a token by accepting the invitation. Inviting again makes the earlier code invalid."""
+    hub, invitations = caller.hub, caller.hub.authenticator.invitations
+    entry = _granted_entry(caller, params.scopes, params.sessions, params.role)
+    async with hub.edits.exclusive():
+        before = await _find_user(hub, params.name)
+        if before is not None and before.status != "invited":
+            raise ProtocolError("INVALID_PARAMS", f"{params.name} is a user already; create a token for them instead")
+        wanted = User(params.name, params.role, "invited", before.created_at if before is not None else 0)
+        again = params.name in await run_in_thread(invitations.open)
+        warnings = ("the earlier invitation becomes invalid",) if again else ()
+        rights = {"role": params.role, "scopes": ", ".join(entry.scopes), "sessions": params.sessions}
+        diff = describe_change(None, {**rights, "valid for days": params.days}, f"invitation {params.name}")
+        shape = await _user_shape(hub, wanted)
+        if params.dry_run:
+            await hub.atlas.tenancy.check_seat(params.name)
+            return wire.UserInvited(shape, diff=diff, warnings=warnings)
+        made: list[tuple[Secret, Invitation]] = []
+
+        async def write() -> str | None:
+            saved = await hub.atlas.tenancy.put_user(wanted)
+            made.append(await run_in_thread(invitations.create, params.name, entry, params.days * 86_400))
+            return _user_version(saved)
+
+        target = EditTarget("user", params.name, _user_version(before))
+        await hub.edits.apply(target, caller.grant.principal.id, write, diff=diff, scope="admin")
+    code, invitation = made[0]
+    hub.atlas.keep_secret(code)
+    shown = replace(shape, version=_user_version(wanted), invited_until=invitation.expires_at)
+    return wire.UserInvited(shown, code.reveal(), f"/#invite={code.reveal()}", diff, warnings)
+
+
+async def accept_invitation(hub: Hub, name: str) -> Secret | None:
+    """Make the token of an invited user and activate them; None if the invitation is no longer valid."""
+    made: list[Secret] = []
+    async with hub.edits.exclusive():
+        user = await _find_user(hub, name)
+        invitation = await run_in_thread(hub.authenticator.invitations.take, name)
+        if user is None or user.status != "invited" or invitation is None:
+            return None
+        taken = await run_in_thread(hub.tokens.entries)
+        token = next(each for each in (name, *(f"{name}-{number}" for number in range(2, 1000))) if each not in taken)
+        rights = (invitation.scopes, "", "", invitation.sessions, invitation.role, name if token != name else "")
+        active = replace(user, status="active")
+
+        async def write() -> str | None:
+            made.append(await run_in_thread(hub.tokens.create, token, TokenEntry(*rights)))
+            return _user_version(await hub.atlas.tenancy.put_user(active))
+
+        diff = f"{_user_diff(user, active)}\ntoken {token}"
+        await hub.edits.apply(EditTarget("user", name, _user_version(user)), name, write, diff=diff, scope="admin")
+    hub.atlas.keep_secret(*made)
+    return made[0]
 
 
 def _user_version(user: User | None) -> str | None:
@@ -460,12 +572,32 @@ async def put_plan(caller: ClientConnection, params: wire.PlansPut) -> wire.Plan
         before = next((each for each in await hub.atlas.tenancy.plans() if each.name == params.name), None)
         target = EditTarget("plan", params.name, version_of(before), before and msgspec.to_builtins(before))
         await hub.edits.check(target, params.expected_version)
+        diff = describe_change(before, plan, f"plan {params.name}")
+        in_use = (await hub.atlas.tenancy.about()).plan == params.name
+        warnings = await _exceeded_limits(hub, plan) if in_use else ()
+        if params.dry_run:
+            check_plan_name(plan.name)
+            return wire.PlanResult(_plan_shape(plan), diff, warnings)
 
         async def write() -> str | None:
             return version_of(await hub.atlas.tenancy.put_plan(plan))
 
-        await hub.edits.apply(target, caller.grant.principal.id, write, diff=str(plan), scope="admin")
-    return wire.PlanResult(replace(_plan_shape(plan), version=version_of(plan)))
+        await hub.edits.apply(target, caller.grant.principal.id, write, diff=diff, scope="admin")
+    return wire.PlanResult(replace(_plan_shape(plan), version=version_of(plan)), diff, warnings)
+
+
+async def _exceeded_limits(hub: Hub, plan: Plan) -> tuple[str, ...]:
+    """Return which limits of a plan are exceeded by what is used now, in sentences."""
+    used = await hub.atlas.tenancy.used()
+    counts = {"tokens": used.tokens, "agents": len(hub.atlas.agents), "storage": used.storage, "seats": used.seats}
+    limits = {name: getattr(plan, name) for name in counts}
+    return tuple(
+        [
+            f"{name}: {counts[name]:,} are used, the limit is {limit:,}"
+            for name, limit in limits.items()
+            if limit is not None and counts[name] > limit
+        ]
+    )
 
 
 async def get_tenant(caller: ClientConnection, _: NoParams) -> wire.TenantResult:
@@ -483,16 +615,23 @@ async def get_tenant(caller: ClientConnection, _: NoParams) -> wire.TenantResult
 
 
 async def update_tenant(caller: ClientConnection, params: wire.TenantsUpdate) -> wire.TenantResult:
-    tenancy = caller.hub.atlas.tenancy
+    hub, tenancy = caller.hub, caller.hub.atlas.tenancy
+    about, plans = await tenancy.about(), {plan.name: plan for plan in await tenancy.plans()}
+    before = about.plan
+    warnings = await _exceeded_limits(hub, plans[params.plan]) if params.plan in plans else ()
+    diff = describe_change({"plan": before}, {"plan": params.plan}, f"tenant {hub.atlas.tenant}")
+    if params.dry_run:
+        if params.plan not in plans:
+            raise ConfigError(f"unknown plan {params.plan!r}; known plans: {', '.join(plans)}")
+        return replace(await get_tenant(caller, NoParams()), diff=diff, warnings=warnings)
 
     async def write() -> str | None:
         await tenancy.use_plan(params.plan)
         return version_of(params.plan)
 
-    before = version_of((await tenancy.about()).plan)
-    target = EditTarget("tenant", caller.hub.atlas.tenant, before)
-    await caller.hub.edits.apply(target, caller.grant.principal.id, write, diff=f"plan {params.plan}", scope="admin")
-    return await get_tenant(caller, NoParams())
+    target = EditTarget("tenant", hub.atlas.tenant, version_of(before))
+    await hub.edits.apply(target, caller.grant.principal.id, write, diff=diff, scope="admin")
+    return replace(await get_tenant(caller, NoParams()), diff=diff, warnings=warnings)
 
 
 async def list_tenants(caller: ClientConnection, _: NoParams) -> wire.TenantsResult:

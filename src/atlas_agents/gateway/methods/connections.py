@@ -14,11 +14,11 @@ from atlas_agents.core.errors import BadTool, ConfigError, Transient
 from atlas_agents.core.paths import Secret
 from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.dispatch import Methods
-from atlas_agents.gateway.edits import EditTarget, FileEdit, unified_diff, version_of
+from atlas_agents.gateway.edits import EditTarget, FileEdit, describe_change, unified_diff, version_of
 from atlas_agents.gateway.hub import ChannelPort
 from atlas_agents.gateway.protocol import admin as wire
 from atlas_agents.gateway.protocol.frames import ProtocolError
-from atlas_agents.gateway.protocol.types import Ack, EditStamp, NoParams
+from atlas_agents.gateway.protocol.types import Ack, EditStamp, NoParams, RemovalResult
 from atlas_agents.mcp import config
 from atlas_agents.mcp.programs import describe_program
 from atlas_agents.mcp.servers import Servers, describe_start, wrap_tool
@@ -219,14 +219,30 @@ async def put_channel(caller: ClientConnection, params: wire.ChannelsPut) -> wir
     telegram = _require_telegram(caller)
     before = await telegram.status()
     caller.hub.atlas.keep_secret(Secret(params.token))
+    diff, warnings = await _describe_bot_change(telegram, before, params.token)
+    if params.dry_run:
+        return wire.ChannelResult(before, diff, warnings)
 
     async def write() -> str | None:
         await telegram.set_token(params.token)
         return "stored" if params.token else None
 
     async with caller.hub.edits.exclusive():
-        await _apply(caller, EditTarget("channel", params.id, before.source or None), write)
-    return wire.ChannelResult(await telegram.status())
+        await _apply(caller, EditTarget("channel", params.id, before.source or None), write, diff)
+    return wire.ChannelResult(await telegram.status(), diff, warnings)
+
+
+async def _describe_bot_change(
+    telegram: ChannelPort, before: wire.ChannelShape, token: str
+) -> tuple[str, tuple[str, ...]]:
+    """Return what another bot token changes, without the token; ConfigError if it does not work."""
+    tested = await telegram.test(token) if token else wire.ChannelTested(True)
+    if not tested.ok:
+        raise ConfigError(tested.error)
+    old, new = ({"bot": f"@{bot}" if bot else "none"} for bot in (before.bot, tested.bot))
+    people = ", ".join([person.name for person in before.paired])
+    warnings = (f"{people} can no longer chat with your agents",) if people and not token else ()
+    return describe_change(old, new, "channel telegram"), warnings
 
 
 async def test_channel(caller: ClientConnection, params: wire.ChannelsTest) -> wire.ChannelTested:
@@ -245,19 +261,27 @@ async def pair_person(caller: ClientConnection, params: wire.ChannelsPair) -> wi
     return wire.PersonResult(paired)
 
 
-async def unpair_person(caller: ClientConnection, params: wire.ChannelsUnpair) -> Ack:
+async def unpair_person(caller: ClientConnection, params: wire.ChannelsUnpair) -> RemovalResult:
     telegram = _require_telegram(caller)
+    person = next((each for each in (await telegram.status()).paired if each.id == params.person), None)
+    diff = describe_change(person and {"name": person.name}, None, f"person {params.person}")
+    if params.dry_run:
+        if person is None:
+            raise ProtocolError("INVALID_PARAMS", f"not found: person {params.person!r}")
+        return RemovalResult(True, diff, (f"{person.name} can no longer chat with your agents",))
 
     async def write() -> str | None:
         await telegram.unpair(params.person)
         return None
 
-    await _apply(caller, EditTarget("channel-person", params.person, params.person), write)
-    return Ack(True)
+    await _apply(caller, EditTarget("channel-person", params.person, params.person), write, diff)
+    return RemovalResult(True, diff)
 
 
-async def _apply(caller: ClientConnection, target: EditTarget, write: Callable[[], Awaitable[str | None]]) -> None:
-    await caller.hub.edits.apply(target, caller.grant.principal.id, write, scope="admin")
+async def _apply(
+    caller: ClientConnection, target: EditTarget, write: Callable[[], Awaitable[str | None]], diff: str = ""
+) -> None:
+    await caller.hub.edits.apply(target, caller.grant.principal.id, write, diff=diff, scope="admin")
 
 
 def _require_telegram(caller: ClientConnection) -> ChannelPort:

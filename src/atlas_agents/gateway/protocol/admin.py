@@ -552,23 +552,29 @@ class TokensCreate(types.WireStruct, frozen=True):
     sessions: Literal["own", "all"] = "own"
     role: Annotated[str, Meta(max_length=64)] = ""
     user: Annotated[str, Meta(pattern="^[a-z0-9_-]{0,64}$")] = ""
+    dry_run: bool = False
+    """Only return what would change."""
 
 
 class TokenCreated(types.WireStruct, frozen=True):
-    """The new token with its value, which is not stored and cannot be shown again."""
+    """The new token with its value, which is not stored and cannot be shown again; a dry run makes none."""
 
     token: TokenShape
     secret: str
+    diff: str = ""
 
 
 class TokensRevoke(types.WireStruct, frozen=True):
     """Identifies a token."""
 
     name: TokenName
+    dry_run: bool = False
+    """Only return what would change."""
 
 
 class UserShape(types.WireStruct, frozen=True):
-    """A user. `lastActive` is the time of their last turn, in milliseconds since 1970."""
+    """A user. `lastActive` is the time of their last turn, `invitedUntil` the end of an open invitation, both in
+    milliseconds since 1970."""
 
     name: str
     role: str
@@ -577,6 +583,7 @@ class UserShape(types.WireStruct, frozen=True):
     version: str | None = None
     changed_by: str = ""
     changed_at: int | None = None
+    invited_until: int | None = None
 
 
 class UsersResult(types.WireStruct, frozen=True):
@@ -590,16 +597,49 @@ class UsersPut(types.WireStruct, frozen=True):
     role: Annotated[str, Meta(min_length=1, max_length=64)] = "member"
     status: Literal["active", "invited", "suspended"] = "active"
     expected_version: ExpectedVersion = UNSET
+    dry_run: bool = False
+    """Only return what would change."""
 
 
 class UserResult(types.WireStruct, frozen=True):
+    """A user as saved, or as a dry run would save it."""
+
     user: UserShape
+    diff: str = ""
+    warnings: tuple[str, ...] = ()
 
 
-class OneUser(types.WireStruct, frozen=True):
+class UsersRemove(types.WireStruct, frozen=True):
     """Identifies a user."""
 
     name: Name
+    dry_run: bool = False
+    """Only return what would change."""
+
+
+class UsersInvite(types.WireStruct, frozen=True):
+    """The user to invite, what their token may do, and for how many days the invitation is valid."""
+
+    name: Name
+    role: Annotated[str, Meta(min_length=1, max_length=64)] = "member"
+    scopes: Annotated[tuple[types.Scope, ...], Meta(min_length=1, max_length=4)] = ("read", "write")
+    sessions: Literal["own", "all"] = "own"
+    days: Annotated[int, Meta(ge=1, le=90)] = 7
+    dry_run: bool = False
+    """Only return what would change."""
+
+
+class UserInvited(types.WireStruct, frozen=True):
+    """The invited user, and the code that makes their token once. It is not stored and cannot be shown again.
+
+    `path` is what a browser opens on the gateway. A dry run makes no code.
+    """
+
+    user: UserShape
+    code: str = ""
+    path: str = ""
+    diff: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 class PlanShape(types.WireStruct, frozen=True):
@@ -626,10 +666,16 @@ class PlansPut(types.WireStruct, frozen=True):
     storage: Count | None = None
     seats: Count | None = None
     expected_version: ExpectedVersion = UNSET
+    dry_run: bool = False
+    """Only return what would change."""
 
 
 class PlanResult(types.WireStruct, frozen=True):
+    """A plan as saved, or as a dry run would save it. `warnings` name the limits that are exceeded already."""
+
     plan: PlanShape
+    diff: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 class TenantResult(types.WireStruct, frozen=True):
@@ -641,12 +687,16 @@ class TenantResult(types.WireStruct, frozen=True):
     storage: int
     agents: int
     seats: int
+    diff: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 class TenantsUpdate(types.WireStruct, frozen=True):
     """Switch the tenant to another plan."""
 
     plan: Name
+    dry_run: bool = False
+    """Only return what would change."""
 
 
 class TenantsResult(types.WireStruct, frozen=True):
@@ -744,6 +794,8 @@ class ChannelsPut(types.WireStruct, frozen=True):
 
     id: Literal["telegram"]
     token: Annotated[str, Meta(max_length=200, pattern=r"^\S*$")]
+    dry_run: bool = False
+    """Only return what would change."""
 
 
 class ChannelsTest(types.WireStruct, frozen=True):
@@ -762,7 +814,11 @@ class ChannelTested(types.WireStruct, frozen=True):
 
 
 class ChannelResult(types.WireStruct, frozen=True):
+    """A channel as it is now. `warnings` say what the change affects."""
+
     channel: ChannelShape
+    diff: str = ""
+    warnings: tuple[str, ...] = ()
 
 
 class ChannelsPair(types.WireStruct, frozen=True):
@@ -781,6 +837,8 @@ class ChannelsUnpair(types.WireStruct, frozen=True):
 
     id: Literal["telegram"]
     person: Annotated[str, Meta(min_length=1, max_length=40)]
+    dry_run: bool = False
+    """Only return what would change."""
 
 
 McpName = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9_-]{0,31}$")]

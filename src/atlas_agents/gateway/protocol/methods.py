@@ -3,7 +3,7 @@
 import msgspec
 
 from atlas_agents.gateway.protocol import admin, chat, jobs, knowledge, sessions
-from atlas_agents.gateway.protocol.types import Ack, NoParams, Scope, WireStruct
+from atlas_agents.gateway.protocol.types import Ack, NoParams, RemovalResult, Scope, WireStruct
 
 
 class Method(msgspec.Struct, frozen=True):
@@ -147,7 +147,7 @@ _ALL = (
     Method("channels.put", "admin", admin.ChannelsPut, admin.ChannelResult, "Store the bot token of a channel."),
     Method("channels.test", "admin", admin.ChannelsTest, admin.ChannelTested, "Test a bot token.", is_slow=True),
     Method("channels.pair", "admin", admin.ChannelsPair, admin.PersonResult, "Pair the person who has a code."),
-    Method("channels.unpair", "admin", admin.ChannelsUnpair, Ack, "Remove a person from a channel."),
+    Method("channels.unpair", "admin", admin.ChannelsUnpair, RemovalResult, "Remove a person from a channel."),
     Method("audit.list", "read", admin.AuditList, admin.AuditPage, "List audit entries, latest first."),
     Method("audit.subscribe", "read", NoParams, Ack, "Subscribe to new audit entries."),
     Method(
@@ -191,7 +191,10 @@ _ALL = (
     Method("limits.get", "read", NoParams, admin.LimitsResult, "Limits of tool calls and current usage."),
     Method("users.list", "read", NoParams, admin.UsersResult, "List users."),
     Method("users.put", "admin", admin.UsersPut, admin.UserResult, "Create or update a user."),
-    Method("users.remove", "admin", admin.OneUser, Ack, "Remove a user."),
+    Method("users.remove", "admin", admin.UsersRemove, RemovalResult, "Remove a user."),
+    Method(
+        "users.invite", "admin", admin.UsersInvite, admin.UserInvited, "Invite a user with a code that is valid once."
+    ),
     Method("plans.list", "read", NoParams, admin.PlansResult, "List plans."),
     Method("plans.put", "admin", admin.PlansPut, admin.PlanResult, "Create or update a plan."),
     Method("tenants.get", "read", NoParams, admin.TenantResult, "The tenant's plan and usage."),
@@ -200,7 +203,13 @@ _ALL = (
     Method("config.get", "admin", NoParams, admin.ConfigResult, "The effective settings, without secrets."),
     Method("tokens.list", "admin", NoParams, admin.TokensResult, "List access tokens, without their values."),
     Method("tokens.create", "admin", admin.TokensCreate, admin.TokenCreated, "Create an access token; shown once."),
-    Method("tokens.revoke", "admin", admin.TokensRevoke, Ack, "Revoke an access token; it becomes invalid at once."),
+    Method(
+        "tokens.revoke",
+        "admin",
+        admin.TokensRevoke,
+        RemovalResult,
+        "Revoke an access token; it becomes invalid at once.",
+    ),
     Method(
         "tokens.rotate",
         "admin",

@@ -43,6 +43,14 @@ class EditResult(EditStamp, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
+class RemovalResult(WireStruct, frozen=True):
+    """The outcome of a removal. After a dry run nothing was removed; `warnings` say what the removal affects."""
+
+    ok: bool
+    diff: str = ""
+    warnings: tuple[str, ...] = ()
+
+
 class CurrentValue(EditStamp, frozen=True, kw_only=True):
     """What someone else wrote since a version was read; `value` is null if they removed it."""
 
