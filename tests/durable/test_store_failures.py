@@ -136,6 +136,42 @@ async def test_stale_owner_writes_nothing() -> None:
     assert [run.status for run in await store.runs("default", "s")] == ["running"]
 
 
+class LateIntents(MemoryStore):
+    """Applies the intents of the first process only when another one is about to claim the run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late: dict[str, Sequence[Write]] | None = {}
+
+    async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
+        steps = [write for write in writes if isinstance(write, AddJournal)]
+        if self.late is not None and any(step.kind == "intent" for step in steps):
+            self.late[steps[0].key] = writes
+            raise StoreBusy("slow")
+        if self.late is not None and any(step.kind == "resumed" for step in steps):
+            late, self.late = self.late, None
+            for each in late.values():
+                await super().commit(tenant, each)
+        return await super().commit(tenant, writes)
+
+
+async def test_steps_that_the_last_owner_writes_until_its_run_is_claimed_are_restored() -> None:
+    store, effects = LateIntents(), list[int]()
+    await store.open()
+    tools = [count_calls(effects), count_calls(effects, effect="keyed", name="keyed")]
+    model = Scripted(calls("keyed", n=1) + calls("act", n=2), says("Done."))
+    atlas = in_memory_atlas(model, tools, store=store)
+    await atlas.send("go", session="s").accepted()
+    await wait_until(lambda: store.late is not None and len(store.late) == 2)
+    await atlas.close()
+    async with in_memory_atlas(model, tools, store=store) as atlas, asyncio.timeout(TIMEOUT):
+        (stream,) = await atlas.recover()
+        assert (await stream.reply()).text == "Done."
+        results = [part for message in await atlas.sessions.history("s") for part in message.tool_results]
+    assert [result.status for result in results] == ["ok", "unknown"]
+    assert effects == [1]
+
+
 async def test_turn_that_crashes_every_process_is_failed() -> None:
     store = MemoryStore()
     await store.open()

@@ -559,20 +559,16 @@ class Journal:
         return self._first_messages
 
     async def _resume(self, row: records.RunRow) -> None:
-        past = await self._read_past()
-        epoch, first, unreadable = row.epoch + 1, not past, None
-        try:
-            self._first_messages = read_first_messages(row) if first else await self._read_stored_first_messages(past)
-            for each in past:
-                self._restore(each)
-        except errors.UnreadableRow as error:  # claim the run all the same, to record that it failed
-            unreadable = error
+        """Claim the run, then restore the recorded steps: until it is claimed, its last owner may still add some."""
+        epoch, first = row.epoch + 1, not await self._read_past()
         writes: list[records.Write] = [records.ClaimRun(self._run_id), records.SetRun(self._run_id, epoch, "running")]
         writes.append(records.ReleaseBudgets(self._run_id))
         if first:
+            unreadable = self._read_first_messages(row)
             writes += self._message_writes(self._first_messages)
             step = self._accepted_step(epoch)
         else:
+            unreadable = None
             resumed = encode(ResumeRecord(alone=self._isolation is not None))
             step = records.AddJournal(self._run_id, epoch, "resumed", str(epoch), resumed)
         await self._committer.commit(self._tenant, [*writes, step], step)
@@ -581,6 +577,23 @@ class Journal:
             raise unreadable
         if first:
             self._notify_stored(self._first_messages)
+        else:
+            await self._restore_steps(own=step)
+
+    def _read_first_messages(self, row: records.RunRow) -> errors.UnreadableRow | None:
+        """Read the first messages of a run, and return the error if they cannot be read: the run is claimed all the
+        same, to record that it failed."""
+        try:
+            self._first_messages = read_first_messages(row)
+        except errors.UnreadableRow as error:
+            return error
+        return None
+
+    async def _restore_steps(self, own: records.AddJournal) -> None:
+        past = [each for each in await self._read_past() if (each.kind, each.key) != (own.kind, own.key)]
+        self._first_messages = await self._read_stored_first_messages(past)
+        for each in past:
+            self._restore(each)
         self._crash_history = history = CrashHistory.read(past)
         if history.guilty:
             logger.error("turn given up: run=%s session=%s crashes=%d", self._run_id, self._session, history.resumes)
