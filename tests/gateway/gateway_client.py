@@ -17,7 +17,7 @@ from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, in_memory_atlas, says
 
-WAIT = 10.0
+WAIT = 30.0
 
 
 def text_of(frames: list[dict[str, Any]]) -> str:

@@ -8,11 +8,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 from gateway_client import Client, connect_client
 
 from atlas_agents.app.serve import private_gateway
 from atlas_agents.config.load import load
 from atlas_agents.core.paths import Environment
+from checks import wait_until
+from oauth_server import OAuthServer, oauth_server
 
 SERVER = Path(__file__).parent.parent / "foreign" / "scripted_server.py"
 TOOLS = [{"name": name, "description": f"The tool {name}.", "inputSchema": {"type": "object"}} for name in "abc"]
@@ -23,7 +26,7 @@ async def serve_workspace(home: Path) -> AsyncGenerator[Client]:
     environment = Environment({"ATLAS_HOME": str(home), "HOME": str(home)}, dotenv=None)
     settings = load({"model": "demo", "embeddings": "none", "sandbox": "none"}, environment, home.parent)
     async with (
-        asyncio.timeout(60),
+        asyncio.timeout(90),
         private_gateway(settings, environment=environment) as served,
         connect_client(served.gateway, served.token.reveal()) as client,
     ):
@@ -131,3 +134,84 @@ async def test_unreachable_server_and_invalid_entry_say_why(tmp_path: Path) -> N
         assert error["data"]["kind"] == "UNAVAILABLE" and "unreachable" in error["message"]
         assert "not found" in (await fail(client, "mcp.login", name="none"))["message"]
         assert "has no login" in (await fail(client, "mcp.login", name="ends"))["message"]
+
+
+async def sign_in(url: str) -> str:
+    """Open a sign-in page as a browser does, and return the page at the end of the redirects."""
+    async with aiohttp.ClientSession() as browser, browser.get(url) as page:
+        return await page.text()
+
+
+async def wait_for_status(client: Client, status: str) -> dict[str, Any]:
+    async def server() -> Any:
+        (found,) = (await client.get("mcp.servers"))["servers"]
+        return found if found.get("status", "not-approved") == status else None
+
+    return await wait_until(server)
+
+
+async def add_tracker(client: Client, tracker: OAuthServer) -> str:
+    """Add a server that requires a login, and return what identifies its program."""
+    await client.get("mcp.put", name="tracker", entry={"url": f"{tracker.url}/mcp"})
+    program = (await client.get("mcp.inspect", name="tracker"))["program"]
+    refused = await fail(client, "mcp.inspect", name="tracker", program=program)
+    assert "requires a login" in refused["message"]
+    await wait_for_status(client, "needs-sign-in")
+    return program
+
+
+async def test_refused_sign_in_is_explained(tmp_path: Path) -> None:
+    async with oauth_server() as tracker, serve_workspace(tmp_path / "home") as client:
+        await add_tracker(client, tracker)
+        tracker.denies = True
+        page = await sign_in((await client.get("mcp.login", name="tracker"))["url"])
+        assert "You are not signed in." in page
+
+        async def trouble() -> Any:
+            (found,) = (await client.get("mcp.servers"))["servers"]
+            return found["trouble"] == "the login was refused: The person said no."
+
+        await wait_until(trouble)
+        (server,) = (await client.get("mcp.servers"))["servers"]
+        assert server["status"] == "needs-sign-in" and "hasLogin" not in server
+
+
+async def test_person_signs_in_with_oauth(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    async with oauth_server() as tracker, serve_workspace(home) as client:
+        program = await add_tracker(client, tracker)
+        url = (await client.get("mcp.login", name="tracker"))["url"]
+        (waiting,) = (await client.get("mcp.servers"))["servers"]
+        assert waiting["status"] == "signing-in"
+        assert "You are signed in." in await sign_in(url)
+        server = await wait_for_status(client, "not-approved")
+        assert server["hasLogin"] and "trouble" not in server
+        found = await client.get("mcp.inspect", name="tracker", program=program)
+        chosen = [{"name": each["name"], "digest": each["digest"]} for each in found["tools"]]
+        assert [each["name"] for each in chosen] == ["list_issues"]
+        approved = await client.get("mcp.approve", name="tracker", program=program, tools=chosen)
+        assert approved["server"]["status"] == "running"
+        assert tracker.refused == [], "the client does everything that OAuth 2.1 requires"
+        await client.get("mcp.logout", name="tracker")
+        assert not list((home / "mcp").glob("login-*.json"))
+        updated = [each["data"]["kind"] for each in client.events() if each["event"] == "resource.updated"]
+        assert updated.count("mcp-login") == 2, "clients learn that someone signed in and out"
+        audit = await client.get("audit.list")
+        logins = [row["entry"] for row in audit["entries"] if row["entry"]["entityType"] == "mcp-login"]
+        assert [row["meta"]["outcome"] for row in logins] == ["removed", "created"]
+        assert not any(token in json.dumps(audit) for token in tracker.tokens)
+
+
+async def test_oauth_double_refuses_a_wrong_verifier_and_a_used_code() -> None:
+    async with oauth_server() as tracker, aiohttp.ClientSession() as http:
+        redirect = "http://127.0.0.1:9/callback"
+        async with http.post(f"{tracker.url}/register", json={"redirect_uris": [redirect]}) as made:
+            id = (await made.json())["client_id"]
+        asked = {"client_id": id, "redirect_uri": redirect, "resource": f"{tracker.url}/mcp"}
+        query = {**asked, "response_type": "code", "code_challenge": "x", "code_challenge_method": "S256", "state": "s"}
+        async with http.get(f"{tracker.url}/authorize", params=query, allow_redirects=False) as page:
+            code = page.headers["Location"].partition("code=")[2].partition("&")[0]
+        for expected in ("wrong code verifier", "unknown or used code"):
+            form = {**asked, "grant_type": "authorization_code", "code": code, "code_verifier": "y"}
+            async with http.post(f"{tracker.url}/token", data=form) as answer:
+                assert (answer.status, (await answer.json())["error_description"]) == (400, expected)

@@ -108,8 +108,12 @@ async def test_tools_and_a_schema_can_be_combined(share: Make) -> None:
 
 
 async def test_any_gguf_file_can_be_used(make: Make, weights: Path, home: Path) -> None:
-    file, reported = weights / "smollm2-135m.gguf", list[tuple[Any, ...]]()
-    provider = make(str(file), report=lambda *progress: reported.append(progress))
+    file, reported = weights / "smollm2-135m.gguf", list[tuple[str, int, int, str]]()
+
+    def report(name: str, done: int, total: int, step: str) -> None:
+        reported.append((name, done, total, step))
+
+    provider = make(str(file), report=report)
     chunks = await complete(provider, Request([user("Hello!")], settings=ModelSettings(max_tokens=10)))
     assert isinstance(chunks[0], TextChunk)
     assert [each[3] for each in (reported[0], reported[-1])] == ["loading", "ready"]

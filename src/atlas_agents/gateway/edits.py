@@ -153,7 +153,7 @@ class Edits:
     def __init__(self, atlas: Atlas, home: Path, notify: NotifyClients) -> None:
         self._atlas = atlas
         self._home = home
-        self._notify = notify
+        self.notify = notify
         self._lock = asyncio.Lock()
 
     @property
@@ -231,7 +231,7 @@ class Edits:
         await self._audit(before, by, outcome, diff, version=version)
         record = PutRecord("edit", f"{before.kind}:{before.id}", encode(_LastEdit(version, by, now)))
         await self._store.commit(self._atlas.tenant, [record])
-        self._notify(ResourceUpdated(before.kind, before.id, version, by), scope)
+        self.notify(ResourceUpdated(before.kind, before.id, version, by), scope)
         return EditStamp(version=version, changed_by=by, changed_at=now)
 
     async def _audit(

@@ -229,10 +229,11 @@ class LocalProvider(BaseProvider):
         return exchange(self._http, url, headers, body, OpenAIReader(), [endpoint.key])
 
 
-async def _report_loading(server: "ModelServer", report: Progress) -> None:
+async def _report_loading(server: "ModelServer", report: Callable[[int, int, str], None]) -> None:
     """Report how much of a model's file its server has in memory, until cancelled."""
     while True:
-        report(*await run_in_thread(server.loaded), "loading")
+        done, total = await run_in_thread(server.loaded)
+        report(done, total, "loading")
         await asyncio.sleep(_REPORT_SECONDS)
 
 

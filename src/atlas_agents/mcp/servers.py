@@ -2,17 +2,18 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
 from atlas_agents.builtin_tools.sandbox.choose import SandboxKind, describe_sandbox
 from atlas_agents.core.aio import BackgroundTasks, run_in_thread
-from atlas_agents.core.errors import BadTool, ConfigError, ToolFailed
+from atlas_agents.core.errors import BadTool, ConfigError, ToolFailed, Transient
 from atlas_agents.core.messages import Conversation
-from atlas_agents.core.paths import SettingLookup
+from atlas_agents.core.paths import SettingLookup, read_json
 from atlas_agents.mcp import config, programs
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.tool import Tool
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from atlas_agents.mcp.client import McpConnection
 
 logger = logging.getLogger(__name__)
+OnLoginEnd: TypeAlias = Callable[[str], Awaitable[None]]
+"""Called with the reason why a login failed; empty if it succeeded."""
 _CLIENT_MODULE = "atlas_agents.mcp.client"
 
 
@@ -54,6 +57,7 @@ class Servers:
         self._connections: dict[str, tuple[config.ServerConfig, config.ServerProgram | None, McpConnection]] = {}
         self._loading = asyncio.Lock()
         self._logins: dict[str, asyncio.Task[None]] = {}
+        self._login_errors: dict[str, str] = {}
         self._tasks = BackgroundTasks("MCP logins")
         self.load()
 
@@ -109,7 +113,7 @@ class Servers:
     def connection_error(self, name: str) -> str:
         """Return why a server was last unreachable; empty if it was reached or not needed yet."""
         found = self._connections.get(name)
-        return found[2].error if found is not None else ""
+        return self._login_errors.get(name) or (found[2].error if found is not None else "")
 
     def approved_tools(self) -> list[ServerTool]:
         """Return the tools of all usable servers, as approved."""
@@ -166,17 +170,27 @@ class Servers:
     def is_logging_in(self, name: str) -> bool:
         return name in self._logins and not self._logins[name].done()
 
+    def login_failed(self, name: str) -> bool:
+        """Return whether the last login to a server failed."""
+        return name in self._login_errors
+
     def has_login(self, name: str) -> bool:
         """Return whether tokens of a login are stored."""
-        return self._login_path(name).exists()
+        try:
+            return bool((read_json(self._login_path(name), dict[str, Any]) or {}).get("tokens"))
+        except ConfigError:
+            return False
 
-    async def start_login(self, server: config.ServerConfig) -> str:
-        """Begin to log in to a server and return the URL that a person must open; empty if no login is needed."""
+    async def start_login(self, server: config.ServerConfig, on_end: OnLoginEnd | None = None) -> str:
+        """Begin to log in to a server and return the URL that a person must open; empty if no login is needed.
+
+        `on_end` is called when the person has logged in, or with the reason why not.
+        """
         if not server.entry.url:
             raise ConfigError(f"{server.name} is started by a command and has no login")
         await self.cancel_login(server.name)
         found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        task = self._logins[server.name] = self._tasks.spawn(self._log_in(server, found))
+        task = self._logins[server.name] = self._tasks.spawn(self._log_in(server, found, on_end))
         await asyncio.wait((task, found), return_when=asyncio.FIRST_COMPLETED)
         if found.done():
             return found.result()
@@ -189,6 +203,7 @@ class Servers:
 
     async def cancel_login(self, name: str) -> None:
         """Stop waiting for a person to log in."""
+        self._login_errors.pop(name, None)
         task = self._logins.pop(name, None)
         if task is not None:
             task.cancel()
@@ -203,7 +218,17 @@ class Servers:
     def _login_path(self, name: str) -> Path:
         return self.approved.folder / f"login-{name}.json"
 
-    async def _log_in(self, server: config.ServerConfig, url: "asyncio.Future[str]") -> None:
+    async def _log_in(self, server: config.ServerConfig, url: "asyncio.Future[str]", on_end: OnLoginEnd | None) -> None:
+        try:
+            await self._exchange_login(server, url)
+        except (ConfigError, Transient) as error:
+            self._login_errors[server.name] = str(error).removeprefix(f"the MCP server {server.name} is unreachable: ")
+            if on_end is None or not url.done():
+                raise
+        if on_end is not None and url.done():
+            await on_end(self._login_errors.get(server.name, ""))
+
+    async def _exchange_login(self, server: config.ServerConfig, url: "asyncio.Future[str]") -> None:
         from atlas_agents.mcp.client import McpConnection
         from atlas_agents.mcp.transports import LOGIN_TIMEOUT, interactive_login
 

@@ -38,7 +38,9 @@ _FIRST_ID = re.compile(rb'^\s*\{(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*([0
 _LAST_ID = re.compile(rb'"id"\s*:\s*([0-9]+|"[^"\\]{1,100}")\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
 _CONNECT_TIMEOUT, _READ_TIMEOUT = 15.0, 900.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_CALLBACK = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\nYou may close this page now.\n"
+_CALLBACK = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
+_SIGNED_IN = b"You are signed in. You may close this page now.\n"
+_NOT_SIGNED_IN = b"You are not signed in. You may close this page and try again.\n"
 LOGIN_TIMEOUT = 300.0
 """Seconds that a person has to log in."""
 
@@ -340,15 +342,24 @@ class _Callback:
             line = (await asyncio.wait_for(reader.readline(), 10)).decode("latin-1").split(" ")
             parts = urlsplit(line[1] if len(line) > 2 else "")
             query = {key: values[0] for key, values in parse_qs(parts.query).items()}
-            if parts.path == "/callback" and "code" in query and not self._answer.done():
+            is_answer = parts.path == "/callback" and not self._answer.done()
+            if is_answer and "code" in query:
                 result = AuthorizationCodeResult(code=query["code"], state=query.get("state"), iss=query.get("iss"))
                 self._answer.set_result(result)
-            writer.write(_CALLBACK)
+            elif is_answer and "error" in query:
+                self._answer.set_exception(ConfigError(_describe_refusal(query)))
+            writer.write(_CALLBACK + (_SIGNED_IN if "code" in query else _NOT_SIGNED_IN))
             await writer.drain()
         except (OSError, TimeoutError, ValueError):
             pass
         finally:
             writer.close()
+
+
+def _describe_refusal(query: dict[str, str]) -> str:
+    """Describe why an authorization server refused a login, in printable characters."""
+    reason = query.get("error_description") or query["error"]
+    return f"the login was refused: {''.join(filter(str.isprintable, reason))[:200]}"
 
 
 def _client_metadata(redirect: str) -> OAuthClientMetadata:

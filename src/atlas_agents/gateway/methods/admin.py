@@ -424,9 +424,9 @@ async def list_users(caller: ClientConnection, _: NoParams) -> wire.UsersResult:
     users = await hub.atlas.tenancy.users()
     if grant.prefix:
         users = [each for each in users if each.name == grant.principal.id]
-    invited = await run_in_thread(hub.authenticator.invitations.open) if grant.allows("admin") else {}
+    invited = await run_in_thread(hub.authenticator.invitations.open)
+    ends = {name: each.expires_at for name, each in invited.items()} if grant.allows("admin") else {}
     shapes = [await _user_shape(hub, each) for each in users]
-    ends = {name: each.expires_at for name, each in invited.items()}
     return wire.UsersResult(
         tuple([replace(each, last_active=seen.get(each.name), invited_until=ends.get(each.name)) for each in shapes])
     )

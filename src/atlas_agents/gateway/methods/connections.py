@@ -17,6 +17,7 @@ from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.edits import EditTarget, FileEdit, describe_change, unified_diff, version_of
 from atlas_agents.gateway.hub import ChannelPort
 from atlas_agents.gateway.protocol import admin as wire
+from atlas_agents.gateway.protocol.events import ResourceUpdated
 from atlas_agents.gateway.protocol.frames import ProtocolError
 from atlas_agents.gateway.protocol.types import Ack, EditStamp, NoParams, RemovalResult
 from atlas_agents.mcp import config
@@ -194,8 +195,22 @@ async def approve_server(caller: ClientConnection, params: wire.McpApprove) -> w
 
 
 async def log_in(caller: ClientConnection, params: wire.OneMcpServer) -> wire.McpLogin:
-    servers = _require_servers(caller)
-    return wire.McpLogin(await servers.start_login(_find_server(servers, params.name)))
+    """Begin to log in. The outcome is audited, and clients learn of it by the event `resource.updated`."""
+    servers, edits, by = _require_servers(caller), caller.hub.edits, caller.grant.principal.id
+    server = _find_server(servers, params.name)
+
+    async def on_end(problem: str) -> None:
+        async def write() -> str | None:
+            if problem:
+                raise ConfigError(problem)
+            return "stored"
+
+        try:
+            await edits.apply(EditTarget("mcp-login", server.name, None), by, write, scope="admin")
+        except ConfigError:  # audited; the server's shape has the problem
+            edits.notify(ResourceUpdated("mcp-login", server.name, None, by), "admin")
+
+    return wire.McpLogin(await servers.start_login(server, on_end))
 
 
 async def log_out(caller: ClientConnection, params: wire.OneMcpServer) -> Ack:
@@ -387,11 +402,12 @@ async def _server_shape(caller: ClientConnection, servers: Servers, name: str) -
 def _status(servers: Servers, name: str, state: str, error: str) -> wire.McpStatus:
     if servers.is_logging_in(name):
         return "signing-in"
+    needs_login = _LOGIN in error or servers.login_failed(name)
     if state != "approved":
-        return "needs-sign-in" if _LOGIN in error else _STATES.get(state, "changed")
+        return "needs-sign-in" if needs_login else _STATES.get(state, "changed")
     if servers.is_connected(name):
         return "running"
-    return ("needs-sign-in" if _LOGIN in error else "unreachable") if error else "ready"
+    return ("needs-sign-in" if needs_login else "unreachable") if error else "ready"
 
 
 def _agents_with_tools(caller: ClientConnection, name: str) -> list[str]:
