@@ -116,15 +116,22 @@ clean: ## Remove everything that make created
 	rm -rf .venv .tools .cache .hypothesis .import_linter_cache .pytest_cache .ruff_cache dist site
 	find src tests docs bench -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
-# The tests of the web UI need a browser; it is installed where that is possible.
+# The tests of the web UI need a browser; it is installed where that is possible. Without windows it is twice as fast.
 browser:
-	@for name in chromium chromium-browser google-chrome google-chrome-stable; do \
+	@command -v chromium-headless-shell >/dev/null 2>&1 && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		echo "Installing Chromium for the tests of the web UI."; \
+		for name in chromium-headless-shell chromium; do \
+			apt-get install -y -qq --no-install-recommends $$name >/dev/null 2>&1 && exit 0; \
+			command -v chromium >/dev/null 2>&1 && exit 0; \
+			apt-get update -qq 2>/dev/null; \
+			apt-get install -y -qq --no-install-recommends $$name >/dev/null 2>&1 && exit 0; \
+		done; \
+	fi; \
+	for name in chromium chromium-browser google-chrome google-chrome-stable; do \
 		command -v $$name >/dev/null 2>&1 && exit 0; done; \
-	{ [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && \
-		echo "Installing Chromium for the tests of the web UI." && \
-		{ apt-get install -y -qq --no-install-recommends chromium >/dev/null 2>&1 || \
-			{ apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium >/dev/null; }; }; } || \
-	{ echo "The tests of the web UI need Chromium: install it (Debian: apt install chromium) and run make test again." >&2; exit 1; }
+	echo "The tests of the web UI need Chromium: install it (Debian: apt install chromium) and run make test again." >&2; \
+	exit 1
 
 # The sandbox tests run real commands in bubblewrap; it is installed where that is possible.
 sandbox:

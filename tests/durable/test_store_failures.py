@@ -195,7 +195,7 @@ async def test_turn_that_crashes_every_process_is_failed() -> None:
 async def test_crash_loop_of_one_turn_gives_up_none_of_its_neighbours(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(journal, "ISOLATION_SECONDS", 0.01)
+    monkeypatch.setattr(journal, "ISOLATION_SECONDS", 0.1)
     store, free = MemoryStore(), asyncio.Event()
     await store.open()
     sessions = ["poison", *[f"neighbour {n}" for n in range(5)]]

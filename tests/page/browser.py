@@ -28,7 +28,8 @@ VIEWS = {
 TABS = {"schedules": "/jobs", "audit": "/activity/runs", "usage": "/activity/runs"}
 """The entries of the navigation that lead to views which are tabs of other views."""
 PHONE: dict[str, Any] = {"viewport": {"width": 390, "height": 780}, "has_touch": True, "is_mobile": True}
-EXECUTABLES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+EXECUTABLES = ("chromium-headless-shell", "chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+"""The first is Chromium without windows, which takes half the CPU time."""
 MISSING = "The tests of the page need Chromium: install it (Debian: apt install chromium) and run them again."
 ARGUMENTS = (
     "--no-sandbox",
