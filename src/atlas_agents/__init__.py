@@ -110,14 +110,22 @@ if TYPE_CHECKING:
         ThinkingChunk,
         ToolCallChunk,
     )
-    from atlas_agents.providers.catalogue import ModelProfile, Price, find_price, find_profile, register_model
+    from atlas_agents.providers.catalogue import (
+        ModelProfile,
+        ModelRef,
+        Price,
+        find_price,
+        find_profile,
+        parse_model_ref,
+        register_model,
+    )
     from atlas_agents.providers.failover import RetryPolicy
     from atlas_agents.providers.gemini import GeminiProvider
     from atlas_agents.providers.http import Timeouts
     from atlas_agents.providers.openai import OpenAIProvider
     from atlas_agents.providers.openai_responses import OpenAIResponsesProvider
     from atlas_agents.providers.rate_limits import RateLimit
-    from atlas_agents.providers.registry import Balanced, Model, ModelRef, Registry, parse_model_ref
+    from atlas_agents.providers.registry import Balanced, Model, Registry
     from atlas_agents.providers.settings import GivenSettings, ModelSettings
     from atlas_agents.providers.testing import Cassette
     from atlas_agents.storage.hash_chain import AuditSigner
@@ -331,14 +339,14 @@ _HOMES = {
         "BaseProvider Capabilities Chunk DoneChunk OpaqueChunk Provider Request ResetChunk TextChunk ThinkingChunk "
         "ToolCallChunk"
     ),
-    "providers.catalogue": "ModelProfile Price find_price find_profile register_model",
+    "providers.catalogue": "ModelProfile ModelRef Price find_price find_profile parse_model_ref register_model",
     "providers.failover": "RetryPolicy",
     "providers.gemini": "GeminiProvider",
     "providers.http": "Timeouts",
     "providers.openai": "OpenAIProvider",
     "providers.openai_responses": "OpenAIResponsesProvider",
     "providers.rate_limits": "RateLimit",
-    "providers.registry": "Balanced Model ModelRef Registry parse_model_ref",
+    "providers.registry": "Balanced Model Registry",
     "providers.settings": "GivenSettings ModelSettings",
     "providers.testing": "Cassette",
     "storage.hash_chain": "AuditSigner",

@@ -4,17 +4,18 @@ import asyncio
 import re
 from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
-from contextlib import suppress
-from importlib.metadata import version
 from types import TracebackType
 from typing import Any, Literal, Protocol, Self, TypeAlias
 
-import aiohttp
 import msgspec
+from websockets.asyncio.client import ClientConnection
+from websockets.asyncio.client import connect as open_websocket
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
+from atlas_agents.core import package_version
 from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import GatewayError, Unauthorized, Unreachable
-from atlas_agents.core.http import backoff, open_session
+from atlas_agents.core.http import backoff
 from atlas_agents.core.messages import STEERING_RUN, new_id
 from atlas_agents.gateway.protocol import events
 from atlas_agents.gateway.protocol.chat import Sent
@@ -51,7 +52,6 @@ OnResult: TypeAlias = Callable[[msgspec.Raw], None]
 _HEARTBEAT_INTERVAL = 20.0
 _CONNECT_TIMEOUT = 15.0
 _MAX_MESSAGE = 64 * 1024 * 1024
-_TEXT = (aiohttp.WSMsgType.TEXT, aiohttp.WSMsgType.BINARY)
 _encoder = msgspec.json.Encoder()
 _welcome_decoder = msgspec.json.Decoder(WelcomeFrame)
 _auth_error_decoder = msgspec.json.Decoder(AuthErrorFrame)
@@ -102,7 +102,7 @@ class WebSocketLink:
 
     def __init__(
         self,
-        socket: aiohttp.ClientWebSocketResponse,
+        socket: ClientConnection,
         welcome: WelcomeFrame,
         on_event: OnWireEvent,
         on_end: Callable[["WebSocketLink"], None],
@@ -134,27 +134,25 @@ class WebSocketLink:
             )
         pending = self._pending[id] = _PendingRequest(asyncio.get_running_loop().create_future(), on_result)
         try:
-            await self._socket.send_bytes(frame)
+            await self._socket.send(frame)
             return await pending.future
-        except (aiohttp.ClientError, ConnectionError) as error:
-            raise ConnectionLost(str(error) or "the connection was lost", sent=True) from error
+        except ConnectionClosed as error:
+            raise ConnectionLost(str(error), sent=True) from error
         finally:
             self._pending.pop(id, None)
 
     async def close(self) -> None:
-        with suppress(aiohttp.ClientError, ConnectionError):
-            await self._socket.close()
+        await self._socket.close()
         await self._tasks.close()
 
     async def _read(self) -> None:
         try:
-            async for message in self._socket:
-                if message.type in _TEXT:
-                    self._handle_frame(_frame_decoder.decode(message.data))
+            while True:
+                self._handle_frame(_frame_decoder.decode(await self._socket.recv(decode=False)))
+        except ConnectionClosed as error:
+            self._end(_describe_close(error))
         except msgspec.DecodeError as error:
             self._end(f"invalid frame from the gateway: {error}")
-        else:
-            self._end(_describe_close(self._socket))
         finally:
             self._end("the client was closed")
 
@@ -183,44 +181,43 @@ class WebSocketLink:
 
 
 async def open_link(
-    http: aiohttp.ClientSession,
-    url: str,
-    token: str,
-    name: str,
-    on_event: OnWireEvent,
-    on_end: Callable[[WebSocketLink], None],
+    url: str, token: str, name: str, on_event: OnWireEvent, on_end: Callable[[WebSocketLink], None]
 ) -> WebSocketLink:
     """Connect and authenticate; raises Unreachable, or Unauthorized if the token is rejected."""
     try:
         async with asyncio.timeout(_CONNECT_TIMEOUT):
-            socket = await http.ws_connect(
-                _websocket_url(url), heartbeat=_HEARTBEAT_INTERVAL, max_msg_size=_MAX_MESSAGE, compress=0
+            socket = await open_websocket(
+                _websocket_url(url),
+                ping_interval=_HEARTBEAT_INTERVAL,
+                ping_timeout=_HEARTBEAT_INTERVAL,
+                max_size=_MAX_MESSAGE,
+                compression=None,
+                proxy=None,
+                user_agent_header=None,
             )
             try:
-                auth = AuthFrame("auth", token, PROTOCOL, Client(name, version("atlas-agents")))
-                await socket.send_bytes(_encoder.encode(auth))
-                return WebSocketLink(socket, _decode_welcome(await socket.receive(), url), on_event, on_end)
+                await socket.send(_encoder.encode(AuthFrame("auth", token, PROTOCOL, Client(name, package_version()))))
+                return WebSocketLink(socket, _decode_welcome(await socket.recv(decode=False), url), on_event, on_end)
             except BaseException:
                 await socket.close()
                 raise
-    except aiohttp.WSServerHandshakeError as error:
-        raise Unreachable(
-            f"{url} rejected the WebSocket connection: HTTP {error.status}", retryable=error.status == 503
-        ) from error
+    except InvalidStatus as error:
+        status = error.response.status_code
+        raise Unreachable(f"{url} rejected the WebSocket connection: HTTP {status}", retryable=status == 503) from error
+    except ConnectionClosed as error:
+        raise Unreachable(f"the gateway at {url} closed the connection") from error
     except TimeoutError as error:
         raise Unreachable(f"the gateway at {url} does not respond") from error
-    except (aiohttp.ClientError, OSError) as error:
+    except (WebSocketException, OSError) as error:
         raise Unreachable(f"cannot connect to a gateway at {url}") from error
 
 
-def _decode_welcome(first: aiohttp.WSMessage, url: str) -> WelcomeFrame:
-    if first.type not in _TEXT:
-        raise Unreachable(f"the gateway at {url} closed the connection")
+def _decode_welcome(first: bytes, url: str) -> WelcomeFrame:
     try:
-        welcome = _welcome_decoder.decode(first.data)
+        welcome = _welcome_decoder.decode(first)
     except msgspec.DecodeError:
         try:
-            reason = _auth_error_decoder.decode(first.data).error
+            reason = _auth_error_decoder.decode(first).error
         except msgspec.DecodeError as error:
             raise Unreachable(f"the server at {url} is not an Atlas gateway", retryable=False) from error
         raise Unauthorized(f"the gateway at {url} rejected the token: {reason}") from None
@@ -235,9 +232,10 @@ def _websocket_url(url: str) -> str:
     return f"ws{url[4:]}" if url.startswith("http") else url
 
 
-def _describe_close(socket: aiohttp.ClientWebSocketResponse) -> str:
-    error = socket.exception()
-    return f"the connection was lost: {error}" if error else f"the gateway closed the connection ({socket.close_code})"
+def _describe_close(error: ConnectionClosed) -> str:
+    if error.rcvd is None:
+        return f"the connection was lost: {error.__cause__ or error}"
+    return f"the gateway closed the connection ({error.rcvd.code})"
 
 
 def _to_error(body: ErrorBody) -> GatewayError:
@@ -496,7 +494,6 @@ class GatewayClient:
         self._reconnect_timeout = reconnect_timeout
         self._name = name
         self._on_connection_change = on_connection_change
-        self._http: aiohttp.ClientSession | None = None
         self._link: WebSocketLink | None = None
         self._connecting = asyncio.Lock()
         self._feeds: dict[str, SessionFeed] = {}
@@ -571,8 +568,6 @@ class GatewayClient:
         self._feeds.clear()
         if self._link is not None:
             await self._link.close()
-        if self._http is not None:
-            await self._http.close()
 
     async def _connected_link(self) -> WebSocketLink:
         async with self._connecting:
@@ -587,8 +582,6 @@ class GatewayClient:
 
     async def _open_link(self) -> WebSocketLink:
         """Connect, retrying with backoff up to `reconnect_timeout`. The first attempt at a fixed URL is not retried."""
-        if self._http is None:
-            self._http = open_session()
         loop = asyncio.get_running_loop()
         deadline, attempt = loop.time() + self._reconnect_timeout, 0
         while True:
@@ -597,7 +590,7 @@ class GatewayClient:
                 if self._find is not None:
                     self._address = await self._find()
                 url, token = self._address.url, self._address.token
-                return await open_link(self._http, url, token, self._name, self._receive, self._ended)
+                return await open_link(url, token, self._name, self._receive, self._ended)
             except Unreachable as error:
                 if not error.retryable or loop.time() + delay > deadline or (self._link is None and self._find is None):
                     raise

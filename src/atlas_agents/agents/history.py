@@ -28,7 +28,7 @@ from atlas_agents.core.messages import (
     tool,
     total_tokens,
 )
-from atlas_agents.providers.registry import parse_model_ref
+from atlas_agents.providers.catalogue import parse_model_ref
 
 _INTERRUPTED = "This call was interrupted; it may have happened. It was not retried."
 SUMMARY = "summary"

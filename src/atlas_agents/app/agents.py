@@ -17,8 +17,9 @@ from atlas_agents.core.errors import AtlasError, ConfigError
 from atlas_agents.core.messages import Message, approximate_tokens
 from atlas_agents.core.paths import Environment
 from atlas_agents.mcp.servers import Servers
+from atlas_agents.providers.catalogue import parse_model_ref
 from atlas_agents.providers.demo import Demo
-from atlas_agents.providers.registry import Model, Registry, parse_model_ref
+from atlas_agents.providers.registry import Model, Registry
 from atlas_agents.providers.settings import Effort
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.tools.tool import Tool

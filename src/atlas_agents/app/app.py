@@ -39,9 +39,9 @@ from atlas_agents.local.download import Progress, ensure_model
 from atlas_agents.local.models import check_gguf_file, find_model, is_gguf_path, model_state, models_folder
 from atlas_agents.local.provider import LocalProvider
 from atlas_agents.mcp.servers import Servers
-from atlas_agents.providers.catalogue import read_models, register_models
+from atlas_agents.providers.catalogue import parse_model_ref, read_models, register_models
 from atlas_agents.providers.rate_limits import SharedRateLimiter, parse_rate_limits
-from atlas_agents.providers.registry import Registry, parse_model_ref
+from atlas_agents.providers.registry import Registry
 from atlas_agents.storage.retention import RetentionJob, RetentionPolicy
 from atlas_agents.tools.approvals import Approvals
 from atlas_agents.tools.registry import ToolRegistry

@@ -22,6 +22,7 @@ from atlas_agents.gateway.protocol import admin as wire
 from atlas_agents.gateway.protocol.events import ModelProgress
 from atlas_agents.local.download import ensure_model
 from atlas_agents.local.models import CATALOG, LocalModel, find_model, is_gguf_path, model_state, models_folder
+from atlas_agents.providers.catalogue import DEMO, key_variables, parse_model_ref
 from atlas_agents.providers.discovery import (
     VENDORS,
     FoundServer,
@@ -31,7 +32,7 @@ from atlas_agents.providers.discovery import (
     find_servers,
     provider_title,
 )
-from atlas_agents.providers.registry import DEMO, SELF_HOSTED, Registry, key_variables, parse_model_ref
+from atlas_agents.providers.registry import SELF_HOSTED, Registry
 from atlas_agents.providers.settings import Effort
 from atlas_agents.workspace.build import LOCAL_MODEL, model_title
 

@@ -5,7 +5,6 @@ import logging
 import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
-from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,6 +19,7 @@ from atlas_agents.channels.telegram.state import PairedUser, Pairing, StateFile,
 from atlas_agents.client import GatewayAddress
 from atlas_agents.config.open import is_postgres
 from atlas_agents.config.settings import Settings
+from atlas_agents.core import package_version
 from atlas_agents.core.aio import BackgroundTasks, run_in_thread
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.paths import Environment, Secret
@@ -165,7 +165,7 @@ class ServedGateway:
     def announce(self) -> None:
         """Publish the address in the home folder for other commands of this user."""
         home = self.runtime.settings.home
-        publish_address(home, RunningGateway(os.getpid(), self.url, version("atlas-agents")))
+        publish_address(home, RunningGateway(os.getpid(), self.url, package_version()))
 
     @property
     def token(self) -> Secret:

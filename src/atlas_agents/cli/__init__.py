@@ -2,13 +2,13 @@
 
 import sys
 
-from atlas_agents.cli.output import version_text
+from atlas_agents.core import package_version
 
 
 def main() -> None:
     """Run the command and exit with its code."""
     if sys.argv[1:] == ["--version"]:  # answered without loading the command-line parser
-        print(version_text())
+        print(f"atlas {package_version()}")
         return
     from atlas_agents.cli.app import app
 

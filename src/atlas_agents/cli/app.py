@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Annotated, Any, NamedTuple
 
 from atlas_agents.cli import command as cli
-from atlas_agents.cli.output import version_text
+from atlas_agents.core import package_version
 
 
 class Entry(NamedTuple):
@@ -92,7 +92,7 @@ def _root(
     ] = False,
 ) -> None:
     if version:
-        print(version_text())
+        print(f"atlas {package_version()}")
         return
     from atlas_agents.cli.completion import install_script, print_script
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 from atlas_agents.cli import connect, output
 from atlas_agents.cli.command import AgentOption, Group, Option, command
+from atlas_agents.core import package_version
 from atlas_agents.core.errors import ConfigError, GatewayError
 
 if TYPE_CHECKING:
@@ -121,13 +122,11 @@ class ChatLoop:
         gateway.on_status = self.view.show_status
 
     async def run(self) -> None:
-        from importlib.metadata import version
-
         from atlas_agents.cli.turn import QuitRequested
 
         prompt = self._create_prompt()
         responder = await connect.describe_responder(self.gateway, self.agent)
-        self.view.print_line(f"Atlas {version('atlas-agents')}: {responder}", "bold")
+        self.view.print_line(f"Atlas {package_version()}: {responder}", "bold")
         self.view.print_line("/help lists the commands, Ctrl-C stops an answer, Ctrl-D quits.", "dim")
         with suppress(QuitRequested):
             if self.session_exists:
@@ -269,9 +268,9 @@ class ChatLoop:
         from prompt_toolkit.completion import WordCompleter
         from prompt_toolkit.shortcuts import CompleteStyle
 
-        settings = self.gateway.settings
+        home = None if self.gateway.model_choice else self.gateway.settings.home
         return PromptSession(
-            history=_input_history(settings.home if settings else None),
+            history=_input_history(home),
             completer=WordCompleter([*COMMANDS, *_QUIT], sentence=True),
             complete_style=CompleteStyle.READLINE_LIKE,
             complete_while_typing=False,

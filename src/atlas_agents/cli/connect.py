@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
 
 from atlas_agents.cli.command import Option
-from atlas_agents.cli.output import one_line, version_text, without_code_hints
+from atlas_agents.cli.output import one_line, without_code_hints
+from atlas_agents.core import package_version
 from atlas_agents.core.errors import ConfigError, GatewayError, Unauthorized, Unreachable
 
 if TYPE_CHECKING:
@@ -93,6 +94,8 @@ def _ask_to_trust(ignored: Sequence[str]) -> bool:
 
 def read_model_settings(effort: str | None, given: Sequence[str] | None) -> dict[str, Any] | None:
     """Return the model settings of --effort and --set as the gateway expects them; None if there are none."""
+    if not effort and not given:
+        return None
     from atlas_agents.gateway.protocol.chat import TurnSettings
     from atlas_agents.providers.settings import read_settings
 
@@ -107,7 +110,7 @@ def read_model_settings(effort: str | None, given: Sequence[str] | None) -> dict
         texts = {"stop": [value], "service_tier": value}
         found[name] = texts[name] if name in texts else _parse_value(value)
     read_settings(found)
-    return {names[name]: value for name, value in found.items()} or None
+    return {names[name]: value for name, value in found.items()}
 
 
 def _parse_value(text: str) -> bool | int | float | str:
@@ -131,15 +134,15 @@ def read_token(settings: "Settings") -> str:
 
 
 class GatewaySession:
-    """A connection to the gateway of a home folder.
+    """A connection to the gateway of a home folder. The settings are loaded when there is no gateway to connect to.
 
     `on_status` receives short status messages, for example while the connection is lost; an empty one clears it.
     """
 
-    def __init__(self, settings: "Settings | None", *, idle: bool = False) -> None:
+    def __init__(self, settings: "Settings | None" = None, *, idle: bool = False) -> None:
         from atlas_agents.client import GatewayClient
 
-        self.settings = settings
+        self._settings = settings
         self.client = GatewayClient(
             find=self.find_gateway,
             reconnect_timeout=_RECONNECT_SECONDS,
@@ -173,18 +176,21 @@ class GatewaySession:
 
         Raises Unreachable while another process is starting in the same home folder; the client then asks again.
         """
-        from atlas_agents.app.home_lock import find_running
         from atlas_agents.client import GatewayAddress
 
-        if self._embedded is not None or self.settings is None:
-            return self._embedded or GatewayAddress("", "")
-        other = find_running(self.settings.home)
-        if other is not None and other.url:
-            return GatewayAddress(other.url, read_token(self.settings))
+        if self._embedded is not None:
+            return self._embedded
+        if (running := find_running_gateway(self._settings)) is not None:
+            return GatewayAddress(*running)
         if self._lost_at is not None and time.monotonic() - self._lost_at < _RESTART_SECONDS:
             raise Unreachable("the gateway is not running any more")
         self._embedded = await self._embed_gateway(self.settings)
         return self._embedded
+
+    @property
+    def settings(self) -> "Settings":
+        self._settings = self._settings or load_settings()
+        return self._settings
 
     async def _embed_gateway(self, settings: "Settings") -> "GatewayAddress":
         from atlas_agents.app.home_lock import HomeInUse
@@ -210,7 +216,7 @@ class GatewaySession:
 @asynccontextmanager
 async def connect(*, idle: bool = True) -> AsyncGenerator[GatewaySession, None]:
     """Connect to the gateway of the home folder. An embedded gateway that is `idle` does not resume open turns."""
-    session = GatewaySession(load_settings(), idle=idle)
+    session = GatewaySession(idle=idle)
     try:
         await session.client.connect()
         yield session
@@ -219,11 +225,9 @@ async def connect(*, idle: bool = True) -> AsyncGenerator[GatewaySession, None]:
 
 
 @asynccontextmanager
-async def connect_for(
-    options: ConversationOptions, settings: "Settings | None" = None
-) -> AsyncGenerator[GatewaySession, None]:
+async def connect_for(options: ConversationOptions) -> AsyncGenerator[GatewaySession, None]:
     """Connect for a conversation: to the gateway of the home folder, or to a model used directly."""
-    session = GatewaySession(None if options.direct else settings or load_settings())
+    session = GatewaySession()
     try:
         if options.direct:
             await session.embed_model(options)
@@ -278,15 +282,18 @@ class RunningAddress(NamedTuple):
     token: str
 
 
-def find_running_gateway() -> RunningAddress | None:
-    """Return the address of the gateway that runs in the home folder, or None."""
+def find_running_gateway(settings: "Settings | None" = None) -> RunningAddress | None:
+    """Return the address of the gateway that runs in the home folder, or None.
+
+    The settings, which take long to load, are needed only if a file says where the home folder or the token is.
+    """
     from atlas_agents.app.home_lock import find_running
     from atlas_agents.core.paths import Environment, home, user_config
 
     environment = Environment()
     files = (Path(environment.get("ATLAS_CONFIG") or "atlas.toml"), user_config(environment))
-    if environment.ignored or any(_RELOCATES.search(_content(path)) for path in files):
-        settings = load_settings()
+    if settings or environment.ignored or any(_RELOCATES.search(_content(path)) for path in files):
+        settings = settings or load_settings()
         running = find_running(settings.home)
         return RunningAddress(running.url, read_token(settings)) if running and running.url else None
     folder = home(environment)
@@ -344,7 +351,7 @@ class SocketLink:
             raise
 
     def _authenticate(self, token: str) -> None:
-        client = {"name": "atlas", "version": version_text().removeprefix("atlas ")}
+        client = {"name": "atlas", "version": package_version()}
         self._send({"type": "auth", "token": token, "protocol": 1, "client": client})
         answer = self._receive()
         if not answer.get("ok"):

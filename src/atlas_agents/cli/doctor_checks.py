@@ -9,7 +9,6 @@ import stat
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -30,12 +29,14 @@ from atlas_agents.cli.output import plural
 from atlas_agents.cli.plugins import load_plugins
 from atlas_agents.config.open import open_policy
 from atlas_agents.config.settings import Settings
+from atlas_agents.core import package_version
 from atlas_agents.core.errors import AtlasError, ConfigError, GatewayError, MissingKey, SandboxUnavailable, ToolFailed
 from atlas_agents.core.paths import Environment
 from atlas_agents.core.trust import Trust
 from atlas_agents.local.models import find_model, is_gguf_path, model_state, models_folder
 from atlas_agents.mcp.servers import Servers
-from atlas_agents.providers.registry import HOSTED, Registry, parse_model_ref
+from atlas_agents.providers.catalogue import parse_model_ref
+from atlas_agents.providers.registry import HOSTED, Registry
 from atlas_agents.workspace.build import build_agent, resolve_models
 from atlas_agents.workspace.workspace import Workspace, WorkspaceState
 
@@ -77,7 +78,7 @@ def check_python() -> Iterator[CheckResult]:
     if sys.version_info < _OLDEST_PYTHON:
         yield broken("python", f"{current} is too old", "install Python 3.11 or newer")
     else:
-        yield ok("python", f"{current}, atlas-agents {version('atlas-agents')}")
+        yield ok("python", f"{current}, atlas-agents {package_version()}")
     encoding = sys.stdout.encoding or ""
     if encoding.lower().replace("-", "") != "utf8":
         message = f"the output encoding is {encoding or 'unknown'}; some characters cannot be shown"
@@ -325,7 +326,7 @@ async def _check_running(settings: Settings, running: Any) -> CheckResult:
     except (GatewayError, ConfigError) as error:
         remedy = f"read the log of process {running.pid}, and restart it"
         return broken("gateway", f"process {running.pid} at {running.url} does not respond: {error}", remedy)
-    theirs, ours = info["server"]["version"], version("atlas-agents")
+    theirs, ours = info["server"]["version"], package_version()
     message = f"running at {running.url}, process {running.pid}, for {info['uptime']:.0f} s"
     if theirs != ours:
         return notice("gateway", f"{message}, version {theirs}; this is version {ours}", "restart it")

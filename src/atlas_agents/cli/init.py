@@ -117,7 +117,7 @@ async def _set_up_model(root: Path, model: str) -> None:
     from atlas_agents.app.model_setup import SelectedModel, write_selected
     from atlas_agents.config.load import load
     from atlas_agents.core.paths import Environment
-    from atlas_agents.providers.registry import parse_model_ref
+    from atlas_agents.providers.catalogue import parse_model_ref
 
     environment = Environment.of_folder(root)
     settings = load({}, environment, root)

@@ -93,6 +93,7 @@ def _as_json(state: "ModelState") -> dict[str, object]:
 # Models of vendors
 
 _HOSTED_COLUMNS = ("model", "key", "input", "output", "cache read", "write", "window", "answer", "takes", "effort")
+_PROVIDERS = ("anthropic", "openai", "google")
 _COMMON_VENDORS = ("anthropic", "openai", "google", "deepseek", "x-ai", "mistral")
 _SPECIAL = re.compile(
     "tts|image|audio|realtime|live|transcri|embed|ocr|search|robotics|omni|banana|vision|voice|cyber|computer-use|"
@@ -105,14 +106,13 @@ _OLD = re.compile(
 
 
 class _HostedModel:
-    """A model of the catalogue, and whether the key of its vendor is set."""
+    """A model of the catalogue, and whether the key of its vendor is set; None if there is no provider for it."""
 
-    def __init__(self, vendor: str, entry: "ModelEntry", price: "Price", available: list[str]) -> None:
+    def __init__(self, vendor: str, entry: "ModelEntry", price: "Price", has_key: bool | None) -> None:
         from atlas_agents.providers.catalogue import find_profile
 
-        has_provider = vendor in ("anthropic", "openai", "google")
-        self.reference = f"{vendor}/{entry.id}" if has_provider else entry.id
-        self.has_key = vendor in available if has_provider else None
+        self.reference = f"{vendor}/{entry.id}" if vendor in _PROVIDERS else entry.id
+        self.has_key = has_key
         self._vendor, self._price, self._profile = vendor, price, find_profile(entry.id)
 
     def as_row(self) -> tuple[str, ...]:
@@ -151,17 +151,18 @@ class _HostedModel:
 def _find_hosted(everything: bool) -> Iterator[_HostedModel]:
     import time
 
-    from atlas_agents.providers.catalogue import find_model, load_models
-    from atlas_agents.providers.registry import Registry
+    from atlas_agents.core.paths import Environment
+    from atlas_agents.providers.catalogue import find_model, key_variables, load_models
 
-    available, today = Registry().available(), time.strftime("%Y-%m-%d")
+    environment, today = Environment(), time.strftime("%Y-%m-%d")
     for vendor in load_models().vendors:
+        has_key = any(map(environment.secret, key_variables(vendor.id))) if vendor.id in _PROVIDERS else None
         for entry in vendor.models if everything or vendor.id in _COMMON_VENDORS else ():
-            price = entry.price_on(today)
-            if price is None or find_model(entry.id) is not entry:
+            if not everything and (_SPECIAL.search(entry.id) or _OLD.search(entry.id)):
                 continue
-            if everything or not (_SPECIAL.search(entry.id) or _OLD.search(entry.id)):
-                yield _HostedModel(vendor.id, entry, price, available)
+            price = entry.price_on(today)
+            if price is not None and find_model(entry.id) is entry:
+                yield _HostedModel(vendor.id, entry, price, has_key)
 
 
 def _data_date() -> str:

@@ -1,6 +1,5 @@
 """What commands print: tables and JSON, tool calls and errors in one line each, times, and progress."""
 
-import os
 import re
 import sys
 import time
@@ -271,18 +270,3 @@ def show_download(model_id: str) -> Callable[[int, int, str], None]:
         rewrite_line(f"[{'#' * filled}{'.' * (width - filled)}] {line}", "\n" if step == "ready" else "")
 
     return show
-
-
-def version_text() -> str:
-    """Return the version as `atlas --version` prints it.
-
-    It is part of the metadata folder's name; importing importlib.metadata takes longer than the rest of the command.
-    """
-    prefix, suffix = "atlas_agents-", ".dist-info"
-    for folder in filter(os.path.isdir, sys.path):
-        for name in os.listdir(folder):
-            if name.startswith(prefix) and name.endswith(suffix):
-                return f"atlas {name.removeprefix(prefix).removesuffix(suffix)}"
-    from importlib.metadata import version
-
-    return f"atlas {version('atlas-agents')}"

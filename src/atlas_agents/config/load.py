@@ -11,18 +11,13 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from atlas_agents.builtin_tools.web.ssrf import Hosts
 from atlas_agents.config.settings import SETTINGS, Setting, Settings, has_password, scheme
 from atlas_agents.core import paths
-from atlas_agents.core.budgets import read_budgets
 from atlas_agents.core.errors import BadModelRef, ConfigError
 from atlas_agents.core.paths import Environment, Secret, home, read_secret, read_text_file, resolve_path, user_config
 from atlas_agents.core.plugins import Plugins
 from atlas_agents.core.trust import Trust
-from atlas_agents.providers.catalogue import read_models
-from atlas_agents.providers.rate_limits import parse_rate_limits
-from atlas_agents.providers.registry import parse_model_ref
-from atlas_agents.tools.redact import is_secret_name
+from atlas_agents.providers.catalogue import parse_model_ref, read_models
 
 MAX_BYTES = 256 * 1024
 ALLOWED_SOURCES = "secrets are accepted only from the environment, .env or a secret file"
@@ -199,6 +194,8 @@ def _is_readable_by_others(path: Path) -> bool:
 
 
 def _describe_unknown(key: str) -> str:
+    from atlas_agents.tools.redact import is_secret_name  # needed only for the error
+
     files = [setting.key for setting in SETTINGS.values() if setting.in_files and setting.hides != "all"]
     close = difflib.get_close_matches(key.casefold().replace("-", "_"), files, 1)
     if not close and is_secret_name(key):
@@ -308,6 +305,27 @@ def _match(pattern: re.Pattern[str], kind: str, expected: str) -> SettingCheck:
     return check
 
 
+# What checks rarely used settings is imported when one is set: client commands load the settings at every start.
+
+
+def _check_hosts(names: tuple[str, ...]) -> None:
+    from atlas_agents.builtin_tools.web.ssrf import Hosts
+
+    Hosts(names)
+
+
+def _check_rate_limits(limits: tuple[str, ...]) -> None:
+    from atlas_agents.providers.rate_limits import parse_rate_limits
+
+    parse_rate_limits(limits)
+
+
+def _check_budgets(budgets: tuple[str, ...]) -> None:
+    from atlas_agents.core.budgets import read_budgets
+
+    read_budgets(budgets)
+
+
 def _parse_with(parse: Callable[[tuple[str, ...]], object]) -> SettingCheck:
     """Return a check that a function can parse the value."""
 
@@ -345,10 +363,10 @@ _CHECKS: dict[str, SettingCheck] = {
     "policy": _check_policy,
     "database_url": _check_database,
     "redis_url": lambda value, given: _check_url(value, given, ("redis", "rediss", "unix")),
-    "provider_limits": _parse_with(parse_rate_limits),
+    "provider_limits": _parse_with(_check_rate_limits),
     "model_catalogue": _parse_with(read_models),
-    "budgets": _parse_with(read_budgets),
-    "fetch_hosts": _parse_with(Hosts),
+    "budgets": _parse_with(_check_budgets),
+    "fetch_hosts": _parse_with(_check_hosts),
     "search_url": _http_url("use a SearXNG that needs none"),
     "embeddings": lambda value, given: value if value in ("local", "none") else _check_model(value, given),
     "embeddings_url": _http_url("set embeddings_key instead"),

@@ -12,13 +12,13 @@ import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from importlib.metadata import version
 from typing import Any, LiteralString
 
 import msgspec
 import psycopg
 from psycopg import sql
 
+from atlas_agents.core import package_version
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.messages import new_id
 from atlas_agents.dispatch.queue import HEARTBEAT_TIMEOUT, ConnectorException, Queue, queue_name
@@ -108,7 +108,7 @@ class MemberRegistry:
         self._registered = asyncio.Event()
         self._started = time.monotonic()
         self._identity = {"id": new_id(), "tenant": tenant, "host": socket.gethostname(), "pid": os.getpid()}
-        self._identity |= {"version": version("atlas-agents"), "role": "worker", "door": ""}
+        self._identity |= {"version": package_version(), "role": "worker", "door": ""}
 
     async def wait_until_registered(self) -> None:
         """Wait until other members can see this process, with a short limit if the database does not respond."""

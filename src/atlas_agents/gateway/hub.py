@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +21,7 @@ from atlas_agents.agents.options import DEFAULT_OPTIONS, TurnOptions
 from atlas_agents.agents.run import Accepted
 from atlas_agents.agents.runner import tool_call_session
 from atlas_agents.agents.stream import AtlasStream
+from atlas_agents.core import package_version
 from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock, run_in_thread, utc_day
 from atlas_agents.core.errors import ConfigError, StoreError
 from atlas_agents.core.messages import Message, new_id
@@ -564,7 +564,7 @@ class Hub:
         )
         self.uploads = Uploads(settings.home)
         self.connections: set[Peer] = set()
-        self.server = ServerShape("atlas", version("atlas-agents"))
+        self.server = ServerShape("atlas", package_version())
         self.features = Features(methods.names, (*wire.RUN_EVENTS, *wire.SERVER_EVENTS))
         self.policy = PolicyShape(settings.max_frame, int(settings.ping * 1000))
         self._started = time.monotonic()

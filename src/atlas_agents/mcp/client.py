@@ -7,7 +7,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from contextvars import Context
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +19,7 @@ from pydantic import ValidationError
 
 from atlas_agents.builtin_tools.sandbox.choose import SandboxKind
 from atlas_agents.builtin_tools.sandbox.process import Sandbox, SandboxCommand
+from atlas_agents.core import package_version
 from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock, run_in_thread
 from atlas_agents.core.errors import AtlasError, ConfigError, ToolFailed, Transient
 from atlas_agents.core.http import backoff
@@ -103,7 +103,7 @@ async def open_session(
         if isinstance(message, types.ToolListChangedNotification):
             on_change()
 
-    info = types.Implementation(name="atlas-agents", version=version("atlas-agents"))
+    info = types.Implementation(name="atlas-agents", version=package_version())
     callbacks: Any = {"sampling_callback": sampling, "elicitation_callback": elicitation}
     async with McpSession(*streams, message_handler=on_message, client_info=info, **callbacks) as session:
         try:

@@ -11,8 +11,6 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from atlas_agents.builtin_tools import bash
-from atlas_agents.builtin_tools.files.root import Root
 from atlas_agents.builtin_tools.sandbox.choose import SandboxKind, choose
 from atlas_agents.builtin_tools.sandbox.process import Sandbox, SandboxCommand, SandboxLimits
 from atlas_agents.core.errors import ConfigError, SandboxUnavailable, ToolFailed
@@ -75,6 +73,9 @@ def build_command(
     A server can read its own program and the folders it was granted. Unless it was granted a folder to write to, it has
     a private one in `home`.
     """
+    from atlas_agents.builtin_tools import bash  # not needed to list servers
+    from atlas_agents.builtin_tools.files.root import Root
+
     entry = server.expanded(environment)
     own = make_private_folder(make_private_folder(home / "data") / f"{server.name}-{_short_hash(program.folder)}")
     read, write = granted_folders(server, environment)

@@ -14,7 +14,7 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.errors import BadModelRef, ConfigError
 from atlas_agents.core.events import Usage
 from atlas_agents.providers.settings import Effort
 
@@ -38,6 +38,42 @@ _SUFFIX = r"(?:-v\d+)?(?::(?:\d+|thinking|extended|online|nitro|exacto))?$"
 """Versions at Amazon and variants at OpenRouter. Other tags are those of models that one runs, or that are free."""
 _DATE = r"[-@](?:\d{8}|\d{4}-\d{2}-\d{2}|\d{2}-\d{2}|\d{4}|latest)$"
 _MILLION = 1_000_000
+_VARIABLE_PREFIXES = {"http": "OPENAI", "openai-responses": "OPENAI"}
+_OTHER_KEYS = {"google": "GEMINI_API_KEY"}
+"""Further variable of a provider's key, read if the first one is not set."""
+DEMO = "demo"
+"""Reference of a scripted demo, which needs no key."""
+
+
+class ModelRef(msgspec.Struct, frozen=True):
+    """A parsed model reference, `provider/model`.
+
+    Attributes:
+        provider: Id of the provider.
+        model: Name of the model.
+    """
+
+    provider: str
+    model: str
+
+    def __str__(self) -> str:
+        return DEMO if self.provider == DEMO else f"{self.provider}/{self.model}"
+
+
+def parse_model_ref(ref: str) -> ModelRef:
+    """Split 'provider/model' into its two parts; the model may contain further slashes. 'demo' is one word."""
+    provider, slash, model = (DEMO, "/", DEMO) if ref.strip() == DEMO else ref.partition("/")
+    if not slash or not provider.strip() or not model.strip():
+        raise BadModelRef(
+            f"invalid model reference {ref!r}: expected 'provider/model', for example 'anthropic/claude-opus-4-6'"
+        )
+    return ModelRef(provider.strip(), model.strip())
+
+
+def key_variables(id: str) -> tuple[str, ...]:
+    """Return the variables that may hold the key of a provider; the first one that is set counts."""
+    prefix = _VARIABLE_PREFIXES.get(id, id.upper())
+    return (f"{prefix}_API_KEY", *([_OTHER_KEYS[id]] if id in _OTHER_KEYS else ()))
 
 
 class Price(msgspec.Struct, frozen=True):

@@ -13,8 +13,9 @@ from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import AtlasError, MissingKey, ProviderError
 from atlas_agents.core.http import open_session
 from atlas_agents.core.paths import Environment
+from atlas_agents.providers.catalogue import key_variables
 from atlas_agents.providers.http import MAX_MODELS_BODY, HttpProvider, read_model_names
-from atlas_agents.providers.registry import HOSTED, SELF_HOSTED, Registry, SelfHostedProvider, key_variables
+from atlas_agents.providers.registry import HOSTED, SELF_HOSTED, Registry, SelfHostedProvider
 
 _TITLES = {
     "anthropic": "Anthropic",

@@ -23,54 +23,25 @@ from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.core.plugins import Plugins
 from atlas_agents.providers import base
 from atlas_agents.providers.anthropic import AnthropicProvider
+from atlas_agents.providers.catalogue import DEMO, key_variables, parse_model_ref
 from atlas_agents.providers.failover import Route
 from atlas_agents.providers.http import HttpProvider, Timeouts
 from atlas_agents.providers.openai import OpenAIProvider, OpenAIReader
 from atlas_agents.providers.rate_limits import NO_LIMIT, LocalRateLimiter, RateLimit, RateLimiter
 
-DEMO = "demo"
-"""Reference of a scripted demo, which needs no key."""
 MAX_WAIT = 60.0
 """Maximum seconds a request waits for capacity; beyond that it fails, and failover may try another model."""
 _COOLDOWNS = {"rate_limit": 15.0, "overloaded": 15.0, "quota": 600.0, "auth": 600.0}
 _SHARED_CREDENTIALS = {"openai-responses": "openai"}
 """Providers that use the stored credentials of another one."""
-_VARIABLE_PREFIXES = {"http": "OPENAI", "openai-responses": "OPENAI"}
 _LIMITED_AS = {"openai-responses": "openai"}
 """Providers whose keys are limited as those of another one, unless they have a limit of their own."""
-_OTHER_KEYS = {"google": "GEMINI_API_KEY"}
-"""Further variable of a provider's key, read if the first one is not set."""
 _SLOW_START_TIMEOUTS = Timeouts(first_byte=180, idle=60, total=900)  # a self-hosted server may load its model first
 Model: TypeAlias = str | base.Provider | Route | Callable[[base.Request], Any]
 """What an agent accepts as its model: a reference, a provider (with a model), or a callable."""
 
 ProviderFactory: TypeAlias = Callable[[Environment], base.Provider]
 """Creates a provider from the environment; raises MissingKey if a setting is missing."""
-
-
-class ModelRef(msgspec.Struct, frozen=True):
-    """A parsed model reference, `provider/model`.
-
-    Attributes:
-        provider: Id of the provider.
-        model: Name of the model.
-    """
-
-    provider: str
-    model: str
-
-    def __str__(self) -> str:
-        return DEMO if self.provider == DEMO else f"{self.provider}/{self.model}"
-
-
-def parse_model_ref(ref: str) -> ModelRef:
-    """Split 'provider/model' into its two parts; the model may contain further slashes. 'demo' is one word."""
-    provider, slash, model = (DEMO, "/", DEMO) if ref.strip() == DEMO else ref.partition("/")
-    if not slash or not provider.strip() or not model.strip():
-        raise BadModelRef(
-            f"invalid model reference {ref!r}: expected 'provider/model', for example 'anthropic/claude-opus-4-6'"
-        )
-    return ModelRef(provider.strip(), model.strip())
 
 
 def check_model(model: Model) -> Model:
@@ -505,19 +476,12 @@ class SelfHostedProvider(base.BaseProvider):
         return f"SelfHostedProvider({self.id!r}, base_url={self.base_url!r})"
 
 
-def key_variables(id: str) -> tuple[str, ...]:
-    """Return the variables that may hold the key of a provider; the first one that is set counts."""
-    prefix = _VARIABLE_PREFIXES.get(id, id.upper())
-    return (f"{prefix}_API_KEY", *([_OTHER_KEYS[id]] if id in _OTHER_KEYS else ()))
-
-
 def split_environment(id: str, environment: Environment) -> list[Environment]:
     """Split `OPENAI_API_KEY=one,two` into two environments. Addresses are paired with keys; a single one applies to
     all."""
-    prefix = _VARIABLE_PREFIXES.get(id, id.upper())
-    key, url = f"{prefix}_API_KEY", f"{prefix}_BASE_URL"
-    if id in _OTHER_KEYS and not environment.secret(key):
-        key = _OTHER_KEYS[id]
+    first, *others = key_variables(id)
+    key = next((name for name in (first, *others) if environment.secret(name)), first)
+    url = f"{first.removesuffix('_API_KEY')}_BASE_URL"
     keys, urls = _split(environment.secret(key)), _split(environment.get(url))
     count = max(len(keys), len(urls))
     if count < 2:

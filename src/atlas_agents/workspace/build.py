@@ -10,9 +10,10 @@ import msgspec
 from atlas_agents.agents.agent import Agent
 from atlas_agents.core.errors import BadModelRef, ConfigError, MissingKey
 from atlas_agents.local.models import CATALOG
+from atlas_agents.providers.catalogue import parse_model_ref
 from atlas_agents.providers.discovery import describe_missing_key
 from atlas_agents.providers.failover import RetryPolicy
-from atlas_agents.providers.registry import Model, Registry, parse_model_ref
+from atlas_agents.providers.registry import Model, Registry
 from atlas_agents.tools.tool import Tool, ToolLike, expand_tools
 from atlas_agents.workspace.workspace import AgentSpec, WorkspaceState, default_prompt
 

@@ -17,7 +17,7 @@ from atlas_agents.core.budgets import read_budgets
 from atlas_agents.core.errors import BadModelRef, ConfigError
 from atlas_agents.core.text import HiddenCharacters, hidden_characters
 from atlas_agents.core.trust import Trust
-from atlas_agents.providers.registry import parse_model_ref
+from atlas_agents.providers.catalogue import parse_model_ref
 from atlas_agents.providers.settings import EFFORTS, Cache, Effort, ModelSettings
 from atlas_agents.workspace.files import NAMES, FileStamps, default_text, read, read_stamps, write_defaults
 from atlas_agents.workspace.skills import SKILLS_FOLDER, Skill, read_skills, skill_files, skills_prompt

@@ -6,7 +6,6 @@ import ssl
 import zlib
 from collections.abc import Callable
 from email.message import Message
-from importlib.metadata import version
 from typing import Any
 
 import aiohttp
@@ -15,6 +14,7 @@ from aiohttp import TCPConnector
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from atlas_agents.builtin_tools.web import ssrf
+from atlas_agents.core import package_version
 from atlas_agents.core.addresses import is_private, is_public
 from atlas_agents.core.errors import ToolFailed, Transient
 from atlas_agents.core.http import open_session
@@ -27,7 +27,7 @@ _REDIRECT_STATUSES = (301, 302, 303, 307, 308)
 _BUSY_STATUSES = (408, 429, 503)
 _CHUNK = 1 << 16
 _HEADERS = {
-    "User-Agent": f"atlas-agents/{version('atlas-agents')}",
+    "User-Agent": f"atlas-agents/{package_version()}",
     "Accept": "text/html, application/xhtml+xml, text/*;q=0.9, application/json;q=0.9, application/pdf;q=0.9",
     "Accept-Encoding": ACCEPT_ENCODING,
 }

@@ -26,7 +26,7 @@ from atlas_agents.gateway.methods.agents import require_agent, set_agent_model
 from atlas_agents.gateway.protocol import admin as wire
 from atlas_agents.gateway.protocol.frames import ProtocolError
 from atlas_agents.gateway.protocol.types import Ack, ModelShape, NoParams, RemovalResult, Scope, ToolShape
-from atlas_agents.providers.registry import parse_model_ref
+from atlas_agents.providers.catalogue import parse_model_ref
 from atlas_agents.tools.tool import Tool
 
 

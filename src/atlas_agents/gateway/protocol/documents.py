@@ -2,11 +2,11 @@
 
 import inspect
 import json
-from importlib.metadata import version
 from typing import Any, cast
 
 import msgspec
 
+from atlas_agents.core import package_version
 from atlas_agents.gateway.protocol import frames
 from atlas_agents.gateway.protocol.events import RUN_EVENTS, SERVER_EVENTS
 from atlas_agents.gateway.protocol.methods import METHODS, Method
@@ -84,7 +84,7 @@ def asyncapi() -> dict[str, Any]:
         "asyncapi": "3.0.0",
         "info": {
             "title": "Atlas gateway",
-            "version": version("atlas-agents"),
+            "version": package_version(),
             "description": "JSON text frames over one WebSocket. The first frame is `auth`, within 10 seconds.",
         },
         "servers": {"local": {"host": "127.0.0.1:18789", "protocol": "ws"}},
