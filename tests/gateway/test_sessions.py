@@ -6,10 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from agui_client import open_page
 from gateway_client import Client, connect_client, serve_and_connect, serve_gateway
+from openai_client import connect_openai, user_messages
 from paced_model import Paced
 
 from atlas_agents import Agent, Approvals, Atlas, Policy, Tool, user
+from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.store import AddMessage, DropSession, PutSession
 from atlas_agents.gateway.hub import make_title
 from atlas_agents.gateway.server import Gateway
@@ -66,16 +69,89 @@ async def test_session_list_is_paginated(tmp_path: Path) -> None:
         assert wrong["error"]["code"] == -32602
 
 
+def shop_atlas(model: Scripted) -> Atlas:
+    """Return an Atlas whose agent uses the model `shop/small`; every model of the shop is this one."""
+    registry = Registry(Environment({}, dotenv=None))
+    registry.register("shop", lambda environment: model)
+    return Atlas([Agent("assistant", model="shop/small")], registry=registry, store=MemoryStore())
+
+
+async def test_model_and_effort_of_a_session_apply_to_all_its_clients(tmp_path: Path) -> None:
+    model = Scripted(*[says("Hi.")] * 5)
+    async with (
+        serve_gateway(tmp_path, shop_atlas(model)) as gateway,
+        connect_client(gateway) as client,
+        connect_openai(gateway) as openai,
+        open_page(gateway) as page,
+    ):
+        await client.get("chat.send", sessionKey="main", message="Hi")
+        await client.until("chat.final")
+        await client.get("sessions.update", sessionKey="main", model="shop/large", effort="low")
+        await client.get("chat.send", sessionKey="main", message="Hi")
+        assert (await client.until("chat.started"))["model"] == "shop/large"
+        await client.until("chat.final")
+        await openai.chat.completions.create(
+            model="atlas/assistant", messages=user_messages("Hi"), extra_headers={"X-Atlas-Session": "main"}
+        )
+        finished = (await page.run("Hi", thread="main"))[-1]
+        assert finished["type"] == "RUN_FINISHED"
+        await client.get(
+            "chat.send", sessionKey="main", message="Hi", model="shop/other", settings={"effort": "high", "seed": 1}
+        )
+        await client.until("chat.final")
+    used = [(request.model, request.settings.effort) for request in model.requests]
+    assert used == [("small", None), *[("large", "low")] * 3, ("other", "high")]
+
+
+async def test_unusable_model_of_a_session_is_an_error_that_names_it(tmp_path: Path) -> None:
+    atlas = shop_atlas(Scripted())
+    async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as client:
+        key = (await client.get("sessions.create"))["sessionKey"]
+        refused = await client.request("sessions.update", sessionKey=key, model="shop2/large")
+        assert refused["error"]["message"].startswith("sessions.update: model: unknown provider 'shop2'")
+        await client.get("sessions.update", sessionKey=key, model="shop/large")
+        lines = (await client.get("sessions.export", sessionKey=key))["lines"]
+        atlas.registry.register("shop", no_provider)
+        answer = (await client.request("chat.send", sessionKey=key, message="Hi"))["error"]
+        assert answer["message"] == "the model of this session cannot be used, choose another one for it: it is closed"
+        await client.get("sessions.import", text="\n".join(lines), sessionKey="copy")
+        copy = (await client.get("sessions.get", sessionKey="copy"))["session"]
+        assert "model" not in copy
+
+
+def no_provider(_: object) -> Any:
+    raise ConfigError("it is closed")
+
+
+async def test_user_cannot_choose_another_model_through_a_session(tmp_path: Path) -> None:
+    two_users(tmp_path)
+    model = Scripted(says("Hi."))
+    stored = {"choices": {"model": "shop/large", "effort": "max", "pinned": False, "folder": ""}}
+    async with serve_gateway(tmp_path, shop_atlas(model)) as gateway, connect_client(gateway, ANA) as ana:
+        key = (await ana.get("sessions.create", metadata={**stored, "a": 1}))["sessionKey"]
+        refused = await ana.request("sessions.update", sessionKey=key, model="shop/large")
+        assert refused["error"]["data"]["kind"] == "FORBIDDEN"
+        assert refused["error"]["message"].endswith("this token may choose only these models: shop/small")
+        changed = await ana.get("sessions.update", sessionKey=key, metadata={**stored, "b": 2})
+        assert changed["session"]["metadata"] == {"b": 2}
+        header = json.dumps({"atlas_session": 1, "key": "mine", "metadata": stored})
+        await ana.get("sessions.import", text=header)
+        forked = (await ana.get("sessions.fork", sessionKey="mine", metadata=stored))["sessionKey"]
+        await ana.get("chat.send", sessionKey=forked, message="Hi")
+        await ana.until("chat.final")
+    assert [request.model for request in model.requests] == ["small"]
+
+
 async def test_session_is_named_after_its_first_message(tmp_path: Path) -> None:
-    async with serve_and_connect(tmp_path, stored_atlas(says("Hi."))) as client:
+    async with serve_and_connect(tmp_path, shop_atlas(Scripted(says("Hi.")))) as client:
         await client.get("chat.send", sessionKey="main", message="Please tell me\n all about **it** " + "x" * 100)
         while not (label := (await client.until("session.updated"))["session"]["label"]):
             pass
         assert label == "Tell me all about it…"
         found = await client.get(
-            "sessions.update", sessionKey="main", model="page/other", effort="low", pinned=True, folder="Work"
+            "sessions.update", sessionKey="main", model="shop/other", effort="low", pinned=True, folder="Work"
         )
-        chosen = {"model": "page/other", "effort": "low", "pinned": True, "folder": "Work"}
+        chosen = {"model": "shop/other", "effort": "low", "pinned": True, "folder": "Work"}
         assert found["session"] == {**found["session"], **chosen}
         found = await client.get("sessions.update", sessionKey="main", effort="", folder="", metadata={"x": 1})
         assert found["session"]["metadata"]["x"] == 1

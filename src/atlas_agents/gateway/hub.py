@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -27,7 +27,7 @@ from atlas_agents.core.errors import ConfigError, StoreError
 from atlas_agents.core.messages import Message, new_id
 from atlas_agents.core.store import AuditRow, Session, Store
 from atlas_agents.gateway.auth import Authenticator, Grant
-from atlas_agents.gateway.convert import agent_model, session_shape
+from atlas_agents.gateway.convert import agent_model, list_model_users, session_shape
 from atlas_agents.gateway.devices import Devices
 from atlas_agents.gateway.dispatch import Dispatch, Methods
 from atlas_agents.gateway.edits import AgentEditor, Edits, PolicyEditor
@@ -44,6 +44,7 @@ from atlas_agents.gateway.telemetry import Metrics
 from atlas_agents.gateway.uploads import Uploads
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
 from atlas_agents.mcp.servers import Servers
+from atlas_agents.providers.settings import DEFAULT_SETTINGS, EFFORTS
 from atlas_agents.storage.hash_chain import verify_audit
 from atlas_agents.tools.audit import TOOL_CALL, AuditEntry
 from atlas_agents.workspace.skills import Prompt
@@ -75,35 +76,43 @@ DEVICE_CHECK_INTERVAL = 10.0
 """Seconds between checks for devices that have expired or that another process of a cluster has signed out."""
 
 
+class Assignment(NamedTuple):
+    """The agent of a session, and the model and effort that a person chose for it. Each is empty if there is none."""
+
+    agent_id: str = ""
+    model: str = ""
+    effort: str = ""
+
+
 class Assignments:
-    """Cache of the agent assigned to each session. Changes must be reported to it."""
+    """Cache of the agent, model and effort of each session. Changes must be reported to it."""
 
     def __init__(self, store: Store, tenant: str) -> None:
         self._store = store
         self._tenant = tenant
-        self._agents: OrderedDict[str, str] = OrderedDict()
+        self._sessions: OrderedDict[str, Assignment] = OrderedDict()
 
-    async def agent_of(self, session: str) -> str:
-        """Return the id of the assigned agent, or an empty string if there is none."""
-        found = self._agents.get(session)
-        if found is None:
-            row = await self._store.session(self._tenant, session)
-            found = row.agent_id if row else ""
-            self.put(session, found)
+    async def get(self, session: str) -> Assignment:
+        """Return what a session is assigned to; nothing if there is no such session."""
+        if session not in self._sessions:
+            row = await self._store.session(self._tenant, session) or Session(session)
+            return self._sessions.get(session) or self.put(row)  # a change that was reported meanwhile counts
+        return self._sessions[session]
+
+    def put(self, session: Session) -> Assignment:
+        shape = session_shape(session, session.key, running=False)
+        found = self._sessions[session.key] = Assignment(shape.agent_id, shape.model, shape.effort)
+        self._sessions.move_to_end(session.key)
+        if len(self._sessions) > _MAX_ASSIGNMENTS:
+            self._sessions.popitem(last=False)
         return found
-
-    def put(self, session: str, agent_id: str) -> None:
-        self._agents[session] = agent_id
-        self._agents.move_to_end(session)
-        if len(self._agents) > _MAX_ASSIGNMENTS:
-            self._agents.popitem(last=False)
 
     def forget_all(self) -> None:
         """Clear the cache, because other processes may have changed assignments."""
-        self._agents.clear()
+        self._sessions.clear()
 
     def forget(self, session: str) -> None:
-        self._agents.pop(session, None)
+        self._sessions.pop(session, None)
 
 
 class _Meta(msgspec.Struct, frozen=True):
@@ -598,7 +607,7 @@ class Hub:
 
     async def resolve_agent(self, session: str, agent_id: str | None = None) -> Agent:
         """Return the named agent, else the session's, else the default; raise ProtocolError if there is none."""
-        name = agent_id or await self.assignments.agent_of(session)
+        name = agent_id or (await self.assignments.get(session)).agent_id
         agent = self.agent(name) if name else self.atlas.get_agent()
         if agent is None:
             raise ProtocolError("AGENT_NOT_FOUND", f"unknown agent {name!r}" if name else "no agents are configured")
@@ -609,9 +618,11 @@ class Hub:
     ) -> tuple[Accepted, AtlasStream]:
         """Start a turn and return when it is stored. Its events are logged and delivered to the session's subscribers.
 
-        For a repeated idempotency key, the stream replays the turn that was started with it.
+        The model and the effort of the session apply unless the options name others. For a repeated idempotency key,
+        the stream replays the turn that was started with it.
         """
         self.check_accepting()
+        options = await self._with_session_model(session, options)
         if session.startswith("@"):
             await self.quotas.check(session, messages=1, size=len(message.to_json()))
         stream = self.atlas.start_turn(message, options, session=session, agent_id=agent.id, user=user)
@@ -619,6 +630,38 @@ class Hub:
         if accepted.status in _NEW:
             self.runs.follow(stream, options.model or agent_model(agent, self.atlas.registry))
         return accepted, stream
+
+    async def _with_session_model(self, session: str, options: TurnOptions) -> TurnOptions:
+        """Add the model and the effort that were chosen for a session to options that name none."""
+        assigned, requested = await self.assignments.get(session), options.requested or DEFAULT_SETTINGS
+        if assigned.model and not options.model:
+            try:
+                self.atlas.registry.route(assigned.model)
+            except ConfigError as error:
+                problem = f"the model of this session cannot be used, choose another one for it: {error}"
+                raise ProtocolError("INVALID_PARAMS", self.atlas.hide(problem)) from error
+            options = msgspec.structs.replace(options, model=assigned.model)
+        effort = next((each for each in EFFORTS if each == assigned.effort), None)
+        if effort is not None and requested.effort is None:
+            options = msgspec.structs.replace(options, requested=msgspec.structs.replace(requested, effort=effort))
+        return options
+
+    def check_model(self, grant: Grant, model: str, where: str) -> None:
+        """Check that a client may choose a model, and that it is available; `where` names the parameter.
+
+        A model costs money, and a reference can name a file of this machine; so without the scope `admin`, only models
+        of the agents, offered ones and those of the setting `allowed_models` can be chosen. Nothing is tried with
+        others.
+        """
+        if not grant.allows("admin"):
+            known = {*list_model_users(self.atlas.agents, self.atlas.registry), *self.offered_models}
+            if model not in known:
+                names = ", ".join(sorted(known)) or "none"
+                raise ProtocolError("FORBIDDEN", f"{where}: this token may choose only these models: {names}")
+        try:
+            self.atlas.registry.route(model)
+        except ConfigError as error:
+            raise ProtocolError("INVALID_PARAMS", f"{where}: {self.atlas.hide(str(error))}") from error
 
     async def call_tool(
         self, grant: Grant, agent: Agent, tool: str, arguments: dict[str, Any], *, idempotency_key: str = ""

@@ -146,7 +146,8 @@ async def list_tools(caller: ClientConnection, params: wire.ToolsList) -> wire.T
     wanted = params.agent_id
     if wanted is None and params.session_key is not None:
         current = hub.atlas.get_agent()
-        wanted = await hub.assignments.agent_of(caller.grant.prefix + params.session_key) or (current and current.id)
+        assigned = await hub.assignments.get(caller.grant.prefix + params.session_key)
+        wanted = assigned.agent_id or (current and current.id)
     agents = [require_agent(hub, wanted)] if wanted else list(hub.atlas.agents)
     return wire.ToolsResult(tuple([shape for agent in agents for shape in _tool_shapes(caller, agent)]))
 

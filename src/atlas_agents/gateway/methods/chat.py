@@ -51,7 +51,8 @@ async def send_message(caller: ClientConnection, params: wire.ChatSend) -> wire.
     """
     hub, session = caller.hub, caller.grant.prefix + params.session_key
     agent = await hub.resolve_agent(session, params.agent_id)
-    _check_model(caller, params)
+    if params.model is not None:
+        hub.check_model(caller.grant, params.model, "chat.send: model")
     accepted, _ = await hub.submit_turn(
         agent,
         _build_message(params),
@@ -158,26 +159,6 @@ async def _require_run(caller: ClientConnection, run_id: str) -> RunRow:
     if row is None or not row.session.startswith(caller.grant.prefix):
         raise not_found("RUN")
     return row
-
-
-def _check_model(caller: ClientConnection, params: wire.ChatSend) -> None:
-    """Check that the caller may choose the requested model, and that it is available.
-
-    A model costs money, and a reference can name a file of this machine; so without the scope `admin`, only models of
-    the agents, offered ones and those of the setting `allowed_models` can be chosen. Nothing is tried with others.
-    """
-    hub = caller.hub
-    if params.model is None:
-        return
-    if not caller.grant.allows("admin"):
-        known = {*convert.list_model_users(hub.atlas.agents, hub.atlas.registry), *hub.offered_models}
-        if params.model not in known:
-            names = ", ".join(sorted(known)) or "none"
-            raise ProtocolError("FORBIDDEN", f"chat.send: model: this token may choose only these models: {names}")
-    try:
-        hub.atlas.registry.route(params.model)
-    except ConfigError as error:
-        raise ProtocolError("INVALID_PARAMS", f"chat.send: model: {hub.atlas.hide(str(error))}") from error
 
 
 def _read_settings(caller: ClientConnection, params: wire.ChatSend) -> ModelSettings | None:

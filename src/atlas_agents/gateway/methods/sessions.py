@@ -50,9 +50,10 @@ def add_methods(methods: Methods) -> None:
 async def create_session(caller: ClientConnection, params: wire.SessionsCreate) -> wire.Created:
     _check_agent(caller, params.agent_id)
     key = new_id()
-    await caller.hub.quotas.check(caller.grant.prefix + key, sessions=1, size=_size(params.metadata))
+    metadata = _without_choices(params.metadata)
+    await caller.hub.quotas.check(caller.grant.prefix + key, sessions=1, size=_size(metadata))
     session = await caller.hub.atlas.sessions.put(
-        caller.grant.prefix + key, agent_id=params.agent_id, label=params.label, metadata=params.metadata
+        caller.grant.prefix + key, agent_id=params.agent_id, label=params.label, metadata=metadata
     )
     caller.hub.session_updates.send(session)
     return wire.Created(key)
@@ -83,11 +84,14 @@ async def get_session(caller: ClientConnection, params: wire.OneSession) -> wire
 
 
 async def update_session(caller: ClientConnection, params: wire.SessionsUpdate) -> wire.SessionChanged:
+    """Update a session. The model and the effort apply to its next turns, whoever sends the messages."""
     _check_agent(caller, params.agent_id)
+    if params.model:
+        caller.hub.check_model(caller.grant, params.model, "sessions.update: model")
     session = await _require_session(caller, params.session_key)
     await caller.hub.quotas.check(session.key, size=_size(params.metadata))
     choices = await _put_choices(caller, session, params)
-    metadata = params.metadata if params.metadata is None else {**params.metadata, **choices}
+    metadata = params.metadata if params.metadata is None else {**_without_choices(params.metadata), **choices}
     changed = await caller.hub.atlas.sessions.put(
         session.key,
         agent_id=params.agent_id,
@@ -95,7 +99,7 @@ async def update_session(caller: ClientConnection, params: wire.SessionsUpdate) 
         archived=params.archived,
         metadata=metadata,
     )
-    caller.hub.assignments.put(changed.key, changed.agent_id)
+    caller.hub.assignments.put(changed)
     caller.hub.session_updates.send(changed)
     return wire.SessionChanged(_session_shape(caller, changed))
 
@@ -216,6 +220,11 @@ def _check_agent(caller: ClientConnection, agent_id: str | None) -> None:
         raise ProtocolError("AGENT_NOT_FOUND", f"unknown agent {agent_id!r}")
 
 
+def _without_choices(metadata: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the metadata that a client sends without what only the fields of `sessions.update` set."""
+    return {key: value for key, value in (metadata or {}).items() if key != CHOICES}
+
+
 def _size(metadata: dict[str, Any] | None) -> int:
     return len(msgspec.json.encode(metadata)) if metadata else 0
 
@@ -283,7 +292,7 @@ async def fork_session(caller: ClientConnection, params: wire.SessionsFork) -> w
             hub.quotas.forget(source)
     except NotFound:
         raise not_found("SESSION") from None
-    metadata = None if params.metadata is None else {**forked.metadata, **params.metadata}
+    metadata = None if params.metadata is None else {**forked.metadata, **_without_choices(params.metadata)}
     await hub.quotas.check(prefix + key, size=_size(metadata))
     created = await hub.atlas.sessions.put(
         prefix + key, label=params.label, agent_id=params.agent_id, metadata=metadata
@@ -340,8 +349,22 @@ async def _create_imported(caller: ClientConnection, upload: Upload, key: str | 
         raise ProtocolError("CONFLICT", f"session {key!r} already exists: choose another key") from None
     except BrokenHistory as error:
         raise ProtocolError("INVALID_PARAMS", str(error)) from None
-    hub.session_updates.send(created)
+    hub.assignments.forget(created.key)
+    hub.session_updates.send(await _drop_unusable_model(caller, created))
     return key
+
+
+async def _drop_unusable_model(caller: ClientConnection, session: Session) -> Session:
+    """Remove the model of an imported session if the caller may not choose it or this gateway does not have it."""
+    hub, shape = caller.hub, session_shape(session, session.key, running=False)
+    try:
+        if shape.model:
+            hub.check_model(caller.grant, shape.model, "sessions.import: model")
+        return session
+    except ProtocolError:
+        choices = {**session.metadata[CHOICES], "model": ""}
+        (changed,) = await hub.store.commit(hub.atlas.tenant, [SetSessionMetadata(session.key, {CHOICES: choices})])
+        return changed
 
 
 @asynccontextmanager

@@ -53,8 +53,8 @@ class SessionResult(types.WireStruct, frozen=True):
 class SessionsUpdate(types.WireStruct, frozen=True):
     """Update a session; omitted fields do not change.
 
-    An empty `model`, `effort` or `folder` removes the choice. `model` and `effort` are kept for clients, which send
-    them with each message.
+    An empty `model`, `effort` or `folder` removes the choice. `model` and `effort` apply to every turn of the session,
+    whichever client sends the message, unless the message names others.
     """
 
     session_key: Key
