@@ -20,16 +20,17 @@ HIDDEN = "touch canary"
 LONG = f"echo {'harmless ' * 500}; {HIDDEN}; echo {'harmless ' * 500}end"
 
 
-def request_approval(home: Home, gateway: ServeProcess, command: str) -> str:
+def request_approval(home: Home, gateway: ServeProcess, command: str, session: str = "s") -> str:
     """Let the agent request approval of a command, and return the id of the request."""
 
     async def send() -> str:
         token = (home.path / "token").read_text().strip()
         async with GatewayClient(gateway.url, token) as client:
-            await client.call("chat.send", session_key="s", message=f"act {command}", idempotency_key=command[:100])
+            await client.call("chat.send", session_key=session, message=f"act {command}", idempotency_key=command[:100])
 
             async def pending() -> Any:
-                return (await client.call("approvals.list"))["approvals"]
+                found = (await client.call("approvals.list"))["approvals"]
+                return [each for each in found if each["sessionKey"] == session]
 
             return (await wait_until(pending))[0]["approvalId"]
 
@@ -88,6 +89,21 @@ def test_short_call_is_shown_when_it_is_approved(home: Home) -> None:
         approved = home.run("approvals", "approve", id)
         assert approved.returncode == 0 and 'command = "short"' in approved.stdout
         assert "short" in wait_for_action(home)
+
+
+def test_several_calls_are_shown_and_answered_together(home: Home) -> None:
+    with home.gateway() as gateway:
+        ids = [request_approval(home, gateway, f"call {name}", session=name) for name in ("a", "b", "c")]
+        refused = home.run("approvals", "approve", *ids, "--always")
+        assert refused.returncode == 2 and "can only be approved once" in refused.stderr
+        denied = home.run("approvals", "deny", ids[2], "--reason", "not now")
+        assert denied.returncode == 0
+        unknown = home.run("approvals", "approve", "nothing")
+        assert unknown.returncode == 2 and ids[0] in unknown.stderr
+        approved = home.run("approvals", "approve", *ids[:2])
+        assert approved.returncode == 0 and 'command = "call a"' in approved.stdout
+        assert approved.stderr.split() == [f"{ids[0]}:", "allow-once.", f"{ids[1]}:", "allow-once."]
+        assert "call" in wait_for_action(home)
 
 
 async def test_prompt_refuses_to_allow_a_call_with_a_hidden_part(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -203,6 +203,19 @@ def _script(*more: Reply) -> Scripted:
     return Scripted(says("May I?") + calls("upper", input="x"), says("So be it."), *more)
 
 
+async def test_questions_of_one_reply_are_interrupts_of_one_run(tmp_path: Path) -> None:
+    script = (calls("upper", input="x") + calls("upper", input="y"), says("Done."))
+    atlas = stored_atlas(Scripted(*script), (CONFIRMED,), approve=Approvals(wait=True))
+    async with serve_gateway(tmp_path, atlas) as gateway, open_page(gateway) as page:
+        interrupts = (await page.run("Shout"))[-1]["outcome"]["interrupts"]
+        assert [each["metadata"]["arguments"] for each in interrupts] == [{"input": "x"}, {"input": "y"}]
+        answers = [{"interruptId": each["id"], "status": "resolved"} for each in interrupts]
+        resume = [{**answers[1], "payload": {"approved": True}}, {**answers[0], "payload": {"approved": False}}]
+        events = await page.run(resume=resume)
+    results = [event["content"] for event in events if event["type"] == "TOOL_CALL_RESULT"]
+    assert len(results) == 2 and "Y" in results and events[-1]["outcome"]["type"] == "success"
+
+
 @pytest.mark.parametrize(
     ("answer", "content"),
     [

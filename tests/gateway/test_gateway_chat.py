@@ -287,6 +287,61 @@ async def test_approval_decides_whether_the_tool_runs(
         assert again["error"]["message"].startswith("already resolved")
 
 
+async def test_calls_of_one_reply_are_asked_about_together_and_resolved_by_what_was_seen(tmp_path: Path) -> None:
+    done: list[str] = []
+
+    async def bash(command: str) -> str:
+        done.append(command)
+        return "ok"
+
+    tool = Tool("bash", bash, parameters={"command": str}, confirm=True)
+    asked = calls("bash", command="a") + calls("bash", command="b") + calls("bash", command="c")
+    atlas = stored_atlas(asked, says("So be it."), tools=(tool,), approve=Approvals(wait=True))
+    async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as client:
+        run_id = (await client.get("chat.send", sessionKey="main", message="Look"))["runId"]
+        requests = [await client.until("exec.approval_request") for _ in range(3)]
+        listed = (await client.get("approvals.list"))["approvals"]
+        assert [each["digest"] for each in listed] == [each["digest"] for each in requests]
+        assert len({each["digest"] for each in listed}) == 3
+        async with connect_client(gateway) as late:
+            (position,) = (await late.get("sessions.subscribe", sessionKey="main"))["runs"]
+        assert [each["approvalId"] for each in position["pendingApprovals"]] == [each["approvalId"] for each in listed]
+        a, b, c = [{"approvalId": each["approvalId"], "digest": each["digest"]} for each in listed]
+        swapped = {"approvalId": c["approvalId"], "digest": a["digest"]}
+        unknown = {"approvalId": "0" * 32, "digest": a["digest"]}
+        result = await client.get("approvals.resolveMany", approvals=[a, swapped, unknown, a], decision="allow-once")
+        assert [(each["ok"], each.get("kind")) for each in result["outcomes"]] == [
+            (True, None),
+            (False, "CONFLICT"),
+            (False, "APPROVAL_NOT_FOUND"),
+            (False, "APPROVAL_NOT_FOUND"),
+        ]
+        assert result["outcomes"][3]["error"].endswith("is already answered: allowed by owner")
+        waiting = [each["approvalId"] for each in (await client.get("approvals.list"))["approvals"]]
+        assert waiting == [b["approvalId"], c["approvalId"]] and done == []
+        assert (await client.get("runs.get", runId=run_id))["run"]["status"] == "waiting"
+        await client.get("approvals.resolveMany", approvals=[c, b], decision="deny", reason="not now")
+        await client.until("chat.final")
+        entries = [each["entry"] for each in (await client.get("audit.list"))["entries"]]
+    assert done == ["a"]
+    denied = [entry for entry in entries if not entry["success"]]
+    assert len(entries) == 3 and len(denied) == 2
+
+
+async def test_standing_approval_covers_the_same_calls_that_wait(tmp_path: Path) -> None:
+    tool = Tool("bash", lambda command: "ok", parameters={"command": str}, confirm=True, in_process=True)
+    asked = calls("bash", command="a") + calls("bash", command="a") + calls("bash", command="b")
+    atlas = stored_atlas(asked, says("So be it."), tools=(tool,), approve=Approvals(wait=True))
+    async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as client:
+        await client.get("chat.send", sessionKey="main", message="Look")
+        first, _, last = [(await client.until("exec.approval_request"))["approvalId"] for _ in range(3)]
+        await client.get("approvals.resolve", approvalId=first, decision="allow-session")
+        assert [(await client.until("approval.resolved"))["decision"] for _ in range(2)] == ["allow-session"] * 2
+        assert [each["approvalId"] for each in (await client.get("approvals.list"))["approvals"]] == [last]
+        await client.get("approvals.resolve", approvalId=last, decision="deny")
+        await client.until("chat.final")
+
+
 async def test_message_may_have_parts_and_attachments(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path, stored_atlas(says("Seen."))) as gateway, connect_client(gateway) as client:
         parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "this?"}]

@@ -41,6 +41,7 @@ SCOPES = {
     "schedules.remove": "write",
     "approvals.list": "read",
     "approvals.resolve": "approve",
+    "approvals.resolveMany": "approve",
     "exec.approve": "approve",
     "exec.deny": "approve",
     "agents.list": "read",

@@ -36,6 +36,7 @@ _POLL_SECONDS = 0.5
 _MAX_UNASKED, _MAX_UNASKED_LINES = 2000, 40
 """The size of a call that can be approved without a terminal and without --yes."""
 RequestId = Annotated[str, Argument(metavar="ID", help="The id of the request, or a unique prefix of it.")]
+RequestIds = Annotated[list[str], Argument(metavar="ID", help="The ids of the requests, or unique prefixes of them.")]
 ReasonOption = Annotated[str, Option(metavar="TEXT", help="A reason, which the agent sees.")]
 
 
@@ -70,7 +71,7 @@ def show(id: RequestId) -> None:
 
 @command(app)
 def approve(
-    id: RequestId,
+    ids: RequestIds,
     session: Annotated[bool, Option("--session", help="Approve the same call for the whole session.")] = False,
     always: Annotated[bool, Option("--always", help="Approve exactly this call from now on.")] = False,
     values: Annotated[
@@ -79,27 +80,37 @@ def approve(
     reason: ReasonOption = "",
     yes: YesFlag = False,
 ) -> int:
-    """Show a call and approve it once or for longer, or answer a form.
+    """Show a call and approve it once or for longer, or answer a form. Several calls are approved once.
 
-    The whole call is shown, one screen at a time, before you are asked. Without a terminal, a short call is
-    shown and approved; a long one needs --yes, after you have read it with `atlas approvals show`.
+    Every call is shown whole, one screen at a time, before you are asked. Without a terminal, short calls are
+    shown and approved; long ones need --yes, after you have read them with `atlas approvals show`.
     """
     decision = "allow-always" if always else "allow-session" if session else "allow-once"
     with open_calls() as gateway:
-        request = _find(gateway, id)
-        if request.form is None and not _review(request, yes):
+        requests = _find_all(gateway, ids)
+        first, *others = requests
+        if others and (decision != "allow-once" or values):
+            raise ConfigError("several requests can only be approved once; omit --session, --always and --set")
+        if form := next((each for each in requests if others and each.form is not None), None):
+            raise ConfigError(f"request {form.approval_id} is a form; answer it on its own")
+        if first.form is None and not _review(requests, yes):
             print("Nothing was approved.", file=sys.stderr)
             return EXIT_FAILED
-        arguments = _form_values(request, values or ())
-        _resolve(gateway, request, decision, reason, arguments)
+        if others:
+            return _resolve_many(gateway, requests, decision, reason)
+        _resolve(gateway, first, decision, reason, _form_values(first, values or ()))
     return EXIT_OK
 
 
 @command(app)
-def deny(id: RequestId, reason: ReasonOption = "") -> None:
-    """Deny a request."""
+def deny(ids: RequestIds, reason: ReasonOption = "") -> int:
+    """Deny requests."""
     with open_calls() as gateway:
-        _resolve(gateway, _find(gateway, id), "deny", reason)
+        requests = _find_all(gateway, ids)
+        if len(requests) > 1:
+            return _resolve_many(gateway, requests, "deny", reason)
+        _resolve(gateway, requests[0], "deny", reason)
+    return EXIT_OK
 
 
 @command(app)
@@ -127,8 +138,14 @@ async def watch() -> None:
 
 
 def _find(gateway: GatewayCall, prefix: str) -> "ApprovalShape":
+    return _find_all(gateway, [prefix])[0]
+
+
+def _find_all(gateway: GatewayCall, prefixes: Sequence[str]) -> "list[ApprovalShape]":
+    """Return the requests with these ids, each once."""
     pending = {each.approval_id: each for each in _requests(gateway("approvals.list"))}
-    return pending[match_prefix(prefix, pending, "approval")]
+    ids = dict.fromkeys([match_prefix(prefix, pending, "approval") for prefix in prefixes])
+    return [pending[id] for id in ids]
 
 
 def _resolve(
@@ -139,23 +156,40 @@ def _resolve(
     arguments: dict[str, Any] | None = None,
 ) -> None:
     id = request.approval_id
-    gateway("approvals.resolve", approval_id=id, decision=decision, reason=reason, arguments=arguments)
+    shown = {"digest": request.digest} if request.digest else {}
+    gateway("approvals.resolve", approval_id=id, decision=decision, reason=reason, arguments=arguments, **shown)
     print(f"{id}: {decision}.", file=sys.stderr)
 
 
-def _review(request: "ApprovalShape", yes: bool) -> bool:
-    """Show a call with nothing left out, and ask whether to approve it. Raise ConfigError if it would be unseen."""
-    lines = _lines(request)
+def _resolve_many(gateway: GatewayCall, requests: "Sequence[ApprovalShape]", decision: str, reason: str) -> int:
+    """Resolve several requests as they were shown, and print what became of each."""
+    shown = [{"approvalId": each.approval_id, "digest": each.digest} for each in requests]
+    found = gateway("approvals.resolveMany", approvals=shown, decision=decision, reason=reason)["outcomes"]
+    for each in found:
+        if each["ok"]:
+            print(f"{each['approvalId']}: {decision}.", file=sys.stderr)
+        else:
+            print_error(f"{each['approvalId']}: {each['error']}")
+    return EXIT_OK if all(each["ok"] for each in found) else EXIT_FAILED
+
+
+def _review(requests: "Sequence[ApprovalShape]", yes: bool) -> bool:
+    """Show calls with nothing left out, and ask whether to approve them. Raise ConfigError if they would be unseen."""
+    lines = [line for request in requests for line in _lines(request)]
     asks = not yes and sys.stdin is not None and sys.stdin.isatty() and sys.stdout.isatty()
     if asks:
-        return _page(lines) and confirm("Approve this call?")
+        count = len(requests)
+        return _page(lines) and confirm("Approve this call?" if count == 1 else f"Approve these {count} calls?")
     print("\n".join(lines))
     size = sum(map(len, lines))
     if not yes and (size > _MAX_UNASKED or len(lines) > _MAX_UNASKED_LINES):
-        id = request.approval_id
+        id = max(requests, key=lambda request: sum(map(len, _lines(request)))).approval_id
         raise ConfigError(
             f"request {id} has {size:,} characters and is not approved unread; run: atlas approvals show {id}, "
             "then approve it in a terminal, or with --yes"
+            if len(requests) == 1
+            else f"these requests have {size:,} characters and are not approved unread; read the longest one with: "
+            f"atlas approvals show {id}, then approve them in a terminal, or with --yes"
         )
     return True
 

@@ -4,7 +4,7 @@ import asyncio
 import signal
 import sys
 import termios
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -228,12 +228,13 @@ def _describe(event: events.RunHandoff | events.SessionSummarized) -> str:
 
 def _handle_approval(event: SessionEvent, decisions: dict[str, asyncio.Task[None]], decide: Decide) -> None:
     """Start deciding a new approval request; cancel the decision of one that was answered elsewhere."""
-    request = event if isinstance(event, events.ApprovalRequested) else None
+    requests: Sequence[ApprovalRequest] = [event] if isinstance(event, events.ApprovalRequested) else []
     if isinstance(event, RunPosition):
-        request = event.pending_approval
-    if request is not None and request.approval_id not in decisions:
-        decisions[request.approval_id] = asyncio.create_task(_decide_safely(decide, request))
-    elif isinstance(event, events.ApprovalResolved) and event.approval_id in decisions:
+        requests = event.pending_approvals
+    for request in requests:
+        if request.approval_id not in decisions:
+            decisions[request.approval_id] = asyncio.create_task(_decide_safely(decide, request))
+    if isinstance(event, events.ApprovalResolved) and event.approval_id in decisions:
         decisions[event.approval_id].cancel()
 
 

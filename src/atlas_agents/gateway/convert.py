@@ -11,6 +11,7 @@ from atlas_agents.core.approvals import Decision as CoreDecision
 from atlas_agents.core.approvals import Form, Question
 from atlas_agents.core.messages import File, Image, Message, Text, Thinking, ToolCall, ToolResult
 from atlas_agents.core.messages import Part as CorePart
+from atlas_agents.core.paths import digest
 from atlas_agents.core.store import Session, StoredMessage
 from atlas_agents.gateway.protocol import events as wire
 from atlas_agents.gateway.protocol import types
@@ -189,8 +190,13 @@ def approval_event(question: Question) -> wire.ApprovalRequested:
     return wire.ApprovalRequested(**{name: fields[name] for name in wire.ApprovalRequested.__struct_fields__})
 
 
+def approval_digest(question: Question) -> str:
+    """Return the hash of everything that a client shows of a question, except its deadline."""
+    return approval_shape(question, question.session).digest
+
+
 def approval_shape(question: Question, session_key: str) -> types.ApprovalShape:
-    return types.ApprovalShape(
+    shape = types.ApprovalShape(
         approval_id=question.id,
         run_id=question.run_id,
         session_key=session_key,
@@ -210,6 +216,8 @@ def approval_shape(question: Question, session_key: str) -> types.ApprovalShape:
         sandbox=_sandbox(question),
         rule=question.rule,
     )
+    shown = msgspec.structs.replace(shape, session_key="", expires_at=0)
+    return msgspec.structs.replace(shape, digest=digest(msgspec.json.encode(shown, order="deterministic")))
 
 
 def _kind(question: Question) -> types.ApprovalKind:

@@ -115,9 +115,9 @@ class PartialMessage:
         self._thinking.clear()
 
     @property
-    def approval(self) -> wire.ApprovalRequested | None:
-        """Return the oldest pending approval."""
-        return next(iter(self._questions.values()), None)
+    def approvals(self) -> tuple[wire.ApprovalRequested, ...]:
+        """Return the pending approvals, oldest first."""
+        return tuple(self._questions.values())
 
     @property
     def progress(self) -> dict[str, tuple[str, ...]]:

@@ -27,6 +27,8 @@ Approve: TypeAlias = Callable[[Question], Any]
 OnAsked: TypeAlias = Callable[[Question], None]
 _Reply: TypeAlias = tuple[Any, BaseException | None, bool]
 """The answer, the error raised instead, and whether the answer still has to be stored."""
+SavedQuestion: TypeAlias = tuple[Question, Answer | None]
+"""A question as it is stored, and its answer if there is one."""
 _CLOCK_JUMP = 2.0
 """Seconds by which a deadline must differ from the stored one to be corrected."""
 
@@ -160,11 +162,8 @@ class Approvals:
         """Internal: ask and return the approval; raises Declined if it is denied, not given in time, or no one can
         be asked.
         """
-        answer = await self.ask(question, clock, store, on_asked)
-        if answer.decision in REFUSALS:
-            raise Declined(f"{question.tool} was not approved{_describe_refusal(answer)}", answer.reason, answer.by)
-        self._remember(answer, question, granted_binding(question, answer))
-        return answer
+        saved = await self.save_question(question, store)
+        return await self.wait_for_approval(saved, clock, store, on_asked)
 
     async def ask(
         self, question: Question, clock: Clock, store: ApprovalStore | None = None, on_asked: OnAsked | None = None
@@ -173,20 +172,53 @@ class Approvals:
 
         `on_asked` is called once the question is stored and waits for an answer.
         """
+        return await self._wait_for_answer(await self.save_question(question, store), clock, store, on_asked)
+
+    async def save_question(self, question: Question, store: ApprovalStore | None) -> SavedQuestion:
+        """Internal: store a question before it is asked; raises Declined if no one can be asked.
+
+        If it was asked before, return it as it was stored, with its answer if there is one.
+        """
         if self.approve is None and not self.wait:
             raise Declined(f"{question.tool} requires approval, and no one can be asked")
-        answer: Answer | None = None
-        if store is not None:
-            question, answer = await store.save_question(question)
+        return (question, None) if store is None else await store.save_question(question)
+
+    async def wait_for_approval(
+        self, saved: SavedQuestion, clock: Clock, store: ApprovalStore | None, on_asked: OnAsked | None
+    ) -> Answer:
+        """Internal: ask a stored question and return the approval; raises Declined if it is denied."""
+        question, answer = saved[0], await self._wait_for_answer(saved, clock, store, on_asked)
+        if answer.decision in REFUSALS:
+            raise Declined(f"{question.tool} was not approved{_describe_refusal(answer)}", answer.reason, answer.by)
+        granted = granted_binding(question, answer)
+        self._remember(answer, question, granted)
+        self._approve_same(answer, question, granted)
+        return answer
+
+    async def _wait_for_answer(
+        self, saved: SavedQuestion, clock: Clock, store: ApprovalStore | None, on_asked: OnAsked | None
+    ) -> Answer:
+        """Ask a stored question, unless its answer is known, and return the answer, including a refusal."""
+        question, answer = saved
         new = answer is None
         if answer is None:
             if on_asked is not None:
                 on_asked(question)
-            answer, new = await self._wait_for_answer(question, clock)
+            answer, new = await self._wait_for_reply(question, clock)
         answer = self.effective_answer(question, answer)
         if store is not None:
             answer = await store.save_answer(question, answer, granted_binding(question, answer), new=new)
         return answer
+
+    def _approve_same(self, answer: Answer, question: Question, binding: str) -> None:
+        """Give a standing approval also to calls of this hash that wait already."""
+        if not binding:
+            return
+        session = question.session if answer.decision == "session" else None
+        for other, reply, _ in self._open.values():
+            key = _grant_key(other, other.session if session is not None else None, other.binding)
+            if not reply.done() and other.form is None and key == _grant_key(question, session, binding):
+                reply.set_result((Answer(answer.decision, by=answer.by), None, True))
 
     def _remember(self, answer: Answer, question: Question, binding: str) -> None:
         """Remember a standing approval: of this hash, for the same user, agent and tenant."""
@@ -194,7 +226,7 @@ class Approvals:
             session = question.session if answer.decision == "session" else None
             self._grants[_grant_key(question, session, binding)] = answer.by
 
-    async def _wait_for_answer(self, question: Question, clock: Clock) -> tuple[Answer, bool]:
+    async def _wait_for_reply(self, question: Question, clock: Clock) -> tuple[Answer, bool]:
         """Return the answer, a refusal after the deadline, and whether the answer still has to be stored.
 
         An `approve` function that is still running after the deadline or a cancellation is cancelled and ignored.
@@ -253,6 +285,12 @@ def _normalize(name: str) -> str:
     return name.strip().casefold()
 
 
+def describe_answer(answer: Answer) -> str:
+    """Say what was decided, by whom and why."""
+    decided = {"no": "denied", "dismiss": "dismissed"}.get(answer.decision, "allowed")
+    return decided + _describe_refusal(answer)
+
+
 def _describe_refusal(answer: Answer) -> str:
     return (f" by {answer.by}" if answer.by else "") + (f": {answer.reason}" if answer.reason else "")
 
@@ -286,8 +324,9 @@ async def answer_stored_question(
     if run is None or run.status not in OPEN:
         raise Conflict(f"the turn that requested approval {approval_id!r} has ended")
     if row.answer is not None:
-        approvals.deliver(approval_id, _answers.decode(row.answer))  # in case the waiting call was not notified
-        raise Conflict(f"approval {approval_id!r} is already answered")
+        first = _answers.decode(row.answer)
+        approvals.deliver(approval_id, first)  # in case the waiting call was not notified
+        raise Conflict(f"approval {approval_id!r} is already answered: {describe_answer(first)}")
     if clock.time() * 1000 >= row.expires_at and not approvals.is_waiting(approval_id):
         raise Conflict(f"approval {approval_id!r} has expired")
     question = _questions.decode(row.question)

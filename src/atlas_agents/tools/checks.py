@@ -5,6 +5,8 @@ import asyncio
 import copy
 import logging
 import os
+from collections.abc import Awaitable, Generator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -15,7 +17,7 @@ from atlas_agents.core.events import ApprovalAnswered, ApprovalAsked
 from atlas_agents.core.json import parse_object
 from atlas_agents.core.messages import ToolCall, ToolResult
 from atlas_agents.core.text import clean, one_line
-from atlas_agents.tools.approvals import Answer, Question, compute_binding, question_id
+from atlas_agents.tools.approvals import Answer, Question, SavedQuestion, compute_binding, question_id
 from atlas_agents.tools.governance import Approved, ToolScope
 from atlas_agents.tools.journal import HookRecord
 from atlas_agents.tools.policy import Verdict
@@ -43,10 +45,19 @@ class Rejected(msgspec.Struct, frozen=True):
     hooks: HookRecord | None = None
 
 
-async def check_call(call: ToolCall, scope: ToolScope) -> Approved | Rejected:
+class Unanswered(msgspec.Struct, frozen=True):
+    """A tool call that a person must approve. The question is stored, and an earlier process may know the answer."""
+
+    approved: Approved
+    saved: SavedQuestion
+
+
+async def check_call(call: ToolCall, scope: ToolScope) -> Approved | Rejected | Unanswered:
     """Check a call in the order find, permit, hooks, validate, confirm.
 
-    Hooks come before the validation and the confirmation: a person approves what they made of the call.
+    If people answer whenever they want, the call is returned unanswered, so that all calls of a reply can be asked
+    about at the same time; a function that answers is called at once. Hooks come before the validation and the
+    confirmation: a person approves what they made of the call.
     """
     tool: Tool | None = None
     verdict: Verdict | None = None
@@ -71,6 +82,19 @@ async def check_call(call: ToolCall, scope: ToolScope) -> Approved | Rejected:
     except Exception as error:  # noqa: BLE001 - also from a user's own validator; the other calls must go on
         return Rejected(call, error, tool, verdict, hooks=hooks)
     return approved
+
+
+async def wait_for_approval(unanswered: Unanswered, scope: ToolScope) -> Approved | Rejected:
+    """Ask a person about a call, and return the call bound to exactly the arguments that were approved."""
+    approved, saved, governance = unanswered.approved, unanswered.saved, scope.governance
+    asking = governance.approvals.wait_for_approval(
+        saved, governance.clock, scope.approval_store, lambda asked: scope.emit(ApprovalAsked(scope.run_id, asked))
+    )
+    try:
+        with _decline_on_failure(approved, scope):
+            return await _with_answer(approved, await _report_answer(asking, saved[0], scope), saved[0])
+    except Exception as error:  # noqa: BLE001 - also from a user's own validator; the other calls must go on
+        return Rejected(approved.call, error, approved.tool, approved.verdict, hooks=approved.hooks)
 
 
 async def _run_hooks(call: ToolCall, scope: ToolScope) -> HookRecord | None:
@@ -166,34 +190,43 @@ def _describe_malformed(text: str) -> str:
     return "The call was cut off before it was complete. Nothing was run; call again with shorter arguments."
 
 
-async def _confirm(approved: Approved, scope: ToolScope) -> Approved:
-    """Ask a person if necessary, and return the call bound to exactly the arguments that were approved.
+async def _confirm(approved: Approved, scope: ToolScope) -> Approved | Unanswered:
+    """Prepare a question if necessary, or ask it if a function answers it.
 
     The arguments are copied, so that neither the `confirm` predicate, nor the approver, nor a subscriber can change
     them after the approval.
     """
     call = msgspec.structs.replace(approved.call, arguments=copy.deepcopy(approved.call.arguments))
     approved = msgspec.structs.replace(approved, call=call)
-    try:
+    approvals, store = scope.governance.approvals, scope.approval_store
+    with _decline_on_failure(approved, scope):
         if not await _must_ask(approved):
             return approved
         if (rule := await _find_command_rule(approved, scope)) is not None:
             return msgspec.structs.replace(approved, verdict=rule, by_command_rule=True)
         question = _build_question(approved, scope, await _read_facts(approved.tool, approved.call.arguments))
-        by = await scope.governance.approvals.find_grant(question, scope.approval_store)
+        by = await approvals.find_grant(question, store)
         if by is not None:
             return msgspec.structs.replace(approved, binding=question.binding, approved_by=by)
         if not scope.asks:
             raise Declined(f"{approved.tool.name} requires approval, and no one can be asked in this turn")
         question = msgspec.structs.replace(question, preview=await _build_preview(approved, scope))
-        approved = await _with_answer(approved, await _ask(question, scope), question)
+        if approvals.wait and approvals.approve is None and store is not None:
+            return Unanswered(approved, await approvals.save_question(question, store))
+        return await _with_answer(approved, await _ask(question, scope), question)
+
+
+@contextmanager
+def _decline_on_failure(approved: Approved, scope: ToolScope) -> Generator[None]:
+    """Decline a call if a user's own function fails: without an answer there is no approval."""
+    try:
+        yield
     except (ToolFault, asyncio.CancelledError, GeneratorExit):
         raise
-    except BaseException as error:  # a user's own function failed: without an answer there is no approval
-        trace = scope.governance.redactor.trace(error, find_secrets(call.arguments))
+    except BaseException as error:
+        trace = scope.governance.redactor.trace(error, find_secrets(approved.call.arguments))
         logger.error("approval failed: tool=%s run=%s\n%s", approved.tool.name, scope.run_id, trace)
         raise Declined(f"{approved.tool.name} was not approved") from error
-    return approved
 
 
 async def _must_ask(approved: Approved) -> bool:
@@ -234,14 +267,20 @@ async def _ask(question: Question, scope: ToolScope) -> Answer:
     approvals, store = governance.approvals, scope.approval_store
     if not approvals.wait and store is None:
         return await approvals.request_approval(question, governance.clock)
+    asking = approvals.request_approval(
+        question, governance.clock, store, lambda asked: emit(ApprovalAsked(run_id, asked))
+    )
+    return await _report_answer(asking, question, scope)
+
+
+async def _report_answer(asking: Awaitable[Answer], question: Question, scope: ToolScope) -> Answer:
+    """Return the answer, and emit an event for it."""
     try:
-        answer = await approvals.request_approval(
-            question, governance.clock, store, lambda asked: emit(ApprovalAsked(run_id, asked))
-        )
+        answer = await asking
     except Declined as refusal:
-        emit(ApprovalAnswered(run_id, question.id, "no", refusal.by))
+        scope.emit(ApprovalAnswered(scope.run_id, question.id, "no", refusal.by))
         raise
-    emit(ApprovalAnswered(run_id, question.id, answer.decision, answer.by))
+    scope.emit(ApprovalAnswered(scope.run_id, question.id, answer.decision, answer.by))
     return answer
 
 

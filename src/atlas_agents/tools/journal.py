@@ -364,7 +364,8 @@ class JournaledApprovals(msgspec.Struct, eq=False):
             return answer
         writes = (records.AnswerApproval(question.id, encode(answer), grants),) if new else ()
         try:
-            await self._write_step("answered", question.id, encode(answer), "running", *writes)
+            others = self._asked - self._answered - {question.id}
+            await self._write_step("answered", question.id, encode(answer), "waiting" if others else "running", *writes)
         except errors.Conflict:
             row = await self._read_approval(question)
             if row is None or row.answer is None:

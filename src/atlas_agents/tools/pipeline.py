@@ -22,7 +22,7 @@ from atlas_agents.core.messages import ToolCall, ToolResult
 from atlas_agents.core.store import Write
 from atlas_agents.core.text import clean, one_line
 from atlas_agents.tools.audit import MAX_NOTE, MAX_NOTES, MAX_RESULT, AuditEntry
-from atlas_agents.tools.checks import Rejected, apply_hooks, check_call
+from atlas_agents.tools.checks import Rejected, Unanswered, apply_hooks, check_call, wait_for_approval
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.elicitation import ToolElicitation
 from atlas_agents.tools.execute import CANCEL_GRACE, MAX_MESSAGE, Attempt, fault_message, to_json_value
@@ -45,7 +45,7 @@ async def run_tools(
     for call in calls:
         scope.emit(ToolCalled(scope.run_id, scope.display_name(call), call.arguments, call.id))
     try:
-        decisions = [await _decide(call, scope) for call in calls]
+        decisions = await _decide_all(calls, scope)
         executions = [ToolCallExecution(decision, scope) for decision in decisions]
         for execution in executions:
             await execution.start()
@@ -73,7 +73,24 @@ async def _stop(executions: "Sequence[ToolCallExecution]") -> None:
                 await execution.wait_done()
 
 
-async def _decide(call: ToolCall, scope: ToolScope) -> Approved | Rejected:
+async def _decide_all(calls: Sequence[ToolCall], scope: ToolScope) -> list[Approved | Rejected]:
+    """Check the calls one after another, then wait for all answers of people at the same time.
+
+    All questions are stored before the first one is asked, so that clients can show them together.
+    """
+    checked = [await _decide(call, scope) for call in calls]
+    unanswered = [each for each in checked if isinstance(each, Unanswered)]
+    if len(unanswered) < 2:
+        answered = [await wait_for_approval(each, scope) for each in unanswered]
+    else:
+        async with asyncio.TaskGroup() as group:
+            waiting = [group.create_task(wait_for_approval(each, scope)) for each in unanswered]
+        answered = [task.result() for task in waiting]
+    answers = iter(answered)
+    return [next(answers) if isinstance(each, Unanswered) else each for each in checked]
+
+
+async def _decide(call: ToolCall, scope: ToolScope) -> Approved | Rejected | Unanswered:
     """Check a call, unless an earlier process settled it, or started it without recording an outcome."""
     tool, journal = scope.tools.get(call.name), scope.journal
     repeatable = tool is not None and tool.effect != "unsafe"

@@ -133,13 +133,14 @@ class ApprovalPrompts:
         """Show a new request, or close a resolved one. Events are handled one at a time, in order."""
         async with self._lock:
             if isinstance(event, ApprovalRequested):
-                delivery.awaiting_approval = True
+                delivery.awaited_approvals.add(event.approval_id)
                 await self._show(event.approval_id)
-            elif isinstance(event, RunPosition) and event.pending_approval is not None:
-                delivery.awaiting_approval = True
-                await self._show(event.pending_approval.approval_id)
+            elif isinstance(event, RunPosition):
+                delivery.awaited_approvals = {each.approval_id for each in event.pending_approvals}
+                for each in event.pending_approvals:
+                    await self._show(each.approval_id)
             elif isinstance(event, ApprovalResolved):
-                delivery.awaiting_approval = False
+                delivery.awaited_approvals.discard(event.approval_id)
                 await self._close(event.approval_id, self._describe_outcome(event))
 
     async def close(self, run_id: str) -> None:

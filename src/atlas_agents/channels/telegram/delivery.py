@@ -102,7 +102,7 @@ class Delivery:
     ) -> None:
         self.run_id = run_id
         self.pending = pending
-        self.awaiting_approval = False
+        self.awaited_approvals: set[str] = set()
         """Suppresses the typing indicator."""
         self._api = api
         self._state_file = state_file
@@ -194,7 +194,7 @@ class Delivery:
 
     async def _show_typing(self) -> None:
         while not self._buffer.done:
-            if not self.awaiting_approval:
+            if not self.awaited_approvals:
                 with suppress(BotApiError, BotUnreachable):
                     await self._api.call("sendChatAction", chat_id=self.pending.user, action="typing")
             await asyncio.sleep(self._timing.typing)

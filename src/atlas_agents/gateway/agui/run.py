@@ -180,8 +180,6 @@ class AgUiEncoder:
         match event:
             case core.StreamEnd(_, usage, cancelled, None):
                 return self.done(usage, cancelled=cancelled)
-            case core.ApprovalAsked(_, question):
-                return self.ask((question,))
             case core.ErrorRaised(_, message, kind):
                 return self.fail(self._hide(message), kind)
             case _:
@@ -359,7 +357,15 @@ class AgUiRun:
                 repeated |= {(core.ToolAnswered, result.call_id) for result in message.tool_results}
         async for event in self._stream:
             if (type(event), getattr(event, "call_id", "")) not in repeated:
-                yield self._encoder.convert(event)
+                yield await self._convert(event)
+
+    async def _convert(self, event: core.Event) -> list[agui.AgUiEvent]:
+        """Convert an event. A question ends the run together with the others that the turn asks."""
+        if not isinstance(event, core.ApprovalAsked):
+            return self._encoder.convert(event)
+        asked = event.question
+        others = [each for each in await open_questions(self._hub, self._session) if each.run_id == asked.run_id]
+        return self._encoder.ask(tuple(others) if asked.id in [each.id for each in others] else (asked, *others))
 
     async def _restored_messages(self, stream: AtlasStream) -> list[Message]:
         """Return the replies and results of a turn that an earlier process stored; its stream does not emit them."""
@@ -381,7 +387,7 @@ class AgUiRun:
             return
         self._stream = live
         async for event in _events_after(live, question.id):
-            yield self._encoder.convert(event)
+            yield await self._convert(event)
 
     async def _replay_stored(self, run_id: str, call_id: str) -> AsyncGenerator[list[agui.AgUiEvent], None]:
         """Yield a finished turn from its stored messages: all of them, or those after a call."""

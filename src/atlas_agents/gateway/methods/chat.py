@@ -8,9 +8,9 @@ import msgspec
 
 from atlas_agents.agents.history import PINNED
 from atlas_agents.agents.options import TurnOptions
-from atlas_agents.core.approvals import Answer
+from atlas_agents.core.approvals import Answer, Question
 from atlas_agents.core.budgets import Budget
-from atlas_agents.core.errors import ConfigError, Conflict, NotFound
+from atlas_agents.core.errors import BadArguments, ConfigError, Conflict, NotFound
 from atlas_agents.core.events import Usage
 from atlas_agents.core.messages import UNTRUSTED, Message, Text, user
 from atlas_agents.core.store import JournalKind, JournalRow, RunRow
@@ -21,7 +21,14 @@ from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.protocol import chat as wire
 from atlas_agents.gateway.protocol.frames import ProtocolError, not_found
-from atlas_agents.gateway.protocol.sessions import ApprovalsResolve, ApprovalsResult, ExecAnswer
+from atlas_agents.gateway.protocol.sessions import (
+    ApprovalOutcome,
+    ApprovalsResolve,
+    ApprovalsResolved,
+    ApprovalsResolveMany,
+    ApprovalsResult,
+    ExecAnswer,
+)
 from atlas_agents.gateway.protocol.types import Ack, NoParams
 from atlas_agents.gateway.runs import read_outcomes
 from atlas_agents.providers.settings import ModelSettings
@@ -29,6 +36,7 @@ from atlas_agents.tools.journal import read_answering_run
 
 _PAGE = 500
 _SESSIONS = 100
+_questions = msgspec.json.Decoder(Question)
 
 
 def add_methods(methods: Methods) -> None:
@@ -38,6 +46,7 @@ def add_methods(methods: Methods) -> None:
     methods.add("chat.wait", wait_for_run)
     methods.add("approvals.list", list_approvals)
     methods.add("approvals.resolve", resolve_approval)
+    methods.add("approvals.resolveMany", resolve_approvals)
     methods.add("exec.approve", approve)
     methods.add("exec.deny", deny)
     methods.add("runs.list", list_runs)
@@ -203,10 +212,9 @@ async def list_approvals(caller: ClientConnection, _: NoParams) -> ApprovalsResu
 
 async def resolve_approval(caller: ClientConnection, params: ApprovalsResolve) -> Ack:
     """Resolve an approval, once. Requires a token with the scope `approve`; agents have none."""
-    hub = caller.hub
-    row = await hub.store.approval(hub.atlas.tenant, params.approval_id)
-    if row is None or not row.session.startswith(caller.grant.prefix):
-        raise not_found("APPROVAL")
+    hub, question = caller.hub, await _require_question(caller, params.approval_id)
+    if params.digest is not None and params.digest != convert.approval_digest(question):
+        raise ProtocolError("CONFLICT", "the request differs from what you saw: read it again; nothing was resolved")
     answer = Answer(convert.ANSWERS[params.decision], params.arguments, caller.grant.principal.id, params.reason)
     try:
         await hub.atlas.answer(params.approval_id, answer)
@@ -215,6 +223,30 @@ async def resolve_approval(caller: ClientConnection, params: ApprovalsResolve) -
     except Conflict as error:
         raise ProtocolError("APPROVAL_NOT_FOUND", f"already resolved: {error}") from None
     return Ack(True)
+
+
+async def _require_question(caller: ClientConnection, approval_id: str) -> Question:
+    """Return the question of an approval that the caller may access; raise 'not found' otherwise."""
+    row = await caller.hub.store.approval(caller.hub.atlas.tenant, approval_id)
+    if row is None or not row.session.startswith(caller.grant.prefix):
+        raise not_found("APPROVAL")
+    return _questions.decode(row.question)
+
+
+async def resolve_approvals(caller: ClientConnection, params: ApprovalsResolveMany) -> ApprovalsResolved:
+    """Resolve several approvals that a person saw. Each is resolved or not on its own, and has its own audit row."""
+    outcomes: list[ApprovalOutcome] = []
+    for each in params.approvals:
+        one = ApprovalsResolve(each.approval_id, params.decision, params.reason, digest=each.digest)
+        try:
+            if params.decision != "deny" and (await _require_question(caller, each.approval_id)).form is not None:
+                raise ProtocolError("INVALID_PARAMS", "a form is filled in on its own: use approvals.resolve")
+            await resolve_approval(caller, one)
+            outcomes.append(ApprovalOutcome(each.approval_id, ok=True))
+        except (ProtocolError, BadArguments) as error:
+            kind = error.kind if isinstance(error, ProtocolError) else "INVALID_PARAMS"
+            outcomes.append(ApprovalOutcome(each.approval_id, ok=False, error=str(error), kind=kind))
+    return ApprovalsResolved(tuple(outcomes))
 
 
 async def approve(caller: ClientConnection, params: ExecAnswer) -> Ack:

@@ -208,10 +208,17 @@ def _queued_messages(row: RunRow) -> list[MessageShape]:
 
 
 def _snapshot(caller: ClientConnection, log: RunLog) -> wire.RunPosition:
-    requested, key = log.partial.approval, log.session.removeprefix(caller.grant.prefix)
-    pending = ApprovalShape(session_key=key, **msgspec.structs.asdict(requested)) if requested is not None else None
+    key = log.session.removeprefix(caller.grant.prefix)
+    pending = tuple([ApprovalShape(session_key=key, **msgspec.structs.asdict(each)) for each in log.partial.approvals])
     return wire.RunPosition(
-        log.run_id, "snapshot", log.delivered, log.partial.parts, pending, log.partial.progress, log.partial.plan
+        log.run_id,
+        "snapshot",
+        log.delivered,
+        log.partial.parts,
+        pending[0] if pending else None,
+        log.partial.progress,
+        log.partial.plan,
+        pending,
     )
 
 

@@ -149,6 +149,7 @@ class ApprovalRequested(types.WireStruct, frozen=True):
     kind: types.ApprovalKind = "tool"
     sandbox: str = ""
     rule: str = ""
+    digest: str = ""
 
 
 class ApprovalResolved(types.WireStruct, frozen=True):

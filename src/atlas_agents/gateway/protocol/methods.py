@@ -75,6 +75,13 @@ _ALL = (
     Method("schedules.remove", "write", jobs.OneSchedule, Ack, "Delete a schedule."),
     Method("approvals.list", "read", NoParams, sessions.ApprovalsResult, "List pending approvals."),
     Method("approvals.resolve", "approve", sessions.ApprovalsResolve, Ack, "Resolve an approval."),
+    Method(
+        "approvals.resolveMany",
+        "approve",
+        sessions.ApprovalsResolveMany,
+        sessions.ApprovalsResolved,
+        "Allow or deny several approvals that were seen.",
+    ),
     Method("exec.approve", "approve", sessions.ExecAnswer, Ack, "Approve a request once."),
     Method("exec.deny", "approve", sessions.ExecAnswer, Ack, "Deny a request."),
     Method("agents.list", "read", NoParams, admin.AgentsResult, "List all agents."),

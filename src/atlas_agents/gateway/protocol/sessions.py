@@ -150,7 +150,8 @@ class SessionsSubscribe(types.WireStruct, frozen=True):
 class RunPosition(types.WireStruct, frozen=True):
     """The position of a run: missed events follow (`replay`), or `parts` is its output so far (`snapshot`).
 
-    `progress` is the recent output of running calls; `plan` is the current plan.
+    `progress` is the recent output of running calls; `plan` is the current plan. `pendingApprovals` are all that wait,
+    oldest first, and `pendingApproval` is the first of them.
     """
 
     run_id: str
@@ -160,6 +161,7 @@ class RunPosition(types.WireStruct, frozen=True):
     pending_approval: types.ApprovalShape | None = None
     progress: dict[str, tuple[str, ...]] = {}
     plan: tuple[types.PlanStepShape, ...] = ()
+    pending_approvals: tuple[types.ApprovalShape, ...] = ()
 
 
 class Subscribed(types.WireStruct, frozen=True):
@@ -182,13 +184,45 @@ class ApprovalsResult(types.WireStruct, frozen=True):
 class ApprovalsResolve(types.WireStruct, frozen=True):
     """Resolve an approval. `arguments` are edited arguments, or the values for a form.
 
-    Invalid values are refused and the approval stays pending; to dismiss it is to leave it unanswered.
+    Invalid values are refused and the approval stays pending; to dismiss it is to leave it unanswered. With a
+    `digest`, it is resolved only if that is the digest of what it shows.
     """
 
     approval_id: str
     decision: types.Decision
     reason: str = ""
     arguments: dict[str, Any] | None = None
+    digest: str | None = None
+
+
+class SeenApproval(types.WireStruct, frozen=True):
+    """An approval that a person saw: its id, and the digest of what was shown."""
+
+    approval_id: str
+    digest: str
+
+
+class ApprovalsResolveMany(types.WireStruct, frozen=True):
+    """Allow several approvals once, or deny them. Forms are resolved one by one."""
+
+    approvals: Annotated[tuple[SeenApproval, ...], Meta(min_length=1, max_length=100)]
+    decision: Literal["allow-once", "deny"]
+    reason: str = ""
+
+
+class ApprovalOutcome(types.WireStruct, frozen=True):
+    """What became of one approval. `error` says why it was not resolved, and `kind` names the kind of error."""
+
+    approval_id: str
+    ok: bool
+    error: str = ""
+    kind: str = ""
+
+
+class ApprovalsResolved(types.WireStruct, frozen=True):
+    """One outcome for each approval, in the order of the request."""
+
+    outcomes: tuple[ApprovalOutcome, ...]
 
 
 class ExecAnswer(types.WireStruct, frozen=True):

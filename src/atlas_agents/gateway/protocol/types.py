@@ -221,7 +221,7 @@ class ApprovalShape(WireStruct, frozen=True):
     With a `form`, it requests input instead, and the arguments are suggested values. `sandbox` names what confines the
     call ("none" if nothing does; empty if the tool does not declare it): then the lines of the preview up to the first
     empty one describe the sandbox and the limits, and the command or the code follows. `rule` is the rule of the policy
-    that requires the approval.
+    that requires the approval. `digest` is a hash of all that is shown, to name in an answer what was seen.
     """
 
     approval_id: str
@@ -242,6 +242,7 @@ class ApprovalShape(WireStruct, frozen=True):
     kind: ApprovalKind = "tool"
     sandbox: str = ""
     rule: str = ""
+    digest: str = ""
 
 
 class AgentShape(WireStruct, frozen=True):
