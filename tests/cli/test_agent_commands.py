@@ -21,6 +21,7 @@ def test_agents_are_created_changed_and_removed(bare: Home) -> None:
     assert "unknown tool 'no_such'" in bare.run("agents", "put", "cleo", "--tool", "no_such").stderr
     assert bare.run("agents", "remove", "cleo", "--yes").stderr.endswith("cleo: removed.\n")
     assert "cleo" not in bare.run("agents").stdout
+    assert "unknown agent 'cleo'; agents: assistant" in bare.run("agents", "show", "cleo").stderr
 
 
 def test_permission_is_changed_after_its_effect_was_shown(bare: Home) -> None:

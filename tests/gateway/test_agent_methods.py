@@ -112,9 +112,9 @@ async def test_two_people_edit_the_same_agent_and_no_edit_is_lost(tmp_path: Path
         assert again["message"] == "agent 'archy' exists already; nothing was saved"
         rows = [row["entry"]["message"] for row in (await owner.get("audit.list"))["entries"]]
         assert rows == [
-            "owner edited agent archy: changed",
-            "owner edited agent binky: changed",
-            "mara edited agent archy: changed",
+            "owner changed agent archy",
+            "owner changed agent binky",
+            "mara changed agent archy",
         ]
 
 
@@ -165,7 +165,10 @@ async def test_invalid_drafts_are_refused_and_change_nothing(tmp_path: Path) -> 
 
 
 async def test_draft_is_tried_with_tools_that_change_nothing_and_is_not_stored(tmp_path: Path) -> None:
-    async with serve_workspace(tmp_path) as gateway, connect_client(gateway) as client:
+    async with (
+        serve_workspace(tmp_path, budgets=("tenant tokens=1000000 per=day",)) as gateway,
+        connect_client(gateway) as client,
+    ):
         draft = {"id": "zoe", "model": "demo", "tools": ["current_time", "file_write", "bash"]}
         history = [{"role": "user", "text": "Hi."}, {"role": "assistant", "text": "Hello."}]
         answer = await client.get(
@@ -177,6 +180,10 @@ async def test_draft_is_tried_with_tools_that_change_nothing_and_is_not_stored(t
         assert "".join(piece["text"] for piece in pieces) == answer["text"]
         assert (await client.get("sessions.list"))["sessions"] == []
         assert (await client.get("runs.list"))["runs"] == []
+        (used,) = (await client.get("usage.summary", groupBy="agent"))["rows"]
+        assert used["name"] == "zoe" and used["inputTokens"] > 0 and used["turns"] == 1
+        (status,) = (await client.get("limits.get"))["budgets"]
+        assert status["used"] == used["inputTokens"] + used["outputTokens"]
         assert agents_file(tmp_path) == FILE and gateway.hub.agent("zoe") is None
         known = {tool["name"]: tool for tool in (await client.get("tools.list", all=True))["tools"]}
         assert known["current_time"]["pure"] is True and known["bash"]["requiresApproval"] is True

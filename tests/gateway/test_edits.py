@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,12 @@ import pytest
 from gateway_client import connect_client, serve_gateway
 
 from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.store import AddAudit, DropRecord, Write
 from atlas_agents.core.trust import Trust
 from atlas_agents.gateway.edits import FileEdit, version_of
 from atlas_agents.gateway.protocol.frames import ProtocolError
+from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.testing import Scripted, in_memory_atlas
 
 
 def first_line(content: bytes) -> bytes | None:
@@ -61,7 +65,7 @@ async def test_edit_of_a_section_is_versioned_audited_and_announced(tmp_path: Pa
         assert event == {"kind": "line", "id": "first", "version": saved.stamp.version, "by": "mara"}
         (row,) = (await client.get("audit.list"))["entries"]
         assert row["entry"]["action"] == "EDIT"
-        assert row["entry"]["message"] == "mara edited line first: changed"
+        assert row["entry"]["message"] == "mara changed line first"
         assert "+two" in row["entry"]["meta"]["diff"]
         assert (await client.get("usage.tools"))["rows"] == []
 
@@ -92,6 +96,44 @@ async def test_edit_keeps_a_link_and_creates_a_file_and_reports_a_failed_write(t
             await edits.edit_file(edit_first_line(tmp_path / "blocked" / "file.txt", "two", None), "ben")
         rows = [entry["entry"]["success"] for entry in (await client.get("audit.list"))["entries"]]
         assert rows[-1] is True
+
+
+class Killed(BaseException):
+    """Stands for a crash of the process."""
+
+
+@pytest.mark.parametrize("crash", ["before the audit row", "after the audit row"])
+async def test_crash_during_an_edit_leaves_one_audit_row(crash: str, tmp_path: Path) -> None:
+    class Crashing(MemoryStore):
+        crashes = False
+
+        async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
+            audits = any(isinstance(write, AddAudit) for write in writes)
+            if self.crashes and crash.startswith("before") and audits:
+                raise Killed
+            if self.crashes and crash.startswith("after") and not audits and isinstance(writes[-1], DropRecord):
+                raise Killed
+            return await super().commit(tenant, writes)
+
+    path, store = tmp_path / "file.txt", Crashing()
+    path.write_bytes(b"one\n")
+    async with serve_gateway(tmp_path / "home", in_memory_atlas(Scripted(), store=store)) as gateway:
+        store.crashes = True
+        with pytest.raises(Killed):
+            await gateway.hub.edits.edit_file(edit_first_line(path, "two", version_of(b"one")), "mara")
+        store.crashes = False
+    assert path.read_bytes() == b"two\n"
+    rows: list[Any] = []
+    for _ in range(2):
+        again = in_memory_atlas(Scripted(), store=store)
+        async with serve_gateway(tmp_path / "home", again) as gateway, connect_client(gateway) as client:
+            rows = (await client.get("audit.list"))["entries"]
+    (row,) = rows
+    expected = "mara changed line first"
+    if crash.startswith("before"):
+        expected = "mara was changing line first when the gateway stopped: check whether it was saved"
+    assert row["entry"]["message"] == expected and "+two" in row["entry"]["meta"]["diff"]
+    assert [record.key for record in await store.records("default", "edit") if record.key.startswith("open:")] == []
 
 
 async def test_what_a_person_edits_counts_while_a_tool_call_is_running(tmp_path: Path) -> None:

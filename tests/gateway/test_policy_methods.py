@@ -67,7 +67,7 @@ async def test_change_to_the_default_policy_is_saved_applied_and_inherited(tmp_p
         rows = {row["agentId"]: row["cells"] for row in (await client.get("tools.matrix"))["rows"]}
         assert rows["binky"]["file_write"] == "no" and rows["archy"]["current_time"] == "ask"
         (entry,) = (await client.get("audit.list"))["entries"]
-        assert entry["entry"]["message"] == "owner edited policy permissions: created"
+        assert entry["entry"]["message"] == "owner created the permissions"
 
         back = (await save(client, change("file_write", "finance", None), expectedVersion=saved["version"]))["error"]
         assert "this allows more than now (file_write for finance); confirm it with allowWider" in back["message"]

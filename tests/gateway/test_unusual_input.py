@@ -21,6 +21,23 @@ def stored_atlas(*replies: Reply, tools: tuple[Tool, ...] = ()) -> Atlas:
     return in_memory_atlas(Scripted(*replies), tools, store=MemoryStore())
 
 
+@pytest.mark.parametrize(
+    ("method", "params", "message"),
+    [
+        ("agents.get", {"agentId": "zoe"}, "unknown agent 'zoe'; agents: assistant"),
+        ("chat.send", {"sessionKey": "s", "message": "Hi", "agentId": "zoe"}, "unknown agent 'zoe'; agents: assistant"),
+        ("schedules.run", {"name": "daily"}, "unknown schedule 'daily'; schedules: weekly"),
+        ("users.remove", {"name": "zoe"}, "not found: user 'zoe'; users: owner"),
+    ],
+)
+async def test_error_about_an_unknown_thing_names_those_that_exist(
+    method: str, params: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    async with serve_and_connect(tmp_path, stored_atlas()) as client:
+        await client.get("schedules.add", name="weekly", cron="@weekly", task="Look")
+        assert (await client.request(method, **params))["error"]["message"] == message
+
+
 async def test_lone_surrogate_does_not_break_a_turn(tmp_path: Path) -> None:
     async def half(input: str) -> str:
         return "\ud800"

@@ -234,6 +234,10 @@ class Atlas:
     def policy(self, policy: Policy | None) -> None:
         self._governance.policy = policy
 
+    def share_budgets(self, other: "Atlas") -> None:
+        """Internal: count the turns of this Atlas against the budgets of another one."""
+        self._governance.budgets = other._governance.budgets
+
     def conversation(self, session: str = "default") -> Conversation:
         """Return the conversation of a session, created if there is none.
 

@@ -178,6 +178,7 @@ class WorkspaceEditor:
             history=settings.history,
         )
         self._drafts.keep_secret(*settings.secrets)
+        self._drafts.share_budgets(atlas)
 
     @property
     def chosen_model(self) -> str:
@@ -195,7 +196,7 @@ class WorkspaceEditor:
         self._atlas.set_agents(self._loader.agents(state))
 
     def open_draft(self, agent: Agent) -> Atlas:
-        """Return an Atlas in memory that has this agent only. Its tool calls are audited like all others."""
+        """Return an Atlas in memory that has this agent only. Its calls are audited and count against the budgets."""
         self._drafts.policy = self._atlas.policy
         return self._drafts.set_agents([agent])
 

@@ -452,11 +452,14 @@ def confirm(question: str) -> bool:
 
 def match_prefix(prefix: str, keys: Iterable[str], kind: str) -> str:
     """Return the only key with this prefix; an exact match wins over longer keys."""
-    matching = [key for key in keys if key.startswith(prefix)]
+    known = list(keys)
+    matching = [key for key in known if key.startswith(prefix)]
     if prefix in matching:
         return prefix
     if len(matching) > 1:
         raise ConfigError(f"ambiguous {kind} {prefix!r}: {len(matching)} {kind}s start with it")
     if not matching:
-        raise ConfigError(f"{kind} not found: {prefix!r}; run: atlas {kind}s list")
+        from atlas_agents.core.text import list_known
+
+        raise ConfigError(f"{kind} not found: {prefix!r}; {list_known(f'{kind}s', known)}; run: atlas {kind}s list")
     return matching[0]

@@ -6,7 +6,7 @@ import math
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from itertools import islice
 from typing import Any
@@ -26,6 +26,7 @@ _JOINER, _EMOJI_STYLE = "\u200d", "\ufe0f"
 _BREAKS = frozenset("\x0b\x0c\x85\u2028\u2029")
 """Invisible line separators."""
 _INVISIBLE_PRINTABLE = frozenset("\u034f\u115f\u1160\u17b4\u17b5\u180b\u180c\u180d\u180f\u2800\u3164\uffa0")
+_MAX_KNOWN = 10
 _MIN_SECRET, _MIN_SECRET_BITS = 5, 11
 _MIN_WORDS, _MIN_NUMBER, _MIN_WORD = 8, 10, 12
 """The shortest secrets without digits, of digits only and of letters only; shorter ones may be words or numbers."""
@@ -117,6 +118,13 @@ def one_line(text: str, limit: int) -> str:
     """Return the visible text on one line, truncated with an ellipsis at `limit` characters."""
     line = " ".join(remove_hidden_characters(clean(text)).split())
     return line if len(line) <= limit else f"{line[: limit - 1]}…"
+
+
+def list_known(kind: str, names: Iterable[str]) -> str:
+    """Say which things of a kind exist, for the error about one that does not: `agents: ana, bob`."""
+    known = [one_line(name, 100) for name in names]
+    more = f" and {len(known) - _MAX_KNOWN} more" if len(known) > _MAX_KNOWN else ""
+    return f"{kind}: {', '.join(known[:_MAX_KNOWN])}{more}" if known else f"there are no {kind}"
 
 
 def _find_hidden_runs(text: str) -> Iterator[re.Match[str]]:

@@ -6,9 +6,11 @@ faster, it receives a conflict with the current value instead of overwriting it.
 
 import asyncio
 import difflib
+import socket
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from fcntl import LOCK_EX, LOCK_NB, LOCK_SH, flock
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
@@ -19,8 +21,9 @@ from atlas_agents.agents.atlas import Atlas
 from atlas_agents.core.aio import finish_despite_cancel, run_in_thread
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.json import encode
+from atlas_agents.core.messages import new_id
 from atlas_agents.core.paths import digest, lock_file, make_private_folder, write_file
-from atlas_agents.core.store import PutRecord, Store
+from atlas_agents.core.store import DropRecord, PutRecord, Store
 from atlas_agents.core.trust import Trust
 from atlas_agents.gateway.protocol.events import ResourceUpdated
 from atlas_agents.gateway.protocol.frames import ProtocolError
@@ -144,7 +147,50 @@ class _LastEdit(msgspec.Struct, frozen=True):
     at: int
 
 
+class _OpenEdit(msgspec.Struct, frozen=True):
+    """An edit that is being made. It is stored first, so that a crash during the edit does not leave it unaudited."""
+
+    key: str
+    kind: str
+    id: str
+    previous: str | None
+    by: str
+    diff: str
+    at: int
+    place: str = ""
+    """The host and the home folder of the gateway."""
+
+
 _last_edits = msgspec.json.Decoder(_LastEdit)
+_open_edits = msgspec.json.Decoder(_OpenEdit)
+_OPEN = "open:"
+"""Start of the keys of edits that are being made."""
+_OPEN_LOCK = ".open-edits.lock"
+_NAMES = {
+    "policy": "the permissions",
+    "secret": "the key of {id}",
+    "token": "token {id}",
+    "mcp": "MCP server {id}",
+    "mcp-start": "the start of MCP server {id}",
+    "mcp-approval": "the approved tools of MCP server {id}",
+    "mcp-login": "the sign-in to MCP server {id}",
+    "knowledge": "document {id}",
+    "channel-person": "the pairing of {id}",
+    "tenant": "the plan of tenant {id}",
+}
+"""How the things that people edit are called in the audit log, if not by their kind and id."""
+
+
+def _describe_edit(edit: _OpenEdit, outcome: str, error: str) -> str:
+    """Say in a sentence who edited what, and what came of it."""
+    thing = _NAMES.get(edit.kind, f"{edit.kind} {{id}}").replace("{id}", edit.id)
+    if edit.kind == "model":
+        thing = {"default": "the default model", "offered": "the models of chats"}.get(edit.id, thing)
+    if outcome == "failed":
+        return f"{edit.by} could not change {thing}: {error}"
+    if outcome == "interrupted":
+        return f"{edit.by} was changing {thing} when the gateway stopped: check whether it was saved"
+    return f"{edit.by} {outcome} {thing}"
 
 
 class Edits:
@@ -155,6 +201,7 @@ class Edits:
         self._home = home
         self.notify = notify
         self._lock = asyncio.Lock()
+        self._place = f"{socket.gethostname()}:{home.absolute()}"
 
     @property
     def _store(self) -> Store:
@@ -221,35 +268,72 @@ class Edits:
         self, before: EditTarget, by: str, write: Callable[[], Awaitable[str | None]], diff: str, scope: Scope
     ) -> EditStamp:
         await self._atlas.audit.ready()
-        try:
-            version = await write()
-        except BaseException as error:
-            await self._audit(before, by, f"failed: {error}", diff, success=False)
-            raise
         now = int(time.time() * 1000)
-        outcome = "removed" if version is None else "created" if before.version is None else "changed"
-        await self._audit(before, by, outcome, diff, version=version)
-        record = PutRecord("edit", f"{before.kind}:{before.id}", encode(_LastEdit(version, by, now)))
-        await self._store.commit(self._atlas.tenant, [record])
+        shown = self._atlas.hide(diff)[:_MAX_AUDITED_DIFF]
+        edit = _OpenEdit(new_id(), before.kind, before.id, before.version, by, shown, now, self._place)
+        opened = PutRecord("edit", _OPEN + edit.key, encode(edit))
+        with self._editing():
+            await self._store.commit(self._atlas.tenant, [opened])
+            try:
+                version = await write()
+            except BaseException as error:
+                await self._audit(edit, "failed", error=str(error))
+                await self._store.commit(self._atlas.tenant, [DropRecord("edit", opened.key)])
+                raise
+            outcome = "removed" if version is None else "created" if before.version is None else "changed"
+            await self._audit(edit, outcome, version=version)
+            last = PutRecord("edit", f"{before.kind}:{before.id}", encode(_LastEdit(version, by, now)))
+            await self._store.commit(self._atlas.tenant, [last, DropRecord("edit", opened.key)])
         self.notify(ResourceUpdated(before.kind, before.id, version, by), scope)
         return EditStamp(version=version, changed_by=by, changed_at=now)
 
-    async def _audit(
-        self, before: EditTarget, by: str, outcome: str, diff: str, *, version: str | None = None, success: bool = True
-    ) -> None:
-        shown = self._atlas.hide(diff)[:_MAX_AUDITED_DIFF]
+    async def record_interrupted(self, has_row: Callable[[str, int], Awaitable[bool]], *, all_homes: bool) -> None:
+        """Audit the edits that were being made when a gateway stopped: with this home folder, or with any.
+
+        `has_row` says whether the row of an edit was written since a time. Does nothing while another process with the
+        same home folder makes an edit.
+        """
+        rows = await self._store.records(self._atlas.tenant, "edit")
+        left = [_open_edits.decode(row.body) for row in rows if row.key.startswith(_OPEN)]
+        for edit in left if left and not self._is_editing() else ():
+            if all_homes or edit.place == self._place:
+                if not await has_row(edit.key, edit.at):
+                    await self._audit(edit, "interrupted")
+                await self._store.commit(self._atlas.tenant, [DropRecord("edit", _OPEN + edit.key)])
+
+    @contextmanager
+    def _editing(self) -> Generator[None]:
+        """Mark that this process makes an edit, until the end of the block or of the process."""
+        make_private_folder(self._home)
+        with (self._home / _OPEN_LOCK).open("a") as file:
+            flock(file, LOCK_SH)
+            yield
+
+    def _is_editing(self) -> bool:
+        """Return whether a process with this home folder makes an edit."""
+        make_private_folder(self._home)
+        with (self._home / _OPEN_LOCK).open("a") as file:
+            try:
+                flock(file, LOCK_EX | LOCK_NB)
+            except BlockingIOError:
+                return True
+        return False
+
+    async def _audit(self, edit: "_OpenEdit", outcome: str, *, version: str | None = None, error: str = "") -> None:
+        success = outcome in ("created", "changed", "removed")
+        meta = {"user": edit.by, "outcome": outcome, "previous": edit.previous, "version": version, "diff": edit.diff}
         entry = AuditEntry(
             tenant_id=self._atlas.tenant,
-            actor_external_id=by,
-            entity_id=before.id,
+            actor_external_id=edit.by,
+            entity_id=edit.id,
             level="info" if success else "error",
-            message=f"{by} edited {before.kind} {before.id}: {outcome}",
+            message=self._atlas.hide(_describe_edit(edit, outcome, error)),
             success=success,
-            meta={"user": by, "outcome": outcome, "previous": before.version, "version": version, "diff": shown},
+            meta={**meta, "edit": edit.key, **({"error": self._atlas.hide(error)} if error else {})},
             timestamp=int(time.time() * 1000),
             actor_type="user",
             action="EDIT",
-            entity_type=before.kind,
+            entity_type=edit.kind,
         )
         await self._atlas.audit.append(entry)
 

@@ -26,6 +26,7 @@ from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock, run_in_t
 from atlas_agents.core.errors import ConfigError, StoreError
 from atlas_agents.core.messages import Message, new_id
 from atlas_agents.core.store import AuditRow, Session, Store
+from atlas_agents.core.text import list_known
 from atlas_agents.gateway.auth import Authenticator, Grant
 from atlas_agents.gateway.convert import agent_model, list_model_users, session_shape
 from atlas_agents.gateway.devices import Devices
@@ -201,6 +202,20 @@ class AuditTail:
                 if entry.action == TOOL_CALL:
                     limit -= 1
                     yield row.seq, entry
+
+    async def has_edit(self, edit: str, since: int) -> bool:
+        """Return whether there is a row of an edit since a time in milliseconds."""
+        before = await self._find_last_row() + 1
+        while before > 1:
+            first = max(0, before - 1 - _PAGE)
+            rows = await self._store.audit(self._tenant, after=first, limit=before - 1 - first)
+            entries = [_entries.decode(row.entry) for row in rows]
+            if any(entry.meta.get("edit") == edit for entry in entries):
+                return True
+            if entries and entries[0].timestamp < since:
+                return False
+            before = first + 1
+        return False
 
     async def subscribe(self, subscriber: Subscriber) -> None:
         """Subscribe to new rows."""
@@ -610,8 +625,17 @@ class Hub:
         name = agent_id or (await self.assignments.get(session)).agent_id
         agent = self.agent(name) if name else self.atlas.get_agent()
         if agent is None:
-            raise ProtocolError("AGENT_NOT_FOUND", f"unknown agent {name!r}" if name else "no agents are configured")
+            raise self.unknown_agent(name)
         return agent
+
+    def unknown_agent(self, name: str) -> ProtocolError:
+        """Return the error for an agent that does not exist. It names those that do."""
+        if not self.atlas.agents:
+            return ProtocolError("AGENT_NOT_FOUND", "no agents are configured")
+        return ProtocolError(
+            "AGENT_NOT_FOUND",
+            f"unknown agent {name!r}; {list_known('agents', [agent.id for agent in self.atlas.agents])}",
+        )
 
     async def submit_turn(
         self, agent: Agent, message: Message, *, session: str, user: str, options: TurnOptions = DEFAULT_OPTIONS

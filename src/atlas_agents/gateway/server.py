@@ -253,6 +253,7 @@ class Gateway:
         member = AsyncExitStack()
         try:
             await admin.apply_suspensions(self.hub)
+            await hub.edits.record_interrupted(hub.audit.has_edit, all_homes=self._membership is None)
             if self._membership is not None:
                 await member.enter_async_context(self._membership.join(self.hub, self.url))
             elif recover:

@@ -395,6 +395,25 @@ class JournaledApprovals(msgspec.Struct, eq=False):
         )
 
 
+def add_usage(day: str, session: str, agent_id: str, model: str, usage: Usage, turns: int) -> records.AddUsage:
+    """Return the write that adds what model calls used to the sums of a day."""
+    row = records.UsageRow(
+        day,
+        session,
+        agent_id,
+        model,
+        usage.input_tokens,
+        usage.output_tokens,
+        usage.cached_tokens,
+        round((usage.cost or 0) * _MICROCENTS),
+        turns,
+        usage.cache_write_tokens,
+        usage.reasoning_tokens,
+        round((usage.saved or 0) * _MICROCENTS),
+    )
+    return records.AddUsage(row)
+
+
 class Journal:
     """The journal of one run.
 
@@ -754,21 +773,7 @@ class Journal:
         await self._committer.commit(self._tenant, [self._usage_write(agent_id, model, usage)])
 
     def _usage_write(self, agent_id: str, model: str, usage: Usage, turns: int = 0) -> records.AddUsage:
-        row = records.UsageRow(
-            utc_day(self._clock.time()),
-            self._session,
-            agent_id,
-            model,
-            usage.input_tokens,
-            usage.output_tokens,
-            usage.cached_tokens,
-            round((usage.cost or 0) * _MICROCENTS),
-            turns,
-            usage.cache_write_tokens,
-            usage.reasoning_tokens,
-            round((usage.saved or 0) * _MICROCENTS),
-        )
-        return records.AddUsage(row)
+        return add_usage(utc_day(self._clock.time()), self._session, agent_id, model, usage, turns)
 
     def hook_record(self, call: ToolCall) -> HookRecord | None:
         """Return what hooks decided about a call in an earlier process; None if they did nothing."""

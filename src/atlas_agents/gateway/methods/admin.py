@@ -16,6 +16,7 @@ from atlas_agents.core.errors import ConfigError, NotFound
 from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import UsageRow
 from atlas_agents.core.tenancy import Plan, User, check_plan_name
+from atlas_agents.core.text import list_known
 from atlas_agents.gateway.auth import ALL, Invitation, TokenEntry
 from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.convert import list_model_users
@@ -476,7 +477,8 @@ async def remove_user(caller: ClientConnection, params: wire.UsersRemove) -> Rem
     hub = caller.hub
     before = await _find_user(hub, params.name)
     if before is None:
-        raise ProtocolError("INVALID_PARAMS", f"not found: user {params.name!r}")
+        known = list_known("users", [each.name for each in await hub.atlas.tenancy.users()])
+        raise ProtocolError("INVALID_PARAMS", f"not found: user {params.name!r}; {known}")
     diff, tokens = _user_diff(before, None), await _tokens_of(hub, params.name)
     warnings = (f"tokens that keep working until you revoke them: {', '.join(tokens)}",) if tokens else ()
     if params.dry_run:
@@ -655,7 +657,7 @@ async def invoke_tool(caller: ClientConnection, params: wire.ToolsInvoke) -> wir
     hub = caller.hub
     agent = hub.agent(params.agent_id) if params.agent_id else hub.atlas.get_agent()
     if agent is None:
-        raise ProtocolError("AGENT_NOT_FOUND", f"unknown agent {params.agent_id!r}")
+        raise hub.unknown_agent(params.agent_id or "")
     key = params.idempotency_key or ""
     stream = await hub.call_tool(caller.grant, agent, params.name, params.arguments, idempotency_key=key)
     result = tool_call_result(await stream.reply())

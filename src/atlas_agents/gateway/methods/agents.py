@@ -9,6 +9,8 @@ from typing import Any, cast
 import msgspec
 
 from atlas_agents.agents.agent import Agent
+from atlas_agents.agents.stream import AtlasStream
+from atlas_agents.core.aio import utc_day
 from atlas_agents.core.errors import AtlasError
 from atlas_agents.core.events import StreamChunk, StreamReset, ToolCalled
 from atlas_agents.core.messages import Conversation, assistant, user
@@ -22,6 +24,7 @@ from atlas_agents.gateway.protocol.events import AgentTrial, encode_event
 from atlas_agents.gateway.protocol.frames import ProtocolError
 from atlas_agents.gateway.protocol.types import AgentShape, EditParams, EditStamp, NoParams
 from atlas_agents.tools.audit import AuditEntry
+from atlas_agents.tools.journal import add_usage
 from atlas_agents.tools.policy import EVERYONE, Actor, Cell, Policy, Verdict, edit_cells
 from atlas_agents.tools.tool import Tool
 from atlas_agents.workspace.build import build_agent
@@ -29,6 +32,8 @@ from atlas_agents.workspace.files import default_text
 from atlas_agents.workspace.workspace import KEYS, AgentSpec, AgentsText, SectionLine
 
 _TRIAL_SECONDS = 300.0
+_TRIAL_SESSION = "agent-trials"
+"""The session that the tokens of trials are counted for. It is not stored."""
 _POLICY = "permissions"
 _DAY_SECONDS = 86_400
 _MAX_SIMULATED, _MAX_SHOWN = 20_000, 200
@@ -109,7 +114,10 @@ async def remove_agent(caller: ClientConnection, params: wire.AgentsRemove) -> w
 
 
 async def try_draft(caller: ClientConnection, params: wire.AgentsTryDraft) -> wire.DraftAnswer:
-    """Send a message to a draft. It has only tools that change nothing and need no approval, and nothing is stored."""
+    """Send a message to a draft. It has only tools that change nothing and need no approval.
+
+    Nothing is stored but what it used.
+    """
     hub, editor = caller.hub, _require_editor(caller.hub)
     text = _read_agents(editor)
     spec = _to_spec(params.draft, text)
@@ -356,6 +364,15 @@ async def _ask(
         raise ProtocolError("UNAVAILABLE", caller.hub.atlas.hide(f"the draft could not answer: {error}")) from error
     finally:
         stream.cancel()
+        await _count_trial(caller.hub, agent, stream)
+
+
+async def _count_trial(hub: Hub, agent: Agent, stream: AtlasStream) -> None:
+    """Add what a trial used to the usage sums. Its calls counted against the budgets when they were made."""
+    usage, model = stream.usage, agent_model(agent, hub.atlas.registry)
+    if usage.input_tokens or usage.output_tokens:
+        row = add_usage(utc_day(time.time()), _TRIAL_SESSION, agent.id, model, usage, turns=1)
+        await hub.store.commit(hub.atlas.tenant, [row])
 
 
 async def _edit(
@@ -393,7 +410,7 @@ def require_agent(hub: Hub, agent_id: str) -> Agent:
     """Return an agent; raise AGENT_NOT_FOUND if there is none with this id."""
     agent = hub.agent(agent_id)
     if agent is None:
-        raise ProtocolError("AGENT_NOT_FOUND", f"unknown agent {agent_id!r}")
+        raise hub.unknown_agent(agent_id)
     return agent
 
 

@@ -12,6 +12,7 @@ import msgspec
 from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import BadTool, ConfigError, Transient
 from atlas_agents.core.paths import Secret
+from atlas_agents.core.text import list_known
 from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.edits import EditTarget, FileEdit, describe_change, unified_diff, version_of
@@ -317,7 +318,9 @@ def _find_server(servers: Servers, name: str) -> config.ServerConfig:
         raise ConfigError(servers.config_error)
     server = servers.configs.get(name)
     if server is None:
-        raise ProtocolError("INVALID_PARAMS", f"not found: MCP server {name!r}")
+        raise ProtocolError(
+            "INVALID_PARAMS", f"not found: MCP server {name!r}; {list_known('servers', servers.configs)}"
+        )
     return server
 
 

@@ -6,6 +6,7 @@ from atlas_agents.agents.schedules import next_due_time
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.errors import Conflict, NotFound
 from atlas_agents.core.store import PRIORITIES, JobRow, Schedule
+from atlas_agents.core.text import list_known
 from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.convert import agent_model
 from atlas_agents.gateway.dispatch import Methods
@@ -179,7 +180,8 @@ async def _require_schedule(caller: ClientConnection, name: str) -> None:
     except NotFound:
         found = None
     if found is None or not found.prefix.startswith(caller.grant.prefix):
-        raise ProtocolError("INVALID_PARAMS", f"unknown schedule {name!r}")
+        own = [each.name for each in (await list_schedules(caller, NoParams())).schedules]
+        raise ProtocolError("INVALID_PARAMS", f"unknown schedule {name!r}; {list_known('schedules', own)}")
 
 
 def _schedule_shape(schedule: Schedule) -> wire.ScheduleShape:

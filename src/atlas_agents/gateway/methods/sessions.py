@@ -224,7 +224,7 @@ def _snapshot(caller: ClientConnection, log: RunLog) -> wire.RunPosition:
 
 def _check_agent(caller: ClientConnection, agent_id: str | None) -> None:
     if agent_id and caller.hub.agent(agent_id) is None:
-        raise ProtocolError("AGENT_NOT_FOUND", f"unknown agent {agent_id!r}")
+        raise caller.hub.unknown_agent(agent_id)
 
 
 def _without_choices(metadata: dict[str, Any] | None) -> dict[str, Any]:
@@ -288,8 +288,7 @@ def _build_excerpt(text: str, index: int, length: int) -> str:
 
 async def fork_session(caller: ClientConnection, params: wire.SessionsFork) -> wire.Created:
     hub, prefix = caller.hub, caller.grant.prefix
-    if params.agent_id and hub.agent(params.agent_id) is None:
-        raise ProtocolError("AGENT_NOT_FOUND", f"unknown agent {params.agent_id!r}")
+    _check_agent(caller, params.agent_id)
     key, source = new_id(), prefix + params.session_key
     try:
         async with _large_request(caller):
