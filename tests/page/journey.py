@@ -19,7 +19,7 @@ from typing import IO, Any, TypeVar, cast
 from browser import ROOT, TIMEOUT, GatewayProcess, Tab
 from playwright.sync_api import Locator, expect
 
-from vendors.common import Answer, VendorDouble, VendorRequest, require
+from vendors.common import KEY, Answer, VendorDouble, VendorRequest, require
 from vendors.openai_chat import OpenAIChatDouble
 from vendors.openai_compatible import VLLMDouble
 
@@ -27,6 +27,7 @@ ATLAS = str(Path(sys.executable).parent / "atlas")
 MODELS = ("gpt-5.1", "gpt-4.1")
 LOCAL_MODELS = ("qwen3-8b", "qwen3-32b")
 MOST_CLICKS = 25
+MCP_SERVER = ROOT / "tests" / "foreign" / "scripted_server.py"
 POLICY = "# Refunds\n\nCustomers can return a product within 30 days. The refund is paid within 14 days.\n"
 QUESTION = "How long does a refund take? Add a task to answer the customer."
 TASK = "Tell the customer: refunds take 14 days"
@@ -271,8 +272,11 @@ class NewUser:
         self.click(self.page.locator(".settings-tabs").get_by_role("link", name="MCP servers"))
         self.press_button("Add server")
         self.press_button("Command or URL of your own")
-        script = ROOT / "tests" / "foreign" / "scripted_server.py"
-        fields = {"Name": "tasks", "Arguments": f"-S\n{script}\n{self._folder}", "Folder it may change": self._folder}
+        fields = {
+            "Name": "tasks",
+            "Arguments": f"-S\n{MCP_SERVER}\n{self._folder}",
+            "Folder it may change": self._folder,
+        }
         for label, text in fields.items():
             self.page.get_by_label(label).fill(str(text))
         self.page.get_by_label("Command", exact=True).last.fill(sys.executable)
@@ -338,3 +342,28 @@ def drop_file(area: Locator, path: Path) -> None:
     }""".replace("NAME", path.name)
     transfer = area.page.evaluate_handle(make, path.read_text())
     area.dispatch_event("drop", {"dataTransfer": transfer})
+
+
+def start_with_key(user: NewUser, gateway: InstalledGateway, address: str) -> None:
+    """Walk all steps as a person who pastes a key of the vendor at this address."""
+    user.open_link(gateway)
+    user.step("start")
+    user.paste_key(address, KEY)
+    user.pick_model(MODELS[1])
+    _continue(user, MODELS[1])
+
+
+def start_without_key(user: NewUser, gateway: InstalledGateway) -> None:
+    """Walk all steps as a person who has no key but a model server on this machine."""
+    user.open_link(gateway)
+    user.pick_found_model(LOCAL_MODELS[0])
+    _continue(user, LOCAL_MODELS[0])
+
+
+def _continue(user: NewUser, model: str) -> None:
+    user.say_hello(model)
+    user.add_mcp_server()
+    user.create_agent()
+    user.upload_document()
+    user.ask_and_approve()
+    user.read_audit_log()

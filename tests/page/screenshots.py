@@ -1,15 +1,44 @@
 """Take the screenshots for README and docs: `python tests/page/screenshots.py [FOLDER]`."""
 
+import os
 import sys
 import tempfile
+from collections.abc import Container, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from browser import HERE, PHONE, ROOT, GatewayProcess, Tab, launch_browser, open_tabs, running_gateway
-from playwright.sync_api import Browser
+from browser import (
+    HERE,
+    PHONE,
+    ROOT,
+    GatewayProcess,
+    Tab,
+    install_weights,
+    launch_browser,
+    open_tabs,
+    running_gateway,
+)
+from journey import (
+    MCP_SERVER,
+    LocalServer,
+    NewUser,
+    OpenAIAccount,
+    answer_as_assistant,
+    installed_gateway,
+    served,
+    start_with_key,
+    start_without_key,
+)
+from PIL import Image
+from playwright.sync_api import Browser, expect
+
+from atlas_agents.local.models import DEFAULT
+from local_weights import home_with_weights
 
 FOLDER = ROOT / "docs" / "images"
 SHARP_PHONE: dict[str, Any] = {**PHONE, "device_scale_factor": 1.5}
+PHONE_STEPS = ("found", "approval", "audit")
 PROMPTS = ("What does the policy say about refunds?", "Plan the release", "Clean up the old builds")
 ORDERS = "How did orders do this month?"
 LAST_WORDS = "Should I draft"
@@ -27,9 +56,17 @@ FONTS = """\
 """
 """Only the fonts that come with Chromium, so that a screenshot does not depend on the other fonts of the machine."""
 
+REPLACE_TEXTS = """(texts) => {
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode())
+    for (const [text, other] of Object.entries(texts))
+      if (node.nodeValue.includes(text)) node.nodeValue = node.nodeValue.replaceAll(text, other);
+}"""
+
 
 def main(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
+    weights = home_with_weights() / "models" / f"{DEFAULT}.gguf"
     with (
         tempfile.TemporaryDirectory(prefix="atlas-") as home,
         launch_browser(**font_environment(Path(home))) as browser,
@@ -39,6 +76,7 @@ def main(folder: Path) -> None:
         for theme in ("light", "dark"):
             take_views(next(open_tabs(browser, gateway, color_scheme=theme)), folder, theme)
         take_phone(browser, gateway, folder)
+        take_journey(browser, weights, folder)
 
 
 def font_environment(folder: Path) -> dict[str, str]:
@@ -93,7 +131,7 @@ def take_views(tab: Tab, folder: Path, theme: str) -> None:
 def take_phone(browser: Browser, gateway: GatewayProcess, folder: Path) -> None:
     tab = next(open_tabs(browser, gateway, color_scheme="light", **SHARP_PHONE)).open()
     tab.button("Menu").click()
-    session = tab.page.locator(".ant-drawer .session")
+    session = tab.page.locator(".drawer .session")
     session.first.wait_for()
     take(tab, folder / "phone-menu.png")
     session.filter(has_text="Send the weekly report").click()
@@ -105,12 +143,57 @@ def take_phone(browser: Browser, gateway: GatewayProcess, folder: Path) -> None:
     take(tab, folder / "phone-chat.png")
 
 
+def take_journey(browser: Browser, weights: Path, folder: Path) -> None:
+    """Take a picture of each step of a new user with a key, and of some steps of one without a key on a phone."""
+    with (
+        new_home(weights) as home,
+        served(OpenAIAccount(then=answer_as_assistant)) as vendor,
+        installed_gateway(home) as gateway,
+    ):
+        tab = next(open_tabs(browser, gateway, color_scheme="light", viewport={"width": 1180, "height": 760}))
+        start_with_key(photographed_user(tab, home, folder / "first"), gateway, vendor.address)
+        tab.context.close()
+    with (
+        new_home(weights) as home,
+        served(LocalServer(then=answer_as_assistant)) as server,
+        installed_gateway(home, VLLM_BASE_URL=server.address) as gateway,
+    ):
+        tab = next(open_tabs(browser, gateway, color_scheme="dark", **SHARP_PHONE))
+        start_without_key(photographed_user(tab, home, folder / "first-phone", PHONE_STEPS), gateway)
+        tab.context.close()
+
+
+@contextmanager
+def new_home(weights: Path) -> Generator[Path]:
+    with tempfile.TemporaryDirectory(prefix="atlas-") as home:
+        install_weights(Path(home), weights)
+        yield Path(home)
+
+
+def photographed_user(tab: Tab, home: Path, prefix: Path, steps: Container[str] | None = None) -> NewUser:
+    """Return a new user of whose steps pictures are taken; paths of this machine are replaced in them."""
+    folder = home / "tasks"
+    folder.mkdir()
+    interpreters = [os.path.realpath(sys.executable), sys.executable]
+    paths = dict.fromkeys(interpreters, "/usr/bin/python3")
+    paths |= {f"{MCP_SERVER.parent}/": "/home/ana/tasks/", MCP_SERVER.name: "server.py", str(home): "/home/ana"}
+
+    def take_step(name: str) -> None:
+        if steps is None or name in steps:
+            tab.page.evaluate(REPLACE_TEXTS, paths)
+            take(tab, prefix.with_name(f"{prefix.name}-{name}.png"))
+
+    return NewUser(tab, folder, take_step)
+
+
 def take(tab: Tab, path: Path) -> None:
     assert tab.errors == [], tab.errors
     tab.page.mouse.move(0, 0)  # no element is hovered
-    tab.page.wait_for_load_state("networkidle")
+    expect(tab.page.locator(".skeleton, .ant-spin-spinning, .ant-tooltip:not(.ant-tooltip-hidden)")).to_have_count(0)
     tab.wait_for_animations()
     tab.page.screenshot(path=path)
+    image = Image.open(path).convert("RGB")  # the page has few colours: a palette takes a third of the bytes
+    image.quantize(method=Image.Quantize.MAXCOVERAGE, kmeans=2, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,33 @@ def check_axe(tab: Tab) -> None:
     assert [each for each in tab.axe_violations() if each["impact"] in ("serious", "critical")] == []
 
 
+def test_settings_and_sign_in_fit_a_phone_and_are_accessible(browser: Browser, admin_gateway: GatewayProcess) -> None:
+    phone = next(open_tabs(browser, admin_gateway, color_scheme="dark", **PHONE)).open("/settings")
+    page = phone.page
+    tabs = page.get_by_role("navigation", name="Settings")
+    expect(tabs.get_by_role("link").first).to_be_visible()
+    names = tabs.get_by_role("link").all_inner_texts()
+    assert len(names) > 7
+    for name in names:
+        tabs.get_by_role("link", name=name, exact=True).tap()
+        expect(page.get_by_role("region", name=name, exact=True)).to_be_visible()
+        expect(page.locator(".skeleton, .ant-spin-spinning")).to_have_count(0)
+        expect(tabs.locator("[aria-current]")).to_be_in_viewport()
+        assert phone.fits_width(), name
+        check_axe(phone)
+    phone.open("/agents/new")
+    expect(page.get_by_role("group", name="Tools")).to_be_visible()
+    assert phone.fits_width()
+    check_axe(phone)
+    phone.context.clear_cookies()
+    page.goto(admin_gateway.url)
+    expect(page.get_by_label("Access token")).to_be_visible()
+    check_axe(phone)
+    phone.set_system_theme("light")
+    check_axe(phone)
+    assert phone.errors == []
+
+
 def test_document_is_uploaded_searched_and_removed(
     browser: Browser, admin: Tab, admin_gateway: GatewayProcess, tmp_path: Path
 ) -> None:

@@ -5,8 +5,6 @@ from pathlib import Path
 import pytest
 from browser import PHONE, install_weights, open_tabs
 from journey import (
-    LOCAL_MODELS,
-    MODELS,
     MOST_CLICKS,
     LocalServer,
     NewUser,
@@ -14,10 +12,10 @@ from journey import (
     answer_as_assistant,
     installed_gateway,
     served,
+    start_with_key,
+    start_without_key,
 )
 from playwright.sync_api import Browser
-
-from vendors.common import KEY
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -28,39 +26,24 @@ def home(weights: Path, tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-def test_new_user_with_a_key(home: Path, browser: Browser, tmp_path: Path) -> None:
-    with (
-        served(OpenAIAccount(then=answer_as_assistant)) as vendor,
-        installed_gateway(home) as gateway,
-    ):
+def test_new_user_with_a_key_needs_25_clicks(home: Path, browser: Browser, tmp_path: Path) -> None:
+    with served(OpenAIAccount(then=answer_as_assistant)) as vendor, installed_gateway(home) as gateway:
         tab = next(open_tabs(browser, gateway))
         user = NewUser(tab, tmp_path)
-        user.open_link(gateway)
-        user.paste_key(vendor.address, KEY)
-        user.pick_model(MODELS[1])
-        finish(user, MODELS[1])
+        start_with_key(user, gateway, vendor.address)
+        assert user.clicks <= MOST_CLICKS
         assert vendor.refusals == [] and tab.errors == []
 
 
-def test_new_user_without_a_key_on_a_phone(home: Path, browser: Browser, tmp_path: Path) -> None:
+def test_new_user_without_a_key_needs_25_taps_on_a_phone(home: Path, browser: Browser, tmp_path: Path) -> None:
     with (
         served(LocalServer(then=answer_as_assistant)) as server,
         installed_gateway(home, VLLM_BASE_URL=server.address) as gateway,
     ):
-        tab = next(open_tabs(browser, gateway, **PHONE))
-        user = NewUser(tab, tmp_path)
-        user.open_link(gateway)
-        user.pick_found_model(LOCAL_MODELS[0])
-        finish(user, LOCAL_MODELS[0])
+        tab = next(open_tabs(browser, gateway, color_scheme="dark", **PHONE))
+        steps: dict[str, bool] = {}
+        user = NewUser(tab, tmp_path, lambda name: steps.update({name: tab.fits_width()}))
+        start_without_key(user, gateway)
+        assert user.clicks <= MOST_CLICKS
+        assert set(steps.values()) == {True}, steps
         assert server.refusals == [] and tab.errors == []
-
-
-def finish(user: NewUser, model: str) -> None:
-    user.say_hello(model)
-    user.add_mcp_server()
-    user.create_agent()
-    user.upload_document()
-    user.ask_and_approve()
-    user.read_audit_log()
-    print(f"{user.clicks} clicks")
-    assert user.clicks <= MOST_CLICKS

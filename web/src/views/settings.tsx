@@ -2,7 +2,7 @@
 
 import { SettingOutlined } from "@ant-design/icons";
 import { Spin } from "antd";
-import { type ComponentType, lazy, Suspense, useEffect } from "react";
+import { type ComponentType, lazy, Suspense, useEffect, useRef } from "react";
 import { RouteLink } from "../components/link";
 import { navigate } from "../layout/router";
 import { useAppState } from "../state/hooks";
@@ -44,15 +44,19 @@ export default function Settings({ id }: { id: string }) {
   useEffect(() => {
     if (principal && !selected && first) navigate({ view: "settings", id: first }, true);
   }, [principal, selected, first]);
+  const strip = useRef<HTMLElement>(null);
+  const shown = selected?.id;
+  useEffect(() => {
+    if (shown) strip.current?.querySelector("[aria-current]")?.scrollIntoView({ inline: "center", block: "nearest" });
+  }, [shown]);
   const Page = selected && PAGES.get(selected.id);
   return (
     <View title="Settings" description="Changes apply at once; no restart is needed.">
-      <nav className="settings-tabs" aria-label="Settings">
+      <nav className="tabs settings-tabs" ref={strip} aria-label="Settings">
         {tabs.map((tab) => (
           <RouteLink
             key={tab.id}
             to={{ view: "settings", id: tab.id }}
-            className={tab.id === id ? "active" : undefined}
             aria-current={tab.id === id ? "page" : undefined}
           >
             {tab.name}
