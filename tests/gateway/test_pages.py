@@ -109,6 +109,10 @@ async def test_web_ui_is_served_with_its_compressed_files(tmp_path: Path, monkey
         code, answer = await http(gateway, "GET /")
         assert (code, body(answer)) == (200, "<title>page</title>") and "cache-control: no-cache" in answer.lower()
         assert "content-security-policy: default-src 'none'; script-src 'self';" in answer.lower()
+        _, frame = await http(gateway, "GET /artifact-frame")
+        policy = "content-security-policy: sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline';"
+        assert policy in frame.lower() and "x-frame-options: sameorigin" in frame.lower()
+        assert "connection-allowlist: ()" in frame.lower() and "frame-src 'self'" in answer.lower()
         _, script = await http(gateway, "GET /assets/a-1.js")
         assert body(script) == "plain()" and "max-age=31536000, immutable" in script
         assert "content-type: text/javascript" in script.lower()

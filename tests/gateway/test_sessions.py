@@ -11,13 +11,13 @@ from gateway_client import Client, connect_client, serve_and_connect, serve_gate
 from openai_client import connect_openai, user_messages
 from paced_model import Paced
 
-from atlas_agents import Agent, Approvals, Atlas, Policy, Tool, user
+from atlas_agents import Agent, Approvals, Atlas, Policy, ProviderError, Tool, user
+from atlas_agents.agents.sessions import make_title, title_interceptor
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.store import AddMessage, DropSession, PutSession
-from atlas_agents.gateway.hub import make_title
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.storage.memory import MemoryStore
-from atlas_agents.testing import Environment, Registry, Scripted, calls, in_memory_atlas, says
+from atlas_agents.testing import Environment, Registry, Scripted, calls, fails, in_memory_atlas, says
 
 ANA, BOB = "ana-0123456789abcdefghijklmnop", "bob-0123456789abcdefghijklmnop"
 
@@ -156,6 +156,49 @@ async def test_session_is_named_after_its_first_message(tmp_path: Path) -> None:
         found = await client.get("sessions.update", sessionKey="main", effort="", folder="", metadata={"x": 1})
         assert found["session"]["metadata"]["x"] == 1
         assert {key: found["session"].get(key) for key in chosen} == {**chosen, "effort": None, "folder": None}
+
+
+def titled_atlas(title: Any) -> Atlas:
+    """Return an Atlas whose sessions get their titles from a model with this one reply."""
+
+    async def name_session(key: str, title: str, replaces: str) -> None:
+        await atlas.sessions.name(key, title, replaces)
+
+    atlas = stored_atlas(
+        says("Sunny."), says("Cold."), interceptors=[title_interceptor(Scripted(title, id="titles"), name_session)]
+    )
+    return atlas
+
+
+async def test_title_model_replaces_the_title_after_the_first_answer_and_is_counted(tmp_path: Path) -> None:
+    async with serve_and_connect(tmp_path, titled_atlas(says('"Weather in Oslo."\nMore'))) as client:
+        for message in ("Please tell me how the weather is", "And tomorrow?"):
+            await client.get("chat.send", sessionKey="main", message=message)
+            await client.until("chat.final")
+        (session,) = (await client.get("sessions.list"))["sessions"]
+        assert session["label"] == "Weather in Oslo"
+        rows = (await client.get("usage.summary", groupBy="model"))["rows"]
+        assert {row["name"]: row["outputTokens"] > 0 for row in rows}["titles"]
+
+
+@pytest.mark.parametrize("failure", [fails(ProviderError("no such model", "bad_request")), says(" ")])
+async def test_title_model_that_fails_leaves_the_title_of_the_message(tmp_path: Path, failure: Any) -> None:
+    async with serve_and_connect(tmp_path, titled_atlas(failure)) as client:
+        await client.get("chat.send", sessionKey="main", message="Please tell me how the weather is")
+        ended = await client.until("chat.final")
+        assert "error" not in ended
+        while not (label := (await client.get("sessions.list"))["sessions"][0]["label"]):
+            await client.until("session.updated")
+        assert label == "Tell me how the weather is"
+
+
+async def test_title_model_never_replaces_a_name_that_a_person_gave(tmp_path: Path) -> None:
+    async with serve_and_connect(tmp_path, titled_atlas(says("Weather in Oslo"))) as client:
+        key = (await client.get("sessions.create", label="My own"))["sessionKey"]
+        await client.get("chat.send", sessionKey=key, message="Please tell me how the weather is")
+        await client.until("chat.final")
+        (session,) = (await client.get("sessions.list"))["sessions"]
+        assert session["label"] == "My own"
 
 
 @pytest.mark.parametrize(

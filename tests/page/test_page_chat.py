@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from browser import GatewayProcess, Tab, open_tabs, script
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser, Locator, expect
 from websockets.sync.client import connect
 
 pytestmark = pytest.mark.slow
@@ -188,6 +188,43 @@ def test_edited_message_is_a_version_and_sessions_are_pinned_and_put_into_folder
     expect(tab.page.locator(".sessions h3").first).to_have_text("Work")
 
 
+NOTIFICATION = """() => {
+  window.shown = [];
+  window.Notification = class {
+    static permission = "default";
+    static requestPermission = async () => (window.Notification.permission = "granted");
+    constructor(title, options) { window.shown.push({ title, ...options }); }
+  };
+  Object.defineProperty(document, "hidden", { get: () => window.away === true, configurable: true });
+}"""
+
+
+def test_answers_and_approvals_are_announced_and_notified_silently_in_a_hidden_tab(tab: Tab) -> None:
+    tab.page.evaluate(NOTIFICATION)
+    tab.page.get_by_label("Settings").first.click()
+    tab.page.get_by_role("link", name="Notifications").click()
+    for name in ("Approvals", "Answers"):
+        tab.page.get_by_role("switch", name=name).click()
+        expect(tab.page.get_by_role("switch", name=name)).to_be_checked()
+    tab.button("New chat").first.click()
+    tab.send("hello")
+    tab.wait_for_answer("You wrote: hello")
+    expect(tab.page.locator(".visually-hidden [role=status]")).to_have_text("Answer finished")
+    expect(tab.page.get_by_role("log")).to_have_attribute("aria-live", "off")
+    assert tab.page.evaluate("window.shown") == []
+    tab.page.evaluate("window.away = true")
+    tab.send(NEEDS_APPROVAL)
+    expect(tab.page).to_have_title(re.compile(r"^\(1\) "))
+    expect(tab.page.locator(".visually-hidden [role=alert]")).to_have_text(
+        "Approval needed: helper wants to use run_command"
+    )
+    tab.page.get_by_role("button", name="Allow once").click()
+    expect(tab.page).to_have_title(re.compile("^• "))
+    shown = tab.page.evaluate("window.shown")
+    assert [(each["title"], each["silent"]) for each in shown] == [("Approval needed", True), ("Answer finished", True)]
+    assert [each["body"] for each in shown] == ["helper wants to use run_command", "hello"]
+
+
 def test_tab_title_counts_approvals_and_marks_unread_answers(tab: Tab) -> None:
     tab.send(script([["call", "build", {"lines": 1}]], [["text", "Ready."]]))
     tab.page.locator(".tool-call").wait_for()
@@ -207,7 +244,6 @@ def test_formulas_diagrams_tables_and_files_are_drawn(tab: Tab) -> None:
         "The area is $\\pi r^2$.\n\n$$\n\\frac{a}{b}\n$$\n\n| a | b |\n|---|---|\n| 1 | 2 |\n\n"
         "```mermaid\nflowchart LR\n  A[Start] --> B[End]\n```\n\n```mermaid\nnonsense ->\n```\n"
     )
-    previewed = "```csv\nname,count\nAna,2\nBo,4\n```\n\n```svg\n<svg xmlns='http://www.w3.org/2000/svg'/>\n```\n"
     tab.send(script([["text", answer]]))
     expect(tab.answers.last.locator("math")).to_have_count(2)
     expect(tab.answers.last.locator("td")).to_have_count(2)
@@ -216,12 +252,6 @@ def test_formulas_diagrams_tables_and_files_are_drawn(tab: Tab) -> None:
     assert diagram.evaluate("image => image.decode().then(() => image.naturalWidth)") > 50
     expect(tab.answers.last).to_contain_text("The diagram could not be drawn")
     expect(tab.answers.last.locator("pre")).to_contain_text("nonsense ->")
-    tab.send(script([["text", previewed]]))
-    tab.answers.last.get_by_role("button", name="Preview").first.click()
-    expect(tab.answers.last.locator("td")).to_have_text(["Ana", "2", "Bo", "4"])
-    expect(tab.answers.last.get_by_role("list", name="Chart of count").locator("li")).to_have_count(2)
-    tab.answers.last.get_by_role("button", name="Preview").click()
-    expect(tab.answers.last.locator("img[alt=SVG]")).to_be_attached()
     files: Any = [
         {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"first line\nsecond"},
         {"name": "policy.pdf", "mimeType": "application/pdf", "buffer": b"%PDF-1.4\n%%EOF"},
@@ -237,6 +267,67 @@ def test_formulas_diagrams_tables_and_files_are_drawn(tab: Tab) -> None:
         message.get_by_label("Download policy.pdf").click()
     assert saved.value.path().read_bytes() == b"%PDF-1.4\n%%EOF"
     expect(message.get_by_label("Open policy.pdf")).to_be_visible()
+
+
+def test_tables_are_drawn_as_charts_and_drawings_as_images(tab: Tab) -> None:
+    previewed = "```csv\nname,count\nAna,2\nBo,4\n```\n\n```svg\n<svg xmlns='http://www.w3.org/2000/svg'/>\n```\n"
+    tab.send(script([["text", previewed]]))
+    tab.answers.last.get_by_role("button", name="Preview").first.click()
+    panel = tab.page.get_by_role("complementary", name="Artifact: name, count")
+    expect(panel.locator("td")).to_have_text(["Ana", "2", "Bo", "4"])
+    panel.get_by_role("button", name="Chart").click()
+    expect(panel.get_by_role("img", name="Chart of count").locator("rect[fill]")).to_have_count(2)
+    panel.get_by_role("button", name="Lines").click()
+    expect(panel.locator(".series-line").first).to_be_visible()
+    panel.get_by_role("button", name="View as table").click()
+    expect(panel.locator("td")).to_have_count(4)
+    tab.answers.last.get_by_role("button", name="Preview").last.click()
+    expect(tab.page.locator(".artifact-panel img[alt=Drawing]")).to_be_attached()
+    tab.page.keyboard.press("Escape")
+    expect(tab.page.locator(".artifact-panel")).to_have_count(0)
+
+
+def test_html_opens_as_an_artifact_with_versions(tab: Tab) -> None:
+    page = "<title>Counter</title><p id=n>0</p><button onclick='n.textContent++'>{}</button>"
+    for name in ("Add", "Increase"):
+        tab.send(script([["text", f"```html\n{page.format(name)}\n```\n\nMade {name}."]]))
+        tab.wait_for_answer(f"Made {name}.")
+        tab.wait_until_idle()
+    expect(tab.page.locator(".artifact-panel")).to_have_count(0)  # nothing runs before a click
+    opener = tab.button("Artifacts 1")
+    opener.click()
+    panel = tab.page.get_by_role("complementary", name="Artifact: Counter")
+    frame = panel.frame_locator("iframe")
+    frame.get_by_role("button", name="Increase").click()
+    expect(frame.locator("#n")).to_have_text("1")
+    panel.get_by_label("Version").select_option(label="Version 1 of 2")
+    expect(frame.get_by_role("button", name="Add")).to_be_visible()
+    panel.get_by_role("button", name="Code").click()
+    expect(panel.locator("code")).to_have_text(page.format("Add"))
+    with tab.page.expect_download() as saved:
+        panel.get_by_label("Download artifact").click()
+    assert saved.value.suggested_filename == "Counter.html"
+    assert saved.value.path().read_text() == page.format("Add")
+    assert [each for each in tab.axe_violations() if each["impact"] in ("serious", "critical")] == []
+    before = panel.bounding_box()
+    panel.get_by_role("separator").press("ArrowLeft")
+    after = panel.bounding_box()
+    assert before and after and after["width"] == before["width"] + 40
+    panel.get_by_label("Close artifact").click()
+    expect(opener).to_be_focused()
+    check_artifact_sheet(tab, opener)
+
+
+def check_artifact_sheet(tab: Tab, opener: Locator) -> None:
+    """On a phone, the artifact is a sheet that Escape closes."""
+    tab.page.set_viewport_size({"width": 390, "height": 780})
+    opener.click()
+    sheet = tab.page.get_by_role("dialog", name="Artifact: Counter")
+    expect(sheet.frame_locator("iframe").get_by_role("button", name="Increase")).to_be_visible()
+    assert tab.fits_width()
+    tab.page.keyboard.press("Escape")
+    expect(sheet).to_have_count(0)
+    tab.page.set_viewport_size({"width": 1280, "height": 800})
 
 
 def test_approval_shows_a_preview(tab: Tab) -> None:

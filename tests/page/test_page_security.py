@@ -1,15 +1,17 @@
 """Content security: no script from a model, tool or name runs, and no request leaves the gateway's origin."""
 
 import itertools
+import json
+import socket
 from collections.abc import Callable, Generator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Condition, Thread
 from typing import Any
 
 import pytest
-from browser import ROOT, VIEWS, Tab, open_tabs, running_gateway, script
-from payloads import SCRIPTS, image_payloads
+from browser import ROOT, TIMEOUT, VIEWS, Tab, open_tabs, running_gateway, script
+from payloads import SCRIPTS, attack_document, image_payloads
 from playwright.sync_api import Browser, expect
 
 pytestmark = pytest.mark.slow
@@ -25,37 +27,60 @@ LOADS_FINISHED = """async () => {
 
 
 class Canary:
-    """An HTTP server that records every request."""
+    """An HTTP server that records every request, and the datagrams to its port; at `/page` it serves `page`."""
 
     def __init__(self) -> None:
-        visits = self.visits = list[str]()
+        self.visits = list[str]()
+        self.page = "seen"
+        self._heard = Condition()
+        canary = self
 
         class Handler(BaseHTTPRequestHandler):
             timeout = 1  # a browser may open a connection without sending a request
 
             def do_GET(self) -> None:
-                visits.append(self.path)
+                canary.record(self.path)
                 self.send_response(200)
                 self.send_header("Content-Type", "text/html")
                 self.end_headers()
-                self.wfile.write(b"seen")
+                self.wfile.write((canary.page if self.path == "/page" else "seen").encode())
 
             def log_message(self, format: str, *args: object) -> None:
                 pass
 
         self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.server.server_port}"
+        self.datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+        self.datagrams.bind(("127.0.0.1", self.server.server_port))
+
+    def record(self, visit: str) -> None:
+        with self._heard:
+            self.visits.append(visit)
+            self._heard.notify_all()
+
+    def wait_for(self, *visits: str) -> bool:
+        """Wait until all of these were recorded."""
+        with self._heard:
+            return self._heard.wait_for(lambda: set(visits) <= set(self.visits), TIMEOUT)
+
+    def receive_datagrams(self) -> None:
+        while self.datagrams.recv(2048) != b"end":
+            self.record("datagram")
 
 
 @pytest.fixture
 def canary() -> Generator[Canary]:
     canary = Canary()
-    thread = Thread(target=canary.server.serve_forever)
-    thread.start()
+    threads = [Thread(target=canary.server.serve_forever), Thread(target=canary.receive_datagrams)]
+    for thread in threads:
+        thread.start()
     yield canary
     canary.server.shutdown()
-    thread.join()
+    canary.datagrams.sendto(b"end", canary.datagrams.getsockname())
+    for thread in threads:
+        thread.join()
     canary.server.server_close()
+    canary.datagrams.close()
 
 
 def run_script(tab: Tab, *rounds: list[list[Any]]) -> None:
@@ -137,6 +162,36 @@ def test_no_image_or_style_sends_a_request_to_another_site(tab: Tab, canary: Can
     assert all(url.startswith(tab.gateway.url) for url in tab.requests)
     link = tab.page.locator(".markdown a", has_text="Image: x").last
     assert canary.url in (link.get_attribute("title") or "")
+
+
+def test_html_artifact_reaches_neither_the_network_nor_the_page(browser: Browser, tab: Tab, canary: Canary) -> None:
+    attack = attack_document(canary.url)
+    run_script(tab, [["text", f"```html\n{attack}\n```\n"]])
+    tab.answers.last.get_by_role("button", name="Preview").click()
+    frame = tab.page.frame_locator("iframe.html-preview")
+    expect(frame.locator("output")).to_contain_text('"top"')
+    found = json.loads(frame.locator("output").inner_text())
+    refused = {"storage": "SecurityError", "cookie": "SecurityError", "parent": "SecurityError", "top": "SecurityError"}
+    assert {name: found[name] for name in refused} == refused
+    assert (found["open"], found["rtc"], found["socket"]) == ("null", "ReferenceError", "ReferenceError")
+    tab.page.evaluate(LOADS_FINISHED)
+    leaving = f'<meta http-equiv="refresh" content="0;url={canary.url}/refresh"><a href="{canary.url}/link">go</a>'
+    run_script(tab, [["text", f"```html\n{leaving}<p>stays</p>\n```\n"]])
+    tab.answers.last.get_by_role("button", name="Preview").click()
+    frame.get_by_text("go").click()
+    expect(frame.get_by_text("stays")).to_be_visible()
+    frame.locator("body").evaluate("(_, url) => void (location = `${url}/self`)", canary.url)
+    expect(frame.get_by_text("stays")).to_have_count(0)  # the browser shows that it blocked the document
+    tab.page.evaluate(LOADS_FINISHED)
+    assert canary.visits == []
+    expect(tab.page.locator(".answer").last).to_be_visible()
+    assert set(tab.errors) <= {"RTCPeerConnection is not defined"}
+    tab.errors.clear()
+    canary.page = attack.partition('attempt("storage"')[0] + "</script>"  # what follows leaves the document
+    window = browser.new_context()
+    window.new_page().goto(f"{canary.url}/page")
+    heard = ("/fetch", "/request", "/socket", "/image", "/script", "/style", "/frame", "/object", "datagram")
+    assert canary.wait_for(*heard), canary.visits
 
 
 def test_external_link_is_followed_only_on_click(tab: Tab, canary: Canary) -> None:

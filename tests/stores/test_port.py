@@ -103,6 +103,10 @@ async def test_only_an_existing_session_without_a_name_is_named(store: Store) ->
     assert (named, missing, await store.session(TENANT, "gone")) == (None, None, None)
     kept = await store.session(TENANT, "named")
     assert kept is not None and kept.label == "mine"
+    (replaced,) = await store.commit(TENANT, [NameSession("s", "better", replaces="auto")])
+    assert replaced is not None and replaced.label == "better"
+    (again,) = await store.commit(TENANT, [NameSession("s", "other", replaces="auto")])
+    assert again is None
 
 
 async def test_many_messages_are_appended_at_once(store: Store) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from atlas_agents.agents.atlas import Atlas
 from atlas_agents.agents.hooks import Interceptor
+from atlas_agents.agents.sessions import title_interceptor
 from atlas_agents.app.agents import AgentLoader, FetchModel, ServerReloader, open_mcp_servers
 from atlas_agents.app.home_lock import lock_home
 from atlas_agents.app.model_setup import ModelFeed, ModelSetup, apply_stored_keys, read_selected, read_stored_keys
@@ -274,7 +275,7 @@ def _build_runtime(
         limits=settings.limits,
         budgets=settings.budgets,
         history=settings.history,
-        interceptors=[keyword_tools(settings), *load_interceptors(plugins), recall],
+        interceptors=[keyword_tools(settings), *load_interceptors(plugins), recall, *_titles(settings, lambda: atlas)],
         registry=registry,
         delegation=settings.delegation,
         dispatcher=cluster.dispatcher if cluster else None,
@@ -285,6 +286,17 @@ def _build_runtime(
     reloader = ServerReloader(servers, permissions, atlas, agent_loader, tools)
     parts = (tools, workspace, knowledge, servers, reloader, cluster, setup, permissions)
     return Runtime(settings, store, atlas, agent_loader, *parts)
+
+
+def _titles(settings: Settings, get_atlas: Callable[[], Atlas]) -> list[Interceptor]:
+    """Return the interceptor that has a model write the titles of sessions, if one is configured for that."""
+    if not settings.title_model:
+        return []
+
+    async def name_session(key: str, title: str, replaces: str) -> None:
+        await get_atlas().sessions.name(key, title, replaces)
+
+    return [title_interceptor(settings.title_model, name_session)]
 
 
 def _shared_limiter(settings: Settings, store: Store) -> SharedRateLimiter | None:

@@ -357,6 +357,7 @@ _CHECKS: dict[str, SettingCheck] = {
     "token": _check_token,
     "model": _check_model,
     "compaction_model": _check_model,
+    "title_model": _check_model,
     "host": _match(_HOST, "address", "an IP address like 127.0.0.1 or a host name"),
     "allowed_hosts": _match(_HOST, "host", "a name like chat.example.org, without a port"),
     "allowed_origins": _match(_ORIGIN, "origin", "one like https://chat.example.org"),

@@ -268,6 +268,13 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
     compaction_model: Annotated[
         str | None, about("`provider/model` that writes the summaries.", default="the model of the agent")
     ] = None
+    title_model: Annotated[
+        str | None,
+        about(
+            "`provider/model` that writes the title of a chat after its first answer.",
+            default="the title is made from the first message",
+        ),
+    ] = None
     user_sessions: Annotated[
         int,
         Meta(ge=0),

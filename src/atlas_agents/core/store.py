@@ -466,10 +466,14 @@ class SetSessionMetadata(msgspec.Struct, frozen=True, tag=True):
 
 
 class NameSession(msgspec.Struct, frozen=True, tag=True):
-    """Name a session that has no name. Its result is the session, or None if it is gone or has a name."""
+    """Name a session that has no name, or the one that this name `replaces`.
+
+    Its result is the session, or None if it is gone or has another name.
+    """
 
     key: str
     label: str
+    replaces: str = ""
 
 
 class DropSession(msgspec.Struct, frozen=True, tag=True):

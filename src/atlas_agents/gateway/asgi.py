@@ -38,8 +38,8 @@ HEADERS: list[tuple[bytes, bytes]] = [
     (
         b"content-security-policy",
         b"default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
-        b"font-src 'self'; connect-src 'self'; manifest-src 'self'; frame-ancestors 'none'; base-uri 'none'; "
-        b"form-action 'none'",
+        b"font-src 'self'; connect-src 'self'; frame-src 'self'; manifest-src 'self'; frame-ancestors 'none'; "
+        b"base-uri 'none'; form-action 'none'",
     ),
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
@@ -48,6 +48,16 @@ HEADERS: list[tuple[bytes, bytes]] = [
     (b"cross-origin-resource-policy", b"same-origin"),
     (b"cache-control", b"no-store"),
 ]
+ARTIFACT_HEADERS = {
+    "Content-Security-Policy": "sandbox allow-scripts; default-src 'none'; script-src 'unsafe-inline'; "
+    "style-src 'unsafe-inline'; img-src data: blob:; font-src data:; media-src data: blob:; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'self'; require-trusted-types-for 'script'; trusted-types default",
+    "Connection-Allowlist": "()",
+    "Permissions-Policy": "camera=(), microphone=(), geolocation=(), payment=(), usb=(), display-capture=()",
+    "X-DNS-Prefetch-Control": "off",
+    "X-Frame-Options": "SAMEORIGIN",
+}
+"""Headers of the document in which HTML written by a model runs: an origin of its own, and no connections."""
 Assets: TypeAlias = dict[str, "Asset"]
 _UI_FOLDER = "page"
 _INDEX = "/index.html"
@@ -344,7 +354,8 @@ def build_http_app(hub: Hub, readiness: Readiness, more: Sequence[BaseRoute] = (
     """Build the HTTP application from the built-in routes and the `more` routes of other APIs."""
     folder = files("atlas_agents.gateway")
     built = WebUiFiles()
-    page, script = [folder.joinpath(name).read_text(encoding="utf-8") for name in ("welcome.html", "welcome.js")]
+    names = ("welcome.html", "welcome.js", "artifact-frame.html")
+    page, script, frame = [folder.joinpath(name).read_text(encoding="utf-8") for name in names]
 
     async def protocol_document(request: Request) -> Response:
         return JsonResponse(asyncapi() if request.url.path == "/asyncapi.json" else json_schema())
@@ -355,13 +366,16 @@ def build_http_app(hub: Hub, readiness: Readiness, more: Sequence[BaseRoute] = (
     async def welcome_script(_: Request) -> Response:
         return Response(script, media_type="text/javascript")
 
+    async def artifact_frame(_: Request) -> Response:
+        return HTMLResponse(frame, headers=ARTIFACT_HEADERS)
+
     routes: list[BaseRoute] = [
         *health_routes(readiness, hub.metrics, lambda: hub.uptime, exposed=hub.settings.exposed),
         Route("/asyncapi.json", protocol_document),
         Route("/protocol.json", protocol_document),
     ]
     if built:
-        routes.append(Route("/{path:path}", built.respond))
+        routes += [Route("/artifact-frame", artifact_frame), Route("/{path:path}", built.respond)]
     else:
         routes += [Route("/", welcome), Route("/welcome.js", welcome_script)]
     return Starlette(routes=[*more, *routes])

@@ -3,7 +3,6 @@
 import asyncio
 import ctypes
 import logging
-import re
 import resource
 import time
 from collections import OrderedDict
@@ -20,6 +19,7 @@ from atlas_agents.agents.atlas import Atlas
 from atlas_agents.agents.options import DEFAULT_OPTIONS, TurnOptions
 from atlas_agents.agents.run import Accepted
 from atlas_agents.agents.runner import tool_call_session
+from atlas_agents.agents.sessions import make_title
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core import package_version
 from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock, run_in_thread, utc_day
@@ -52,15 +52,6 @@ from atlas_agents.workspace.skills import Prompt
 
 _MAX_ASSIGNMENTS = 4096
 _NEW = ("started", "queued")
-_MAX_LABEL = 60
-_SHORTEST_TITLE = 8
-_CODE_BLOCK = re.compile(r"```.*?(?:```|$)", re.DOTALL)
-_LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
-_MARKUP = re.compile(r"^[#>*\-\s]+|[*`]+")
-_SENTENCE = re.compile(r".{12,}?[.!?](?=\s|$)")
-_OPENING = re.compile(
-    r"^(?:(?:hi|hello|hey|please|can you|could you|would you|i want you to)\b[,!\s]*)+", re.IGNORECASE
-)
 _MAX_NAMED = 10_000
 logger = logging.getLogger(__name__)
 _PAGE = 500
@@ -361,19 +352,6 @@ class SessionUpdates:
         self._named[key] = None
         if len(self._named) > _MAX_NAMED:
             self._named.popitem(last=False)
-
-
-def make_title(text: str) -> str:
-    """Make a title of a message: its first sentence without markup and polite openings, cut between words."""
-    plain = " ".join(_CODE_BLOCK.sub(" ", text).split()) or " ".join(text.split())
-    plain = _MARKUP.sub("", _LINK.sub(r"\1", plain)).strip()
-    sentence = _SENTENCE.match(plain)
-    title = sentence[0] if sentence else plain
-    asked = _OPENING.sub("", title)
-    if asked != title and len(asked) >= _SHORTEST_TITLE:
-        title = asked[0].upper() + asked[1:]
-    title = title if len(title) <= _MAX_LABEL else title[: _MAX_LABEL - 1].rsplit(" ", 1)[0].rstrip(",;:") + "…"
-    return title[:_MAX_LABEL].removesuffix(".")
 
 
 class MemoryGuard:

@@ -1,6 +1,7 @@
-// Stacked bar chart over days, one colour per series.
+// Stacked bar chart over days, with one colour and pattern per series, which can also be read as a table.
 
 import { Tooltip } from "antd";
+import { useState } from "react";
 import { useWidth } from "./width";
 
 export interface DataPoint {
@@ -71,7 +72,58 @@ interface Props {
   label: string;
 }
 
-export function BarChart({ series, format, label }: Props) {
+export function BarChart(props: Props) {
+  const [asTable, setAsTable] = useState(false);
+  const Shown = asTable ? SeriesTable : Columns;
+  return (
+    <>
+      <Shown {...props} />
+      <p>
+        <button type="button" className="view-as-table" onClick={() => setAsTable(!asTable)}>
+          {asTable ? "View as chart" : "View as table"}
+        </button>
+      </p>
+    </>
+  );
+}
+
+/** The days with any value, newest first. */
+function SeriesTable({ series, format, label }: Props) {
+  const rows = series.days.map((day, index) => ({ day, values: series.values[index] ?? [] }));
+  return (
+    <div className="table" tabIndex={0}>
+      <table className="totals" aria-label={label}>
+        <thead>
+          <tr>
+            <th scope="col">Day</th>
+            {series.names.map((name) => (
+              <th key={name} scope="col" className="number">
+                {name}
+              </th>
+            ))}
+          </tr>
+        </thead>
+        <tbody>
+          {rows
+            .filter(({ values }) => sum(values) > 0)
+            .reverse()
+            .map(({ day, values }) => (
+              <tr key={day}>
+                <th scope="row">{dayFormat.format(new Date(day))}</th>
+                {values.map((value, index) => (
+                  <td key={series.names[index]} className="number">
+                    {value ? format(value) : "–"}
+                  </td>
+                ))}
+              </tr>
+            ))}
+        </tbody>
+      </table>
+    </div>
+  );
+}
+
+function Columns({ series, format, label }: Props) {
   const top = roundUp(series.max);
   const [plot, width] = useWidth<HTMLDivElement>();
   const labelled = labelledColumns(series.days.length, width);

@@ -1,7 +1,8 @@
 // Chat view: the conversation of one session and the composer.
 
 import { Spin } from "antd";
-import { useEffect, useMemo, useState } from "react";
+import { lazy, Suspense, useEffect, useMemo, useState } from "react";
+import { type CodeSource, findArtifacts, OpenArtifact } from "../artifacts/artifacts";
 import { useFeedback } from "../components/feedback";
 import { NotFound } from "../layout/not-found";
 import { navigate } from "../layout/router";
@@ -18,15 +19,20 @@ import { type MessageActions, MessageList } from "./message-list";
 import type { ModelChoice } from "./model-picker";
 import { Welcome } from "./welcome";
 
+const ArtifactPanel = lazy(() => import("../artifacts/panel"));
+
 export default function Chat({ id, isNew }: { id: string; isNew: boolean }) {
   const client = useClient();
   const session = useSession();
   const { status } = useAppState();
   const [selectedAgent, setSelectedAgent] = useState("");
+  const [artifact, setArtifact] = useState<CodeSource>();
   useEffect(() => {
     client.openSession(id);
     setSelectedAgent("");
+    setArtifact(undefined);
   }, [client, id]);
+  const artifacts = useMemo(() => findArtifacts(session.messages), [session.messages]);
   const [choice, setChoice] = useModelChoice(id);
   const actions = useMessageActions(id);
   const running = Object.values(session.runs).some(isOpenRun);
@@ -37,26 +43,40 @@ export default function Chat({ id, isNew }: { id: string; isNew: boolean }) {
   const unknown = session.loaded && empty && !isNew && !session.session?.createdAt;
   if (session.deleted || unknown) return <NotFound what="chat" />;
   return (
-    <div className="chat">
-      <ChatHeader state={session} />
-      {!empty ? (
-        <MessageList key={`messages ${id}`} state={session} actions={actions} />
-      ) : session.loaded || status !== "connecting" ? (
-        <Welcome agentId={agentId} />
-      ) : (
-        <Spin className="centered" />
-      )}
-      <ModelHint agentId={agentId} />
-      <Composer
-        key={`composer ${id}`}
-        sessionKey={id}
-        running={running}
-        agentId={agentId}
-        onAgentChange={setSelectedAgent}
-        choice={choice}
-        onChoice={setChoice}
-      />
-    </div>
+    <OpenArtifact value={setArtifact}>
+      <div className="chat-and-artifact">
+        <div className="chat">
+          <ChatHeader state={session} artifacts={artifacts} onArtifact={setArtifact} />
+          {!empty ? (
+            <MessageList key={`messages ${id}`} state={session} actions={actions} />
+          ) : session.loaded || status !== "connecting" ? (
+            <Welcome agentId={agentId} />
+          ) : (
+            <Spin className="centered" />
+          )}
+          <ModelHint agentId={agentId} />
+          <Composer
+            key={`composer ${id}`}
+            sessionKey={id}
+            running={running}
+            agentId={agentId}
+            onAgentChange={setSelectedAgent}
+            choice={choice}
+            onChoice={setChoice}
+          />
+        </div>
+        {artifact && (
+          <Suspense>
+            <ArtifactPanel
+              artifacts={artifacts}
+              source={artifact}
+              onSelect={setArtifact}
+              onClose={() => setArtifact(undefined)}
+            />
+          </Suspense>
+        )}
+      </div>
+    </OpenArtifact>
   );
 }
 

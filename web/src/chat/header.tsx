@@ -13,6 +13,7 @@ import {
 } from "@ant-design/icons";
 import { Button } from "antd";
 import { useState } from "react";
+import type { Artifact, CodeSource } from "../artifacts/artifacts";
 import { useFeedback } from "../components/feedback";
 import { Input } from "../components/input";
 import { DropdownMenu } from "../components/menu";
@@ -22,7 +23,13 @@ import { useAppState, useClient } from "../state/hooks";
 import type { SessionState } from "../state/session";
 import { type ExportFormat, exportSession, sessionAsMarkdown } from "./export";
 
-export function ChatHeader({ state }: { state: SessionState }) {
+interface Props {
+  state: SessionState;
+  artifacts: Artifact[];
+  onArtifact: (source: CodeSource) => void;
+}
+
+export function ChatHeader({ state, artifacts, onArtifact }: Props) {
   const client = useClient();
   const { message: toast, modal } = useFeedback();
   const [newName, setNewName] = useState<string>();
@@ -99,6 +106,7 @@ export function ChatHeader({ state }: { state: SessionState }) {
           }}
         />
       )}
+      <ArtifactsButton artifacts={artifacts} onOpen={onArtifact} />
       {folder !== undefined && (
         <Modal open title="Move to folder" okText="Move" onOk={moveToFolder} onCancel={() => setFolder(undefined)}>
           <Input
@@ -170,5 +178,17 @@ export function ChatHeader({ state }: { state: SessionState }) {
         <Button type="text" icon={<EllipsisOutlined aria-hidden />} aria-label="Session options" />
       </DropdownMenu>
     </header>
+  );
+}
+
+/** Opens the latest artifact of the chat. */
+function ArtifactsButton({ artifacts, onOpen }: { artifacts: Artifact[]; onOpen: (source: CodeSource) => void }) {
+  const latest = artifacts.at(-1);
+  const code = latest?.versions.at(-1);
+  if (!latest || code === undefined) return null;
+  return (
+    <Button size="small" onClick={() => onOpen({ language: latest.language, code })}>
+      Artifacts {artifacts.length}
+    </Button>
   );
 }

@@ -48,6 +48,7 @@ export function MessageList({ state, actions }: { state: SessionState; actions: 
         components={state.hasOlder ? WITH_OLDER : COMPLETE}
         aria-label="Conversation"
         role="log"
+        aria-live="off"
       />
       {scrolledUp && (
         <Button

@@ -7,6 +7,7 @@ import { Icon } from "../components/icons";
 import { RouteLink } from "../components/link";
 import { useAppState, useClient, useSession } from "../state/hooks";
 import { singleKey } from "../state/shortcuts";
+import { Announcements } from "./announcements";
 import { NotFound, SearchContext } from "./not-found";
 import { useNotifications } from "./notifications";
 import { navigate, newChat, type Route, useRoute, type View } from "./router";
@@ -71,6 +72,7 @@ export function Layout({ onSignOut }: { onSignOut: () => void }) {
             <CurrentView route={route} />
           </Suspense>
         </main>
+        <Announcements />
         <Suspense>
           {searchOpen && <SearchDialog onClose={() => setSearchOpen(false)} />}
           {shortcutsOpen && <ShortcutsDialog onClose={() => setShortcutsOpen(false)} />}

@@ -1,4 +1,4 @@
-// Silent browser notifications about approvals and jobs while the page is in the background, if the user wants them.
+// Silent browser notifications about approvals, answers and jobs while the page is in the background, if the user wants them.
 
 import { useEffect } from "react";
 import { useClient } from "../state/hooks";
@@ -27,6 +27,17 @@ export function useNotifications(): void {
           });
       if (sessionsLoaded) known = new Set(approvals.map(({ approvalId }) => approvalId));
     };
+    let unread = client.state.current.unread;
+    const checkAnswers = () => {
+      const { unread: current, sessions } = client.state.current;
+      const added = [...current].filter((key) => !unread.has(key));
+      unread = current;
+      if (!currentPreferences().notifyAnswers) return;
+      for (const key of added) {
+        const label = sessions.find(({ sessionKey }) => sessionKey === key)?.label;
+        notify(`answer ${key}`, "Answer finished", label || "New chat", { view: "chat", id: key });
+      }
+    };
     let followsJobs = false;
     const followJobs = () => {
       const online = client.state.current.status === "online";
@@ -42,6 +53,7 @@ export function useNotifications(): void {
     client.jobListeners.add(reportJob);
     const unsubscribe = client.state.subscribe(() => {
       checkApprovals();
+      checkAnswers();
       followJobs();
     });
     return () => {

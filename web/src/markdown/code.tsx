@@ -1,16 +1,14 @@
-// Code block with syntax highlighting and a copy button.
+// Code block with syntax highlighting, a copy button, and a button to open it in the artifact panel.
 
 import type { ElementContent, Root, RootContent } from "hast";
-import { lazy, memo, type ReactNode, Suspense, useEffect, useState } from "react";
+import { lazy, memo, type ReactNode, Suspense, use, useEffect, useState } from "react";
+import { artifactKind, OpenArtifact } from "../artifacts/artifacts";
 import { CopyButton } from "../components/buttons";
 import { ReadText } from "../components/exact-text";
 
 const MAX_HIGHLIGHTED_LENGTH = 40_000;
 
 const MAX_DIAGRAM_LENGTH = 20_000;
-const MAX_PREVIEWED_LENGTH = 200_000;
-const PREVIEWED = new Set(["csv", "svg"]);
-const Preview = lazy(() => import("./preview"));
 const Diagram = lazy(() => import("./mermaid").then((module) => ({ default: module.Diagram })));
 
 type Highlight = (language: string, code: string) => Root | null;
@@ -28,7 +26,8 @@ interface Props {
   streaming: boolean;
 }
 
-export const CodeBlock = memo(function CodeBlock({ code, language, streaming }: Props) {
+/** Code with syntax highlighting once it is complete. */
+export const HighlightedCode = memo(function HighlightedCode({ code, language, streaming }: Props) {
   const [highlighted, setHighlighted] = useState<{ code: string; root: Root | null }>();
   useEffect(() => {
     if (streaming || !language || code.length > MAX_HIGHLIGHTED_LENGTH) return;
@@ -41,9 +40,17 @@ export const CodeBlock = memo(function CodeBlock({ code, language, streaming }: 
     };
   }, [code, language, streaming]);
   const root = highlighted?.code === code ? highlighted.root : null;
+  return (
+    <pre tabIndex={0}>
+      <code>{root ? root.children.map(renderNode) : <ReadText text={code} />}</code>
+    </pre>
+  );
+});
+
+export const CodeBlock = memo(function CodeBlock({ code, language, streaming }: Props) {
   const [failure, setFailure] = useState("");
-  const [preview, setPreview] = useState(false);
-  const previewable = !streaming && PREVIEWED.has(language) && code.length <= MAX_PREVIEWED_LENGTH;
+  const openArtifact = use(OpenArtifact);
+  const kind = !streaming && openArtifact ? artifactKind({ language, code }) : undefined;
   if (language === "mermaid" && !streaming && !failure && code.length < MAX_DIAGRAM_LENGTH)
     return (
       <figure className="code">
@@ -60,22 +67,14 @@ export const CodeBlock = memo(function CodeBlock({ code, language, streaming }: 
     <figure className="code">
       <figcaption>
         <span>{failure ? `mermaid · The diagram could not be drawn: ${failure}` : language || "text"}</span>
-        {previewable && (
-          <button type="button" className="preview-toggle" aria-pressed={preview} onClick={() => setPreview(!preview)}>
-            {preview ? "Code" : "Preview"}
+        {kind && (
+          <button type="button" className="preview-toggle" onClick={() => openArtifact?.({ language, code })}>
+            {kind === "code" ? "Open in panel" : "Preview"}
           </button>
         )}
         <CopyButton text={code} label="Copy code" />
       </figcaption>
-      {preview ? (
-        <Suspense fallback={<p className="muted">Loading…</p>}>
-          <Preview language={language} code={code} />
-        </Suspense>
-      ) : (
-        <pre tabIndex={0}>
-          <code>{root ? root.children.map(renderNode) : <ReadText text={code} />}</code>
-        </pre>
-      )}
+      <HighlightedCode code={code} language={language} streaming={streaming} />
     </figure>
   );
 });

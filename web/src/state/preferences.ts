@@ -13,6 +13,7 @@ export interface Preferences {
   /** Whether shortcuts of a single key, such as `?` and `y`, are active. */
   singleKeys: boolean;
   notifyApprovals: boolean;
+  notifyAnswers: boolean;
   notifyJobs: boolean;
 }
 
@@ -23,6 +24,7 @@ const DEFAULTS: Preferences = {
   density: "comfortable",
   singleKeys: true,
   notifyApprovals: false,
+  notifyAnswers: false,
   notifyJobs: false,
 };
 
@@ -34,13 +36,14 @@ export function parsePreferences(stored: string | null, formerTheme: string | nu
   } catch {
     // an unreadable value counts as none
   }
-  const flag = (name: "singleKeys" | "notifyApprovals" | "notifyJobs") =>
+  const flag = (name: "singleKeys" | "notifyApprovals" | "notifyAnswers" | "notifyJobs") =>
     typeof found[name] === "boolean" ? found[name] : DEFAULTS[name];
   return {
     theme: THEME_MODES.find((mode) => mode === found.theme) ?? DEFAULTS.theme,
     density: found.density === "compact" ? "compact" : "comfortable",
     singleKeys: flag("singleKeys"),
     notifyApprovals: flag("notifyApprovals"),
+    notifyAnswers: flag("notifyAnswers"),
     notifyJobs: flag("notifyJobs"),
   };
 }

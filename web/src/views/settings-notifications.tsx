@@ -4,10 +4,11 @@ import { Alert, Switch } from "antd";
 import { useState } from "react";
 import { updatePreferences, usePreferences } from "../state/preferences";
 
-type Name = "notifyApprovals" | "notifyJobs";
+type Name = "notifyApprovals" | "notifyAnswers" | "notifyJobs";
 
 const CHOICES: { name: Name; label: string; hint: string }[] = [
   { name: "notifyApprovals", label: "Approvals", hint: "When an agent waits for your approval." },
+  { name: "notifyAnswers", label: "Answers", hint: "When an answer finishes while you are elsewhere." },
   { name: "notifyJobs", label: "Jobs", hint: "When a job finishes or fails." },
 ];
 

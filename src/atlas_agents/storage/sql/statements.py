@@ -26,7 +26,7 @@ ON CONFLICT (tenant, key) DO UPDATE SET {_CHANGES}, updated_at = {_NEXT_UPDATED_
 SET_SESSION_METADATA = f"""UPDATE sessions SET metadata = :metadata, updated_at = {_NEXT_UPDATED_AT}
 WHERE tenant = :tenant AND key = :key RETURNING {t.SESSIONS.columns}"""
 NAME_SESSION = f"""UPDATE sessions SET label = :label, updated_at = {_NEXT_UPDATED_AT}
-WHERE tenant = :tenant AND key = :key AND label = '' RETURNING {t.SESSIONS.columns}"""
+WHERE tenant = :tenant AND key = :key AND label IN ('', :replaces) RETURNING {t.SESSIONS.columns}"""
 DROP_SESSION = "DELETE FROM sessions WHERE tenant = :tenant AND key = :session RETURNING key"
 DROP_ROWS = (
     "DELETE FROM journal WHERE tenant = :tenant AND run_id IN"

@@ -75,8 +75,8 @@ def _set_session_metadata(context: WriteContext, write: store.SetSessionMetadata
 
 
 def _name_session(context: WriteContext, write: store.NameSession) -> Steps[store.Session | None]:
-    label = clean_text(write.label)
-    return tables.SESSIONS.first((yield context.bind(sql.NAME_SESSION, key=write.key, label=label, now=context.now)))
+    names = {"label": clean_text(write.label), "replaces": clean_text(write.replaces)}
+    return tables.SESSIONS.first((yield context.bind(sql.NAME_SESSION, key=write.key, now=context.now, **names)))
 
 
 def _drop_session(context: WriteContext, write: store.DropSession) -> Steps[None]:
