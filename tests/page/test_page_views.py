@@ -79,6 +79,13 @@ def test_usage_view_shows_tokens_and_tool_calls(tab: Tab) -> None:
     expect(tab.page.locator(".stat").first).to_contain_text("1")
     expect(tab.page.get_by_label("Tokens by agent")).to_contain_text("helper")
     expect(tab.page.locator(".totals tr", has_text="always_fail")).to_contain_text("1")
+    segment = tab.page.locator(".segment.series-0").first
+    assert segment.evaluate("each => getComputedStyle(each).backgroundImage") == "none"
+    tab.button("View as table").first.click()
+    table = tab.page.get_by_role("table", name="Tokens by agent")
+    assert table.locator("thead th").all_inner_texts() == ["Day", "helper"]
+    expect(table.locator("tbody td")).to_have_count(1)
+    tab.button("View as chart").click()
     tab.page.get_by_text("Model", exact=True).click()
     expect(tab.page.get_by_label("Tokens by model")).to_contain_text("scripted")
     budget = tab.page.locator(".totals tr", has_text="Agent writer per day")

@@ -134,7 +134,7 @@ interface FrameProps {
 /** What Escape closes before the panel; a sheet closes itself. */
 const UPPER_LAYERS = ".ant-modal, .ant-drawer-open, .ant-dropdown-open, .editing, dialog[open]";
 
-/** A panel at the side; a modal sheet where there is no room beside the chat. The focus returns to what opened it. */
+/** A panel at the side; a modal sheet where the window is too narrow for both. The focus returns to what opened it. */
 function PanelFrame({ title, onClose, children }: FrameProps) {
   const isSheet = useMediaQuery("(max-width: 1000px)");
   const element = useRef<HTMLElement>(null);
