@@ -555,6 +555,13 @@ def test_edited_message_leaves_the_original_session_unchanged(tab: Tab) -> None:
     tab.wait_for_answer("You wrote: two")
 
 
+COPIES_WITHOUT_CLIPBOARD = """() => {
+  window.copies = [];
+  Object.defineProperty(navigator, "clipboard", { value: undefined, configurable: true });  // as over plain HTTP
+  document.execCommand = () => window.copies.push(document.activeElement.value) > 0;
+}"""
+
+
 def test_session_keeps_its_draft_and_is_exported_archived_and_found(tab: Tab) -> None:
     tab.send("about fjords")
     tab.wait_for_answer("You wrote: about fjords")
@@ -566,6 +573,14 @@ def test_session_keeps_its_draft_and_is_exported_archived_and_found(tab: Tab) ->
     with tab.page.expect_download() as download:
         tab.page.get_by_text("Export as Markdown").click()
     assert "You wrote: about fjords" in download.value.path().read_text()
+    tab.page.evaluate(COPIES_WITHOUT_CLIPBOARD)
+    tab.page.get_by_label("Copy answer").click()
+    expect(tab.page.get_by_label("Copy answer")).to_have_attribute("title", "Copied")
+    tab.button("Session options").click()
+    tab.page.get_by_text("Copy as Markdown").click()
+    tab.page.wait_for_function("() => window.copies.length === 2")
+    answer, whole = tab.page.evaluate("window.copies")
+    assert answer == "You wrote: about fjords" and whole.startswith("# about fjords\n\n## You, ")
     tab.button("Session options").click()
     tab.page.get_by_text("Archive", exact=True).click()
     expect(tab.page.locator(".session")).to_have_count(0)

@@ -19,6 +19,7 @@ import { Input } from "../components/input";
 import { DropdownMenu } from "../components/menu";
 import { Modal } from "../components/modal";
 import { navigate, newChat } from "../layout/router";
+import { copyText } from "../state/clipboard";
 import { useAppState, useClient } from "../state/hooks";
 import type { SessionState } from "../state/session";
 import { type ExportFormat, exportSession, sessionAsMarkdown } from "./export";
@@ -54,11 +55,7 @@ export function ChatHeader({ state, artifacts, onArtifact }: Props) {
   const download = (format: ExportFormat) => showOutcome(exportSession(client, key, session.label, format));
   const update = (change: { pinned?: boolean; folder?: string }) =>
     showOutcome(client.request("sessions.update", { sessionKey: key, ...change }));
-  const copy = () =>
-    showOutcome(
-      sessionAsMarkdown(client, key, session.label).then((text) => navigator.clipboard.writeText(text)),
-      "Copied.",
-    );
+  const copy = () => showOutcome(sessionAsMarkdown(client, key, session.label).then(copyText), "Copied.");
   const moveToFolder = () => {
     if (folder !== undefined && folder.trim() !== (session.folder ?? "")) update({ folder: folder.trim() });
     setFolder(undefined);

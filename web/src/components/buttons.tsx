@@ -1,6 +1,7 @@
 // Small icon buttons below messages. They are native buttons: a long conversation renders hundreds of them.
 
 import { type ComponentProps, useState } from "react";
+import { copyText } from "../state/clipboard";
 import { Icon, type IconName } from "./icons";
 
 interface ActionButtonProps extends ComponentProps<"button"> {
@@ -22,7 +23,7 @@ export function CopyButton({ text, label }: { text: string; label: string }) {
   const [copied, setCopied] = useState(false);
   const copy = async () => {
     try {
-      await navigator.clipboard.writeText(text);
+      await copyText(text);
     } catch {
       return;
     }
