@@ -2,8 +2,11 @@
 
 import json
 import os
+import pty
 import re
 import resource
+import select
+import shutil
 import subprocess
 import sys
 from importlib.metadata import version
@@ -169,6 +172,50 @@ def test_bash_completes_with_the_script_of_the_command(bare: Home) -> None:
     assert bare.run("--install-completion", SHELL="/bin/bash").returncode == 0
     assert (bare.folder / ".bashrc").read_text() == "source ~/.bash_completions/atlas.sh\n"
     assert "_atlas_completion" in (bare.folder / ".bash_completions/atlas.sh").read_text()
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_completes_with_the_script_of_the_command(bare: Home) -> None:
+    lines = ("atlas sessions ren", "atlas models list --a", "atlas ask --file atlas.t")
+    (bare.folder / "atlas.toml").touch()
+    script = "; ".join(["atlas completion fish | source", *(f'complete -C "{line}"' for line in lines)])
+    done = subprocess.run(
+        ["fish", "--no-config", "-c", script],
+        cwd=bare.folder,
+        env=bare.environment(PATH=f"{Path(ATLAS).parent}{os.pathsep}{os.environ['PATH']}"),
+        capture_output=True,
+        encoding="utf-8",
+        timeout=TIMEOUT,
+    )
+    found = [line.partition("\t")[0] for line in done.stdout.splitlines()]
+    assert (found, done.stderr) == (["rename", "--all", "atlas.toml"], "")
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed")
+def test_zsh_completes_with_the_installed_script(bare: Home) -> None:
+    """zsh reports that it reads keys, and Ctrl-G prints the line as completed."""
+    assert bare.run("--install-completion", SHELL="/bin/zsh").returncode == 0
+    with (bare.folder / ".zshrc").open("a") as file:
+        file.write('PS1=; show() { print -r -- "<$BUFFER>" }; zle -N show; zle -N zle-line-init show\n')
+        file.write("bindkey '^G' show\n")
+    (bare.folder / "atlas.toml").touch()
+    ours, theirs = pty.openpty()
+    env = bare.environment(PATH=f"{Path(ATLAS).parent}{os.pathsep}{os.environ['PATH']}", TERM="dumb")
+    zsh = subprocess.Popen(["zsh", "-d", "-i"], cwd=bare.folder, env=env, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    try:
+        shown = b""
+        for line in ("", "atlas sessions ren", "atlas models list --a", "atlas ask --file atlas.t"):
+            before = shown.count(b">")
+            os.write(ours, f"{line}\t\x07\x15".encode() if line else b"")
+            while shown.count(b">") == before and select.select([ours], [], [], TIMEOUT)[0]:
+                shown += os.read(ours, 65536)
+    finally:
+        zsh.kill()
+        zsh.wait(TIMEOUT)
+        os.close(ours)
+    found = re.findall("<(.*?) ?>", shown.decode())
+    assert found == ["", "atlas sessions rename", "atlas models list --all", "atlas ask --file atlas.toml"], shown
 
 
 @pytest.mark.parametrize(
