@@ -54,7 +54,11 @@ export default function Chat({ id, isNew }: { id: string; isNew: boolean }) {
           ) : (
             <Spin className="centered" />
           )}
-          <ModelHint agentId={agentId} />
+          <ModelHint
+            agentId={agentId}
+            chosen={choice.model}
+            onUseHere={(model, effort) => setChoice({ model, effort })}
+          />
           <Composer
             key={`composer ${id}`}
             sessionKey={id}

@@ -3,13 +3,20 @@
 import { ConfigProvider } from "antd";
 import { useCallback, useEffect, useMemo, useState } from "react";
 import { FeedbackOutlet } from "../components/feedback";
-import { signIn, signOut, takeTokenFromAddress, tokenFromFragment } from "../net/sign-in";
+import {
+  inviteFromFragment,
+  signIn,
+  signOut,
+  takeInviteFromAddress,
+  takeTokenFromAddress,
+  tokenFromFragment,
+} from "../net/sign-in";
 import { AtlasClient } from "../state/client";
 import { ClientContext, useMediaQuery } from "../state/hooks";
 import { usePreferences } from "../state/preferences";
 import { themeConfig } from "../theme";
 import { Layout } from "./layout";
-import { Login, type SignedOut } from "./login";
+import { Invitation, Login, type SignedOut } from "./login";
 
 export function App() {
   const { theme: mode, density } = usePreferences();
@@ -33,19 +40,28 @@ export function App() {
 function AuthenticatedApp() {
   const [client, setClient] = useState<AtlasClient | null>(null);
   const [signedOut, setSignedOut] = useState<SignedOut | null | undefined>(undefined);
+  const [invite, setInvite] = useState<string | null>(null);
   const connect = useCallback(() => {
     setSignedOut(undefined);
+    setInvite(null);
     setClient(new AtlasClient());
   }, []);
   useEffect(() => {
     const start = async () => {
+      const code = takeInviteFromAddress();
+      if (code) {
+        setClient(null);
+        return setInvite(code);
+      }
       const token = takeTokenFromAddress();
       const failure = token ? await signIn(token, true) : "";
       if (!failure) return connect();
       setClient(null);
       setSignedOut({ type: "error", text: failure });
     };
-    const handleHashChange = () => tokenFromFragment(location.hash) && void start();
+    const handleHashChange = () => {
+      if (tokenFromFragment(location.hash) || inviteFromFragment(location.hash)) void start();
+    };
     void start();
     window.addEventListener("hashchange", handleHashChange);
     return () => window.removeEventListener("hashchange", handleHashChange);
@@ -76,6 +92,7 @@ function AuthenticatedApp() {
       () => setSignedOut({ type: "error", text: `Can’t reach the gateway at ${location.host}.` }),
     );
   };
+  if (invite) return <Invitation code={invite} onSignedIn={connect} />;
   if (signedOut !== undefined) return <Login notice={signedOut ?? undefined} onSignedIn={connect} />;
   if (!client) return null;
   return (

@@ -31,6 +31,7 @@ const VIEWS: Record<Exclude<View, "chat" | "missing">, LazyView> = {
   audit: { name: "Audit log", load: lazy(() => import("../views/audit")) },
   usage: { name: "Usage", load: lazy(() => import("../views/usage")) },
   settings: { name: "Settings", load: lazy(() => import("../views/settings")) },
+  setup: { name: "Set up", load: lazy(() => import("../views/setup")) },
 };
 const FeedbackHost = lazy(() => import("../components/feedback-host"));
 const SearchDialog = lazy(() => import("./search"));

@@ -3,7 +3,7 @@
 import { Alert, Button } from "antd";
 import { type FormEvent, useState } from "react";
 import { Logo } from "../components/icons";
-import { signIn } from "../net/sign-in";
+import { type Accepted, acceptInvitation, signIn } from "../net/sign-in";
 
 export interface SignedOut {
   type: "error" | "info";
@@ -80,6 +80,54 @@ export function Login({ notice, onSignedIn }: Props) {
             Run <code>atlas open</code>, or use the link printed at start.
           </p>
         </details>
+      </form>
+    </main>
+  );
+}
+
+/** Accept an invitation: it makes a token, which is shown once, and signs this browser in. */
+export function Invitation({ code, onSignedIn }: { code: string; onSignedIn: () => void }) {
+  const [accepted, setAccepted] = useState<Accepted>();
+  const [busy, setBusy] = useState(false);
+  const [error, setError] = useState("");
+  const accept = async () => {
+    setBusy(true);
+    const outcome = await acceptInvitation(code);
+    const failure = typeof outcome === "string" ? outcome : await signIn(outcome.token, true);
+    setBusy(false);
+    setError(failure);
+    if (typeof outcome !== "string") setAccepted(outcome);
+  };
+  return (
+    <main className="login">
+      <form
+        onSubmit={(event) => {
+          event.preventDefault();
+          if (accepted) onSignedIn();
+          else void accept();
+        }}
+      >
+        <Logo size={40} />
+        <h1>{accepted ? `Welcome, ${accepted.user}` : "You’re invited to Atlas"}</h1>
+        {error && <Alert type="error" showIcon role="alert" title={error} />}
+        {accepted ? (
+          <>
+            <p>You’re signed in. To sign in on another device, copy this access token now. You won’t see it again.</p>
+            <code className="secret">{accepted.token}</code>
+          </>
+        ) : (
+          <p>Accept the invitation to get your access token and sign in. The link works once.</p>
+        )}
+        {!error && (
+          <Button type="primary" size="large" block htmlType="submit" loading={busy}>
+            {accepted ? "Continue" : "Accept invitation"}
+          </Button>
+        )}
+        {error && (
+          <Button size="large" block onClick={onSignedIn}>
+            Sign in with a token
+          </Button>
+        )}
       </form>
     </main>
   );

@@ -15,6 +15,7 @@ const PATHS = {
   audit: "/activity/audit",
   usage: "/activity/usage",
   settings: "/settings",
+  setup: "/setup",
 } as const;
 
 /** Former paths, which still work. */

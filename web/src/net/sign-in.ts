@@ -7,6 +7,39 @@ export function tokenFromFragment(fragment: string): string | null {
   return token?.trim() || null;
 }
 
+/** Return the code of an invitation in a fragment such as `#invite=…`, or null. */
+export function inviteFromFragment(fragment: string): string | null {
+  return new URLSearchParams(fragment.replace(/^#/, "")).get("invite")?.trim() || null;
+}
+
+/** Remove the code of an invitation from the address bar and return it. */
+export function takeInviteFromAddress(): string | null {
+  const code = inviteFromFragment(location.hash);
+  if (code) history.replaceState(history.state, "", location.pathname + location.search);
+  return code;
+}
+
+export interface Accepted {
+  user: string;
+  token: string;
+}
+
+/** Exchange the code of an invitation for a token. Returns why that failed as a text. */
+export async function acceptInvitation(code: string): Promise<Accepted | string> {
+  try {
+    const response = await fetch("/api/invitation", {
+      method: "POST",
+      headers: { "Content-Type": "application/json" },
+      body: JSON.stringify({ code }),
+    });
+    if (response.ok) return (await response.json()) as Accepted;
+    if (response.status === 401) return "This invitation was used or has expired. Ask for a new one.";
+    return describeFailure(response.status, response.headers.get("Retry-After"));
+  } catch {
+    return `Can’t reach the gateway at ${location.host}.`;
+  }
+}
+
 /** Remove a token from the address bar and return it. */
 export function takeTokenFromAddress(): string | null {
   const token = tokenFromFragment(location.hash);

@@ -1,20 +1,23 @@
 // Drawer that tests and stores the API key of a provider, then offers its models.
 
-import { Button, Drawer, Input, Select } from "antd";
+import { Button, Drawer, Input, Radio, Select } from "antd";
 import { useState } from "react";
+import { useFeedback } from "../components/feedback";
 import { FormField } from "../components/form-field";
 import { useClient, useQuery } from "../state/hooks";
-import { EFFORTS, type EffortChoice, modelName, useSelectModel } from "./models";
+import { EFFORTS, type EffortChoice, modelName, type UseHere, useOfferModels, useSelectModel } from "./models";
 
 interface Props {
   /** Provider to start with. */
   provider?: string;
   onClose: () => void;
+  /** Uses a model in the chat that is open; without it, no chat is open. */
+  onUseHere?: UseHere;
 }
 
 const COMPATIBLE = "http";
 
-export default function AddKey({ provider: initial = "anthropic", onClose }: Props) {
+export default function AddKey({ provider: initial = "anthropic", onClose, onUseHere }: Props) {
   const client = useClient();
   const providers = useQuery("providers.list", {});
   const [provider, setProvider] = useState(initial);
@@ -53,7 +56,7 @@ export default function AddKey({ provider: initial = "anthropic", onClose }: Pro
   return (
     <Drawer open title="Add key" onClose={onClose} size={420} destroyOnHidden>
       {models ? (
-        <UseModel provider={provider} models={models} onDone={onClose} />
+        <UseModel provider={provider} models={models} onDone={onClose} onUseHere={onUseHere} />
       ) : (
         <form
           className="stack"
@@ -125,16 +128,42 @@ export default function AddKey({ provider: initial = "anthropic", onClose }: Pro
   );
 }
 
-/** Second step: choose one of the provider's models. */
-function UseModel({ provider, models, onDone }: { provider: string; models: string[]; onDone: () => void }) {
+type Purpose = "agents" | "chat" | "offer";
+
+interface UseModelProps {
+  provider: string;
+  models: string[];
+  onDone: () => void;
+  onUseHere: UseHere | undefined;
+}
+
+/** Second step: choose one of the provider's models, and what to use it for. */
+function UseModel({ provider, models, onDone, onUseHere }: UseModelProps) {
   const select = useSelectModel();
+  const offer = useOfferModels();
+  const { message: toast } = useFeedback();
   const [model, setModel] = useState(models[0] ?? "");
   const [effort, setEffort] = useState<EffortChoice>("");
+  const [purpose, setPurpose] = useState<Purpose>("agents");
   const [busy, setBusy] = useState(false);
+  const ref = `${provider}/${model.trim()}`;
+  const apply = async () => {
+    if (purpose === "agents") return select(ref, effort);
+    await offer([ref]);
+    if (purpose === "chat") {
+      onUseHere?.(ref, effort);
+      toast.success(`Now using ${modelName(model)} in this chat`);
+    } else toast.success(`${modelName(model)} is offered in all chats`);
+  };
   const use = () => {
     setBusy(true);
-    select(`${provider}/${model.trim()}`, effort).then(onDone, () => setBusy(false));
+    apply().then(onDone, () => setBusy(false));
   };
+  const purposes: { value: Purpose; label: string }[] = [
+    ...(onUseHere ? [{ value: "chat" as const, label: "This chat" }] : []),
+    { value: "agents", label: "All agents without a model" },
+    { value: "offer", label: "Only offer it in the model picker" },
+  ];
   return (
     <div className="stack">
       <p role="status" className="success">
@@ -142,7 +171,7 @@ function UseModel({ provider, models, onDone }: { provider: string; models: stri
           ? `Key works. ${models.length} ${models.length === 1 ? "model" : "models"} available.`
           : "Saved."}
       </p>
-      <FormField label="Model" hint="Used by all agents without a model of their own.">
+      <FormField label="Model">
         {({ id }) =>
           models.length ? (
             <Select
@@ -157,12 +186,24 @@ function UseModel({ provider, models, onDone }: { provider: string; models: stri
           )
         }
       </FormField>
-      <FormField label="Effort">
-        {({ id }) => <Select id={id} value={effort} onChange={setEffort} options={[...EFFORTS]} />}
-      </FormField>
+      <fieldset className="choices">
+        <legend>Use for</legend>
+        <Radio.Group value={purpose} onChange={({ target }) => setPurpose(target.value as Purpose)}>
+          {purposes.map(({ value, label }) => (
+            <Radio key={value} value={value}>
+              {label}
+            </Radio>
+          ))}
+        </Radio.Group>
+      </fieldset>
+      {purpose !== "offer" && (
+        <FormField label="Effort">
+          {({ id }) => <Select id={id} value={effort} onChange={setEffort} options={[...EFFORTS]} />}
+        </FormField>
+      )}
       <div className="row">
         <Button type="primary" disabled={!model.trim()} loading={busy} onClick={use}>
-          Use {modelName(model)}
+          {purpose === "offer" ? "Offer" : "Use"} {modelName(model)}
         </Button>
         <Button onClick={onDone}>Not now</Button>
       </div>

@@ -2,6 +2,7 @@
 
 import { lazy, Suspense, useState } from "react";
 import { useAppState } from "../state/hooks";
+import type { UseHere } from "./models";
 
 const SetupCard = lazy(() => import("./setup-card"));
 const AddKey = lazy(() => import("./add-key"));
@@ -11,13 +12,21 @@ const NOTICE_KEY = "atlas.notice-dismissed";
 /** Models that only show that everything works. */
 const TRIAL_MODELS = ["local/smollm2-135m", "demo"];
 
-export function ModelHint({ agentId }: { agentId: string }) {
+interface Props {
+  agentId: string;
+  /** The model that was chosen for this chat. */
+  chosen: string;
+  onUseHere: UseHere;
+}
+
+export function ModelHint({ agentId, chosen, onUseHere }: Props) {
   const { agents, principal, status } = useAppState();
   const [dismissed, setDismissed] = useState(() => localStorage.getItem(CARD_KEY) !== null);
   const agent = agents.find(({ id }) => id === agentId) ?? agents.find((each) => each.default) ?? agents[0];
   const admin = principal?.scopes.includes("admin") ?? false;
-  if (!agent || status !== "online") return null;
-  if (!admin || !TRIAL_MODELS.includes(agent.model)) return <Notice text={agent.notice ?? ""} canAddKey={admin} />;
+  if (!agent || status !== "online" || chosen) return null;
+  if (!admin || !TRIAL_MODELS.includes(agent.model))
+    return <Notice text={agent.notice ?? ""} canAddKey={admin} onUseHere={onUseHere} />;
   if (dismissed)
     return (
       <p className="model-hint">
@@ -37,6 +46,7 @@ export function ModelHint({ agentId }: { agentId: string }) {
   return (
     <Suspense>
       <SetupCard
+        onUseHere={onUseHere}
         onDismiss={() => {
           localStorage.setItem(CARD_KEY, "1");
           setDismissed(true);
@@ -46,7 +56,7 @@ export function ModelHint({ agentId }: { agentId: string }) {
   );
 }
 
-function Notice({ text, canAddKey }: { text: string; canAddKey: boolean }) {
+function Notice({ text, canAddKey, onUseHere }: { text: string; canAddKey: boolean; onUseHere: UseHere }) {
   const [dismissed, setDismissed] = useState(() => localStorage.getItem(NOTICE_KEY));
   const [adding, setAdding] = useState(false);
   if (!text || dismissed === text) return null;
@@ -70,7 +80,7 @@ function Notice({ text, canAddKey }: { text: string; canAddKey: boolean }) {
       >
         ✕
       </button>
-      <Suspense>{adding && <AddKey onClose={() => setAdding(false)} />}</Suspense>
+      <Suspense>{adding && <AddKey onUseHere={onUseHere} onClose={() => setAdding(false)} />}</Suspense>
     </p>
   );
 }

@@ -13,11 +13,31 @@ export const EFFORTS = [
 ] as const;
 export type EffortChoice = (typeof EFFORTS)[number]["value"];
 
+/** Uses a model and an effort in the chat that is open. */
+export type UseHere = (model: string, effort: string) => void;
+
 /** The name of a model without its provider. */
 export const modelName = (ref: string): string => ref.slice(ref.indexOf("/") + 1);
 
 export const formatBytes = (bytes: number): string =>
   bytes >= 1e9 ? `${(bytes / 1e9).toFixed(1)} GB` : `${Math.round(bytes / 1e6)} MB`;
+
+/** Offer models in the picker of all chats, or offer them no longer. */
+export function useOfferModels(): (models: string[], offered?: boolean) => Promise<void> {
+  const client = useClient();
+  const { message: toast } = useFeedback();
+  return useCallback(
+    async (models, offered = true) => {
+      try {
+        await client.request("models.offer", { models, offered });
+      } catch (error) {
+        toast.error((error as Error).message);
+        throw error;
+      }
+    },
+    [client, toast],
+  );
+}
 
 /** Use a model for all agents without one of their own, and say so. */
 export function useSelectModel(): (model: string, effort?: EffortChoice) => Promise<void> {

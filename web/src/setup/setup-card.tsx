@@ -4,16 +4,45 @@ import { Button } from "antd";
 import { type ReactNode, useEffect, useState } from "react";
 import { RouteLink } from "../components/link";
 import { DropdownMenu } from "../components/menu";
-import { useClient, useQuery } from "../state/hooks";
-import type { FoundShape } from "../wire";
+import { type Query, useClient, useQuery } from "../state/hooks";
+import type { FoundShape, SetupStatus } from "../wire";
 import AddKey from "./add-key";
 import { LocalModelDownload } from "./local-model";
-import { formatBytes, useSelectModel } from "./models";
+import { formatBytes, type UseHere, useSelectModel } from "./models";
 
-export default function SetupCard({ onDismiss }: { onDismiss: () => void }) {
+interface Props {
+  onDismiss: () => void;
+  onUseHere: UseHere;
+}
+
+export default function SetupCard({ onDismiss, onUseHere }: Props) {
+  const status = useSetupStatus();
+  const [addingKey, setAddingKey] = useState(false);
+  const drawer = addingKey && <AddKey onUseHere={onUseHere} onClose={() => setAddingKey(false)} />;
+  if (!status.data || status.data.done) return drawer;
+  const { current } = status.data;
+  return (
+    <section className="setup-card" aria-label="Choose a model">
+      <header>
+        <h2>Choose a model</h2>
+        <button type="button" className="action" aria-label="Dismiss" title="Dismiss" onClick={onDismiss}>
+          ✕
+        </button>
+      </header>
+      <p className="muted">You’re using {current.title}, a tiny model for trying things out. Pick a better one:</p>
+      <ModelChoices status={status.data} onAddKey={() => setAddingKey(true)} onReady={status.reload} />
+      <RouteLink to={{ view: "setup", id: "" }} className="muted">
+        More options
+      </RouteLink>
+      {drawer}
+    </section>
+  );
+}
+
+/** What was found and what can be used, loaded again when a key or the model changes. */
+export function useSetupStatus(): Query<SetupStatus> {
   const client = useClient();
   const status = useQuery("setup.status", {});
-  const [addingKey, setAddingKey] = useState(false);
   const { reload } = status;
   useEffect(() => {
     const update = ({ kind }: { kind: string }) => {
@@ -24,44 +53,40 @@ export default function SetupCard({ onDismiss }: { onDismiss: () => void }) {
       client.resourceListeners.delete(update);
     };
   }, [client, reload]);
-  const drawer = addingKey && <AddKey onClose={() => setAddingKey(false)} />;
-  if (!status.data || status.data.done) return drawer;
-  const { current, found = [], local = [] } = status.data;
+  return status;
+}
+
+interface ChoicesProps {
+  status: SetupStatus;
+  onAddKey: () => void;
+  /** Called when a downloaded model can be used. */
+  onReady: () => void;
+}
+
+/** The models that can be used instead: found ones first, then a key to paste and a download. */
+export function ModelChoices({ status: { current, found = [], local = [] }, onAddKey, onReady }: ChoicesProps) {
   const better = local.filter(({ id }) => `local/${id}` !== current.model);
   return (
-    <section className="setup-card" aria-label="Choose a model">
-      <header>
-        <h2>Choose a model</h2>
-        <button type="button" className="action" aria-label="Dismiss" title="Dismiss" onClick={onDismiss}>
-          ✕
-        </button>
-      </header>
-      <p className="muted">You’re using {current.title}, a tiny model for trying things out. Pick a better one:</p>
-      <ul>
-        {found.map((item) => (
-          <FoundRow key={`${item.kind} ${item.provider} ${item.source}`} item={item} />
-        ))}
-        <Row label="Paste an API key">
-          <Button onClick={() => setAddingKey(true)}>Add key</Button>
+    <ul>
+      {found.map((item) => (
+        <FoundRow key={`${item.kind} ${item.provider} ${item.source}`} item={item} />
+      ))}
+      <Row label="Paste an API key">
+        <Button onClick={onAddKey}>Add key</Button>
+      </Row>
+      {better.map((model) => (
+        <Row
+          key={model.id}
+          label={model.state === "ready" ? model.title : `Download a local model (${formatBytes(model.size)})`}
+        >
+          {model.state === "ready" ? (
+            <UseButton model={`local/${model.id}`} />
+          ) : (
+            <LocalModelDownload model={model} onReady={onReady} />
+          )}
         </Row>
-        {better.map((model) => (
-          <Row
-            key={model.id}
-            label={model.state === "ready" ? model.title : `Download a local model (${formatBytes(model.size)})`}
-          >
-            {model.state === "ready" ? (
-              <UseButton model={`local/${model.id}`} />
-            ) : (
-              <LocalModelDownload model={model} onReady={reload} />
-            )}
-          </Row>
-        ))}
-      </ul>
-      <RouteLink to={{ view: "settings", id: "models" }} className="muted">
-        More options
-      </RouteLink>
-      {drawer}
-    </section>
+      ))}
+    </ul>
   );
 }
 

@@ -1,6 +1,6 @@
 // Permissions as a form: cells by tool and subject, the changes to save, and what they mean.
 
-import type { CellChange, PolicyCell, PolicySimulated, PolicyTool } from "../wire";
+import type { CellChange, PolicyCell, PolicyResult, PolicySimulated, PolicyTool } from "../wire";
 
 export type Cell = PolicyCell["cell"];
 /** Cells that are set, by `cellKey`. */
@@ -45,6 +45,31 @@ export function describeSimulation({ allow, ask, deny }: PolicySimulated, days: 
   ].filter(Boolean);
   if (parts.length === 0) return "No recorded calls are affected.";
   return `In the last ${plural(days, "day")} ${parts.join(", ")}.`;
+}
+
+/** How careful agents are, as the set-up asks. */
+export type SafetyLevel = "ask" | "everything" | "read-only";
+
+/** Tools that run commands or change files. */
+const CHANGING = ["bash", "code_interpreter", "file_write", "file_edit"];
+
+/** Return the changes of everyone's permissions that make a level apply; none if it applies already. */
+export function safetyChanges(level: SafetyLevel, policy: Pick<PolicyResult, "tools" | "effective" | "cells">) {
+  return policy.tools.flatMap((tool): CellChange[] => {
+    const now = policy.effective[tool.name]?.[EVERYONE]?.cell;
+    const denied = policy.cells[tool.name]?.[EVERYONE] === "no";
+    const cell = now && safeCell(level, tool, now, denied);
+    return cell && cell !== now ? [{ tool: tool.name, subject: EVERYONE, cell }] : [];
+  });
+}
+
+/** `denied` if it is denied by a cell of its own: a tool that is denied without one needs more than a level. */
+function safeCell(level: SafetyLevel, tool: PolicyTool, now: Cell, denied: boolean): Cell {
+  if (level === "everything") return now === "no" || tool.asks ? now : "ask";
+  if (tool.pure) return now === "ask" ? "yes" : now;
+  if (level === "read-only") return "no";
+  if (denied) return "ask";
+  return now === "yes" && CHANGING.includes(tool.name) && !tool.asks ? "ask" : now;
 }
 
 /** Say what allowing more means, for the confirmation. */

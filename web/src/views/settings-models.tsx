@@ -1,10 +1,11 @@
 // Settings › Models: the model in use, providers with their keys, and local models.
 
-import { App, Button, Tag } from "antd";
+import { App, Button, Switch, Tag } from "antd";
 import { useEffect, useState } from "react";
+import { RouteLink } from "../components/link";
 import AddKey from "../setup/add-key";
 import { LocalModelDownload } from "../setup/local-model";
-import { EFFORTS, formatBytes, modelName, useSelectModel } from "../setup/models";
+import { EFFORTS, formatBytes, modelName, useOfferModels, useSelectModel } from "../setup/models";
 import { ChooseModel, UseProvider } from "../setup/setup-card";
 import { useAppState, useClient, useQuery } from "../state/hooks";
 import type { LocalModelShape, ProviderShape, SetupStatus } from "../wire";
@@ -82,7 +83,12 @@ function CurrentModel({ status: { current, done } }: { status: SetupStatus }) {
                 ` ${others.length === 1 ? "1 agent uses" : `${others.length} agents use`} another one.`}
             </span>
           </span>
-          {done && <Button onClick={() => void select("").catch(() => undefined)}>Reset</Button>}
+          <span className="row">
+            {done && <Button onClick={() => void select("").catch(() => undefined)}>Reset</Button>}
+            <RouteLink to={{ view: "setup", id: "" }} className="ant-btn ant-btn-default">
+              Run set-up again
+            </RouteLink>
+          </span>
         </li>
       </ul>
     </>
@@ -93,6 +99,7 @@ function ProviderRow({ provider, onAddKey }: { provider: ProviderShape; onAddKey
   const client = useClient();
   const { modal, message: toast } = App.useApp();
   const { label, color } = STATES[provider.state];
+  const [open, setOpen] = useState(false);
   const users = provider.agents ?? [];
   const remove = () =>
     modal.confirm({
@@ -119,6 +126,11 @@ function ProviderRow({ provider, onAddKey }: { provider: ProviderShape; onAddKey
           <ChooseModel provider={provider.id} models={provider.models ?? []} />
         )}
         {provider.source !== "server" && provider.state === "connected" && <UseProvider provider={provider.id} />}
+        {provider.state === "connected" && (
+          <Button aria-expanded={open} aria-label={`Models of ${provider.title}`} onClick={() => setOpen(!open)}>
+            Models{provider.offered?.length ? ` (${provider.offered.length})` : ""}
+          </Button>
+        )}
         {provider.source === "stored" && (
           <>
             <Button onClick={onAddKey}>Replace</Button>
@@ -129,7 +141,52 @@ function ProviderRow({ provider, onAddKey }: { provider: ProviderShape; onAddKey
         )}
         {provider.state === "needs_key" && <Button onClick={onAddKey}>Add key</Button>}
       </span>
+      {open && <ModelSwitches provider={provider} />}
     </li>
+  );
+}
+
+/** One switch per model: whether chats can choose it. Models that agents use can always be chosen. */
+function ModelSwitches({ provider: { id, title, offered = [] } }: { provider: ProviderShape }) {
+  const client = useClient();
+  const { models } = useAppState();
+  const offer = useOfferModels();
+  const [names, setNames] = useState<string[]>();
+  const [error, setError] = useState("");
+  useEffect(() => {
+    client.request("providers.test", { provider: id }).then(
+      (tested) => (tested.ok ? setNames(tested.models ?? []) : setError(tested.error ?? "The test failed.")),
+      (failure: Error) => setError(failure.message),
+    );
+  }, [client, id]);
+  const used = new Set(models.filter(({ agents }) => agents.length > 0).map((model) => model.id));
+  if (error)
+    return (
+      <p className="error" role="alert">
+        {error}
+      </p>
+    );
+  if (!names) return <p className="muted">Loading the models…</p>;
+  const shown = [...new Set([...names, ...offered])];
+  return (
+    <fieldset className="model-switches" aria-label={`Models of ${title} in the picker`}>
+      {shown.map((name) => {
+        const ref = `${id}/${name}`;
+        return (
+          <div key={name} className="row">
+            <Switch
+              size="small"
+              aria-label={name}
+              checked={used.has(ref) || offered.includes(name)}
+              disabled={used.has(ref)}
+              onChange={(on) => void offer([ref], on).catch(() => undefined)}
+            />
+            {name} {used.has(ref) && <Tag>In use</Tag>}
+          </div>
+        );
+      })}
+      {shown.length === 0 && <p className="muted">It has no models.</p>}
+    </fieldset>
   );
 }
 

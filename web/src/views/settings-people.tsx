@@ -38,6 +38,7 @@ function Users() {
   const users = useQuery("users.list", {});
   useResourceReload("user", users.reload);
   const [name, setName] = useState("");
+  const [inviting, setInviting] = useState<string>();
   const save = async (user: Pick<UserShape, "name" | "role" | "status">, expectedVersion: string | null) => {
     try {
       await client.request("users.put", { ...user, expectedVersion });
@@ -50,10 +51,11 @@ function Users() {
     }
     users.reload();
   };
-  const remove = (user: UserShape) =>
+  const remove = async (user: UserShape) => {
+    const { warnings = [] } = await client.request("users.remove", { name: user.name, dryRun: true });
     modal.confirm({
       title: `Remove ${user.name}?`,
-      content: "Their stored chats stay. Their tokens keep working until you revoke them.",
+      content: ["Their stored chats stay.", ...warnings.map(toSentence)].join(" "),
       okText: "Remove",
       okButtonProps: { danger: true },
       onOk: () =>
@@ -61,6 +63,19 @@ function Users() {
           .request("users.remove", { name: user.name })
           .then(users.reload, (error: Error) => void message.error(error.message)),
     });
+  };
+  const changeStatus = async (user: UserShape, status: UserShape["status"]) => {
+    const change = { ...pick(user), status };
+    const { warnings = [] } = await client.request("users.put", { ...change, dryRun: true });
+    if (!warnings.length) return save(change, user.version ?? null);
+    modal.confirm({
+      title: `${status === "suspended" ? "Suspend" : "Change"} ${user.name}?`,
+      content: warnings.map(toSentence).join(" "),
+      okText: status === "suspended" ? "Suspend" : "Change",
+      onOk: () => save(change, user.version ?? null),
+    });
+  };
+  const fail = (error: Error) => void message.error(error.message);
   return (
     <>
       <h2 className="section-title">Users</h2>
@@ -74,19 +89,25 @@ function Users() {
                   <span className="muted">
                     {user.role}
                     {user.lastActive ? ` · last active ${formatDateTime(user.lastActive)}` : " · not active yet"}
+                    {user.invitedUntil && ` · invited until ${formatDateTime(user.invitedUntil)}`}
                     {user.changedBy && ` · changed by ${user.changedBy}`}
                   </span>
                 </div>
                 {user.role !== "owner" && (
                   <Space wrap>
+                    {user.status === "invited" && (
+                      <Button aria-label={`Invite ${user.name} again`} onClick={() => setInviting(user.name)}>
+                        Invite again
+                      </Button>
+                    )}
                     <Select
                       aria-label={`Status of ${user.name}`}
                       value={user.status}
-                      onChange={(status) => void save({ ...pick(user), status }, user.version ?? null)}
+                      onChange={(status) => void changeStatus(user, status).catch(fail)}
                       options={Object.entries(STATUSES).map(([value, label]) => ({ value, label }))}
                       popupMatchSelectWidth={false}
                     />
-                    <Button aria-label={`Remove ${user.name}`} onClick={() => remove(user)}>
+                    <Button aria-label={`Remove ${user.name}`} onClick={() => void remove(user).catch(fail)}>
                       Remove
                     </Button>
                   </Space>
@@ -109,9 +130,106 @@ function Users() {
         >
           Add user
         </Button>
+        <Button type="primary" onClick={() => setInviting(name.trim())}>
+          Invite
+        </Button>
       </Space.Compact>
+      {inviting !== undefined && (
+        <Invite
+          initialName={inviting}
+          onClose={() => {
+            setInviting(undefined);
+            setName("");
+            users.reload();
+          }}
+        />
+      )}
     </>
   );
+}
+
+const toSentence = (text: string): string => `${text.charAt(0).toUpperCase()}${text.slice(1)}.`;
+
+/** Make a link that signs a new user in once. */
+function Invite({ initialName, onClose }: { initialName: string; onClose: () => void }) {
+  const client = useClient();
+  const [name, setName] = useState(initialName);
+  const [scopes, setScopes] = useState<Scope[]>(["read", "write"]);
+  const [days, setDays] = useState(7);
+  const [link, setLink] = useState("");
+  const [error, setError] = useState("");
+  const invite = async () => {
+    try {
+      const made = await client.request("users.invite", { name: name.trim(), scopes, days });
+      setLink(`${location.origin}${made.path}`);
+    } catch (failure) {
+      setError((failure as Error).message);
+    }
+  };
+  const period = DAYS.find(({ value }) => value === days)?.label;
+  return (
+    <Modal
+      open
+      title={link ? `Invitation for ${name}` : "Invite a person"}
+      onCancel={onClose}
+      onOk={() => (link ? onClose() : void invite())}
+      okText={link ? "Done" : "Create link"}
+      okButtonProps={{ disabled: !link && (!name.trim() || !scopes.length) }}
+      {...(link ? { cancelButtonProps: { style: { display: "none" } } } : {})}
+    >
+      {link ? (
+        <div className="stack">
+          <Alert
+            type="warning"
+            showIcon
+            title={`Copy this link now. You won’t see it again. It works once, within ${period}.`}
+          />
+          <div className="row">
+            <code className="secret">{link}</code>
+            <CopyButton text={link} label="Copy the link" />
+          </div>
+        </div>
+      ) : (
+        <div className="stack">
+          <FormField label="Name" hint="Lowercase letters, digits, - or _." error={error || undefined}>
+            {(control) => (
+              <Input
+                {...control}
+                value={name}
+                autoFocus
+                onChange={(event) => {
+                  setName(event.target.value);
+                  setError("");
+                }}
+              />
+            )}
+          </FormField>
+          <ScopeBoxes scopes={scopes} onChange={setScopes} />
+          <FormField label="Valid for">
+            {({ id }) => <Select id={id} value={days} onChange={setDays} options={DAYS} />}
+          </FormField>
+        </div>
+      )}
+    </Modal>
+  );
+}
+
+const DAYS = [
+  { value: 1, label: "1 day" },
+  { value: 7, label: "7 days" },
+  { value: 30, label: "30 days" },
+];
+
+function ScopeBoxes({ scopes, onChange }: { scopes: Scope[]; onChange: (scopes: Scope[]) => void }) {
+  return SCOPES.map(({ scope, text }) => (
+    <Checkbox
+      key={scope}
+      checked={scopes.includes(scope)}
+      onChange={({ target }) => onChange(target.checked ? [...scopes, scope] : scopes.filter((each) => each !== scope))}
+    >
+      {text}
+    </Checkbox>
+  ));
 }
 
 const pick = ({ name, role, status }: UserShape) => ({ name, role, status });
@@ -195,8 +313,6 @@ function CreateToken({ onClose }: { onClose: () => void }) {
       setError((failure as Error).message);
     }
   };
-  const toggle = (scope: Scope, on: boolean) =>
-    setScopes((before) => (on ? [...before, scope] : before.filter((each) => each !== scope)));
   return (
     <Modal
       open
@@ -232,15 +348,7 @@ function CreateToken({ onClose }: { onClose: () => void }) {
           <FormField label="User" hint="Leave empty if the user has the same name.">
             {(control) => <Input {...control} value={user} onChange={(event) => setUser(event.target.value)} />}
           </FormField>
-          {SCOPES.map(({ scope, text }) => (
-            <Checkbox
-              key={scope}
-              checked={scopes.includes(scope)}
-              onChange={(event) => toggle(scope, event.target.checked)}
-            >
-              {text}
-            </Checkbox>
-          ))}
+          <ScopeBoxes scopes={scopes} onChange={setScopes} />
           <Checkbox checked={all} onChange={(event) => setAll(event.target.checked)}>
             Can see the chats of all users
           </Checkbox>
@@ -264,8 +372,19 @@ function Plan() {
   const plans = useQuery("plans.list", {});
   useResourceReload("tenant", tenant.reload);
   useResourceReload("plan", plans.reload);
-  const change = (plan: string) =>
-    client.request("tenants.update", { plan }).then(tenant.reload, (error: Error) => void message.error(error.message));
+  const { modal } = App.useApp();
+  const fail = (error: Error) => void message.error(error.message);
+  const change = async (plan: string) => {
+    const save = () => client.request("tenants.update", { plan }).then(tenant.reload, fail);
+    const { warnings = [] } = await client.request("tenants.update", { plan, dryRun: true });
+    if (!warnings.length) return save();
+    modal.confirm({
+      title: `Switch to the plan ${plan}?`,
+      content: `More is used than it allows. ${warnings.map(toSentence).join(" ")}`,
+      okText: "Switch",
+      onOk: save,
+    });
+  };
   return (
     <>
       <h2 className="section-title">Plan</h2>
@@ -277,7 +396,7 @@ function Plan() {
               <Select
                 aria-label="Current plan"
                 value={result.plan.name}
-                onChange={(plan) => void change(plan)}
+                onChange={(plan) => void change(plan).catch(fail)}
                 options={(plans.data?.plans ?? [result.plan]).map(({ name }) => ({ value: name, label: name }))}
                 popupMatchSelectWidth={false}
               />
