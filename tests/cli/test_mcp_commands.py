@@ -51,6 +51,33 @@ def test_server_is_added_approved_and_tested(home: Home) -> None:
 
 
 @pytest.mark.slow
+def test_running_gateway_makes_and_audits_the_changes(home: Home) -> None:
+    folder = str(home.folder / "s")
+    with home.gateway():
+        added = home.run("mcp", "add", "s", "--env", "API_KEY=s3cret-value", "--write", folder, "--", *scripted(home))
+        assert added.returncode == 0 and "atlas mcp approve s" in added.stderr
+        assert "s3cret" not in (home.path / "workspace" / "mcp.json").read_text(), "kept in the secret file"
+        again = home.run("mcp", "add", "s", "--", "x")
+        assert again.returncode == 2 and "already exists" in again.stderr
+        approved = home.run("mcp", "approve", "s", "--yes")
+        assert approved.returncode == 0 and "s/echo\n    The tool echo.\n" in approved.stdout, approved.stderr
+        assert "env API_KEY=••••" in approved.stderr and "Approved s." in approved.stderr
+        (listed,) = json.loads(home.run("mcp", "list", "--json").stdout)
+        assert (listed["state"], listed["tools"]) == ("approved", 12)
+        tried = home.run("mcp", "test", "s")
+        assert tried.returncode == 0 and "12 tools, as approved." in tried.stdout
+        assert "has no login" in home.run("mcp", "login", "s").stderr
+        assert "server not found: 'none'" in home.run("mcp", "remove", "none").stderr
+        assert home.run("mcp", "remove", "s").returncode == 0
+        assert json.loads(home.run("mcp", "list", "--json").stdout) == []
+        invited = home.run("users", "invite", "mara", "--days", "2")
+        assert invited.stdout.startswith("http://127.0.0.1:") and "/#invite=" in invited.stdout, invited.stderr
+        rows = json.loads(home.run("audit", "list", "--json").stdout)
+        kinds = [row["entry"]["entityType"] for row in rows if row["entry"]["action"] == "EDIT"]
+        assert {"mcp", "mcp-start", "mcp-approval", "user"} <= set(kinds)
+
+
+@pytest.mark.slow
 def test_changed_server_needs_a_new_approval(home: Home) -> None:
     command, *arguments = scripted(home)
     path = home.path / "workspace" / "mcp.json"

@@ -1,4 +1,7 @@
-"""A gateway from settings with a bot double: `admin_gateway.py HOME [PORT]`. It prints its port as the first line."""
+"""A gateway from settings with doubles of a bot and of an MCP server behind OAuth: `admin_gateway.py HOME [PORT]`.
+
+It prints its port as the first line. The address of the MCP server is in `HOME/tracker.txt`.
+"""
 
 import asyncio
 import sys
@@ -10,12 +13,14 @@ from atlas_agents.core.paths import Environment
 from atlas_agents.gateway.server import run
 from atlas_agents.knowledge.memories import MemoryOrigin, MemoryOwner
 from bot_double import bot_double
+from oauth_server import oauth_server
 
 FACTS = ("Prefers short answers.", "Works in Oslo.", "Her dog is called Bella.")
 
 
 async def main(home: Path, port: int) -> None:
-    async with bot_double() as bot:
+    async with bot_double() as bot, oauth_server() as tracker:
+        (home / "tracker.txt").write_text(tracker.url)
         values = {"ATLAS_HOME": str(home), "HOME": str(home), "ATLAS_TELEGRAM_URL": bot.url}
         environment = Environment(values, dotenv=None)
         flags = {"model": "demo", "embeddings": "none", "port": port, "sandbox": "none"}

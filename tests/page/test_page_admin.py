@@ -167,9 +167,38 @@ def test_mcp_server_in_the_file_is_edited_and_removed(
     drawer = page.locator(".ant-drawer-open").last
     expect(drawer).to_contain_text("-S -B")
     drawer.get_by_role("button", name="Close").click()
+    expect(page.get_by_role("list", name="MCP servers")).to_contain_text("-S -B")
     admin.button("Remove stock").click()
     page.get_by_role("dialog").get_by_role("button", name="Remove").click()
     expect(page.get_by_text("No MCP servers yet")).to_be_visible()
+
+
+def test_person_signs_in_to_an_mcp_server(admin: Tab, admin_gateway: GatewayProcess) -> None:
+    url = (admin_gateway.home / "tracker.txt").read_text()
+    page = admin.open("/settings/mcp").page
+    admin.button("Add server").click()
+    admin.button("Command or URL of your own").click()
+    page.get_by_label("Name", exact=True).fill("tracker")
+    page.get_by_text("URL", exact=True).first.click()
+    page.get_by_label("URL", exact=True).last.fill(f"{url}/mcp")
+    admin.button("Continue").click()
+    expect(page.get_by_text("This will connect to:")).to_be_visible()
+    admin.button("Start and inspect").click()
+    expect(page.get_by_text("This server needs you to sign in")).to_be_visible()
+    admin.button("Sign in", exact=True).last.click()
+    expect(page.get_by_text("Waiting for sign-in…").last).to_be_visible()
+    check_axe(admin)
+    with admin.context.expect_page() as opened:
+        page.get_by_role("link", name="Open the sign-in page").last.click()
+    expect(opened.value.get_by_text("You are signed in.")).to_be_visible()
+    opened.value.close()
+    tools = page.get_by_role("list", name="Tools")
+    tools.get_by_label("list_issues").check()
+    admin.button("Approve 1 tool").click()
+    server = page.get_by_role("list", name="MCP servers").get_by_role("listitem").filter(has_text="tracker")
+    expect(server).to_contain_text("Running")
+    server.get_by_role("button", name="Sign out").click()
+    expect(server.get_by_role("button", name="Sign out")).to_be_hidden()
 
 
 def wait_for_server(tab: Tab) -> None:
@@ -201,6 +230,17 @@ def test_people_have_tokens_and_limits(browser: Browser, admin: Tab, admin_gatew
     tokens = page.get_by_role("list", name="Tokens")
     expect(tokens).to_contain_text("Can read chats · Can chat · Can approve actions · Own chats only")
     assert secret not in page.content()
+    use_new_plan(admin)
+    check_axe(admin)
+    check_phone(browser, admin_gateway, "/settings/people", "of 5")
+    accept_invitation(browser, admin)
+    admin.button("Revoke laptop").click()
+    page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
+    expect(tokens).not_to_contain_text("laptop")
+
+
+def use_new_plan(admin: Tab) -> None:
+    page = admin.page
     admin.button("New plan").click()
     page.get_by_label("Name", exact=True).fill("team")
     page.get_by_label("Users", exact=True).last.fill("5")
@@ -208,11 +248,34 @@ def test_people_have_tokens_and_limits(browser: Browser, admin: Tab, admin_gatew
     page.get_by_label("Current plan").click()
     page.locator(".ant-select-item", has_text="team").click()
     expect(page.get_by_text("of 5")).to_be_visible()
+
+
+def accept_invitation(browser: Browser, admin: Tab) -> None:
+    """Invite a person, and accept the invitation in another browser."""
+    page = admin.page
+    page.get_by_label("Name of the new user").fill("zoe")
+    admin.button("Invite", exact=True).click()
+    admin.button("Create link").click()
+    expect(page.get_by_text("Copy this link now.")).to_be_visible()
+    link = page.locator("code.secret").inner_text()
     check_axe(admin)
-    check_phone(browser, admin_gateway, "/settings/people", "of 5")
-    admin.button("Revoke laptop").click()
-    page.get_by_role("dialog").get_by_role("button", name="Revoke").click()
-    expect(tokens).not_to_contain_text("laptop")
+    admin.button("Done").click()
+    users = page.get_by_role("list", name="Users")
+    expect(users).to_contain_text("invited until")
+    context = browser.new_context()
+    guest = context.new_page()
+    guest.goto(link)
+    guest.get_by_role("button", name="Accept invitation").click()
+    expect(guest.get_by_role("heading", name="Welcome, zoe")).to_be_visible()
+    assert "invite" not in guest.url
+    guest.get_by_role("button", name="Continue").click()
+    expect(guest.get_by_role("textbox", name="Write a message")).to_be_visible()
+    expect(users).not_to_contain_text("invited until")
+    guest.goto("about:blank")
+    guest.goto(link)
+    guest.get_by_role("button", name="Accept invitation").click()
+    expect(guest.get_by_role("alert")).to_contain_text("was used or has expired")
+    context.close()
 
 
 def test_telegram_is_connected_and_a_person_paired(browser: Browser, admin: Tab, admin_gateway: GatewayProcess) -> None:

@@ -40,12 +40,14 @@ def serious_violations(tab: Tab) -> list[dict[str, str]]:
     return [each for each in tab.axe_violations() if each["impact"] in ("serious", "critical")]
 
 
+@pytest.mark.timeout(180)
 def test_key_is_pasted_tested_and_used(weights: Path, browser: Browser, tmp_path: Path) -> None:
     with run_model_server(lambda request: Reply(f"{request.model} says hello")) as vendor:
         vendor.key = KEY
         install_weights(tmp_path, weights)
         with open_first_start(browser, tmp_path) as tab:
             paste_key(tab, vendor.url)
+            run_set_up(tab)
             manage_models(tab, vendor.url)
 
 
@@ -65,12 +67,49 @@ def paste_key(tab: Tab, url: str) -> None:
     tab.button("Test and save").click()
     expect(page.get_by_text("Key works. 2 models available.")).to_be_visible()
     assert KEY not in page.content()
-    choose(tab, "Model", "rules-2")
-    tab.button("Use rules-2").click()
-    expect(page.get_by_text("Now using rules-2")).to_be_visible()
+    page.get_by_role("radio", name="This chat").click()
+    tab.button("Use rules-1").click()
+    expect(page.get_by_text("Now using rules-1 in this chat")).to_be_visible()
     expect(card).to_be_hidden()
     tab.send("Hello")
+    tab.wait_for_answer("rules-1 says hello")
+
+
+def run_set_up(tab: Tab) -> None:
+    """Choose a model, how careful agents are, and try it, as a person does who opens the set-up again."""
+    page = tab.page
+    page.get_by_role("link", name="Settings").first.click()
+    tab.button("Run set-up again").click()
+    expect(page.get_by_text("Step 1 of 3.")).to_be_visible()
+    found = page.get_by_role("listitem").filter(has_text="OpenAI-compatible server: key added (••••4f2a)")
+    found.get_by_role("button", name="Use").click()
+    page.get_by_role("menuitem", name="rules-2").click()
+    expect(page.get_by_text("Now using rules-2")).to_be_visible()
+    expect(page.get_by_text("You’re using rules-2.")).to_be_visible()
+    assert serious_violations(tab) == []
+    tab.button("Next").click()
+    choose_safety(tab)
+    tab.button("Next").click()
+    tab.button("What time is it?").click()
+    expect(page.get_by_role("log", name="Answer")).to_contain_text("rules-2 says hello")
+    expect(page.get_by_text("It works.")).to_be_visible()
+    assert serious_violations(tab) == []
+    tab.button("Finish").click()
+    tab.send("Hello again")
     tab.wait_for_answer("rules-2 says hello")
+
+
+def choose_safety(tab: Tab) -> None:
+    """Choose another level, which is kept, and return to the first one."""
+    page = tab.page
+    expect(page.get_by_role("radio", name="Ask before running commands")).to_be_checked()
+    page.get_by_role("radio", name="Read only").click()
+    expect(page.get_by_role("radio", name="Read only")).to_be_enabled()
+    expect(page.get_by_role("radio", name="Read only")).to_be_checked()
+    page.reload()
+    expect(page.get_by_role("radio", name="Read only")).to_be_checked()
+    page.get_by_role("radio", name="Ask before running commands").click()
+    expect(page.get_by_role("radio", name="Ask before running commands")).to_be_enabled()
 
 
 def manage_models(tab: Tab, url: str) -> None:
@@ -80,7 +119,13 @@ def manage_models(tab: Tab, url: str) -> None:
     expect(row).to_contain_text("Connected")
     expect(row).to_contain_text("••••4f2a, added")
     expect(row).to_contain_text(url)
+    row.get_by_role("button", name="Models").click()
+    expect(row.get_by_role("switch", name="rules-2")).to_be_disabled()
+    switch = row.get_by_role("switch", name="rules-1")
+    expect(switch).to_be_checked()
     assert serious_violations(tab) == []
+    switch.click()
+    expect(switch).not_to_be_checked()
     row.get_by_role("button", name="Remove").click()
     page.locator(".ant-modal-confirm").get_by_role("button", name="Remove").click()
     expect(row).to_contain_text("Needs a key")

@@ -275,6 +275,17 @@ def open_calls() -> Generator[GatewayCall, None, None]:
             runner.run(stack.aclose())
 
 
+@contextmanager
+def running_calls() -> Generator[GatewayCall | None, None, None]:
+    """Yield a function that calls methods of the running gateway; None if no gateway is running."""
+    link = _dial_running_gateway()
+    if link is None:
+        yield None
+        return
+    with closing(link):
+        yield link.call
+
+
 class RunningAddress(NamedTuple):
     """Where the running gateway listens, and its token."""
 

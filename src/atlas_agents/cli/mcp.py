@@ -1,4 +1,8 @@
-"""`atlas mcp …`: add, approve, test and remove the MCP servers of the workspace; serve agents over MCP."""
+"""`atlas mcp …`: add, approve, test and remove the MCP servers of the workspace; serve agents over MCP.
+
+A running gateway is asked to make the changes: it audits them and applies them at once, as for the page. Without one
+the files of the workspace are changed.
+"""
 
 import sys
 import time
@@ -8,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from atlas_agents.cli.command import EXIT_FAILED, EXIT_OK, Argument, Group, JsonFlag, Option, YesFlag, command, confirm
-from atlas_agents.cli.connect import load_settings
+from atlas_agents.cli.connect import GatewayCall, load_settings, running_calls
 from atlas_agents.cli.output import print_json, print_table
 from atlas_agents.core.errors import BadTool, ConfigError, Transient
 
@@ -18,6 +22,7 @@ if TYPE_CHECKING:
 
 app = Group()
 _FILE = "mcp.json"
+_POLL_SECONDS = 0.5
 Name = Annotated[str, Argument(metavar="SERVER", help="The name of the server in mcp.json.")]
 
 
@@ -26,23 +31,52 @@ def list_servers(as_json: JsonFlag = False) -> None:
     """List the MCP servers of the workspace and whether they are approved."""
     from atlas_agents.mcp.config import reveal_invisible
 
+    with running_calls() as call:
+        rows = _list_stored() if call is None else _list_running(call)
+    if as_json:
+        print_json([dict(zip(("name", "state", "tools", "starts"), row, strict=True)) for row in rows])
+        return
+    lines = [(name, state, tools, reveal_invisible(starts)) for name, state, tools, starts in rows]
+    print_table(("server", "state", "tools", "command or url"), lines, f"There are no servers in {_FILE}.")
+
+
+def _list_stored() -> list[tuple[str, str, int, str]]:
     servers = _open_servers()
-    rows = [
-        (name, servers.state(name), len(servers.approvals[name].tools) if name in servers.approvals else 0, server)
+    return [
+        (
+            name,
+            servers.state(name),
+            len(servers.approvals[name].tools) if name in servers.approvals else 0,
+            server.entry.text,
+        )
         for name, server in servers.configs.items()
     ]
-    if as_json:
-        print_json(
-            [
-                {"name": name, "state": state, "tools": tools, "starts": server.entry.text}
-                for name, state, tools, server in rows
-            ]
-        )
-        return
-    lines = [(name, state, tools, reveal_invisible(server.entry.text)) for name, state, tools, server in rows]
-    print_table(
-        ("server", "state", "tools", "command or url"), lines, f"There are no servers in {servers.workspace / _FILE}."
-    )
+
+
+def _list_running(call: GatewayCall) -> list[tuple[str, str, int, str]]:
+    return [
+        (each["name"], each["state"], len(each.get("tools", ())), _entry_text(each.get("entry", {})))
+        for each in _running_servers(call).values()
+    ]
+
+
+def _running_servers(call: GatewayCall) -> dict[str, dict[str, Any]]:
+    """Return the servers of the running gateway by name; ConfigError if mcp.json is invalid."""
+    found = call("mcp.servers")
+    if found.get("trouble"):
+        raise ConfigError(found["trouble"])
+    return {each["name"]: each for each in found.get("servers", ())}
+
+
+def _running_server(call: GatewayCall, name: str) -> dict[str, Any]:
+    servers = _running_servers(call)
+    if name not in servers:
+        raise ConfigError(f"server not found: {name!r} in {_FILE}; servers: {', '.join(servers) or 'none'}")
+    return servers[name]
+
+
+def _entry_text(entry: dict[str, Any]) -> str:
+    return entry.get("url") or " ".join([entry.get("command", ""), *entry.get("args", ())])
 
 
 @command(app)
@@ -70,6 +104,9 @@ async def approve(server: Name, yes: YesFlag = False) -> int:
     from atlas_agents.mcp.programs import describe_program
     from atlas_agents.mcp.servers import describe_start
 
+    with running_calls() as call:
+        if call is not None:
+            return _approve_running(call, server, yes=yes)
     async with _connected_servers() as servers:
         found = _find(servers, server)
         changed = servers.changes(server) if server in servers.approvals else []
@@ -95,29 +132,101 @@ async def approve(server: Name, yes: YesFlag = False) -> int:
     return EXIT_OK
 
 
+def _approve_running(call: GatewayCall, server: str, *, yes: bool) -> int:
+    """Have the running gateway start a server and approve its tools, after each was shown."""
+    known = _running_server(call, server)
+    shown = call("mcp.inspect", name=server)
+    entry = known.get("entry", {})
+    lines = [shown["command"], *(f"env {key}={value}" for key, value in entry.get("env", {}).items())]
+    lines += [f"header {key}={value}" for key, value in entry.get("headers", {}).items()]
+    print(f"Entry of {server}:", *lines, *shown["details"], sep="\n    ", file=sys.stderr)
+    for change in known.get("changes", ()):
+        print(f"! Changed since it was approved: {change}", file=sys.stderr)
+    if not yes and not confirm("Start it to read the descriptions of its tools?"):
+        return _not_approved()
+    found = call("mcp.inspect", name=server, program=shown["program"])
+    for tool in found["tools"]:
+        text = "\n".join(f"    {line}" for line in f"{tool['description']}\n{tool['schema']}".splitlines())
+        print(f"{server}/{tool['name']}\n{text}\n")
+        if tool.get("problem"):
+            print(f"    (skipped: {tool['problem']})\n")
+    if hidden := found.get("hidden"):
+        print(f"! Invisible characters in: {', '.join(hidden)}. They are shown as <U+…> above.\n", file=sys.stderr)
+    for change in _running_changes(found) if known.get("tools") else ():
+        print(change, file=sys.stderr)
+    if not yes and not confirm(f"Approve these {len(found['tools'])} tools?"):
+        return _not_approved()
+    tools = [{"name": tool["name"], "digest": tool["digest"]} for tool in found["tools"]]
+    call("mcp.approve", name=server, program=shown["program"], tools=tools)
+    print(f"Approved {server}. Agents that may use all tools can now use its tools.", file=sys.stderr)
+    return EXIT_OK
+
+
+def _running_changes(found: dict[str, Any]) -> list[str]:
+    """List how the tools of an inspected server differ from the approved ones."""
+    texts = {"new": "is new.", "changed": "has changed since it was approved."}
+    return [
+        *(f"{tool['name']} {texts[tool['change']]}" for tool in found["tools"] if tool["change"] in texts),
+        *(f"{name} was removed." for name in found.get("removed", ())),
+    ]
+
+
 @command(app)
 async def test(server: Name) -> int:
     """Start an approved server and compare its tools with the approved ones.
 
     Exit codes: 0 the tools are as approved, 1 they differ, or the server cannot be reached.
     """
-    async with _connected_servers() as servers:
-        found = _find(servers, server)
-        if servers.state(server) != "approved":
-            raise ConfigError(f"{server} is {servers.state(server)}; run: atlas mcp approve {server}")
-        started = time.monotonic()
-        tools = await (await servers.connect(found)).tools()
-        seconds = time.monotonic() - started
-        changes = _changes(servers.approvals[server], tools)
+    with running_calls() as call:
+        count, seconds, changes = await _test_stored(server) if call is None else _test_running(call, server)
     for change in changes:
         print(change)
-    print(f"{server} answered in {seconds:.1f} s: {len(tools)} tools{'' if changes else ', as approved'}.")
+    print(f"{server} answered in {seconds:.1f} s: {count} tools{'' if changes else ', as approved'}.")
     return EXIT_FAILED if changes else EXIT_OK
+
+
+async def _test_stored(server: str) -> tuple[int, float, list[str]]:
+    """Start a server; return how many tools it has, how long it took, and how they differ from the approved ones."""
+    async with _connected_servers() as servers:
+        found = _find(servers, server)
+        _require_approved(server, servers.state(server))
+        started = time.monotonic()
+        tools = await (await servers.connect(found)).tools()
+        return len(tools), time.monotonic() - started, _changes(servers.approvals[server], tools)
+
+
+def _test_running(call: GatewayCall, server: str) -> tuple[int, float, list[str]]:
+    _require_approved(server, _running_server(call, server)["state"])
+    program = call("mcp.inspect", name=server)["program"]
+    started = time.monotonic()
+    found = call("mcp.inspect", name=server, program=program)
+    return len(found["tools"]), time.monotonic() - started, _running_changes(found)
+
+
+def _require_approved(server: str, state: str) -> None:
+    if state != "approved":
+        raise ConfigError(f"{server} is {state}; run: atlas mcp approve {server}")
+
+
+def _log_in_running(call: GatewayCall, server: str) -> None:
+    """Have the running gateway log in, and wait for its outcome."""
+    _running_server(call, server)
+    if url := call("mcp.login", name=server)["url"]:
+        print(f"Open this URL in a browser to log in:\n{url}", file=sys.stderr, flush=True)
+    while (found := _running_server(call, server)).get("status") == "signing-in":
+        time.sleep(_POLL_SECONDS)
+    if url and not found.get("hasLogin"):
+        raise ConfigError(found.get("trouble") or f"nobody logged in to {server}; run: atlas mcp login {server}")
 
 
 @command(app)
 async def login(server: Name) -> None:
     """Log in to a server with OAuth. Prints the URL to open."""
+    with running_calls() as call:
+        if call is not None:
+            _log_in_running(call, server)
+            print(f"Logged in to {server}.", file=sys.stderr)
+            return
     async with _connected_servers() as servers:
         found = _find(servers, server)
         if url := await servers.start_login(found):
@@ -151,11 +260,6 @@ def add(
 
     A command runs in a sandbox: without network, and without your files except the folders that you grant.
     """
-    from atlas_agents.mcp.config import read_servers
-
-    workspace = load_settings().workspace
-    if server in read_servers(workspace):
-        raise ConfigError(f"server {server!r} already exists; run: atlas mcp remove {server}")
     entry: dict[str, Any] = {}
     if command:
         entry |= {"command": command[0], "args": command[1:]}
@@ -168,21 +272,45 @@ def add(
         entry["network"] = True
     if read or write:
         entry["folders"] = {**dict.fromkeys(read or (), "read"), **({write: "write"} if write else {})}
+    _add_entry(server, entry)
+    print(f"Added {server} to {_FILE}. To approve its tools, run: atlas mcp approve {server}", file=sys.stderr)
+
+
+def _add_entry(server: str, entry: dict[str, Any]) -> None:
+    """Add an entry through the running gateway, or to the file; ConfigError if there is one of this name."""
+    from atlas_agents.mcp.config import read_servers
+
+    exists = ConfigError(f"server {server!r} already exists; run: atlas mcp remove {server}")
+    with running_calls() as call:
+        if call is not None:
+            if server in _running_servers(call):
+                raise exists
+            for warning in call("mcp.put", name=server, entry=entry).get("warnings", ()):
+                print(f"! {warning}", file=sys.stderr)
+            return
+    workspace = load_settings().workspace
+    if server in read_servers(workspace):
+        raise exists
     _write_entry(workspace, server, entry)
-    print(
-        f"Added {server} to {workspace / _FILE}. To approve its tools, run: atlas mcp approve {server}", file=sys.stderr
-    )
 
 
 @command(app)
 def remove(server: Name) -> None:
     """Remove a server from mcp.json, with its approval and its login."""
+    with running_calls() as call:
+        if call is None:
+            _remove_stored(server)
+        else:
+            call("mcp.remove", name=server, expected_version=_running_server(call, server).get("version"))
+    print(f"Removed {server}; its tools are no longer available.", file=sys.stderr)
+
+
+def _remove_stored(server: str) -> None:
     servers = _open_servers()
     found = _find(servers, server)
     _write_entry(servers.workspace, server, None)
     servers.approved.revoke(found)
     (servers.approved.folder / f"login-{server}.json").unlink(missing_ok=True)
-    print(f"Removed {server}; its tools are no longer available.", file=sys.stderr)
 
 
 @command(app)

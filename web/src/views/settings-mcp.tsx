@@ -2,7 +2,7 @@
 
 import { ApiOutlined } from "@ant-design/icons";
 import { Alert, App, Button, Checkbox, Collapse, Drawer, Input, Segmented, Space, Tag } from "antd";
-import { useState } from "react";
+import { useCallback, useState } from "react";
 import { EditConflictAlert } from "../components/edit-conflict";
 import { FormField } from "../components/form-field";
 import { type Editable, useEditForm } from "../state/editing";
@@ -146,7 +146,7 @@ function ServerItem({ server, onInspect, onEdit, onChange }: ItemProps) {
           {agents.length > 0 && ` · used by ${agents.join(", ")}`}
         </span>
         {changes.length > 0 && <span className="muted">Changed: {changes.join(", ")}</span>}
-        {trouble && <span className="error">{toSentence(trouble)}</span>}
+        {trouble && !needsLogin(trouble) && <span className="error">{toSentence(trouble)}</span>}
         {status === "signing-in" && loginUrl && (
           <a href={loginUrl} target="_blank" rel="noreferrer">
             Open the sign-in page
@@ -429,8 +429,9 @@ function InspectDrawer({ name, onClose }: { name: string; onClose: () => void })
                   ))}
                 </ul>
               )}
-              {error && <Alert type="error" showIcon role="alert" title={error} />}
-              {!found && (
+              {error && !needsLogin(error) && <Alert type="error" showIcon role="alert" title={toSentence(error)} />}
+              {needsLogin(error) && <SignIn name={name} onSignedIn={() => void start(description.program)} />}
+              {!found && !needsLogin(error) && (
                 <Button type="primary" loading={busy} onClick={() => void start(description.program)}>
                   Start and inspect
                 </Button>
@@ -476,6 +477,61 @@ function InspectDrawer({ name, onClose }: { name: string; onClose: () => void })
         )}
       </div>
     </Drawer>
+  );
+}
+
+/** Whether a message of the gateway means that a person has to sign in to a server. */
+const needsLogin = (text: string): boolean => text.includes("requires a login");
+
+/** Sign in to a server that requires it; the gateway tells when the person is done. */
+function SignIn({ name, onSignedIn }: { name: string; onSignedIn: () => void }) {
+  const client = useClient();
+  const [url, setUrl] = useState("");
+  const [error, setError] = useState("");
+  const fail = useCallback((failure: Error) => {
+    setUrl("");
+    setError(failure.message);
+  }, []);
+  const check = useCallback(() => {
+    client.request("mcp.servers", {}).then(({ servers = [] }) => {
+      const server = servers.find((each) => each.name === name);
+      if (server?.hasLogin) onSignedIn();
+      else if (server?.status !== "signing-in") fail(new Error(server?.trouble || "Nobody signed in."));
+    }, fail);
+  }, [client, name, onSignedIn, fail]);
+  useResourceReload("mcp-login", check);
+  const begin = () => {
+    setError("");
+    client.request("mcp.login", { name }).then((login) => (login.url ? setUrl(login.url) : onSignedIn()), fail);
+  };
+  const cancel = () => {
+    setUrl("");
+    client.request("mcp.logout", { name }).catch(fail);
+  };
+  return (
+    <div className="stack">
+      {error && <Alert type="error" showIcon role="alert" title={toSentence(error)} />}
+      {url ? (
+        <>
+          <p role="status">Waiting for sign-in…</p>
+          <div className="row">
+            <Button type="primary" href={url} target="_blank" rel="noreferrer">
+              Open the sign-in page
+            </Button>
+            <Button onClick={cancel}>Cancel</Button>
+          </div>
+        </>
+      ) : (
+        <>
+          <p>This server needs you to sign in before it shows its tools.</p>
+          <div className="row">
+            <Button type="primary" onClick={begin}>
+              Sign in
+            </Button>
+          </div>
+        </>
+      )}
+    </div>
   );
 }
 

@@ -2,7 +2,7 @@
 
 import { App, Button, Switch, Tag } from "antd";
 import { useEffect, useState } from "react";
-import { RouteLink } from "../components/link";
+import { navigate } from "../layout/router";
 import AddKey from "../setup/add-key";
 import { LocalModelDownload } from "../setup/local-model";
 import { EFFORTS, formatBytes, modelName, useOfferModels, useSelectModel } from "../setup/models";
@@ -85,9 +85,7 @@ function CurrentModel({ status: { current, done } }: { status: SetupStatus }) {
           </span>
           <span className="row">
             {done && <Button onClick={() => void select("").catch(() => undefined)}>Reset</Button>}
-            <RouteLink to={{ view: "setup", id: "" }} className="ant-btn ant-btn-default">
-              Run set-up again
-            </RouteLink>
+            <Button onClick={() => navigate({ view: "setup", id: "" })}>Run set-up again</Button>
           </span>
         </li>
       </ul>
@@ -100,6 +98,7 @@ function ProviderRow({ provider, onAddKey }: { provider: ProviderShape; onAddKey
   const { modal, message: toast } = App.useApp();
   const { label, color } = STATES[provider.state];
   const [open, setOpen] = useState(false);
+  const models = provider.offered?.length ? `Models (${provider.offered.length})` : "Models";
   const users = provider.agents ?? [];
   const remove = () =>
     modal.confirm({
@@ -127,8 +126,8 @@ function ProviderRow({ provider, onAddKey }: { provider: ProviderShape; onAddKey
         )}
         {provider.source !== "server" && provider.state === "connected" && <UseProvider provider={provider.id} />}
         {provider.state === "connected" && (
-          <Button aria-expanded={open} aria-label={`Models of ${provider.title}`} onClick={() => setOpen(!open)}>
-            Models{provider.offered?.length ? ` (${provider.offered.length})` : ""}
+          <Button aria-expanded={open} aria-label={`${models} of ${provider.title}`} onClick={() => setOpen(!open)}>
+            {models}
           </Button>
         )}
         {provider.source === "stored" && (

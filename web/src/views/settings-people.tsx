@@ -96,7 +96,7 @@ function Users() {
                 {user.role !== "owner" && (
                   <Space wrap>
                     {user.status === "invited" && (
-                      <Button aria-label={`Invite ${user.name} again`} onClick={() => setInviting(user.name)}>
+                      <Button aria-label={`Invite again: ${user.name}`} onClick={() => setInviting(user.name)}>
                         Invite again
                       </Button>
                     )}
