@@ -80,7 +80,7 @@ class OAuthServer:
             return self._refuse("invalid_request", f"not an OAuth 2.1 request for this resource: {wanted}")
         answer = {"state": query["state"], "iss": self.url}
         if self.denies:
-            answer |= {"error": "access_denied", "error_description": "The person said no."}
+            answer |= {"error": "access_denied", "error_description": "Access was denied."}
         else:
             answer["code"] = secrets.token_hex(8)
             self._codes[answer["code"]] = dict(query)

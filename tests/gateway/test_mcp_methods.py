@@ -169,7 +169,7 @@ async def test_refused_sign_in_is_explained(tmp_path: Path) -> None:
 
         async def trouble() -> Any:
             (found,) = (await client.get("mcp.servers"))["servers"]
-            return found["trouble"] == "the login was refused: The person said no."
+            return found["trouble"] == "the login was refused: Access was denied."
 
         await wait_until(trouble)
         (server,) = (await client.get("mcp.servers"))["servers"]

@@ -148,7 +148,7 @@ def invite_user(
 
     running = find_running_gateway()
     if running is None and not dry_run:
-        raise ConfigError("no gateway is running, so nobody could accept the invitation; run: atlas serve")
+        raise ConfigError("no gateway is running that could accept the invitation; run: atlas serve")
     rights = {"scopes": list(_parse_scopes(scopes)), "sessions": "all" if all_sessions else "own"}
     made = call("users.invite", name=name, role=role, days=days, dry_run=dry_run, **rights)
     if _is_preview(made, dry_run) or running is None:

@@ -216,7 +216,9 @@ def _log_in_running(call: GatewayCall, server: str) -> None:
     while (found := _running_server(call, server)).get("status") == "signing-in":
         time.sleep(_POLL_SECONDS)
     if url and not found.get("hasLogin"):
-        raise ConfigError(found.get("trouble") or f"nobody logged in to {server}; run: atlas mcp login {server}")
+        raise ConfigError(
+            found.get("trouble") or f"the login to {server} was not completed; run: atlas mcp login {server}"
+        )
 
 
 @command(app)

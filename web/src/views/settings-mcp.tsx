@@ -496,7 +496,7 @@ function SignIn({ name, onSignedIn }: { name: string; onSignedIn: () => void }) 
     client.request("mcp.servers", {}).then(({ servers = [] }) => {
       const server = servers.find((each) => each.name === name);
       if (server?.hasLogin) onSignedIn();
-      else if (server?.status !== "signing-in") fail(new Error(server?.trouble || "Nobody signed in."));
+      else if (server?.status !== "signing-in") fail(new Error(server?.trouble || "The sign-in was not completed."));
     }, fail);
   }, [client, name, onSignedIn, fail]);
   useResourceReload("mcp-login", check);
