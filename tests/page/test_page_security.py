@@ -193,6 +193,7 @@ def test_html_artifact_reaches_neither_the_network_nor_the_page(browser: Browser
     window.new_page().goto(f"{canary.url}/page")
     expected = ("/fetch", "/request", "/socket", "/image", "/script", "/style", "/frame", "/object")
     assert canary.wait_for(*expected), canary.visits
+    window.close()  # it would connect again and again while the server shuts down
 
 
 def test_external_link_is_followed_only_on_click(tab: Tab, canary: Canary) -> None:
