@@ -15,6 +15,8 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 from aiohttp import web
 
+from checks import TIMEOUT
+
 T = TypeVar("T")
 JsonObject: TypeAlias = dict[str, Any]
 TOKEN = "7000001:AAtest-token-of-the-bot_0123456789abc"
@@ -188,7 +190,7 @@ class BotDouble:
 
     async def until(self, condition: Callable[[], T]) -> T:
         """Wait until a condition holds; it is checked after every call and every 50 ms."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(TIMEOUT):
             while not (found := condition()):
                 self._called.clear()
                 with suppress(TimeoutError):

@@ -68,7 +68,7 @@ socket.socket.connect = _connect
 sys.addaudithook(_refuse_beyond_loopback)
 
 
-_LONG_TEST = 180.0
+_LONG_TEST = 600.0
 """Time limit in seconds of a test that is known to take long."""
 
 

@@ -55,7 +55,7 @@ async def start(
 
 
 def run(
-    *command: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout: float = 60
+    *command: str, env: Mapping[str, str] | None = None, cwd: Path | None = None, timeout: float = 240
 ) -> "subprocess.CompletedProcess[str]":
     """Run a script to its end: its path, or `-m` and a module, then its arguments."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:

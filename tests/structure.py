@@ -179,7 +179,7 @@ def forbidden(root: Path) -> dict[str, list[words.Hit]]:
 def committed(root: Path) -> list[str]:
     """The files that Git knows or would add."""
     command = ["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(command, cwd=root, check=True, capture_output=True, timeout=30).stdout.decode().split("\0")
+    names = subprocess.run(command, cwd=root, check=True, capture_output=True, timeout=120).stdout.decode().split("\0")
     return sorted(name for name in set(names) if name and (root / name).is_file())
 
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Self
 
 import fork_server
+from checks import TIMEOUT
 
-TIMEOUT = 40.0
 _SEQUENCE = re.compile(r"\x1b(?:\[(?P<args>[0-9;?]*)(?P<final>[@-~])|\][^\x07\x1b]*(?:\x07|\x1b\\)|[=>78c])")
 
 

@@ -6,6 +6,7 @@ import pytest
 
 from atlas_agents import Answer, Approvals, Conversation, Policy, Question, ToolResult, tool
 from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
+from checks import TIMEOUT
 
 
 class Shop:
@@ -80,7 +81,7 @@ async def test_call_is_denied_after_the_deadline() -> None:
         await clock.advance(59)
         assert len(model.requests) == 1
         await clock.advance(2)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(TIMEOUT):
             await stream.reply()
     assert shop.bought == []
 
@@ -200,7 +201,7 @@ async def test_policy_change_during_an_approval_stops_the_call() -> None:
     model = Scripted(calls("buy", item="tea"), says("ok"))
     async with in_memory_atlas(model, [shop.buy], approve=slow, policy=Policy(tools={"buy": {"*": "yes"}})) as atlas:
         stream = atlas.send("buy")
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(TIMEOUT):
             await asked.wait()
             atlas.policy = Policy(tools={"buy": {"*": "no"}})
             go.set()
@@ -221,7 +222,7 @@ async def test_turn_cancelled_during_an_approval_runs_nothing_and_keeps_history_
     talk = Conversation()
     async with in_memory_atlas(model, [shop.buy], approve=slow) as atlas:
         stream = atlas.send("buy", session=talk)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(TIMEOUT):
             await asked.wait()
             stream.cancel()
             types = [event.type async for event in stream]

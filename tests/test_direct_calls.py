@@ -107,10 +107,11 @@ async def test_progress_is_emitted_on_the_stream() -> None:
 
 
 async def test_cancelled_wait_stops_the_call() -> None:
-    stopped = asyncio.Event()
+    started, stopped = asyncio.Event(), asyncio.Event()
 
     @tool
     async def hang() -> None:
+        started.set()
         try:
             await asyncio.Event().wait()
         except asyncio.CancelledError:
@@ -118,8 +119,11 @@ async def test_cancelled_wait_stops_the_call() -> None:
             raise
 
     async with Atlas([Agent("a", tools=[hang])], store=MemoryStore()) as atlas:
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(atlas.invoke("hang", {}), 0.2)
+        call = asyncio.create_task(atlas.invoke("hang", {}))
+        await asyncio.wait_for(started.wait(), TIMEOUT)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
         await asyncio.wait_for(stopped.wait(), TIMEOUT)
 
 

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 import fork_server
+from checks import TIMEOUT
 from local_weights import home_with_weights
 from model_server import ModelRequest, ModelServer, Reply, run_model_server
 
 DOCS = Path(__file__).parent.parent / "docs"
 EXAMPLES = sorted((DOCS / "examples").glob("*.py"))
 POLICIES = [DOCS.parent / "examples" / "team" / "policy.toml", *sorted((DOCS / "examples").glob("*.toml"))]
-TIMEOUT = 50
 ANSWERS = {
     "Hello!": Reply("Hello! What can I do for you?"),
     "Tell me a long story.": Reply("Once upon a time there was a boat", hangs=True),

@@ -26,6 +26,7 @@ from atlas_agents import (
 )
 from atlas_agents.agents.plan import MAKE_PLAN
 from atlas_agents.testing import Scripted, calls, fails, says
+from checks import TIMEOUT
 
 
 @dataclass
@@ -220,7 +221,7 @@ def test_forked_process_has_a_loop_of_its_own() -> None:
         "child = os.fork()\nagent.run_sync('x')\n"
         "if child:\n    assert os.waitpid(child, 0)[1] == 0\n    agent.run_sync('x')\n    print('done')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("done\n", "", 0)
 
 
@@ -233,7 +234,7 @@ def test_script_with_sync_calls_ends_without_a_warning() -> None:
         "next(iter(agent.stream_sync('x')))\n"
     )
     command = [sys.executable, "-X", "dev", "-W", "error", "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert (done.stdout, done.stderr, done.returncode) == ("hi\nhi\n", "", 0)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from atlas_agents import Agent, tool
+from checks import TIMEOUT, cpu_factor
 
 HEAVY = [
     "pydantic",
@@ -39,7 +40,9 @@ HEAVY = [
 def loaded_after(code: str, cwd: Path) -> list[str]:
     """Which of the heavy libraries a fresh process has loaded after running some lines."""
     ask = f"{code}\nimport sys, json\nprint(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
-    done = subprocess.run([sys.executable, "-c", ask], cwd=cwd, capture_output=True, text=True, timeout=50, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", ask], cwd=cwd, capture_output=True, text=True, timeout=TIMEOUT, check=True
+    )
     return json.loads(done.stdout)
 
 
@@ -65,8 +68,8 @@ def test_nothing_heavy_is_loaded_before_it_is_needed(code: str, tmp_path: Path) 
 def test_import_takes_little_time(tmp_path: Path) -> None:
     code = "import time\nstart = time.process_time()\nimport atlas_agents\nprint(time.process_time() - start)"
     command = [sys.executable, "-c", code]
-    taken = [float(subprocess.check_output(command, cwd=tmp_path, timeout=50)) for _ in range(3)]
-    assert min(taken) < 0.05
+    taken = [float(subprocess.check_output(command, cwd=tmp_path, timeout=TIMEOUT)) for _ in range(3)]
+    assert min(taken) < 0.1 * cpu_factor()
 
 
 def test_a_tool_loads_what_describes_it_and_no_more(tmp_path: Path) -> None:
@@ -79,9 +82,9 @@ def median(make: Callable[[], object], times: int = 300) -> float:
     gc.disable()
     try:
         for _ in range(times):
-            start = time.perf_counter()
+            start = time.process_time()
             make()
-            taken.append(time.perf_counter() - start)
+            taken.append(time.process_time() - start)
     finally:
         gc.enable()
     return statistics.median(taken)
@@ -106,4 +109,4 @@ def test_an_agent_with_ten_tools_is_cheap_after_the_first(made: bool) -> None:
     functions = [numbered(place) for place in range(10)]
     tools: list[Any] = [tool(function) for function in functions] if made else functions
     Agent("first", model="openai/x", tools=tools)
-    assert median(lambda: Agent("a", model="openai/x", tools=tools)) < 3 * 200e-6
+    assert median(lambda: Agent("a", model="openai/x", tools=tools)) < 600e-6 * cpu_factor()

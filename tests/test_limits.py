@@ -7,7 +7,7 @@ import pytest
 from atlas_agents import Agent, Atlas, ConfigError, Limits, ToolResult, tool
 from atlas_agents.core.paths import Environment
 from atlas_agents.testing import Reply, Scripted, VirtualClock, calls, in_memory_atlas, says
-from checks import run_ready_tasks, wait_until
+from checks import TIMEOUT, run_ready_tasks, wait_until
 
 
 def _together(count: int, name: str = "act") -> Reply:
@@ -47,7 +47,7 @@ async def test_session_runs_five_calls_at_once_and_the_others_in_order() -> None
         await run_ready_tasks()
         assert gate.now == 5
         gate.open.set()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(TIMEOUT):
             await stream.reply()
     assert gate.most == 5
     assert [result.result for result in _results(model)] == list(range(12))
@@ -66,7 +66,7 @@ async def test_hanging_tool_does_not_block_other_sessions() -> None:
     async with Atlas([hung, free]) as atlas:
         atlas.send("go", agent_id="hung", session="one")
         await wait_until(lambda: gate.now == 5)
-        async with asyncio.timeout(20):  # the others never end
+        async with asyncio.timeout(TIMEOUT):  # the others never end
             reply = await atlas.ask("go", agent_id="free", session="two")
     assert reply.text == "Free."
 
@@ -89,7 +89,7 @@ async def test_calls_over_the_tick_limit_wait_for_the_next_ticks_in_order() -> N
         assert len(when) == 10
         for _ in range(3):
             await clock.advance(5)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(TIMEOUT):
             await stream.reply()
     assert [n for n, _ in when] == list(range(25))
     assert [sum(1 for _, at in when if at == tick) for tick in (0, 5, 10)] == [10, 10, 5]
@@ -110,7 +110,7 @@ async def test_turn_cancelled_while_its_calls_wait_for_a_tick_runs_none_of_them(
         stream = atlas.send("go")
         await wait_until(lambda: len(ran) == 2)
         stream.cancel()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(TIMEOUT):
             types = [event.type async for event in stream]
         await clock.advance(20)
         assert ran == [0, 1]
@@ -129,7 +129,7 @@ async def test_each_agent_has_its_own_tick_limit() -> None:
 
     agents = [Agent(name, model=Scripted(_together(2), says(name)), tools=[act]) for name in ("a", "b")]
     async with Atlas(agents, clock=clock, limits=Limits(per_tick=2)) as atlas:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(TIMEOUT):
             for name in ("a", "b"):
                 await atlas.ask("go", agent_id=name, session=name)
     assert len(ran) == 4
@@ -151,7 +151,7 @@ async def test_daily_limit_is_exact_under_concurrency_and_resets_the_next_day() 
         for one in agent[1:]:
             atlas.set_agent(one)
         streams = [atlas.set_agent(one).send("go", session=str(place)) for place, one in enumerate(agent)]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(TIMEOUT):
             for stream in streams:
                 await stream.reply()
         assert len(ran) == 20
@@ -159,7 +159,7 @@ async def test_daily_limit_is_exact_under_concurrency_and_resets_the_next_day() 
         assert len(refused) == 28
         await clock.advance(24 * 3600)
         again = Agent("worker", model=Scripted(calls("act", n=1), says("ok")), tools=[act])
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(TIMEOUT):
             await atlas.set_agent(again).ask("go", session="tomorrow")
     assert len(ran) == 21
 

@@ -15,6 +15,7 @@ from atlas_agents.core.events import Usage
 from atlas_agents.providers import catalogue
 from atlas_agents.providers.base import Prices
 from atlas_agents.testing import Scripted, says
+from checks import TIMEOUT
 
 CURRENT = {
     "claude-opus-5-5": "anthropic",
@@ -244,4 +245,4 @@ def test_data_is_loaded_by_the_first_lookup_and_not_for_unknown_vendors() -> Non
         "assert base.Prices().find('gpt-5').input == 1.25\n"
         "assert catalogue.load_models.cache_info().currsize == 1\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=TIMEOUT)

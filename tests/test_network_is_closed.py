@@ -9,9 +9,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
+from checks import TIMEOUT
+
 PUBLIC_ADDRESS = "192.0.2.1"  # reserved for documentation: no host answers
 NAME = "nowhere.invalid"
-TIMEOUT = 5
 
 os.environ["ATLAS_PLANTED"] = "while the tests were collected"
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import layer_table
+from checks import TIMEOUT
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -26,8 +27,8 @@ in_git = pytest.mark.skipif(not (ROOT / ".git").exists() or shutil.which("git") 
 def committable() -> list[Path]:
     """Return every file that is committed, or would be by `git add .`."""
     command = ["git", "-c", "safe.directory=*", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-    names = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=30).stdout.decode().split("\0")
-    return [ROOT / name for name in names if (ROOT / name).is_file()]
+    listed = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, timeout=TIMEOUT).stdout.decode()
+    return [ROOT / name for name in listed.split("\0") if (ROOT / name).is_file()]
 
 
 def code_blocks(text: str, language: str) -> list[str]:

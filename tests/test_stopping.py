@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from atlas_agents import ToolResult, Transient, tool
+from atlas_agents import AtlasStream, ToolResult, Transient, tool
 from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
 from atlas_agents.tools.tool import Effect
 from checks import TIMEOUT, wait_until
@@ -20,20 +20,27 @@ def _results(model: Scripted) -> list[ToolResult]:
 
 
 async def test_sync_tool_is_dead_before_its_timeout_is_reported(tmp_path: Path) -> None:
-    file = tmp_path / "process"
+    file, clock = tmp_path / "process", VirtualClock()
 
-    @tool(timeout=1.5)
+    @tool(timeout=5)
     def slow(path: str) -> None:
         """Never end."""
         Path(path).write_text(str(os.getpid()))
         threading.Event().wait()
 
     model = Scripted(calls("slow", path=str(file)), says("It timed out."))
-    async with in_memory_atlas(model, [slow]) as atlas:
-        async for event in atlas.send("go"):
+
+    async def check_process(stream: AtlasStream) -> None:
+        async for event in stream:
             if event.type == "tool:result":
                 with pytest.raises(ProcessLookupError):
                     os.kill(int(file.read_text()), 0)
+
+    async with in_memory_atlas(model, [slow], clock=clock) as atlas:
+        checking = asyncio.create_task(check_process(atlas.send("go")))
+        await wait_until(lambda: file.exists() and file.read_text())
+        await clock.advance(6)
+        await asyncio.wait_for(checking, TIMEOUT)
     assert [(result.status, result.error) for result in _results(model)] == [("unknown", "timeout")]
 
 
@@ -94,7 +101,7 @@ async def _run(flaky: Flaky) -> tuple[ToolResult, list[float]]:
     model = Scripted(calls("act"), says("ok"))
     async with in_memory_atlas(model, [flaky.tool], clock=clock) as atlas:
         stream = atlas.send("go")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(TIMEOUT):
             for _ in range(60):
                 await clock.advance(1)
             await stream.reply()
@@ -147,7 +154,7 @@ async def test_pure_tool_that_times_out_is_retried() -> None:
         stream = atlas.send("go")
         for _ in range(8):
             await clock.advance(1)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(TIMEOUT):
             await stream.reply()
     assert len(tried) == 2
     assert _results(model)[0].result == "done"
@@ -171,7 +178,7 @@ async def test_idempotency_key_is_the_same_for_every_try() -> None:
         stream = atlas.send("go")
         for _ in range(4):
             await clock.advance(1)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(TIMEOUT):
             await stream.reply()
     assert len(keys) == 2
     assert keys[0] == keys[1] == f"{stream.stream_id}:{_results(model)[0].call_id}"
@@ -205,7 +212,7 @@ def test_schema_that_could_hang_or_fetch_is_rejected(schema: dict[str, Any]) -> 
     begun = time.process_time()
     with pytest.raises(BadTool):
         Tool("odd", _nothing, parameters=schema)
-    assert time.process_time() - begun < 1
+    assert time.process_time() - begun < 5
 
 
 def test_catastrophic_regex_pattern_is_matched_fast() -> None:
@@ -216,7 +223,7 @@ def test_catastrophic_regex_pattern_is_matched_fast() -> None:
     begun = time.process_time()
     with pytest.raises(BadArguments):
         odd.check({"a": "a" * 5000 + "!"})
-    assert time.process_time() - begun < 0.5
+    assert time.process_time() - begun < 5
 
 
 async def test_delays_between_retries_are_configurable() -> None:
@@ -233,7 +240,7 @@ async def test_delays_between_retries_are_configurable() -> None:
         stream = atlas.send("go")
         for _ in range(50):
             await clock.advance(1)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(TIMEOUT):
             await stream.reply()
     first, second, third = tried
     assert first == 0

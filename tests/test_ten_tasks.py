@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from checks import TIMEOUT
 from model_server import ModelRequest, ModelServer, Reply, run_model_server
 
 FOLDER = Path(__file__).parent.parent / "examples/ten_tasks"
@@ -73,7 +74,7 @@ def run_task(name: str, server: ModelServer, folder: Path, **settings: str) -> s
         input="y\n",
         capture_output=True,
         text=True,
-        timeout=50,
+        timeout=TIMEOUT,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -451,7 +451,7 @@ async def test_tool_that_ignores_its_timeout_is_abandoned() -> None:
         await ignore_cancellation(release)
         return "late"
 
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(TIMEOUT):
         assert (await outcome(stubborn))[:2] == ("unknown", "timeout")
     release.set()
 

@@ -9,6 +9,7 @@ from atlas_agents import Agent, Atlas, OpenAIProvider, Request
 from atlas_agents.providers.base import Chunk
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Environment, Scripted, calls, in_memory_atlas, says
+from checks import TIMEOUT
 from model_server import ModelRequest, Reply, run_model_server
 
 
@@ -72,7 +73,7 @@ async def test_resumed_turn_does_not_force_the_tool_again() -> None:
             async for chunk in super().stream(request):
                 yield chunk
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(TIMEOUT):
         atlas = Atlas([Agent("a", model=Hanging(calls("look")), tools=[look], tool_choice="required")], store=store)
         atlas.send("Look.", session="s")
         await waiting.wait()

@@ -14,6 +14,7 @@ from atlas_agents.core.store import Chain, RunRow
 from atlas_agents.providers.settings import ModelSettings
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
+from checks import TIMEOUT
 
 
 async def _noted(input: str) -> str:
@@ -176,13 +177,13 @@ async def test_resumed_turn_has_its_settings() -> None:
         await asyncio.Event().wait()
 
     store = MemoryStore()
-    async with in_memory_atlas(Scripted(calls("forever")), [forever], store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(Scripted(calls("forever")), [forever], store=store) as atlas, asyncio.timeout(TIMEOUT):
         options = TurnOptions(settings=ModelSettings(effort="high", seed=7), requested=ModelSettings(max_tokens=90))
         atlas.start_turn("Hello", options, session="main")
         await running.wait()
     model = Scripted(says("Done."))
     agent = {"settings": {"effort": "low", "max_tokens": 100}}
-    async with in_memory_atlas(model, [forever], store=store, agent=agent) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(model, [forever], store=store, agent=agent) as atlas, asyncio.timeout(TIMEOUT):
         (stream,) = await atlas.recover()
         assert (await stream.reply()).text == "Done."
     assert model.requests[0].settings == ModelSettings(effort="high", seed=7, max_tokens=90)

@@ -15,11 +15,11 @@ import websockets
 from atlas_agents.app.serve import ServedGateway, private_gateway
 from atlas_agents.config.load import load
 from atlas_agents.core.paths import Environment
+from checks import TIMEOUT
 from model_server import ModelRequest, ModelServer, Reply, run_model_server
 
 AGENTS = "# Agents\n\n## analyst\n\nModel: openai/rules-1\nDescription: Looks things up and calculates.\n"
 KEY = "sk-canary-0123456789abcdef"
-TIMEOUT = 40.0
 Step = tuple[str, dict[str, Any]]
 
 
@@ -139,7 +139,7 @@ async def gateway_with_tools(
         environment = Environment(variables, dotenv=None)
         settings = load(flags, environment, home.parent)
         async with (
-            asyncio.timeout(2 * TIMEOUT),
+            asyncio.timeout(TIMEOUT),
             private_gateway(settings, environment=environment) as served,
             websockets.connect(served.url.replace("http", "ws"), max_size=None) as socket,
         ):

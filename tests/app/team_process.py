@@ -8,9 +8,10 @@ import sys
 import time
 from pathlib import Path
 
+from checks import TIMEOUT
+
 TEAM = Path(__file__).parent.parent.parent / "examples" / "team"
 ATLAS = str(Path(sys.executable).parent / "atlas")
-TIMEOUT = 40
 
 
 class TeamProcess:

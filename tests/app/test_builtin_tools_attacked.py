@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 from gateway_with_tools import GatewayWithTools, Step, approve, gateway_with_tools, scripted_model, static_web
 
+from checks import TIMEOUT
+
 pytestmark = pytest.mark.slow
 CANARY = "canary-4711"
 SKILL = "---\nname: notes\ndescription: Takes notes.\n---\nTake notes.\n"
@@ -207,6 +209,6 @@ async def test_catastrophic_regex_is_stopped(tmp_path: Path) -> None:
         (gateway.workspace / "evil.txt").write_text("a" * 5000 + "!\n")
 
     step: Step = ("file_search", {"query": "(a+)+$", "regex": True, "path": "evil.txt"})
-    async with asyncio.timeout(40):
+    async with asyncio.timeout(TIMEOUT):
         results, _, _ = await run_attack(tmp_path / "home", [step], prepare)
     assert "stopped after 3 s" in results[0]["result"]

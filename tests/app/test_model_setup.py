@@ -18,6 +18,7 @@ from atlas_agents.app.serve import ServedGateway, private_gateway
 from atlas_agents.config.load import load
 from atlas_agents.core.paths import SECRETS_FILE, Environment
 from atlas_agents.local.models import CATALOG, LocalModel, Url
+from checks import TIMEOUT
 from model_server import ModelServer, Reply, run_model_server
 
 KEY = "sk-test-0123456789abcdef4f2a"
@@ -70,7 +71,7 @@ class SetupClient:
 
     async def ask(self, text: str) -> str:
         sent = await self.call("chat.send", sessionKey="s", message=text)
-        return json.dumps(await self.call("chat.wait", runId=sent["runId"], timeoutMs=10_000))
+        return json.dumps(await self.call("chat.wait", runId=sent["runId"], timeoutMs=120_000))
 
 
 @asynccontextmanager
@@ -81,7 +82,7 @@ async def serve(home: Path, **variables: str) -> AsyncGenerator[tuple[ServedGate
     environment = Environment(values, dotenv=None)
     settings = load({}, environment, home.parent)
     async with (
-        asyncio.timeout(30),
+        asyncio.timeout(TIMEOUT),
         private_gateway(settings, environment=environment) as gateway,
         connect(gateway) as client,
     ):
@@ -331,6 +332,6 @@ async def test_change_of_another_process_is_applied(tmp_path: Path) -> None:
     home = tmp_path / "home"
     async with serve(home) as (gateway, client):
         (home / "model.json").write_text('{"model": "demo"}')
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(TIMEOUT):
             while gateway.runtime.atlas.agents[0].models != ("demo",):
                 await client.call("health.check")

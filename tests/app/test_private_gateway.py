@@ -29,7 +29,7 @@ from atlas_agents.core.paths import Environment
 from atlas_agents.core.store import AcceptRun, AddEvents, DropRecord, PutSession, ReserveEvents, SetRun
 from atlas_agents.storage import retention
 from atlas_agents.storage.sqlite import SqliteStore
-from checks import run_ready_tasks, wait_until
+from checks import TIMEOUT, run_ready_tasks, wait_until
 
 DEMO = "# Agents\n\n## helper\n\nModel: ollama/tiny\nDescription: Helps.\n"
 
@@ -42,7 +42,7 @@ def load_settings(home: Path, **flags: Any) -> tuple[Settings, Environment]:
 @asynccontextmanager
 async def serve(home: Path, **flags: Any) -> AsyncGenerator[ServedGateway, None]:
     settings, environment = load_settings(home, **flags)
-    async with asyncio.timeout(20), private_gateway(settings, environment=environment) as gateway:
+    async with asyncio.timeout(TIMEOUT), private_gateway(settings, environment=environment) as gateway:
         yield gateway
 
 
@@ -77,12 +77,12 @@ async def test_first_start_creates_home_token_and_workspace(tmp_path: Path) -> N
 
 async def test_agent_without_key_and_model_uses_the_demo_with_a_notice(tmp_path: Path) -> None:
     async with serve(tmp_path / "home") as gateway:
-        await wait_until(lambda: gateway.runtime.agent_loader.local_error, seconds=15)
+        await wait_until(lambda: gateway.runtime.agent_loader.local_error)
         (agent,) = (await call(gateway, "agents.list"))["agents"]
         assert agent["model"] == "demo"
         assert "Using a scripted demo: " in agent["notice"]
         sent = await call(gateway, "chat.send", sessionKey="s", message="What time is it?")
-        done = await call(gateway, "chat.wait", runId=sent["runId"], timeoutMs=10_000)
+        done = await call(gateway, "chat.wait", runId=sent["runId"], timeoutMs=120_000)
         assert done["status"] == "done"
         assert "scripted demo" in json.dumps(done)
         history = json.dumps(await call(gateway, "chat.history", sessionKey="s"))
@@ -185,7 +185,7 @@ async def test_idle_gateway_downloads_resumes_and_publishes_nothing(tmp_path: Pa
     steps: list[str] = []
     async with private_gateway(settings, environment=environment) as gateway:
         key = (await call(gateway, "chat.send", sessionKey="s", message="What time is it?"))["runId"]
-        await call(gateway, "chat.wait", runId=key, timeoutMs=15_000)
+        await call(gateway, "chat.wait", runId=key, timeoutMs=120_000)
     store = open_store(settings)
     await store.open()
     await store.commit("default", [AcceptRun("cut-short", "s", "assistant")])

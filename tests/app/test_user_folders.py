@@ -12,6 +12,7 @@ import pytest
 import websockets
 from gateway_with_tools import ApprovingClient, GatewayWithTools, approve, gateway_with_tools
 
+from checks import TIMEOUT
 from model_server import ModelRequest, Reply
 
 pytestmark = pytest.mark.slow
@@ -120,7 +121,7 @@ async def test_folders_of_users_can_be_below_the_folder_of_the_owner(tmp_path: P
 async def test_approval_shows_the_folder_of_the_calling_user(tmp_path: Path) -> None:
     async with gateway_of_two_users(tmp_path / "home") as gateway:
         url = gateway.serving.url.replace("http", "ws")
-        async with asyncio.timeout(30), websockets.connect(url, max_size=None) as socket:
+        async with asyncio.timeout(TIMEOUT), websockets.connect(url, max_size=None) as socket:
             await socket.send(json.dumps({"type": "auth", "token": TOKENS["bob"], "protocol": 1}))
             assert json.loads(await socket.recv())["ok"] is True
             client = ApprovingClient(socket, approve)

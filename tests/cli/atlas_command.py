@@ -16,12 +16,12 @@ from typing import IO, Any
 
 import fork_server
 from atlas_agents.cli import main
+from checks import TIMEOUT
 from model_server import ModelRequest, ModelServer, Reply
 from terminal import Terminal
 
 ATLAS = str(Path(sys.executable).parent / "atlas")
 PROGRAM = str(Path(__file__).parent.parent / "atlas_program.py")
-TIMEOUT = 40
 CTRL_C, CTRL_D, ENTER = "\x03", "\x04", "\r"
 STORY = "Once upon a time " + " ".join(f"there was word {number}" for number in range(150))
 AGENTS = """\

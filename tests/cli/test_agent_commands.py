@@ -5,7 +5,7 @@ import json
 import pytest
 from atlas_command import Home
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_agents_are_created_changed_and_removed(bare: Home) -> None:

@@ -13,9 +13,9 @@ from atlas_command import ENTER, Home, ServeProcess
 from atlas_agents.cli import prompts
 from atlas_agents.client import GatewayClient
 from atlas_agents.gateway.protocol.types import ApprovalShape
-from checks import wait_until
+from checks import TIMEOUT, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 HIDDEN = "touch canary"
 LONG = f"echo {'harmless ' * 500}; {HIDDEN}; echo {'harmless ' * 500}end"
 
@@ -43,7 +43,7 @@ def has_acted(home: Home) -> bool:
 
 def wait_for_action(home: Home) -> str:
     """Return what the tool wrote; its file exists a moment before it has content."""
-    end = time.monotonic() + 20
+    end = time.monotonic() + TIMEOUT
     while not has_acted(home) or not (text := (home.folder / "acted").read_text()):
         assert time.monotonic() < end
     return text

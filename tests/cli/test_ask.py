@@ -13,7 +13,7 @@ from atlas_command import ATLAS, TIMEOUT, Home, eventually
 from atlas_agents.cli import ask
 from model_server import ModelServer, Reply, run_model_server
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 # A model used directly

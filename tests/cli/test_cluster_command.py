@@ -10,6 +10,7 @@ import pytest
 from atlas_command import Home
 
 from atlas_agents.dispatch.members import Backlog, ClusterStatus, JobCounts, MemberStatus, TurnCounts
+from checks import TIMEOUT
 from stores.postgres_server import PostgresServer
 
 TOKEN = "k9Vd2mQ8xZ4tR7wB1nL5cH"
@@ -22,12 +23,11 @@ def postgres() -> Iterator[PostgresServer]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_status_shows_members_until_they_stop(home: Home, postgres: PostgresServer) -> None:
     home.env |= {"ATLAS_DATABASE_URL": postgres.made("shown"), "ATLAS_TOKEN": TOKEN}
     with home.gateway("--role", "gateway") as front, home.gateway("--role", "worker", ATLAS_PORT="") as worker:
         assert "Status: http://127.0.0.1:" in worker.output
-        end = time.monotonic() + 20
+        end = time.monotonic() + TIMEOUT
         while "No leader" in (done := home.run("cluster", "status")).stdout:  # until the worker has become the leader
             assert time.monotonic() < end
         assert (done.returncode, done.stderr) == (0, "")

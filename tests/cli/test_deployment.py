@@ -237,14 +237,13 @@ def asked(port: int, probe: dict[str, Any], **headers: str) -> int:
     sent = {each["name"]: each["value"] for each in probe["httpGet"].get("httpHeaders", ())}
     request = urllib.request.Request(f"http://127.0.0.1:{port}{probe['httpGet']['path']}", headers=sent | headers)
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
             return answer.status
     except urllib.error.HTTPError as error:
         return error.code
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_gateway_started_by_the_unit_passes_every_probe(home: Home) -> None:
     entries = unit()
     places = " ".join(entries["Environment"]).replace("%S/atlas", str(home.path))
@@ -266,7 +265,6 @@ def test_gateway_started_by_the_unit_passes_every_probe(home: Home) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_worker_started_by_the_manifest_passes_every_probe(home: Home) -> None:
     with PostgresServer() as postgres:
         env = {"ATLAS_HOST": "0.0.0.0", "ATLAS_TOKEN": os.urandom(32).hex(), "ATLAS_DATABASE_URL": postgres.url}

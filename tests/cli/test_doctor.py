@@ -14,7 +14,7 @@ from atlas_command import Home, create_home, install_plugin
 
 from model_server import ModelServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def diagnose(home: Home, **env: str) -> tuple[int, list[dict[str, Any]]]:

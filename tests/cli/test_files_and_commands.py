@@ -12,7 +12,7 @@ from atlas_command import CTRL_C, ENTER, Home, eventually
 from checks import is_running
 from model_server import ModelRequest, ModelServer, Reply, run_model_server
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 AGENTS = "# Agents\n\n## assistant\n\nModel: http/rules-1\nDescription: Works.\n"
 
 

@@ -8,6 +8,7 @@ import pytest
 from atlas_command import Home
 
 from atlas_agents.core.trust import Trust, workspace_files
+from checks import TIMEOUT
 from model_server import ModelServer
 
 KEY = "sk-the-users-real-key"
@@ -181,6 +182,6 @@ def test_module_run_by_python_does_not_load_plugins_of_the_folder(folder: Home) 
     (folder.folder / "evil_plugin.py").write_text("open('acted', 'w')\ntools = []\n")
     (folder.folder / "typer.py").write_text("open('acted', 'w')\n")
     command = [sys.executable, "-m", "atlas_agents", "plugins", "list"]
-    done = subprocess.run(command, cwd=folder.folder, env=folder.environment(), capture_output=True, timeout=60)
+    done = subprocess.run(command, cwd=folder.folder, env=folder.environment(), capture_output=True, timeout=TIMEOUT)
     assert done.returncode == 0, done.stderr
     assert not (folder.folder / "acted").exists()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from atlas_command import CTRL_D, ENTER, Home
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 SHOP = str(Path(__file__).parent.parent / "foreign" / "eliciting_server.py")
 
 

@@ -18,7 +18,7 @@ from atlas_command import ATLAS, TIMEOUT, Home
 from atlas_agents.cli.app import COMMANDS, app
 from help_texts import PAGE, commands, filled
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 HEAVY = {
     "aiohttp",
     "asyncio",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from atlas_command import Home
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_documents_are_added_listed_searched_refreshed_and_removed(home: Home, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from atlas_command import Home, install_plugin
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 CODE = '''\
 from atlas_agents import tool
 

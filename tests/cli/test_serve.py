@@ -9,9 +9,10 @@ import urllib.request
 import pytest
 from atlas_command import Home, create_home, eventually
 
+from checks import TIMEOUT
 from model_server import ModelServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def agents(home: Home, key: str) -> list[str]:
@@ -27,7 +28,7 @@ def test_gateway_prints_its_url_and_agents_and_stops_on_sigterm(home: Home) -> N
         assert gateway.output[: gateway.output.index("#token=")].count("\n") <= 6, "the link is easy to find"
         opened = home.run("open", DISPLAY="", WAYLAND_DISPLAY="")
         assert (opened.returncode, opened.stdout) == (0, f"{gateway.url}/#token={token}\n")
-        with urllib.request.urlopen(f"{gateway.url}/health", timeout=10) as answer:
+        with urllib.request.urlopen(f"{gateway.url}/health", timeout=TIMEOUT) as answer:
             assert json.load(answer)["status"] == "ok"
         assert json.loads((home.path / "running.json").read_text())["url"] == gateway.url
         assert gateway.kill(signal.SIGTERM) == 0
@@ -167,7 +168,7 @@ def test_client_cannot_forge_log_lines(home: Home) -> None:
     with home.gateway() as gateway:
         agent = b"x\x1b[2K\rapproved \xe2\x80\xae" + b"y" * 8000
         request = b"GET / HTTP/1.1\r\nHost: evil.example\r\nUser-Agent: " + agent.replace(b"\r", b"") + b"\r\n\r\n"
-        with socket.create_connection(("127.0.0.1", gateway.port), timeout=10) as line:
+        with socket.create_connection(("127.0.0.1", gateway.port), timeout=TIMEOUT) as line:
             line.sendall(request)
             line.recv(4096)
         gateway.kill(signal.SIGTERM)

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import pytest
 from atlas_command import Home
 
+from checks import TIMEOUT
 from stores.postgres_server import PostgresServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def _completion(url: str, token: str, *, stream: bool) -> str:
     asked = {"model": "atlas/assistant", "messages": [{"role": "user", "content": "Hi"}], "stream": stream}
     headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json", "X-Atlas-Session": "h"}
     request = urllib.request.Request(f"{url}/v1/chat/completions", json.dumps(asked).encode(), headers)
-    with urllib.request.urlopen(request, timeout=20) as answer:
+    with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
         body = answer.read().decode()
     if not stream:
         return json.loads(body)["choices"][0]["message"]["content"]

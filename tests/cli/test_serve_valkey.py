@@ -11,7 +11,7 @@ from atlas_agents.core.paths import Secret
 from stores.postgres_server import PostgresServer
 from stores.valkey_server import PASSWORD, ValkeyServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 
 def test_cluster_uses_valkey_and_does_not_start_with_a_wrong_password(home: Home) -> None:

@@ -9,7 +9,7 @@ from atlas_command import Home
 
 from atlas_agents.storage.hash_chain import audit_row
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def _execute(home: Home, statement: str, *values: object) -> list[tuple[int, bytes]]:

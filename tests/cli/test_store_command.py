@@ -31,7 +31,7 @@ from atlas_agents.core.store import (
 )
 from atlas_agents.storage.sqlite import SqliteStore
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 class Ago(SystemClock):

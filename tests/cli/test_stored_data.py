@@ -17,7 +17,7 @@ from atlas_agents.core.paths import Environment
 from atlas_agents.tools.policy import Policy
 from model_server import ModelServer, Reply, run_model_server
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def read(home: Home, *arguments: str) -> Any:

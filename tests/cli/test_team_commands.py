@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from atlas_command import Home
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def read(home: Home, *arguments: str) -> Any:

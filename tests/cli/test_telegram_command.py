@@ -12,7 +12,7 @@ from atlas_command import STORY, Home, ServeProcess
 
 from bot_double import TOKEN, BotDouble, Fault, Person, bot_double
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @asynccontextmanager

@@ -12,6 +12,7 @@ from atlas_agents import Actor, ConfigError
 from atlas_agents.config import open_policy, open_store
 from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.sqlite import SqliteStore
+from checks import TIMEOUT
 
 
 async def test_default_store_is_a_file_in_the_home_folder(sources: SettingsSources) -> None:
@@ -58,7 +59,7 @@ def test_error_names_the_extra_for_postgres(tmp_path: Path) -> None:
         "try: open_store(settings)\n"
         "except Exception as error: print(type(error).__name__, error)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT)
     assert (done.stdout, done.stderr) == (
         "ConfigError database_url: Postgres needs an extra; run: pip install 'atlas-agents[postgres]'\n",
         "",

@@ -24,6 +24,7 @@ sys.path += [str(HERE.parent), str(HERE.parent / "gateway")]
 from member_processes import member  # noqa: E402
 
 from atlas_agents.storage.postgres import PostgresStore  # noqa: E402
+from checks import TIMEOUT  # noqa: E402
 from gateway.processes import Process, connect_process  # noqa: E402
 from stores.postgres_server import PostgresServer  # noqa: E402
 
@@ -113,7 +114,7 @@ class ChaosRun:
                 member_[0] for index, member_ in enumerate(self._members) if member_ and ROLES[index] == "gateway"
             ]
             with suppress(*_RETRIABLE):
-                async with asyncio.timeout(30), connect_process(self._random.choice(gateways)) as client:
+                async with asyncio.timeout(TIMEOUT), connect_process(self._random.choice(gateways)) as client:
                     if not run_id:
                         params = {"sessionKey": f"s{n % 20}", "message": f"turn{n}", "idempotencyKey": f"k{n}"}
                         run_id = (await client.get("chat.send", **params))["runId"]

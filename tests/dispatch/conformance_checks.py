@@ -30,7 +30,7 @@ _SKIPPED_CHECKS = ("I9", "I11")
 
 async def check_invariants(setup: DispatcherSetup, client: ReconnectingClient) -> Evidence:
     """Raise AssertionError with the full history unless all invariants hold."""
-    await wait_until(lambda: asyncio.to_thread(_is_idle, setup), seconds=30.0)
+    await wait_until(lambda: asyncio.to_thread(_is_idle, setup))
     stored = _rows(setup)
     entries = [*read(setup.home / "world"), *client.entries]
     outcome = Outcome(Case(client.script()), stored, entries, ())

@@ -14,11 +14,10 @@ import msgspec
 from crash.evidence_log import read
 
 import fork_server
-from checks import wait_until
+from checks import TIMEOUT, wait_until
 from gateway.processes import Process
 
 HERE = Path(__file__).parent
-READY_TIMEOUT = 60.0
 """Seconds; exceeded only by a defect."""
 
 
@@ -52,7 +51,7 @@ class ProcessGroup:
             process = await fork_server.start(*command, "poison" if s.poison else "", stderr=file, env=environ)
         member = Process(process, 0, s.home)
         self.all.append((role, member))
-        line = await asyncio.wait_for(process.stdout.readline(), READY_TIMEOUT)
+        line = await asyncio.wait_for(process.stdout.readline(), TIMEOUT)
         assert line, log.read_text()[-4000:]
         member.port = int(line)
         return member
@@ -89,7 +88,7 @@ class ProcessGroup:
             alive = {member.pid: member for _, member in self.alive}
             return alive.get(found[-1]) if len(found) >= count else None
 
-        return await wait_until(enough_effects, seconds=READY_TIMEOUT)
+        return await wait_until(enough_effects)
 
     async def kill(self, member: Process) -> None:
         """Kill a process; an inline one is replaced."""

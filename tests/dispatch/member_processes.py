@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
 import fork_server
+from checks import TIMEOUT
 from gateway.processes import Process
 from stores.postgres_server import PostgresServer
 
 HERE = Path(__file__).parent
-READY_TIMEOUT = 30.0
 
 
 @asynccontextmanager
@@ -26,7 +26,7 @@ async def member(role: str, server: PostgresServer, home: Path) -> AsyncGenerato
     try:
         line = b""
         with suppress(TimeoutError):
-            line = await asyncio.wait_for(process.stdout.readline(), READY_TIMEOUT)
+            line = await asyncio.wait_for(process.stdout.readline(), TIMEOUT)
         assert line, f"{role} is not ready: {path.read_text()[-2000:]}"
         yield Process(process, int(line), home)
     finally:

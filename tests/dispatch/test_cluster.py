@@ -67,7 +67,7 @@ async def test_message_accepted_by_one_process_is_answered_by_another(url: str, 
 
 
 async def test_workers_share_a_session_and_see_its_whole_history(url: str, schema: str) -> None:
-    async with asyncio.timeout(2 * TIMEOUT), member(url, schema, Scripted(), executes_runs=False) as front:
+    async with asyncio.timeout(TIMEOUT), member(url, schema, Scripted(), executes_runs=False) as front:
         for number in range(3):
             model = Scripted(says(f"{number}."))
             async with member(url, schema, model):
@@ -180,7 +180,7 @@ async def test_stopping_worker_releases_its_turns_to_others(url: str, schema: st
 
 async def test_workers_share_the_summaries_of_a_session(url: str, schema: str) -> None:
     models, replies = [Summarising() for _ in range(3)], list[str]()
-    async with asyncio.timeout(2 * TIMEOUT), member(url, schema, Scripted(), executes_runs=False) as front:
+    async with asyncio.timeout(TIMEOUT), member(url, schema, Scripted(), executes_runs=False) as front:
         for worker, model in enumerate(models):
             async with member(url, schema, model, history=COMPACTING):
                 texts = [f"{n:02} " + "x" * 600 for n in range(4 * worker, 4 * worker + 4)]
@@ -232,7 +232,7 @@ async def test_more_urgent_runs_start_first(url: str, schema: str) -> None:
 async def test_only_the_leader_runs_jobs_and_schedules(url: str, schema: str) -> None:
     models = [Scripted(*[says("Done.")] * 4) for _ in range(2)]
     async with (
-        asyncio.timeout(2 * TIMEOUT),
+        asyncio.timeout(TIMEOUT),
         member(url, schema, Scripted(), executes_runs=False) as front,
         member(url, schema, models[0]),
         member(url, schema, models[1]),
@@ -261,7 +261,7 @@ async def test_released_turns_are_fetched_without_waiting_for_the_next_poll(
         await asyncio.Event().wait()
 
     async with (
-        asyncio.timeout(2 * TIMEOUT),
+        asyncio.timeout(TIMEOUT),
         member(url, schema, Scripted(), [forever], executes_runs=False) as front,
         AsyncExitStack() as up,
     ):

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from checks import TIMEOUT
+
 BENCH = Path(__file__).parents[2] / "bench" / "cluster.py"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_cluster_turn_needs_few_commits_and_little_wal() -> None:
     command = [
         sys.executable,
@@ -25,7 +26,7 @@ def test_cluster_turn_needs_few_commits_and_little_wal() -> None:
         "1",
         "--unsafe",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     heads, row = done.stdout.splitlines()[-2:]
     found = dict(zip(heads.split(" | "), map(float, row.split(" | ")), strict=True))

@@ -49,7 +49,7 @@ async def add_history(this: Member, session: str, count: int) -> None:
 async def test_turn_reads_few_rows_however_long_the_history(url: str, schema: str) -> None:
     model = Scripted(*[says("Yes.")] * 2 * (_TURNS + 1))
     async with (
-        asyncio.timeout(3 * TIMEOUT),
+        asyncio.timeout(TIMEOUT),
         member(url, schema, Scripted(), executes_runs=False) as front,
         member(url, schema, model) as back,
     ):
@@ -88,7 +88,7 @@ async def test_history_stays_correct_when_valkey_entries_are_lost_or_corrupt(url
     with ValkeyServer() as server:
         client = open_valkey(Secret(server.url))
         async with (
-            asyncio.timeout(5 * TIMEOUT),
+            asyncio.timeout(TIMEOUT),
             member(url, schema, Scripted(), executes_runs=False, redis_url=server.url) as front,
         ):
             for number in range(2 * len(corruptions)):

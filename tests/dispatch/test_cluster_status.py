@@ -23,13 +23,12 @@ from atlas_agents.dispatch.members import (
     read_status,
 )
 from atlas_agents.storage.postgres import PostgresStore
-from checks import wait_until
+from checks import TIMEOUT, wait_until
 from gateway.gateway_client import Client, http
 from gateway.processes import Process, connect_process
 from stores.postgres_server import PostgresServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
-TAKEOVER = 40.0
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
@@ -106,7 +105,7 @@ async def test_status_shows_members_leader_and_lost_members(server: PostgresServ
 
 async def wait_for_takeover(server: PostgresServer, lost: Process, successor: Process) -> MemberStatus:
     """Wait until `successor` leads and has the turn of the killed member, and return the status of the latter."""
-    async with asyncio.timeout(TAKEOVER):
+    async with asyncio.timeout(TIMEOUT):
         while True:
             found = await read(server)
             old, new = find_member(found, lost), find_member(found, successor)
@@ -144,7 +143,7 @@ async def test_worker_serves_only_health_and_metrics(server: PostgresServer, tmp
         assert found['atlas_runs_ended_total{how="done"}'] == 1 and found["atlas_draining"] == 0
 
         async def ready(code: int) -> None:
-            async with asyncio.timeout(TAKEOVER):
+            async with asyncio.timeout(TIMEOUT):
                 while (await get(worker, "/readyz"))[0] != code:  # noqa: ASYNC110 - another process
                     await asyncio.sleep(0.05)
 

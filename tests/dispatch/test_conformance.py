@@ -27,7 +27,7 @@ from stores.postgres_server import PostgresServer
 Kind: TypeAlias = Literal["inline", "inline on Postgres", "cluster"]
 Make: TypeAlias = Callable[..., DispatcherSetup]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 on_all = pytest.mark.parametrize("kind", ["inline", "inline on Postgres", "cluster"])
 on_both = pytest.mark.parametrize("kind", ["inline", "cluster"])
 OUTAGE = float(os.environ.get("OUTAGE_SECONDS", "15"))
@@ -128,7 +128,7 @@ async def test_turns_of_a_session_stay_in_order_when_a_process_is_killed(kind: K
 
 @on_both
 async def test_turn_that_crashes_every_process_fails_and_its_session_continues(kind: Kind, make: Make) -> None:
-    setup = make(kind, poison=True, heartbeat_timeout=1.0)
+    setup = make(kind, poison=True)
     async with run_dispatcher(setup) as (processes, client):
         watching = asyncio.create_task(processes.replace_dead())
         try:
@@ -161,14 +161,12 @@ async def test_job_past_its_deadline_is_cancelled_and_reported(kind: Kind, make:
 
 @on_both
 async def test_stopped_process_exits_cleanly_and_its_turns_continue_at_once(kind: Kind, make: Make) -> None:
-    setup = make(kind, heartbeat_timeout=60.0)
+    setup = make(kind, heartbeat_timeout=600.0)  # longer than the client waits
     async with run_dispatcher(setup) as (processes, client):
         for n in range(4):
             await client.send("three rounds", f"s{n}")
         assert await processes.stop(await processes.wait_for_effects(3)) == 0
-        stopped = time.monotonic()
         await client.wait_all()
-        assert time.monotonic() - stopped < setup.heartbeat_timeout / 2
         assert statuses(await check_invariants(setup, client)) == {"ok": 16}
 
 

@@ -96,7 +96,7 @@ async def test_worker_executes_each_run_once_when_a_response_is_lost(url: str, s
         executed.append(run_id)
         return True
 
-    async with asyncio.timeout(2 * TIMEOUT), opened(url, schema) as (proxy, queue):
+    async with asyncio.timeout(TIMEOUT), opened(url, schema) as (proxy, queue):
         await queue.enqueue("first", 1)
         proxy.drop_after = statement.encode()
         worker = QueueWorker(queue, execute, 1, lambda: None, ignore_released)
@@ -108,7 +108,7 @@ async def test_worker_executes_each_run_once_when_a_response_is_lost(url: str, s
         async def finished() -> bool:
             return worker.finished == 2 and not worker.running
 
-        await wait_until(finished, seconds=TIMEOUT)
+        await wait_until(finished)
         assert executed == ["first", "second"]
         assert await statuses(url, schema) == []
         running.cancel()
@@ -120,7 +120,7 @@ async def test_worker_releases_a_run_once_when_the_response_is_lost(url: str, sc
     async def execute(run_id: str) -> bool:
         return False
 
-    async with asyncio.timeout(2 * TIMEOUT), opened(url, schema) as (proxy, queue):
+    async with asyncio.timeout(TIMEOUT), opened(url, schema) as (proxy, queue):
         await queue.enqueue("first", 1)
         proxy.drop_after = b"procrastinate_retry_job"
         worker = QueueWorker(queue, execute, 1, lambda: None, ignore_released)
@@ -132,6 +132,6 @@ async def test_worker_releases_a_run_once_when_the_response_is_lost(url: str, sc
         async def left() -> bool:
             return not worker.running
 
-        await wait_until(left, seconds=TIMEOUT)
+        await wait_until(left)
         assert (worker.released, await statuses(url, schema)) == (1, ["todo"])
         await worker.finish(1.0)

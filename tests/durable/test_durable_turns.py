@@ -14,7 +14,7 @@ from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, says
 from atlas_agents.tools.audit import AuditRecord
-from checks import endless_tool, wait_until
+from checks import TIMEOUT, endless_tool, wait_until
 
 
 @asynccontextmanager
@@ -60,7 +60,7 @@ async def test_store_records_how_a_run_ended() -> None:
     store, (forever, running) = MemoryStore(), endless_tool()
     await store.open()
     model = Scripted(says("Fine."), fails(ProviderError("no", "bad_request")), calls("forever"), says("On."))
-    async with in_memory_atlas(model, [forever], store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(model, [forever], store=store) as atlas, asyncio.timeout(TIMEOUT):
         await atlas.ask("one")
         with pytest.raises(ProviderError):
             await atlas.ask("two")
@@ -104,7 +104,7 @@ async def test_run_of_a_removed_agent_is_failed() -> None:
 
     old = Atlas([Agent("old", model=hang)], store=store)
     old.send("go")
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(TIMEOUT):
         await wait_until(store.open_runs)
         assert await in_memory_atlas(Scripted(), store=store).recover() == []
     (run,) = await store.runs("default", "default")
@@ -123,7 +123,7 @@ async def test_conversation_objects_and_run_are_not_stored() -> None:
 async def test_repeated_message_can_cancel_its_turn() -> None:
     store, (forever, running) = MemoryStore(), endless_tool()
     await store.open()
-    async with in_memory_atlas(Scripted(calls("forever")), [forever], store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(Scripted(calls("forever")), [forever], store=store) as atlas, asyncio.timeout(TIMEOUT):
         first = atlas.send("go", session="s", idempotency_key="k")
         await running.wait()
         again = atlas.send("go", session="s", idempotency_key="k")
@@ -159,7 +159,7 @@ async def test_turn_cancelled_during_acceptance_ends_and_the_next_one_starts() -
     await store.open()
     async with (
         in_memory_atlas(Scripted(says("Never received."), says("Fine.")), store=store) as atlas,
-        asyncio.timeout(5),
+        asyncio.timeout(TIMEOUT),
     ):
         stream = atlas.send("one", session="s")
         await store.reached.wait()
@@ -185,14 +185,14 @@ async def test_turn_cancelled_right_after_recovery_leaves_no_call_without_result
     async with (
         open_atlas(tmp_path) as store,
         in_memory_atlas(model, [forever], store=store) as atlas,
-        asyncio.timeout(5),
+        asyncio.timeout(TIMEOUT),
     ):
         atlas.send("go", session="s")
         await running.wait()
     async with (
         open_atlas(tmp_path) as store,
         in_memory_atlas(model, [forever], store=store) as atlas,
-        asyncio.timeout(5),
+        asyncio.timeout(TIMEOUT),
     ):
         (stream,) = await atlas.recover()
         stream.cancel()
@@ -207,7 +207,7 @@ async def test_turn_cancelled_right_after_recovery_leaves_no_call_without_result
 async def test_turn_cancelled_while_a_reply_is_stored_leaves_no_call_without_result() -> None:
     store = SlowStore()
     await store.open()
-    async with in_memory_atlas(Scripted(calls("act", n=1)), [act], store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(Scripted(calls("act", n=1)), [act], store=store) as atlas, asyncio.timeout(TIMEOUT):
         store.through.set()
         stream = atlas.send("go", session="s")
         await stream.accepted()
@@ -225,7 +225,7 @@ async def test_turn_cancelled_while_a_reply_is_stored_leaves_no_call_without_res
 async def test_subscriber_gets_no_result_that_is_not_stored_at_shutdown() -> None:
     store, (forever, running) = MemoryStore(), endless_tool()
     await store.open()
-    async with in_memory_atlas(Scripted(calls("forever")), [forever], store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(Scripted(calls("forever")), [forever], store=store) as atlas, asyncio.timeout(TIMEOUT):
         stream = atlas.send("go", session="s")
         await running.wait()
     assert "tool:result" not in [event.type async for event in stream]
@@ -233,7 +233,7 @@ async def test_subscriber_gets_no_result_that_is_not_stored_at_shutdown() -> Non
 
 async def test_turn_with_structured_output_resumes_in_another_process(tmp_path: Path) -> None:
     shape = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
-    async with open_atlas(tmp_path) as store, asyncio.timeout(5):
+    async with open_atlas(tmp_path) as store, asyncio.timeout(TIMEOUT):
         atlas = in_memory_atlas(Scripted(says("seven"), says("It ") + says("goes on.")), store=store)
         stream = atlas.send("go", session="s", output=shape)
         async for event in stream:
@@ -241,7 +241,7 @@ async def test_turn_with_structured_output_resumes_in_another_process(tmp_path: 
                 break
         await atlas.close()
     model = Scripted(says('{"n": 7}'))
-    async with open_atlas(tmp_path) as store, in_memory_atlas(model, store=store) as atlas, asyncio.timeout(5):
+    async with open_atlas(tmp_path) as store, in_memory_atlas(model, store=store) as atlas, asyncio.timeout(TIMEOUT):
         (stream,) = await atlas.recover()
         await stream.reply()
         assert stream.output == {"n": 7}
@@ -250,14 +250,18 @@ async def test_turn_with_structured_output_resumes_in_another_process(tmp_path: 
 async def test_resumed_turn_never_reuses_a_call_id(tmp_path: Path) -> None:
     cut_off = calls("act", n=1) + fails(ProviderError("gone", "network"))
     model = Scripted(cut_off, calls("act", n=1), says("It ") + says("goes on."))
-    async with open_atlas(tmp_path) as store, asyncio.timeout(5):
+    async with open_atlas(tmp_path) as store, asyncio.timeout(TIMEOUT):
         atlas = in_memory_atlas(model, [act], store=store, agent={"retry": RetryPolicy(backoff=0)})
         async for event in atlas.send("go", session="s"):
             if event.type == "stream:chunk":
                 break
         await atlas.close()
     model = Scripted(calls("act", n=2), says("Done."))
-    async with open_atlas(tmp_path) as store, in_memory_atlas(model, [act], store=store) as atlas, asyncio.timeout(5):
+    async with (
+        open_atlas(tmp_path) as store,
+        in_memory_atlas(model, [act], store=store) as atlas,
+        asyncio.timeout(TIMEOUT),
+    ):
         (stream,) = await atlas.recover()
         await stream.reply()
         history = await atlas.sessions.history("s")
@@ -279,7 +283,7 @@ class ClosingStore(MemoryStore):
 
 async def test_turn_stopped_after_its_last_reply_is_not_reported_as_ended() -> None:
     store = ClosingStore()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(TIMEOUT):
         atlas = store.atlas = in_memory_atlas(Scripted(says("Done.")), store=store)
         stream = atlas.send("go", session="s")
         events = [event.type async for event in stream]

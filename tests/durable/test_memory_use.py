@@ -10,7 +10,7 @@ RUNNER = Path(__file__).parent / "memory_runner.py"
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_idle_sessions_take_no_memory(tmp_path: Path) -> None:
     command = [sys.executable, str(RUNNER), str(tmp_path / "atlas.db")]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()

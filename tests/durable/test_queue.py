@@ -21,6 +21,7 @@ from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, says
 from atlas_agents.tools.tool import Tool
+from checks import TIMEOUT
 
 
 class Gate:
@@ -55,7 +56,7 @@ async def texts(store: Store, session: str = "s") -> list[str]:
 async def test_messages_to_a_busy_session_are_answered_in_order() -> None:
     gate, store = Gate(), await open_atlas()
     model = Scripted(calls("wait"), says("one."), says("two."), says("three."))
-    async with in_memory_atlas(model, [gate.tool], store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(model, [gate.tool], store=store) as atlas, asyncio.timeout(TIMEOUT):
         first = atlas.send("1", session="s")
         await gate.reached.wait()
         later = [atlas.send(text, session="s") for text in ("2", "3")]
@@ -82,7 +83,7 @@ async def test_queued_message_is_answered_after_a_restart(tmp_path: Path) -> Non
     await store.open()
     async with (
         in_memory_atlas(Scripted(says("one."), says("two.")), [gate.tool], store=store) as atlas,
-        asyncio.timeout(5),
+        asyncio.timeout(TIMEOUT),
     ):
         streams = await atlas.recover()
         assert [(await stream.reply()).text for stream in streams] == ["one.", "two."]
@@ -99,7 +100,7 @@ async def test_unfinished_turns_resume_before_a_new_message() -> None:
     await atlas.close()
     gate.open.set()
     model = Scripted(says("one."), says("two."), says("three."))
-    async with in_memory_atlas(model, [gate.tool], store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(model, [gate.tool], store=store) as atlas, asyncio.timeout(TIMEOUT):
         assert (await atlas.ask("3", session="s")).text == "three."
     assert await texts(store) == ["1", "", "one.", "2", "two.", "3", "three."]
 
@@ -108,7 +109,7 @@ async def test_message_that_must_not_wait_is_rejected_without_a_trace() -> None:
     gate, store = Gate(), await open_atlas()
     async with (
         in_memory_atlas(Scripted(calls("wait"), says("one.")), [gate.tool], store=store) as atlas,
-        asyncio.timeout(5),
+        asyncio.timeout(TIMEOUT),
     ):
         first = atlas.send("1", session="s")
         await gate.reached.wait()
@@ -125,7 +126,7 @@ async def test_message_that_must_not_wait_is_rejected_without_a_trace() -> None:
 
 async def test_busy_conversation_rejects_without_a_store() -> None:
     gate = Gate()
-    async with in_memory_atlas(Scripted(calls("wait"), says("one.")), [gate.tool]) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(Scripted(calls("wait"), says("one.")), [gate.tool]) as atlas, asyncio.timeout(TIMEOUT):
         first = atlas.send("1")
         await gate.reached.wait()
         with pytest.raises(SessionBusy):
@@ -139,7 +140,7 @@ async def test_message_can_interrupt_earlier_turns() -> None:
     gate, store = Gate(), await open_atlas()
     async with (
         in_memory_atlas(Scripted(calls("wait"), says("three.")), [gate.tool], store=store) as atlas,
-        asyncio.timeout(5),
+        asyncio.timeout(TIMEOUT),
     ):
         first = atlas.send("1", session="s")
         await gate.reached.wait()
@@ -156,7 +157,7 @@ async def test_repeated_message_does_not_interrupt_again() -> None:
     gate, store = Gate(), await open_atlas()
     async with (
         in_memory_atlas(Scripted(calls("wait"), says("one.")), [gate.tool], store=store) as atlas,
-        asyncio.timeout(5),
+        asyncio.timeout(TIMEOUT),
     ):
         atlas.send("1", session="s", when_busy="interrupt", idempotency_key="k")
         await gate.reached.wait()
@@ -170,7 +171,7 @@ async def test_message_cancelled_in_the_queue_is_never_sent() -> None:
     gate, store = Gate(), await open_atlas()
     async with (
         in_memory_atlas(Scripted(calls("wait"), says("one.")), [gate.tool], store=store) as atlas,
-        asyncio.timeout(5),
+        asyncio.timeout(TIMEOUT),
     ):
         first = atlas.send("1", session="s")
         await gate.reached.wait()
@@ -193,7 +194,7 @@ async def test_repeated_key_returns_the_same_running_or_ended_turn() -> None:
     gate, store = Gate(), await open_atlas()
     async with (
         in_memory_atlas(Scripted(calls("wait"), says("one.")), [gate.tool], store=store) as atlas,
-        asyncio.timeout(5),
+        asyncio.timeout(TIMEOUT),
     ):
         first = atlas.send("1", session="s", idempotency_key="k")
         await gate.reached.wait()
@@ -245,7 +246,7 @@ async def test_sessions_do_not_wait_for_each_other() -> None:
     async with in_memory_atlas(
         Scripted(calls("wait"), says("other."), says("one.")), [gate.tool], store=store
     ) as atlas:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(TIMEOUT):
             first = atlas.send("1", session="s")
             await gate.reached.wait()
             assert (await atlas.ask("2", session="t")).text == "other."
@@ -280,7 +281,10 @@ async def test_model_override_holds_for_a_resumed_turn() -> None:
     await gate.reached.wait()
     await atlas.close()
     gate.open.set()
-    async with in_memory_atlas(Scripted(says("Me again.")), [gate.tool], store=store) as atlas, asyncio.timeout(5):
+    async with (
+        in_memory_atlas(Scripted(says("Me again.")), [gate.tool], store=store) as atlas,
+        asyncio.timeout(TIMEOUT),
+    ):
         atlas.registry.register("guest", lambda environment: other_user)
         (stream,) = await atlas.recover()
         assert (await stream.reply()).text == "I was a guest."

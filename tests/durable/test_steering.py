@@ -15,6 +15,7 @@ from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from atlas_agents.tools.tool import Tool
+from checks import TIMEOUT
 
 
 class Gate:
@@ -50,7 +51,7 @@ def shown(model: Scripted, request: int) -> list[str]:
 async def test_steering_message_enters_the_running_turn_after_its_tool_calls(stored: bool) -> None:
     gate, store = Gate(), MemoryStore()
     model = Scripted(calls("wait"), says("Both."))
-    async with in_memory_atlas(model, [gate.tool], store=store if stored else None) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(model, [gate.tool], store=store if stored else None) as atlas, asyncio.timeout(TIMEOUT):
         first = atlas.send("1", session="s")
         await gate.reached.wait()
         steering = atlas.send("Also 2", session="s", when_busy="steer")
@@ -72,7 +73,7 @@ async def test_steering_message_enters_the_running_turn_after_its_tool_calls(sto
 async def test_several_steering_messages_enter_in_order_before_queued_ones() -> None:
     gate, store = Gate(), MemoryStore()
     model = Scripted(calls("wait"), says("One."), says("Two."))
-    async with in_memory_atlas(model, [gate.tool], store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(model, [gate.tool], store=store) as atlas, asyncio.timeout(TIMEOUT):
         asked = asyncio.create_task(atlas.ask("1", session="s"))
         await gate.reached.wait()
         queued = atlas.send("later", session="s")
@@ -94,7 +95,7 @@ async def test_steering_message_is_a_turn_of_its_own_if_the_running_turn_ends_fi
         await gate.open.wait()
         return "One."
 
-    async with Atlas(agents=[Agent("a", model=answer)], store=store) as atlas, asyncio.timeout(5):
+    async with Atlas(agents=[Agent("a", model=answer)], store=store) as atlas, asyncio.timeout(TIMEOUT):
         first = atlas.send("1", session="s")
         await gate.reached.wait()
         steering = atlas.send("2", session="s", when_busy="steer")
@@ -110,7 +111,7 @@ async def test_steering_message_is_a_turn_of_its_own_if_the_running_turn_ends_fi
 async def test_cancelling_the_message_or_the_turn_leaves_the_other(cancelled: str) -> None:
     gate, store = Gate(), MemoryStore()
     model = Scripted(calls("wait"), says("Answer."))
-    async with in_memory_atlas(model, [gate.tool], store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(model, [gate.tool], store=store) as atlas, asyncio.timeout(TIMEOUT):
         first = atlas.send("1", session="s")
         await gate.reached.wait()
         steering = atlas.send("2", session="s", when_busy="steer")
@@ -131,7 +132,7 @@ async def test_cancelling_the_message_or_the_turn_leaves_the_other(cancelled: st
 async def test_cancelling_a_message_that_has_entered_only_ends_its_stream() -> None:
     gate, store = Gate(), MemoryStore()
     model = Scripted(calls("wait"), calls("wait"), says("Both."))
-    async with in_memory_atlas(model, [gate.tool], store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(model, [gate.tool], store=store) as atlas, asyncio.timeout(TIMEOUT):
         first = atlas.send("1", session="s")
         await gate.reached.wait()
         steering = atlas.send("2", session="s", when_busy="steer", idempotency_key="k")
@@ -156,7 +157,7 @@ async def test_message_of_another_user_agent_or_output_waits_for_its_own_turn(op
     gate, store = Gate(), MemoryStore()
     model = Scripted(calls("wait"), says("1"), says("2"))
     agents = [Agent(id, model=model, tools=[gate.tool]) for id in ("a", "other")]
-    async with Atlas(agents=agents, store=store) as atlas, asyncio.timeout(5):
+    async with Atlas(agents=agents, store=store) as atlas, asyncio.timeout(TIMEOUT):
         first = atlas.send("one", session="s", user="ana")
         await gate.reached.wait()
         given: dict[str, object] = {"user": "ana", **options}
@@ -170,7 +171,7 @@ async def test_message_of_another_user_agent_or_output_waits_for_its_own_turn(op
 async def test_repeated_idempotency_key_returns_the_answer_of_the_turn_it_entered() -> None:
     gate, store = Gate(), MemoryStore()
     model = Scripted(calls("wait"), says("Both."))
-    async with in_memory_atlas(model, [gate.tool], store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(model, [gate.tool], store=store) as atlas, asyncio.timeout(TIMEOUT):
         first = atlas.send("1", session="s")
         await gate.reached.wait()
         steering = atlas.send("2", session="s", when_busy="steer", idempotency_key="k")
@@ -220,7 +221,7 @@ async def test_restart_keeps_the_message_at_its_place(tmp_path: Path, entered: b
 
     store = await reopen(path)
     model = Scripted(says("Both."))
-    async with in_memory_atlas(model, [gate.tool], store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(model, [gate.tool], store=store) as atlas, asyncio.timeout(TIMEOUT):
         streams = await atlas.recover()
         assert [(await stream.reply()).text for stream in streams] == ["Both."] * (1 if entered else 2)
         steps = [step.kind for step in await store.journal("default", first.stream_id)]
@@ -243,7 +244,7 @@ async def test_unreadable_steering_message_fails_and_the_running_turn_ends() -> 
     garble = "UPDATE runs SET request = CAST(replace(request, '\"user\"', '7') AS BLOB) WHERE id = ?"
     store._connect().execute(garble, (steering.run_id,))  # pyright: ignore[reportPrivateUsage]
     gate.open.set()
-    async with in_memory_atlas(Scripted(says("One.")), [gate.tool], store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(Scripted(says("One.")), [gate.tool], store=store) as atlas, asyncio.timeout(TIMEOUT):
         first, second = await atlas.recover()
         assert (await first.reply()).text == "One."
         with pytest.raises(UnreadableRow):
@@ -266,7 +267,10 @@ async def test_turn_that_waits_for_approval_takes_the_message_after_the_answer()
         return "paid"
 
     model, store = Scripted(calls("pay"), says("Paid both.")), MemoryStore()
-    async with in_memory_atlas(model, [pay], store=store, approve=Approvals(wait=True)) as atlas, asyncio.timeout(5):
+    async with (
+        in_memory_atlas(model, [pay], store=store, approve=Approvals(wait=True)) as atlas,
+        asyncio.timeout(TIMEOUT),
+    ):
         first = atlas.send("Pay", session="s")
         (question,) = [event.question async for event in until_asked(first)]
         steering = atlas.send("And the other", session="s", when_busy="steer")
@@ -287,7 +291,7 @@ async def test_untrusted_steering_message_taints_the_turn_that_it_enters() -> No
         return "checked"
 
     model = Scripted(calls("wait"), calls("check"), says("Done."))
-    async with in_memory_atlas(model, [gate.tool, check], store=MemoryStore()) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(model, [gate.tool, check], store=MemoryStore()) as atlas, asyncio.timeout(TIMEOUT):
         first = atlas.send("1", session="s")
         await gate.reached.wait()
         await atlas.send(user("2", untrusted=["mail: eve"]), session="s", when_busy="steer").accepted()
@@ -299,7 +303,7 @@ async def test_untrusted_steering_message_taints_the_turn_that_it_enters() -> No
 async def test_message_that_is_cancelled_while_it_enters_does_not_keep_others_out() -> None:
     gate, store = Gate(), MemoryStore()
     model = Scripted(calls("wait"), says("Done."))
-    async with in_memory_atlas(model, [gate.tool], store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(model, [gate.tool], store=store) as atlas, asyncio.timeout(TIMEOUT):
         first = atlas.send("1", session="s")
         await gate.reached.wait()
         cancelled, kept = [atlas.send(text, session="s", when_busy="steer") for text in ("a", "b")]
@@ -330,7 +334,7 @@ class SlowStore(MemoryStore):
 async def test_turn_that_is_cancelled_while_a_message_enters_keeps_it() -> None:
     gate, store = Gate(), SlowStore()
     model = Scripted(calls("wait"), says("Never completed."), says("Next."))
-    async with in_memory_atlas(model, [gate.tool], store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(model, [gate.tool], store=store) as atlas, asyncio.timeout(TIMEOUT):
         first = atlas.send("1", session="s")
         await gate.reached.wait()
         steering = atlas.send("2", session="s", when_busy="steer")

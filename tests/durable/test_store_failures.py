@@ -66,7 +66,7 @@ async def test_turn_survives_store_failures_and_nothing_runs_twice(kind: str, fa
     store, effects = FailingStore(kind, failure, after=unclear), list[int]()
     await store.open()
     model = Scripted(calls("act", n=1), says("Done."))
-    async with in_memory_atlas(model, [count_calls(effects)], store=store) as atlas, asyncio.timeout(10):
+    async with in_memory_atlas(model, [count_calls(effects)], store=store) as atlas, asyncio.timeout(TIMEOUT):
         assert (await atlas.ask("go", session="s")).text == "Done."
     assert store.failed == 3 or (unclear and store.failed >= 1)
     assert effects == [1]
@@ -100,7 +100,7 @@ async def test_message_with_unclear_acceptance_counts_if_it_was_written() -> Non
 async def test_turn_can_be_cancelled_during_a_store_failure() -> None:
     store = FailingStore("reply", StoreFull("full"), times=10**9)
     await store.open()
-    async with in_memory_atlas(Scripted(says("Here.")), store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(Scripted(says("Here.")), store=store) as atlas, asyncio.timeout(TIMEOUT):
         stream = atlas.send("go", session="s")
         await wait_until(lambda: store.failed)
         stream.cancel()
@@ -119,7 +119,7 @@ async def test_stale_owner_writes_nothing() -> None:
         return "late"
 
     model = Scripted(calls("slow") + calls("act", n=1), says("never"))
-    async with in_memory_atlas(model, [slow, count_calls(effects)], store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(model, [slow, count_calls(effects)], store=store) as atlas, asyncio.timeout(TIMEOUT):
         stream = atlas.send("go", session="s")
         await reached.wait()
 
@@ -184,7 +184,7 @@ async def test_turn_that_crashes_every_process_is_failed() -> None:
             await atlas.recover()
         await asyncio.wait_for(began.wait(), TIMEOUT)
         await atlas.close()
-    async with in_memory_atlas(Scripted(says("Next.")), store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(Scripted(says("Next.")), store=store) as atlas, asyncio.timeout(TIMEOUT):
         (stream,) = await atlas.recover()
         with pytest.raises(CrashLoop, match="crashed 5 times"):
             await stream.reply()
@@ -344,7 +344,7 @@ async def interrupted_atlas(found: Any, effects: list[int]) -> tuple[str, list[i
     await reached.wait()
     await atlas.close()
     again = tool(name="pay", reconcile=ask_bank)(paid)
-    async with in_memory_atlas(Scripted(says("Done.")), [again], store=store) as atlas, asyncio.timeout(5):
+    async with in_memory_atlas(Scripted(says("Done.")), [again], store=store) as atlas, asyncio.timeout(TIMEOUT):
         (resumed,) = await atlas.recover()
         await resumed.reply()
         (result,) = [each for message in await atlas.sessions.history("s") for each in message.tool_results]

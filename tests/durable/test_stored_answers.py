@@ -14,7 +14,7 @@ from atlas_agents.core.store import AnswerApproval, Store, Write
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
-from checks import wait_until
+from checks import TIMEOUT, wait_until
 
 BUY = calls("buy", what="tea")
 
@@ -291,7 +291,7 @@ async def test_stored_answer_counts_after_a_lost_acknowledgement() -> None:
     shop, store = Shop(), LosingStore()
     await store.open()
     atlas = in_memory_atlas(Scripted(BUY, says("Done.")), [shop.buy], store=store, approve=Approvals(wait=True))
-    async with atlas, asyncio.timeout(5):
+    async with atlas, asyncio.timeout(TIMEOUT):
         stream = atlas.send("go", session="s")
         await atlas.answer((await wait_for_question(atlas)).id, "once")
         assert (await stream.reply()).text == "Done."

@@ -26,6 +26,7 @@ from atlas_agents.mcp.transports import interactive_login
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Environment, Scripted, in_memory_atlas
 from atlas_agents.workspace.skills import Prompt
+from checks import TIMEOUT
 from npm_packages import NODE
 
 pytestmark = pytest.mark.slow
@@ -130,7 +131,7 @@ def build_gateway(home: Path) -> Gateway:
 async def run_suite(*arguments: str) -> str:
     file = await asyncio.to_thread(script, "conformance")
     process = await asyncio.create_subprocess_exec(NODE, file, *arguments, stdout=-1, stderr=-2)
-    out, _ = await asyncio.wait_for(process.communicate(), 55)
+    out, _ = await asyncio.wait_for(process.communicate(), TIMEOUT)
     return out.decode()
 
 
@@ -181,7 +182,7 @@ class ClientServer:
         writer.close()
 
     async def _use(self, url: str) -> None:
-        (server,) = read_servers(write_config(self._folder, s={"url": url, "timeout": 20})).values()
+        (server,) = read_servers(write_config(self._folder, s={"url": url, "timeout": 120})).values()
         async with interactive_login("s", url, self._folder, self._show) as auth:
             connection = McpConnection(server, Environment({}, dotenv=None), self._folder, auth=auth)
             try:

@@ -15,6 +15,7 @@ from atlas_agents.app.serve import ServedGateway, private_gateway
 from atlas_agents.config.load import load
 from atlas_agents.core.paths import Environment
 from atlas_agents.gateway.mcp import resources
+from checks import TIMEOUT
 
 ANA = "ana-0123456789abcdefghijklmnopqrstuvwxyz"
 AGENTS = "## assistant\n\nModel: http/rules\n\n## poet\n\nModel: http/rules\nTools: current_time\n"
@@ -51,7 +52,7 @@ async def client(
     gateway: ServedGateway, token: str, path: str = "/mcp", mode: str = "auto"
 ) -> AsyncGenerator[Client, None]:
     async with (
-        httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}, timeout=30) as http,
+        httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}, timeout=TIMEOUT) as http,
         Client(streamable_http_client(f"{gateway.url}{path}", http_client=http), mode=mode) as found,
     ):
         yield found

@@ -33,7 +33,7 @@ SCOPES = ["read", "write", "approve"]
 
 def shop(protocol: str, **more: Any) -> dict[str, Any]:
     entry = {"command": sys.executable, "args": [str(HERE / "eliciting_server.py"), protocol]}
-    return {**entry, "confirm": False, "timeout": 20, **more}
+    return {**entry, "confirm": False, "timeout": 120, **more}
 
 
 @asynccontextmanager
@@ -228,7 +228,7 @@ async def test_http_elicitation_reaches_the_user_of_each_call(tmp_path: Path) ->
     process = await asyncio.create_subprocess_exec(sys.executable, script, str(port), stdout=-3, stderr=-3)
     try:
         await wait_until(lambda: is_listening(port), 0.1)
-        entry = {"url": f"http://127.0.0.1:{port}/mcp", "confirm": False, "timeout": 20}
+        entry = {"url": f"http://127.0.0.1:{port}/mcp", "confirm": False, "timeout": 120}
         async with (
             gateway(tmp_path, entry) as running,
             person(running) as ana,

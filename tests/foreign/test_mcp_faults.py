@@ -13,7 +13,7 @@ from mcp_workspace import load_servers, open_atlas, recorded_calls, scripted_ent
 from atlas_agents import Atlas
 from atlas_agents.core.errors import Transient
 from atlas_agents.mcp import client, transports
-from checks import wait_until
+from checks import TIMEOUT, wait_until
 
 RESPONSE_SIZE = (
     len(json.dumps({"jsonrpc": "2.0", "id": 3, "result": {"content": [{"type": "text", "text": "done"}]}})) + 1
@@ -21,7 +21,7 @@ RESPONSE_SIZE = (
 
 
 async def call(atlas: Atlas, name: str, **arguments: Any) -> tuple[str, Any]:
-    result = await asyncio.wait_for(atlas.invoke(f"s/{name}", arguments), 20)
+    result = await asyncio.wait_for(atlas.invoke(f"s/{name}", arguments), TIMEOUT)
     return result.status, result.result
 
 
@@ -47,8 +47,11 @@ async def test_pure_tool_is_retried_and_the_server_restarted_with_backoff(tmp_pa
         assert status == "error" and "tried" in message
         assert len(recorded_calls(folder)) > 1
         assert time.monotonic() - began > 0.75, "the backoff of a second, less its jitter"
-        await asyncio.sleep(2.1)
-        assert await call(atlas, "echo", text="hi") == ("ok", "hi")
+
+        async def echoes() -> bool:  # once the server was restarted
+            return await call(atlas, "echo", text="hi") == ("ok", "hi")
+
+        await wait_until(echoes, 0.2)
         assert len((folder / "starts").read_text().split()) == len(recorded_calls(folder))
         assert servers.state("s") == "approved"
 

@@ -18,7 +18,7 @@ from mcp_workspace import scripted_entry, write_config
 
 from atlas_agents.client import GatewayClient
 from atlas_agents.mcp.config import read_servers
-from checks import wait_until
+from checks import TIMEOUT, wait_until
 
 pytestmark = pytest.mark.slow
 GUIDE = (Path(__file__).parent.parent.parent / "docs/guide/mcp.md").read_text(encoding="utf-8")
@@ -50,7 +50,7 @@ async def run_gateway(env: dict[str, str], cwd: Path) -> AsyncGenerator[str, Non
     process = await asyncio.create_subprocess_exec(BIN / "atlas", "serve", env=env, cwd=cwd, stderr=-1, stdout=-3)
     try:
         output = ""
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(TIMEOUT):
             while "Press Ctrl-C to stop." not in output:
                 output += (await process.stderr.readline()).decode()  # type: ignore
         found = re.search(r"listening on (http://\S+)\.", output)
@@ -77,7 +77,7 @@ async def test_client_starts_the_command_in_the_guide(
 ) -> None:
     command = StdioServerParameters(command=entry["command"], args=entry["args"], env=env, cwd=tmp_path)
     monkeypatch.setenv("PATH", env["PATH"])
-    async with asyncio.timeout(50), Client(command) as client:
+    async with asyncio.timeout(TIMEOUT), Client(command) as client:
         assert {"current_time", "ask_assistant"} <= {tool.name for tool in (await client.list_tools()).tools}
         result = await client.call_tool("current_time", {})
         assert not result.is_error and re.search(r"\d\d:\d\d:\d\d", result.content[0].text)  # type: ignore
@@ -92,7 +92,7 @@ async def test_several_clients_use_a_gateway_that_notices_a_new_approval(env: di
             address = entry["url"].replace("http://127.0.0.1:18789", url)
             headers = {name: value.replace("YOUR-TOKEN", token) for name, value in entry["headers"].items()}
             async with (
-                httpx2.AsyncClient(headers=headers, timeout=30) as http,
+                httpx2.AsyncClient(headers=headers, timeout=TIMEOUT) as http,
                 Client(streamable_http_client(address, http_client=http)) as client,
             ):
                 assert not (await client.call_tool("current_time", {})).is_error

@@ -23,7 +23,7 @@ from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Environment, Registry, Scripted, refuses, says
 from atlas_agents.workspace.skills import Prompt, read_prompts
-from checks import wait_until
+from checks import TIMEOUT, wait_until
 
 SOURCE = Path(atlas_agents.__file__).parent
 READER = "reader-0123456789abcdefghijklmnopqrstuvwxyz"
@@ -60,12 +60,12 @@ async def forbidden() -> None:
     ran.append("forbidden")
 
 
-@tool(effect="pure", timeout=20)
+@tool(effect="pure", timeout=600)
 async def slow() -> None:
     """Take long."""
     ran.append("slow")
     try:
-        await asyncio.sleep(15)
+        await asyncio.Event().wait()
     except asyncio.CancelledError:
         ran.append("cancelled")
         raise
@@ -95,7 +95,7 @@ async def client(
 ) -> AsyncGenerator[Client, None]:
     url, headers = f"http://127.0.0.1:{gateway.port}{path}", {"Authorization": f"Bearer {token}"}
     async with (
-        httpx2.AsyncClient(headers=headers, timeout=30) as http,
+        httpx2.AsyncClient(headers=headers, timeout=TIMEOUT) as http,
         Client(streamable_http_client(url, http_client=http), mode=mode) as found,
     ):
         yield found
@@ -162,7 +162,11 @@ async def test_client_timeout_cancels_the_call(mode: str, tmp_path: Path) -> Non
     async with serve(tmp_path) as gateway:
         async with client(gateway, mode=mode) as mcp:
             with pytest.raises(TimeoutError):
-                await asyncio.wait_for(mcp.call_tool("slow", {}), 1)
+                async with asyncio.timeout(TIMEOUT) as limit:
+                    call = asyncio.create_task(mcp.call_tool("slow", {}))
+                    await wait_until(lambda: ran == ["slow"])
+                    limit.reschedule(0)
+                    await call
 
         async def cancelled() -> bool:
             return ran == ["slow", "cancelled"]

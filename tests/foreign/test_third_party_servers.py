@@ -17,7 +17,7 @@ from node_servers import script
 
 from atlas_agents import Atlas, Policy
 from atlas_agents.core.errors import Transient
-from checks import wait_until
+from checks import TIMEOUT, wait_until
 from npm_packages import NODE
 
 pytestmark = pytest.mark.slow
@@ -50,7 +50,7 @@ async def test_time(tmp_path: Path) -> None:
 def _commit(folder: Path) -> None:
     own = ["-C", str(folder), "-c", "user.name=a", "-c", "user.email=a@b"]
     for command in (["init", "-q", str(folder)], [*own, "commit", "-q", "--allow-empty", "-m", "First"]):
-        subprocess.run(["git", *command], check=True, timeout=20)
+        subprocess.run(["git", *command], check=True, timeout=TIMEOUT)
 
 
 async def test_git(tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ async def everything_over_http(folder: Path, port: int) -> AsyncGenerator[asynci
         cwd=folder,
     )
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(TIMEOUT):
             while True:
                 try:
                     _, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -154,7 +154,7 @@ async def test_everything_over_http_is_restarted_during_a_call(tmp_path: Path) -
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
-    entry = {"url": f"http://127.0.0.1:{port}/mcp", "confirm": False, "timeout": 30}
+    entry = {"url": f"http://127.0.0.1:{port}/mcp", "confirm": False, "timeout": 120}
     workspace = write_config(tmp_path, all=entry)
     async with everything_over_http(tmp_path, port) as process, open_atlas(workspace) as (atlas, servers):
         assert "hello" in await call(atlas, "all/echo", message="hello")
@@ -164,7 +164,7 @@ async def test_everything_over_http_is_restarted_during_a_call(tmp_path: Path) -
             if event.type == "tool:progress":
                 process.kill()
                 break
-        (result,) = (await asyncio.wait_for(stream.reply(), 20)).tool_results
+        (result,) = (await asyncio.wait_for(stream.reply(), TIMEOUT)).tool_results
         assert result.status == "unknown" and "may have happened" in result.result
         gone = await atlas.invoke("all/echo", {"message": "anybody?"})
         assert gone.status == "error" and "is unreachable" in gone.result

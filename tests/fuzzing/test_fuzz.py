@@ -23,7 +23,7 @@ def target(request: pytest.FixtureRequest) -> Generator[Target]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("target", TARGETS, indirect=True)
 def test_reader_survives_mutated_inputs(target: Target) -> None:
     _, data, error = fuzz.run_examples(target, EXAMPLES, 1, check)

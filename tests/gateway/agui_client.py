@@ -7,10 +7,11 @@ from typing import Any
 
 import aiohttp
 from ag_ui.core import Event, RunAgentInput
-from gateway_client import WAIT, HasPort, main_token
+from gateway_client import HasPort, main_token
 from pydantic import BaseModel, TypeAdapter
 
 from atlas_agents.gateway.server import Gateway
+from checks import TIMEOUT
 
 _events: TypeAdapter[Any] = TypeAdapter(Event)
 
@@ -72,7 +73,7 @@ def _check_known(value: Any) -> None:
 @asynccontextmanager
 async def open_page(gateway: HasPort, token: str | None = None, agent: str = "assistant") -> AsyncGenerator[Page, None]:
     """Open a client of this gateway."""
-    timeout = aiohttp.ClientTimeout(total=WAIT)
+    timeout = aiohttp.ClientTimeout(total=TIMEOUT)
     async with aiohttp.ClientSession(timeout=timeout) as session:
         url = f"http://127.0.0.1:{gateway.port}/ag-ui/{agent}"
         if token is None:

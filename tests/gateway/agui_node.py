@@ -9,10 +9,10 @@ from typing import Any
 from gateway_client import main_token
 
 from atlas_agents.gateway.server import Gateway
+from checks import TIMEOUT
 from npm_packages import NODE, installed
 
 PAGE = Path(__file__).parent / "agui_page"
-TIMEOUT = 40.0
 
 
 async def run_page(gateway: Gateway, *steps: dict[str, Any], token: str | None = None) -> list[dict[str, Any]]:

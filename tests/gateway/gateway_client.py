@@ -16,8 +16,7 @@ from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, in_memory_atlas, says
-
-WAIT = 30.0
+from checks import TIMEOUT
 
 
 def text_of(frames: list[dict[str, Any]]) -> str:
@@ -56,7 +55,7 @@ class Client:
 
     async def next(self) -> dict[str, Any]:
         """Receive the next frame and store it."""
-        frame = json.loads(await asyncio.wait_for(self.socket.recv(), WAIT))
+        frame = json.loads(await asyncio.wait_for(self.socket.recv(), TIMEOUT))
         self.frames.append(frame)
         return frame
 
@@ -108,7 +107,9 @@ class HasPort(Protocol):
 @asynccontextmanager
 async def open_socket(gateway: HasPort, path: str = "/", **options: Any) -> AsyncGenerator[Client, None]:
     """Open a WebSocket without authenticating."""
-    async with connect(f"ws://127.0.0.1:{gateway.port}{path}", open_timeout=WAIT, **options) as socket:
+    url = f"ws://127.0.0.1:{gateway.port}{path}"
+    chosen: dict[str, Any] = {"open_timeout": TIMEOUT, "ping_interval": None, **options}
+    async with connect(url, **chosen) as socket:
         yield Client(socket)
 
 
@@ -143,8 +144,8 @@ async def http(
     reader, writer = await asyncio.open_connection(host, gateway.port)
     writer.write(f"{request} HTTP/1.1\r\n{lines}\r\n".encode("latin-1") + body.encode())
     try:
-        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), WAIT)
-        rest = b"" if b" 101 " in head else await asyncio.wait_for(reader.read(), WAIT)
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), TIMEOUT)
+        rest = b"" if b" 101 " in head else await asyncio.wait_for(reader.read(), TIMEOUT)
     finally:
         writer.close()
         await writer.wait_closed()

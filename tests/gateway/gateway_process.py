@@ -2,7 +2,7 @@
 
 A reply is text; `!name` calls the tool `note`, which appends the name to HOME/effects, and `?name` the tool `ask`;
 `*number` is a text of that many kilobytes. FILES and MEMORY (in MB) limit the process, USED (in MB) it reserves,
-GRACE is the time for turns at shutdown in seconds.
+GRACE is the time for turns at shutdown in seconds, QUEUED (in MB) what may wait for a client that reads slowly.
 """
 
 import asyncio
@@ -46,7 +46,8 @@ async def main(home: Path, pause: float, replies: list[str]) -> None:
     await store.open()
     model = Paced(*[_reply(text) for text in replies], pause=pause)
     atlas = in_memory_atlas(model, tools, store=store, approve=Approvals(wait=True))
-    gateway = Gateway(atlas, GatewaySettings(home=home, port=0, grace=float(os.environ.get("GRACE", "1"))))
+    grace, queued = float(os.environ.get("GRACE", "1")), int(os.environ.get("QUEUED", "1")) << 20
+    gateway = Gateway(atlas, GatewaySettings(home=home, port=0, grace=grace, max_queued=queued))
     await gateway.serve(lambda ready: print(ready.port, flush=True))
     await store.close()
 

@@ -27,7 +27,7 @@ from reconnecting_client import Profile, ReconnectingClient, problems
 import fork_server
 
 HERE = Path(__file__).parent
-SILENT_AFTER = 20.0
+SILENT_AFTER = 120.0
 """Seconds without the terminal event, after the last start, that make a client a silent one."""
 _PROBLEM = "  problem: "
 _PROFILES: tuple[Profile, ...] = ("full", "plain", "repeating")

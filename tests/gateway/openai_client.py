@@ -13,6 +13,7 @@ from atlas_agents import Atlas, Tool
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, in_memory_atlas
+from checks import TIMEOUT
 
 MODEL = "atlas/assistant"
 
@@ -24,7 +25,7 @@ async def connect_openai(
     """Connect a client that does not retry."""
     key = main_token(gateway) if token is None else token
     where = f"http://127.0.0.1:{gateway.port}/v1"
-    async with AsyncOpenAI(api_key=key, base_url=where, max_retries=0, timeout=20, **options) as client:
+    async with AsyncOpenAI(api_key=key, base_url=where, max_retries=0, timeout=TIMEOUT, **options) as client:
         yield client
 
 

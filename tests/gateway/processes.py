@@ -12,9 +12,9 @@ from typing import Any
 from gateway_client import Client, open_socket
 
 import fork_server
+from checks import TIMEOUT
 
 HERE = Path(__file__).parent
-TIMEOUT = 20.0
 
 
 class Process:

@@ -50,7 +50,7 @@ class ReconnectingClient:
         """Yield one authenticated socket; wait for the gateway if it is not there."""
         while True:
             try:
-                async with connect(f"ws://127.0.0.1:{self._port}/", open_timeout=30, ping_interval=None) as socket:
+                async with connect(f"ws://127.0.0.1:{self._port}/", open_timeout=120, ping_interval=None) as socket:
                     token = (self._home / "token").read_text().strip()
                     full = {} if self.profile == "plain" else {"protocol": 1}
                     await socket.send(json.dumps({"type": "auth", "token": token, **full}))

@@ -13,7 +13,7 @@ from atlas_agents import Approvals, ProviderError, Tool
 from atlas_agents.providers.base import ResetChunk, TextChunk
 from atlas_agents.providers.settings import ModelSettings
 from atlas_agents.testing import Reply, Scripted, VirtualClock, calls, fails, refuses, says, thinks
-from checks import run_ready_tasks
+from checks import TIMEOUT, run_ready_tasks
 
 EDITED = '{"edited_arguments":{"input":"y"},"result":"Y"}'
 CONFIRMED = Tool("upper", upper, in_process=True, confirm=True)
@@ -168,7 +168,7 @@ async def test_cancelled_turn_ends_as_cancelled(tmp_path: Path) -> None:
     atlas = stored_atlas(Scripted(calls("slow", input="x")), (slow.tool,))
     async with serve_gateway(tmp_path, atlas) as gateway, open_page(gateway) as page, connect_client(gateway) as other:
         task = asyncio.create_task(page.run("Go"))
-        await asyncio.wait_for(slow.started.wait(), 5)
+        await asyncio.wait_for(slow.started.wait(), TIMEOUT)
         await other.get("chat.abort", sessionKey="main")
         events = await task
     assert events[-1]["outcome"] == {"type": "cancelled"}
@@ -183,7 +183,7 @@ async def test_disconnect_cancels_the_turn_only_if_requested(stops: bool, tmp_pa
         await other.get("sessions.subscribe", sessionKey="main")
         async with open_page(gateway) as page:
             answer = await page.request("Go", headers=headers)
-            await asyncio.wait_for(slow.started.wait(), 5)
+            await asyncio.wait_for(slow.started.wait(), TIMEOUT)
             answer.response.close()
             if not stops:
                 await run_ready_tasks(200)  # the gateway notices that the client has disconnected

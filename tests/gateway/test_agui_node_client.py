@@ -13,8 +13,9 @@ from processes import run_gateway
 from atlas_agents import Approvals, Tool
 from atlas_agents.providers.base import ResetChunk, TextChunk
 from atlas_agents.testing import Reply, Scripted, calls, says, thinks
+from checks import TIMEOUT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.slow
 
 
 async def test_page_receives_the_messages_of_the_conversation(tmp_path: Path) -> None:
@@ -66,7 +67,7 @@ async def test_aborted_page_run_leaves_the_turn_running(tmp_path: Path) -> None:
         await other.get("sessions.subscribe", sessionKey="main")
         (cancelled,) = await run_page(gateway, {"say": "Go", "stop": "TOOL_CALL_END"})
         assert cancelled["messages"][1]["content"] == "One moment."
-        await asyncio.wait_for(slow.started.wait(), 5)
+        await asyncio.wait_for(slow.started.wait(), TIMEOUT)
         slow.release.set()
         assert (await other.until("chat.final"))["message"]["parts"][0]["text"] == "Done."
 

@@ -14,13 +14,13 @@ from atlas_agents.builtin_tools.telegram import NAME
 from atlas_agents.config.load import load
 from atlas_agents.core.paths import Environment
 from bot_double import TOKEN, BotDouble, bot_double
-from checks import wait_until
+from checks import TIMEOUT, wait_until
 
 
 @asynccontextmanager
 async def serve_channel(home: Path) -> AsyncGenerator[tuple[BotDouble, Client]]:
     """Serve a gateway whose channel runs against a double of Telegram."""
-    async with asyncio.timeout(60), bot_double() as bot:
+    async with asyncio.timeout(TIMEOUT), bot_double() as bot:
         values = {"ATLAS_HOME": str(home), "HOME": str(home), "ATLAS_TELEGRAM_URL": bot.url}
         environment = Environment(values, dotenv=None)
         settings = load({"model": "demo", "embeddings": "none"}, environment, home.parent)

@@ -37,15 +37,15 @@ from atlas_agents.gateway.protocol.types import MessageShape, TextPart
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
+from checks import TIMEOUT
 
 LONG = "The quick brown fox jumps over the lazy dog. " * 8
-WAIT = 20.0
 
 
 @asynccontextmanager
 async def connected(gateway: Gateway, **options: Any) -> AsyncGenerator[GatewayClient, None]:
     url = f"http://127.0.0.1:{gateway.port}"
-    async with asyncio.timeout(WAIT), GatewayClient(url, main_token(gateway), **options) as client:
+    async with asyncio.timeout(TIMEOUT), GatewayClient(url, main_token(gateway), **options) as client:
         yield client
 
 
@@ -395,7 +395,7 @@ async def test_feed_continues_after_the_gateway_was_killed(tmp_path: Path) -> No
 
     async with run_gateway(tmp_path, LONG, pause=0.02) as first:
         processes.append(first)
-        async with asyncio.timeout(40), GatewayClient(find=find) as client, client.follow("main") as feed:
+        async with asyncio.timeout(TIMEOUT), GatewayClient(find=find) as client, client.follow("main") as feed:
             sent = await feed.send("Go")
             events: list[SessionEvent] = []
             async for event in feed.run_events(sent.run_id):

@@ -14,6 +14,7 @@ from atlas_agents import ConfigError
 from atlas_agents.gateway import websocket
 from atlas_agents.gateway.auth import TrustedProxies
 from atlas_agents.gateway.telemetry import JsonLines
+from checks import TIMEOUT
 
 PATHS = ["/", "/ws", "/health", "/healthz", "/readyz", "/metrics", "/asyncapi.json", "/nowhere"]
 OTHER_ORIGINS = [
@@ -210,7 +211,7 @@ async def test_connection_without_headers_is_closed_in_time(tmp_path: Path, monk
         for data in (b"", b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: "):
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
             writer.write(data)
-            assert await asyncio.wait_for(_rest(reader), 2.0) == b""
+            assert await asyncio.wait_for(_rest(reader), TIMEOUT) == b""
             writer.close()
 
 
@@ -224,9 +225,9 @@ async def test_slow_request_on_a_kept_alive_connection_is_ended_in_time(
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
             for _ in range(2):
                 writer.write(request)
-                assert b'"status":"ok"' in await asyncio.wait_for(reader.readuntil(b"}"), 2.0)
+                assert b'"status":"ok"' in await asyncio.wait_for(reader.readuntil(b"}"), TIMEOUT)
             writer.write(start)
-            assert await asyncio.wait_for(_rest(reader), 2.0) == b""
+            assert await asyncio.wait_for(_rest(reader), TIMEOUT) == b""
             writer.close()
 
 
@@ -237,8 +238,8 @@ async def test_slow_second_request_in_the_same_packet_is_ended_in_time(
     async with serve_gateway(tmp_path) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(f"GET /health HTTP/1.1\r\nHost: 127.0.0.1:{gateway.port}\r\n\r\nGET / HT".encode())
-        assert b'"status":"ok"' in await asyncio.wait_for(reader.readuntil(b"}"), 2.0)
-        assert await asyncio.wait_for(_rest(reader), 2.0) == b""
+        assert b'"status":"ok"' in await asyncio.wait_for(reader.readuntil(b"}"), TIMEOUT)
+        assert await asyncio.wait_for(_rest(reader), TIMEOUT) == b""
         writer.close()
 
 
@@ -254,7 +255,7 @@ async def test_slow_body_is_ended_in_time(
         lines += [f"Host: 127.0.0.1:{gateway.port}", f"Authorization: Bearer {main_token(gateway)}"]
         head = "\r\n".join([f"POST {path} HTTP/1.1", *lines, "", ""])
         writer.write(head.encode() + (b"1\r\n{\r\n" if "chunked" in kind else b"{"))
-        await asyncio.wait_for(_rest(reader), 5.0)
+        await asyncio.wait_for(_rest(reader), TIMEOUT)
         writer.close()
 
 

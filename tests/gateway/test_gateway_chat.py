@@ -203,7 +203,7 @@ async def test_steering_message_is_shown_in_the_turn_that_it_enters(tmp_path: Pa
         assert [each["message"]["role"] for each in messages] == ["user", "assistant", "tool", "user", "assistant"]
         assert {each["runId"] for each in messages} == {first["runId"]}
         assert messages[3]["message"]["metadata"] == {"steering_run": second["runId"]}
-        waited = await client.get("chat.wait", runId=second["runId"], timeoutMs=1000)
+        waited = await client.get("chat.wait", runId=second["runId"], timeoutMs=120_000)
         assert (waited["status"], waited["message"]["parts"][0]["text"]) == ("done", "both")
         steps = (await client.get("runs.get", runId=first["runId"]))["steps"]
         assert [step["name"] for step in steps if step["kind"] == "steer"] == [second["runId"]]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from kill_cases import run_cases
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 SHARDS, SEEDS, KILLS = 4, 100, 24
 
 

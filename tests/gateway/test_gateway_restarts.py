@@ -3,7 +3,6 @@
 import asyncio
 import random
 import sqlite3
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,8 @@ import pytest
 from gateway_client import Client, text_of
 from processes import Process, connect_process, run_gateway
 from websockets.exceptions import ConnectionClosed
+
+from checks import TIMEOUT
 
 pytestmark = pytest.mark.slow
 WORDS = " ".join(f"word{n}" for n in range(60))
@@ -117,7 +118,7 @@ async def test_sigterm_leaves_a_long_turn_for_the_next_start(tmp_path: Path) -> 
         await client.until("chat.delta")
         stopping = asyncio.create_task(process.stop())
         assert (await client.closed())[0] == 1012
-        assert await asyncio.wait_for(stopping, 10) == 0
+        assert await asyncio.wait_for(stopping, TIMEOUT) == 0
         before = client.events(run_id)
         assert {"chat.final", "chat.error"}.isdisjoint(frame["event"] for frame in before)
     async with run_gateway(tmp_path, WORDS, pause=0.001) as second, connect_process(second) as client:
@@ -189,10 +190,8 @@ async def test_shutdown_is_limited_although_the_disk_hangs(tmp_path: Path) -> No
     async with run_gateway(tmp_path, "!a", "Hi.", environment=grace) as process, connect_process(process) as client:
         await client.get("chat.send", sessionKey="main", message="Go")
         await client.until("tool.call")
-        (tmp_path / "slow").write_text("60")
-        started = time.monotonic()
+        (tmp_path / "slow").write_text("600")  # longer than `stop` waits
         assert await process.stop() == 0
-        assert time.monotonic() - started < 30, "the disk hangs for 60 seconds"
     (tmp_path / "slow").unlink()
     async with run_gateway(tmp_path, "Hi.", environment=grace) as process, connect_process(process) as client:
         await client.get("sessions.subscribe", sessionKey="main")

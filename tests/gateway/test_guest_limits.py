@@ -65,7 +65,7 @@ async def test_user_can_request_settings_within_those_of_the_agent(tmp_path: Pat
     ):
         for settings in (requested, {"maxTokens": 40, "effort": 20}):
             sent = await guest.get("chat.send", sessionKey="main", message="Hi", settings=settings)
-            await guest.get("chat.wait", runId=sent["runId"], timeoutMs=10_000)
+            await guest.get("chat.wait", runId=sent["runId"], timeoutMs=120_000)
     common: Any = {"seed": 1}
     assert [request.settings for request in model.requests] == [
         ModelSettings(max_tokens=100, top_p=0.5, stop=("END",), effort="medium", service_tier="flex", **common),

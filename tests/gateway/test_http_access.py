@@ -16,6 +16,7 @@ from atlas_agents import Approvals, Tool
 from atlas_agents.gateway import http_api
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.testing import Scripted, calls, says
+from checks import TIMEOUT
 
 PATHS = ["/v1/models", "/v1/models/x", "/v1/chat/completions", "/v1/nothing", "/ag-ui/assistant", "/ag-ui/"]
 OTHER_ORIGINS = ["https://evil.example", "null", "http://localhost.evil.com", "http://127.0.0.1:1", "http://127.0.0.1"]
@@ -166,11 +167,11 @@ async def test_rotated_token_ends_its_streams(stream: bool, tmp_path: Path) -> N
     atlas = stored_atlas(Scripted(says("One moment.") + calls("slow", input="x")), (slow.tool,))
     async with serve_gateway(tmp_path, atlas) as gateway, connect_openai(gateway) as client:
         pending = asyncio.create_task(read_all(client, stream))
-        await asyncio.wait_for(slow.started.wait(), 20)
+        await asyncio.wait_for(slow.started.wait(), TIMEOUT)
         gateway.hub.tokens.rotate()
         with pytest.raises(openai.APIError):
-            await asyncio.wait_for(pending, 20)
-        await asyncio.wait_for(slow.cancelled.wait(), 20)
+            await asyncio.wait_for(pending, TIMEOUT)
+        await asyncio.wait_for(slow.cancelled.wait(), TIMEOUT)
         assert gateway.hub.connections == set()
 
 
@@ -213,5 +214,5 @@ async def test_incomplete_request_body_times_out(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(http_api, "BODY_TIMEOUT", 0.1)
     async with serve_gateway(tmp_path) as gateway:
         more: dict[str, Any] = auth_headers(gateway, Content_Length="100")
-        code, _ = await asyncio.wait_for(http(gateway, "POST /v1/chat/completions", **more), 5)
+        code, _ = await asyncio.wait_for(http(gateway, "POST /v1/chat/completions", **more), TIMEOUT)
         assert code == 408

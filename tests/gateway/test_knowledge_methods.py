@@ -21,6 +21,7 @@ from atlas_agents.knowledge.knowledge_base import KnowledgeBase
 from atlas_agents.knowledge.memories import MemoryOrigin, MemoryOwner
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, in_memory_atlas
+from checks import TIMEOUT
 
 TOKENS = {name: f"{name}-0123456789abcdefghijklmnopqrstuvwxyz" for name in ("ann", "bob")}
 
@@ -206,5 +207,5 @@ async def test_memory_is_edited_with_a_version_and_cleared(tmp_path: Path) -> No
 
 
 async def test_knowledge_methods_are_unavailable_without_a_knowledge_base(tmp_path: Path) -> None:
-    async with serve_gateway(tmp_path) as gateway, connect_client(gateway) as client, asyncio.timeout(20):
+    async with serve_gateway(tmp_path) as gateway, connect_client(gateway) as client, asyncio.timeout(TIMEOUT):
         assert (await call(client, "knowledge.list"))["data"]["kind"] == "UNAVAILABLE"

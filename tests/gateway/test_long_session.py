@@ -48,7 +48,7 @@ def small_model(name: str = "rules-1") -> Generator[tuple[ModelServer, OpenAIPro
         yield server, OpenAIProvider(name, base_url=server.url, api_key="key", environment=Environment({}))
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(600)
 async def test_session_of_300_turns_keeps_answering(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store, sizes, took = SqliteStore(tmp_path / "atlas.db"), list[int](), list[float]()
     await store.open()

@@ -14,7 +14,7 @@ from gateway_client import Client, connect_client
 from atlas_agents.app.serve import private_gateway
 from atlas_agents.config.load import load
 from atlas_agents.core.paths import Environment
-from checks import wait_until
+from checks import TIMEOUT, wait_until
 from oauth_server import OAuthServer, oauth_server
 
 SERVER = Path(__file__).parent.parent / "foreign" / "scripted_server.py"
@@ -26,7 +26,7 @@ async def serve_workspace(home: Path) -> AsyncGenerator[Client]:
     environment = Environment({"ATLAS_HOME": str(home), "HOME": str(home)}, dotenv=None)
     settings = load({"model": "demo", "embeddings": "none", "sandbox": "none"}, environment, home.parent)
     async with (
-        asyncio.timeout(90),
+        asyncio.timeout(TIMEOUT),
         private_gateway(settings, environment=environment) as served,
         connect_client(served.gateway, served.token.reveal()) as client,
     ):

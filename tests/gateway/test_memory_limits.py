@@ -14,6 +14,8 @@ from atlas_agents.gateway.hub import MemoryGuard
 from checks import wait_until
 
 MB = 1 << 20
+SLOW_READERS = "32"
+"""MB that may wait for a client: the six of a test share one process, which reads slower than the gateway sends."""
 
 
 async def send_and_wait(process: Process, session: str) -> dict[str, Any]:
@@ -27,7 +29,8 @@ async def send_and_wait(process: Process, session: str) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("limit", ["", "500"])
 async def test_six_huge_answers_at_once_are_stopped_and_their_memory_is_given_back(tmp_path: Path, limit: str) -> None:
-    async with run_gateway(tmp_path, *["*27000"] * 24, pause=0.0, environment={"MEMORY": limit or "0"}) as process:
+    environment = {"MEMORY": limit or "0", "QUEUED": SLOW_READERS}
+    async with run_gateway(tmp_path, *["*27000"] * 24, pause=0.0, environment=environment) as process:
         before = process.memory()
         ended = await asyncio.gather(*[send_and_wait(process, f"s{n}") for n in range(6)])
         assert all("the answer exceeds 4 million characters" in each["message"] for each in ended)
@@ -37,7 +40,7 @@ async def test_six_huge_answers_at_once_are_stopped_and_their_memory_is_given_ba
 
 @pytest.mark.slow
 async def test_long_answer_below_the_limit_is_complete_and_its_memory_is_given_back(tmp_path: Path) -> None:
-    async with run_gateway(tmp_path, *["*4000"] * 6, pause=0.0) as process:
+    async with run_gateway(tmp_path, *["*4000"] * 6, pause=0.0, environment={"QUEUED": SLOW_READERS}) as process:
         before = process.memory()
         ended = await asyncio.gather(*[send_and_wait(process, f"s{n}") for n in range(6)])
         assert [each for each in ended if isinstance(each["message"], str)] == []

@@ -1,6 +1,5 @@
 """OpenAI's own client uses an agent as a model."""
 
-import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -10,13 +9,13 @@ import pytest
 from agui_client import open_page
 from gateway_client import connect_client, http, main_token, serve_gateway
 from openai_client import MODEL, serve_openai, stored_atlas, upper, user_messages
-from paced_model import Paced
 
 from atlas_agents import Agent, Atlas, ProviderError, Tool
 from atlas_agents.providers.base import ResetChunk, TextChunk
 from atlas_agents.providers.settings import ModelSettings
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Reply, Scripted, calls, fails, refuses, says, thinks
+from checks import PausedProvider
 
 
 async def test_models_lists_the_agents(tmp_path: Path) -> None:
@@ -330,11 +329,12 @@ async def test_withdrawn_text_ends_the_stream(tmp_path: Path) -> None:
 
 
 async def test_text_is_streamed_as_it_is_generated(tmp_path: Path) -> None:
-    model = Paced(says("one two three four five"), pause=0.05)
+    model = PausedProvider(Scripted(says("one two three four five")), after=1)
     async with serve_openai(tmp_path, stored_atlas(model)) as (_, client):
         stream = await client.chat.completions.create(model=MODEL, messages=user_messages("Count"), stream=True)
-        loop, times = asyncio.get_running_loop(), list[float]()
+        texts: list[str] = []
         async for chunk in stream:
-            if chunk.choices[0].delta.content:
-                times.append(loop.time())
-    assert len(times) == 5 and times[-1] - times[0] > 0.1
+            if text := chunk.choices[0].delta.content:
+                texts.append(text)
+                model.go.set()  # the first text is received before the model generates the next
+    assert len(texts) > 1 and "".join(texts) == "one two three four five"

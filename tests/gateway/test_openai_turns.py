@@ -13,7 +13,7 @@ from openai_client import MODEL, Slow, connect_openai, serve_openai, stored_atla
 from atlas_agents import Approvals, ProviderError, RetryPolicy, Tool
 from atlas_agents.core.store import Store
 from atlas_agents.testing import Scripted, calls, fails, says
-from checks import run_ready_tasks, wait_until
+from checks import TIMEOUT, run_ready_tasks, wait_until
 
 
 async def test_session_stores_the_history_and_reads_only_the_last_message(tmp_path: Path) -> None:
@@ -98,9 +98,9 @@ async def test_disconnect_cancels_a_turn_without_a_session(stream: bool, tmp_pat
     ):
         create = client.chat.completions.create(model=MODEL, messages=user_messages("Go"), stream=stream)
         asking_task = asyncio.create_task(_read_all(create))
-        await asyncio.wait_for(slow.started.wait(), 5)
+        await asyncio.wait_for(slow.started.wait(), TIMEOUT)
         asking_task.cancel()
-        await asyncio.wait_for(slow.cancelled.wait(), 5)
+        await asyncio.wait_for(slow.cancelled.wait(), TIMEOUT)
         assert gateway.atlas.stream("") is None
 
 
@@ -121,7 +121,7 @@ async def test_disconnect_cancels_a_stored_turn_only_if_requested(stream: bool, 
         task = asyncio.create_task(
             _read_all(create(model=MODEL, messages=user_messages("Go"), stream=stream, user="main"))
         )
-        await asyncio.wait_for(staying.started.wait(), 5)
+        await asyncio.wait_for(staying.started.wait(), TIMEOUT)
         task.cancel()
         await run_ready_tasks(200)  # the gateway notices that the client has disconnected
         staying.release.set()
@@ -129,7 +129,7 @@ async def test_disconnect_cancels_a_stored_turn_only_if_requested(stream: bool, 
         headers = {"X-Atlas-On-Disconnect": "cancel"}
         again = create(model=MODEL, messages=user_messages("Go"), stream=stream, user="main", extra_headers=headers)
         task = asyncio.create_task(_read_all(again))
-        await asyncio.wait_for(leaving.started.wait(), 5)
+        await asyncio.wait_for(leaving.started.wait(), TIMEOUT)
         task.cancel()
         assert (await page.until("chat.final"))["cancelled"] is True
     assert not staying.cancelled.is_set() and leaving.cancelled.is_set()
@@ -141,7 +141,7 @@ async def test_busy_session_queues_or_rejects_a_request(tmp_path: Path) -> None:
     async with serve_openai(tmp_path, stored_atlas(model, (slow.tool,))) as (_, client):
         create = client.chat.completions.create
         first = asyncio.create_task(create(model=MODEL, messages=user_messages("Go"), user="main"))
-        await asyncio.wait_for(slow.started.wait(), 5)
+        await asyncio.wait_for(slow.started.wait(), TIMEOUT)
         with pytest.raises(openai.RateLimitError) as busy:
             headers = {"X-Atlas-When-Busy": "reject"}
             await create(model=MODEL, messages=user_messages("Me too"), user="main", extra_headers=headers)
@@ -158,7 +158,7 @@ async def test_steering_request_gets_the_answer_of_the_turn_it_enters(stream: bo
     async with serve_openai(tmp_path, atlas) as (_, client):
         send: Any = partial(client.chat.completions.create, model=MODEL, user="main")
         first = asyncio.create_task(send(messages=user_messages("1")))
-        await asyncio.wait_for(slow.started.wait(), 5)
+        await asyncio.wait_for(slow.started.wait(), TIMEOUT)
         headers = {"X-Atlas-When-Busy": "steer"}
         second = asyncio.create_task(send(messages=user_messages("2"), extra_headers=headers, stream=stream))
         store = cast(Store, atlas.store)
@@ -208,7 +208,7 @@ async def test_turn_aborted_elsewhere_raises_cancelled(tmp_path: Path) -> None:
     async with serve_openai(tmp_path, atlas) as (gateway, client), connect_client(gateway) as page:
         create = client.chat.completions.create
         task = asyncio.create_task(create(model=MODEL, messages=user_messages("Go"), user="main"))
-        await asyncio.wait_for(slow.started.wait(), 5)
+        await asyncio.wait_for(slow.started.wait(), TIMEOUT)
         await page.get("chat.abort", sessionKey="main")
         with pytest.raises(openai.BadRequestError) as cancelled:
             await task
@@ -224,7 +224,7 @@ async def test_gateway_that_shuts_down_sends_retry_after(tmp_path: Path) -> None
     ):
         create = client.chat.completions.create
         stored_turn = asyncio.create_task(create(model=MODEL, messages=user_messages("Go"), user="main"))
-        await asyncio.wait_for(slow.started.wait(), 5)
+        await asyncio.wait_for(slow.started.wait(), TIMEOUT)
         await gateway.atlas.close()  # as during shutdown
         gateway.hub.stopping = True
         with pytest.raises(openai.APIStatusError):
@@ -241,7 +241,7 @@ async def test_concurrent_turns_of_a_token_are_limited(tmp_path: Path, monkeypat
     async with serve_openai(tmp_path, atlas) as (_, client):
         create = client.chat.completions.create
         first = asyncio.create_task(create(model=MODEL, messages=user_messages("Go")))
-        await asyncio.wait_for(slow.started.wait(), 5)
+        await asyncio.wait_for(slow.started.wait(), TIMEOUT)
         with pytest.raises(openai.RateLimitError) as many:
             await create(model=MODEL, messages=user_messages("Me too"))
         slow.release.set()

@@ -21,7 +21,7 @@ from atlas_agents.gateway.server import Gateway
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
-from checks import wait_until
+from checks import TIMEOUT, wait_until
 
 SHORT = "Pack my box with five dozen jugs."
 LONG = "The quick brown fox jumps over the lazy dog. " * 6
@@ -265,7 +265,7 @@ class NeverReads:
         received: list[dict[str, Any]] = []
         try:
             while True:
-                received.append(json.loads(await asyncio.wait_for(self.socket.recv(), 10)))
+                received.append(json.loads(await asyncio.wait_for(self.socket.recv(), TIMEOUT)))
         except ConnectionClosed as end:
             return received, end.rcvd.code if end.rcvd else 1006
 

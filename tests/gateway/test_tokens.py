@@ -16,6 +16,7 @@ from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, VirtualClock, in_memory_atlas, says
+from checks import TIMEOUT
 
 GOOD = "k9Vd2mQ8xZ4tR7wB1nL5cH"
 
@@ -131,7 +132,7 @@ async def test_new_token_file_revokes_the_old_token_and_closes_its_sockets(tmp_p
         async with open_socket(gateway) as other:
             await other.send(type="auth", token=old)
             assert (await other.closed())[0] == 4401
-        assert await asyncio.wait_for(client.closed(), 1.0) == (4401, "the token was revoked or changed")
+        assert await asyncio.wait_for(client.closed(), TIMEOUT) == (4401, "the token was revoked or changed")
         async with connect_client(gateway, GOOD):
             pass
 
@@ -150,7 +151,7 @@ async def test_unreadable_token_file_refuses_every_token(tmp_path: Path) -> None
     async with serve_gateway(tmp_path) as gateway, connect_client(gateway) as client:
         token = main_token(gateway)
         (tmp_path / "token").write_text("   ")
-        assert (await asyncio.wait_for(client.closed(), 1.0))[0] == 4401
+        assert (await asyncio.wait_for(client.closed(), TIMEOUT))[0] == 4401
         for guess in (token, "", "   "):
             async with open_socket(gateway) as other:
                 await other.send(type="auth", token=guess)
@@ -167,7 +168,7 @@ async def test_removed_scope_closes_the_sockets_of_the_token(tmp_path: Path) -> 
     ):
         lines["ana"]["scopes"] = ["read"]
         (tmp_path / "tokens.json").write_text(json.dumps(lines))
-        assert (await asyncio.wait_for(ana.closed(), 1.0))[0] == 4401
+        assert (await asyncio.wait_for(ana.closed(), TIMEOUT))[0] == 4401
         assert (await owner.get("health.check"))["status"] == "ok"
 
 

@@ -10,7 +10,7 @@ from gateway_client import connect_client, serve_gateway
 from atlas_agents import Approvals, tool
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, in_memory_atlas
-from checks import wait_until
+from checks import TIMEOUT, wait_until
 
 TOKEN = "writer-0123456789abcdefghijklmnopqrstuvwxyz"
 ran: list[str] = []
@@ -53,7 +53,11 @@ async def test_tools_invoke_waits_for_approval(tmp_path: Path) -> None:
         json.dumps({"writer": {"token": TOKEN, "scopes": ["read", "write", "approve"], "sessions": "own"}})
     )
     atlas = in_memory_atlas(Scripted(), [risk], store=MemoryStore(), approve=Approvals(wait=True))
-    async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway, TOKEN) as client, asyncio.timeout(10):
+    async with (
+        serve_gateway(tmp_path, atlas) as gateway,
+        connect_client(gateway, TOKEN) as client,
+        asyncio.timeout(TIMEOUT),
+    ):
         await client.send(id="call", method="tools.invoke", params={"name": "risk", "arguments": {"text": "x"}})
 
         async def pending_approvals() -> Any:

@@ -77,7 +77,7 @@ async def test_queued_message_that_is_unreadable_fails_alone(tmp_path: Path) -> 
     await store.close()
     async with gateway(tmp_path, says("Hi.")) as client:
         for run_id in ("r1", "r2"):
-            waited = await client.get("chat.wait", runId=run_id, timeoutMs=5000)
+            waited = await client.get("chat.wait", runId=run_id, timeoutMs=120_000)
             assert waited["status"] == "failed" and run_id in waited["error"]
         await run_turn(client, "s")
 
@@ -88,7 +88,7 @@ async def test_run_with_an_unreadable_step_fails_and_names_it(tmp_path: Path, ki
     execute(tmp_path, "UPDATE journal SET payload = :body WHERE kind = :kind", body=b"\xffx", kind=kind)
     async with gateway(tmp_path, says("Hi."), says("Hi again.")) as client:
         await client.get("sessions.subscribe", sessionKey="bad", runs={run_id: 0})
-        waited = await client.get("chat.wait", runId=run_id, timeoutMs=5000)
+        waited = await client.get("chat.wait", runId=run_id, timeoutMs=120_000)
         assert waited["status"] == "failed" and run_id in waited["error"] and "cannot be read" in waited["error"]
         (step,) = [each for each in (await client.get("runs.get", runId=run_id))["steps"] if each["kind"] == kind]
         assert "cannot be read" in step["error"]
@@ -100,7 +100,7 @@ async def test_call_with_an_unreadable_approval_is_refused(tmp_path: Path) -> No
     execute(tmp_path, "UPDATE approvals SET question = :body", body=b"\xffx")
     async with gateway(tmp_path, says("It was refused.")) as client:
         assert (await client.get("approvals.list"))["approvals"] == []
-        assert (await client.get("chat.wait", runId=run_id, timeoutMs=5000))["status"] == "done"
+        assert (await client.get("chat.wait", runId=run_id, timeoutMs=120_000))["status"] == "done"
         (tool_message,) = [
             each for each in (await client.get("chat.history", sessionKey="bad"))["messages"] if each["role"] == "tool"
         ]
@@ -115,7 +115,7 @@ async def test_session_with_an_unreadable_message_stays_usable(tmp_path: Path, b
         page = await client.get("chat.history", sessionKey="s")
         assert [message["role"] for message in page["messages"]] == ["user", "assistant"]
         assert "cannot be read" in page["messages"][1]["parts"][0]["text"]
-        assert (await client.get("chat.wait", runId=run_id, timeoutMs=1000))["status"] == "done"
+        assert (await client.get("chat.wait", runId=run_id, timeoutMs=120_000))["status"] == "done"
         await client.get("sessions.subscribe", sessionKey="s")
         await client.get("sessions.search", query="hello")
         assert len((await client.get("sessions.export", sessionKey="s"))["lines"]) == 3

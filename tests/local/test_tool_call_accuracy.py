@@ -12,7 +12,7 @@ from atlas_agents.providers.base import complete
 from atlas_agents.providers.settings import ModelSettings
 from local_weights import Make
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def spec(name: str, description: str, **parameters: str) -> ToolSpec:

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from playwright.sync_api import Browser, BrowserContext, Error, Locator, Page, Request, expect, sync_playwright
 
 import fork_server
+from checks import TIMEOUT
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent
@@ -41,7 +42,6 @@ ARGUMENTS = (
     "--disable-sync",
 )
 """Disable requests of the browser itself: the tests check every request that is made."""
-TIMEOUT = 20.0
 expect.set_options(timeout=TIMEOUT * 1000)
 ANIMATIONS_ENDED = """() => document.getAnimations().every((animation) =>
   animation.playState !== "running" || animation.effect?.getComputedTiming().iterations === Infinity)"""

@@ -44,7 +44,7 @@ async def write_note(note: str) -> str:
     return f"wrote {note}"
 
 
-@tool
+@tool(timeout=600)
 async def build(lines: int, context: ToolContext) -> str:
     """Write lines of output, then wait until the test releases the tool."""
     for number in range(1, lines + 1):

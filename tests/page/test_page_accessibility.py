@@ -53,7 +53,7 @@ def fill_chat(tab: Tab) -> None:
     tab.page.locator(".approval").wait_for()
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_axe_finds_nothing_serious_in_any_view(tab: Tab) -> None:
     report = AxeReport(tab)
     report.check("welcome")

@@ -1,6 +1,7 @@
 """Administration in the page: documents, memories, MCP servers, people and channels, served from settings."""
 
 import json
+import shutil
 import sys
 import time
 from collections.abc import Generator
@@ -13,7 +14,6 @@ from playwright.sync_api import Browser, expect
 from bot_double import TOKEN
 
 pytestmark = pytest.mark.slow
-MCP_SERVER = ROOT / "tests" / "foreign" / "scripted_server.py"
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +28,13 @@ def admin(browser: Browser, admin_gateway: GatewayProcess) -> Generator[Tab]:
     yield tab
     assert tab.errors == []
     tab.context.close()
+
+
+@pytest.fixture
+def mcp_server(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An MCP server in a folder of its own: the gateway refuses to start it if a file next to it changes."""
+    folder = tmp_path_factory.mktemp("server")
+    return shutil.copy(ROOT / "tests" / "foreign" / "scripted_server.py", folder / "scripted_server.py")
 
 
 def check_phone(browser: Browser, gateway: GatewayProcess, path: str, wait_for: str) -> None:
@@ -124,14 +131,14 @@ def test_memory_is_edited_and_forgotten(browser: Browser, admin: Tab, admin_gate
 
 
 def test_mcp_server_is_added_inspected_approved_and_removed(
-    browser: Browser, admin: Tab, admin_gateway: GatewayProcess, tmp_path: Path
+    browser: Browser, admin: Tab, admin_gateway: GatewayProcess, mcp_server: Path, tmp_path: Path
 ) -> None:
     page = admin.open("/settings/mcp").page
     admin.button("Add server").click()
     expect(page.get_by_role("list", name="Well-known servers")).to_contain_text("GitHub")
     admin.button("Command or URL of your own").click()
     fields = {"Name": "shop", "Environment variables": "API_KEY=s3cret-value", "Folder it may change": str(tmp_path)}
-    for label, text in {**fields, "Arguments": f"-S\n{MCP_SERVER}\n{tmp_path}"}.items():
+    for label, text in {**fields, "Arguments": f"-S\n{mcp_server}\n{tmp_path}"}.items():
         page.get_by_label(label).fill(text)
     page.get_by_label("Command", exact=True).last.fill(sys.executable)
     admin.button("Continue").click()
@@ -153,20 +160,23 @@ def test_mcp_server_is_added_inspected_approved_and_removed(
 
 
 def test_mcp_server_in_the_file_is_edited_and_removed(
-    admin: Tab, admin_gateway: GatewayProcess, tmp_path: Path
+    admin: Tab, admin_gateway: GatewayProcess, mcp_server: Path, tmp_path: Path
 ) -> None:
-    entry = {"command": sys.executable, "args": ["-S", str(MCP_SERVER)], "env": {"API_KEY": "s3cret-value"}}
+    entry = {"command": sys.executable, "args": ["-S", str(mcp_server)], "env": {"API_KEY": "s3cret-value"}}
     config = admin_gateway.home / "workspace" / "mcp.json"
-    config.write_text(json.dumps({"mcpServers": {"stock": entry}}))
+    complete = config.with_suffix(".new")
+    complete.write_text(json.dumps({"mcpServers": {"stock": entry}}))
+    complete.replace(config)  # so that the gateway never reads half a file
     page = admin.open("/settings/mcp").page
     wait_for_server(admin)
     admin.button("Edit stock").click()
     expect(page.get_by_label("Environment variables")).to_have_value("API_KEY=••••")
-    page.get_by_label("Arguments").fill(f"-S\n-B\n{MCP_SERVER}\n{tmp_path}")
+    page.get_by_label("Arguments").fill(f"-S\n-B\n{mcp_server}\n{tmp_path}")
     admin.button("Save").click()
-    drawer = page.locator(".ant-drawer-open").last
-    expect(drawer).to_contain_text("-S -B")
-    drawer.get_by_role("button", name="Close").click()
+    review = page.locator(".ant-drawer-open", has_text="Review stock")  # opens once the form is saved and closed
+    expect(review.locator("pre.command")).to_contain_text("-S -B")
+    review.get_by_role("button", name="Close").click()
+    expect(review).to_have_count(0)
     expect(page.get_by_role("list", name="MCP servers")).to_contain_text("-S -B")
     admin.button("Remove stock").click()
     page.get_by_role("dialog").get_by_role("button", name="Remove").click()
@@ -207,7 +217,7 @@ def wait_for_server(tab: Tab) -> None:
     deadline = time.monotonic() + TIMEOUT
     while not servers.filter(has_text="stock").count():
         assert time.monotonic() < deadline, "the gateway did not read mcp.json"
-        tab.open("/settings/mcp")
+        tab.page.reload()
         tab.page.locator("[aria-label='MCP servers'], .empty-state").first.wait_for()
 
 

@@ -50,7 +50,7 @@ def test_tool_call_is_a_card_that_expands(tab: Tab) -> None:
     tab.wait_until_idle()
     succeeded, failed = tab.page.locator(".tool-call").all()
     assert (succeeded.get_attribute("data-status"), failed.get_attribute("data-status")) == ("ok", "error")
-    expect(succeeded.locator(".status")).to_contain_text("ms")
+    expect(succeeded.locator(".status")).to_contain_text(re.compile(r"\d m?s"))
     statuses = [card.locator(".status").inner_text() for card in (succeeded, failed)]
     succeeded.get_by_role("button").first.click()
     expect(succeeded.locator(".tool-call-body")).to_contain_text('"degrees": 21')
@@ -103,8 +103,9 @@ def test_approval_of_a_file_shows_a_coloured_diff(tab: Tab, gateway: GatewayProc
     card = tab.page.get_by_role("region", name="Helper wants to change AGENTS.md")
     expect(card).to_contain_text("Changes +1 \u22121")
     changed = card.locator(".diff tr", has_text="milk")
-    assert changed.locator("td").all_inner_texts() == ["\u2212buy milk now", "+buy teaU+200B now"]
-    assert changed.locator(".word").all_inner_texts() == ["milk "] and card.locator(".diff mark").count() == 1
+    expect(changed.locator("td")).to_have_text(["\u2212buy milk now", "+buy teaU+200B now"])
+    expect(changed.locator(".word")).to_have_text(["milk "])
+    expect(card.locator(".diff mark")).to_have_count(1)
     tab.page.set_viewport_size({"width": 390, "height": 780})
     expect(card.locator(".diff.unified tr")).to_have_count(4)
     tab.page.set_viewport_size({"width": 1280, "height": 720})
@@ -118,7 +119,7 @@ def test_answers_hand_offs_and_job_results_show_who_speaks(tab: Tab) -> None:
     tab.send(script([["text", "One moment."], hand_off], [["text", "Dear Ana,"]]))
     tab.wait_for_answer("Dear Ana,")
     answer = tab.answers.last
-    assert answer.locator(".speaker strong").all_inner_texts() == ["Helper", "Writer"]
+    expect(answer.locator(".speaker strong")).to_have_text(["Helper", "Writer"])
     expect(answer.locator(".handoff")).to_have_text("Helper handed off to Writer: “a letter”")
     expect(answer.locator(".tool-call")).to_have_count(0)
     tab.button("New chat").first.click()
@@ -421,8 +422,8 @@ def test_hidden_characters_of_a_command_are_spelled_out(tab: Tab) -> None:
     command = "ls\u202e #\u200b" + " " * 60 + "\n\n\n\n\nrm -rf \u0430ll"
     tab.send(script([["call", "run_command", {"command": command}]]))
     tab.page.locator(".approval").wait_for()
-    marks = tab.page.locator(".approval .exact-text").first.locator("mark").all_text_contents()
-    assert marks == ["U+202E", "U+200B", "60 spaces", "4 empty lines", "\u0430 U+0430"]
+    marks = tab.page.locator(".approval .exact-text").first.locator("mark")
+    expect(marks).to_have_text(["U+202E", "U+200B", "60 spaces", "4 empty lines", "\u0430 U+0430"])
 
 
 def test_reordering_characters_of_a_tool_call_are_spelled_out(tab: Tab) -> None:
@@ -431,10 +432,10 @@ def test_reordering_characters_of_a_tool_call_are_spelled_out(tab: Tab) -> None:
     tab.send(script([["call", "get_weather", {"city": "a\u202eb\u2066c\u200bd"}]], [["text", block]]))
     answer = tab.answers.last
     expect(answer.locator("figure.code")).to_contain_text("run()")
-    assert answer.locator("figure.code mark").all_text_contents() == ["U+202E", "U+2066"]
+    expect(answer.locator("figure.code mark")).to_have_text(["U+202E", "U+2066"])
     answer.locator(".tool-call > button").first.click()
-    marks = answer.locator(".tool-call-body pre").first.locator("mark").all_text_contents()
-    assert marks == ["U+202E", "U+2066", "U+200B"]
+    marks = answer.locator(".tool-call-body pre").first.locator("mark")
+    expect(marks).to_have_text(["U+202E", "U+2066", "U+200B"])
     shown = answer.inner_text()
     assert not {"\u202e", "\u2066", "\u200b"} & set(shown)
 

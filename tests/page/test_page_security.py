@@ -133,7 +133,7 @@ def test_no_script_runs_elsewhere(place: str, tab: Tab) -> None:
         "command": (lambda: tab.send(script([["call", "run_command", {"command": payload}]])), ".approval"),
         "url": (
             lambda: tab.page.goto(f"{tab.gateway.url}/c/%3Cimg%20src=x%20onerror=window.pwned=1%3E"),
-            ".composer",
+            ".not-found",
         ),
     }
     act, shown = actions[place]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from browser import HERE, PHONE, Tab, install_weights, open_tabs, running_gateway
+from browser import HERE, PHONE, TIMEOUT, Tab, install_weights, open_tabs, running_gateway
 from playwright.sync_api import Browser, expect
 
 from atlas_agents.local.download import checksum
@@ -161,7 +161,7 @@ class HeldFile:
                     file.seek(start)
                     self.wfile.write(file.read() if start else file.read(held.size // 2))
                 if not start:
-                    held.stop.wait(60)
+                    held.stop.wait(TIMEOUT)
 
         with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
             server.daemon_threads = True
@@ -173,10 +173,9 @@ class HeldFile:
             finally:
                 self.stop.set()
                 server.shutdown()
-                thread.join(5)
+                thread.join(TIMEOUT)
 
 
-@pytest.mark.timeout(120)
 def test_person_without_a_key_downloads_a_model(weights: Path, browser: Browser, tmp_path: Path) -> None:
     install_weights(tmp_path, weights)
     (tmp_path / "workspace").mkdir()

@@ -21,7 +21,7 @@ def test_long_output_is_followed_and_kept(tab: Tab) -> None:
     expect(output).to_contain_text("part1000.c")
     expect(output).to_contain_text("earlier lines omitted")
     at_end = "each => each.scrollTop + each.clientHeight >= each.scrollHeight - 2 && each.scrollHeight > 1000"
-    assert output.evaluate(at_end)
+    tab.page.wait_for_function(at_end, arg=output.element_handle())
     assert output.evaluate("each => getComputedStyle(each).fontFamily").endswith("monospace")
     tab.page.reload()
     expect(output).to_contain_text("part1000.c")
@@ -41,7 +41,8 @@ def test_image_is_shown_in_the_card_and_enlarged_on_click(tab: Tab) -> None:
     enlarge = tab.button("Enlarge Image from draw: plot")
     for _ in range(2):
         thumbnail = tab.page.locator(".tool-call .images img")
-        assert thumbnail.evaluate("image => [image.naturalWidth, image.naturalHeight]") == [240, 160]
+        size = "image => image.decode().then(() => [image.naturalWidth, image.naturalHeight])"
+        assert thumbnail.evaluate(size) == [240, 160]
         expect(thumbnail).to_have_attribute("alt", "Image from draw: plot")
         enlarge.click()
         expect(tab.page.locator("dialog[open] img")).to_be_visible()

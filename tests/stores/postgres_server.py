@@ -43,7 +43,7 @@ class PostgresServer:
         self._programs: Path = POSTGRES_VERSIONS[18]
         self._folder = Path(tempfile.mkdtemp(prefix="atlas-pg-"))
         self._data = str(self._folder / "data")
-        self._options: dict[str, Any] = {"check": True, "cwd": "/", "timeout": 60}
+        self._options: dict[str, Any] = {"check": True, "cwd": "/", "timeout": 240}
         if os.geteuid() == 0:
             ensure_user_exists(_USER)
             ensure_prefix_permissions(self._programs)
@@ -103,7 +103,7 @@ class PostgresServer:
         """Run a shell command with the Postgres programs in PATH and ATLAS_DATABASE_URL set."""
         environment = {**os.environ, "PATH": f"{self._programs}:{os.environ['PATH']}", "ATLAS_DATABASE_URL": database}
         shell = ["bash", "-euc", command]
-        done = subprocess.run(shell, env=environment, cwd=folder, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(shell, env=environment, cwd=folder, capture_output=True, text=True, timeout=240)
         assert done.returncode == 0, done.stderr
 
     @property

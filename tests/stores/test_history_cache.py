@@ -67,7 +67,7 @@ async def opened(url: str, valkey: ValkeyServer | None = None, max_bytes: int = 
     shared = ValkeyCache(open_valkey(Secret(valkey.url))) if valkey is not None else None
     store = Counting(url, history_cache=HistoryCache(shared, max_bytes=max_bytes))
     store.shared = shared
-    async with asyncio.timeout(4 * TIMEOUT):
+    async with asyncio.timeout(TIMEOUT):
         await store.open()
         store.count()
         try:

@@ -134,7 +134,7 @@ async def test_commit_is_written_again_when_its_transaction_id_is_reused_after_a
         await fetch_value(server, f"ALTER SYSTEM SET {setting}")
     async with server.gone():
         pass
-    async with asyncio.timeout(4 * TIMEOUT), opened(server, schema) as (proxy, store):
+    async with asyncio.timeout(TIMEOUT), opened(server, schema) as (proxy, store):
         await store.commit(TENANT, [AddAudit(b"before")])
         proxy.armed = True
         commit = asyncio.create_task(store.commit(TENANT, [AddAudit(b"cut off")]))
@@ -150,7 +150,7 @@ async def test_commit_is_written_again_when_its_transaction_id_is_reused_after_a
 
 
 async def test_commit_that_arrives_late_is_awaited_and_not_repeated(server: PostgresServer, schema: str) -> None:
-    async with asyncio.timeout(4 * TIMEOUT), opened(server, schema) as (proxy, store):
+    async with asyncio.timeout(TIMEOUT), opened(server, schema) as (proxy, store):
         proxy.armed = True
         commit = asyncio.create_task(store.commit(TENANT, [AddAudit(b"late")]))
         await proxy.held.wait()
@@ -166,7 +166,7 @@ async def test_commit_that_arrives_late_is_awaited_and_not_repeated(server: Post
 async def test_tokens_of_many_commits_take_one_row_per_writer_and_tenant_and_are_pruned_after_a_day(
     server: PostgresServer, schema: str
 ) -> None:
-    async with asyncio.timeout(4 * TIMEOUT), opened(server, schema) as (_, store):
+    async with asyncio.timeout(TIMEOUT), opened(server, schema) as (_, store):
         for _ in range(20):
             await asyncio.gather(*(store.commit(tenant, [AddAudit(b"")]) for tenant in ("a", "it's", "c")))
         count = f"SELECT count(*) FROM {schema}.commit_tokens"

@@ -26,6 +26,7 @@ from atlas_agents.core.store import (
 )
 from atlas_agents.storage.retention import RetentionJob, RetentionPolicy
 from atlas_agents.testing import VirtualClock
+from checks import TIMEOUT
 from conftest import Make
 
 LATER = 1 << 62
@@ -197,14 +198,14 @@ def _in_memory(store: Store) -> bool:
 
 
 async def test_retention_job_ends_without_limits_and_continues_after_an_error(store: Store, caplog: Any) -> None:
-    await asyncio.wait_for(RetentionJob(store, TENANT, RetentionPolicy(0, 0, 0)).run(), 5)
+    await asyncio.wait_for(RetentionJob(store, TENANT, RetentionPolicy(0, 0, 0)).run(), TIMEOUT)
     if _in_memory(store):
         return
     await store.close()
     clock = VirtualClock()
     task = asyncio.create_task(RetentionJob(store, TENANT, RetentionPolicy(), clock).run())
     try:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(TIMEOUT):
             while not caplog.records:
                 await clock.advance(3600)
     finally:

@@ -13,9 +13,9 @@ from atlas_agents import Agent, Atlas, StoreError
 from atlas_agents.core.errors import StoreInUse
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, says
+from checks import TIMEOUT
 
 PROGRAM = str(Path(__file__).parent / "library_process.py")
-TIMEOUT = 20.0
 
 
 @asynccontextmanager

@@ -55,7 +55,7 @@ async def is_up(notification: ValkeySubscriber) -> bool:
 async def test_notifications_use_tls_and_an_unknown_certificate_is_rejected(tmp_path: Path) -> None:
     received: asyncio.Queue[str] = asyncio.Queue()
     with ValkeyServer() as server:
-        async with asyncio.timeout(2 * TIMEOUT), run_tls_proxy(server, tmp_path) as port:
+        async with asyncio.timeout(TIMEOUT), run_tls_proxy(server, tmp_path) as port:
             trusted = f"?ssl_ca_certs={tmp_path / 'cert'}"
             for address in (f"localhost:{port}", f"127.0.0.1:{port}/{trusted}"):
                 notification = _notifications(f"rediss://:{PASSWORD}@{address}", received.put_nowait)

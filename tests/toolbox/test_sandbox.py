@@ -7,7 +7,6 @@ import shutil
 import stat
 import struct
 import sys
-import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,7 +26,7 @@ from atlas_agents.builtin_tools.sandbox.process import (
 )
 from atlas_agents.builtin_tools.sandbox.seccomp import build_filter, syscall_numbers
 from atlas_agents.core.errors import SandboxUnavailable
-from checks import wait_until
+from checks import TIMEOUT, wait_until
 
 Shell = Callable[..., Coroutine[Any, Any, ProcessResult]]
 
@@ -47,8 +46,8 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sleep() -> str:
-    """A unique command that sleeps for a minute."""
-    return f"sleep 60.{secrets.randbelow(10**9):09}"
+    """A unique command that sleeps for longer than any test."""
+    return f"sleep 600.{secrets.randbelow(10**9):09}"
 
 
 @pytest.fixture
@@ -77,7 +76,7 @@ async def test_output_is_reported_while_it_is_written(shell: Shell, folder: Path
 
     script = "echo one; until [ -e go ]; do sleep 0.02; done; echo two"
     running = asyncio.create_task(shell(script, ProcessIO(on_output=on_output)))
-    await asyncio.wait_for(first.wait(), 10)
+    await asyncio.wait_for(first.wait(), TIMEOUT)
     assert chunks == [("stdout", b"one\n")]
     (folder / "go").touch()
     await running
@@ -148,16 +147,14 @@ async def test_link_in_place_of_a_protected_path_is_not_followed(shell: Shell, f
     "script", ["SLEEP", "setsid SLEEP & SLEEP", "trap '' TERM INT HUP; SLEEP & while :; do :; done"]
 )
 async def test_timeout_kills_all_processes(shell: Shell, script: str, sleep: str) -> None:
-    began = time.monotonic()
     result = await shell(script.replace("SLEEP", sleep), limits=SandboxLimits(seconds=1))
     assert result.timed_out and result.exit_code is None
-    assert time.monotonic() - began < 20
     await _wait_until_gone(sleep)
 
 
 async def test_background_processes_end_with_the_command(shell: Shell, sleep: str) -> None:
     result = await shell(f"(setsid {sleep} >/dev/null 2>&1 &) ; setsid {sleep} & echo done")
-    assert result.stdout.text == "done\n" and result.duration < 20
+    assert result.stdout.text == "done\n" and result.duration < TIMEOUT
     await _wait_until_gone(sleep)
 
 

@@ -40,6 +40,7 @@ from atlas_agents.providers.base import (
 )
 from atlas_agents.providers.failover import RetryPolicy
 from atlas_agents.providers.openai import OpenAIProvider, OpenAIReader, encode_request, find_variant
+from checks import TIMEOUT
 from vendors import killed_turn
 from vendors.common import KEY, Answer, Refusal, VendorRequest, sse
 from vendors.deepseek import DeepSeekDouble
@@ -143,7 +144,7 @@ async def test_reasoning_is_kept_when_the_process_is_killed_while_a_tool_runs(
     async with vendor(CALL, Answer("Sunny.")) as double:
         arguments = (double.address, name, model, str(tmp_path / "atlas.db"))
         process = await asyncio.create_subprocess_exec(sys.executable, killed_turn.__file__, *arguments)
-        assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
+        assert await asyncio.wait_for(process.wait(), TIMEOUT) == -signal.SIGKILL
         assert await killed_turn.run_turn(*arguments) == ["Sunny."]
     assert double.refusals == []
     assert len(double.bodies) == 2

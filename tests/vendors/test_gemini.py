@@ -34,6 +34,7 @@ from atlas_agents.core.paths import Environment
 from atlas_agents.providers import base
 from atlas_agents.providers.registry import Registry
 from atlas_agents.storage.sqlite import SqliteStore
+from checks import TIMEOUT
 from fault_server import FaultServer, response
 from vendors import killed_turn
 from vendors.anthropic import AnthropicDouble
@@ -171,7 +172,7 @@ async def test_21_signatures_are_kept_when_the_process_is_killed_while_a_tool_ru
     async with GeminiDouble(BOTH, SUNNY) as vendor:
         arguments = (vendor.url, "google", LATEST, str(tmp_path / "atlas.db"))
         process = await asyncio.create_subprocess_exec(sys.executable, killed_turn.__file__, *arguments)
-        assert await asyncio.wait_for(process.wait(), 30) == -signal.SIGKILL
+        assert await asyncio.wait_for(process.wait(), TIMEOUT) == -signal.SIGKILL
         assert await killed_turn.run_turn(*arguments) == ["Sunny."]
         assert vendor.refusals == []
         assert [bool(signature) for signature in signatures(vendor)] == [True, False]

@@ -13,6 +13,7 @@ import pytest
 
 import family_page
 from atlas_agents import Cancelled, Compaction, File, History, Image, ModelSettings, Thinking, tool, user
+from checks import TIMEOUT
 from vendors.common import Answer
 from vendors.families import AUTOMATIC, FAMILIES, TYPES, Family, answer_as, check_long_session, weather
 
@@ -61,7 +62,7 @@ async def test_calls_of_one_round_run_at_the_same_time_and_are_answered_together
     @tool(name="weather")
     async def meet(city: str) -> str:
         """Return the weather in a city."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(TIMEOUT):
             await both.wait()
         return f"{city}: sunny"
 
@@ -176,7 +177,7 @@ async def test_cancelled_turn_ends_the_request_and_the_session_goes_on(family: F
                 break
         with pytest.raises(Cancelled):
             await stream.reply()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(TIMEOUT):
             await double.requests[1].disconnected.wait()
         assert (await atlas.ask("And now?")).text == "Sunny."
     assert double.refusals == []

@@ -39,6 +39,7 @@ from atlas_agents.providers.base import Request
 from atlas_agents.providers.catalogue import find_profile
 from atlas_agents.providers.openai_responses import encode_request
 from atlas_agents.storage.sqlite import SqliteStore
+from checks import TIMEOUT
 from vendors.common import KEY, Answer, Refusal, Script
 from vendors.openai_chat import OpenAIChatDouble
 from vendors.openai_compatible import XAIDouble
@@ -553,7 +554,7 @@ async def test_reasoning_is_returned_verbatim_after_the_process_was_killed(tmp_p
     path = tmp_path / "atlas.db"
     async with OpenAIResponsesDouble(TWO_CALLS, SUNNY) as double:
         child = await asyncio.create_subprocess_exec(sys.executable, "-c", CRASHING, double.address, KEY, str(path))
-        assert await asyncio.wait_for(child.wait(), 30) == -signal.SIGKILL
+        assert await asyncio.wait_for(child.wait(), TIMEOUT) == -signal.SIGKILL
         store = SqliteStore(path)
         await store.open()
         async with Atlas([agent(provider(double), tools=(repeated,))], store=store) as atlas:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from atlas_agents.builtin_tools.web.fetch import url_fetch
 from atlas_agents.builtin_tools.web.ssrf import Caps
 from atlas_agents.tools.tool import Tool
+from checks import TIMEOUT
 from fault_server import FaultServer, Script, response
 
 PUBLIC = "93.184.215.14"
@@ -93,7 +94,7 @@ def tls_context(folder: Path, host: str) -> ssl.SSLContext:
     (folder / "request").write_text(CERTIFICATE.format(host=host))
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-config", f"{folder}/request"]
     command += ["-keyout", f"{folder}/key", "-out", f"{folder}/cert"]
-    subprocess.run(command, check=True, capture_output=True, timeout=30)
+    subprocess.run(command, check=True, capture_output=True, timeout=TIMEOUT)
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(folder / "cert", folder / "key")
     return context

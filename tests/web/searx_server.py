@@ -11,7 +11,8 @@ from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 
-TIMEOUT = 30
+from checks import TIMEOUT
+
 SHARED = Path("/usr/share/python3-searx")
 SETTINGS = """
 general: {{debug: false, instance_name: test}}

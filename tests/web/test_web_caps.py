@@ -16,10 +16,10 @@ from atlas_agents.builtin_tools.web.extract import limited_memory
 from atlas_agents.builtin_tools.web.ssrf import Caps
 from atlas_agents.core.errors import ToolFailed, Transient
 from atlas_agents.tools.worker_pool import Workers
+from checks import TIMEOUT
 from fault_server import FaultServer, Pause, Script, byte_by_byte, response, response_head
 
 SMALL = Caps(size=100_000, pdf_size=200_000, total=15, connect=5, reading=20)
-TIMEOUT = 50
 
 
 def bomb(megabytes: int) -> bytes:
@@ -94,7 +94,7 @@ async def test_start_of_an_endless_page_is_read(encoding: str) -> None:
     async with fake_internet(endless, caps=SMALL) as internet:
         output = await internet.fetch("http://pub.test/", max_chars=500)
         assert "The page is larger than 0.1 MB; the rest is missing." in output
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(TIMEOUT):
             await internet.server.requests[0].disconnected.wait()
 
 
@@ -106,20 +106,19 @@ async def test_truncated_json_and_pdf_are_rejected(kind: str) -> None:
 
 
 SLOW: dict[str, Script] = {
-    "body": [response_head(type="text/plain", connection="close"), *[b"x", Pause(0.1)] * 400],
-    "headers": [b"HTTP/1.1 200 OK\r\n", *[b"x-a: b\r\n", Pause(0.1)] * 400],
-    "silence": [Pause(40)],
+    "body": [response_head(type="text/plain", connection="close"), *[b"x", Pause(0.1)] * 4000],
+    "headers": [b"HTTP/1.1 200 OK\r\n", *[b"x-a: b\r\n", Pause(0.1)] * 4000],
+    "silence": [Pause(400)],
     "redirects": [*response(b"", status="302 Found", framing="sized", location="/on"), "hold"],
 }
 
 
 @pytest.mark.parametrize("script", SLOW.values(), ids=SLOW.keys())
 async def test_slow_response_does_not_extend_the_timeout(script: Script) -> None:
-    async with fake_internet(script, then=[Pause(40)], caps=Caps(total=0.5)) as internet:
-        before = time.monotonic()
+    async with fake_internet(script, then=[Pause(400)], caps=Caps(total=0.5)) as internet:
         with pytest.raises(ToolFailed, match=r"pub\.test did not send the page within 0\.5 s"):
-            await internet.fetch("http://pub.test/")
-        assert time.monotonic() - before < 20, "the server needs 40 seconds"
+            async with asyncio.timeout(TIMEOUT):  # the server needs 400 seconds
+                await internet.fetch("http://pub.test/")
 
 
 HUGE: dict[str, Script] = {
@@ -184,21 +183,17 @@ HANGS = {
 @pytest.mark.parametrize("html", HANGS.values(), ids=HANGS.keys())
 async def test_page_that_hangs_the_parser_times_out_and_the_next_one_is_read(html: str) -> None:
     async with fake_internet(page(html), page("<p>next"), caps=Caps(reading=2)) as internet:
-        before = time.monotonic()
         with pytest.raises(ToolFailed, match=r"reading http://pub\.test/ took longer than 2 s"):
             await internet.fetch("http://pub.test/")
-        assert time.monotonic() - before < 20
         assert "next" in await internet.fetch("http://pub.test/")
 
 
 async def test_event_loop_is_not_blocked_while_a_page_is_read() -> None:
     async with fake_internet(page(HANGS["attributes"]), caps=Caps(reading=1)) as internet:
-        longest, last = 0.0, time.monotonic()
-        reading = asyncio.ensure_future(internet.fetch("http://pub.test/"))
-        while not (await asyncio.wait([reading], timeout=0.01))[0]:
-            longest, last = max(longest, time.monotonic() - last), time.monotonic()
-        assert isinstance(reading.exception(), ToolFailed)
-        assert longest < 3  # reading it here would take a minute
+        begun = time.thread_time()
+        with pytest.raises(ToolFailed):
+            await internet.fetch("http://pub.test/")
+        assert time.thread_time() - begun < 20  # reading it here would take a minute
 
 
 async def test_deeply_nested_page_is_read() -> None:

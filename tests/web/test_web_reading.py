@@ -172,7 +172,7 @@ def test_text_that_only_mentions_the_words_of_a_marker_is_unchanged(text: str) -
 def test_markers_are_searched_in_time(text: str) -> None:
     begun = time.process_time()
     wrap_untrusted(text)
-    assert time.process_time() - begun < 2
+    assert time.process_time() - begun < 10
 
 
 # Other kinds

@@ -38,10 +38,10 @@ from atlas_agents.providers.gemini import GeminiReader
 from atlas_agents.providers.http import StreamReader
 from atlas_agents.providers.openai import OpenAIReader
 from atlas_agents.providers.openai_responses import ResponsesReader
+from checks import TIMEOUT
 from fault_server import FaultServer, response
 from sse_events import EventBuilder, a, g, o, r
 
-TIMEOUT = 20.0
 KEY = "sk-canary-0123456789"
 
 

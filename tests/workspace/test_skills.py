@@ -10,7 +10,7 @@ from atlas_agents.core.errors import ConfigError
 from atlas_agents.testing import Scripted, calls, says
 from atlas_agents.workspace.skills import skill_tool
 from atlas_agents.workspace.workspace import Workspace
-from checks import run_ready_tasks
+from checks import TIMEOUT, run_ready_tasks
 
 LETTER = """\
 ---
@@ -101,6 +101,6 @@ async def test_new_skill_is_loaded_without_a_restart(workspace: Workspace) -> No
     poems = workspace.path / "skills/poems"
     poems.mkdir()
     (poems / "SKILL.md").write_text("---\nname: poems\ndescription: 'Rhyme.'\n---\nRhyme.")
-    state = await asyncio.wait_for(following, 10)
+    state = await asyncio.wait_for(following, TIMEOUT)
     assert [(skill.name, skill.description) for skill in state.skills][1] == ("poems", "Rhyme.")
     await watching.aclose()

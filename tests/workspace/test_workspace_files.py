@@ -13,7 +13,7 @@ import pytest
 from atlas_agents import ConfigError
 from atlas_agents.core.paths import is_protected
 from atlas_agents.workspace import AgentSpec, Workspace
-from checks import as_unprivileged_user
+from checks import TIMEOUT, as_unprivileged_user
 
 DEFAULTS = {
     "AGENTS.md": "c57e998c2809387f",
@@ -74,7 +74,7 @@ def test_first_run_writes_the_default_files(tmp_path: Path) -> None:
 
 def test_file_modes_do_not_depend_on_the_umask(tmp_path: Path) -> None:
     code = f"from atlas_agents.workspace import Workspace\nWorkspace({str(tmp_path / 'w')!r}).prepare()"
-    subprocess.run([sys.executable, "-c", code], check=True, umask=0o077, timeout=30)
+    subprocess.run([sys.executable, "-c", code], check=True, umask=0o077, timeout=TIMEOUT)
     assert mode(tmp_path / "w") == 0o755
     assert mode(tmp_path / "w" / "AGENTS.md") == 0o644
 

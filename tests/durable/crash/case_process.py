@@ -21,7 +21,7 @@ from crash.stores import Database
 _REGISTRY = Registry(Environment({}, dotenv=None))
 _RETRY = RetryPolicy(order="given", retries=1, backoff=0.1)
 _BUDGETS = ("turn tokens=1000000 requests=100", "user tokens=1000000 requests=1000 tool_calls=1000")
-_PROCESS_TIMEOUT = 12.0
+_PROCESS_TIMEOUT = 60.0
 _FAULT_TIMEOUT = 0.3
 _TOOL_TIMEOUT = 0.08
 

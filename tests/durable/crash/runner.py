@@ -23,7 +23,7 @@ from crash.scripts import Script
 from crash.stores import Database, SqliteDatabase, Tables, make
 
 End: TypeAlias = Literal["done", "killed", "stopped", "stuck", "broken"]
-_HANG_TIMEOUT = 30
+_HANG_TIMEOUT = 120
 
 
 class Case(msgspec.Struct, frozen=True, omit_defaults=True):

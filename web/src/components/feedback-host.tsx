@@ -4,8 +4,15 @@ import { App as AntApp } from "antd";
 import { type ReactNode, useEffect } from "react";
 import { registerFeedback } from "./feedback";
 
+/** Long enough to read a sentence, and to look up from the keyboard first. */
+const MESSAGE_SECONDS = 6;
+
 export default function FeedbackHost({ children }: { children: ReactNode }) {
-  return <AntApp component={false}>{children}</AntApp>;
+  return (
+    <AntApp component={false} message={{ duration: MESSAGE_SECONDS }}>
+      {children}
+    </AntApp>
+  );
 }
 
 export function Register() {
