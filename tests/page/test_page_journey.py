@@ -17,7 +17,7 @@ from journey import (
 )
 from playwright.sync_api import Browser
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
