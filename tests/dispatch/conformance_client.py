@@ -15,6 +15,7 @@ TERMINAL_EVENTS = ("chat.final", "chat.error")
 _RETRIABLE = (OSError, WebSocketException, TimeoutError, AssertionError)
 _RETRY_DELAY = 0.1
 _MAX_SILENCE = 1.5
+_MAX_ANSWER = 20.0
 
 
 class ReconnectingClient:
@@ -36,7 +37,8 @@ class ReconnectingClient:
         run = ""
         while not run:
             with suppress(*_RETRIABLE):
-                async with connect_process(self._processes.any_gateway()) as client:
+                gateway = connect_process(self._processes.any_gateway())
+                async with asyncio.timeout(_MAX_ANSWER), gateway as client:  # the gateway may be suspended
                     params = {"sessionKey": session, "message": message.text, "idempotencyKey": message.key}
                     run = (await client.get("chat.send", **params))["runId"]
             await asyncio.sleep(0 if run else _RETRY_DELAY)

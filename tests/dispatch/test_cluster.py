@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack
 
+import psycopg
 import pytest
 from in_process_members import member
 
@@ -22,6 +23,7 @@ from atlas_agents import (
 )
 from atlas_agents.core.store import AddMessage, Chain, JobRow, PutSession, Schedule, Write
 from atlas_agents.dispatch.cluster import Cluster
+from atlas_agents.dispatch.locks import LeaderElection
 from atlas_agents.testing import Scripted, calls, says
 from atlas_agents.tools.tool import tool
 from checks import TIMEOUT, wait_until
@@ -279,3 +281,23 @@ def test_cluster_of_another_tenant_is_rejected_when_the_atlas_is_built(url: str,
     with pytest.raises(ConfigError, match=r"the tenant of the Atlas is 't0', .* use Cluster\(…, tenant='t0'\)"):
         Atlas(agents, tenant="t0", dispatcher=Cluster(url, schema=schema))
     Atlas(agents, tenant="t0", dispatcher=Cluster(url, schema=schema, tenant="t0"))
+
+
+async def test_election_ends_although_a_broken_connection_replaces_the_cancellation(url: str) -> None:
+    elected = asyncio.Event()
+
+    async def break_when_cancelled() -> None:
+        elected.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise psycopg.OperationalError("the connection is lost") from None
+
+    async def nothing(*_: object) -> None: ...
+
+    election = asyncio.create_task(LeaderElection(url, 7, break_when_cancelled, nothing, nothing).run())
+    await asyncio.wait_for(elected.wait(), TIMEOUT)
+    election.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.wait_for(election, TIMEOUT)
+    assert election.cancelled()

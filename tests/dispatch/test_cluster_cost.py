@@ -26,7 +26,7 @@ def test_cluster_turn_needs_few_commits_and_little_wal() -> None:
         "1",
         "--unsafe",
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=2 * TIMEOUT, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     heads, row = done.stdout.splitlines()[-2:]
     found = dict(zip(heads.split(" | "), map(float, row.split(" | ")), strict=True))

@@ -9,10 +9,10 @@ from typing import Any
 from gateway_client import main_token, serve_gateway
 from openai import AsyncOpenAI
 
-from atlas_agents import Atlas, Tool
+from atlas_agents import Atlas, Provider, Tool
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.storage.memory import MemoryStore
-from atlas_agents.testing import Scripted, in_memory_atlas
+from atlas_agents.testing import in_memory_atlas
 from checks import TIMEOUT
 
 MODEL = "atlas/assistant"
@@ -41,7 +41,7 @@ def user_messages(text: str) -> list[Any]:
     return [{"role": "user", "content": text}]
 
 
-def stored_atlas(model: Scripted, tools: tuple[Tool, ...] = (), **options: Any) -> Atlas:
+def stored_atlas(model: Provider, tools: tuple[Tool, ...] = (), **options: Any) -> Atlas:
     """Return an Atlas with a store that does not retry failed tools."""
     return in_memory_atlas(model, tools, store=MemoryStore(), retries=(), **options)
 

@@ -33,8 +33,9 @@ def admin(browser: Browser, admin_gateway: GatewayProcess) -> Generator[Tab]:
 @pytest.fixture
 def mcp_server(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An MCP server in a folder of its own: the gateway refuses to start it if a file next to it changes."""
-    folder = tmp_path_factory.mktemp("server")
-    return shutil.copy(ROOT / "tests" / "foreign" / "scripted_server.py", folder / "scripted_server.py")
+    copy = tmp_path_factory.mktemp("server") / "scripted_server.py"
+    shutil.copy(ROOT / "tests" / "foreign" / copy.name, copy)
+    return copy
 
 
 def check_phone(browser: Browser, gateway: GatewayProcess, path: str, wait_for: str) -> None:

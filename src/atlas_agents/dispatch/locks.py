@@ -12,7 +12,7 @@ import psycopg
 from procrastinate.exceptions import ConnectorException
 
 from atlas_agents.core.errors import ConfigError, StoreLost
-from atlas_agents.dispatch.notifications import CONNECTION_OPTIONS, describe_error
+from atlas_agents.dispatch.notifications import CONNECTION_OPTIONS, deliver_cancellation, describe_error
 
 logger = logging.getLogger(__name__)
 _LEADER_INTERVAL = 1.0
@@ -66,6 +66,7 @@ class LeaderElection:
                 if self.is_leader:
                     self.is_leader, self.backend = False, None
                     await self._on_lost()
+            deliver_cancellation()
             await asyncio.sleep(_LEADER_INTERVAL)
 
     async def _lead(self, connection: psycopg.AsyncConnection[Any]) -> None:
@@ -157,6 +158,7 @@ async def _hold_lock(url: str, connection: psycopg.AsyncConnection[Any], key: in
             logger.info("database lock connection lost, reconnecting")
         finally:
             await connection.close()
+        deliver_cancellation()
         connection = await _reacquire_lock(url, key, shared=shared)
 
 
@@ -167,4 +169,5 @@ async def _reacquire_lock(url: str, key: int, *, shared: bool) -> psycopg.AsyncC
             if connection is not None:
                 return connection
             logger.error("database lock lost: %s", _HELD_EXCLUSIVELY if shared else _HELD_BY_CLUSTER)
+        deliver_cancellation()
         await asyncio.sleep(_LOCK_INTERVAL)

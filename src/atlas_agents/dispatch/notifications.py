@@ -18,7 +18,7 @@ _MAX_PAYLOAD = 7900
 """Payload limit in bytes; Postgres accepts less than 8000."""
 CONNECTION_OPTIONS: dict[str, Any] = {
     "autocommit": True,
-    "connect_timeout": 5,
+    "connect_timeout": 10,
     "keepalives_idle": 5,
     "keepalives_interval": 2,
     "keepalives_count": 3,
@@ -151,6 +151,7 @@ class PostgresSubscriber:
                 logger.warning("not receiving notifications: error=%s", describe_error(error))
             finally:
                 self._connected_at = None
+            deliver_cancellation()
             await asyncio.sleep(_RECONNECT_DELAY)
 
     async def _receive(self, connection: psycopg.AsyncConnection[Any]) -> None:
@@ -169,6 +170,17 @@ async def read_database_identity(url: str, schema: str) -> str:
         cursor = await connection.execute("SELECT system_identifier, current_database() FROM pg_control_system()")
         system, database = await cursor.fetchone() or ("", "")
     return f"{system}\0{database}\0{schema}"
+
+
+def deliver_cancellation() -> None:
+    """Raise a lost cancellation of the current task.
+
+    psycopg replaces one by the error of a connection that breaks at the same time. The Valkey client uses `wait_for`,
+    which before Python 3.12 loses one that arrives together with the response.
+    """
+    task = asyncio.current_task()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
 
 
 def describe_error(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from valkey.asyncio import Valkey
 from valkey.exceptions import AuthenticationError, AuthorizationError, ResponseError, ValkeyError
 
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.dispatch.notifications import describe_error
+from atlas_agents.dispatch.notifications import deliver_cancellation, describe_error
 
 logger = logging.getLogger(__name__)
 CONNECTION_ERRORS = (ValkeyError, OSError, TimeoutError)
@@ -72,7 +72,7 @@ class ValkeySubscriber:
             try:
                 async with self._client.pubsub() as connection:
                     await connection.subscribe(self._channel)
-                    _deliver_cancellation()
+                    deliver_cancellation()
                     await self._exchange(connection)
             except CONNECTION_ERRORS as error:
                 self._log_unreachable(error)
@@ -107,7 +107,7 @@ class ValkeySubscriber:
         silent = False
         while True:
             message = await connection.get_message(timeout=_PING_INTERVAL)
-            _deliver_cancellation()
+            deliver_cancellation()
             if message is not None:
                 silent = False
                 if message["type"] == "message":
@@ -129,7 +129,7 @@ class ValkeySubscriber:
             except BaseException:
                 self._pending[:0] = payloads  # for `fallback`
                 raise
-            _deliver_cancellation()
+            deliver_cancellation()
 
     def _take_batch(self) -> list[str]:
         payloads, self._pending = self._pending[:_BATCH_SIZE], self._pending[_BATCH_SIZE:]
@@ -147,14 +147,6 @@ class ValkeySubscriber:
             self._is_down = True
             message = "Valkey unreachable, notifications go through Postgres: error=%s"
             logger.warning(message, describe_error(error))
-
-
-def _deliver_cancellation() -> None:
-    """Deliver a lost cancellation: the client uses `wait_for`, which before Python 3.12 loses one that arrives together
-    with the response."""
-    task = asyncio.current_task()
-    if task is not None and task.cancelling():
-        raise asyncio.CancelledError
 
 
 def _is_refusal(error: BaseException) -> bool:
