@@ -93,7 +93,33 @@ def test_approval_of_a_command_shows_it_once_and_takes_keys(tab: Tab) -> None:
     expect(tab.page.locator(".approval")).to_have_count(0)
     expect(tab.page.locator(".navigation .count")).to_have_count(0)
     tab.page.locator(".tool-call > button").click()
-    expect(tab.page.locator(".tool-call-body")).to_contain_text("Allowed by you")
+    expect(tab.page.locator(".tool-call")).to_contain_text("Allowed by you")
+
+
+def test_approvals_of_one_turn_stack_and_the_inbox_takes_keys(tab: Tab) -> None:
+    commands = [["call", "run_command", {"command": f"echo {number}"}] for number in range(4)]
+    tab.send(script(commands, [["text", "Got: "], ["results"]]))
+    cards = tab.page.locator(".approval")
+    expect(cards).to_have_count(4)
+    expect(tab.page.locator(".approval-stack-bar")).to_have_count(1)
+    expect(tab.button("Allow all 4")).to_be_visible()
+    tab.open_view("approvals")
+    stack = tab.page.get_by_role("region", name="Helper wants to run 4 commands")
+    expect(stack.locator(".approval")).to_have_count(4)
+    expect(tab.page.locator(".key-help")).to_contain_text("j k next, previous")
+    for key, focused in (("j", 0), ("j", 1), ("j", 2), ("k", 1)):
+        tab.page.keyboard.press(key)
+        expect(cards.nth(focused)).to_be_focused()
+    assert cards.nth(1).evaluate("card => getComputedStyle(card).outlineStyle") == "solid"
+    tab.page.keyboard.press("n")
+    expect(cards).to_have_count(3)
+    tab.page.keyboard.press("k")
+    tab.page.keyboard.press("y")
+    expect(cards).to_have_count(2)
+    tab.button("Allow all 2").click()
+    expect(tab.page.get_by_text("Nothing needs your approval.")).to_be_visible()
+    tab.page.go_back()
+    tab.wait_for_answer('Got: ["ran echo 0",{"cancelled":true},"ran echo 2","ran echo 3"]')
 
 
 def test_approval_of_a_file_shows_a_coloured_diff(tab: Tab, gateway: GatewayProcess) -> None:

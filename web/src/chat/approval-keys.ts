@@ -17,9 +17,30 @@ let currentSince = 0;
 
 /** The card that has the focus, else the first one on the page. */
 function findCurrent(): Card | undefined {
-  const all = [...cards];
-  const focused = all.find(({ element }) => element.contains(document.activeElement));
-  return focused ?? all.sort((a, b) => (a.element.compareDocumentPosition(b.element) & 4 ? -1 : 1))[0];
+  const all = sortedCards();
+  return all.find(({ element }) => element.contains(document.activeElement)) ?? all[0];
+}
+
+/** The cards in the order of the page. */
+function sortedCards(): Card[] {
+  return [...cards].sort((a, b) => (a.element.compareDocumentPosition(b.element) & 4 ? -1 : 1));
+}
+
+/** Focus the next or the previous card. A person who chose a card may answer it at once. */
+export function moveToCard(step: 1 | -1): void {
+  const all = sortedCards();
+  const index = all.findIndex(({ element }) => element.contains(document.activeElement));
+  const next = index < 0 ? all[step > 0 ? 0 : all.length - 1] : all[index + step];
+  if (!next) return;
+  next.element.focus({ preventScroll: true });
+  next.element.scrollIntoView({ block: "nearest" });
+  current = next.element;
+  currentSince = Number.NEGATIVE_INFINITY;
+}
+
+/** The approval that has the focus. */
+export function focusedApproval(): string | undefined {
+  return document.activeElement?.closest<HTMLElement>("[data-approval]")?.dataset.approval;
 }
 
 function updateCurrent(): Card | undefined {

@@ -39,7 +39,7 @@ export const ApprovalCard = memo(function ApprovalCard({
   const resolve: Resolve = async (decision, reason = "", edited) => {
     setBusy(true);
     try {
-      await client.resolveApproval(approval.approvalId, decision, reason, edited);
+      await client.resolveApproval(approval, decision, reason, edited);
     } catch (error) {
       toast.warning((error as Error).message);
       setBusy(false);
@@ -51,7 +51,7 @@ export const ApprovalCard = memo(function ApprovalCard({
   useApprovalKeys(card, !form && !disabled, (allowed) => void resolve(allowed ? "allow-once" : "deny"));
   const title = approvalTitle(approval, agents);
   return (
-    <section ref={card} className="approval" aria-label={title} data-approval={approval.approvalId}>
+    <section ref={card} className="approval" aria-label={title} data-approval={approval.approvalId} tabIndex={-1}>
       <header>
         <SafetyCertificateOutlined aria-hidden />
         <h4>{title}</h4>
@@ -75,7 +75,7 @@ export const ApprovalCard = memo(function ApprovalCard({
 });
 
 /** Say who wants to do what. */
-function approvalTitle(
+export function approvalTitle(
   { agentId, details, form, kind, summary, toolName }: ApprovalShape,
   agents: AgentShape[],
 ): string {
@@ -236,13 +236,14 @@ function FileChange({ diff }: { diff: Diff }) {
 }
 
 function Why({ approval: { rule, toolName } }: { approval: ApprovalShape }) {
+  const admin = useAppState().principal?.scopes.includes("admin") ?? false;
   return (
     <details className="why">
       <summary>Why am I asked?</summary>
       {rule ? (
         <p>
           Rule: {toSafeLine(describeRule(rule))}.{" "}
-          <RouteLink to={{ view: "agents", id: "" }}>View permissions</RouteLink>
+          {admin && <RouteLink to={{ view: "settings", id: "permissions" }}>View permissions</RouteLink>}
         </p>
       ) : (
         <p>{toSafeLine(toolName)} asks before it acts.</p>

@@ -20,6 +20,7 @@ import type { ToolCallStatus } from "../state/session";
 import { lastLines, type OutputBuffer } from "../state/tool-output";
 import { toSafeLine } from "../state/unicode-safety";
 import { ApprovalCard } from "./approval";
+import { StackBar } from "./approval-stack";
 import { ImageThumbnail } from "./image";
 
 const ICONS: Record<ToolCallStatus, ReactNode> = {
@@ -93,6 +94,7 @@ export const ToolCallCard = memo(function ToolCallCard({ call }: { call: ToolCal
         </div>
       )}
       {call.decision && <Decided call={call} />}
+      {call.approval && <StackBar approval={call.approval} />}
       {call.approval && <ApprovalCard approval={call.approval} />}
     </div>
   );

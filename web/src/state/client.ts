@@ -144,15 +144,34 @@ export class AtlasClient {
     this.request("chat.abort", { sessionKey: this.session.current.key }).catch(ignoreError);
   }
 
+  /** Answer an approval exactly as it was shown. */
   async resolveApproval(
-    approvalId: string,
+    { approvalId, digest }: ApprovalShape,
     decision: ApprovalDecision,
     reason = "",
     args?: Record<string, unknown>,
   ): Promise<void> {
-    await this.request("approvals.resolve", { approvalId, decision, reason, ...(args ? { arguments: args } : {}) });
+    await this.request("approvals.resolve", {
+      approvalId,
+      decision,
+      reason,
+      ...(args ? { arguments: args } : {}),
+      ...(digest ? { digest } : {}),
+    });
     const approvals = this.state.current.approvals.filter((approval) => approval.approvalId !== approvalId);
     this.state.update({ approvals });
+  }
+
+  /** Allow or deny approvals exactly as they were shown; return what failed, by id. */
+  async resolveApprovals(
+    shown: readonly ApprovalShape[],
+    decision: "allow-once" | "deny",
+  ): Promise<Map<string, string>> {
+    const approvals = shown.map(({ approvalId, digest = "" }) => ({ approvalId, digest }));
+    const { outcomes } = await this.request("approvals.resolveMany", { approvals, decision });
+    const done = new Set(outcomes.filter(({ ok }) => ok).map(({ approvalId }) => approvalId));
+    this.state.update({ approvals: this.state.current.approvals.filter(({ approvalId }) => !done.has(approvalId)) });
+    return new Map(outcomes.filter(({ ok }) => !ok).map(({ approvalId, error = "" }) => [approvalId, error]));
   }
 
   /** Load older messages of the open session, if there are any. */

@@ -181,7 +181,8 @@ function endRun(run: RunState | undefined, { runId, status, error, parts = [] }:
   };
 }
 
-function runFromSnapshot({ runId, seq, parts, pendingApproval, progress = {}, plan = [] }: RunPosition): RunState {
+function runFromSnapshot(position: RunPosition): RunState {
+  const { runId, seq, parts, pendingApprovals = [], progress = {}, plan = [] } = position;
   const output = parts ?? [];
   const run = { ...newRun(runId), seq, text: joinText(output, "text"), reasoning: joinText(output, "thinking") };
   if (seq === 0 && output.length === 0) run.status = "queued";
@@ -199,12 +200,8 @@ function runFromSnapshot({ runId, seq, parts, pendingApproval, progress = {}, pl
   }
   for (const [callId, lines] of Object.entries(progress))
     run.calls[callId] = { status: "running", progress: lines.reduce(appendLine, EMPTY_OUTPUT) };
-  if (pendingApproval)
-    run.calls[pendingApproval.toolCallId] = {
-      status: "needs-approval",
-      progress: EMPTY_OUTPUT,
-      approval: pendingApproval,
-    };
+  for (const approval of pendingApprovals)
+    run.calls[approval.toolCallId] = { status: "needs-approval", progress: EMPTY_OUTPUT, approval };
   return run;
 }
 

@@ -1,4 +1,4 @@
-// Audit log: one entry per tool call, updated live. Entries are hash-chained, so that tampering can be detected.
+// Audit log: one entry per tool call and per change of a setting, updated live. Entries are hash-chained, so that tampering can be detected.
 
 import { AuditOutlined, SafetyOutlined } from "@ant-design/icons";
 import { Alert, Button, Select, Space, Table, Tag } from "antd";
@@ -29,6 +29,8 @@ interface AuditEntry {
   message: string;
   success: boolean;
   timestamp: number;
+  action?: string;
+  entityType?: string;
   meta: {
     arguments?: Record<string, unknown>;
     result?: unknown;
@@ -41,8 +43,13 @@ interface AuditEntry {
     declined?: string;
     denied?: { by: string; reason?: string };
     user?: string;
+    /** What came of a change: created, changed, removed, failed or interrupted. */
+    outcome?: string;
+    diff?: string;
   };
 }
+
+const isEdit = (entry: AuditEntry): boolean => entry.action === "EDIT";
 
 const entryOf = (row: AuditShape): AuditEntry => row.entry as unknown as AuditEntry;
 
@@ -64,7 +71,7 @@ export default function AuditLog() {
   return (
     <View
       title="Audit log"
-      description="Every tool call, in a tamper-evident log."
+      description="Every tool call and every change of a setting, in a tamper-evident log."
       tabs={ACTIVITY_TABS}
       controls={<VerifyButton />}
     >
@@ -133,7 +140,7 @@ const COLUMNS = [
     render: (_: unknown, row: AuditShape) => formatDateTime(entryOf(row).timestamp),
   },
   {
-    title: "Agent",
+    title: "Who",
     key: "agent",
     className: "phone-meta",
     ellipsis: true,
@@ -141,20 +148,25 @@ const COLUMNS = [
     render: (_: unknown, row: AuditShape) => entryOf(row).actorExternalId,
   },
   {
-    title: "Tool",
+    title: "Tool or setting",
     key: "tool",
     className: "phone-title",
     width: 150,
-    render: (_: unknown, row: AuditShape) => <code>{entryOf(row).entityId}</code>,
+    render: (_: unknown, row: AuditShape) => {
+      const entry = entryOf(row);
+      return isEdit(entry) ? formatIdentifier(entry.entityType ?? "") : <code>{entry.entityId}</code>;
+    },
   },
   {
-    title: "Arguments",
+    title: "What",
     key: "arguments",
     className: "phone-line",
     ellipsis: true,
-    render: (_: unknown, row: AuditShape) => (
-      <code className="truncate">{summarizeArguments(entryOf(row).meta.arguments ?? {})}</code>
-    ),
+    render: (_: unknown, row: AuditShape) => {
+      const entry = entryOf(row);
+      if (isEdit(entry)) return <span className="truncate">{toSentence(toSafeLine(entry.message))}</span>;
+      return <code className="truncate">{summarizeArguments(entry.meta.arguments ?? {})}</code>;
+    },
   },
   {
     title: "Outcome",
@@ -173,7 +185,10 @@ const COLUMNS = [
 ];
 
 /** The outcome in one word: denied by a person or by a rule, or the call itself succeeded or failed. */
-function outcomeOf({ success, meta }: AuditEntry): { label: string; color: string } {
+function outcomeOf(entry: AuditEntry): { label: string; color: string } {
+  const { success, meta } = entry;
+  if (isEdit(entry))
+    return { label: formatIdentifier(meta.outcome ?? "changed"), color: success ? "success" : "error" };
   if (success) return { label: "Done", color: "success" };
   if (meta.error === "declined") return { label: meta.denied?.by ? "Denied" : "Not approved", color: "warning" };
   if (meta.error === "not_permitted") return { label: "Blocked by rule", color: "warning" };
@@ -223,13 +238,32 @@ function Decision({ entry }: { entry: AuditEntry }) {
   );
 }
 
+/** Say who changed which setting, when and how. */
+function EditDetails({ entry }: { entry: AuditEntry }) {
+  const { diff } = entry.meta;
+  return (
+    <>
+      <p>
+        {toSentence(toSafeLine(entry.message, 500))} at {formatTime(entry.timestamp)}.
+      </p>
+      {diff && <ExactText text={diff} label="Changes" />}
+    </>
+  );
+}
+
 function EntryDetails({ row }: { row: AuditShape }) {
   const entry = entryOf(row);
   const { meta } = entry;
   return (
     <div className="stack entry-details">
-      <Decision entry={entry} />
-      <ExactText text={formatValue(meta.arguments ?? {})} label="Arguments" />
+      {isEdit(entry) ? (
+        <EditDetails entry={entry} />
+      ) : (
+        <>
+          <Decision entry={entry} />
+          <ExactText text={formatValue(meta.arguments ?? {})} label="Arguments" />
+        </>
+      )}
       {meta.result !== undefined && <ExactText text={formatValue(meta.result)} label="Result" />}
       <p className="muted">
         {meta.run_id && <RouteLink to={{ view: "runs", id: meta.run_id }}>View run</RouteLink>}{" "}
