@@ -92,10 +92,7 @@ def test_axe_finds_nothing_serious_in_an_elicitation_form(tab: Tab) -> None:
 
 def check_details(tab: Tab, view: str, report: AxeReport) -> None:
     """Open and check what a view shows for one of its rows."""
-    if view == "agents":
-        tab.page.locator("tr", has_text="run_command").locator("button").click()
-        expect(tab.page.locator(".ant-drawer-open")).to_contain_text('"command"')
-    elif view == "audit":
+    if view == "audit":
         tab.page.locator("tbody tr.ant-table-row").first.click()
         tab.page.get_by_role("link", name="View run").wait_for()
     elif view == "runs":
@@ -172,12 +169,3 @@ def test_focus_returns_to_the_button_when_its_menu_or_dialog_closes(tab: Tab) ->
         tab.wait_for_animations()
         tab.page.keyboard.press("Escape")
         expect(button).to_be_focused()
-    tab.open_view("agents")
-    button = tab.page.locator("tr", has_text="run_command").locator("button")
-    button.focus()
-    tab.page.keyboard.press("Enter")
-    tab.page.locator(".ant-drawer-open").wait_for()
-    expect(button).not_to_be_focused()
-    tab.wait_for_animations()
-    tab.page.keyboard.press("Escape")
-    expect(button).to_be_focused()

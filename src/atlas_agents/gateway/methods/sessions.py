@@ -84,7 +84,7 @@ async def get_session(caller: ClientConnection, params: wire.OneSession) -> wire
 
 
 async def update_session(caller: ClientConnection, params: wire.SessionsUpdate) -> wire.SessionChanged:
-    """Update a session. The model and the effort apply to its next turns, whoever sends the messages."""
+    """Update a session. The model and the effort apply to its next turns, whichever client sends them."""
     _check_agent(caller, params.agent_id)
     if params.model:
         caller.hub.check_model(caller.grant, params.model, "sessions.update: model")
