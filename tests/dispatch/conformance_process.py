@@ -26,7 +26,8 @@ from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Environment, Registry
 
-GRACE = 2.0
+GRACE = 30.0
+"""Seconds in which calls end when a process is stopped: enough on a slow machine as well."""
 _PAUSE = 0.15
 _POISON = Plan("kill", 1, forever=True, only="tool poison")
 

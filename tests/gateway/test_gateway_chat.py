@@ -329,7 +329,10 @@ async def test_calls_of_one_reply_are_asked_about_together_and_resolved_by_what_
 
 
 async def test_standing_approval_covers_the_same_calls_that_wait(tmp_path: Path) -> None:
-    tool = Tool("bash", lambda command: "ok", parameters={"command": str}, confirm=True, in_process=True)
+    def run(command: str) -> str:
+        return "ok"
+
+    tool = Tool("bash", run, parameters={"command": str}, confirm=True, in_process=True)
     asked = calls("bash", command="a") + calls("bash", command="a") + calls("bash", command="b")
     atlas = stored_atlas(asked, says("So be it."), tools=(tool,), approve=Approvals(wait=True))
     async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as client:

@@ -19,7 +19,7 @@ from typing import IO, Any, TypeVar, cast
 from browser import ROOT, TIMEOUT, GatewayProcess, Tab
 from playwright.sync_api import Locator, expect
 
-from vendors.common import Answer, VendorDouble, VendorRequest, require
+from vendors.common import KEY, Answer, VendorDouble, VendorRequest, require
 from vendors.openai_chat import OpenAIChatDouble
 from vendors.openai_compatible import VLLMDouble
 
