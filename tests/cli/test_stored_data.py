@@ -46,7 +46,7 @@ def test_sessions_are_listed_shown_renamed_archived_and_deleted(home: Home) -> N
     assert home.run("sessions", "delete", "hall", "--yes").returncode == 0
     gone = home.run("sessions", "show", "hall")
     assert gone.returncode == 2
-    assert gone.stderr == "atlas: session not found: 'hall'; run: atlas sessions list\n"
+    assert gone.stderr == "atlas: session not found: 'hall'; sessions: clock; run: atlas sessions list\n"
 
 
 def test_session_is_forked_exported_and_imported(home: Home, tmp_path: Path) -> None:

@@ -273,6 +273,9 @@ CHANGING_PROTECTED = {
     "a pipe as a hook": "os.mkfifo('.git/hooks/pipe')",
     "a file as a hook": "os.mknod('.git/hooks/file', 0o100755)",
     "a hook by creat": "assert os.uname().machine == 'x86_64'; syscall(85, b'.git/hooks/update', 0o755)",
+    "a prompt, emptied by creat": "assert os.uname().machine == 'x86_64'; syscall(85, b'AGENTS.md', 0o644)",
+    "a prompt, emptied by creat through a link": "assert os.uname().machine == 'x86_64'; "
+    "os.symlink('AGENTS.md', 'name'); syscall(85, b'name', 0o644)",
     "a prompt, truncated": "os.truncate('AGENTS.md', 0)",
     "a prompt, replaced": _EVIL + "os.replace('evil', 'AGENTS.md')",
     "a prompt, removed": "os.remove('AGENTS.md')",

@@ -88,7 +88,8 @@ def read_selected(home: Path, configured: str | None) -> SelectedModel:
 def write_selected(home: Path, selected: SelectedModel) -> None:
     """Write the chosen model; the offered models stay."""
     make_private_folder(home)
-    write_json(home / MODEL_FILE, {**msgspec.to_builtins(selected), "offered": read_offered(home)})
+    offered = read_offered(home)
+    write_json(home / MODEL_FILE, {**msgspec.to_builtins(selected), **({"offered": offered} if offered else {})})
 
 
 def read_offered(home: Path) -> tuple[str, ...]:

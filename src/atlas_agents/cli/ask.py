@@ -4,6 +4,7 @@ import os
 import select
 import stat
 import sys
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
@@ -55,11 +56,12 @@ async def ask(
 
     options = connect.ConversationOptions(session, agent, False, model, base_url, system, tools)
     model_settings = connect.read_model_settings(effort, setting)
-    if not options.direct and connect.find_running_gateway() is None:
-        connect.load_settings()  # invalid settings are reported before the question is read
+    settings = cache(connect.load_settings)
+    if not options.direct and connect.find_running_gateway(settings) is None:
+        settings()  # invalid settings are reported before the question is read
     question = _with_files(_read_question(message), files or [])
     view = _create_view(as_json)
-    async with connect.connect_for(options) as gateway:
+    async with connect.connect_for(options, settings) as gateway:
         gateway.on_status = view.show_status
         if not as_json:
             print(await connect.describe_responder(gateway, agent), file=sys.stderr, flush=True)

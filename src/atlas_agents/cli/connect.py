@@ -4,10 +4,11 @@ import json
 import os
 import re
 import time
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing, contextmanager
+from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Protocol, TypeAlias
 
 from atlas_agents.cli.command import Option
 from atlas_agents.cli.output import one_line, without_code_hints
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from atlas_agents.client import GatewayAddress
     from atlas_agents.config.settings import Settings
 
+LoadSettings: TypeAlias = "Callable[[], Settings]"
 TENANT = "default"
 _DIAL_TIMEOUT = 5.0
 _RELOCATES = re.compile(rb"(?m)^\s*[\"']?(home|token)\b")
@@ -134,15 +136,16 @@ def read_token(settings: "Settings") -> str:
 
 
 class GatewaySession:
-    """A connection to the gateway of a home folder. The settings are loaded when there is no gateway to connect to.
+    """A connection to the gateway of a home folder. The settings are loaded when there is no gateway to connect to, at
+    most once.
 
     `on_status` receives short status messages, for example while the connection is lost; an empty one clears it.
     """
 
-    def __init__(self, settings: "Settings | None" = None, *, idle: bool = False) -> None:
+    def __init__(self, settings: "LoadSettings | None" = None, *, idle: bool = False) -> None:
         from atlas_agents.client import GatewayClient
 
-        self._settings = settings
+        self._settings = settings or cache(load_settings)
         self.client = GatewayClient(
             find=self.find_gateway,
             reconnect_timeout=_RECONNECT_SECONDS,
@@ -189,8 +192,7 @@ class GatewaySession:
 
     @property
     def settings(self) -> "Settings":
-        self._settings = self._settings or load_settings()
-        return self._settings
+        return self._settings()
 
     async def _embed_gateway(self, settings: "Settings") -> "GatewayAddress":
         from atlas_agents.app.home_lock import HomeInUse
@@ -225,9 +227,11 @@ async def connect(*, idle: bool = True) -> AsyncGenerator[GatewaySession, None]:
 
 
 @asynccontextmanager
-async def connect_for(options: ConversationOptions) -> AsyncGenerator[GatewaySession, None]:
+async def connect_for(
+    options: ConversationOptions, settings: "LoadSettings | None" = None
+) -> AsyncGenerator[GatewaySession, None]:
     """Connect for a conversation: to the gateway of the home folder, or to a model used directly."""
-    session = GatewaySession()
+    session = GatewaySession(settings)
     try:
         if options.direct:
             await session.embed_model(options)
@@ -293,7 +297,7 @@ class RunningAddress(NamedTuple):
     token: str
 
 
-def find_running_gateway(settings: "Settings | None" = None) -> RunningAddress | None:
+def find_running_gateway(load: "LoadSettings | None" = None) -> RunningAddress | None:
     """Return the address of the gateway that runs in the home folder, or None.
 
     The settings, which take long to load, are needed only if a file says where the home folder or the token is.
@@ -303,8 +307,8 @@ def find_running_gateway(settings: "Settings | None" = None) -> RunningAddress |
 
     environment = Environment()
     files = (Path(environment.get("ATLAS_CONFIG") or "atlas.toml"), user_config(environment))
-    if settings or environment.ignored or any(_RELOCATES.search(_content(path)) for path in files):
-        settings = settings or load_settings()
+    if environment.ignored or any(_RELOCATES.search(_content(path)) for path in files):
+        settings = (load or load_settings)()
         running = find_running(settings.home)
         return RunningAddress(running.url, read_token(settings)) if running and running.url else None
     folder = home(environment)

@@ -31,7 +31,7 @@ _FIRST_DELAY, _MAX_DELAY = 0.25, 8.0
 
 async def run_bridge(settings: "Settings", agent_id: str) -> None:
     """Forward until standard input ends."""
-    session = GatewaySession(settings)
+    session = GatewaySession(lambda: settings)
     try:
         async with open_session() as http:
             await StdioBridge(session, http, agent_id).run()

@@ -75,6 +75,7 @@ def _launch_request(command: SandboxCommand, library: Path) -> dict[str, object]
         "RLIMIT_CORE": 0,
     }
     env = {"PATH": PATH, "HOME": str(command.writable or "/"), "LANG": "C.UTF-8", **tmp, **command.env}
+    env.setdefault("GIT_CONFIG_NOSYSTEM", "1")  # git ends if there is an /etc/gitconfig that it cannot read
     programs = map(str, (*command.programs, *process.python_folders()))
     denied = [str(path) for path in resolve_protected(command, (*command.read_only, *command.masked))]
     # A protected link, unlike what it points to, is only a name in its folder.

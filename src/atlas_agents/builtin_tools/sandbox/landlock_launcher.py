@@ -54,6 +54,7 @@ _NAMES: dict[str, tuple[tuple[int | None, int], ...]] = {
     "mknod": ((None, 0),),
     "mknodat": ((0, 1),),
     "truncate": ((None, 0),),
+    "creat": ((None, 0),),
 }
 """Indexes of the arguments, (folder, path), of system calls that change names in folders; and of truncate."""
 _names_lock = threading.Lock()
@@ -129,6 +130,8 @@ def _handlers(library: Any, request: dict[str, Any]) -> list[tuple[int, Any]]:
                     _change_metadata(name, ctx, request)
                 else:
                     with _names_lock:  # what was checked cannot be moved meanwhile
+                        if name == "creat":
+                            return library.NotifAction.inject_fd_send(_creat(ctx, request))
                         _change_names(name, ctx, request)
             except OSError as error:
                 return library.NotifAction.errno(error.errno or errno.EPERM)
@@ -317,6 +320,27 @@ def _truncate(ctx: Any, opened: list[int], request: dict[str, Any]) -> None:
     os.truncate(f"/proc/self/fd/{target}", length)
 
 
+def _creat(ctx: Any, request: dict[str, Any]) -> int:
+    """Return a descriptor of a new file, or of an existing one that is emptied, if the command may change it."""
+    opened: list[int] = []
+    try:
+        try:
+            target = _open_path(ctx, _AT_FDCWD, _read_path(ctx, ctx.args[0]), 0)
+        except FileNotFoundError:
+            parent, last = _open_name("creat", ctx, 0, opened, request)
+            mode = ctx.args[1] & 0o777 & ~_umask(ctx.pid)
+            created = os.open(last, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=parent)
+            os.fchmod(created, mode)
+            return created
+        opened.append(target)
+        if not stat.S_ISREG(os.fstat(target).st_mode) or not _is_changeable(_real_path(target), request):
+            raise PermissionError(errno.EACCES, "not a file in the writable folder")
+        return os.open(f"/proc/self/fd/{target}", os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC)
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+
+
 def _open_name(name: str, ctx: Any, index: int, opened: list[int], request: dict[str, Any]) -> tuple[int, bytes]:
     """Open the folder of a name and return it with the name; raise as the kernel would if it cannot be changed."""
     folder_index, path_index = _NAMES[name][index]
@@ -331,7 +355,7 @@ def _open_name(name: str, ctx: Any, index: int, opened: list[int], request: dict
     opened.append(parent)
     real = os.path.join(_real_path(parent), os.fsdecode(last))
     if not _is_changeable(real, request):
-        creates = index == 1 or name.startswith(("mk", "sym"))
+        creates = index == 1 or name.startswith(("mk", "sym", "creat"))
         if _exists(parent, last):
             raise OSError(errno.EEXIST if creates and not name.startswith("rename") else errno.EACCES, real)
         raise OSError(errno.EACCES if creates else errno.ENOENT, real)

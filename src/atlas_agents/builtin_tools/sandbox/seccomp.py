@@ -77,7 +77,7 @@ SUPERVISED = ("chmod", "fchmod", "fchmodat", "fchmodat2", "chown", "fchown", "lc
 """Calls that change metadata of a file. Landlock does not control them, so a supervisor makes them for the command."""
 SUPERVISED_NAMES = (
     *("rename", "renameat", "renameat2", "link", "linkat", "symlink", "symlinkat", "unlink", "unlinkat", "rmdir"),
-    *("mkdir", "mkdirat", "mknod", "mknodat", "truncate"),
+    *("mkdir", "mkdirat", "mknod", "mknodat", "truncate", "creat"),
 )
 """Calls that change names in a folder. Landlock cannot except a path in it, so a supervisor makes these as well."""
 _XATTR = (
@@ -202,7 +202,6 @@ def _landlock_rules() -> dict[str, Sequence[bytes]]:
         **{name: [_deny(_EPERM)] for name in ("utime", "utimes", "futimesat")},
         **{name: [_deny(_EOPNOTSUPP)] for name in _XATTR},
         **{name: [_deny(_ENOSYS)] for name in ("inotify_init", "inotify_init1", "inotify_add_watch")},
-        "creat": [_deny(_ENOSYS)],  # unlike open, it is not supervised
     }
 
 
