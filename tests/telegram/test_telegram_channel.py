@@ -329,7 +329,7 @@ async def test_unpaired_user_is_disconnected_and_gets_a_code_again(tmp_path: Pat
     [
         ("webhook", "a webhook of this bot receives its messages"),
         ("other", "another program receives the messages of this bot"),
-        ("token", "set ATLAS_TELEGRAM_TOKEN to the token from @BotFather"),
+        ("token", "copy it again from @BotFather"),
         ("away", "Telegram server error"),
     ],
 )
