@@ -49,7 +49,7 @@ def _behave(what: str, trace: str, n: int) -> str:
 def _tool(shape: str, what: str, trace: str) -> Tool:
     terms: dict[str, Any] = {
         "confirm": what == "declined",
-        "timeout": (3 if shape == "sync" else 0.1) if what == "timed out" else 20,
+        "timeout": (10 if shape == "sync" else 0.1) if what == "timed out" else 20,
     }
     if shape == "sync":
 
@@ -124,7 +124,7 @@ async def test_every_entry_point_gives_the_same_outcome_for_every_kind_of_tool(
     async with in_memory_atlas(model, [act], policy=policy, limits=limits, audit=audit) as atlas:
         await ENTRY_POINTS[entry_point](atlas)
     status, error, words, acted = EXPECTED[case]
-    words = words.format("3" if shape == "sync" else "0.1") if isinstance(words, str) else words
+    words = words.format("10" if shape == "sync" else "0.1") if isinstance(words, str) else words
     results = [
         part for message in model.requests[-1].messages for part in message.parts if isinstance(part, ToolResult)
     ]
