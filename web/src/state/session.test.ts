@@ -147,7 +147,7 @@ describe("applySubscription", () => {
   });
 
   it("restores an unknown run from a snapshot with its pending approval", () => {
-    const pendingApproval = {
+    const approval = {
       approvalId: "q",
       runId: "r",
       sessionKey: "s",
@@ -164,7 +164,15 @@ describe("applySubscription", () => {
     const next = sessions.applySubscription(
       empty,
       response({
-        runs: [{ runId: "r", mode: "snapshot", seq: 7, parts: [{ type: "text", text: "so far" }], pendingApproval }],
+        runs: [
+          {
+            runId: "r",
+            mode: "snapshot",
+            seq: 7,
+            parts: [{ type: "text", text: "so far" }],
+            pendingApprovals: [approval],
+          },
+        ],
       }),
     );
     expect(next.runs.r).toMatchObject({ seq: 7, text: "so far", calls: { c: { status: "needs-approval" } } });
