@@ -11,6 +11,7 @@ import pytest
 from atlas_agents.config.open import open_valkey
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.paths import Secret
+from atlas_agents.dispatch import valkey
 from atlas_agents.dispatch.valkey import ValkeySubscriber
 from checks import TIMEOUT, wait_until
 from stores.valkey_server import PASSWORD, ValkeyServer
@@ -52,7 +53,10 @@ async def is_up(notification: ValkeySubscriber) -> bool:
     return notification.connected
 
 
-async def test_notifications_use_tls_and_an_unknown_certificate_is_rejected(tmp_path: Path) -> None:
+async def test_notifications_use_tls_and_an_unknown_certificate_is_rejected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(valkey, "_CONNECT_TIMEOUT", TIMEOUT)
     received: asyncio.Queue[str] = asyncio.Queue()
     with ValkeyServer() as server:
         async with asyncio.timeout(TIMEOUT), run_tls_proxy(server, tmp_path) as port:
