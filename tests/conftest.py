@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from _pytest.assertion import rewrite
 
@@ -19,6 +20,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # shells set this for bac
 # The tests start hundreds of Python processes. Without bytecode files each one would compile every module it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+# An example may take long on a busy machine.
+hypothesis.settings.register_profile("tests", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("tests")
 
 _SETTINGS = (
     *("ATLAS_", "BRAVE_", "TAVILY_", "EXA_", "SEARXNG_", "OPENAI_", "ANTHROPIC_", "GOOGLE_API_", "GEMINI_"),
