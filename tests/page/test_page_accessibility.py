@@ -101,8 +101,6 @@ def check_details(tab: Tab, view: str, report: AxeReport) -> None:
     else:
         return
     report.check(f"{view}, details")
-    if view == "agents":
-        tab.page.keyboard.press("Escape")
 
 
 CONTROLS = ".sender, .password, .ant-select, .ant-input-affix-wrapper, .ant-segmented-item, .ant-radio-wrapper"
