@@ -143,14 +143,18 @@ async def test_address_of_a_killed_gateway_is_removed_by_the_next_one(tmp_path: 
         assert find_running(tmp_path) is None
 
 
-async def test_client_waits_for_a_restart_although_the_old_address_was_still_there(tmp_path: Path) -> None:
-    settings, _ = load_settings(tmp_path / "home")
-    settings.home.mkdir()
-    session = GatewaySession(settings)
+async def test_client_waits_for_a_restart_although_the_old_address_was_still_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "home"
+    home.mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ATLAS_HOME", str(home))
+    session = GatewaySession()
     session._on_connection_status("lost")  # pyright: ignore[reportPrivateUsage]
-    with lock_home(settings.home):
-        publish_address(settings.home, RunningGateway(1, "http://127.0.0.1:1"))
-        (settings.home / "token").write_text("t")
+    with lock_home(home):
+        publish_address(home, RunningGateway(1, "http://127.0.0.1:1"))
+        (home / "token").write_text("t")
         assert (await session.find_gateway()).url == "http://127.0.0.1:1"
     with pytest.raises(Unreachable):
         await session.find_gateway()
