@@ -109,6 +109,19 @@ def test_explicit_model_wins_over_the_generated_agents_file(
     assert build_agents(workspace.state, [], registry(*keys, model=model)).refs == (used,)
 
 
+def test_address_without_a_key_does_not_choose_the_model_of_the_generated_file(tmp_path: Path) -> None:
+    """A proxy for another program is often set in a shell; the set-up card stays until a person chooses a model."""
+    workspace = Workspace(tmp_path)
+    workspace.prepare()
+    address = {"ANTHROPIC_BASE_URL": "http://127.0.0.1:9"}
+    built = build_agents(workspace.state, [], Registry(Environment(address, dotenv=None)))
+    assert (built.refs, built.notices) == ((LOCAL_MODEL,), {"assistant": f"Using {TINY}: {NO_CLAUDE}."})
+    with_key = Registry(Environment(address | {"ANTHROPIC_API_KEY": "k"}, dotenv=None))
+    assert build_agents(workspace.state, [], with_key).refs == (CLAUDE,)
+    chosen = Registry(Environment(address | {"ATLAS_MODEL": CLAUDE}, dotenv=None))
+    assert build_agents(workspace.state, [], chosen).refs == (CLAUDE,)  # a server of one's own may need no key
+
+
 def test_edited_agents_file_wins_over_the_explicit_model(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
     workspace.prepare()

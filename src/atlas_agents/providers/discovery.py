@@ -147,6 +147,8 @@ async def check_provider(id: str, registry: Registry) -> ProviderCheck:
         return ProviderCheck(tuple(sort_models(id, await provider.list_models())))
     except ProviderError as error:
         return ProviderCheck(error=_describe_failure(provider_title(id), provider.base_url, error))
+    finally:
+        await provider.close()  # a provider that is in use opens its connections again
 
 
 def _describe_failure(title: str, address: str, error: ProviderError) -> str:

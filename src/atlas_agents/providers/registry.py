@@ -180,6 +180,11 @@ class Registry:
         limit = self._rate_limits.get(limited_as, NO_LIMIT)
         return Balanced(providers, limit, limiter=self._limiter or self._local_limiter, limited_as=limited_as)
 
+    def has_key(self, id: str) -> bool:
+        """Whether a key of this provider is set or stored; the address of a server alone is none."""
+        environment = self._environment_of(id)
+        return any(environment.secret(name) for name in key_variables(id))
+
     def available(self) -> list[str]:
         """Return the ids of providers whose key, or address for a self-hosted one, is set."""
         found: list[str] = []

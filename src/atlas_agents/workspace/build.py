@@ -11,7 +11,7 @@ from atlas_agents.agents.agent import Agent
 from atlas_agents.core.errors import BadModelRef, ConfigError, MissingKey
 from atlas_agents.local.models import CATALOG
 from atlas_agents.providers.catalogue import parse_model_ref
-from atlas_agents.providers.discovery import describe_missing_key
+from atlas_agents.providers.discovery import describe_missing_key, provider_title
 from atlas_agents.providers.failover import RetryPolicy
 from atlas_agents.providers.registry import Model, Registry
 from atlas_agents.tools.tool import Tool, ToolLike, expand_tools
@@ -32,11 +32,12 @@ def resolve_models(
     """Return the models an agent can use, in order of preference, and a notice if they are not those it names.
 
     Models without an API key are skipped; if none is left, use `default` (or `ATLAS_MODEL`), then the local model. An
-    agent of the `generated` file names a model that the user did not choose, so `default` replaces it.
+    agent of the `generated` file names a model that the user did not choose, so `default` replaces it, and without a
+    key it is not asked even at an address of one's own.
     """
     ref = (default or providers.default_model or "").strip()
     named = () if generated and ref else spec.models
-    missing = {each: _missing_key(each, f"{spec.where or spec.id}: Model", providers) for each in named}
+    missing = {each: _missing_key(each, f"{spec.where or spec.id}: Model", providers, generated) for each in named}
     reasons = [reason for reason in missing.values() if reason]
     if available := tuple(each for each, reason in missing.items() if not reason):
         return available, _notice(reasons, available[0])
@@ -50,8 +51,11 @@ def resolve_models(
     return (LOCAL_MODEL,), _notice(reasons, LOCAL_MODEL)
 
 
-def _missing_key(ref: str, where: str, providers: Registry) -> str | None:
-    """Return why a provider has no API key, or None if it has one. Other errors are raised with their location."""
+def _missing_key(ref: str, where: str, providers: Registry, required: bool = False) -> str | None:
+    """Return why a provider has no API key, or None if it has one or needs none, unless one is `required`.
+
+    Other errors are raised with their location.
+    """
     try:
         provider = parse_model_ref(ref).provider
         providers.provider(provider)
@@ -59,7 +63,7 @@ def _missing_key(ref: str, where: str, providers: Registry) -> str | None:
         return describe_missing_key(parse_model_ref(ref).provider, error)
     except ConfigError as error:
         raise BadModelRef(f"{where}: {error}") from error
-    return None
+    return f"no {provider_title(provider)} key" if required and not providers.has_key(provider) else None
 
 
 def _notice(reasons: list[str], used: str) -> str | None:
