@@ -1,6 +1,7 @@
 """Knowledge and memories in a runtime: tools, default policy, recall and the embedder from the settings."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from atlas_agents import ConfigError
-from atlas_agents.app.app import open_knowledge_base, open_runtime
+from atlas_agents.app.app import Runtime, open_knowledge_base, open_runtime
 from atlas_agents.app.tools import DEFAULT_POLICY
 from atlas_agents.config.load import load
 from atlas_agents.core.paths import Environment
@@ -19,6 +20,7 @@ from atlas_agents.knowledge.memories import MemoryOrigin, MemoryOwner
 from atlas_agents.providers.registry import Registry
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.tools.policy import Actor
+from checks import wait_until
 
 TOOLS = {"search_knowledge", "search_my_memories", "remember", "forget"}
 AGENTS = "# Agents\n\n## tina\n\nModel: http/rules\nRecall: on\n\n## petra\n\nModel: http/rules\nTools: none\n"
@@ -43,7 +45,11 @@ def load_settings(home: Path, **values: str) -> tuple[Any, Environment]:
     return load({}, environment, home.parent), environment
 
 
-async def test_section_controls_tools_and_recall(tmp_path: Path) -> None:
+async def has_label(runtime: Runtime, session: str, label: str) -> bool:
+    return (await runtime.atlas.sessions.get(session)).label == label
+
+
+async def test_section_controls_tools_and_recall_and_chats_get_titles(tmp_path: Path) -> None:
     model = Model()
     app = web.Application()
     app.router.add_post("/v1/chat/completions", model.answer)
@@ -53,7 +59,7 @@ async def test_section_controls_tools_and_recall(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
     (tmp_path / "home" / "workspace").mkdir(parents=True)
     (tmp_path / "home" / "workspace" / "AGENTS.md").write_text(AGENTS)
-    settings, environment = load_settings(tmp_path / "home", OPENAI_BASE_URL=url)
+    settings, environment = load_settings(tmp_path / "home", OPENAI_BASE_URL=url, ATLAS_TITLE_MODEL="http/titles")
     async with open_runtime(settings, environment=environment, fetch=False) as runtime:
         tina, petra = runtime.atlas.agents
         assert {tool.name for tool in tina.tools} >= TOOLS and not petra.tools
@@ -65,8 +71,10 @@ async def test_section_controls_tools_and_recall(tmp_path: Path) -> None:
         )
         for agent in ("tina", "petra"):
             await runtime.atlas.ask("Do I like tea?", session=agent, agent_id=agent, user="ann")
+            await wait_until(partial(has_label, runtime, agent, "Noted"))
     await runner.cleanup()
-    prompts = [json.dumps([each for each in body["messages"] if each["role"] == "user"]) for body in model.requests]
+    answered = [body["messages"] for body in model.requests if body["model"] == "rules"]
+    prompts = [json.dumps([each for each in messages if each["role"] == "user"]) for messages in answered]
     assert ["Ann likes tea." in each for each in prompts] == [True, False]
 
 

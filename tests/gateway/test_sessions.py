@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +14,14 @@ from openai_client import connect_openai, user_messages
 from paced_model import Paced
 
 from atlas_agents import Agent, Approvals, Atlas, Policy, ProviderError, Tool, user
-from atlas_agents.agents.sessions import make_title, title_interceptor
+from atlas_agents.agents.sessions import make_title
+from atlas_agents.app.agents import TitleWriter
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.store import AddMessage, DropSession, PutSession
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.testing import Environment, Registry, Scripted, calls, fails, in_memory_atlas, says
+from checks import wait_until
 
 ANA, BOB = "ana-0123456789abcdefghijklmnop", "bob-0123456789abcdefghijklmnop"
 
@@ -158,47 +162,82 @@ async def test_session_is_named_after_its_first_message(tmp_path: Path) -> None:
         assert {key: found["session"].get(key) for key in chosen} == {**chosen, "effort": None, "folder": None}
 
 
-def titled_atlas(title: Any) -> Atlas:
-    """Return an Atlas whose sessions get their titles from a model with this one reply."""
+@asynccontextmanager
+async def titled_gateway(home: Path, *titles: Any, model: Any = None) -> AsyncGenerator[Client, None]:
+    """Serve an Atlas whose sessions get their titles from a model with these replies."""
+    atlas = stored_atlas(says("Sunny."), says("Cold."), says("Warm."))
+    writer = TitleWriter(model or Scripted(*titles, id="titles"), atlas)
+    try:
+        async with serve_and_connect(home, atlas) as client:
+            yield client
+    finally:
+        await writer.close()
 
-    async def name_session(key: str, title: str, replaces: str) -> None:
-        await atlas.sessions.name(key, title, replaces)
 
-    atlas = stored_atlas(
-        says("Sunny."), says("Cold."), interceptors=[title_interceptor(Scripted(title, id="titles"), name_session)]
-    )
-    return atlas
+async def wait_for_label(client: Client, label: str) -> None:
+    while (await client.get("sessions.list"))["sessions"][0]["label"] != label:
+        await client.until("session.updated")
+
+
+WEATHER = "Please tell me how the weather is"
 
 
 async def test_title_model_replaces_the_title_after_the_first_answer_and_is_counted(tmp_path: Path) -> None:
-    async with serve_and_connect(tmp_path, titled_atlas(says('"Weather in Oslo."\nMore'))) as client:
-        for message in ("Please tell me how the weather is", "And tomorrow?"):
+    async with titled_gateway(tmp_path, says('"Weather in Oslo."\nMore')) as client:
+        for message in (WEATHER, "And tomorrow?"):
             await client.get("chat.send", sessionKey="main", message=message)
             await client.until("chat.final")
-        (session,) = (await client.get("sessions.list"))["sessions"]
-        assert session["label"] == "Weather in Oslo"
+            await wait_for_label(client, "Weather in Oslo")
         rows = (await client.get("usage.summary", groupBy="model"))["rows"]
         assert {row["name"]: row["outputTokens"] > 0 for row in rows}["titles"]
 
 
+async def test_title_model_that_never_answers_does_not_delay_the_end_of_the_turn(tmp_path: Path) -> None:
+    model = Paced(says("Weather in Oslo"), pause=3600)
+    async with titled_gateway(tmp_path, model=model) as client:
+        await client.get("chat.send", sessionKey="main", message=WEATHER)
+        await client.until("chat.final")
+        await wait_for_label(client, "Tell me how the weather is")
+        assert not (await client.get("sessions.list"))["sessions"][0]["running"]
+        await client.get("chat.send", sessionKey="main", message="And tomorrow?")
+        assert "Cold." in json.dumps(await client.until("chat.final"))
+
+
+async def test_title_that_a_restart_prevented_is_written_after_the_next_answer(tmp_path: Path) -> None:
+    atlas = stored_atlas(says("Sunny."), says("Cold."))
+    async with serve_and_connect(tmp_path, atlas) as client:
+        stopped = TitleWriter(Paced(says("Weather in Oslo"), pause=3600), atlas)
+        await client.get("chat.send", sessionKey="main", message=WEATHER)
+        await client.until("chat.final")
+        await wait_for_label(client, "Tell me how the weather is")
+        await stopped.close()
+        writer = TitleWriter(Scripted(says("Weather in Oslo")), atlas)
+        await client.get("chat.send", sessionKey="main", message="And tomorrow?")
+        await wait_for_label(client, "Weather in Oslo")
+        await writer.close()
+
+
 @pytest.mark.parametrize("failure", [fails(ProviderError("no such model", "bad_request")), says(" ")])
 async def test_title_model_that_fails_leaves_the_title_of_the_message(tmp_path: Path, failure: Any) -> None:
-    async with serve_and_connect(tmp_path, titled_atlas(failure)) as client:
-        await client.get("chat.send", sessionKey="main", message="Please tell me how the weather is")
-        ended = await client.until("chat.final")
-        assert "error" not in ended
-        while not (label := (await client.get("sessions.list"))["sessions"][0]["label"]):
-            await client.until("session.updated")
-        assert label == "Tell me how the weather is"
+    model = Scripted(failure, id="titles")
+    async with titled_gateway(tmp_path, model=model) as client:
+        await client.get("chat.send", sessionKey="main", message=WEATHER)
+        assert "error" not in await client.until("chat.final")
+        await wait_until(lambda: len(model.requests) == 1)
+        await wait_for_label(client, "Tell me how the weather is")
 
 
 async def test_title_model_never_replaces_a_name_that_a_person_gave(tmp_path: Path) -> None:
-    async with serve_and_connect(tmp_path, titled_atlas(says("Weather in Oslo"))) as client:
+    model = Scripted(says("Hello"), id="titles")
+    async with titled_gateway(tmp_path, model=model) as client:
         key = (await client.get("sessions.create", label="My own"))["sessionKey"]
-        await client.get("chat.send", sessionKey=key, message="Please tell me how the weather is")
+        await client.get("chat.send", sessionKey=key, message=WEATHER)
         await client.until("chat.final")
-        (session,) = (await client.get("sessions.list"))["sessions"]
-        assert session["label"] == "My own"
+        await client.get("chat.send", sessionKey="other", message="Good morning to you")
+        await wait_for_label(client, "Hello")
+        sessions = (await client.get("sessions.list"))["sessions"]
+        assert {each["label"] for each in sessions} == {"My own", "Hello"}
+        assert len(model.requests) == 1
 
 
 @pytest.mark.parametrize(
@@ -222,7 +261,7 @@ class DeletingStore(MemoryStore):
 
     async def messages(self, tenant: str, session: str, *, limit: int | None = None, **more: Any) -> Any:
         rows = await super().messages(tenant, session, limit=limit, **more)
-        if session == "doomed" and limit == 1 and rows:
+        if session == "doomed" and limit and rows:
             await self.commit(tenant, [DropSession(session)])
         return rows
 

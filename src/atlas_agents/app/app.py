@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 from atlas_agents.agents.atlas import Atlas
 from atlas_agents.agents.hooks import Interceptor
-from atlas_agents.agents.sessions import title_interceptor
-from atlas_agents.app.agents import AgentLoader, FetchModel, ServerReloader, open_mcp_servers
+from atlas_agents.app.agents import AgentLoader, FetchModel, ServerReloader, TitleWriter, open_mcp_servers
 from atlas_agents.app.home_lock import lock_home
 from atlas_agents.app.model_setup import ModelFeed, ModelSetup, apply_stored_keys, read_selected, read_stored_keys
 from atlas_agents.app.tools import (
@@ -216,6 +215,8 @@ async def open_runtime(
             await opening.enter_async_context(lock_database(settings, store))
         runtime = _build_runtime(settings, store, environment, opening, cluster)
         opening.push_async_callback(runtime.atlas.close)
+        if settings.title_model:
+            opening.push_async_callback(TitleWriter(settings.title_model, runtime.atlas).close)
         tasks = BackgroundTasks("runtime")
         opening.push_async_callback(tasks.close)
         tasks.spawn(runtime.agent_loader.watch_workspace(runtime.atlas))
@@ -275,7 +276,7 @@ def _build_runtime(
         limits=settings.limits,
         budgets=settings.budgets,
         history=settings.history,
-        interceptors=[keyword_tools(settings), *load_interceptors(plugins), recall, *_titles(settings, lambda: atlas)],
+        interceptors=[keyword_tools(settings), *load_interceptors(plugins), recall],
         registry=registry,
         delegation=settings.delegation,
         dispatcher=cluster.dispatcher if cluster else None,
@@ -286,17 +287,6 @@ def _build_runtime(
     reloader = ServerReloader(servers, permissions, atlas, agent_loader, tools)
     parts = (tools, workspace, knowledge, servers, reloader, cluster, setup, permissions)
     return Runtime(settings, store, atlas, agent_loader, *parts)
-
-
-def _titles(settings: Settings, get_atlas: Callable[[], Atlas]) -> list[Interceptor]:
-    """Return the interceptor that has a model write the titles of sessions, if one is configured for that."""
-    if not settings.title_model:
-        return []
-
-    async def name_session(key: str, title: str, replaces: str) -> None:
-        await get_atlas().sessions.name(key, title, replaces)
-
-    return [title_interceptor(settings.title_model, name_session)]
 
 
 def _shared_limiter(settings: Settings, store: Store) -> SharedRateLimiter | None:

@@ -292,6 +292,7 @@ class SessionUpdates:
         self._scheduled: set[str] = set()
         self._named: OrderedDict[str, None] = OrderedDict()
         self._tasks = BackgroundTasks("session updates", expected=StoreError)
+        hub.atlas.sessions.on_named(self.report_change)
 
     def report_change(self, session: str) -> None:
         """Report that a session has changed."""
@@ -332,21 +333,21 @@ class SessionUpdates:
         session = await hub.store.session(hub.atlas.tenant, key)
         if session is None:
             self.send(Session(key), deleted=True)  # deleted by another gateway
-        else:
-            self.send(await self._name_session(session))
+        elif not await self._name_session(session):
+            self.send(session)
 
-    async def _name_session(self, session: Session) -> Session:
-        """Name an unnamed session after what its first message asks."""
-        if session.label or session.key in self._named:
-            self._remember_named(session.key)
-            return session
-        rows = await self._hub.store.messages(self._hub.atlas.tenant, session.key, limit=1)
-        if not rows:
-            return session
-        self._remember_named(session.key)
-        label = make_title(rows[0].message.text)
-        named = await self._hub.atlas.sessions.name(session.key, label) if label else None
-        return named or session
+    async def _name_session(self, session: Session) -> bool:
+        """Name an unnamed session after its first message. Returns whether it did, which is a change of its own."""
+        key = session.key
+        if not session.label and key not in self._named:
+            text = await self._hub.atlas.sessions.first_text(key)
+            if not text:
+                return False
+            self._remember_named(key)
+            label = make_title(text)
+            return bool(label) and await self._hub.atlas.sessions.name(key, label) is not None
+        self._remember_named(key)
+        return False
 
     def _remember_named(self, key: str) -> None:
         self._named[key] = None
