@@ -364,15 +364,20 @@ class SessionFeed:
                 self.mark_lost()
         return sent
 
-    async def run_events(self, run_id: str) -> AsyncGenerator[SessionEvent, None]:
-        """Yield the events of one run up to its terminal event, and skip those of other runs.
+    async def run_events(
+        self, run_id: str, on_other: Callable[[SessionEvent], None] | None = None
+    ) -> AsyncGenerator[SessionEvent, None]:
+        """Yield the events of one run up to its terminal event; those of other runs are passed to `on_other`.
 
         For a steering message, the events of the run that it entered follow.
         """
         async for event in self:
             if isinstance(event, events.ChatMessage) and event.message.metadata.get(STEERING_RUN) == run_id:
                 run_id = event.run_id
-            if event.run_id == run_id:
+            if event.run_id != run_id:
+                if on_other is not None:
+                    on_other(event)
+            else:
                 yield event
                 if isinstance(event, events.ChatFinal) and event.entered_run_id is not None:
                     run_id = event.entered_run_id

@@ -38,6 +38,7 @@ Model: http/rules-2
 Description: Rhymes.
 """
 PLUGIN = '''\
+import asyncio
 from pathlib import Path
 from atlas_agents import tool
 
@@ -56,7 +57,15 @@ async def fail(input: str) -> str:
     raise RuntimeError(input)
 
 
-tools = [act, fail]
+@tool(effect="pure")
+async def hold() -> str:
+    """Wait until a file exists."""
+    while not Path("released").exists():
+        await asyncio.sleep(0.02)
+    return "released"
+
+
+tools = [act, fail, hold]
 '''
 POLICY = """\
 [tools."demo/act"]
@@ -267,6 +276,8 @@ def reply_by_rule(asked: ModelRequest) -> Reply:
         return Reply("Let me see.", (("roll_dice", {"sides": int(sides[1])}),))
     if act := re.search(r"(?s)act (.*)", asked.text):
         return Reply("I will.", (("demo__act", {"command": act[1]}),))
+    if "hold on" in asked.text:
+        return Reply("I wait.", (("demo__hold", {}),))
     if "order" in asked.text:
         return Reply(calls=(("shop__order", {}),))
     if "time" in asked.text:

@@ -2,12 +2,13 @@
 
 import re
 import signal
-import time
+import threading
 
 import pytest
-from atlas_command import CTRL_C, CTRL_D, ENTER, Home
+from atlas_command import CTRL_C, CTRL_D, ENTER, Home, eventually, reply_by_rule
 
-from model_server import ModelServer
+from checks import TIMEOUT
+from model_server import ModelRequest, ModelServer, Reply
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -179,9 +180,7 @@ def test_second_ctrl_c_quits(home: Home) -> None:
         assert gateway.process is not None
         gateway.process.send_signal(signal.SIGSTOP)  # it cannot confirm the cancellation
         try:
-            person.type(CTRL_C)
-            time.sleep(1)  # signals that are sent before the first is handled count as one
-            person.type(CTRL_C)
+            person.type(CTRL_C + CTRL_C)
             gateway.process.send_signal(signal.SIGCONT)
             assert person.wait_for_exit() == 0
         finally:
@@ -227,6 +226,72 @@ def test_chat_embeds_a_gateway_when_the_running_one_stops(home: Home) -> None:
         gateway.kill(signal.SIGTERM)
         person.type("Alone?" + ENTER)
         person.expect(r"You wrote: Alone\?\n\n>$")
+
+
+# Input during a turn
+
+
+def test_message_typed_during_a_turn_steers_it(home: Home, server: ModelServer) -> None:
+    with home.terminal("chat", "--session", "s") as person:
+        person.expect(r"\n>$")
+        person.type("hold on" + ENTER)
+        person.expect(r"→ demo/hold\(\)")
+        person.type("use bluw\x7fe" + ENTER)
+        person.expect(r"\n> use blue \(for the agent's next step\)$")
+        person.type("\x1b[200~two\nlines\x1b[201~")
+        person.expect(r"next step\)\n> two lines$")
+        (home.folder / "released").touch()
+        person.expect(
+            r"→ demo/hold\(\)\n"
+            r"✓ demo/hold: released · \d+ ms\n"
+            r"> use blue\n\n"
+            r"You wrote: use blue\n\n"
+            r"> two\n *lines$"
+        )
+        person.type(ENTER)
+        person.expect(r"You wrote: two\nlines\n\n>$")
+        person.type(CTRL_D)
+        assert person.wait_for_exit() == 0
+    assert [each["content"] for each in server.requests[-1].body["messages"] if each["role"] == "user"] == [
+        "hold on",
+        "use blue",
+        "two\nlines",
+    ]
+    assert len(server.requests) == 3, "the steering message has no turn of its own"
+
+
+def test_message_typed_during_the_final_answer_is_answered_next(home: Home, server: ModelServer) -> None:
+    released = threading.Event()
+
+    def respond(asked: ModelRequest) -> Reply:
+        assert "slow" not in asked.text or released.wait(TIMEOUT)
+        return reply_by_rule(asked)
+
+    server.respond = respond
+    with home.gateway(), home.terminal("chat", "--session", "s") as person:
+        person.expect(r"\n>$")
+        person.type("slow 1" + ENTER)
+        eventually(lambda: len(server.requests) == 1)
+        person.type("one" + ENTER + "two" + ENTER + "/usage" + ENTER + "three" + ENTER)
+        person.expect(r"> one \(for .*\n> two \(for .*\n> /usage \(after this answer\)\n> three \(after this answer\)$")
+        released.set()
+        person.expect(
+            r"You wrote: slow 1\n\n"
+            r"> one\nYou wrote: one\n\n"
+            r"> two\nYou wrote: two\n\n"
+            r"> /usage\n3 turns: .*\n\n"
+            r"> three\nYou wrote: three\n\n>$"
+        )
+        released.clear()
+        person.type("slow 2" + ENTER)
+        eventually(lambda: len(server.requests) == 5)
+        person.type("four" + ENTER)
+        person.expect(r"> four \(for .*\)$")
+        person.type(CTRL_C + CTRL_D)  # the next message is answered, and then the command quits
+        assert person.wait_for_exit() == 0
+        released.set()
+    assert re.search(r"stopped.*\n\n> four\nYou wrote: four\n\n> /quit$", person.text)
+    assert "Traceback" not in person.text
 
 
 # Approvals
@@ -287,11 +352,11 @@ def test_keys_typed_before_the_prompt_do_not_answer_it(home: Home, server: Model
     with home.terminal("chat") as person:
         person.expect(r"\n>$")
         person.type("act x" + ENTER)
-        person.type("once" + ENTER)  # before the prompt is shown
+        person.type("once" + ENTER)  # before the prompt is shown: a message
         person.expect(r"or no\?$")
         assert not (home.folder / "acted").exists()
         person.type(CTRL_C)
-        person.expect(r"stopped(.|\n)*\n>$")
+        person.expect(r"stopped(.|\n)*> once\nYou wrote: once\n\n>$")
         person.type(CTRL_D)
         assert person.wait_for_exit() == 0
 
@@ -324,8 +389,12 @@ def test_watch_answers_requests_in_another_terminal(home: Home) -> None:
         person.expect(r"✓ demo/act(.|\n)*\n>$")
         person.type("act y" + ENTER)
         watcher.expect(r"or no\?$", after='command = "y"')
-        person.type("no" + ENTER)
+        person.expect(r"or no\?$", after="act y")
+        person.type("no" + ENTER)  # "n" is the answer; the rest is not sent
         watcher.expect("answered elsewhere")
+        person.expect(r"✗ demo/act: declined(.|\n)*\n>$", after="act y")
+        person.type("Hello" + ENTER)
+        assert "You wrote: o\n" not in person.expect(r"You wrote: Hello\n\n>$")
         watcher.type(CTRL_C)
         assert watcher.wait_for_exit() in (0, 130)
     assert "Traceback" not in watcher.text

@@ -1,9 +1,11 @@
 """`atlas chat`: a conversation at the prompt, with slash commands."""
 
+import asyncio
 import os
 import sys
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
@@ -17,8 +19,9 @@ if TYPE_CHECKING:
     from prompt_toolkit.history import History
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 
+    from atlas_agents.cli.terminal import TerminalView
     from atlas_agents.cli.turn import ApprovalRequest, TurnOutcome
-    from atlas_agents.client import SessionFeed
+    from atlas_agents.client import Sent, SessionEvent, SessionFeed
     from atlas_agents.gateway.protocol.types import MessageShape
 
 app = Group()
@@ -100,8 +103,6 @@ class ChatLoop:
         agent: str | None,
         model_settings: dict[str, Any] | None = None,
     ) -> None:
-        import asyncio
-
         from rich.console import Console
 
         from atlas_agents.cli.terminal import TerminalView
@@ -118,7 +119,7 @@ class ChatLoop:
         """What was shown already about settings that are not sent."""
         self._feed: SessionFeed | None = None
         self._prompt_lock = asyncio.Lock()
-        self._answered_by_key = False
+        self._typed = TypedAhead(self.view, self._steer)
         gateway.on_status = self.view.show_status
 
     async def run(self) -> None:
@@ -140,6 +141,7 @@ class ChatLoop:
     async def switch_session(self, key: str, *, exists: bool, show: bool = True) -> None:
         """Continue in another session; `show` prints its latest messages."""
         self.session_key, self.session_exists = key, exists
+        self._typed.forget_sent()
         if self._feed is not None:
             await self._feed.close()
             self._feed = None
@@ -172,15 +174,15 @@ class ChatLoop:
     async def _read_line(self, prompt: "PromptSession[str]") -> str | None:
         """Return what the user typed; None to quit."""
         self.view.print_line("")
-        if self._answered_by_key:  # the rest of a "no" that was typed in full is not a message
-            from atlas_agents.cli.prompts import discard_typed
-
-            self._answered_by_key = False
-            discard_typed(prompt)
+        if line := self._typed.next_line():
+            self.view.print_line(f"> {line}", "bold")
+            return None if line in _QUIT else line
         try:
-            line = (await prompt.prompt_async([("bold", "> ")])).strip()
+            line = (await prompt.prompt_async([("bold", "> ")], default=self._typed.input.take_draft())).strip()
         except (EOFError, KeyboardInterrupt):
             return None
+        if self._typed.input.is_rest_of_answer(line):
+            return ""
         return None if line in _QUIT else line
 
     async def _run_safely(self, work: Callable[[], Awaitable[None]]) -> None:
@@ -211,9 +213,23 @@ class ChatLoop:
         await self._follow(feed, sent.run_id)
 
     async def _follow(self, feed: "SessionFeed", run_id: str) -> None:
+        """Show a turn, and then those of messages that were typed during it and did not enter it."""
         from atlas_agents.cli.turn import follow_turn
 
-        self._show_outcome(await follow_turn(self.gateway.client, feed, run_id, self.view, self._decide))
+        following: tuple[str, str] | None = (run_id, "")
+        while following is not None:
+            run_id, message = following
+            if message:
+                self.view.print_line("")
+                self.view.print_line(f"> {message}", "bold")
+            outcome = await follow_turn(self.gateway.client, feed, run_id, self.view, self._decide, self._typed)
+            self._show_outcome(outcome)
+            following = await self._typed.next_turn()
+
+    async def _steer(self, message: str) -> "Sent":
+        """Send a message to the running turn; it gets a turn of its own if that one ends before."""
+        feed = await self._joined()
+        return await feed.send(message, agent_id=self.agent, settings=self._model_settings, when_busy="steer")
 
     def _show_outcome(self, outcome: "TurnOutcome") -> None:
         from atlas_agents.cli.turn import show_outcome_notice
@@ -236,11 +252,11 @@ class ChatLoop:
         from atlas_agents.cli.prompts import ask_user, send_reply
 
         client = self.gateway.client
-        self._answered_by_key = True
         try:
             async with self._prompt_lock:  # parallel tool calls may ask at the same time
                 while not await send_reply(client, request, await ask_user(request, self.view), self.view):
                     pass
+            self._typed.input.resume(answered=True)
         except KeyboardInterrupt:
             with suppress(GatewayError):
                 await client.call("chat.abort", run_id=request.run_id)
@@ -276,6 +292,95 @@ class ChatLoop:
             complete_while_typing=False,
             key_bindings=_key_bindings(),
         )
+
+
+class TypedAhead:
+    """What the user enters while a turn runs: messages enter the turn or follow it, commands run after it.
+
+    A message that cannot be sent is kept for the prompt, and so is everything behind a command.
+    """
+
+    def __init__(self, view: "TerminalView", send: "Callable[[str], Awaitable[Sent]]") -> None:
+        from atlas_agents.cli.terminal import TurnInput
+
+        self.input = TurnInput(view, self._on_line)
+        self._view = view
+        self._send = send
+        self._lines: deque[str] = deque()
+        self._unsent: deque[str] = deque()
+        self._sent: dict[str, str] = {}
+        self._settled: set[str] = set()
+        self._sending: asyncio.Task[None] | None = None
+
+    def reading(self, interrupt: Callable[[], None]) -> AbstractContextManager[None]:
+        return self.input.reading(interrupt)
+
+    def observe(self, event: "SessionEvent") -> None:
+        """Show the messages that enter the running turn; those, and what was cancelled elsewhere, get no own turn."""
+        from atlas_agents.cli.turn import message_text
+        from atlas_agents.core.messages import STEERING_RUN
+        from atlas_agents.gateway.protocol import events
+
+        if isinstance(event, events.ChatMessage) and (run_id := event.message.metadata.get(STEERING_RUN)):
+            self._settle(run_id)
+            self._view.print_line(f"> {message_text(event.message)}", "bold")
+        elif isinstance(event, events.ChatFinal | events.ChatError):
+            self._settle(event.run_id)
+
+    async def next_turn(self) -> tuple[str, str] | None:
+        """Return the run and the message of the next turn that was started by what the user typed; None if none."""
+        if self._sending is not None:
+            await self._sending
+        self._settled.clear()
+        for run_id in self._sent:
+            return run_id, self._sent.pop(run_id)
+        return None
+
+    def forget_sent(self) -> None:
+        """Wait for no further turn: the session is not followed any more."""
+        self._sent.clear()
+
+    def next_line(self) -> str:
+        """Return the next line that waited for the end of the turn; empty if there is none."""
+        line = self._lines.popleft() if self._lines else ""
+        self._show()
+        return line
+
+    def _on_line(self, line: str) -> None:
+        if self._lines or is_command(line):
+            self._lines.append(line)
+        else:
+            self._unsent.append(line)
+            if self._sending is None or self._sending.done():
+                self._sending = asyncio.create_task(self._send_all())
+        self._show()
+
+    async def _send_all(self) -> None:
+        while self._unsent:
+            try:
+                sent = await self._send(self._unsent[0])
+            except GatewayError as error:
+                self._view.print_line(f"Not sent yet: {output.describe_error(error)}", "yellow")
+                self._lines.extendleft(reversed(self._unsent))
+                self._unsent.clear()
+            else:
+                message = self._unsent.popleft()
+                if sent.run_id not in self._settled:
+                    self._sent[sent.run_id] = message
+            self._show()
+
+    def _settle(self, run_id: str) -> None:
+        self._settled.add(run_id)
+        self._sent.pop(run_id, None)
+        self._show()
+
+    def _show(self) -> None:
+        self.input.waiting = [
+            *((message, "for the agent's next step") for message in self._sent.values()),
+            *((message, "sending") for message in self._unsent),
+            *((line, "after this answer") for line in self._lines),
+        ]
+        self.input.show()
 
 
 def _key_bindings() -> "KeyBindings":
@@ -319,6 +424,9 @@ async def _help(chat: ChatLoop, _: str) -> None:
     for name, text in _HELP:
         chat.view.print_line(f"{name:<13} {text}")
     chat.view.print_line("Ctrl-C        stop an answer (twice: quit), or clear the line (empty: quit)")
+    chat.view.print_line(
+        "A message that you send during an answer is read at the agent's next step, or answered after it."
+    )
 
 
 async def _agents(chat: ChatLoop, _: str) -> None:

@@ -1,9 +1,14 @@
-"""Terminal view of a turn: finished paragraphs are printed once, and only the unfinished tail is redrawn."""
+"""Terminal view of a turn, and the input line below it.
+
+Finished paragraphs are printed once, and only the unfinished tail is redrawn.
+"""
 
 import asyncio
 import re
 import time
-from typing import Literal, TypeAlias
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from markdown_it import MarkdownIt
 from rich.console import Console, RenderableType
@@ -11,6 +16,10 @@ from rich.markdown import Markdown
 from rich.text import Text
 
 from atlas_agents.cli.output import one_line, printable
+
+if TYPE_CHECKING:
+    from prompt_toolkit.input import Input
+    from prompt_toolkit.key_binding.key_processor import KeyPress
 
 TextKind: TypeAlias = Literal["text", "thinking"]
 _FRAME_SECONDS = 0.06
@@ -33,6 +42,7 @@ class TerminalView:
         self._tail_rows = 0
         self._has_output = False
         self._status = ""
+        self._input: Sequence[str] = ()
         self._waiting_since: float | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -75,6 +85,17 @@ class TerminalView:
             self._status = status
             self._draw()
 
+    def show_input(self, lines: Sequence[str]) -> None:
+        """Show what the user typed during the turn at the bottom, until it changes or the turn ends."""
+        if self._can_redraw and lines != self._input:
+            self._input = lines
+            self._draw()
+
+    def accept_pastes(self, accept: bool) -> None:
+        """Let the terminal mark pasted text, so that its line breaks are not read as the Enter key."""
+        if self._can_redraw:
+            self._write("\x1b[?2004h" if accept else "\x1b[?2004l")
+
     def finish_message(self) -> None:
         """Complete the current message: its text stays on the screen."""
         self._finish_blocks(all=True)
@@ -87,7 +108,7 @@ class TerminalView:
         """Begin a turn: from now on, show how long nothing was received."""
         self._waiting_since = time.monotonic()
         self._has_output = False
-        self._draw_in(_TICK_SECONDS)
+        self._draw_in(_FRAME_SECONDS if self._input else _TICK_SECONDS)
 
     def end(self) -> None:
         """End the turn and stop redrawing."""
@@ -115,7 +136,7 @@ class TerminalView:
     def _draw(self) -> None:
         """Replace the tail on the screen by the blocks finished since, followed by the current tail."""
         self._finish_blocks()
-        tail = [*self._tail_lines(), *self._status_lines()] if self._can_redraw else []
+        tail = [*self._tail_lines(), *self._bottom_lines()] if self._can_redraw else []
         self._write(self._move_up(self._tail_rows) + self._finished + "".join(tail))
         self._message_rows += self._finished.count("\n")
         self._tail_rows, self._finished = len(tail), ""
@@ -139,7 +160,7 @@ class TerminalView:
 
     def _tail_lines(self) -> list[str]:
         """Return the end of the tail as plain text, as much as fits, or how long nothing was received."""
-        rows = max(1, self._console.height - 3)
+        rows = max(1, self._console.height - 3 - len(self._input))
         if self._tail.strip():
             style = "dim italic" if self._kind == "thinking" else ""
             text = printable(self._tail.lstrip("\n"))[-rows * self._console.width :]
@@ -148,9 +169,13 @@ class TerminalView:
             return []
         return [self._render(Text(f"… {waited} s (Ctrl-C stops)", style="dim"))]
 
-    def _status_lines(self) -> list[str]:
-        line = one_line(self._status, self._console.width - 1)
-        return [self._render(Text(line, style="dim"))] if line else []
+    def _bottom_lines(self) -> list[str]:
+        """Return the status and, unless another prompt is shown, the end of the input."""
+        width = self._console.width - 1
+        lines = [Text(line, style="dim")] if (line := one_line(self._status, width)) else []
+        if self._waiting_since is not None:
+            lines += [Text(line if len(line) <= width else f"…{line[1 - width :]}") for line in self._input[-5:]]
+        return [self._render(line) for line in lines]
 
     def _render(self, renderable: RenderableType) -> str:
         with self._console.capture() as captured:
@@ -164,6 +189,94 @@ class TerminalView:
         if text:
             self._console.file.write(text)
             self._console.file.flush()
+
+
+class TurnInput:
+    """Input line during a turn: passes each line to `on_line`, and keeps text without Enter as the draft of the next.
+
+    `waiting` are entered lines that are not answered yet, each with what it waits for; they are shown with the draft.
+    """
+
+    def __init__(self, view: TerminalView, on_line: Callable[[str], None]) -> None:
+        self._view = view
+        self._on_line = on_line
+        self._draft = ""
+        self._source: Input | None = None
+        self._interrupt: Callable[[], None] = _ignore
+        self._after_answer = False
+        self.waiting: list[tuple[str, str]] = []
+
+    @contextmanager
+    def reading(self, interrupt: Callable[[], None]) -> Generator[None]:
+        """Read keys until the end of the block; Ctrl-C calls `interrupt`."""
+        from prompt_toolkit.input import create_input
+
+        self._source, self._interrupt = source, _ = create_input(), interrupt
+        try:
+            with source.raw_mode(), source.attach(lambda: self._press(source.read_keys())):
+                self.resume()
+                yield
+        finally:
+            self._source, self._interrupt = None, _ignore
+            self._view.accept_pastes(False)
+            self._view.show_input(())
+
+    def resume(self, *, answered: bool = False) -> None:
+        """Take the keys that a prompt read and did not use; `answered` if it was answered by a single key."""
+        from prompt_toolkit.input.typeahead import get_typeahead
+
+        self._after_answer = self._after_answer or answered
+        if self._source is not None:
+            self._view.accept_pastes(True)
+            self._press(get_typeahead(self._source))
+
+    def take_draft(self) -> str:
+        """Return the text without Enter, and clear it."""
+        draft, self._draft = self._draft, ""
+        return "" if self.is_rest_of_answer(draft) else draft
+
+    def is_rest_of_answer(self, line: str) -> bool:
+        """Return whether a line is the rest of a "no" or "yes" whose first key was the answer to an approval prompt."""
+        rest = self._after_answer and line in ("o", "es")
+        self._after_answer = self._after_answer and not line
+        return rest
+
+    def show(self) -> None:
+        """Show the lines that wait and the draft."""
+        lines = [f"> {one_line(line, 200)} ({reason})" for line, reason in self.waiting]
+        self._view.show_input([*lines, f"> {one_line(self._draft, 2000)}"] if self._draft else lines)
+
+    def _press(self, keys: "Iterable[KeyPress]") -> None:
+        from prompt_toolkit.keys import Keys
+
+        for pressed in keys:
+            match pressed.key:
+                case Keys.ControlC:
+                    self._interrupt()
+                case Keys.ControlM | Keys.ControlJ:
+                    self._enter()
+                case Keys.ControlD if not self._draft:
+                    self._on_line("/quit")
+                case Keys.ControlH:
+                    self._draft = self._draft[:-1]
+                case Keys.ControlW:
+                    self._draft = self._draft.rstrip().rpartition(" ")[0]
+                case Keys.ControlU:
+                    self._draft = ""
+                case Keys():
+                    self._draft += pressed.data if pressed.key is Keys.BracketedPaste else ""
+                case _:
+                    self._draft += pressed.data
+        self.show()
+
+    def _enter(self) -> None:
+        line, self._draft = self._draft.strip(), ""
+        if line and not self.is_rest_of_answer(line):
+            self._on_line(line)
+
+
+def _ignore() -> None:
+    """Nothing to interrupt."""
 
 
 def _trimmed(rendered: str) -> str:

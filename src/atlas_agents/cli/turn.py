@@ -4,8 +4,8 @@ import asyncio
 import signal
 import sys
 import termios
-from collections.abc import Awaitable, Callable, Generator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, suppress
 from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -86,8 +86,7 @@ class TurnOutcome(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        parts = self.message.parts if self.message else ()
-        return "".join(part.text for part in parts if isinstance(part, types.TextPart))
+        return message_text(self.message) if self.message else ""
 
     @property
     def warnings(self) -> list[str]:
@@ -98,6 +97,10 @@ class TurnOutcome(msgspec.Struct, frozen=True):
     def incomplete(self) -> bool:
         """Whether the turn reached its limit of rounds while the model still called tools."""
         return any(isinstance(part, types.ToolCallPart) for part in (self.message.parts if self.message else ()))
+
+
+def message_text(message: types.MessageShape) -> str:
+    return "".join(part.text for part in message.parts if isinstance(part, types.TextPart))
 
 
 class TurnRenderer:
@@ -181,28 +184,62 @@ class TurnRenderer:
                 self._view.add_text(part.text, "text" if isinstance(part, types.TextPart) else "thinking")
 
 
+class TurnKeys(Protocol):
+    """Reads the keys that are typed during a turn, and receives all events of the session."""
+
+    def reading(self, interrupt: Callable[[], None]) -> AbstractContextManager[None]: ...
+    def observe(self, event: SessionEvent) -> None: ...
+
+
+class IgnoredKeys:
+    """Keys typed during a turn are not echoed; they stay in the input buffer for the next program."""
+
+    def reading(self, interrupt: Callable[[], None]) -> AbstractContextManager[None]:
+        return _echo_off()
+
+    def observe(self, event: SessionEvent) -> None:
+        """Nothing to observe."""
+
+
 async def follow_turn(
-    client: GatewayClient, feed: SessionFeed, run_id: str, view: TurnView, decide: Decide
+    client: GatewayClient,
+    feed: SessionFeed,
+    run_id: str,
+    view: TurnView,
+    decide: Decide,
+    keys: TurnKeys | None = None,
 ) -> TurnOutcome:
     """Show a run until it ends. Ctrl-C cancels the run; pressed twice, it raises QuitRequested."""
-    renderer = TurnRenderer(run_id, view)
-    decisions: dict[str, asyncio.Task[None]] = {}
+    renderer, keys = TurnRenderer(run_id, view), keys or IgnoredKeys()
     view.begin()
+    try:
+        with _cancel_on_interrupt(client, run_id) as interrupt, keys.reading(interrupt):
+            async with _tasks_of_turn(client, view) as decisions:
+                async for event in feed.run_events(run_id, keys.observe):
+                    keys.observe(event)
+                    renderer.show(event)
+                    if isinstance(event, events.ChatError) or (
+                        isinstance(event, events.ChatFinal) and event.entered_run_id is None
+                    ):
+                        return renderer.outcome(event)
+                    _handle_approval(event, decisions, decide)
+        raise GatewayError("the event stream ended before the turn did")
+    finally:
+        view.end()
+
+
+@asynccontextmanager
+async def _tasks_of_turn(client: GatewayClient, view: TurnView) -> AsyncGenerator[dict[str, asyncio.Task[None]]]:
+    """Show that the model is loading, and yield the running decisions; all end with the turn."""
+    decisions: dict[str, asyncio.Task[None]] = {}
     loading = asyncio.create_task(_show_loading(client, view))
     try:
-        with _cancel_on_interrupt(client, run_id), _echo_off():
-            async for event in feed.run_events(run_id):
-                renderer.show(event)
-                if isinstance(event, events.ChatFinal | events.ChatError):
-                    return renderer.outcome(event)
-                _handle_approval(event, decisions, decide)
-        raise GatewayError("the event stream ended before the turn did")
+        yield decisions
     finally:
         tasks = [loading, *decisions.values()]
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks)
-        view.end()
 
 
 async def _show_loading(client: GatewayClient, view: TurnView) -> None:
@@ -257,8 +294,8 @@ def show_outcome_notice(outcome: TurnOutcome, view: TurnView) -> None:
 
 
 @contextmanager
-def _cancel_on_interrupt(client: GatewayClient, run_id: str) -> Generator[None]:
-    """Cancel the run at the first SIGINT, and this task at the second."""
+def _cancel_on_interrupt(client: GatewayClient, run_id: str) -> Generator[Callable[[], None]]:
+    """Cancel the run at the first SIGINT or call of the yielded function, and this task at the second."""
     loop, main = asyncio.get_running_loop(), asyncio.current_task()
     aborts: list[asyncio.Task[Any]] = []
 
@@ -275,7 +312,7 @@ def _cancel_on_interrupt(client: GatewayClient, run_id: str) -> Generator[None]:
 
     loop.add_signal_handler(signal.SIGINT, on_interrupt)
     try:
-        yield
+        yield on_interrupt
     except asyncio.CancelledError:
         if len(aborts) < 2 or main is None:
             raise
