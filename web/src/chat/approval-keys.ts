@@ -1,4 +1,4 @@
-// Keys that answer an approval: y allows it once, n denies it.
+// Keys that answer an approval: y allows it once, n denies it, x selects it in its stack.
 
 import { type RefObject, useEffect, useRef } from "react";
 import { singleKey } from "../state/shortcuts";
@@ -55,6 +55,10 @@ function updateCurrent(): Card | undefined {
 function handleKeyDown(event: KeyboardEvent): void {
   const key = singleKey(event);
   const card = updateCurrent();
+  if (key === "x") {
+    card?.element.querySelector<HTMLElement>(".stack-checkbox input")?.click();
+    return;
+  }
   if (!card || (key !== "y" && key !== "n") || performance.now() - currentSince < SETTLE_MS) return;
   event.preventDefault();
   card.answer(key === "y");

@@ -1,9 +1,10 @@
-// Approvals of the same kind of call that wait together: allow or deny all of them at once.
+// Approvals of the same kind of call that wait together: allow the selected ones or deny all of them at once.
 
 import { Button } from "antd";
-import { useState } from "react";
+import { useState, useSyncExternalStore } from "react";
 import { useFeedback } from "../components/feedback";
 import { useAppState, useClient } from "../state/hooks";
+import { Store } from "../state/store";
 import { toSafeLine } from "../state/unicode-safety";
 import type { AgentShape, ApprovalShape } from "../wire";
 
@@ -32,27 +33,64 @@ export function stackTitle([first, ...others]: readonly ApprovalShape[], agents:
   return `${who} wants to use ${toSafeLine(toolName)} ${count} times`;
 }
 
-/** In a chat, above the first card of a stack. All its cards are on the page. */
-export function StackBar({ approval }: { approval: ApprovalShape }) {
-  const { approvals } = useAppState();
-  const stack = stackApprovals(approvals).find((each) =>
-    each.some(({ approvalId }) => approvalId === approval.approvalId),
-  );
-  if (!stack || stack.length < 2 || stack[0]?.approvalId !== approval.approvalId) return null;
-  return <StackActions stack={stack} />;
+/** Approvals of stacks that "Allow" leaves out, by their id. All others are selected. */
+const leftOut = new Store<ReadonlySet<string>>(new Set(), 0);
+
+const useLeftOut = (): ReadonlySet<string> => useSyncExternalStore(leftOut.subscribe, leftOut.snapshot);
+
+function toggle(approvalId: string): void {
+  const ids = new Set(leftOut.current);
+  if (!ids.delete(approvalId)) ids.add(approvalId);
+  leftOut.set(ids);
+  leftOut.flush();
 }
 
-/** Allow or deny every approval of a stack, as it is shown. */
+/** The stack of an approval, if others wait with it. */
+function useStack({ approvalId }: ApprovalShape): ApprovalShape[] | undefined {
+  const { approvals } = useAppState();
+  return stackApprovals(approvals).find(
+    (stack) => stack.length > 1 && stack.some((each) => each.approvalId === approvalId),
+  );
+}
+
+/** Selects a card of a stack; the key x does the same. Nothing for a card that stands alone. */
+export function StackCheckbox({ approval, label }: { approval: ApprovalShape; label: string }) {
+  const stack = useStack(approval);
+  const without = useLeftOut();
+  if (!stack) return null;
+  const { approvalId } = approval;
+  return (
+    <label className="stack-checkbox">
+      <input
+        type="checkbox"
+        aria-label={`Select: ${label}`}
+        aria-keyshortcuts="x"
+        checked={!without.has(approvalId)}
+        onChange={() => toggle(approvalId)}
+      />
+    </label>
+  );
+}
+
+/** In a chat, above the first card of a stack. All its cards are on the page. */
+export function StackBar({ approval }: { approval: ApprovalShape }) {
+  const stack = useStack(approval);
+  return stack?.[0]?.approvalId === approval.approvalId ? <StackActions stack={stack} /> : null;
+}
+
+/** Allow the selected approvals of a stack or deny all of them, as they are shown. */
 export function StackActions({ stack }: { stack: readonly ApprovalShape[] }) {
   const client = useClient();
   const { agents, principal, status } = useAppState();
   const { message: toast } = useFeedback();
   const [busy, setBusy] = useState(false);
+  const without = useLeftOut();
+  const selected = stack.filter(({ approvalId }) => !without.has(approvalId));
   const count = stack.length;
-  const resolve = async (decision: "allow-once" | "deny") => {
+  const resolve = async (shown: readonly ApprovalShape[], decision: "allow-once" | "deny") => {
     setBusy(true);
     try {
-      const failed = [...(await client.resolveApprovals(stack, decision)).values()];
+      const failed = [...(await client.resolveApprovals(shown, decision)).values()];
       const left = failed.length === 1 ? "1 request was not answered" : `${failed.length} requests were not answered`;
       if (failed.length > 0) toast.warning(`${left}: ${failed[0]}`);
     } catch (error) {
@@ -65,10 +103,15 @@ export function StackActions({ stack }: { stack: readonly ApprovalShape[] }) {
     <div className="approval-stack-bar">
       <strong>{stackTitle(stack, agents)}</strong>
       <span className="spacer" />
-      <Button type="primary" size="small" disabled={disabled} onClick={() => void resolve("allow-once")}>
-        Allow all {count}
+      <Button
+        type="primary"
+        size="small"
+        disabled={disabled || selected.length === 0}
+        onClick={() => void resolve(selected, "allow-once")}
+      >
+        {selected.length === count ? `Allow all ${count}` : `Allow ${selected.length} of ${count}`}
       </Button>
-      <Button danger size="small" disabled={disabled} onClick={() => void resolve("deny")}>
+      <Button danger size="small" disabled={disabled} onClick={() => void resolve(stack, "deny")}>
         Deny all
       </Button>
     </div>

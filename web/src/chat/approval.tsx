@@ -17,6 +17,7 @@ import type { ApprovalDecision } from "../state/session";
 import { toSafeLine } from "../state/unicode-safety";
 import type { AgentShape, ApprovalShape } from "../wire";
 import { useApprovalKeys } from "./approval-keys";
+import { StackCheckbox } from "./approval-stack";
 import { DiffTable } from "./diff";
 import { ElicitationForm } from "./elicitation";
 import "../styles/approval.css";
@@ -53,6 +54,7 @@ export const ApprovalCard = memo(function ApprovalCard({
   return (
     <section ref={card} className="approval" aria-label={title} data-approval={approval.approvalId} tabIndex={-1}>
       <header>
+        <StackCheckbox approval={approval} label={title} />
         <SafetyCertificateOutlined aria-hidden />
         <h4>{title}</h4>
         <Countdown expiresAt={approval.expiresAt} />

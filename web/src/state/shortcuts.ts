@@ -7,6 +7,7 @@ export function singleKey(event: KeyboardEvent): string {
   if (event.repeat || event.ctrlKey || event.metaKey || event.altKey || event.isComposing) return "";
   if (event.defaultPrevented || !currentPreferences().singleKeys) return "";
   const target = event.target instanceof Element ? event.target : null;
-  if (target?.closest("input, textarea, select, [contenteditable], [role=menu], [role=dialog]")) return "";
+  if (target?.closest("input:not([type=checkbox]), textarea, select, [contenteditable], [role=menu], [role=dialog]"))
+    return "";
   return event.key.toLowerCase();
 }

@@ -22,8 +22,14 @@ export default function Approvals() {
     <View title="Approvals" description="Requests survive restarts and expire if unanswered.">
       {approvals.length > 0 && singleKeys && (
         <p className="muted key-help">
-          <kbd>j</kbd> <kbd>k</kbd> next, previous · <kbd>y</kbd> allow once · <kbd>n</kbd> deny · <kbd>Enter</kbd> open
-          the chat
+          <kbd>j</kbd> <kbd>k</kbd> next, previous · <kbd>y</kbd> allow once · <kbd>n</kbd> deny
+          {stacks.length < approvals.length && (
+            <>
+              {" "}
+              · <kbd>x</kbd> select
+            </>
+          )}{" "}
+          · <kbd>Enter</kbd> open the chat
         </p>
       )}
       {stacks.map((stack) =>
