@@ -2,7 +2,7 @@
 
 import type { AtlasClient } from "../state/client";
 import { isSynthetic } from "../state/conversation";
-import { formatDateTime, formatValue } from "../state/format";
+import { formatDateTime, formatToolName, formatValue } from "../state/format";
 import { extractImages } from "../state/images";
 import type { MessageShape } from "../wire";
 
@@ -55,7 +55,8 @@ export function toMarkdown(label: string, messages: readonly MessageShape[]): st
       blocks.push(`## ${message.role === "user" ? "You" : "Agent"}, ${formatDateTime(message.createdAt)}`);
     for (const part of message.parts) {
       if (part.type === "text") blocks.push(part.text);
-      else if (part.type === "tool_call") blocks.push(fence(`${part.name} ${formatValue(part.arguments)}`));
+      else if (part.type === "tool_call")
+        blocks.push(fence(`${formatToolName(part.name)} ${formatValue(part.arguments)}`));
       else if (part.type === "tool_result")
         blocks.push(fence(`${part.status}: ${formatValue(extractImages(part.result).rest)}`));
       else if (part.type === "file") blocks.push(`(file: ${part.name})`);

@@ -50,9 +50,21 @@ function Decided({ call }: { call: ToolCallView }) {
     <p className="muted decided">
       {DECISION_LABELS[call.decision ?? ""] ?? "Allowed"}
       {who && ` by ${who}`}
-      {call.decision === "deny" && typeof reason === "string" && `: “${toSafeLine(reason, 500)}”`} ·{" "}
-      <RouteLink to={{ view: "audit", id: "" }}>View in audit log</RouteLink>
+      {call.decision === "deny" && typeof reason === "string" && `: “${toSafeLine(reason, 500)}”`}
+      <AuditLink call={call} separator=" · " />
     </p>
+  );
+}
+
+/** Link to the entry of a call that has ended. A guest cannot read the audit log. */
+function AuditLink({ call, separator = "" }: { call: ToolCallView; separator?: string }) {
+  const { principal } = useAppState();
+  if (principal?.sessions === "own" || !call.runId || (call.status !== "ok" && call.status !== "error")) return null;
+  return (
+    <>
+      {separator}
+      <RouteLink to={{ view: "audit", id: `${call.runId}:${call.id}` }}>View in audit log</RouteLink>
+    </>
   );
 }
 
@@ -91,6 +103,7 @@ export const ToolCallCard = memo(function ToolCallCard({ call }: { call: ToolCal
           {call.result !== undefined && (
             <Section label={call.status === "ok" ? "Result" : "Error"} text={formatValue(rest)} />
           )}
+          {!call.decision && <AuditLink call={call} />}
         </div>
       )}
       {call.decision && <Decided call={call} />}

@@ -21,6 +21,7 @@ const SHORTCUTS: Shortcut[] = [
   { keys: [COMMAND, "Shift", "O"], action: "New chat" },
   { keys: ["Y"], action: "Allow an approval once", single: true },
   { keys: ["N"], action: "Deny an approval", single: true },
+  { keys: ["X"], action: "Select an approval of a stack", single: true },
   { keys: ["J", "K"], action: "Next or previous approval in the inbox", single: true },
   { keys: ["?"], action: "Show keyboard shortcuts", single: true },
 ];

@@ -2,6 +2,7 @@
 // messages.
 
 import type { MessageShape, PlanStepShape, ToolCallPart, ToolResultPart } from "../wire";
+import { formatToolName } from "./format";
 import type { ImageData } from "./images";
 import { isOpenRun, type PendingMessage, type RunState, type SessionState, type ToolCallState } from "./session";
 import { EMPTY_OUTPUT } from "./tool-output";
@@ -132,6 +133,7 @@ export function isSameItem(a: ConversationItem, b: ConversationItem): boolean {
 
 export interface ToolCallView extends ToolCallState {
   id: string;
+  runId: string;
   name: string;
   arguments: Record<string, unknown>;
 }
@@ -159,7 +161,7 @@ export function answerPieces({ messages, run }: AnswerItem): AnswerPiece[] {
       else if (part.type === "image" && part.data)
         pieces.push({ kind: "image", id, image: { mediaType: part.mediaType, data: part.data, name: "" } });
       else if (part.type === "tool_call")
-        pieces.push(callPiece(part, message, toolCallView(part, run, results.get(part.id))));
+        pieces.push(callPiece(part, message, toolCallView(part, message, run, results.get(part.id))));
     });
   });
   const streaming = run?.status === "running";
@@ -184,9 +186,15 @@ export function firstSpeaker({ messages, run }: AnswerItem): string {
   return messages.find((message) => message.agentId)?.agentId ?? run?.agentId ?? "";
 }
 
-function toolCallView(part: ToolCallPart, run: RunState | undefined, result?: ToolResultPart): ToolCallView {
+function toolCallView(
+  part: ToolCallPart,
+  { runId = "" }: MessageShape,
+  run: RunState | undefined,
+  result?: ToolResultPart,
+): ToolCallView {
   const live = run?.calls[part.id];
-  const call = { id: part.id, name: part.name, arguments: part.arguments as Record<string, unknown> };
+  const name = formatToolName(part.name);
+  const call = { id: part.id, runId, name, arguments: part.arguments as Record<string, unknown> };
   if (result)
     return {
       progress: EMPTY_OUTPUT,

@@ -1,5 +1,5 @@
 import { describe, expect, it, vi } from "vitest";
-import { formatCost, formatCount, formatDuration, formatIdentifier, toSentence } from "./format";
+import { formatCost, formatCount, formatDuration, formatIdentifier, formatToolName, toSentence } from "./format";
 import { Store } from "./store";
 import { splitReorderedText, splitUnsafeText, toSafeLine } from "./unicode-safety";
 
@@ -40,6 +40,8 @@ it("durations, counts, costs and identifiers are formatted for people", () => {
   expect([999, 1500, 123_456, 2_000_000].map(formatCount)).toEqual(["999", "1.5k", "123k", "2M"]);
   expect([0, 0.0012, 1.5].map(formatCost)).toEqual(["$0", "$0.0012", "$1.50"]);
   expect(formatIdentifier("not_found")).toBe("Not found");
+  const names = ["github__create_issue", "github/create__issue", "file_write", "__main__"];
+  expect(names.map(formatToolName)).toEqual(["github/create_issue", "github/create__issue", "file_write", "__main__"]);
   expect(["the key is not valid", "example.org is down", "max_tokens is missing"].map(toSentence)).toEqual([
     "The key is not valid",
     "example.org is down",

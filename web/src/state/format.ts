@@ -92,6 +92,11 @@ export function formatIdentifier(identifier: string): string {
   return words.charAt(0).toUpperCase() + words.slice(1);
 }
 
+/** The name of a tool as people read it: models know the tool `create_issue` of `github` as `github__create_issue`. */
+export function formatToolName(name: string): string {
+  return name.includes("/") ? name : name.replace(/(?<=[^_])__(?=[^_])/, "/");
+}
+
 /** Capitalise a message of the gateway, unless it starts with a name such as a host or an identifier. */
 export function toSentence(message: string): string {
   return /^[a-z]+(?:[\s,:;]|$)/.test(message) ? message.charAt(0).toUpperCase() + message.slice(1) : message;

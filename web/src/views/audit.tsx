@@ -2,9 +2,10 @@
 
 import { AuditOutlined, SafetyOutlined } from "@ant-design/icons";
 import { Alert, Button, Select, Space, Table, Tag } from "antd";
-import { useEffect, useState } from "react";
+import { type Key, useEffect, useState } from "react";
 import { ExactText } from "../components/exact-text";
 import { RouteLink } from "../components/link";
+import { useRoute } from "../layout/router";
 import {
   formatDateTime,
   formatDuration,
@@ -37,6 +38,7 @@ interface AuditEntry {
     duration_ms?: number;
     error?: string | null;
     run_id?: string;
+    call_id?: string;
     rule?: string;
     verdict?: string;
     approved_by?: string;
@@ -53,6 +55,9 @@ const isEdit = (entry: AuditEntry): boolean => entry.action === "EDIT";
 
 const entryOf = (row: AuditShape): AuditEntry => row.entry as unknown as AuditEntry;
 
+/** Entries of a run among which the linked one is looked for. */
+const LINKED_LIMIT = 500;
+
 const LEVELS: { value: Level; label: string; color: string }[] = [
   { value: "info", label: "Done", color: "success" },
   { value: "warn", label: "Rejected", color: "warning" },
@@ -65,9 +70,20 @@ export default function AuditLog() {
   const [tool, setTool] = useState<string>();
   const [level, setLevel] = useState<Level>();
   const filters = { ...(agentId ? { agentId } : {}), ...(tool ? { tool } : {}), ...(level ? { level } : {}) };
-  const { rows, hasMore, loadMore, loading, error } = useAuditEntries(filters);
+  const { rows: listed, hasMore, loadMore, loading, error } = useAuditEntries(filters);
+  const { id } = useRoute();
+  const linked = useLinkedEntry(id);
+  const [expanded, setExpanded] = useState<readonly Key[]>([]);
+  const seq = linked?.seq;
+  useEffect(() => {
+    if (seq === undefined) return;
+    setExpanded((previous) => [...new Set([...previous, seq])]);
+    document.querySelector(`[data-row-key="${seq}"]`)?.scrollIntoView({ block: "center" });
+  }, [seq]);
   const tools = [...new Set(agents.flatMap((agent) => agent.tools))].sort();
   const filtered = Object.keys(filters).length > 0;
+  const isListed = !linked || filtered || listed.some((row) => row.seq === linked.seq);
+  const rows = isListed ? listed : [...listed, linked].sort((a, b) => b.seq - a.seq);
   return (
     <View
       title="Audit log"
@@ -103,6 +119,7 @@ export default function AuditLog() {
         />
       </Space>
       {error && <Alert type="warning" showIcon title={error} />}
+      {linked === null && <Alert type="info" showIcon title="The audit log has no such entry." />}
       {!loading && !error && rows.length === 0 ? (
         <EmptyState icon={<AuditOutlined aria-hidden />} title={filtered ? "No matching entries" : "No entries yet"}>
           {filtered ? "Remove a filter to see more entries." : "An entry appears here whenever an agent calls a tool."}
@@ -117,7 +134,13 @@ export default function AuditLog() {
           pagination={false}
           scroll={{ x: 820 }}
           tableLayout="fixed"
-          expandable={{ expandedRowRender: (row) => <EntryDetails row={row} />, expandRowByClick: true }}
+          rowClassName={(row) => (row.seq === seq ? "linked-row" : "")}
+          expandable={{
+            expandedRowRender: (row) => <EntryDetails row={row} />,
+            expandRowByClick: true,
+            expandedRowKeys: expanded,
+            onExpandedRowsChange: setExpanded,
+          }}
           columns={COLUMNS}
         />
       )}
@@ -301,6 +324,33 @@ function VerifyButton() {
       </Button>
     </Space>
   );
+}
+
+/** The entry that the address names, by its number or as `run:call`. Null if there is none. */
+function useLinkedEntry(id: string): AuditShape | null | undefined {
+  const client = useClient();
+  const { status } = useAppState();
+  const [found, setFound] = useState<AuditShape | null>();
+  useEffect(() => {
+    if (!id || status !== "online") {
+      setFound(undefined);
+      return;
+    }
+    let stale = false;
+    const split = id.indexOf(":");
+    const params =
+      split < 0 ? { limit: 1, cursor: `${Number(id) + 1}` } : { limit: LINKED_LIMIT, runId: id.slice(0, split) };
+    const isLinked = (row: AuditShape) =>
+      split < 0 ? `${row.seq}` === id : entryOf(row).meta.call_id === id.slice(split + 1);
+    client.request("audit.list", params).then(
+      ({ entries }) => !stale && setFound(entries.find(isLinked) ?? null),
+      () => !stale && setFound(null),
+    );
+    return () => {
+      stale = true;
+    };
+  }, [client, id, status]);
+  return id ? found : undefined;
 }
 
 type Filters = { agentId?: string; tool?: string; level?: Level };
