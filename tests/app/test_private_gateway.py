@@ -89,6 +89,19 @@ async def test_agent_without_key_and_model_uses_the_demo_with_a_notice(tmp_path:
         assert "The time is" in history
 
 
+async def test_base_installation_downloads_no_model_that_it_cannot_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)  # as if it were not installed
+    async with serve(tmp_path / "home") as gateway:
+        (agent,) = (await call(gateway, "agents.list"))["agents"]
+        assert agent["model"] == "demo"
+        remedy = "local models need an optional package; run: pip install 'atlas-agents[local]'"
+        assert agent["notice"] == f"Using a scripted demo: local/smollm2-135m is not available ({remedy})."
+        assert (await call(gateway, "setup.status"))["done"] is False
+        assert not (tmp_path / "home/models").exists()
+
+
 async def test_valid_workspace_edit_is_loaded_and_invalid_one_is_not(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -250,7 +250,7 @@ def test_replacement_for_a_model_without_key_is_explained(home: Home, server: Mo
     (home.path / "workspace" / "AGENTS.md").write_text("## assistant\nModel: anthropic/claude-opus-4-6\n")
     done = home.run("ask", "Hello", ATLAS_MODEL="http/rules-2")
     assert (done.returncode, done.stdout) == (0, "You wrote: Hello\n")
-    assert done.stderr == "assistant uses http/rules-2 (Using http/rules-2: no Anthropic key.)\n"
+    assert done.stderr == "assistant uses http/rules-2: no Anthropic key.\n"
 
 
 # Errors

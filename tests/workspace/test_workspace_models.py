@@ -84,6 +84,7 @@ def test_tool_search_of_the_settings_is_for_agents_without_their_own(tmp_path: P
 def test_default_workspace_needs_no_key(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     workspace = Workspace(tmp_path)
     workspace.prepare()
+    caplog.set_level("INFO", "atlas_agents")
     built = build_agents(workspace.state, [], registry())
     (agent,) = built.agents
     assert (agent.id, agent.models) == ("assistant", (LOCAL_MODEL,))
@@ -133,6 +134,7 @@ def test_edited_agents_file_wins_over_the_explicit_model(tmp_path: Path) -> None
 def test_agents_without_a_key_are_reported_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     sections = [f"## agent-{number}\nModel: {CLAUDE}\n" for number in range(36)]
     (tmp_path / "AGENTS.md").write_text("\n".join(sections))
+    caplog.set_level("INFO", "atlas_agents")
     built = build_agents(Workspace(tmp_path).state, [], registry())
     assert set(built.notices.values()) == {f"Using {TINY}: no Anthropic key."}
     (record,) = caplog.records

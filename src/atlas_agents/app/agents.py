@@ -16,11 +16,12 @@ from atlas_agents.agents.sessions import make_title
 from atlas_agents.app.tools import PermissionsEditor, add_mcp_tools
 from atlas_agents.config.settings import Settings
 from atlas_agents.core.aio import BackgroundTasks, run_in_thread, utc_day
-from atlas_agents.core.errors import AtlasError, ConfigError
+from atlas_agents.core.errors import AtlasError, ConfigError, ModelUnavailable
 from atlas_agents.core.events import MessageReceived, Usage
 from atlas_agents.core.messages import Conversation, Message, approximate_tokens
 from atlas_agents.core.paths import Environment
 from atlas_agents.core.store import RunRow, Store
+from atlas_agents.local.models import check_engine
 from atlas_agents.mcp.servers import Servers
 from atlas_agents.providers.catalogue import parse_model_ref
 from atlas_agents.providers.demo import Demo
@@ -80,7 +81,7 @@ class AgentLoader:
         self.notices: dict[str, str] = {}
         self.without_key: frozenset[str] = frozenset()
         """Agents whose own model has no API key."""
-        self.local_error: str | None = None
+        self.local_error = _engine_error()
         self.local: tuple[str, ...] = ()
         """Local models that agents use."""
 
@@ -281,6 +282,15 @@ class TitleWriter:
         self._atlas.off("message:received", self._on_answer)
         await self._tasks.close()
         await self._models.close()
+
+
+def _engine_error() -> str | None:
+    """Return why no local model can run here, so that nothing is downloaded for it."""
+    try:
+        check_engine()
+    except ModelUnavailable as error:
+        return str(error)
+    return None
 
 
 def _is_local(ref: str) -> bool:

@@ -23,6 +23,7 @@ from atlas_agents.app.tools import (
 from atlas_agents.config.load import POSTGRES
 from atlas_agents.config.open import is_postgres, open_home, open_store, open_valkey
 from atlas_agents.config.settings import Settings, scheme
+from atlas_agents.core import install_command
 from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import ConfigError, ModelUnavailable
 from atlas_agents.core.paths import Environment, Secret
@@ -36,7 +37,14 @@ from atlas_agents.knowledge.knowledge_base import KnowledgeBase
 from atlas_agents.knowledge.loaders import Sources
 from atlas_agents.knowledge.memories import JobHistory
 from atlas_agents.local.download import Progress, ensure_model
-from atlas_agents.local.models import check_gguf_file, find_model, is_gguf_path, model_state, models_folder
+from atlas_agents.local.models import (
+    check_engine,
+    check_gguf_file,
+    find_model,
+    is_gguf_path,
+    model_state,
+    models_folder,
+)
 from atlas_agents.local.provider import LocalProvider
 from atlas_agents.mcp.servers import Servers
 from atlas_agents.providers.catalogue import parse_model_ref, read_models, register_models
@@ -96,7 +104,7 @@ def join_cluster(settings: Settings) -> ClusterConfig | None:
     try:
         return ClusterConfig(settings)
     except ImportError as error:
-        raise ConfigError("role: a cluster needs an extra; run: pip install 'atlas-agents[cluster]'") from error
+        raise ConfigError(f"role: a cluster needs an extra; run: {install_command('cluster')}") from error
 
 
 @asynccontextmanager
@@ -306,6 +314,7 @@ def _model_fetcher(folder: Path, on_progress: ModelProgress | None, feed: ModelF
         return partial(report, id)
 
     async def fetch(id: str) -> None:
+        check_engine()
         if is_gguf_path(id):
             check_gguf_file(id)
             return

@@ -1,7 +1,6 @@
 """Set-up of models: stored API keys, the chosen model, and downloads of local models, all applied without a restart."""
 
 import asyncio
-import importlib.util
 import logging
 import shutil
 import time
@@ -21,7 +20,15 @@ from atlas_agents.gateway.edits import Edits, EditTarget, unified_diff, version_
 from atlas_agents.gateway.protocol import admin as wire
 from atlas_agents.gateway.protocol.events import ModelProgress
 from atlas_agents.local.download import ensure_model
-from atlas_agents.local.models import CATALOG, LocalModel, find_model, is_gguf_path, model_state, models_folder
+from atlas_agents.local.models import (
+    CATALOG,
+    LocalModel,
+    check_engine,
+    find_model,
+    is_gguf_path,
+    model_state,
+    models_folder,
+)
 from atlas_agents.providers.catalogue import DEMO, key_variables, parse_model_ref
 from atlas_agents.providers.discovery import (
     VENDORS,
@@ -184,12 +191,21 @@ class ModelSetup:
 
     # What there is
 
+    @property
+    def done(self) -> bool:
+        """Whether a person chose a model, or an agent has a better one than those of last resort."""
+        return bool(self._selected().model) or self._used_model not in ("", LOCAL_MODEL)
+
+    @property
+    def _used_model(self) -> str:
+        """The model of the default agent; empty for the scripted demo."""
+        default = self._atlas.get_agent()
+        return next((model for model in default.models if isinstance(model, str)), "") if default else ""
+
     async def status(self) -> wire.SetupStatus:
         """Return the model in use, keys and servers that were found, and the local models."""
         servers = await find_servers(self._environment)
-        default = self._atlas.get_agent()
-        used = next((model for model in default.models if isinstance(model, str)), "") if default else ""
-        selected = self._selected()
+        default, used, selected = self._atlas.get_agent(), self._used_model, self._selected()
         found = [
             wire.FoundShape("key", each.provider, provider_title(each.provider), each.variable)
             for each in find_keys(self._environment)
@@ -205,8 +221,7 @@ class ModelSetup:
         ]
         shown, title = (used, model_title(used)) if used else (DEMO, "a scripted demo")  # until a model is there
         current = wire.CurrentModel(default.id if default else "", shown, title, selected.effort)
-        done = bool(selected.model) or used not in ("", LOCAL_MODEL)
-        return wire.SetupStatus(done, current, tuple(found), self._local_models())
+        return wire.SetupStatus(self.done, current, tuple(found), self._local_models())
 
     async def providers(self) -> wire.ProvidersResult:
         """Return every provider with the state and source of its key, and the local models."""
@@ -389,8 +404,7 @@ class ModelSetup:
     async def download(self, params: wire.ModelsDownload, by: str, edits: Edits) -> wire.LocalModelResult:
         """Start or resume the download of a local model; with `use`, it is selected when it is complete."""
         model = find_model(params.id)
-        if importlib.util.find_spec("xllamacpp") is None:
-            raise ModelUnavailable("local models need an optional package; run: pip install 'atlas-agents[local]'")
+        check_engine()
         if params.id not in self._downloads:
             self._check_space(model)
             self.feed.put(ModelProgress(model.id, "downloading", 0, model.size, "starting"))

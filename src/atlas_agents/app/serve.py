@@ -19,7 +19,7 @@ from atlas_agents.channels.telegram.state import PairedUser, Pairing, StateFile,
 from atlas_agents.client import GatewayAddress
 from atlas_agents.config.open import is_postgres
 from atlas_agents.config.settings import Settings
-from atlas_agents.core import package_version
+from atlas_agents.core import install_command, package_version
 from atlas_agents.core.aio import BackgroundTasks, run_in_thread
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.paths import Environment, Secret
@@ -311,7 +311,7 @@ async def cluster_status(settings: Settings) -> "ClusterStatus":
         from atlas_agents.dispatch.members import read_status
         from atlas_agents.storage.postgres_connection import connect, translate_error
     except ImportError as error:
-        raise ConfigError("a cluster needs an extra; run: pip install 'atlas-agents[cluster]'") from error
+        raise ConfigError(f"a cluster needs an extra; run: {install_command('cluster')}") from error
     try:
         async with await connect(settings.database_url.reveal()) as connection:
             return await read_status(connection)

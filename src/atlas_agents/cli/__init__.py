@@ -2,7 +2,7 @@
 
 import sys
 
-from atlas_agents.core import package_version
+from atlas_agents.core import install_command, package_version
 
 
 def main() -> None:
@@ -17,7 +17,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.startswith("atlas_agents"):
             raise
-        print(f"atlas: {error.name} is not installed; run: pip install 'atlas-agents[all]'", file=sys.stderr)
+        print(f"atlas: {error.name} is not installed; run: {install_command('all')}", file=sys.stderr)
         raise SystemExit(2) from None
     raise SystemExit(code)
 

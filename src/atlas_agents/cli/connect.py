@@ -466,9 +466,9 @@ async def describe_responder(session: GatewaySession, agent_id: str | None = Non
 
 
 def describe_agent(agent_id: str, model: str, notice: str = "") -> str:
-    """`assistant uses openai/gpt-5.2`, with a notice in parentheses."""
-    text = f"{agent_id} uses {model_label(model)}"
-    return one_line(f"{text} ({without_code_hints(notice)})" if notice else text, 600)
+    """`assistant uses openai/gpt-5.2`, with the reason of the notice: `Using openai/gpt-5.2: no Anthropic key.`"""
+    text, reason = f"{agent_id} uses {model_label(model)}", notice.partition(": ")[2]
+    return one_line(f"{text}: {without_code_hints(reason)}" if reason else text, 600)
 
 
 def model_label(model: str) -> str:

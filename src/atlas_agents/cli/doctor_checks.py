@@ -29,7 +29,7 @@ from atlas_agents.cli.output import plural
 from atlas_agents.cli.plugins import load_plugins
 from atlas_agents.config.open import open_policy
 from atlas_agents.config.settings import Settings
-from atlas_agents.core import package_version
+from atlas_agents.core import install_command, package_version
 from atlas_agents.core.errors import AtlasError, ConfigError, GatewayError, MissingKey, SandboxUnavailable, ToolFailed
 from atlas_agents.core.paths import Environment
 from atlas_agents.core.trust import Trust
@@ -442,7 +442,7 @@ def _check_keys(environment: Environment) -> CheckResult:
 def _check_local_model(name: str, environment: Environment) -> CheckResult:
     what = "local model"
     if importlib.util.find_spec("xllamacpp") is None:
-        return broken(what, "xllamacpp is not installed", "run: pip install 'atlas-agents[local]'")
+        return broken(what, "xllamacpp is not installed", f"run: {install_command('local')}")
     if is_gguf_path(name):
         exists = os.path.isfile(os.path.expanduser(name))
         return ok(what, name) if exists else broken(what, f"file not found: {name}", "download the file")
@@ -519,7 +519,7 @@ def check_mcp(settings: Settings) -> Iterator[CheckResult]:
         yield broken("mcp", servers.config_error, "fix it; until then no MCP server is used")
         return
     if servers.configs and importlib.util.find_spec("mcp") is None:
-        yield broken("mcp", "the MCP library is not installed", "run: pip install 'atlas-agents[mcp]'")
+        yield broken("mcp", "the MCP library is not installed", f"run: {install_command('mcp')}")
     for name, server in servers.configs.items():
         state = servers.state(name)
         if state == "approved":

@@ -86,7 +86,7 @@ def _worker_ready(runtime: "Runtime", url: str) -> None:
     names = ", ".join(agent.id for agent in runtime.atlas.agents)
     _print(one_line(f"Worker ready: runs turns of {names} that gateways accept.", 600))
     _print(f"Status: {url}/readyz and {url}/metrics, or run: atlas cluster status")
-    _print("Press Ctrl-C to stop.")
+    _finish_start()
 
 
 def _gateway_ready(served: "ServedGateway", *, hide_token: bool) -> None:
@@ -104,13 +104,21 @@ def _gateway_ready(served: "ServedGateway", *, hide_token: bool) -> None:
     for agent in runtime.atlas.agents:
         model = agent_model(agent, runtime.atlas.registry)
         _print(describe_agent(agent.id, model, runtime.agent_loader.notices.get(agent.id, "")))
+    if not runtime.setup.done:
+        _print("Choose a model in the web UI, or run: atlas init")
     if telegram_enabled(runtime.settings):
         _print("The Telegram bot is running; it tells new users how to pair.")
     for notice in runtime.workspace.state.pending:
         _print(f"atlas: {one_line(notice, 600)}")
     for finding in runtime.workspace.state.findings:
         _print(f"atlas: {finding}")
+    _finish_start()
+
+
+def _finish_start() -> None:
     _print("Press Ctrl-C to stop.")
+    for handler in logging.getLogger().handlers:
+        handler.setLevel(logging.NOTSET)
 
 
 def _link(url: str, token: str) -> str:
@@ -179,6 +187,8 @@ def _configure_logging(settings: "Settings") -> None:
         return
     handler = logging.StreamHandler()
     handler.setFormatter(_TextFormatter())
+    if level == logging.INFO:
+        handler.setLevel(logging.WARNING)  # until the start is complete: the link is easy to find
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)

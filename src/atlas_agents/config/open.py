@@ -10,6 +10,7 @@ from typing import Any
 
 from atlas_agents.config.load import POSTGRES, SQLITE
 from atlas_agents.config.settings import Settings, redact_url, scheme
+from atlas_agents.core import install_command
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.paths import Secret, make_private_folder, read_secret, write_file
 from atlas_agents.core.plugins import Plugins
@@ -32,7 +33,7 @@ def open_valkey(url: Secret | None) -> Any:
         from valkey.asyncio import Valkey
         from valkey.exceptions import ValkeyError
     except ImportError as error:
-        raise ConfigError("redis_url: Valkey needs an extra; run: pip install 'atlas-agents[cluster]'") from error
+        raise ConfigError(f"redis_url: Valkey needs an extra; run: {install_command('cluster')}") from error
     options: dict[str, Any] = {"socket_timeout": _TIMEOUT, "protocol": 2, "client_name": "atlas"}
     if scheme(url.reveal()) != "unix":
         options["socket_connect_timeout"] = _TIMEOUT
@@ -127,7 +128,7 @@ def _open_postgres(url: str, settings: Settings, transaction_hook: Any) -> Store
     try:
         from atlas_agents.storage.postgres import PostgresStore
     except ImportError as error:
-        raise ConfigError("database_url: Postgres needs an extra; run: pip install 'atlas-agents[postgres]'") from error
+        raise ConfigError(f"database_url: Postgres needs an extra; run: {install_command('postgres')}") from error
     history_cache = _open_history_cache(settings) if transaction_hook else None
     audit = open_audit_signer(settings)
     return PostgresStore(url, transaction_hook=transaction_hook, history_cache=history_cache, audit=audit)

@@ -17,3 +17,14 @@ def package_version() -> str:
     from importlib.metadata import version
 
     return version("atlas-agents")
+
+
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra to this installation, for the tool that it was installed with."""
+    package = f"'atlas-agents[{extra}]'"
+    if os.path.basename(os.path.dirname(sys.prefix)).startswith(("archive-v", "environments-v")):  # in uv's cache
+        return f"uvx {package}"
+    for receipt, command in (("uv-receipt.toml", "uv tool install"), ("pipx_metadata.json", "pipx install --force")):
+        if os.path.exists(os.path.join(sys.prefix, receipt)):
+            return f"{command} {package}"
+    return f"pip install {package}"

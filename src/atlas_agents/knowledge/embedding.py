@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from atlas_agents.core import install_command
 from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import ConfigError, ProviderError
 from atlas_agents.core.http import backoff
@@ -24,7 +25,7 @@ from atlas_agents.providers.http import HttpClient, RequestHeaders, header_value
 _LOCAL_BATCH = 256
 _WEIGHTS = "weights/l2_supercat_256.safetensors"
 _TOKENIZER = "tokenizers/l2_supercat_tokenizer_config.json"
-MISSING_EXTRA = "semantic search needs an extra; run: pip install 'atlas-agents[local]', or set `embeddings` to a model"
+MISSING_EXTRA = f"semantic search needs an extra; run: {install_command('local')}, or set `embeddings` to a model"
 _ENDPOINT_BATCH = 64
 _MAX_RESPONSE = 64 << 20
 _MAX_CHARACTERS = 8_000

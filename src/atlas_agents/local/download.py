@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 from urllib.parse import urlsplit
 
+from atlas_agents.core import install_command
 from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import ModelUnavailable
 from atlas_agents.core.http import open_session
@@ -33,7 +34,7 @@ _LOCK_POLL = 0.2  # seconds between attempts to get a lock that another process 
 _DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT)
 _PIP_PROGRESS = re.compile(rb"Progress (\d+) of (\d+)")
 _PIP_ERRORS = (
-    ("No module named pip", "pip is not installed; run: pip install 'atlas-agents[local]'"),
+    ("No module named pip", f"pip is not installed; run: {install_command('local')}"),
     ("No space left on device", "the disk is full: free some space, or set ATLAS_HOME to a folder on another disk"),
     ("connection broken by", "cannot reach the package index; check the network"),
     ("Temporary failure in name resolution", "cannot reach the package index; check the network"),

@@ -1,11 +1,13 @@
 """Catalog of local models, and which of them are installed."""
 
+import importlib.util
 import re
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import msgspec
 
+from atlas_agents.core import install_command
 from atlas_agents.core.errors import ModelUnavailable
 from atlas_agents.core.paths import Environment, home
 
@@ -111,6 +113,12 @@ class ModelState(msgspec.Struct, frozen=True):
 def models_folder(environment: Environment | None = None) -> Path:
     """Return the folder of the models: `models` in the home folder, which `ATLAS_HOME` sets."""
     return home(environment or Environment()) / "models"
+
+
+def check_engine() -> None:
+    """Raise ModelUnavailable if the package that runs local models is not installed."""
+    if importlib.util.find_spec("xllamacpp") is None:
+        raise ModelUnavailable(f"local models need an optional package; run: {install_command('local')}")
 
 
 def find_model(id: str) -> LocalModel:

@@ -4,7 +4,6 @@ All providers of a process share one `ModelServer` per configuration, which rest
 """
 
 import asyncio
-import importlib.util
 import json
 import logging
 import os
@@ -24,6 +23,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from atlas_agents.core import install_command
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, run_in_thread
 from atlas_agents.core.errors import ModelUnavailable
 from atlas_agents.core.http import backoff
@@ -146,8 +146,7 @@ class LocalProvider(BaseProvider):
     async def endpoint(self, model: str | None = None) -> Endpoint:
         """Return the endpoint of a model's server, for other clients of the OpenAI or Anthropic API."""
         name = model or self.model
-        if importlib.util.find_spec("xllamacpp") is None:
-            raise ModelUnavailable("local models need an optional package; run: pip install 'atlas-agents[local]'")
+        models.check_engine()
         is_file = models.is_gguf_path(name)
         path = (
             await run_in_thread(models.check_gguf_file, name)
@@ -406,7 +405,7 @@ class _ServerProcess:
             case {"url": str(url), "guided": bool(guided)}:
                 self.ready.set_result(Endpoint(url, key, guided))
             case {"missing": _}:
-                self._fail("an optional package is missing; run: pip install 'atlas-agents[local]'.")
+                self._fail(f"an optional package is missing; run: {install_command('local')}.")
             case _:
                 self._fail("llama.cpp cannot load the model: the file may be damaged, or there is too little memory.")
 

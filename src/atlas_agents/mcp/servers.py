@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import msgspec
 
 from atlas_agents.builtin_tools.sandbox.choose import SandboxKind, describe_sandbox
+from atlas_agents.core import install_command
 from atlas_agents.core.aio import BackgroundTasks, run_in_thread
 from atlas_agents.core.errors import BadTool, ConfigError, ToolFailed, Transient
 from atlas_agents.core.messages import Conversation
@@ -144,7 +145,7 @@ class Servers:
             try:
                 module = await asyncio.to_thread(import_module, _CLIENT_MODULE)
             except ModuleNotFoundError as error:
-                raise ConfigError("MCP servers need an extra; run: pip install 'atlas-agents[mcp]'") from error
+                raise ConfigError(f"MCP servers need an extra; run: {install_command('mcp')}") from error
             made: McpConnection = module.McpConnection(
                 server,
                 self.environment,

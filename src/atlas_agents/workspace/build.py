@@ -149,7 +149,7 @@ def _log_notices(notices: dict[str, str]) -> None:
     for notice in dict.fromkeys(notices.values()):
         ids = [id for id, other in notices.items() if other == notice]
         shown = ", ".join(ids[:_MAX_LOGGED]) + (f" and {len(ids) - _MAX_LOGGED} more" if ids[_MAX_LOGGED:] else "")
-        logger.warning("models replaced: agents=%s notice=%r", shown, notice)
+        logger.info("models replaced: agents=%s notice=%r", shown, notice)
 
 
 def build_agent(

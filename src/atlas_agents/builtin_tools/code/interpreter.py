@@ -37,6 +37,7 @@ from atlas_agents.builtin_tools.sandbox.process import (
     SandboxProcess,
     Stream,
 )
+from atlas_agents.core import install_command
 from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import SandboxUnavailable, ToolFailed
 from atlas_agents.core.messages import Image
@@ -68,7 +69,7 @@ _SINGLE_THREAD = {
 }
 _EXIT_TIMEOUT = 1.0
 WASM_NAME = "wasm"
-WASM_REMEDY = "run: pip install 'atlas-agents[wasm]' (requires Python 3.12 or newer)"
+WASM_REMEDY = f"run: {install_command('wasm')} (requires Python 3.12 or newer)"
 _WASM_RUNNER = Path(__file__).with_name("wasm_runner.py")
 _WASM_OVERHEAD = 512 * 1024 * 1024  # memory of the WebAssembly runtime itself
 

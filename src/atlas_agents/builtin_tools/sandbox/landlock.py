@@ -18,6 +18,7 @@ import msgspec
 from atlas_agents.builtin_tools.sandbox import process, seccomp
 from atlas_agents.builtin_tools.sandbox.bubblewrap import resolve_protected
 from atlas_agents.builtin_tools.sandbox.process import ETC, PATH, ProcessIO, ProcessResult, SandboxCommand
+from atlas_agents.core import install_command
 from atlas_agents.core.errors import SandboxUnavailable
 
 _LAUNCHER = Path(__file__).with_name("landlock_launcher.py")
@@ -25,7 +26,7 @@ _READABLE = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store", "/dev/urandom", "/dev/random", "/dev/zero"),
     *(f"/etc/{name}" for name in ETC),
 )
-REMEDY = "run: pip install 'atlas-agents[sandbox]' (requires Linux 6.12 or newer)"
+REMEDY = f"run: {install_command('sandbox')} (requires Linux 6.12 or newer)"
 
 
 class Landlock(process.Sandbox):

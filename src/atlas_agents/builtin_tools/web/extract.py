@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import msgspec
 
 from atlas_agents.builtin_tools.web.ssrf import absolute_links
+from atlas_agents.core import install_command
 from atlas_agents.core.errors import ToolFailed
 from atlas_agents.core.text import clean, one_line, remove_hidden_characters
 
@@ -274,7 +275,7 @@ def extract(kind: Kind, content: bytes, charset: str, url: str) -> Extract:
         raise ToolFailed("extracting the page needs too much memory") from None
     except ImportError as error:
         raise ToolFailed(
-            f"cannot read this page: {error.name} is not installed; run: pip install 'atlas-agents[web]'"
+            f"cannot read this page: {error.name} is not installed; run: {install_command('web')}"
         ) from None
     text, notes = clean_text(found.text), found.notes
     if len(text) > MAX_CHARACTERS:

@@ -11,6 +11,7 @@ import msgspec
 from pydantic import Field
 
 from atlas_agents.builtin_tools.web.download import ACCEPT_ENCODING, BadEncoding, LimitedBody, parse_content_encoding
+from atlas_agents.core import install_command
 from atlas_agents.core.errors import ToolFailed, Transient
 from atlas_agents.core.http import open_session
 from atlas_agents.core.paths import Environment, Secret
@@ -303,7 +304,7 @@ def search_duckduckgo(
         from ddgs.exceptions import DDGSException, RatelimitException, TimeoutException
     except ImportError:
         raise ToolFailed(
-            "DuckDuckGo needs an optional package; the administrator must run: pip install 'atlas-agents[duckduckgo]'"
+            f"DuckDuckGo needs an optional package; the administrator must run: {install_command('duckduckgo')}"
         ) from None
     try:
         return DDGS(proxy=proxy, timeout=seconds, verify=authority or True).text(

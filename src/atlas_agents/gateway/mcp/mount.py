@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
+from atlas_agents.core import install_command
 from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.gateway.asgi import Receive, Send
 from atlas_agents.gateway.auth import Grant
@@ -79,7 +80,7 @@ class McpMount:
                 try:
                     module = await asyncio.to_thread(import_module, _SERVER_MODULE)
                 except ModuleNotFoundError as error:
-                    message = "MCP support is not installed; run: pip install 'atlas-agents[mcp]'"
+                    message = f"MCP support is not installed; run: {install_command('mcp')}"
                     raise HTTPError(501, "not_installed", message) from error
                 server: McpProtocolServer = module.McpProtocolServer(self._hub)
                 ready = asyncio.Event()
