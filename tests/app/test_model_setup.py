@@ -98,7 +98,7 @@ async def connect(gateway: ServedGateway) -> AsyncGenerator[SetupClient, None]:
 
 
 async def test_key_is_tested_before_it_is_stored(tmp_path: Path, vendor: ModelServer) -> None:
-    async with serve(tmp_path / "home", ANTHROPIC_BASE_URL=vendor.url) as (_, client):  # an address is no choice
+    async with serve(tmp_path / "home", ANTHROPIC_BASE_URL=vendor.url) as (_, client):  # does not choose a model
         status = await client.call("setup.status")
         assert status["done"] is False
         assert status["current"]["agentId"] == "assistant"
