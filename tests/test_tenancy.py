@@ -72,6 +72,19 @@ async def test_running_turn_ends_when_the_token_quota_is_used_up() -> None:
         assert [run.status for run in runs] == ["failed"]
 
 
+async def test_owner_stays_a_user_with_a_seat_when_others_are_added() -> None:
+    async with make_atlas() as atlas:
+        await set_plan(atlas, seats=2)
+        await atlas.tenancy.put_user(User("zoe"))
+        assert [each.name for each in await atlas.tenancy.users()] == ["owner", "zoe"]
+        assert (await atlas.tenancy.used()).seats == 2
+        with pytest.raises(QuotaExceeded, match="no seat is left in the plan small, which has 2"):
+            await atlas.tenancy.put_user(User("ann"))
+        for edit in (atlas.tenancy.put_user(User("owner", status="suspended")), atlas.tenancy.remove_user("owner")):
+            with pytest.raises(ConfigError, match="owner cannot be changed or removed"):
+                await edit
+
+
 async def test_agents_storage_and_seats_are_limited() -> None:
     clock = VirtualClock()
     async with make_atlas(*[says("Hello.")] * 3, clock=clock) as atlas:
@@ -82,9 +95,9 @@ async def test_agents_storage_and_seats_are_limited() -> None:
         await clock.advance(61)
         with pytest.raises(QuotaExceeded, match="bytes"):
             await atlas.ask("hi")
-        for name in ("ann", "bob", "ann"):
+        for name in ("ann", "ann"):
             await atlas.tenancy.put_user(User(name))
-        with pytest.raises(QuotaExceeded, match="2 seats"):
+        with pytest.raises(QuotaExceeded, match="no seat is left"):
             await atlas.tenancy.put_user(User("eve"))
         with pytest.raises(ConfigError, match="unknown plan"):
             await atlas.tenancy.use_plan("large")
@@ -103,16 +116,17 @@ async def test_team_tools_return_plan_and_members() -> None:
         ("other", "", "active"),
         ("ann", "admin", "active"),
         ("bob", "member", "invited"),
+        ("owner", "owner", "active"),
     ]
     assert plan["plan"] == "small" and plan["agents"] == {"used": 2, "limit": 5}
-    assert plan["seats"] == {"used": 2, "limit": 3} and plan["storage_bytes"]["used"] > 0
+    assert plan["seats"] == {"used": 3, "limit": 3} and plan["storage_bytes"]["used"] > 0
     assert plan["tokens"]["limit"] == 10**6 and plan["tokens"]["used_this_month"] > 0
 
 
 @pytest.mark.parametrize(
     ("filters", "ids"),
     [
-        ({}, ["lead", "other", "ann", "bob"]),
+        ({}, ["lead", "other", "ann", "bob", "owner"]),
         ({"role_filter": "Admin"}, ["ann"]),
         ({"status_filter": "invited"}, ["bob"]),
         ({"role_filter": "boss", "status_filter": "active"}, ["lead"]),

@@ -52,7 +52,7 @@ def test_users_and_plans_are_stored(home: Home) -> None:
     assert home.run("users", "set", "ann", "--role", "admin").stderr == "ann: active, admin.\n"
     assert home.run("plans", "set", "small", "--tokens", "1000", "--seats", "1").returncode == 0
     assert home.run("plans", "use", "small").returncode == 0
-    assert "1 seats" in home.run("users", "set", "bob").stderr
+    assert "no seat is left" in home.run("users", "set", "bob").stderr
     shown = home.run("tenants", "show").stdout.splitlines()
     assert shown[0] == "default, plan small" and shown[2].split()[:3] == ["tokens", "0", "1,000"]
     assert [each["name"] for each in read(home, "plans", "list")] == ["unlimited", "small"]

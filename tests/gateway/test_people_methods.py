@@ -150,6 +150,9 @@ async def test_dry_runs_tell_what_changes_and_change_nothing(tmp_path: Path) -> 
         assert "already exists" in again["error"]["message"]
         assert "-user: mara" in (await owner.get("tokens.revoke", name="laptop", dryRun=True))["diff"]
         assert "+seats: 2" in (await owner.get("plans.put", name="small", seats=2, dryRun=True))["diff"]
+        for method in ("users.put", "users.remove", "users.invite"):
+            kept = await owner.request(method, name="owner", dryRun=True)
+            assert "owner" in kept["error"]["message"], method
         reserved = await owner.request("plans.put", name="unlimited", dryRun=True)
         assert "reserved" in reserved["error"]["message"]
         switched = await owner.get("tenants.update", plan="small", dryRun=True)

@@ -69,13 +69,19 @@ class PlanUsage(msgspec.Struct, frozen=True):
 
 UNLIMITED = Plan("unlimited")
 OWNER = User("owner", "owner")
-"""The only user, without limits, when no users are configured."""
+"""Whoever holds the main token of the gateway: always a user, who takes a seat like the others."""
 
 
 def check_plan_name(name: str) -> None:
     """Raise ConfigError if a plan cannot have this name."""
     if name == UNLIMITED.name:
         raise ConfigError("the name 'unlimited' is reserved for the plan without limits; choose another name")
+
+
+def check_not_owner(name: str) -> None:
+    """Raise ConfigError for the user that cannot be edited."""
+    if name == OWNER.name:
+        raise ConfigError("the owner cannot be changed or removed: the main token of the gateway is theirs")
 
 
 class Tenancy:
@@ -89,11 +95,12 @@ class Tenancy:
         self._storage_total: tuple[float, int] | None = None
 
     async def users(self) -> list[User]:
-        """Return the users by name; at least the owner."""
-        return await self._read_records("user", User) or [OWNER]
+        """Return the users by name, among them always the owner."""
+        stored = {each.name: each for each in await self._read_records("user", User)}
+        return sorted({**stored, OWNER.name: OWNER}.values(), key=lambda user: user.name)
 
     async def put_user(self, user: User) -> User:
-        """Add or change a user. Raises QuotaExceeded if all seats are taken."""
+        """Add or change a user. Raises QuotaExceeded if all seats are taken, ConfigError for the owner."""
         existing = await self.check_seat(user.name)
         created = existing[user.name].created_at if user.name in existing else int(self._clock.time() * 1000)
         updated = msgspec.structs.replace(user, created_at=created)
@@ -101,17 +108,19 @@ class Tenancy:
         return updated
 
     async def check_seat(self, name: str) -> dict[str, User]:
-        """Return the users by name. Raises QuotaExceeded if a new user of this name has no seat."""
-        existing = {each.name: each for each in await self._read_records("user", User)}
+        """Return the users by name. Raises QuotaExceeded if a new user of this name has no seat, ConfigError for the owner."""
+        check_not_owner(name)
+        existing = {each.name: each for each in await self.users()}
         plan = await self.plan()
         if name not in existing and plan.seats is not None and len(existing) >= plan.seats:
             raise QuotaExceeded(
-                f"all {plan.seats} seats of the plan {plan.name} are taken; remove a user or choose another plan"
+                f"no seat is left in the plan {plan.name}, which has {plan.seats}; remove a user or choose another plan"
             )
         return existing
 
     async def remove_user(self, name: str) -> None:
-        """Remove a user; their stored sessions stay."""
+        """Remove a user; their stored sessions stay. Raises ConfigError for the owner."""
+        check_not_owner(name)
         await self._store.commit(self.tenant, [DropRecord("user", name)])
 
     async def plans(self) -> list[Plan]:

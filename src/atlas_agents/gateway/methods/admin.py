@@ -15,7 +15,7 @@ from atlas_agents.core.budgets import BudgetStatus
 from atlas_agents.core.errors import ConfigError, NotFound
 from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import UsageRow
-from atlas_agents.core.tenancy import Plan, User, check_plan_name
+from atlas_agents.core.tenancy import Plan, User, check_not_owner, check_plan_name
 from atlas_agents.core.text import list_known
 from atlas_agents.gateway.auth import ALL, Invitation, TokenEntry
 from atlas_agents.gateway.connection import ClientConnection
@@ -475,6 +475,7 @@ async def _tokens_of(hub: Hub, user: str) -> list[str]:
 
 async def remove_user(caller: ClientConnection, params: wire.UsersRemove) -> RemovalResult:
     hub = caller.hub
+    check_not_owner(params.name)
     before = await _find_user(hub, params.name)
     if before is None:
         known = list_known("users", [each.name for each in await hub.atlas.tenancy.users()])
