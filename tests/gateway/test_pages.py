@@ -127,5 +127,5 @@ async def test_web_ui_is_served_with_its_compressed_files(tmp_path: Path, monkey
 
 async def test_protocol_documents_are_served(tmp_path: Path) -> None:
     async with serve_gateway(tmp_path) as gateway:
-        assert json.loads(body((await http(gateway, "GET /asyncapi.json"))[1]))["asyncapi"] == "3.0.0"
+        assert json.loads(body((await http(gateway, "GET /asyncapi.json"))[1]))["asyncapi"] == "3.1.0"
         assert "chat.send" in json.loads(body((await http(gateway, "GET /protocol.json"))[1]))["methods"]

@@ -1,8 +1,10 @@
 """Documents generated from the protocol: complete, and valid for every method and event."""
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any, cast
 
 import jsonschema_rs
@@ -22,7 +24,10 @@ from atlas_agents.gateway.protocol.events import (
 )
 from atlas_agents.gateway.protocol.methods import METHODS
 from checks import TIMEOUT
+from npm_packages import NODE, installed
 from protocol_page import PAGE, filled
+
+PARSER = Path(__file__).parent / "asyncapi_parser"
 
 
 def references(value: Any) -> set[str]:
@@ -43,6 +48,17 @@ def resolve(document: Any, reference: str) -> Any:
 def test_every_reference_resolves(document: dict[str, Any]) -> None:
     for reference in references(document):
         assert resolve(document, reference)
+
+
+@pytest.mark.slow
+def test_official_parser_accepts_the_asyncapi_document() -> None:
+    """Unions had the `discriminator` object of OpenAPI; in AsyncAPI it is a string, so the parser refused them."""
+    folder = installed("asyncapi-parser", PARSER)
+    shutil.copy(PARSER / "check.mjs", folder)
+    document = json.dumps(asyncapi())
+    done = subprocess.run([NODE, folder / "check.mjs"], input=document, capture_output=True, text=True, timeout=TIMEOUT)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == {"operations": len(asyncapi()["operations"]), "found": []}
 
 
 def test_every_params_and_result_is_a_valid_schema() -> None:

@@ -108,7 +108,7 @@ class Tenancy:
         return updated
 
     async def check_seat(self, name: str) -> dict[str, User]:
-        """Return the users by name. Raises QuotaExceeded if a new user of this name has no seat, ConfigError for the owner."""
+        """Return the users by name. Raises QuotaExceeded if a new user has no seat, ConfigError for the owner."""
         check_not_owner(name)
         existing = {each.name: each for each in await self.users()}
         plan = await self.plan()

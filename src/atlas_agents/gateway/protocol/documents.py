@@ -34,9 +34,23 @@ def components(template: str = "#/$defs/{name}") -> tuple[dict[str, Any], dict[s
     for definition in definitions.values():
         if "description" in definition:  # Python 3.13 removes the indentation of docstrings, older versions do not
             definition["description"] = inspect.cleandoc(definition["description"])
+    _drop_discriminators(definitions)
     for kind in RUN_EVENTS.values():
         definitions[kind.__name__]["properties"].update(_RUN_KEYS)
     return dict(zip([kind.__name__ for kind in unique], schemas, strict=True)), definitions
+
+
+def _drop_discriminators(schema: Any) -> None:
+    """Remove the keyword that only OpenAPI knows; each member of such a union names its kind by a constant anyway."""
+    if isinstance(schema, dict):
+        found = cast(dict[str, Any], schema)
+        if isinstance(found.get("discriminator"), dict):
+            del found["discriminator"]
+        for each in found.values():
+            _drop_discriminators(each)
+    elif isinstance(schema, list):
+        for each in cast(list[Any], schema):
+            _drop_discriminators(each)
 
 
 def json_schema() -> dict[str, Any]:
@@ -81,7 +95,7 @@ def asyncapi() -> dict[str, Any]:
         messages[name] = _message(inspect.getdoc(kind) or "", frame)
         operations[name] = _operation("send", name)
     return {
-        "asyncapi": "3.0.0",
+        "asyncapi": "3.1.0",
         "info": {
             "title": "Atlas gateway",
             "version": package_version(),
