@@ -27,11 +27,13 @@ def load_settings(home: Path, **variables: str) -> tuple[Settings, Environment]:
     return load(environment=environment, cwd=home.parent), environment
 
 
-async def offered_tools(settings: Settings, message: str) -> set[str]:
-    """Return which of the three tools are offered to a model."""
-    tools = tuple(tool.spec for tool in build_tool_registry(settings) if tool.name in NAMES)
-    assert len(tools) == 3
-    ask: Any = keyword_tools(settings).request
+async def offered_tools(configured: tuple[Settings, Environment], message: str) -> set[str]:
+    """Return which of the four tools are offered to a model."""
+    settings, environment = configured
+    registry = build_tool_registry(settings, environment=environment)
+    tools = tuple(tool.spec for tool in registry if tool.name in (*NAMES, "web_search"))
+    assert len(tools) == 4
+    ask: Any = keyword_tools(settings, environment).request
     assert ask is not None
     request = Request(messages=(user(message),), tools=tools)
     changed = await ask(request)
@@ -39,13 +41,15 @@ async def offered_tools(settings: Settings, message: str) -> set[str]:
 
 
 async def test_tools_are_offered_once_configured_and_telegram_on_keywords(tmp_path: Path) -> None:
-    bare, _ = load_settings(tmp_path)
+    bare = load_settings(tmp_path)
     assert await offered_tools(bare, "notify me by telegram and on x") == set()
-    telegram, _ = load_settings(tmp_path, ATLAS_TELEGRAM_TOKEN=TELEGRAM)
+    telegram = load_settings(tmp_path, ATLAS_TELEGRAM_TOKEN=TELEGRAM)
     assert await offered_tools(telegram, "notify me") == {"send_telegram_message"}
     assert await offered_tools(telegram, "hello") == set()
-    x, _ = load_settings(tmp_path, ATLAS_X_TOKEN=X)
+    x = load_settings(tmp_path, ATLAS_X_TOKEN=X)
     assert await offered_tools(x, "notify me") == {"post_to_x", "search_x"}
+    search = load_settings(tmp_path, BRAVE_API_KEY="key")
+    assert await offered_tools(search, "notify me") == {"web_search"}
 
 
 def test_default_policy_asks_for_telegram_and_denies_x() -> None:

@@ -224,6 +224,15 @@ async def test_rate_limit_is_reported_and_a_short_one_is_waited_for(double: XDou
     assert len(double.posts) == 1
 
 
+async def test_overloaded_server_is_asked_again_because_nothing_was_posted(double: XDouble, tmp_path: Path) -> None:
+    double.faults.append(Fault("/2/tweets", 503))
+    assert (await Caller(double, tmp_path, retries=(0.0,)).call("post_to_x", content="Hello")).status == "ok"
+    assert len(double.posts) == 1
+    double.faults.append(Fault("/2/tweets", 503))
+    step = await Caller(double, tmp_path, retries=()).call("post_to_x", content="Hello")
+    assert step.status == "error" and "X is overloaded (HTTP 503); nothing was done" in step.output
+
+
 @pytest.mark.parametrize("content", ["Hello", "See https://a.example/x?a=1&b=2 <now>"])
 @pytest.mark.parametrize("images", [[], ["https://a.example/x.png"]])
 async def test_post_whose_response_was_lost_is_found(
@@ -239,7 +248,7 @@ async def test_post_that_is_not_found_did_not_happen(
     double: XDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("atlas_agents.builtin_tools.x._RECHECK_DELAY", 0.01)
-    double.faults.append(Fault("/2/tweets", 503))
+    double.faults.append(Fault("/2/tweets", 502))
     step = await Caller(double, tmp_path).call("post_to_x", content="Hello")
     assert step.status == "error" and "before it took effect" in step.output
     double.faults += [Fault("/2/tweets"), Fault("/2/users/me", 500)]

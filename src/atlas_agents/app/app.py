@@ -271,7 +271,7 @@ def _build_runtime(
         recall=settings.recall,
         tool_search=settings.tool_search or None,
         prepare=prepare,
-        only_named=partial(only_named_tools, settings),
+        only_named=partial(only_named_tools, settings, environment),
     )
     agent_loader.set_default(selected.model or settings.model, selected.effort)
     recall = knowledge.recall_interceptor(agent_loader.recalls)
@@ -284,7 +284,7 @@ def _build_runtime(
         limits=settings.limits,
         budgets=settings.budgets,
         history=settings.history,
-        interceptors=[keyword_tools(settings), *load_interceptors(plugins), recall],
+        interceptors=[keyword_tools(settings, environment), *load_interceptors(plugins), recall],
         registry=registry,
         delegation=settings.delegation,
         dispatcher=cluster.dispatcher if cluster else None,

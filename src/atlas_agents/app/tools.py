@@ -22,7 +22,7 @@ from atlas_agents.builtin_tools.telegram import NAME as TELEGRAM
 from atlas_agents.builtin_tools.telegram import telegram_tool
 from atlas_agents.builtin_tools.telegram_api import BotAccount
 from atlas_agents.builtin_tools.web.fetch import url_fetch
-from atlas_agents.builtin_tools.web.search import choose_search, web_search
+from atlas_agents.builtin_tools.web.search import NOT_CONFIGURED, choose_search, web_search
 from atlas_agents.builtin_tools.x import POST, SEARCH, Account, XApi, XClient, XTokens, x_tools
 from atlas_agents.channels.telegram.state import Pairing
 from atlas_agents.config.open import database_files, is_postgres, open_policy
@@ -115,6 +115,9 @@ def _folder_tools(settings: Settings, folder: Path, trust_home: Path) -> list[To
     return [*file_tools(folder, private=private, guarded=guarded_now), bash]
 
 
+_WEB_SEARCH = "web_search"
+
+
 def _user_folders(settings: Settings) -> Path:
     return settings.user_folders or settings.home / "users"
 
@@ -138,11 +141,18 @@ def _web(settings: Settings, opening: AsyncExitStack, environment: Environment) 
     return [web_search(opening, search), url_fetch(opening, hosts=settings.fetch_hosts)]
 
 
-def keyword_tools(settings: Settings) -> Interceptor:
+def _unconfigured_tools(settings: Settings, environment: Environment) -> set[str]:
+    """Return the tools, apart from Telegram's, that can only fail, because no service or account is configured."""
+    search = choose_search(settings.search, settings.search_url, settings.search_key, environment)
+    x: set[str] = set() if _has_x(settings) else {POST, SEARCH}
+    return x | {_WEB_SEARCH} if search == NOT_CONFIGURED else x
+
+
+def keyword_tools(settings: Settings, environment: Environment) -> Interceptor:
     """Return the interceptor that offers some tools only after a keyword, and never those that are not configured."""
     bot = telegram_bot(settings)
-    x: dict[str, Sequence[str]] = {} if _has_x(settings) else {POST: (), SEARCH: ()}
-    with_bot, without_bot = offered_on({TELEGRAM: TELEGRAM_KEYWORDS, **x}), offered_on({TELEGRAM: (), **x})
+    never: dict[str, Sequence[str]] = dict.fromkeys(_unconfigured_tools(settings, environment), ())
+    with_bot, without_bot = offered_on({TELEGRAM: TELEGRAM_KEYWORDS, **never}), offered_on({TELEGRAM: (), **never})
 
     async def offer(request: Request) -> Request | None:
         names_it = any(spec.name == TELEGRAM for spec in request.tools)
@@ -151,13 +161,11 @@ def keyword_tools(settings: Settings) -> Interceptor:
     return Interceptor(request=offer)
 
 
-def only_named_tools(settings: Settings, state: WorkspaceState) -> frozenset[str]:
+def only_named_tools(settings: Settings, environment: Environment, state: WorkspaceState) -> frozenset[str]:
     """Return the tools that `Tools: *` leaves out, because what they need is not configured or does not exist."""
-    missing: set[str] = set()
+    missing = _unconfigured_tools(settings, environment)
     if not telegram_bot(settings).token:
         missing.add(TELEGRAM)
-    if not _has_x(settings):
-        missing |= {POST, SEARCH}
     if len(state.agents) == 1:
         missing |= {delegate_task.name, get_team_members.name}
     if not is_postgres(settings):  # plans are for an installation with several customers

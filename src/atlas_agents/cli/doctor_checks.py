@@ -498,7 +498,7 @@ async def check_search(settings: Settings) -> AsyncIterator[CheckResult]:
     """Check the web search. A SearXNG server gets a test query; services that charge per query do not."""
     search = choose_search(settings.search, settings.search_url, settings.search_key, Environment())
     if search == NOT_CONFIGURED:
-        yield ok("search", "not configured; web_search explains how to configure it")
+        yield ok("search", "not configured, so web_search is not offered to models")
     elif isinstance(search, str):
         yield broken("search", search, "fix the setting, or remove search")
     elif isinstance(search, SearXNG):

@@ -281,6 +281,8 @@ def _decode(response: XResponse, *, publishes: bool) -> Any:
     if response.status == 429:
         wait = _retry_delay(response)
         raise Transient(f"X's rate limit is reached for {wait:.0f} s; nothing was done.", retry_after=wait)
+    if response.status == 503:  # it did not accept the request
+        raise Transient("X is overloaded (HTTP 503); nothing was done.")
     if response.status >= 500:
         message = f"X server error (HTTP {response.status})"
         raise OutcomeUnknown(f"{message}; the post may have been published.") if publishes else Transient(f"{message}.")
