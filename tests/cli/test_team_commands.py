@@ -1,6 +1,7 @@
 """Jobs, schedules, users and plans."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -38,6 +39,14 @@ def test_schedule_runs_a_job_that_can_be_cancelled_and_retried(home: Home) -> No
     assert "cancelled, normal" in shown and "The news!" in shown and "by owner" in shown
     assert home.run("jobs", "retry", job).stderr == f"{job} is queued.\n"
     assert home.run("jobs", "list", "--state", "lost").returncode == 2
+    asked = home.run("jobs", "submit", "A poem!", "--priority", "high", "--deadline", "2 hours").stdout.strip()
+    heading, *rows = home.run("jobs", "list").stdout.splitlines()
+    assert re.split(" {2,}", heading) == ["JOB", "STATE", "AGENT", "REQUESTED BY", "PRIORITY", "WHEN", "TASK"]
+    assert [re.split(" {2,}", row)[0::3] for row in rows] == [
+        [asked, "owner", "A poem!"],
+        [job, "a schedule", "The news!"],
+    ]
+    assert "in the past" in home.run("jobs", "submit", "Late", "--deadline", "2020-01-01").stderr
     assert home.run("schedule", "pause", "news").stderr == "news: paused.\n"
     assert "nextAt" not in read(home, "schedule", "list")[0]
     assert home.run("schedule", "remove", "news").returncode == 0

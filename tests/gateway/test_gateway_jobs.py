@@ -94,6 +94,28 @@ async def test_dead_job_is_reported_and_others_continue(tmp_path: Path) -> None:
         assert states == ["done", "dead"]
 
 
+async def test_submitted_job_runs_once_and_its_result_can_be_read(tmp_path: Path) -> None:
+    atlas = team([], [says("Roses are red.")])
+    async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as client:
+        await client.get("jobs.list")
+        task = {"task": "a poem", "targetAgent": "writer", "priority": "high", "idempotencyKey": "k"}
+        made = await client.get("jobs.submit", **task, deadline="2 hours")
+        again = await client.get("jobs.submit", **task)
+        assert made["jobId"] == again["jobId"] == made["job"]["jobId"]
+        done = await job_of(client, "done")
+        assert (done["result"], done["kind"], done["user"]) == ("Roses are red.", "request", "owner")
+        assert done["deadline"] - done["createdAt"] >= 7_190_000 and done["sessionKey"].endswith(made["jobId"])
+        for wrong, message in [
+            ({"task": " "}, "must not be blank"),
+            ({"task": "x", "targetAgent": "poet"}, "unknown agent 'poet'"),
+            ({"task": "x", "deadline": 1}, "in the past"),
+            ({"task": "x", "deadline": "soon"}, "expected a time like"),
+            ({}, "task"),
+        ]:
+            assert message in (await client.request("jobs.submit", **wrong))["error"]["message"]
+        assert len((await client.get("jobs.list"))["jobs"]) == 1
+
+
 async def test_other_users_job_looks_like_a_missing_one(tmp_path: Path) -> None:
     names = {"ann": ["read", "write", "approve"], "bob": ["read", "write", "approve"]}
     lines = {name: {"token": name + STRONG, "scopes": scopes} for name, scopes in names.items()}

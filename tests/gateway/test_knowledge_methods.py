@@ -92,9 +92,12 @@ async def test_memories_belong_to_the_caller(tmp_path: Path) -> None:
             (mine,) = (await call(ann, "memories.list", agentId=agent))["memories"]
             assert (mine["id"], mine["text"], mine["tags"], mine["runId"]) == (memory.id, memory.text, ["taste"], "r")
             assert (await call(ann, "memories.list", agentId=agent, query="tea"))["memories"] == [mine]
+            (match,) = (await call(ann, "memory.search", agentId=agent, query="tea", k=1))["results"]
+            assert match["memory"] == mine and match["score"] > 0
             for other in (bob, owner):
                 assert (await call(other, "memories.list", agentId=agent))["memories"] == []
                 assert (await call(other, "memories.list", agentId=agent, query="tea"))["memories"] == []
+                assert (await call(other, "memory.search", agentId=agent, query="tea"))["results"] == []
                 errors = [
                     await call(other, "memories.forget", agentId=agent, id=id) for id in (memory.id, "m" + "0" * 20)
                 ]

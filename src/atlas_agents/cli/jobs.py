@@ -74,6 +74,31 @@ def show(id: JobId, as_json: JsonFlag = False) -> None:
 
 
 @command(app)
+def submit(
+    task: Annotated[str, Argument(metavar="TASK", help="What the agent should do.")],
+    agent: AgentOption = None,
+    priority: Annotated[str, Option(metavar="NAME", help="low, normal, high or urgent.")] = "normal",
+    deadline: Annotated[
+        str | None, Option(metavar="WHEN", help="A time such as 2026-11-15T18:00:00Z, or a duration such as 30m.")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Give an agent a task to do in the background, while a gateway is running."""
+    import secrets
+
+    from atlas_agents.core.store import PRIORITIES
+
+    _check_choice("--priority", priority, PRIORITIES)
+    options = {"target_agent": agent, "priority": priority, "deadline": deadline}
+    job = call("jobs.submit", task=task, idempotency_key=secrets.token_hex(16), **options)["job"]
+    if as_json:
+        print_json(job)
+        return
+    print(job["jobId"])
+    print(f"for {job['agentId']}, {job['state']}; see it with: atlas jobs show {job['jobId']}", file=sys.stderr)
+
+
+@command(app)
 def cancel(id: JobId) -> None:
     """Cancel a job and the jobs it delegated; the requester is notified."""
     _change_job(id, "jobs.cancel")
@@ -97,7 +122,7 @@ def _full_id(client: GatewayCall, prefix: str) -> str:
 
 
 def _requester(job: dict[str, Any]) -> str:
-    return job.get("askedBy") or ("a schedule" if job["kind"] == "schedule" else "-")
+    return job.get("askedBy") or ("a schedule" if job["kind"] == "schedule" else job.get("user") or "-")
 
 
 # Schedules

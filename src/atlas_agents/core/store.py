@@ -23,7 +23,7 @@ JournalKind: TypeAlias = Literal[
     "accepted", "resumed", "summary", "reply", "steer", "hook", "intent", "outcome", "asked", "answered", "ended"
 ]
 JobState: TypeAlias = Literal["queued", "running", "done", "failed", "expired", "cancelled", "dead"]
-JobKind: TypeAlias = Literal["delegation", "schedule"]
+JobKind: TypeAlias = Literal["delegation", "schedule", "request"]
 Priority: TypeAlias = Literal["low", "normal", "high", "urgent"]
 PRIORITIES: tuple[Priority, ...] = ("low", "normal", "high", "urgent")
 OPEN_JOB: tuple[JobState, ...] = ("queued", "running")
@@ -273,12 +273,12 @@ NO_CHAIN = Chain()
 
 
 class JobRow(msgspec.Struct, frozen=True):
-    """A job: a task that an agent delegated, or that a schedule created. Each job runs in a session of its own, and its
-    outcome is reported to the asker once. The `asker_*` fields are empty if a schedule created it.
+    """A job: a task that an agent delegated, that a schedule created or that a person submitted. Each job runs in a
+    session of its own, and its outcome is reported to the asker once. The `asker_*` fields are empty if no agent asked.
 
     Attributes:
         id: Id of the job.
-        kind: Whether it was delegated or created by a schedule.
+        kind: Whether it was delegated, created by a schedule or requested by a person.
         agent_id: Agent that does the task.
         task: What to do.
         session: Key of the session in which it runs.

@@ -69,7 +69,7 @@ class PlanUsage(msgspec.Struct, frozen=True):
 
 UNLIMITED = Plan("unlimited")
 OWNER = User("owner", "owner")
-"""Whoever holds the main token of the gateway: always a user, who takes a seat like the others."""
+"""The holder of the main token of the gateway: always a user, who takes a seat like the others."""
 
 
 def check_plan_name(name: str) -> None:

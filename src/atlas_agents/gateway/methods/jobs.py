@@ -1,10 +1,13 @@
 """Methods `jobs.*` and `schedules.*`: jobs and recurring tasks of the caller."""
 
+import hashlib
 import time
 
 from atlas_agents.agents.schedules import next_due_time
 from atlas_agents.agents.stream import AtlasStream
-from atlas_agents.core.errors import Conflict, NotFound
+from atlas_agents.builtin_tools.team import parse_deadline
+from atlas_agents.core.errors import BadArguments, Conflict, NotFound
+from atlas_agents.core.messages import new_id
 from atlas_agents.core.store import PRIORITIES, JobRow, Schedule
 from atlas_agents.core.text import list_known
 from atlas_agents.gateway.connection import ClientConnection
@@ -24,6 +27,7 @@ _MAX_SCHEDULES = 100
 def add_methods(methods: Methods) -> None:
     methods.add("jobs.list", list_jobs)
     methods.add("jobs.get", get_job)
+    methods.add("jobs.submit", submit_job)
     methods.add("jobs.cancel", cancel_job)
     methods.add("jobs.retry", retry_job)
     methods.add("schedules.add", add_schedule)
@@ -51,6 +55,45 @@ async def list_jobs(caller: ClientConnection, params: wire.JobsList) -> wire.Job
 
 async def get_job(caller: ClientConnection, params: wire.OneJob) -> wire.JobResult:
     return wire.JobResult(job_shape(await _require_job(caller, params.job_id), caller.grant.prefix))
+
+
+async def submit_job(caller: ClientConnection, params: wire.JobsSubmit) -> wire.JobSubmitted:
+    """Give an agent a task, as a job in a session of its own."""
+    hub, grant = caller.hub, caller.grant
+    hub.check_accepting()
+    agent = await hub.resolve_agent("", params.target_agent)
+    if not params.task.strip():
+        raise ProtocolError("INVALID_PARAMS", "task: must not be blank")
+    now = int(time.time() * 1000)
+    seed = f"{grant.principal.id}\n{params.idempotency_key or new_id()}"
+    id = hashlib.sha256(seed.encode()).hexdigest()[:16]
+    session = f"{grant.prefix}requests/jobs/{id}"
+    if grant.prefix:
+        await hub.quotas.check(session, sessions=1, messages=1, size=len(params.task.encode()))
+    job = JobRow(
+        id,
+        "request",
+        agent.id,
+        params.task,
+        session=session,
+        priority=PRIORITIES.index(params.priority),
+        root=id,
+        user=grant.principal.id,
+        due_at=now,
+        deadline=_deadline(params.deadline, now),
+    )
+    return wire.JobSubmitted(id, job_shape(await hub.atlas.jobs.add(job), grant.prefix))
+
+
+def _deadline(wanted: int | str | None, now: int) -> int | None:
+    try:
+        if isinstance(wanted, str):
+            return parse_deadline(wanted, now)
+    except BadArguments as error:
+        raise ProtocolError("INVALID_PARAMS", str(error)) from None
+    if wanted is not None and wanted <= now:
+        raise ProtocolError("INVALID_PARAMS", "deadline: is in the past")
+    return wanted
 
 
 async def cancel_job(caller: ClientConnection, params: wire.OneJob) -> wire.JobResult:

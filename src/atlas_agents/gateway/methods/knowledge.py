@@ -25,6 +25,7 @@ def add_methods(methods: Methods) -> None:
     methods.add("knowledge.refresh", refresh_documents)
     methods.add("knowledge.remove", remove_documents)
     methods.add("memories.list", list_memories)
+    methods.add("memory.search", search_memories)
     methods.add("memories.forget", forget_memory)
     methods.add("memories.put", put_memory)
     methods.add("memories.clear", clear_memories)
@@ -126,6 +127,15 @@ async def list_memories(caller: ClientConnection, params: wire.MemoriesList) -> 
     else:
         found = [memory for memory, _ in await memories.search(owner, params.query, params.limit)]
     return wire.MemoriesResult(tuple([_memory_shape(each, caller.grant.prefix) for each in found]))
+
+
+async def search_memories(caller: ClientConnection, params: wire.MemorySearch) -> wire.MemoryMatches:
+    agent = await caller.hub.resolve_agent("", params.agent_id)
+    memories, owner = _require_knowledge_base(caller).memories, _memory_owner(caller, agent.id)
+    found = await memories.search(owner, params.query, params.k)
+    return wire.MemoryMatches(
+        tuple([wire.MemoryMatch(_memory_shape(memory, caller.grant.prefix), score) for memory, score in found])
+    )
 
 
 async def put_memory(caller: ClientConnection, params: wire.MemoriesPut) -> wire.MemoryResult:

@@ -21,7 +21,7 @@ class JobShape(WireStruct, frozen=True):
     """
 
     job_id: str
-    kind: Literal["delegation", "schedule"]
+    kind: Literal["delegation", "schedule", "request"]
     agent_id: str
     task: str
     state: JobState
@@ -38,6 +38,24 @@ class JobShape(WireStruct, frozen=True):
     result: str | None = None
     error: str | None = None
     ended_at: int | None = None
+
+
+class JobsSubmit(WireStruct, frozen=True):
+    """A task for an agent, in a session of its own. A repeated `idempotencyKey` returns the job that it created.
+
+    `deadline` is a time such as `2026-11-15T18:00:00Z`, a duration such as `30 minutes`, or milliseconds since 1970.
+    """
+
+    task: Text
+    target_agent: str | None = None
+    priority: Literal["low", "normal", "high", "urgent"] = "normal"
+    deadline: Annotated[int, Meta(ge=0, le=2**53 - 1)] | Annotated[str, Meta(max_length=64)] | None = None
+    idempotency_key: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
+
+
+class JobSubmitted(WireStruct, frozen=True):
+    job_id: str
+    job: JobShape
 
 
 class JobsList(WireStruct, frozen=True):

@@ -144,6 +144,25 @@ class MemoriesResult(WireStruct, frozen=True):
     memories: tuple[MemoryShape, ...]
 
 
+class MemorySearch(WireStruct, frozen=True):
+    """A question or keywords, and how many memories to return. Without `agentId`, the default agent's are searched."""
+
+    query: Text
+    agent_id: str | None = None
+    k: Annotated[int, Meta(ge=1, le=50)] = 5
+
+
+class MemoryMatch(WireStruct, frozen=True):
+    """A memory that matches. A higher `score` is a better match."""
+
+    memory: MemoryShape
+    score: float
+
+
+class MemoryMatches(WireStruct, frozen=True):
+    results: tuple[MemoryMatch, ...]
+
+
 class MemoriesForget(WireStruct, frozen=True):
     """Identifies a memory of an agent about the caller."""
 

@@ -64,8 +64,9 @@ _ALL = (
     ),
     Method("runs.list", "read", chat.RunsList, chat.RunsResult, "List runs, latest first."),
     Method("runs.get", "read", chat.OneRun, chat.RunDetails, "A run with its steps."),
-    Method("jobs.list", "read", jobs.JobsList, jobs.JobPage, "List delegated and scheduled jobs, latest first."),
+    Method("jobs.list", "read", jobs.JobsList, jobs.JobPage, "List jobs, latest first."),
     Method("jobs.get", "read", jobs.OneJob, jobs.JobResult, "A job."),
+    Method("jobs.submit", "write", jobs.JobsSubmit, jobs.JobSubmitted, "Give an agent a task to do in the background."),
     Method("jobs.cancel", "write", jobs.OneJob, jobs.JobResult, "Cancel a job and the jobs it created."),
     Method("jobs.retry", "write", jobs.OneJob, jobs.JobResult, "Retry a job that failed."),
     Method("schedules.add", "write", jobs.SchedulesAdd, jobs.ScheduleResult, "Create a recurring task."),
@@ -191,6 +192,9 @@ _ALL = (
     Method("knowledge.remove", "admin", knowledge.KnowledgeRemove, knowledge.Removed, "Remove documents."),
     Method(
         "memories.list", "read", knowledge.MemoriesList, knowledge.MemoriesResult, "List an agent's memories about you."
+    ),
+    Method(
+        "memory.search", "read", knowledge.MemorySearch, knowledge.MemoryMatches, "Find an agent's memories about you."
     ),
     Method("memories.forget", "write", knowledge.MemoriesForget, Ack, "Delete a memory of an agent."),
     Method("memories.put", "write", knowledge.MemoriesPut, knowledge.MemoryResult, "Change the text of a memory."),
