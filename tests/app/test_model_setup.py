@@ -98,7 +98,10 @@ async def connect(gateway: ServedGateway) -> AsyncGenerator[SetupClient, None]:
 
 
 async def test_key_is_tested_before_it_is_stored(tmp_path: Path, vendor: ModelServer) -> None:
-    async with serve(tmp_path / "home", ANTHROPIC_BASE_URL=vendor.url) as (_, client):  # does not choose a model
+    variables = {"ANTHROPIC_BASE_URL": vendor.url, "GROQ_API_KEY": KEY}  # neither chooses a model
+    async with serve(tmp_path / "home", **variables) as (gateway, client):
+        hint = "Found GROQ_API_KEY. Choose a model in the web UI, or run: atlas init"
+        assert gateway.runtime.setup.hint == hint
         status = await client.call("setup.status")
         assert status["done"] is False
         assert status["current"]["agentId"] == "assistant"

@@ -197,6 +197,13 @@ class ModelSetup:
         return bool(self._selected().model) or self._used_model not in ("", LOCAL_MODEL)
 
     @property
+    def hint(self) -> str:
+        """The next step for a person who has not chosen a model; empty once it is done."""
+        found = " and ".join(each.variable for each in find_keys(self._environment))
+        step = "Choose a model in the web UI, or run: atlas init"
+        return "" if self.done else f"Found {found}. {step}" if found else step
+
+    @property
     def _used_model(self) -> str:
         """The model of the default agent; empty for the scripted demo."""
         default = self._atlas.get_agent()

@@ -104,8 +104,8 @@ def _gateway_ready(served: "ServedGateway", *, hide_token: bool) -> None:
     for agent in runtime.atlas.agents:
         model = agent_model(agent, runtime.atlas.registry)
         _print(describe_agent(agent.id, model, runtime.agent_loader.notices.get(agent.id, "")))
-    if not runtime.setup.done:
-        _print("Choose a model in the web UI, or run: atlas init")
+    if runtime.setup.hint:
+        _print(runtime.setup.hint)
     if telegram_enabled(runtime.settings):
         _print("The Telegram bot is running; it tells new users how to pair.")
     for notice in runtime.workspace.state.pending:
