@@ -2,7 +2,10 @@
 
 import ast
 import re
+import shlex
+import tomllib
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +14,15 @@ import yaml
 
 import api_pages
 import doc_examples
+from atlas_agents.cli.app import app
+from atlas_agents.cli.command import Group, UsageError
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 PAGES = {str(page.relative_to(DOCS)): page.read_text(encoding="utf-8") for page in doc_examples.pages()}
 SHOWN = [name for page in PAGES.values() for name in doc_examples.BLOCK.findall(page)]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+TARGETS = re.findall(r"^([a-z]+):.*## ", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
 GROUPS = ["Home", "Tutorial", "How-to guides", "Concepts", "Reference", "Design"]
 
 
@@ -126,3 +133,79 @@ def test_design_index_leads_to_every_design_page() -> None:
 def test_links_of_a_page_lead_somewhere(name: str) -> None:
     links = re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)[^)]*\)", doc_examples.BLOCK.sub("", PAGES[name]))
     assert [link for link in links if not (DOCS / name).parent.joinpath(link).exists()] == []
+
+
+def shown_commands(page: str) -> Iterator[tuple[str, bool]]:
+    """Yield the commands that a page shows, and whether each is complete: one in a sentence may lack its arguments."""
+    for block in re.findall(r"^ *```(?:ba|z|fi)?sh\b[^\n]*\n(.*?)^ *```$", page, re.MULTILINE | re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            yield from ((part.strip(), True) for part in re.split(r"&&|\|\|?|;|\$\(|[<>]\(", line.partition(" #")[0]))
+    for span in re.findall(r"`([^`\n]+)`", re.sub(r"^ *```.*?^ *```$", "", page, flags=re.MULTILINE | re.DOTALL)):
+        yield span.partition(" |")[0].strip(), False
+
+
+def trouble_with(line: str, *, complete: bool) -> str:
+    """Return why a command cannot be run as it is shown; empty if it can, or if it is not a command of this project."""
+    words = re.sub(r"^(?:[A-Z_]+=\S* +)*", "", line)
+    words = re.sub(r"^\.venv/bin/", "", words)
+    unknown = [f"no extra {name}" for name in extras_in(words) if name not in PROJECT["optional-dependencies"]]
+    if unknown:
+        return unknown[0]
+    try:
+        name, *rest = shlex.split(words.rstrip(")"), comments=True)
+    except ValueError:
+        return ""
+    if name == "make" and complete:
+        return next((f"no target {each}" for each in rest if "=" not in each and each not in TARGETS), "")
+    if name in ("uvx", "pipx") and rest and rest[-1].partition("[")[0].startswith("atlas"):
+        return "" if rest[-1].partition("[")[0] in PROJECT["scripts"] else f"no command {rest[-1]}"
+    return command_trouble(rest, complete=complete) if name == "atlas" else ""
+
+
+def extras_in(words: str) -> list[str]:
+    return [extra for found in re.findall(r"atlas-agents\[([\w,]+)\]", words) for extra in found.split(",")]
+
+
+def command_trouble(arguments: list[str], *, complete: bool) -> str:
+    """Parse arguments of `atlas` without running the command."""
+    found: Any = app
+    if arguments in (["--version"], []) or "--help" in arguments or "…" in arguments:
+        return ""
+    while isinstance(found, Group) and arguments and not arguments[0].startswith("-"):
+        if found.find(arguments[0]) is None:
+            return f"no command {arguments[0]}"
+        found, arguments = found.find(arguments[0]), arguments[1:]
+    if isinstance(found, Group):
+        found = found.find(found.default) if found.default else None
+    if found is None:
+        return "no command is named" if complete else ""
+    try:
+        found.parse([each for each in arguments if each not in (">", "2>&1", "&")])
+    except UsageError as error:
+        return "" if not complete and str(error).startswith(("Missing", "Option")) else str(error)
+    return ""
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", *(f"docs/{name}" for name in PAGES)])
+def test_shown_commands_exist(name: str) -> None:
+    page = (ROOT / name).read_text(encoding="utf-8")
+    shown = dict.fromkeys(shown_commands(page))
+    wrong = [(line, trouble) for line, full in shown if (trouble := trouble_with(line, complete=full))]
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("line", "trouble"),
+    [
+        ("atlas server", "no command server"),
+        ("ATLAS_MODEL=demo atlas ask --shout Hello", "No such option: --shout"),
+        ("atlas mcp", "no command is named"),
+        ("pip install 'atlas-agents[gpu]'", "no extra gpu"),
+        ("uvx atlas-agent", "no command atlas-agent"),
+        ("make everything", "no target everything"),
+        ("atlas serve --port 0 --no-open", ""),
+        ("uvx 'atlas-agents[local]'", ""),
+    ],
+)
+def test_command_that_does_not_exist_is_found(line: str, trouble: str) -> None:
+    assert trouble_with(line, complete=True).partition(" (")[0] == trouble
