@@ -1,4 +1,4 @@
-"""CPU seconds of ten commands, nine of them against a running gateway with the scripted demo.
+"""CPU seconds of eleven commands, ten of them against a running gateway with the scripted demo.
 
 python bench/commands.py            measure this installation and print a Markdown table
 python bench/commands.py OTHER_SRC  measure another checkout's `src` as well, taking turns, with the same packages
@@ -18,6 +18,7 @@ COMMANDS = (
     "tools",
     "usage",
     "users list",
+    "mcp list",
     "config show",
     "token list",
     "models list",

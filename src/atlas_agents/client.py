@@ -20,7 +20,6 @@ from atlas_agents.core.messages import STEERING_RUN, new_id
 from atlas_agents.gateway.protocol import events
 from atlas_agents.gateway.protocol.chat import Sent
 from atlas_agents.gateway.protocol.frames import PROTOCOL, AuthErrorFrame, AuthFrame, Client, WelcomeFrame
-from atlas_agents.gateway.protocol.methods import METHODS
 from atlas_agents.gateway.protocol.sessions import RunPosition, Subscribed
 from atlas_agents.gateway.protocol.types import MessageShape, SessionShape, WireStruct
 
@@ -534,14 +533,14 @@ class GatewayClient:
 
     async def request(self, method: str, params: dict[str, Any], on_result: OnResult | None = None) -> Any:
         """Like `call`, with the parameters as given. `on_result` receives the result before any later event."""
-        repeatable = (method in METHODS and METHODS[method].scope == "read") or "idempotencyKey" in params
+        repeatable = True
         last_loss = ConnectionLost("", sent=False)
         for _ in range(_MAX_ATTEMPTS):
             link = await self._connected_link()
             try:
                 return await link.request(method, params, on_result)
             except ConnectionLost as loss:
-                last_loss = loss
+                last_loss, repeatable = loss, "idempotencyKey" in params or _only_reads(method)
                 if loss.sent and not repeatable:
                     break
         raise Unreachable(f"{method}: {last_loss.reason}", unclear=last_loss.sent and not repeatable)
@@ -624,6 +623,13 @@ class GatewayClient:
     async def _unsubscribe(self, session_key: str) -> None:
         if self._feeds.pop(session_key, None) is not None and self._link is not None and not self._link.ended:
             await self.request("sessions.unsubscribe", {"sessionKey": session_key})
+
+
+def _only_reads(method: str) -> bool:
+    """Return whether a method changes nothing. The table of methods takes long to import, and is rarely needed."""
+    from atlas_agents.gateway.protocol.methods import METHODS
+
+    return method in METHODS and METHODS[method].scope == "read"
 
 
 def _wire_name(name: str) -> str:

@@ -100,6 +100,7 @@ CLIENT_COMMANDS = [
     "jobs list",
     "schedule list",
     "audit list",
+    "mcp list",
 ]
 
 
@@ -110,7 +111,7 @@ def test_commands_without_a_gateway_import_little(home: Home) -> None:
         assert len(modules) <= limit, (arguments, len(modules))
 
 
-SETTINGS_COMMANDS = ["config show", "token list", "mcp list"]
+SETTINGS_COMMANDS = ["config show", "token list"]
 """Commands that read files of the home folder, and so the settings."""
 UNUSED = tuple(
     f"atlas_agents.{name}" for name in ("app.app", "builtin_tools.bash", "providers.registry", "tools.pipeline")
@@ -133,6 +134,7 @@ def test_client_commands_import_neither_the_server_nor_an_http_client(home: Home
         assert _of_server(loaded[name], UNUSED) == [], name
         assert len(loaded[name]) <= limit, (name, len(loaded[name]))
     assert _of_server(loaded["ask hello"], (*UNUSED, "atlas_agents.config", "atlas_agents.agents")) == []
+    assert not loaded["ask hello"] & {f"atlas_agents.gateway.protocol.{name}" for name in ("admin", "methods")}
 
 
 def _of_server(modules: set[str], packages: tuple[str, ...]) -> list[str]:

@@ -37,7 +37,7 @@ from atlas_agents.gateway.mcp.resources import DocumentResources
 from atlas_agents.gateway.protocol import admin
 from atlas_agents.gateway.protocol import events as wire
 from atlas_agents.gateway.protocol.frames import BAD_TOKEN, ProtocolError
-from atlas_agents.gateway.protocol.types import Features, PolicyShape, Scope, ServerShape
+from atlas_agents.gateway.protocol.types import AuditShape, Features, PolicyShape, Scope, ServerShape
 from atlas_agents.gateway.quotas import UserQuotas, WorkLimiter
 from atlas_agents.gateway.runs import RunHooks, RunRegistry, no_notice
 from atlas_agents.gateway.settings import GatewaySettings
@@ -140,7 +140,7 @@ class AuditTail:
     async def page(self, params: admin.AuditList) -> admin.AuditPage:
         """Return the latest rows that match the filters, or those before a cursor."""
         before = await self._find_last_row() + 1 if params.cursor is None else _parse_cursor(params.cursor)
-        found: list[admin.AuditShape] = []
+        found: list[AuditShape] = []
         while before > 1 and len(found) < params.limit:
             first = max(0, before - 1 - _PAGE)
             rows = await self._store.audit(self._tenant, after=first, limit=before - 1 - first)
@@ -245,8 +245,8 @@ class AuditTail:
         return self._last
 
 
-def _audit_shape(row: AuditRow) -> admin.AuditShape:
-    return admin.AuditShape(row.seq, msgspec.json.decode(row.entry), row.previous, row.hash)
+def _audit_shape(row: AuditRow) -> AuditShape:
+    return AuditShape(row.seq, msgspec.json.decode(row.entry), row.previous, row.hash)
 
 
 def _matches(entry: dict[str, Any], params: admin.AuditList) -> bool:

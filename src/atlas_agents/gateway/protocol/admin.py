@@ -416,17 +416,8 @@ class AuditList(types.WireStruct, frozen=True):
     run_id: str | None = None
 
 
-class AuditShape(types.WireStruct, frozen=True):
-    """One audit entry with its position and hash in the chain."""
-
-    seq: int
-    entry: dict[str, Any]
-    previous: str
-    hash: str
-
-
 class AuditPage(types.WireStruct, frozen=True):
-    entries: tuple[AuditShape, ...]
+    entries: tuple[types.AuditShape, ...]
     next_cursor: str | None = None
 
 

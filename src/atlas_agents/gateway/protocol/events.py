@@ -6,7 +6,6 @@ import msgspec
 
 from atlas_agents.core.text import clean
 from atlas_agents.gateway.protocol import types
-from atlas_agents.gateway.protocol.admin import AuditShape
 from atlas_agents.gateway.protocol.jobs import JobShape
 
 E = TypeVar("E")
@@ -229,7 +228,7 @@ class AuditAdded(types.WireStruct, frozen=True):
     """A new audit entry. Sent to clients that called `audit.subscribe`."""
 
     event: ClassVar[str] = "audit.entry"
-    entry: AuditShape
+    entry: types.AuditShape
 
 
 class ApprovalsUpdated(types.WireStruct, frozen=True):

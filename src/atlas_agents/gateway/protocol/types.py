@@ -315,6 +315,15 @@ class PolicyShape(WireStruct, frozen=True):
     ping_ms: int
 
 
+class AuditShape(WireStruct, frozen=True):
+    """One audit entry with its position and hash in the chain."""
+
+    seq: int
+    entry: dict[str, Any]
+    previous: str
+    hash: str
+
+
 class NoParams(WireStruct, frozen=True):
     """No params."""
 
