@@ -2,18 +2,17 @@
 
 import asyncio
 import re
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from atlas_command import ENTER, Home, ServeProcess
+from atlas_command import ENTER, Home, ServeProcess, eventually
 
 from atlas_agents.cli import prompts
 from atlas_agents.client import GatewayClient
 from atlas_agents.gateway.protocol.types import ApprovalShape
-from checks import TIMEOUT, wait_until
+from checks import wait_until
 
 pytestmark = pytest.mark.slow
 HIDDEN = "touch canary"
@@ -43,10 +42,9 @@ def has_acted(home: Home) -> bool:
 
 def wait_for_action(home: Home) -> str:
     """Return what the tool wrote; its file exists a moment before it has content."""
-    end = time.monotonic() + TIMEOUT
-    while not has_acted(home) or not (text := (home.folder / "acted").read_text()):
-        assert time.monotonic() < end
-    return text
+    acted = home.folder / "acted"
+    eventually(lambda: acted.exists() and bool(acted.read_text()))
+    return acted.read_text()
 
 
 def test_long_call_is_not_approved_unread(home: Home) -> None:

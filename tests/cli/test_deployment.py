@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 import tomllib
 import urllib.error
 import urllib.request
@@ -258,9 +257,9 @@ def test_gateway_started_by_the_unit_passes_every_probe(home: Home) -> None:
         for probe in PROBES:
             assert asked(served.port, container("gateway")[probe]) == 200
         assert asked(served.port, container("gateway")["readinessProbe"], Host="10.0.0.7:18789") == 421
-        started = time.monotonic()
         assert served.kill(signal.SIGTERM) == 0
-        assert time.monotonic() - started < int(entries["TimeoutStopSec"][0].removesuffix("s"))
+        assert "takes too long" not in served.output
+    assert int(entries["TimeoutStopSec"][0].removesuffix("s")) >= 2 * GatewaySettings(home=Path()).grace
     assert subprocess.run(here, capture_output=True, timeout=TIMEOUT).returncode == 1
 
 
