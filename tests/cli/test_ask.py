@@ -154,6 +154,15 @@ def test_google_key_chooses_a_gemini_model(bare: Home, server: ModelServer, vari
     assert server.requests[0].headers["x-goog-api-key"] == "key-for-tests"
 
 
+def test_model_named_on_the_command_line_uses_a_stored_key(bare: Home, server: ModelServer) -> None:
+    bare.path.mkdir(0o700)
+    stored = {"google": {"key": "stored-key", "base_url": server.root}}
+    (bare.path / "secrets.json").write_text(json.dumps({"providers": stored}))
+    done = bare.run("ask", "Hello", "--model", "google/gemini-3.8-flash")
+    assert (done.returncode, done.stdout) == (0, "You wrote: Hello\n")
+    assert server.requests[0].headers["x-goog-api-key"] == "stored-key"
+
+
 @pytest.mark.parametrize(
     ("settings", "headline", "model"),
     [

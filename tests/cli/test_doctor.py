@@ -211,10 +211,11 @@ def test_hanging_gateway_is_found(home: Home) -> None:
 def test_keys_are_checked_but_not_shown(tmp_path: Path, server: ModelServer) -> None:
     home = create_home(tmp_path, server, agents="## a\nModel: openai/gpt-5.2\n")
     key = "sk-this-must-not-be-seen"
+    (home.path / "secrets.json").write_text(json.dumps({"providers": {"google": {"key": key}}}))
     code, findings = diagnose(home, OPENAI_API_KEY=key, ANTHROPIC_API_KEY=key)
     assert code == 0
     (keys,) = [each for each in findings if each["what"] == "keys"]
-    assert "ANTHROPIC_API_KEY is set, OPENAI_API_KEY is set" in keys["words"]
+    assert "ANTHROPIC_API_KEY is set, OPENAI_API_KEY is set, stored in the secret file: google" in keys["words"]
     assert key not in json.dumps(findings)
 
 

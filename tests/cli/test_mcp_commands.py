@@ -72,6 +72,11 @@ def test_running_gateway_makes_and_audits_the_changes(home: Home) -> None:
         assert json.loads(home.run("mcp", "list", "--json").stdout) == []
         invited = home.run("users", "invite", "mara", "--days", "2")
         assert invited.stdout.startswith("http://127.0.0.1:") and "/#invite=" in invited.stdout, invited.stderr
+        accepted = home.run("users", "accept", invited.stdout.strip())
+        assert accepted.stderr == "Token for mara; it is shown only once:\n"
+        assert home.run("sessions", "list", ATLAS_TOKEN=accepted.stdout.strip()).returncode == 0
+        again = home.run("users", "accept", invited.stdout.strip())
+        assert (again.returncode, again.stdout) == (2, "") and "it was used or expired" in again.stderr
         rows = json.loads(home.run("audit", "list", "--json").stdout)
         kinds = [row["entry"]["entityType"] for row in rows if row["entry"]["action"] == "EDIT"]
         assert {"mcp", "mcp-start", "mcp-approval", "user"} <= set(kinds)

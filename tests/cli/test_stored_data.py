@@ -155,6 +155,10 @@ def test_local_models_are_listed_and_a_failed_download_is_explained(bare: Home) 
     haiku = bare.run("models", "list", "haiku-5-5", ANTHROPIC_API_KEY="sk-ant-0123456789").stdout
     assert cells(haiku)[1][:4] == ["anthropic/claude-haiku-5-5", "yes", "0.1+", "0.5+"]
     assert f"list prices of {opus['pricesOf']}" in haiku
+    bare.path.mkdir(0o700)
+    (bare.path / "secrets.json").write_text('{"providers": {"anthropic": {"key": "sk-ant-0123456789"}}}')
+    stored = {each["id"]: each.get("keySet") for each in read(bare, "models", "list", "opus")}
+    assert stored["anthropic/claude-opus-5-5"] is True
     assert len(read(bare, "models", "list", "--all")) > len(models) + 100
     assert "There are no such models." in bare.run("models", "list", "gpt-17").stderr
     unknown = bare.run("models", "pull", "gpt-17")

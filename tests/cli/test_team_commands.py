@@ -58,6 +58,8 @@ def test_users_and_plans_are_stored(home: Home) -> None:
     assert "+role: admin" in home.run("users", "set", "ann", "--role", "admin", "--dry-run").stdout
     assert [each["name"] for each in read(home, "users", "list")] == ["owner"]
     assert "no gateway is running" in home.run("users", "invite", "ann").stderr
+    assert "expected a link such as" in home.run("users", "accept", "http://127.0.0.1:1/#token=x").stderr
+    assert "cannot reach http://127.0.0.1:1: " in home.run("users", "accept", "http://127.0.0.1:1/#invite=x").stderr
     assert home.run("users", "set", "ann", "--role", "admin").stderr == "ann: active, admin.\n"
     assert home.run("plans", "set", "small", "--tokens", "1000", "--seats", "1").returncode == 0
     assert home.run("plans", "use", "small").returncode == 0

@@ -1,5 +1,6 @@
 """`atlas token`, `users`, `plans`, `tenants` and `telegram`: who may use the gateway, and how much."""
 
+import json
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated, Any
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from atlas_agents.cli.command import Argument, Group, JsonFlag, Option, command
 from atlas_agents.cli.connect import call, load_settings, read_token
 from atlas_agents.cli.output import format_age, print_json, print_table
-from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.errors import ConfigError, Unreachable
 
 if TYPE_CHECKING:
     from atlas_agents.channels.telegram.state import PairedUser, Pairing
@@ -20,6 +21,7 @@ users = Group()
 plans = Group()
 tenants = Group()
 telegram = Group()
+_ACCEPT_TIMEOUT = 30.0
 _LIMITS = ("tokens", "agents", "storage", "seats")
 TokenName = Annotated[str, Argument(metavar="NAME", help="Who uses it: lowercase letters, digits, - and _.")]
 DryRunFlag = Annotated[bool, Option("--dry-run", help="Only show what would change.")]
@@ -155,6 +157,42 @@ def invite_user(
         return
     print(f"Invitation for {name}; it is shown only once, and valid once within {days} days:", file=sys.stderr)
     print(f"{running.url}{made['path']}")
+
+
+@command(users, "accept")
+def accept_invitation(
+    link: Annotated[str, Argument(metavar="LINK", help="The link that `atlas users invite` or the web UI printed.")],
+) -> None:
+    """Accept an invitation and print your token, for a program or ATLAS_TOKEN. The link works once."""
+    import urllib.error
+    import urllib.parse
+    import urllib.request
+
+    parts = urllib.parse.urlsplit(link)
+    code = parts.fragment.removeprefix("invite=")
+    if parts.scheme not in ("http", "https") or not parts.netloc or code in ("", parts.fragment):
+        raise ConfigError(f"invalid invitation {link!r}: expected a link such as https://atlas.example.org/#invite=…")
+    origin = f"{parts.scheme}://{parts.netloc}"
+    headers = {"Content-Type": "application/json", "Origin": origin}
+    body = json.dumps({"code": code}).encode()
+    request = urllib.request.Request(f"{origin}/api/invitation", body, headers)  # noqa: S310 - http or https
+    try:
+        with urllib.request.urlopen(request, timeout=_ACCEPT_TIMEOUT) as response:  # noqa: S310
+            accepted = json.load(response)
+    except urllib.error.HTTPError as error:
+        raise ConfigError(_error_message(error.read()) or f"{origin}: HTTP {error.code}") from error
+    except OSError as error:
+        raise Unreachable(f"cannot reach {origin}: {getattr(error, 'reason', error)}") from error
+    print(f"Token for {accepted['user']}; it is shown only once:", file=sys.stderr)
+    print(accepted["token"])
+
+
+def _error_message(body: bytes) -> str:
+    """Return the message of an error response; empty if it is not from a gateway."""
+    try:
+        return str(json.loads(body)["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        return ""
 
 
 @command(users, "remove")

@@ -13,10 +13,11 @@ from pydantic import Field
 
 from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.atlas import Atlas
+from atlas_agents.app.model_setup import apply_stored_keys, read_stored_keys
 from atlas_agents.app.tools import current_time
 from atlas_agents.client import GatewayAddress
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.paths import Environment, Secret
+from atlas_agents.core.paths import Environment, Secret, home
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.providers.demo import Demo
@@ -80,8 +81,10 @@ def choose_model(model: str | None, base_url: str | None) -> ModelChoice:
 
 
 def _named(ref: str, reason: str, environment: Environment) -> ModelChoice:
+    registry = Registry(environment)
+    apply_stored_keys(registry, read_stored_keys(home(environment)))
     try:
-        return ModelChoice(Registry(environment).route(ref), reason)
+        return ModelChoice(registry.route(ref), reason)
     except ConfigError as error:
         raise type(error)(f"{reason}: {error}") from error
 

@@ -8,7 +8,7 @@ import sqlite3
 import stat
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -397,9 +397,10 @@ def check_models(settings: Settings) -> Iterator[CheckResult]:
     """Check which model each agent uses, and whether its API key is set. Keys are never shown."""
     environment = Environment()
     try:
-        yield _check_keys(environment)
+        stored = read_stored_keys(settings.home)
+        yield _check_keys(environment, sorted(stored))
         registry = Registry(environment)
-        apply_stored_keys(registry, read_stored_keys(settings.home))
+        apply_stored_keys(registry, stored)
         default = read_selected(settings.home, settings.model).model or settings.model
         refs: list[str] = [default] if default else []
         state = _workspace_state(settings)
@@ -432,8 +433,10 @@ def _workspace_state(settings: Settings) -> WorkspaceState:
         return WorkspaceState(agents=())
 
 
-def _check_keys(environment: Environment) -> CheckResult:
+def _check_keys(environment: Environment, stored: Sequence[str]) -> CheckResult:
     found = [f"{name} is set" for name in _KEYS if environment.secret(name)]
+    if stored:
+        found.append(f"stored in the secret file: {', '.join(stored)}")
     if url := environment.get("OPENAI_BASE_URL"):
         found.append(f"OPENAI_BASE_URL is {url}")
     return ok("keys", ", ".join(found) or "none is set; a local model is used")

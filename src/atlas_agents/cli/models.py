@@ -3,7 +3,7 @@
 import re
 import sys
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from atlas_agents.cli.command import Argument, Group, JsonFlag, Option, YesFlag, command, confirm
 from atlas_agents.cli.output import print_json, print_table, show_download
@@ -151,12 +151,16 @@ class _HostedModel:
 def _find_hosted(everything: bool) -> Iterator[_HostedModel]:
     import time
 
-    from atlas_agents.core.paths import Environment
+    from atlas_agents.core.paths import SECRETS_FILE, Environment, home, read_json
     from atlas_agents.providers.catalogue import find_model, key_variables, load_models
 
     environment, today = Environment(), time.strftime("%Y-%m-%d")
+    stored = (read_json(home(environment) / SECRETS_FILE, dict[str, Any]) or {}).get("providers", {})
     for vendor in load_models().vendors:
-        has_key = any(map(environment.secret, key_variables(vendor.id))) if vendor.id in _PROVIDERS else None
+        has_key = None
+        if vendor.id in _PROVIDERS:
+            variables, kept = key_variables(vendor.id), stored.get(vendor.id, {}).get("key")
+            has_key = bool(kept) or any(map(environment.secret, variables))
         for entry in vendor.models if everything or vendor.id in _COMMON_VENDORS else ():
             if not everything and (_SPECIAL.search(entry.id) or _OLD.search(entry.id)):
                 continue
