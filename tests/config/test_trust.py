@@ -230,6 +230,8 @@ def test_question_lists_what_the_folder_wants_in_plain_words(
     (sources.cwd / "mcp.json").write_text('{"mcpServers": {"x": {"command": "python", "args": ["evil.py"]}}}')
     (sources.cwd / "skills" / "s").mkdir(parents=True)
     (sources.cwd / "skills" / "s" / "SKILL.md").write_text("x")
+    (sources.cwd / ".agents" / "skills" / "t").mkdir(parents=True)
+    (sources.cwd / ".agents" / "skills" / "t" / "SKILL.md").write_text("x")
     here = sources.cwd
     wants = request(sources).wants
     assert wants == (
@@ -242,6 +244,7 @@ def test_question_lists_what_the_folder_wants_in_plain_words(
         f"read OPENAI_API_KEY from the file /etc/shadow ({here}/.env:3)",
         "define agents and instructions: AGENTS.md",
         "add skills: s",
+        "add .agents: skills/t",
         "offer the MCP server x: python evil.py (it needs its own approval)",
         f"let agents use these tools without asking: bash ({here}/p.toml)",
         f"let bash run these commands without asking: [{{'argv': ['sh', 'evil.sh']}}] ({here}/p.toml)",

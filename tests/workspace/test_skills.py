@@ -54,6 +54,22 @@ async def test_prompt_lists_a_skill_and_the_model_reads_the_rest(workspace: Work
     assert await read(workspace, name="letters", file="forms/short.md") == ("ok", "Dear …,")
 
 
+async def test_skills_of_the_shared_folder_are_read_unless_ours_has_the_name(workspace: Workspace) -> None:
+    for name in ("letters", "audits"):
+        folder = workspace.path / ".agents/skills" / name
+        folder.mkdir(parents=True)
+        (folder / "SKILL.md").write_text(f"---\nname: {name}\ndescription: Shared.\n---\nCount {name} twice.")
+        (folder / "more.md").write_text("More.")
+    assert [(each.name, each.description == "Shared.") for each in workspace.load().skills] == [
+        ("audits", True),
+        ("letters", False),
+    ]
+    status, text = await read(workspace, name="audits")
+    assert status == "ok" and text == "Count audits twice.\n\nOther files of this skill: more.md."
+    assert await read(workspace, name="audits", file="more.md") == ("ok", "More.")
+    assert "Begin with the date" in (await read(workspace, name="letters"))[1]
+
+
 async def test_error_lists_known_skills_and_files(workspace: Workspace) -> None:
     assert await read(workspace, name="poems") == ("error", "Unknown skill 'poems'. Known skills: letters.")
     status, text = await read(workspace, name="letters", file="long.md")

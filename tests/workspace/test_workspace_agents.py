@@ -6,6 +6,7 @@ import pytest
 
 from atlas_agents import BadModelRef, ConfigError, Tool, tool
 from atlas_agents.workspace import AgentSpec, Workspace, build_agent, parse_agents
+from atlas_agents.workspace.workspace import AgentsText
 
 FULL = """\
 # Agents
@@ -84,6 +85,39 @@ def test_section_sets_all_fields_of_an_agent() -> None:
     )
 
 
+ORDINARY = """\
+# Contributing
+
+Run `make test` before you commit.
+
+## Setup commands
+
+- Install: `make install`
+- Model: see docs/model.md
+
+## Style
+
+Note: spaces, no tabs.
+~~~
+## a
+Model: a/b
+"""
+
+
+def test_ordinary_file_for_coding_agents_is_prompt_text_of_the_default_agent(tmp_path: Path) -> None:
+    """`AGENTS.md` of other tools is free text. It stopped the gateway because its headings are not names of agents."""
+    (tmp_path / "AGENTS.md").write_text(ORDINARY)
+    state = Workspace(tmp_path).load()
+    assert [agent.id for agent in state.agents] == ["assistant"] and ORDINARY in state.prompt
+    closed = ORDINARY + "~~~\n"
+    written = AgentsText(closed.encode()).put(AgentSpec("writer", description="Writes.")).decode()
+    assert written == closed + "\n# Agents\n\n## writer\n\nDescription: Writes.\n"
+    assert [spec.id for spec in parse_agents(written)] == ["writer"]
+    assert parse_agents(AgentsText(written.encode()).remove("writer").decode()) == ()
+    again = AgentsText(written.encode()).put(AgentSpec("editor", description="Edits.")).decode()
+    assert [spec.id for spec in parse_agents(again)] == ["writer", "editor"] and again.count("# Agents\n") == 1
+
+
 @pytest.mark.parametrize("text", ["", "# Agents\n", "Only prose.\n### Small heading\n", "```\n## a\n```\n"])
 def test_file_without_sections_defines_no_agent(text: str) -> None:
     assert parse_agents(text) == ()
@@ -119,11 +153,23 @@ LONG = "a" * 65
             "1: ## a: the section sets no key; add a line such as Description: …, or use ### for a heading in a prompt",
         ),
         ("## a\nModell: a/b", f"2: Modell: unknown key; did you mean Model? {KEYS}"),
-        ("## a\n\nNote: hi", f"3: Note: unknown key; {KEYS}"),
-        ("## a\nYou are kind.", "2: 'You are kind.': expected 'Key: value'; free text goes after a line 'Prompt:'"),
-        ("## a\nModel a/b", "2: 'Model a/b': expected 'Key: value'; free text goes after a line 'Prompt:'"),
-        ("## a\n- Model: a/b", "2: '- Model: a/b': expected 'Key: value'; free text goes after a line 'Prompt:'"),
-        ("## a\nModel:a/b", "2: 'Model:a/b': expected 'Key: value'; free text goes after a line 'Prompt:'"),
+        ("## a\n\nNote: hi\n## b\nRole: x", f"3: Note: unknown key; {KEYS}"),
+        (
+            "## a\nYou are kind.\n## b\nRole: x",
+            "2: 'You are kind.': expected 'Key: value'; free text goes after a line 'Prompt:'",
+        ),
+        (
+            "## a\nModel a/b\n## b\nRole: x",
+            "2: 'Model a/b': expected 'Key: value'; free text goes after a line 'Prompt:'",
+        ),
+        (
+            "## a\n- Model: a/b\n## b\nRole: x",
+            "2: '- Model: a/b': expected 'Key: value'; free text goes after a line 'Prompt:'",
+        ),
+        (
+            "## a\nModel:a/b\n## b\nRole: x",
+            "2: 'Model:a/b': expected 'Key: value'; free text goes after a line 'Prompt:'",
+        ),
         ("## a\nModel:", "2: Model: missing value; set one or remove the line"),
         ("## a\nRole: x\nrole: y", "3: role: already set in line 2; remove one of them"),
         (

@@ -156,6 +156,7 @@ async def test_read_skill_and_prompts_use_agreed_files_only(folder: Path, trust:
         write(folder / "skills" / "notes" / "SKILL.md", f"---\nname: notes\ndescription: Notes.\n---\n{EVIL}\n")
         write(folder / "skills" / "notes" / "more.md", EVIL)
         write(folder / "skills" / "evil" / "SKILL.md", SKILL)
+        write(folder / ".agents" / "skills" / "evil" / "SKILL.md", SKILL)
         write(folder / "prompts" / "hello.md", EVIL)
         write(folder / "prompts" / "evil.md", EVIL)
     files = [("notes", "SKILL.md"), ("notes", "more.md"), ("evil", "SKILL.md")]

@@ -140,9 +140,9 @@ def _describe_workspace(workspace: Path) -> Iterator[str]:
     if prompts:
         yield f"define agents and instructions: {', '.join(prompts)}"
     for name in WORKSPACE_FOLDERS:
-        inside = sorted(
-            {path.relative_to(workspace / name).parts[0] for path in found if path.is_relative_to(workspace / name)}
-        )
+        depth = 2 if name.startswith(".") else 1  # .agents has a folder of skills
+        parts = [path.relative_to(workspace / name).parts for path in found if path.is_relative_to(workspace / name)]
+        inside = sorted({"/".join(each[:depth]) for each in parts})
         if inside:
             yield f"add {name}: {', '.join(inside)}"
     try:

@@ -35,7 +35,7 @@ PROTECTED = (
 """File names that define agents or that other programs execute or trust, whether or not the files exist."""
 
 PROTECTED_FOLDERS = (
-    *("skills", "hooks", ".atlas", ".claude", ".cursor", ".codex", ".vscode", ".idea", ".github", ".husky"),
+    *("skills", "hooks", ".agents", ".atlas", ".claude", ".cursor", ".codex", ".vscode", ".idea", ".github", ".husky"),
     *(".git", ".hg", ".svn", ".venv", "venv", ".ssh", ".aws", ".gnupg", ".kube", ".docker"),
 )
 """Folders of such files, including everything below them."""

@@ -24,7 +24,7 @@ from atlas_agents.core.paths import Environment, HeldFile, TrustedFolder, TrustR
 logger = logging.getLogger(__name__)
 WORKSPACE_FILES = ("AGENTS.md", "SOUL.md", "TOOLS.md")
 """Files at the top of a workspace that define agents and prompts. Servers in `mcp.json` have their own approvals."""
-WORKSPACE_FOLDERS = ("skills", "prompts")
+WORKSPACE_FOLDERS = ("skills", ".agents", "prompts")
 CODE_SUFFIXES = (".py", ".txt")
 """Files of a plugin: its modules and `entry_points.txt`."""
 _MAX_BYTES = 4 * 1024 * 1024

@@ -19,6 +19,8 @@ from atlas_agents.tools.tool import Tool, tool
 from atlas_agents.workspace.files import MAX_BYTES, read
 
 SKILLS_FOLDER, FILE = "skills", "SKILL.md"
+_SKILLS_FOLDERS = (SKILLS_FOLDER, ".agents/skills")
+"""Ours first, then the one that agents of several vendors share."""
 _SKILL_NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 _ENTRY = re.compile(r"([A-Za-z][\w-]*):(?:[ \t]+(.*))?")
 _MAX_FILES = 200
@@ -47,23 +49,25 @@ class Skill(msgspec.Struct, frozen=True):
 def read_skills(workspace: Path, trust: Trust | None = None) -> tuple[tuple[Skill, ...], list[HiddenCharacters]]:
     """Return the skills of a workspace by name, and the hidden characters in them; ConfigError names the file.
 
-    With `trust`, a skill counts as a person agreed to it.
+    A skill in `skills` wins over one of the same name in `.agents/skills`. With `trust`, a skill counts as a person
+    agreed to it.
     """
-    skills: list[Skill] = []
+    skills: dict[str, Skill] = {}
     findings: list[HiddenCharacters] = []
-    for folder in _skill_folders(workspace):
-        path = f"{SKILLS_FOLDER}/{folder.name}/{FILE}"
+    for path in skill_files(workspace):
         text = read(workspace, path, trust)
         if text is None:
             continue
-        skills.append(_parse_skill(text, folder, str(workspace / path)))
-        findings += hidden_characters(text, path)
-    return tuple(skills), findings
+        skill = _parse_skill(text, (workspace / path).parent, str(workspace / path))
+        if skills.setdefault(skill.name, skill) is skill:
+            findings += hidden_characters(text, path)
+    return tuple(sorted(skills.values(), key=lambda skill: skill.name)), findings
 
 
 def skill_files(workspace: Path) -> list[str]:
     """Return the paths of all `SKILL.md` files relative to the workspace."""
-    return [f"{SKILLS_FOLDER}/{folder.name}/{FILE}" for folder in _skill_folders(workspace)]
+    folders = [folder for parent in _SKILLS_FOLDERS for folder in _skill_folders(workspace / parent)]
+    return [str(folder.relative_to(workspace) / FILE) for folder in folders]
 
 
 def skills_prompt(skills: tuple[Skill, ...]) -> str:
@@ -75,7 +79,7 @@ def skill_tool(workspace: Path, trust: Trust | None = None) -> Tool:
     """Return the `read_skill` tool, which reads the files at each call, with `trust` as a person agreed to them."""
 
     def read_file(skill: Skill, file: str) -> str | None:
-        return read(workspace, f"{SKILLS_FOLDER}/{skill.folder.name}/{file}", trust)
+        return read(workspace, str(skill.folder.relative_to(workspace) / file), trust)
 
     @tool(effect="pure", in_process=True)
     def read_skill(name: str, file: str = FILE) -> str:
@@ -103,12 +107,10 @@ def skill_tool(workspace: Path, trust: Trust | None = None) -> Tool:
     return read_skill
 
 
-def _skill_folders(workspace: Path) -> list[Path]:
+def _skill_folders(parent: Path) -> list[Path]:
     """Return the folders that contain a `SKILL.md`; links are not followed."""
     try:
-        found = [
-            Path(each.path) for each in os.scandir(workspace / SKILLS_FOLDER) if each.is_dir(follow_symlinks=False)
-        ]
+        found = [Path(each.path) for each in os.scandir(parent) if each.is_dir(follow_symlinks=False)]
     except OSError:
         return []
     return sorted(folder for folder in found if os.path.lexists(folder / FILE))

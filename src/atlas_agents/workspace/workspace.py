@@ -31,6 +31,7 @@ _NUMBER = re.compile(r"[0-9]{1,3}(\.[0-9]{1,9})?")
 _ALL, _NONE = "*", "none"
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})(.*)")
 _PROMPT = "prompt"
+_AGENTS_HEADING = "# Agents"
 _SEPARATOR = "\n\n---\n\n"
 
 
@@ -303,7 +304,10 @@ class _Section(msgspec.Struct):
 
 
 def parse_agents(text: str, file: str = "AGENTS.md") -> tuple[AgentSpec, ...]:
-    """Return the agents of a file in its order; ConfigError names the line and the key of the first mistake."""
+    """Return the agents of a file in its order; ConfigError names the line and the key of the first mistake.
+
+    A file for other tools, in which no `##` heading is followed by a known key, is free text and has no agents.
+    """
     specs: dict[str, AgentSpec] = {}
     for section in _sections(text, file):
         known = specs.get(section.id.casefold())
@@ -317,8 +321,11 @@ def _sections(text: str, file: str) -> Iterator[_Section]:
     """Split the file at its `## ` headings, except inside code fences. Text before the first heading is ignored."""
     section: _Section | None = None
     fence: tuple[str, int] | None = None
+    free = _count_free_lines(text)
     for number, line in enumerate(text.split("\n"), 1):
         line = line.removesuffix("\r")
+        if number <= free:
+            continue
         inside = fence is not None
         fence = _fence(line, number, fence)
         if not inside and line.startswith("##") and not line.startswith("###"):
@@ -331,6 +338,27 @@ def _sections(text: str, file: str) -> Iterator[_Section]:
         raise _error_at(file, fence[1], fence[0], "unclosed code block; close it with the same fence")
     if section:
         yield section
+
+
+def _count_free_lines(text: str) -> int:
+    """Return how many lines are free text: all up to a heading `# Agents`, or else to the end, if none sets a key."""
+    fence: tuple[str, int] | None = None
+    in_head, count = False, 0
+    for count, line in enumerate(text.split("\n"), 1):
+        inside = fence is not None
+        fence = _fence(line, count, fence)
+        if inside or not line.strip():
+            continue
+        if line.rstrip() == _AGENTS_HEADING:
+            return count
+        if line.startswith("##") and not line.startswith("###"):
+            in_head = True
+        elif in_head:
+            match = _ENTRY.fullmatch(line.strip())
+            if match and difflib.get_close_matches(match[1].casefold(), (*KEYS, _PROMPT), 1, 0.8):
+                return 0
+            in_head = match is not None
+    return count
 
 
 def _fence(line: str, number: int, opened: tuple[str, int] | None) -> tuple[str, int] | None:
@@ -475,6 +503,8 @@ class AgentsText:
             lines.append("")
         if len(lines) > 1 and lines[-2].strip():
             lines[-1:] = [self._end, ""]
+        if not self.specs and any(line.strip() for line in lines) and _AGENTS_HEADING not in map(str.rstrip, lines):
+            section = [_AGENTS_HEADING + self._end, self._end, *section]
         return self._join([*lines[:-1], *section, ""])
 
     def _new_section(self, spec: AgentSpec) -> list[str]:
@@ -690,6 +720,8 @@ class Workspace:
 
 
 def _log(state: WorkspaceState) -> None:
+    if state.agents == (_DEFAULT_AGENT,):
+        logger.info("AGENTS.md has no agents: its text is part of the prompt of the default agent")
     for error in state.errors:
         logger.warning("workspace edit rejected: error=%s", error)
     for finding in () if state.errors else state.findings:
