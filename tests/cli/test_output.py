@@ -1,6 +1,7 @@
 """How tool calls are shown: every character visible, each call on its own line."""
 
 import json
+import sys
 import unicodedata
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from atlas_agents.cli.output import fit_columns, format_call, format_result, one_line, printable
+from atlas_agents.cli.output import fit_columns, format_call, format_result, one_line, print_table, printable
 from atlas_agents.core.text import escape_invisible
 
 VALUES: st.SearchStrategy[Any] = st.recursive(
@@ -71,3 +72,26 @@ def test_columns_fit_the_terminal_and_the_first_stays_whole() -> None:
     assert fit_columns([8, 6, 30, 40], 80) == [8, 6, 30, 30]
     assert fit_columns([12, 40, 40], 60) == [12, 22, 22]
     assert fit_columns([70, 40, 40], 60) == [70, 8, 8]
+
+
+def test_row_that_does_not_fit_is_printed_as_a_block(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", "30")
+    rows = [
+        ("a-key-of-a-session-to-copy", "just now", "", "About roses and tulips"),
+        ("b", "1 h ago", "poet", "Verses"),
+    ]
+    headers = ("session", "changed", "agent", "name")
+    print_table(headers, rows, "")
+    assert capsys.readouterr().out.startswith("SESSION  "), "a pipe gets a table"
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    print_table(headers, rows, "")
+    assert capsys.readouterr().out.splitlines() == [
+        "a-key-of-a-session-to-copy",
+        "  changed: just now · name:",
+        "  About roses and tulips",
+        "b",
+        "  changed: 1 h ago · agent:",
+        "  poet · name: Verses",
+    ]

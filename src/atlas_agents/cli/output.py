@@ -142,14 +142,21 @@ def escape_json(text: str) -> str:
 
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], if_empty: str) -> None:
-    """Print aligned columns. In a terminal too narrow for them, the widest are shortened; a pipe gets them whole."""
+    """Print aligned columns. In a terminal too narrow for them, the widest are shortened; a pipe gets them whole.
+
+    If that is not enough, each row is printed as a block: its first cell, and below it the others with their headers.
+    """
     if not rows:
         print(if_empty, file=sys.stderr)
         return
     cells = [[one_line(str(cell), 2000) for cell in row] for row in rows]
     widths = [max(_width(header), *(_width(row[at]) for row in cells)) for at, header in enumerate(headers)]
     if sys.stdout.isatty():
-        widths = fit_columns(widths, _columns())
+        columns = _columns()
+        widths = fit_columns(widths, columns)
+        if _row_width(widths) > columns:
+            _print_blocks(headers, cells, columns)
+            return
     for row in ([header.upper() for header in headers], *cells):
         fitted = [_shortened(cell, width) for cell, width in zip(row, widths, strict=False)]
         padded = [cell + " " * (width - _width(cell)) for cell, width in zip(fitted, widths, strict=False)]
@@ -159,12 +166,26 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], if_emp
 def fit_columns(widths: list[int], columns: int) -> list[int]:
     """Shorten the widest columns until the row fits. The first one, often an id to copy, stays whole."""
     fitted = [*widths]
-    while sum(fitted) + len(_GAP) * (len(fitted) - 1) > columns:
+    while _row_width(fitted) > columns:
         at = max(range(min(1, len(fitted) - 1), len(fitted)), key=lambda place: (fitted[place], place))
         if fitted[at] <= _NARROWEST_COLUMN:
             break
         fitted[at] -= 1
     return fitted
+
+
+def _row_width(widths: Sequence[int]) -> int:
+    return sum(widths) + len(_GAP) * (len(widths) - 1)
+
+
+def _print_blocks(headers: Sequence[str], rows: Sequence[Sequence[str]], columns: int) -> None:
+    import textwrap
+
+    for first, *others in rows:
+        print(first)
+        cells = [f"{header}: {cell}" for header, cell in zip(headers[1:], others, strict=False) if cell]
+        text = " · ".join(cells)
+        print(textwrap.fill(text, columns, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False))
 
 
 def _shortened(text: str, limit: int) -> str:

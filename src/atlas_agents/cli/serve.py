@@ -70,7 +70,8 @@ def serve(
 
         def stop() -> None:
             exit_timer.start()
-            _print("Stopping: running turns may finish. Open turns resume at the next start.")
+            echo = "\r" if sys.stderr.isatty() else ""  # it replaces the ^C that the terminal shows
+            _print(f"{echo}Stopping: running turns may finish. Open turns resume at the next start.")
 
         run(gateway.serve(settings, on_progress=_download_progress(), on_ready=ready, on_stop=stop))
         _print("The gateway has stopped.")
