@@ -110,7 +110,8 @@ def installed_npm(web: Path) -> list[str]:
     lock = hashlib.sha256((web / "package-lock.json").read_bytes()).hexdigest()
     if not stamp.exists() or stamp.read_text() != lock:
         print("Installing the packages of the web UI.", file=sys.stderr)
-        _run([*npm, "ci", "--no-audit", "--no-fund", "--loglevel=error"], web)
+        quiet = ("--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error")
+        _run([*npm, "ci", *quiet], web, stdout=subprocess.DEVNULL)
         stamp.write_text(lock)
     return npm
 
