@@ -209,3 +209,8 @@ def test_shown_commands_exist(name: str) -> None:
 )
 def test_command_that_does_not_exist_is_found(line: str, trouble: str) -> None:
     assert trouble_with(line, complete=True).partition(" (")[0] == trouble
+
+
+def test_every_picture_is_on_a_page() -> None:
+    pages = "".join([path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *DOCS.rglob("*.md")]])
+    assert [path.name for path in sorted((DOCS / "images").iterdir()) if path.name not in pages] == []

@@ -72,9 +72,9 @@ def main(folder: Path) -> None:
         launch_browser(**font_environment(Path(home))) as browser,
         running_gateway(Path(home), HERE / "screenshot_gateway.py") as gateway,
     ):
-        create_sessions(browser, gateway, folder)
-        for theme in ("light", "dark"):
-            take_views(next(open_tabs(browser, gateway, color_scheme=theme)), folder, theme)
+        create_sessions(browser, gateway)
+        take_chats(next(open_tabs(browser, gateway, color_scheme="light")), folder)
+        take_view(next(open_tabs(browser, gateway, color_scheme="dark")).open(), "usage", folder / "usage-dark.png")
         take_phone(browser, gateway, folder)
         take_journey(browser, weights, folder)
 
@@ -87,11 +87,9 @@ def font_environment(folder: Path) -> dict[str, str]:
     return {"FONTCONFIG_FILE": str(folder / "fonts.conf")}
 
 
-def create_sessions(browser: Browser, gateway: GatewayProcess, folder: Path) -> None:
+def create_sessions(browser: Browser, gateway: GatewayProcess) -> None:
     """Create sessions with answers and pending approvals."""
     tab = next(open_tabs(browser, gateway, color_scheme="light")).open()
-    tab.page.locator(".example-prompts").wait_for()
-    take(tab, folder / "welcome.png")
     for prompt in PROMPTS:
         send_in_new_chat(tab, prompt)
         tab.page.locator(".answer .message-footer, .approval").first.wait_for(state="attached")
@@ -108,39 +106,36 @@ def send_in_new_chat(tab: Tab, prompt: str) -> None:
     tab.send(prompt)
 
 
-def take_views(tab: Tab, folder: Path, theme: str) -> None:
+def take_chats(tab: Tab, folder: Path) -> None:
+    """Take an answer, an approval, the jobs, and the timeline of a run."""
     tab.open()
     tab.page.get_by_text(ORDERS).first.click()
     tab.wait_for_answer(LAST_WORDS)
     tab.page.locator(".hljs-keyword").first.wait_for()
-    take(tab, folder / f"chat-{theme}.png")
+    take(tab, folder / "chat-light.png")
     tab.page.get_by_text("Send the weekly report").first.click()
     tab.page.locator(".approval").wait_for()
-    take(tab, folder / f"approval-{theme}.png")
-    for view in ("approvals", "agents", "jobs", "audit", "usage"):
-        tab.open_view(view)
-        tab.page.locator(".approval, .card, tbody tr.ant-table-row, .bar-chart").first.wait_for()
-        take(tab, folder / f"{view}-{theme}.png")
+    take(tab, folder / "approval-light.png")
+    take_view(tab, "jobs", folder / "jobs-light.png")
     tab.open_view("runs")
     tab.page.locator("tr", has_text="How did orders do").first.click()
     tab.page.locator(".timeline li").first.wait_for()
-    take(tab, folder / f"run-{theme}.png")
+    take(tab, folder / "run-light.png")
     tab.page.context.close()
+
+
+def take_view(tab: Tab, view: str, path: Path) -> None:
+    tab.open_view(view)
+    tab.page.locator("tbody tr.ant-table-row, .bar-chart").first.wait_for()
+    take(tab, path)
 
 
 def take_phone(browser: Browser, gateway: GatewayProcess, folder: Path) -> None:
     tab = next(open_tabs(browser, gateway, color_scheme="light", **SHARP_PHONE)).open()
     tab.button("Menu").click()
-    session = tab.page.locator(".drawer .session")
-    session.first.wait_for()
-    take(tab, folder / "phone-menu.png")
-    session.filter(has_text="Send the weekly report").click()
+    tab.page.locator(".drawer .session").filter(has_text="Send the weekly report").click()
     tab.page.locator(".approval").wait_for()
     take(tab, folder / "phone-approval.png")
-    tab.button("Menu").click()
-    session.filter(has_text="How did orders do").click()
-    tab.wait_for_answer(LAST_WORDS)
-    take(tab, folder / "phone-chat.png")
 
 
 def take_journey(browser: Browser, weights: Path, folder: Path) -> None:

@@ -71,7 +71,7 @@ def test_axe_finds_nothing_serious_in_any_view(tab: Tab) -> None:
     report.check("menu")
     tab.page.keyboard.press("Escape")
     tab.page.keyboard.press("Control+k")
-    tab.page.get_by_placeholder("Search sessions and messages").fill("clear")
+    tab.page.get_by_placeholder("Search chats and messages").fill("clear")
     tab.page.locator(".hit").first.wait_for()
     report.check("search")
     tab.page.keyboard.press("Escape")
@@ -147,7 +147,7 @@ def test_tab_key_reaches_every_control_with_a_visible_focus(tab: Tab) -> None:
         "View run timeline",
         "Attach files",
         "Agent",
-        "Session options",
+        "Chat options",
     ):
         assert any(name in element for element in reached), (name, reached)
     for view in VIEWS:
@@ -159,7 +159,7 @@ def test_focus_returns_to_the_button_when_its_menu_or_dialog_closes(tab: Tab) ->
     tab.send("hello")
     tab.wait_for_answer("You wrote: hello")
     tab.wait_until_idle()
-    for button in (tab.button("Try again"), tab.button("Session options"), tab.button("Search").first):
+    for button in (tab.button("Try again"), tab.button("Chat options"), tab.button("Search").first):
         button.focus()
         tab.page.keyboard.press("Enter")
         tab.page.locator(".ant-dropdown:not(.ant-dropdown-hidden), .ant-modal").first.wait_for()

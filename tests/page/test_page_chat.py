@@ -96,6 +96,21 @@ def test_approval_of_a_command_shows_it_once_and_takes_keys(tab: Tab) -> None:
     expect(tab.page.locator(".tool-call")).to_contain_text("Allowed by you")
 
 
+def check_axe(tab: Tab, rules: list[str] | None = None) -> None:
+    assert [each for each in tab.axe_violations(rules) if each["impact"] in ("serious", "critical")] == []
+
+
+def allow_some(tab: Tab, cards: Locator) -> None:
+    """Allow all cards of a stack of three but the last."""
+    tab.set_system_theme("dark")
+    check_axe(tab, rules=["color-contrast"])
+    tab.set_system_theme("light")
+    cards.nth(2).get_by_role("checkbox").uncheck()
+    tab.button("Allow 2 of 3").click()
+    expect(cards).to_have_count(1)
+    expect(cards.get_by_role("checkbox")).to_have_count(0)
+
+
 def test_approvals_of_one_turn_stack_and_the_inbox_takes_keys(tab: Tab) -> None:
     commands = [["call", "run_command", {"command": f"echo {number}"}] for number in range(4)]
     tab.send(script(commands, [["text", "Got: "], ["results"]]))
@@ -109,6 +124,7 @@ def test_approvals_of_one_turn_stack_and_the_inbox_takes_keys(tab: Tab) -> None:
     expect(tab.button("Allow 3 of 4")).to_be_visible()
     stack = tab.page.get_by_role("region", name="Helper wants to run 4 commands")
     expect(stack.locator(".approval")).to_have_count(4)
+    check_axe(tab)
     expect(tab.page.locator(".key-help")).to_contain_text("j k next, previous")
     for key, focused in (("j", 0), ("j", 1), ("j", 2), ("k", 1)):
         tab.page.keyboard.press(key)
@@ -119,10 +135,7 @@ def test_approvals_of_one_turn_stack_and_the_inbox_takes_keys(tab: Tab) -> None:
         expect(tab.button(label)).to_be_visible()
     tab.page.keyboard.press("n")
     expect(cards).to_have_count(3)
-    cards.nth(2).get_by_role("checkbox").uncheck()
-    tab.button("Allow 2 of 3").click()
-    expect(cards).to_have_count(1)
-    expect(cards.get_by_role("checkbox")).to_have_count(0)
+    allow_some(tab, cards)
     tab.page.keyboard.press("j")
     tab.page.keyboard.press("y")
     expect(tab.page.get_by_text("Nothing needs your approval.")).to_be_visible()
@@ -211,12 +224,12 @@ def test_edited_message_is_a_version_and_sessions_are_pinned_and_put_into_folder
     tab.page.get_by_label("Previous version").click()
     expect(tab.answers.last).to_contain_text("You wrote: first version")
     expect(tab.page.locator(".versions")).to_contain_text("1/2")
-    tab.button("Session options").click()
+    tab.button("Chat options").click()
     tab.page.get_by_role("menuitem", name="Pin").click()
     expect(tab.page.locator(".sessions h3").first).to_have_text("Pinned")
-    tab.button("Session options").click()
+    tab.button("Chat options").click()
     tab.page.get_by_role("menuitem", name="Unpin").click()
-    tab.button("Session options").click()
+    tab.button("Chat options").click()
     tab.page.get_by_role("menuitem", name="Move to folder").click()
     tab.page.get_by_role("combobox", name="Folder").fill("Work")
     tab.page.get_by_role("combobox", name="Folder").press("Enter")
@@ -314,6 +327,7 @@ def test_tables_are_drawn_as_charts_and_drawings_as_images(tab: Tab) -> None:
     expect(panel.get_by_role("img", name="Chart of count").locator("rect[fill]")).to_have_count(2)
     panel.get_by_role("button", name="Lines").click()
     expect(panel.locator(".series-line").first).to_be_visible()
+    check_axe(tab)
     panel.get_by_role("button", name="View as table").click()
     expect(panel.locator("td")).to_have_count(4)
     tab.answers.last.get_by_role("button", name="Preview").last.click()
@@ -343,7 +357,7 @@ def test_html_opens_as_an_artifact_with_versions(tab: Tab) -> None:
         panel.get_by_label("Download artifact").click()
     assert saved.value.suggested_filename == "Counter.html"
     assert saved.value.path().read_text() == page.format("Add")
-    assert [each for each in tab.axe_violations() if each["impact"] in ("serious", "critical")] == []
+    check_axe(tab)
     before = panel.bounding_box()
     panel.get_by_role("separator").press("ArrowLeft")
     after = panel.bounding_box()
@@ -360,6 +374,7 @@ def check_artifact_sheet(tab: Tab, opener: Locator) -> None:
     sheet = tab.page.get_by_role("dialog", name="Artifact: Counter")
     expect(sheet.frame_locator("iframe").get_by_role("button", name="Increase")).to_be_visible()
     assert tab.fits_width()
+    check_axe(tab)
     tab.page.keyboard.press("Escape")
     expect(sheet).to_have_count(0)
     tab.page.set_viewport_size({"width": 1280, "height": 800})
@@ -428,6 +443,8 @@ def test_elicitation_form_is_validated_and_submitted(tab: Tab) -> None:
     form.get_by_label("Gift").select_option("Yes")
     submit.click()
     expect(tab.page.locator(".ant-message")).to_contain_text("mail")  # only the gateway checks the format
+    tab.button("Dismiss", exact=True).and_(tab.page.locator(".ant-message *")).click()
+    expect(tab.page.locator(".ant-message-notice")).to_have_count(0)
     form.get_by_label("Mail").fill("ana@example.org")
     tab.page.reload()
     tab.open_view("approvals")
@@ -566,10 +583,10 @@ def test_second_tab_gets_the_token_and_stays_in_sync(browser: Browser, gateway: 
     other.wait_for_answer("You wrote: hello")
     other.send("from the other")
     tab.wait_for_answer("You wrote: from the other")
-    tab.button("Session options").click()
+    tab.button("Chat options").click()
     tab.page.get_by_text("Rename").click()
-    tab.page.get_by_label("Session name").fill("A new name")
-    tab.page.get_by_label("Session name").press("Enter")
+    tab.page.get_by_label("Chat name").fill("A new name")
+    tab.page.get_by_label("Chat name").press("Enter")
     expect(other.page.locator(".chat-header h2")).to_have_text("A new name")
     expect(other.page.locator(".session.active")).to_have_text("A new name")
 
@@ -605,23 +622,28 @@ def test_session_keeps_its_draft_and_is_exported_archived_and_found(tab: Tab) ->
     tab.page.locator(".composer textarea").fill("not sent yet")
     tab.page.reload()
     expect(tab.page.locator(".composer textarea")).to_have_value("not sent yet")
-    tab.button("Session options").click()
+    tab.button("Chat options").click()
     with tab.page.expect_download() as download:
         tab.page.get_by_text("Export as Markdown").click()
     assert "You wrote: about fjords" in download.value.path().read_text()
     tab.page.evaluate(COPIES_WITHOUT_CLIPBOARD)
     tab.page.get_by_label("Copy answer").click()
     expect(tab.page.get_by_label("Copy answer")).to_have_attribute("title", "Copied")
-    tab.button("Session options").click()
+    tab.button("Chat options").click()
     tab.page.get_by_text("Copy as Markdown").click()
     tab.page.wait_for_function("() => window.copies.length === 2")
     answer, whole = tab.page.evaluate("window.copies")
     assert answer == "You wrote: about fjords" and whole.startswith("# about fjords\n\n## You, ")
-    tab.button("Session options").click()
+    tab.button("Chat options").click()
+    tab.page.get_by_text("Archive", exact=True).click()
+    expect(tab.page.locator(".session")).to_have_count(0)
+    tab.button("Undo").click()
+    tab.page.locator(".session").click()
+    tab.button("Chat options").click()
     tab.page.get_by_text("Archive", exact=True).click()
     expect(tab.page.locator(".session")).to_have_count(0)
     tab.page.keyboard.press("Control+k")
-    tab.page.get_by_placeholder("Search sessions and messages").fill("FJORD")
+    tab.page.get_by_placeholder("Search chats and messages").fill("FJORD")
     tab.page.locator(".hit").first.click()
     tab.wait_for_answer("You wrote: about fjords")
 
@@ -633,7 +655,7 @@ def test_deleted_session_says_so_in_another_tab(browser: Browser, gateway: Gatew
     tab.wait_for_answer("You wrote: hello")
     other.page.goto(tab.page.url)
     other.wait_for_answer("You wrote: hello")
-    tab.button("Session options").click()
+    tab.button("Chat options").click()
     tab.page.get_by_text("Delete…").click()
     tab.page.locator(".ant-modal").get_by_role("button", name="Delete").click()
     expect(other.page.get_by_role("heading", name="This chat doesn’t exist or was deleted.")).to_be_visible()

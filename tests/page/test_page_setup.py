@@ -104,6 +104,7 @@ def choose_safety(tab: Tab) -> None:
     """Choose another level, which is kept, and return to the first one."""
     page = tab.page
     expect(page.get_by_role("radio", name="Ask before running commands")).to_be_checked()
+    assert serious_violations(tab) == []
     page.get_by_role("radio", name="Read only").click()
     expect(page.get_by_role("radio", name="Read only")).to_be_enabled()
     expect(page.get_by_role("radio", name="Read only")).to_be_checked()

@@ -149,7 +149,7 @@ def test_unknown_chats_and_pages_are_not_found(tab: Tab) -> None:
     tab.open("/c/no-such-session")
     expect(tab.page.get_by_role("heading", name="This chat doesn’t exist or was deleted.")).to_be_visible()
     tab.button("Search chats").click()
-    expect(tab.page.get_by_placeholder("Search sessions and messages")).to_be_focused()
+    expect(tab.page.get_by_placeholder("Search chats and messages")).to_be_focused()
     tab.open("/no/such/page")
     expect(tab.page.get_by_role("heading", name="This page doesn’t exist.")).to_be_visible()
     expect(tab.page).to_have_title("Page not found – Atlas")
@@ -178,7 +178,7 @@ def test_user_menu_works_with_the_keyboard(tab: Tab) -> None:
 
 def test_keyboard_shortcuts_open_search_and_a_new_chat(tab: Tab) -> None:
     tab.page.keyboard.press("Control+k")
-    expect(tab.page.get_by_placeholder("Search sessions and messages")).to_be_focused()
+    expect(tab.page.get_by_placeholder("Search chats and messages")).to_be_focused()
     tab.page.keyboard.press("Escape")
     composer, original = tab.page.locator(".composer textarea"), tab.page.url
     composer.fill("a draft of the other chat")

@@ -45,7 +45,7 @@ export function CsvTable({ code }: { code: string }) {
           <thead>
             <tr>
               {header.map((name, index) => (
-                <th key={index} scope="col">
+                <th key={index} scope="col" className={numeric.includes(index) ? "number" : undefined}>
                   <ReadText text={name} />
                 </th>
               ))}

@@ -132,7 +132,7 @@ function AnswerFooter({ item, actions }: Props) {
           <ActionButton
             icon="fork"
             label="Fork from here"
-            hint="Continue from here in a new session"
+            hint="Continue from here in a new chat"
             onClick={() => actions.fork(last.id)}
           />
         )}

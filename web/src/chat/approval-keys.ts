@@ -21,9 +21,10 @@ function findCurrent(): Card | undefined {
   return all.find(({ element }) => element.contains(document.activeElement)) ?? all[0];
 }
 
-/** The cards in the order of the page. */
+/** The cards in the order of the page, without one that was just removed from it. */
 function sortedCards(): Card[] {
-  return [...cards].sort((a, b) => (a.element.compareDocumentPosition(b.element) & 4 ? -1 : 1));
+  const shown = [...cards].filter(({ element }) => element.isConnected);
+  return shown.sort((a, b) => (a.element.compareDocumentPosition(b.element) & 4 ? -1 : 1));
 }
 
 /** Focus the next or the previous card. A person who chose a card may answer it at once. */

@@ -105,13 +105,12 @@ export function StackActions({ stack }: { stack: readonly ApprovalShape[] }) {
       <span className="spacer" />
       <Button
         type="primary"
-        size="small"
         disabled={disabled || selected.length === 0}
         onClick={() => void resolve(selected, "allow-once")}
       >
         {selected.length === count ? `Allow all ${count}` : `Allow ${selected.length} of ${count}`}
       </Button>
-      <Button danger size="small" disabled={disabled} onClick={() => void resolve(stack, "deny")}>
+      <Button danger disabled={disabled} onClick={() => void resolve(stack, "deny")}>
         Deny all
       </Button>
     </div>

@@ -125,7 +125,7 @@ function useMessageActions(id: string): MessageActions {
       try {
         const params = { sessionKey: id, messageId, metadata: { branch: null } };
         navigate({ view: "chat", id: (await client.request("sessions.fork", params)).sessionKey });
-        toast.success("Forked to a new session. The original is unchanged.");
+        toast.success("Forked to a new chat. The original is unchanged.");
       } catch (error) {
         toast.error((error as Error).message);
       }

@@ -95,7 +95,7 @@ export function Composer({ sessionKey, running, agentId, onAgentChange, choice, 
         onKeyDown={handleKeyDown}
         onPasteFile={(files) => void attach(files)}
         disabled={!canWrite}
-        placeholder={!canWrite ? "Your token is read-only" : running ? "Queue a follow-up message" : "Write a message"}
+        placeholder={!canWrite ? "You have view-only access." : running ? "Add a follow-up…" : "Write a message"}
         header={
           attachments.length > 0 && (
             <AttachmentList

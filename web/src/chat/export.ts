@@ -45,11 +45,11 @@ async function loadAllMessages(client: AtlasClient, key: string): Promise<Messag
 
 function toFileName(label: string): string {
   const name = label.replace(/[^\p{L}\p{N}]+/gu, "-").replace(/^-|-$/g, "");
-  return name.slice(0, 60) || "session";
+  return name.slice(0, 60) || "chat";
 }
 
 export function toMarkdown(label: string, messages: readonly MessageShape[]): string {
-  const blocks = [`# ${label || "Session"}`];
+  const blocks = [`# ${label || "Chat"}`];
   for (const message of messages.filter((each) => !isSynthetic(each))) {
     if (message.role === "user" || message.role === "assistant")
       blocks.push(`## ${message.role === "user" ? "You" : "Agent"}, ${formatDateTime(message.createdAt)}`);

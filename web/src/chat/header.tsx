@@ -60,18 +60,19 @@ export function ChatHeader({ state, artifacts, onArtifact }: Props) {
     if (folder !== undefined && folder.trim() !== (session.folder ?? "")) update({ folder: folder.trim() });
     setFolder(undefined);
   };
-  const toggleArchived = () => {
-    const archived = !session.archived;
-    showOutcome(
-      client.request("sessions.update", { sessionKey: key, archived }),
-      archived ? "Session archived. You can still find it with search." : "Session unarchived.",
+  const archive = (archived: boolean) =>
+    client.request("sessions.update", { sessionKey: key, archived }).then(
+      () => toast.success(archived ? "Archived." : "Unarchived.", () => void archive(!archived)),
+      (error: Error) => toast.error(error.message),
     );
-    if (archived) navigate(newChat());
+  const toggleArchived = () => {
+    void archive(!session.archived);
+    if (!session.archived) navigate(newChat());
   };
   const confirmDelete = () =>
     modal.confirm({
-      title: "Delete this session?",
-      content: "Its messages and runs will be permanently deleted. Audit log entries are kept.",
+      title: "Delete this chat?",
+      content: "Messages are removed permanently. The audit log keeps its entries.",
       okText: "Delete",
       okButtonProps: { danger: true },
       cancelText: "Cancel",
@@ -89,7 +90,7 @@ export function ChatHeader({ state, artifacts, onArtifact }: Props) {
         </h2>
       ) : (
         <Input
-          aria-label="Session name"
+          aria-label="Chat name"
           value={newName}
           maxLength={200}
           autoFocus
@@ -172,7 +173,7 @@ export function ChatHeader({ state, artifacts, onArtifact }: Props) {
           },
         ]}
       >
-        <Button type="text" icon={<EllipsisOutlined aria-hidden />} aria-label="Session options" />
+        <Button type="text" icon={<EllipsisOutlined aria-hidden />} aria-label="Chat options" />
       </DropdownMenu>
     </header>
   );

@@ -46,7 +46,7 @@ export const UserMessage = memo(
             <ActionButton
               icon="fork"
               label="Fork from here"
-              hint="Continue from here in a new session"
+              hint="Continue from here in a new chat"
               onClick={() => actions.fork(id)}
             />
             <CopyButton text={text} label="Copy message" />

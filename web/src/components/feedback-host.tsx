@@ -6,10 +6,11 @@ import { registerFeedback } from "./feedback";
 
 /** Long enough to read a sentence, and to look up from the keyboard first. */
 const MESSAGE_SECONDS = 6;
+const MAX_MESSAGES = 3;
 
 export default function FeedbackHost({ children }: { children: ReactNode }) {
   return (
-    <AntApp component={false} message={{ duration: MESSAGE_SECONDS }}>
+    <AntApp component={false} message={{ duration: MESSAGE_SECONDS, maxCount: MAX_MESSAGES }}>
       {children}
     </AntApp>
   );

@@ -7,7 +7,14 @@ type Api = ReturnType<typeof AntApp.useApp>;
 type Show = (text: string) => void;
 
 export interface Feedback {
-  message: { success: Show; info: Show; warning: Show; error: Show };
+  message: {
+    /** Say what was done; `undo` reverses it. */
+    success: (text: string, undo?: () => void) => void;
+    info: Show;
+    /** A warning or an error stays until a person dismisses it. */
+    warning: Show;
+    error: Show;
+  };
   modal: { confirm: (config: Parameters<Api["modal"]["confirm"]>[0]) => void };
 }
 
@@ -32,12 +39,37 @@ function whenLoaded(show: (loaded: Api) => void): void {
   for (const listener of listeners) listener();
 }
 
+/** Show a message with a button that closes it. The same text is shown once. */
+function showWithButton(
+  type: "success" | "warning" | "error",
+  text: string,
+  label: string,
+  onClick?: () => void,
+): void {
+  whenLoaded(({ message }) => {
+    const close = () => {
+      message.destroy(text);
+      onClick?.();
+    };
+    const content = (
+      <>
+        {text}{" "}
+        <button type="button" className="plain link" onClick={close}>
+          {label}
+        </button>
+      </>
+    );
+    void message.open({ type, key: text, content, ...(type === "success" ? {} : { duration: 0 }) });
+  });
+}
+
 const FEEDBACK: Feedback = {
   message: {
-    success: (text) => whenLoaded(({ message }) => void message.success(text)),
+    success: (text, undo) =>
+      undo ? showWithButton("success", text, "Undo", undo) : whenLoaded(({ message }) => void message.success(text)),
     info: (text) => whenLoaded(({ message }) => void message.info(text)),
-    warning: (text) => whenLoaded(({ message }) => void message.warning(text)),
-    error: (text) => whenLoaded(({ message }) => void message.error(text)),
+    warning: (text) => showWithButton("warning", text, "Dismiss"),
+    error: (text) => showWithButton("error", text, "Dismiss"),
   },
   modal: { confirm: (config) => whenLoaded(({ modal }) => void modal.confirm(config)) },
 };

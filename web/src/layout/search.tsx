@@ -66,8 +66,8 @@ export default function SearchDialog({ onClose }: { onClose: () => void }) {
         size="large"
         variant="borderless"
         prefix={<SearchOutlined aria-hidden />}
-        placeholder="Search sessions and messages"
-        aria-label="Search sessions and messages"
+        placeholder="Search chats and messages"
+        aria-label="Search chats and messages"
         value={input}
         autoFocus
         onChange={(event) => setInput(event.target.value)}

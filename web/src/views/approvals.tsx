@@ -61,8 +61,7 @@ function Request({ approval }: { approval: ApprovalShape }) {
       approval={approval}
       source={
         <p className="approval-source">
-          Requested by <strong>{approval.agentId}</strong> in{" "}
-          <RouteLink to={{ view: "chat", id: approval.sessionKey }}>{session?.label || "a session"}</RouteLink>
+          In <RouteLink to={{ view: "chat", id: approval.sessionKey }}>{session?.label || "a chat"}</RouteLink>
         </p>
       }
     />

@@ -72,7 +72,7 @@ function JobContent({ job }: { job: JobShape }) {
           <Requester job={job} />
         </Fact>
         <Fact name="Assigned to">{job.agentId}</Fact>
-        <Fact name="Session">
+        <Fact name="Chat">
           {job.attempts ? <RouteLink to={{ view: "chat", id: job.sessionKey }}>Open</RouteLink> : "Not started"}
         </Fact>
         {job.parent && (
@@ -117,7 +117,7 @@ function Requester({ job }: { job: JobShape }) {
     );
   if (!job.askerSession) return name;
   return (
-    <RouteLink to={{ view: "chat", id: job.askerSession }} title="View session">
+    <RouteLink to={{ view: "chat", id: job.askerSession }} title="View chat">
       {name}
     </RouteLink>
   );
@@ -187,7 +187,7 @@ export function JobActionButton({ job, size = "middle" }: { job: JobShape; size?
   const canWrite = principal?.scopes.includes("write") ?? false;
   const { label, hint, icon } = ACTIONS[action];
   return (
-    <Tooltip title={canWrite ? hint : "Your token is read-only"}>
+    <Tooltip title={canWrite ? hint : "You have view-only access."}>
       <Button
         size={size}
         disabled={!canWrite || busy || status !== "online"}

@@ -60,7 +60,7 @@ function RunList() {
                   ),
                 },
                 {
-                  title: "Session",
+                  title: "Chat",
                   dataIndex: "sessionKey",
                   className: "phone-title",
                   ellipsis: true,
@@ -148,7 +148,7 @@ function RunContent({ found, now }: { found: RunDetails; now: number }) {
           <dd>{countSteps("intent")}</dd>
         </div>
         <div>
-          <dt>Session</dt>
+          <dt>Chat</dt>
           <dd>
             <RouteLink to={{ view: "chat", id: run.sessionKey }}>{sessionName(run.sessionKey)}</RouteLink>
           </dd>

@@ -13,7 +13,7 @@ import { QueryResult } from "./view";
 
 const STATES: Record<ProviderShape["state"], { label: string; color: string }> = {
   connected: { label: "Connected", color: "success" },
-  needs_key: { label: "Needs a key", color: "warning" },
+  needs_key: { label: "Needs a key", color: "default" },
   not_reachable: { label: "Not reachable", color: "default" },
 };
 
