@@ -56,6 +56,50 @@ async def test_supervisor_hands_off_and_the_specialist_answers() -> None:
     assert "You count." in answered.system and answered.tools == ()
 
 
+BOTH = calls("hand_off", agent="money", note="The tax.") + calls("hand_off", agent="code", note="The bug.")
+
+
+async def test_supervisor_splits_a_request_and_joins_the_answers() -> None:
+    """Two hand-offs in one reply: both agents answer, and the supervisor joins. Only the second one was asked."""
+    chief = agent("chief", BOTH, says("Pay it, and fix it."))
+    code = agent("code", says("Fix it."))
+    atlas = Atlas([chief, agent("money", says("Pay it.")), code]).route(supervisor("chief"))
+    seen = [event async for event in atlas.send("Tax and a bug!")]
+    hands = [(event.from_agent, event.to_agent) for event in seen if isinstance(event, HandedOff)]
+    assert hands == [("chief", "money"), ("money", "code"), ("code", "chief")]
+    said = [each for each in atlas.conversation().messages if each.role == "assistant" and not each.tool_calls]
+    assert [(each.metadata["agent"], each.text) for each in said] == [
+        ("money", "Pay it."),
+        ("code", "Fix it."),
+        ("chief", "Pay it, and fix it."),
+    ]
+    (asked,) = find_model(code).requests
+    assert "Pay it." in str(asked.messages) and "Now answer your part" in asked.messages[-1].text
+
+
+async def test_split_request_goes_on_after_a_restart(tmp_path: Path) -> None:
+    def opened(chief: list[Reply], money: list[Reply], code: list[Reply]) -> Atlas:
+        agents = [agent("chief", *chief), agent("money", *money), agent("code", *code)]
+        return Atlas(agents, store=SqliteStore(tmp_path / "db"), retries=())
+
+    first = opened([BOTH], [says("Pay it.")], [])
+    assert first.store is not None
+    await first.store.open()
+    async for event in first.route(supervisor("chief")).send("Tax and a bug!", session="s"):
+        if isinstance(event, HandedOff) and event.to_agent == "code":
+            break
+    await first.close()
+    await first.store.close()
+
+    second = opened([says("Pay it, and fix it.")], [], [says("Fix it.")])
+    assert second.store is not None
+    await second.store.open()
+    (resumed,) = await second.recover()
+    assert (await resumed.reply()).text == "Pay it, and fix it."
+    await second.close()
+    await second.store.close()
+
+
 async def test_supervisor_may_answer_itself() -> None:
     atlas = Atlas([agent("chief", says("Hello!")), agent("money")]).route(supervisor("chief", "money"))
     assert (await atlas.ask("Hi")).text == "Hello!"

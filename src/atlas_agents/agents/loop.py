@@ -64,7 +64,7 @@ async def run_rounds(run: Run) -> Message:
             await run.run_tool_calls(reply.tool_calls)
             if run.phase.is_complete():
                 return reply
-        elif reply.metadata.get("stop_reason") != "pause":
+        elif reply.metadata.get("stop_reason") != "pause" and not run.ask_next_agent():
             return reply
     raise RoundsExhausted(reply)
 
@@ -250,7 +250,7 @@ async def _build_request(run: Run, sent: float = math.inf) -> base.Request | Mes
         tools=tools,
         tool_choice=tool_choice,
         settings=settings.model_settings,
-        output=run.output.spec if run.output and run.phase.final else None,
+        output=run.output.spec if run.output and run.is_final else None,
         metadata=run.context.metadata,
         stable_system=stable,
     )
@@ -300,7 +300,7 @@ async def _system_prompt(run: Run) -> tuple[str, str]:
     if not dynamic and not written and run.output is None:
         return stable, stable
     changing = [stable, written, _list_rules("Further rules" if fixed else "Rules", dynamic)]
-    if run.output and run.phase.final and not run.provider.capabilities.structured:
+    if run.output and run.is_final and not run.provider.capabilities.structured:
         changing.append(run.output.instruction)
     return "\n\n".join([piece for piece in changing if piece]), stable
 

@@ -55,6 +55,7 @@ from atlas_agents.core.messages import (
     assistant,
     memo,
     tool,
+    user,
 )
 from atlas_agents.core.store import AcceptRun, RunRow, RunStatus
 from atlas_agents.providers.base import Price, Prices, Provider
@@ -75,6 +76,8 @@ else:
     T = TypeVar("T")
 logger = logging.getLogger(__name__)
 HAND_OFF = "hand_off"
+_ANSWER_NEXT = "Now answer your part of the request, which was handed off to you as well."
+_JOIN_ANSWERS = "The agents that you handed off to have answered above. Join their answers into one for the user."
 _END_TIMEOUT = 2.0
 _MAX_UNREADABLE_ROUNDS = 2
 
@@ -399,6 +402,8 @@ class Run:
     phase: TurnPhase = WHOLE_TURN
     plan: tuple[PlanStep, ...] = ()
     handoffs = 0
+    to_ask: tuple[tuple[str, bool], ...] = ()
+    """After a hand-off to several agents, those that still have to answer. True: the one that joins the answers."""
     first_step = 0
     """Number of tool calls before the current agent took over."""
     rounds_exhausted = False
@@ -823,9 +828,13 @@ class Run:
                 Step(scope.display_name(call), call.arguments, result.result, result.status, now)
                 for call, result in zip(calls, done, strict=True)
             ]
-        for call, result in zip(calls, done, strict=True):
-            if call.name == HAND_OFF and result.status == "ok":
-                self.hand_off(_handed_to(result.result))
+        pairs = zip(calls, done, strict=True)
+        handed = [_handed_to(each.result) for call, each in pairs if call.name == HAND_OFF and each.status == "ok"]
+        if handed:
+            first, *others = dict.fromkeys(handed)
+            if others:
+                self.to_ask = (*[(each, False) for each in others], (self.settings.id, True), *self.to_ask)
+            self.hand_off(first)
         unreadable = all(call.malformed is not None for call in calls)
         self._unreadable_rounds = self._unreadable_rounds + 1 if unreadable else 0
         if self._unreadable_rounds > _MAX_UNREADABLE_ROUNDS:
@@ -839,6 +848,21 @@ class Run:
             self.handoffs += 1
             self.first_step = len(self.steps)
             self.emit(HandedOff(self.id, before, self.settings.id))
+
+    def ask_next_agent(self) -> bool:
+        """Continue with the next agent that has to answer after a hand-off to several; False if there is none."""
+        if not self.to_ask:
+            return False
+        (agent_id, joins), *rest = self.to_ask
+        self.to_ask = tuple(rest)
+        self.hand_off(agent_id)
+        self.add_own(user(_JOIN_ANSWERS if joins else _ANSWER_NEXT, synthetic=True))
+        return True
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the next reply is the answer of the turn, unless it calls tools."""
+        return self.phase.final and not self.to_ask
 
     @property
     def tool_choice(self) -> str:

@@ -498,7 +498,9 @@ def hand_off_tool(targets: Sequence[AgentSettings]) -> Tool:
         "required": ["agent"],
         "additionalProperties": False,
     }
-    description = f"Hand the conversation off to another agent, which answers instead of you:\n{lines}"
+    split = "For a request with parts for several agents, call it once for each: you then join their answers."
+    several = f" {split}" if len(targets) > 1 else ""
+    description = f"Hand the conversation off to another agent, which answers instead of you.{several}\n{lines}"
     return Tool(HAND_OFF, _hand_off, description=description, parameters=schema, effect="pure")
 
 

@@ -46,7 +46,10 @@ def by_rules(*rules: tuple[Predicate, str], default: str = "") -> Strategy:
 
 
 def supervisor(router: str, *agents: str) -> Strategy:
-    """Start with the router, which answers or hands off to one of the agents; without names, to any other."""
+    """Start with the router, which answers or hands off to one of the agents; without names, to any other.
+
+    If it hands off to several in one reply, each of them answers in turn, and the router joins their answers.
+    """
 
     def choose(message: Message, available: Sequence[Agent]) -> HandoffPlan:
         others = agents or tuple(agent.id for agent in available if agent.id != router)
