@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from channel_setup import channel_setup
 
-from atlas_agents import ConfigError, Tool
+from atlas_agents import ConfigError, Tool, tool
 from atlas_agents.channels.telegram.approvals import CLOSED, NOT_ALLOWED
 from atlas_agents.channels.telegram.state import PendingDelivery
 from atlas_agents.testing import calls, refuses, says
@@ -221,6 +221,34 @@ async def test_commands_stop_new_and_agents(tmp_path: Path) -> None:
         assert [message.text for message in setup.model.requests[-1].messages] == ["who am I?"]
         ana.says(None, photo=[{"file_id": "x", "file_unique_id": "y", "width": 1, "height": 1}])
         await setup.double.until(lambda: ana.sees[-1].text == "I can only read text messages.")
+
+
+async def test_message_during_a_turn_steers_it_and_is_answered_below(tmp_path: Path) -> None:
+    started, released = asyncio.Event(), asyncio.Event()
+
+    @tool(effect="pure")
+    async def look() -> str:
+        """Look something up."""
+        started.set()
+        await released.wait()
+        return "found"
+
+    replies, tools = (says("I look.") + calls("look"), says("It is blue.")), (look,)
+    async with channel_setup(tmp_path, *replies, tools=tools) as setup, setup.channel():
+        ana = setup.double.person(42, "Ana")
+        await setup.pair(ana)
+        ana.says("which colour?")
+        await started.wait()
+        ana.says("the sky")
+        await setup.double.until(lambda: len(setup.state_file.state.deliveries) == 2)
+        released.set()
+        await setup.double.until(lambda: [each.text for each in ana.sees] == ["I look.", "It is blue."])
+        await setup.double.until(lambda: setup.state_file.state.deliveries == {})
+        assert [each.text for each in ana.sees] == ["I look.", "It is blue."], "the second message has no own answer"
+        assert [each.text for each in setup.model.requests[-1].messages if each.role == "user"] == [
+            "which colour?",
+            "the sky",
+        ]
 
 
 @pytest.mark.slow

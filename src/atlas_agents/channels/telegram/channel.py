@@ -80,13 +80,21 @@ class UserSession:
         return self._state_file.state.sessions.setdefault(self.user, ActiveSession(_DEFAULT_SESSION))
 
     async def send(self, text: str, update_id: int, *, forwarded: bool = False) -> None:
-        """Send a message to the agent. The update id is the idempotency key. A forwarded message is untrusted."""
+        """Send a message to the agent; it steers the running turn. The update id is the idempotency key.
+
+        A forwarded message is untrusted, and gets a turn of its own.
+        """
         feed = await self._follow(self.active.session)
         async with self._lock:  # no event of the run is handled before its delivery exists
             key = f"telegram:{self._api.bot_id}:{update_id}"
             source = "telegram: forwarded message" if forwarded else None
             sent = await feed.send(
-                text, agent_id=self.active.agent, idempotency_key=key, untrusted=source, channel="telegram"
+                text,
+                agent_id=self.active.agent,
+                when_busy=None if forwarded else "steer",
+                idempotency_key=key,
+                untrusted=source,
+                channel="telegram",
             )
             if sent.run_id in self._resumed:  # Telegram repeats an update whose answer is already being delivered
                 return

@@ -6,7 +6,7 @@ So the state is saved before and after each message is sent; from then on the me
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from atlas_agents.builtin_tools.telegram_format import MAX_LENGTH, FormattedText
 from atlas_agents.channels.telegram.state import PendingDelivery, StateFile
 from atlas_agents.client import SessionEvent
 from atlas_agents.core.http import backoff
+from atlas_agents.core.messages import STEERING_RUN
 from atlas_agents.gateway.protocol.events import ChatDelta, ChatError, ChatFinal, ChatMessage, ChatReset
 from atlas_agents.gateway.protocol.sessions import RunPosition
 from atlas_agents.gateway.protocol.types import MessageShape, Part, TextPart, ToolCallPart
@@ -43,18 +44,21 @@ TIMING = TelegramTiming()
 
 
 class MessageBuffer:
-    """The text of an answer: its complete messages and the one that is streaming. `done` after the last event."""
+    """The text of an answer: its complete messages and the one that is streaming. `done` after the last event.
+
+    What follows a steering message is a text of its own, so that it is shown below that message.
+    """
 
     def __init__(self) -> None:
         self.done = False
-        self._complete: dict[str, str] = {}
+        self._complete: list[dict[str, str]] = [{}]
         self._partial = ""
         self._note = ""
 
     @property
-    def text(self) -> str:
-        texts = [*self._complete.values(), self._partial, self._note]
-        return "\n\n".join(text for text in map(str.strip, texts) if text)
+    def texts(self) -> list[str]:
+        *earlier, last = [list(messages.values()) for messages in self._complete]
+        return [text for each in (*earlier, [*last, self._partial, self._note]) if (text := _joined(each))]
 
     def add(self, event: SessionEvent) -> None:
         match event:
@@ -75,19 +79,27 @@ class MessageBuffer:
 
     def _add_message(self, message: MessageShape) -> None:
         if message.role == "assistant":
-            self._complete[message.id] = f"{_text(message.parts)}\n\n{message.refusal}"
+            self._complete[-1][message.id] = f"{_text(message.parts)}\n\n{message.refusal}"
             self._partial = ""
+        elif STEERING_RUN in message.metadata:
+            self._complete.append({})
 
     def _finish(self, final: ChatFinal) -> None:
         self.done = True
+        if final.entered_run_id is not None:  # the delivery of that run has the answer
+            return
         if final.message is not None:
             self._add_message(final.message)
             if any(isinstance(part, ToolCallPart) for part in final.message.parts):
                 self._note = "(Stopped: the limit of rounds per turn is reached.)"
         if final.cancelled:
             self._note = "(Stopped.)"
-        elif not self.text:
+        elif not self.texts:
             self._note = "(No answer.)"
+
+
+def _joined(texts: Sequence[str]) -> str:
+    return "\n\n".join(text for text in map(str.strip, texts) if text)
 
 
 def _text(parts: tuple[Part, ...]) -> str:
@@ -137,7 +149,9 @@ class Delivery:
         await self._changed.wait()
         self._changed.clear()
         done = self._buffer.done
-        parts = split_message(parse_markdown(self._buffer.text), MAX_LENGTH - len(_SENT_AGAIN))[:_MAX_PARTS]
+        limit = MAX_LENGTH - len(_SENT_AGAIN)
+        split = [split_message(parse_markdown(text), limit) for text in self._buffer.texts]
+        parts = [part for each in split for part in each][:_MAX_PARTS]
         for index, part in enumerate(parts):
             if index >= len(self.pending.messages):
                 await self._retry(lambda part=part: self._send(part))
