@@ -67,8 +67,8 @@ async def test_supervisor_splits_a_request_and_joins_the_answers() -> None:
     seen = [event async for event in atlas.send("Tax and a bug!")]
     hands = [(event.from_agent, event.to_agent) for event in seen if isinstance(event, HandedOff)]
     assert hands == [("chief", "money"), ("money", "code"), ("code", "chief")]
-    said = [each for each in atlas.conversation().messages if each.role == "assistant" and not each.tool_calls]
-    assert [(each.metadata["agent"], each.text) for each in said] == [
+    answers = [each for each in atlas.conversation().messages if each.role == "assistant" and not each.tool_calls]
+    assert [(each.metadata["agent"], each.text) for each in answers] == [
         ("money", "Pay it."),
         ("code", "Fix it."),
         ("chief", "Pay it, and fix it."),
