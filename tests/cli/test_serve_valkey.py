@@ -1,6 +1,7 @@
 """`atlas serve` on a cluster with Valkey: notifications and cached sessions use it; its password is not logged."""
 
 import asyncio
+import json
 from typing import Any
 
 import pytest
@@ -8,6 +9,7 @@ from atlas_command import Home
 
 from atlas_agents.config.open import open_valkey
 from atlas_agents.core.paths import Secret
+from checks import wait_until
 from stores.postgres_server import PostgresServer
 from stores.valkey_server import PASSWORD, ValkeyServer
 
@@ -28,6 +30,30 @@ def test_cluster_uses_valkey_and_does_not_start_with_a_wrong_password(home: Home
         refused = home.run("serve", "--role", "worker", ATLAS_REDIS_URL=valkey.url.replace(PASSWORD, "wrong-canary"))
         assert refused.returncode == 2 and "redis_url: access to Valkey denied" in refused.stderr
         assert "canary" not in refused.stderr + refused.stdout
+
+
+def test_state_of_sessions_is_copied_with_any_role(home: Home) -> None:
+    """With the role `alone`, the server was reported as healthy and never used."""
+    with ValkeyServer() as valkey:
+        home.env |= {"ATLAS_REDIS_URL": valkey.url}
+        with home.gateway():
+            assert home.run("ask", "--session", "s", "Hello").stdout == "You wrote: Hello\n"
+            state, expiry = asyncio.run(copied(valkey, "agent:session:s"))
+    assert (state["status"], state["session"], state["agentId"], state["user"]) == ("done", "s", "assistant", "owner")
+    assert 0 < state["startedAt"] <= state["endedAt"] == state["updatedAt"] and 3000 < expiry <= 3600
+
+
+async def copied(server: ValkeyServer, key: str) -> tuple[dict[str, Any], int]:
+    client: Any = open_valkey(Secret(server.url))
+
+    async def ended() -> Any:
+        state = json.loads(await client.get(key) or "{}")
+        return "endedAt" in state and state
+
+    state = await wait_until(ended)
+    expiry = await client.ttl(key)
+    await client.aclose()
+    return state, expiry
 
 
 async def seen(server: ValkeyServer) -> tuple[int, int]:

@@ -9,14 +9,17 @@ from typing import Any
 import msgspec
 import pytest
 
+from atlas_agents import Agent, Atlas, tool
 from atlas_agents.config.open import open_valkey
 from atlas_agents.core.messages import new_id
 from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import AddMessage, DropSession, PutSession, StoredMessage, Write
 from atlas_agents.storage.history_cache import HistoryCache
+from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.sql.tables import Query, Row
-from atlas_agents.storage.valkey_cache import EXPIRY, ValkeyCache
+from atlas_agents.storage.valkey_cache import EXPIRY, SessionCopies, ValkeyCache
+from atlas_agents.testing import Scripted, calls, fails, says
 from checks import TIMEOUT, wait_until
 from stores.postgres_server import PostgresServer
 from stores.valkey_server import ValkeyServer
@@ -322,3 +325,43 @@ async def test_without_valkey_the_database_is_read_without_delay(url: str, caplo
                 async with opened(url, server) as two:
                     assert await read(two) == ["0", "1", "2"]
     assert "canary" not in caplog.text
+
+
+async def test_state_of_a_session_is_copied_for_other_programs() -> None:
+    @tool(confirm=True)
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    async def approve(request: Any) -> bool:
+        shown.append(await read("s"))
+        return True
+
+    async def read(session: str) -> dict[str, Any]:
+        await asyncio.wait_for(copies.flushed(), TIMEOUT)
+        return msgspec.json.decode(await client.get(f"agent:session:{session}") or b"{}")
+
+    shown: list[dict[str, Any]] = []
+    store, model = MemoryStore(), Scripted(calls("pay"), says("Done."), fails(ValueError("no")), says("Again."))
+    with ValkeyServer() as server:
+        client: Any = open_valkey(Secret(server.url))
+        async with Atlas([Agent("a", model=model, tools=[pay])], store=store, approve=approve, retries=()) as atlas:
+            copies = SessionCopies(open_valkey(Secret(server.url)), lambda run: store.run(atlas.tenant, run))
+            for name in ("stream:start", "approval:asked", "approval:answered", "tool:result", "stream:end"):
+                atlas.on(name, copies.receive)
+            await atlas.ask("Pay.", session="s", user="ann")
+            done = await read("s")
+            with pytest.raises(ValueError, match="no"):
+                await atlas.ask("Pay.", session="t")
+            failed = await read("t")
+            server.stop()
+            assert (await atlas.ask("Go on.", session="s")).text == "Again."  # without the server
+            await copies.close()
+        await client.aclose()
+    assert [each["status"] for each in (*shown, done, failed)] == ["waiting", "done", "failed"]
+    assert (done["agentId"], done["user"], [(each["tool"], each["status"]) for each in done["steps"]]) == (
+        "a",
+        "ann",
+        [("pay", "ok")],
+    )
+    assert done["startedAt"] <= done["steps"][0]["at"] <= done["endedAt"]

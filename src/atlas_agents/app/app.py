@@ -223,6 +223,7 @@ async def open_runtime(
             await opening.enter_async_context(lock_database(settings, store))
         runtime = _build_runtime(settings, store, environment, opening, cluster)
         opening.push_async_callback(runtime.atlas.close)
+        _copy_sessions(settings, runtime, opening)
         if settings.title_model:
             opening.push_async_callback(TitleWriter(settings.title_model, runtime.atlas).close)
         tasks = BackgroundTasks("runtime")
@@ -238,6 +239,19 @@ async def open_runtime(
             keep = RetentionPolicy(settings.keep_events, settings.keep_journals)
             tasks.spawn(RetentionJob(store, runtime.atlas.tenant, keep).run())
         yield runtime
+
+
+def _copy_sessions(settings: Settings, runtime: Runtime, opening: AsyncExitStack) -> None:
+    """With a Redis or Valkey server, keep copies of the state of sessions there, whatever the role of this process."""
+    client = open_valkey(settings.redis_url)
+    if client is None:
+        return
+    from atlas_agents.storage.valkey_cache import SessionCopies
+
+    copies = SessionCopies(client, partial(runtime.store.run, runtime.atlas.tenant))
+    opening.push_async_callback(copies.close)
+    for name in ("stream:start", "approval:asked", "approval:answered", "tool:result", "stream:end"):
+        runtime.atlas.on(name, copies.receive)
 
 
 def _build_runtime(

@@ -247,8 +247,8 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
     redis_url: Annotated[
         Secret | None,
         about(
-            "URL of a Valkey or Redis server, `redis://…` or `rediss://…`. A cluster uses it for pub/sub and to cache"
-            " session histories.",
+            "URL of a Valkey or Redis server, `redis://…` or `rediss://…`. It gets a copy of the state of each session"
+            " for other programs to read; a cluster also uses it for pub/sub and to cache session histories.",
             hides="password",
         ),
     ] = None
