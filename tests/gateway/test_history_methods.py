@@ -108,6 +108,19 @@ async def test_search_finds_labels_and_messages(tmp_path: Path) -> None:
         assert (await client.get("sessions.search", query="nowhere"))["hits"] == []
 
 
+async def test_branches_of_a_session_are_listed_from_each_of_them(tmp_path: Path) -> None:
+    async with serve_and_connect(tmp_path, atlas()) as client:
+        first = (await client.get("sessions.create", label="Trip"))["sessionKey"]
+        branch = {"branch": {"root": first, "from": first, "at": ""}}
+        second = (await client.get("sessions.fork", sessionKey=first, metadata=branch))["sessionKey"]
+        await client.get("sessions.create", metadata={"branch": "malformed"})
+        for key in (first, second):
+            found = (await client.get("sessions.branches", sessionKey=key))["sessions"]
+            assert {each["sessionKey"] for each in found} == {first, second}
+        missing = await client.request("sessions.branches", sessionKey="unknown")
+        assert missing["error"]["data"]["kind"] == "SESSION_NOT_FOUND"
+
+
 async def test_fork_starts_with_the_same_messages(tmp_path: Path) -> None:
     async with serve_and_connect(tmp_path, atlas(says("1"), says("2"))) as client:
         await run_turn(client, "one")

@@ -25,6 +25,7 @@ SCOPES = {
     "sessions.subscribe": "read",
     "sessions.unsubscribe": "read",
     "sessions.fork": "write",
+    "sessions.branches": "read",
     "sessions.search": "read",
     "sessions.export": "read",
     "sessions.import": "write",

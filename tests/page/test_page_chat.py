@@ -211,7 +211,21 @@ def test_model_effort_and_agent_are_chosen_in_the_composer(tab: Tab) -> None:
     expect(box).to_have_value("hi")
 
 
-def test_edited_message_is_a_version_and_sessions_are_pinned_and_put_into_folders(tab: Tab) -> None:
+CREATE_SESSIONS = """(count) => new Promise((resolve) => {
+  const socket = new WebSocket(`${location.origin.replace("http", "ws")}/ws`);
+  const client = { name: "test", version: "1" };
+  socket.onopen = () => socket.send(JSON.stringify({ type: "auth", protocol: 1, client }));
+  socket.onmessage = ({ data }) => {
+    const { type, id } = JSON.parse(data);
+    if (type === "auth")
+      for (let number = 1; number <= count; number++)
+        socket.send(JSON.stringify({ id: number, method: "sessions.create", params: { label: `Chat ${number}` } }));
+    if (id === count) resolve(socket.close());
+  };
+})"""
+
+
+def test_edited_message_is_a_version_that_is_found_beyond_the_first_page_of_sessions(tab: Tab) -> None:
     tab.send("first version")
     tab.wait_for_answer("You wrote: first version")
     tab.wait_until_idle()
@@ -224,6 +238,16 @@ def test_edited_message_is_a_version_and_sessions_are_pinned_and_put_into_folder
     tab.page.get_by_label("Previous version").click()
     expect(tab.answers.last).to_contain_text("You wrote: first version")
     expect(tab.page.locator(".versions")).to_contain_text("1/2")
+    tab.page.evaluate(CREATE_SESSIONS, 61)
+    tab.page.reload()  # the list now begins with a page of other sessions
+    expect(tab.page.locator(".versions")).to_contain_text("1/2")
+    expect(tab.page.locator(".session.active")).to_have_count(1)
+
+
+def test_sessions_are_pinned_and_put_into_folders(tab: Tab) -> None:
+    tab.send("first version")
+    tab.wait_for_answer("You wrote: first version")
+    tab.wait_until_idle()
     tab.button("Chat options").click()
     tab.page.get_by_role("menuitem", name="Pin").click()
     expect(tab.page.locator(".sessions h3").first).to_have_text("Pinned")

@@ -195,10 +195,23 @@ export class AtlasClient {
     const cursor = this.state.current.nextSessionsCursor;
     if (cursor === undefined) return;
     const page = await this.request("sessions.list", { limit: SESSIONS_PAGE_SIZE, cursor });
+    this.addSessions(page.sessions);
+    this.state.update({ nextSessionsCursor: page.nextCursor ?? undefined });
+  }
+
+  private addSessions(found: readonly SessionShape[]): void {
     const known = this.state.current.sessions;
     const knownKeys = new Set(known.map((session) => session.sessionKey));
-    const added = page.sessions.filter((session) => !knownKeys.has(session.sessionKey));
-    this.state.update({ sessions: [...known, ...added], nextSessionsCursor: page.nextCursor ?? undefined });
+    this.state.update({ sessions: [...known, ...found.filter(({ sessionKey }) => !knownKeys.has(sessionKey))] });
+  }
+
+  /** Load the other versions of the open session, unless all sessions are loaded. */
+  private async loadBranches(): Promise<void> {
+    const { key, session } = this.session.current;
+    const { sessionsLoaded, nextSessionsCursor } = this.state.current;
+    if (!session?.createdAt || !sessionsLoaded || nextSessionsCursor === undefined) return;
+    const { sessions: branches } = await this.request("sessions.branches", { sessionKey: key });
+    this.addSessions(branches.filter(({ archived }) => !archived));
   }
 
   private setSession(state: SessionState): void {
@@ -235,6 +248,7 @@ export class AtlasClient {
         agents,
         models,
       });
+      this.loadBranches().catch(ignoreError);
       await this.loadApprovals();
       if (this.auditListeners.size) await this.request("audit.subscribe", {});
       for (const [key, messages] of Object.entries(loadPendingMessages()))
@@ -255,7 +269,9 @@ export class AtlasClient {
     };
     try {
       const response = await this.request("sessions.subscribe", { sessionKey: key, ...(fromStart ? {} : position) });
-      if (this.session.current.key === key) this.setSession(sessions.applySubscription(this.session.current, response));
+      if (this.session.current.key !== key) return;
+      this.setSession(sessions.applySubscription(this.session.current, response));
+      this.loadBranches().catch(ignoreError);
     } catch (error) {
       if (!(error instanceof OfflineError)) throw error;
     }

@@ -26,6 +26,7 @@ from atlas_agents.tools.journal import read_first_messages
 
 _MAX_MESSAGES = 200
 _SESSION_PAGE = 200
+_MAX_BRANCH_PAGES = 50
 _SEARCH_PAGE = 100
 _SEARCH_TIMEOUT = 2.0
 _EXCERPT_MARGIN = 60
@@ -43,6 +44,7 @@ def add_methods(methods: Methods) -> None:
     methods.add("sessions.unsubscribe", unsubscribe)
     methods.add("sessions.search", search_sessions)
     methods.add("sessions.fork", fork_session)
+    methods.add("sessions.branches", list_branches)
     methods.add("sessions.export", export_session)
     methods.add("sessions.import", import_session)
 
@@ -305,6 +307,30 @@ async def fork_session(caller: ClientConnection, params: wire.SessionsFork) -> w
     )
     hub.session_updates.send(created)
     return wire.Created(key)
+
+
+async def list_branches(caller: ClientConnection, params: wire.OneSession) -> wire.Branches:
+    """List the sessions that continue from the same one with other versions of a message."""
+    session, prefix = await _require_session(caller, params.session_key), caller.grant.prefix
+    root = _branch_root(session, prefix)
+    found, before = list[Session](), None
+    for _ in range(_MAX_BRANCH_PAGES):
+        page = await caller.hub.atlas.sessions.list(limit=_SESSION_PAGE, before=before, prefix=prefix)
+        found += [each for each in page if _branch_root(each, prefix) == root]
+        if len(page) < _SESSION_PAGE:
+            break
+        before = page[-1].updated_at
+    found.sort(key=lambda each: each.created_at)
+    return wire.Branches(tuple([_session_shape(caller, each) for each in found]))
+
+
+def _branch_root(session: Session, prefix: str) -> str:
+    """Return the key, as the caller knows it, of the session from which the branches of this one were made."""
+    match session.metadata.get("branch"):
+        case {"root": str(root)}:
+            return root
+        case _:
+            return session.key.removeprefix(prefix)
 
 
 async def export_session(caller: ClientConnection, params: wire.SessionsExport) -> wire.Exported:

@@ -46,6 +46,14 @@ _ALL = (
         is_slow=True,
     ),
     Method(
+        "sessions.branches",
+        "read",
+        sessions.OneSession,
+        sessions.Branches,
+        "List the versions of a session that editing a message has made, oldest first, with the session itself.",
+        is_slow=True,
+    ),
+    Method(
         "sessions.search",
         "read",
         sessions.SessionsSearch,

@@ -85,6 +85,12 @@ class SessionsFork(types.WireStruct, frozen=True):
     metadata: dict[str, Any] | None = None
 
 
+class Branches(types.WireStruct, frozen=True):
+    """Sessions with the same `root` in the `branch` of their metadata, and that root."""
+
+    sessions: tuple[types.SessionShape, ...]
+
+
 class SessionsExport(types.WireStruct, frozen=True):
     """Export a session as text, from the first line or after a given one."""
 
