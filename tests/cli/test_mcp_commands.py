@@ -19,6 +19,18 @@ def scripted(home: Home) -> tuple[str, ...]:
     return sys.executable, "-S", str(SERVER), str(home.folder / "s")
 
 
+def test_url_after_the_name_is_recognised(home: Home) -> None:
+    """It was added as a command of that name."""
+    assert home.run("mcp", "add", "docs", "https://docs.example/mcp").returncode == 0
+    (file,) = home.folder.rglob("mcp.json")
+    assert json.loads(file.read_text()) == {"mcpServers": {"docs": {"url": "https://docs.example/mcp"}}}
+    both = home.run("mcp", "add", "more", "https://docs.example/mcp", "--verbose")
+    assert both.returncode == 2
+    twice = home.run("mcp", "add", "more", "https://docs.example/mcp", "--url", "https://a.example/")
+    assert twice.returncode == 2 and "unexpected --url after the URL https://docs.example/mcp" in twice.stderr
+    assert "more" not in file.read_text()
+
+
 @pytest.mark.slow
 def test_server_is_added_approved_and_tested(home: Home) -> None:
     folder = str(home.folder / "s")

@@ -241,7 +241,7 @@ async def login(server: Name) -> None:
 def add(
     server: Name,
     command: Annotated[
-        list[str] | None, Argument(metavar="COMMAND", help="The command and its arguments, after --.")
+        list[str] | None, Argument(metavar="COMMAND", help="A URL, or the command and its arguments after --.")
     ] = None,
     url: Annotated[str | None, Option(metavar="URL", help="The URL of the server, instead of a command.")] = None,
     env: Annotated[
@@ -263,7 +263,11 @@ def add(
     A command runs in a sandbox: without network, and without your files except the folders that you grant.
     """
     entry: dict[str, Any] = {}
-    if command:
+    if command and command[0].startswith(("http://", "https://")):
+        if len(command) > 1 or url is not None:
+            raise ConfigError(f"unexpected {command[1] if len(command) > 1 else '--url'} after the URL {command[0]}")
+        url = command[0]
+    elif command:
         entry |= {"command": command[0], "args": command[1:]}
     if url is not None:
         entry["url"] = url
