@@ -98,7 +98,9 @@ async def test_base_installation_downloads_no_model_that_it_cannot_run(
         assert agent["model"] == "demo"
         remedy = "local models need an optional package; run: pip install 'atlas-agents[local]'"
         assert agent["notice"] == f"Using a scripted demo: local/smollm2-135m is not available ({remedy})."
-        assert (await call(gateway, "setup.status"))["done"] is False
+        status = await call(gateway, "setup.status")
+        assert status["done"] is False
+        assert {each["install"] for each in status["local"]} == {"pip install 'atlas-agents[local]'"}
         assert not (tmp_path / "home/models").exists()
 
 

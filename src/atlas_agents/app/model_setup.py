@@ -24,6 +24,7 @@ from atlas_agents.local.models import (
     CATALOG,
     LocalModel,
     check_engine,
+    engine_command,
     find_model,
     is_gguf_path,
     model_state,
@@ -287,7 +288,14 @@ class ModelSetup:
         error = last.error if last is not None and last.state == "failed" and not running else ""
         title = model_title(f"local/{model.id}")
         return wire.LocalModelShape(
-            model.id, title, model.label, model.size, "failed" if error and shown != "ready" else shown, done, error
+            model.id,
+            title,
+            model.label,
+            model.size,
+            "failed" if error and shown != "ready" else shown,
+            done,
+            error,
+            engine_command(),
         )
 
     # Keys

@@ -115,10 +115,15 @@ def models_folder(environment: Environment | None = None) -> Path:
     return home(environment or Environment()) / "models"
 
 
+def engine_command() -> str:
+    """Return the command that installs the package that runs local models; empty if it is installed."""
+    return install_command("local") if importlib.util.find_spec("xllamacpp") is None else ""
+
+
 def check_engine() -> None:
     """Raise ModelUnavailable if the package that runs local models is not installed."""
-    if importlib.util.find_spec("xllamacpp") is None:
-        raise ModelUnavailable(f"local models need an optional package; run: {install_command('local')}")
+    if command := engine_command():
+        raise ModelUnavailable(f"local models need an optional package; run: {command}")
 
 
 def find_model(id: str) -> LocalModel:

@@ -29,12 +29,12 @@ I can show you a few things:
 
 - `What time is it?` and `Add 2 and 40`: a tool call
 - `Roll two dice`: two calls at once
-- `Count to 500`: a long answer that you can stop with Ctrl-C
+- `Count to 500`: a long answer that you can stop
 - `Think`: reasoning before the answer
 - `Stumble`: the connection breaks, the text is withdrawn and the answer starts again
 
-To use a real model, set `ANTHROPIC_API_KEY`, `OPENAI_API_KEY` or `GOOGLE_API_KEY`, or point `OPENAI_BASE_URL` to your \
-own server (for Ollama `http://localhost:11434/v1`), and start `atlas chat` again.
+To use a real model, choose one in the web UI (`atlas serve`) or run `atlas init`: an API key, a model server on this \
+machine such as Ollama, or a local model.
 """
 _WORDS = re.compile(r"\s*\S+\s*|\s+")
 _NUMBER = r"-?\d+(?:\.\d+)?"

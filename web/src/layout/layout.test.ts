@@ -1,4 +1,6 @@
 import { expect, it } from "vitest";
+import { describeLastResort, offeredLocalModels } from "../setup/models";
+import type { LocalModelShape } from "../wire";
 import { parseRoute, routePath, VIEWS } from "./router";
 import { groupByDay } from "./session-list";
 
@@ -46,4 +48,20 @@ it("sessions are grouped by day", () => {
     "Previous 30 days",
     "Older",
   ]);
+});
+
+it("a base installation offers the one command that adds local models", () => {
+  const model = (id: string, install = ""): LocalModelShape => ({
+    id,
+    title: id,
+    label: "",
+    size: 1,
+    state: "missing",
+    install,
+  });
+  const current = { agentId: "assistant", model: "demo", title: "a scripted demo" };
+  const offered = (local: LocalModelShape[]) => offeredLocalModels({ done: false, current, local }).map(({ id }) => id);
+  expect(offered([model("tiny", "pip install x"), model("big", "pip install x")])).toEqual(["tiny"]);
+  expect(offered([model("tiny"), model("big")])).toEqual(["tiny", "big"]);
+  expect(describeLastResort(current)).toBe("a scripted demo, not a model. Pick one:");
 });

@@ -37,6 +37,7 @@ export function LocalModelDownload({ model, onReady }: Props) {
         : client.request(method, { id: model.id, use: true });
     work.catch((failure: Error) => toast.error(failure.message));
   };
+  if (model.install) return <code>{model.install}</code>;
   const size = `${formatBytes(done)} of ${formatBytes(model.size)}`;
   if (state === "downloading")
     return (

@@ -3,7 +3,7 @@
 import { useCallback } from "react";
 import { useFeedback } from "../components/feedback";
 import { useClient } from "../state/hooks";
-import type { ModelsSelect } from "../wire";
+import type { CurrentModel, LocalModelShape, ModelsSelect, SetupStatus } from "../wire";
 
 export const EFFORTS = [
   { value: "", label: "Auto" },
@@ -18,6 +18,18 @@ export type UseHere = (model: string, effort: string) => void;
 
 /** The name of a model without its provider. */
 export const modelName = (ref: string): string => ref.slice(ref.indexOf("/") + 1);
+
+/** What a person uses before choosing a model, as the end of “You’re using …”. */
+export const describeLastResort = ({ model, title }: CurrentModel): string =>
+  model === "demo"
+    ? `${title}, not a model. Pick one:`
+    : `${title}, a tiny model for trying things out. Pick a better one:`;
+
+/** The local models that are offered instead of the current one: all need the same command if it was not run yet. */
+export const offeredLocalModels = ({ current, local = [] }: SetupStatus): LocalModelShape[] => {
+  const others = local.filter(({ id }) => `local/${id}` !== current.model);
+  return others.some(({ install }) => install) ? others.slice(0, 1) : others;
+};
 
 export const formatBytes = (bytes: number): string =>
   bytes >= 1e9 ? `${(bytes / 1e9).toFixed(1)} GB` : `${Math.round(bytes / 1e6)} MB`;

@@ -5,10 +5,10 @@ import { type ReactNode, useEffect, useState } from "react";
 import { RouteLink } from "../components/link";
 import { DropdownMenu } from "../components/menu";
 import { type Query, useClient, useQuery } from "../state/hooks";
-import type { FoundShape, SetupStatus } from "../wire";
+import type { FoundShape, LocalModelShape, SetupStatus } from "../wire";
 import AddKey from "./add-key";
 import { LocalModelDownload } from "./local-model";
-import { formatBytes, type UseHere, useSelectModel } from "./models";
+import { describeLastResort, formatBytes, offeredLocalModels, type UseHere, useSelectModel } from "./models";
 
 interface Props {
   onDismiss: () => void;
@@ -29,7 +29,7 @@ export default function SetupCard({ onDismiss, onUseHere }: Props) {
           ✕
         </button>
       </header>
-      <p className="muted">You’re using {current.title}, a tiny model for trying things out. Pick a better one:</p>
+      <p className="muted">You’re using {describeLastResort(current)}</p>
       <ModelChoices status={status.data} onAddKey={() => setAddingKey(true)} onReady={status.reload} />
       <RouteLink to={{ view: "setup", id: "" }} className="muted">
         More options
@@ -64,8 +64,8 @@ interface ChoicesProps {
 }
 
 /** The models that can be used instead: found ones first, then a key to paste and a download. */
-export function ModelChoices({ status: { current, found = [], local = [] }, onAddKey, onReady }: ChoicesProps) {
-  const better = local.filter(({ id }) => `local/${id}` !== current.model);
+export function ModelChoices({ status, onAddKey, onReady }: ChoicesProps) {
+  const { found = [] } = status;
   return (
     <ul>
       {found.map((item) => (
@@ -74,12 +74,9 @@ export function ModelChoices({ status: { current, found = [], local = [] }, onAd
       <Row label="Paste an API key">
         <Button onClick={onAddKey}>Add key</Button>
       </Row>
-      {better.map((model) => (
-        <Row
-          key={model.id}
-          label={model.state === "ready" ? model.title : `Download a local model (${formatBytes(model.size)})`}
-        >
-          {model.state === "ready" ? (
+      {offeredLocalModels(status).map((model) => (
+        <Row key={model.id} label={localModelLabel(model)}>
+          {model.state === "ready" && !model.install ? (
             <UseButton model={`local/${model.id}`} />
           ) : (
             <LocalModelDownload model={model} onReady={onReady} />
@@ -88,6 +85,11 @@ export function ModelChoices({ status: { current, found = [], local = [] }, onAd
       ))}
     </ul>
   );
+}
+
+function localModelLabel({ install, size, state, title }: LocalModelShape): string {
+  if (install) return "For local models, run";
+  return state === "ready" ? title : `Download a local model (${formatBytes(size)})`;
 }
 
 function Row({ label, children }: { label: string; children: ReactNode }) {

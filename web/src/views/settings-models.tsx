@@ -209,7 +209,7 @@ function LocalRow({ model, current }: { model: LocalModelShape; current: string 
       <span className="row">
         {current === ref ? (
           <Tag color="success">In use</Tag>
-        ) : model.state === "ready" ? (
+        ) : model.state === "ready" && !model.install ? (
           <Button onClick={() => void select(ref).catch(() => undefined)}>Use</Button>
         ) : (
           <LocalModelDownload model={model} />

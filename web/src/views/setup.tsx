@@ -7,7 +7,7 @@ import { navigate, newChat } from "../layout/router";
 import { Markdown } from "../markdown/markdown";
 import AddKey from "../setup/add-key";
 import { useModelLoading } from "../setup/model-loading";
-import { modelName } from "../setup/models";
+import { describeLastResort, modelName } from "../setup/models";
 import { ModelChoices, useSetupStatus } from "../setup/setup-card";
 import { useAppState, useClient, useQuery, useResourceReload } from "../state/hooks";
 import { newId } from "../state/ids";
@@ -79,8 +79,7 @@ function ModelStep() {
         {(data) => (
           <>
             <p role="status">
-              You’re using <strong>{modelName(data.current.title)}</strong>
-              {data.done ? "." : ", a tiny model for trying things out. Pick a better one:"}
+              You’re using {data.done ? `${modelName(data.current.title)}.` : describeLastResort(data.current)}
             </p>
             <div className="setup-choices">
               <ModelChoices status={data} onAddKey={() => setAddingKey(true)} onReady={status.reload} />

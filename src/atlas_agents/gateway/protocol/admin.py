@@ -164,7 +164,10 @@ class CurrentModel(types.WireStruct, frozen=True):
 
 
 class LocalModelShape(types.WireStruct, frozen=True):
-    """A model that can be downloaded to this machine; `done` of `size` bytes are there."""
+    """A model that can be downloaded to this machine; `done` of `size` bytes are there.
+
+    `install` is the command that adds what local models need; empty if it is installed.
+    """
 
     id: str
     title: str
@@ -173,6 +176,7 @@ class LocalModelShape(types.WireStruct, frozen=True):
     state: ModelStateName
     done: int = 0
     error: str = ""
+    install: str = ""
 
 
 class SetupStatus(types.WireStruct, frozen=True):
