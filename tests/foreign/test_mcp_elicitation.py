@@ -5,7 +5,7 @@ import json
 import socket
 import sys
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -244,8 +244,13 @@ async def test_http_elicitation_reaches_the_user_of_each_call(tmp_path: Path) ->
                 "ordered 2 small, gift: False",
                 "ordered 2 large, gift: False",
             ]
+            process.kill()
+            await process.wait()
+            refused = await ana.call("tools.invoke", name="shop/order")
+            assert refused["status"] == "error" and "the MCP server shop is unreachable" in refused["result"], refused
     finally:
-        process.kill()
+        with suppress(ProcessLookupError):
+            process.kill()
         await process.wait()
 
 

@@ -28,7 +28,7 @@ from atlas_agents.mcp import transports
 from atlas_agents.mcp.callbacks import ActiveCalls, Elicitation, SampleModel, Sampling
 from atlas_agents.mcp.config import DiscoveredTool, ServerConfig, ServerProgram, resource_tools, reveal_invisible
 from atlas_agents.mcp.programs import build_command, choose_sandbox, describe_program
-from atlas_agents.mcp.transports import StdioTransport, http_transport, stdio_transport
+from atlas_agents.mcp.transports import NOT_SENT, StdioTransport, http_transport, stdio_transport
 from atlas_agents.tools.context import ToolContext
 
 logger = logging.getLogger(__name__)
@@ -136,7 +136,8 @@ async def list_tools(session: McpSession) -> tuple[DiscoveredTool, ...]:
 
 
 async def call(session: McpSession, tool: DiscoveredTool, arguments: dict[str, Any], caller: ToolContext) -> Any:
-    """Call a tool. ConnectionError if the outcome is unknown, ToolFailed if the server rejects the call."""
+    """Call a tool. ConnectionError if the outcome is unknown, ToolFailed if the server rejects the call, and Transient
+    if the call was not sent."""
 
     async def progress(done: float, total: float | None, message: str | None) -> None:
         caller.progress(_format_progress(done, total, message))
@@ -144,6 +145,8 @@ async def call(session: McpSession, tool: DiscoveredTool, arguments: dict[str, A
     try:
         return await _HANDLERS[tool.kind](session, tool.name, arguments, progress)
     except MCPError as error:
+        if error.data == NOT_SENT:
+            raise Transient(error.message) from error
         if error.code in _CONNECTION_LOST:
             raise ConnectionError(error.message) from error
         raise ToolFailed(error.message) from error
@@ -282,6 +285,9 @@ class McpConnection:
         try:
             with self._calls.track(caller):
                 return await call(session, tool, arguments, caller)
+        except Transient as error:
+            self._ended.set()
+            raise Transient(f"the MCP server {self.server.name} is unreachable: {error}") from error
         except ConnectionError as error:
             self._ended.set()
             raise ConnectionError(f"the MCP server {self.server.name} ended during the call") from error

@@ -6,6 +6,7 @@ A login URL is shown to the person, never opened, and only if it is a web page.
 import asyncio
 import logging
 import re
+import secrets
 import socket
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
@@ -17,6 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 import anyio
 import httpx2
 import mcp_types as types
+import msgspec
 from mcp.client.auth import OAuthClientProvider
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
@@ -29,6 +31,9 @@ from atlas_agents.core.paths import make_private_folder, write_file
 from atlas_agents.mcp.config import ServerEntry
 
 logger = logging.getLogger(__name__)
+NOT_SENT = secrets.token_hex(16)
+"""Data of the error of a call that was not sent, because there is no connection. A server cannot know it."""
+_UNREACHABLE = -32050
 MAX_LINE = 8 * 1024 * 1024
 MAX_GARBAGE = 16 * 1024 * 1024
 _CHUNK_SIZE = 64 * 1024
@@ -216,13 +221,38 @@ async def http_transport(entry: ServerEntry, auth: httpx2.Auth | None) -> AsyncG
 
 
 class _LimitedTransport(httpx2.AsyncHTTPTransport):
-    """HTTP transport with a size limit per response, or per event of a stream."""
+    """HTTP transport with a size limit per response, or per event of a stream.
+
+    A call for which no connection can be made is answered with an error whose data is `NOT_SENT`. Otherwise the
+    session would end, and the caller could not tell it from a call that was sent.
+    """
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        response = await super().handle_async_request(request)
+        try:
+            response = await super().handle_async_request(request)
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            call = _sent_call(await request.aread())
+            if call is None:
+                raise
+            reason = {"code": _UNREACHABLE, "message": str(error) or type(error).__name__, "data": NOT_SENT}
+            return httpx2.Response(200, json={"jsonrpc": "2.0", "id": call, "error": reason}, request=request)
         if not response.headers.get("content-type", "").startswith("text/event-stream"):
             response.stream = _LimitedStream(cast(httpx2.AsyncByteStream, response.stream))
         return response
+
+
+def _sent_call(body: bytes) -> Any:
+    """Return the id of a request that may have effects; None for others, whose failure ends the session."""
+    try:
+        message = msgspec.json.decode(body, type=_Call)
+    except msgspec.MsgspecError:
+        return None
+    return message.id if message.method in ("tools/call", "resources/read", "prompts/get") else None
+
+
+class _Call(msgspec.Struct):
+    method: str = ""
+    id: int | str | None = None
 
 
 class _LimitedStream(httpx2.AsyncByteStream):
