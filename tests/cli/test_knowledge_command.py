@@ -30,6 +30,8 @@ def test_documents_are_added_listed_searched_refreshed_and_removed(home: Home, t
     refused = home.run("knowledge", "remove", str(docs))
     assert refused.returncode == 2 and "Pass --yes" in refused.stderr
     assert home.run("knowledge", "remove", str(docs), "--yes").stderr == "1 removed.\n"
-    assert home.run("knowledge", "remove", str(docs), "--yes").returncode == 1
+    gone = home.run("knowledge", "remove", str(docs), "--yes")
+    assert gone.returncode == 2
+    assert f"document not found: '{docs}'; there are no documents; run: atlas knowledge list" in gone.stderr
     missing = home.run("knowledge", "add", str(tmp_path / "none"))
     assert missing.returncode == 1 and "cannot read" in missing.stderr

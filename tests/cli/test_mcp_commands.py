@@ -144,7 +144,7 @@ def test_changed_file_of_a_server_is_named(home: Home) -> None:
 def test_mistake_is_reported_in_one_line(home: Home) -> None:
     path = home.path / "workspace" / "mcp.json"
     for arguments, message in (
-        (("add", "s"), "expected either a command or a url"),
+        (("add", "s"), "atlas mcp add s -- COMMAND, or --url URL"),
         (("add", "a/b", "--", "x"), "'a/b'"),
         (("add", "s", "--url", "ftp://x"), "must start with https://"),
         (("add", "s", "--env", "novalue", "--", "x"), "expected NAME=VALUE"),

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from atlas_agents.cli.command import EXIT_FAILED, EXIT_OK, Argument, Group, JsonFlag, Option, YesFlag, command, confirm
 from atlas_agents.cli.connect import GatewaySession, call, connect, open_calls
 from atlas_agents.cli.output import format_age, one_line, plural, print_json, print_table, printable, rewrite_line
+from atlas_agents.core.errors import ConfigError
 
 app = Group()
 _COUNTS = ("added", "changed", "unchanged", "removed", "duplicates")
@@ -104,8 +105,13 @@ def remove(
         matching = [
             each for each in documents if {each["id"], each["source"], each.get("root")} & {source, full_source}
         ]
+        if not matching:
+            from atlas_agents.core.text import list_known
+
+            known = list_known("documents", [each["source"] for each in documents])
+            raise ConfigError(f"document not found: {source!r}; {known}; run: atlas knowledge list")
         shown = plural(len(matching), "document") if len(matching) != 1 else printable(matching[0]["source"])
-        if matching and not yes and not confirm(f"Remove {shown}?"):
+        if not yes and not confirm(f"Remove {shown}?"):
             print("Nothing was removed.", file=sys.stderr)
             return
         target = source if any(each["id"] == source for each in matching) else full_source

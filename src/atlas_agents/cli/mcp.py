@@ -262,6 +262,8 @@ def add(
 
     A command runs in a sandbox: without network, and without your files except the folders that you grant.
     """
+    if not command and url is None:
+        raise ConfigError(f"nothing to add: pass a command, as in atlas mcp add {server} -- COMMAND, or --url URL")
     entry: dict[str, Any] = {}
     if command and command[0].startswith(("http://", "https://")):
         if len(command) > 1 or url is not None:
