@@ -32,7 +32,7 @@ const DASHES = ["none", "6 4", "2 3", "10 4 2 4", "12 5", "1 5"];
 const PATTERNS = ["", "M-2 10L10 -2M-2 2L2 -2M6 10L10 6", "M0 4H8", "M4 0V8", "M0 0L8 8M8 0L0 8", "M3 4H5M4 3V5"];
 
 /** Return the axis for these values: the lowest and highest label, which include zero. */
-export function axisRange(values: readonly number[]): { low: number; high: number } {
+function axisRange(values: readonly number[]): { low: number; high: number } {
   const high = Math.max(0, ...values);
   const low = Math.min(0, ...values);
   return { low: low < 0 ? -roundUp(-low) : 0, high: high > 0 || low === 0 ? roundUp(high) : 0 };

@@ -77,7 +77,7 @@ export const ApprovalCard = memo(function ApprovalCard({
 });
 
 /** Say who wants to do what. */
-export function approvalTitle(
+function approvalTitle(
   { agentId, details, form, kind, summary, toolName }: ApprovalShape,
   agents: AgentShape[],
 ): string {

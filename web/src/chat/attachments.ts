@@ -14,7 +14,7 @@ const IMAGE_TYPES = /^image\/(png|jpeg|gif|webp)$/;
 const SCALE_ABOVE_BYTES = 300_000;
 const MAX_IMAGE_EDGE = 1600;
 
-export class AttachmentTooLargeError extends Error {}
+class AttachmentTooLargeError extends Error {}
 
 /** Read a file; throw if its Base64 data is larger than `maxLength`. */
 export async function readAttachment(file: File, maxLength: number): Promise<Attachment> {

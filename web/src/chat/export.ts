@@ -48,7 +48,7 @@ function toFileName(label: string): string {
   return name.slice(0, 60) || "chat";
 }
 
-export function toMarkdown(label: string, messages: readonly MessageShape[]): string {
+function toMarkdown(label: string, messages: readonly MessageShape[]): string {
   const blocks = [`# ${label || "Chat"}`];
   for (const message of messages.filter((each) => !isSynthetic(each))) {
     if (message.role === "user" || message.role === "assistant")

@@ -93,7 +93,7 @@ export const JobMessage = memo(function JobMessage({
 const TASK = /\n\n\(Task: ([\s\S]*)\)$/;
 
 /** Split the report of a job, which an agent reads as one text, into the task and the result. */
-export function readReport(report: string, state: string): { task: string; text: string } {
+function readReport(report: string, state: string): { task: string; text: string } {
   if (!state) return { task: "", text: report };
   const task = TASK.exec(report);
   const text = task ? report.slice(0, task.index) : report;

@@ -7,7 +7,7 @@ import { toSafeLine } from "../state/unicode-safety";
 const COLORS = 8;
 
 /** Return the colour number of an id: the same everywhere and always. */
-export function colorIndex(id: string): number {
+function colorIndex(id: string): number {
   let hash = 0;
   for (const character of id) hash = (hash * 31 + (character.codePointAt(0) ?? 0)) % 997;
   return hash % COLORS;

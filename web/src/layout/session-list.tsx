@@ -81,7 +81,7 @@ interface SessionGroup {
 }
 
 /** Pinned sessions first, then folders by name, then the others by day. */
-export function groupSessions(sessions: readonly SessionShape[], now = new Date()): SessionGroup[] {
+function groupSessions(sessions: readonly SessionShape[], now = new Date()): SessionGroup[] {
   const folders = [...new Set(sessions.filter((each) => !each.pinned).map((each) => each.folder ?? ""))].sort();
   const groups = [
     { name: "Pinned", members: sessions.filter((each) => each.pinned) },

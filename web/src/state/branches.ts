@@ -9,7 +9,7 @@ export interface Branch {
   at: string;
 }
 
-export function branchOf(session: SessionShape | undefined): Branch | undefined {
+function branchOf(session: SessionShape | undefined): Branch | undefined {
   const branch = session?.metadata?.branch as Partial<Branch> | null | undefined;
   if (typeof branch?.root !== "string" || typeof branch.from !== "string" || typeof branch.at !== "string")
     return undefined;

@@ -10,9 +10,9 @@ export interface ImageData {
 const SAFE_MEDIA_TYPES = /^image\/(png|jpeg|gif|webp)$/;
 const BASE64 = /^[A-Za-z0-9+/]+={0,2}$/;
 const MAX_DEPTH = 6;
-export const MAX_IMAGES = 12;
+const MAX_IMAGES = 12;
 /** Larger images are not shown: the browser would hold several copies in memory. */
-export const MAX_DATA_LENGTH = 6_000_000;
+const MAX_DATA_LENGTH = 6_000_000;
 
 /** Return a data URL for `<img>`, or null if the image is too large, malformed or of an unsafe type. */
 export function imageUrl({ mediaType, data }: Pick<ImageData, "mediaType" | "data">): string | null {

@@ -29,7 +29,7 @@ const DEFAULTS: Preferences = {
 };
 
 /** Combine stored preferences with the defaults; values of a wrong type are ignored. */
-export function parsePreferences(stored: string | null, formerTheme: string | null = null): Preferences {
+function parsePreferences(stored: string | null, formerTheme: string | null = null): Preferences {
   const found: Record<string, unknown> = { theme: formerTheme ?? undefined };
   try {
     Object.assign(found, JSON.parse(stored ?? "{}"));

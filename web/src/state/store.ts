@@ -1,6 +1,6 @@
 // Observable value for React views. Notifications are throttled: a burst of changes causes at most 16 per second.
 
-export const NOTIFY_INTERVAL_MS = 62;
+const NOTIFY_INTERVAL_MS = 62;
 
 export class Store<T> {
   private listeners = new Set<() => void>();
