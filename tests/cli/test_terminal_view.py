@@ -7,9 +7,10 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.cells import cell_len
 from rich.console import Console
 
-from atlas_agents.cli.terminal import TerminalView
+from atlas_agents.cli.terminal import TerminalView, TurnInput
 from checks import wait_until
 from terminal import Screen
 
@@ -157,3 +158,25 @@ async def test_model_output_cannot_control_the_terminal() -> None:
     shown.view.add_text("safe\x1b[2J\x1b]0;title\x07\r\x9b1A")
     shown.view.end()
     assert shown.text == "safe␛[2J␛]0;title␇\ufffd1A"
+
+
+async def test_input_takes_one_row_however_wide_its_characters_are() -> None:
+    shown = ShownView(columns=40)
+    shown.view.begin()
+    shown.view.show_input(["> " + "東京" * 60 + "end"])
+    row = shown.text
+    assert row.startswith("…") and row.endswith("京end") and cell_len(row) <= 39 and "\n" not in row
+    shown.view.add_text("An answer.\n\n")
+    shown.view.show_input(())
+    assert shown.text == "An answer."
+    shown.view.end()
+
+
+async def test_waiting_message_is_shortened_at_its_end() -> None:
+    shown = ShownView(columns=40)
+    shown.view.begin()
+    typed = TurnInput(shown.view, print)
+    typed.waiting = [("a message that is much longer than the terminal", "sending")]
+    typed.show()
+    assert shown.text == "> a message that is much lo… (sending)"
+    shown.view.end()

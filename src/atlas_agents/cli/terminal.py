@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from markdown_it import MarkdownIt
+from rich.cells import cell_len
 from rich.console import Console, RenderableType
 from rich.markdown import Markdown
 from rich.text import Text
@@ -84,6 +85,10 @@ class TerminalView:
         elif status != self._status:
             self._status = status
             self._draw()
+
+    @property
+    def columns(self) -> int:
+        return self._console.width
 
     def show_input(self, lines: Sequence[str]) -> None:
         """Show what the user typed during the turn at the bottom, until it changes or the turn ends."""
@@ -174,8 +179,8 @@ class TerminalView:
         width = self._console.width - 1
         lines = [Text(line, style="dim")] if (line := one_line(self._status, width)) else []
         if self._waiting_since is not None:
-            lines += [Text(line if len(line) <= width else f"…{line[1 - width :]}") for line in self._input[-5:]]
-        return [self._render(line) for line in lines]
+            lines += [Text(_end_of(line, width)) for line in self._input[-5:]]
+        return [row for line in lines for row in self._render(line).splitlines(keepends=True)]
 
     def _render(self, renderable: RenderableType) -> str:
         with self._console.capture() as captured:
@@ -243,7 +248,8 @@ class TurnInput:
 
     def show(self) -> None:
         """Show the lines that wait and the draft."""
-        lines = [f"> {one_line(line, 200)} ({reason})" for line, reason in self.waiting]
+        room = self._view.columns - len("> …  ()")
+        lines = [f"> {one_line(line, max(8, room - len(reason)))} ({reason})" for line, reason in self.waiting]
         self._view.show_input([*lines, f"> {one_line(self._draft, 2000)}"] if self._draft else lines)
 
     def _press(self, keys: "Iterable[KeyPress]") -> None:
@@ -277,6 +283,15 @@ class TurnInput:
 
 def _ignore() -> None:
     """Nothing to interrupt."""
+
+
+def _end_of(line: str, cells: int) -> str:
+    """Return the end of a line that fits into this many cells; some characters take two."""
+    if cell_len(line) <= cells:
+        return line
+    while cell_len(line) >= cells:
+        line = line[1:]
+    return f"…{line}"
 
 
 def _trimmed(rendered: str) -> str:
