@@ -340,7 +340,7 @@ async def test_doctor_reports_the_backend(tmp_path: Path, monkeypatch: pytest.Mo
 
     async with FaultServer() as gone:
         pass
-    assert await found() == [("ok", "not configured; web_search explains how to configure it")]
+    assert await found() == [("ok", "not configured, so web_search is not offered to models")]
     assert await found(BRAVE_API_KEY=KEY) == [("ok", "Brave, not tested")]
     assert await found(ATLAS_SEARCH="exa") == [
         ("broken", "exa has no API key: the administrator must set ATLAS_SEARCH_KEY or EXA_API_KEY")
