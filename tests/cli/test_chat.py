@@ -351,12 +351,14 @@ def test_call_can_be_denied_edited_and_approved_for_the_session(home: Home) -> N
 def test_keys_typed_before_the_prompt_do_not_answer_it(home: Home, server: ModelServer) -> None:
     with home.terminal("chat") as person:
         person.expect(r"\n>$")
-        person.type("act x" + ENTER)
-        person.type("once" + ENTER)  # before the prompt is shown: a message
+        # before the prompt is shown: a message, and a part of the next
+        person.type("act x" + ENTER + "once" + ENTER + "draft")
         person.expect(r"or no\?$")
         assert not (home.folder / "acted").exists()
         person.type(CTRL_C)
-        person.expect(r"stopped(.|\n)*> once\nYou wrote: once\n\n>$")
+        person.expect(r"stopped(.|\n)*> once\nYou wrote: once\n\n> draft$")
+        person.type(CTRL_C)
+        person.expect(r"\n>$")
         person.type(CTRL_D)
         assert person.wait_for_exit() == 0
 
