@@ -13,7 +13,8 @@ import pytest
 from aiohttp import web
 
 from atlas_agents import ModelUnavailable
-from atlas_agents.local.download import ensure_model
+from atlas_agents.core import install_command
+from atlas_agents.local.download import ensure_model, pull
 from atlas_agents.local.models import LocalModel, Url, list_models, model_state, remove_model
 from checks import TIMEOUT
 
@@ -88,6 +89,32 @@ async def test_file_is_downloaded_verified_and_reported(server: FileServer, tmp_
     assert [step for _, _, step in reports][-2:] == ["verifying", "ready"]
     counts = [done for done, total, _ in reports if total == len(DATA)]
     assert counts == sorted(counts) and len(counts) == len(reports) and counts[-1] == len(DATA)
+
+
+async def test_model_that_could_not_run_is_not_downloaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "xllamacpp", None)  # as if it were not installed
+    with pytest.raises(ModelUnavailable, match=r"run: pip install 'atlas-agents\[local\]'$"):
+        await pull(folder=tmp_path)
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize(
+    ("prefix", "receipt", "command"),
+    [
+        ("archive-v0/x1", "", "uvx 'atlas-agents[local]'"),
+        ("tools/atlas-agents", "uv-receipt.toml", "uv tool install 'atlas-agents[local]'"),
+        ("venvs/atlas-agents", "pipx_metadata.json", "pipx install --force 'atlas-agents[local]'"),
+        (".venv", "", "pip install 'atlas-agents[local]'"),
+    ],
+)
+def test_remedy_names_the_tool_of_the_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str, receipt: str, command: str
+) -> None:
+    (tmp_path / prefix).mkdir(parents=True)
+    if receipt:
+        (tmp_path / prefix / receipt).touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path / prefix))
+    assert install_command("local") == command
 
 
 async def test_installed_model_is_not_downloaded_again(server: FileServer, tmp_path: Path) -> None:
@@ -176,7 +203,7 @@ async def test_concurrent_callers_download_once(server: FileServer, tmp_path: Pa
 WAITS = """
 import asyncio, sys
 from pathlib import Path
-from atlas_agents.local.download import ensure_model
+from atlas_agents.local.download import ensure_model, pull
 from atlas_agents.local.models import LocalModel, Url
 
 url, folder, size, sha = sys.argv[1:]

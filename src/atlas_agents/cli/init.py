@@ -191,7 +191,7 @@ async def _download() -> str:
     try:
         await pull(_DOWNLOAD, progress=show_download(_DOWNLOAD))
     except AtlasError as error:
-        print(f"{error}. To resume it, run: atlas models pull {_DOWNLOAD}", file=sys.stderr)
+        print(f"{error}. To try again, run: atlas models pull {_DOWNLOAD}", file=sys.stderr)
         return ""
     return f"local/{_DOWNLOAD}"
 

@@ -191,8 +191,10 @@ def _describe_error(error: BaseException) -> str:
 async def pull(id: str = models.DEFAULT, *, folder: Path | None = None, progress: Progress | None = None) -> Path:
     """Download a model by name, verify it, and return its file.
 
-    An installed model is verified again, and downloaded again if it is damaged.
+    An installed model is verified again, and downloaded again if it is damaged. Raises ModelUnavailable if it cannot be
+    downloaded, or could not run here.
     """
+    models.check_engine()
     return await ensure_model(models.find_model(id), folder or models.models_folder(), progress, verify=True)
 
 

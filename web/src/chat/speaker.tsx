@@ -3,7 +3,7 @@
 import { ClockCircleOutlined, SwapOutlined } from "@ant-design/icons";
 import { memo, useState } from "react";
 import { RouteLink } from "../components/link";
-import { Avatar, useAgentName } from "../components/speaker";
+import { Avatar, useAgentName, useSpeaker } from "../components/speaker";
 import { Markdown } from "../markdown/markdown";
 import { messageText } from "../state/conversation";
 import { formatTime } from "../state/format";
@@ -12,10 +12,10 @@ import type { MessageShape, OriginShape } from "../wire";
 
 export const SpeakerHeading = memo(function SpeakerHeading(props: { agentId: string; model?: string; at?: number }) {
   const { agentId, model, at } = props;
-  const name = useAgentName(agentId);
+  const { id, name } = useSpeaker(agentId);
   return (
     <div className="speaker">
-      <Avatar id={agentId} name={name} />
+      <Avatar id={id} name={name} />
       <strong>{name}</strong>
       {model && <span className="muted">{toSafeLine(model, 60)}</span>}
       {at !== undefined && <time dateTime={new Date(at).toISOString()}>{formatTime(at)}</time>}

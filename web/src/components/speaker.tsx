@@ -3,6 +3,7 @@
 import { memo } from "react";
 import { useAppState } from "../state/hooks";
 import { toSafeLine } from "../state/unicode-safety";
+import type { AgentShape } from "../wire";
 
 const COLORS = 8;
 
@@ -13,10 +14,18 @@ function colorIndex(id: string): number {
   return hash % COLORS;
 }
 
+/** Return the name of an agent and the id that its colour derives from; an answer that begins names no agent yet. */
+export function describeSpeaker(id: string, agents: AgentShape[]): { id: string; name: string } {
+  const agent = agents.find((each) => (id ? each.id === id : each.default));
+  return { id: id || (agent?.id ?? ""), name: toSafeLine(agent?.name || id || agent?.id || "Agent", 60) };
+}
+
+export function useSpeaker(id: string): { id: string; name: string } {
+  return describeSpeaker(id, useAppState().agents);
+}
+
 export function useAgentName(id: string): string {
-  const { agents } = useAppState();
-  const name = agents.find((agent) => agent.id === id)?.name || id || agents.find((agent) => agent.default)?.name;
-  return toSafeLine(name || "Agent", 60);
+  return useSpeaker(id).name;
 }
 
 export const Avatar = memo(function Avatar({ id, name }: { id: string; name: string }) {

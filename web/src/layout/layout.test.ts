@@ -1,4 +1,5 @@
 import { expect, it } from "vitest";
+import { describeSpeaker } from "../components/speaker";
 import { describeLastResort, offeredLocalModels } from "../setup/models";
 import type { LocalModelShape } from "../wire";
 import { parseRoute, routePath, VIEWS } from "./router";
@@ -64,4 +65,11 @@ it("a base installation offers the one command that adds local models", () => {
   expect(offered([model("tiny", "pip install x"), model("big", "pip install x")])).toEqual(["tiny"]);
   expect(offered([model("tiny"), model("big")])).toEqual(["tiny", "big"]);
   expect(describeLastResort(current)).toBe("a scripted demo, not a model. Pick one:");
+});
+
+it("an answer that begins has the colour that its agent keeps", () => {
+  const agents = [{ id: "poet" }, { id: "assistant", default: true }] as Parameters<typeof describeSpeaker>[1];
+  expect(describeSpeaker("", agents)).toEqual(describeSpeaker("assistant", agents));
+  expect(describeSpeaker("gone", agents)).toEqual({ id: "gone", name: "gone" });
+  expect(describeSpeaker("", [])).toEqual({ id: "", name: "Agent" });
 });
