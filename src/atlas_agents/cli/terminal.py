@@ -248,8 +248,8 @@ class TurnInput:
 
     def show(self) -> None:
         """Show the lines that wait and the draft."""
-        room = self._view.columns - len("> …  ()")
-        lines = [f"> {one_line(line, max(8, room - len(reason)))} ({reason})" for line, reason in self.waiting]
+        width = self._view.columns - len("> …  ()")
+        lines = [f"> {one_line(line, max(8, width - len(reason)))} ({reason})" for line, reason in self.waiting]
         self._view.show_input([*lines, f"> {one_line(self._draft, 2000)}"] if self._draft else lines)
 
     def _press(self, keys: "Iterable[KeyPress]") -> None:
