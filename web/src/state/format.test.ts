@@ -39,7 +39,7 @@ it("durations, counts, costs and identifiers are formatted for people", () => {
   ]);
   expect([999, 1500, 123_456, 2_000_000].map(formatCount)).toEqual(["999", "1.5k", "123k", "2M"]);
   expect([0, 0.0012, 1.5].map(formatCost)).toEqual(["$0", "$0.0012", "$1.50"]);
-  expect(formatIdentifier("not_found")).toBe("Not found");
+  expect(["not_found", "mcp-approval"].map(formatIdentifier)).toEqual(["Not found", "MCP approval"]);
   const names = ["github__create_issue", "github/create__issue", "file_write", "__main__"];
   expect(names.map(formatToolName)).toEqual(["github/create_issue", "github/create__issue", "file_write", "__main__"]);
   expect(["the key is not valid", "example.org is down", "max_tokens is missing"].map(toSentence)).toEqual([

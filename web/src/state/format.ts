@@ -88,7 +88,7 @@ export function formatCost(dollars: number): string {
 
 /** Turn an identifier such as `not_found` into a label. */
 export function formatIdentifier(identifier: string): string {
-  const words = identifier.replaceAll("_", " ");
+  const words = identifier.replace(/[_-]/g, " ").replace(/^mcp\b/, "MCP");
   return words.charAt(0).toUpperCase() + words.slice(1);
 }
 

@@ -203,7 +203,8 @@ const COLUMNS = [
     key: "duration",
     width: 90,
     className: "number phone-meta",
-    render: (_: unknown, row: AuditShape) => formatDuration(entryOf(row).meta.duration_ms ?? 0),
+    render: (_: unknown, row: AuditShape) =>
+      isEdit(entryOf(row)) ? "" : formatDuration(entryOf(row).meta.duration_ms ?? 0),
   },
 ];
 
