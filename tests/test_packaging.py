@@ -4,6 +4,7 @@
 the page with npm from a fresh clone.
 """
 
+import json
 import os
 import re
 import runpy
@@ -206,7 +207,8 @@ def new_user(command: list[str], home: Path) -> Generator[list[str]]:
             if output[-1] == "Press Ctrl-C to stop.":
                 break
         yield output
-        os.killpg(process.pid, signal.SIGINT)
+        running = json.loads((home / ".local/share/atlas-agents/running.json").read_text())
+        os.kill(running["pid"], signal.SIGTERM)  # the gateway itself: an installer may pass a signal on once more
         output += [line.rstrip() for line in process.stdout]
     finally:
         with suppress(ProcessLookupError):
