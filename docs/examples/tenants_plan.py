@@ -16,7 +16,7 @@ async def main() -> None:
         await atlas.tenancy.put_user(User("bob", status="invited"))
         print((await atlas.ask("Who is the admin?", user="ann")).text)
         used = await atlas.tenancy.used()
-        await atlas.tenancy.put_plan(Plan("starter", tokens=used.tokens, seats=2))
+        await atlas.tenancy.put_plan(Plan("starter", tokens=used.tokens, seats=3))
         await atlas.tenancy.use_plan("starter")
         try:
             await atlas.ask("And who else is there?")

@@ -39,7 +39,8 @@ async def test_tokens_of_one_user_share_sessions_and_suspension(tmp_path: Path) 
         assert [each["sessionKey"] for each in (await phone.get("sessions.list"))["sessions"]] == ["s"]
         assert (await owner.get("users.list"))["users"][0]["name"] == "owner"
         await owner.get("users.put", name="ann", role="admin")
-        (user,) = (await owner.get("users.list"))["users"]
+        user, other = (await owner.get("users.list"))["users"]
+        assert other["name"] == "owner"
         assert (user["role"], user["status"]) == ("admin", "active") and user["lastActive"] > 0
         await owner.get("users.put", name="ann", status="suspended")
         for socket in (ann, phone):

@@ -146,8 +146,6 @@ def steering_messages_enter_once(evidence: Evidence) -> Iterator[str]:
         ended_without_a_turn = trace.row.status == "done" and not trace.steps
         if entered[run] != ended_without_a_turn:
             yield f"the message of run {run} entered {entered[run]} turns, and it is {trace.row.status}"
-    if evidence.script.name == "steered" and not evidence.outcome.injected and not entered:  # a fault may delay it
-        yield "no message entered a turn"
 
 
 def chains_are_valid(evidence: Evidence) -> Iterator[str]:
