@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 from gateway_client import Client, connect_client
 
 from atlas_agents.app.serve import private_gateway
@@ -158,6 +159,16 @@ async def add_tracker(client: Client, tracker: OAuthServer) -> str:
     assert "requires a login" in refused["message"]
     await wait_for_status(client, "needs-sign-in")
     return program
+
+
+async def test_server_is_listed_as_soon_as_it_is_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`atlas mcp approve` did not know a server that a person had just added to the file."""
+    monkeypatch.setattr("atlas_agents.app.agents._POLL_SECONDS", 3600)
+    async with serve_workspace(tmp_path / "home") as client:
+        assert "servers" not in await client.get("mcp.servers")
+        added = {"mcpServers": {"docs": {"url": "https://docs.example/mcp"}}}
+        (tmp_path / "home" / "workspace" / "mcp.json").write_text(json.dumps(added))
+        assert [each["name"] for each in (await client.get("mcp.servers"))["servers"]] == ["docs"]
 
 
 async def test_refused_sign_in_is_explained(tmp_path: Path) -> None:

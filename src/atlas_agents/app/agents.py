@@ -341,8 +341,12 @@ class ServerReloader:
         """Reload after every change of the files, until cancelled."""
         while True:
             await asyncio.sleep(_POLL_SECONDS)
-            if self._servers.stamp() != self._seen:
-                await self.reload()
+            await self.refresh()
+
+    async def refresh(self) -> None:
+        """Reload if the files have changed."""
+        if self._servers.stamp() != self._seen:
+            await self.reload()
 
     async def reload(self) -> None:
         """Reload now; an invalid change leaves the agents as they are."""

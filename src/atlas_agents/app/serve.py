@@ -257,6 +257,7 @@ async def _gateway(
             servers=runtime.servers,
             telegram=telegram,
             reload_servers=runtime.reloader.reload,
+            refresh_servers=runtime.reloader.refresh,
             model_notice=lambda agent_id: "; ".join(_notices(runtime, agent_id)),
             agent_editor=editor,
             policy_editor=runtime.permissions,

@@ -488,7 +488,7 @@ class ChannelPort(Protocol):
 
 
 async def no_reload() -> None:
-    """Default of `reload_servers`: there is nothing to reload."""
+    """Default of `reload_servers` and `refresh_servers`: there is nothing to reload."""
 
 
 class GatewayServices(msgspec.Struct, frozen=True):
@@ -503,6 +503,8 @@ class GatewayServices(msgspec.Struct, frozen=True):
     """The Telegram channel."""
     reload_servers: Callable[[], Awaitable[None]] = no_reload
     """Applies changes of the MCP servers to the agents at once."""
+    refresh_servers: Callable[[], Awaitable[None]] = no_reload
+    """Does the same if the files of the MCP servers have changed."""
     model_notice: Callable[[str], str] = no_notice
     """Returns why an agent uses another model than its own; empty if it does not."""
     agent_editor: AgentEditor | None = None

@@ -89,6 +89,8 @@ async def list_servers(caller: ClientConnection, _: NoParams) -> wire.McpServers
     servers = caller.hub.services.servers
     if servers is None:
         return wire.McpServersResult()
+    if caller.grant.allows("admin"):  # who may have just edited the file
+        await caller.hub.services.refresh_servers()
     shapes = [await _server_shape(caller, servers, name) for name in servers.configs]
     return wire.McpServersResult(tuple(shapes), servers.config_error)
 
