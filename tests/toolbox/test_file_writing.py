@@ -207,7 +207,14 @@ async def test_very_large_file_can_be_replaced_with_approval(tmp_path: Path) -> 
 PROTECTED = [
     *("AGENTS.md", "SOUL.md", "TOOLS.md", "atlas.toml", "policy.toml", ".env", ".env.local", "agents.MD", "AGENTS.md."),
     *("sub/AGENTS.md", ".git/hooks/pre-commit", ".git/config", ".GIT/config", "sub/.git", ".venv/bin/python", "venv/x"),
-    *("skills/x/SKILL.md", "x/SKILL.md", ".vscode/tasks.json", ".github/workflows/x.yml", ".husky/pre-commit"),
+    *(
+        "skills/x/SKILL.md",
+        ".agents/notes.md",
+        "x/SKILL.md",
+        ".vscode/tasks.json",
+        ".github/workflows/x.yml",
+        ".husky/pre-commit",
+    ),
     *(".bashrc", ".gitattributes", "sitecustomize.py", "x.pth", "AGENTS\u200c.md", "\uff21GENTS.md", ".ssh/config"),
     *("id_rsa", "x.pem", "./AGENTS.md", "sub/../AGENTS.md", "env311/lib/x.py", "bare.repo/hooks/update", "mine.rules"),
 ]

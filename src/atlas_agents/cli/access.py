@@ -177,7 +177,7 @@ def accept_invitation(
     body = json.dumps({"code": code}).encode()
     request = urllib.request.Request(f"{origin}/api/invitation", body, headers)  # noqa: S310 - http or https
     try:
-        with urllib.request.urlopen(request, timeout=_ACCEPT_TIMEOUT) as response:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=_ACCEPT_TIMEOUT) as response:  # noqa: S310 - see above
             accepted = json.load(response)
     except urllib.error.HTTPError as error:
         raise ConfigError(_error_message(error.read()) or f"{origin}: HTTP {error.code}") from error
