@@ -169,7 +169,7 @@ class Servers:
             await found[2].close()
 
     def is_logging_in(self, name: str) -> bool:
-        return name in self._logins and not self._logins[name].done()
+        return name in self._logins and not (self._logins[name].done() or self.login_failed(name))
 
     def login_failed(self, name: str) -> bool:
         """Return whether the last login to a server failed."""
