@@ -93,7 +93,7 @@ def write_protocol_types(root: Path) -> None:
     # sys.path has what the isolated build provides, whichever way its installer made that importable.
     search_path = os.pathsep.join([str(root / "src"), *filter(None, sys.path)])
     types = _run(
-        [sys.executable, "-m", "atlas_agents.gateway.protocol", "typescript"],
+        [sys.executable, "-m", "atlas_agents.gateway.protocol.documents", "typescript"],
         root,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": search_path},

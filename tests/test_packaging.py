@@ -220,11 +220,11 @@ def new_user(command: list[str], home: Path) -> Generator[list[str]]:
 def test_failing_build_shows_why(sources: Sources, tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     shutil.copytree(sources.clone, clone, ignore=shutil.ignore_patterns(".git"))
-    (clone / "src/atlas_agents/gateway/protocol/__main__.py").write_text("raise SystemExit('the protocol is broken')")
+    (clone / "src/atlas_agents/gateway/protocol/documents.py").write_text("raise SystemExit('the protocol is broken')")
     done = subprocess.run([UV, "build", "--wheel", clone], capture_output=True, text=True, check=False)
     assert done.returncode != 0
     assert "the protocol is broken" in done.stderr
-    assert "atlas_agents.gateway.protocol typescript` failed with exit code 1" in done.stderr
+    assert "atlas_agents.gateway.protocol.documents typescript` failed with exit code 1" in done.stderr
 
 
 @pytest.mark.skipif(not EVERYTHING, reason="builds the page with npm: run make installs")

@@ -81,13 +81,13 @@ def test_documents_contain_every_method_and_event() -> None:
 
 @pytest.mark.parametrize("form", ["schema", "asyncapi", "typescript"])
 def test_command_prints_a_document(form: str) -> None:
-    command = [sys.executable, "-m", "atlas_agents.gateway.protocol", form]
+    command = [sys.executable, "-m", "atlas_agents.gateway.protocol.documents", form]
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=True)
     assert "chat.send" in done.stdout if form == "typescript" else json.loads(done.stdout)
 
 
 def test_protocol_is_described_without_importing_the_server() -> None:
-    ask = "import sys, atlas_agents.gateway.protocol.__main__; print('uvicorn' in sys.modules)"
+    ask = "import sys, atlas_agents.gateway.protocol.documents; print('uvicorn' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, timeout=TIMEOUT, check=True)
     assert done.stdout.strip() == "False"
 

@@ -107,6 +107,6 @@ def typescript() -> None:
 
 
 def _print_document(form: str) -> None:
-    from atlas_agents.gateway.protocol.__main__ import document
+    from atlas_agents.gateway.protocol.documents import document
 
     print(document(form), end="")

@@ -1,7 +1,11 @@
-"""Generated protocol documents: JSON Schema, AsyncAPI and TypeScript types."""
+"""Generated protocol documents: JSON Schema, AsyncAPI and TypeScript types.
+
+As a program it prints one of them: `python -m atlas_agents.gateway.protocol.documents schema|asyncapi|typescript`.
+"""
 
 import inspect
 import json
+import sys
 from typing import Any, cast
 
 import msgspec
@@ -11,6 +15,7 @@ from atlas_agents.gateway.protocol import frames
 from atlas_agents.gateway.protocol.events import RUN_EVENTS, SERVER_EVENTS
 from atlas_agents.gateway.protocol.methods import METHODS, Method
 
+FORMS = ("schema", "asyncapi", "typescript")
 _RUN_KEYS: dict[str, Any] = {"sessionKey": {"type": "string"}, "seq": {"type": "integer", "minimum": 1}}
 _CHANNEL = "#/channels/gateway"
 _ID: dict[str, Any] = {"type": ["string", "number"]}
@@ -198,3 +203,23 @@ def _type(schema: dict[str, Any]) -> str:
 
 def _name(field: str) -> str:
     return field if field.isidentifier() else json.dumps(field)
+
+
+def document(form: str) -> str:
+    """Return the protocol in one of the three formats."""
+    if form == "typescript":
+        return typescript()
+    made = json_schema() if form == "schema" else asyncapi()
+    return msgspec.json.format(msgspec.json.encode(made), indent=2).decode() + "\n"
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 1 or arguments[0] not in FORMS:
+        sys.stderr.write(f"usage: expected one of: {', '.join(FORMS)}\n")
+        return 2
+    sys.stdout.write(document(arguments[0]))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))
