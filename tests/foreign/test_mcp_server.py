@@ -4,10 +4,11 @@ import ast
 import asyncio
 import io
 import json
+import re
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import aiohttp
 import httpx2
@@ -16,7 +17,7 @@ from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
 import atlas_agents
-from atlas_agents import Agent, Approvals, Atlas, Image, Policy, ToolContext, tool
+from atlas_agents import Agent, Approvals, Atlas, Image, Policy, Tool, ToolContext, ToolFailed, tool
 from atlas_agents.gateway.hub import GatewayServices
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
@@ -124,6 +125,45 @@ async def test_tools_are_listed_called_and_audited_for_the_token_owner(mode: str
             ("add", "writer", True),
             ("add", "writer", False),
         ]
+
+
+class Report(TypedDict):
+    title: str
+    pages: int
+
+
+async def test_tools_have_titles_annotations_and_output_schemas(tmp_path: Path) -> None:
+    results: list[Any] = [{"title": "Sales", "pages": 2}, {"title": "Sales"}, ToolFailed("no paper")]
+
+    @tool(effect="pure", untrusted="web")
+    async def print_report() -> Report:
+        """Print a report."""
+        if isinstance(result := results.pop(0), Exception):
+            raise result
+        return result
+
+    bare = Tool("shop/a-long name", str.upper)
+    atlas = Atlas([Agent("assistant", model=Scripted(), tools=[print_report, bare])], store=MemoryStore())
+    async with (
+        Gateway(atlas, GatewaySettings(home=tmp_path, port=0)).running() as gateway,
+        client(gateway, main_token(gateway)) as mcp,
+    ):
+        printing, plain, ask = (await mcp.list_tools()).tools
+        assert (printing.title, plain.title, ask.title) == ("Print report", "A long name (shop)", "Ask assistant")
+        assert plain.description == plain.title and re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", plain.name)
+        hints = [
+            (each.annotations.read_only_hint, each.annotations.destructive_hint, each.annotations.open_world_hint)
+            for each in (printing, plain, ask)
+            if each.annotations is not None
+        ]
+        assert hints == [(True, False, True), (False, True, None), (False, True, True)]
+        assert printing.output_schema is not None and printing.output_schema["required"] == ["title", "pages"]
+        assert plain.output_schema is None and ask.output_schema is None
+        good = await mcp.call_tool("print_report", {})
+        assert good.structured_content == json.loads(text(good)) == {"title": "Sales", "pages": 2}
+        for expected in ("does not match the tool's output schema", "no paper"):
+            failed = await mcp.call_tool("print_report", {})
+            assert failed.is_error and failed.structured_content is None and expected in text(failed)
 
 
 async def test_tool_without_permission_is_neither_listed_nor_run(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ import msgspec
 
 from atlas_agents.core.errors import BadArguments, BadTool
 from atlas_agents.core.json import encode
+from atlas_agents.core.messages import File, Image
 from atlas_agents.tools.context import ToolContext
 
 MAX_BYTES = 64 * 1024
@@ -168,6 +169,32 @@ def describe_function(name: str, function: Callable[..., Any]) -> FunctionDescri
         if description := _annotated_description(typed[field].annotation) or descriptions.get(field):
             schema.setdefault("description", description)
     return FunctionDescription(text, parameters, convert, context, is_method)
+
+
+def describe_result(function: Callable[..., Any]) -> dict[str, Any] | None:
+    """Return the JSON schema of what a function returns if its return type is a class with typed fields; else None.
+
+    Such a class is a TypedDict, a dataclass, a pydantic model or a msgspec struct. Images and files have none.
+    """
+    import pydantic
+
+    try:
+        kind: Any = inspect.signature(function, eval_str=True).return_annotation
+        if kind in (Image, File):
+            return None
+        if isinstance(kind, type) and issubclass(cast(type[Any], kind), msgspec.Struct):
+            schema = msgspec.json.schema(kind)
+        elif is_typeddict(kind) or hasattr(kind, "__dataclass_fields__") or hasattr(kind, "model_fields"):
+            adapter = pydantic.TypeAdapter[Any](backport_typed_dicts(kind))
+            schema = adapter.json_schema(by_alias=False, mode="serialization")
+        else:
+            return None
+        check_bounds(getattr(function, "__name__", ""), schema)
+    except (pydantic.errors.PydanticUserError, BadTool, NameError, TypeError, ValueError, RecursionError):
+        return None
+    if reference := schema.get("$ref"):
+        schema = {**schema["$defs"][reference.rpartition("/")[2]], "$defs": schema["$defs"]}
+    return schema if schema.get("type") == "object" and schema.get("properties") else None
 
 
 def compile_check(name: str, schema: dict[str, Any], *, formats: bool = False) -> Check:

@@ -29,7 +29,15 @@ from atlas_agents.core.messages import Conversation, ToolSpec
 from atlas_agents.core.text import wire_name
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.policy import WHEN_TAINTED, WhenTainted
-from atlas_agents.tools.schema import Check, Convert, compile_check, describe_function, is_context, read_docstring
+from atlas_agents.tools.schema import (
+    Check,
+    Convert,
+    compile_check,
+    describe_function,
+    describe_result,
+    is_context,
+    read_docstring,
+)
 from atlas_agents.tools.worker_codec import find_unsendable
 
 Function: TypeAlias = Callable[..., Any]
@@ -162,6 +170,11 @@ class Tool:
     def spec(self) -> ToolSpec:
         """The definition that is sent to the model."""
         return ToolSpec(self.wire_name, self.description, self.parameters)
+
+    @cached_property
+    def output_schema(self) -> dict[str, Any] | None:
+        """JSON schema of the results, if the function's return type is a class with typed fields; else None."""
+        return describe_result(self.function)
 
     @property
     def runs_in_thread(self) -> bool:

@@ -29,6 +29,8 @@ from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.mcp.resources import DocumentResources, ResourceReader
 from atlas_agents.gateway.protocol.frames import ProtocolError
 from atlas_agents.gateway.protocol.types import Scope
+from atlas_agents.tools.schema import compile_check
+from atlas_agents.tools.tool import Tool
 
 Progress: TypeAlias = Callable[[int, str], Awaitable[None]]
 _ASK = "ask_"
@@ -56,11 +58,18 @@ _INSTRUCTIONS = (
 
 
 class McpTool(msgspec.Struct, frozen=True):
-    """A tool as an MCP client sees it."""
+    """A tool as an MCP client sees it. The hints say what a call may do; clients decide with them when to ask."""
 
     name: str
+    title: str
     description: str
     parameters: dict[str, Any]
+    result: dict[str, Any] | None = None
+    """JSON schema of the results, if they have one."""
+    read_only: bool = False
+    """A call changes nothing. Other calls count as destructive and as having an effect each time."""
+    open_world: bool | None = None
+    """A call reaches people or systems outside; None if that is not known."""
 
 
 class ToolOutcome(msgspec.Struct, frozen=True):
@@ -107,10 +116,7 @@ class McpProtocolServer:
     async def _list_tools(self, ctx: RequestContext, params: Any) -> types.ListToolsResult:
         grant, agent = self._authorize(ctx), self._agent(ctx)
         listed = list_tools(self._hub, agent, grant)
-        tools = [
-            types.Tool(name=each.name, description=each.description, input_schema=each.parameters) for each in listed
-        ]
-        return types.ListToolsResult(tools=tools)
+        return types.ListToolsResult(tools=[_to_wire_tool(each) for each in listed])
 
     async def _call_tool(self, ctx: RequestContext, params: types.CallToolRequestParams) -> types.CallToolResult:
         grant, agent = self._authorize(ctx, "write"), self._agent(ctx)
@@ -225,7 +231,7 @@ class McpRequest:
         try:
             stream = await self._hub.call_tool(self._grant, agent, name, arguments)
             await self._follow(stream)
-            return _to_outcome(tool_call_result(await stream.reply()))
+            return _to_outcome(tool_call_result(await stream.reply()), _output_schema(agent, name))
         except (ProtocolError, Cancelled) as fault:
             return ToolOutcome(str(fault), failed=True)
 
@@ -264,10 +270,50 @@ class McpRequest:
 def list_tools(hub: Hub, agent: Agent, grant: Grant) -> list[McpTool]:
     """Return the agent's tools that this user may call, and a tool to ask each agent."""
     allowed = [tool for tool in agent.tools if hub.atlas.verdict(agent, tool, grant.principal.id).cell != "no"]
-    found = [McpTool(tool.wire_name, tool.description, tool.parameters) for tool in allowed]
+    found = [_describe_tool(tool) for tool in allowed]
     names = {each.name for each in found}
-    ask_tools = [McpTool(_ask_tool_name(each), _describe_agent(each), _ASK_PARAMETERS) for each in hub.atlas.agents]
+    ask_tools = [
+        McpTool(_ask_tool_name(each), f"Ask {each.name}", _describe_agent(each), _ASK_PARAMETERS, open_world=True)
+        for each in hub.atlas.agents
+    ]
     return [*found, *(each for each in ask_tools if each.name not in names)]
+
+
+def _describe_tool(tool: Tool) -> McpTool:
+    source, _, name = tool.name.rpartition("/")
+    words = " ".join(name.replace("_", " ").replace("-", " ").split()) or tool.name
+    title = words[:1].upper() + words[1:] + (f" ({source})" if source else "")
+    return McpTool(
+        tool.wire_name,
+        title,
+        tool.description.strip() or title,
+        tool.parameters,
+        tool.output_schema,
+        read_only=tool.effect == "pure",
+        open_world=True if tool.sends or tool.untrusted else None,
+    )
+
+
+def _to_wire_tool(tool: McpTool) -> types.Tool:
+    return types.Tool(
+        name=tool.name,
+        title=tool.title,
+        description=tool.description,
+        input_schema=tool.parameters,
+        output_schema=tool.result,
+        annotations=types.ToolAnnotations(
+            title=tool.title,
+            read_only_hint=tool.read_only,
+            destructive_hint=not tool.read_only,
+            idempotent_hint=tool.read_only,
+            open_world_hint=tool.open_world,
+        ),
+    )
+
+
+def _output_schema(agent: Agent, name: str) -> dict[str, Any] | None:
+    tool = agent.context.tool_map().get(name)
+    return tool.output_schema if tool is not None else None
 
 
 async def _with_timeouts(stream: AtlasStream) -> AsyncGenerator[Event | None, None]:
@@ -309,14 +355,34 @@ def _progress_text(event: Event) -> str:
             return ""
 
 
-def _to_outcome(result: ToolResult) -> ToolOutcome:
+def _to_outcome(result: ToolResult, schema: dict[str, Any] | None = None) -> ToolOutcome:
+    """Convert the result of a call. One that does not match the tool's output schema is an error, as clients check it.
+
+    Images are sent beside the structure, with a note in their place, unless the schema has them.
+    """
     failed = result.status != "ok"
     value, images = extract_images(result.result)
     text = value if isinstance(value, str) else encode(value).decode()
     if result.error == "declined" and value == {"cancelled": True}:
         text = "The call was denied, or it was not approved in time. Nothing was done."
-    structure = cast(dict[str, Any], value) if isinstance(value, dict) and not failed else None
-    return ToolOutcome(text, structure, failed, tuple(images))
+    if failed:
+        return ToolOutcome(text, failed=True, images=tuple(images))
+    structure = cast(dict[str, Any], value) if isinstance(value, dict) else None
+    if schema is not None:
+        candidates: tuple[Any, ...] = (value, result.result)
+        structure = next((each for each in candidates if _matches(schema, each)), None)
+        if structure is None:
+            note = "The call succeeded, but its result does not match the tool's output schema: "
+            return ToolOutcome(note + text, failed=True, images=tuple(images))
+    return ToolOutcome(text, structure, images=tuple(images))
+
+
+def _matches(schema: dict[str, Any], value: Any) -> bool:
+    try:
+        compile_check("result", schema)(value)
+    except BadArguments:
+        return False
+    return isinstance(value, dict)
 
 
 def _ask_tool_name(agent: Agent) -> str:
