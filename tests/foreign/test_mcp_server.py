@@ -142,7 +142,10 @@ async def test_tools_have_titles_annotations_and_output_schemas(tmp_path: Path) 
             raise result
         return result
 
-    bare = Tool("shop/a-long name", str.upper)
+    async def repeat(input: str) -> str:
+        return input
+
+    bare = Tool("shop/a-long name", repeat)
     atlas = Atlas([Agent("assistant", model=Scripted(), tools=[print_report, bare])], store=MemoryStore())
     async with (
         Gateway(atlas, GatewaySettings(home=tmp_path, port=0)).running() as gateway,

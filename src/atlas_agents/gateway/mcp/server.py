@@ -369,8 +369,7 @@ def _to_outcome(result: ToolResult, schema: dict[str, Any] | None = None) -> Too
         return ToolOutcome(text, failed=True, images=tuple(images))
     structure = cast(dict[str, Any], value) if isinstance(value, dict) else None
     if schema is not None:
-        candidates: tuple[Any, ...] = (value, result.result)
-        structure = next((each for each in candidates if _matches(schema, each)), None)
+        structure = next((each for each in (cast(Any, value), result.result) if _matches(schema, each)), None)
         if structure is None:
             note = "The call succeeded, but its result does not match the tool's output schema: "
             return ToolOutcome(note + text, failed=True, images=tuple(images))
