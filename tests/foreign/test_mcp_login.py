@@ -1,10 +1,12 @@
 """MCP login: only web pages are accepted as login URLs, tokens are private, and nothing opens a URL."""
 
+import asyncio
 import os
 import re
 import stat
 from pathlib import Path
 
+import aiohttp
 import pytest
 from mcp.shared.auth import OAuthToken
 from mcp_workspace import write_config
@@ -12,9 +14,10 @@ from mcp_workspace import write_config
 import atlas_agents
 from atlas_agents.core.errors import ConfigError, Transient
 from atlas_agents.mcp.client import McpConnection
-from atlas_agents.mcp.config import read_servers
-from atlas_agents.mcp.transports import TokenStore, check_login_url
+from atlas_agents.mcp.config import ServerConfig, read_servers
+from atlas_agents.mcp.transports import TokenStore, check_login_url, interactive_login
 from atlas_agents.testing import Environment
+from oauth_server import oauth_server
 
 SOURCE = Path(atlas_agents.__file__).parent
 
@@ -53,6 +56,64 @@ async def test_token_file_is_private(tmp_path: Path) -> None:
     assert found is not None and found.access_token == "a-token"
     store.path.write_text("garbage")
     assert await store.get_tokens() is None
+
+
+async def open_page(url: str) -> None:
+    async with aiohttp.ClientSession() as browser, browser.get(url) as page:
+        await page.read()
+
+
+async def log_in(server: ServerConfig, folder: Path) -> None:
+    """Log in as a person does."""
+    opened: list[asyncio.Task[None]] = []
+
+    def show(url: str) -> None:
+        opened.append(asyncio.create_task(open_page(url)))
+
+    async with interactive_login(server.name, server.entry.url, folder, show) as auth:
+        connection = McpConnection(server, Environment({}, dotenv=None), folder, auth=auth)
+        try:
+            await connection.tools()
+        finally:
+            await connection.close()
+    await asyncio.gather(*opened)
+
+
+async def test_expired_token_is_renewed_after_a_restart(tmp_path: Path) -> None:
+    """The library forgot when the token expires and where to renew it, so that a person had to log in again."""
+    async with oauth_server() as tracker:
+        (server,) = read_servers(write_config(tmp_path, s={"url": f"{tracker.url}/mcp"})).values()
+        await log_in(server, tmp_path)
+        store = TokenStore(tmp_path, "s")
+        store.update(expires_at=1.0)
+        connection = McpConnection(server, Environment({}, dotenv=None), tmp_path)
+        assert [each.name for each in await connection.tools()] == ["list_issues"]
+        await connection.close()
+        assert tracker.grants == ["authorization_code", "refresh_token"] and tracker.refused == []
+        assert (TokenStore(tmp_path, "s").read().expires_at or 0) > 1.0
+
+
+async def test_login_that_fails_keeps_the_tokens_of_the_last_one(tmp_path: Path) -> None:
+    async with oauth_server() as tracker:
+        (server,) = read_servers(write_config(tmp_path, s={"url": f"{tracker.url}/mcp"})).values()
+        await log_in(server, tmp_path)
+        tracker.denies = True
+        with pytest.raises(Transient, match="the login was refused: Access was denied"):
+            await log_in(server, tmp_path)
+        tokens = await TokenStore(tmp_path, "s").get_tokens()
+        assert tokens is not None and tokens.access_token in tracker.tokens
+
+
+async def test_server_that_never_has_enough_scopes_ends_the_login(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atlas_agents.mcp.transports.MAX_REDIRECTS", 2)
+    async with oauth_server() as tracker:
+        (server,) = read_servers(write_config(tmp_path, s={"url": f"{tracker.url}/mcp"})).values()
+        tracker.scopes = {"initialize": "one", "tools/list": "two"}
+        with pytest.raises(Transient, match="more than 2 logins in a row"):
+            await log_in(server, tmp_path)
+        assert tracker.asked == ["", "one"]
 
 
 async def test_unreachable_server_is_named(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import aiohttp
 import pytest
@@ -213,6 +214,74 @@ async def test_person_signs_in_with_oauth(tmp_path: Path) -> None:
         assert not any(token in json.dumps(audit) for token in tracker.tokens)
 
 
+async def log_in_to_tracker(client: Client) -> dict[str, Any]:
+    """Log in as a person does, and return the server as it is afterwards."""
+    await sign_in((await client.get("mcp.login", name="tracker"))["url"])
+
+    async def server() -> Any:
+        (found,) = (await client.get("mcp.servers"))["servers"]
+        return found if found.get("status") != "signing-in" else None
+
+    return await wait_until(server)
+
+
+async def test_server_that_asks_for_a_second_login_gets_it(tmp_path: Path) -> None:
+    """Each redirect has its own callback: a forged one, or a repeated one, answers none of them."""
+    async with oauth_server() as tracker, serve_workspace(tmp_path / "home") as client:
+        await add_tracker(client, tracker)
+        tracker.scopes = {"tools/list": "issues:read"}
+        first: str = (await client.get("mcp.login", name="tracker"))["url"]
+        back = parse_qs(urlsplit(first).query)["redirect_uri"][0]
+        assert "You are not signed in." in await sign_in(f"{back}?code=x&state=forged")
+        assert "You are signed in." in await sign_in(first)
+
+        async def second_url() -> str:
+            (found,) = (await client.get("mcp.servers"))["servers"]
+            assert found["status"] == "signing-in"
+            return found["loginUrl"] if found["loginUrl"] != first else ""
+
+        second = await wait_until(second_url)
+        assert "resource.updated" in [each["event"] for each in client.events()]
+        assert "You are signed in." in await sign_in(second)
+        server = await wait_for_status(client, "not-approved")
+        assert server["hasLogin"] and "loginUrl" not in server
+        assert (tracker.asked, tracker.refused) == (["", "issues:read"], [])
+
+
+async def call_tracker(client: Client) -> tuple[str, str]:
+    """Call the tool; return what came of it, and the status of its server."""
+    outcome = (await client.get("tools.invoke", name="tracker/list_issues"))["result"]
+    (server,) = (await client.get("mcp.servers"))["servers"]
+    return str(outcome), server["status"]
+
+
+async def test_call_that_needs_a_further_scope_asks_a_person_to_log_in(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    async with oauth_server() as tracker, serve_workspace(home) as client:
+        entry = {"url": f"{tracker.url}/mcp", "pure": ["list_issues"]}
+        (home / "workspace" / "mcp.json").write_text(json.dumps({"mcpServers": {"tracker": entry}}))
+        tracker.scopes = {"login": "issues:read"}
+        await client.get("mcp.servers")
+        await log_in_to_tracker(client)
+        program = (await client.get("mcp.inspect", name="tracker"))["program"]
+        found = await client.get("mcp.inspect", name="tracker", program=program)
+        chosen = [{"name": each["name"], "digest": each["digest"]} for each in found["tools"]]
+        await client.get("mcp.approve", name="tracker", program=program, tools=chosen)
+        assert await call_tracker(client) == ("No issues.", "running")
+        tracker.scopes["list_issues"] = "issues:write"
+        tracker.ignores_scopes = True
+        for _ in range(3):
+            outcome, status = await call_tracker(client)
+            assert "requires a login with the scope 'issues:write'" in outcome and status == "needs-sign-in"
+            assert (await log_in_to_tracker(client))["status"] == "ready"
+        outcome, status = await call_tracker(client)
+        assert "still refuses the call after 3 logins" in outcome and status == "running"
+        tracker.ignores_scopes = False
+        await log_in_to_tracker(client)
+        assert await call_tracker(client) == ("No issues.", "running")
+        assert tracker.asked == ["issues:read", *["issues:read issues:write"] * 4] and tracker.refused == []
+
+
 async def test_oauth_double_refuses_a_wrong_verifier_and_a_used_code() -> None:
     async with oauth_server() as tracker, aiohttp.ClientSession() as http:
         redirect = "http://127.0.0.1:9/callback"
@@ -224,5 +293,5 @@ async def test_oauth_double_refuses_a_wrong_verifier_and_a_used_code() -> None:
             code = page.headers["Location"].partition("code=")[2].partition("&")[0]
         for expected in ("wrong code verifier", "unknown or used code"):
             form = {**asked, "grant_type": "authorization_code", "code": code, "code_verifier": "y"}
-            async with http.post(f"{tracker.url}/token", data=form) as answer:
+            async with http.post(f"{tracker.url}/oauth/token", data=form) as answer:
                 assert (answer.status, (await answer.json())["error_description"]) == (400, expected)

@@ -212,13 +212,20 @@ def _log_in_running(call: GatewayCall, server: str) -> None:
     """Have the running gateway log in, and wait for its outcome."""
     _running_server(call, server)
     if url := call("mcp.login", name=server)["url"]:
-        print(f"Open this URL in a browser to log in:\n{url}", file=sys.stderr, flush=True)
+        _print_login_url(url)
+    shown = url
     while (found := _running_server(call, server)).get("status") == "signing-in":
+        if (now := found.get("loginUrl", shown)) != shown:
+            _print_login_url(shown := now)
         time.sleep(_POLL_SECONDS)
-    if url and not found.get("hasLogin"):
+    if url and (found.get("status") == "needs-sign-in" or not found.get("hasLogin")):
         raise ConfigError(
             found.get("trouble") or f"the login to {server} was not completed; run: atlas mcp login {server}"
         )
+
+
+def _print_login_url(url: str) -> None:
+    print(f"Open this URL in a browser to log in:\n{url}", file=sys.stderr, flush=True)
 
 
 @command(app)
@@ -231,8 +238,8 @@ async def login(server: Name) -> None:
             return
     async with _connected_servers() as servers:
         found = _find(servers, server)
-        if url := await servers.start_login(found):
-            print(f"Open this URL in a browser to log in:\n{url}", file=sys.stderr, flush=True)
+        if url := await servers.start_login(found, on_url=_print_login_url):
+            _print_login_url(url)
         await servers.wait_for_login(server)
     print(f"Logged in to {server}.", file=sys.stderr)
 

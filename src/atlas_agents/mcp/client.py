@@ -24,11 +24,18 @@ from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock, run_in_t
 from atlas_agents.core.errors import AtlasError, ConfigError, ToolFailed, Transient
 from atlas_agents.core.http import backoff
 from atlas_agents.core.paths import SettingLookup
-from atlas_agents.mcp import transports
 from atlas_agents.mcp.callbacks import ActiveCalls, Elicitation, SampleModel, Sampling
 from atlas_agents.mcp.config import DiscoveredTool, ServerConfig, ServerProgram, resource_tools, reveal_invisible
 from atlas_agents.mcp.programs import build_command, choose_sandbox, describe_program
-from atlas_agents.mcp.transports import NOT_SENT, StdioTransport, http_transport, stdio_transport
+from atlas_agents.mcp.transports import (
+    LOGIN_REQUIRED,
+    NOT_SENT,
+    StdioTransport,
+    StoredAuth,
+    TokenStore,
+    http_transport,
+    stdio_transport,
+)
 from atlas_agents.tools.context import ToolContext
 
 logger = logging.getLogger(__name__)
@@ -86,6 +93,10 @@ def _decoded_size(data: str) -> int:
         return len(data)
 
 
+class LoginRequired(ToolFailed):
+    """The server refused a call until a person logs in."""
+
+
 class McpSession(ClientSession):
     """The SDK's session without its output validation, which would run regular expressions supplied by the server."""
 
@@ -136,8 +147,8 @@ async def list_tools(session: McpSession) -> tuple[DiscoveredTool, ...]:
 
 
 async def call(session: McpSession, tool: DiscoveredTool, arguments: dict[str, Any], caller: ToolContext) -> Any:
-    """Call a tool. ConnectionError if the outcome is unknown, ToolFailed if the server rejects the call, and Transient
-    if the call was not sent."""
+    """Call a tool. ConnectionError if the outcome is unknown, ToolFailed if the server rejects the call, LoginRequired
+    if a person must log in first, and Transient if the call was not sent."""
 
     async def progress(done: float, total: float | None, message: str | None) -> None:
         caller.progress(_format_progress(done, total, message))
@@ -147,6 +158,8 @@ async def call(session: McpSession, tool: DiscoveredTool, arguments: dict[str, A
     except MCPError as error:
         if error.data == NOT_SENT:
             raise Transient(error.message) from error
+        if error.data == LOGIN_REQUIRED:
+            raise LoginRequired(error.message) from error
         if error.code in _CONNECTION_LOST:
             raise ConnectionError(error.message) from error
         raise ToolFailed(error.message) from error
@@ -246,6 +259,8 @@ class McpConnection:
         self._connect_timeout = connect_timeout or CONNECT_TIMEOUT
         self.error = ""
         """Why the server is unreachable; empty while it is connected."""
+        self.login_error = ""
+        """Why a person must log in again, although other calls may succeed."""
         self._restarts = 0
         self._environment = environment
         self._folder = folder
@@ -285,6 +300,9 @@ class McpConnection:
         try:
             with self._calls.track(caller):
                 return await call(session, tool, arguments, caller)
+        except LoginRequired as error:
+            self.login_error = str(error)
+            raise
         except Transient as error:
             self._ended.set()
             raise Transient(f"the MCP server {self.server.name} is unreachable: {error}") from error
@@ -391,7 +409,7 @@ class McpConnection:
                 process = await stack.enter_async_context(stdio_transport(server.name, *await self._prepare_command()))
                 streams = (process.incoming, process.outgoing)
             else:
-                auth = self._auth or transports.stored_auth(server.name, entry.url, self._folder)
+                auth = self._auth or StoredAuth(server.name, entry.url, TokenStore(self._folder, server.name))
                 streams = await stack.enter_async_context(http_transport(entry, auth))
             try:
                 async with asyncio.timeout(self._connect_timeout):

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 OnLoginEnd: TypeAlias = Callable[[str], Awaitable[None]]
 """Called with the reason why a login failed; empty if it succeeded."""
+OnLoginUrl: TypeAlias = Callable[[str], object]
+"""Called with a further URL that the person must open, if a server asks again in one login."""
 _CLIENT_MODULE = "atlas_agents.mcp.client"
 
 
@@ -59,6 +61,7 @@ class Servers:
         self._loading = asyncio.Lock()
         self._logins: dict[str, asyncio.Task[None]] = {}
         self._login_errors: dict[str, str] = {}
+        self._login_urls: dict[str, str] = {}
         self._tasks = BackgroundTasks("MCP logins")
         self.load()
 
@@ -114,7 +117,7 @@ class Servers:
     def connection_error(self, name: str) -> str:
         """Return why a server was last unreachable; empty if it was reached or not needed yet."""
         found = self._connections.get(name)
-        return self._login_errors.get(name) or (found[2].error if found is not None else "")
+        return self._login_errors.get(name) or (found[2].login_error or found[2].error if found is not None else "")
 
     def approved_tools(self) -> list[ServerTool]:
         """Return the tools of all usable servers, as approved."""
@@ -182,16 +185,24 @@ class Servers:
         except ConfigError:
             return False
 
-    async def start_login(self, server: config.ServerConfig, on_end: OnLoginEnd | None = None) -> str:
+    def login_url(self, name: str) -> str:
+        """Return the URL that a person must open now; empty if no login is running."""
+        return self._login_urls.get(name, "") if self.is_logging_in(name) else ""
+
+    async def start_login(
+        self, server: config.ServerConfig, on_end: OnLoginEnd | None = None, on_url: OnLoginUrl | None = None
+    ) -> str:
         """Begin to log in to a server and return the URL that a person must open; empty if no login is needed.
 
-        `on_end` is called when the person has logged in, or with the reason why not.
+        `on_url` is called with each further URL, `on_end` when the person has logged in, or with the reason why not.
         """
         if not server.entry.url:
             raise ConfigError(f"{server.name} is started by a command and has no login")
         await self.cancel_login(server.name)
         found: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        task = self._logins[server.name] = self._tasks.spawn(self._log_in(server, found, on_end))
+        task = self._logins[server.name] = self._tasks.spawn(
+            self._log_in(server, self._show_urls(server.name, found, on_url), on_end)
+        )
         await asyncio.wait((task, found), return_when=asyncio.FIRST_COMPLETED)
         if found.done():
             return found.result()
@@ -219,23 +230,30 @@ class Servers:
     def _login_path(self, name: str) -> Path:
         return self.approved.folder / f"login-{name}.json"
 
-    async def _log_in(self, server: config.ServerConfig, url: "asyncio.Future[str]", on_end: OnLoginEnd | None) -> None:
+    def _show_urls(self, name: str, first: "asyncio.Future[str]", on_url: OnLoginUrl | None) -> OnLoginUrl:
+        def show(address: str) -> None:
+            self._login_urls[name] = address
+            if not first.done():
+                first.set_result(address)
+            elif on_url is not None:
+                on_url(address)
+
+        self._login_urls.pop(name, None)
+        return show
+
+    async def _log_in(self, server: config.ServerConfig, show: OnLoginUrl, on_end: OnLoginEnd | None) -> None:
         try:
-            await self._exchange_login(server, url)
+            await self._exchange_login(server, show)
         except (ConfigError, Transient) as error:
             self._login_errors[server.name] = str(error).removeprefix(f"the MCP server {server.name} is unreachable: ")
-            if on_end is None or not url.done():
+            if on_end is None or server.name not in self._login_urls:
                 raise
-        if on_end is not None and url.done():
+        if on_end is not None and server.name in self._login_urls:
             await on_end(self._login_errors.get(server.name, ""))
 
-    async def _exchange_login(self, server: config.ServerConfig, url: "asyncio.Future[str]") -> None:
+    async def _exchange_login(self, server: config.ServerConfig, show: OnLoginUrl) -> None:
         from atlas_agents.mcp.client import McpConnection
         from atlas_agents.mcp.transports import LOGIN_TIMEOUT, interactive_login
-
-        def show(address: str) -> None:
-            if not url.done():
-                url.set_result(address)
 
         folder, target = self.approved.folder, server.expanded(self.environment).url
         async with interactive_login(server.name, target, folder, show) as auth:

@@ -8,6 +8,7 @@ import logging
 import re
 import secrets
 import socket
+import time
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -20,8 +21,16 @@ import httpx2
 import mcp_types as types
 import msgspec
 from mcp.client.auth import OAuthClientProvider
+from mcp.client.auth.utils import extract_field_from_www_auth, extract_scope_from_www_auth, union_scopes
 from mcp.client.streamable_http import streamable_http_client
-from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull, OAuthClientMetadata, OAuthToken
+from mcp.shared.auth import (
+    AuthorizationCodeResult,
+    OAuthClientInformationFull,
+    OAuthClientMetadata,
+    OAuthMetadata,
+    OAuthToken,
+    ProtectedResourceMetadata,
+)
 from mcp.shared.message import SessionMessage
 from pydantic import AnyUrl, BaseModel, ValidationError
 
@@ -33,14 +42,19 @@ from atlas_agents.mcp.config import ServerEntry
 logger = logging.getLogger(__name__)
 NOT_SENT = secrets.token_hex(16)
 """Data of the error of a call that was not sent, because there is no connection. A server cannot know it."""
-_UNREACHABLE = -32050
+LOGIN_REQUIRED = secrets.token_hex(16)
+"""Data of the error of a request that the server refused until a person logs in. A server cannot know it."""
+_UNREACHABLE, _UNAUTHORIZED = -32050, -32051
 MAX_LINE = 8 * 1024 * 1024
 MAX_GARBAGE = 16 * 1024 * 1024
 _CHUNK_SIZE = 64 * 1024
 _STOP_GRACE = 1.0
 _KEPT_EDGE = 512
+_SCOPE = re.compile(r"[\x21\x23-\x5b\x5d-\x7e]+")
 _FIRST_ID = re.compile(rb'^\s*\{(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*([0-9]+|"[^"\\]{1,100}")')
 _LAST_ID = re.compile(rb'"id"\s*:\s*([0-9]+|"[^"\\]{1,100}")\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
+_CALLS = ("tools/call", "resources/read", "prompts/get")
+"""Requests that may have effects."""
 _CONNECT_TIMEOUT, _READ_TIMEOUT = 15.0, 900.0
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _CALLBACK = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
@@ -48,6 +62,11 @@ _SIGNED_IN = b"You are signed in. You may close this page now.\n"
 _NOT_SIGNED_IN = b"You are not signed in. You may close this page and try again.\n"
 LOGIN_TIMEOUT = 300.0
 """Seconds that a person has to log in."""
+MAX_REDIRECTS = 3
+"""How often a server may send a person to its login page in one login."""
+MAX_STEP_UPS = 3
+"""How often a person is asked to log in again for the same scopes."""
+_MAX_SCOPE_LENGTH = 500
 
 
 class StdioTransport:
@@ -211,9 +230,11 @@ async def http_transport(entry: ServerEntry, auth: httpx2.Auth | None) -> AsyncG
     """Open the message streams over HTTP for the duration of the block. Redirects to other hosts are not followed."""
     timeout = httpx2.Timeout(_CONNECT_TIMEOUT, read=_READ_TIMEOUT)
     own = any(name.lower() == "authorization" for name in entry.headers)
+    explain = auth.explain_refusal if isinstance(auth, StoredAuth) and not own else None
+    transport = _LimitedTransport(httpx2.URL(entry.url), explain)
     async with (
         httpx2.AsyncClient(
-            headers=entry.headers, timeout=timeout, auth=None if own else auth, transport=_LimitedTransport()
+            headers=entry.headers, timeout=timeout, auth=None if own else auth, transport=transport
         ) as client,
         streamable_http_client(entry.url, http_client=client, max_sse_event_size=MAX_LINE) as streams,
     ):
@@ -223,36 +244,54 @@ async def http_transport(entry: ServerEntry, auth: httpx2.Auth | None) -> AsyncG
 class _LimitedTransport(httpx2.AsyncHTTPTransport):
     """HTTP transport with a size limit per response, or per event of a stream.
 
-    A call for which no connection can be made is answered with an error whose data is `NOT_SENT`. Otherwise the
-    session would end, and the caller could not tell it from a call that was sent.
+    A call for which no connection can be made is answered with an error whose data is `NOT_SENT`, and a request that
+    the server refuses until a person logs in with one whose data is `LOGIN_REQUIRED`. Otherwise the session would end,
+    and the caller could not tell it from a call that was executed.
     """
+
+    def __init__(self, url: httpx2.URL, explain_refusal: Callable[[httpx2.Response], str] | None) -> None:
+        super().__init__()
+        self._url = url
+        self._explain_refusal = explain_refusal
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         try:
             response = await super().handle_async_request(request)
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
-            call = _sent_call(await request.aread())
-            if call is None:
+            sent = _decode_sent(await request.aread())
+            if sent.id is None or sent.method not in _CALLS:  # the failure of others ends the session
                 raise
-            reason = {"code": _UNREACHABLE, "message": str(error) or type(error).__name__, "data": NOT_SENT}
-            return httpx2.Response(200, json={"jsonrpc": "2.0", "id": call, "error": reason}, request=request)
+            return _error_response(request, sent.id, _UNREACHABLE, str(error) or type(error).__name__, NOT_SENT)
+        explain = self._explain_refusal if request.url == self._url else None
+        if explain is not None and (reason := explain(response)):
+            await response.aclose()
+            id = _decode_sent(await request.aread()).id
+            return _error_response(request, id, _UNAUTHORIZED, reason, LOGIN_REQUIRED)
         if not response.headers.get("content-type", "").startswith("text/event-stream"):
             response.stream = _LimitedStream(cast(httpx2.AsyncByteStream, response.stream))
         return response
 
 
-def _sent_call(body: bytes) -> Any:
-    """Return the id of a request that may have effects; None for others, whose failure ends the session."""
-    try:
-        message = msgspec.json.decode(body, type=_Call)
-    except msgspec.MsgspecError:
-        return None
-    return message.id if message.method in ("tools/call", "resources/read", "prompts/get") else None
-
-
-class _Call(msgspec.Struct):
+class _SentMessage(msgspec.Struct):
     method: str = ""
     id: int | str | None = None
+
+
+def _decode_sent(body: bytes) -> _SentMessage:
+    try:
+        return msgspec.json.decode(body, type=_SentMessage)
+    except msgspec.MsgspecError:
+        return _SentMessage()
+
+
+def _error_response(
+    request: httpx2.Request, id: int | str | None, code: int, message: str, data: str
+) -> httpx2.Response:
+    """Answer a request with a JSON-RPC error; other messages get a status that the client ignores."""
+    if id is None:
+        return httpx2.Response(405, request=request)
+    error = {"code": code, "message": message, "data": data}
+    return httpx2.Response(200, json={"jsonrpc": "2.0", "id": id, "error": error}, request=request)
 
 
 class _LimitedStream(httpx2.AsyncByteStream):
@@ -275,31 +314,46 @@ class StoredLogin(BaseModel):
     """Stored state of a login."""
 
     tokens: OAuthToken | None = None
+    expires_at: float | None = None
     client: OAuthClientInformationFull | None = None
+    issuer: OAuthMetadata | None = None
+    """Where the tokens are renewed."""
+    resource: ProtectedResourceMetadata | None = None
+    wanted_scope: str | None = None
+    """Scopes that the next login asks for, because a call was refused without them."""
+    step_ups: int = 0
+    """Logins that asked for these scopes."""
 
 
 class TokenStore:
-    """OAuth tokens of one server, in their own file."""
+    """OAuth tokens of one server, in their own file. A new login replaces them when it succeeds."""
 
     def __init__(self, folder: Path, server: str) -> None:
         self.path = folder / f"login-{server}.json"
+        self._begun: StoredLogin | None = None
+
+    def begin_login(self) -> None:
+        """Start without tokens and client; what is stored stays until new tokens come."""
+        old = self.read()
+        step_ups = old.step_ups + 1 if old.wanted_scope else 0
+        self._begun = StoredLogin(wanted_scope=old.wanted_scope, step_ups=step_ups)
 
     async def get_tokens(self) -> OAuthToken | None:
-        return self._read().tokens
+        return self.read().tokens
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
-        self._write(self._read().model_copy(update={"tokens": tokens}))
+        expires_at = None if tokens.expires_in is None else time.time() + tokens.expires_in
+        self.update(tokens=tokens, expires_at=expires_at)
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
-        return self._read().client
+        return self.read().client
 
     async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
-        self._write(self._read().model_copy(update={"client": client_info}))
+        self.update(client=client_info)
 
-    def delete(self) -> None:
-        self.path.unlink(missing_ok=True)
-
-    def _read(self) -> StoredLogin:
+    def read(self) -> StoredLogin:
+        if self._begun is not None:
+            return self._begun
         try:
             return StoredLogin.model_validate_json(self.path.read_bytes())
         except FileNotFoundError:
@@ -308,7 +362,12 @@ class TokenStore:
             logger.warning("unreadable token file, log in again: path=%s", self.path)
             return StoredLogin()
 
-    def _write(self, login: StoredLogin) -> None:
+    def update(self, **changes: object) -> None:
+        login = self.read().model_copy(update=changes)
+        if self._begun is not None and login.tokens is None:
+            self._begun = login
+            return
+        self._begun = None
         make_private_folder(self.path.parent)
         write_file(self.path, login.model_dump_json(exclude_none=True).encode())
 
@@ -322,63 +381,109 @@ def check_login_url(url: str) -> str:
     return url
 
 
-def stored_auth(server: str, url: str, folder: Path) -> OAuthClientProvider:
-    """Use and refresh the tokens of an earlier login; raises ConfigError if a person must log in."""
+class StoredAuth(OAuthClientProvider):
+    """Uses and renews the tokens of an earlier login, also after a restart; what needs a person is refused."""
 
-    async def refuse(address: str) -> None:
-        raise ConfigError(f"the MCP server {server} requires a login; run: atlas mcp login {server}")
+    def __init__(self, server: str, url: str, store: TokenStore) -> None:
+        super().__init__(url, _client_metadata("http://127.0.0.1/callback"), store, self._refuse)
+        self._server = server
+        self._store = store
 
-    async def never() -> AuthorizationCodeResult:
-        raise ConfigError("login required, but no person is present")
+    def explain_refusal(self, response: httpx2.Response) -> str:
+        """Return that a person must log in, if that is why the server refused; remember the scope that it wants."""
+        login = f"run: atlas mcp login {self._server}"
+        if response.status_code == 401:
+            return f"the MCP server {self._server} requires a login; {login}"
+        if response.status_code != 403 or extract_field_from_www_auth(response, "error") != "insufficient_scope":
+            return ""
+        scope = _clean_scope(extract_scope_from_www_auth(response))
+        stored = self._store.read()
+        wanted = union_scopes(stored.wanted_scope, scope)
+        if wanted != stored.wanted_scope:
+            granted = stored.tokens.scope if stored.tokens is not None else None
+            self._store.update(wanted_scope=union_scopes(granted, wanted), step_ups=0)
+        elif stored.step_ups >= MAX_STEP_UPS:
+            return (
+                f"the MCP server {self._server} still refuses the call after {stored.step_ups} logins with the scope "
+                f"{scope!r}; ask who runs the server for access"
+            )
+        further = f"the scope {scope!r}" if scope else "further access"
+        return f"the MCP server {self._server} requires a login with {further}; {login}"
 
-    return OAuthClientProvider(
-        url, _client_metadata("http://127.0.0.1/callback"), TokenStore(folder, server), refuse, never
-    )
+    async def _initialize(self) -> None:
+        """Restore what the library does not: when the token expires, and where it is renewed."""
+        await super()._initialize()
+        stored = self._store.read()
+        self.context.token_expiry_time = stored.expires_at
+        self.context.oauth_metadata, self.context.protected_resource_metadata = stored.issuer, stored.resource
+
+    async def _refuse(self, address: str) -> None:
+        raise ConfigError(f"the MCP server {self._server} requires a login; run: atlas mcp login {self._server}")
+
+
+class InteractiveAuth(OAuthClientProvider):
+    """Has a person log in, also when the server asks again because it wants further scopes."""
+
+    def __init__(self, url: str, redirect_uri: str, store: TokenStore, callbacks: "_Callbacks") -> None:
+        super().__init__(url, _client_metadata(redirect_uri), store, callbacks.redirect, callbacks.wait)
+        self._store = store
+
+    async def _perform_authorization(self) -> httpx2.Request:
+        context = self.context
+        context.client_metadata.scope = union_scopes(context.client_metadata.scope, self._store.read().wanted_scope)
+        request = await super()._perform_authorization()
+        self._store.update(issuer=context.oauth_metadata, resource=context.protected_resource_metadata)
+        return request
 
 
 @asynccontextmanager
 async def interactive_login(
     server: str, url: str, folder: Path, show: Callable[[str], object]
-) -> AsyncGenerator[OAuthClientProvider, None]:
-    """Log in: pass the URL to `show`, and receive the callback on a local port."""
-    answer: asyncio.Future[AuthorizationCodeResult] = asyncio.get_running_loop().create_future()
-    async with await asyncio.start_server(_Callback(answer).serve, "127.0.0.1", 0) as listening:
+) -> AsyncGenerator[InteractiveAuth, None]:
+    """Log in: pass each URL that the person must open to `show`, and receive the callbacks on a local port."""
+    callbacks = _Callbacks(show)
+    async with await asyncio.start_server(callbacks.serve, "127.0.0.1", 0) as listening:
         port: int = listening.sockets[0].getsockname()[1]
-        tokens = TokenStore(folder, server)
-        tokens.delete()
-
-        async def redirect(address: str) -> None:
-            show(check_login_url(address))
-
-        async def callback() -> AuthorizationCodeResult:
-            return await asyncio.wait_for(asyncio.shield(answer), LOGIN_TIMEOUT)
-
+        store = TokenStore(folder, server)
+        store.begin_login()
         try:
-            yield OAuthClientProvider(
-                url, _client_metadata(f"http://127.0.0.1:{port}/callback"), tokens, redirect, callback
-            )
+            yield InteractiveAuth(url, f"http://127.0.0.1:{port}/callback", store, callbacks)
         finally:
+            callbacks.close()
+
+
+class _Callbacks:
+    """The callback page that the browser is redirected to. A callback belongs to the redirect with its state."""
+
+    def __init__(self, show: Callable[[str], object]) -> None:
+        self._show = show
+        self._answers: dict[str, asyncio.Future[AuthorizationCodeResult]] = {}
+
+    async def redirect(self, address: str) -> None:
+        """Show the login page to the person."""
+        if len(self._answers) >= MAX_REDIRECTS:
+            raise ConfigError(f"the server asked for more than {MAX_REDIRECTS} logins in a row")
+        (state,) = parse_qs(urlsplit(check_login_url(address)).query)["state"]
+        self._answers[state] = asyncio.get_running_loop().create_future()
+        self._show(address)
+
+    async def wait(self) -> AuthorizationCodeResult:
+        """Wait for the callback of the last redirect."""
+        return await asyncio.wait_for(asyncio.shield([*self._answers.values()][-1]), LOGIN_TIMEOUT)
+
+    def close(self) -> None:
+        for answer in self._answers.values():
             answer.cancel()
-
-
-class _Callback:
-    """The callback page that the browser is redirected to."""
-
-    def __init__(self, answer: "asyncio.Future[AuthorizationCodeResult]") -> None:
-        self._answer = answer
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             line = (await asyncio.wait_for(reader.readline(), 10)).decode("latin-1").split(" ")
             parts = urlsplit(line[1] if len(line) > 2 else "")
             query = {key: values[0] for key, values in parse_qs(parts.query).items()}
-            is_answer = parts.path == "/callback" and not self._answer.done()
-            if is_answer and "code" in query:
-                result = AuthorizationCodeResult(code=query["code"], state=query.get("state"), iss=query.get("iss"))
-                self._answer.set_result(result)
-            elif is_answer and "error" in query:
-                self._answer.set_exception(ConfigError(_describe_refusal(query)))
-            writer.write(_CALLBACK + (_SIGNED_IN if "code" in query else _NOT_SIGNED_IN))
+            answer = self._answers.get(query.get("state", "")) if parts.path == "/callback" else None
+            if answer is not None and not answer.done():
+                _set_answer(answer, query)
+            writer.write(_CALLBACK + (_SIGNED_IN if answer is not None and "code" in query else _NOT_SIGNED_IN))
             await writer.drain()
         except (OSError, TimeoutError, ValueError):
             pass
@@ -386,10 +491,22 @@ class _Callback:
             writer.close()
 
 
+def _set_answer(answer: "asyncio.Future[AuthorizationCodeResult]", query: dict[str, str]) -> None:
+    if "code" in query:
+        answer.set_result(AuthorizationCodeResult(code=query["code"], state=query["state"], iss=query.get("iss")))
+    elif "error" in query:
+        answer.set_exception(ConfigError(_describe_refusal(query)))
+
+
 def _describe_refusal(query: dict[str, str]) -> str:
     """Describe why an authorization server refused a login, in printable characters."""
     reason = query.get("error_description") or query["error"]
     return f"the login was refused: {''.join(filter(str.isprintable, reason))[:200]}"
+
+
+def _clean_scope(scope: str | None) -> str:
+    """Return the scopes of a challenge without characters that no scope has."""
+    return " ".join(_SCOPE.findall((scope or "")[:_MAX_SCOPE_LENGTH]))
 
 
 def _client_metadata(redirect: str) -> OAuthClientMetadata:

@@ -106,7 +106,6 @@ interface ItemProps {
 function ServerItem({ server, onInspect, onEdit, onChange }: ItemProps) {
   const client = useClient();
   const { modal, message } = App.useApp();
-  const [loginUrl, setLoginUrl] = useState("");
   const { name, entry, tools = [], agents = [], trouble, changes = [] } = server;
   const status = server.status ?? "not-approved";
   const fail = (error: Error) => void message.error(error.message);
@@ -123,15 +122,8 @@ function ServerItem({ server, onInspect, onEdit, onChange }: ItemProps) {
       onOk: () => client.request("mcp.remove", { name, expectedVersion }).then(onChange, fail),
     });
   };
-  const signIn = async () => {
-    const { url } = await client.request("mcp.login", { name });
-    setLoginUrl(url);
-    onChange();
-  };
-  const signOut = () => {
-    setLoginUrl("");
-    return client.request("mcp.logout", { name }).then(onChange, fail);
-  };
+  const signIn = () => client.request("mcp.login", { name }).then(onChange, fail);
+  const signOut = () => client.request("mcp.logout", { name }).then(onChange, fail);
   const needsReview = status === "not-approved" || status === "changed";
   return (
     <li>
@@ -146,9 +138,9 @@ function ServerItem({ server, onInspect, onEdit, onChange }: ItemProps) {
           {agents.length > 0 && ` · used by ${agents.join(", ")}`}
         </span>
         {changes.length > 0 && <span className="muted">Changed: {changes.join(", ")}</span>}
-        {trouble && !needsLogin(trouble) && <span className="error">{toSentence(trouble)}</span>}
-        {status === "signing-in" && loginUrl && (
-          <a href={loginUrl} target="_blank" rel="noreferrer">
+        {trouble && !isPlainLogin(trouble) && <span className="error">{toSentence(withoutCommand(trouble))}</span>}
+        {server.loginUrl && (
+          <a href={server.loginUrl} target="_blank" rel="noreferrer">
             Open the sign-in page
           </a>
         )}
@@ -157,7 +149,7 @@ function ServerItem({ server, onInspect, onEdit, onChange }: ItemProps) {
         <Button type={needsReview ? "primary" : "default"} aria-label={`Review ${name}`} onClick={onInspect}>
           Review
         </Button>
-        {status === "needs-sign-in" && <Button onClick={() => void signIn().catch(fail)}>Sign in</Button>}
+        {status === "needs-sign-in" && <Button onClick={() => void signIn()}>Sign in</Button>}
         {(status === "signing-in" || server.hasLogin) && (
           <Button onClick={() => void signOut()}>{status === "signing-in" ? "Cancel" : "Sign out"}</Button>
         )}
@@ -483,6 +475,12 @@ function InspectDrawer({ name, onClose }: { name: string; onClose: () => void })
 /** Whether a message of the gateway means that a person has to sign in to a server. */
 const needsLogin = (text: string): boolean => text.includes("requires a login");
 
+/** Whether that is all it says; the status and the button “Sign in” say the same. */
+const isPlainLogin = (text: string): boolean => text.includes("requires a login;");
+
+/** A message without the command for a terminal at its end. */
+const withoutCommand = (text: string): string => text.replace(/; run: .*$/, "");
+
 /** Sign in to a server that requires it; the gateway tells when the person is done. */
 function SignIn({ name, onSignedIn }: { name: string; onSignedIn: () => void }) {
   const client = useClient();
@@ -495,8 +493,9 @@ function SignIn({ name, onSignedIn }: { name: string; onSignedIn: () => void }) 
   const check = useCallback(() => {
     client.request("mcp.servers", {}).then(({ servers = [] }) => {
       const server = servers.find((each) => each.name === name);
-      if (server?.hasLogin) onSignedIn();
-      else if (server?.status !== "signing-in") fail(new Error(server?.trouble || "The sign-in was not completed."));
+      if (server?.status === "signing-in") setUrl(server.loginUrl ?? "");
+      else if (server?.hasLogin && server.status !== "needs-sign-in") onSignedIn();
+      else fail(new Error(server?.trouble || "The sign-in was not completed."));
     }, fail);
   }, [client, name, onSignedIn, fail]);
   useResourceReload("mcp-login", check);

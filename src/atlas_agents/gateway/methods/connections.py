@@ -213,7 +213,10 @@ async def log_in(caller: ClientConnection, params: wire.OneMcpServer) -> wire.Mc
         except ConfigError:  # audited; the server's shape has the problem
             edits.notify(ResourceUpdated("mcp-login", server.name, None, by), "admin")
 
-    return wire.McpLogin(await servers.start_login(server, on_end))
+    def on_url(_: str) -> None:
+        edits.notify(ResourceUpdated("mcp-login", server.name, None, by), "admin")
+
+    return wire.McpLogin(await servers.start_login(server, on_end, on_url))
 
 
 async def log_out(caller: ClientConnection, params: wire.OneMcpServer) -> Ack:
@@ -397,6 +400,7 @@ async def _server_shape(caller: ClientConnection, servers: Servers, name: str) -
         changes=tuple(changes) if state != "approved" else (),
         agents=tuple(_agents_with_tools(caller, name)),
         has_login=servers.has_login(name),
+        login_url=servers.login_url(name),
         entry=_entry_shape(config.raw_entry(content, path, name) or {}),
         version=stamp.version,
         changed_by=stamp.changed_by,
@@ -407,12 +411,13 @@ async def _server_shape(caller: ClientConnection, servers: Servers, name: str) -
 def _status(servers: Servers, name: str, state: str, error: str) -> wire.McpStatus:
     if servers.is_logging_in(name):
         return "signing-in"
-    needs_login = _LOGIN in error or servers.login_failed(name)
+    if _LOGIN in error or servers.login_failed(name):
+        return "needs-sign-in"
     if state != "approved":
-        return "needs-sign-in" if needs_login else _STATES.get(state, "changed")
+        return _STATES.get(state, "changed")
     if servers.is_connected(name):
         return "running"
-    return ("needs-sign-in" if needs_login else "unreachable") if error else "ready"
+    return "unreachable" if error else "ready"
 
 
 def _agents_with_tools(caller: ClientConnection, name: str) -> list[str]:

@@ -736,7 +736,8 @@ McpStatus: TypeAlias = Literal[
 class McpServerShape(types.WireStruct, frozen=True):
     """An MCP server: whether it is enabled, its approved tools, and the connection error if there is one.
 
-    Only clients with the scope `admin` receive `entry` and its version. `agents` may use its tools.
+    Only clients with the scope `admin` receive `entry` and its version. `agents` may use its tools. `login_url` is the
+    page that a person who is signing in must open now.
     """
 
     name: str
@@ -747,6 +748,7 @@ class McpServerShape(types.WireStruct, frozen=True):
     changes: tuple[str, ...] = ()
     agents: tuple[str, ...] = ()
     has_login: bool = False
+    login_url: str = ""
     entry: McpEntryShape | None = None
     version: str | None = None
     changed_by: str = ""
