@@ -14,6 +14,7 @@ import httpx2
 import pytest
 from mcp import Client, StdioServerParameters
 from mcp.client.streamable_http import streamable_http_client
+from mcp_types import ElicitResult
 from mcp_workspace import scripted_entry, write_config
 
 from atlas_agents.client import GatewayClient
@@ -97,8 +98,14 @@ async def test_several_clients_use_a_gateway_that_notices_a_new_approval(env: di
             ):
                 assert not (await client.call_tool("current_time", {})).is_error
         command = StdioServerParameters(command=str(BIN / "atlas"), args=["mcp", "serve"], env=env, cwd=tmp_path)
-        async with Client(command) as one, Client(command) as two:
-            write_config(tmp_path / "home" / "workspace", s=scripted_entry(tmp_path / "s", pure=["echo"]))
+        asked: list[str] = []
+
+        async def allow(context: Any, params: Any) -> ElicitResult:
+            asked.append(params.message)
+            return ElicitResult(action="accept", content={"decision": "once"})
+
+        async with Client(command) as one, Client(command, elicitation_callback=allow) as two:
+            write_config(tmp_path / "home" / "workspace", s=scripted_entry(tmp_path / "s"))
             approving = await asyncio.create_subprocess_exec(
                 BIN / "atlas", "mcp", "approve", "s", "--yes", env=env, cwd=tmp_path, stdout=-3, stderr=-3
             )
@@ -110,6 +117,7 @@ async def test_several_clients_use_a_gateway_that_notices_a_new_approval(env: di
             await wait_until(is_listed, 0.1)
             output = await two.call_tool("s__echo", {"text": "through and through"})
             assert output.content[0].text == "through and through"  # type: ignore
+            assert len(asked) == 1 and "s/echo" in asked[0]
         async with GatewayClient(url, token) as page:
             (server,) = (await page.call("mcp.servers"))["servers"]
             assert (server["name"], server["state"]) == ("s", "approved") and "s/echo" in server["tools"]

@@ -12,12 +12,14 @@ from typing import Any, TypedDict
 
 import aiohttp
 import httpx2
+import mcp_types as types
 import pytest
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
 import atlas_agents
-from atlas_agents import Agent, Approvals, Atlas, Image, Policy, Tool, ToolContext, ToolFailed, tool
+from atlas_agents import Agent, Answer, Approvals, Atlas, Image, Policy, Tool, ToolContext, ToolFailed, tool
+from atlas_agents.core.approvals import Choice, Field, Form
 from atlas_agents.gateway.hub import GatewayServices
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
@@ -29,9 +31,11 @@ from checks import TIMEOUT, wait_until
 SOURCE = Path(atlas_agents.__file__).parent
 READER = "reader-0123456789abcdefghijklmnopqrstuvwxyz"
 WRITER = "writer-0123456789abcdefghijklmnopqrstuvwxyz"
+APPROVER = "approver-0123456789abcdefghijklmnopqrstuvwxyz"
 TOKENS = {
     "reader": {"token": READER, "scopes": ["read"]},
     "writer": {"token": WRITER, "scopes": ["read", "write"]},
+    "approver": {"token": APPROVER, "scopes": ["read", "write", "approve"]},
 }
 ran: list[str] = []
 
@@ -72,14 +76,23 @@ async def slow() -> None:
         raise
 
 
+@tool(effect="pure", timeout=600)
+async def survey(context: ToolContext) -> str:
+    """Ask for a size."""
+    choices = (Choice("s", "Small"), Choice("l", "Large"))
+    fields = (Field("size", "choice", required=True, choices=choices), Field("count", "integer", default=1, most=9))
+    filled = await context.ask(Form("the shop", "Which one?", fields))
+    return f"{filled.action} {json.dumps(filled.values, sort_keys=True)} {filled.by}".strip()
+
+
 @asynccontextmanager
 async def serve(home: Path, services: GatewayServices | None = None, **more: Any) -> AsyncGenerator[Gateway, None]:
     policy = Policy(tools={"wipe": {"*": "yes"}, "forbidden": {"*": "no"}})
     agents = [
-        Agent("assistant", model=Scripted(says("Hello there.")), tools=[add, wipe, forbidden, slow]),
+        Agent("assistant", model=Scripted(says("Hello there.")), tools=[add, wipe, forbidden, slow, survey]),
         Agent("poet", model=Scripted(says("Roses."), refuses("cyber")), description="Rhymes"),
     ]
-    more = {"approve": Approvals(wait=True, deadline=20), **more}
+    more = {"approve": Approvals(wait=True, deadline=TIMEOUT), **more}
     atlas = Atlas(agents, store=MemoryStore(), policy=policy, registry=Registry(Environment({}, dotenv=None)), **more)
     (home / "tokens.json").write_text(json.dumps(TOKENS))
     async with Gateway(atlas, GatewaySettings(home=home, port=0), services=services).running() as gateway:
@@ -92,12 +105,12 @@ def main_token(gateway: Gateway) -> str:
 
 @asynccontextmanager
 async def client(
-    gateway: Gateway, token: str = WRITER, path: str = "/mcp", mode: str = "auto"
+    gateway: Gateway, token: str = WRITER, path: str = "/mcp", mode: str = "auto", **options: Any
 ) -> AsyncGenerator[Client, None]:
     url, headers = f"http://127.0.0.1:{gateway.port}{path}", {"Authorization": f"Bearer {token}"}
     async with (
         httpx2.AsyncClient(headers=headers, timeout=TIMEOUT) as http,
-        Client(streamable_http_client(url, http_client=http), mode=mode) as found,
+        Client(streamable_http_client(url, http_client=http), mode=mode, **options) as found,
     ):
         yield found
 
@@ -110,7 +123,7 @@ def text(result: Any) -> str:
 async def test_tools_are_listed_called_and_audited_for_the_token_owner(mode: str, tmp_path: Path) -> None:
     async with serve(tmp_path) as gateway, client(gateway, mode=mode) as mcp:
         found = await mcp.list_tools()
-        assert [each.name for each in found.tools] == ["add", "wipe", "slow", "ask_assistant", "ask_poet"]
+        assert [each.name for each in found.tools] == ["add", "wipe", "slow", "survey", "ask_assistant", "ask_poet"]
         messages: list[str] = []
 
         async def on_progress(progress: float, total: float | None, message: str | None) -> None:
@@ -192,6 +205,91 @@ async def test_call_that_needs_approval_waits_and_reports_it(decision: Any, expe
         result = await mcp.call_tool("wipe", {"path": "x"}, progress_callback=on_progress)
         assert text(result).startswith(expected)
         assert result.is_error == (decision == "no") and ran == (["x"] if decision == "once" else [])
+
+
+class Person:
+    """The user of a client: gives prepared answers to what the server asks, and never answers after the last one."""
+
+    def __init__(self, *answers: types.ElicitResult) -> None:
+        self._answers = list(answers)
+        self.asked: list[types.ElicitRequestFormParams] = []
+        self.interrupted = False
+
+    async def __call__(self, context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
+        assert isinstance(params, types.ElicitRequestFormParams)
+        self.asked.append(params)
+        try:
+            return self._answers.pop(0) if self._answers else await asyncio.Event().wait()  # type: ignore
+        except asyncio.CancelledError:
+            self.interrupted = True
+            raise
+
+
+ALLOWED = types.ElicitResult(action="accept", content={"decision": "once"})
+DECLINED = types.ElicitResult(action="decline")
+FORM = types.ElicitResult(action="accept", content={"size": "l", "count": 3})
+INVALID = types.ElicitResult(action="accept", content={"size": "l", "count": 12})
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize(("answer", "result"), [(ALLOWED, '{"wiped":"x"}'), (DECLINED, "The call was denied")])
+async def test_approval_is_asked_from_a_client_that_can_ask(
+    mode: str, answer: types.ElicitResult, result: str, tmp_path: Path
+) -> None:
+    person = Person(answer)
+    async with serve(tmp_path) as gateway, client(gateway, APPROVER, mode=mode, elicitation_callback=person) as mcp:
+        outcome = await mcp.call_tool("wipe", {"path": "x"})
+        assert text(outcome).startswith(result) and ran == (["x"] if answer is ALLOWED else [])
+        (asked,) = person.asked
+        assert "wipe" in asked.message and '{"path":"x"}' in asked.message
+        decision = asked.requested_schema["properties"]["decision"]
+        assert [each["const"] for each in decision["oneOf"]] == ["once", "session", "always", "no"]
+        (row,) = [json.loads(row.entry) for row in await gateway.hub.store.audit("default")]
+        assert row["meta"]["user"] == "approver" and row["success"] == (answer is ALLOWED)
+        assert await gateway.atlas.pending() == []
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_form_of_a_tool_is_filled_in_by_the_client(mode: str, tmp_path: Path) -> None:
+    person = Person(INVALID, FORM, DECLINED)
+    async with serve(tmp_path) as gateway, client(gateway, APPROVER, mode=mode, elicitation_callback=person) as mcp:
+        assert text(await mcp.call_tool("survey", {})) == 'accept {"count": 3, "size": "l"} approver'
+        first, again = person.asked
+        assert first.message == "Which one?" and first.requested_schema["properties"]["count"]["default"] == 1
+        sizes = first.requested_schema["properties"]["size"]["oneOf"]
+        assert sizes == [{"const": "s", "title": "Small"}, {"const": "l", "title": "Large"}]
+        assert "The last answer was invalid: count" in again.message
+        assert text(await mcp.call_tool("survey", {})) == "decline {} approver"
+
+
+async def test_question_answered_elsewhere_is_withdrawn_from_the_client(tmp_path: Path) -> None:
+    person = Person()
+    async with (
+        serve(tmp_path) as gateway,
+        client(gateway, APPROVER, mode="legacy", elicitation_callback=person) as mcp,
+    ):
+        call = asyncio.create_task(mcp.call_tool("wipe", {"path": "x"}))
+        await wait_until(lambda: person.asked)
+        (question,) = await gateway.atlas.pending()
+        await gateway.atlas.answer(question.id, "once")
+        assert text(await call) == '{"wiped":"x"}'
+        await wait_until(lambda: person.interrupted)
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.parametrize("two_person", [False, True])
+async def test_client_that_may_not_approve_is_not_asked(mode: str, two_person: bool, tmp_path: Path) -> None:
+    person, token = Person(ALLOWED), APPROVER if two_person else WRITER
+    rule = Approvals(wait=True, deadline=TIMEOUT, two_person=two_person)
+    async with (
+        serve(tmp_path, approve=rule) as gateway,
+        client(gateway, token, mode=mode, elicitation_callback=person) as mcp,
+    ):
+        call = asyncio.create_task(mcp.call_tool("wipe", {"path": "x"}))
+        (question,) = await wait_until(gateway.atlas.pending)
+        assert gateway.atlas.can_approve(question, "colleague")
+        await gateway.atlas.answer(question.id, Answer("once", by="colleague"))
+        assert text(await call) == '{"wiped":"x"}' and person.asked == []
 
 
 async def test_call_without_an_approver_is_refused(tmp_path: Path) -> None:

@@ -450,6 +450,11 @@ class Atlas:
             await self._dispatcher.wake(approval_id)
         return question
 
+    def can_approve(self, question: Question, by: str) -> bool:
+        """Return whether an approval by this person would count: with the two-person rule, not of their own calls."""
+        approvals = self._runtime.governance.approvals
+        return approvals.effective_answer(question, Answer("once", by=by)).decision == "once"
+
     async def pending(self) -> list[Question]:
         """Return pending approvals, oldest first."""
         return await self._runtime.pending_approvals()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from atlas_agents.config.settings import Settings
 
 _PARSE_ERROR, _METHOD_NOT_FOUND, _INTERNAL_ERROR = -32700, -32601, -32603
+_SESSION_HEADER = "Mcp-Session-Id"
 _ACCEPT = "application/json, text/event-stream"
 _RETRIES = 6
 _FIRST_DELAY, _MAX_DELAY = 0.25, 8.0
@@ -47,6 +48,7 @@ class StdioBridge:
         self._http = http
         self._path = f"/mcp/{agent_id}" if agent_id else "/mcp"
         self._protocol_version = ""
+        self._session_id = ""
         self._tasks = BackgroundTasks("MCP bridge")
         self._pending: dict[Any, asyncio.Task[None]] = {}
         self._address: GatewayAddress | None = None
@@ -98,7 +100,10 @@ class StdioBridge:
         for attempt in itertools.count():
             try:
                 address = self._address or await self._session.find_gateway()
-                return await self._exchange(address, line, method)
+                answered = await self._exchange(address, line, method)
+                if answered is not None:
+                    return answered
+                self._session_id = ""  # the session has expired; requests are served without one as well
             except (aiohttp.ClientConnectorError, AtlasError):
                 self._address = None
                 if attempt == _RETRIES:
@@ -106,16 +111,23 @@ class StdioBridge:
                 await asyncio.sleep(backoff(attempt, _FIRST_DELAY, _MAX_DELAY))
         return False
 
-    async def _exchange(self, address: GatewayAddress, line: bytes, method: Any) -> bool:
+    async def _exchange(self, address: GatewayAddress, line: bytes, method: Any) -> bool | None:
+        """Send one message and forward what comes back. None if the session of the client has expired."""
         headers = {"Authorization": f"Bearer {address.token}", "Accept": _ACCEPT, "Content-Type": "application/json"}
         if self._protocol_version and method != "initialize":
             headers["MCP-Protocol-Version"] = self._protocol_version
+        if self._session_id and method != "initialize":
+            headers[_SESSION_HEADER] = self._session_id
         async with self._http.post(address.url + self._path, data=line, headers=headers) as response:
+            if method == "initialize":
+                self._session_id = response.headers.get(_SESSION_HEADER, "")
             if response.status == 202:
                 return True
             if response.content_type == "text/event-stream":
                 return await self._forward_events(response)
             body = await response.read()
+            if response.status == 404 and _SESSION_HEADER in headers:
+                return None
             if response.status >= 400 and b'"jsonrpc"' not in body:
                 raise AtlasError(body[:300].decode("utf-8", "replace"))
             return self._forward_answer(body)

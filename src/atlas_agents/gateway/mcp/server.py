@@ -1,88 +1,60 @@
 """MCP server: lists and calls tools, asks agents, gets prompts and reads documents for MCP clients.
 
-It is stateless: every request is authorised by its own token.
+Every request is authorised by its own token. Sessions, which only clients up to 2025-11-25 have, grant nothing.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing
-from typing import Any, TypeAlias, cast
+import hashlib
+from collections import OrderedDict
+from typing import Any
 
 import mcp_types as types
 import msgspec
-from mcp.server.context import ServerRequestContext
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
 from mcp.server.lowlevel import Server
+from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
 
 from atlas_agents.agents.agent import Agent
-from atlas_agents.agents.runner import tool_call_result
-from atlas_agents.agents.stream import AtlasStream
-from atlas_agents.core.errors import AtlasError, BadArguments, Cancelled, ConfigError
-from atlas_agents.core.events import ApprovalAsked, Event, ToolCalled, ToolProgress
-from atlas_agents.core.json import encode
-from atlas_agents.core.messages import Image, ToolResult, extract_images, new_id, user
-from atlas_agents.core.text import wire_name
+from atlas_agents.core.errors import AtlasError
 from atlas_agents.gateway.asgi import Receive, Send
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.hub import Hub
+from atlas_agents.gateway.mcp.calls import (
+    CallClient,
+    InputNeeded,
+    McpCall,
+    McpTool,
+    RequestContext,
+    ToolOutcome,
+    list_tools,
+)
 from atlas_agents.gateway.mcp.resources import DocumentResources, ResourceReader
-from atlas_agents.gateway.protocol.frames import ProtocolError
 from atlas_agents.gateway.protocol.types import Scope
-from atlas_agents.tools.schema import compile_check
-from atlas_agents.tools.tool import Tool
 
-Progress: TypeAlias = Callable[[int, str], Awaitable[None]]
-_ASK = "ask_"
-_PROGRESS_INTERVAL = 10.0
-"""Seconds between progress notifications; many clients time out on a call without progress."""
-_ASK_PARAMETERS: dict[str, Any] = {
-    "type": "object",
-    "properties": {
-        "message": {"type": "string", "description": "The message to the agent."},
-        "session": {
-            "type": "string",
-            "description": "A name for the conversation, to continue it later; without one, each question stands "
-            "alone.",
-            "maxLength": 100,
-        },
-    },
-    "required": ["message"],
-    "additionalProperties": False,
-}
-RequestContext = ServerRequestContext[Any, Any]
+_MAX_SESSIONS = 10_000
+_SESSION_HEADER = "mcp-session-id"
+_GONE = "mcp_client_gone"
 _INSTRUCTIONS = (
     "The tools of an Atlas Agents gateway, and its agents, which are called with ask_… tools. A call may wait until a "
     "person approves it."
 )
 
 
-class McpTool(msgspec.Struct, frozen=True):
-    """A tool as an MCP client sees it. The hints say what a call may do; clients decide with them when to ask."""
+class _Session(msgspec.Struct):
+    """A session of a client up to 2025-11-25, through which the server can ask the client during a call."""
 
-    name: str
-    title: str
-    description: str
-    parameters: dict[str, Any]
-    result: dict[str, Any] | None = None
-    """JSON schema of the results, if they have one."""
-    read_only: bool = False
-    """A call changes nothing. Other calls count as destructive and as having an effect each time."""
-    open_world: bool | None = None
-    """A call reaches people or systems outside; None if that is not known."""
-
-
-class ToolOutcome(msgspec.Struct, frozen=True):
-    """The result of a call."""
-
-    text: str
-    structure: dict[str, Any] | None = None
-    failed: bool = False
-    images: tuple[Image, ...] = ()
+    log_level: types.LoggingLevel | None = None
 
 
 class McpProtocolServer:
-    """Handles the requests of MCP clients. Each tool call is an `McpRequest`."""
+    """Handles the requests of MCP clients. Each tool call is an `McpCall`.
+
+    A request without a session, or with one that this process did not create, is served all the same, so clients
+    survive a restart and any process of a cluster can serve them. Only the server's questions need the session.
+    """
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -99,32 +71,86 @@ class McpProtocolServer:
             on_get_prompt=self._get_prompt,
             **extra,
         )
-        self._manager = StreamableHTTPSessionManager(
-            server, stateless=True, max_request_body_size=hub.settings.max_frame
-        )
+        server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, self._set_log_level)
+        server.middleware.append(RequestStateBoundary(self._state_security(), default_audience=hub.server.name))
+        limit = hub.settings.max_frame
+        self._stateless = StreamableHTTPSessionManager(server, stateless=True, max_request_body_size=limit)
+        self._stateful = StreamableHTTPSessionManager(server, max_request_body_size=limit, max_sessions=_MAX_SESSIONS)
+        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        """Sessions that this process created, also those that have ended since."""
 
     async def run(self, ready: asyncio.Event) -> None:
         """Run until cancelled."""
-        async with self._manager.run():
+        async with self._stateless.run(), self._stateful.run():
             ready.set()
             await asyncio.Event().wait()
 
     async def answer(self, scope: Any, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""
-        await self._manager.handle_request(scope, receive, send)
+        grant: Grant = scope["state"]["grant"]
+        scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=grant.principal.id, scopes=[]))
+        gone = scope["state"][_GONE] = asyncio.Event()
+        session = _find_header(scope["headers"], _SESSION_HEADER)
+        body = await _read_messages(receive, self._hub.settings.max_frame) if not session else []
+        opens = scope["method"] == "POST" and _is_initialize(body)
+
+        async def watch_disconnect() -> Any:
+            message = body.pop(0) if body else await receive()
+            if message["type"] == "http.disconnect":
+                gone.set()
+            return message
+
+        async def note_session(message: Any) -> None:
+            if opens and message["type"] == "http.response.start":
+                self._remember(_find_header(message["headers"], _SESSION_HEADER))
+            await send(message)
+
+        manager = self._stateful if opens or session in self._sessions else self._stateless
+        await manager.handle_request(scope, watch_disconnect, note_session)
+
+    def _remember(self, session: str) -> None:
+        if session:
+            self._sessions[session] = _Session()
+        if len(self._sessions) > 2 * _MAX_SESSIONS:
+            self._sessions.popitem(last=False)
+
+    def _state_security(self) -> RequestStateSecurity:
+        """Seal the state that clients send back, so that only the same user can use it, in any process."""
+        secret = hashlib.sha256(f"mcp request state\n{self._hub.tokens.main.reveal()}".encode()).digest()
+        return RequestStateSecurity(keys=[secret], bind_principal=lambda ctx: self._authorize(ctx).principal.id)
+
+    def _find_session(self, ctx: RequestContext) -> _Session | None:
+        return self._sessions.get(ctx.request.headers.get(_SESSION_HEADER, "")) if ctx.request is not None else None
+
+    async def _set_log_level(self, ctx: RequestContext, params: types.SetLevelRequestParams) -> types.EmptyResult:
+        self._authorize(ctx)
+        if (session := self._find_session(ctx)) is not None:
+            session.log_level = params.level
+        return types.EmptyResult()
 
     async def _list_tools(self, ctx: RequestContext, params: Any) -> types.ListToolsResult:
         grant, agent = self._authorize(ctx), self._agent(ctx)
         listed = list_tools(self._hub, agent, grant)
         return types.ListToolsResult(tools=[_to_wire_tool(each) for each in listed])
 
-    async def _call_tool(self, ctx: RequestContext, params: types.CallToolRequestParams) -> types.CallToolResult:
-        grant, agent = self._authorize(ctx, "write"), self._agent(ctx)
-        request = McpRequest(self._hub, grant, _progress_reporter(ctx))
+    async def _call_tool(
+        self, ctx: RequestContext, params: types.CallToolRequestParams
+    ) -> types.CallToolResult | types.InputRequiredResult:
+        grant, agent, session = self._authorize(ctx, "write"), self._agent(ctx), self._find_session(ctx)
+        gone: asyncio.Event = ctx.request.scope["state"][_GONE] if ctx.request is not None else asyncio.Event()
+        client = CallClient(ctx, session.log_level if session is not None else None, gone)
+        call = McpCall(self._hub, grant, client, params.request_state or "")
+        given = params.input_responses or {}
+        answers = {key: each for key, each in given.items() if isinstance(each, types.ElicitResult)}
         try:
-            outcome = await request.call(agent, params.name, params.arguments or {})
+            outcome = await call.run(agent, params.name, params.arguments or {}, answers)
         except AtlasError as error:
             outcome = ToolOutcome(self._hub.atlas.hide(str(error)), failed=True)
+        if isinstance(outcome, InputNeeded):
+            requests: types.InputRequests = {
+                each.id: client.elicitation(each, outcome.problems.get(each.id, "")) for each in outcome.questions
+            }
+            return types.InputRequiredResult(input_requests=requests, request_state=outcome.key)
         images = [types.ImageContent(data=each.data, mime_type=each.media_type) for each in outcome.images]
         return types.CallToolResult(
             content=[types.TextContent(text=outcome.text), *images],
@@ -213,87 +239,6 @@ class McpProtocolServer:
         return agent
 
 
-class McpRequest:
-    """One tool call of a client. If the client cancels the request, the call is cancelled too."""
-
-    def __init__(self, hub: Hub, grant: Grant, progress: Progress) -> None:
-        self._hub = hub
-        self._grant = grant
-        self._progress = progress
-        self._steps = 0
-
-    async def call(self, agent: Agent, name: str, arguments: dict[str, Any]) -> ToolOutcome:
-        """Call a tool of the agent by its wire name, or ask an agent."""
-        if name not in agent.context.tool_map():
-            target = next((each for each in self._hub.atlas.agents if _ask_tool_name(each) == name), None)
-            if target is not None:
-                return await self._ask(target, arguments)
-        try:
-            stream = await self._hub.call_tool(self._grant, agent, name, arguments)
-            await self._follow(stream)
-            return _to_outcome(tool_call_result(await stream.reply()), _output_schema(agent, name))
-        except (ProtocolError, Cancelled) as fault:
-            return ToolOutcome(str(fault), failed=True)
-
-    async def _ask(self, agent: Agent, arguments: dict[str, Any]) -> ToolOutcome:
-        message, name = arguments.get("message"), arguments.get("session") or f"mcp-{new_id()}"
-        if not isinstance(message, str) or not message.strip() or not isinstance(name, str) or len(name) > 100:
-            raise BadArguments("expected 'message' to be a text and 'session' a short name")
-        try:
-            session = self._grant.prefix + name
-            _, stream = await self._hub.submit_turn(
-                agent, user(message), session=session, user=self._grant.principal.id
-            )
-            await self._follow(stream)
-            reply = await stream.reply()
-            return ToolOutcome(f"{reply.text}\n\n{reply.refusal}".strip(), failed=bool(reply.refusal))
-        except (ProtocolError, Cancelled) as fault:
-            return ToolOutcome(str(fault), failed=True)
-
-    async def _follow(self, stream: AtlasStream) -> None:
-        """Report progress until the call ends; cancel it if the client disconnects or its token is revoked."""
-        status = "working"
-        try:
-            async with aclosing(_with_timeouts(stream)) as events:
-                async for event in events:
-                    if not self._hub.tokens.is_valid(self._grant):
-                        raise ConfigError("the token was revoked: connect with a valid one")
-                    status = _progress_text(event) or status if event is not None else status
-                    if event is None or _progress_text(event):
-                        self._steps += 1
-                        await self._progress(self._steps, status)
-        except BaseException:
-            stream.cancel()
-            raise
-
-
-def list_tools(hub: Hub, agent: Agent, grant: Grant) -> list[McpTool]:
-    """Return the agent's tools that this user may call, and a tool to ask each agent."""
-    allowed = [tool for tool in agent.tools if hub.atlas.verdict(agent, tool, grant.principal.id).cell != "no"]
-    found = [_describe_tool(tool) for tool in allowed]
-    names = {each.name for each in found}
-    ask_tools = [
-        McpTool(_ask_tool_name(each), f"Ask {each.name}", _describe_agent(each), _ASK_PARAMETERS, open_world=True)
-        for each in hub.atlas.agents
-    ]
-    return [*found, *(each for each in ask_tools if each.name not in names)]
-
-
-def _describe_tool(tool: Tool) -> McpTool:
-    source, _, name = tool.name.rpartition("/")
-    words = " ".join(name.replace("_", " ").replace("-", " ").split()) or tool.name
-    title = words[:1].upper() + words[1:] + (f" ({source})" if source else "")
-    return McpTool(
-        tool.wire_name,
-        title,
-        tool.description.strip() or title,
-        tool.parameters,
-        tool.output_schema,
-        read_only=tool.effect == "pure",
-        open_world=True if tool.sends or tool.untrusted else None,
-    )
-
-
 def _to_wire_tool(tool: McpTool) -> types.Tool:
     return types.Tool(
         name=tool.name,
@@ -311,96 +256,36 @@ def _to_wire_tool(tool: McpTool) -> types.Tool:
     )
 
 
-def _output_schema(agent: Agent, name: str) -> dict[str, Any] | None:
-    tool = agent.context.tool_map().get(name)
-    return tool.output_schema if tool is not None else None
-
-
-async def _with_timeouts(stream: AtlasStream) -> AsyncGenerator[Event | None, None]:
-    """Yield the events of a stream, and None after each interval without one."""
-    events = aiter(stream)
-    upcoming = asyncio.ensure_future(anext(events))
-    try:
-        while True:
-            await asyncio.wait((upcoming,), timeout=_PROGRESS_INTERVAL)
-            if not upcoming.done():
-                yield None
-                continue
-            try:
-                event = upcoming.result()
-            except StopAsyncIteration:
-                return
-            upcoming = asyncio.ensure_future(anext(events))
-            yield event
-    finally:
-        upcoming.cancel()
-        await asyncio.gather(upcoming, return_exceptions=True)
-        await events.aclose()
-
-
-def _progress_text(event: Event) -> str:
-    """Return the progress message of an event; empty for most events."""
-    match event:
-        case ApprovalAsked(_, question) if question.form is not None:
-            return (
-                f"waiting for input requested by {question.form.asker}: answer in the web UI or with `atlas approvals`"
-            )
-        case ApprovalAsked(_, question):
-            return f"waiting for approval of {question.tool}: answer in the web UI or with `atlas approvals`"
-        case ToolProgress(_, name, _, message):
-            return f"{name}: {message}"
-        case ToolCalled(_, name):
-            return f"calling {name}"
-        case _:
-            return ""
-
-
-def _to_outcome(result: ToolResult, schema: dict[str, Any] | None = None) -> ToolOutcome:
-    """Convert the result of a call. One that does not match the tool's output schema is an error, as clients check it.
-
-    Images are sent beside the structure, with a note in their place, unless the schema has them.
-    """
-    failed = result.status != "ok"
-    value, images = extract_images(result.result)
-    text = value if isinstance(value, str) else encode(value).decode()
-    if result.error == "declined" and value == {"cancelled": True}:
-        text = "The call was denied, or it was not approved in time. Nothing was done."
-    if failed:
-        return ToolOutcome(text, failed=True, images=tuple(images))
-    structure = cast(dict[str, Any], value) if isinstance(value, dict) else None
-    if schema is not None:
-        structure = next((each for each in (cast(Any, value), result.result) if _matches(schema, each)), None)
-        if structure is None:
-            note = "The call succeeded, but its result does not match the tool's output schema: "
-            return ToolOutcome(note + text, failed=True, images=tuple(images))
-    return ToolOutcome(text, structure, images=tuple(images))
-
-
-def _matches(schema: dict[str, Any], value: Any) -> bool:
-    try:
-        compile_check("result", schema)(value)
-    except BadArguments:
-        return False
-    return isinstance(value, dict)
-
-
-def _ask_tool_name(agent: Agent) -> str:
-    return wire_name(_ASK + agent.id)
-
-
-def _describe_agent(agent: Agent) -> str:
-    description = f": {agent.description}" if agent.description else ""
-    return f"Ask the agent {agent.name}{description}. It answers with text and may use its own tools."
-
-
-def _progress_reporter(ctx: RequestContext) -> Progress:
-    """Return a function that sends progress notifications if the client requested them."""
-
-    async def report(step: int, text: str) -> None:
-        await ctx.session.report_progress(float(step), None, text)
-
-    return report
-
-
 def _invalid_params(text: str) -> MCPError:
     return MCPError(code=types.INVALID_PARAMS, message=text)
+
+
+def _find_header(headers: Any, name: str) -> str:
+    wanted = name.encode()
+    return next((value.decode("latin-1") for key, value in headers if key.lower() == wanted), "")
+
+
+async def _read_messages(receive: Receive, limit: int) -> list[Any]:
+    """Return the messages of a request's body, up to a little more than the size that is accepted."""
+    found: list[Any] = []
+    size = 0
+    while size <= limit:
+        found.append(await receive())
+        size += len(found[-1].get("body", b""))
+        if not found[-1].get("more_body"):
+            break
+    return found
+
+
+def _is_initialize(messages: list[Any]) -> bool:
+    content = b"".join([each.get("body", b"") for each in messages])
+    if b'"initialize"' not in content:
+        return False
+    try:
+        return msgspec.json.decode(content, type=_Method).method == "initialize"
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
+
+
+class _Method(msgspec.Struct, frozen=True):
+    method: str = ""
