@@ -285,7 +285,7 @@ async def _compact(run: Run, compaction: Compaction, overhead: int) -> None:
 
 
 async def _system_prompt(run: Run) -> tuple[str, str]:
-    """Join the Atlas's prompt, the agent's, the rules that apply and the system messages of its context.
+    """Join the Atlas's prompt, the agent's, the rules that apply, the context's system messages and the turn's own.
 
     What may change from round to round comes last: conditional rules, and the format of the answer. The second value is
     the text before it, which vendors can cache.
@@ -296,6 +296,7 @@ async def _system_prompt(run: Run) -> tuple[str, str]:
     own, written = run.settings.system_prompt, await run.dynamic_prompt()
     pieces = [run.system_prompt, "" if callable(own) else own, _list_rules("Rules", fixed)]
     pieces += [message.text for message in run.inherited_messages if message.role == "system"]
+    pieces.append(run.options.instructions or "")
     stable = "\n\n".join([piece for piece in pieces if piece])
     if not dynamic and not written and run.output is None:
         return stable, stable

@@ -133,6 +133,8 @@ class TurnOptions(msgspec.Struct, frozen=True):
     """Budgets of this turn, in addition to the others that apply."""
     metadata: dict[str, Any] | msgspec.UnsetType = msgspec.field(default=msgspec.UNSET, name="turn_metadata")
     """Values that only this turn has, over those of the session and the agent."""
+    instructions: str | msgspec.UnsetType = msgspec.UNSET
+    """Instructions of this turn only, after the agent's own."""
     deps: Any = None
     """What the caller passes to tools, rules and prompts: neither stored nor sent to a model."""
     has_deps: bool | msgspec.UnsetType = msgspec.UNSET

@@ -583,7 +583,7 @@ class Run:
     def _fingerprint(self, message: Message, schema: str | None) -> str:
         """Hash what a repeated idempotency key must match."""
         options = self.options
-        chosen = [each for each in (options.mode, options.requested, options.settings) if each]
+        chosen = [each for each in (options.mode, options.requested, options.settings, options.instructions) if each]
         matched = [self.settings.id, message.role, message.parts, schema, options.model, *chosen]
         return hashlib.sha256(encode(matched)).hexdigest()
 

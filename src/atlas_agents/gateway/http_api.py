@@ -15,8 +15,11 @@ from starlette.types import Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from atlas_agents.agents.options import WhenBusy
+from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.events import StreamChunk, ToolCalled
+from atlas_agents.core.messages import Message
 from atlas_agents.gateway.asgi import JsonResponse, get_grant
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.devices import REMEMBERED_SECONDS, describe_browser, read_cookie, set_cookie
@@ -35,6 +38,8 @@ BODY_TIMEOUT = 30.0
 """Seconds within which a request body must arrive."""
 MAX_CONCURRENT = 64
 """Maximum number of concurrent HTTP turns per token."""
+FIRST_OUTPUT_TIMEOUT = 2.0
+"""Seconds to wait before a stream starts. Failures within it set the HTTP status, later ones end the stream."""
 _MAX_HEADER = 200
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -196,6 +201,34 @@ def when_busy(request: Request) -> WhenBusy:
 def on_disconnect(request: Request) -> OnDisconnect:
     """Read from the headers whether a stored turn continues after its client disconnects."""
     return cast(OnDisconnect, _one_of(request, "x-atlas-on-disconnect", get_args(OnDisconnect)))
+
+
+def waits_for_approvals(request: Request) -> bool:
+    """Read from the headers whether the turn waits for approvals, or is refused what requires one."""
+    return _one_of(request, "x-atlas-approvals", ("refuse", "wait")) == "wait"
+
+
+async def wait_for_output(stream: AtlasStream, hub: Hub) -> None:
+    """Wait until a turn produces output, for a limited time; raise if it fails first."""
+    try:
+        async with asyncio.timeout(FIRST_OUTPUT_TIMEOUT):
+            async for event in stream:
+                if isinstance(event, StreamChunk | ToolCalled):
+                    return
+            await wait_for_reply(stream, hub)
+    except TimeoutError:
+        pass
+
+
+async def wait_for_reply(stream: AtlasStream, hub: Hub) -> Message:
+    """Return the reply of a turn, or raise why it has none."""
+    try:
+        return await stream.reply()
+    except Exception as failure:
+        if hub.stopping:
+            wait = hub.retry_after_ms / 1000
+            raise HTTPError(503, "unavailable", "the gateway is shutting down", retry_after=wait) from failure
+        raise
 
 
 def short_header(request: Request, name: str) -> str:

@@ -1,6 +1,5 @@
-"""OpenAI-compatible endpoints `/v1/models` and `/v1/chat/completions`."""
+"""OpenAI-compatible endpoints: the routes below `/v1`, models and chat completions."""
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, aclosing
@@ -24,11 +23,10 @@ from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.http_errors import HTTPError, bad_request, to_http_error
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.openai import schema
+from atlas_agents.gateway.openai.responses import ResponsesEndpoint
 
 _SEPARATOR = "\n\n"
 _FINISH_REASONS: dict[object, schema.FinishReason] = {"length": "length", "refusal": "content_filter"}
-FIRST_OUTPUT_TIMEOUT = 2.0
-"""Seconds to wait before the response starts. Failures within it set the HTTP status, later ones end the stream."""
 _DONE = http_api.sse_event(b"[DONE]")
 _WITHDRAWN = "the model restarted its answer after part of it was sent; retry the request, or retry without stream"
 _PREFIX = "atlas/"
@@ -95,16 +93,14 @@ async def start(
     conversation and nothing is stored.
     """
     session = http_api.short_header(request, "x-atlas-session") or body.user or ""
-    asks = request.headers.get("x-atlas-approvals", "refuse").strip().lower()
-    if asks not in ("refuse", "wait"):
-        raise bad_request("invalid x-atlas-approvals: expected 'refuse' or 'wait'", "x-atlas-approvals")
-    if asks == "wait" and not session:
+    asks = http_api.waits_for_approvals(request)
+    if asks and not session:
         raise bad_request(
             "x-atlas-approvals 'wait' requires a session: send the header X-Atlas-Session", "x-atlas-approvals"
         )
     if problem := grant.check_service_tier(body.service_tier):
         raise bad_request(problem, "service_tier")
-    options = TurnOptions(output=schema.output_of(body), asks=asks == "wait", requested=schema.settings_of(body))
+    options = TurnOptions(output=schema.output_of(body), asks=asks, requested=schema.settings_of(body))
     user = grant.principal.id
     if session:
         _, stream = await hub.submit_turn(
@@ -152,14 +148,7 @@ class CompletionTurn:
 
     async def wait_for_output(self) -> None:
         """Wait until the turn produces output; raise if it fails first."""
-        try:
-            async with asyncio.timeout(FIRST_OUTPUT_TIMEOUT):
-                async for event in self._stream:
-                    if isinstance(event, StreamChunk | ToolCalled):
-                        return
-                await self._reply()
-        except TimeoutError:
-            pass
+        await http_api.wait_for_output(self._stream, self._hub)
 
     async def stream_events(self) -> AsyncGenerator[bytes, None]:
         """Yield the answer as server-sent events; a failure is the last event."""
@@ -200,13 +189,7 @@ class CompletionTurn:
             raise HTTPError(502, "answer_withdrawn", _WITHDRAWN)
 
     async def _reply(self) -> Message:
-        try:
-            return await self._stream.reply()
-        except Exception as failure:
-            if self._hub.stopping:
-                wait = self._hub.retry_after_ms / 1000
-                raise HTTPError(503, "unavailable", "the gateway is shutting down", retry_after=wait) from failure
-            raise
+        return await http_api.wait_for_reply(self._stream, self._hub)
 
     def _validated(self, reply: Message, wanted: dict[str, Any]) -> str:
         value = self._stream.output
@@ -225,10 +208,16 @@ class CompletionTurn:
 def openai_routes(hub: Hub) -> Sequence[BaseRoute]:
     """Return the routes of the OpenAI-compatible API."""
     endpoints = _Endpoints(hub)
+    responses = endpoints.responses
     table = (
         ("/v1/models", endpoints.models, ["GET"]),
         ("/v1/models/{id:path}", endpoints.model, ["GET"]),
         ("/v1/chat/completions", endpoints.complete, ["POST"]),
+        ("/v1/responses", responses.create, ["POST"]),
+        ("/v1/responses/{id}", responses.retrieve, ["GET"]),
+        ("/v1/responses/{id}", responses.delete, ["DELETE"]),
+        ("/v1/responses/{id}/cancel", responses.cancel, ["POST"]),
+        ("/v1/responses/{id}/input_items", responses.list_input, ["GET"]),
         ("/v1/{rest:path}", endpoints.unknown, ["GET", "POST", "PUT", "PATCH", "DELETE"]),
     )
     return [
@@ -241,6 +230,7 @@ class _Endpoints:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._limiter = http_api.ConcurrencyLimiter(hub)
+        self.responses = ResponsesEndpoint(hub, self._limiter, self._agent)
 
     async def models(self, request: Request) -> Response:
         http_api.authorize(request, "read")

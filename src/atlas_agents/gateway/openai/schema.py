@@ -1,6 +1,7 @@
-"""Types of OpenAI's chat completions API, and their conversion to core messages and turn options."""
+"""Types of OpenAI's chat completions, responses and embeddings APIs; conversion to core messages and turn options."""
 
 import re
+from collections.abc import Collection, Sequence
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
@@ -110,6 +111,143 @@ class CompletionRequest(msgspec.Struct, frozen=True):
     user: Annotated[str, Meta(max_length=200)] | None = None
 
 
+class ItemPart(msgspec.Struct, frozen=True):
+    """A part of an input item's content; `type` determines which other field is set."""
+
+    type: str
+    text: str = ""
+    refusal: str = ""
+    image_url: str | None = None
+    file_data: str | None = None
+    filename: str | None = None
+
+
+class InputItem(msgspec.Struct, frozen=True):
+    """An item of `input` of `/v1/responses`; `type` determines which other fields are set."""
+
+    type: str = "message"
+    id: str | None = None
+    role: Literal["system", "developer", "user", "assistant"] | None = None
+    content: str | list[ItemPart] | None = None
+    call_id: str = ""
+    name: str = ""
+    arguments: str = ""
+    output: str | list[ItemPart] | None = None
+
+
+class Reasoning(msgspec.Struct, frozen=True):
+    effort: Effort | None = None
+    summary: str | None = None
+
+
+class TextFormat(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The requested form of the answer. `schema` is a JSON schema, for the type `json_schema`."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema: dict[str, Any] | None = None
+    strict: bool | None = None
+    description: str | None = None
+
+
+class TextConfig(msgspec.Struct, frozen=True):
+    format: TextFormat = TextFormat("text")
+    verbosity: str | None = None
+
+
+class ConversationRef(msgspec.Struct, frozen=True):
+    """The session that a response belongs to."""
+
+    id: Annotated[str, Meta(min_length=1, max_length=200)]
+
+
+Includable: TypeAlias = Literal[
+    "file_search_call.results",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "message.input_image.image_url",
+    "computer_call_output.output.image_url",
+    "code_interpreter_call.outputs",
+    "reasoning.encrypted_content",
+    "message.output_text.logprobs",
+]
+"""What OpenAI can include in a response. Nothing of it exists here, so that all are ignored."""
+
+
+class ResponseRequest(msgspec.Struct, frozen=True):
+    """Request body of `/v1/responses`."""
+
+    model: str
+    input: str | Annotated[list[InputItem], Meta(min_length=1)]
+    instructions: str | None = None
+    previous_response_id: str | None = None
+    conversation: ConversationRef | Annotated[str, Meta(min_length=1, max_length=200)] | None = None
+    stream: bool | None = None
+    store: bool | None = None
+    background: bool | None = None
+    text: TextConfig | None = None
+    tools: list[Any] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = None
+    max_output_tokens: Tokens | None = None
+    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Meta(ge=0, le=1)] | None = None
+    reasoning: Reasoning | None = None
+    service_tier: Annotated[str, Meta(max_length=40)] | None = None
+    truncation: Literal["auto", "disabled"] | None = None
+    include: list[Includable] | None = None
+    prompt: dict[str, Any] | None = None
+    metadata: Annotated[dict[str, Annotated[str, Meta(max_length=512)]], Meta(max_length=16)] | None = None
+    safety_identifier: Annotated[str, Meta(max_length=200)] | None = None
+    prompt_cache_key: Annotated[str, Meta(max_length=200)] | None = None
+
+
+class OutputText(msgspec.Struct, frozen=True, tag="output_text"):
+    text: str
+    annotations: tuple[()] = ()
+    logprobs: tuple[()] = ()
+
+
+class OutputRefusal(msgspec.Struct, frozen=True, tag="refusal"):
+    """Says that the model refused, and why."""
+
+    refusal: str
+
+
+ItemStatus: TypeAlias = Literal["in_progress", "completed", "incomplete", "failed"]
+
+
+class MessageItem(msgspec.Struct, frozen=True, tag="message"):
+    """A message of the agent."""
+
+    id: str
+    content: tuple[OutputText | OutputRefusal, ...]
+    status: ItemStatus = "in_progress"
+    role: Literal["assistant"] = "assistant"
+
+
+class CallFailure(msgspec.Struct, frozen=True, tag="mcp_tool_execution_error"):
+    content: str
+
+
+class CallItem(msgspec.Struct, frozen=True, tag="mcp_call"):
+    """A call of a tool of the agent, which ran in the gateway."""
+
+    id: str
+    name: str
+    arguments: str
+    output: str | None = None
+    error: CallFailure | None = None
+    status: ItemStatus = "in_progress"
+    server_label: Literal["atlas"] = "atlas"
+    approval_request_id: None = None
+
+
+OutputItem: TypeAlias = MessageItem | CallItem
+ResponseStatus: TypeAlias = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
+
+
 class InputDetails(msgspec.Struct, frozen=True):
     cached_tokens: int
     cache_write_tokens: int
@@ -117,6 +255,117 @@ class InputDetails(msgspec.Struct, frozen=True):
 
 class OutputDetails(msgspec.Struct, frozen=True):
     reasoning_tokens: int
+
+
+class ResponseUsage(msgspec.Struct, frozen=True):
+    input_tokens: int
+    output_tokens: int
+    total_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens_details: OutputDetails
+
+
+class ResponseError(msgspec.Struct, frozen=True):
+    code: str
+    message: str
+
+
+class IncompleteDetails(msgspec.Struct, frozen=True):
+    reason: Literal["max_output_tokens"] = "max_output_tokens"
+
+
+class ResponseObject(msgspec.Struct, frozen=True):
+    """A response. All keys are always there."""
+
+    id: str
+    created_at: int
+    model: str
+    status: ResponseStatus = "in_progress"
+    output: tuple[OutputItem, ...] = ()
+    completed_at: int | None = None
+    error: ResponseError | None = None
+    incomplete_details: IncompleteDetails | None = None
+    usage: ResponseUsage | None = None
+    previous_response_id: str | None = None
+    conversation: ConversationRef | None = None
+    instructions: str | None = None
+    store: bool = True
+    background: bool = False
+    text: TextConfig = TextConfig()
+    tools: tuple[Any, ...] = ()
+    tool_choice: str | dict[str, Any] = "auto"
+    parallel_tool_calls: bool = True
+    max_tool_calls: int | None = None
+    max_output_tokens: int | None = None
+    temperature: float = 1.0
+    top_p: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    top_logprobs: int = 0
+    truncation: Literal["auto", "disabled"] = "disabled"
+    reasoning: Reasoning = Reasoning()
+    service_tier: str = "default"
+    metadata: dict[str, str] = {}
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    object: Literal["response"] = "response"
+
+
+class DeletedResponse(msgspec.Struct, frozen=True):
+    id: str
+    object: Literal["response"] = "response"
+    deleted: Literal[True] = True
+
+
+class InputText(msgspec.Struct, frozen=True, tag="input_text"):
+    text: str
+
+
+class InputImage(msgspec.Struct, frozen=True, tag="input_image"):
+    image_url: str
+    detail: Literal["auto"] = "auto"
+
+
+class InputFile(msgspec.Struct, frozen=True, tag="input_file"):
+    filename: str
+    file_data: str
+
+
+class StoredInput(msgspec.Struct, frozen=True, tag="message"):
+    """An item of the input of a response, as it is stored."""
+
+    id: str
+    role: Literal["system", "user", "assistant"]
+    content: tuple[InputText | InputImage | InputFile | OutputText, ...]
+    status: Literal["completed"] = "completed"
+
+
+class StoredCall(msgspec.Struct, frozen=True, tag="function_call"):
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: Literal["completed"] = "completed"
+
+
+class StoredCallOutput(msgspec.Struct, frozen=True, tag="function_call_output"):
+    id: str
+    call_id: str
+    output: str
+    status: Literal["completed"] = "completed"
+
+
+StoredItem: TypeAlias = StoredInput | StoredCall | StoredCallOutput
+
+
+class StoredItems(msgspec.Struct, frozen=True):
+    """A page of the input items of a response."""
+
+    data: tuple[StoredItem, ...]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: Literal["list"] = "list"
 
 
 class OpenAIUsage(msgspec.Struct, frozen=True):
@@ -197,15 +446,20 @@ def check_supported(body: CompletionRequest) -> None:
     """Refuse parameters that are not supported instead of ignoring them."""
     if body.n is not None and body.n != 1:
         raise bad_request("unsupported value of n: expected 1", "n", "unsupported_value")
-    for name, value in (("tools", body.tools), ("functions", body.functions)):
+    refuse_parameters(tools=body.tools, functions=body.functions)
+    if body.messages[-1].role != "user":
+        raise bad_request("the last message must have the role 'user'", "messages")
+
+
+def refuse_parameters(**given: Any) -> None:
+    """Refuse a request that has one of these parameters, which bring the client's own tools."""
+    for name, value in given.items():
         if value:
             raise bad_request(
                 f"{name} is not supported: agents use their own tools, which run in the gateway",
                 name,
                 "unsupported_parameter",
             )
-    if body.messages[-1].role != "user":
-        raise bad_request("the last message must have the role 'user'", "messages")
 
 
 def settings_of(body: CompletionRequest) -> ModelSettings | None:
@@ -234,41 +488,144 @@ def output_of(body: CompletionRequest) -> dict[str, Any] | None:
     schema = requested.json_schema.schema if requested.json_schema else None
     if schema is None:
         raise bad_request("invalid response_format: expected json_schema with a schema", "response_format")
+    return _checked(schema, "response_format")
+
+
+def _checked(schema: dict[str, Any], where: str) -> dict[str, Any]:
+    """Return a JSON schema for structured output; HTTPError if it cannot be used."""
     try:
         Output(schema)
     except ConfigError as error:
-        raise bad_request(str(error), "response_format") from error
+        raise bad_request(str(error), where) from error
     return schema
 
 
-def to_messages(messages: list[OpenAIMessage]) -> list[Message]:
-    """Convert the messages to core messages. Consecutive tool results become one message."""
+def response_settings(body: ResponseRequest) -> ModelSettings | None:
+    """Return the model settings that a request for a response asks for; None if it has none."""
+    requested = ModelSettings(
+        temperature=body.temperature,
+        top_p=body.top_p or None,
+        max_tokens=body.max_output_tokens,
+        service_tier=body.service_tier,
+        parallel_tool_calls=body.parallel_tool_calls,
+        effort=body.reasoning.effort if body.reasoning else None,
+    )
+    return None if requested == DEFAULT_SETTINGS else requested
+
+
+def response_output(text: TextConfig) -> dict[str, Any] | None:
+    """Return the JSON schema of `text.format`; None for free text."""
+    if text.format.type == "text":
+        return None
+    if text.format.type == "json_object":
+        return _ANY_OBJECT
+    if text.format.schema is None:
+        raise bad_request("invalid text.format: expected a schema", "text.format.schema")
+    return _checked(text.format.schema, "text.format.schema")
+
+
+def items_to_messages(items: Sequence[InputItem], known: Collection[str]) -> tuple[list[OpenAIMessage], list[str]]:
+    """Convert input items to messages of chat completions; return them with the place of each in the request.
+
+    Items of `known` runs are left out: the session has them. So is reasoning, which only its own vendor can read.
+    """
+    messages: list[OpenAIMessage] = []
+    places: list[str] = []
+    for index, item in enumerate(items):
+        place = f"input[{index}]"
+        if run_of_item(item.id or "") in known or item.type == "reasoning":
+            continue
+        for message in _item_messages(item, place):
+            if message.tool_calls and messages and messages[-1].tool_calls:  # calls of one reply
+                messages[-1].tool_calls.extend(message.tool_calls)
+                continue
+            messages.append(message)
+            places.append(place)
+    return messages, places
+
+
+def run_of_item(id: str) -> str:
+    """Return the run in the id of an item that a response contained; empty if it is another id."""
+    kind, _, rest = id.partition("_")
+    return rest.rpartition("_")[0] if kind in ("msg", "mcp") else ""
+
+
+def _item_messages(item: InputItem, place: str) -> list[OpenAIMessage]:
+    match item.type:
+        case "message" if item.role is not None:
+            return [OpenAIMessage(item.role, _item_content(item.content, f"{place}.content"))]
+        case "function_call" | "mcp_call":
+            id = item.call_id or item.id or place
+            call = OpenAIMessage("assistant", tool_calls=[Call(id, Function(item.name, item.arguments))])
+            result = OpenAIMessage("tool", _item_content(item.output, f"{place}.output"), tool_call_id=id)
+            return [call] if item.type == "function_call" else [call, result]
+        case "function_call_output":
+            return [OpenAIMessage("tool", _item_content(item.output, f"{place}.output"), tool_call_id=item.call_id)]
+        case "message":
+            raise bad_request("a message requires a role", f"{place}.role")
+        case "item_reference":
+            raise bad_request(
+                f"unknown item {item.id!r}: name the response it belongs to as previous_response_id", f"{place}.id"
+            )
+        case _:
+            raise bad_request(f"unsupported item type {item.type!r}", f"{place}.type", "unsupported_value")
+
+
+def _item_content(content: str | list[ItemPart] | None, place: str) -> str | list[ContentPart]:
+    """Convert the content of an item to that of a message of chat completions."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    found: list[ContentPart] = []
+    for index, part in enumerate(content):
+        match part.type:
+            case "input_text" | "output_text" | "text":
+                found.append(ContentPart("text", text=part.text))
+            case "refusal":
+                found.append(ContentPart("refusal", refusal=part.refusal))
+            case "input_image" if part.image_url:
+                found.append(ContentPart("image_url", image_url=ImageAddress(part.image_url)))
+            case "input_file" if part.file_data:
+                found.append(ContentPart("file", file=FileContent(part.filename or "file", part.file_data)))
+            case "input_image" | "input_file":
+                needed = "image_url" if part.type == "input_image" else "file_data with a data: URL"
+                raise bad_request(f"unsupported {part.type}: expected {needed}", f"{place}[{index}]")
+            case _:
+                raise bad_request(f"unsupported content type {part.type!r}", f"{place}[{index}]", "unsupported_value")
+    return found
+
+
+def to_messages(messages: list[OpenAIMessage], places: list[str] | None = None) -> list[Message]:
+    """Convert the messages to core messages. Consecutive tool results become one message.
+
+    `places` names each message in errors.
+    """
     found: list[Message] = []
     results: list[ToolResult] = []
     for index, message in enumerate(messages):
+        place = places[index] if places else f"messages[{index}]"
         if message.role == "tool":
-            text = "".join([part.text for part in _parts(message, index) if isinstance(part, Text)])
+            text = "".join([part.text for part in _parts(message, place) if isinstance(part, Text)])
             results.append(ToolResult(message.tool_call_id, "ok", text, untrusted="client: tool result"))
             continue
         if results:
             found.append(tool(*results))
             results = []
-        found.append(to_message(message, index))
+        found.append(to_message(message, place))
     return [*found, tool(*results)] if results else found
 
 
-def to_prompt(messages: list[OpenAIMessage]) -> Message:
+def to_prompt(messages: list[OpenAIMessage], places: list[str] | None = None) -> Message:
     """Convert the last message, which starts the turn."""
-    last = len(messages) - 1
-    message = to_message(messages[last], last)
+    place = places[-1] if places else f"messages[{len(messages) - 1}]"
+    message = to_message(messages[-1], place)
     if message.is_blank:
-        raise bad_request(f"messages[{last}] is empty", f"messages[{last}].content")
+        raise bad_request(f"{place} is empty", f"{place}.content")
     return message
 
 
-def to_message(message: OpenAIMessage, index: int) -> Message:
+def to_message(message: OpenAIMessage, place: str) -> Message:
     """Convert one message that is not a tool result."""
-    parts = _parts(message, index)
+    parts = _parts(message, place)
     match message.role:
         case "assistant":
             # The gateway has not stored this answer, so it does not know what the answer is based on.
@@ -276,16 +633,16 @@ def to_message(message: OpenAIMessage, index: int) -> Message:
             return assistant(*parts, *[_call(call) for call in message.tool_calls or ()], **sources)
         case "user":
             if not parts:
-                raise bad_request(f"messages[{index}] is empty", f"messages[{index}].content")
+                raise bad_request(f"{place} is empty", f"{place}.content")
             return user_message(*parts)
         case _:
             return system(*parts)
 
 
-def _parts(message: OpenAIMessage, index: int) -> list[Part]:
+def _parts(message: OpenAIMessage, place: str) -> list[Part]:
     if message.content is None or isinstance(message.content, str):
         return [Text(clean(message.content))] if message.content else []
-    return [_part(part, f"messages[{index}].content[{at}]") for at, part in enumerate(message.content)]
+    return [_part(part, f"{place}.content[{at}]") for at, part in enumerate(message.content)]
 
 
 def _part(part: ContentPart, where: str) -> Part:
