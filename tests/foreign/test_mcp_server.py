@@ -99,6 +99,10 @@ async def serve(home: Path, services: GatewayServices | None = None, **more: Any
         yield gateway
 
 
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
 def main_token(gateway: Gateway) -> str:
     return gateway.hub.tokens.main.reveal()
 
@@ -376,6 +380,24 @@ async def test_unauthorized_request_is_rejected(headers: dict[str, str], status:
             async with http.request(method, url, json=BODY, headers={**ACCEPT, **headers}) as answer:
                 assert answer.status == status, (method, await answer.text())
         assert ran == [] and not await gateway.hub.store.audit("default")
+
+
+async def test_refusals_name_the_metadata_of_the_resource(tmp_path: Path) -> None:
+    async with serve(tmp_path) as gateway, aiohttp.ClientSession() as http:
+        base = f"http://127.0.0.1:{gateway.port}"
+        for headers, status in (({}, 401), ({"Authorization": "Bearer wrong-0123456789"}, 401), (bearer(READER), 403)):
+            for path in ("/mcp", "/mcp/poet"):
+                async with http.post(base + path, json=BODY, headers={**ACCEPT, **headers}) as answer:
+                    challenge = answer.headers["WWW-Authenticate"]
+                assert answer.status == status and 'scope="read write"' in challenge
+                assert ('error="insufficient_scope"' in challenge) == (status == 403)
+                (address,) = re.findall('resource_metadata="(.*?)"', challenge)
+                async with http.get(address) as answer:
+                    metadata = await answer.json()
+                assert metadata["resource"] == base + path and "write" in metadata["scopes_supported"]
+        proxied = {"X-Forwarded-Proto": "https"}
+        async with http.get(f"{base}/.well-known/oauth-protected-resource", headers=proxied) as answer:
+            assert (await answer.json())["resource"] == f"https://127.0.0.1:{gateway.port}/mcp"
 
 
 async def test_session_header_grants_nothing(tmp_path: Path) -> None:

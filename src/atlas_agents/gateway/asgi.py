@@ -190,7 +190,7 @@ class App:
         if scope["type"] == "http":
             headers += auth.cors_headers(self._authenticator.origin_policy.allowed_origin(scope), scope)
         if code == 401:
-            headers.append((b"www-authenticate", b"Bearer"))
+            headers.append((b"www-authenticate", auth.bearer_challenge(scope).encode("latin-1")))
         if retry_after:
             headers.append((b"retry-after", b"%d" % max(1, round(retry_after))))
         kind = "websocket.http.response" if scope["type"] == "websocket" else "http.response"

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias, get_args
+from urllib.parse import quote
 
 import msgspec
 
@@ -41,6 +42,11 @@ _MAX_COUNTED = 20_000
 _TOKEN_PREFIX = 8
 CORS_PATHS = ("/v1/", "/ag-ui/")
 """Paths that allowed cross-site origins may request."""
+MCP_PATH = "/mcp"
+METADATA_PATH = "/.well-known/oauth-protected-resource"
+"""Path of the OAuth metadata of a resource, before the path of the resource itself (RFC 9728)."""
+MCP_SCOPES: tuple[Scope, ...] = ("read", "write")
+"""Scopes that an MCP client needs."""
 _HEADER_NAMES = re.compile(rb"[a-z0-9, -]{1,2000}", re.IGNORECASE)
 _METHODS = b"GET, POST"
 _PLAIN_TIERS = ("auto", "default", "flex", "standard_only")
@@ -468,6 +474,27 @@ def _network(address: str) -> str:
     if found.version == 6 and found.ipv4_mapped is None and not found.is_loopback:
         return str(ipaddress.ip_network((found, 64), strict=False))
     return str(found)
+
+
+def external_url(scope: Any, path: str) -> str:
+    """Return an absolute URL under the address that the client used. Behind a proxy with TLS, that is an https one."""
+    headers = dict(scope["headers"])
+    forwarded = headers.get(b"x-forwarded-proto", b"").decode("latin-1")
+    scheme = forwarded if forwarded in _PORTS else scope.get("scheme", "http")
+    return f"{scheme}://{headers.get(b'host', b'').decode('latin-1')}{quote(path)}"
+
+
+def bearer_challenge(scope: Any, needed: Iterable[Scope] = MCP_SCOPES, error: str = "") -> str:
+    """Return the `WWW-Authenticate` header of a refusal. For MCP clients it names the resource metadata (RFC 9728)."""
+    path = scope["path"]
+    if path != MCP_PATH and not path.startswith(f"{MCP_PATH}/"):
+        return "Bearer"
+    fields = {
+        **({"error": error} if error else {}),
+        "resource_metadata": external_url(scope, METADATA_PATH + path),
+        "scope": " ".join(needed),
+    }
+    return "Bearer " + ", ".join([f'{name}="{value}"' for name, value in fields.items()])
 
 
 class TrustedProxies:

@@ -15,8 +15,8 @@ from starlette.routing import BaseRoute, Route
 
 from atlas_agents.core import install_command
 from atlas_agents.core.aio import BackgroundTasks
-from atlas_agents.gateway.asgi import Receive, Send
-from atlas_agents.gateway.auth import Grant
+from atlas_agents.gateway.asgi import JsonResponse, Receive, Send
+from atlas_agents.gateway.auth import ALL, MCP_PATH, METADATA_PATH, Grant, bearer_challenge, external_url
 from atlas_agents.gateway.http_api import MAX_CONCURRENT, authorize
 from atlas_agents.gateway.http_errors import HTTPError, to_http_error
 from atlas_agents.gateway.hub import Hub
@@ -24,7 +24,7 @@ from atlas_agents.gateway.hub import Hub
 if TYPE_CHECKING:
     from atlas_agents.gateway.mcp.server import McpProtocolServer
 
-PATHS = ("/mcp", "/mcp/{agent_id:path}")
+PATHS = (MCP_PATH, MCP_PATH + "/{agent_id:path}")
 _METHODS = ["GET", "POST", "DELETE"]
 _SERVER_MODULE = "atlas_agents.gateway.mcp.server"
 _START_TIMEOUT = 60.0
@@ -41,7 +41,8 @@ class McpMount:
         self._in_progress: Counter[str] = Counter()
 
     def routes(self) -> Sequence[BaseRoute]:
-        return [Route(path, _Endpoint(self), methods=_METHODS) for path in PATHS]
+        metadata = [Route(METADATA_PATH + path, _describe_resource, methods=["GET"]) for path in ("", *PATHS)]
+        return [*(Route(path, _Endpoint(self), methods=_METHODS) for path in PATHS), *metadata]
 
     async def handle(self, scope: Any, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -51,7 +52,11 @@ class McpMount:
             server = await self._start_server()
         except Exception as failure:  # noqa: BLE001 - every exception becomes an error response
             error = to_http_error(failure, self._hub.atlas.hide)
-            await Response(error.body, error.status, error.headers, "application/json")(scope, receive, send)
+            headers = error.headers
+            if error.status in (401, 403):
+                code = error.code if error.status == 403 else ""
+                headers = {**headers, "WWW-Authenticate": bearer_challenge(scope, error=code)}
+            await Response(error.body, error.status, headers, "application/json")(scope, receive, send)
             return
         self._in_progress[grant.principal.id] += 1
         try:
@@ -88,6 +93,20 @@ class McpMount:
                 await asyncio.wait_for(ready.wait(), _START_TIMEOUT)
                 self._server = server
             return self._server
+
+
+async def _describe_resource(request: Request) -> Response:
+    """Return the OAuth metadata of an MCP endpoint. It names no authorization server, because there is none."""
+    resource = request.url.path.removeprefix(METADATA_PATH) or MCP_PATH
+    return JsonResponse(
+        {
+            "resource": external_url(request.scope, resource),
+            "resource_name": "Atlas Agents",
+            "scopes_supported": [scope for scope in ALL if scope != "admin"],
+            "bearer_methods_supported": ["header"],
+        },
+        headers={"Cache-Control": "no-store"},
+    )
 
 
 class _Endpoint:

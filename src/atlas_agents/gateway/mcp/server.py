@@ -16,11 +16,12 @@ from mcp.server.lowlevel import Server
 from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.shared.exceptions import MCPError
+from starlette.responses import Response
 
 from atlas_agents.agents.agent import Agent
 from atlas_agents.core.errors import AtlasError
 from atlas_agents.gateway.asgi import Receive, Send
-from atlas_agents.gateway.auth import Grant
+from atlas_agents.gateway.auth import Grant, bearer_challenge
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.mcp.calls import (
     CallClient,
@@ -91,8 +92,12 @@ class McpProtocolServer:
         scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=grant.principal.id, scopes=[]))
         gone = scope["state"][_GONE] = asyncio.Event()
         session = _find_header(scope["headers"], _SESSION_HEADER)
-        body = await _read_messages(receive, self._hub.settings.max_frame) if not session else []
-        opens = scope["method"] == "POST" and _is_initialize(body)
+        body = await _read_messages(receive, self._hub.settings.max_frame) if scope["method"] == "POST" else []
+        request = _read_request(body)
+        if request.method == "tools/call" and not grant.allows("write"):
+            await _refuse_scope(request, scope, receive, send)
+            return
+        opens = request.method == "initialize" and not session
 
         async def watch_disconnect() -> Any:
             message = body.pop(0) if body else await receive()
@@ -277,15 +282,23 @@ async def _read_messages(receive: Receive, limit: int) -> list[Any]:
     return found
 
 
-def _is_initialize(messages: list[Any]) -> bool:
-    content = b"".join([each.get("body", b"") for each in messages])
-    if b'"initialize"' not in content:
-        return False
-    try:
-        return msgspec.json.decode(content, type=_Method).method == "initialize"
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return False
+class _Request(msgspec.Struct, frozen=True):
+    """The fields of a JSON-RPC request that decide how it is served."""
 
-
-class _Method(msgspec.Struct, frozen=True):
     method: str = ""
+    id: str | int | None = None
+
+
+def _read_request(messages: list[Any]) -> _Request:
+    try:
+        return msgspec.json.decode(b"".join([each.get("body", b"") for each in messages]), type=_Request)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return _Request()
+
+
+async def _refuse_scope(request: _Request, scope: Any, receive: Receive, send: Send) -> None:
+    """Refuse a call of a token without the scope `write`, so that an OAuth client can request it."""
+    error = types.ErrorData(code=types.INVALID_PARAMS, message="this token lacks the scope write")
+    body = types.JSONRPCError(jsonrpc="2.0", id=request.id, error=error).model_dump_json(by_alias=True)
+    headers = {"WWW-Authenticate": bearer_challenge(scope, error="insufficient_scope")}
+    await Response(body, 403, headers, "application/json")(scope, receive, send)
