@@ -85,7 +85,8 @@ class OAuthServer:
     async def _authorize(self, request: web.Request) -> web.Response:
         query = request.query
         redirect = query.get("redirect_uri", "")
-        if redirect not in self.clients.get(query.get("client_id", ""), ()):
+        known = self.clients.get(query.get("client_id", ""), [])
+        if redirect not in known and f"http://127.0.0.1:*{urlsplit(redirect).path}" not in known:
             return self._refuse("invalid_request", "unknown client or redirect URI")
         wanted = (query.get("response_type"), query.get("code_challenge_method"), query.get("resource"))
         if wanted != ("code", "S256", f"{self.url}/mcp") or not query.get("code_challenge") or not query.get("state"):

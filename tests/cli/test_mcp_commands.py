@@ -26,6 +26,10 @@ def test_url_after_the_name_is_recognised(home: Home) -> None:
     assert json.loads(file.read_text()) == {"mcpServers": {"docs": {"url": "https://docs.example/mcp"}}}
     both = home.run("mcp", "add", "more", "https://docs.example/mcp", "--verbose")
     assert both.returncode == 2
+    oauth = ("--client-id", "atlas", "--client-secret", "TRACKER_SECRET", "--callback-port", "8123")
+    assert home.run("mcp", "add", "tracker", "https://tracker.example/mcp", *oauth).returncode == 0
+    expected = {"clientId": "atlas", "clientSecret": "${TRACKER_SECRET}", "callbackPort": 8123}
+    assert json.loads(file.read_text())["mcpServers"]["tracker"]["oauth"] == expected
     twice = home.run("mcp", "add", "more", "https://docs.example/mcp", "--url", "https://a.example/")
     assert twice.returncode == 2 and "unexpected --url after the URL https://docs.example/mcp" in twice.stderr
     assert "more" not in file.read_text()
@@ -147,6 +151,11 @@ def test_mistake_is_reported_in_one_line(home: Home) -> None:
         (("add", "s"), "atlas mcp add s -- COMMAND, or --url URL"),
         (("add", "a/b", "--", "x"), "'a/b'"),
         (("add", "s", "--url", "ftp://x"), "must start with https://"),
+        (("add", "s", "--url", "https://x", "--callback-port", "1"), "--callback-port need --client-id"),
+        (
+            ("add", "s", "--url", "https://x", "--client-id", "i", "--client-secret", "s3cret"),
+            "expected the name of a variable",
+        ),
         (("add", "s", "--env", "novalue", "--", "x"), "expected NAME=VALUE"),
         (("approve", "none"), "server not found: 'none'"),
     ):

@@ -46,6 +46,24 @@ def test_missing_file_means_no_servers(tmp_path: Path) -> None:
         ('{"mcpServers": {"a": {"url": "https://x", "type": "sse"}}}', "mcpServers.a.type: unsupported type 'sse'"),
         ('{"mcpServers": {"a": {"command": "x", "timeout": 0}}}', "mcpServers.a.timeout: expected 1 to 3600 seconds"),
         ('{"mcpServers": {"a": {"command": "x", "env": {"A": 1}}}}', "mcpServers.a.env"),
+        ('{"mcpServers": {"a": {"command": "x", "oauth": {"clientId": "i"}}}}', "mcpServers.a.oauth: applies to a url"),
+        (
+            '{"mcpServers": {"a": {"url": "https://x", "oauth": {}}}}',
+            "mcpServers.a.oauth: Object missing required field",
+        ),
+        ('{"mcpServers": {"a": {"url": "https://x", "oauth": {"clientId": ""}}}}', "a.oauth.clientId: expected the id"),
+        (
+            '{"mcpServers": {"a": {"url": "https://x", "oauth": {"clientId": "i", "clientSecret": "s3cret"}}}}',
+            "mcpServers.a.oauth.clientSecret: expected a variable such as ${NAME}; set the secret in the environment",
+        ),
+        (
+            '{"mcpServers": {"a": {"url": "https://x", "oauth": {"clientId": "i", "callbackPort": 70000}}}}',
+            "mcpServers.a.oauth.callbackPort: expected a port number, got 70000",
+        ),
+        (
+            '{"mcpServers": {"a": {"url": "https://x", "headers": {"authorization": ""}, "oauth": {"clientId": "i"}}}}',
+            "mcpServers.a: expected either oauth or the header Authorization",
+        ),
         (" " * (MAX_SIZE + 1), "exceeds 256 KiB"),
     ],
 )

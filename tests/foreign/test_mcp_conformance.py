@@ -183,7 +183,7 @@ class ClientServer:
 
     async def _use(self, url: str) -> None:
         (server,) = read_servers(write_config(self._folder, s={"url": url, "timeout": 120})).values()
-        async with interactive_login("s", url, self._folder, self._show) as auth:
+        async with interactive_login("s", server.entry, self._folder, self._show) as auth:
             connection = McpConnection(server, Environment({}, dotenv=None), self._folder, auth=auth)
             try:
                 for each in await connection.tools():

@@ -3,10 +3,12 @@
 import asyncio
 import os
 import re
+import socket
 import stat
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import pytest
 from mcp.shared.auth import OAuthToken
 from mcp_workspace import write_config
@@ -20,6 +22,7 @@ from atlas_agents.testing import Environment
 from oauth_server import oauth_server
 
 SOURCE = Path(atlas_agents.__file__).parent
+SECRETS = {"TRACKER_SECRET": "a-client-secret"}
 
 
 @pytest.mark.parametrize(
@@ -70,8 +73,8 @@ async def log_in(server: ServerConfig, folder: Path) -> None:
     def show(url: str) -> None:
         opened.append(asyncio.create_task(open_page(url)))
 
-    async with interactive_login(server.name, server.entry.url, folder, show) as auth:
-        connection = McpConnection(server, Environment({}, dotenv=None), folder, auth=auth)
+    async with interactive_login(server.name, server.expanded(Environment(SECRETS, dotenv=None)), folder, show) as auth:
+        connection = McpConnection(server, Environment(SECRETS, dotenv=None), folder, auth=auth)
         try:
             await connection.tools()
         finally:
@@ -91,6 +94,40 @@ async def test_expired_token_is_renewed_after_a_restart(tmp_path: Path) -> None:
         await connection.close()
         assert tracker.grants == ["authorization_code", "refresh_token"] and tracker.refused == []
         assert (TokenStore(tmp_path, "s").read().expires_at or 0) > 1.0
+
+
+@pytest.mark.parametrize("auth", ["client_secret_basic", "client_secret_post", "none"])
+async def test_registered_client_logs_in_without_registration(auth: str, tmp_path: Path) -> None:
+    environment = Environment(SECRETS, dotenv=None)
+    async with oauth_server() as tracker:
+        tracker.registers, tracker.token_auth = False, auth
+        tracker.clients = {"atlas-at-home": ["http://127.0.0.1:*/callback"]}
+        oauth = {"clientId": "atlas-at-home"}
+        if auth != "none":
+            tracker.secrets = {"atlas-at-home": SECRETS["TRACKER_SECRET"]}
+            oauth["clientSecret"] = "${TRACKER_SECRET}"
+        (server,) = read_servers(write_config(tmp_path, s={"url": f"{tracker.url}/mcp", "oauth": oauth})).values()
+        await log_in(server, tmp_path)
+        TokenStore(tmp_path, "s").update(expires_at=1.0)
+        connection = McpConnection(server, environment, tmp_path)
+        assert [each.name for each in await connection.tools()] == ["list_issues"]
+        await connection.close()
+        assert tracker.grants == ["authorization_code", "refresh_token"] and tracker.refused == []
+        assert SECRETS["TRACKER_SECRET"] not in TokenStore(tmp_path, "s").path.read_text()
+        async with oauth_server() as other:
+            moved = msgspec.structs.replace(server.entry, url=f"{other.url}/mcp")
+            with pytest.raises(Transient, match="its client is registered with"):
+                await log_in(msgspec.structs.replace(server, entry=moved), tmp_path)
+            assert other.grants == [], "no other authorization server gets the secret"
+
+
+async def test_callback_port_that_is_taken_is_named(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        entry = {"url": "https://tracker.example/mcp", "oauth": {"clientId": "atlas", "callbackPort": port}}
+        (server,) = read_servers(write_config(tmp_path, s=entry)).values()
+        with pytest.raises(ConfigError, match=f"cannot receive the callback of the login on port {port}"):
+            await log_in(server, tmp_path)
 
 
 async def test_login_that_fails_keeps_the_tokens_of_the_last_one(tmp_path: Path) -> None:

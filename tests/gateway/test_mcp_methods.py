@@ -85,6 +85,20 @@ async def test_secret_of_a_server_is_stored_apart_and_never_returned(tmp_path: P
         assert "s3cret" not in json.dumps([conflict, server, await client.get("audit.list")])
 
 
+async def test_secret_of_an_oauth_client_is_stored_apart(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    async with serve_workspace(home) as client:
+        oauth: dict[str, Any] = {"clientId": "atlas", "clientSecret": "s3cret-value", "callbackPort": 8123}
+        entry = {"url": "https://tracker.example/mcp", "oauth": oauth}
+        added = (await client.get("mcp.put", name="tracker", entry=entry))["server"]
+        assert added["entry"]["oauth"] == {**oauth, "clientSecret": "••••"}
+        changed = {**added["entry"], "description": "Issues."}
+        await client.get("mcp.put", name="tracker", entry=changed, expectedVersion=added["version"])
+        written = json.loads((home / "workspace" / "mcp.json").read_text())["mcpServers"]["tracker"]
+        assert written["oauth"] == {**oauth, "clientSecret": "${MCP_TRACKER_CLIENT_SECRET}"}
+        assert "s3cret-value" in (home / "secrets.json").read_text()
+
+
 async def test_server_starts_only_as_shown_and_offers_only_approved_tools(tmp_path: Path) -> None:
     async with serve_workspace(tmp_path / "home") as client:
         await add_shop(client, tmp_path / "shop")

@@ -4,6 +4,7 @@ A running gateway is asked to make the changes: it audits them and applies them 
 the files of the workspace are changed.
 """
 
+import re
 import sys
 import time
 from collections.abc import AsyncGenerator
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 app = Group()
 _FILE = "mcp.json"
 _POLL_SECONDS = 0.5
+_VARIABLE_NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 Name = Annotated[str, Argument(metavar="SERVER", help="The name of the server in mcp.json.")]
 
 
@@ -259,6 +261,15 @@ def add(
         list[str] | None,
         Option(metavar="NAME=VALUE", help="An HTTP header for a URL; ${NAME} inserts a variable."),
     ] = None,
+    client_id: Annotated[
+        str | None, Option(metavar="ID", help="The id of an OAuth client that you registered for a URL.")
+    ] = None,
+    client_secret: Annotated[
+        str | None, Option(metavar="VARIABLE", help="The variable with the secret of that client.")
+    ] = None,
+    callback_port: Annotated[
+        int, Option(metavar="PORT", help="The port of its redirect URI, http://127.0.0.1:PORT/callback.")
+    ] = 0,
     network: Annotated[bool, Option("--network", help="Let the command use the network.")] = False,
     read: Annotated[
         list[str] | None, Option(metavar="FOLDER", help="A folder that the command may read. Repeatable.")
@@ -283,12 +294,25 @@ def add(
     for key, pairs in (("env", env), ("headers", header)):
         if pairs:
             entry[key] = dict(_parse_pair(pair) for pair in pairs)
+    entry |= _oauth_entry(client_id, client_secret, callback_port)
     if network:
         entry["network"] = True
     if read or write:
         entry["folders"] = {**dict.fromkeys(read or (), "read"), **({write: "write"} if write else {})}
     _add_entry(server, entry)
     print(f"Added {server} to {_FILE}. To approve its tools, run: atlas mcp approve {server}", file=sys.stderr)
+
+
+def _oauth_entry(client_id: str | None, client_secret: str | None, callback_port: int) -> dict[str, Any]:
+    """Return what an entry says about its OAuth client; the secret is referred to by its variable."""
+    if client_id is None and (client_secret or callback_port):
+        raise ConfigError("--client-secret and --callback-port need --client-id")
+    variable = (client_secret or "").removeprefix("${").removesuffix("}")
+    if variable and not _VARIABLE_NAME.fullmatch(variable):
+        raise ConfigError("--client-secret: expected the name of a variable, such as TRACKER_SECRET, not the secret")
+    secret = f"${{{variable}}}" if variable else ""
+    oauth = {"clientId": client_id, "clientSecret": secret, "callbackPort": callback_port}
+    return {"oauth": {key: value for key, value in oauth.items() if value}} if client_id is not None else {}
 
 
 def _add_entry(server: str, entry: dict[str, Any]) -> None:
@@ -378,6 +402,7 @@ def _describe_entry(server: "ServerConfig") -> str:
     lines = [reveal_invisible(entry.text)]
     lines += [f"env {reveal_invisible(key)}={reveal_invisible(value)}" for key, value in entry.env.items()]
     lines += [f"header {reveal_invisible(key)}={reveal_invisible(value)}" for key, value in entry.headers.items()]
+    lines += [f"logs in as the client {reveal_invisible(entry.oauth.client_id)}"] if entry.oauth else []
     lines += [f"in {reveal_invisible(entry.cwd)}"] if entry.cwd else []
     lines += [f"without side effects: {reveal_invisible(', '.join(entry.pure))}"] if entry.pure else []
     lines += [] if entry.confirm else ["calls need no approval, unless a policy requires it"]

@@ -409,7 +409,7 @@ class McpConnection:
                 process = await stack.enter_async_context(stdio_transport(server.name, *await self._prepare_command()))
                 streams = (process.incoming, process.outgoing)
             else:
-                auth = self._auth or StoredAuth(server.name, entry.url, TokenStore(self._folder, server.name))
+                auth = self._auth or StoredAuth(server.name, entry, TokenStore(self._folder, server.name))
                 streams = await stack.enter_async_context(http_transport(entry, auth))
             try:
                 async with asyncio.timeout(self._connect_timeout):

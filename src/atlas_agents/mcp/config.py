@@ -39,6 +39,17 @@ _PROMPT: dict[str, Any] = {
 Stamp: TypeAlias = tuple[int, ...]
 
 
+class OAuthClient(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename="camel"):
+    """An OAuth client that the owner registered with the authorization server beforehand."""
+
+    client_id: str
+    """An id, or the https URL of a client metadata document."""
+    client_secret: str = ""
+    """A reference to a variable; the secret itself is not in the file."""
+    callback_port: int = 0
+    """The port of the registered redirect URI, `http://127.0.0.1:PORT/callback`; 0 if any port is accepted."""
+
+
 class ServerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, rename={"kind": "type"}):
     """A server entry: a command to start, or a URL. The fields below the divider are Atlas's own."""
 
@@ -48,6 +59,7 @@ class ServerEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, renam
     cwd: str = ""
     url: str = ""
     headers: dict[str, str] = {}
+    oauth: OAuthClient | msgspec.UnsetType = msgspec.UNSET
     kind: str = ""
     description: str = ""
     disabled: bool = False
@@ -87,7 +99,14 @@ class ServerConfig(msgspec.Struct, frozen=True):
 
     def expanded(self, environment: SettingLookup) -> ServerEntry:
         """Return the entry with its `${VARIABLES}` expanded; ConfigError names one that is not set."""
-        entry = self.entry
+        entry, oauth = self.entry, self.entry.oauth
+        if oauth:
+            id, secret = oauth.client_id, oauth.client_secret
+            oauth = msgspec.structs.replace(
+                oauth,
+                client_id=self._expand("oauth.clientId", id, environment),
+                client_secret=self._expand("oauth.clientSecret", secret, environment),
+            )
         return msgspec.structs.replace(
             entry,
             command=self._expand("command", entry.command, environment),
@@ -96,6 +115,7 @@ class ServerConfig(msgspec.Struct, frozen=True):
             cwd=self._expand("cwd", entry.cwd, environment),
             url=self._expand("url", entry.url, environment),
             headers={key: self._expand(f"headers.{key}", value, environment) for key, value in entry.headers.items()},
+            oauth=oauth,
             folders={self._expand("folders", path, environment): access for path, access in entry.folders.items()},
         )
 
@@ -188,8 +208,26 @@ def _check_entry(entry: ServerEntry, where: str) -> None:
         raise ConfigError(f"{where}: sandbox, network and folders apply to a command, not to a url")
     if sum(access == "write" for access in entry.folders.values()) > 1:
         raise ConfigError(f"{where}.folders: a server can write to one folder; grant a common parent, or use 'read'")
+    if entry.oauth:
+        _check_oauth(entry, entry.oauth, where)
     if entry.sampling_tokens < 0:
         raise ConfigError(f"{where}.sampling_tokens: expected a number of tokens per day, got {entry.sampling_tokens}")
+
+
+def _check_oauth(entry: ServerEntry, oauth: OAuthClient, where: str) -> None:
+    if not entry.url:
+        raise ConfigError(f"{where}.oauth: applies to a url, not to a command")
+    if any(name.lower() == "authorization" for name in entry.headers):
+        raise ConfigError(f"{where}: expected either oauth or the header Authorization, got both")
+    if not oauth.client_id:
+        raise ConfigError(f"{where}.oauth.clientId: expected the id of the registered client")
+    if oauth.client_secret and not _VARIABLE.fullmatch(oauth.client_secret):
+        raise ConfigError(
+            f"{where}.oauth.clientSecret: expected a variable such as ${{NAME}}; set the secret in the environment, in "
+            ".env, or in the web UI"
+        )
+    if not 0 <= oauth.callback_port <= 65535:
+        raise ConfigError(f"{where}.oauth.callbackPort: expected a port number, got {oauth.callback_port}")
 
 
 def secret_variable(server: str, key: str) -> str:

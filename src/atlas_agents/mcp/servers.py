@@ -255,8 +255,8 @@ class Servers:
         from atlas_agents.mcp.client import McpConnection
         from atlas_agents.mcp.transports import LOGIN_TIMEOUT, interactive_login
 
-        folder, target = self.approved.folder, server.expanded(self.environment).url
-        async with interactive_login(server.name, target, folder, show) as auth:
+        folder, entry = self.approved.folder, server.expanded(self.environment)
+        async with interactive_login(server.name, entry, folder, show) as auth:
             connection = McpConnection(server, self.environment, folder, auth=auth, connect_timeout=LOGIN_TIMEOUT)
             try:
                 await connection.tools()

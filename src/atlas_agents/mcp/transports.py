@@ -37,7 +37,7 @@ from pydantic import AnyUrl, BaseModel, ValidationError
 from atlas_agents.builtin_tools.sandbox.process import ProcessIO, Sandbox, SandboxCommand, SandboxProcess
 from atlas_agents.core.errors import ConfigError, SandboxUnavailable
 from atlas_agents.core.paths import make_private_folder, write_file
-from atlas_agents.mcp.config import ServerEntry
+from atlas_agents.mcp.config import OAuthClient, ServerEntry
 
 logger = logging.getLogger(__name__)
 NOT_SENT = secrets.token_hex(16)
@@ -319,6 +319,8 @@ class StoredLogin(BaseModel):
     issuer: OAuthMetadata | None = None
     """Where the tokens are renewed."""
     resource: ProtectedResourceMetadata | None = None
+    bound_issuer: str | None = None
+    """Who a registered client belongs to. No other authorization server gets its secret."""
     wanted_scope: str | None = None
     """Scopes that the next login asks for, because a call was refused without them."""
     step_ups: int = 0
@@ -336,7 +338,7 @@ class TokenStore:
         """Start without tokens and client; what is stored stays until new tokens come."""
         old = self.read()
         step_ups = old.step_ups + 1 if old.wanted_scope else 0
-        self._begun = StoredLogin(wanted_scope=old.wanted_scope, step_ups=step_ups)
+        self._begun = StoredLogin(wanted_scope=old.wanted_scope, bound_issuer=old.bound_issuer, step_ups=step_ups)
 
     async def get_tokens(self) -> OAuthToken | None:
         return self.read().tokens
@@ -384,9 +386,10 @@ def check_login_url(url: str) -> str:
 class StoredAuth(OAuthClientProvider):
     """Uses and renews the tokens of an earlier login, also after a restart; what needs a person is refused."""
 
-    def __init__(self, server: str, url: str, store: TokenStore) -> None:
-        super().__init__(url, _client_metadata("http://127.0.0.1/callback"), store, self._refuse)
+    def __init__(self, server: str, entry: ServerEntry, store: TokenStore) -> None:
+        super().__init__(entry.url, _client_metadata("http://127.0.0.1/callback"), store, self._refuse)
         self._server = server
+        self._client = entry.oauth or None
         self._store = store
 
     def explain_refusal(self, response: httpx2.Response) -> str:
@@ -416,6 +419,7 @@ class StoredAuth(OAuthClientProvider):
         stored = self._store.read()
         self.context.token_expiry_time = stored.expires_at
         self.context.oauth_metadata, self.context.protected_resource_metadata = stored.issuer, stored.resource
+        self.context.client_info = _registered_client(self._client, stored.issuer) or stored.client
 
     async def _refuse(self, address: str) -> None:
         raise ConfigError(f"the MCP server {self._server} requires a login; run: atlas mcp login {self._server}")
@@ -424,30 +428,75 @@ class StoredAuth(OAuthClientProvider):
 class InteractiveAuth(OAuthClientProvider):
     """Has a person log in, also when the server asks again because it wants further scopes."""
 
-    def __init__(self, url: str, redirect_uri: str, store: TokenStore, callbacks: "_Callbacks") -> None:
-        super().__init__(url, _client_metadata(redirect_uri), store, callbacks.redirect, callbacks.wait)
+    def __init__(self, entry: ServerEntry, redirect_uri: str, store: TokenStore, callbacks: "_Callbacks") -> None:
+        self._client = entry.oauth or None
+        document = self._client.client_id if self._client and _is_document(self._client) else None
+        metadata = _client_metadata(redirect_uri)
+        super().__init__(entry.url, metadata, store, callbacks.redirect, callbacks.wait, client_metadata_url=document)
         self._store = store
 
+    async def _initialize(self) -> None:
+        await super()._initialize()
+        self.context.client_info = _registered_client(self._client, None)
+
     async def _perform_authorization(self) -> httpx2.Request:
-        context = self.context
-        context.client_metadata.scope = union_scopes(context.client_metadata.scope, self._store.read().wanted_scope)
+        context, login = self.context, self._store.read()
+        issuer = str(context.oauth_metadata.issuer) if context.oauth_metadata is not None else None
+        if registered := _registered_client(self._client, context.oauth_metadata):
+            if login.bound_issuer not in (None, issuer):
+                raise ConfigError(
+                    f"the server now sends logins to {issuer}, but its client is registered with {login.bound_issuer}; "
+                    "if that is right, log out first"
+                )
+            context.client_info = registered
+        context.client_metadata.scope = union_scopes(context.client_metadata.scope, login.wanted_scope)
         request = await super()._perform_authorization()
-        self._store.update(issuer=context.oauth_metadata, resource=context.protected_resource_metadata)
+        bound = issuer if registered else None
+        self._store.update(
+            issuer=context.oauth_metadata, resource=context.protected_resource_metadata, bound_issuer=bound
+        )
         return request
+
+
+def _is_document(client: OAuthClient) -> bool:
+    """Return whether a client is identified by a metadata document instead of a registration."""
+    return client.client_id.startswith("https://")
+
+
+def _registered_client(client: OAuthClient | None, issuer: OAuthMetadata | None) -> OAuthClientInformationFull | None:
+    """Return the client that the owner registered, with the authentication that the authorization server supports."""
+    if client is None or _is_document(client):
+        return None
+    methods = issuer.token_endpoint_auth_methods_supported if issuer is not None else None
+    method = "none"
+    if client.client_secret:
+        only_post = "client_secret_post" in (methods or ()) and "client_secret_basic" not in (methods or ())
+        method = "client_secret_post" if only_post else "client_secret_basic"
+    return OAuthClientInformationFull(
+        client_id=client.client_id,
+        client_secret=client.client_secret or None,
+        redirect_uris=None,
+        token_endpoint_auth_method=method,
+    )
 
 
 @asynccontextmanager
 async def interactive_login(
-    server: str, url: str, folder: Path, show: Callable[[str], object]
+    server: str, entry: ServerEntry, folder: Path, show: Callable[[str], object]
 ) -> AsyncGenerator[InteractiveAuth, None]:
     """Log in: pass each URL that the person must open to `show`, and receive the callbacks on a local port."""
     callbacks = _Callbacks(show)
-    async with await asyncio.start_server(callbacks.serve, "127.0.0.1", 0) as listening:
-        port: int = listening.sockets[0].getsockname()[1]
+    port = entry.oauth.callback_port if entry.oauth else 0
+    try:
+        opened = await asyncio.start_server(callbacks.serve, "127.0.0.1", port)
+    except OSError as error:
+        raise ConfigError(f"cannot receive the callback of the login on port {port}: {error.strerror}") from error
+    async with opened as listening:
+        port = listening.sockets[0].getsockname()[1]
         store = TokenStore(folder, server)
         store.begin_login()
         try:
-            yield InteractiveAuth(url, f"http://127.0.0.1:{port}/callback", store, callbacks)
+            yield InteractiveAuth(entry, f"http://127.0.0.1:{port}/callback", store, callbacks)
         finally:
             callbacks.close()
 

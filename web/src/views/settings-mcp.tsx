@@ -209,6 +209,9 @@ interface FormValue {
   url: string;
   env: string;
   headers: string;
+  clientId: string;
+  clientSecret: string;
+  callbackPort: string;
   network: boolean;
   readable: string;
   writable: string;
@@ -222,6 +225,9 @@ const LABELS: Partial<Record<keyof FormValue, string>> = {
   url: "URL",
   env: "Environment variables",
   headers: "Headers",
+  clientId: "OAuth client ID",
+  clientSecret: "OAuth client secret",
+  callbackPort: "Callback port",
   network: "Network",
   readable: "Folders it may read",
   writable: "Folder it may change",
@@ -256,6 +262,9 @@ function toForm(name: string, entry: McpEntryShape): FormValue {
     url: entry.url ?? "",
     env: unpair(entry.env),
     headers: unpair(entry.headers),
+    clientId: entry.oauth?.clientId ?? "",
+    clientSecret: entry.oauth?.clientSecret ?? "",
+    callbackPort: entry.oauth?.callbackPort ? String(entry.oauth.callbackPort) : "",
     network: entry.network ?? false,
     readable: folders.flatMap(([path, access]) => (access === "read" ? [path] : [])).join("\n"),
     writable: folders.find(([, access]) => access === "write")?.[0] ?? "",
@@ -266,7 +275,12 @@ function toForm(name: string, entry: McpEntryShape): FormValue {
 
 function toEntry(value: FormValue): McpEntryShape {
   const common = { description: value.description, confirm: value.confirm };
-  if (value.kind === "url") return { ...common, url: value.url.trim(), headers: pairs(value.headers) };
+  if (value.kind === "url") {
+    const { clientSecret, callbackPort } = value;
+    const clientId = value.clientId.trim();
+    const oauth = clientId ? { clientId, clientSecret, callbackPort: Number(callbackPort) || 0 } : undefined;
+    return { ...common, url: value.url.trim(), headers: pairs(value.headers), ...(oauth && { oauth }) };
+  }
   const folders: Record<string, "read" | "write"> = Object.fromEntries(
     lines(value.readable).map((path) => [path, "read"]),
   );
@@ -274,6 +288,8 @@ function toEntry(value: FormValue): McpEntryShape {
   const command = value.command.trim();
   return { ...common, command, args: lines(value.args), env: pairs(value.env), network: value.network, folders };
 }
+
+type TextKey = "name" | "command" | "url" | "clientId" | "clientSecret" | "callbackPort" | "writable" | "description";
 
 interface FormProps {
   initial: Editable<FormValue> | { value: FormValue };
@@ -304,11 +320,12 @@ function ServerForm({ initial, isNew, onSaved }: FormProps) {
     if (saved) onSaved(value.name);
   };
   const complete = value.name && (value.kind === "url" ? value.url.trim() : value.command.trim());
-  const text = (key: "name" | "command" | "url" | "writable" | "description", label: string) => (
-    <FormField label={label}>
+  const text = (key: TextKey, label: string, hint?: string) => (
+    <FormField label={label} hint={hint}>
       {(control) => (
         <Input
           {...control}
+          type={key === "clientSecret" ? "password" : key === "callbackPort" ? "number" : "text"}
           value={value[key]}
           disabled={key === "name" && !isNew}
           onChange={(event) => change({ [key]: event.target.value })}
@@ -357,6 +374,13 @@ function ServerForm({ initial, isNew, onSaved }: FormProps) {
         <>
           {text("url", "URL")}
           {area("headers", "Headers", secret)}
+          {text("clientId", "OAuth client ID", "Only if the server needs a client that you registered.")}
+          {value.clientId.trim() && (
+            <>
+              {text("clientSecret", "OAuth client secret", "Stored in a file only you can read and not shown again.")}
+              {text("callbackPort", "Callback port", "Of the redirect URI http://127.0.0.1:PORT/callback.")}
+            </>
+          )}
         </>
       )}
       <Checkbox checked={value.confirm} onChange={(event) => change({ confirm: event.target.checked })}>

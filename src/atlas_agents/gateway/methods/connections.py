@@ -456,9 +456,15 @@ def _entry_shape(entry: dict[str, Any]) -> wire.McpEntryShape:
     shown = {key: value for key, value in entry.items() if key in wire.McpEntryShape.__struct_fields__}
     for key in ("env", "headers"):
         if key in shown:
-            shown[key] = {name: value if "${" in value else MASK for name, value in shown[key].items()}
-            shown[key] = {name: MASK if "${MCP_" in value else value for name, value in shown[key].items()}
+            shown[key] = {name: _mask(value) for name, value in shown[key].items()}
+    if "oauth" in shown:
+        shown["oauth"] = {**shown["oauth"], "clientSecret": _mask(shown["oauth"].get("clientSecret", ""))}
     return msgspec.convert(shown, wire.McpEntryShape)
+
+
+def _mask(value: str) -> str:
+    """Hide a value, unless it is empty or a reference to a variable of the owner's."""
+    return value if not value or ("${" in value and "${MCP_" not in value) else MASK
 
 
 def _merge_entry(
@@ -472,6 +478,10 @@ def _merge_entry(
         if key in written:
             values, old = written[key], before.get(key, {})
             written[key] = {each: _refer(name, each, value, old, secrets) for each, value in values.items()}
+    if "oauth" in written:
+        key, oauth, old = "clientSecret", written["oauth"], before.get("oauth", {})
+        oauth[key] = _refer(name, "client_secret", oauth.get(key, ""), {"client_secret": old.get(key, "")}, secrets)
+        written["oauth"] = {each: value for each, value in oauth.items() if value}
     return {**written, **merged}
 
 

@@ -709,11 +709,19 @@ class ToolsInvoke(types.WireStruct, frozen=True):
     idempotency_key: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
 
 
+class McpOAuthShape(types.WireStruct, frozen=True):
+    """An OAuth client that was registered beforehand, and the port of its redirect URI."""
+
+    client_id: str
+    client_secret: str = ""
+    callback_port: int = 0
+
+
 class McpEntryShape(types.WireStruct, frozen=True):
     """How an MCP server is started or reached.
 
-    Values of `env` and `headers` that are no `${VARIABLE}` are secrets: they are stored in the secret file and shown as
-    `••••`, which keeps the stored value when it is sent back.
+    Values of `env` and `headers` and a client secret that are no `${VARIABLE}` are secrets: they are stored in the
+    secret file and shown as `••••`, which keeps the stored value when it is sent back.
     """
 
     command: str = ""
@@ -721,6 +729,7 @@ class McpEntryShape(types.WireStruct, frozen=True):
     env: dict[str, str] = {}
     url: str = ""
     headers: dict[str, str] = {}
+    oauth: McpOAuthShape | None = None
     description: str = ""
     network: bool = False
     folders: dict[str, Literal["read", "write"]] = {}
