@@ -1,5 +1,6 @@
 """Documents as MCP resources, read with the official client: listing, reading, searching and permissions."""
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -7,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import mcp_types as types
 import pytest
 from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
+from mcp.server.subscriptions import ResourceUpdated
 
 from atlas_agents.app.serve import ServedGateway, private_gateway
 from atlas_agents.config.load import load
 from atlas_agents.core.paths import Environment
-from atlas_agents.gateway.mcp import resources
+from atlas_agents.gateway.mcp import resources, server
 from checks import TIMEOUT
 
 ANA = "ana-0123456789abcdefghijklmnopqrstuvwxyz"
@@ -49,11 +52,11 @@ async def serve(folder: Path, policy: str = "") -> AsyncGenerator[ServedGateway,
 
 @asynccontextmanager
 async def client(
-    gateway: ServedGateway, token: str, path: str = "/mcp", mode: str = "auto"
+    gateway: ServedGateway, token: str, path: str = "/mcp", mode: str = "auto", **options: Any
 ) -> AsyncGenerator[Client, None]:
     async with (
         httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}, timeout=TIMEOUT) as http,
-        Client(streamable_http_client(f"{gateway.url}{path}", http_client=http), mode=mode) as found,
+        Client(streamable_http_client(f"{gateway.url}{path}", http_client=http), mode=mode, **options) as found,
     ):
         yield found
 
@@ -83,6 +86,12 @@ async def test_documents_are_listed_read_searched_and_audited(
         answer = await mcp.call_tool(SEARCH, {"query": "walrus"})
         assert answer.structured_content is not None
         assert [each["source"] for each in answer.structured_content["results"]] == ["docs/sea.md"]
+        (template,) = (await mcp.list_resource_templates()).resource_templates
+        reference = types.ResourceTemplateReference(uri=template.uri_template)
+        completed = (await mcp.complete(reference, {"name": "id", "value": "SEA"})).completion
+        assert [template.uri_template.replace("{id}", each) for each in completed.values] == [str(sea.uri)]
+        with pytest.raises(MCPError, match="resource template not found"):
+            await mcp.complete(types.ResourceTemplateReference(uri="file:///{x}"), {"name": "x", "value": ""})
         theirs = await gateway.runtime.knowledge.knowledge.documents("another")
         for uri in (f"knowledge://documents/{theirs[0].id}", "knowledge://documents/x", "file:///etc/passwd"):
             with pytest.raises(MCPError, match="resource not found"):
@@ -94,6 +103,48 @@ async def test_documents_are_listed_read_searched_and_audited(
             ("TOOL_CALL", "tool", True, "owner"),
             ("DOCUMENT_READ", "document", False, "owner"),
         ]
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_client_is_notified_of_a_changed_document(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_WATCH_INTERVAL", 0.05)
+    updated: asyncio.Queue[str] = asyncio.Queue()
+
+    async def on_message(message: Any) -> None:
+        if isinstance(message, types.ResourceUpdatedNotification):
+            updated.put_nowait(str(message.params.uri))
+
+    async def listen(mcp: Client, uri: str, ready: asyncio.Event) -> None:
+        async with mcp.listen(resource_subscriptions=[uri]) as events:
+            ready.set()
+            async for event in events:
+                assert isinstance(event, ResourceUpdated)
+                updated.put_nowait(event.uri)
+
+    async with (
+        serve(tmp_path) as gateway,
+        client(gateway, gateway.token.reveal(), mode=mode, message_handler=on_message) as mcp,
+        asyncio.timeout(TIMEOUT),
+        asyncio.TaskGroup() as tasks,
+    ):
+        (sea,) = [str(each.uri) for each in (await mcp.list_resources()).resources if each.name == "docs/sea.md"]
+        listening, ready = None, asyncio.Event()
+        if mode == "legacy":
+            subscribe = types.SubscribeRequest(params=types.SubscribeRequestParams(uri=sea))
+            await mcp.session.send_request(subscribe, types.EmptyResult)
+        else:
+            listening = tasks.create_task(listen(mcp, sea, ready))
+            await ready.wait()
+        (tmp_path / "docs" / "sea.md").write_text("# Sea\n\nIt is deep.\n")
+        await gateway.runtime.knowledge.knowledge.refresh(gateway.runtime.atlas.tenant)
+        assert await updated.get() == sea
+        if listening is not None:
+            listening.cancel()
+        else:
+            unsubscribe = types.UnsubscribeRequest(params=types.UnsubscribeRequestParams(uri=sea))
+            await mcp.session.send_request(unsubscribe, types.EmptyResult)
 
 
 async def test_agent_without_the_search_tool_reads_nothing(tmp_path: Path) -> None:

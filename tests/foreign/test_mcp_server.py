@@ -18,7 +18,7 @@ from mcp import Client, MCPError
 from mcp.client.streamable_http import streamable_http_client
 
 import atlas_agents
-from atlas_agents import Agent, Answer, Approvals, Atlas, Image, Policy, Tool, ToolContext, ToolFailed, tool
+from atlas_agents import Agent, Answer, Approvals, Atlas, File, Image, Policy, Tool, ToolContext, ToolFailed, tool
 from atlas_agents.core.approvals import Choice, Field, Form
 from atlas_agents.gateway.hub import GatewayServices
 from atlas_agents.gateway.server import Gateway
@@ -448,13 +448,19 @@ async def test_gateway_works_without_the_mcp_sdk(tmp_path: Path, monkeypatch: py
             assert answer.status == 200
 
 
-async def test_image_result_is_returned_as_an_image(tmp_path: Path) -> None:
+async def test_images_audio_and_files_are_returned_as_content(tmp_path: Path) -> None:
     @tool(effect="pure")
     async def draw() -> dict[str, Any]:
         """Draw something."""
         return {"title": "Sales", "plot": Image.of(b"\x89PNG\r\n\x1a\n")}
 
-    atlas = Atlas([Agent("assistant", model=Scripted(), tools=[draw])], store=MemoryStore())
+    @tool(effect="pure")
+    async def record() -> list[Any]:
+        """Record something."""
+        table = File.of(b"a,b", "a table.csv", "text/csv")
+        return [File.of(b"RIFF", "x.wav", "audio/wav"), table, File.of(b"%PDF", "shop://1/bill")]
+
+    atlas = Atlas([Agent("assistant", model=Scripted(), tools=[draw, record])], store=MemoryStore())
     async with (
         Gateway(atlas, GatewaySettings(home=tmp_path, port=0)).running() as gateway,
         client(gateway, main_token(gateway)) as mcp,
@@ -462,3 +468,35 @@ async def test_image_result_is_returned_as_an_image(tmp_path: Path) -> None:
         messages, picture = (await mcp.call_tool("draw", {})).content
         assert messages.text == '{"title":"Sales","plot":"(image/png, 9 bytes)"}'  # type: ignore
         assert (picture.type, picture.mime_type, picture.data) == ("image", "image/png", "iVBORw0KGgo=")  # type: ignore
+        note, *media = (await mcp.call_tool("record", {})).model_dump(by_alias=True, exclude_none=True)["content"]
+        assert note["text"].startswith('["(x.wav, audio/wav, 6 bytes)","(a table.csv')
+        assert media == [
+            {"type": "audio", "data": "UklGRg==", "mimeType": "audio/wav"},
+            {
+                "type": "resource",
+                "resource": {"uri": "file:///a%20table.csv", "mimeType": "text/csv", "text": "a,b"},
+            },
+            {
+                "type": "resource",
+                "resource": {"uri": "shop://1/bill", "mimeType": "application/pdf", "blob": "JVBERg=="},
+            },
+        ]
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_log_messages_have_the_level_that_the_client_sets(mode: str, tmp_path: Path) -> None:
+    messages: list[tuple[str, str | None, Any]] = []
+
+    async def on_log(params: types.LoggingMessageNotificationParams) -> None:
+        messages.append((params.level, params.logger, params.data))
+
+    options: dict[str, Any] = {"log_level": "info"} if mode == "auto" else {}
+    async with serve(tmp_path) as gateway, client(gateway, mode=mode, logging_callback=on_log, **options) as mcp:
+        if mode == "legacy":
+            await mcp.call_tool("add", {"a": 1, "b": 2})
+            assert messages == []
+            request = types.SetLevelRequest(params=types.SetLevelRequestParams(level="info"))
+            await mcp.session.send_request(request, types.EmptyResult)
+        await mcp.call_tool("add", {"a": 1, "b": 2})
+        await wait_until(lambda: messages)
+        assert messages == [("info", "add", "add: adding")]

@@ -281,6 +281,11 @@ class Knowledge:
                 heading, size = row.heading, size + len(row.text)
         return "\n\n".join(lines)
 
+    async def version(self, tenant: str, id: str) -> str:
+        """Return the hash of a document's content; empty if it is missing or incomplete."""
+        document = await self._store.document(tenant, "knowledge", id)
+        return document.hash if document is not None else ""
+
     async def remove(self, tenant: str, which: str) -> int:
         """Remove a document by id or source, or everything added from a source; return the number of documents."""
         report = Report()

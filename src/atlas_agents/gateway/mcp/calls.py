@@ -1,10 +1,12 @@
 """Tool calls of MCP clients: progress, log messages, questions to the user (elicitation) and results."""
 
 import asyncio
+import base64
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any, Literal, TypeAlias, cast
+from urllib.parse import quote
 
 import mcp_types as types
 import msgspec
@@ -23,7 +25,7 @@ from atlas_agents.core.approvals import Answer, Decision, Field, Question
 from atlas_agents.core.errors import BadArguments, Cancelled, ConfigError, Conflict, NotFound
 from atlas_agents.core.events import ApprovalAnswered, ApprovalAsked, Event, ToolCalled, ToolProgress
 from atlas_agents.core.json import encode
-from atlas_agents.core.messages import Image, ToolResult, extract_images, new_id, user
+from atlas_agents.core.messages import File, Image, ToolResult, extract_images, new_id, user
 from atlas_agents.core.text import wire_name
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.hub import Hub
@@ -42,6 +44,8 @@ _PROGRESS_INTERVAL = 10.0
 _MAX_TRIES = 3
 """How often a client is asked the same question if its answers are invalid; then the question stays open elsewhere."""
 _MAX_SHOWN = 4000
+_MAX_DEPTH = 20
+_MAX_FILES = 20
 _TITLED_ENUMS = "2025-11-25"
 """First protocol version with titles of choices and with several choices."""
 _FORMATS = ("email", "uri", "date", "date-time")
@@ -88,7 +92,12 @@ class ToolOutcome(msgspec.Struct, frozen=True):
     text: str
     structure: dict[str, Any] | None = None
     failed: bool = False
-    images: tuple[Image, ...] = ()
+    media: tuple[Image | File, ...] = ()
+
+    @property
+    def content(self) -> list[types.ContentBlock]:
+        """The text, and the images, audio and files beside it."""
+        return [types.TextContent(text=self.text), *(_to_content(each) for each in self.media)]
 
 
 class InputNeeded(msgspec.Struct, frozen=True):
@@ -447,22 +456,58 @@ def _enum(options: list[tuple[str, str]], *, titled: bool, several: bool = False
 def _to_outcome(result: ToolResult, schema: dict[str, Any] | None = None) -> ToolOutcome:
     """Convert the result of a call. One that does not match the tool's output schema is an error, as clients check it.
 
-    Images are sent beside the structure, with a note in their place, unless the schema has them.
+    Images and files are sent beside the structure, with a note in their place, unless the schema has them.
     """
-    failed = result.status != "ok"
-    value, images = extract_images(result.result)
+    failed, files = result.status != "ok", list[File]()
+    value, images = extract_images(_extract_files(result.result, files))
+    media = (*images, *files)
     text = value if isinstance(value, str) else encode(value).decode()
     if result.error == "declined" and value == {"cancelled": True}:
         text = "The call was denied, or it was not approved in time. Nothing was done."
     if failed:
-        return ToolOutcome(text, failed=True, images=tuple(images))
+        return ToolOutcome(text, failed=True, media=media)
     structure = cast(dict[str, Any], value) if isinstance(value, dict) else None
     if schema is not None:
         structure = next((each for each in (cast(Any, value), result.result) if _matches(schema, each)), None)
         if structure is None:
             note = "The call succeeded, but its result does not match the tool's output schema: "
-            return ToolOutcome(note + text, failed=True, images=tuple(images))
-    return ToolOutcome(text, structure, images=tuple(images))
+            return ToolOutcome(note + text, failed=True, media=media)
+    return ToolOutcome(text, structure, media=media)
+
+
+def _extract_files(value: Any, found: list[File], depth: int = 0) -> Any:
+    """Return a result with a note in place of each file, and add the files to `found`."""
+    if depth > _MAX_DEPTH or len(found) >= _MAX_FILES:
+        return value
+    if isinstance(value, list):
+        return [_extract_files(each, found, depth + 1) for each in cast(list[Any], value)]
+    if not isinstance(value, dict):
+        return value
+    fields = cast(dict[str, Any], value)
+    if fields.get("type") != "file" or not fields.get("data"):
+        return {key: _extract_files(each, found, depth + 1) for key, each in fields.items()}
+    try:
+        file = msgspec.convert(fields, File)
+    except msgspec.ValidationError:
+        return fields
+    found.append(file)
+    return f"({file.name}, {file.media_type}, {len(file.data) * 3 // 4:,} bytes)"
+
+
+def _to_content(media: Image | File) -> types.ContentBlock:
+    if isinstance(media, Image):
+        return types.ImageContent(data=media.data, mime_type=media.media_type)
+    if media.media_type.startswith("audio/"):
+        return types.AudioContent(data=media.data, mime_type=media.media_type)
+    uri = media.name if "://" in media.name else f"file:///{quote(media.name)}"
+    try:
+        if not media.media_type.startswith("text/") and media.media_type != "application/json":
+            raise ValueError("not text")
+        text = base64.b64decode(media.data, validate=True).decode()
+    except ValueError:
+        blob = types.BlobResourceContents(uri=uri, mime_type=media.media_type, blob=media.data)
+        return types.EmbeddedResource(resource=blob)
+    return types.EmbeddedResource(resource=types.TextResourceContents(uri=uri, mime_type=media.media_type, text=text))
 
 
 def _matches(schema: dict[str, Any], value: Any) -> bool:

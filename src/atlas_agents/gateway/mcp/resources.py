@@ -15,6 +15,7 @@ from atlas_agents.knowledge.library import Knowledge, document_details
 from atlas_agents.tools.audit import AuditEntry
 
 PAGE = 200
+MAX_COMPLETIONS = 100
 _URI_PREFIX = "knowledge://documents/"
 _ID = re.compile(r"d[0-9a-f]{20}")
 _MEDIA = "text/markdown"
@@ -28,6 +29,15 @@ class Resource(msgspec.Struct, frozen=True):
     description: str = ""
     media_type: str = "text/plain"
     size: int | None = None
+
+
+class ResourceTemplate(msgspec.Struct, frozen=True):
+    """A URI with a parameter in braces, and what it stands for."""
+
+    uri: str
+    name: str
+    description: str
+    media_type: str = "text/plain"
 
 
 class ResourceReader(msgspec.Struct, frozen=True):
@@ -55,9 +65,37 @@ class DocumentResources:
         found = await self._knowledge.page(self._atlas.tenant, after=cursor, limit=PAGE)
         return [_to_resource(each) for each in found if each.hash], found[-1].id if len(found) == PAGE else ""
 
+    def templates(self, reader: ResourceReader) -> Sequence[ResourceTemplate]:
+        """Return the templates of the URIs that a reader may read."""
+        about = "A document of the knowledge base, by its id in search results."
+        template = ResourceTemplate(_URI_PREFIX + "{id}", "document", about, _MEDIA)
+        return (template,) if self._is_allowed(reader) else ()
+
+    async def complete(self, uri: str, text: str, reader: ResourceReader) -> Sequence[str]:
+        """Return ids of documents for a template: those that begin with a text, or whose name contains it."""
+        if uri not in [each.uri for each in self.templates(reader)]:
+            raise ConfigError("resource template not found")
+        found: list[str] = []
+        after, wanted = "", text.casefold()
+        while len(found) < MAX_COMPLETIONS and (
+            page := await self._knowledge.page(self._atlas.tenant, after=after, limit=PAGE)
+        ):
+            after = page[-1].id
+            found += [each.id for each in page if each.hash and _is_meant(each, wanted)]
+        return found[:MAX_COMPLETIONS]
+
+    async def version(self, uri: str, reader: ResourceReader) -> str:
+        """Return the hash of what a URI contains now; empty if the reader cannot read it."""
+        id = uri.removeprefix(_URI_PREFIX)
+        if not uri.startswith(_URI_PREFIX) or not _ID.fullmatch(id) or not self._is_allowed(reader):
+            return ""
+        return await self._knowledge.version(self._atlas.tenant, id)
+
     async def read(self, uri: str, reader: ResourceReader) -> tuple[str, str]:
-        """Return the text and its media type; raise ConfigError if the reader may not access the URI."""
-        """Read a document. The error is the same whether it does not exist or the reader may not access it."""
+        """Return the text of a document and its media type.
+
+        The error is the same whether it does not exist or the reader may not access it.
+        """
         id = uri.removeprefix(_URI_PREFIX)
         if not uri.startswith(_URI_PREFIX) or not _ID.fullmatch(id):
             raise ConfigError("resource not found")
@@ -93,6 +131,11 @@ class DocumentResources:
                 entity_type="document",
             )
         )
+
+
+def _is_meant(document: Document, wanted: str) -> bool:
+    names = (document.title, document_details(document).name)
+    return document.id.startswith(wanted) or any(wanted in name.casefold() for name in names)
 
 
 def _to_resource(document: Document) -> Resource:

@@ -5,6 +5,7 @@ Every request is authorised by its own token. Sessions, which only clients up to
 
 import asyncio
 import hashlib
+import logging
 from collections import OrderedDict
 from typing import Any
 
@@ -14,7 +15,17 @@ from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
 from mcp.server.lowlevel import Server
 from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
+from mcp.server.session import ServerSession
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.server.subscriptions import (
+    InMemorySubscriptionBus,
+    ListenHandler,
+    PromptsListChanged,
+    ResourcesListChanged,
+    ResourceUpdated,
+    ServerEvent,
+    ToolsListChanged,
+)
 from mcp.shared.exceptions import MCPError
 from starlette.responses import Response
 
@@ -32,11 +43,16 @@ from atlas_agents.gateway.mcp.calls import (
     ToolOutcome,
     list_tools,
 )
-from atlas_agents.gateway.mcp.resources import DocumentResources, ResourceReader
+from atlas_agents.gateway.mcp.resources import MAX_COMPLETIONS, DocumentResources, ResourceReader
 from atlas_agents.gateway.protocol.types import Scope
+from atlas_agents.workspace.skills import Prompt
 
+logger = logging.getLogger(__name__)
 _MAX_SESSIONS = 10_000
 _SESSION_HEADER = "mcp-session-id"
+_MAX_SUBSCRIPTIONS = 100
+_WATCH_INTERVAL = 2.0
+"""Seconds between two looks for changes that clients subscribed to, also by other processes."""
 _GONE = "mcp_client_gone"
 _INSTRUCTIONS = (
     "The tools of an Atlas Agents gateway, and its agents, which are called with ask_… tools. A call may wait until a "
@@ -48,6 +64,12 @@ class _Session(msgspec.Struct):
     """A session of a client up to 2025-11-25, through which the server can ask the client during a call."""
 
     log_level: types.LoggingLevel | None = None
+    streams: int = 0
+    """Open streams on which the client receives what the server sends by itself."""
+    watched: dict[str, str] = {}
+    """The URIs that the client subscribed to, with the versions it knows of."""
+    subscriber: tuple[Grant, ResourceReader, ServerSession] | None = None
+    """Who subscribed, and where the notifications go."""
 
 
 class McpProtocolServer:
@@ -61,7 +83,13 @@ class McpProtocolServer:
         self._hub = hub
         extra: dict[str, Any] = {}
         if hub.services.resources is not None:
-            extra = {"on_list_resources": self._list_resources, "on_read_resource": self._read_resource}
+            extra = {
+                "on_list_resources": self._list_resources,
+                "on_read_resource": self._read_resource,
+                "on_list_resource_templates": self._list_templates,
+                "on_subscribe_resource": self._subscribe,
+                "on_unsubscribe_resource": self._unsubscribe,
+            }
         server: Server[Any] = Server(
             hub.server.name,
             version=hub.server.version,
@@ -70,6 +98,8 @@ class McpProtocolServer:
             on_call_tool=self._call_tool,
             on_list_prompts=self._list_prompts,
             on_get_prompt=self._get_prompt,
+            on_completion=self._complete,
+            on_subscriptions_listen=self._listen,
             **extra,
         )
         server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, self._set_log_level)
@@ -84,7 +114,10 @@ class McpProtocolServer:
         """Run until cancelled."""
         async with self._stateless.run(), self._stateful.run():
             ready.set()
-            await asyncio.Event().wait()
+            while True:
+                await asyncio.sleep(_WATCH_INTERVAL)
+                for session in [each for each in self._sessions.values() if each.watched and each.streams]:
+                    await self._notify_updates(session)
 
     async def answer(self, scope: Any, receive: Receive, send: Send) -> None:
         """Serve one HTTP request."""
@@ -110,8 +143,16 @@ class McpProtocolServer:
                 self._remember(_find_header(message["headers"], _SESSION_HEADER))
             await send(message)
 
-        manager = self._stateful if opens or session in self._sessions else self._stateless
-        await manager.handle_request(scope, watch_disconnect, note_session)
+        known = self._sessions.get(session)
+        manager = self._stateful if opens or known is not None else self._stateless
+        streams = 1 if known is not None and scope["method"] == "GET" else 0
+        if known is not None:
+            known.streams += streams
+        try:
+            await manager.handle_request(scope, watch_disconnect, note_session)
+        finally:
+            if known is not None:
+                known.streams -= streams
 
     def _remember(self, session: str) -> None:
         if session:
@@ -156,11 +197,8 @@ class McpProtocolServer:
                 each.id: client.elicitation(each, outcome.problems.get(each.id, "")) for each in outcome.questions
             }
             return types.InputRequiredResult(input_requests=requests, request_state=outcome.key)
-        images = [types.ImageContent(data=each.data, mime_type=each.media_type) for each in outcome.images]
         return types.CallToolResult(
-            content=[types.TextContent(text=outcome.text), *images],
-            structured_content=outcome.structure,
-            is_error=outcome.failed,
+            content=outcome.content, structured_content=outcome.structure, is_error=outcome.failed
         )
 
     async def _list_prompts(self, ctx: RequestContext, params: Any) -> types.ListPromptsResult:
@@ -177,15 +215,19 @@ class McpProtocolServer:
 
     async def _get_prompt(self, ctx: RequestContext, params: types.GetPromptRequestParams) -> types.GetPromptResult:
         self._authorize(ctx)
-        prompt = next((each for each in self._hub.services.prompts() if each.name == params.name), None)
-        if prompt is None:
-            raise _invalid_params(f"unknown prompt {params.name[:80]!r}")
+        prompt = self._find_prompt(params.name)
         try:
             text = prompt.fill(params.arguments or {})
         except AtlasError as error:
             raise _invalid_params(str(error)) from error
         message = types.PromptMessage(role="user", content=types.TextContent(text=text))
         return types.GetPromptResult(description=prompt.description or None, messages=[message])
+
+    def _find_prompt(self, name: str) -> Prompt:
+        prompt = next((each for each in self._hub.services.prompts() if each.name == name), None)
+        if prompt is None:
+            raise _invalid_params(f"unknown prompt {name[:80]!r}")
+        return prompt
 
     async def _list_resources(
         self, ctx: RequestContext, params: types.PaginatedRequestParams | None
@@ -214,8 +256,104 @@ class McpProtocolServer:
         try:
             text, kind = await self._resources.read(uri, self._reader(ctx))
         except AtlasError as error:
-            raise _invalid_params(str(error)) from error
+            raise MCPError(code=types.INVALID_PARAMS, message=str(error), data={"uri": uri}) from error
         return types.ReadResourceResult(contents=[types.TextResourceContents(uri=uri, text=text, mime_type=kind)])
+
+    async def _list_templates(self, ctx: RequestContext, params: Any) -> types.ListResourceTemplatesResult:
+        templates = [
+            types.ResourceTemplate(
+                uri_template=each.uri, name=each.name, description=each.description, mime_type=each.media_type
+            )
+            for each in self._resources.templates(self._reader(ctx))
+        ]
+        return types.ListResourceTemplatesResult(resource_templates=templates)
+
+    async def _complete(self, ctx: RequestContext, params: types.CompleteRequestParams) -> types.CompleteResult:
+        """Complete the id of a document. Values of prompts are free text, for which there are no suggestions."""
+        self._authorize(ctx)
+        values: list[str] = []
+        if isinstance(params.ref, types.PromptReference):
+            prompt = self._find_prompt(params.ref.name)
+            if params.argument.name not in prompt.placeholders:
+                raise _invalid_params(f"prompt {prompt.name!r} has no argument {params.argument.name[:80]!r}")
+        else:
+            try:
+                values = [*await self._resources.complete(params.ref.uri, params.argument.value, self._reader(ctx))]
+            except AtlasError as error:
+                raise _invalid_params(str(error)) from error
+        return types.CompleteResult(completion=types.Completion(values=values, has_more=len(values) >= MAX_COMPLETIONS))
+
+    async def _subscribe(self, ctx: RequestContext, params: types.SubscribeRequestParams) -> types.EmptyResult:
+        reader, session = self._reader(ctx), self._find_session(ctx)
+        if session is None:
+            raise _invalid_params("a subscription needs a session: initialize the connection again")
+        if len(session.watched) >= _MAX_SUBSCRIPTIONS and params.uri not in session.watched:
+            raise _invalid_params(f"too many subscriptions: the maximum is {_MAX_SUBSCRIPTIONS} per session")
+        session.watched[params.uri] = await self._resources.version(params.uri, reader)
+        session.subscriber = self._authorize(ctx), reader, ctx.session
+        return types.EmptyResult()
+
+    async def _unsubscribe(self, ctx: RequestContext, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
+        self._authorize(ctx)
+        if (session := self._find_session(ctx)) is not None:
+            session.watched.pop(params.uri, None)
+        return types.EmptyResult()
+
+    async def _notify_updates(self, session: _Session) -> None:
+        """Notify a client of the resources that have changed since it was last notified."""
+        if session.subscriber is None or not self._hub.tokens.is_valid(session.subscriber[0]):
+            return
+        _, reader, client = session.subscriber
+        for uri, known in [*session.watched.items()]:
+            try:
+                version = await self._resources.version(uri, reader)
+                if version != known and uri in session.watched:
+                    await client.send_resource_updated(uri)
+                    session.watched[uri] = version
+            except Exception:  # a client that is gone must not end the server
+                logger.warning("could not notify an MCP client: uri=%s", uri, exc_info=True)
+
+    async def _listen(
+        self, ctx: RequestContext, params: types.SubscriptionsListenRequestParams
+    ) -> types.SubscriptionsListenResult:
+        """Send the changes that a client of 2026-07-28 asked for until it disconnects."""
+        if len(params.notifications.resource_subscriptions or ()) > _MAX_SUBSCRIPTIONS:
+            raise _invalid_params(f"too many subscriptions: the maximum is {_MAX_SUBSCRIPTIONS}")
+        bus, known = InMemorySubscriptionBus(), await self._versions(ctx, params.notifications)
+        watching = asyncio.create_task(self._publish_changes(ctx, params.notifications, bus, known))
+        try:
+            return await ListenHandler(bus)(ctx, params)
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+
+    async def _publish_changes(
+        self,
+        ctx: RequestContext,
+        wanted: types.SubscriptionFilter,
+        bus: InMemorySubscriptionBus,
+        known: dict[ServerEvent, Any],
+    ) -> None:
+        while True:
+            await asyncio.sleep(_WATCH_INTERVAL)
+            found = await self._versions(ctx, wanted)
+            for event in [each for each, version in found.items() if version != known.get(each)]:
+                await bus.publish(event)
+            known = found
+
+    async def _versions(self, ctx: RequestContext, wanted: types.SubscriptionFilter) -> dict[ServerEvent, Any]:
+        """Return what the client can be notified of, each with a value that differs after a change."""
+        found: dict[ServerEvent, Any] = {}
+        if wanted.tools_list_changed:
+            found[ToolsListChanged()] = list_tools(self._hub, self._agent(ctx), self._authorize(ctx))
+        if wanted.prompts_list_changed:
+            found[PromptsListChanged()] = self._hub.services.prompts()
+        if self._hub.services.resources is not None:
+            if wanted.resources_list_changed:
+                found[ResourcesListChanged()] = await self._resources.list(self._reader(ctx))
+            for uri in wanted.resource_subscriptions or ():
+                found[ResourceUpdated(uri)] = await self._resources.version(uri, self._reader(ctx))
+        return found
 
     @property
     def _resources(self) -> DocumentResources:
