@@ -44,6 +44,7 @@ async def test_session_is_created_listed_updated_and_deleted(tmp_path: Path) -> 
         key = (await client.get("sessions.create", label="Report", metadata={"a": 1}))["sessionKey"]
         (listed,) = (await client.get("sessions.list"))["sessions"]
         assert (listed["sessionKey"], listed["label"], listed["metadata"]) == (key, "Report", {"a": 1})
+        assert (await client.request("sessions.create", sessionKey=key))["error"]["data"]["kind"] == "CONFLICT"
         changed = (await client.get("sessions.update", sessionKey=key, label="Weekly", archived=True))["session"]
         assert (changed["label"], changed["archived"]) == ("Weekly", True)
         assert (await client.get("sessions.list"))["sessions"] == []

@@ -24,6 +24,7 @@ COMMANDS = {
     "open": Entry("Open the web UI of the running gateway, signed in.", "serve", is_group=False),
     "chat": Entry("Chat with an agent in the terminal.", "chat", is_group=False),
     "ask": Entry("Ask one question and print the answer.", "ask", is_group=False),
+    "acp": Entry("Use agents in an editor, over the Agent Client Protocol.", "acp", is_group=False),
     "agents": Entry("List, create, change, try and remove agents.", "info", "agents"),
     "tools": Entry("List the tools and which agents may use them.", "info", is_group=False),
     "usage": Entry("Show token usage and cost, and what is left of the budgets.", "info", is_group=False),

@@ -14,7 +14,7 @@ import msgspec
 
 from atlas_agents.cli.connect import GatewaySession
 from atlas_agents.client import GatewayAddress
-from atlas_agents.core.aio import BackgroundTasks
+from atlas_agents.core.aio import BackgroundTasks, read_stdin_lines
 from atlas_agents.core.errors import AtlasError
 from atlas_agents.core.http import backoff, open_session
 from atlas_agents.core.json import encode
@@ -56,7 +56,7 @@ class StdioBridge:
     async def run(self) -> None:
         lines: asyncio.Queue[bytes] = asyncio.Queue()
         loop = asyncio.get_running_loop()
-        threading.Thread(target=_read_lines, args=(loop, lines), daemon=True).start()
+        threading.Thread(target=read_stdin_lines, args=(loop, lines), daemon=True).start()
         self._address = await self._session.find_gateway()
         while line := await lines.get():
             if line.strip():
@@ -157,15 +157,3 @@ class StdioBridge:
 def _write(message: Any) -> None:
     sys.stdout.buffer.write(encode(message) + b"\n")
     sys.stdout.buffer.flush()
-
-
-def _read_lines(loop: asyncio.AbstractEventLoop, lines: "asyncio.Queue[bytes]") -> None:
-    """Read standard input in a thread: it may be a file, a pipe or a terminal, and reading may never return."""
-    while True:
-        line = sys.stdin.buffer.readline()
-        try:
-            loop.call_soon_threadsafe(lines.put_nowait, line)
-        except RuntimeError:  # the loop is closed
-            return
-        if not line:
-            return

@@ -7,6 +7,7 @@ import functools
 import inspect
 import logging
 import os
+import sys
 import threading
 import time
 import weakref
@@ -305,3 +306,18 @@ def days_ahead(day: str) -> tuple[str, str]:
         return str(today + timedelta(days=1)), str(today + timedelta(days=2))
     except (ValueError, OverflowError):
         return day, day
+
+
+def read_stdin_lines(loop: asyncio.AbstractEventLoop, lines: "asyncio.Queue[bytes]") -> None:
+    """Read standard input in a thread: it may be a file, a pipe or a terminal, and reading may never return.
+
+    An empty line ends the queue.
+    """
+    while True:
+        line = sys.stdin.buffer.readline()
+        try:
+            loop.call_soon_threadsafe(lines.put_nowait, line)
+        except RuntimeError:  # the loop is closed
+            return
+        if not line:
+            return

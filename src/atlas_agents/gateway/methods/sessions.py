@@ -51,7 +51,9 @@ def add_methods(methods: Methods) -> None:
 
 async def create_session(caller: ClientConnection, params: wire.SessionsCreate) -> wire.Created:
     _check_agent(caller, params.agent_id)
-    key = new_id()
+    key = params.session_key or new_id()
+    if params.session_key and await caller.hub.store.session(caller.hub.atlas.tenant, caller.grant.prefix + key):
+        raise ProtocolError("CONFLICT", f"session {key!r} already exists: choose another key")
     metadata = _without_choices(params.metadata)
     await caller.hub.quotas.check(caller.grant.prefix + key, sessions=1, size=_size(metadata))
     session = await caller.hub.atlas.sessions.put(

@@ -11,11 +11,12 @@ Label = Annotated[str, Meta(max_length=200)]
 
 
 class SessionsCreate(types.WireStruct, frozen=True):
-    """Create a session with a new key."""
+    """Create a session, with a new key unless one is given that no session has."""
 
     agent_id: str | None = None
     label: Label | None = None
     metadata: dict[str, Any] | None = None
+    session_key: Key | None = None
 
 
 class Created(types.WireStruct, frozen=True):

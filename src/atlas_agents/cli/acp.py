@@ -1,0 +1,984 @@
+"""`atlas acp`: agents in editors, over the Agent Client Protocol (ACP) on standard input and output.
+
+A session of the editor is a session of the gateway: the web UI, `atlas chat` and other clients see it too. Messages to
+the editor are built as the protocol writes them; the library validates and sends them.
+"""
+
+import asyncio
+import json
+import os
+import sys
+import threading
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import AsyncExitStack, suppress
+from datetime import UTC, datetime
+from functools import cache, wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar, cast
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from atlas_agents.cli import connect
+from atlas_agents.cli.command import AgentOption, Group, command
+from atlas_agents.cli.output import one_line
+from atlas_agents.client import GatewayClient, SessionEvent, Unauthorized
+from atlas_agents.core import install_command, package_version
+from atlas_agents.core.aio import BackgroundTasks, read_stdin_lines
+from atlas_agents.core.errors import AtlasError, ConfigError, GatewayError
+from atlas_agents.core.messages import new_id
+from atlas_agents.core.text import escape_text
+from atlas_agents.gateway.protocol import events, types
+from atlas_agents.gateway.protocol.sessions import RunPosition
+
+if TYPE_CHECKING:
+    from atlas_agents.config.settings import Settings
+
+app = Group()
+Update: TypeAlias = dict[str, Any]
+ApprovalRequest: TypeAlias = events.ApprovalRequested | types.ApprovalShape
+Ended: TypeAlias = events.ChatFinal | events.ChatError
+P = ParamSpec("P")
+T = TypeVar("T")
+Self = TypeVar("Self")
+PROTOCOL_VERSION = 1
+_PARSE_ERROR, _INVALID_REQUEST, _INVALID_PARAMS, _INTERNAL_ERROR = -32700, -32600, -32602, -32603
+_AUTH_REQUIRED, _NOT_FOUND = -32000, -32002
+_ERROR_CODES = {"INVALID_PARAMS": _INVALID_PARAMS, "SESSION_NOT_FOUND": _NOT_FOUND, "AGENT_NOT_FOUND": _INVALID_PARAMS}
+_AUTH_METHOD = {
+    "id": "local",
+    "name": "Atlas on this computer",
+    "description": "Uses the gateway of your home folder. There is nothing to sign in to.",
+}
+_CAPABILITIES: dict[str, Any] = {
+    "loadSession": True,
+    "promptCapabilities": {"image": True, "audio": False, "embeddedContext": True},
+    "mcpCapabilities": {"http": False, "sse": False},
+    "sessionCapabilities": {"list": {}, "resume": {}, "close": {}},
+}
+_DEFAULT_MODEL = "default"
+_PAGE = 200
+_MAX_OLD_TEXT = 1024 * 1024
+_KINDS = {
+    "file_read": "read",
+    "file_list": "search",
+    "file_search": "search",
+    "file_write": "edit",
+    "file_edit": "edit",
+    "bash": "execute",
+    "code_interpreter": "execute",
+    "web_fetch": "fetch",
+    "web_search": "search",
+}
+_SUBJECTS = ("command", "path", "url", "query", "code")
+"""Arguments that say in a line what a call does."""
+_OPTIONS = {
+    "allow-once": ("Allow once", "allow_once"),
+    "allow-session": ("Allow for this session", "allow_always"),
+    "allow-always": ("Always allow exactly this call", "allow_always"),
+    "deny": ("Deny", "reject_once"),
+}
+_PLAN_STATUS = {"pending": "pending", "running": "in_progress"}
+_FIELD_TYPES = {"text": "string", "choice": "string", "choices": "array"}
+
+
+@command(app)
+async def acp(agent: AgentOption = None) -> None:
+    """Use agents in an editor, over the Agent Client Protocol.
+
+    The editor, such as Zed, a JetBrains IDE or Neovim, starts this command and uses its standard input and output. The
+    agents of the workspace answer,
+    through the running gateway or without one, in stored sessions that `atlas chat` and the web UI show as well.
+    """
+    try:
+        from acp import AgentSideConnection
+    except ImportError as error:
+        raise ConfigError(f"the ACP library is not installed; run: {install_command('acp')}") from error
+    async with AsyncExitStack() as stack:
+
+        def create(editor: Any) -> Any:
+            served = EditorAgent(editor, agent)
+            stack.push_async_callback(served.close)
+            return served
+
+        transport = stack.enter_context(EditorTransport())
+        connection = AgentSideConnection(create, transport, listening=False, use_unstable_protocol=True)
+        stack.push_async_callback(connection.close)
+        await connection.listen()
+
+
+class Editor(Protocol):
+    """The editor's side of the connection: what the agent can ask of it."""
+
+    async def session_update(self, session_id: str, update: Any) -> None: ...
+    async def request_permission(self, session_id: str, tool_call: Any, options: Any) -> Any: ...
+    async def create_elicitation(self, message: str, mode: Any) -> Any: ...
+
+
+class EditorTransport:
+    """JSON-RPC messages, one per line. What other code prints goes to standard error while it is open."""
+
+    def __enter__(self) -> "EditorTransport":
+        self._lines: asyncio.Queue[bytes] = asyncio.Queue()
+        sys.stdout.flush()
+        self._output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=read_stdin_lines, args=(loop, self._lines), daemon=True).start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(BrokenPipeError):
+            self._output.close()
+
+    async def receive(self) -> dict[str, Any] | None:
+        """Return the next message, None at the end. What is not JSON-RPC is answered with an error and skipped."""
+        while line := await self._lines.get():
+            if not line.strip():
+                continue
+            try:
+                message: Any = msgspec.json.decode(line)
+            except (msgspec.DecodeError, UnicodeError, RecursionError):
+                await self.send(_error_message(_PARSE_ERROR, "Parse error: expected one JSON object per line"))
+                continue
+            if _is_message(message):
+                return message
+            await self.send(_error_message(_INVALID_REQUEST, "Invalid request: expected a JSON-RPC 2.0 message"))
+        return None
+
+    async def send(self, message: dict[str, Any]) -> None:
+        with suppress(BrokenPipeError):  # the editor is gone; the end of the input follows
+            self._output.write(json.dumps(message, separators=(",", ":"), default=str).encode() + b"\n")
+            self._output.flush()
+
+    async def close(self) -> None:
+        """Nothing to wait for: a message is written when it is sent."""
+
+
+def _error_message(code: int, text: str) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": None, "error": {"code": code, "message": text}}
+
+
+def _is_message(message: Any) -> bool:
+    """Return whether a value is a request, a notification or a response that the library can handle."""
+    if not isinstance(message, dict):
+        return False
+    fields = cast(dict[str, Any], message)
+    return (
+        isinstance(fields.get("id"), str | int | None)
+        and isinstance(fields.get("method"), str | None)
+        and isinstance(fields.get("error"), dict | None)
+        and ("method" in fields or "id" in fields)
+    )
+
+
+def _request_error(code: int, text: str, **data: Any) -> Exception:
+    from acp import RequestError
+
+    return RequestError(code, text, data or None)
+
+
+def _answer_errors(
+    method: Callable[Concatenate[Self, P], Awaitable[T]],
+) -> Callable[Concatenate[Self, P], Awaitable[T]]:
+    """Send what goes wrong in a request as an error that the editor shows."""
+
+    @wraps(method)
+    async def wrapper(self: Self, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return await method(self, *args, **kwargs)
+        except Unauthorized as error:
+            raise _request_error(_AUTH_REQUIRED, str(error)) from error
+        except GatewayError as error:
+            code = _ERROR_CODES.get(error.kind, _INTERNAL_ERROR)
+            raise _request_error(code, str(error), kind=error.kind, retryable=error.retryable) from error
+        except AtlasError as error:
+            raise _request_error(_INTERNAL_ERROR, str(error)) from error
+
+    return wrapper
+
+
+class EditorAgent:
+    """The agent side of the connection: each public method is a request or a notification of the editor."""
+
+    def __init__(self, editor: Editor, agent_id: str | None = None) -> None:
+        self._editor = editor
+        self._agent_id = agent_id
+        self._gateway = connect.GatewaySession(cache(self._load_settings))
+        self._gateway.on_status = _print_status
+        self._sessions: dict[str, EditorSession] = {}
+        self._capabilities: Any = None
+        self._opened: Path | None = None
+        """The folder that the editor opened first."""
+
+    async def close(self) -> None:
+        for session in self._sessions.values():
+            await session.close()
+        await self._gateway.close()
+
+    async def initialize(
+        self, protocol_version: int, client_capabilities: Any = None, client_info: Any = None, **_: Any
+    ) -> dict[str, Any]:
+        self._capabilities = client_capabilities
+        return {
+            "protocolVersion": PROTOCOL_VERSION,
+            "agentInfo": {"name": "atlas", "title": "Atlas Agents", "version": package_version()},
+            "agentCapabilities": _CAPABILITIES,
+            "authMethods": [_AUTH_METHOD],
+        }
+
+    async def authenticate(self, method_id: str, **_: Any) -> dict[str, Any]:
+        if method_id != _AUTH_METHOD["id"]:
+            raise _request_error(_INVALID_PARAMS, f"unknown methodId {method_id!r}: expected {_AUTH_METHOD['id']!r}")
+        return {}
+
+    @_answer_errors
+    async def new_session(self, cwd: str, mcp_servers: Any = None, **_: Any) -> dict[str, Any]:
+        folder = _read_folder(cwd)
+        client = await self._connect(folder)
+        agent = connect.find_agent(await connect.list_agents(self._gateway), self._agent_id)
+        session = await self._open(client, new_id(), folder, mcp_servers or ())
+        session.agent_id = agent["id"]
+        return {"sessionId": session.key, **await self._choices(session)}
+
+    @_answer_errors
+    async def load_session(self, cwd: str, session_id: str, mcp_servers: Any = None, **_: Any) -> dict[str, Any]:
+        """Open a stored session, and send its whole history first."""
+        session = await self._reopen(session_id, _read_folder(cwd), mcp_servers or ())
+        await session.replay()
+        session.follow()
+        return await self._choices(session)
+
+    @_answer_errors
+    async def resume_session(self, session_id: str, cwd: str, mcp_servers: Any = None, **_: Any) -> dict[str, Any]:
+        """Open a stored session whose history the editor has."""
+        session = await self._reopen(session_id, _read_folder(cwd), mcp_servers or ())
+        session.follow()
+        return await self._choices(session)
+
+    @_answer_errors
+    async def list_sessions(self, cwd: str | None = None, cursor: str | None = None, **_: Any) -> dict[str, Any]:
+        folder = None if cwd is None else _read_folder(cwd)
+        client = await self._connect(folder or _project_folder())
+        home = str(await _agents_folder(client))
+        page = await client.call("sessions.list", limit=_PAGE, cursor=cursor)
+        found = [_session_info(each, home) for each in page["sessions"]]
+        shown = [each for each in found if folder is None or each["cwd"] == str(folder)]
+        return {"sessions": shown, "nextCursor": page.get("nextCursor")}
+
+    @_answer_errors
+    async def close_session(self, session_id: str, **_: Any) -> dict[str, Any]:
+        session = self._find(session_id)
+        if session.answering:
+            await session.cancel()
+        del self._sessions[session_id]
+        await session.close()
+        return {}
+
+    @_answer_errors
+    async def set_session_mode(self, session_id: str, mode_id: str, **_: Any) -> dict[str, Any]:
+        """Choose the agent: the modes of a session are the agents."""
+        session = self._find(session_id)
+        await self._choose(session, "agent", mode_id)
+        choices = await self._choices(session)
+        await session.send({"sessionUpdate": "config_option_update", "configOptions": choices["configOptions"]})
+        return {}
+
+    @_answer_errors
+    async def set_config_option(self, config_id: str, session_id: str, value: Any, **_: Any) -> dict[str, Any]:
+        session = self._find(session_id)
+        await self._choose(session, config_id, value)
+        if config_id == "agent":
+            await session.send({"sessionUpdate": "current_mode_update", "currentModeId": value})
+        return {"configOptions": (await self._choices(session))["configOptions"]}
+
+    @_answer_errors
+    async def prompt(self, session_id: str, prompt: Sequence[Any], **_: Any) -> dict[str, Any]:
+        session = self._find(session_id)
+        return await session.prompt(_message_parts(prompt, session.folder))
+
+    async def cancel(self, session_id: str, **_: Any) -> None:
+        if session_id in self._sessions:
+            await self._sessions[session_id].cancel()
+
+    async def _connect(self, folder: Path | None) -> GatewayClient:
+        self._opened = self._opened or folder
+        await self._gateway.client.connect()
+        return self._gateway.client
+
+    def _load_settings(self) -> "Settings":
+        """Load the settings of a gateway of our own: the editor's folder is the default of `folder`."""
+        settings = connect.load_settings()
+        if settings.folder is not None or self._opened is None:
+            return settings
+        return connect.load_settings(folder=str(self._opened))
+
+    async def _reopen(self, key: str, folder: Path, servers: Iterable[Any]) -> "EditorSession":
+        client = await self._connect(folder)
+        if (open_session := self._sessions.get(key)) is not None:
+            open_session.check_idle()
+            await open_session.close()
+        found: Any = (await client.call("sessions.get", session_key=key))["session"]
+        session = await self._open(client, key, folder, servers)
+        session.stored, session.agent_id, session.model = True, found["agentId"], found.get("model", "")
+        return session
+
+    async def _open(self, client: GatewayClient, key: str, folder: Path, servers: Iterable[Any]) -> "EditorSession":
+        home = await _agents_folder(client)
+        session = self._sessions[key] = EditorSession(key, client, self._editor, home, folder)
+        session.forms = getattr(self._capabilities, "elicitation", None)
+        session.notices += _open_notices(home, folder, [str(each.name) for each in servers])
+        return session
+
+    def _find(self, key: str) -> "EditorSession":
+        if key not in self._sessions:
+            raise _request_error(_NOT_FOUND, f"session {key!r} is not open; use session/new or session/load")
+        return self._sessions[key]
+
+    async def _choices(self, session: "EditorSession") -> dict[str, Any]:
+        """Return the agents and models to choose from, if there are several, as options and the agents as modes."""
+        agents = await connect.list_agents(self._gateway)
+        current = session.agent_id or connect.find_agent(agents, None)["id"]
+        models = [each["id"] for each in await self._models()]
+        options: list[dict[str, Any]] = []
+        found: dict[str, Any] = {"configOptions": options}
+        if len(agents) > 1:
+            named = [(each["id"], each["name"] or each["id"], each["description"]) for each in agents]
+            options.append(_select("agent", "Agent", "mode", current, named))
+            modes = [{"id": id, "name": name, "description": about} for id, name, about in named]
+            found["modes"] = {"currentModeId": current, "availableModes": modes}
+        if models:
+            known = [(_DEFAULT_MODEL, "The agent's model", ""), *((each, each, "") for each in models)]
+            options.append(_select("model", "Model", "model", session.model or _DEFAULT_MODEL, known))
+        return found
+
+    async def _models(self) -> list[dict[str, Any]]:
+        return [each for each in (await self._gateway.client.call("models.list"))["models"] if each["available"]]
+
+    async def _choose(self, session: "EditorSession", option: str, value: Any) -> None:
+        known = {each["id"]: each for each in (await self._choices(session))["configOptions"]}
+        if option not in known:
+            raise _request_error(_INVALID_PARAMS, f"unknown option {option!r}; options: {', '.join(known) or 'none'}")
+        values = [each["value"] for each in known[option]["options"]]
+        if value not in values:
+            raise _request_error(_INVALID_PARAMS, f"unknown {option} {value!r}; available: {', '.join(values)}")
+        await session.choose(option, "" if option == "model" and value == _DEFAULT_MODEL else value)
+
+
+def _print_status(status: str) -> None:
+    if status:
+        print(f"atlas: {status}", file=sys.stderr, flush=True)
+
+
+def _read_folder(cwd: str) -> Path:
+    folder = Path(cwd)
+    if not folder.is_absolute():
+        raise _request_error(_INVALID_PARAMS, f"cwd: expected an absolute path, got {cwd!r}")
+    if not folder.is_dir():
+        raise _request_error(_INVALID_PARAMS, f"cwd: folder not found: {cwd}")
+    return folder
+
+
+def _project_folder() -> Path | None:
+    """Return the folder that the editor started this command in, unless it is not that of a project."""
+    folder = Path.cwd()
+    return None if folder in (Path.home(), Path("/")) else folder
+
+
+async def _agents_folder(client: GatewayClient) -> Path:
+    """Return the folder that the agents' tools are confined to."""
+    config: dict[str, Any] = (await client.call("config.get"))["config"]
+    return Path(config.get("folder") or config["workspace"])
+
+
+def _open_notices(home: Path, folder: Path, servers: Sequence[str]) -> Iterator[str]:
+    """Yield what the person should know of a session that is not as the editor asked for it."""
+    if not folder.resolve().is_relative_to(home.resolve()):
+        yield (
+            f"The agents of this gateway work in {home} and cannot read or change files in {folder}. To use them "
+            f'there, set folder = "{folder}" in its atlas.toml, or stop the gateway: `atlas acp` then works there.'
+        )
+    if servers:
+        yield (
+            f"The editor offers MCP servers, which are not used: {', '.join(servers)}. To let agents use a server, add "
+            "it to the workspace and approve its tools: atlas mcp add"
+        )
+
+
+def _select(id: str, name: str, category: str, current: str, options: Iterable[tuple[str, str, str]]) -> dict[str, Any]:
+    values = [{"value": value, "name": title, "description": about} for value, title, about in options]
+    return {"type": "select", "id": id, "name": name, "category": category, "currentValue": current, "options": values}
+
+
+def _session_info(session: dict[str, Any], home: str) -> dict[str, Any]:
+    return {
+        "sessionId": session["sessionKey"],
+        "cwd": session.get("metadata", {}).get("cwd") or home,
+        "title": session["label"] or None,
+        "updatedAt": datetime.fromtimestamp(session["updatedAt"] / 1000, UTC).isoformat(),
+    }
+
+
+class EditorSession:
+    """A session that is open in the editor: sends its events as updates, and asks the person for approvals."""
+
+    def __init__(self, key: str, client: GatewayClient, editor: Editor, home: Path, folder: Path) -> None:
+        self.key = key
+        self.folder = home
+        """The folder that paths of tools are relative to."""
+        self.stored = False
+        self.agent_id = ""
+        self.model = ""
+        self.forms: Any = None
+        """What kinds of forms the editor can show."""
+        self.notices: list[str] = []
+        self._client = client
+        self._editor = editor
+        self._cwd = folder
+        self._feed = client.follow(key)
+        self._tasks = BackgroundTasks("ACP session")
+        self._following: asyncio.Task[None] | None = None
+        self._questions: dict[str, tuple[ApprovalRequest, asyncio.Task[None]]] = {}
+        self._calls: dict[str, ToolCallView] = {}
+        """The calls that have no result yet."""
+        self._texts: dict[str, str] = {}
+        """The text that was sent of each run since its last message."""
+        self._messages = 0
+        self._sending = asyncio.Lock()
+        self._ended: asyncio.Future[Ended] | None = None
+        self._run_id = ""
+        self._cancelled = False
+
+    @property
+    def answering(self) -> bool:
+        return self._ended is not None
+
+    def check_idle(self) -> None:
+        if self.answering:
+            reason = "is answering a prompt; wait for the answer, or send session/cancel first"
+            raise _request_error(_INVALID_REQUEST, f"session {self.key} {reason}")
+
+    async def close(self) -> None:
+        await self._tasks.close()
+        with suppress(GatewayError):
+            await self._feed.close()
+
+    async def send(self, update: Update) -> None:
+        await self._editor.session_update(session_id=self.key, update=update)
+
+    async def choose(self, option: str, value: str) -> None:
+        await self._store()
+        if option == "agent":
+            await self._client.call("sessions.update", session_key=self.key, agent_id=value)
+            self.agent_id = value
+        else:
+            await self._client.call("sessions.update", session_key=self.key, model=value)
+            self.model = value
+
+    def follow(self) -> None:
+        """Send the events of all runs of the session from now on, also of those that other clients start."""
+        if self._following is None or self._following.done():
+            self._following = self._tasks.spawn(self._follow())
+
+    async def prompt(self, parts: list[dict[str, Any]]) -> dict[str, Any]:
+        """Send a message and wait until its turn has ended and all its updates are sent."""
+        self.check_idle()
+        self._ended, self._cancelled = asyncio.get_running_loop().create_future(), False
+        try:
+            await self._store()
+            for notice in self.notices:
+                await self.send(_text_chunk("agent_message_chunk", f"{notice}\n\n", new_id()))
+            self.notices.clear()
+            async with self._sending:  # no event of the run is handled before its id is known
+                self._run_id = (await self._feed.send(parts)).run_id
+            self.follow()
+            if self._cancelled:
+                await self._abort(run_id=self._run_id)
+            return self._outcome(await self._ended)
+        finally:
+            self._ended, self._run_id = None, ""
+
+    async def cancel(self) -> None:
+        """Cancel the turn of the prompt, or without one the turns that other clients started."""
+        self._cancelled = True
+        if self._ended is None:
+            await self._abort(session_key=self.key)
+        elif self._run_id:
+            await self._abort(run_id=self._run_id)
+
+    async def replay(self) -> None:
+        """Send the stored messages, oldest first."""
+        await self._feed.subscribe()
+        pages: list[Sequence[types.MessageShape]] = [self._feed.messages]
+        while pages[-1] and pages[-1][0].seq > 1:
+            answer = await self._client.call("chat.history", session_key=self.key, before=pages[-1][0].id, limit=_PAGE)
+            pages.append([msgspec.convert(each, types.MessageShape) for each in answer["messages"]])
+        for page in reversed(pages):
+            for message in page:
+                await self._replay_message(message)
+
+    async def _store(self) -> None:
+        """Create the session when it is first used: an editor opens many that are not."""
+        if not self.stored:
+            metadata = {"cwd": str(self._cwd)}
+            await self._client.call(
+                "sessions.create", session_key=self.key, agent_id=self.agent_id or None, metadata=metadata
+            )
+            self.stored = True
+
+    async def _abort(self, **which: str) -> None:
+        with suppress(GatewayError):  # the turn has ended
+            await self._client.call("chat.abort", **which)
+
+    def _outcome(self, event: Ended) -> dict[str, Any]:
+        if isinstance(event, events.ChatFinal):
+            return {"stopReason": _stop_reason(event), "usage": _usage(event.usage)}
+        if self._cancelled:
+            return {"stopReason": "cancelled"}
+        raise _request_error(_INTERNAL_ERROR, event.message, kind=event.kind)
+
+    async def _follow(self) -> None:
+        failure: BaseException = GatewayError("the event stream ended before the turn did")
+        try:
+            async for event in self._feed:
+                async with self._sending:
+                    await self._handle(event)
+        except (GatewayError, ConnectionError) as error:
+            failure = error
+        finally:
+            if self._ended is not None and not self._ended.done():
+                self._ended.set_exception(failure)
+
+    async def _handle(self, event: SessionEvent) -> None:
+        match event:
+            case events.ChatDelta(run_id, text):
+                await self._send_text(run_id, text)
+            case events.ChatReasoning(run_id, text):
+                await self.send(_text_chunk("agent_thought_chunk", text, self._message_id(run_id)))
+            case events.ChatReset(run_id):
+                await self._withdraw(run_id)
+            case events.ChatMessage(run_id, message):
+                await self._handle_message(run_id, message)
+            case events.PlanChanged():
+                await self.send(_plan(event.steps))
+            case events.RunHandoff(run_id):
+                text = f"{event.from_} hands off to {event.to}"
+                await self.send(_text_chunk("agent_thought_chunk", text, self._message_id(run_id)))
+            case RunPosition():
+                await self._handle_position(event)
+            case events.ChatFinal() | events.ChatError():
+                await self._handle_end(event)
+            case _:
+                await self._handle_call(event)
+
+    async def _handle_call(self, event: SessionEvent) -> None:
+        match event:
+            case events.ToolCalling(run_id, call_id, name, arguments):
+                await self._announce(_call_key(run_id, call_id), name, arguments)
+            case events.ToolProgressing(run_id, call_id, message):
+                if (call := self._calls.get(_call_key(run_id, call_id))) is not None:
+                    await self.send(call.progressed(message))
+            case events.ToolSettled(run_id, call_id):
+                await self._settle(_call_key(run_id, call_id), event.status, event.result)
+            case events.ApprovalRequested():
+                self._ask(event)
+            case events.ApprovalResolved():
+                await self._handle_resolved(event)
+            case _:
+                pass
+
+    async def _send_text(self, run_id: str, text: str) -> None:
+        self._texts[run_id] = self._texts.get(run_id, "") + text
+        await self.send(_text_chunk("agent_message_chunk", text, self._message_id(run_id)))
+
+    def _message_id(self, run_id: str) -> str:
+        return f"{run_id}-{self._messages}"
+
+    async def _withdraw(self, run_id: str) -> None:
+        """Say that text is void, because an editor cannot remove it, and begin a new message."""
+        self._messages += 1
+        if self._texts.pop(run_id, ""):
+            text = "\n\n*(The model was interrupted; its answer starts again.)*\n\n"
+            await self.send(_text_chunk("agent_message_chunk", text, self._message_id(run_id)))
+            self._messages += 1
+
+    async def _handle_message(self, run_id: str, message: types.MessageShape) -> None:
+        """Show the messages that other clients send; those of the model were sent while it wrote them."""
+        if message.role == "user" and run_id != self._run_id:
+            await self._replay_message(message)
+        elif message.role == "assistant":
+            if (text := _text(message)) and not self._texts.pop(run_id, ""):
+                await self.send(_text_chunk("agent_message_chunk", text, message.id))
+            self._messages += 1
+
+    async def _handle_position(self, position: RunPosition) -> None:
+        """Send what a run had done before this client subscribed to it."""
+        for part in position.parts or ():
+            if isinstance(part, types.ToolResultPart):
+                await self._settle(_call_key(position.run_id, part.call_id), part.status, part.result)
+            elif isinstance(part, types.TextPart):
+                await self._send_text(position.run_id, part.text)
+            elif isinstance(part, types.ThinkingPart):
+                await self.send(_text_chunk("agent_thought_chunk", part.text, self._message_id(position.run_id)))
+        if position.plan:
+            await self.send(_plan(position.plan))
+        for request in position.pending_approvals:
+            self._ask(request)
+
+    async def _handle_end(self, event: Ended) -> None:
+        for request, asking in self._questions.values():
+            if request.run_id == event.run_id:
+                asking.cancel()
+        self._texts.pop(event.run_id, None)
+        self._messages += 1
+        if isinstance(event, events.ChatFinal) and event.message is not None and event.message.refusal:
+            await self.send(_text_chunk("agent_message_chunk", event.message.refusal, new_id()))
+        if event.run_id == self._run_id and self._ended is not None and not self._ended.done():
+            self._ended.set_result(event)
+
+    async def _announce(self, id: str, name: str, arguments: dict[str, Any]) -> "ToolCallView":
+        """Send a call once, before anything else about it."""
+        if id not in self._calls:
+            call = self._calls[id] = ToolCallView(id, name, arguments, self.folder)
+            await self.send(call.started())
+        return self._calls[id]
+
+    async def _settle(self, id: str, status: str, result: Any) -> None:
+        if (call := self._calls.pop(id, None)) is not None:
+            await self.send(call.settled(status, result))
+
+    async def _replay_message(self, message: types.MessageShape) -> None:
+        kind = "user_message_chunk" if message.role == "user" else "agent_message_chunk"
+        for part in message.parts:
+            match part:
+                case types.ThinkingPart(text):
+                    await self.send(_text_chunk("agent_thought_chunk", text, message.id))
+                case types.ToolCallPart(id, name, arguments):
+                    await self._announce(_call_key(message.run_id, id), name, arguments)
+                case types.ToolResultPart(call_id, status, result):
+                    await self._settle(_call_key(message.run_id, call_id), status, result)
+                case _:
+                    await self.send({"sessionUpdate": kind, "content": _content(part), "messageId": message.id})
+        if message.refusal:
+            await self.send(_text_chunk("agent_message_chunk", message.refusal, message.id))
+
+    def _ask(self, request: ApprovalRequest) -> None:
+        """Ask in a task: the session goes on, and another client may answer first."""
+        if request.approval_id not in self._questions:
+            asking = self._ask_call(request) if request.form is None else self._ask_form(request, request.form)
+            self._questions[request.approval_id] = request, self._tasks.spawn(asking)
+
+    async def _handle_resolved(self, event: events.ApprovalResolved) -> None:
+        """Stop asking, and show that the call runs if another client has allowed it."""
+        if event.approval_id not in self._questions:
+            return
+        request, asking = self._questions.pop(event.approval_id)
+        asking.cancel()
+        call = self._calls.get(_call_key(request.run_id, request.tool_call_id))
+        if call is not None and event.decision.startswith("allow"):
+            await self.send(call.allowed())
+
+    async def _ask_call(self, request: ApprovalRequest) -> None:
+        id = _call_key(request.run_id, request.tool_call_id)
+        call = await self._announce(id, request.tool_name, request.details)
+        options = [
+            {"optionId": option, "name": _OPTIONS[option][0], "kind": _OPTIONS[option][1]}
+            for option in request.options
+            if option in _OPTIONS
+        ]
+        try:
+            reply = await self._editor.request_permission(
+                session_id=self.key, tool_call=call.question(request), options=options
+            )
+        except ConnectionError:  # the editor is gone; another client can still answer
+            return
+        except Exception as error:  # noqa: BLE001 - a reply of the editor that is an error or not valid
+            await self._resolve(request, "deny", reason=one_line(f"the editor could not ask: {error}"))
+            return
+        chosen = getattr(reply.outcome, "option_id", None)
+        await self._resolve(request, chosen if chosen in request.options else "deny")
+
+    async def _ask_form(self, request: ApprovalRequest, form: types.FormShape) -> None:
+        """Show a form in the editor, again while its values are not valid; in a message if it cannot."""
+        message = escape_text(form.message)
+        while (mode := self._form_mode(request, form)) is not None:
+            try:
+                reply = await self._editor.create_elicitation(message, mode)
+            except ConnectionError:
+                return
+            except Exception:  # noqa: BLE001 - a reply of the editor that is an error or not valid
+                break
+            decision = {"accept": "allow-once", "decline": "deny"}.get(reply.action, "dismiss")
+            values = cast("dict[str, Any]", getattr(reply, "content", None) or {})
+            trouble = await self._resolve(request, decision, values if decision == "allow-once" else None)
+            if not trouble:
+                return
+            message = f"{trouble}\n\n{escape_text(form.message)}"
+        where = f"atlas approvals show {request.approval_id}"
+        link = f"\n\n{escape_text(form.url)}" if form.url else ""
+        text = f"{escape_text(form.asker)} asks: {escape_text(form.message)}{link}\n\n"
+        text += f"Answer in the web UI or a terminal; this editor cannot show the form: {where}\n\n"
+        await self.send(_text_chunk("agent_message_chunk", text, new_id()))
+
+    def _form_mode(self, request: ApprovalRequest, form: types.FormShape) -> Any:
+        """Return the form as the protocol describes it; None if the editor cannot show it."""
+        scope = {"session_id": self.key, "tool_call_id": _call_key(request.run_id, request.tool_call_id)}
+        if form.url and getattr(self.forms, "url", None) is not None:
+            from acp.schema import ElicitationUrlSessionMode
+
+            fields = {**scope, "elicitation_id": request.approval_id, "url": form.url}
+            return ElicitationUrlSessionMode.model_validate(fields)
+        if not form.url and getattr(self.forms, "form", None) is not None:
+            from acp.schema import ElicitationFormSessionMode
+
+            return ElicitationFormSessionMode.model_validate({**scope, "requested_schema": _form_schema(form)})
+        return None
+
+    async def _resolve(
+        self, request: ApprovalRequest, decision: str, values: dict[str, Any] | None = None, reason: str = ""
+    ) -> str:
+        """Send the answer. Return what is wrong with the values of a form; an earlier answer from elsewhere wins."""
+        try:
+            await self._client.call(
+                "approvals.resolve",
+                approval_id=request.approval_id,
+                decision=decision,
+                arguments=values,
+                reason=reason or None,
+                digest=request.digest or None,
+            )
+        except GatewayError as error:
+            return str(error) if values is not None and error.kind == "INVALID_PARAMS" else ""
+        return ""
+
+
+def _call_key(run_id: str, call_id: str) -> str:
+    """Return an id that is unique in a session: some models number the calls of each turn."""
+    return f"{run_id}-{call_id}"
+
+
+class ToolCallView:
+    """A tool call as the editor shows it: kind, title, the file it concerns, and for an edit the change."""
+
+    def __init__(self, id: str, name: str, arguments: dict[str, Any], folder: Path) -> None:
+        self._id = id
+        self._name = name
+        self._arguments = arguments
+        self._file = _file_path(arguments, folder) if name.startswith("file_") else None
+        self._diff = _diff(name, arguments, self._file)
+        self._output: list[str] = []
+
+    def started(self) -> Update:
+        return {
+            "sessionUpdate": "tool_call",
+            "toolCallId": self._id,
+            "status": "in_progress",
+            "rawInput": self._arguments,
+            "content": self._diff,
+            **self._description(),
+        }
+
+    def progressed(self, message: str) -> Update:
+        self._output.append(message)
+        return self._update("in_progress", [*self._diff, _text_content("\n".join(self._output))])
+
+    def settled(self, status: str, result: Any) -> Update:
+        text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
+        done = status == "ok"
+        content = self._diff if done and self._diff else [_text_content(text)] if text else []
+        return {**self._update("completed" if done else "failed", content), "rawOutput": result}
+
+    def question(self, request: ApprovalRequest) -> Update:
+        """Describe the call with nothing hidden in it, for the person who decides."""
+        shown = request.preview or json.dumps(request.details, ensure_ascii=False, indent=2, default=str)
+        lines = [f"```\n{escape_text(shown)}\n```"]
+        lines += [f"in {escape_text(request.working_dir)}"] if request.working_dir else []
+        lines += [f"because of {one_line(request.risk)}"] if request.risk else []
+        content = [*self._diff, _text_content("\n".join(lines))]
+        asked = {"toolCallId": self._id, "status": "pending", "rawInput": request.details, "content": content}
+        return {**asked, **self._description()}
+
+    def allowed(self) -> Update:
+        return self._update("in_progress", self._diff)
+
+    def _description(self) -> dict[str, Any]:
+        start = self._arguments.get("start")
+        line = {"line": start} if isinstance(start, int) and start > 0 else {}
+        subject = next((self._arguments[each] for each in _SUBJECTS if self._arguments.get(each)), "")
+        title = f"{self._name} {subject}" if isinstance(subject, str) else self._name
+        return {
+            "title": one_line(title, 200).strip(),
+            "kind": _KINDS.get(self._name, "other"),
+            "locations": [{"path": str(self._file), **line}] if self._file else [],
+        }
+
+    def _update(self, status: str, content: list[dict[str, Any]]) -> Update:
+        return {"sessionUpdate": "tool_call_update", "toolCallId": self._id, "status": status, "content": content}
+
+
+def _file_path(arguments: dict[str, Any], folder: Path) -> Path | None:
+    """Return the absolute path of the file that a call names, if it is inside the folder."""
+    name = arguments.get("path")
+    path = Path(os.path.normpath(folder / name)) if isinstance(name, str) and "\0" not in name else None
+    return path if path is not None and path.is_relative_to(folder) else None
+
+
+def _diff(name: str, arguments: dict[str, Any], file: Path | None) -> list[dict[str, Any]]:
+    """Return the change that a call makes in a file, as content of the call."""
+    old, new = arguments.get("old"), arguments.get("new")
+    if name == "file_write":
+        new = arguments.get("content")
+        old = _current_text(file) if file else None
+        old = None if old == new else old  # written already
+    if file is None or _KINDS.get(name) != "edit" or not isinstance(new, str):
+        return []
+    return [{"type": "diff", "path": str(file), "oldText": old if isinstance(old, str) else None, "newText": new}]
+
+
+def _current_text(file: Path) -> str | None:
+    try:
+        return file.read_text(encoding="utf-8") if file.stat().st_size <= _MAX_OLD_TEXT else None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+def _text_content(text: str) -> dict[str, Any]:
+    return {"type": "content", "content": {"type": "text", "text": text}}
+
+
+def _text_chunk(kind: str, text: str, message_id: str) -> Update:
+    return {"sessionUpdate": kind, "content": {"type": "text", "text": text}, "messageId": message_id}
+
+
+def _text(message: types.MessageShape) -> str:
+    return "".join(part.text for part in message.parts if isinstance(part, types.TextPart))
+
+
+def _content(part: types.Part) -> dict[str, Any]:
+    """Return a part of a message as a content block."""
+    match part:
+        case types.TextPart(text):
+            return {"type": "text", "text": text}
+        case types.ImagePart(media_type, data, url) if data:
+            return {"type": "image", "mimeType": media_type, "data": data, "uri": url or None}
+        case types.ImagePart(url=url):
+            return {"type": "text", "text": f"[image]({url})" if url else "[image]"}
+        case types.FilePart(name):
+            return {"type": "text", "text": f"[{name}]"}
+        case _:
+            return {"type": "text", "text": ""}
+
+
+def _plan(steps: Sequence[types.PlanStepShape]) -> Update:
+    entries = [
+        {
+            "content": f"{step.text} ({step.status})" if step.status in ("failed", "changed") else step.text,
+            "priority": "medium",
+            "status": _PLAN_STATUS.get(step.status, "completed"),
+        }
+        for step in steps
+        if step.status != "dropped"
+    ]
+    return {"sessionUpdate": "plan", "entries": entries}
+
+
+def _stop_reason(event: events.ChatFinal) -> str:
+    message = event.message
+    if event.cancelled:
+        return "cancelled"
+    if message is None:
+        return "end_turn"
+    if message.refusal:
+        return "refusal"
+    if any(isinstance(part, types.ToolCallPart) for part in message.parts):
+        return "max_turn_requests"
+    return "max_tokens" if message.metadata.get("truncated") else "end_turn"
+
+
+def _usage(usage: types.UsageShape) -> dict[str, int]:
+    return {
+        "inputTokens": usage.input_tokens,
+        "outputTokens": usage.output_tokens,
+        "totalTokens": usage.input_tokens + usage.output_tokens,
+        "cachedReadTokens": usage.cached_tokens,
+        "cachedWriteTokens": usage.cache_write_tokens,
+        "thoughtTokens": usage.reasoning_tokens,
+    }
+
+
+def _form_schema(form: types.FormShape) -> dict[str, Any]:
+    """Return the fields of a form as a JSON Schema."""
+    return {
+        "type": "object",
+        "properties": {field.name: _field_schema(field) for field in form.fields},
+        "required": [field.name for field in form.fields if field.required],
+    }
+
+
+def _field_schema(field: types.FieldShape) -> dict[str, Any]:
+    choices = [{"const": each.value, "title": each.title or each.value} for each in field.choices]
+    numeric = field.kind in ("number", "integer")
+    least, most = ("minimum", "maximum") if numeric else ("minLength", "maxLength")
+    if field.kind == "choices":
+        least, most = "minItems", "maxItems"
+    schema = {
+        "type": _FIELD_TYPES.get(field.kind, field.kind),
+        "title": escape_text(field.title) or None,
+        "description": escape_text(field.description) or None,
+        "default": field.default,
+        "format": field.format or None,
+        "pattern": field.pattern or None,
+        least: field.least,
+        most: field.most,
+        "oneOf": choices if field.kind == "choice" else None,
+        "items": {"anyOf": choices} if field.kind == "choices" else None,
+    }
+    return {name: value for name, value in schema.items() if value is not None}
+
+
+# Prompts
+
+
+def _message_parts(blocks: Sequence[Any], folder: Path) -> list[dict[str, Any]]:
+    """Return the content blocks of a prompt as parts of a message."""
+    parts = [_message_part(block, folder) for block in blocks]
+    if not any(part["type"] != "text" or part["text"].strip() for part in parts):
+        raise _request_error(_INVALID_PARAMS, "prompt: the message is empty")
+    return parts
+
+
+def _message_part(block: Any, folder: Path) -> dict[str, Any]:
+    match block.type:
+        case "text":
+            return {"type": "text", "text": block.text}
+        case "image" if block.data:
+            return {"type": "image", "mediaType": block.mime_type, "data": block.data}
+        case "resource_link":
+            return {"type": "text", "text": f"[{block.name}]({_relative(block.uri, folder)})"}
+        case "resource":
+            return _resource_part(block.resource, folder)
+        case kind:
+            expected = "expected text, images, resources or links to them"
+            raise _request_error(_INVALID_PARAMS, f"prompt: {kind} content is not supported; {expected}")
+
+
+def _resource_part(resource: Any, folder: Path) -> dict[str, Any]:
+    name, text = _relative(resource.uri, folder), getattr(resource, "text", None)
+    if text is not None:
+        return {"type": "text", "text": f"File {name}:\n\n{text}"}
+    media_type = resource.mime_type or ""
+    if media_type.startswith("image/"):
+        return {"type": "image", "mediaType": media_type, "data": resource.blob}
+    if media_type == "application/pdf":
+        return {"type": "file", "name": Path(name).name, "mediaType": media_type, "data": resource.blob}
+    raise _request_error(_INVALID_PARAMS, f"prompt: {name}: expected text, an image or a PDF, got {media_type!r}")
+
+
+def _relative(uri: str, folder: Path) -> str:
+    """Return the path that tools use for a file, with its lines if the URI names them; other URIs stay."""
+    parts = urlsplit(uri)
+    if parts.scheme != "file":
+        return uri
+    path = Path(unquote(parts.path))
+    shown = str(path.relative_to(folder) if path.is_relative_to(folder) else path)
+    return f"{shown}#{parts.fragment}" if parts.fragment else shown

@@ -1,0 +1,283 @@
+"""`atlas acp`: the official client of the Agent Client Protocol starts the command and uses agents through it."""
+
+import asyncio
+import json
+import re
+import sys
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import acp
+import pytest
+from acp.schema import (
+    AcceptElicitationResponse,
+    AllowedOutcome,
+    ClientCapabilities,
+    DeniedOutcome,
+    ElicitationCapabilities,
+    ElicitationFormCapabilities,
+    RequestPermissionResponse,
+)
+from atlas_command import ATLAS, POLICY, Home, reply_by_rule
+
+from atlas_agents.cli.acp import ToolCallView
+from atlas_agents.client import GatewayClient
+from checks import TIMEOUT, wait_until
+from model_server import ModelRequest, ModelServer, Reply, run_model_server
+
+pytestmark = pytest.mark.slow
+GUIDE = Path(__file__).parent.parent.parent / "docs" / "guide" / "editors.md"
+SETTINGS: list[dict[str, Any]] = [
+    entry
+    for block in re.findall(r"```json[^\n]*\n(.*?)```", GUIDE.read_text(encoding="utf-8"), re.DOTALL)
+    for entry in json.loads(block)["agent_servers"].values()
+]
+ZED, JETBRAINS = (tuple(entry["args"]) for entry in SETTINGS)
+PLUGIN = '''
+
+from atlas_agents import Choice, Field, Form, ToolContext
+
+
+@tool(effect="pure")
+async def order(context: ToolContext) -> str:
+    """Order tea."""
+    tea = Field("tea", "choice", required=True, choices=(Choice("green"), Choice("black")))
+    filled = await context.ask(Form("Shop", "Which tea?", (tea,)))
+    return f"ordered {filled.values['tea']}"
+
+
+tools.append(order)
+'''
+
+
+def reply(asked: ModelRequest) -> Reply:
+    if asked.results:
+        return reply_by_rule(asked)
+    if "write" in asked.text:
+        return Reply("I write.", (("file_write", {"path": "tea.txt", "content": "green\n"}),))
+    if "order" in asked.text:
+        return Reply("", (("demo__order", {}),))
+    return reply_by_rule(asked)
+
+
+@pytest.fixture
+def server() -> Generator[ModelServer]:
+    with run_model_server(reply) as model:
+        yield model
+
+
+@pytest.fixture
+def home(home: Home) -> Home:
+    (home.folder / "policy.toml").write_text(f'{POLICY}\n[tools.file_write]\nask = ["*"]\n')
+    return home
+
+
+class EditorDouble:
+    """The client side of an editor: keeps the updates, and answers questions with `answers`, then waits."""
+
+    def __init__(self, *answers: str) -> None:
+        self.updates: list[Any] = []
+        self.asked: list[Any] = []
+        self.answers = [*answers]
+        self.raw: list[dict[str, Any]] = []
+
+    def on_connect(self, conn: Any) -> None:
+        """Nothing is asked of the agent here."""
+
+    def observe(self, event: Any) -> None:
+        self.raw.append(event.message)
+
+    async def session_update(self, session_id: str, update: Any, **_: Any) -> None:
+        self.updates.append(update)
+
+    async def request_permission(
+        self, session_id: str, tool_call: Any, options: Sequence[Any], **_: Any
+    ) -> RequestPermissionResponse:
+        self.asked.append(tool_call)
+        answer = self.answers.pop(0)
+        if answer == "wait":
+            await asyncio.Event().wait()
+        if answer == "cancelled":
+            return RequestPermissionResponse(outcome=DeniedOutcome(outcome="cancelled"))
+        assert answer in [each.option_id for each in options]
+        return RequestPermissionResponse(outcome=AllowedOutcome(outcome="selected", option_id=answer))
+
+    async def create_elicitation(self, message: str, mode: Any, **_: Any) -> AcceptElicitationResponse:
+        self.asked.append(message)
+        return AcceptElicitationResponse(action="accept", content=json.loads(self.answers.pop(0)))
+
+    def texts(self, kind: str = "agent_message_chunk") -> str:
+        return "".join(each.content.text for each in self.updates if each.session_update == kind)
+
+    def calls(self) -> list[tuple[str, str]]:
+        return [
+            (each.session_update, each.status)
+            for each in self.updates
+            if each.session_update in ("tool_call", "tool_call_update")
+        ]
+
+
+@asynccontextmanager
+async def connected(
+    home: Home, editor: EditorDouble, arguments: tuple[str, ...] = ZED, *, forms: bool = False
+) -> AsyncGenerator[tuple[Any, asyncio.subprocess.Process]]:
+    """Start `atlas acp` and initialize it."""
+    process = {"shutdown_timeout": TIMEOUT, "stderr": asyncio.subprocess.DEVNULL}
+    async with (
+        asyncio.timeout(TIMEOUT),
+        acp.spawn_agent_process(
+            editor,  # pyright: ignore[reportArgumentType] - an editor implements what it needs
+            ATLAS,
+            *arguments,
+            env=home.environment(),
+            cwd=home.folder,
+            transport_kwargs=process,
+            observers=[editor.observe],
+            use_unstable_protocol=True,
+        ) as (agent, started),
+    ):
+        shown = ElicitationCapabilities(form=ElicitationFormCapabilities()) if forms else None
+        await agent.initialize(protocol_version=1, client_capabilities=ClientCapabilities(elicitation=shown))
+        yield agent, started
+    assert started.returncode == 0
+
+
+async def ask(agent: Any, session: str, text: str) -> Any:
+    return await agent.prompt(session_id=session, prompt=[acp.text_block(text)])
+
+
+async def test_editor_shows_a_turn_and_decides_on_its_calls(home: Home) -> None:
+    editor = EditorDouble("allow-once", "deny", "cancelled", "allow-once")
+    async with connected(home, editor) as (agent, _):
+        opened = await agent.new_session(cwd=str(home.folder), mcp_servers=[])
+        key = opened.session_id
+        answer = await ask(agent, key, "hello")
+        assert (answer.stop_reason, editor.texts()) == ("end_turn", "You wrote: hello")
+        assert len(editor.updates) > 1 and answer.usage.total_tokens > 0
+        for text, shown in (("act now", "did 'now'"), ("act again", "cancelled"), ("act later", "cancelled")):
+            editor.updates.clear()
+            await ask(agent, key, text)
+            assert shown in editor.texts()
+        assert editor.calls() == [("tool_call", "in_progress"), ("tool_call_update", "failed")]
+        assert [each.raw_input["command"] for each in editor.asked] == ["now", "again", "later"]
+        assert (home.folder / "acted").read_text() == "'now' 1\n"
+        editor.updates.clear()
+        await ask(agent, key, "write it down")
+        question, started = (
+            editor.asked[-1],
+            next(each for each in editor.updates if each.session_update == "tool_call"),
+        )
+        assert started.tool_call_id == question.tool_call_id and started.kind == "edit"
+        assert started.locations[0].path == str(home.folder / "tea.txt")
+        assert (question.content[0].type, question.content[0].new_text) == ("diff", "green\n")
+        assert (home.folder / "tea.txt").read_text() == "green\n"
+
+
+async def test_session_is_cancelled_and_loaded_by_the_next_process(home: Home) -> None:
+    editor = EditorDouble()
+    async with connected(home, editor) as (agent, _):
+        key = (await agent.new_session(cwd=str(home.folder), mcp_servers=[])).session_id
+        await agent.set_config_option(session_id=key, config_id="agent", value="poet")
+        running = asyncio.create_task(ask(agent, key, "hold on"))
+        await wait_until(lambda: ("tool_call", "in_progress") in editor.calls())
+        with pytest.raises(acp.RequestError, match="is answering a prompt"):
+            await ask(agent, key, "and another")
+        await agent.cancel(session_id=key)
+        assert (await running).stop_reason == "cancelled"
+        await ask(agent, key, "hello")
+        shown = editor.texts()
+    editor = EditorDouble()
+    async with connected(home, editor, JETBRAINS) as (agent, _):
+        listed = await agent.list_sessions(cwd=str(home.folder))
+        assert [(each.session_id, each.cwd) for each in listed.sessions] == [(key, str(home.folder))]
+        loaded = await agent.load_session(cwd=str(home.folder), session_id=key, mcp_servers=[])
+        assert loaded.modes.current_mode_id == "poet"
+        assert "hello" in editor.texts("user_message_chunk") and shown.endswith(editor.texts()[-16:])
+        editor.updates.clear()
+        await agent.close_session(session_id=key)
+        await agent.resume_session(cwd=str(home.folder), session_id=key, mcp_servers=[])
+        await ask(agent, key, "goodbye")
+        assert editor.texts() == "You wrote: goodbye"
+
+
+async def test_other_clients_use_the_session_at_the_same_time(home: Home) -> None:
+    plugin = home.folder / "plugins" / "demo_plugin.py"
+    plugin.write_text(plugin.read_text() + PLUGIN)
+    editor = EditorDouble("wait", '{"tea": "red"}', '{"tea": "black"}')
+    with home.gateway() as gateway:
+        token = (home.path / "token").read_text().strip()
+        async with connected(home, editor, forms=True) as (agent, _), GatewayClient(gateway.url, token) as page:
+            server_entry = acp.schema.McpServerStdio(name="clock", command="clock", args=[], env=[])
+            key = (await agent.new_session(cwd=str(home.folder), mcp_servers=[server_entry])).session_id
+            running = asyncio.create_task(ask(agent, key, "act now"))
+            await wait_until(lambda: editor.asked)
+            (request,) = (await page.call("approvals.list"))["approvals"]
+            await page.call("approvals.resolve", approval_id=request["approvalId"], decision="allow-once")
+            assert (await running).stop_reason == "end_turn"
+            assert "not used: clock" in editor.texts() and "cannot read or change files in" in editor.texts()
+            assert "did 'now'" in editor.texts()
+            await ask(agent, key, "order tea")
+            assert editor.asked[1:] == ["Which tea?", editor.asked[2]] and "red" in editor.asked[2]
+            assert "ordered" in editor.texts() and "black" in editor.texts()
+            await page.call("chat.send", session_key=key, message="from the page")
+            await wait_until(lambda: "You wrote: from the page" in editor.texts())
+            assert editor.texts("user_message_chunk") == "from the page"
+
+
+async def test_invalid_input_is_answered_with_an_error_that_helps(home: Home) -> None:
+    editor = EditorDouble()
+    async with connected(home, editor) as (agent, process):
+        assert process.stdin is not None
+        process.stdin.write(
+            b'not JSON\n[1]\n{"id": [], "method": "initialize"}\n{"id": 1, "error": "odd"}\n\n'
+            b'{"id": "x", "method": "session/new", "params": {"cwd": 5}}\n'
+        )
+        for cwd, message in (
+            ("src", "cwd: expected an absolute path, got 'src'"),
+            (str(home.folder / "gone"), "cwd: folder not found"),
+        ):
+            with pytest.raises(acp.RequestError, match=message):
+                await agent.new_session(cwd=cwd, mcp_servers=[])
+        for work, message in (
+            (ask(agent, "unknown", "hello"), "session 'unknown' is not open"),
+            (agent.authenticate(method_id="password"), "unknown methodId 'password'"),
+            (agent.ext_method("unknown", {}), "Method not found"),
+            (agent.load_session(cwd=str(home.folder), session_id="unknown"), "not found"),
+        ):
+            with pytest.raises(acp.RequestError, match=message):
+                await work
+        key = (await agent.new_session(cwd=str(home.folder), mcp_servers=[])).session_id
+        for block, message in (
+            (acp.text_block(" "), "the message is empty"),
+            (acp.audio_block("AAAA", "audio/wav"), "audio content is not supported"),
+        ):
+            with pytest.raises(acp.RequestError, match=message):
+                await agent.prompt(session_id=key, prompt=[block])
+        with pytest.raises(acp.RequestError, match="unknown agent 'unknown'; available: assistant, poet"):
+            await agent.set_session_mode(session_id=key, mode_id="unknown")
+        with pytest.raises(acp.RequestError, match="HTTP 400"):
+            await ask(agent, key, "HTTP 400")
+        codes = [each["error"]["code"] for each in editor.raw if "error" in each and each.get("id") is None]
+        assert codes == [-32700, -32600, -32600, -32600]
+        assert [each["error"]["code"] for each in editor.raw if each.get("id") == "x"] == [-32602]
+        await ask(agent, key, "hello")
+        assert editor.texts().endswith("You wrote: hello")
+
+
+def test_command_names_the_extra_that_is_missing(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "acp", None)
+    result = home.run("acp")
+    assert result.returncode == 2 and "pip install 'atlas-agents[acp]'" in result.stderr
+
+
+def test_edit_shows_the_text_that_it_replaces(tmp_path: Path) -> None:
+    (tmp_path / "tea.txt").write_text("black\n")
+    call = ToolCallView("1", "file_edit", {"path": "./tea.txt", "old": "black", "new": "green"}, tmp_path).started()
+    diff = {"type": "diff", "path": str(tmp_path / "tea.txt"), "oldText": "black", "newText": "green"}
+    assert call["content"] == [diff] and call["title"] == "file_edit ./tea.txt"
+    written = ToolCallView("2", "file_write", {"path": "tea.txt", "content": "white\n"}, tmp_path).started()
+    assert written["content"][0]["oldText"] == "black\n"
+    outside = ToolCallView("3", "file_read", {"path": "../../etc/passwd", "start": 3}, tmp_path).started()
+    assert outside["locations"] == [] and outside["kind"] == "read"
