@@ -40,7 +40,8 @@ def test_openai_gets_images_of_results_in_a_user_message() -> None:
 
 def test_note_replaces_an_image_that_cannot_be_sent() -> None:
     request = Request(TALK, without=frozenset((IMAGES,)))
-    assert "aGVsbG8h" not in str(_sent(openai.encode_request(request, "gpt")))
+    sent = str(_sent(openai.encode_request(request, "gpt")))
+    assert "aGVsbG8h" not in sent and "[not attached: the image in this result; the model does not accept" in sent
     assert render_result_text(RESULT) == '{"value":"42","images":["(plot.png, image/png, 6 bytes)"]}'
 
 

@@ -17,6 +17,9 @@ from node_servers import script
 
 from atlas_agents import Atlas, Policy
 from atlas_agents.core.errors import Transient
+from atlas_agents.providers import anthropic
+from atlas_agents.providers.base import Request
+from atlas_agents.testing import Scripted, calls, says
 from checks import TIMEOUT, wait_until
 from npm_packages import NODE
 
@@ -106,7 +109,14 @@ async def test_filesystem(tmp_path: Path) -> None:
 
 
 async def test_everything_over_stdio(tmp_path: Path) -> None:
-    async with open_atlas(write_config(tmp_path, all=node_server("everything", "stdio"))) as (atlas, servers):
+    model = Scripted(calls("all__get-tiny-image"), says("A logo."))
+    policy = Policy(tools={"all/*": {"*": "yes"}})
+    workspace = write_config(tmp_path, all=node_server("everything", "stdio"))
+    async with open_atlas(workspace, model=model, policy=policy) as (atlas, servers):
+        await atlas.ask("Show me the image.")
+        sent = json.loads(anthropic.encode_request(Request(model.requests[-1].messages), "claude"))["messages"][-1]
+        kinds = [block["type"] for block in sent["content"][0]["content"]]
+        assert kinds == ["text", "image"], "the model sees the image"
         assert "hello" in await call(atlas, "all/echo", message="hello")
         progress: list[str] = []
         atlas.on("tool:progress", lambda event: progress.append(event.message))

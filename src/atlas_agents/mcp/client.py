@@ -13,16 +13,19 @@ from typing import Any, cast
 import anyio
 import httpx2
 import mcp_types as types
+import msgspec
 from mcp.client.session import ClientRequestContext, ClientSession, ElicitationFnT, IncomingMessage, SamplingFnT
 from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
+from atlas_agents.builtin_tools.files.read import detect_image
 from atlas_agents.builtin_tools.sandbox.choose import SandboxKind
 from atlas_agents.builtin_tools.sandbox.process import Sandbox, SandboxCommand
 from atlas_agents.core import package_version
 from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock, run_in_thread
 from atlas_agents.core.errors import AtlasError, ConfigError, ToolFailed, Transient
 from atlas_agents.core.http import backoff
+from atlas_agents.core.messages import Image
 from atlas_agents.core.paths import SettingLookup
 from atlas_agents.mcp.callbacks import ActiveCalls, Elicitation, SampleModel, Sampling
 from atlas_agents.mcp.config import DiscoveredTool, ServerConfig, ServerProgram, resource_tools, reveal_invisible
@@ -37,6 +40,7 @@ from atlas_agents.mcp.transports import (
     stdio_transport,
 )
 from atlas_agents.tools.context import ToolContext
+from atlas_agents.tools.execute import MAX_RESULT
 
 logger = logging.getLogger(__name__)
 MAX_TOOLS = 500
@@ -47,17 +51,23 @@ CONNECT_TIMEOUT = 60.0
 _MIN_BACKOFF, _MAX_BACKOFF = 1.0, 30.0
 _STABLE_AFTER = 60.0
 _RELIST_AFTER = 300.0
+_OVERHEAD = 100
+"""Characters of a piece of a result beside its text or data."""
 
 
 def convert_call_result(result: types.CallToolResult) -> Any:
     """Convert the result of a call; ToolFailed with the server's message if it reports an error."""
-    pieces = [_convert_block(block) for block in result.content]
-    text = "\n".join(piece if isinstance(piece, str) else str(piece) for piece in pieces)
+    pieces = _convert_blocks(result.content)
     if result.is_error:
-        raise ToolFailed(text or "the server reported an error without a message")
+        raise ToolFailed(_join_text(pieces) or "the server reported an error without a message")
     if not pieces and result.structured_content is not None:
         return result.structured_content
-    return text if all(isinstance(piece, str) for piece in pieces) else pieces
+    return _join_text(pieces) if all(isinstance(piece, str) for piece in pieces) else pieces
+
+
+def _join_text(pieces: list[Any]) -> str:
+    texts = [_describe_image(piece) if isinstance(piece, Image) else str(piece) for piece in pieces]
+    return "\n".join(texts)
 
 
 def pick_fields(values: Sequence[Any], *names: str) -> list[dict[str, Any]]:
@@ -66,12 +76,28 @@ def pick_fields(values: Sequence[Any], *names: str) -> list[dict[str, Any]]:
     return [{name: each[name] for name in names if name in each} for each in dumped]
 
 
+def _convert_blocks(blocks: Sequence[Any]) -> list[Any]:
+    """Convert content. Images are passed on as far as the result has space for them, the others are described."""
+    pieces = [_convert_block(block) for block in blocks]
+    texts = [piece for piece in pieces if not isinstance(piece, Image)]
+    space = MAX_RESULT - len(msgspec.json.encode(texts)) - _OVERHEAD * len(pieces)
+    for index, piece in enumerate(pieces):
+        if isinstance(piece, Image):
+            if len(piece.data) > space:
+                pieces[index] = _describe_image(piece, "too large for a result")
+            else:
+                space -= len(piece.data)
+    return pieces
+
+
 def _convert_block(block: Any) -> Any:
     match block:
         case types.TextContent(text=text):
             return text
-        case types.ImageContent(data=data, mime_type=kind) | types.AudioContent(data=data, mime_type=kind):
-            return {"type": block.type, "mimeType": kind, "bytes": _decoded_size(data)}
+        case types.ImageContent(data=data, mime_type=kind):
+            return _convert_image(data, kind)
+        case types.AudioContent(data=data, mime_type=kind):
+            return {"type": "audio", "mimeType": kind, "bytes": _decoded_size(data)}
         case types.EmbeddedResource(resource=resource):
             return _convert_resource_contents(resource)
         case types.ResourceLink(uri=uri, name=name):
@@ -83,7 +109,26 @@ def _convert_block(block: Any) -> Any:
 def _convert_resource_contents(resource: Any) -> Any:
     if isinstance(resource, types.TextResourceContents):
         return {"uri": str(resource.uri), "text": resource.text}
+    if (resource.mime_type or "").startswith("image/"):
+        return _convert_image(resource.blob, resource.mime_type)
     return {"uri": str(resource.uri), "mimeType": resource.mime_type, "bytes": _decoded_size(resource.blob)}
+
+
+def _convert_image(data: str, declared: str) -> Any:
+    """Return an image whose content is of a type that models accept, whatever the server declares; else a note."""
+    try:
+        content = base64.b64decode(data, validate=True)
+    except ValueError:
+        return f"({reveal_invisible(declared)[:100]}, not passed on: invalid Base64)"
+    if (found := detect_image(content)) is None:
+        kind = f"{reveal_invisible(declared)[:100]}, {len(content):,} bytes"
+        return f"({kind}, not passed on: expected a PNG, JPEG, GIF or WebP image)"
+    return Image.of(content, found)
+
+
+def _describe_image(image: Image, problem: str = "") -> str:
+    note = f", not passed on: {problem}" if problem else ""
+    return f"({image.media_type}, {_decoded_size(image.data):,} bytes{note})"
 
 
 def _decoded_size(data: str) -> int:
@@ -207,7 +252,8 @@ async def _list_resources(session: McpSession, name: str, arguments: dict[str, A
 
 async def _read_resource(session: McpSession, name: str, arguments: dict[str, Any], progress: Any) -> Any:
     send: Any = partial(session.read_resource, arguments["uri"])
-    contents = [_convert_resource_contents(each) for each in (await _request_with_input(session, send)).contents]
+    found = (await _request_with_input(session, send)).contents
+    contents = _convert_blocks([types.EmbeddedResource(type="resource", resource=each) for each in found])
     return contents[0] if len(contents) == 1 else contents
 
 
@@ -218,7 +264,8 @@ async def _list_prompts(session: McpSession, name: str, arguments: dict[str, Any
 async def _get_prompt(session: McpSession, name: str, arguments: dict[str, Any], progress: Any) -> Any:
     send: Any = partial(session.get_prompt, arguments["name"], arguments.get("arguments"))
     prompt = await _request_with_input(session, send)
-    return [{"role": each.role, "content": _convert_block(each.content)} for each in prompt.messages]
+    contents = _convert_blocks([each.content for each in prompt.messages])
+    return [{"role": each.role, "content": content} for each, content in zip(prompt.messages, contents, strict=True)]
 
 
 _HANDLERS: dict[str, Callable[[McpSession, str, dict[str, Any], Any], Awaitable[Any]]] = {

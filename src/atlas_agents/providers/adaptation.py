@@ -6,7 +6,7 @@ again, and the refusal is remembered for that model. Either way there is one war
 
 import logging
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import msgspec
@@ -224,6 +224,15 @@ class Attachments:
     def omit_image(self, image: Image) -> str:
         """Return the note that the model gets in place of an image; empty if it gets the image."""
         return "" if self._images else self._describe(VISION, "an image", image.media_type)
+
+    def omit_result_images(self, images: Sequence[Image]) -> str:
+        """Return the note that the model gets in place of images that a tool returned; empty if it gets them."""
+        if not images or self.tool_images:
+            return ""
+        if self._warn is not None:
+            self._warn(IMAGES if self._images else VISION, "the model does not accept them")
+        what = "the image" if len(images) == 1 else f"the {len(images)} images"
+        return f"\n[not attached: {what} in this result; the model does not accept images here]"
 
     def omit_file(self, file: File, media_type: str) -> str:
         """Return the note that the model gets in place of a file that is not text; empty if it gets the file."""

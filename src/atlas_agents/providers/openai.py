@@ -621,9 +621,9 @@ class _MessageEncoder:
         content: list[dict[str, Any]] = []
         for result in message.tool_results:
             text, images = base.render_result(result)
-            id = self._encode_id(result.call_id)
-            results.append({"role": "tool", "tool_call_id": id, "content": text})
-            if images and self._attachments.tool_images:
+            id, note = self._encode_id(result.call_id), self._attachments.omit_result_images(images)
+            results.append({"role": "tool", "tool_call_id": id, "content": text + note})
+            if images and not note:
                 content.append({"type": "text", "text": f"Images in the result of the tool call {id}:"})
                 content += [_encode_image(image) for image in images]
         if not content:

@@ -517,8 +517,9 @@ def _encode_call(call: ToolCall) -> dict[str, Any]:
 
 def _encode_result(attachments: adaptation.Attachments, result: ToolResult) -> dict[str, Any]:
     text, images = base.render_result(result)
-    output: Any = text
-    if images and attachments.tool_images:
+    note = attachments.omit_result_images(images)
+    output: Any = text + note
+    if images and not note:
         output = [{"type": "input_text", "text": text}, *(_encode_part(attachments, image) for image in images)]
     return {"type": "function_call_output", "call_id": wire_name(result.call_id), "output": output}
 
