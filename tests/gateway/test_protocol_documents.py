@@ -1,6 +1,7 @@
 """Documents generated from the protocol: complete, and valid for every method and event."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,11 @@ from typing import Any, cast
 
 import jsonschema_rs
 import pytest
+from gateway_client import http, serve_gateway
+from openapi_spec_validator import OpenAPIV31SpecValidator
+from starlette.routing import Route
 
+from atlas_agents.gateway.asgi import ApiRoute
 from atlas_agents.gateway.protocol.documents import asyncapi, json_schema, typescript
 from atlas_agents.gateway.protocol.events import (
     PLAIN,
@@ -23,6 +28,7 @@ from atlas_agents.gateway.protocol.events import (
     read_event_name,
 )
 from atlas_agents.gateway.protocol.methods import METHODS
+from atlas_agents.gateway.server import Gateway
 from checks import TIMEOUT
 from npm_packages import NODE, installed
 from protocol_page import PAGE, filled
@@ -120,3 +126,30 @@ def test_plain_profile_repeats_kept_text_after_a_reset() -> None:
 def test_protocol_page_matches_the_models() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page == filled(page), "run `make texts`"
+
+
+async def test_openapi_document_is_valid_and_has_every_route(tmp_path: Path) -> None:
+    async with serve_gateway(tmp_path) as gateway:
+        code, answer = await http(gateway, "GET /openapi.json")
+    document = json.loads(answer.partition("\r\n\r\n")[2])
+    assert code == 200
+    OpenAPIV31SpecValidator(document).validate()
+    routes = [route for route in http_routes(gateway) if route.include_in_schema]
+    expected = {
+        (re.sub(r":\w+}", "}", route.path), method.lower()) for route in routes for method in route.methods or ()
+    }
+    found = {(path, method) for path, methods in document["paths"].items() for method in methods}
+    assert found == {each for each in expected if each[1] != "head"} and ("/v1/responses/{id}/cancel", "post") in found
+    assert all(isinstance(route, ApiRoute) for route in routes)  # each has its own description
+    hidden = {route.path for route in http_routes(gateway) if not route.include_in_schema}
+    assert hidden <= {"/artifact-frame", "/{path:path}", "/", "/welcome.js", "/v1/{rest:path}"}
+    created = document["paths"]["/v1/responses"]["post"]
+    assert created["security"] == [{"bearer": ["read", "write"]}]
+    assert created["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/ResponseRequest")
+    assert created["responses"]["200"]["content"].keys() == {"application/json", "text/event-stream"}
+
+
+def http_routes(gateway: Gateway) -> list[Route]:
+    """Return the HTTP routes of a gateway."""
+    app: Any = gateway
+    return list(app._app._http.routes)

@@ -1,9 +1,11 @@
-"""ASGI application: authentication, health, metrics, protocol documents and the web UI."""
+"""ASGI application: authentication, health, metrics, the web UI, protocol documents and the OpenAPI document."""
 
 import asyncio
+import inspect
 import logging
 import math
 import mimetypes
+import re
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from importlib.resources import files
@@ -16,12 +18,13 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from atlas_agents.core import package_version
 from atlas_agents.core.errors import StoreError, StoreFull
 from atlas_agents.gateway import auth
 from atlas_agents.gateway.auth import Authenticator, Grant
 from atlas_agents.gateway.connection import ClientConnection, Receive
-from atlas_agents.gateway.devices import read_cookie
-from atlas_agents.gateway.http_errors import HTTPError
+from atlas_agents.gateway.devices import cookie_name, read_cookie
+from atlas_agents.gateway.http_errors import ErrorResponse, HTTPError
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.protocol.documents import asyncapi, json_schema
 from atlas_agents.gateway.settings import LOOPBACK
@@ -316,6 +319,127 @@ class JsonResponse(Response):
         return _encoder.encode(content)
 
 
+class Operation(msgspec.Struct, frozen=True):
+    """What the OpenAPI document says about an endpoint.
+
+    `body` and `result` are types of JSON, or media types. The result of one that `streams` may be an event stream.
+    """
+
+    summary: str
+    tag: str
+    scopes: tuple[str, ...] = ()
+    """Scopes that the token needs; none if the endpoint needs no token."""
+    body: Any = None
+    result: Any = None
+    status: int = 200
+    streams: bool = False
+    query: dict[str, Any] = {}
+    """Types of the parameters in the query."""
+
+
+class ApiRoute(Route):
+    """A route that the OpenAPI document describes."""
+
+    def __init__(self, path: str, endpoint: Any, operation: Operation, methods: Sequence[str] = ("GET",)) -> None:
+        super().__init__(path, endpoint, methods=list(methods))
+        self.operation = operation
+
+
+def openapi(routes: Sequence[BaseRoute], cookie: str = "atlas") -> dict[str, Any]:
+    """Return the OpenAPI document of all routes, except those of the web UI; `cookie` is the name of its cookie."""
+    shown = [route for route in routes if isinstance(route, Route) and route.include_in_schema]
+    operations = [(route, _operation_of(route)) for route in shown]
+    types = [each for _, operation in operations for each in _types_of(operation)]
+    unique = list(dict.fromkeys([ErrorResponse, *types]))
+    found, definitions = msgspec.json.schema_components(unique, ref_template="#/components/schemas/{name}")
+    schemas = dict(zip(unique, found, strict=True))
+    for definition in definitions.values():
+        if "description" in definition:  # Python 3.13 removes the indentation of docstrings, older versions do not
+            definition["description"] = inspect.cleandoc(definition["description"])
+    paths: dict[str, dict[str, Any]] = {}
+    for route, operation in operations:
+        methods = paths.setdefault(_PATH_TYPE.sub("}", route.path), {})
+        for method in sorted(route.methods or ()):
+            if method != "HEAD":
+                methods[method.lower()] = _describe_operation(route, method, operation, schemas)
+    error = {"description": "The error, in OpenAI's format.", "content": _content(ErrorResponse, schemas)}
+    return {
+        "openapi": "3.1.1",
+        "info": {
+            "title": "Atlas gateway",
+            "version": package_version(),
+            "description": "HTTP APIs of the gateway. Its WebSocket protocol is in `/asyncapi.json`.",
+        },
+        "servers": [{"url": "/"}],
+        "paths": paths,
+        "components": {
+            "schemas": definitions,
+            "responses": {"Error": error},
+            "securitySchemes": {
+                "bearer": {"type": "http", "scheme": "bearer", "description": "A token of the gateway."},
+                "cookie": {"type": "apiKey", "in": "cookie", "name": cookie, "description": "A signed-in browser."},
+            },
+        },
+    }
+
+
+_PATH_TYPE = re.compile(r":\w+\}")
+
+
+def _operation_of(route: Route) -> Operation:
+    """Return what is known about a route; of one that others added, what its function says."""
+    if isinstance(route, ApiRoute):
+        return route.operation
+    return Operation((inspect.getdoc(route.endpoint) or route.name).partition("\n")[0], "other")
+
+
+def _types_of(operation: Operation) -> list[Any]:
+    types = (operation.body, operation.result, *operation.query.values())
+    return [each for each in types if each is not None and not isinstance(each, str)]
+
+
+def _describe_operation(route: Route, method: str, operation: Operation, schemas: dict[Any, Any]) -> dict[str, Any]:
+    described: dict[str, Any] = {
+        "operationId": re.sub(r"\W+", "_", f"{method.lower()}{route.path}").strip("_"),
+        "summary": operation.summary,
+        "tags": [operation.tag],
+        "parameters": [
+            *[
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+                for name in route.param_convertors
+            ],
+            *[{"name": name, "in": "query", "schema": schemas[kind]} for name, kind in operation.query.items()],
+        ],
+        "responses": {str(operation.status): {"description": "Success."}},
+        "security": [],
+    }
+    if operation.body is not None:
+        described["requestBody"] = {"required": True, "content": _content(operation.body, schemas)}
+    content = _content(operation.result, schemas) if operation.result is not None else {}
+    if operation.streams:
+        content["text/event-stream"] = {"schema": {"type": "string"}}
+    if content:
+        described["responses"][str(operation.status)]["content"] = content
+    if operation.scopes:
+        schemes = ("bearer", "cookie") if route.path.startswith(_PAGE_API) else ("bearer",)
+        described["security"] = [{scheme: list(operation.scopes)} for scheme in schemes]
+    if operation.scopes or operation.body is not None:
+        described["responses"]["default"] = {"$ref": "#/components/responses/Error"}
+    return described
+
+
+def _content(kind: Any, schemas: dict[Any, Any]) -> dict[str, Any]:
+    """Return the content of a body: JSON of a type, or anything of a media type."""
+    return {kind: {}} if isinstance(kind, str) else {"application/json": {"schema": schemas[kind]}}
+
+
+class ProcessHealth(msgspec.Struct, frozen=True):
+    """The state of the process, and for how many seconds it has been running."""
+
+    status: str
+    uptime: float | msgspec.UnsetType = msgspec.UNSET
+
+
 def get_grant(request: Request) -> Grant | None:
     """Return the grant of the request's token, or None if it has none. Invalid tokens are refused earlier."""
     return request.scope["state"]["grant"]
@@ -327,11 +451,11 @@ def health_routes(
     """Return the routes for health, readiness and metrics. If `exposed`, metrics require a token."""
 
     async def health(_: Request) -> Response:
-        return JsonResponse({"status": "ok", "uptime": uptime()})
+        return JsonResponse(ProcessHealth("ok", uptime()))
 
     async def ready(_: Request) -> Response:
         problem = await readiness.problem()
-        return JsonResponse({"status": "ok"}) if problem is None else JsonResponse({"status": problem}, 503)
+        return JsonResponse(ProcessHealth("ok")) if problem is None else JsonResponse(ProcessHealth(problem), 503)
 
     async def serve_metrics(request: Request) -> Response:
         forwarded = "x-forwarded-for" in request.headers  # sent by a reverse proxy on this machine for someone else
@@ -342,11 +466,22 @@ def health_routes(
         text, kind = metrics.text()
         return Response(text, headers={"Content-Type": kind})
 
+    alive = Operation("Check that the process runs.", "health", result=ProcessHealth)
     return [
-        Route("/health", health),
-        Route("/healthz", health),
-        Route("/readyz", ready),
-        Route("/metrics", serve_metrics),
+        ApiRoute("/health", health, alive),
+        ApiRoute("/healthz", health, alive),
+        ApiRoute(
+            "/readyz",
+            ready,
+            Operation("Check that the gateway can answer; 503 if not.", "health", result=ProcessHealth),
+        ),
+        ApiRoute(
+            "/metrics",
+            serve_metrics,
+            Operation(
+                "Get metrics for Prometheus; without a token on this machine only.", "health", result="text/plain"
+            ),
+        ),
     ]
 
 
@@ -360,6 +495,9 @@ def build_http_app(hub: Hub, readiness: Readiness, more: Sequence[BaseRoute] = (
     async def protocol_document(request: Request) -> Response:
         return JsonResponse(asyncapi() if request.url.path == "/asyncapi.json" else json_schema())
 
+    async def openapi_document(request: Request) -> Response:
+        return JsonResponse(openapi(request.app.routes, cookie_name(request.scope)))
+
     async def welcome(_: Request) -> Response:
         return HTMLResponse(page)
 
@@ -371,11 +509,19 @@ def build_http_app(hub: Hub, readiness: Readiness, more: Sequence[BaseRoute] = (
 
     routes: list[BaseRoute] = [
         *health_routes(readiness, hub.metrics, lambda: hub.uptime, exposed=hub.settings.exposed),
-        Route("/asyncapi.json", protocol_document),
-        Route("/protocol.json", protocol_document),
+        *[
+            ApiRoute(path, document, Operation(f"Get the {name}.", "documents", result="application/json"))
+            for path, document, name in (
+                ("/openapi.json", openapi_document, "OpenAPI document of the HTTP APIs"),
+                ("/asyncapi.json", protocol_document, "AsyncAPI document of the WebSocket protocol"),
+                ("/protocol.json", protocol_document, "JSON Schema of the WebSocket protocol"),
+            )
+        ],
     ]
-    if built:
-        routes += [Route("/artifact-frame", artifact_frame), Route("/{path:path}", built.respond)]
-    else:
-        routes += [Route("/", welcome), Route("/welcome.js", welcome_script)]
+    files_of_page = (
+        [("/artifact-frame", artifact_frame), ("/{path:path}", built.respond)]
+        if built
+        else [("/", welcome), ("/welcome.js", welcome_script)]
+    )
+    routes += [Route(path, respond, include_in_schema=False) for path, respond in files_of_page]
     return Starlette(routes=[*more, *routes])

@@ -20,7 +20,7 @@ from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.events import StreamChunk, ToolCalled
 from atlas_agents.core.messages import Message
-from atlas_agents.gateway.asgi import JsonResponse, get_grant
+from atlas_agents.gateway.asgi import ApiRoute, JsonResponse, Operation, get_grant
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.devices import REMEMBERED_SECONDS, describe_browser, read_cookie, set_cookie
 from atlas_agents.gateway.http_errors import Hide, HTTPError, bad_request, to_http_error
@@ -110,10 +110,24 @@ class SignIn(msgspec.Struct, frozen=True):
     remember: bool = False
 
 
+class SignedIn(msgspec.Struct, frozen=True, rename="camel"):
+    """The user, and until when the browser is signed in, in milliseconds since 1970."""
+
+    user: str
+    expires_at: int
+
+
 class AcceptInvitation(msgspec.Struct, frozen=True):
     """Body of `POST /api/invitation`."""
 
     code: str
+
+
+class AcceptedInvitation(msgspec.Struct, frozen=True):
+    """The new user and its token, which is not shown again."""
+
+    user: str
+    token: str
 
 
 def session_routes(hub: Hub) -> list[Route]:
@@ -140,7 +154,7 @@ def session_routes(hub: Hub) -> list[Route]:
         logger.info("signed in", extra={"fields": fields})
         max_age = REMEMBERED_SECONDS if body.remember else None
         header = set_cookie(request.scope, cookie, max_age, secure=_is_secure(request))
-        return JsonResponse({"user": device.user, "expiresAt": device.expires_at}, headers={"Set-Cookie": header})
+        return JsonResponse(SignedIn(device.user, device.expires_at), headers={"Set-Cookie": header})
 
     async def sign_out(request: Request) -> Response:
         _require_own_page(hub, request)
@@ -148,10 +162,16 @@ def session_routes(hub: Hub) -> list[Route]:
         header = set_cookie(request.scope, "", 0, secure=_is_secure(request))
         return Response(status_code=204, headers={"Set-Cookie": header})
 
-    def route(answer: Answer, method: str) -> Route:
-        return Route("/api/session", with_error_responses(answer, hub.atlas.hide), methods=[method])
+    def route(answer: Answer, method: str, operation: Operation) -> Route:
+        return ApiRoute("/api/session", with_error_responses(answer, hub.atlas.hide), operation, [method])
 
-    return [route(sign_in, "POST"), route(sign_out, "DELETE"), _invitation_route(hub)]
+    return [
+        route(
+            sign_in, "POST", Operation("Sign a browser in: a token for a cookie.", "page", body=SignIn, result=SignedIn)
+        ),
+        route(sign_out, "DELETE", Operation("Sign a browser out.", "page", status=204)),
+        _invitation_route(hub),
+    ]
 
 
 def _invitation_route(hub: Hub) -> Route:
@@ -168,9 +188,12 @@ def _invitation_route(hub: Hub) -> Route:
                 raise HTTPError(429, "rate_limit_exceeded", "too many invalid codes", retry_after=wait)
             raise HTTPError(401, "invalid_invitation", "this invitation is not valid: it was used or expired")
         logger.info("invitation accepted", extra={"fields": {"address": address, "principal": user}})
-        return JsonResponse({"user": user, "token": token.reveal()}, headers={"Cache-Control": "no-store"})
+        return JsonResponse(AcceptedInvitation(user or "", token.reveal()), headers={"Cache-Control": "no-store"})
 
-    return Route("/api/invitation", with_error_responses(accept, hub.atlas.hide), methods=["POST"])
+    operation = Operation(
+        "Accept an invitation: its code for a token.", "page", body=AcceptInvitation, result=AcceptedInvitation
+    )
+    return ApiRoute("/api/invitation", with_error_responses(accept, hub.atlas.hide), operation, ["POST"])
 
 
 def _require_own_page(hub: Hub, request: Request) -> None:
@@ -413,7 +436,16 @@ def upload_routes(uploads: Uploads, hide: Hide) -> Sequence[BaseRoute]:
             raise
         return JsonResponse(UploadedFile(id, name, size), 201)
 
-    return [Route("/api/uploads", with_error_responses(upload, hide), methods=["POST"])]
+    operation = Operation(
+        "Upload a file, to be used by a method of the WebSocket protocol.",
+        "files",
+        ("admin",),
+        body="application/octet-stream",
+        result=UploadedFile,
+        status=201,
+        query={"name": str},
+    )
+    return [ApiRoute("/api/uploads", with_error_responses(upload, hide), operation, ["POST"])]
 
 
 async def _receive_file(request: Request, file: IO[bytes]) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 from starlette.requests import Request
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.options import TurnOptions, WhenBusy
@@ -20,6 +20,7 @@ from atlas_agents.core.messages import Message, ToolResult
 from atlas_agents.core.store import OPEN, ApprovalRow
 from atlas_agents.gateway import http_api
 from atlas_agents.gateway.agui import events as agui
+from atlas_agents.gateway.asgi import ApiRoute, Operation
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.convert import agent_model, approval_event
 from atlas_agents.gateway.http_errors import Hide, HTTPError, bad_request, to_http_error
@@ -453,4 +454,8 @@ def agui_routes(hub: Hub) -> Sequence[BaseRoute]:
                 stack.callback(turn.stop)
             return http_api.EventStream(pending, turn.stream_events(), hub.settings.ping, stack.pop_all().close)
 
-    return (Route("/ag-ui/{agent_id:path}", http_api.with_error_responses(run, hub.atlas.hide), methods=["POST"]),)
+    operation = Operation(
+        "Run an agent with the AG-UI protocol.", "AG-UI", ("read", "write"), body=agui.RunInput, streams=True
+    )
+    path = "/ag-ui/{agent_id:path}"
+    return (ApiRoute(path, http_api.with_error_responses(run, hub.atlas.hide), operation, ["POST"]),)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from atlas_agents.core import install_command
 from atlas_agents.core.aio import BackgroundTasks
-from atlas_agents.gateway.asgi import JsonResponse, Receive, Send
+from atlas_agents.gateway.asgi import ApiRoute, JsonResponse, Operation, Receive, Send
 from atlas_agents.gateway.auth import ALL, MCP_PATH, METADATA_PATH, Grant, bearer_challenge, external_url
 from atlas_agents.gateway.http_api import MAX_CONCURRENT, authorize
 from atlas_agents.gateway.http_errors import HTTPError, to_http_error
@@ -41,8 +41,16 @@ class McpMount:
         self._in_progress: Counter[str] = Counter()
 
     def routes(self) -> Sequence[BaseRoute]:
-        metadata = [Route(METADATA_PATH + path, _describe_resource, methods=["GET"]) for path in ("", *PATHS)]
-        return [*(Route(path, _Endpoint(self), methods=_METHODS) for path in PATHS), *metadata]
+        described = Operation("Describe the OAuth protected resource.", "MCP", result="application/json")
+        metadata = [ApiRoute(METADATA_PATH + path, _describe_resource, described) for path in ("", *PATHS)]
+        served = Operation(
+            "Send a message of the Model Context Protocol (Streamable HTTP), or follow its stream.",
+            "MCP",
+            ("read",),
+            result="application/json",
+            streams=True,
+        )
+        return [*(ApiRoute(path, _Endpoint(self), served, _METHODS) for path in PATHS), *metadata]
 
     async def handle(self, scope: Any, receive: Receive, send: Send) -> None:
         """Serve one request."""

@@ -3,7 +3,7 @@
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, aclosing
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from starlette.requests import Request
@@ -19,7 +19,7 @@ from atlas_agents.core.events import Event, StreamChunk, StreamEnd, StreamReset,
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Conversation, Message, new_id, text_tokens
 from atlas_agents.gateway import http_api
-from atlas_agents.gateway.asgi import JsonResponse
+from atlas_agents.gateway.asgi import ApiRoute, JsonResponse, Operation
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.http_errors import HTTPError, bad_request, to_http_error
 from atlas_agents.gateway.hub import Hub
@@ -209,26 +209,60 @@ class CompletionTurn:
         return http_api.sse_event(encode(schema.CompletionChunk(self._id, self._created, self._model, choices, shown)))
 
 
+def _operation(summary: str, body: Any, result: Any, *, reads: bool = False, **more: Any) -> Operation:
+    return Operation(summary, "OpenAI", ("read",) if reads else ("read", "write"), body, result, **more)
+
+
+_OPERATIONS = {
+    "GET /v1/models": _operation("List the agents.", None, schema.Models, reads=True),
+    "GET /v1/models/{id:path}": _operation("Get an agent.", None, schema.OpenAIModel, reads=True),
+    "POST /v1/chat/completions": _operation(
+        "Run an agent on a conversation.", schema.CompletionRequest, schema.Completion, streams=True
+    ),
+    "POST /v1/embeddings": _operation("Embed texts.", schema.EmbeddingRequest, schema.Embeddings),
+    "POST /v1/responses": _operation("Run an agent.", schema.ResponseRequest, schema.ResponseObject, streams=True),
+    "GET /v1/responses/{id}": _operation(
+        "Get a response, or its events after a number.",
+        None,
+        schema.ResponseObject,
+        reads=True,
+        streams=True,
+        query={"stream": bool, "starting_after": int},
+    ),
+    "DELETE /v1/responses/{id}": _operation("Delete a response.", None, schema.DeletedResponse),
+    "POST /v1/responses/{id}/cancel": _operation("Cancel a response.", None, schema.ResponseObject),
+    "GET /v1/responses/{id}/input_items": _operation(
+        "List the input of a response.",
+        None,
+        schema.StoredItems,
+        reads=True,
+        query={"limit": int, "after": str, "order": Literal["asc", "desc"]},
+    ),
+}
+_EVERY_METHOD = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+
+
 def openai_routes(hub: Hub) -> Sequence[BaseRoute]:
     """Return the routes of the OpenAI-compatible API."""
-    endpoints = _Endpoints(hub)
+    endpoints, hide = _Endpoints(hub), hub.atlas.hide
     responses = endpoints.responses
-    table = (
-        ("/v1/models", endpoints.models, ["GET"]),
-        ("/v1/models/{id:path}", endpoints.model, ["GET"]),
-        ("/v1/chat/completions", endpoints.complete, ["POST"]),
-        ("/v1/embeddings", endpoints.embed, ["POST"]),
-        ("/v1/responses", responses.create, ["POST"]),
-        ("/v1/responses/{id}", responses.retrieve, ["GET"]),
-        ("/v1/responses/{id}", responses.delete, ["DELETE"]),
-        ("/v1/responses/{id}/cancel", responses.cancel, ["POST"]),
-        ("/v1/responses/{id}/input_items", responses.list_input, ["GET"]),
-        ("/v1/{rest:path}", endpoints.unknown, ["GET", "POST", "PUT", "PATCH", "DELETE"]),
+    answers = (
+        endpoints.models,
+        endpoints.model,
+        endpoints.complete,
+        endpoints.embed,
+        responses.create,
+        responses.retrieve,
+        responses.delete,
+        responses.cancel,
+        responses.list_input,
     )
-    return [
-        Route(path, http_api.with_error_responses(answer, hub.atlas.hide), methods=methods)
-        for path, answer, methods in table
-    ]
+    routes: list[BaseRoute] = []
+    for (name, operation), answer in zip(_OPERATIONS.items(), answers, strict=True):
+        method, _, path = name.partition(" ")
+        routes.append(ApiRoute(path, http_api.with_error_responses(answer, hide), operation, [method]))
+    unknown = http_api.with_error_responses(endpoints.unknown, hide)
+    return [*routes, Route("/v1/{rest:path}", unknown, methods=_EVERY_METHOD, include_in_schema=False)]
 
 
 class _Endpoints:
