@@ -43,12 +43,19 @@ from atlas_agents import Choice, Field, Form, ToolContext
 @tool(effect="pure")
 async def order(context: ToolContext) -> str:
     """Order tea."""
+    print("what a tool prints is no message")
     tea = Field("tea", "choice", required=True, choices=(Choice("green"), Choice("black")))
     filled = await context.ask(Form("Shop", "Which tea?", (tea,)))
     return f"ordered {filled.values['tea']}"
 
 
-tools.append(order)
+@tool(effect="pure")
+async def pay(context: ToolContext) -> str:
+    """Pay."""
+    return (await context.ask(Form("Shop", "Please pay.", url="https://pay.example.org/7"))).action
+
+
+tools += [order, pay]
 '''
 
 
@@ -59,6 +66,8 @@ def reply(asked: ModelRequest) -> Reply:
         return Reply("I write.", (("file_write", {"path": "tea.txt", "content": "green\n"}),))
     if "order" in asked.text:
         return Reply("", (("demo__order", {}),))
+    if "pay" in asked.text:
+        return Reply("", (("demo__pay", {}),))
     return reply_by_rule(asked)
 
 
@@ -71,6 +80,8 @@ def server() -> Generator[ModelServer]:
 @pytest.fixture
 def home(home: Home) -> Home:
     (home.folder / "policy.toml").write_text(f'{POLICY}\n[tools.file_write]\nask = ["*"]\n')
+    plugin = home.folder / "plugins" / "demo_plugin.py"
+    plugin.write_text(plugin.read_text() + PLUGIN)
     return home
 
 
@@ -111,6 +122,11 @@ class EditorDouble:
     def texts(self, kind: str = "agent_message_chunk") -> str:
         return "".join(each.content.text for each in self.updates if each.session_update == kind)
 
+    def changes(self) -> set[str | None]:
+        """The titles and modes that were shown."""
+        names = [(getattr(each, "title", None), getattr(each, "current_mode_id", None)) for each in self.updates]
+        return {name for pair in names for name in pair}
+
     def calls(self) -> list[tuple[str, str]]:
         return [
             (each.session_update, each.status)
@@ -148,9 +164,13 @@ async def ask(agent: Any, session: str, text: str) -> Any:
     return await agent.prompt(session_id=session, prompt=[acp.text_block(text)])
 
 
-async def test_editor_shows_a_turn_and_decides_on_its_calls(home: Home) -> None:
-    editor = EditorDouble("allow-once", "deny", "cancelled", "allow-once")
-    async with connected(home, editor) as (agent, _):
+async def approvals(client: GatewayClient) -> list[dict[str, Any]]:
+    return (await client.call("approvals.list"))["approvals"]
+
+
+async def test_editor_shows_a_turn_and_decides_on_its_calls(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+    editor = EditorDouble("allow-once", "deny", "cancelled", "allow-once", '{"tea": "green"}')
+    async with connected(home, editor, forms=True) as (agent, _):
         opened = await agent.new_session(cwd=str(home.folder), mcp_servers=[])
         key = opened.session_id
         answer = await ask(agent, key, "hello")
@@ -173,6 +193,8 @@ async def test_editor_shows_a_turn_and_decides_on_its_calls(home: Home) -> None:
         assert started.locations[0].path == str(home.folder / "tea.txt")
         assert (question.content[0].type, question.content[0].new_text) == ("diff", "green\n")
         assert (home.folder / "tea.txt").read_text() == "green\n"
+        await ask(agent, key, "order tea")  # prints something
+        assert "ordered green" in editor.texts() and "parsing" not in caplog.text
 
 
 async def test_session_is_cancelled_and_loaded_by_the_next_process(home: Home) -> None:
@@ -203,8 +225,6 @@ async def test_session_is_cancelled_and_loaded_by_the_next_process(home: Home) -
 
 
 async def test_other_clients_use_the_session_at_the_same_time(home: Home) -> None:
-    plugin = home.folder / "plugins" / "demo_plugin.py"
-    plugin.write_text(plugin.read_text() + PLUGIN)
     editor = EditorDouble("wait", '{"tea": "red"}', '{"tea": "black"}')
     with home.gateway() as gateway:
         token = (home.path / "token").read_text().strip()
@@ -213,7 +233,7 @@ async def test_other_clients_use_the_session_at_the_same_time(home: Home) -> Non
             key = (await agent.new_session(cwd=str(home.folder), mcp_servers=[server_entry])).session_id
             running = asyncio.create_task(ask(agent, key, "act now"))
             await wait_until(lambda: editor.asked)
-            (request,) = (await page.call("approvals.list"))["approvals"]
+            (request,) = await approvals(page)
             await page.call("approvals.resolve", approval_id=request["approvalId"], decision="allow-once")
             assert (await running).stop_reason == "end_turn"
             assert "not used: clock" in editor.texts() and "cannot read or change files in" in editor.texts()
@@ -221,9 +241,39 @@ async def test_other_clients_use_the_session_at_the_same_time(home: Home) -> Non
             await ask(agent, key, "order tea")
             assert editor.asked[1:] == ["Which tea?", editor.asked[2]] and "red" in editor.asked[2]
             assert "ordered" in editor.texts() and "black" in editor.texts()
+            running = asyncio.create_task(ask(agent, key, "pay now"))
+            await wait_until(lambda: "https://pay.example.org/7" in editor.texts())
+            (request,) = await approvals(page)
+            assert f"atlas approvals show {request['approvalId']}" in editor.texts()
+            await page.call("approvals.resolve", approval_id=request["approvalId"], decision="deny")
+            assert (await running).stop_reason == "end_turn"
             await page.call("chat.send", session_key=key, message="from the page")
             await wait_until(lambda: "You wrote: from the page" in editor.texts())
             assert editor.texts("user_message_chunk") == "from the page"
+            await page.call("sessions.update", session_key=key, label="Tea", agent_id="poet")
+            await wait_until(lambda: {"Tea", "poet"} <= editor.changes())
+
+
+async def test_turn_that_runs_is_loaded_and_cancelled(home: Home) -> None:
+    editor = EditorDouble("allow-once")
+    with home.gateway() as gateway:
+        token = (home.path / "token").read_text().strip()
+        async with connected(home, editor) as (agent, _), GatewayClient(gateway.url, token) as page:
+            await page.call("chat.send", session_key="tea", message="act now")
+            await wait_until(lambda: approvals(page))
+            await agent.load_session(cwd=str(home.folder), session_id="tea", mcp_servers=[])
+            assert editor.texts("user_message_chunk") == "act now"
+            await wait_until(lambda: "did 'now'" in editor.texts())
+            assert editor.calls() == [
+                ("tool_call", "in_progress"),
+                ("tool_call_update", "in_progress"),
+                ("tool_call_update", "completed"),
+            ]
+            sent = await page.call("chat.send", session_key="tea", message="hold on")
+            await wait_until(lambda: editor.calls()[-1] == ("tool_call", "in_progress"))
+            await agent.cancel(session_id="tea")
+            waited = await page.call("chat.wait", run_id=sent["runId"], timeout_ms=int(TIMEOUT * 1000))
+            assert waited["status"] == "cancelled"
 
 
 async def test_invalid_input_is_answered_with_an_error_that_helps(home: Home) -> None:

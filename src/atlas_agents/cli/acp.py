@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 import msgspec
 
 from atlas_agents.cli import connect
-from atlas_agents.cli.command import AgentOption, Group, command
+from atlas_agents.cli.command import AgentOption, Group, command, print_error
 from atlas_agents.cli.output import one_line
 from atlas_agents.client import GatewayClient, SessionEvent, Unauthorized
 from atlas_agents.core import install_command, package_version
@@ -94,6 +94,8 @@ async def acp(agent: AgentOption = None) -> None:
         from acp import AgentSideConnection
     except ImportError as error:
         raise ConfigError(f"the ACP library is not installed; run: {install_command('acp')}") from error
+    if sys.stdin is not None and sys.stdin.isatty():
+        print_error("waiting for an editor, which starts this command itself; Ctrl-D ends it")
     async with AsyncExitStack() as stack:
 
         def create(editor: Any) -> Any:
@@ -210,8 +212,11 @@ class EditorAgent:
         self._capabilities: Any = None
         self._opened: Path | None = None
         """The folder that the editor opened first."""
+        self._tasks = BackgroundTasks("ACP connection")
+        self._watching: asyncio.Task[None] | None = None
 
     async def close(self) -> None:
+        await self._tasks.close()
         for session in self._sessions.values():
             await session.close()
         await self._gateway.close()
@@ -280,16 +285,14 @@ class EditorAgent:
         """Choose the agent: the modes of a session are the agents."""
         session = self._find(session_id)
         await self._choose(session, "agent", mode_id)
-        choices = await self._choices(session)
-        await session.send({"sessionUpdate": "config_option_update", "configOptions": choices["configOptions"]})
+        await self._show_choices(session)
         return {}
 
     @_answer_errors
     async def set_config_option(self, config_id: str, session_id: str, value: Any, **_: Any) -> dict[str, Any]:
         session = self._find(session_id)
         await self._choose(session, config_id, value)
-        if config_id == "agent":
-            await session.send({"sessionUpdate": "current_mode_update", "currentModeId": value})
+        await self._show_choices(session)
         return {"configOptions": (await self._choices(session))["configOptions"]}
 
     @_answer_errors
@@ -304,7 +307,31 @@ class EditorAgent:
     async def _connect(self, folder: Path | None) -> GatewayClient:
         self._opened = self._opened or folder
         await self._gateway.client.connect()
+        if self._watching is None or self._watching.done():
+            self._watching = self._tasks.spawn(self._watch())
         return self._gateway.client
+
+    async def _watch(self) -> None:
+        """Show changes that the gateway or another client makes to the title, the agent and the model of a session."""
+        with suppress(GatewayError, ConnectionError):
+            async for event in self._gateway.client.server_events():
+                if isinstance(event, events.SessionUpdated) and event.session.session_key in self._sessions:
+                    await self._show_changes(self._sessions[event.session.session_key], event.session)
+
+    async def _show_changes(self, session: "EditorSession", now: types.SessionShape) -> None:
+        if now.label and now.label != session.title:
+            session.title = now.label
+            await session.send({"sessionUpdate": "session_info_update", "title": now.label})
+        if (now.agent_id, now.model) != (session.agent_id, session.model):
+            session.agent_id, session.model = now.agent_id, now.model
+            await self._show_choices(session)
+
+    async def _show_choices(self, session: "EditorSession") -> None:
+        choices = await self._choices(session)
+        await session.send({"sessionUpdate": "config_option_update", "configOptions": choices["configOptions"]})
+        if "modes" in choices:
+            current = choices["modes"]["currentModeId"]
+            await session.send({"sessionUpdate": "current_mode_update", "currentModeId": current})
 
     def _load_settings(self) -> "Settings":
         """Load the settings of a gateway of our own: the editor's folder is the default of `folder`."""
@@ -427,6 +454,7 @@ class EditorSession:
         self.folder = home
         """The folder that paths of tools are relative to."""
         self.stored = False
+        self.title = ""
         self.agent_id = ""
         self.model = ""
         self.forms: Any = None
@@ -467,13 +495,16 @@ class EditorSession:
         await self._editor.session_update(session_id=self.key, update=update)
 
     async def choose(self, option: str, value: str) -> None:
+        """Change the agent or the model. The new value is set first: the event of the change is then none to show."""
         await self._store()
-        if option == "agent":
-            await self._client.call("sessions.update", session_key=self.key, agent_id=value)
-            self.agent_id = value
-        else:
-            await self._client.call("sessions.update", session_key=self.key, model=value)
-            self.model = value
+        before = self.agent_id, self.model
+        self.agent_id, self.model = (value, self.model) if option == "agent" else (self.agent_id, value)
+        try:
+            changed = {"agent_id": value} if option == "agent" else {"model": value}
+            await self._client.call("sessions.update", session_key=self.key, **changed)
+        except GatewayError:
+            self.agent_id, self.model = before
+            raise
 
     def follow(self) -> None:
         """Send the events of all runs of the session from now on, also of those that other clients start."""
