@@ -316,6 +316,14 @@ async def test_invalid_input_is_answered_with_an_error_that_helps(home: Home) ->
         assert editor.texts().endswith("You wrote: hello")
 
 
+def test_requests_of_a_pipe_are_answered_before_the_command_ends(home: Home) -> None:
+    request = {"jsonrpc": "2.0", "id": 7, "method": "initialize", "params": {"protocolVersion": 2}}
+    result = home.run("acp", stdin=f"{json.dumps(request)}\n")
+    assert result.returncode == 0, result.stderr
+    (answer,) = [json.loads(line) for line in result.stdout.splitlines()]
+    assert (answer["id"], answer["result"]["protocolVersion"]) == (7, 1)
+
+
 def test_command_names_the_extra_that_is_missing(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "acp", None)
     result = home.run("acp")

@@ -58,6 +58,7 @@ _CAPABILITIES: dict[str, Any] = {
 }
 _DEFAULT_MODEL = "default"
 _PAGE = 200
+_END_TIMEOUT = 5.0
 _MAX_OLD_TEXT = 1024 * 1024
 _KINDS = {
     "file_read": "read",
@@ -87,11 +88,11 @@ async def acp(agent: AgentOption = None) -> None:
     """Use agents in an editor, over the Agent Client Protocol.
 
     The editor, such as Zed, a JetBrains IDE or Neovim, starts this command and uses its standard input and output. The
-    agents of the workspace answer,
-    through the running gateway or without one, in stored sessions that `atlas chat` and the web UI show as well.
+    agents of the workspace answer, through the running gateway or without one, in stored sessions that `atlas chat` and
+    the web UI show as well.
     """
     try:
-        from acp import AgentSideConnection
+        from acp import run_agent
     except ImportError as error:
         raise ConfigError(f"the ACP library is not installed; run: {install_command('acp')}") from error
     if sys.stdin is not None and sys.stdin.isatty():
@@ -104,9 +105,7 @@ async def acp(agent: AgentOption = None) -> None:
             return served
 
         transport = stack.enter_context(EditorTransport())
-        connection = AgentSideConnection(create, transport, listening=False, use_unstable_protocol=True)
-        stack.push_async_callback(connection.close)
-        await connection.listen()
+        await run_agent(cast(Any, create), transport, use_unstable_protocol=True)
 
 
 class Editor(Protocol):
@@ -122,6 +121,8 @@ class EditorTransport:
 
     def __enter__(self) -> "EditorTransport":
         self._lines: asyncio.Queue[bytes] = asyncio.Queue()
+        self._unanswered: set[str | int] = set()
+        self._answered = asyncio.Event()
         sys.stdout.flush()
         self._output = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
@@ -130,6 +131,8 @@ class EditorTransport:
         return self
 
     def __exit__(self, *_: object) -> None:
+        sys.stdout.flush()
+        os.dup2(self._output.fileno(), sys.stdout.fileno())
         with suppress(BrokenPipeError):
             self._output.close()
 
@@ -144,14 +147,31 @@ class EditorTransport:
                 await self.send(_error_message(_PARSE_ERROR, "Parse error: expected one JSON object per line"))
                 continue
             if _is_message(message):
+                self._note_request(message)
                 return message
             await self.send(_error_message(_INVALID_REQUEST, "Invalid request: expected a JSON-RPC 2.0 message"))
+        await self._wait_answered()
         return None
+
+    def _note_request(self, message: dict[str, Any]) -> None:
+        if message.get("id") is not None and message.get("method") not in (None, "session/prompt"):
+            self._unanswered.add(message["id"])
+
+    async def _wait_answered(self) -> None:
+        """Answer what a pipe has sent before it ended, except prompts: their turns go on without the editor."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_END_TIMEOUT):
+                while self._unanswered:
+                    self._answered.clear()
+                    await self._answered.wait()
 
     async def send(self, message: dict[str, Any]) -> None:
         with suppress(BrokenPipeError):  # the editor is gone; the end of the input follows
             self._output.write(json.dumps(message, separators=(",", ":"), default=str).encode() + b"\n")
             self._output.flush()
+        if "method" not in message:
+            self._unanswered.discard(message["id"])
+            self._answered.set()
 
     async def close(self) -> None:
         """Nothing to wait for: a message is written when it is sent."""
