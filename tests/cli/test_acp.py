@@ -43,7 +43,7 @@ from atlas_agents import Choice, Field, Form, ToolContext
 @tool(effect="pure")
 async def order(context: ToolContext) -> str:
     """Order tea."""
-    print("what a tool prints is no message")
+    print("printed by a tool")
     tea = Field("tea", "choice", required=True, choices=(Choice("green"), Choice("black")))
     filled = await context.ask(Form("Shop", "Which tea?", (tea,)))
     return f"ordered {filled.values['tea']}"
