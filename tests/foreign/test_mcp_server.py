@@ -319,6 +319,55 @@ async def test_client_timeout_cancels_the_call(mode: str, tmp_path: Path) -> Non
         await wait_until(cancelled)
 
 
+async def request(mcp: Client, method: str, **params: Any) -> dict[str, Any]:
+    """Send a request that the client library does not know, and return its whole result."""
+    return await mcp.session._dispatcher.send_raw_request(method, params)  # type: ignore
+
+
+async def test_task_outlives_the_connection_and_its_questions_are_asked_later(tmp_path: Path) -> None:
+    async with serve(tmp_path) as gateway:
+        async with client(gateway, APPROVER, mode="legacy") as mcp:
+            tools = (await mcp.list_tools()).tools
+            assert {each.execution.task_support for each in tools if each.execution} == {"optional"}
+            asked = {"name": "wipe", "arguments": {"path": "x"}, "task": {"ttl": 60_000}}
+            task = (await request(mcp, "tools/call", **asked))["task"]
+            assert task["ttl"] is None and task["status"] in ("working", "input_required")
+        person = Person(ALLOWED)
+        async with client(gateway, APPROVER, mode="legacy", elicitation_callback=person) as mcp:
+
+            async def waits() -> bool:
+                return (await request(mcp, "tasks/get", taskId=task["taskId"]))["status"] == "input_required"
+
+            await wait_until(waits)
+            for _ in range(2):
+                result = await request(mcp, "tasks/result", taskId=task["taskId"])
+                assert result["structuredContent"] == {"wiped": "x"} and ran == ["x"]
+                assert result["_meta"]["io.modelcontextprotocol/related-task"] == {"taskId": task["taskId"]}
+            assert len(person.asked) == 1
+            assert (await request(mcp, "tasks/get", taskId=task["taskId"]))["status"] == "completed"
+        async with client(gateway, WRITER, mode="legacy") as mcp:
+            for method in ("tasks/get", "tasks/result", "tasks/cancel"):
+                with pytest.raises(MCPError, match="not found: task"):
+                    await request(mcp, method, taskId=task["taskId"])
+
+
+async def test_task_can_be_cancelled_and_agents_answer_as_tasks(tmp_path: Path) -> None:
+    async with serve(tmp_path) as gateway, client(gateway, mode="legacy") as mcp:
+        task = (await request(mcp, "tools/call", name="slow", arguments={}, task={"ttl": 1}))["task"]
+        await wait_until(lambda: ran == ["slow"])
+        stopped = await request(mcp, "tasks/cancel", taskId=task["taskId"])
+        assert stopped["status"] == "cancelled"
+        await wait_until(lambda: ran[-1] == "cancelled")
+        result = await request(mcp, "tasks/result", taskId=task["taskId"])
+        assert result["isError"] and result["content"][0]["text"] == "the call was cancelled"
+        with pytest.raises(MCPError, match="has already ended"):
+            await request(mcp, "tasks/cancel", taskId=task["taskId"])
+        ask = {"name": "ask_poet", "arguments": {"message": "Rhyme!"}, "task": {}}
+        poem = (await request(mcp, "tools/call", **ask))["task"]
+        answer = await request(mcp, "tasks/result", taskId=poem["taskId"])
+        assert answer["content"][0]["text"] == "Roses."
+
+
 async def test_agent_tool_continues_a_session(tmp_path: Path) -> None:
     async with serve(tmp_path) as gateway, client(gateway, path="/mcp/poet") as mcp:
         assert [each.name for each in (await mcp.list_tools()).tools] == ["ask_assistant", "ask_poet"]

@@ -5,6 +5,7 @@ import base64
 import logging
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
+from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias, cast
 from urllib.parse import quote
 
@@ -19,13 +20,13 @@ from pydantic import ValidationError
 
 from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.options import TurnOptions
-from atlas_agents.agents.runner import tool_call_result
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.approvals import Answer, Decision, Field, Question
 from atlas_agents.core.errors import BadArguments, Cancelled, ConfigError, Conflict, NotFound
 from atlas_agents.core.events import ApprovalAnswered, ApprovalAsked, Event, ToolCalled, ToolProgress
 from atlas_agents.core.json import encode
-from atlas_agents.core.messages import File, Image, ToolResult, extract_images, new_id, user
+from atlas_agents.core.messages import File, Image, Message, ToolResult, extract_images, new_id, user
+from atlas_agents.core.store import OPEN, RunRow, RunStatus
 from atlas_agents.core.text import wire_name
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.hub import Hub
@@ -41,6 +42,11 @@ with a repeated call."""
 _ASK = "ask_"
 _PROGRESS_INTERVAL = 10.0
 """Seconds between progress notifications; many clients time out on a call without progress."""
+TASK_PREFIX = "task:"
+"""Begins the key of a call that is a task."""
+_TASK_INTERVAL = 0.2
+_POLL_INTERVAL = 2000
+"""Milliseconds after which a client should look at a task again."""
 _MAX_TRIES = 3
 """How often a client is asked the same question if its answers are invalid; then the question stays open elsewhere."""
 _MAX_SHOWN = 4000
@@ -178,24 +184,45 @@ class McpCall:
         self, agent: Agent, name: str, arguments: dict[str, Any], answers: Mapping[str, types.ElicitResult]
     ) -> ToolOutcome | InputNeeded:
         """Call a tool of the agent by its wire name, or ask an agent; `answers` are those to its questions by id."""
-        target = None
-        if name not in agent.context.tool_map():
-            target = next((each for each in self._hub.atlas.agents if _ask_tool_name(each) == name), None)
         try:
-            stream = (
-                await self._start_turn(target, arguments)
-                if target is not None
-                else await self._hub.call_tool(self._grant, agent, name, arguments, idempotency_key=self._key)
-            )
+            stream = await self._start(agent, name, arguments)
             await self._give_answers(stream, answers)
             if questions := await self._follow(stream):
                 return InputNeeded(self._key, questions, self._problems)
-            if target is None:
-                return _to_outcome(tool_call_result(await stream.reply()), _output_schema(agent, name))
-            reply = await stream.reply()
-            return ToolOutcome(f"{reply.text}\n\n{reply.refusal}".strip(), failed=bool(reply.refusal))
+            return _read_reply(agent, name, await stream.reply())
         except (ProtocolError, Cancelled) as fault:
             return ToolOutcome(str(fault), failed=True)
+
+    async def start_task(self, agent: Agent, name: str, arguments: dict[str, Any]) -> RunRow:
+        """Start a call that goes on without its client, and return its stored run, which is the task."""
+        self._key = TASK_PREFIX + self._key
+        accepted = await (await self._start(agent, name, arguments)).accepted()
+        return await find_task(self._hub, self._grant, accepted.run_id)
+
+    async def finish_task(self, row: RunRow) -> ToolOutcome:
+        """Wait until a task has ended, asking its questions, and return its result. It goes on if the client leaves."""
+        atlas, store = self._hub.atlas, self._hub.store
+        while row.status in OPEN:
+            stream = await atlas.follow(row.id)
+            if stream is not None:
+                await self._follow(stream, cancels=False)
+            else:
+                await asyncio.sleep(_TASK_INTERVAL)  # it ended just now, or another process is about to resume it
+            row = await find_task(self._hub, self._grant, row.id)
+        if row.status != "done":
+            return ToolOutcome("the call was cancelled" if row.status == "cancelled" else row.error or "", failed=True)
+        messages = [each.message for each in await store.messages(atlas.tenant, row.session) if each.run_id == row.id]
+        if not messages:
+            return ToolOutcome("the result was deleted", failed=True)
+        agent, calls = self._hub.agent(row.agent_id), [call.name for each in messages for call in each.tool_calls]
+        return _read_reply(agent, calls[-1] if calls else "", messages[-1])
+
+    async def _start(self, agent: Agent, name: str, arguments: dict[str, Any]) -> AtlasStream:
+        if name not in agent.context.tool_map():
+            target = next((each for each in self._hub.atlas.agents if _ask_tool_name(each) == name), None)
+            if target is not None:
+                return await self._start_turn(target, arguments)
+        return await self._hub.call_tool(self._grant, agent, name, arguments, idempotency_key=self._key)
 
     async def _start_turn(self, agent: Agent, arguments: dict[str, Any]) -> AtlasStream:
         message, name = arguments.get("message"), arguments.get("session") or f"mcp-{self._key}"
@@ -210,10 +237,10 @@ class McpCall:
         )
         return stream
 
-    async def _follow(self, stream: AtlasStream) -> tuple[Question, ...]:
+    async def _follow(self, stream: AtlasStream, *, cancels: bool = True) -> tuple[Question, ...]:
         """Report progress until the call ends, or until its client must answer questions, which are returned.
 
-        The call is cancelled if the client disconnects or its token is revoked.
+        Unless it is a task, the call is cancelled if the client disconnects or its token is revoked.
         """
         status = "working"
         try:
@@ -229,7 +256,8 @@ class McpCall:
                         self._steps += 1
                         await self._client.report(self._steps, status)
         except BaseException:
-            stream.cancel()
+            if cancels:
+                stream.cancel()
             raise
         finally:
             for task in self._asking.values():
@@ -310,6 +338,42 @@ class McpCall:
         return ""
 
 
+async def find_task(hub: Hub, grant: Grant, id: str) -> RunRow:
+    """Return the run of a task of this user; NotFound if there is none, also if it is of another user."""
+    row = await hub.store.run(hub.atlas.tenant, id)
+    if row is None or TASK_PREFIX not in row.idempotency_key:
+        raise NotFound(f"not found: task {id[:80]!r}")
+    if row.user != grant.principal.id or not row.session.startswith(grant.prefix):
+        raise NotFound(f"not found: task {id[:80]!r}")
+    return row
+
+
+def describe_task(row: RunRow) -> types.Task:
+    """Return the state of a task. It is kept as long as the session of its run, whatever the client asked for."""
+    states: dict[RunStatus, types.TaskStatus] = {
+        "queued": "working",
+        "running": "working",
+        "waiting": "input_required",
+        "done": "completed",
+        "failed": "failed",
+        "cancelled": "cancelled",
+    }
+    changed = row.ended_at or row.created_at
+    return types.Task(
+        task_id=row.id,
+        status=states[row.status],
+        status_message=row.error,
+        created_at=_to_iso(row.created_at),
+        last_updated_at=_to_iso(changed),
+        ttl=None,
+        poll_interval=_POLL_INTERVAL,
+    )
+
+
+def _to_iso(milliseconds: int) -> str:
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
+
+
 def list_tools(hub: Hub, agent: Agent, grant: Grant) -> list[McpTool]:
     """Return the agent's tools that this user may call, and a tool to ask each agent."""
     allowed = [tool for tool in agent.tools if hub.atlas.verdict(agent, tool, grant.principal.id).cell != "no"]
@@ -346,9 +410,13 @@ def _describe_agent(agent: Agent) -> str:
     return f"Ask the agent {agent.name}{description}. It answers with text and may use its own tools."
 
 
-def _output_schema(agent: Agent, name: str) -> dict[str, Any] | None:
-    tool = agent.context.tool_map().get(name)
-    return tool.output_schema if tool is not None else None
+def _read_reply(agent: Agent | None, name: str, reply: Message) -> ToolOutcome:
+    """Return the outcome of a turn: the result of its call of the named tool, or the answer of an agent."""
+    result = next((part for part in reply.parts if isinstance(part, ToolResult)), None)
+    if result is None:
+        return ToolOutcome(f"{reply.text}\n\n{reply.refusal}".strip(), failed=bool(reply.refusal))
+    tool = agent.context.tool_map().get(name) if agent is not None else None
+    return _to_outcome(result, tool.output_schema if tool is not None else None)
 
 
 async def _with_timeouts(stream: AtlasStream, gone: asyncio.Event) -> AsyncGenerator[Event | None, None]:

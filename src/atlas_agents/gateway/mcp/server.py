@@ -13,6 +13,7 @@ import mcp_types as types
 import msgspec
 from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
 from mcp.server.auth.provider import AccessToken
+from mcp.server.context import CallNext, HandlerResult
 from mcp.server.lowlevel import Server
 from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
 from mcp.server.session import ServerSession
@@ -27,10 +28,12 @@ from mcp.server.subscriptions import (
     ToolsListChanged,
 )
 from mcp.shared.exceptions import MCPError
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from starlette.responses import Response
 
 from atlas_agents.agents.agent import Agent
 from atlas_agents.core.errors import AtlasError
+from atlas_agents.core.store import RunRow
 from atlas_agents.gateway.asgi import Receive, Send
 from atlas_agents.gateway.auth import Grant, bearer_challenge
 from atlas_agents.gateway.hub import Hub
@@ -41,9 +44,12 @@ from atlas_agents.gateway.mcp.calls import (
     McpTool,
     RequestContext,
     ToolOutcome,
+    describe_task,
+    find_task,
     list_tools,
 )
 from atlas_agents.gateway.mcp.resources import MAX_COMPLETIONS, DocumentResources, ResourceReader
+from atlas_agents.gateway.protocol.frames import ProtocolError
 from atlas_agents.gateway.protocol.types import Scope
 from atlas_agents.workspace.skills import Prompt
 
@@ -51,8 +57,12 @@ logger = logging.getLogger(__name__)
 _MAX_SESSIONS = 10_000
 _SESSION_HEADER = "mcp-session-id"
 _MAX_SUBSCRIPTIONS = 100
+_WITH_TASKS = "2025-11-25"
+"""The protocol version of the tasks that clients ask for."""
 _WATCH_INTERVAL = 2.0
 """Seconds between two looks for changes that clients subscribed to, also by other processes."""
+_WRITING = ("tools/call", "tasks/get", "tasks/result", "tasks/cancel")
+"""Methods that need the scope `write`."""
 _GONE = "mcp_client_gone"
 _INSTRUCTIONS = (
     "The tools of an Atlas Agents gateway, and its agents, which are called with ask_… tools. A call may wait until a "
@@ -70,6 +80,20 @@ class _Session(msgspec.Struct):
     """The URIs that the client subscribed to, with the versions it knows of."""
     subscriber: tuple[Grant, ResourceReader, ServerSession] | None = None
     """Who subscribed, and where the notifications go."""
+
+
+class _Server(Server[Any]):
+    """The library's server; it also declares tasks, which the library does not know."""
+
+    def get_capabilities(
+        self, *args: Any, protocol_version: str | None = None, **named: Any
+    ) -> types.ServerCapabilities:
+        found = super().get_capabilities(*args, protocol_version=protocol_version, **named)
+        if protocol_version not in MODERN_PROTOCOL_VERSIONS:
+            calls = types.TasksToolsCapability(call=types.TasksCallCapability())
+            requests = types.ServerTasksRequestsCapability(tools=calls)
+            found.tasks = types.ServerTasksCapability(cancel=types.TasksCancelCapability(), requests=requests)
+        return found
 
 
 class McpProtocolServer:
@@ -90,7 +114,7 @@ class McpProtocolServer:
                 "on_subscribe_resource": self._subscribe,
                 "on_unsubscribe_resource": self._unsubscribe,
             }
-        server: Server[Any] = Server(
+        server = _Server(
             hub.server.name,
             version=hub.server.version,
             instructions=_INSTRUCTIONS,
@@ -103,6 +127,10 @@ class McpProtocolServer:
             **extra,
         )
         server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, self._set_log_level)
+        server.add_request_handler("tasks/get", types.GetTaskRequestParams, self._get_task)
+        server.add_request_handler("tasks/result", types.GetTaskPayloadRequestParams, self._get_task_result)
+        server.add_request_handler("tasks/cancel", types.CancelTaskRequestParams, self._cancel_task)
+        server.middleware.append(self._create_task)
         server.middleware.append(RequestStateBoundary(self._state_security(), default_audience=hub.server.name))
         limit = hub.settings.max_frame
         self._stateless = StreamableHTTPSessionManager(server, stateless=True, max_request_body_size=limit)
@@ -127,7 +155,7 @@ class McpProtocolServer:
         session = _find_header(scope["headers"], _SESSION_HEADER)
         body = await _read_messages(receive, self._hub.settings.max_frame) if scope["method"] == "POST" else []
         request = _read_request(body)
-        if request.method == "tools/call" and not grant.allows("write"):
+        if request.method in _WRITING and not grant.allows("write"):
             await _refuse_scope(request, scope, receive, send)
             return
         opens = request.method == "initialize" and not session
@@ -177,14 +205,13 @@ class McpProtocolServer:
     async def _list_tools(self, ctx: RequestContext, params: Any) -> types.ListToolsResult:
         grant, agent = self._authorize(ctx), self._agent(ctx)
         listed = list_tools(self._hub, agent, grant)
-        return types.ListToolsResult(tools=[_to_wire_tool(each) for each in listed])
+        execution = types.ToolExecution(task_support="optional") if ctx.protocol_version == _WITH_TASKS else None
+        return types.ListToolsResult(tools=[_to_wire_tool(each, execution) for each in listed])
 
     async def _call_tool(
         self, ctx: RequestContext, params: types.CallToolRequestParams
     ) -> types.CallToolResult | types.InputRequiredResult:
-        grant, agent, session = self._authorize(ctx, "write"), self._agent(ctx), self._find_session(ctx)
-        gone: asyncio.Event = ctx.request.scope["state"][_GONE] if ctx.request is not None else asyncio.Event()
-        client = CallClient(ctx, session.log_level if session is not None else None, gone)
+        grant, agent, client = self._authorize(ctx, "write"), self._agent(ctx), self._client(ctx)
         call = McpCall(self._hub, grant, client, params.request_state or "")
         given = params.input_responses or {}
         answers = {key: each for key, each in given.items() if isinstance(each, types.ElicitResult)}
@@ -200,6 +227,54 @@ class McpProtocolServer:
         return types.CallToolResult(
             content=outcome.content, structured_content=outcome.structure, is_error=outcome.failed
         )
+
+    def _client(self, ctx: RequestContext) -> CallClient:
+        session = self._find_session(ctx)
+        gone: asyncio.Event = ctx.request.scope["state"][_GONE] if ctx.request is not None else asyncio.Event()
+        return CallClient(ctx, session.log_level if session is not None else None, gone)
+
+    async def _create_task(self, ctx: RequestContext, call_next: CallNext) -> HandlerResult:
+        """Middleware: start a call as a task if its client asks for one. The library knows no such result."""
+        wanted = (ctx.params or {}).get("task") is not None and ctx.protocol_version == _WITH_TASKS
+        if ctx.method != "tools/call" or not wanted:
+            return await call_next(ctx)
+        grant, agent = self._authorize(ctx, "write"), self._agent(ctx)
+        try:
+            params = types.CallToolRequestParams.model_validate(ctx.params, by_name=False)
+            call = McpCall(self._hub, grant, self._client(ctx))
+            row = await call.start_task(agent, params.name, params.arguments or {})
+        except (AtlasError, ProtocolError) as error:
+            raise _invalid_params(self._hub.atlas.hide(str(error))) from error
+        return {"task": _to_wire_task(row)}
+
+    async def _get_task(self, ctx: RequestContext, params: types.GetTaskRequestParams) -> HandlerResult:
+        return _to_wire_task(await self._find_task(ctx, params.task_id))
+
+    async def _get_task_result(self, ctx: RequestContext, params: types.GetTaskPayloadRequestParams) -> HandlerResult:
+        row = await self._find_task(ctx, params.task_id)
+        try:
+            outcome = await McpCall(self._hub, self._authorize(ctx), self._client(ctx)).finish_task(row)
+        except AtlasError as error:
+            outcome = ToolOutcome(self._hub.atlas.hide(str(error)), failed=True)
+        result = types.CallToolResult(
+            content=outcome.content, structured_content=outcome.structure, is_error=outcome.failed
+        )
+        related = {"_meta": {"io.modelcontextprotocol/related-task": {"taskId": row.id}}}
+        return {**result.model_dump(by_alias=True, mode="json", exclude_none=True), **related}
+
+    async def _cancel_task(self, ctx: RequestContext, params: types.CancelTaskRequestParams) -> HandlerResult:
+        row = await self._find_task(ctx, params.task_id)
+        if not await self._hub.atlas.cancel(row.id):
+            raise _invalid_params(f"task {row.id!r} has already ended")
+        return {**_to_wire_task(row), "status": "cancelled"}
+
+    async def _find_task(self, ctx: RequestContext, id: str) -> RunRow:
+        if ctx.protocol_version != _WITH_TASKS:
+            raise MCPError(code=types.METHOD_NOT_FOUND, message="Method not found", data=ctx.method)
+        try:
+            return await find_task(self._hub, self._authorize(ctx, "write"), id)
+        except AtlasError as error:
+            raise _invalid_params(str(error)) from error
 
     async def _list_prompts(self, ctx: RequestContext, params: Any) -> types.ListPromptsResult:
         self._authorize(ctx)
@@ -382,13 +457,19 @@ class McpProtocolServer:
         return agent
 
 
-def _to_wire_tool(tool: McpTool) -> types.Tool:
+def _to_wire_task(row: RunRow) -> dict[str, Any]:
+    task = describe_task(row).model_dump(by_alias=True, mode="json", exclude_none=True)
+    return {**task, "ttl": None}
+
+
+def _to_wire_tool(tool: McpTool, execution: types.ToolExecution | None) -> types.Tool:
     return types.Tool(
         name=tool.name,
         title=tool.title,
         description=tool.description,
         input_schema=tool.parameters,
         output_schema=tool.result,
+        execution=execution,
         annotations=types.ToolAnnotations(
             title=tool.title,
             read_only_hint=tool.read_only,
