@@ -56,6 +56,8 @@ _LAST_ID = re.compile(rb'"id"\s*:\s*([0-9]+|"[^"\\]{1,100}")\s*(?:,\s*"jsonrpc"\
 _CALLS = ("tools/call", "resources/read", "prompts/get")
 """Requests that may have effects."""
 _CONNECT_TIMEOUT, _READ_TIMEOUT = 15.0, 900.0
+_KEEPALIVE = 2.0
+"""Seconds that an idle connection is reused. Many servers close theirs after five, and a call sent then is lost."""
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _CALLBACK = b"HTTP/1.1 200 OK\r\nContent-Type: text/plain\r\nConnection: close\r\n\r\n"
 _SIGNED_IN = b"You are signed in. You may close this page now.\n"
@@ -250,7 +252,7 @@ class _LimitedTransport(httpx2.AsyncHTTPTransport):
     """
 
     def __init__(self, url: httpx2.URL, explain_refusal: Callable[[httpx2.Response], str] | None) -> None:
-        super().__init__()
+        super().__init__(limits=httpx2.Limits(keepalive_expiry=_KEEPALIVE))
         self._url = url
         self._explain_refusal = explain_refusal
 
