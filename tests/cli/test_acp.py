@@ -274,6 +274,13 @@ async def test_turn_that_runs_is_loaded_and_cancelled(home: Home) -> None:
             await agent.cancel(session_id="tea")
             waited = await page.call("chat.wait", run_id=sent["runId"], timeout_ms=int(TIMEOUT * 1000))
             assert waited["status"] == "cancelled"
+            lines: list[dict[str, Any]] = [{"atlas_session": 1, "key": "long", "agent_id": ""}]
+            lines += [{"role": role, "parts": [{"type": "text", "text": role}]} for role in ("user", "assistant") * 210]
+            await page.call("sessions.import", text="\n".join(map(json.dumps, lines)))
+            editor.updates.clear()
+            await agent.load_session(cwd=str(home.folder), session_id="long", mcp_servers=[])
+            shown = [each.content.text for each in editor.updates if hasattr(each, "content")]
+            assert shown == ["user", "assistant"] * 210
 
 
 async def test_invalid_input_is_answered_with_an_error_that_helps(home: Home) -> None:

@@ -561,9 +561,11 @@ class EditorSession:
         """Send the stored messages, oldest first."""
         await self._feed.subscribe()
         pages: list[Sequence[types.MessageShape]] = [self._feed.messages]
-        while pages[-1] and pages[-1][0].seq > 1:
+        more = True
+        while more and pages[-1]:
             answer = await self._client.call("chat.history", session_key=self.key, before=pages[-1][0].id, limit=_PAGE)
             pages.append([msgspec.convert(each, types.MessageShape) for each in answer["messages"]])
+            more = answer["hasMore"]
         for page in reversed(pages):
             for message in page:
                 await self._replay_message(message)
