@@ -463,7 +463,7 @@ async def test_nested_calls_do_not_wait_for_the_slots_of_their_callers() -> None
         """Answer."""
         return "leaf"
 
-    @tool(timeout=3)
+    @tool(timeout=TIMEOUT)
     async def delegate(n: int) -> str:
         """Ask another agent, once all slots of the process are taken."""
         arrived.append(n)

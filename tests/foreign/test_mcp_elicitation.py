@@ -52,14 +52,14 @@ async def open_shop(
 
 @asynccontextmanager
 async def gateway(
-    workspace: Path, entry: dict[str, Any], model: Any = None, deadline: float = 20
+    workspace: Path, entry: dict[str, Any], model: Any = None, approvals: Approvals | None = None
 ) -> AsyncGenerator[Gateway, None]:
     tokens = {"ana": {"token": ANA, "scopes": SCOPES}, "ben": {"token": BEN, "scopes": SCOPES}}
     home = workspace / "home"
     home.mkdir()
     (home / "tokens.json").write_text(json.dumps(tokens))
     async with (
-        open_shop(workspace, entry, model, approve=Approvals(wait=True, deadline=deadline)) as atlas,
+        open_shop(workspace, entry, model, approve=approvals or Approvals(wait=True)) as atlas,
         Gateway(atlas, GatewaySettings(home=home, port=0)).running() as running,
     ):
         yield running
@@ -83,7 +83,7 @@ async def pending_approval(client: GatewayClient) -> dict[str, Any]:
 async def test_server_asks_the_user_of_the_turn_and_receives_the_values(protocol: str, tmp_path: Path) -> None:
     model = Scripted(calls("shop__order"), says("Done."))
     async with (
-        gateway(tmp_path, shop(protocol, timeout=3), model) as running,
+        gateway(tmp_path, shop(protocol, timeout=10), model) as running,
         person(running) as ana,
         person(running, BEN) as ben,
         ana.follow("s") as feed,
@@ -108,7 +108,7 @@ async def test_server_asks_the_user_of_the_turn_and_receives_the_values(protocol
             ]
             assert event.details == {"count": 2, "gift": False} and event.options == ("allow-once", "deny", "dismiss")
             assert (await ben.call("approvals.list"))["approvals"] == []
-            await asyncio.sleep(3.2)  # longer than the timeout of the call, which is paused
+            await asyncio.sleep(10.2)  # longer than the timeout of the call, which is paused
             for values in ({"count": 3}, {"size": "small", "count": 99}, {"size": "small", "email": "no"}, {"x": 1}):
                 with pytest.raises(GatewayError) as refused:
                     await answer(ana, event.approval_id, "allow-always", values)
@@ -125,7 +125,7 @@ async def test_server_asks_the_user_of_the_turn_and_receives_the_values(protocol
         assert row["meta"]["asked"] == [
             {"asker": "the MCP server shop", "fields": fields, "answer": "accept", "by": "ana"}
         ]
-        assert row["meta"]["duration_ms"] < 3000
+        assert row["meta"]["duration_ms"] < 10_000
 
 
 async def answer(client: GatewayClient, id: str, decision: str, values: dict[str, Any] | None = None) -> None:
@@ -133,13 +133,15 @@ async def answer(client: GatewayClient, id: str, decision: str, values: dict[str
 
 
 async def test_deny_declines_and_dismiss_or_timeout_cancels(tmp_path: Path) -> None:
-    async with gateway(tmp_path, shop("old"), deadline=2) as running, person(running) as ana:
+    approvals = Approvals(wait=True)
+    async with gateway(tmp_path, shop("old"), approvals=approvals) as running, person(running) as ana:
         call = asyncio.create_task(ana.call("tools.invoke", name="shop/twice"))
         first = (await pending_approval(ana))["approvalId"]
         await answer(ana, first, "deny")
         second = (await wait_until(lambda: other(ana, first), 0.05))["approvalId"]
         await answer(ana, second, "dismiss")
         assert (await call)["result"] == "decline cancel"
+        approvals.deadline = 1
         call = asyncio.create_task(ana.call("tools.invoke", name="shop/pay"))
         assert (await call)["result"] == "cancel" and (await ana.call("approvals.list"))["approvals"] == []
 
@@ -208,7 +210,7 @@ async def test_approver_function_answers_with_values_and_invalid_ones_cancel(tmp
 
 async def test_stdio_elicitation_is_declined_while_two_users_have_calls(tmp_path: Path) -> None:
     async with (
-        gateway(tmp_path, shop("old"), deadline=5) as running,
+        gateway(tmp_path, shop("old")) as running,
         person(running) as ana,
         person(running, BEN) as ben,
     ):

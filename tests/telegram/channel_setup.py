@@ -47,6 +47,7 @@ class ChannelSetup:
     gateway: Gateway
     home: Path
     model: Scripted
+    approvals: Approvals
 
     @property
     def pairing(self) -> Pairing:
@@ -98,13 +99,13 @@ class ChannelSetup:
 
 @asynccontextmanager
 async def channel_setup(
-    folder: Path, *replies: Reply, tools: tuple[Tool, ...] = (), pause: float = 0.0, deadline: float = 60.0, **more: Any
+    folder: Path, *replies: Reply, tools: tuple[Tool, ...] = (), pause: float = 0.0, **more: Any
 ) -> AsyncGenerator[ChannelSetup, None]:
     model = SlowModel(*replies, pause=pause)
-    approvals = Approvals(wait=True, deadline=deadline)
+    approvals = Approvals(wait=True)
     atlas: Atlas = in_memory_atlas(model, tools, store=MemoryStore(), approve=approvals, **more)
     home = folder / "home"
     home.mkdir(mode=0o700, exist_ok=True)
     gateway = Gateway(atlas, GatewaySettings(home=home, port=0))
     async with asyncio.timeout(TIMEOUT), bot_double() as double, gateway.running():
-        yield ChannelSetup(double, gateway, home, model)
+        yield ChannelSetup(double, gateway, home, model, approvals)

@@ -152,7 +152,7 @@ async def test_approval_request_shows_exact_arguments_and_is_answered_by_a_butto
 async def test_closed_approval_request_shows_its_outcome(tmp_path: Path) -> None:
     tool, done = acting()
     replies = [each for word in "abc" for each in (calls("act", command=word), says("Well."))]
-    async with channel_setup(tmp_path, *replies, tools=(tool,), deadline=3.0) as setup, setup.channel():
+    async with channel_setup(tmp_path, *replies, tools=(tool,)) as setup, setup.channel():
         ana = setup.double.person(42, "Ana")
         await setup.pair(ana)
 
@@ -170,6 +170,7 @@ async def test_closed_approval_request_shows_its_outcome(tmp_path: Path) -> None
             (pending,) = (await owner.call("approvals.list"))["approvals"]
             await owner.call("exec.approve", approval_id=pending["approvalId"])
         await setup.double.until(lambda: "Allowed once by owner." in second.text)
+        setup.approvals.deadline = 1.0
         third = await asked()
         await setup.double.until(lambda: "Denied: no answer in time." in third.text)
         assert third.buttons == {} and done == ["b"]
