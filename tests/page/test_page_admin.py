@@ -77,6 +77,18 @@ def test_settings_and_sign_in_fit_a_phone_and_are_accessible(browser: Browser, a
     assert phone.errors == []
 
 
+def test_operations_show_the_gateway_and_back_it_up(admin: Tab) -> None:
+    page = admin.open("/settings/operations").page
+    expect(page.get_by_text("Running for")).to_be_visible()
+    expect(page.get_by_text("No turn is running.")).to_be_visible()
+    expect(page.get_by_role("heading", name="Log")).to_be_visible()
+    admin.button("Back up now").click()
+    backups = page.get_by_role("list", name="Backups").get_by_role("listitem")
+    expect(backups).to_have_count(1)
+    expect(backups).to_contain_text(".db")
+    expect(page.get_by_role("button", name="Run checks")).to_be_enabled()
+
+
 def test_document_is_uploaded_searched_and_removed(
     browser: Browser, admin: Tab, admin_gateway: GatewayProcess, tmp_path: Path
 ) -> None:

@@ -3,8 +3,13 @@
 import asyncio
 import logging
 import os
+import shutil
+import sys
+import time
+from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,12 +22,12 @@ from atlas_agents.builtin_tools.telegram_api import BotApi, BotApiError, BotUnre
 from atlas_agents.channels.telegram.channel import TelegramChannel
 from atlas_agents.channels.telegram.state import PairedUser, Pairing, StateFile, read_channel_error
 from atlas_agents.client import GatewayAddress
-from atlas_agents.config.open import is_postgres
-from atlas_agents.config.settings import Settings
+from atlas_agents.config.open import database_files, is_postgres, open_audit_signer, scheme
+from atlas_agents.config.settings import SETTINGS, Settings
 from atlas_agents.core import install_command, package_version
 from atlas_agents.core.aio import BackgroundTasks, run_in_thread
-from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.paths import Environment, Secret
+from atlas_agents.core.errors import ConfigError, Transient
+from atlas_agents.core.paths import Environment, Secret, make_private_folder
 from atlas_agents.gateway.auth import TokenFile
 from atlas_agents.gateway.hub import GatewayServices
 from atlas_agents.gateway.mcp.resources import DocumentResources
@@ -30,6 +35,7 @@ from atlas_agents.gateway.protocol import admin as wire
 from atlas_agents.gateway.protocol.types import Scope
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
+from atlas_agents.storage.sqlite_files import back_up
 from atlas_agents.workspace.skills import read_prompts
 
 if TYPE_CHECKING:
@@ -37,6 +43,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 _TEST_TIMEOUT = 15.0
+_DOCTOR_TIMEOUT = 300.0
 _SCOPES: tuple[Scope, ...] = ("read", "write", "approve")
 
 
@@ -65,6 +72,72 @@ class TelegramTokens:
 
     def revoke(self, user: int) -> None:
         self._tokens.revoke(f"telegram-{user}")
+
+
+class Operations:
+    """The installation that a gateway is part of: its storage, backups and checks."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._folder = settings.home / "backups"
+        self._database = next(iter(database_files(settings)), None)
+
+    async def storage(self) -> wire.StorageStatus:
+        return await run_in_thread(self._read_storage)
+
+    def _read_storage(self) -> wire.StorageStatus:
+        home, database = self._settings.home, self._database
+        disk = shutil.disk_usage(home)
+        files = [file for file in database_files(self._settings) if file.exists()]
+        size = sum(file.stat().st_size for file in files) if database is not None else None
+        name = str(database or scheme(self._settings.database_url.reveal()))
+        backups = [(str(file), file.stat()) for file in sorted(self._folder.glob("atlas-*.db"), reverse=True)]
+        shapes = tuple([wire.BackupShape(file, stat.st_size, int(stat.st_mtime * 1000)) for file, stat in backups])
+        return wire.StorageStatus(str(home), name, size, disk.free, disk.total, shapes)
+
+    def new_backup(self) -> Path:
+        if self._database is None:
+            raise ConfigError("only a SQLite database can be backed up here; back up Postgres with pg_dump")
+        return self._folder / f"atlas-{time.strftime('%Y%m%d-%H%M%S')}.db"
+
+    async def back_up(self, target: Path) -> wire.BackupShape:
+        if (source := self._database) is None:
+            raise ConfigError("there is no database file")
+        keys = open_audit_signer(self._settings).row_keys
+        await run_in_thread(make_private_folder, self._folder)
+        summary = await run_in_thread(back_up, source, target, None, keys)
+        return wire.BackupShape(str(target), summary.size, int(time.time() * 1000), summary.broken or "")
+
+    async def check(self) -> tuple[wire.CheckShape, ...]:
+        """Run `atlas doctor` in a process of its own: many of its checks would block the event loop."""
+        command = (sys.executable, "-P", "-m", "atlas_agents", "doctor", "--json")
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, env={**os.environ, **self._variables()}
+        )
+        try:
+            async with asyncio.timeout(_DOCTOR_TIMEOUT):
+                output, _ = await process.communicate()
+        except TimeoutError:
+            raise Transient(f"the checks took longer than {_DOCTOR_TIMEOUT:g} s; run: atlas doctor") from None
+        finally:
+            if process.returncode is None:
+                process.kill()
+                await process.wait()
+        return msgspec.json.decode(output, type=_DoctorOutput).findings
+
+    def _variables(self) -> dict[str, str]:
+        """Return the settings of the command line as environment variables, and the home folder."""
+        given = {
+            key: getattr(self._settings, key) for key, origin in self._settings.origins.items() if origin[0] == "-"
+        }
+        plain = {key: str(value) for key, value in given.items() if isinstance(value, str | int | Path)}
+        return {SETTINGS[key].variable: value for key, value in plain.items()} | {
+            "ATLAS_HOME": str(self._settings.home)
+        }
+
+
+class _DoctorOutput(msgspec.Struct):
+    findings: tuple[wire.CheckShape, ...]
 
 
 class TelegramManager:
@@ -265,6 +338,7 @@ async def _gateway(
             prompts=lambda: read_prompts(settings.workspace, runtime.workspace.trust),
             resources=DocumentResources(runtime.atlas, runtime.knowledge),
             setup=runtime.setup,
+            operations=Operations(settings),
         )
         gateway = Gateway(runtime.atlas, _gateway_settings(settings), membership=membership, services=services)
         runtime.setup.feed.listeners.add(gateway.hub.broadcast)

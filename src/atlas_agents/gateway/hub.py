@@ -41,7 +41,7 @@ from atlas_agents.gateway.protocol.types import AuditShape, Features, PolicyShap
 from atlas_agents.gateway.quotas import UserQuotas, WorkLimiter
 from atlas_agents.gateway.runs import RunHooks, RunRegistry, no_notice
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.gateway.telemetry import Metrics
+from atlas_agents.gateway.telemetry import Metrics, RecentLog
 from atlas_agents.gateway.uploads import Uploads
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
 from atlas_agents.mcp.servers import Servers
@@ -487,6 +487,22 @@ class ChannelPort(Protocol):
     async def unpair(self, person: str) -> None: ...
 
 
+class OperationsPort(Protocol):
+    """Port for the installation that a gateway is part of, for `ops.*`."""
+
+    async def storage(self) -> admin.StorageStatus: ...
+
+    async def check(self) -> tuple[admin.CheckShape, ...]:
+        """Run the checks of `atlas doctor`."""
+        ...
+
+    def new_backup(self) -> Path:
+        """Return the file for a new backup; ConfigError if the database cannot be backed up here."""
+        ...
+
+    async def back_up(self, target: Path) -> admin.BackupShape: ...
+
+
 async def no_reload() -> None:
     """Default of `reload_servers` and `refresh_servers`: there is nothing to reload."""
 
@@ -519,6 +535,8 @@ class GatewayServices(msgspec.Struct, frozen=True):
     """The resources that MCP clients may read."""
     setup: ModelSetupPort | None = None
     """Sets up models; None for a gateway whose agents are defined in code."""
+    operations: OperationsPort | None = None
+    """Checks the installation and backs it up."""
 
 
 class Hub:
@@ -548,7 +566,7 @@ class Hub:
         self.tokens = self.authenticator.tokens
         self.devices = Devices(self.store, atlas.tenant, self.authenticator)
         self.memory = MemoryGuard()
-        self.metrics = Metrics()
+        self.metrics, self.log = Metrics(), RecentLog()
         self.metrics.quarantined.set_function(lambda: len(atlas.quarantined))
         atlas.on_budget_exceeded(self.metrics.count_exceeded)
         self.dispatch = Dispatch(methods, self.metrics)

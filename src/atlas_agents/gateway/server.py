@@ -251,6 +251,7 @@ class Gateway:
         for work in (hub.watch_tokens(), hub.memory.run(), hub.runs.writer.run(), hub.runs.watch_owners()):
             services.spawn(work)
         member = AsyncExitStack()
+        member.enter_context(hub.log.attached())
         try:
             await admin.apply_suspensions(self.hub)
             await hub.edits.record_interrupted(hub.audit.has_edit, all_homes=self._membership is None)

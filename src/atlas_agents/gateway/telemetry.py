@@ -2,8 +2,11 @@
 
 import logging
 import time
-from collections.abc import Callable
-from typing import Any, TypeAlias, cast
+from collections import deque
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, Histogram, ProcessCollector
@@ -16,6 +19,7 @@ _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 MAX_FIELD = 256
 """Maximum length of values from clients in log lines."""
 _MAX_MESSAGE = 4096
+_MAX_LINES = 1000
 _encoder = msgspec.json.Encoder()
 Hide: TypeAlias = Callable[[str], str]
 
@@ -83,6 +87,44 @@ class JsonLines(logging.Formatter):
     def _text(self, text: str, limit: int = MAX_FIELD) -> str:
         text = escape(self._hide(text[: 4 * limit]))
         return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+class LoggedLine(NamedTuple):
+    """A line of the log; its text may contain secrets until it is redacted."""
+
+    time: float
+    level: int
+    source: str
+    text: str
+
+
+class RecentLog(logging.Handler):
+    """Keeps the latest lines that the product logs in this process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines: deque[LoggedLine] = deque(maxlen=_MAX_LINES)
+
+    @contextmanager
+    def attached(self) -> Generator[None]:
+        """Receive log records while the block runs."""
+        log = logging.getLogger("atlas_agents")
+        log.addHandler(self)
+        try:
+            yield
+        finally:
+            log.removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        fields = cast("dict[str, Any]", getattr(record, "fields", {}))
+        text = record.getMessage() + "".join(f" {key}={value}" for key, value in fields.items())
+        source = record.name.removeprefix("atlas_agents.")
+        self._lines.append(LoggedLine(record.created, record.levelno, source, text[:_MAX_MESSAGE]))
+
+    def latest(self, limit: int, level: int) -> list[LoggedLine]:
+        """Return the latest lines of at least this level, newest first."""
+        found = (line for line in reversed(tuple(self._lines)) if line.level >= level)
+        return list(islice(found, limit))
 
 
 def escape(text: str) -> str:

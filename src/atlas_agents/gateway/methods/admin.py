@@ -1,6 +1,8 @@
 """Administration methods: agents, models, tools, MCP servers, audit, usage, settings, tokens, users and plans."""
 
 import asyncio
+import logging
+import platform
 from collections.abc import Sequence
 from datetime import date
 from typing import Literal
@@ -22,11 +24,12 @@ from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.convert import list_model_users
 from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.edits import EditTarget, describe_change, version_of
-from atlas_agents.gateway.hub import Hub, ModelSetupPort
+from atlas_agents.gateway.hub import Hub, ModelSetupPort, OperationsPort
 from atlas_agents.gateway.methods.agents import require_agent, set_agent_model
 from atlas_agents.gateway.protocol import admin as wire
 from atlas_agents.gateway.protocol.frames import ProtocolError
 from atlas_agents.gateway.protocol.types import Ack, ModelShape, NoParams, RemovalResult, Scope, ToolShape
+from atlas_agents.gateway.telemetry import escape
 from atlas_agents.providers.catalogue import parse_model_ref
 from atlas_agents.tools.tool import Tool
 
@@ -59,6 +62,14 @@ def add_methods(methods: Methods) -> None:
     methods.add("tenants.list", list_tenants)
     add_tool_methods(methods)
     add_setup_methods(methods)
+    add_operations_methods(methods)
+
+
+def add_operations_methods(methods: Methods) -> None:
+    methods.add("ops.status", get_operations)
+    methods.add("ops.backup", back_up)
+    methods.add("ops.doctor", run_checks)
+    methods.add("ops.logs", list_log)
 
 
 def add_tool_methods(methods: Methods) -> None:
@@ -309,6 +320,53 @@ async def get_config(caller: ClientConnection, _: NoParams) -> wire.ConfigResult
     hub = caller.hub
     return wire.ConfigResult(
         {**hub.settings.to_public_dict(), **hub.services.settings, "principals": list(hub.tokens.principals)}
+    )
+
+
+def _operations(caller: ClientConnection) -> OperationsPort:
+    operations = caller.hub.services.operations
+    if operations is None:
+        raise ProtocolError("UNAVAILABLE", "this gateway is part of a program, which stores and checks its data itself")
+    return operations
+
+
+async def get_operations(caller: ClientConnection, _: NoParams) -> wire.OpsStatus:
+    hub, storage = caller.hub, await _operations(caller).storage()
+    return wire.OpsStatus(hub.server.version, platform.python_version(), hub.uptime, len(hub.connections), storage)
+
+
+async def back_up(caller: ClientConnection, _: NoParams) -> wire.BackupMade:
+    operations, made = _operations(caller), list[wire.BackupShape]()
+    target = operations.new_backup()
+
+    async def write() -> str | None:
+        made.append(await operations.back_up(target))
+        return version_of(made[0])
+
+    await caller.hub.edits.apply(
+        EditTarget("backup", target.name, None), caller.grant.principal.id, write, scope="admin"
+    )
+    return wire.BackupMade(made[0])
+
+
+async def run_checks(caller: ClientConnection, _: NoParams) -> wire.ChecksResult:
+    return wire.ChecksResult(await _operations(caller).check())
+
+
+async def list_log(caller: ClientConnection, params: wire.OpsLogs) -> wire.LogLines:
+    """Return lines of this process; other members of a cluster have their own."""
+    hub = caller.hub
+    found = hub.log.latest(params.limit, logging.getLevelNamesMapping()[params.level.upper()])
+    return wire.LogLines(
+        tuple(
+            wire.LogLine(
+                int(line.time * 1000),
+                logging.getLevelName(line.level).lower(),
+                line.source,
+                escape(hub.atlas.hide(line.text)),
+            )
+            for line in found
+        )
     )
 
 

@@ -57,6 +57,76 @@ class SystemInfo(types.WireStruct, frozen=True):
     uptime: float
 
 
+class BackupShape(types.WireStruct, frozen=True):
+    """A backup of the database. `problem` says why its audit log cannot be trusted; empty if it can."""
+
+    file: str
+    size: int
+    created_at: int
+    problem: str = ""
+
+
+class StorageStatus(types.WireStruct, frozen=True):
+    """Where data is kept, with sizes in bytes. `database_size` is null if the database is not a file.
+
+    `backups` are those made by `ops.backup`, newest first.
+    """
+
+    home: str
+    database: str
+    database_size: int | None
+    disk_free: int
+    disk_total: int
+    backups: tuple[BackupShape, ...] = ()
+
+
+class OpsStatus(types.WireStruct, frozen=True):
+    """The gateway's version, uptime in seconds, connected clients, and storage."""
+
+    version: str
+    python: str
+    uptime: float
+    clients: int
+    storage: StorageStatus
+
+
+class BackupMade(types.WireStruct, frozen=True):
+    backup: BackupShape
+
+
+class CheckShape(types.WireStruct, frozen=True):
+    """The result of one check of `atlas doctor`, and how to fix what is wrong."""
+
+    what: str
+    state: Literal["ok", "notice", "broken"]
+    words: str
+    remedy: str = ""
+
+
+class ChecksResult(types.WireStruct, frozen=True):
+    checks: tuple[CheckShape, ...]
+
+
+class OpsLogs(types.WireStruct, frozen=True):
+    """`level` is the lowest level of the lines."""
+
+    limit: Page = 200
+    level: Literal["info", "warning", "error"] = "info"
+
+
+class LogLine(types.WireStruct, frozen=True):
+    """A line of the log; `time` is in milliseconds."""
+
+    time: int
+    level: str
+    source: str
+    text: str
+
+
+class LogLines(types.WireStruct, frozen=True):
+    lines: tuple[LogLine, ...]
+
+
 class AgentsResult(types.WireStruct, frozen=True):
     agents: tuple[types.AgentShape, ...]
 

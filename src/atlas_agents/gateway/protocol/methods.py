@@ -219,6 +219,12 @@ _ALL = (
     Method("tenants.get", "read", NoParams, admin.TenantResult, "The tenant's plan and usage."),
     Method("tenants.update", "admin", admin.TenantsUpdate, admin.TenantResult, "Switch to another plan."),
     Method("tenants.list", "admin", NoParams, admin.TenantsResult, "List the tenants of this store."),
+    Method("ops.status", "admin", NoParams, admin.OpsStatus, "Version, uptime, storage and backups of this gateway."),
+    Method(
+        "ops.backup", "admin", NoParams, admin.BackupMade, "Back up the database and verify the copy.", is_slow=True
+    ),
+    Method("ops.doctor", "admin", NoParams, admin.ChecksResult, "Run the checks of `atlas doctor`.", is_slow=True),
+    Method("ops.logs", "admin", admin.OpsLogs, admin.LogLines, "The latest lines of the log, newest first."),
     Method("config.get", "admin", NoParams, admin.ConfigResult, "The effective settings, without secrets."),
     Method("tokens.list", "admin", NoParams, admin.TokensResult, "List access tokens, without their values."),
     Method("tokens.create", "admin", admin.TokensCreate, admin.TokenCreated, "Create an access token; shown once."),
