@@ -285,7 +285,7 @@ class EditorAgent:
     async def list_sessions(self, cwd: str | None = None, cursor: str | None = None, **_: Any) -> dict[str, Any]:
         folder = None if cwd is None else _read_folder(cwd)
         client = await self._connect(folder or _project_folder())
-        home = str(await _agents_folder(client))
+        home = str(await _agents_folder(client) or Path.cwd())
         page = await client.call("sessions.list", limit=_PAGE, cursor=cursor)
         found = [_session_info(each, home) for each in page["sessions"]]
         shown = [each for each in found if folder is None or each["cwd"] == str(folder)]
@@ -362,19 +362,20 @@ class EditorAgent:
 
     async def _reopen(self, key: str, folder: Path, servers: Iterable[Any]) -> "EditorSession":
         client = await self._connect(folder)
+        found: Any = (await client.call("sessions.get", session_key=key))["session"]
         if (open_session := self._sessions.get(key)) is not None:
             open_session.check_idle()
             await open_session.close()
-        found: Any = (await client.call("sessions.get", session_key=key))["session"]
         session = await self._open(client, key, folder, servers)
-        session.stored, session.agent_id, session.model = True, found["agentId"], found.get("model", "")
+        session.stored, session.title = True, found["label"]
+        session.agent_id, session.model = found["agentId"], found.get("model", "")
         return session
 
     async def _open(self, client: GatewayClient, key: str, folder: Path, servers: Iterable[Any]) -> "EditorSession":
-        home = await _agents_folder(client)
+        home = await _agents_folder(client) or folder
         session = self._sessions[key] = EditorSession(key, client, self._editor, home, folder)
         session.forms = getattr(self._capabilities, "elicitation", None)
-        session.notices += _open_notices(home, folder, [str(each.name) for each in servers])
+        session.notices += _open_notices(home, folder, [getattr(each, "name", "unnamed") for each in servers])
         return session
 
     def _find(self, key: str) -> "EditorSession":
@@ -432,9 +433,14 @@ def _project_folder() -> Path | None:
     return None if folder in (Path.home(), Path("/")) else folder
 
 
-async def _agents_folder(client: GatewayClient) -> Path:
-    """Return the folder that the agents' tools are confined to."""
-    config: dict[str, Any] = (await client.call("config.get"))["config"]
+async def _agents_folder(client: GatewayClient) -> Path | None:
+    """Return the folder that the agents' tools are confined to; None if the token may not know it."""
+    try:
+        config: dict[str, Any] = (await client.call("config.get"))["config"]
+    except GatewayError as error:
+        if error.kind != "FORBIDDEN":
+            raise
+        return None
     return Path(config.get("folder") or config["workspace"])
 
 
@@ -546,6 +552,10 @@ class EditorSession:
             if self._cancelled:
                 await self._abort(run_id=self._run_id)
             return self._outcome(await self._ended)
+        except GatewayError:
+            if not self._cancelled:
+                raise
+            return {"stopReason": "cancelled"}
         finally:
             self._ended, self._run_id = None, ""
 
@@ -801,6 +811,8 @@ class EditorSession:
                 digest=request.digest or None,
             )
         except GatewayError as error:
+            if error.kind == "FORBIDDEN":
+                await self.send(_text_chunk("agent_message_chunk", f"Not answered: {error}.\n\n", new_id()))
             return str(error) if values is not None and error.kind == "INVALID_PARAMS" else ""
         return ""
 
