@@ -28,6 +28,7 @@ from checks import TIMEOUT, wait_until
 from model_server import ModelRequest, ModelServer, Reply, run_model_server
 
 pytestmark = pytest.mark.slow
+PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 GUIDE = Path(__file__).parent.parent.parent / "docs" / "guide" / "editors.md"
 SETTINGS: list[dict[str, Any]] = [
     entry
@@ -168,7 +169,9 @@ async def approvals(client: GatewayClient) -> list[dict[str, Any]]:
     return (await client.call("approvals.list"))["approvals"]
 
 
-async def test_editor_shows_a_turn_and_decides_on_its_calls(home: Home, caplog: pytest.LogCaptureFixture) -> None:
+async def test_editor_shows_a_turn_and_decides_on_its_calls(
+    home: Home, server: ModelServer, caplog: pytest.LogCaptureFixture
+) -> None:
     editor = EditorDouble("allow-once", "deny", "cancelled", "allow-once", '{"tea": "green"}')
     async with connected(home, editor, forms=True) as (agent, _):
         opened = await agent.new_session(cwd=str(home.folder), mcp_servers=[])
@@ -195,6 +198,15 @@ async def test_editor_shows_a_turn_and_decides_on_its_calls(home: Home, caplog: 
         assert (home.folder / "tea.txt").read_text() == "green\n"
         await ask(agent, key, "order tea")  # prints something
         assert "ordered green" in editor.texts() and "parsing" not in caplog.text
+        prompt = [
+            acp.text_block("look"),
+            acp.resource_link_block("a.py", f"file://{home.folder}/src/a%20b.py#L3"),
+            acp.resource_block(acp.embedded_text_resource(f"file://{home.folder}/b.txt", "bee")),
+            acp.image_block(PIXEL, "image/png"),
+        ]
+        await agent.prompt(session_id=key, prompt=prompt)
+        assert "[a.py](src/a b.py#L3)" in editor.texts() and "File b.txt:\n\nbee" in editor.texts()
+        assert any(PIXEL in json.dumps(each.body) for each in server.requests)
 
 
 async def test_session_is_cancelled_and_loaded_by_the_next_process(home: Home) -> None:
