@@ -24,6 +24,7 @@ from atlas_agents.gateway.hub import GatewayServices
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Environment, Registry, Scripted, refuses, says
 from atlas_agents.workspace.skills import Prompt, read_prompts
 from checks import TIMEOUT, wait_until
@@ -92,10 +93,10 @@ async def serve(home: Path, services: GatewayServices | None = None, **more: Any
         Agent("assistant", model=Scripted(says("Hello there.")), tools=[add, wipe, forbidden, slow, survey]),
         Agent("poet", model=Scripted(says("Roses."), refuses("cyber")), description="Rhymes"),
     ]
-    more = {"approve": Approvals(wait=True, deadline=TIMEOUT), **more}
-    atlas = Atlas(agents, store=MemoryStore(), policy=policy, registry=Registry(Environment({}, dotenv=None)), **more)
+    more = {"approve": Approvals(wait=True, deadline=TIMEOUT), "store": MemoryStore(), **more}
+    atlas = Atlas(agents, policy=policy, registry=Registry(Environment({}, dotenv=None)), **more)
     (home / "tokens.json").write_text(json.dumps(TOKENS))
-    async with Gateway(atlas, GatewaySettings(home=home, port=0), services=services).running() as gateway:
+    async with Gateway(atlas, GatewaySettings(home=home, port=0, grace=0), services=services).running() as gateway:
         yield gateway
 
 
@@ -324,15 +325,19 @@ async def request(mcp: Client, method: str, **params: Any) -> dict[str, Any]:
     return await mcp.session._dispatcher.send_raw_request(method, params)  # type: ignore
 
 
-async def test_task_outlives_the_connection_and_its_questions_are_asked_later(tmp_path: Path) -> None:
-    async with serve(tmp_path) as gateway:
-        async with client(gateway, APPROVER, mode="legacy") as mcp:
-            tools = (await mcp.list_tools()).tools
-            assert {each.execution.task_support for each in tools if each.execution} == {"optional"}
-            asked = {"name": "wipe", "arguments": {"path": "x"}, "task": {"ttl": 60_000}}
-            task = (await request(mcp, "tools/call", **asked))["task"]
-            assert task["ttl"] is None and task["status"] in ("working", "input_required")
-        person = Person(ALLOWED)
+async def test_task_outlives_the_gateway_and_its_questions_are_asked_later(tmp_path: Path) -> None:
+    store, person = SqliteStore(tmp_path / "atlas.db"), Person(ALLOWED)
+    await store.open()
+    async with (
+        serve(tmp_path, store=store) as gateway,
+        client(gateway, APPROVER, mode="legacy") as mcp,
+    ):
+        tools = (await mcp.list_tools()).tools
+        assert {each.execution.task_support for each in tools if each.execution} == {"optional"}
+        asked = {"name": "wipe", "arguments": {"path": "x"}, "task": {"ttl": 60_000}}
+        task = (await request(mcp, "tools/call", **asked))["task"]
+        assert task["ttl"] is None and task["status"] in ("working", "input_required")
+    async with serve(tmp_path, store=store) as gateway:
         async with client(gateway, APPROVER, mode="legacy", elicitation_callback=person) as mcp:
 
             async def waits() -> bool:

@@ -348,20 +348,14 @@ async def find_task(hub: Hub, grant: Grant, id: str) -> RunRow:
     return row
 
 
-def describe_task(row: RunRow) -> types.Task:
+async def describe_task(hub: Hub, row: RunRow) -> types.Task:
     """Return the state of a task. It is kept as long as the session of its run, whatever the client asked for."""
-    states: dict[RunStatus, types.TaskStatus] = {
-        "queued": "working",
-        "running": "working",
-        "waiting": "input_required",
-        "done": "completed",
-        "failed": "failed",
-        "cancelled": "cancelled",
-    }
+    ended: dict[RunStatus, types.TaskStatus] = {"done": "completed", "failed": "failed", "cancelled": "cancelled"}
+    waits = row.status in OPEN and any(each.run_id == row.id for each in await hub.atlas.pending())
     changed = row.ended_at or row.created_at
     return types.Task(
         task_id=row.id,
-        status=states[row.status],
+        status="input_required" if waits else ended.get(row.status, "working"),
         status_message=row.error,
         created_at=_to_iso(row.created_at),
         last_updated_at=_to_iso(changed),

@@ -245,10 +245,10 @@ class McpProtocolServer:
             row = await call.start_task(agent, params.name, params.arguments or {})
         except (AtlasError, ProtocolError) as error:
             raise _invalid_params(self._hub.atlas.hide(str(error))) from error
-        return {"task": _to_wire_task(row)}
+        return {"task": await self._describe_task(row)}
 
     async def _get_task(self, ctx: RequestContext, params: types.GetTaskRequestParams) -> HandlerResult:
-        return _to_wire_task(await self._find_task(ctx, params.task_id))
+        return await self._describe_task(await self._find_task(ctx, params.task_id))
 
     async def _get_task_result(self, ctx: RequestContext, params: types.GetTaskPayloadRequestParams) -> HandlerResult:
         row = await self._find_task(ctx, params.task_id)
@@ -266,7 +266,11 @@ class McpProtocolServer:
         row = await self._find_task(ctx, params.task_id)
         if not await self._hub.atlas.cancel(row.id):
             raise _invalid_params(f"task {row.id!r} has already ended")
-        return {**_to_wire_task(row), "status": "cancelled"}
+        return {**await self._describe_task(row), "status": "cancelled"}
+
+    async def _describe_task(self, row: RunRow) -> dict[str, Any]:
+        task = await describe_task(self._hub, row)
+        return {**task.model_dump(by_alias=True, mode="json", exclude_none=True), "ttl": None}
 
     async def _find_task(self, ctx: RequestContext, id: str) -> RunRow:
         if ctx.protocol_version != _WITH_TASKS:
@@ -455,11 +459,6 @@ class McpProtocolServer:
         if agent is None:
             raise _invalid_params("unknown agent")
         return agent
-
-
-def _to_wire_task(row: RunRow) -> dict[str, Any]:
-    task = describe_task(row).model_dump(by_alias=True, mode="json", exclude_none=True)
-    return {**task, "ttl": None}
 
 
 def _to_wire_tool(tool: McpTool, execution: types.ToolExecution | None) -> types.Tool:
