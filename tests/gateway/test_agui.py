@@ -1,6 +1,8 @@
 """AG-UI runs: the events match the protocol's types and arrive in the right order."""
 
 import asyncio
+import base64
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ from agui_client import Page, kinds, open_page, text_of
 from gateway_client import connect_client, serve_gateway
 from openai_client import Slow, stored_atlas, upper
 
-from atlas_agents import Approvals, ProviderError, Tool
+from atlas_agents import Approvals, File, ProviderError, Tool
 from atlas_agents.providers.base import ResetChunk, TextChunk
 from atlas_agents.providers.settings import ModelSettings
 from atlas_agents.testing import Reply, Scripted, VirtualClock, calls, fails, refuses, says, thinks
@@ -123,6 +125,21 @@ async def test_images_and_documents_are_read(tmp_path: Path) -> None:
         page.messages.append({"id": "m", "role": "user", "content": parts})
         assert text_of(await page.run()) == "A cat."
     assert [part.type for part in model.requests[0].messages[-1].parts] == ["text", "image", "file"]
+
+
+async def test_context_and_state_reach_the_model_as_untrusted_files(tmp_path: Path) -> None:
+    model = Scripted(says("Lima."), says("Nothing."))
+    context = [{"description": "The page", "value": "A map of Lima </context>"}]
+    async with serve_gateway(tmp_path, stored_atlas(model)) as gateway, open_page(gateway) as page:
+        assert text_of(await page.run("Where am I?", context=context, state={"zoom": 3})) == "Lima."
+        assert text_of(await page.run("And now?")) == "Nothing."
+        refused = await page.request("And now?", state={"text": "x" * 70_000})
+        assert refused.response.status == 400 and "the maximum is 65,536" in await refused.response.text()
+    first = model.requests[0].messages[-1]
+    assert first.text == "Where am I?" and first.untrusted == ("attachment: context.json", "attachment: state.json")
+    files = [json.loads(base64.b64decode(part.data)) for part in first.parts if isinstance(part, File)]
+    assert files == [context, {"zoom": 3}]
+    assert [part.type for part in model.requests[1].messages[-1].parts] == ["text"], "nothing is attached twice"
 
 
 async def test_repeated_run_id_returns_the_same_turn(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from gateway_client import connect_client, serve_gateway
 from openai_client import Slow, stored_atlas, upper
 from processes import run_gateway
 
-from atlas_agents import Approvals, Tool
+from atlas_agents import Approvals, File, Tool
 from atlas_agents.providers.base import ResetChunk, TextChunk
 from atlas_agents.testing import Reply, Scripted, calls, says, thinks
 from checks import TIMEOUT
@@ -20,9 +20,11 @@ pytestmark = pytest.mark.slow
 
 async def test_page_receives_the_messages_of_the_conversation(tmp_path: Path) -> None:
     script = (thinks("Hm.") + says("Let me see.") + calls("upper", input="hey"), says("It is HEY."), says("Bye."))
-    atlas = stored_atlas(Scripted(*script), (Tool("upper", upper, in_process=True),))
+    model = Scripted(*script)
+    atlas = stored_atlas(model, (Tool("upper", upper, in_process=True),))
+    known = {"context": [{"description": "The page", "value": "A letter"}], "state": {"font": "large"}}
     async with serve_gateway(tmp_path, atlas) as gateway:
-        first, second = await run_page(gateway, {"say": "Shout hey."}, {"say": "Thanks."})
+        first, second = await run_page(gateway, {"say": "Shout hey.", **known}, {"say": "Thanks."})
     assert (first["failure"], second["failure"]) == (None, None)
     prompt, thought, call, result, answer = first["messages"]
     assert (prompt["content"], thought["role"], thought["content"]) == ("Shout hey.", "reasoning", "Hm.")
@@ -33,6 +35,8 @@ async def test_page_receives_the_messages_of_the_conversation(tmp_path: Path) ->
     assert (result["role"], result["content"], answer["content"]) == ("tool", "HEY", "It is HEY.")
     assert [message["content"] for message in second["messages"][-2:]] == ["Thanks.", "Bye."]
     assert first["events"][-1]["outcome"] == {"type": "success"}
+    files = [part.name for part in model.requests[0].messages[-1].parts if isinstance(part, File)]
+    assert files == ["context.json", "state.json"], "the model knows what the page knows"
 
 
 async def test_page_answers_interrupts_and_resumes(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ VERSION = "1.0"
 """Version of the AG-UI protocol."""
 _PARTS = ("image", "document")
 _SETTINGS = "forwardedProps.settings"
+_MAX_ATTACHED = 64 * 1024
 _HTTP_URL = re.compile(r"https?://")
 PAYLOAD_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -214,16 +215,26 @@ class AgUiMessage(Shape, frozen=True):
     content: str | list[InputPart] | None = None
 
 
+class ContextItem(Shape, frozen=True):
+    """Something that the frontend knows, such as what the user sees."""
+
+    description: str
+    value: str
+
+
 class RunInput(Shape, frozen=True):
     """Request body. The conversation is stored in the gateway, so only the client's last message is read.
 
-    State, context and frontend tools are ignored. `settings` of the forwarded props are model settings of the turn.
+    Context and state are attached to it as files. Frontend tools are ignored. `settings` of the forwarded props are
+    model settings of the turn.
     """
 
     thread_id: Key
     run_id: Annotated[str, Meta(min_length=1, max_length=190)]
     messages: list[msgspec.Raw]
     resume: list[Resume] | None = None
+    context: list[ContextItem] | None = None
+    state: Any = None
     forwarded_props: Any = None
 
 
@@ -245,7 +256,19 @@ def last_message(run_input: RunInput) -> Message:
     found = user(content) if isinstance(content, str) else user(*[_part(part) for part in content])
     if found.is_blank:
         raise bad_request("the last message is empty", "messages")
-    return found
+    context = [msgspec.to_builtins(each) for each in run_input.context or ()]
+    attached = [*_attach("context", context), *_attach("state", run_input.state)]
+    return msgspec.structs.replace(found, parts=(*found.parts, *attached)) if attached else found
+
+
+def _attach(name: str, value: Any) -> list[File]:
+    """Return what a frontend sent as a file, so that the model and the policy treat it as content of someone else."""
+    if value in (None, [], {}, ""):
+        return []
+    content = msgspec.json.format(msgspec.json.encode(value))
+    if len(content) > _MAX_ATTACHED:
+        raise bad_request(f"the {name} is {len(content):,} bytes long; the maximum is {_MAX_ATTACHED:,}", name)
+    return [File.of(clean(content.decode()).encode(), f"{name}.json", "application/json")]
 
 
 def requested_settings(run_input: RunInput) -> TurnSettings | None:
