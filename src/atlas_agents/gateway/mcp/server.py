@@ -59,6 +59,8 @@ _SESSION_HEADER = "mcp-session-id"
 _MAX_SUBSCRIPTIONS = 100
 _WITH_TASKS = "2025-11-25"
 """The protocol version of the tasks that clients ask for."""
+_STATE_SECONDS = 86_400.0
+"""Seconds within which a client can repeat a call with answers; the questions have deadlines of their own."""
 _WATCH_INTERVAL = 2.0
 """Seconds between two looks for changes that clients subscribed to, also by other processes."""
 _WRITING = ("tools/call", "tasks/get", "tasks/result", "tasks/cancel")
@@ -191,7 +193,9 @@ class McpProtocolServer:
     def _state_security(self) -> RequestStateSecurity:
         """Seal the state that clients send back, so that only the same user can use it, in any process."""
         secret = hashlib.sha256(f"mcp request state\n{self._hub.tokens.main.reveal()}".encode()).digest()
-        return RequestStateSecurity(keys=[secret], bind_principal=lambda ctx: self._authorize(ctx).principal.id)
+        return RequestStateSecurity(
+            keys=[secret], ttl=_STATE_SECONDS, bind_principal=lambda ctx: self._authorize(ctx).principal.id
+        )
 
     def _find_session(self, ctx: RequestContext) -> _Session | None:
         return self._sessions.get(ctx.request.headers.get(_SESSION_HEADER, "")) if ctx.request is not None else None
