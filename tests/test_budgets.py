@@ -22,7 +22,7 @@ from atlas_agents import (
 )
 from atlas_agents.builtin_tools.team import delegate_task
 from atlas_agents.core.store import ReserveBudget, Store
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, VirtualClock, calls, fails, says
 from atlas_agents.tools.tool import tool
 from metered_models import Hanging, Metered

@@ -28,8 +28,7 @@ from atlas_agents.core.messages import Conversation
 from atlas_agents.core.store import Store
 from atlas_agents.providers.base import Capabilities, Chunk, DoneChunk, TextChunk, ToolCallChunk
 from atlas_agents.providers.registry import Registry
-from atlas_agents.storage.memory import MemoryStore
-from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from checks import is_paired
 
 WINDOW = 3000

@@ -7,7 +7,7 @@ import pytest
 
 from atlas_agents import Agent, Approvals, Atlas, Limits, Policy, ToolContext, tool
 from atlas_agents.core.errors import ConfigError, Conflict, UnknownAgent
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Environment, Registry
 from checks import TIMEOUT, wait_until
 

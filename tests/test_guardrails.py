@@ -36,7 +36,7 @@ from atlas_agents.guardrails import (
     personal_data,
     prompt_injection,
 )
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Reply, Scripted, calls, fails, in_memory_atlas, says, thinks
 from checks import collect_events
 

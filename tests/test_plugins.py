@@ -15,12 +15,12 @@ from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.paths import Environment
 from atlas_agents.core.plugins import Plugins
 from atlas_agents.providers.registry import Registry
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, says
 
 CODE = '''\
 from atlas_agents import Interceptor, Message, tool
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, says
 
 @tool(effect="pure")

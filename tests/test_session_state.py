@@ -7,7 +7,7 @@ import pytest
 
 from atlas_agents import Agent, Atlas, ConfigError, PromptFailed, Rule, ToolContext, TurnContext
 from atlas_agents.agents import context as contexts
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, calls, says
 from atlas_agents.tools.tool import tool
 

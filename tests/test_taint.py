@@ -33,8 +33,7 @@ from atlas_agents.builtin_tools.telegram import telegram_tool
 from atlas_agents.core.errors import BadTool, ToolFailed
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
 from atlas_agents.knowledge.memories import MemoryOrigin, MemoryOwner, recall_interceptor
-from atlas_agents.storage.memory import MemoryStore
-from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.team import agent_tool, supervisor
 from atlas_agents.testing import Reply, Scripted, calls, fails, in_memory_atlas, says
 from atlas_agents.tools.policy import WhenTainted

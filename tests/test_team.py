@@ -7,8 +7,7 @@ import pytest
 
 from atlas_agents import Agent, Atlas, ConfigError, Policy, Price, RetryPolicy, Usage, tool
 from atlas_agents.core.events import HandedOff, StreamEnd
-from atlas_agents.storage.memory import MemoryStore
-from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.team import agent_tool, by_keywords, by_rules, chain, last_speaker, supervisor
 from atlas_agents.testing import Reply, Scripted, calls, fails, says
 

@@ -7,8 +7,7 @@ import pytest
 
 from atlas_agents import Agent, Atlas, ConfigError, Plan, QuotaExceeded, User
 from atlas_agents.builtin_tools.team import get_subscription_info, get_team_members
-from atlas_agents.storage.memory import MemoryStore
-from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.testing import Environment, Registry, Reply, Scripted, VirtualClock, calls, says
 
 TOOLS = [get_team_members, get_subscription_info]

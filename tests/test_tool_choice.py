@@ -7,7 +7,7 @@ import pytest
 
 from atlas_agents import Agent, Atlas, OpenAIProvider, Request
 from atlas_agents.providers.base import Chunk
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Environment, Scripted, calls, in_memory_atlas, says
 from checks import TIMEOUT
 from model_server import ModelRequest, Reply, run_model_server

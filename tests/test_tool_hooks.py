@@ -29,8 +29,7 @@ from atlas_agents import (
     system,
     tool,
 )
-from atlas_agents.storage.memory import MemoryStore
-from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from checks import collect_events, endless_tool, summarize_events, wait_until
 

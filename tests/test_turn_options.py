@@ -12,7 +12,7 @@ from atlas_agents.agents.run import decode_options, encode_run_request
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.store import Chain, RunRow
 from atlas_agents.providers.settings import ModelSettings
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from checks import TIMEOUT
 

@@ -129,8 +129,8 @@ if TYPE_CHECKING:
     from atlas_agents.providers.settings import GivenSettings, ModelSettings
     from atlas_agents.providers.testing import Cassette
     from atlas_agents.storage.hash_chain import AuditSigner
-    from atlas_agents.storage.memory import MemoryStore as MemoryStore
     from atlas_agents.storage.postgres import PostgresStore as PostgresStore
+    from atlas_agents.storage.sqlite import MemoryStore as MemoryStore
     from atlas_agents.storage.sqlite import SqliteStore as SqliteStore
     from atlas_agents.tools.approvals import Approvals
     from atlas_agents.tools.audit import AuditLog, MemoryAudit, verify, what_if
@@ -350,9 +350,8 @@ _HOMES = {
     "providers.settings": "GivenSettings ModelSettings",
     "providers.testing": "Cassette",
     "storage.hash_chain": "AuditSigner",
-    "storage.memory": "MemoryStore",
     "storage.postgres": "PostgresStore",
-    "storage.sqlite": "SqliteStore",
+    "storage.sqlite": "MemoryStore SqliteStore",
     "tools.approvals": "Approvals",
     "tools.audit": "AuditLog MemoryAudit verify what_if",
     "tools.context": "ToolContext",

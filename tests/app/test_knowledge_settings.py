@@ -18,7 +18,7 @@ from atlas_agents.core.store import AddJob, JobRow, SetJob
 from atlas_agents.knowledge.embedding import EndpointEmbedder
 from atlas_agents.knowledge.memories import MemoryOrigin, MemoryOwner
 from atlas_agents.providers.registry import Registry
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.tools.policy import Actor
 from checks import wait_until
 

@@ -7,8 +7,7 @@ import pytest
 
 from atlas_agents import Cancelled
 from atlas_agents.core.store import AcceptRun, PutSession, StopRun
-from atlas_agents.storage.memory import MemoryStore
-from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from atlas_agents.tools.tool import tool
 from checks import TIMEOUT, endless_tool

@@ -10,8 +10,7 @@ import pytest
 
 from atlas_agents import Agent, Atlas, Cancelled, Limits, ProviderError, RetryPolicy, StoreError, tool, verify
 from atlas_agents.core.store import AcceptRun, PutSession, RunRow, Write
-from atlas_agents.storage.memory import MemoryStore
-from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, says
 from atlas_agents.tools.audit import AuditRecord
 from checks import TIMEOUT, endless_tool, wait_until

@@ -14,8 +14,7 @@ from atlas_agents.builtin_tools.team import delegate_task
 from atlas_agents.core.errors import Conflict, NotFound, ProviderError
 from atlas_agents.core.store import JobRow, SetJob
 from atlas_agents.providers.settings import ModelSettings
-from atlas_agents.storage.memory import MemoryStore
-from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.testing import Environment, Registry, Scripted, VirtualClock, calls, fails, refuses, says
 from atlas_agents.tools.policy import Cell
 from checks import wait_until

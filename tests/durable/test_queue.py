@@ -17,8 +17,7 @@ from atlas_agents import (
     tool,
 )
 from atlas_agents.core.store import Store
-from atlas_agents.storage.memory import MemoryStore
-from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, says
 from atlas_agents.tools.tool import Tool
 from checks import TIMEOUT

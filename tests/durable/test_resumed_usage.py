@@ -27,7 +27,7 @@ from atlas_agents.core.events import Usage
 from atlas_agents.core.messages import ToolCall
 from atlas_agents.core.store import AddMessage, PutSession, UsageRow, Write
 from atlas_agents.providers.base import Capabilities
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.team import agent_tool
 from checks import TIMEOUT
 

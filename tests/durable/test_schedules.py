@@ -12,8 +12,7 @@ from atlas_agents import Agent, Atlas, ConfigError, Conflict, NotFound
 from atlas_agents.agents.schedules import next_due_times
 from atlas_agents.core.errors import StoreLost
 from atlas_agents.core.store import Schedule, Write
-from atlas_agents.storage.memory import MemoryStore
-from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.testing import Environment, Registry, Scripted, VirtualClock, says
 
 START = datetime(2026, 11, 15, 11, 58, tzinfo=UTC)

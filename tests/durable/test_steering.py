@@ -11,8 +11,7 @@ from atlas_agents import Agent, Approvals, Atlas, AtlasStream, Cancelled, ToolCo
 from atlas_agents.core.errors import Conflict, UnreadableRow
 from atlas_agents.core.events import ApprovalAsked, MessageSent, MessageSteered, StreamChunk
 from atlas_agents.core.store import MergeRun, StopRun, Store, Write
-from atlas_agents.storage.memory import MemoryStore
-from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from atlas_agents.tools.tool import Tool
 from checks import TIMEOUT

@@ -21,7 +21,7 @@ from atlas_agents import (
 )
 from atlas_agents.core.errors import StaleOwner, StoreBusy, StoreFull, StoreLost
 from atlas_agents.core.store import AddJournal, ClaimRun, Write
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from atlas_agents.tools import journal
 from atlas_agents.tools.journal import MAX_RESUMES_WITHOUT_PROGRESS

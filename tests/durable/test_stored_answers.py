@@ -11,8 +11,7 @@ from atlas_agents import Agent, Answer, Approvals, Atlas, Conflict, NotFound, Po
 from atlas_agents.core.aio import SystemClock
 from atlas_agents.core.errors import StoreLost
 from atlas_agents.core.store import AnswerApproval, Store, Write
-from atlas_agents.storage.memory import MemoryStore
-from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
 from checks import TIMEOUT, wait_until
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from atlas_agents import Atlas, BrokenHistory, ConfigError, Conflict, NotFound, tool
-from atlas_agents.storage.memory import MemoryStore
-from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 

@@ -14,7 +14,7 @@ from atlas_agents.gateway.hub import GatewayServices
 from atlas_agents.gateway.mcp.resources import DocumentResources, Resource, ResourceReader, ResourceTemplate
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, in_memory_atlas
 from atlas_agents.workspace.skills import Prompt
 from checks import TIMEOUT

@@ -21,7 +21,7 @@ from atlas_agents.gateway.protocol.events import ApprovalRequested, ApprovalReso
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.mcp.callbacks import build_form
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, calls, says
 from checks import wait_until
 

@@ -11,7 +11,7 @@ from atlas_agents import Plan, Question, Usage
 from atlas_agents.core.aio import utc_day
 from atlas_agents.core.store import AddUsage, RecountBudget, UsageRow
 from atlas_agents.mcp.callbacks import SampledMessage
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, calls, says
 
 SAMPLE = {"text": "Say it.", "count": 30}

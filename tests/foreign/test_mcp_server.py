@@ -23,8 +23,7 @@ from atlas_agents.core.approvals import Choice, Field, Form
 from atlas_agents.gateway.hub import GatewayServices
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.storage.memory import MemoryStore
-from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.testing import Environment, Registry, Scripted, refuses, says
 from atlas_agents.workspace.skills import Prompt, read_prompts
 from checks import TIMEOUT, wait_until

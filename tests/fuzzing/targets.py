@@ -27,7 +27,7 @@ from atlas_agents.mcp.config import read_servers
 from atlas_agents.providers.base import Chunk, DoneChunk, ToolCallChunk
 from atlas_agents.providers.http import StreamReader
 from atlas_agents.providers.react import ReactParser, parse_calls
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import in_memory_atlas
 from atlas_agents.tools.policy import CommandRule
 from atlas_agents.workspace.skills import read_prompts, read_skills

@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 
 from atlas_agents import Atlas, Provider, Tool
 from atlas_agents.gateway.server import Gateway
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import in_memory_atlas
 from checks import TIMEOUT
 

@@ -35,7 +35,7 @@ from atlas_agents.gateway.protocol.events import (
 from atlas_agents.gateway.protocol.sessions import RunPosition
 from atlas_agents.gateway.protocol.types import MessageShape, TextPart
 from atlas_agents.gateway.server import Gateway
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from checks import TIMEOUT
 

@@ -14,7 +14,7 @@ from atlas_agents.core.store import AddAudit, DropRecord, Write
 from atlas_agents.core.trust import Trust
 from atlas_agents.gateway.edits import FileEdit, version_of
 from atlas_agents.gateway.protocol.frames import ProtocolError
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, in_memory_atlas
 
 

@@ -11,7 +11,7 @@ from msgspec import inspect
 from atlas_agents.gateway.hub import GatewayServices
 from atlas_agents.gateway.protocol.methods import METHODS
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, in_memory_atlas, says
 
 INTEGERS = [0, 1, -1, 2**31, 2**53, 2**63 - 1, 2**63, 2**64, -(2**63) - 1, 10**30, 1e308, True]

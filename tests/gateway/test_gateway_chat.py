@@ -10,7 +10,7 @@ from gateway_client import connect_client, open_socket, serve_and_connect, serve
 
 from atlas_agents import Approvals, Atlas, ProviderError, Tool
 from atlas_agents.core.paths import Secret
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, refuses, says, thinks
 
 

@@ -9,7 +9,7 @@ from gateway_client import Client, connect_client, serve_gateway
 
 from atlas_agents import Agent, Approvals, Atlas, Delegation, ProviderError, tool
 from atlas_agents.builtin_tools.team import delegate_task
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Environment, Registry, Reply, Scripted, calls, fails, says
 from checks import wait_until
 

@@ -13,7 +13,7 @@ from atlas_agents import Atlas
 from atlas_agents.core.store import RunRow
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, in_memory_atlas, says
 from checks import TIMEOUT, wait_until
 

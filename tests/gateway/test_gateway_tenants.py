@@ -7,7 +7,7 @@ from typing import Any
 from gateway_client import connect_client, http, open_socket, serve_gateway
 
 from atlas_agents import Price, tool
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 
 

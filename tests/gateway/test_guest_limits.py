@@ -16,7 +16,7 @@ from atlas_agents.core.paths import Environment
 from atlas_agents.core.store import AddMessages, PutSession, Write
 from atlas_agents.providers.registry import Registry
 from atlas_agents.providers.settings import ModelSettings
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, in_memory_atlas, says
 from checks import wait_until
 

@@ -6,7 +6,7 @@ from typing import Any
 from gateway_client import Client, serve_and_connect
 
 from atlas_agents import Approvals, Atlas, Interceptor, Price, Request, ToolCall, ToolFailed, tool
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Reply, Scripted, calls, fails, in_memory_atlas, says
 from checks import ShiftedClock
 

@@ -11,7 +11,7 @@ from gateway_client import Client, connect_client, serve_gateway
 
 from atlas_agents import Atlas, Tool
 from atlas_agents.core.store import AddEvents, AddJournal, SetRun, Write
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Reply, Scripted, calls, in_memory_atlas, says
 from checks import TIMEOUT
 

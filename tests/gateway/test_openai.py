@@ -18,7 +18,7 @@ from atlas_agents.knowledge.embedding import LocalEmbedder
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
 from atlas_agents.providers.base import ResetChunk, TextChunk
 from atlas_agents.providers.settings import ModelSettings
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Reply, Scripted, calls, fails, refuses, says, thinks
 from checks import PausedProvider
 

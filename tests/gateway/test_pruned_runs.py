@@ -8,8 +8,7 @@ from gateway_client import Client, connect_client, serve_gateway
 
 from atlas_agents import Atlas, Tool
 from atlas_agents.core.store import Prunable, Prune, Pruned, Store
-from atlas_agents.storage.memory import MemoryStore
-from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, says
 
 LATER = 1 << 62

@@ -15,7 +15,7 @@ from atlas_agents.gateway.protocol.events import ChatDelta, ChatFinal, encode_ev
 from atlas_agents.gateway.protocol.types import UsageShape
 from atlas_agents.gateway.runs import RunRegistry
 from atlas_agents.gateway.telemetry import Metrics
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from checks import TIMEOUT, wait_until
 
 _EVENTS = [EventRow("r", seq, encode_event(ChatDelta("r", word))) for seq, word in enumerate(("One.", "Two."), 1)]

@@ -18,8 +18,7 @@ from websockets.exceptions import ConnectionClosed
 from atlas_agents import Approvals, Atlas, Tool
 from atlas_agents.core.store import AddEvents, ReserveEvents
 from atlas_agents.gateway.server import Gateway
-from atlas_agents.storage.memory import MemoryStore
-from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from checks import TIMEOUT, wait_until
 

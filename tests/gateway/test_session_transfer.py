@@ -10,7 +10,7 @@ from gateway_client import Client, connect_client, serve_and_connect, serve_gate
 from atlas_agents import Atlas
 from atlas_agents.core.messages import assistant, user
 from atlas_agents.core.store import AddMessage, PutSession, Write
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, in_memory_atlas, says
 
 BOB = "bob-0123456789abcdefghijklmnop"

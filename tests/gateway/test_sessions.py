@@ -19,7 +19,7 @@ from atlas_agents.app.agents import TitleWriter
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.store import AddMessage, DropSession, PutSession
 from atlas_agents.gateway.server import Gateway
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Environment, Registry, Scripted, calls, fails, in_memory_atlas, says
 from checks import wait_until
 

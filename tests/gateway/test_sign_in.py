@@ -13,7 +13,7 @@ from atlas_agents.gateway.auth import LOCKOUT_SECONDS, MAX_INVALID_TOKENS, Authe
 from atlas_agents.gateway.devices import MAX_DEVICES, REMEMBERED_SECONDS, Devices, describe_browser
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, in_memory_atlas, says
 
 FIREFOX = "Mozilla/5.0 (X11; Linux x86_64; rv:140.0) Gecko/20100101 Firefox/140.0"

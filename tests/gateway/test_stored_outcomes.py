@@ -12,7 +12,7 @@ from atlas_agents import Approvals, Atlas, Image, ToolContext, tool
 from atlas_agents.core.store import RunRow
 from atlas_agents.gateway.protocol.events import read_event_name
 from atlas_agents.gateway.runs import finalize_run
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from checks import ShiftedClock
 

@@ -12,7 +12,7 @@ from atlas_agents import Approvals, Atlas, Chunk, Request, Tool
 from atlas_agents.core.errors import StaleOwner, StoreError
 from atlas_agents.core.events import ErrorRaised, StreamEnd
 from atlas_agents.core.store import SetRun, Write
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Reply, Scripted, calls, in_memory_atlas, says
 from checks import TIMEOUT
 

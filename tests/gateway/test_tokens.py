@@ -14,7 +14,7 @@ from atlas_agents.core.paths import Secret
 from atlas_agents.gateway.auth import Lockout, TokenFile, strength
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, VirtualClock, in_memory_atlas, says
 from checks import TIMEOUT
 

@@ -8,7 +8,7 @@ from typing import Any
 from gateway_client import connect_client, serve_gateway
 
 from atlas_agents import Approvals, tool
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, in_memory_atlas
 from checks import TIMEOUT, wait_until
 

@@ -12,7 +12,7 @@ from atlas_agents import Atlas, ProviderError, TextChunk, Tool
 from atlas_agents.core.errors import StoreFull
 from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import Write
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Reply, Scripted, calls, fails, in_memory_atlas, says
 from checks import TIMEOUT
 

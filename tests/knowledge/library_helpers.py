@@ -12,7 +12,7 @@ from atlas_agents.core.store import Store
 from atlas_agents.knowledge.embedding import Embedder, LocalEmbedder
 from atlas_agents.knowledge.library import Knowledge
 from atlas_agents.knowledge.loaders import Sources
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 
 HERE = Path(__file__).parent
 T = "acme"

@@ -12,8 +12,7 @@ from atlas_agents.core.store import Where
 from atlas_agents.knowledge import library, loaders
 from atlas_agents.knowledge.library import Knowledge, Progress, document_details
 from atlas_agents.knowledge.loaders import Item, Sources
-from atlas_agents.storage.memory import MemoryStore
-from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 
 
 @pytest.fixture

@@ -12,8 +12,7 @@ from atlas_agents.core.errors import ConfigError, NotFound
 from atlas_agents.core.store import Store
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase
 from atlas_agents.knowledge.memories import BEGIN, END, HistoryItem, Memories, MemoryOrigin, MemoryOwner, Recall
-from atlas_agents.storage.memory import MemoryStore
-from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.testing import Scripted, calls, says
 
 ANN, BOB = MemoryOwner(T, "tina", "ann"), MemoryOwner(T, "tina", "bob")

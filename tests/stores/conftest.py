@@ -12,9 +12,8 @@ from postgres_server import PostgresServer
 
 from atlas_agents.core.messages import new_id
 from atlas_agents.core.store import Store
-from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.storage.postgres import PostgresStore
-from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 
 KINDS = ("memory", "sqlite", "postgres")
 DURABLE = ("sqlite", "postgres")

@@ -15,9 +15,9 @@ from atlas_agents.core.messages import new_id
 from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import AddMessage, DropSession, PutSession, StoredMessage, Write
 from atlas_agents.storage.history_cache import HistoryCache
-from atlas_agents.storage.memory import MemoryStore
 from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.sql.tables import Query, Row
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.storage.valkey_cache import EXPIRY, SessionCopies, ValkeyCache
 from atlas_agents.testing import Scripted, calls, fails, says
 from checks import TIMEOUT, wait_until

@@ -5,7 +5,7 @@ import time
 from store_helpers import TENANT
 
 from atlas_agents.core.store import AcceptRun, AddAudit, AddJournal, AddMessage, ClaimRun, PutSession, SetRun
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 
 
 async def turns(store: MemoryStore, sessions: range) -> float:

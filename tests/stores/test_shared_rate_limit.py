@@ -8,7 +8,7 @@ import pytest
 from atlas_agents.core.errors import StoreLost
 from atlas_agents.core.store import Store, StoredRecord
 from atlas_agents.providers.rate_limits import BURST, RateLimit, SharedRateLimiter
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import VirtualClock
 
 Make: TypeAlias = Callable[[], Awaitable[Store]]

@@ -17,7 +17,7 @@ from atlas_agents.client import GatewayClient
 from atlas_agents.core.paths import Secret
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Reply, Scripted, in_memory_atlas
 from bot_double import TOKEN, BotDouble, Person, bot_double
 from checks import TIMEOUT

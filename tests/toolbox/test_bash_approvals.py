@@ -13,7 +13,7 @@ from calling_tools import Person, call
 
 from atlas_agents import Actor, Answer, Approvals, Atlas, ConfigError, Policy, Question, Tool, ToolResult, Verdict
 from atlas_agents.builtin_tools.bash import bash_tool
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
 from checks import TIMEOUT, wait_until
 

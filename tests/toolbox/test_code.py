@@ -20,7 +20,7 @@ from atlas_agents.builtin_tools.code import interpreter as python_code
 from atlas_agents.builtin_tools.code.tool import CodeInterpreter, SandboxKind, code_tool
 from atlas_agents.builtin_tools.sandbox import choose
 from atlas_agents.core.errors import SandboxUnavailable
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
 from checks import wait_until
 

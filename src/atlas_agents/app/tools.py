@@ -36,7 +36,7 @@ from atlas_agents.knowledge.knowledge_base import KnowledgeBase
 from atlas_agents.mcp.config import ApprovedServers
 from atlas_agents.mcp.servers import Servers
 from atlas_agents.providers.base import Request
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.policy import Cell, Policy
 from atlas_agents.tools.registry import ToolRegistry

@@ -47,8 +47,8 @@ COMMANDS = {
     "telegram": Entry("Manage who may use the Telegram bot.", "access", "telegram"),
     "cluster": Entry("Show the state of a cluster.", "serve", "cluster"),
     "store": Entry("Prune, back up and restore the database.", "store"),
-    "config": Entry("Show the settings and where they come from.", "config"),
-    "protocol": Entry("Print the gateway's protocol as a schema.", "config", "protocol"),
+    "config": Entry("Show the settings and where they come from.", "info", "config"),
+    "protocol": Entry("Print the gateway's protocol as a schema.", "info", "protocol"),
     "plugins": Entry("List plugins, or create one.", "plugins"),
     "completion": Entry("Print the completion script of a shell.", "completion", is_group=False),
 }

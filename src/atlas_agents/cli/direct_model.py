@@ -24,7 +24,7 @@ from atlas_agents.providers.demo import Demo
 from atlas_agents.providers.failover import Route
 from atlas_agents.providers.openai import OpenAIProvider
 from atlas_agents.providers.registry import Registry
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.tools.tool import tool
 from atlas_agents.workspace.build import LOCAL_MODEL
 

@@ -1,9 +1,9 @@
-"""`atlas agents`, `atlas policy`, `atlas tools` and `atlas usage`: what is configured, and what it cost."""
+"""What is configured, and what it cost: `atlas agents`, `policy`, `tools`, `usage`, `config` and `protocol`."""
 
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from atlas_agents.cli.command import (
     EXIT_FAILED,
@@ -17,13 +17,18 @@ from atlas_agents.cli.command import (
     command,
     confirm,
 )
-from atlas_agents.cli.connect import call, find_agent, model_label, open_calls
+from atlas_agents.cli.connect import call, find_agent, load_settings, model_label, open_calls
 from atlas_agents.cli.output import print_json, print_table, without_code_hints
 from atlas_agents.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from atlas_agents.config.settings import Settings
 
 app = Group()
 agents = Group(default="list")
 policy = Group(default="show")
+config = Group()
+protocol = Group()
 _GROUPINGS = ("agent", "model", "session", "day")
 
 
@@ -273,3 +278,100 @@ def _budget_row(budget: dict[str, Any]) -> tuple[object, ...]:
 def _usage_row(row: dict[str, Any]) -> tuple[object, ...]:
     tokens = (f"{row[name]:,}" for name in ("inputTokens", "cachedTokens", "outputTokens"))
     return (row["name"], row["turns"], *tokens, f"{row['costMicrocents'] / 1e8:.4f}")
+
+
+@command(config, "show")
+def show_settings(as_json: JsonFlag = False) -> None:
+    """Show every setting. Secrets are hidden."""
+    settings = load_settings()
+    _print_notices(settings)
+    values = {each.key: each.value for each in settings.explain()}
+    if as_json:
+        print_json(values)
+        return
+    print_table(("setting", "value"), list(values.items()), "")
+
+
+@command(config, "explain")
+def explain_settings(as_json: JsonFlag = False) -> None:
+    """Show every setting with its meaning and where its value comes from."""
+    from atlas_agents.config.settings import SETTINGS
+
+    settings = load_settings()
+    _print_notices(settings)
+    rows = [(each.key, each.value, each.origin, SETTINGS[each.key]) for each in settings.explain()]
+    if as_json:
+        print_json(
+            [
+                {
+                    "key": key,
+                    "value": value,
+                    "origin": origin,
+                    "variable": setting.variable,
+                    "takes": setting.takes,
+                    "about": setting.description,
+                }
+                for key, value, origin, setting in rows
+            ]
+        )
+        return
+    lines = [
+        (key, value, origin, f"{setting.description} ({setting.variable})") for key, value, origin, setting in rows
+    ]
+    print_table(("setting", "value", "origin", "about"), lines, "")
+
+
+@command(config, "path")
+def show_paths(as_json: JsonFlag = False) -> None:
+    """Show the files and folders in use and whether they exist."""
+    paths = _settings_paths(load_settings())
+    if as_json:
+        print_json([{"what": name, "path": str(path), "exists": path.exists()} for name, path in paths])
+        return
+    rows = [(name, "yes" if path.exists() else "no", path) for name, path in paths]
+    print_table(("file or folder", "exists", "path"), rows, "")
+
+
+def _settings_paths(settings: "Settings") -> list[tuple[str, Path]]:
+    from atlas_agents.core.paths import Environment, user_config
+
+    return [
+        ("environment file", Path.cwd() / ".env"),
+        ("project settings", settings.config or Path.cwd() / "atlas.toml"),
+        ("user settings", user_config(Environment())),
+        *([("policy", settings.policy)] if settings.policy else []),
+        ("workspace", settings.workspace),
+        ("home", settings.home),
+        ("token", settings.home / "token"),
+        ("other tokens", settings.home / "tokens.json"),
+        ("models", settings.home / "models"),
+    ]
+
+
+def _print_notices(settings: "Settings") -> None:
+    for notice in settings.notices:
+        print(f"atlas: {notice}", file=sys.stderr)
+
+
+@command(protocol)
+def schema() -> None:
+    """Print it as JSON Schema."""
+    _print_document("schema")
+
+
+@command(protocol)
+def asyncapi() -> None:
+    """Print it as AsyncAPI."""
+    _print_document("asyncapi")
+
+
+@command(protocol)
+def typescript() -> None:
+    """Print it as TypeScript types."""
+    _print_document("typescript")
+
+
+def _print_document(form: str) -> None:
+    from atlas_agents.gateway.protocol.documents import document
+
+    print(document(form), end="")

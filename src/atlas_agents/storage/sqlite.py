@@ -1,4 +1,4 @@
-"""SQLite store: one file, no server; a writer thread and two reader threads.
+"""SQLite stores: in one file without a server, with a writer thread and two reader threads; and in memory.
 
 Group commit: commits that arrive while another one is being written share the next transaction, each in a savepoint of
 its own, so that one that fails does not affect the others. A commit returns after its transaction is on disk.
@@ -14,6 +14,7 @@ import sqlite3
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
@@ -30,11 +31,19 @@ from atlas_agents.storage.sql.reads import SqlReads
 from atlas_agents.storage.sql.tables import Query, Row, Steps, WriteContext
 from atlas_agents.storage.sql.text_search import search_sqlite
 from atlas_agents.storage.sql.writes import apply_writes
-from atlas_agents.storage.sqlite_files import OpenOptions, file_identity, open_reader, open_writer, translate_error
+from atlas_agents.storage.sqlite_files import (
+    OpenOptions,
+    file_identity,
+    open_memory,
+    open_reader,
+    open_writer,
+    translate_error,
+)
 
 T = TypeVar("T")
 _OWNING_WRITES = (AcceptRun, ClaimRun, ClaimJob)
 """Writes of a process that executes turns or jobs."""
+_MEMORY = Path(":memory:")
 
 
 class SqliteStore(SqlReads):
@@ -445,3 +454,56 @@ def _forget_leases() -> None:
 
 
 os.register_at_fork(before=_leases_guard.acquire, after_in_parent=_leases_guard.release, after_in_child=_forget_leases)
+
+
+class MemoryStore(SqlReads):
+    """Store in memory. It works without `open`, keeps its rows after `close`, and loses them with the object.
+
+    Statements run on the calling thread: there is no disk to wait for.
+
+    Args:
+        clock: Source of time; a `VirtualClock` in tests.
+    """
+
+    def __init__(self, *, clock: Clock = SYSTEM_CLOCK) -> None:
+        super().__init__()
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+
+    async def open(self) -> None:
+        """Do nothing."""
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+    async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
+        context = WriteContext(tenant, int(self._clock.time() * 1000))
+        with self._lock:
+            connection = self._connect()
+            try:
+                connection.execute("BEGIN")
+                results = run_steps(connection, apply_writes(context, writes))
+                connection.execute("COMMIT")
+            except BaseException as error:
+                roll_back(connection)
+                if isinstance(error, sqlite3.Error):
+                    raise translate_error(error, _MEMORY) from error
+                raise
+        return results
+
+    async def fetch(self, query: Query) -> list[Row]:
+        with self._lock:
+            try:
+                return self._connect().execute(query.sql, query.values).fetchall()
+            except sqlite3.Error as error:
+                raise translate_error(error, _MEMORY) from error
+
+    async def search_text(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
+        return await search_sqlite(self.search, tenant, where, words, limit)
+
+    def _connect(self) -> sqlite3.Connection:
+        if self._connection is None:
+            self._connection = open_memory()
+            weakref.finalize(self, self._connection.close)
+        return self._connection
