@@ -462,6 +462,19 @@ async def test_session_header_grants_nothing(tmp_path: Path) -> None:
             assert "lacks the scope write" in await answer.text()
 
 
+async def test_session_belongs_to_the_user_who_opened_it(tmp_path: Path) -> None:
+    hello = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "x", "version": "1"}}
+    opening = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
+    async with serve(tmp_path) as gateway, aiohttp.ClientSession() as http:
+        url = f"http://127.0.0.1:{gateway.port}/mcp"
+        async with http.post(url, json=opening, headers={**ACCEPT, **bearer(WRITER)}) as answer:
+            session = {"Mcp-Session-Id": answer.headers["Mcp-Session-Id"]}
+        for token, status in ((WRITER, 200), (APPROVER, 404)):
+            ping = {"jsonrpc": "2.0", "id": 2, "method": "ping"}
+            async with http.post(url, json=ping, headers={**ACCEPT, **bearer(token), **session}) as answer:
+                assert answer.status == status
+
+
 async def test_revoked_token_is_rejected(tmp_path: Path) -> None:
     async with serve(tmp_path) as gateway, client(gateway) as mcp:
         assert (await mcp.list_tools()).tools
