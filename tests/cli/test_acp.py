@@ -209,7 +209,7 @@ async def test_editor_shows_a_turn_and_decides_on_its_calls(
 
 
 async def check_demo(agent: Any, editor: EditorDouble, key: str) -> None:
-    """Choose an agent that shows its reasoning, and one whose connection breaks."""
+    """Choose the demo agent, which shows its reasoning, and whose connection breaks."""
     await agent.set_session_mode(session_id=key, mode_id="player")
     await ask(agent, key, "Think")
     assert "reasoning" in editor.texts("agent_thought_chunk") and "player" in editor.changes()
