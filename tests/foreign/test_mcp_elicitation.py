@@ -21,9 +21,10 @@ from atlas_agents.gateway.protocol.events import ApprovalRequested, ApprovalReso
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.mcp.callbacks import build_form
+from atlas_agents.mcp.client import McpSession
 from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, calls, says
-from checks import wait_until
+from checks import TIMEOUT, wait_until
 
 pytestmark = pytest.mark.slow
 ANA = "ana-0123456789abcdefghijklmnopqrstuvwxyz"
@@ -144,6 +145,22 @@ async def test_deny_declines_and_dismiss_or_timeout_cancels(tmp_path: Path) -> N
         approvals.deadline = 1
         call = asyncio.create_task(ana.call("tools.invoke", name="shop/pay"))
         assert (await call)["result"] == "cancel" and (await ana.call("approvals.list"))["approvals"] == []
+
+
+async def test_server_that_starts_slowly_and_knows_only_the_newer_protocol_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library waits ten seconds for the first answer; then only the old handshake was tried, which it refuses."""
+    monkeypatch.setattr("mcp.client.session.DISCOVER_TIMEOUT_SECONDS", 0.01)
+    initialize = McpSession.initialize
+
+    async def refused(session: McpSession) -> Any:
+        monkeypatch.setattr("mcp.client.session.DISCOVER_TIMEOUT_SECONDS", TIMEOUT)
+        return await initialize(session)
+
+    monkeypatch.setattr(McpSession, "initialize", refused)
+    async with open_shop(tmp_path, shop("new")) as atlas:
+        assert "shop/order" in [tool.name for tool in atlas.agents[0].tools]
 
 
 async def other(client: GatewayClient, id: str) -> dict[str, Any] | None:

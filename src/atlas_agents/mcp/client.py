@@ -164,8 +164,13 @@ async def open_session(
     async with McpSession(*streams, message_handler=on_message, client_info=info, **callbacks) as session:
         try:
             await session.discover()
-        except (MCPError, RuntimeError, ValidationError):
-            await session.initialize()
+        except (MCPError, RuntimeError, ValidationError) as error:
+            try:
+                await session.initialize()
+            except MCPError:
+                if not (isinstance(error, MCPError) and error.code == types.REQUEST_TIMEOUT):
+                    raise
+                await session.discover()  # the server took long to start, and knows only the newer protocol
         yield session
 
 
