@@ -240,6 +240,7 @@ async def test_events_are_one_union_discriminated_by_type() -> None:
             "tool:called",
             "approval:asked",
             "approval:answered",
+            "tool:pending",
             "plan:updated",
             "run:handoff",
             "session:compacted",

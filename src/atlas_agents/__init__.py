@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from atlas_agents.core.events import (
         ApprovalAnswered,
         ApprovalAsked,
+        ClientToolsCalled,
         ErrorRaised,
         Event,
         EventName,
@@ -134,6 +135,7 @@ if TYPE_CHECKING:
     from atlas_agents.storage.sqlite import SqliteStore as SqliteStore
     from atlas_agents.tools.approvals import Approvals
     from atlas_agents.tools.audit import AuditLog, MemoryAudit, verify, what_if
+    from atlas_agents.tools.client_tools import ClientResult, ClientTool, ClientTools
     from atlas_agents.tools.context import ToolContext
     from atlas_agents.tools.limits import Limits
     from atlas_agents.tools.pipeline import Happened, NotHappened
@@ -173,6 +175,10 @@ __all__ = [
     "Cassette",
     "Choice",
     "Chunk",
+    "ClientResult",
+    "ClientTool",
+    "ClientTools",
+    "ClientToolsCalled",
     "Compaction",
     "ConfigError",
     "Conflict",
@@ -322,8 +328,8 @@ _HOMES = {
         "UnknownAgent"
     ),
     "core.events": (
-        "ApprovalAnswered ApprovalAsked ErrorRaised Event EventName HandedOff MessageReceived MessageSent "
-        "MessageSteered MessageStored PlanStep PlanUpdated SessionCompacted StreamChunk StreamEnd StreamReset "
+        "ApprovalAnswered ApprovalAsked ClientToolsCalled ErrorRaised Event EventName HandedOff MessageReceived "
+        "MessageSent MessageSteered MessageStored PlanStep PlanUpdated SessionCompacted StreamChunk StreamEnd StreamReset "
         "StreamStart StreamThinking ToolAnswered ToolCalled ToolProgress Usage"
     ),
     "core.messages": (
@@ -354,6 +360,7 @@ _HOMES = {
     "storage.sqlite": "MemoryStore SqliteStore",
     "tools.approvals": "Approvals",
     "tools.audit": "AuditLog MemoryAudit verify what_if",
+    "tools.client_tools": "ClientResult ClientTool ClientTools",
     "tools.context": "ToolContext",
     "tools.limits": "Limits",
     "tools.pipeline": "Happened NotHappened",

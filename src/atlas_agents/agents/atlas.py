@@ -14,7 +14,7 @@ from atlas_agents.agents.hooks import MAX_QUEUE, Interceptor, Listener
 from atlas_agents.agents.jobs import Jobs
 from atlas_agents.agents.options import Mode, TurnOptions, WhenBusy
 from atlas_agents.agents.run import RunResult, T, read_options
-from atlas_agents.agents.runtime import AgentRuntime
+from atlas_agents.agents.runtime import RESERVED_TOOLS, AgentRuntime
 from atlas_agents.agents.sessions import Sessions
 from atlas_agents.agents.stream import AtlasStream, stream_method
 from atlas_agents.agents.team import Strategy, check_plan
@@ -41,6 +41,7 @@ from atlas_agents.providers.registry import Registry
 from atlas_agents.providers.settings import GivenSettings
 from atlas_agents.tools.approvals import Approvals, Approve
 from atlas_agents.tools.audit import AuditLog
+from atlas_agents.tools.client_tools import ClientResult, ClientTool, ClientTools, check_client_tools
 from atlas_agents.tools.limits import Limits
 from atlas_agents.tools.policy import Actor, Policy, Verdict
 from atlas_agents.tools.tool import Tool
@@ -124,9 +125,11 @@ class Atlas:
             prices=prices,
             clock=clock,
             make_deps=deps,
+            wake=self._dispatcher.wake,
         )
         self._governance = self._runtime.governance
         self._strategy: Strategy | None = None
+        self._reserved_names: Callable[[], Iterable[str]] | None = None
         self._conversations = runner.ConversationCache(max_size=_CACHED_CONVERSATIONS if store is not None else None)
         self._jobs = Jobs(self, services, self._governance.limiter.ticker) if services is not None else None
         self._runner = runner.TurnRunner(self._runtime, self._agents, self._conversations, self._dispatcher, self._jobs)
@@ -306,6 +309,7 @@ class Atlas:
         budget: BudgetLike | Sequence[BudgetLike] | None = None,
         deps: Any = None,
         metadata: Mapping[str, Any] | None = None,
+        client_tools: ClientTools | Sequence[ClientTool] | None = None,
         chain: Chain = NO_CHAIN,
     ) -> AtlasStream:
         """Start one turn and return its stream; `await stream.accepted()` waits until the message is accepted.
@@ -328,6 +332,8 @@ class Atlas:
             deps: A value for tools (`ToolContext.deps`), rules, dynamic prompts and hooks. It is not stored or sent
                 to a model; a turn that is resumed after a crash gets it from `Atlas(deps=…)`.
             metadata: Values that only this turn has, over those of the session and the agent.
+            client_tools: Tools that you run: the turn waits until `post_results` gets the results of their calls, which
+                the event `tool:pending` names.
             chain: The delegation that the turn belongs to.
         """
         options = read_options(
@@ -342,6 +348,7 @@ class Atlas:
             budget=budget,
             deps=deps,
             metadata=metadata,
+            client_tools=client_tools,
             chain=chain,
         )
         return self.start_turn(message, options, session=session, agent_id=agent_id, user=user)
@@ -358,6 +365,8 @@ class Atlas:
         """Start one turn like `send`, with all options in one value."""
         stream = AtlasStream(new_id())
         message = read_prompt(message)
+        if options.client_tools is not msgspec.UNSET:
+            self.check_client_tools(options.client_tools)
         agent_id, options = self._choose_agents(message, agent_id, options)
         run = self._runner.create(session, agent_id, options, user=user, stream=stream)
         if options.idempotency_key and run.journal is None:
@@ -454,6 +463,37 @@ class Atlas:
         """Return whether an approval by this person would count: with the two-person rule, not of their own calls."""
         approvals = self._runtime.governance.approvals
         return approvals.effective_answer(question, Answer("once", by=by)).decision == "once"
+
+    def check_client_tools(self, offer: ClientTools) -> None:
+        """Raise BadTool for tools that a client cannot offer, such as one with the name of a tool of any agent."""
+        check_client_tools(offer, self._tool_names())
+
+    def reserve_tool_names(self, names: Callable[[], Iterable[str]]) -> None:
+        """Have a function return names of further tools that client tools must not have."""
+        self._reserved_names = names
+
+    def _tool_names(self) -> list[str]:
+        tools = [tool for agent in self.agents for tool in agent.tools]
+        names = [name for tool in tools for name in (tool.name, tool.wire_name)]
+        return [*names, *RESERVED_TOOLS, *(self._reserved_names() if self._reserved_names is not None else ())]
+
+    async def post_results(
+        self, results: Sequence[ClientResult], *, user: str = "", offer: ClientTools | None = None
+    ) -> list[Question]:
+        """Post the results of tool calls that the client ran; they are durable when this returns, and the turn resumes
+        once all calls of its last reply have one.
+
+        Posting the same result again has no effect. With `offer`, these client tools replace those of the turn.
+        Returns the calls, whose `run_id` names the turn. Raises NotFound for an unknown call and for one of another
+        user, and Conflict if the call has another result already, or it is too late.
+        """
+        if offer is not None:
+            self.check_client_tools(offer)
+        return await self._runtime.post_results(results, user, offer)
+
+    async def pending_client_calls(self, session: str) -> list[Question]:
+        """Return the tool calls of a session that wait for results of its client, oldest first."""
+        return await self._runtime.pending_client_calls(session)
 
     async def pending(self) -> list[Question]:
         """Return pending approvals, oldest first."""

@@ -34,6 +34,7 @@ from atlas_agents.core.messages import Message, Opaque, Text, ToolCall, ToolSpec
 from atlas_agents.providers import base
 from atlas_agents.providers.catalogue import find_profile
 from atlas_agents.providers.failover import TurnProvider, overhead_tokens, request_tokens
+from atlas_agents.tools.client_tools import ClientRound
 from atlas_agents.tools.journal import Journal
 
 TurnFunction: TypeAlias = Callable[[Run], Awaitable[Message]]
@@ -55,16 +56,20 @@ _NO_REPLY = Message("assistant", ())
 
 async def run_rounds(run: Run) -> Message:
     """Alternate between the model and its tools until the model calls none."""
-    reply = _NO_REPLY
-    for _ in range(run.max_rounds):
+    reply, rounds = _NO_REPLY, 0
+    while rounds < run.max_rounds:
+        rounds += 1
         if reply.tool_calls:
             await run.take_steering_messages()
         reply = run.add(await call_model(run))
         if reply.tool_calls:
-            await run.run_tool_calls(reply.tool_calls)
-            if run.phase.is_complete():
+            client = await run.run_tool_calls(reply.tool_calls)
+            if run.phase.is_complete() or run.must_end(client):
                 return reply
-        elif reply.metadata.get("stop_reason") != "pause" and not run.ask_next_agent():
+            rounds = 0 if client is ClientRound.ANSWERED else rounds  # the client decides to go on
+        elif reply.metadata.get("stop_reason") == "pause" or run.demand_client_call(reply) or run.ask_next_agent():
+            continue
+        else:
             return reply
     raise RoundsExhausted(reply)
 

@@ -12,6 +12,7 @@ from atlas_agents.core.store import NO_CHAIN, Chain
 from atlas_agents.providers.failover import RetryPolicy
 from atlas_agents.providers.registry import Model
 from atlas_agents.providers.settings import DEFAULT_SETTINGS, ModelSettings
+from atlas_agents.tools.client_tools import ClientTools
 
 Mode: TypeAlias = Literal["tools", "react", "plan"]
 """How a turn runs: with native tool calls, with tools as text (ReAct), or as plan-and-execute."""
@@ -137,6 +138,8 @@ class TurnOptions(msgspec.Struct, frozen=True):
     """Instructions of this turn only, after the agent's own."""
     deps: Any = None
     """What the caller passes to tools, rules and prompts: neither stored nor sent to a model."""
+    client_tools: ClientTools | msgspec.UnsetType = msgspec.UNSET
+    """Tools that the caller of the turn runs."""
     has_deps: bool | msgspec.UnsetType = msgspec.UNSET
     """Whether the stored turn was sent with `deps`."""
     when_busy: WhenBusy = "queue"

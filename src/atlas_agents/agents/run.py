@@ -61,6 +61,7 @@ from atlas_agents.core.store import AcceptRun, RunRow, RunStatus
 from atlas_agents.providers.base import Price, Prices, Provider
 from atlas_agents.providers.failover import ContextLimit, Failover, TurnProvider
 from atlas_agents.providers.settings import GivenSettings, read_settings
+from atlas_agents.tools.client_tools import ClientRound, ClientTool, ClientTools
 from atlas_agents.tools.governance import ToolScope
 from atlas_agents.tools.journal import Journal, ShuttingDown, read_first_messages
 from atlas_agents.tools.pipeline import run_tools
@@ -79,7 +80,7 @@ HAND_OFF = "hand_off"
 _ANSWER_NEXT = "Now answer your part of the request, which was handed off to you as well."
 _JOIN_ANSWERS = "The agents that you handed off to have answered above. Join their answers into one for the user."
 _END_TIMEOUT = 2.0
-_MAX_UNREADABLE_ROUNDS = 2
+_MAX_UNREADABLE_ROUNDS = _MAX_DEMANDS = 2
 
 
 class Accepted(msgspec.Struct, frozen=True):
@@ -180,6 +181,7 @@ def read_options(
     settings: GivenSettings | None = None,
     budget: BudgetLike | Sequence[BudgetLike] | None = None,
     metadata: Mapping[str, Any] | None = None,
+    client_tools: ClientTools | Sequence[ClientTool] | None = None,
     **others: Any,
 ) -> TurnOptions:
     """Convert the arguments of a turn to its options; an argument that is None is not set."""
@@ -189,8 +191,15 @@ def read_options(
         settings=msgspec.UNSET if settings is None else read_settings(settings),
         budget=msgspec.UNSET if budget is None else read_budgets(budget, ("turn",)),
         metadata=_read_metadata(metadata),
+        client_tools=_read_client_tools(client_tools),
         **others,
     )
+
+
+def _read_client_tools(given: ClientTools | Sequence[ClientTool] | None) -> ClientTools | msgspec.UnsetType:
+    if given is None:
+        return msgspec.UNSET
+    return given if isinstance(given, ClientTools) else ClientTools(tuple(given))
 
 
 def _read_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any] | msgspec.UnsetType:
@@ -439,6 +448,7 @@ class Run:
         switch_agent: "Callable[[Run, str], None]",
         find_models: Callable[[Any, AgentSettings, Any], Failover],
         ask_beside: "Callable[[Run, Provider, str, str], Awaitable[str]]",
+        cancel_client_calls: Callable[[str], Awaitable[None]],
         make_deps: DepsFactory | None = None,
         resumed: bool = False,
     ) -> None:
@@ -468,10 +478,10 @@ class Run:
         self.steps, self.texts = list[Step](), list[str]()
         self.draft = MessageDraft()
         self._find_models, self._ask_beside = find_models, ask_beside
-        self._make_deps = make_deps
+        self._make_deps, self._cancel_client_calls = make_deps, cancel_client_calls
         self._switch_agent = switch_agent
         self._call_ids, self._written_prompts = set[str](), dict[str, str]()
-        self._unreadable_rounds = 0
+        self._unreadable_rounds = self._demands = 0
 
     def find_provider(self, model: Any) -> Provider:
         """Return another model for a part of the turn."""
@@ -557,6 +567,8 @@ class Run:
                 raise DuplicateRun(row)
             busy = row.status == "queued"
         self._acknowledge(Accepted(self.id, "queued" if busy else "started"))
+        if busy:
+            await self._cancel_client_calls(self.conversation.id)
         return messages
 
     async def _check_quota(self) -> None:
@@ -583,7 +595,8 @@ class Run:
     def _fingerprint(self, message: Message, schema: str | None) -> str:
         """Hash what a repeated idempotency key must match."""
         options = self.options
-        chosen = [each for each in (options.mode, options.requested, options.settings, options.instructions) if each]
+        given = (options.mode, options.requested, options.settings, options.instructions, options.client_tools)
+        chosen = [each for each in given if each]
         matched = [self.settings.id, message.role, message.parts, schema, options.model, *chosen]
         return hashlib.sha256(encode(matched)).hexdigest()
 
@@ -813,8 +826,11 @@ class Run:
         """Add a message that the run itself made. Its id derives from the run, so a resumed run makes the same one."""
         return self.add(msgspec.structs.replace(message, id=f"{self.id}.{len(self.added)}"))
 
-    async def run_tool_calls(self, calls: Sequence[ToolCall]) -> None:
-        """Run the tools and add their results; even when cancelled, every call gets a result."""
+    async def run_tool_calls(self, calls: Sequence[ToolCall]) -> ClientRound:
+        """Run the tools and add their results; even when cancelled, every call gets a result.
+
+        Returns what the client did about those that it runs.
+        """
         results: list[ToolResult | None] = [None] * len(calls)
         scope = self.scope
         try:
@@ -839,6 +855,30 @@ class Run:
         self._unreadable_rounds = self._unreadable_rounds + 1 if unreadable else 0
         if self._unreadable_rounds > _MAX_UNREADABLE_ROUNDS:
             raise ProviderError("the model wrote malformed tool calls three times in a row", "protocol")
+        return scope.client.end_round(calls, scope) if scope.client is not None else ClientRound.NO_CALLS
+
+    def must_end(self, round: ClientRound) -> bool:
+        """Return whether the turn ends, because a call has no result of the client, and the client does not follow."""
+        client = self.scope.client
+        return round is ClientRound.UNANSWERED and client is not None and client.offer.unanswered == "end"
+
+    def demand_client_call(self, reply: Message) -> bool:
+        """Ask the model again for the call that the client requires, in place of its answer; False if none is required.
+
+        Raises ProviderError if the model does not obey.
+        """
+        client = self.scope.client
+        if client is None or not client.offer.is_forced or not self.phase.final:
+            return False
+        if reply.metadata.get("refused") or reply.metadata.get("truncated"):
+            return False
+        wanted = _describe_forced(client.offer)
+        if self._demands >= _MAX_DEMANDS:
+            raise ProviderError(f"the model answered, but the client requires a call of {wanted}", "protocol")
+        self._demands += 1
+        self.replace_last_text(reply.text, "")
+        self.add_own(user(f"Do not answer with text: call {wanted}.", synthetic=True))
+        return True
 
     def hand_off(self, agent_id: str) -> None:
         """Continue this turn with another agent."""
@@ -867,7 +907,9 @@ class Run:
     @property
     def tool_choice(self) -> str:
         """The agent's tool choice. A forced tool is forced until its first call; a model that obeys never answers."""
-        settings = self.settings
+        settings, client = self.settings, self.scope.client
+        if client is not None and client.offer.is_forced:
+            return client.offer.tool_choice
         called = len(self.steps) > self.first_step
         return (
             "auto" if called and settings.reset_tool_choice and settings.tool_choice != "none" else settings.tool_choice
@@ -916,6 +958,12 @@ class Run:
 def _with_run(message: Message, run_id: str) -> Message:
     """Return a steering message with the run as which it was accepted, so that clients recognise it."""
     return msgspec.structs.replace(message, metadata={**message.metadata, STEERING_RUN: run_id})
+
+
+def _describe_forced(offer: ClientTools) -> str:
+    """Name the client tools of which one must be called."""
+    names = [each.name for each in offer.offered] if offer.tool_choice == "required" else [offer.tool_choice]
+    return names[0] if len(names) == 1 else f"one of {', '.join(names)}"
 
 
 def _handed_to(result: Any) -> str:

@@ -13,7 +13,7 @@ from atlas_agents.agents.hooks import Interceptor, Interceptors, Subscribers, re
 from atlas_agents.agents.loop import TurnFunction, run_chain, run_rounds, run_with_output
 from atlas_agents.agents.options import DEFAULT_OPTIONS, WHEN_BUSY, AgentSettings, TurnOptions
 from atlas_agents.agents.output import Output
-from atlas_agents.agents.plan import plan_tool, run_plan
+from atlas_agents.agents.plan import MAKE_PLAN, plan_tool, run_plan
 from atlas_agents.agents.run import HAND_OFF, Run, SessionLock, UsageMeter, decode_options, session_lock
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.approvals import Answer, Question
@@ -48,6 +48,17 @@ from atlas_agents.tools.approvals import (
     stored_pending_questions,
 )
 from atlas_agents.tools.audit import AuditLog, MemoryAudit, StoreAudit, StoreCounter
+from atlas_agents.tools.client_tools import (
+    ClientCalls,
+    ClientResult,
+    ClientTools,
+    cancel_calls_in_memory,
+    cancel_stored_calls,
+    encode_client_answer,
+    post_client_results,
+    stored_client_calls,
+    unknown_call,
+)
 from atlas_agents.tools.context import SessionMetadata
 from atlas_agents.tools.governance import Governance, ToolScope
 from atlas_agents.tools.journal import Journal, Quarantine
@@ -62,6 +73,8 @@ if TYPE_CHECKING:
 
 MAX_HANDOFFS = 8
 """After this many hand-offs in one turn, the current agent has to answer."""
+RESERVED_TOOLS = (HAND_OFF, MAKE_PLAN, "search_tools")
+"""Names of tools that the runtime adds."""
 _CLOSE_TIMEOUT = 1.0
 _MAX_ROOTS = 256
 
@@ -104,7 +117,9 @@ class AgentRuntime:
         prices: Mapping[str, Price] | None = None,
         clock: Clock = SYSTEM_CLOCK,
         make_deps: DepsFactory | None = None,
+        wake: Callable[[str], Awaitable[None]] | None = None,
     ) -> None:
+        self._wake = wake
         self.find_agent = find_agent
         self.shared = shared
         self.system_prompt = system_prompt
@@ -180,6 +195,9 @@ class AgentRuntime:
         tools, search = (
             (context.tool_map(), None) if options.call else self._collect_tools(context, settings, others, actor)
         )
+        client = ClientCalls(options.client_tools) if options.client_tools is not msgspec.UNSET else None
+        if client is not None:
+            tools = client.add_to(tools)
         interceptors = self._interceptors_of(agent)
         scope = ToolScope(
             self.governance,
@@ -188,6 +206,7 @@ class AgentRuntime:
             actor=actor,
             tools=tools,
             search=search,
+            client=client,
             conversation=conversation,
             metadata=metadata,
             deps=options.deps,
@@ -223,6 +242,7 @@ class AgentRuntime:
             switch_agent=self._switch_agent,
             find_models=self._failover_for,
             ask_beside=_ask_beside,
+            cancel_client_calls=self.cancel_client_calls,
             make_deps=self._make_deps,
             resumed=row is not None,
         )
@@ -298,6 +318,8 @@ class AgentRuntime:
         others = settings.hands_off_to if run.handoffs + 1 < MAX_HANDOFFS else ()
         actor = Actor(settings.id, settings.role, run.scope.actor.user, self.tenant)
         tools, search = self._collect_tools(context, settings, others, actor)
+        if run.scope.client is not None:
+            tools = run.scope.client.add_to(tools)
         run.interceptors = self._interceptors_of(agent)
         run.scope.switch_agent(agent, actor, tools, run.context, search, run.interceptors.tool_hooks)
 
@@ -369,6 +391,45 @@ class AgentRuntime:
         """Deliver a stored answer to the run that waits for it in this process."""
         if self.store is not None:
             await deliver_stored_answer(self.store, self.tenant, self.governance.approvals, approval_id)
+
+    async def post_results(
+        self, results: Sequence[ClientResult], user: str, offer: ClientTools | None
+    ) -> list[Question]:
+        """Persist results of client tools, then deliver them to the waiting run, wherever it is."""
+        posted = {each.call_id: encode_client_answer(each, user, offer) for each in results}
+        approvals = self.governance.approvals
+        if self.store is not None:
+            questions = await post_client_results(self.store, self.tenant, approvals, posted, self.clock)
+            for id in posted:
+                await self._wake_run(id)
+            return questions
+        waiting = {question.id: question for question in approvals.waiting if question.kind == "client_tool"}
+        for id in posted:
+            if id not in waiting or waiting[id].asked_by != user:
+                raise unknown_call(id)
+        for id, answer in posted.items():
+            approvals.deliver(id, answer)
+        return [waiting[id] for id in posted]
+
+    async def cancel_client_calls(self, session: str) -> None:
+        """End the wait of a session's turn for results of its client, because a new message was sent."""
+        approvals = self.governance.approvals
+        if self.store is None:
+            cancel_calls_in_memory(approvals, session)
+            return
+        for id in await cancel_stored_calls(self.store, self.tenant, approvals, session):
+            await self._wake_run(id)
+
+    async def _wake_run(self, question_id: str) -> None:
+        if self._wake is not None:
+            await self._wake(question_id)
+
+    async def pending_client_calls(self, session: str) -> list[Question]:
+        """Return the calls of a session that wait for results of its client, oldest first."""
+        if self.store is not None:
+            return await stored_client_calls(self.store, self.tenant, session)
+        waiting = self.governance.approvals.waiting
+        return [each for each in waiting if each.kind == "client_tool" and each.session == session]
 
     async def pending_approvals(self) -> list[Question]:
         if self.store is None:

@@ -8,6 +8,7 @@ Kind: TypeAlias = Literal["text", "number", "integer", "boolean", "choice", "cho
 Action: TypeAlias = Literal["accept", "decline", "cancel"]
 _TYPES: dict[Kind, str] = {"text": "string", "number": "number", "integer": "integer", "boolean": "boolean"}
 Decision: TypeAlias = Literal["once", "session", "always", "no", "dismiss"]
+QuestionKind: TypeAlias = Literal["approval", "client_tool"]
 
 
 class Choice(msgspec.Struct, frozen=True):
@@ -159,6 +160,7 @@ class Question(msgspec.Struct, frozen=True):
         facts: Further values that the approval is bound to.
         form: The form to fill in, if a running tool asks for values.
         rule: Rule of the policy that requires the approval.
+        kind: `client_tool` if the client of the turn has to run the call and post its result; `approval` otherwise.
     """
 
     title: str
@@ -182,6 +184,7 @@ class Question(msgspec.Struct, frozen=True):
     facts: Any = None
     form: Form | None = None
     rule: str = ""
+    kind: QuestionKind = "approval"
 
 
 class Answer(msgspec.Struct, frozen=True):

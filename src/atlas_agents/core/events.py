@@ -2,8 +2,9 @@
 
 message:sent, stream:start, then stream:chunk, stream:thinking, stream:reset, tool:called, tool:progress and
 tool:result as they happen, then stream:end, and finally message:received or error. With a store, or while approvals
-are pending, approval:asked, approval:answered and message:kept occur in between; a planning agent adds plan:updated,
-a handoff to another agent run:handoff, and a summary of older messages session:compacted.
+are pending, approval:asked, approval:answered and message:kept occur in between, and tool:pending when the turn waits
+for tools that its client runs; a planning agent adds plan:updated, a handoff to another agent run:handoff, and a
+summary of older messages session:compacted.
 """
 
 from collections.abc import Mapping
@@ -26,6 +27,7 @@ EventName: TypeAlias = Literal[
     "tool:called",
     "approval:asked",
     "approval:answered",
+    "tool:pending",
     "plan:updated",
     "run:handoff",
     "session:compacted",
@@ -243,6 +245,19 @@ class ApprovalAnswered(msgspec.Struct, frozen=True, tag="approval:answered", tag
     type: ClassVar[Literal["approval:answered"]] = "approval:answered"
 
 
+class ClientToolsCalled(msgspec.Struct, frozen=True, tag="tool:pending", tag_field="type"):
+    """The turn waits for tools that its client runs. All calls of the reply that wait are in one event.
+
+    Attributes:
+        stream_id: Id of the turn.
+        calls: The calls in the model's order. Post their results with `atlas.post_results(…)`, by their `id`.
+    """
+
+    stream_id: str
+    calls: tuple[Question, ...]
+    type: ClassVar[Literal["tool:pending"]] = "tool:pending"
+
+
 class MessageStored(msgspec.Struct, frozen=True, tag="message:kept", tag_field="type"):
     """A message of this turn was stored; emitted only with a store.
 
@@ -412,6 +427,7 @@ Event: TypeAlias = (
     | ToolCalled
     | ApprovalAsked
     | ApprovalAnswered
+    | ClientToolsCalled
     | PlanUpdated
     | HandedOff
     | SessionCompacted

@@ -105,7 +105,12 @@ class Approvals:
 
     @property
     def pending(self) -> list[Question]:
-        """Questions of this process that wait for an answer, oldest first."""
+        """Questions to people that wait for an answer in this process, oldest first."""
+        return [question for question in self.waiting if question.kind == "approval"]
+
+    @property
+    def waiting(self) -> list[Question]:
+        """Internal: all questions of this process that wait for an answer, including those to clients."""
         return [waiting.question for waiting in self._open.values()]
 
     def find_waiting(self, id: str, clock: Clock) -> Question | None:
@@ -149,6 +154,8 @@ class Approvals:
 
         A form is answered once.
         """
+        if question.kind == "client_tool":
+            return answer
         if question.form is not None:
             return answer if answer.decision in REFUSALS else msgspec.structs.replace(answer, decision="once")
         own = _normalize(answer.by) in ("", _normalize(question.asked_by), _normalize(question.agent_id))
@@ -179,7 +186,7 @@ class Approvals:
 
         If it was asked before, return it as it was stored, with its answer if there is one.
         """
-        if self.approve is None and not self.wait:
+        if self.approve is None and not self.wait and question.kind == "approval":
             raise Declined(f"{question.tool} requires approval, and no one can be asked")
         return (question, None) if store is None else await store.save_question(question)
 
@@ -217,7 +224,8 @@ class Approvals:
         session = question.session if answer.decision == "session" else None
         for other, reply, _ in self._open.values():
             key = _grant_key(other, other.session if session is not None else None, other.binding)
-            if not reply.done() and other.form is None and key == _grant_key(question, session, binding):
+            is_approval = other.form is None and other.kind == "approval"
+            if not reply.done() and is_approval and key == _grant_key(question, session, binding):
                 reply.set_result((Answer(answer.decision, by=answer.by), None, True))
 
     def _remember(self, answer: Answer, question: Question, binding: str) -> None:
@@ -226,15 +234,22 @@ class Approvals:
             session = question.session if answer.decision == "session" else None
             self._grants[_grant_key(question, session, binding)] = answer.by
 
+    @property
+    def _no_answer(self) -> str:
+        return f"no answer within {self.deadline:g} s"
+
     async def _wait_for_reply(self, question: Question, clock: Clock) -> tuple[Answer, bool]:
         """Return the answer, a refusal after the deadline, and whether the answer still has to be stored.
 
         An `approve` function that is still running after the deadline or a cancellation is cancelled and ignored.
         """
         reply: asyncio.Future[_Reply] = asyncio.get_running_loop().create_future()
-        remaining = max(0.0, min(self.deadline, question.expires_at - clock.time()))
-        expired = Answer("no", reason=f"no answer within {self.deadline:g} s")
-        task = _tasks.spawn(_call_approve(self.approve, question, reply)) if self.approve is not None else None
+        of_client = question.kind == "client_tool"
+        remaining = question.expires_at - clock.time()
+        remaining = max(0.0, remaining if of_client else min(self.deadline, remaining))
+        expired = Answer("no", reason="the client posted none in time" if of_client else self._no_answer)
+        approve = None if of_client else self.approve
+        task = _tasks.spawn(_call_approve(approve, question, reply)) if approve is not None else None
         timer = clock.call_later(remaining, lambda: reply.done() or reply.set_result((expired, None, True)))
         self._open[question.id] = _OpenQuestion(question, reply, clock.monotonic() + remaining)
         try:
@@ -318,7 +333,7 @@ async def answer_stored_question(
     Raises BadArguments for values that do not match a form, which then stays open.
     """
     row = await store.approval(tenant, approval_id)
-    if row is None:
+    if row is None or _questions.decode(row.question).kind != "approval":
         raise NotFound(f"not found: approval {approval_id!r}")
     run = await store.run(tenant, row.run_id)
     if run is None or run.status not in OPEN:
@@ -360,4 +375,4 @@ async def stored_pending_questions(store: Store, tenant: str, approvals: Approva
             found.append(waiting)
         elif row.expires_at > clock.time() * 1000:
             found += decode_readable(_questions, [(f"approval {row.id}", row.question)])
-    return found
+    return [question for question in found if question.kind == "approval"]

@@ -12,7 +12,7 @@ from enum import Enum
 from functools import partial
 from io import BytesIO
 from pathlib import PurePath
-from typing import Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 import msgspec
 
@@ -40,6 +40,9 @@ from atlas_agents.tools.limits import Slots, process_slots
 from atlas_agents.tools.tool import Function, Tool
 from atlas_agents.tools.worker_codec import NotSendable
 from atlas_agents.tools.worker_pool import WorkerDied, progress_text, run_generator
+
+if TYPE_CHECKING:
+    from atlas_agents.tools.client_tools import ClientCalls
 
 logger = logging.getLogger(__name__)
 CANCEL_GRACE = 0.25
@@ -113,6 +116,9 @@ class Attempt:
         self._stop_timer()
         if self._grace_timer is not None:
             self._grace_timer.cancel()
+        self._release_slots()
+
+    def _release_slots(self) -> None:
         for slot in self._held_slots:
             slot.release()
         self._held_slots.clear()
@@ -281,11 +287,22 @@ class Attempt:
         return ToolTimeout(f"{tool.name} took longer than {tool.timeout:g} s{end}")
 
     async def _call(self, values: dict[str, Any], context: ToolContext) -> Any:
+        if self._approved.tool.runs_at_client and self._scope.client is not None:
+            return await self._wait_for_client(self._scope.client)
         around = self._approved.tool.around
         if around is None:
             return await self._call_function(values, context)
         async with around(context):
             return await self._call_function(values, context)
+
+    async def _wait_for_client(self, client: "ClientCalls") -> Any:
+        """Wait for the result of the client, without a timeout and without the slots that limit running calls."""
+        self._release_slots()
+        self.pause()
+        try:
+            return await client.wait(self._approved, self._scope)
+        finally:
+            self.resume()
 
     async def _call_function(self, values: dict[str, Any], context: ToolContext) -> Any:
         tool = self._approved.tool

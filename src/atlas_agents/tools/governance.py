@@ -23,6 +23,7 @@ from atlas_agents.tools.tool import Tool
 from atlas_agents.tools.worker_pool import Workers
 
 if TYPE_CHECKING:
+    from atlas_agents.tools.client_tools import ClientCalls
     from atlas_agents.tools.search import ToolSearch
 
 
@@ -63,7 +64,7 @@ class Governance(msgspec.Struct, kw_only=True, eq=False):
         Without a policy, giving a tool to an agent is the grant, unless the tool names permissions.
         """
         if self.policy is not None:
-            return self.policy.verdict(tool.name, actor, needs=tool.permissions, acts=tool.effect != "pure")
+            return self.policy.verdict(tool.name, actor, needs=tool.permissions, acts=_acts(tool))
         if tool.permissions:
             return Verdict("no", f"it requires {', '.join(tool.permissions)}, and no policy grants that")
         return _GRANTED
@@ -74,9 +75,14 @@ class Governance(msgspec.Struct, kw_only=True, eq=False):
         `sends` is True if this call sends data out.
         """
         default: WhenTainted = "ask" if sends else "allow"
-        policy, acts = self.policy, sends or tool.effect != "pure"
+        policy, acts = self.policy, sends or _acts(tool)
         found = policy.when_tainted(tool.name, actor, needs=tool.permissions, acts=acts) if policy is not None else None
         return found or tool.when_tainted or default
+
+
+def _acts(tool: Tool) -> bool:
+    """Return whether a tool has side effects here. The caller of a turn that runs a tool consents by running it."""
+    return tool.effect != "pure" and not tool.runs_at_client
 
 
 OpenBudget: TypeAlias = "Callable[[ToolScope, bool], TurnBudget | None]"
@@ -120,7 +126,19 @@ class ToolScope:
             "governance",
             "journal",
         ),
-        *("context", "deps", "has_chosen", "hooks", "metadata", "repeats", "run_id", "search", "slots", "tools"),
+        *(
+            "client",
+            "context",
+            "deps",
+            "has_chosen",
+            "hooks",
+            "metadata",
+            "repeats",
+            "run_id",
+            "search",
+            "slots",
+            "tools",
+        ),
     )
 
     def __init__(
@@ -145,8 +163,10 @@ class ToolScope:
         hooks: ToolHooks | None = None,
         context: Any = None,
         search: "ToolSearch | None" = None,
+        client: "ClientCalls | None" = None,
     ) -> None:
-        self.journal, self.search = journal, search
+        self.journal, self.search, self.client = journal, search, client
+        """`client` are the tools of the turn that its caller runs; None if there are none."""
         self.hooks, self.context = hooks, context
         """The hooks around tool calls, None if there are none; and the context of the turn, which they receive."""
         self.deps = deps
@@ -160,8 +180,7 @@ class ToolScope:
         self._untrusted: dict[str, None] = {}
         self.asks, self.chain = asks, chain
         self.governance, self.run_id = governance, run_id
-        self.agent = agent
-        self.actor = actor
+        self.agent, self.actor = agent, actor
         self.tools = tools
         self.conversation = conversation
         self.metadata = metadata
@@ -221,6 +240,10 @@ class ToolScope:
             if self.search is not None:
                 self.search.restrict(tools)
                 self.tools = {**tools, self.search.tool.wire_name: self.search.tool}
+
+    def set_tools(self, tools: Mapping[str, Tool]) -> None:
+        """Replace the tools of the turn, after its caller has offered others."""
+        self.tools, self._visible = tools, None
 
     def offered_tools(self, forced: str = "") -> list[Tool]:
         """Return the tools that the model is shown: all that it may call, or with tool search those that it found.

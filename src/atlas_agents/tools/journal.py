@@ -334,6 +334,12 @@ class JournaledApprovals(msgspec.Struct, eq=False):
     _clock: Clock
     _asked: set[str] = msgspec.field(default_factory=set[str])
     _answered: set[str] = msgspec.field(default_factory=set[str])
+    _restored: dict[str, bytes] = msgspec.field(default_factory=dict[str, bytes])
+
+    def restored_answer(self, question_id: str) -> Answer | None:
+        """Return an answer that an earlier process recorded; None if it recorded none."""
+        found = self._restored.get(question_id)
+        return _answers.decode(found) if found is not None else None
 
     def restore(self, row: records.JournalRow) -> None:
         """Restore a question or an answer from the journal of a resumed run."""
@@ -341,6 +347,7 @@ class JournaledApprovals(msgspec.Struct, eq=False):
             self._asked.add(row.key)
         elif row.kind == "answered":
             self._answered.add(row.key)
+            self._restored[row.key] = row.payload
 
     async def save_question(self, question: Question) -> tuple[Question, Answer | None]:
         """Persist a question. If it was asked before, return it as it was then, with its answer if there is one."""

@@ -16,7 +16,7 @@ from atlas_agents.core.aio import finish_despite_cancel
 from atlas_agents.core.aio import invoke as call_user
 from atlas_agents.core.approvals import Filled, Form
 from atlas_agents.core.budgets import ModelCall, Reservation
-from atlas_agents.core.errors import DailyLimitExceeded, Declined, ToolFault, ToolTimeout
+from atlas_agents.core.errors import DailyLimitExceeded, Declined, ToolFailed, ToolFault, ToolTimeout
 from atlas_agents.core.events import ToolAnswered, ToolCalled, ToolProgress, Usage
 from atlas_agents.core.messages import ToolCall, ToolResult
 from atlas_agents.core.store import Write
@@ -48,9 +48,11 @@ async def run_tools(
         decisions = await _decide_all(calls, scope)
         executions = [ToolCallExecution(decision, scope) for decision in decisions]
         for execution in executions:
-            await execution.start()
-            if not parallel:
-                await execution.wait()
+            if not execution.runs_at_client:
+                await execution.start()
+                if not parallel:
+                    await execution.wait()
+        await _start_client_calls(executions, scope)
         for execution in executions:  # each is recorded when it completes, not when it is awaited here
             await execution.wait()
     finally:
@@ -61,6 +63,25 @@ async def run_tools(
                 await _stop(executions)
         finally:  # also when cancelled a second time
             results[:] = [execution.final_result() for execution in executions]
+
+
+async def _start_client_calls(executions: "Sequence[ToolCallExecution]", scope: ToolScope) -> None:
+    """Start the calls that the client runs after all others have ended, and announce them once all are stored."""
+    client, waiting = scope.client, [execution for execution in executions if execution.runs_at_client]
+    if client is None:
+        return
+    client.begin([execution.call for execution in waiting])
+    if not waiting:
+        return
+    for execution in executions:
+        if not execution.runs_at_client:
+            await execution.wait()
+    for number, execution in enumerate(waiting):
+        if number and not client.offer.parallel:
+            execution.refuse(ToolFailed("Only one of these tools can be called at a time: call it again if needed."))
+        await execution.start()
+        await client.wait_reached(execution.call.id)
+    client.announce(scope)
 
 
 async def _stop(executions: "Sequence[ToolCallExecution]") -> None:
@@ -201,6 +222,20 @@ class ToolCallExecution:
         self._progress = scope.governance.redactor.stream()
         self.result: ToolResult | None = None
 
+    @property
+    def call(self) -> ToolCall:
+        return self._decision.call
+
+    @property
+    def runs_at_client(self) -> bool:
+        """Whether the client has to run the call: it passed the checks, and has no recorded outcome."""
+        decision = self._decision
+        return isinstance(decision, Approved) and decision.tool.runs_at_client and self._recorded is None
+
+    def refuse(self, error: Exception) -> None:
+        """Refuse a call that has not started."""
+        self._error = self._error or error
+
     async def start(self) -> None:
         """Start the call, unless it was rejected or an earlier process recorded its outcome.
 
@@ -301,6 +336,8 @@ class ToolCallExecution:
             logger.error("failed to record a tool call: tool=%s run=%s error=%s", self._name, self._scope.run_id, kind)
         finally:
             self._done = True
+            if self._scope.client is not None:
+                self._scope.client.mark_reached(self._decision.call.id)
             if self._waiter is not None and not self._waiter.done():
                 self._waiter.set_result(None)
 

@@ -104,6 +104,8 @@ class Tool:
     _is_sendable = True
     _build: Callable[[str], "Tool"] | None = None
     """Returns the tool that a call of a user executes, if it differs between users."""
+    runs_at_client = False
+    """Internal: the caller of the turn runs it, and posts the result."""
     around: Callable[[ToolContext], AbstractAsyncContextManager[None]] | None = None
     """Internal: returns a context manager that each execution of the function runs in."""
 

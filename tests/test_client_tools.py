@@ -1,0 +1,318 @@
+"""Client tools: calls that the caller of a turn runs, from the offer to the posted result, also after a restart."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from atlas_agents import (
+    Agent,
+    Answer,
+    Approvals,
+    Atlas,
+    AtlasStream,
+    BadArguments,
+    BadTool,
+    ClientResult,
+    ClientTool,
+    ClientTools,
+    ClientToolsCalled,
+    Conflict,
+    Message,
+    NotFound,
+    Policy,
+    ProviderError,
+    Question,
+    ToolResult,
+    tool,
+)
+from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
+from checks import TIMEOUT, wait_until
+
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER = ClientTool("weather", "Weather of a city.", CITY)
+CLOCK = ClientTool("clock", "The time.")
+ASKED = calls("weather", city="Oslo")
+BOTH = ASKED + calls("clock")
+
+
+async def open_store() -> MemoryStore:
+    store = MemoryStore()
+    await store.open()
+    return store
+
+
+async def pending(stream: AtlasStream, count: int = 1) -> list[Question]:
+    """Wait until a turn has announced calls for the n-th time, and return these calls."""
+    async with asyncio.timeout(TIMEOUT):
+        async for event in stream:
+            if isinstance(event, ClientToolsCalled):
+                count -= 1
+                if not count:
+                    return list(event.calls)
+    raise AssertionError(f"no call was announced: {await stream.reply()}")
+
+
+def results(model: Scripted) -> list[ToolResult]:
+    return [part for message in model.requests[-1].messages for part in message.parts if isinstance(part, ToolResult)]
+
+
+async def reply(stream: AtlasStream) -> Message:
+    async with asyncio.timeout(TIMEOUT):
+        return await stream.reply()
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_turn_waits_for_the_result_of_the_client(stored: bool) -> None:
+    model = Scripted(ASKED, says("Rain."))
+    async with in_memory_atlas(model, store=await open_store() if stored else None) as atlas:
+        stream = atlas.send("weather?", session="s", user="ana", client_tools=[WEATHER])
+        (call,) = await pending(stream)
+        assert (call.tool, call.arguments, call.kind) == ("weather", {"city": "Oslo"}, "client_tool")
+        assert call.id.startswith("call_") and await atlas.pending() == []
+        assert [each.id for each in await atlas.pending_client_calls("s")] == [call.id]
+        assert [spec.name for spec in model.requests[0].tools] == ["weather"]
+        (posted,) = await atlas.post_results([ClientResult(call.id, {"sky": "rain"})], user="ana")
+        assert posted.run_id == stream.stream_id
+        assert (await reply(stream)).text == "Rain."
+    (result,) = results(model)
+    assert (result.status, result.result, result.untrusted) == ("ok", {"sky": "rain"}, "client: client/weather")
+    assert await atlas.pending_client_calls("s") == []
+    (row,) = list(await atlas.audit.records("default"))
+    assert (row.entry.entity_id, row.entry.meta["user"], row.entry.meta["status"]) == ("client/weather", "ana", "ok")
+
+
+async def test_result_counts_once() -> None:
+    model = Scripted(ASKED, says("Rain."))
+    async with in_memory_atlas(model, store=await open_store()) as atlas:
+        stream = atlas.send("weather?", session="s", user="ana", client_tools=[WEATHER])
+        (call,) = await pending(stream)
+        for id, user in ((call.id, "bea"), ("call_0", "ana"), (call.id, "")):
+            with pytest.raises(NotFound, match=f"not found: tool call '{id}' that waits"):
+                await atlas.post_results([ClientResult(id, "rain")], user=user)
+        with pytest.raises(NotFound):
+            await atlas.answer(call.id, "once")
+        await atlas.post_results([ClientResult(call.id, "rain")], user="ana")
+        for _ in range(2):  # while the turn runs, and after it
+            await atlas.post_results([ClientResult(call.id, "rain")], user="ana")
+            with pytest.raises(Conflict, match="already answered with another result"):
+                await atlas.post_results([ClientResult(call.id, "sun")], user="ana")
+            await reply(stream)
+    assert [result.result for result in results(model)] == ["rain"]
+    assert len(model.requests) == 2
+
+
+async def test_own_tools_run_before_the_calls_are_announced() -> None:
+    ran: list[str] = []
+
+    @tool
+    async def look(what: str) -> str:
+        """Look at something."""
+        ran.append(what)
+        return what
+
+    model = Scripted(BOTH + calls("look", what="map"), says("Done."))
+    async with in_memory_atlas(model, [look], store=await open_store()) as atlas:
+        stream = atlas.send("go", session="s", client_tools=[WEATHER, CLOCK])
+        first, second = await pending(stream)
+        assert ran == ["map"] and [first.tool, second.tool] == ["weather", "clock"]
+        await atlas.post_results([ClientResult(second.id, "noon")])
+        assert [each.id for each in await atlas.pending_client_calls("s")] == [first.id]
+        await atlas.post_results([ClientResult(first.id, "no network", error=True)])
+        assert (await reply(stream)).text == "Done."
+    found = [(result.status, result.result) for result in results(model)]
+    assert found == [("error", "no network"), ("ok", "noon"), ("ok", "map")]
+    assert ran == ["map"]
+
+
+async def test_one_call_at_a_time() -> None:
+    model = Scripted(BOTH, says("Done."))
+    async with in_memory_atlas(model, store=await open_store()) as atlas:
+        offer = ClientTools((WEATHER, CLOCK), parallel=False)
+        stream = atlas.send("go", session="s", client_tools=offer)
+        (call,) = await pending(stream)
+        await atlas.post_results([ClientResult(call.id, "rain")])
+        await reply(stream)
+    assert [result.status for result in results(model)] == ["ok", "error"]
+
+
+async def test_waiting_turn_survives_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "atlas.db"
+    first = SqliteStore(path)
+    await first.open()
+    atlas = in_memory_atlas(Scripted(BOTH), store=first)
+    before = await pending(atlas.send("go", session="s", user="ana", client_tools=[WEATHER, CLOCK]))
+    await atlas.post_results([ClientResult(before[0].id, "rain")], user="ana")
+    await atlas.close()
+    await atlas.post_results([ClientResult(before[1].id, "noon")], user="ana")  # no process waits for it
+    await first.close()
+
+    second = SqliteStore(path)
+    await second.open()
+    model = Scripted(says("Done."))
+    async with in_memory_atlas(model, store=second) as atlas:
+        (stream,) = await atlas.recover()
+        assert (await reply(stream)).text == "Done."
+        assert [result.result for result in results(model)] == ["rain", "noon"]
+        assert len(list(await atlas.audit.records("default"))) == 2
+    await second.close()
+
+
+async def test_call_keeps_its_id_and_deadline_across_a_restart() -> None:
+    store, clock = await open_store(), VirtualClock()
+    atlas = in_memory_atlas(Scripted(ASKED), store=store, clock=clock)
+    (before,) = await pending(atlas.send("go", session="s", client_tools=ClientTools((WEATHER,), deadline=60)))
+    await atlas.close()
+    model = Scripted(says("Too late."))
+    async with in_memory_atlas(model, store=store, clock=clock, policy=Policy()) as atlas:
+        (stream,) = await atlas.recover()
+        assert [each.id for each in await pending(stream)] == [before.id]
+        await clock.advance(61)
+        assert (await reply(stream)).text == "Too late."
+        with pytest.raises(Conflict, match="takes no result any more: the client posted none in time"):
+            await atlas.post_results([ClientResult(before.id, "rain")])
+    assert [(each.status, each.result) for each in results(model)] == [
+        ("error", "the call of weather has no result: the client posted none in time")
+    ]
+
+
+async def test_turn_can_end_without_the_result() -> None:
+    clock, model = VirtualClock(), Scripted(ASKED, says("Hello."))
+    async with in_memory_atlas(model, store=await open_store(), clock=clock) as atlas:
+        stream = atlas.send("go", session="s", client_tools=ClientTools((WEATHER,), deadline=60, unanswered="end"))
+        await pending(stream)
+        await clock.advance(61)
+        assert (await reply(stream)).tool_calls
+        assert (await atlas.ask("hi", session="s")).text == "Hello."
+    assert len(model.requests) == 2
+
+
+@pytest.mark.parametrize("stored", [True, False])
+async def test_new_message_ends_the_wait(stored: bool) -> None:
+    model = Scripted(ASKED, says("Never mind."), says("Hello."))
+    async with in_memory_atlas(model, store=await open_store() if stored else None) as atlas:
+        stream = atlas.send("go", session="s", client_tools=[WEATHER])
+        (call,) = await pending(stream)
+        assert (await atlas.ask("hi", session="s")).text == "Hello."
+        assert (await reply(stream)).text == "Never mind."
+        with pytest.raises(Conflict if stored else NotFound):
+            await atlas.post_results([ClientResult(call.id, "rain")])
+    assert [result.result for result in results(model)] == [
+        "the call of weather was cancelled: a new message was sent before the result was posted"
+    ]
+
+
+async def test_steering_message_enters_the_waiting_turn() -> None:
+    model = Scripted(ASKED, says("Hello."))
+    async with in_memory_atlas(model, store=await open_store()) as atlas:
+        stream = atlas.send("go", session="s", client_tools=[WEATHER])
+        await pending(stream)
+        assert (await atlas.ask("hi", session="s", when_busy="steer")).text == "Hello."
+    assert len(model.requests) == 2
+
+
+async def test_offer_that_is_posted_with_a_result_replaces_the_tools() -> None:
+    store = await open_store()
+    atlas = in_memory_atlas(Scripted(ASKED), store=store)
+    forced = ClientTools((WEATHER,), tool_choice="weather")
+    (call,) = await pending(atlas.send("go", session="s", client_tools=forced))
+    await atlas.close()
+    await atlas.post_results([ClientResult(call.id, "rain")], offer=ClientTools((CLOCK,), tool_choice="required"))
+    model = Scripted(calls("clock"), says("Done."))
+    async with in_memory_atlas(model, store=store) as atlas:
+        (stream,) = await atlas.recover()
+        (call,) = await pending(stream)
+        assert call.tool == "clock"
+        await atlas.post_results([ClientResult(call.id, "noon")])
+        await reply(stream)
+    shown = [([spec.name for spec in request.tools], request.tool_choice) for request in model.requests]
+    assert shown == [(["clock"], "required"), (["clock"], "auto")]
+
+
+async def test_forced_call_is_demanded_after_own_tools() -> None:
+    @tool
+    async def look() -> str:
+        """Look."""
+        return "seen"
+
+    model = Scripted(calls("look"), says("It rains."), calls("weather", city=7), ASKED, says("Done."))
+    async with in_memory_atlas(model, [look], store=await open_store()) as atlas:
+        stream = atlas.send("go", session="s", client_tools=ClientTools((WEATHER,), tool_choice="required"))
+        (call,) = await pending(stream)
+        assert [request.tool_choice for request in model.requests] == ["required"] * 4
+        await atlas.post_results([ClientResult(call.id, "rain")])
+        assert (await reply(stream)).text == "Done."
+    assert stream.text == "Done."
+
+
+async def test_model_that_refuses_a_forced_call_fails_the_turn() -> None:
+    async with in_memory_atlas(Scripted(*[says("No.")] * 3)) as atlas:
+        stream = atlas.send("go", client_tools=ClientTools((WEATHER, CLOCK), tool_choice="required"))
+        with pytest.raises(ProviderError, match="requires a call of one of weather, clock"):
+            await reply(stream)
+
+
+async def test_policy_decides_about_client_tools() -> None:
+    policy = Policy(tools={"client/*": {"*": "yes"}, "client/clock": {"*": "no"}, "client/weather": {"*": "ask"}})
+    model = Scripted(ASKED, says("Rain."))
+    async with in_memory_atlas(model, store=await open_store(), policy=policy, approve=Approvals(wait=True)) as atlas:
+        stream = atlas.send("go", session="s", client_tools=[WEATHER, CLOCK])
+        (question,) = await wait_until(atlas.pending)
+        assert (question.tool, question.kind) == ("client/weather", "approval")
+        await atlas.answer(question.id, Answer("once", by="ben"))
+        (call,) = await pending(stream)
+        await atlas.post_results([ClientResult(call.id, "rain")])
+        await reply(stream)
+        assert [spec.name for spec in model.requests[0].tools] == ["weather"]
+
+
+def bad_offers() -> list[Any]:
+    deep: dict[str, Any] = {"$ref": "https://example.org/schema.json"}
+    return [
+        (ClientTools((ClientTool("Lo\u212aup"),)), "invalid name"),
+        (ClientTools((ClientTool("LOOK"),)), "client tool 'LOOK' has the name of the tool 'look'"),
+        (ClientTools((ClientTool("shop__buy"),)), "has the name of the tool 'shop__buy'"),
+        (ClientTools((ClientTool("Hand_Off"),)), "has the name of the tool 'hand_off'"),
+        (ClientTools((ClientTool("x"), ClientTool("X"))), "duplicate client tool 'X'"),
+        (ClientTools(tuple(ClientTool(f"t{n}") for n in range(129))), "129 client tools were given"),
+        (ClientTools((ClientTool("x", "y" * 70_000),)), "maximum is 65,536"),
+        (ClientTools((ClientTool("x", parameters={"properties": {"a": deep}}),)), "only references inside"),
+        (ClientTools((ClientTool("x", parameters={"type": "string"}),)), "JSON schema of an object"),
+        (ClientTools((ClientTool("x"),), tool_choice="look"), "invalid tool_choice 'look'"),
+        (ClientTools((ClientTool("x"),), allowed=("y",)), "'y': it is not among the tools"),
+        (ClientTools((), tool_choice="required"), "needs at least one"),
+        (ClientTools((ClientTool("x"),), deadline=8 * 86_400), "invalid deadline"),
+    ]
+
+
+@pytest.mark.parametrize(("offer", "problem"), bad_offers())
+async def test_offer_that_is_refused(offer: ClientTools, problem: str) -> None:
+    @tool
+    async def look() -> str:
+        """Look."""
+        return "seen"
+
+    @tool(name="shop/buy")
+    async def buy() -> str:
+        """Buy."""
+        return "bought"
+
+    agents = [Agent("a", providers=[Scripted(says("hi"))]), Agent("b", providers=[Scripted()], tools=[look, buy])]
+    async with Atlas(agents) as atlas:
+        with pytest.raises(BadTool, match=problem):
+            atlas.send("go", client_tools=offer)
+
+
+async def test_result_that_is_refused() -> None:
+    async with in_memory_atlas(Scripted(ASKED, says("Rain.")), store=await open_store()) as atlas:
+        stream = atlas.send("go", session="s", client_tools=[WEATHER])
+        (call,) = await pending(stream)
+        with pytest.raises(BadArguments, match="maximum is 1,048,576"):
+            await atlas.post_results([ClientResult(call.id, "x" * 1_048_577)])
+        with pytest.raises(BadArguments, match="not plain JSON"):
+            await atlas.post_results([ClientResult(call.id, object())])
+        await atlas.post_results([ClientResult(call.id, "rain")])
+        await reply(stream)
