@@ -329,8 +329,8 @@ _HOMES = {
     ),
     "core.events": (
         "ApprovalAnswered ApprovalAsked ClientToolsCalled ErrorRaised Event EventName HandedOff MessageReceived "
-        "MessageSent MessageSteered MessageStored PlanStep PlanUpdated SessionCompacted StreamChunk StreamEnd StreamReset "
-        "StreamStart StreamThinking ToolAnswered ToolCalled ToolProgress Usage"
+        "MessageSent MessageSteered MessageStored PlanStep PlanUpdated SessionCompacted StreamChunk StreamEnd "
+        "StreamReset StreamStart StreamThinking ToolAnswered ToolCalled ToolProgress Usage"
     ),
     "core.messages": (
         "Conversation File Image Message MessageLike Opaque Part Text Thinking ToolCall ToolResult ToolSpec assistant "

@@ -240,13 +240,26 @@ async def test_body_fields_become_model_settings(tmp_path: Path) -> None:
 
 
 TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
+CALLED: Any = {"role": "assistant", "tool_calls": [{"id": "c1", "function": {"name": "f", "arguments": "{}"}}]}
+ANSWERED: Any = {"role": "tool", "tool_call_id": "c1", "content": "1"}
+HELLO: Any = {"role": "user", "content": "Hi"}
 
 
 @pytest.mark.parametrize(
     ("wrong", "param"),
     [
         ({"n": 2}, "n"),
-        ({"tools": [TOOL]}, "tools"),
+        ({"tools": [TOOL, TOOL]}, "tools"),
+        ({"tools": [{"type": "function", "function": {"name": "UPPER"}}]}, "tools"),
+        ({"tools": [{"type": "custom", "custom": {"name": "f"}}]}, "tools[0].type"),
+        ({"tools": [{"type": "function", "function": {"name": 7}}]}, "tools[0].function.name"),
+        ({"tools": [TOOL], "tool_choice": "always"}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "upper"}}}, "tool_choice"),
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"messages": [HELLO, ANSWERED]}, "messages.[1].role"),
+        ({"messages": [HELLO, CALLED, HELLO]}, "messages.[2].role"),
+        ({"messages": [HELLO, CALLED, ANSWERED, ANSWERED]}, "messages.[3].role"),
+        ({"messages": [HELLO, CALLED, ANSWERED]}, "messages.[2].tool_call_id"),
         ({"functions": [{"name": "f"}]}, "functions"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "assistant", "content": "Hi"}]}, "messages"),
@@ -265,7 +278,8 @@ TOOL: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
     ],
 )
 async def test_unsupported_request_gets_an_openai_error(wrong: dict[str, Any], param: str, tmp_path: Path) -> None:
-    async with serve_openai(tmp_path, stored_atlas(Scripted())) as (_, client):
+    own = Tool("upper", upper, in_process=True)
+    async with serve_openai(tmp_path, stored_atlas(Scripted(), (own,))) as (_, client):
         with pytest.raises(openai.BadRequestError) as refused:
             body = {"model": MODEL, "messages": user_messages("Hi"), **wrong}
             await client.post("/chat/completions", cast_to=object, body=body)

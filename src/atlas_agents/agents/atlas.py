@@ -491,6 +491,17 @@ class Atlas:
             self.check_client_tools(offer)
         return await self._runtime.post_results(results, user, offer)
 
+    async def find_client_calls(self, ids: Sequence[str], *, user: str = "") -> list[Question]:
+        """Return stored tool calls of the client by their ids, whether or not they have a result.
+
+        Raises NotFound if one is unknown or belongs to another user.
+        """
+        return await self._runtime.find_client_calls(ids, user)
+
+    async def cancel_client_calls(self, session: str) -> None:
+        """End the wait of a session's turn for results of its client, as a new message does."""
+        await self._runtime.cancel_client_calls(session)
+
     async def pending_client_calls(self, session: str) -> list[Question]:
         """Return the tool calls of a session that wait for results of its client, oldest first."""
         return await self._runtime.pending_client_calls(session)

@@ -7,7 +7,7 @@ import msgspec
 from atlas_agents.agents.context import DynamicText
 from atlas_agents.core.budgets import Budget
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.messages import ToolCall
+from atlas_agents.core.messages import Message, ToolCall
 from atlas_agents.core.store import NO_CHAIN, Chain
 from atlas_agents.providers.failover import RetryPolicy
 from atlas_agents.providers.registry import Model
@@ -142,6 +142,8 @@ class TurnOptions(msgspec.Struct, frozen=True):
     """Tools that the caller of the turn runs."""
     has_deps: bool | msgspec.UnsetType = msgspec.UNSET
     """Whether the stored turn was sent with `deps`."""
+    history: tuple[Message, ...] = ()
+    """Messages that precede that of the user; they are stored with it as the first ones of the turn."""
     when_busy: WhenBusy = "queue"
     idempotency_key: str = ""
     """A message with a key that the session has seen before is not accepted again."""

@@ -214,7 +214,7 @@ def _read_metadata(metadata: Mapping[str, Any] | None) -> dict[str, Any] | msgsp
     return values
 
 
-_ACCEPTANCE_ONLY = ("when_busy", "idempotency_key", "deps")
+_ACCEPTANCE_ONLY = ("when_busy", "idempotency_key", "deps", "history")
 _STORED_OPTIONS = tuple(
     (field.name, field.encode_name)
     for field in msgspec.structs.fields(TurnOptions)
@@ -549,7 +549,8 @@ class Run:
 
     async def accept(self, message: Message) -> list[Message]:
         """Accept the user's message, as changed by interceptors. With a journal it is durable when this returns."""
-        messages = await self.interceptors.outgoing(message, self.scope.actor, self.context)
+        sent = await self.interceptors.outgoing(message, self.scope.actor, self.context)
+        messages = [*self.options.history, *sent]
         busy, journal, when_busy = self.lock.busy, self.journal, self.options.when_busy
         if busy and when_busy == "reject":
             raise SessionBusy("a turn of this session is running; wait for it, or send with when_busy='queue'")
@@ -813,13 +814,13 @@ class Run:
         self.messages.append(message)
         self.conversation.messages.append(message)
         self.added.append(message)
+        self._call_ids.update([call.id for call in message.tool_calls])  # also those of a replayed reply
         return message
 
     def add(self, message: Message) -> Message:
         """Append a message to the conversation and to the journal."""
         if self.journal is not None:
             self.journal.add(message)
-            self._call_ids.update([call.id for call in message.tool_calls])  # also those of a replayed reply
         return self.append(message)
 
     def add_own(self, message: Message) -> Message:

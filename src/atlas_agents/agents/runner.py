@@ -47,6 +47,7 @@ ResumeRun: TypeAlias = Callable[[RunRow], Awaitable[AtlasStream | None]]
 FollowResumed: TypeAlias = Callable[[RunRow], Awaitable[Callable[[AtlasStream], object]]]
 """Called with a run that is about to be resumed; returns what to call with its stream before its first event."""
 _RESUME_DELAYS = (1.0, 2.0, 5.0, 10.0)
+_DRAIN_CHECK = 0.2
 
 
 class AgentRegistry:
@@ -397,14 +398,20 @@ class TurnRunner:
 
     async def stop(self, grace: float) -> None:
         """Wait up to `grace` seconds for running turns, then stop the others, which resume in another process."""
-        if grace:
-            await self._tasks.wait(grace)
+        end = asyncio.get_running_loop().time() + grace
+        while (left := end - asyncio.get_running_loop().time()) > 0 and self._has_active_turns():
+            await self._tasks.wait(min(left, _DRAIN_CHECK))
         self._stopping = True
         await self._unrecorded.close()
         for run in self._runs:
             if run.journal is not None:
                 run.journal.detach()
         await self._tasks.close()
+
+    def _has_active_turns(self) -> bool:
+        """Return whether a turn runs here that does not just wait for its client, which may take days."""
+        waiting = {each.run_id for each in self._runtime.governance.approvals.waiting if each.kind == "client_tool"}
+        return len(self._tasks) > len(waiting.intersection(self._live))
 
     def _is_remote(self, run: Run) -> bool:
         """Return whether the turn is only accepted here and then left to any process."""

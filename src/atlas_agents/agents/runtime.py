@@ -55,6 +55,7 @@ from atlas_agents.tools.client_tools import (
     cancel_calls_in_memory,
     cancel_stored_calls,
     encode_client_answer,
+    find_client_calls,
     post_client_results,
     stored_client_calls,
     unknown_call,
@@ -410,6 +411,12 @@ class AgentRuntime:
         for id, answer in posted.items():
             approvals.deliver(id, answer)
         return [waiting[id] for id in posted]
+
+    async def find_client_calls(self, ids: Sequence[str], user: str) -> list[Question]:
+        """Return stored calls of client tools by their ids; raises NotFound if one is unknown or of another user."""
+        if self.store is None:
+            raise unknown_call(ids[0])
+        return await find_client_calls(self.store, self.tenant, ids, user)
 
     async def cancel_client_calls(self, session: str) -> None:
         """End the wait of a session's turn for results of its client, because a new message was sent."""

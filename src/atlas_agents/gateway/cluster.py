@@ -107,6 +107,8 @@ class EventDecoder:
                 return [core.ApprovalAsked(id, _question(event, self._session))]
             case wire.ApprovalResolved(id, approval_id, decision, by):
                 return [core.ApprovalAnswered(id, approval_id, ANSWERS[decision], by)]
+            case wire.ToolsPending(id, pending):
+                return [core.ClientToolsCalled(id, tuple([_client_call(id, self._session, call) for call in pending]))]
             case _:
                 return []
 
@@ -175,6 +177,26 @@ def _question(event: wire.ApprovalRequested, session: str) -> Question:
         facts=_facts(event),
         rule=event.rule,
         form=msgspec.convert(event.form, Form, from_attributes=True) if event.form is not None else None,
+    )
+
+
+def _client_call(run_id: str, session: str, call: wire.ClientCallShape) -> Question:
+    return Question(
+        title=f"Run {call.name} in the client",
+        message="",
+        tool=call.name,
+        arguments=call.arguments,
+        binding="",
+        call_id=call.tool_call_id,
+        run_id=run_id,
+        agent_id="",
+        session=session,
+        asked_by="",
+        expires_at=call.expires_at / 1000,
+        working_directory="",
+        options=(),
+        id=call.id,
+        kind="client_tool",
     )
 
 

@@ -67,6 +67,7 @@ class Translator:
                 | core.ToolAnswered()
                 | core.ApprovalAsked()
                 | core.ApprovalAnswered()
+                | core.ClientToolsCalled()
             ):
                 return self._convert_tool_event(event)
             case _:
@@ -84,6 +85,8 @@ class Translator:
                 return approval_event(question)
             case core.ApprovalAnswered(id, approval_id, decision, by):
                 return wire.ApprovalResolved(id, approval_id, DECISIONS[decision], by)
+            case core.ClientToolsCalled(id, calls):
+                return wire.ToolsPending(id, tuple(map(_client_call, calls)))
             case _:
                 return None
 
@@ -100,6 +103,10 @@ class Translator:
                 return wire.ChatError(id, self._hide(message), kind)
             case _:
                 return None
+
+
+def _client_call(call: Question) -> wire.ClientCallShape:
+    return wire.ClientCallShape(call.id, call.call_id, call.tool, call.arguments, int(call.expires_at * 1000))
 
 
 def usage_shape(usage: core.Usage) -> types.UsageShape:

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any, Literal, TypeAlias, TypeVar, cast, get_args
 
@@ -18,7 +18,7 @@ from atlas_agents.agents.options import WhenBusy
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.events import StreamChunk, ToolCalled
+from atlas_agents.core.events import ClientToolsCalled, Event, StreamChunk, ToolCalled
 from atlas_agents.core.messages import Message
 from atlas_agents.gateway.asgi import ApiRoute, JsonResponse, Operation, get_grant
 from atlas_agents.gateway.auth import Grant
@@ -231,12 +231,15 @@ def waits_for_approvals(request: Request) -> bool:
     return _one_of(request, "x-atlas-approvals", ("refuse", "wait")) == "wait"
 
 
-async def wait_for_output(stream: AtlasStream, hub: Hub) -> None:
-    """Wait until a turn produces output, for a limited time; raise if it fails first."""
+async def wait_for_output(events: AsyncIterable[Event], stream: AtlasStream, hub: Hub) -> None:
+    """Wait until a turn produces output, for a limited time; raise if it fails first.
+
+    `events` are those of the turn that belong to the answer.
+    """
     try:
         async with asyncio.timeout(FIRST_OUTPUT_TIMEOUT):
-            async for event in stream:
-                if isinstance(event, StreamChunk | ToolCalled):
+            async for event in events:
+                if isinstance(event, StreamChunk | ToolCalled | ClientToolsCalled):
                     return
             await wait_for_reply(stream, hub)
     except TimeoutError:

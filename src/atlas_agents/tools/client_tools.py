@@ -379,6 +379,12 @@ async def _check_open(
         raise Conflict(f"tool call {row.id!r} has expired: its result was not posted in time")
 
 
+async def find_client_calls(store: Store, tenant: str, ids: Iterable[str], user: str) -> list[Question]:
+    """Return calls by their ids, whether or not they have a result; raises NotFound as `post_client_results` does."""
+    found = await _read_rows(store, tenant, {id: Answer("once", by=user) for id in ids})
+    return [_questions.decode(row.question) for row in found]
+
+
 async def stored_client_calls(store: Store, tenant: str, session: str) -> list[Question]:
     """Return the calls of a session's turns that wait for results of the client, oldest first."""
     rows = [row for row in await store.pending_approvals(tenant) if row.session == session and row.binding == _BINDING]

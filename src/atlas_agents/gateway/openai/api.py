@@ -3,7 +3,7 @@
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import ExitStack, aclosing
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 from starlette.requests import Request
@@ -15,9 +15,22 @@ from atlas_agents.agents.options import TurnOptions
 from atlas_agents.agents.output import Output
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core import install_command
-from atlas_agents.core.events import Event, StreamChunk, StreamEnd, StreamReset, ToolCalled, Usage
+from atlas_agents.core.approvals import Question
+from atlas_agents.core.errors import BadArguments, BadTool, Conflict, NotFound
+from atlas_agents.core.events import (
+    ClientToolsCalled,
+    Event,
+    MessageStored,
+    StreamChunk,
+    StreamEnd,
+    StreamReset,
+    ToolAnswered,
+    ToolCalled,
+    Usage,
+)
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Conversation, Message, new_id, text_tokens
+from atlas_agents.core.store import OPEN, Store
 from atlas_agents.gateway import http_api
 from atlas_agents.gateway.asgi import ApiRoute, JsonResponse, Operation
 from atlas_agents.gateway.auth import Grant
@@ -26,6 +39,7 @@ from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.openai import schema
 from atlas_agents.gateway.openai.responses import ResponsesEndpoint
 from atlas_agents.knowledge.embedding import Embedder
+from atlas_agents.tools.client_tools import ClientTools, client_call_id
 
 _SEPARATOR = "\n\n"
 _FINISH_REASONS: dict[object, schema.FinishReason] = {"length": "length", "refusal": "content_filter"}
@@ -34,6 +48,8 @@ _WITHDRAWN = "the model restarted its answer after part of it was sent; retry th
 _PREFIX = "atlas/"
 _EMBEDDINGS = "atlas/embeddings"
 _NO_EMBEDDER = f"no embedding model is configured: set `embeddings` to a model, or run: {install_command('local')}"
+_COMPLETIONS = "completions/"
+"""Sessions of conversations without a session whose client has tools."""
 
 
 class TextCollector:
@@ -41,6 +57,8 @@ class TextCollector:
 
     def __init__(self) -> None:
         self.usage = Usage()
+        self.reply_usage = Usage()
+        """What the replies used whose events were added."""
         self.withdrawn = False
         self._messages: list[str] = []
         self._chunks: list[str] = []
@@ -58,6 +76,8 @@ class TextCollector:
             case ToolCalled() if self._chunks:
                 self._messages.append("".join(self._chunks))
                 self._chunks.clear()
+            case MessageStored(_, message) if message.role == "assistant":
+                self.reply_usage += Usage.from_metadata(message.metadata)
             case StreamEnd(_, usage):
                 self.usage = usage
             case _:
@@ -88,14 +108,24 @@ def usage_shape(usage: Usage) -> schema.OpenAIUsage:
     return schema.OpenAIUsage(usage.input_tokens, usage.output_tokens, total, read, written)
 
 
-async def start(
-    hub: Hub, grant: Grant, request: Request, body: schema.CompletionRequest, agent: Agent
-) -> tuple[AtlasStream, bool]:
-    """Start the turn; return its stream and whether it is stored.
+class StartedTurn(NamedTuple):
+    """A turn that answers a request. `results` are the calls whose results resumed it."""
+
+    stream: AtlasStream
+    cancels: bool
+    """Whether it is cancelled if the client disconnects."""
+    results: Sequence[Question] = ()
+
+
+async def start(hub: Hub, grant: Grant, request: Request, body: schema.CompletionRequest, agent: Agent) -> StartedTurn:
+    """Start the turn of a request, or resume the one that waits for its tool results.
 
     With a session, the last message is sent to it and the turn is stored. Without one, the request contains the whole
-    conversation and nothing is stored.
+    conversation. It is stored only if the client has tools, in an archived session of its own: the turn may wait.
     """
+    offer = read_offer(hub, body)
+    if body.messages[-1].role == "tool":
+        return await resume_with_results(hub, grant, body, offer)
     session = http_api.short_header(request, "x-atlas-session") or body.user or ""
     asks = http_api.waits_for_approvals(request)
     if asks and not session:
@@ -104,55 +134,195 @@ async def start(
         )
     if problem := grant.check_service_tier(body.service_tier):
         raise bad_request(problem, "service_tier")
-    options = TurnOptions(output=schema.output_of(body), asks=asks, requested=schema.settings_of(body))
-    user = grant.principal.id
+    options = TurnOptions(
+        output=schema.output_of(body),
+        asks=asks,
+        requested=schema.settings_of(body),
+        client_tools=offer or msgspec.UNSET,
+    )
     if session:
-        _, stream = await hub.submit_turn(
-            agent,
-            schema.to_prompt(body.messages),
-            session=grant.prefix + session,
-            user=user,
-            options=msgspec.structs.replace(
-                options,
-                when_busy=http_api.when_busy(request),
-                idempotency_key=http_api.short_header(request, "idempotency-key"),
-            ),
+        options = msgspec.structs.replace(
+            options,
+            when_busy=http_api.when_busy(request),
+            idempotency_key=http_api.short_header(request, "idempotency-key"),
         )
-        return stream, True
+        prompt = schema.to_prompt(body.messages)
+        _, stream = await hub.submit_turn(
+            agent, prompt, session=grant.prefix + session, user=grant.principal.id, options=options
+        )
+        return StartedTurn(stream, cancels=False)
+    return StartedTurn(await _start_without_session(hub, grant, body, agent, options), cancels=True)
+
+
+async def _start_without_session(
+    hub: Hub, grant: Grant, body: schema.CompletionRequest, agent: Agent, options: TurnOptions
+) -> AtlasStream:
     hub.check_accepting()
     *past, _ = schema.to_messages(body.messages)
-    transient = Conversation(past, id=grant.prefix + new_id())
-    last = schema.to_prompt(body.messages)
-    return hub.atlas.start_turn(last, options, session=transient, agent_id=agent.id, user=user), False
+    last, user = schema.to_prompt(body.messages), grant.principal.id
+    await _release_superseded(hub, grant, body)
+    if options.client_tools is msgspec.UNSET:
+        transient = Conversation(past, id=grant.prefix + new_id())
+        return hub.atlas.start_turn(last, options, session=transient, agent_id=agent.id, user=user)
+    session = f"{grant.prefix}{_COMPLETIONS}{new_id()}"
+    await hub.quotas.check(session, sessions=1, archived=True)
+    await hub.atlas.sessions.put(session, label=agent.name or agent.id, archived=True)
+    options = msgspec.structs.replace(options, history=tuple(past))
+    _, stream = await hub.submit_turn(agent, last, session=session, user=user, options=options)
+    return stream
+
+
+async def _release_superseded(hub: Hub, grant: Grant, body: schema.CompletionRequest) -> None:
+    """End the turn that waits for the last calls in a conversation without a session: it went on without the turn."""
+    for id in schema.last_call_ids(body.messages):
+        try:
+            (call,) = await hub.atlas.find_client_calls([id], user=grant.principal.id)
+        except NotFound:
+            return
+        if call.session.startswith(grant.prefix + _COMPLETIONS):
+            await hub.atlas.cancel_client_calls(call.session)
+            return
+
+
+def read_offer(hub: Hub, body: schema.CompletionRequest) -> ClientTools | None:
+    """Return the tools that the client runs; raises a 400 for ones that it cannot offer."""
+    offer = schema.client_tools_of(body)
+    try:
+        if offer is not None:
+            hub.atlas.check_client_tools(offer)
+    except BadTool as error:
+        raise bad_request(str(error), "tools") from error
+    return offer
+
+
+async def resume_with_results(
+    hub: Hub, grant: Grant, body: schema.CompletionRequest, offer: ClientTools | None
+) -> StartedTurn:
+    """Post the tool results at the end of the messages and follow the turn that waited for them."""
+    results, user = schema.trailing_results(body.messages), grant.principal.id
+    params = {result.call_id: f"messages.[{index}].tool_call_id" for index, result in results.items()}
+    calls: list[Question] = []
+    for id, param in params.items():
+        try:
+            calls += await hub.atlas.find_client_calls([id], user=user)
+        except NotFound as error:
+            raise bad_request(str(error), param, "invalid_tool_call_id") from error
+    run_id, session = calls[0].run_id, calls[0].session
+    waiting = [each for each in await hub.atlas.pending_client_calls(session) if each.run_id == run_id]
+    if any(call.run_id != run_id for call in calls):
+        raise bad_request("the tool results belong to calls of different turns", "messages", "invalid_tool_call_id")
+    missing = [each.id for each in waiting if each.id not in params]
+    if missing and len(missing) < len(waiting):  # else the results were posted before, and the turn has gone on
+        raise bad_request(f"no message with the role 'tool' follows these tool calls: {', '.join(missing)}", "messages")
+    try:
+        await hub.atlas.post_results([*results.values()], user=user, offer=offer or ClientTools((), unanswered="end"))
+    except (Conflict, BadArguments) as error:
+        raise bad_request(str(error), next(iter(params.values())), "invalid_tool_call_id") from error
+    return StartedTurn(await _follow_run(hub, calls), cancels=False, results=calls)
+
+
+async def _follow_run(hub: Hub, calls: Sequence[Question]) -> AtlasStream:
+    """Return the stream of a turn; for one that has ended, a stream of what was stored after these calls."""
+    run_id, session = calls[0].run_id, calls[0].session
+    if (stream := await hub.atlas.follow(run_id)) is not None:
+        return stream
+    store, tenant = cast(Store, hub.atlas.store), hub.atlas.tenant
+    row = await store.run(tenant, run_id)
+    if row is None or row.status in OPEN:
+        raise HTTPError(503, "unavailable", "the turn is being resumed: retry the request", retry_after=1.0)
+    if row.status != "done":
+        raise HTTPError(400, row.status, row.error or f"the turn was {row.status}")
+    messages = [each.message for each in await store.messages(tenant, session) if each.run_id == run_id]
+    stream = AtlasStream(run_id)
+    for message in messages:
+        stream.push(MessageStored(run_id, message))
+        if message.role == "assistant" and message.text:
+            stream.push(StreamChunk(run_id, message.text))
+        for call in message.tool_calls:
+            stream.push(ToolCalled(run_id, call.name, call.arguments, call.id))
+        for result in message.tool_results:
+            stream.push(ToolAnswered(run_id, "", {}, result.call_id, result.status, result.error, result.result))
+        if pending := await _stored_calls(store, tenant, run_id, message):
+            stream.push(ClientToolsCalled(run_id, pending))
+    last = next(message for message in reversed(messages) if message.role == "assistant")
+    stream.attach(_return(last))
+    return stream
+
+
+async def _stored_calls(store: Store, tenant: str, run_id: str, message: Message) -> tuple[Question, ...]:
+    """Return the calls of a stored reply that its client ran."""
+    ids = [client_call_id(run_id, call.id) for call in message.tool_calls]
+    rows = [row for id in ids if (row := await store.approval(tenant, id)) is not None]
+    return tuple([msgspec.json.decode(row.question, type=Question) for row in rows])
+
+
+async def _return(message: Message) -> Message:
+    return message
 
 
 class CompletionTurn:
     """The answer of a turn in OpenAI's format."""
 
-    def __init__(self, hub: Hub, stream: AtlasStream, body: schema.CompletionRequest, agent: Agent) -> None:
+    def __init__(self, hub: Hub, started: StartedTurn, body: schema.CompletionRequest, agent: Agent) -> None:
         self._hub = hub
-        self._stream = stream
-        self._id = f"chatcmpl-{stream.stream_id}"
+        self._stream = started.stream
+        self._resumed_by = started.results
+        self._calls: tuple[Question, ...] = ()
+        """The calls that the turn waits for, at the end of the answer."""
+        number = f"-{started.results[-1].id[-8:]}" if started.results else ""
+        self._id = f"chatcmpl-{started.stream.stream_id}{number}"
         self._model = f"atlas/{agent.id}"
         self._created = int(time.time())
         self._output = schema.output_of(body)
+        forced = isinstance(body.tool_choice, schema.ToolChoice) or body.tool_choice == "required"
+        self._streams_text = self._output is None and not forced
+        """Text that may be withdrawn is not streamed."""
         self._includes_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._collector = TextCollector()
 
     async def complete_answer(self) -> schema.Completion:
-        """Return the complete answer."""
-        async for event in self._stream:
+        """Return the complete answer, or the calls that the client has to run."""
+        async for event in self._events():
             self._collector.add(event)
+        if self._calls:
+            called = schema.CompletionMessage(self._collector.text or None, tool_calls=schema.call_shapes(self._calls))
+            return self._completion(schema.CompletionChoice(called, "tool_calls"))
         reply = await self._reply()
         text = self._collector.text or reply.text if self._output is None else self._validated(reply, self._output)
         refusal = find_refusal(reply)
         message = schema.CompletionMessage(text or (None if refusal else ""), refusal=refusal)
-        choice = schema.CompletionChoice(message, finish_reason(reply))
-        return schema.Completion(self._id, self._created, self._model, (choice,), usage_shape(self._collector.usage))
+        return self._completion(schema.CompletionChoice(message, finish_reason(reply)))
+
+    def _completion(self, choice: schema.CompletionChoice) -> schema.Completion:
+        return schema.Completion(self._id, self._created, self._model, (choice,), usage_shape(self._usage))
+
+    @property
+    def _usage(self) -> Usage:
+        """What this answer used: all of the turn, or a part of it if the turn waits or has waited."""
+        return self._collector.reply_usage if self._calls or self._resumed_by else self._collector.usage
+
+    def abandon(self) -> None:
+        """Cancel the turn of a client that has gone, unless the turn waits for it."""
+        if not self._calls:
+            self._stream.cancel()
+
+    async def _events(self) -> AsyncGenerator[Event, None]:
+        """Yield the events of this answer: those after the results that it starts with, until the next calls."""
+        waiting = {call.call_id for call in self._resumed_by}
+        async for event in self._stream:
+            if waiting:
+                if isinstance(event, ToolAnswered):
+                    waiting.discard(event.call_id)
+                continue
+            if isinstance(event, ClientToolsCalled):
+                self._calls = event.calls
+            yield event
+            if self._calls:
+                return
 
     async def wait_for_output(self) -> None:
         """Wait until the turn produces output; raise if it fails first."""
-        await http_api.wait_for_output(self._stream, self._hub)
+        await http_api.wait_for_output(self._events(), self._stream, self._hub)
 
     async def stream_events(self) -> AsyncGenerator[bytes, None]:
         """Yield the answer as server-sent events; a failure is the last event."""
@@ -161,30 +331,41 @@ class CompletionTurn:
             async with aclosing(self._stream_text()) as texts:
                 async for text in texts:
                     yield self._choice_chunk(schema.Delta(content=text))
-            reply = await self._reply()
+            reply = await self._reply() if not self._calls else None
         except Exception as failure:  # noqa: BLE001 - the status line was already sent
             yield http_api.sse_event(to_http_error(failure, self._hub.atlas.hide).body)
             return
-        if refusal := find_refusal(reply):
+        for index, call in enumerate(schema.call_shapes(self._calls)):
+            head = schema.CallDelta(index, schema.FunctionDelta("", call.function.name), call.id, call.type)
+            yield self._choice_chunk(schema.Delta(tool_calls=(head,)))
+            rest = schema.CallDelta(index, schema.FunctionDelta(call.function.arguments))
+            yield self._choice_chunk(schema.Delta(tool_calls=(rest,)))
+        if reply is not None and (refusal := find_refusal(reply)):
             yield self._choice_chunk(schema.Delta(refusal=refusal))
-        yield self._choice_chunk(schema.Delta(), finish_reason(reply))
+        yield self._choice_chunk(schema.Delta(), finish_reason(reply) if reply is not None else "tool_calls")
         if self._includes_usage:
-            yield self._chunk((), usage_shape(self._collector.usage))
+            yield self._chunk((), usage_shape(self._usage))
         yield _DONE
 
     async def _stream_text(self) -> AsyncGenerator[str, None]:
         """Yield the text that can be sent now. Structured output is sent only after it was validated."""
-        async for event in self._stream:
+        async for event in self._events():
             text = self._collector.add(event)
-            if text and self._output is None:
+            if text and self._streams_text:
                 self._check_not_withdrawn()
                 yield text
+        if self._calls:
+            if not self._streams_text and self._collector.text:
+                yield self._collector.text
+            return
         reply = await self._reply()
         if self._output is not None:
             yield self._validated(reply, self._output)
             return
-        self._check_not_withdrawn()
-        if not self._collector.text and reply.text:  # a repeated request whose turn had already ended
+        if self._streams_text:
+            self._check_not_withdrawn()
+        sent = self._streams_text and self._collector.text
+        if not sent and reply.text:  # also for a repeated request whose turn had already ended
             yield reply.text
 
     def _check_not_withdrawn(self) -> None:
@@ -287,10 +468,10 @@ class _Endpoints:
             body = await http_api.read_body(request, schema.CompletionRequest, self._hub.settings.max_frame)
             schema.check_supported(body)
             agent, keeps_running = self._agent(body.model), http_api.on_disconnect(request) == "continue"
-            stream, stored = await start(self._hub, grant, request, body, agent)
-            if not (stored and keeps_running):
-                stack.callback(stream.cancel)
-            turn = CompletionTurn(self._hub, stream, body, agent)
+            started = await start(self._hub, grant, request, body, agent)
+            turn = CompletionTurn(self._hub, started, body, agent)
+            if started.cancels or not keeps_running:
+                stack.callback(turn.abandon)
             if not body.stream:
                 return JsonResponse(await pending.wait_for(turn.complete_answer()))
             await pending.wait_for(turn.wait_for_output())

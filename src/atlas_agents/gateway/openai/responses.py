@@ -474,7 +474,7 @@ class ResponsesEndpoint:
                     await http_api.wait_for_reply(stream, self._hub)  # raises the error, which sets the HTTP status
                 return JsonResponse(response)
             if not body.background:
-                await pending.wait_for(http_api.wait_for_output(stream, self._hub))
+                await pending.wait_for(http_api.wait_for_output(stream, stream, self._hub))
             return http_api.EventStream(pending, turn.stream_events(), self._hub.settings.ping, stack.pop_all().close)
 
     async def retrieve(self, request: Request) -> Any:

@@ -10,8 +10,9 @@ import msgspec
 from msgspec import Meta
 
 from atlas_agents.agents.output import Output
+from atlas_agents.core.approvals import Question
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.json import parse_object
+from atlas_agents.core.json import encode, parse_object
 from atlas_agents.core.messages import (
     UNTRUSTED,
     File,
@@ -30,9 +31,10 @@ from atlas_agents.core.text import clean
 from atlas_agents.gateway.http_errors import bad_request
 from atlas_agents.knowledge.embedding import MAX_CHARACTERS
 from atlas_agents.providers.settings import DEFAULT_SETTINGS, Effort, ModelSettings
+from atlas_agents.tools.client_tools import ClientResult, ClientTool, ClientTools
 
 Tokens: TypeAlias = Annotated[int, Meta(ge=1)]
-FinishReason: TypeAlias = Literal["stop", "length", "content_filter"]
+FinishReason: TypeAlias = Literal["stop", "length", "tool_calls", "content_filter"]
 _INLINE = re.compile(r"data:([\w.+-]+/[\w.+-]+);base64,([A-Za-z0-9+/=\s]*)")
 _ANY_OBJECT: dict[str, Any] = {"type": "object"}
 
@@ -77,6 +79,42 @@ class OpenAIMessage(msgspec.Struct, frozen=True):
     tool_call_id: str = ""
 
 
+class FunctionDefinition(msgspec.Struct, frozen=True):
+    """A function that the client runs; `parameters` is a JSON schema."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolDefinition(msgspec.Struct, frozen=True):
+    type: str = "function"
+    function: FunctionDefinition | None = None
+
+
+class ChosenFunction(msgspec.Struct, frozen=True):
+    name: str = ""
+
+
+class ChosenTool(msgspec.Struct, frozen=True):
+    type: str = "function"
+    function: ChosenFunction = ChosenFunction()
+
+
+class AllowedTools(msgspec.Struct, frozen=True):
+    mode: Literal["auto", "required"] = "auto"
+    tools: tuple[ChosenTool, ...] = ()
+
+
+class ToolChoice(msgspec.Struct, frozen=True):
+    """A choice of one function, or of several that may be called."""
+
+    type: Literal["function", "allowed_tools"]
+    function: ChosenFunction = ChosenFunction()
+    allowed_tools: AllowedTools = AllowedTools()
+
+
 class StreamOptions(msgspec.Struct, frozen=True):
     include_usage: bool | None = None
 
@@ -99,7 +137,8 @@ class CompletionRequest(msgspec.Struct, frozen=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     n: int | None = None
-    tools: list[Any] | None = None
+    tools: list[ToolDefinition] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     functions: list[Any] | None = None
     response_format: ResponseFormat | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -379,12 +418,21 @@ class OpenAIUsage(msgspec.Struct, frozen=True):
     completion_tokens_details: OutputDetails
 
 
+class CallShape(msgspec.Struct, frozen=True):
+    """A call of a function that the client runs."""
+
+    id: str
+    function: Function
+    type: Literal["function"] = "function"
+
+
 class CompletionMessage(msgspec.Struct, frozen=True):
     """The assistant's complete message. `refusal` says that the model refused, and why."""
 
     content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: str | None = None
+    tool_calls: tuple[CallShape, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
@@ -405,12 +453,27 @@ class Completion(msgspec.Struct, frozen=True):
     object: Literal["chat.completion"] = "chat.completion"
 
 
+class FunctionDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    arguments: str
+    name: str = ""
+
+
+class CallDelta(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A part of a call. Only the first one has the id, the type and the name: clients join repeated texts."""
+
+    index: int
+    function: FunctionDelta
+    id: str = ""
+    type: str = ""
+
+
 class Delta(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The next part of the text; the first one has the role, and the last one may have a refusal."""
+    """The next part of the text or of a call; the first one has the role, and the last one may have a refusal."""
 
     role: str = ""
     content: str | None = None
     refusal: str | None = None
+    tool_calls: tuple[CallDelta, ...] = ()
 
 
 class ChunkChoice(msgspec.Struct, frozen=True):
@@ -479,9 +542,89 @@ def check_supported(body: CompletionRequest) -> None:
     """Refuse parameters that are not supported instead of ignoring them."""
     if body.n is not None and body.n != 1:
         raise bad_request("unsupported value of n: expected 1", "n", "unsupported_value")
-    refuse_parameters(tools=body.tools, functions=body.functions)
-    if body.messages[-1].role != "user":
-        raise bad_request("the last message must have the role 'user'", "messages")
+    if body.functions:
+        raise bad_request("functions is not supported: send tools instead", "functions", "unsupported_parameter")
+    if body.messages[-1].role not in ("user", "tool"):
+        raise bad_request("the last message must have the role 'user' or 'tool'", "messages")
+    _check_tool_messages(body.messages)
+
+
+def _check_tool_messages(messages: list[OpenAIMessage]) -> None:
+    """Check that every tool call is followed by its result, and that every result follows its call."""
+    missing: dict[str, None] = {}
+    for index, message in enumerate([*messages, None]):
+        if message is not None and message.role == "tool":
+            if message.tool_call_id not in missing:
+                problem = (
+                    f"messages[{index}] has the role 'tool', but no call {message.tool_call_id[:80]!r} precedes it"
+                )
+                raise bad_request(problem, f"messages.[{index}].role")
+            del missing[message.tool_call_id]
+            continue
+        if missing:
+            problem = f"no message with the role 'tool' follows these tool calls: {', '.join(missing)}"
+            raise bad_request(problem, f"messages.[{index}].role" if message is not None else "messages")
+        missing = {call.id: None for call in message.tool_calls or ()} if message is not None else {}
+
+
+def client_tools_of(body: CompletionRequest) -> ClientTools | None:
+    """Return the tools that the client runs, as it wants them called; None if it has none.
+
+    A call without a result ends the turn: a client that does not send one has no use for an answer.
+    """
+    if not body.tools:
+        if body.tool_choice not in (None, "none"):
+            raise bad_request("tool_choice requires tools", "tool_choice")
+        return None
+    choice, allowed = _read_choice(body.tool_choice, {each.function.name for each in body.tools if each.function})
+    return ClientTools(
+        tuple([_client_tool(each, index) for index, each in enumerate(body.tools)]),
+        tool_choice=choice,
+        allowed=allowed,
+        parallel=body.parallel_tool_calls is not False,
+        unanswered="end",
+    )
+
+
+def _client_tool(given: ToolDefinition, index: int) -> ClientTool:
+    function = given.function
+    if given.type != "function" or function is None:
+        expected = "expected type 'function' with a function"
+        raise bad_request(f"unsupported tool of type {given.type[:80]!r}: {expected}", f"tools[{index}].type")
+    return ClientTool(function.name, function.description or "", function.parameters or {}, bool(function.strict))
+
+
+def _read_choice(given: str | ToolChoice | None, known: set[str]) -> tuple[str, tuple[str, ...] | None]:
+    """Return the tool choice, and the names of the tools that may be called; None for all of them."""
+    if given is None or isinstance(given, str):
+        return given or "auto", None
+    several = given.type == "allowed_tools"
+    names = [each.function.name for each in given.allowed_tools.tools] if several else [given.function.name]
+    if unknown := [name for name in names if name not in known]:
+        raise bad_request(f"tool_choice names {unknown[0][:80]!r}, which is not among the tools", "tool_choice")
+    return (given.allowed_tools.mode, tuple(names)) if several else (names[0], None)
+
+
+def trailing_results(messages: list[OpenAIMessage]) -> dict[int, ClientResult]:
+    """Return the tool results at the end of the messages by their index, with their text as it was sent."""
+    found: dict[int, ClientResult] = {}
+    for index in range(len(messages) - 1, -1, -1):
+        if messages[index].role != "tool":
+            break
+        found[index] = ClientResult(messages[index].tool_call_id, _text(messages[index], f"messages[{index}]"))
+    return dict(sorted(found.items()))
+
+
+def last_call_ids(messages: list[OpenAIMessage]) -> list[str]:
+    """Return the ids of the calls in the last message that has some."""
+    for message in reversed(messages):
+        if message.tool_calls:
+            return [call.id for call in message.tool_calls]
+    return []
+
+
+def call_shapes(calls: Sequence[Question]) -> tuple[CallShape, ...]:
+    return tuple([CallShape(call.id, Function(call.tool, encode(call.arguments).decode())) for call in calls])
 
 
 def texts_of(body: EmbeddingRequest) -> list[str]:
@@ -669,7 +812,7 @@ def to_messages(messages: list[OpenAIMessage], places: list[str] | None = None) 
     for index, message in enumerate(messages):
         place = places[index] if places else f"messages[{index}]"
         if message.role == "tool":
-            text = "".join([part.text for part in _parts(message, place) if isinstance(part, Text)])
+            text = _text(message, place)
             results.append(ToolResult(message.tool_call_id, "ok", text, untrusted="client: tool result"))
             continue
         if results:
@@ -702,6 +845,10 @@ def to_message(message: OpenAIMessage, place: str) -> Message:
             return user_message(*parts)
         case _:
             return system(*parts)
+
+
+def _text(message: OpenAIMessage, place: str) -> str:
+    return "".join([part.text for part in _parts(message, place) if isinstance(part, Text)])
 
 
 def _parts(message: OpenAIMessage, place: str) -> list[Part]:

@@ -127,6 +127,31 @@ class ToolSettled(types.WireStruct, frozen=True):
     """Kind of fault; None if there was none."""
 
 
+class ClientCallShape(types.WireStruct, frozen=True):
+    """A tool call that the client of the turn runs."""
+
+    id: str
+    """Id under which the client posts the result."""
+    tool_call_id: str
+    """Id of the call in the messages of the session."""
+    name: str
+    """Name of the tool."""
+    arguments: dict[str, Any]
+    """Arguments of the call."""
+    expires_at: int
+    """When the call fails without a result, in milliseconds since 1970."""
+
+
+class ToolsPending(types.WireStruct, frozen=True):
+    """The turn waits for tools that its client runs."""
+
+    event: ClassVar[str] = "tool.pending"
+    run_id: str
+    """Id of the turn."""
+    calls: tuple[ClientCallShape, ...]
+    """All calls of the reply that wait."""
+
+
 class ApprovalRequested(types.WireStruct, frozen=True):
     """Approval is requested for exactly these arguments or, with a `form`, input for a running tool."""
 
@@ -208,6 +233,7 @@ RunEvent: TypeAlias = (
     | RunHandoff
     | SessionSummarized
     | ToolSettled
+    | ToolsPending
     | ApprovalRequested
     | ApprovalResolved
     | ChatMessage
