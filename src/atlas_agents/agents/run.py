@@ -5,7 +5,7 @@ import hashlib
 import logging
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, cast
 
@@ -448,7 +448,7 @@ class Run:
         switch_agent: "Callable[[Run, str], None]",
         find_models: Callable[[Any, AgentSettings, Any], Failover],
         ask_beside: "Callable[[Run, Provider, str, str], Awaitable[str]]",
-        cancel_client_calls: Callable[[str], Awaitable[None]],
+        cancel_client_calls: Callable[[str], Coroutine[Any, Any, None]],
         make_deps: DepsFactory | None = None,
         resumed: bool = False,
     ) -> None:
@@ -569,7 +569,7 @@ class Run:
             busy = row.status == "queued"
         self._acknowledge(Accepted(self.id, "queued" if busy else "started"))
         if busy:
-            await self._cancel_client_calls(self.conversation.id)
+            self.scope.governance.spawn(self._cancel_client_calls(self.conversation.id))
         return messages
 
     async def _check_quota(self) -> None:

@@ -1,5 +1,6 @@
 """Agent runtime: the services that all runs of an Atlas share, and how a run is created from them."""
 
+import logging
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
@@ -28,7 +29,7 @@ from atlas_agents.core.budgets import (
     inherit_limits,
     outer_turn,
 )
-from atlas_agents.core.errors import ConfigError, NotFound
+from atlas_agents.core.errors import ConfigError, NotFound, StoreError
 from atlas_agents.core.events import Event, MessageStored
 from atlas_agents.core.messages import Conversation, Message, ToolCall, new_id
 from atlas_agents.core.metadata import Metadata
@@ -72,11 +73,13 @@ from atlas_agents.tools.worker_pool import Workers
 if TYPE_CHECKING:
     from atlas_agents.tools.search import ToolSearch
 
+logger = logging.getLogger(__name__)
 MAX_HANDOFFS = 8
 """After this many hand-offs in one turn, the current agent has to answer."""
 RESERVED_TOOLS = (HAND_OFF, MAKE_PLAN, "search_tools")
 """Names of tools that the runtime adds."""
 _CLOSE_TIMEOUT = 1.0
+_CANCEL_DELAYS = (0.05, 0.1, 0.2, 0.5, 1.0)
 _MAX_ROOTS = 256
 
 
@@ -419,13 +422,24 @@ class AgentRuntime:
         return await find_client_calls(self.store, self.tenant, ids, user)
 
     async def cancel_client_calls(self, session: str) -> None:
-        """End the wait of a session's turn for results of its client, because a new message was sent."""
-        approvals = self.governance.approvals
+        """End the wait of a session's turn for results of its client, because a new message was sent.
+
+        The message is accepted already, so a store that is not available is tried again for a short time.
+        """
+        approvals, sent_at = self.governance.approvals, self.clock.time()
         if self.store is None:
             cancel_calls_in_memory(approvals, session)
             return
-        for id in await cancel_stored_calls(self.store, self.tenant, approvals, session):
-            await self._wake_run(id)
+        for pause in (*_CANCEL_DELAYS, None):
+            try:
+                for id in await cancel_stored_calls(self.store, self.tenant, approvals, session, sent_at):
+                    await self._wake_run(id)
+                return
+            except StoreError as error:
+                if pause is None:
+                    logger.warning("tool calls of a client not cancelled: session=%s error=%s", session, error)
+                    return
+                await self.clock.sleep(pause)
 
     async def _wake_run(self, question_id: str) -> None:
         if self._wake is not None:

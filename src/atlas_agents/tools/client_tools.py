@@ -6,6 +6,7 @@ call waits like one that needs an approval, after a restart too. `post_client_re
 """
 
 import asyncio
+import math
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +17,7 @@ import msgspec
 
 from atlas_agents.core.aio import Clock
 from atlas_agents.core.approvals import Answer, Question
-from atlas_agents.core.errors import BadArguments, BadTool, Conflict, NotFound, StoreLost, ToolFailed
+from atlas_agents.core.errors import BadArguments, BadTool, Conflict, NotFound, OutcomeUnknown, StoreLost, ToolFailed
 from atlas_agents.core.events import ClientToolsCalled
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import ToolCall
@@ -228,7 +229,7 @@ class ClientCalls:
         self._answers[question.id] = answer
         if answer.decision in REFUSALS or answer.arguments is None:
             what = "was cancelled" if answer.decision == "dismiss" else "has no result"
-            raise ClientCallFailed(f"the call of {call.name} {what}: {answer.reason}")
+            raise ClientCallFailed(f"the call of {call.name} {what}: {answer.reason}; it may have happened")
         if answer.arguments.get("error"):
             result = answer.arguments["result"]
             raise ToolFailed(result if isinstance(result, str) else encode(result).decode())
@@ -280,8 +281,8 @@ class ClientCalls:
         )
 
 
-class ClientCallFailed(ToolFailed):
-    """The client posted no result."""
+class ClientCallFailed(OutcomeUnknown):
+    """The client posted no result, though it may have run the call."""
 
     untrusted = False
 
@@ -385,17 +386,22 @@ async def find_client_calls(store: Store, tenant: str, ids: Iterable[str], user:
     return [_questions.decode(row.question) for row in found]
 
 
-async def stored_client_calls(store: Store, tenant: str, session: str) -> list[Question]:
-    """Return the calls of a session's turns that wait for results of the client, oldest first."""
+async def stored_client_calls(store: Store, tenant: str, session: str, until: float = math.inf) -> list[Question]:
+    """Return the calls of a session's turns that wait for results of the client, oldest first.
+
+    `until` is the time, in seconds since 1970, until which they were made.
+    """
     rows = [row for row in await store.pending_approvals(tenant) if row.session == session and row.binding == _BINDING]
-    return [_questions.decode(row.question) for row in rows]
+    return [_questions.decode(row.question) for row in rows if row.created_at <= until * 1000]
 
 
-async def cancel_stored_calls(store: Store, tenant: str, approvals: Approvals, session: str) -> list[str]:
-    """Answer the calls of a session that wait for the client, because a new message was sent; return their ids."""
+async def cancel_stored_calls(
+    store: Store, tenant: str, approvals: Approvals, session: str, sent_at: float
+) -> list[str]:
+    """Answer the calls of a session that wait for the client when a new message is sent; return their ids."""
     answer = Answer("dismiss", reason=_CANCELLED)
     cancelled: list[str] = []
-    for question in await stored_client_calls(store, tenant, session):
+    for question in await stored_client_calls(store, tenant, session, sent_at):
         try:
             await store.commit(tenant, [AnswerApproval(question.id, encode(answer))])
         except Conflict:  # its result was posted in the meantime

@@ -10,12 +10,12 @@ from typing import Any
 
 import msgspec
 
-from atlas_agents import Answer, Atlas, AtlasStream, Question
+from atlas_agents import Answer, Atlas, AtlasStream, ClientResult, Question
 from atlas_agents.core.errors import AtlasError
 from atlas_agents.core.events import Event
 from crash.evidence_log import LogEntry
 from crash.process_state import STATE
-from crash.replies import STOPPED
+from crash.replies import HAND, STOPPED
 from crash.scripts import Script, Send
 
 _TRIES = 4
@@ -116,6 +116,7 @@ class Client:
                 idempotency_key=send.key,
                 output=self._script.shaped if send.shaped else None,
                 when_busy="steer" if send.steers else "queue",
+                client_tools=[HAND] if send.scenario == "client" else None,
             )
             self._streams.append(stream)
             try:
@@ -161,6 +162,10 @@ class Client:
         if event.type == "approval:asked" and self._script.asks == "wait":
             STATE.points.hit("approval asked")
             await self._answer(event.question)
+        elif event.type == "tool:pending":
+            STATE.points.hit("client call")
+            for call in event.calls:
+                await self._post_result(call)
         elif event.type == "tool:progress" and scenario in STOPPED:
             STATE.log.record("client", "cancel", run=event.stream_id)
             STATE.points.hit("client cancel before")
@@ -184,6 +189,23 @@ class Client:
                 STATE.log.record("client", "answered", key=question.id, text=answer.decision)
                 break
         STATE.points.hit("approval answer after")
+
+    async def _post_result(self, call: Question) -> None:
+        """Post a result twice, as a client does that got no response; the result is the same in every process."""
+        n, key = call.arguments["n"], f"{call.run_id}:{call.call_id}"
+        STATE.log.record("tool", "effect", name=call.tool, n=n, run=call.run_id, call=call.call_id, key=key)
+        STATE.points.hit("client result before")
+        for _ in range(_TRIES):
+            try:
+                for _ in range(2):
+                    await self._atlas.post_results([ClientResult(call.id, n)])
+            except AtlasError as error:
+                STATE.log.record("client", "not posted", key=call.id, text=type(error).__name__)
+                await asyncio.sleep(0.002)
+            else:
+                STATE.log.record("client", "answered", key=call.id, text="once")
+                break
+        STATE.points.hit("client result after")
 
     async def _answer_late(self) -> None:
         """Approve requests of an earlier process after their deadline, which must have no effect."""

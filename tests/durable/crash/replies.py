@@ -9,7 +9,17 @@ from typing import Any
 
 import msgspec
 
-from atlas_agents import Happened, Message, NotHappened, ProviderError, ToolContext, ToolFailed, Transient, tool
+from atlas_agents import (
+    ClientTool,
+    Happened,
+    Message,
+    NotHappened,
+    ProviderError,
+    ToolContext,
+    ToolFailed,
+    Transient,
+    tool,
+)
 from atlas_agents.builtin_tools.team import delegate_task
 from atlas_agents.core.messages import STEERING_RUN
 from atlas_agents.providers.base import Capabilities, Chunk, Request, TextChunk, ToolCallChunk
@@ -71,6 +81,7 @@ REPLIES: dict[str, tuple[Reply, ...]] = {
         says('Action: order\nAction Input: {"n": 2}\nAction: look\nAction Input: {"n": 3}'),
         says("Final Answer: Paid and ordered."),
     ),
+    "client": (calls("pay", n=1) + calls("hand", n=2) + calls("hand", n=3), says("Handed.")),
     "poison": (calls("die", n=1), says("Alive.")),
     "hand on": (_delegate("b", "unsafe #j"), says("Handed on.")),
     "hand further": (_delegate("b", "ask c #j"), says("Handed on.")),
@@ -83,6 +94,8 @@ REPLIES: dict[str, tuple[Reply, ...]] = {
     "broken": (fails(ProviderError("no such model", "bad_request")),),
     "answered": (says("Good to know."),),
 }
+HAND = ClientTool("hand", "Hand something over.", SHAPE)
+"""The tool that the client runs."""
 STOPPED = ("stopped", "stopped later")
 """Scenarios that the client cancels."""
 
@@ -275,4 +288,4 @@ async def die(n: int, context: ToolContext) -> str:
 
 
 TOOLS = (look, pay, order, wire, stumble, break_, ring, ship, post, press, wait, hold, die, delegate_task)
-EFFECTS = {each.name: each.effect for each in TOOLS}
+EFFECTS = {**{each.name: each.effect for each in TOOLS}, HAND.name: "keyed"}

@@ -88,6 +88,7 @@ SCRIPTS: dict[str, Script] = {
         _one("answered too late", "late", "Not approved in time.", deadline=0.15),
         _one("approved as edited", "edited", "Wired as edited."),
         _one("some approved", "both", "Some of it."),
+        _one("a call by the client", "client", "Handed."),
         _one("a call fails", "fails", "One of them failed."),
         _one("a call runs into a bug", "bug", "It broke."),
         _one("a call is tried again", "flaky", "Rung."),
