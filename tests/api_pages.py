@@ -69,8 +69,8 @@ def pages() -> list[Page]:
             _of(
                 top,
                 "Event EventName Listener MessageSent StreamStart StreamChunk StreamThinking StreamReset ToolCalled "
-                "ToolProgress ToolAnswered ApprovalAsked ApprovalAnswered MessageSteered MessageStored HandedOff "
-                "SessionCompacted PlanStep PlanUpdated StreamEnd MessageReceived ErrorRaised",
+                "ToolProgress ToolAnswered ApprovalAsked ApprovalAnswered ClientToolsCalled MessageSteered "
+                "MessageStored HandedOff SessionCompacted PlanStep PlanUpdated StreamEnd MessageReceived ErrorRaised",
             ),
         ),
         Page(
@@ -93,7 +93,11 @@ def pages() -> list[Page]:
             "api-tools.md",
             "Tools",
             "Turn functions into tools, and register them.",
-            _of(top, "tool Tool Toolset ToolContext ToolRegistry ToolSpec Happened NotHappened"),
+            _of(
+                top,
+                "tool Tool Toolset ToolContext ToolRegistry ToolSpec Happened NotHappened ClientTool ClientTools "
+                "ClientResult",
+            ),
         ),
         Page(
             "api-governance.md",

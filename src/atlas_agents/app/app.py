@@ -288,7 +288,6 @@ def _build_runtime(
         only_named=partial(only_named_tools, settings, environment),
     )
     agent_loader.set_default(selected.model or settings.model, selected.effort)
-    recall = knowledge.recall_interceptor(agent_loader.recalls)
     permissions = PermissionsEditor(settings, servers, trust)
     atlas = Atlas(
         agent_loader.agents(),
@@ -298,12 +297,17 @@ def _build_runtime(
         limits=settings.limits,
         budgets=settings.budgets,
         history=settings.history,
-        interceptors=[keyword_tools(settings, environment), *load_interceptors(plugins), recall],
+        interceptors=[
+            keyword_tools(settings, environment),
+            *load_interceptors(plugins),
+            knowledge.recall_interceptor(agent_loader.recalls),
+        ],
         registry=registry,
         delegation=settings.delegation,
         dispatcher=cluster.dispatcher if cluster else None,
     )
     atlas.keep_secret(*settings.secrets, *filter(None, [telegram_bot(settings).token]))
+    atlas.reserve_tool_names(lambda: [name for tool in tools for name in (tool.name, tool.wire_name)])
     setup = ModelSetup(settings, environment, registry, agent_loader, atlas, feed)
     permissions.connect(lambda policy: setattr(atlas, "policy", policy))
     reloader = ServerReloader(servers, permissions, atlas, agent_loader, tools)
