@@ -14,7 +14,8 @@ from openai_client import Slow, stored_atlas, upper
 from atlas_agents import Approvals, File, ProviderError, Tool
 from atlas_agents.providers.base import ResetChunk, TextChunk
 from atlas_agents.providers.settings import ModelSettings
-from atlas_agents.testing import Reply, Scripted, VirtualClock, calls, fails, refuses, says, thinks
+from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.testing import Reply, Scripted, VirtualClock, calls, fails, in_memory_atlas, refuses, says, thinks
 from checks import TIMEOUT, run_ready_tasks
 
 EDITED = '{"edited_arguments":{"input":"y"},"result":"Y"}'
@@ -338,3 +339,49 @@ async def test_gateway_that_shuts_down_refuses_runs(tmp_path: Path) -> None:
         gateway.hub.stopping = True
         answer = await page.request("Hi")
         assert (answer.response.status, answer.response.headers["retry-after"]) == (503, "1")
+
+
+def _frontend_tool(name: str) -> dict[str, Any]:
+    return {"name": name, "description": f"Change the {name}.", "parameters": {"type": "object", "properties": {}}}
+
+
+def _add_results(page: Page, ids: list[str], *contents: str, **more: Any) -> None:
+    for id, content in zip(ids, contents, strict=True):
+        number = len(page.messages)
+        page.messages.append({"id": f"m{number}", "role": "tool", "toolCallId": id, "content": content, **more})
+
+
+async def test_frontend_runs_its_tools_and_the_next_run_goes_on(tmp_path: Path) -> None:
+    both = says("One moment.") + calls("upper", input="x") + calls("colour") + calls("size")
+    model, store = Scripted(both), MemoryStore()
+    tools = [_frontend_tool("colour"), _frontend_tool("size")]
+    own = (Tool("upper", upper, in_process=True),)
+    async with serve_gateway(tmp_path, in_memory_atlas(model, own, store=store)) as gateway, open_page(gateway) as page:
+        events = await page.run("Blue, please", tools=tools)
+        started = [event for event in events if event["type"] == "TOOL_CALL_START"]
+        assert [event["toolCallName"] for event in started] == ["upper", "colour", "size"]
+        own_call, *ids = [event["toolCallId"] for event in started]
+        assert len({event["parentMessageId"] for event in started[1:]}) == 1
+        results = [event["toolCallId"] for event in events if event["type"] == "TOOL_CALL_RESULT"]
+        assert results == [own_call]
+        assert events[-1]["outcome"] == {"type": "success", "pendingToolCallIds": ids}
+        _add_results(page, ids[:1], "blue")
+        assert (await page.run())[-1]["outcome"] == {"type": "success", "pendingToolCallIds": ids[1:]}
+        messages = page.messages
+    model = Scripted(calls("colour"), says("Done."))
+    async with serve_gateway(tmp_path, in_memory_atlas(model, own, store=store)) as gateway, open_page(gateway) as page:
+        page.messages, page.runs = messages, 2
+        _add_results(page, ids[1:], "", error="no such size")
+        events = await page.run()  # the turn keeps its tools
+        assert kinds(events) == ["RUN_STARTED", "TOOL_CALL_START", "TOOL_CALL_ARGS", "TOOL_CALL_END", "RUN_FINISHED"]
+        _add_results(page, events[-1]["outcome"]["pendingToolCallIds"], "blue")
+        for _ in range(2):
+            assert text_of(await page.run()) == "Done."
+        page.messages[-1]["content"] = "red"
+        assert "already answered with another result" in (await page.run())[-1]["message"]
+        page.messages[-1]["toolCallId"] = "call_0"
+        assert (await page.run())[-1]["code"] == "call_not_found"
+        refused = (await page.request("?", tools=[_frontend_tool("a b")])).response
+        assert (refused.status, (await refused.json())["error"]["param"]) == (400, "tools")
+    found = [result.result for message in model.requests[0].messages for result in message.tool_results]
+    assert found == ["X", "blue", "no such size"]

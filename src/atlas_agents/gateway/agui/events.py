@@ -10,6 +10,7 @@ from atlas_agents.core.messages import File, Image, Message, Part, Text, user
 from atlas_agents.core.text import clean
 from atlas_agents.gateway.http_errors import bad_request
 from atlas_agents.gateway.protocol.chat import Key, TurnSettings
+from atlas_agents.tools.client_tools import ClientResult, ClientTool, ClientTools
 
 VERSION = "1.0"
 """Version of the AG-UI protocol."""
@@ -141,6 +142,8 @@ class Interrupt(Shape, frozen=True):
 class RunOutcomeShape(Shape, frozen=True):
     type: Literal["success", "interrupt", "cancelled"]
     interrupts: tuple[Interrupt, ...] = ()
+    pending_tool_call_ids: tuple[str, ...] = ()
+    """Calls of the frontend's tools that the turn waits for."""
 
 
 class RunFinished(AgUiEvent, frozen=True, tag="RUN_FINISHED"):
@@ -209,10 +212,20 @@ class Resume(Shape, frozen=True):
 
 
 class AgUiMessage(Shape, frozen=True):
-    """A message of the client; only the last one is read."""
+    """A message of the client; only the last one is read, or the tool results at the end."""
 
     role: str
     content: str | list[InputPart] | None = None
+    tool_call_id: str = ""
+    error: str | None = None
+
+
+class FrontendTool(Shape, frozen=True):
+    """A tool that the frontend runs."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] | None = None
 
 
 class ContextItem(Shape, frozen=True):
@@ -223,10 +236,10 @@ class ContextItem(Shape, frozen=True):
 
 
 class RunInput(Shape, frozen=True):
-    """Request body. The conversation is stored in the gateway, so only the client's last message is read.
+    """Request body. The conversation is stored in the gateway, so only the client's last message is read, or the
+    results of the frontend's tools at the end.
 
-    Context and state are attached to it as files. Frontend tools are ignored. `settings` of the forwarded props are
-    model settings of the turn.
+    Context and state are attached to it as files. `settings` of the forwarded props are model settings of the turn.
     """
 
     thread_id: Key
@@ -236,6 +249,7 @@ class RunInput(Shape, frozen=True):
     context: list[ContextItem] | None = None
     state: Any = None
     forwarded_props: Any = None
+    tools: list[FrontendTool] = []
 
 
 class Payload(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
@@ -269,6 +283,25 @@ def _attach(name: str, value: Any) -> list[File]:
     if len(content) > _MAX_ATTACHED:
         raise bad_request(f"the {name} is {len(content):,} bytes long; the maximum is {_MAX_ATTACHED:,}", name)
     return [File.of(clean(content.decode()).encode(), f"{name}.json", "application/json")]
+
+
+def tool_results(run_input: RunInput) -> list[ClientResult]:
+    """Return the results of the frontend's tools at the end of the messages, with their text as it was sent."""
+    found: list[ClientResult] = []
+    for raw in reversed(run_input.messages):
+        message = _decode_message(raw)
+        if message.role != "tool":
+            break
+        content = message.content
+        text = content if isinstance(content, str) else "".join([part.text for part in content or ()])
+        found.insert(0, ClientResult(message.tool_call_id, message.error or text, error=bool(message.error)))
+    return found
+
+
+def frontend_tools(run_input: RunInput) -> ClientTools | None:
+    """Return the tools that the frontend runs; None if it names none."""
+    tools = [ClientTool(each.name, each.description, each.parameters or {}) for each in run_input.tools]
+    return ClientTools(tuple(tools)) if tools else None
 
 
 def requested_settings(run_input: RunInput) -> TurnSettings | None:

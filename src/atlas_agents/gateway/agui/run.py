@@ -1,6 +1,6 @@
 """AG-UI runs: start a turn or resume one after an interrupt, and encode its events."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import ExitStack, aclosing
 from datetime import UTC, datetime
 from typing import Any
@@ -14,7 +14,7 @@ from atlas_agents.agents.options import TurnOptions, WhenBusy
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core import events as core
 from atlas_agents.core.approvals import Answer, Question
-from atlas_agents.core.errors import ConfigError, Conflict, NotFound
+from atlas_agents.core.errors import BadArguments, BadTool, ConfigError, Conflict, NotFound
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, ToolResult
 from atlas_agents.core.store import OPEN, ApprovalRow
@@ -27,7 +27,9 @@ from atlas_agents.gateway.http_errors import Hide, HTTPError, bad_request, to_ht
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.providers.base import render_result_text
 from atlas_agents.providers.settings import ModelSettings
+from atlas_agents.tools.client_tools import SOURCE, ClientResult, ClientTools, unknown_call
 
+_OF_CLIENT = f"{SOURCE}/"
 _questions = msgspec.json.Decoder(Question)
 _answers = msgspec.json.Decoder(Answer)
 
@@ -125,6 +127,8 @@ class AgUiEncoder:
         self._reasoning_id = ""
         self._drafts: list[_Draft] = []
         """Streamed messages that are not complete yet."""
+        self._hidden: set[str] = set()
+        """Stored calls of the frontend's tools, which it knows under other ids."""
 
     def start(self) -> list[agui.AgUiEvent]:
         return [agui.RunStarted(self._thread_id, self._run_id, agui.VERSION)]
@@ -138,6 +142,8 @@ class AgUiEncoder:
                 return self._add_reasoning(text) if text else []
             case core.StreamReset():
                 return self._withdraw()
+            case core.ToolCalled(_, name) | core.ToolAnswered(_, name) if name.startswith(_OF_CLIENT):
+                return []  # only calls that wait for the frontend are sent to it, and it knows their results
             case core.ToolCalled(_, name, arguments, call_id):
                 return self._call(call_id, name, arguments)
             case core.ToolProgress(_, name, call_id, message):
@@ -159,10 +165,25 @@ class AgUiEncoder:
             events += self._add_text(message.text)
         events += self._add_refusal(message)
         for call in message.tool_calls:
-            events += self._call(call.id, call.name, call.arguments)
+            if call.id not in self._hidden:
+                events += self._call(call.id, call.name, call.arguments)
         for result in message.tool_results:
-            events += self._result(result)
+            if result.call_id not in self._hidden:
+                events += self._result(result)
         return events
+
+    def hide(self, call_ids: Iterable[str]) -> None:
+        """Leave out these calls, and their results, when stored messages are replayed."""
+        self._hidden.update(call_ids)
+
+    def call_frontend(self, calls: Sequence[Question]) -> list[agui.AgUiEvent]:
+        """Send calls of the frontend's tools and end the run; the turn waits for their results."""
+        sent = [event for call in calls for event in self._call(call.id, call.tool, call.arguments)]
+        return [*sent, *self.wait_for(calls)]
+
+    def wait_for(self, calls: Sequence[Question]) -> list[agui.AgUiEvent]:
+        """End the run; the turn waits for the results of calls that were sent."""
+        return self._finish(agui.RunOutcomeShape("success", pending_tool_call_ids=tuple([call.id for call in calls])))
 
     def ask(self, questions: tuple[Question, ...]) -> list[agui.AgUiEvent]:
         """End the run with interrupts; the turn waits for the answers."""
@@ -298,7 +319,9 @@ class AgUiRun:
         self._agent = agent
         self._session = grant.prefix + run_input.thread_id
         self._busy: WhenBusy = http_api.when_busy(request)
-        self._message = None if run_input.resume else agui.last_message(run_input)
+        self._results = [] if run_input.resume else agui.tool_results(run_input)
+        self._message = None if run_input.resume or self._results else agui.last_message(run_input)
+        self._offer = _read_offer(hub, run_input)
         self._settings = _read_settings(grant, run_input)
         model = agent_model(agent, hub.atlas.registry)
         self._encoder = AgUiEncoder(
@@ -316,7 +339,10 @@ class AgUiRun:
         encoder = self._encoder
         yield _encode_events(encoder.start())
         try:
-            turn = self._resume_turn() if self._message is None else self._start_turn(self._message)
+            if self._message is not None:
+                turn = self._start_turn(self._message)
+            else:
+                turn = self._post_results(self._results) if self._results else self._resume_turn()
             async with aclosing(turn) as batches:
                 async for events in batches:
                     if events:
@@ -344,6 +370,7 @@ class AgUiRun:
                 requested=self._settings,
                 when_busy=self._busy,
                 idempotency_key=f"ag-ui:{self._run_input.run_id}",
+                client_tools=self._offer or msgspec.UNSET,
             ),
         )
         if accepted.status == "done":
@@ -352,6 +379,8 @@ class AgUiRun:
             return
         repeated: set[tuple[type[core.Event], str]] = set()
         if accepted.status == "in_flight" and self._hub.runs.remote is None:
+            pending = await self._hub.atlas.pending_client_calls(self._session)
+            self._encoder.hide([call.call_id for call in pending])
             for message in await self._restored_messages(self._stream):
                 yield self._encoder.replay(message)
                 repeated |= {(core.ToolCalled, call.id) for call in message.tool_calls}
@@ -362,6 +391,8 @@ class AgUiRun:
 
     async def _convert(self, event: core.Event) -> list[agui.AgUiEvent]:
         """Convert an event. A question ends the run together with the others that the turn asks."""
+        if isinstance(event, core.ClientToolsCalled):
+            return self._encoder.call_frontend(event.calls)
         if not isinstance(event, core.ApprovalAsked):
             return self._encoder.convert(event)
         asked = event.question
@@ -374,6 +405,42 @@ class AgUiRun:
         rows = await self._hub.store.messages(self._hub.atlas.tenant, self._session)
         found = [each.message for each in rows if each.id in stream.restored_messages]
         return [message for message in found if message.role != "user"]
+
+    async def _post_results(self, results: Sequence[ClientResult]) -> AsyncGenerator[list[agui.AgUiEvent], None]:
+        """Post the results of the frontend's tools, and yield what follows them."""
+        try:
+            calls, missing, live = await self._store_results(results)
+        except NotFound as error:
+            raise HTTPError(404, "call_not_found", str(error)) from error
+        except BadArguments as error:
+            raise HTTPError(400, "invalid_result", str(error)) from error
+        ids = {call.call_id for call in calls}
+        if missing:
+            yield self._encoder.wait_for(missing)
+        elif live is None:
+            self._encoder.hide(ids)
+            async for events in self._replay_stored(calls[-1].run_id, calls[-1].call_id):
+                yield events
+        else:
+            self._stream = live
+            async for event in _events_after_results(live, ids):
+                yield await self._convert(event)
+
+    async def _store_results(
+        self, results: Sequence[ClientResult]
+    ) -> tuple[list[Question], list[Question], AtlasStream | None]:
+        """Store results; return their calls, those of the same reply without a result, and the turn if it runs."""
+        atlas, user = self._hub.atlas, self._grant.principal.id
+        calls = await atlas.find_client_calls([each.call_id for each in results], user=user)
+        run_id, ids = calls[0].run_id, {call.id for call in calls}
+        if any((call.session, call.run_id) != (self._session, run_id) for call in calls):
+            raise unknown_call(calls[0].id)
+        waiting = [each for each in await atlas.pending_client_calls(self._session) if each.run_id == run_id]
+        missing = [each for each in waiting if each.id not in ids]
+        live = await atlas.follow(run_id)  # before the results let the turn end
+        await atlas.post_results(results, user=user, offer=self._offer)
+        posted_before = len(missing) == len(waiting)  # and the turn has gone on
+        return calls, [] if posted_before else missing, live
 
     async def _resume_turn(self) -> AsyncGenerator[list[agui.AgUiEvent], None]:
         """Yield what follows the answer. The turn continues on its own, so it may have ended, here or elsewhere."""
@@ -427,6 +494,27 @@ async def _events_after(stream: AtlasStream, question_id: str) -> AsyncGenerator
         if resolved:
             yield event
         resolved = resolved or (isinstance(event, core.ApprovalAnswered) and event.approval_id == question_id)
+
+
+async def _events_after_results(stream: AtlasStream, call_ids: set[str]) -> AsyncGenerator[core.Event, None]:
+    """Yield the events after these calls got their results; if they never do, the end of the turn."""
+    waiting = set(call_ids)
+    async for event in stream:
+        if not waiting or isinstance(event, core.StreamEnd | core.ErrorRaised):
+            yield event
+        elif isinstance(event, core.ToolAnswered):
+            waiting.discard(event.call_id)
+
+
+def _read_offer(hub: Hub, run_input: agui.RunInput) -> ClientTools | None:
+    """Return the tools that the frontend runs; raises a 400 for ones that it cannot offer."""
+    offer = agui.frontend_tools(run_input)
+    try:
+        if offer is not None:
+            hub.atlas.check_client_tools(offer)
+    except BadTool as error:
+        raise bad_request(str(error), "tools") from error
+    return offer
 
 
 def _encode_events(events: list[agui.AgUiEvent]) -> bytes:

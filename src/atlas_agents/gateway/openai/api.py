@@ -274,7 +274,7 @@ class CompletionTurn:
         self._model = f"atlas/{agent.id}"
         self._created = int(time.time())
         self._output = schema.output_of(body)
-        forced = isinstance(body.tool_choice, schema.ToolChoice) or body.tool_choice == "required"
+        forced = isinstance(body.tool_choice, schema.ForcedChoice) or body.tool_choice == "required"
         self._streams_text = self._output is None and not forced
         """Text that may be withdrawn is not streamed."""
         self._includes_usage = bool(body.stream_options and body.stream_options.include_usage)

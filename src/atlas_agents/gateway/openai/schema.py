@@ -107,7 +107,7 @@ class AllowedTools(msgspec.Struct, frozen=True):
     tools: tuple[ChosenTool, ...] = ()
 
 
-class ToolChoice(msgspec.Struct, frozen=True):
+class ForcedChoice(msgspec.Struct, frozen=True):
     """A choice of one function, or of several that may be called."""
 
     type: Literal["function", "allowed_tools"]
@@ -138,7 +138,7 @@ class CompletionRequest(msgspec.Struct, frozen=True):
     stream_options: StreamOptions | None = None
     n: int | None = None
     tools: list[ToolDefinition] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | ForcedChoice | None = None
     functions: list[Any] | None = None
     response_format: ResponseFormat | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -418,7 +418,7 @@ class OpenAIUsage(msgspec.Struct, frozen=True):
     completion_tokens_details: OutputDetails
 
 
-class CallShape(msgspec.Struct, frozen=True):
+class CompletionCall(msgspec.Struct, frozen=True):
     """A call of a function that the client runs."""
 
     id: str
@@ -432,7 +432,7 @@ class CompletionMessage(msgspec.Struct, frozen=True):
     content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: str | None = None
-    tool_calls: tuple[CallShape, ...] | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: tuple[CompletionCall, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class CompletionChoice(msgspec.Struct, frozen=True):
@@ -594,7 +594,7 @@ def _client_tool(given: ToolDefinition, index: int) -> ClientTool:
     return ClientTool(function.name, function.description or "", function.parameters or {}, bool(function.strict))
 
 
-def _read_choice(given: str | ToolChoice | None, known: set[str]) -> tuple[str, tuple[str, ...] | None]:
+def _read_choice(given: str | ForcedChoice | None, known: set[str]) -> tuple[str, tuple[str, ...] | None]:
     """Return the tool choice, and the names of the tools that may be called; None for all of them."""
     if given is None or isinstance(given, str):
         return given or "auto", None
@@ -623,8 +623,8 @@ def last_call_ids(messages: list[OpenAIMessage]) -> list[str]:
     return []
 
 
-def call_shapes(calls: Sequence[Question]) -> tuple[CallShape, ...]:
-    return tuple([CallShape(call.id, Function(call.tool, encode(call.arguments).decode())) for call in calls])
+def call_shapes(calls: Sequence[Question]) -> tuple[CompletionCall, ...]:
+    return tuple([CompletionCall(call.id, Function(call.tool, encode(call.arguments).decode())) for call in calls])
 
 
 def texts_of(body: EmbeddingRequest) -> list[str]:
