@@ -381,7 +381,11 @@ async def test_frontend_runs_its_tools_and_the_next_run_goes_on(tmp_path: Path) 
         assert "already answered with another result" in (await page.run())[-1]["message"]
         page.messages[-1]["toolCallId"] = "call_0"
         assert (await page.run())[-1]["code"] == "call_not_found"
-        refused = (await page.request("?", tools=[_frontend_tool("a b")])).response
-        assert (refused.status, (await refused.json())["error"]["param"]) == (400, "tools")
     found = [result.result for message in model.requests[0].messages for result in message.tool_results]
     assert found == ["X", "blue", "no such size"]
+
+
+async def test_frontend_tool_with_an_invalid_name_is_refused(tmp_path: Path) -> None:
+    async with serve_gateway(tmp_path, stored_atlas(Scripted())) as gateway, open_page(gateway) as page:
+        refused = (await page.request("?", tools=[_frontend_tool("a b")])).response
+        assert (refused.status, (await refused.json())["error"]["param"]) == (400, "tools")

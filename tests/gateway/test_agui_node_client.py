@@ -57,6 +57,32 @@ async def test_page_answers_interrupts_and_resumes(tmp_path: Path) -> None:
     assert refused["messages"][-1]["content"] == "Not done."
 
 
+async def test_page_runs_its_own_tools(tmp_path: Path) -> None:
+    model = Scripted(
+        calls("upper", input="x") + calls("colour", to="blue") + calls("size"), calls("size"), says("Done.")
+    )
+    tools = [
+        {"name": name, "description": "Change it.", "parameters": {"type": "object"}} for name in ("colour", "size")
+    ]
+    async with serve_gateway(tmp_path, stored_atlas(model, (Tool("upper", upper, in_process=True),))) as gateway:
+        asked, again, done = await run_page(
+            gateway,
+            {"say": "Blue!", "tools": tools},
+            {"answers": ["it is blue", "it is big"]},
+            {"answers": ["it is bigger"]},
+        )
+    assert (asked["failure"], again["failure"], done["failure"]) == (None, None, None)
+    assert [[call["function"]["name"] for call in each.get("toolCalls", ())] for each in asked["messages"]] == [
+        [],
+        ["upper"],
+        [],
+        ["colour", "size"],
+    ]
+    assert done["messages"][-1]["content"] == "Done."
+    results = [result.result for message in model.requests[-1].messages for result in message.tool_results]
+    assert results == ["X", "it is blue", "it is big", "it is bigger"]
+
+
 async def test_withdrawn_text_is_removed_by_a_snapshot(tmp_path: Path) -> None:
     again = Reply(TextChunk("It is 5."), ResetChunk(1), TextChunk("It is 4."))
     async with serve_gateway(tmp_path, stored_atlas(Scripted(says("Hi."), again))) as gateway:

@@ -1,5 +1,6 @@
 // AG-UI agent without a page: runs the steps it reads from standard input, and prints the result of each.
-// A step is {say} or {resume}, with {context} and {state}; {stop: name} aborts the run at the first event of that name.
+// A step is {say}, {resume}, or {answers} with the results of the calls that the last run left pending. {tools, context,
+// state} are sent with it; {stop: name} aborts the run at the first event of that name.
 
 import { text } from "node:stream/consumers";
 import { HttpAgent } from "@ag-ui/client";
@@ -9,15 +10,19 @@ const agent = new HttpAgent({ url, threadId, headers: { Authorization: `Bearer $
 console.error = () => {}; // the client logs the errors that it throws
 const results = [];
 
-for (const [number, { say, resume, stop, context, state }] of steps.entries()) {
+for (const [number, { say, resume, answers: posted, tools, context, state, stop }] of steps.entries()) {
   const events = [];
   let failure = null;
   if (state) agent.setState(state);
   if (say) agent.addMessage({ id: `message-${number}`, role: "user", content: say });
+  const pending = results.at(-1)?.events.at(-1)?.outcome?.pendingToolCallIds ?? [];
+  posted?.forEach((content, at) => {
+    agent.addMessage({ id: `result-${number}-${at}`, role: "tool", toolCallId: pending[at], content });
+  });
   const answers = resume?.map((each) => ({ interruptId: agent.pendingInterrupts[0]?.id, ...each }));
   try {
     await agent.runAgent(
-      { runId: `run-${number}`, ...(answers && { resume: answers }), ...(context && { context }) },
+      { runId: `run-${number}`, tools, context, ...(answers && { resume: answers }) },
       {
         onEvent: ({ event }) => {
           events.push(event);
