@@ -5,21 +5,23 @@ from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
 from in_process_members import member
 from member_processes import members
 
-from atlas_agents import Cancelled, ProviderError, QuotaExceeded
+from atlas_agents import Cancelled, ClientResult, ClientTool, ProviderError, QuotaExceeded
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.approvals import Choice, Field, Form, Question
 from atlas_agents.core.errors import AtlasError, failure_kind, to_failure
-from atlas_agents.core.events import ApprovalAsked, Event, MessageStored, StreamChunk, StreamReset
+from atlas_agents.core.events import ApprovalAsked, ClientToolsCalled, Event, MessageStored, StreamChunk, StreamReset
 from atlas_agents.core.messages import Message, Text
 from atlas_agents.gateway.cluster import EventDecoder
-from atlas_agents.gateway.convert import approval_event
+from atlas_agents.gateway.convert import Translator, approval_event
+from atlas_agents.gateway.protocol.events import ToolsPending
 from atlas_agents.testing import Scripted, calls, fails, says
 from atlas_agents.tools.tool import tool
-from checks import TIMEOUT
+from checks import TIMEOUT, wait_until
 from gateway.agui_client import kinds, open_page, text_of
 from gateway.processes import connect_process
 from stores.postgres_server import PostgresServer
@@ -75,6 +77,36 @@ async def test_process_that_did_not_send_a_turn_follows_and_cancels_it(server: P
                 await stream.reply()
         assert await another.atlas.follow(sent.stream_id) is None
         assert (await front.atlas.ask("on", session="s")).text == "Next."
+
+
+async def test_client_posts_a_result_in_another_process(server: PostgresServer, schema: str) -> None:
+    model = Scripted(calls("colour"), calls("colour"), says("Hello."), says("Blue."))
+    async with (
+        asyncio.timeout(TIMEOUT),
+        member(server.url, schema, Scripted(), executes_runs=False) as front,
+        member(server.url, schema, Scripted(), executes_runs=False) as another,
+        member(server.url, schema, model),
+    ):
+        stream = front.atlas.send("go", session="s", user="ana", client_tools=[ClientTool("colour")])
+        (call,) = await wait_until(lambda: another.atlas.pending_client_calls("s"))
+        await another.atlas.post_results([ClientResult(call.id, "blue")], user="ana")
+        (again,) = await wait_until(lambda: another.atlas.pending_client_calls("s"))
+        assert again.run_id == call.run_id and again.id != call.id
+        assert (await another.atlas.ask("hi", session="s", user="ana")).text == "Blue."  # it ends the wait
+        assert (await stream.reply()).text == "Hello."
+
+
+def test_pending_calls_survive_the_wire() -> None:
+    call = Question(
+        "t", "", "colour", {"to": 1}, "", "c", "r", "", "s", "", 9.0, "", options=(), id="x", kind="client_tool"
+    )
+    received: list[Event] = []
+    sent = Translator("", str).convert(ClientToolsCalled("r", (call,)))
+    assert isinstance(sent, ToolsPending)
+    EventDecoder("s", received.append).decode(sent)
+    (event,) = received
+    assert isinstance(event, ClientToolsCalled)
+    assert event.calls == (msgspec.structs.replace(call, title="Run colour in the client"),)
 
 
 async def test_page_answers_an_approval_at_another_gateway(server: PostgresServer, tmp_path: Path) -> None:
