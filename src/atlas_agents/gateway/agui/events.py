@@ -249,7 +249,7 @@ class RunInput(Shape, frozen=True):
     context: list[ContextItem] | None = None
     state: Any = None
     forwarded_props: Any = None
-    tools: list[FrontendTool] = []
+    tools: list[FrontendTool] | None = None
 
 
 class Payload(msgspec.Struct, frozen=True, rename="camel", forbid_unknown_fields=True):
@@ -300,7 +300,7 @@ def tool_results(run_input: RunInput) -> list[ClientResult]:
 
 def frontend_tools(run_input: RunInput) -> ClientTools | None:
     """Return the tools that the frontend runs; None if it names none."""
-    tools = [ClientTool(each.name, each.description, each.parameters or {}) for each in run_input.tools]
+    tools = [ClientTool(each.name, each.description, each.parameters or {}) for each in run_input.tools or ()]
     return ClientTools(tuple(tools)) if tools else None
 
 
