@@ -8,6 +8,7 @@ import stat
 from pathlib import Path
 
 import aiohttp
+import anyio
 import msgspec
 import pytest
 from mcp.shared.auth import OAuthToken
@@ -19,6 +20,7 @@ from atlas_agents.mcp.client import McpConnection
 from atlas_agents.mcp.config import ServerConfig, read_servers
 from atlas_agents.mcp.transports import TokenStore, check_login_url, interactive_login
 from atlas_agents.testing import Environment
+from checks import TIMEOUT
 from oauth_server import oauth_server
 
 SOURCE = Path(atlas_agents.__file__).parent
@@ -151,6 +153,28 @@ async def test_server_that_never_has_enough_scopes_ends_the_login(
         with pytest.raises(Transient, match="more than 2 logins in a row"):
             await log_in(server, tmp_path)
         assert tracker.asked == ["", "one"]
+
+
+async def test_connection_closes_although_its_session_loses_the_cancellation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A login waited forever for the earlier connection to close."""
+    began = asyncio.Event()
+
+    async def lose_cancellation(_: McpConnection) -> None:
+        began.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise anyio.BrokenResourceError from None
+
+    monkeypatch.setattr(McpConnection, "_run_session", lose_cancellation)
+    (server,) = read_servers(write_config(tmp_path, s={"url": "http://127.0.0.1:9/mcp"})).values()
+    connection = McpConnection(server, Environment({}, dotenv=None), tmp_path)
+    waiting = asyncio.create_task(connection.tools())
+    await began.wait()
+    await asyncio.wait_for(connection.close(), TIMEOUT)
+    waiting.cancel()
 
 
 async def test_unreachable_server_is_named(tmp_path: Path) -> None:

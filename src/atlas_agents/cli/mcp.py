@@ -141,6 +141,7 @@ def _approve_running(call: GatewayCall, server: str, *, yes: bool) -> int:
     entry = known.get("entry", {})
     lines = [shown["command"], *(f"env {key}={value}" for key, value in entry.get("env", {}).items())]
     lines += [f"header {key}={value}" for key, value in entry.get("headers", {}).items()]
+    lines += [f"logs in as the client {entry['oauth']['clientId']}"] if "oauth" in entry else []
     print(f"Entry of {server}:", *lines, *shown["details"], sep="\n    ", file=sys.stderr)
     for change in known.get("changes", ()):
         print(f"! Changed since it was approved: {change}", file=sys.stderr)

@@ -336,6 +336,7 @@ class McpConnection:
         self._backoff_until: float | None = None
         self._tasks = BackgroundTasks(f"MCP server {server.name}")
         self._task: asyncio.Task[None] | None = None
+        self._closed = False
 
     async def tools(self) -> tuple[DiscoveredTool, ...]:
         """Return the server's current tools; raises Transient if it is unreachable."""
@@ -367,6 +368,7 @@ class McpConnection:
         return self._session is not None
 
     async def close(self) -> None:
+        self._closed = True
         self._task = None
         await self._tasks.close()
 
@@ -386,6 +388,7 @@ class McpConnection:
     async def _wait_for_session(self, limit: float) -> McpSession:
         """Return the session, opening it if needed. During a backoff delay it fails at once."""
         if self._task is None or self._task.done():
+            self._closed = False
             self._task = self._tasks.spawn(self._run(), Context())  # not the context of one call: the task serves many
             self._backoff_until = None
         with suppress(TimeoutError):
@@ -406,6 +409,8 @@ class McpConnection:
                 await self._run_session()
             except Exception as error:  # noqa: BLE001 - whatever a foreign program makes of it
                 self.error = _describe_error(error)
+            if self._closed:  # the library may turn the cancellation into an error of a closed stream
+                return
             if self._clock.monotonic() - began > _STABLE_AFTER:
                 self._restarts = 0
             delay = backoff(self._restarts, _MIN_BACKOFF, _MAX_BACKOFF)
