@@ -38,6 +38,7 @@ def test_missing_file_means_no_servers(tmp_path: Path) -> None:
         ('{"mcpServers": []}', "mcp.json: mcpServers: expected an object"),
         ('{"mcpServers": {"a b": {"command": "x"}}}', "mcpServers.a b: invalid server name 'a b'"),
         ('{"mcpServers": {"a/b": {"command": "x"}}}', "invalid server name"),
+        ('{"mcpServers": {"client": {"command": "x"}}}', "the name 'client' is reserved for tools that clients run"),
         ('{"mcpServers": {"a": {}}}', "mcpServers.a: expected either a command or a url"),
         ('{"mcpServers": {"a": {"command": "x", "url": "https://y"}}}', "either a command"),
         ('{"mcpServers": {"a": {"command": ["x"]}}}', "mcpServers.a.command: Expected `str`, got `array`"),

@@ -24,6 +24,8 @@ from atlas_agents.core.text import is_hidden
 FILE_NAME = "mcp.json"
 MAX_SIZE = 256 * 1024
 _SERVER = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
+_OF_CLIENTS = "client"
+"""Prefix of the tools that the caller of a turn runs."""
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _TYPES = ("", "stdio", "http", "streamable-http", "streamableHttp")
 Kind: TypeAlias = Literal["tool", "list_resources", "read_resource", "list_prompts", "get_prompt"]
@@ -184,6 +186,8 @@ def _parse_server(path: Path, name: str, entry: Any) -> ServerConfig:
     where = f"{path}: mcpServers.{name}"
     if not _SERVER.fullmatch(name):
         raise ConfigError(f"{where}: invalid server name {name!r}: expected 1 to 32 letters, digits, _ or -")
+    if name == _OF_CLIENTS:
+        raise ConfigError(f"{where}: the name {name!r} is reserved for tools that clients run; choose another name")
     try:
         found = msgspec.convert(entry, ServerEntry)
     except msgspec.ValidationError as error:
