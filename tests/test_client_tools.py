@@ -27,8 +27,7 @@ from atlas_agents import (
     ToolResult,
     tool,
 )
-from atlas_agents.storage.memory import MemoryStore
-from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
 from checks import TIMEOUT, wait_until
 

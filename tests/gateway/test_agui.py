@@ -14,7 +14,7 @@ from openai_client import Slow, stored_atlas, upper
 from atlas_agents import Approvals, File, ProviderError, Tool
 from atlas_agents.providers.base import ResetChunk, TextChunk
 from atlas_agents.providers.settings import ModelSettings
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Reply, Scripted, VirtualClock, calls, fails, in_memory_atlas, refuses, says, thinks
 from checks import TIMEOUT, run_ready_tasks
 

@@ -21,7 +21,7 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from atlas_agents import Tool
-from atlas_agents.storage.memory import MemoryStore
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
 from checks import TIMEOUT
 

@@ -17,11 +17,10 @@ from typing import Any, TypeAlias, TypeVar
 import psycopg
 from psycopg_pool import AsyncConnectionPool
 
-from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock
+from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock, QueuedRequest
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreLost
 from atlas_agents.core.store import DropSession, Hit, PutDocument, StoredMessage, Where, Write
 from atlas_agents.storage import postgres_connection
-from atlas_agents.storage.batch_thread import QueuedRequest
 from atlas_agents.storage.hash_chain import AuditSigner
 from atlas_agents.storage.history_cache import HistoryCache, load_shared_secret
 from atlas_agents.storage.postgres_connection import Cursor

@@ -21,10 +21,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import msgspec
 
-from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
+from atlas_agents.core.aio import SYSTEM_CLOCK, BatchThread, Clock, QueuedRequest
 from atlas_agents.core.errors import StoreError, StoreFull, StoreInUse
 from atlas_agents.core.store import AcceptRun, ClaimJob, ClaimRun, Hit, RunRow, Where, Write
-from atlas_agents.storage.batch_thread import BatchThread, QueuedRequest
 from atlas_agents.storage.hash_chain import AuditSigner
 from atlas_agents.storage.sql import statements, tables
 from atlas_agents.storage.sql.reads import SqlReads
