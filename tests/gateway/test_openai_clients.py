@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from gateway_client import main_token
-from langchain_core.messages import AIMessage, BaseMessageChunk, HumanMessage
+from langchain_core.messages import AIMessage, BaseMessageChunk, HumanMessage, ToolMessage
 from langchain_openai import ChatOpenAI
 from openai_client import MODEL, serve_openai, stored_atlas, upper
 from pydantic import BaseModel, SecretStr
@@ -28,6 +28,11 @@ class City(BaseModel):
     people: int
 
 
+def weather(city: str) -> str:
+    """Get the weather."""
+    return f"rain in {city}"
+
+
 def langchain_model(gateway: Gateway, **options: Any) -> ChatOpenAI:
     return ChatOpenAI(
         model=MODEL,
@@ -41,7 +46,7 @@ def langchain_model(gateway: Gateway, **options: Any) -> ChatOpenAI:
 
 
 async def test_langchain_uses_responses(tmp_path: Path) -> None:
-    model = Scripted(*SHOUT, *SHOUT, says("Again."), CITY)
+    model = Scripted(*SHOUT, *SHOUT, says("Again."), CITY, calls("weather", city="Oslo"), says("Rain."))
     async with serve_openai(tmp_path, stored_atlas(model, (UPPER,))) as (gateway, _):
         chat: Any = langchain_model(gateway)
         answer: AIMessage = await chat.ainvoke("Shout hey.")
@@ -52,6 +57,13 @@ async def test_langchain_uses_responses(tmp_path: Path) -> None:
         history = [HumanMessage("Shout hey."), answer, HumanMessage("Once more.")]
         again = await langchain_model(gateway, use_previous_response_id=True).ainvoke(history)
         city = await chat.with_structured_output(City).ainvoke("Which city?")
+        bound: Any = chat.bind_tools([weather])
+        asked: AIMessage = await bound.ainvoke("Weather?")
+        output = ToolMessage("rain", tool_call_id=asked.tool_calls[0]["id"])
+        rain: AIMessage = await bound.ainvoke([HumanMessage("Weather?"), asked, output])
+    assert [(call["name"], call["args"]) for call in asked.tool_calls] == [("weather", {"city": "Oslo"})]
+    results = [result.result for result in model.requests[-1].messages[-1].tool_results]
+    assert (rain.text, results) == ("Rain.", ["rain"])
     for message in (answer, streamed):
         assert isinstance(message, AIMessage) and message.tool_calls == []
         blocks: Any = message.content
@@ -63,7 +75,9 @@ async def test_langchain_uses_responses(tmp_path: Path) -> None:
 
 
 async def test_pydantic_ai_uses_responses(tmp_path: Path) -> None:
-    model = Scripted(*SHOUT, *SHOUT, says("Again."), CITY)
+    asked = calls("weather", city="Oslo")
+    typed = calls("final_result", name="Bonn", people=330000)
+    model = Scripted(*SHOUT, *SHOUT, says("Again."), CITY, asked, typed)
     async with serve_openai(tmp_path, stored_atlas(model, (UPPER,))) as (_, client):
         responses = OpenAIResponsesModel(MODEL, provider=OpenAIProvider(openai_client=client))
         agent = Agent(responses, instructions="Be loud.")
@@ -72,9 +86,11 @@ async def test_pydantic_ai_uses_responses(tmp_path: Path) -> None:
             streamed = await stream.get_output()
         again = await agent.run("Once more.", message_history=answer.all_messages())
         city = await Agent(responses, output_type=NativeOutput(City)).run("Which city?")
+        called = await Agent(responses, output_type=City, tools=[weather]).run("Which city has rain?")
     last = answer.new_messages()[-1]
     assert isinstance(last, ModelResponse)
     assert [part.part_kind for part in last.parts] == ["text", "builtin-tool-call", "builtin-tool-return", "text"]
     assert (answer.output, streamed, again.output) == ("It is HEY.", "It is HEY.", "Again.")
-    assert city.output == City(name="Bonn", people=330000)
-    assert ["Be loud." in request.system for request in model.requests] == [*[True] * 5, False]
+    assert city.output == called.output == City(name="Bonn", people=330000)
+    assert [result.result for result in model.requests[-1].messages[-1].tool_results] == ["rain in Oslo"]
+    assert ["Be loud." in request.system for request in model.requests] == [*[True] * 5, *[False] * 3]

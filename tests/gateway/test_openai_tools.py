@@ -205,7 +205,7 @@ async def test_missing_and_foreign_results_are_refused(tmp_path: Path) -> None:
         await complete(client, messages, tools=[WEATHER, TIME])
         add_results(messages, "rain", "noon")
         partial = [messages[0], {**messages[1], "tool_calls": messages[1]["tool_calls"][:1]}, messages[2]]
-        with pytest.raises(openai.BadRequestError, match="no message with the role 'tool' follows these tool calls"):
+        with pytest.raises(openai.BadRequestError, match="no tool output found for these tool calls"):
             await complete(client, partial)
         async with connect_client(gateway) as owner:
             made = await owner.get("tokens.create", name="laptop", scopes=["write", "read"], user="mara")

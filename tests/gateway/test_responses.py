@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -20,6 +21,9 @@ from checks import TIMEOUT, PausedProvider, wait_until
 
 UPPER = Tool("upper", upper, in_process=True)
 USER = {"role": "user", "content": "Hi."}
+CITY = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+WEATHER: Any = {"type": "function", "name": "weather", "parameters": CITY, "strict": False}
+TIME: Any = {**WEATHER, "name": "time"}
 KEYS = {
     *("id", "object", "created_at", "completed_at", "status", "incomplete_details", "model", "previous_response_id"),
     *("instructions", "output", "error", "tools", "tool_choice", "truncation", "parallel_tool_calls", "text", "top_p"),
@@ -55,6 +59,11 @@ def _check_item(events: list[dict[str, Any]], item: dict[str, Any]) -> None:
     assert all(added["item"][key] == item[key] for key in ("id", "type"))
     assert {event["item_id"] for event in inner} == {item["id"]}
     kinds = [event["type"].removeprefix("response.") for event in inner]
+    if item["type"] == "function_call":
+        assert kinds == ["function_call_arguments.delta", "function_call_arguments.done"]
+        assert added["item"] == {**item, "arguments": "", "status": "in_progress"}
+        assert inner[0]["delta"] == inner[1]["arguments"] == item["arguments"]
+        return
     if item["type"] == "mcp_call":
         assert kinds[:3] == ["mcp_call.in_progress", "mcp_call_arguments.delta", "mcp_call_arguments.done"]
         assert kinds[3:] == ([] if item["status"] == "incomplete" else [f"mcp_call.{item['status']}"])
@@ -307,7 +316,8 @@ async def test_repeated_idempotency_key_returns_the_same_response(tmp_path: Path
 
 
 INVALID: list[tuple[dict[str, Any], str, str]] = [
-    ({"tools": [{"type": "function", "name": "a", "parameters": {}}]}, "tools", "agents use their own tools"),
+    ({"tools": [{"type": "web_search"}]}, "tools[0].type", "web_search"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "function", "name": "b"}}, "tool_choice", "not among the tools"),
     ({"max_tool_calls": 3}, "max_tool_calls", "not supported"),
     ({"previous_response_id": "resp_x"}, "previous_response_id", "not found"),
     ({"previous_response_id": "resp_x", "conversation": "main"}, "previous_response_id", "without conversation"),
@@ -315,7 +325,7 @@ INVALID: list[tuple[dict[str, Any], str, str]] = [
     ({"store": False, "conversation": "main"}, "store", "requires store"),
     ({"include": ["everything"]}, "include[0]", "Invalid enum value"),
     ({"input": [{"role": "assistant", "content": "Hi"}]}, "input", "the role 'user'"),
-    ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input", "the role 'user'"),
+    ({"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]}, "input[0].call_id", "call"),
     ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id", "previous_response_id"),
     ({"input": [{"type": "computer_call"}]}, "input[0].type", "computer_call"),
     ({"input": ""}, "input[0].content", "is empty"),
@@ -362,3 +372,73 @@ async def test_failed_turn_and_unknown_ids_set_the_status(tmp_path: Path) -> Non
     failed = check_stream(events)
     assert (failed["status"], failed["error"]["code"]) == ("failed", "server_error") and "gone" in str(failed["error"])
     assert (failed["output"][0]["status"], failed["output"][0]["content"][0]["text"]) == ("incomplete", "Half")
+
+
+async def test_client_runs_its_tools(tmp_path: Path) -> None:
+    asked = calls("weather", city="Oslo")
+    own = says("Let me see.") + calls("upper", input="hey")
+    model = Scripted(own, says("Two more.") + asked + calls("time", city="Rome"), asked, says("Rain."), says("Bye."))
+    async with serve_openai(tmp_path, stored_atlas(model, (UPPER,))) as (_, client):
+        create: Any = partial(client.responses.create, model=MODEL, stream=True)
+        first = check_stream(await read_stream(await create(input="Weather?", tools=[WEATHER, TIME])))
+        kinds = ["message", "mcp_call", "message", "function_call", "function_call"]
+        assert [item["type"] for item in first["output"]] == kinds and first["status"] == "completed"
+        weather, time = outputs(first, "rain", "noon")
+        with pytest.raises(openai.BadRequestError, match=f"no tool output found.*{time['call_id']}"):
+            await create(input=[weather], previous_response_id=first["id"])
+        given: dict[str, Any] = {"input": [weather, time], "tools": [TIME, WEATHER]}
+        second = check_stream(await read_stream(await create(**given, previous_response_id=first["id"])))
+        repeated = check_stream(await read_stream(await create(**given)))  # found by the ids of the calls
+        assert repeated == second and second["previous_response_id"] == first["id"] != second["id"]
+        transcript = [USER, *first["output"], weather, time, *second["output"], *outputs(second, "still rain")]
+        third = check_stream(await read_stream(await create(input=transcript)))  # everything is sent again
+        fourth = await client.responses.create(model=MODEL, input="Thanks.", previous_response_id=third["id"])
+        for response in (first, second, third):
+            assert (await client.responses.retrieve(response["id"])).to_dict() == response
+            replay = await client.responses.retrieve(response["id"], stream=True)
+            assert check_stream(await read_stream(replay)) == response
+        items = (await client.responses.input_items.list(second["id"], order="asc")).data
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(f"{third['id']}1")
+    assert [cast(Any, item).output for item in items] == ["rain", "noon"]
+    assert (third["output"][0]["content"][0]["text"], fourth.output_text) == ("Rain.", "Bye.")
+    results = [result.result for message in model.requests[-1].messages for result in message.tool_results]
+    assert results == ["HEY", "rain", "noon", "still rain"]
+    assert [[spec.name for spec in request.tools] for request in model.requests] == [
+        *[["weather", "time", "upper"]] * 2,
+        ["time", "weather", "upper"],
+        *[["upper"]] * 2,
+    ]
+
+
+def outputs(response: dict[str, Any], *values: str) -> list[dict[str, Any]]:
+    """Return the outputs of the function calls in a response."""
+    asked = [item["call_id"] for item in response["output"] if item["type"] == "function_call"]
+    return [
+        {"type": "function_call_output", "call_id": id, "output": value}
+        for id, value in zip(asked, values, strict=True)
+    ]
+
+
+async def test_required_call_replaces_text_and_can_be_left_unanswered(tmp_path: Path) -> None:
+    model = Scripted(says("I think it rains."), calls("weather", city="Oslo"), says("Hello."))
+    async with serve_openai(tmp_path, stored_atlas(model)) as (_, client):
+        create: Any = client.responses.create
+        ask: dict[str, Any] = {"model": MODEL, "input": "Weather?", "tools": [WEATHER], "tool_choice": "required"}
+        asked = check_stream(await read_stream(await create(**ask, stream=True)))
+        assert [item["type"] for item in asked["output"]] == ["function_call"]
+        hello = await create(model=MODEL, input="Never mind.", previous_response_id=asked["id"])
+        with pytest.raises(openai.BadRequestError):
+            await create(model=MODEL, input=outputs(asked, "too late"))
+    assert hello.output_text == "Hello."
+
+
+async def test_client_tools_without_store_are_found_by_their_calls(tmp_path: Path) -> None:
+    model = Scripted(calls("weather", city="Oslo"), says("Rain."))
+    async with serve_openai(tmp_path, stored_atlas(model)) as (_, client):
+        create: Any = partial(client.responses.create, model=MODEL, store=False, tools=[WEATHER])
+        asked = (await create(input="Weather?")).to_dict()
+        with pytest.raises(openai.NotFoundError):
+            await client.responses.retrieve(asked["id"])
+        answer = await create(input=[USER, *asked["output"], *outputs(asked, "rain")])
+    assert (answer.output_text, answer.store) == ("Rain.", False)

@@ -27,7 +27,15 @@ _MAX_MERGED = 1024
 _DELTAS = (wire.ChatDelta, wire.ChatReasoning)
 _CALLS = (wire.ToolCalling, wire.ToolSettled)
 _WRITTEN_AT_ONCE = frozenset(
-    ("tool.call", "tool.result", "exec.approval_request", "approval.resolved", "chat.final", "chat.error")
+    (
+        "tool.call",
+        "tool.pending",
+        "tool.result",
+        "exec.approval_request",
+        "approval.resolved",
+        "chat.final",
+        "chat.error",
+    )
 )
 _WRITTEN_FIRST = _WRITTEN_AT_ONCE | {"chat.message"}
 """Events that are delivered only after they have been written. A `chat.message` waits for the next batch: an event that

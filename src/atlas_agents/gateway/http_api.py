@@ -3,7 +3,16 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    Awaitable,
+    Callable,
+    Coroutine,
+    Generator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from typing import IO, Any, Literal, TypeAlias, TypeVar, cast, get_args
 
@@ -17,7 +26,8 @@ from starlette.types import Scope as AsgiScope
 from atlas_agents.agents.options import WhenBusy
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.aio import run_in_thread
-from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.approvals import Question
+from atlas_agents.core.errors import BadArguments, BadTool, ConfigError, Conflict, NotFound
 from atlas_agents.core.events import ClientToolsCalled, Event, StreamChunk, ToolCalled
 from atlas_agents.core.messages import Message
 from atlas_agents.gateway.asgi import ApiRoute, JsonResponse, Operation, get_grant
@@ -30,6 +40,7 @@ from atlas_agents.gateway.protocol.frames import RESTART
 from atlas_agents.gateway.protocol.types import Scope
 from atlas_agents.gateway.uploads import UploadedFile, Uploads, check_name
 from atlas_agents.knowledge.loaders import MAX_SIZE
+from atlas_agents.tools.client_tools import ClientResult, ClientTools
 
 T = TypeVar("T")
 Answer: TypeAlias = Callable[[Request], Awaitable[Any]]
@@ -255,6 +266,45 @@ async def wait_for_reply(stream: AtlasStream, hub: Hub) -> Message:
             wait = hub.retry_after_ms / 1000
             raise HTTPError(503, "unavailable", "the gateway is shutting down", retry_after=wait) from failure
         raise
+
+
+async def post_tool_results(
+    hub: Hub, grant: Grant, results: Mapping[str, ClientResult], offer: ClientTools | None
+) -> list[Question]:
+    """Post the results of all calls that a turn waits for, by the parameter of each, and return these calls.
+
+    The turn continues with the tools of the new `offer`, or with none. Raises a 400 for a result that has no effect.
+    """
+    calls: list[Question] = []
+    for param, result in results.items():
+        try:
+            calls += await hub.atlas.find_client_calls([result.call_id], user=grant.principal.id)
+        except NotFound as error:
+            raise bad_request(str(error), param, "invalid_tool_call_id") from error
+    run_id, given = calls[0].run_id, {call.id for call in calls}
+    waiting = [each for each in await hub.atlas.pending_client_calls(calls[0].session) if each.run_id == run_id]
+    first = next(iter(results))
+    if any(call.run_id != run_id for call in calls):
+        raise bad_request("the tool results belong to calls of different turns", first, "invalid_tool_call_id")
+    missing = [each.id for each in waiting if each.id not in given]
+    if missing and len(missing) < len(waiting):  # else the results were posted before, and the turn has gone on
+        raise bad_request(f"no tool output found for these tool calls: {', '.join(missing)}", first.partition("[")[0])
+    offer = offer or ClientTools((), unanswered="end")
+    try:
+        await hub.atlas.post_results([*results.values()], user=grant.principal.id, offer=offer)
+    except (Conflict, BadArguments) as error:
+        raise bad_request(str(error), first, "invalid_tool_call_id") from error
+    return calls
+
+
+def check_offer(hub: Hub, offer: ClientTools | None) -> ClientTools | None:
+    """Return the tools that a client runs; raises a 400 for ones that it cannot offer."""
+    try:
+        if offer is not None:
+            hub.atlas.check_client_tools(offer)
+    except BadTool as error:
+        raise bad_request(str(error), "tools") from error
+    return offer
 
 
 def short_header(request: Request, name: str) -> str:

@@ -16,7 +16,7 @@ from atlas_agents.agents.output import Output
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core import install_command
 from atlas_agents.core.approvals import Question
-from atlas_agents.core.errors import BadArguments, BadTool, Conflict, NotFound
+from atlas_agents.core.errors import NotFound
 from atlas_agents.core.events import (
     ClientToolsCalled,
     Event,
@@ -123,7 +123,7 @@ async def start(hub: Hub, grant: Grant, request: Request, body: schema.Completio
     With a session, the last message is sent to it and the turn is stored. Without one, the request contains the whole
     conversation. It is stored only if the client has tools, in an archived session of its own: the turn may wait.
     """
-    offer = read_offer(hub, body)
+    offer = http_api.check_offer(hub, schema.client_tools_of(body))
     if body.messages[-1].role == "tool":
         return await resume_with_results(hub, grant, body, offer)
     session = http_api.short_header(request, "x-atlas-session") or body.user or ""
@@ -184,40 +184,13 @@ async def _release_superseded(hub: Hub, grant: Grant, body: schema.CompletionReq
             return
 
 
-def read_offer(hub: Hub, body: schema.CompletionRequest) -> ClientTools | None:
-    """Return the tools that the client runs; raises a 400 for ones that it cannot offer."""
-    offer = schema.client_tools_of(body)
-    try:
-        if offer is not None:
-            hub.atlas.check_client_tools(offer)
-    except BadTool as error:
-        raise bad_request(str(error), "tools") from error
-    return offer
-
-
 async def resume_with_results(
     hub: Hub, grant: Grant, body: schema.CompletionRequest, offer: ClientTools | None
 ) -> StartedTurn:
     """Post the tool results at the end of the messages and follow the turn that waited for them."""
-    results, user = schema.trailing_results(body.messages), grant.principal.id
-    params = {result.call_id: f"messages.[{index}].tool_call_id" for index, result in results.items()}
-    calls: list[Question] = []
-    for id, param in params.items():
-        try:
-            calls += await hub.atlas.find_client_calls([id], user=user)
-        except NotFound as error:
-            raise bad_request(str(error), param, "invalid_tool_call_id") from error
-    run_id, session = calls[0].run_id, calls[0].session
-    waiting = [each for each in await hub.atlas.pending_client_calls(session) if each.run_id == run_id]
-    if any(call.run_id != run_id for call in calls):
-        raise bad_request("the tool results belong to calls of different turns", "messages", "invalid_tool_call_id")
-    missing = [each.id for each in waiting if each.id not in params]
-    if missing and len(missing) < len(waiting):  # else the results were posted before, and the turn has gone on
-        raise bad_request(f"no message with the role 'tool' follows these tool calls: {', '.join(missing)}", "messages")
-    try:
-        await hub.atlas.post_results([*results.values()], user=user, offer=offer or ClientTools((), unanswered="end"))
-    except (Conflict, BadArguments) as error:
-        raise bad_request(str(error), next(iter(params.values())), "invalid_tool_call_id") from error
+    found = schema.trailing_results(body.messages)
+    results = {f"messages.[{index}].tool_call_id": result for index, result in found.items()}
+    calls = await http_api.post_tool_results(hub, grant, results, offer)
     return StartedTurn(await _follow_run(hub, calls), cancels=False, results=calls)
 
 

@@ -1,7 +1,8 @@
 """OpenAI-compatible endpoint `/v1/responses`.
 
-A response is a run: its id is `resp_` and that of the run, and `previous_response_id` is a position in a session. Its
-stream is made of the events in the run's log, so that it can be read again from any event, also after a restart.
+A response is a run, or a part of it if the run waits for tools of its client: its id is `resp_`, that of the run and
+the number of the part. `previous_response_id` is a position in a session. The stream is made of the events in the run's
+log, so that it can be read again from any event, also after a restart.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ import hashlib
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import ExitStack, aclosing, suppress
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 from starlette.requests import Request
@@ -21,20 +22,23 @@ from atlas_agents.agents.run import decode_options
 from atlas_agents.agents.sessions import SessionHeader, make_title
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.aio import BackgroundTasks
+from atlas_agents.core.approvals import Answer
 from atlas_agents.core.errors import BadOutput, BrokenHistory, UnreadableRow
+from atlas_agents.core.events import Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Conversation, File, Image, Message, Part, Text, new_id
 from atlas_agents.core.store import OPEN, RunRow, SetSessionMetadata
 from atlas_agents.gateway import http_api
 from atlas_agents.gateway.asgi import JsonResponse
 from atlas_agents.gateway.auth import Grant
-from atlas_agents.gateway.convert import Translator, agent_model
+from atlas_agents.gateway.convert import Translator, agent_model, usage_shape
 from atlas_agents.gateway.http_errors import HTTPError, bad_request, to_http_error
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.openai import schema
 from atlas_agents.gateway.protocol import events as wire
 from atlas_agents.gateway.protocol.types import MessageShape, TextPart, ToolCallPart, ToolResultPart, UsageShape
 from atlas_agents.providers.base import render_result_text
+from atlas_agents.tools.client_tools import ClientTool, ClientTools
 from atlas_agents.tools.journal import read_first_messages
 
 _PREFIX = "resp_"
@@ -49,6 +53,7 @@ _PAGE = 256
 _MAX_ITEMS = 100
 _CONTINUES = frozenset(("chat.delta", "chat.message", "chat.final", "tool.call"))
 """Events after which text that was reset is known to be replaced."""
+_CHOICES: tuple[Literal["none", "auto", "required"], ...] = ("none", "auto", "required")
 _FAULTS = {"rate_limit": "rate_limit_exceeded", "BadOutput": "bad_output"}
 _WITHDRAWN = "the model restarted its answer after part of it was sent; {advice}"
 StreamEvent: TypeAlias = dict[str, Any]
@@ -74,16 +79,26 @@ class ResponseEncoder:
     """
 
     def __init__(self, response: schema.ResponseObject) -> None:
+        self._run_id, self._part = _parse_id(response.id)
         self.response = response
         self.withdrawn = False
         self.ended = False
         self._wanted = schema.response_output(response.text)
-        self._run_id = response.id.removeprefix(_PREFIX)
+        self._streams_text = self._wanted is None and not _is_forced(response.tool_choice)
+        self._client_tools = {tool.name for tool in response.tools}
+        self._pending = PendingGroups()
+        self._usage: Usage | None = None
+        self._answered_at: int | None = None
         self._items: list[schema.OutputItem] = []
         self._text: list[str] = []
         self._calls: dict[str, int] = {}
         self._reset = False
         self._number = -1
+
+    @property
+    def is_continued(self) -> bool:
+        """Whether the response continues a run that has waited for its client."""
+        return self._part > 0
 
     def start(self) -> list[StreamEvent]:
         """Return the first events of the stream."""
@@ -94,11 +109,19 @@ class ResponseEncoder:
 
     def apply(self, event: wire.RunEvent) -> list[StreamEvent]:
         """Apply the next event of the run and return the events of the stream that it adds."""
+        skips = len(self._pending) < self._part
+        if type(event) is wire.ToolsPending:
+            return self._call_client(event) if self._pending.add(event) and not skips else []
+        if skips:
+            return []
         if self._reset and event.event in _CONTINUES and not _breaks_off(event):
             self._withdraw()
+        return self._apply(event)
+
+    def _apply(self, event: wire.RunEvent) -> list[StreamEvent]:
         match event:
             case wire.ChatDelta(_, text):
-                return self._add_text(text) if self._wanted is None else []
+                return self._add_text(text) if self._streams_text else []
             case wire.ChatReset():
                 self._reset = bool(self._text)  # the text of a turn that fails now is not replaced
                 return []
@@ -167,7 +190,7 @@ class ResponseEncoder:
         self._reset, self.withdrawn = False, True
 
     def _call(self, id: str, name: str, arguments: dict[str, Any]) -> list[StreamEvent]:
-        if id in self._calls:
+        if id in self._calls or name.removeprefix("client/") in self._client_tools:
             return []
         closed = self._close_text()
         item = schema.CallItem(self._new_id("mcp"), name, encode(arguments).decode())
@@ -182,12 +205,30 @@ class ResponseEncoder:
             self._event("response.mcp_call_arguments.done", **place, arguments=item.arguments),
         ]
 
+    def _call_client(self, event: wire.ToolsPending) -> list[StreamEvent]:
+        """End the response with the calls that the client runs."""
+        events = self._close_text()
+        for call in event.calls:
+            written = encode(call.arguments).decode()
+            item = schema.FunctionCallItem(self._new_id("fc"), call.id, call.name, written)
+            place: dict[str, Any] = {"item_id": item.id, "output_index": len(self._items)}
+            self._items.append(item)
+            events += [
+                self._item_event("added", msgspec.structs.replace(item, arguments="")),
+                self._event("response.function_call_arguments.delta", **place, delta=written),
+                self._event("response.function_call_arguments.done", **place, name=item.name, arguments=written),
+            ]
+            self._items[-1] = done = msgspec.structs.replace(item, status="completed")
+            events.append(self._item_event("done", done))
+        usage = usage_shape(self._usage or Usage())
+        return [*events, self._finish("completed", usage=_usage_shape(usage), completed_at=self._answered_at)]
+
     def _settle(self, id: str, result: Any, *, failed: bool) -> list[StreamEvent]:
         index = self._calls.get(id)
         item = None if index is None else self._items[index]
         if index is None or not isinstance(item, schema.CallItem) or item.status != "in_progress":
             return []
-        text = result if isinstance(result, str) else encode(result).decode()
+        text = _written(result)
         changed = (
             msgspec.structs.replace(item, status="failed", error=schema.CallFailure(text))
             if failed
@@ -203,6 +244,11 @@ class ResponseEncoder:
     def _add_message(self, message: MessageShape) -> list[StreamEvent]:
         """End the text of a message that was stored; a log that was pruned has its calls and results only here."""
         events = self._close_text() if message.role == "assistant" else []
+        if message.role == "assistant":
+            self._usage = (self._usage or Usage()) + Usage.from_metadata(message.metadata)
+            self._answered_at = message.created_at // 1000
+            if self._wanted is None and not self._streams_text and _has_calls(message):
+                events += [*self._add_text(_text_of(message)), *self._close_text()]
         for part in message.parts:
             if isinstance(part, ToolCallPart):
                 events += self._call(part.id, part.name, part.arguments)
@@ -211,6 +257,8 @@ class ResponseEncoder:
         return events
 
     def _end(self, usage: UsageShape, message: MessageShape | None, *, cancelled: bool) -> list[StreamEvent]:
+        if self._part:  # the rest is in the usage of the responses before
+            usage = usage_shape(self._usage or Usage())
         if cancelled:
             events = [*self._close_text("incomplete"), *self._close_calls()]
             return [*events, self._finish("cancelled", usage=_usage_shape(usage))]
@@ -228,7 +276,7 @@ class ResponseEncoder:
 
     def _add_answer(self, message: MessageShape) -> list[StreamEvent]:
         """Add what was not streamed: structured output, a refusal, or the text of a message without deltas."""
-        refusal, text = message.refusal, "".join([part.text for part in message.parts if isinstance(part, TextPart)])
+        refusal, text = message.refusal, _text_of(message)
         if message.metadata.get("refused"):
             return self._refuse(refusal or text)
         if self._wanted is not None:
@@ -279,13 +327,69 @@ class ResponseEncoder:
         return {"type": kind, "sequence_number": self._number, **fields}
 
     def _new_id(self, kind: str) -> str:
-        return f"{kind}_{self._run_id}_{len(self._items)}"
+        return f"{kind}_{self._run_id}_{f'{self._part}.' if self._part else ''}{len(self._items)}"
+
+
+class PendingGroups:
+    """The calls that a run has waited for its client to run: one group for each reply with such calls."""
+
+    def __init__(self, events: Sequence[wire.RunEvent] = ()) -> None:
+        self._groups: list[wire.ToolsPending] = []
+        for event in events:
+            if type(event) is wire.ToolsPending:
+                self.add(event)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __getitem__(self, index: int) -> wire.ToolsPending:
+        return self._groups[index]
+
+    def add(self, event: wire.ToolsPending) -> bool:
+        """Add a group; return False for one that is announced again, as after a restart."""
+        known = {call.id for group in self._groups for call in group.calls}
+        if any(call.id in known for call in event.calls):
+            return False
+        self._groups.append(event)
+        return True
+
+    def find(self, id: str) -> int:
+        """Return the index of the group of a call."""
+        return next(index for index, group in enumerate(self._groups) if id in [call.id for call in group.calls])
+
+
+def _parse_id(id: str) -> tuple[str, int]:
+    """Return the run of a response, and the part of it."""
+    run_id, _, part = id.removeprefix(_PREFIX).partition("_")
+    return run_id, int(part) if part.isdecimal() and len(part) < 6 else 0
+
+
+def _make_id(run_id: str, part: int) -> str:
+    return f"{_PREFIX}{run_id}_{part}" if part else _PREFIX + run_id
+
+
+def _is_forced(choice: schema.ResponseToolChoice) -> bool:
+    """Return whether a call of a client tool is required, so that text of the model may be withdrawn."""
+    if isinstance(choice, str):
+        return choice == "required"
+    return choice.type == "function" or choice.mode == "required"
+
+
+def _written(result: Any) -> str:
+    return result if isinstance(result, str) else encode(result).decode()
+
+
+def _text_of(message: MessageShape) -> str:
+    return "".join([part.text for part in message.parts if isinstance(part, TextPart)])
+
+
+def _has_calls(message: MessageShape) -> bool:
+    return any(isinstance(part, ToolCallPart) for part in message.parts)
 
 
 def _is_cut_off(message: MessageShape) -> bool:
     """Return whether an answer is incomplete: because of its length, or because the agent has used up its rounds."""
-    out_of_rounds = any(isinstance(part, ToolCallPart) for part in message.parts)
-    return out_of_rounds or message.metadata.get("stop_reason") == "length"
+    return _has_calls(message) or message.metadata.get("stop_reason") == "length"
 
 
 def _usage_shape(usage: UsageShape) -> schema.ResponseUsage:
@@ -362,6 +466,13 @@ def drop_withdrawn(events: Sequence[wire.RunEvent]) -> list[wire.RunEvent]:
     return kept
 
 
+def drop_client_calls(events: Sequence[wire.RunEvent]) -> list[wire.RunEvent]:
+    """Return the events without the calls of tools that the client runs: the event with which it waits has them."""
+    groups = [event for event in events if type(event) is wire.ToolsPending]
+    ids = {call.tool_call_id for group in groups for call in group.calls}
+    return [event for event in events if not (type(event) is wire.ToolCalling and event.tool_call_id in ids)]
+
+
 def _breaks_off(event: wire.RunEvent) -> bool:
     """Return whether the run ends without an answer."""
     return type(event) is wire.ChatError or (type(event) is wire.ChatFinal and event.cancelled)
@@ -370,7 +481,7 @@ def _breaks_off(event: wire.RunEvent) -> bool:
 async def read_events(hub: Hub, grant: Grant, row: RunRow) -> RunEvents:
     """Yield the events of a stored run: first those in the log without withdrawn text, then live ones."""
     events, last = await read_stored_events(hub, row)
-    for event in drop_withdrawn(events):
+    for event in drop_client_calls(drop_withdrawn(events)):
         yield event
     if not events or events[-1].event not in wire.TERMINAL_EVENTS:
         async with aclosing(RunSubscriber(hub, grant, row).events(last)) as live:
@@ -394,11 +505,18 @@ class ResponseTurn:
         self._hub = hub
         self._events = events
 
+    def abandon(self, stream: AtlasStream) -> None:
+        """Cancel the turn of a client that has gone, unless the turn waits for it."""
+        if not self.encoder.ended:
+            stream.cancel()
+
     async def complete(self) -> schema.ResponseObject:
         """Return the response once its run has ended."""
         async with aclosing(self._events) as events:
             async for event in events:
                 self.encoder.apply(event)
+                if self.encoder.ended:
+                    break
         if not self.encoder.ended:
             raise self._shutting_down()
         return self.encoder.response
@@ -415,6 +533,8 @@ class ResponseTurn:
                     for each in encoder.apply(event):
                         if each["sequence_number"] > after:
                             yield _sse_event(each)
+                    if encoder.ended:
+                        return
                     if encoder.withdrawn:
                         raise HTTPError(502, "answer_withdrawn", _WITHDRAWN.format(advice=self._advice))
             if not encoder.ended:
@@ -464,16 +584,16 @@ class ResponsesEndpoint:
             _check_supported(request, body)
             leaves = http_api.on_disconnect(request) == "cancel" and not body.background
             stream, turn = await self._start(grant, request, body)
-            if leaves or body.store is False:
-                stack.callback(stream.cancel)
+            if stream is not None and (leaves or body.store is False):
+                stack.callback(turn.abandon, stream)
             if body.background and not body.stream:
                 return JsonResponse(msgspec.structs.replace(turn.encoder.response, status="queued"))
             if not body.stream:
                 response = await pending.wait_for(turn.complete())
-                if response.status == "failed":
+                if response.status == "failed" and stream is not None:
                     await http_api.wait_for_reply(stream, self._hub)  # raises the error, which sets the HTTP status
                 return JsonResponse(response)
-            if not body.background:
+            if not body.background and stream is not None and not turn.encoder.is_continued:
                 await pending.wait_for(http_api.wait_for_output(stream, stream, self._hub))
             return http_api.EventStream(pending, turn.stream_events(), self._hub.settings.ping, stack.pop_all().close)
 
@@ -523,11 +643,10 @@ class ResponsesEndpoint:
     async def list_input(self, request: Request) -> Any:
         """List the input items of a response, the last one first unless `order` is `asc`."""
         grant = http_api.authorize(request, "read")
-        row, _ = await self._find(request, grant)
+        row, response = await self._find(request, grant)
         limit = _read_number(request, "limit", 20, _MAX_ITEMS)
-        stored = _stored_request(row)
-        rows = [each.message for each in await self._past(row, stored)] if stored is not None else []
-        items = [item for message in (*rows, *read_first_messages(row)) for item in _stored_items(message)]
+        _, part = _parse_id(response.id)
+        items = await self._read_outputs(row, part) if part else await self._read_items(row)
         if request.query_params.get("order", "desc") != "asc":
             items.reverse()
         ids = [item.id for item in items]
@@ -539,20 +658,40 @@ class ResponsesEndpoint:
         ends = (shown[0].id, shown[-1].id) if shown else (None, None)
         return JsonResponse(schema.StoredItems(shown, *ends, has_more=first + limit < len(items)))
 
-    async def _past(self, row: RunRow, stored: StoredRequest) -> Sequence[Any]:
-        if not stored.past:
-            return ()
-        return await self._hub.store.messages(
-            self._hub.atlas.tenant, row.session, after=stored.after, limit=stored.past
+    async def _read_items(self, row: RunRow) -> list[schema.StoredItem]:
+        """Return the items that a run started with."""
+        stored, store, tenant = _stored_request(row), self._hub.store, self._hub.atlas.tenant
+        past = (
+            await store.messages(tenant, row.session, after=stored.after, limit=stored.past)
+            if stored is not None and stored.past
+            else []
         )
+        messages = [*[each.message for each in past], *read_first_messages(row)]
+        return [item for message in messages for item in _stored_items(message)]
+
+    async def _read_outputs(self, row: RunRow, part: int) -> list[schema.StoredItem]:
+        """Return the outputs of the calls with which a part of a run started."""
+        events, _ = await read_stored_events(self._hub, row)
+        settled = {event.tool_call_id: event.result for event in events if type(event) is wire.ToolSettled}
+        calls = [call for call in PendingGroups(events)[part - 1].calls if call.tool_call_id in settled]
+        return [
+            schema.StoredCallOutput(f"fco_{call.id}", call.id, _written(settled[call.tool_call_id])) for call in calls
+        ]
 
     async def _start(
         self, grant: Grant, request: Request, body: schema.ResponseRequest
-    ) -> tuple[AtlasStream, ResponseTurn]:
-        """Start the turn. It is accepted, and stored unless `store` is false, when this returns."""
+    ) -> tuple[AtlasStream | None, ResponseTurn]:
+        """Start the turn, or resume the one that waits for the outputs in `input`.
+
+        It is accepted when this returns, and stored unless `store` is false and the client has no tools.
+        """
         hub, agent = self._hub, self._find_agent(body.model)
+        offer = http_api.check_offer(hub, schema.response_tools(body))
         position = await self._locate(grant, request, body)
-        prompt, past = _read_input(body, position.known)
+        messages, places = _read_input(body, position.known)
+        if messages[-1].role == "tool":
+            return await self._resume(grant, body, messages, places, offer)
+        prompt, past = schema.to_prompt(messages, places), schema.to_messages(messages, places)[:-1]
         if problem := grant.check_service_tier(body.service_tier):
             raise bad_request(problem, "service_tier")
         response = _initial_response(body, agent)
@@ -561,9 +700,11 @@ class ResponsesEndpoint:
             asks=http_api.waits_for_approvals(request),
             requested=schema.response_settings(body),
             instructions=body.instructions or msgspec.UNSET,
+            client_tools=offer or msgspec.UNSET,
         )
-        position = await self._branch(grant, request, position, past, stored=response.store)
-        if not response.store:
+        keeps = response.store or offer is not None  # a turn that waits for its client is stored
+        position = await self._branch(grant, request, position, past, stored=keeps)
+        if not keeps:
             hub.check_accepting()
             transient = Conversation([*position.history, *past], id=grant.prefix + new_id())
             options, user = msgspec.structs.replace(options, asks=False), grant.principal.id
@@ -586,6 +727,41 @@ class ResponsesEndpoint:
         if row is None:
             raise _not_found(_PREFIX + accepted.run_id)
         return stream, ResponseTurn(hub, _response_of(row), read_events(hub, grant, row))
+
+    async def _resume(
+        self,
+        grant: Grant,
+        body: schema.ResponseRequest,
+        messages: list[schema.OpenAIMessage],
+        places: list[str],
+        offer: ClientTools | None,
+    ) -> tuple[AtlasStream | None, ResponseTurn]:
+        """Post the outputs at the end of the input; the response is the next part of the run that waited for them."""
+        hub, found = self._hub, schema.trailing_results(messages)
+        results = {f"{places[index]}.call_id": result for index, result in found.items()}
+        calls = await http_api.post_tool_results(hub, grant, results, offer)
+        row = await hub.store.run(hub.atlas.tenant, calls[0].run_id)
+        if row is None:
+            raise _not_found(_PREFIX + calls[0].run_id)
+        stream = await hub.atlas.follow(row.id)
+        groups = PendingGroups((await read_stored_events(hub, row))[0])
+        response = await self._read_part(row, groups, groups.find(calls[0].id) + 1)
+        response = msgspec.structs.replace(response, background=bool(body.background))
+        return stream, ResponseTurn(hub, response, read_events(hub, grant, row))
+
+    async def _read_part(self, row: RunRow, groups: PendingGroups, part: int) -> schema.ResponseObject:
+        """Return a later part of a run as it started, with the tools that its client offered with the outputs."""
+        approval = await self._hub.store.approval(self._hub.atlas.tenant, groups[part - 1].calls[0].id)
+        answer = msgspec.json.decode(approval.answer, type=Answer) if approval and approval.answer else None
+        offer = msgspec.convert(((answer and answer.arguments) or {}).get("offer") or {"tools": ()}, ClientTools)
+        forced = schema.ChosenResponseTool("function", offer.tool_choice)
+        return msgspec.structs.replace(
+            _response_of(row),
+            id=_make_id(row.id, part),
+            previous_response_id=_make_id(row.id, part - 1),
+            tools=tuple([_function_of(each) for each in offer.tools]),
+            tool_choice=next((each for each in _CHOICES if each == offer.tool_choice), forced),
+        )
 
     async def _locate(self, grant: Grant, request: Request, body: schema.ResponseRequest) -> _Position:
         """Return the session that the request names or continues, or a new one."""
@@ -659,16 +835,19 @@ class ResponsesEndpoint:
     async def _find(self, request: Request, grant: Grant) -> tuple[RunRow, schema.ResponseObject]:
         """Return the run of the response in the path, and the response as it started."""
         id = request.path_params["id"]
-        row = await self._find_row(grant, id)
-        if row is None:
+        row, (_, part) = await self._find_row(grant, id), _parse_id(id)
+        if row is None or _make_id(row.id, part) != id:
             raise _not_found(id)
-        return row, _response_of(row)
+        groups = PendingGroups((await read_stored_events(self._hub, row))[0] if part else ())
+        if part > len(groups):
+            raise _not_found(id)
+        return row, await self._read_part(row, groups, part) if part else _response_of(row)
 
     async def _find_row(self, grant: Grant, id: str) -> RunRow | None:
         """Return the run of a response that the caller may access; None if there is none, or it was deleted."""
         store, tenant = self._hub.store, self._hub.atlas.tenant
-        row = await store.run(tenant, id.removeprefix(_PREFIX)) if id.startswith(_PREFIX) else None
-        if row is None or not row.session.startswith(grant.prefix):
+        row = await store.run(tenant, _parse_id(id)[0]) if id.startswith(_PREFIX) else None
+        if row is None or not row.session.startswith(grant.prefix) or not _response_of(row).store:
             return None
         session = await store.session(tenant, row.session)
         deleted = session.metadata.get(_DELETED, ()) if session is not None else (row.id,)
@@ -682,14 +861,15 @@ class ResponsesEndpoint:
     async def _read(self, row: RunRow, response: schema.ResponseObject) -> schema.ResponseObject:
         """Return the response as far as its run has come."""
         encoder = ResponseEncoder(response)
-        for event in drop_withdrawn((await read_stored_events(self._hub, row))[0]):
-            encoder.apply(event)
+        events, _ = await read_stored_events(self._hub, row)
+        for event in drop_client_calls(drop_withdrawn(events)):
+            if not encoder.ended:
+                encoder.apply(event)
         return encoder.snapshot(row)
 
 
 def _check_supported(request: Request, body: schema.ResponseRequest) -> None:
     """Refuse parameters that are not supported, or not together, instead of ignoring them."""
-    schema.refuse_parameters(tools=body.tools)
     for name, value in (("prompt", body.prompt), ("max_tool_calls", body.max_tool_calls)):
         if value is not None:
             raise bad_request(f"{name} is not supported", name, "unsupported_parameter")
@@ -701,13 +881,15 @@ def _check_supported(request: Request, body: schema.ResponseRequest) -> None:
         raise bad_request("a response cannot enter a running turn: use another x-atlas-when-busy", "x-atlas-when-busy")
 
 
-def _read_input(body: schema.ResponseRequest, known: frozenset[str]) -> tuple[Message, list[Message]]:
-    """Return the message that starts the turn, and those before it."""
+def _read_input(body: schema.ResponseRequest, known: frozenset[str]) -> tuple[list[schema.OpenAIMessage], list[str]]:
+    """Return the input as messages, with the place of each in the request."""
     items = [schema.InputItem(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     messages, places = schema.items_to_messages(items, known)
-    if not messages or messages[-1].role != "user":
-        raise bad_request("the last item of input must be a message with the role 'user'", "input")
-    return schema.to_prompt(messages, places), schema.to_messages(messages, places)[:-1]
+    if not messages or messages[-1].role not in ("user", "tool"):
+        raise bad_request(
+            "the last item of input must be a message with the role 'user', or the output of a function call", "input"
+        )
+    return messages, places
 
 
 def _initial_response(body: schema.ResponseRequest, agent: Agent) -> schema.ResponseObject:
@@ -720,10 +902,13 @@ def _initial_response(body: schema.ResponseRequest, agent: Agent) -> schema.Resp
     }
     given |= {
         "model": f"atlas/{agent.id}",
-        "tools": (),
         "conversation": schema.ConversationRef(conversation) if isinstance(conversation, str) else conversation,
     }
     return schema.ResponseObject(id="", created_at=int(time.time()), **given)
+
+
+def _function_of(tool: ClientTool) -> schema.ResponseFunction:
+    return schema.ResponseFunction(tool.name, tool.parameters, tool.strict, tool.description)
 
 
 def _stored_request(row: RunRow) -> StoredRequest | None:
@@ -739,7 +924,7 @@ def _response_of(row: RunRow) -> schema.ResponseObject:
     """Return the response of a run as it started."""
     stored = _stored_request(row)
     response = stored.response if stored is not None else schema.ResponseObject("", 0, f"atlas/{row.agent_id}")
-    return msgspec.structs.replace(response, id=_PREFIX + row.id, created_at=row.created_at // 1000)
+    return msgspec.structs.replace(response, id=_make_id(row.id, 0), created_at=row.created_at // 1000)
 
 
 def _not_found(id: str) -> HTTPError:

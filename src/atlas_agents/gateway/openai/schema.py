@@ -216,6 +216,28 @@ Includable: TypeAlias = Literal[
 """What OpenAI can include in a response. Nothing of it exists here, so that all are ignored."""
 
 
+class ResponseFunction(msgspec.Struct, frozen=True):
+    """A function that the client runs; `parameters` is a JSON schema."""
+
+    name: str = ""
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    description: str | None = None
+    type: str = "function"
+
+
+class ChosenResponseTool(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A choice of one function, or of several that may be called."""
+
+    type: Literal["function", "allowed_tools"]
+    name: str = ""
+    mode: Literal["auto", "required"] = "auto"
+    tools: tuple[ResponseFunction, ...] = ()
+
+
+ResponseToolChoice: TypeAlias = Literal["none", "auto", "required"] | ChosenResponseTool
+
+
 class ResponseRequest(msgspec.Struct, frozen=True):
     """Request body of `/v1/responses`."""
 
@@ -228,8 +250,8 @@ class ResponseRequest(msgspec.Struct, frozen=True):
     store: bool | None = None
     background: bool | None = None
     text: TextConfig | None = None
-    tools: list[Any] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    tools: tuple[ResponseFunction, ...] | None = None
+    tool_choice: ResponseToolChoice | None = None
     parallel_tool_calls: bool | None = None
     max_tool_calls: int | None = None
     max_output_tokens: Tokens | None = None
@@ -286,7 +308,17 @@ class CallItem(msgspec.Struct, frozen=True, tag="mcp_call"):
     approval_request_id: None = None
 
 
-OutputItem: TypeAlias = MessageItem | CallItem
+class FunctionCallItem(msgspec.Struct, frozen=True, tag="function_call"):
+    """A call of a function that the client runs."""
+
+    id: str
+    call_id: str
+    name: str
+    arguments: str
+    status: ItemStatus = "in_progress"
+
+
+OutputItem: TypeAlias = MessageItem | CallItem | FunctionCallItem
 ResponseStatus: TypeAlias = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
 
 
@@ -334,8 +366,8 @@ class ResponseObject(msgspec.Struct, frozen=True):
     store: bool = True
     background: bool = False
     text: TextConfig = TextConfig()
-    tools: tuple[Any, ...] = ()
-    tool_choice: str | dict[str, Any] = "auto"
+    tools: tuple[ResponseFunction, ...] = ()
+    tool_choice: ResponseToolChoice = "auto"
     parallel_tool_calls: bool = True
     max_tool_calls: int | None = None
     max_output_tokens: int | None = None
@@ -568,20 +600,40 @@ def _check_tool_messages(messages: list[OpenAIMessage]) -> None:
 
 
 def client_tools_of(body: CompletionRequest) -> ClientTools | None:
-    """Return the tools that the client runs, as it wants them called; None if it has none.
+    """Return the tools that the client runs, as it wants them called; None if it has none."""
+    if not body.tools and body.tool_choice not in (None, "none"):
+        raise bad_request("tool_choice requires tools", "tool_choice")
+    return _client_tools(body.tools or [], body.tool_choice, body.parallel_tool_calls)
+
+
+def response_tools(body: ResponseRequest) -> ClientTools | None:
+    """Return the tools that the client of a response runs; None if it has none."""
+    tools = [
+        ToolDefinition(each.type, FunctionDefinition(each.name, each.description, each.parameters, each.strict))
+        for each in body.tools or ()
+    ]
+    given = body.tool_choice
+    if isinstance(given, ChosenResponseTool):
+        chosen = tuple([ChosenTool(each.type, ChosenFunction(each.name)) for each in given.tools])
+        given = ForcedChoice(given.type, ChosenFunction(given.name), AllowedTools(given.mode, chosen))
+    return _client_tools(tools, given, body.parallel_tool_calls)
+
+
+def _client_tools(
+    tools: list[ToolDefinition], wanted: str | ForcedChoice | None, parallel: bool | None
+) -> ClientTools | None:
+    """Return the tools of a client; None if it has none.
 
     A call without a result ends the turn: a client that does not send one has no use for an answer.
     """
-    if not body.tools:
-        if body.tool_choice not in (None, "none"):
-            raise bad_request("tool_choice requires tools", "tool_choice")
+    if not tools:
         return None
-    choice, allowed = _read_choice(body.tool_choice, {each.function.name for each in body.tools if each.function})
+    choice, allowed = _read_choice(wanted, {each.function.name for each in tools if each.function})
     return ClientTools(
-        tuple([_client_tool(each, index) for index, each in enumerate(body.tools)]),
+        tuple([_client_tool(each, index) for index, each in enumerate(tools)]),
         tool_choice=choice,
         allowed=allowed,
-        parallel=body.parallel_tool_calls is not False,
+        parallel=parallel is not False,
         unanswered="end",
     )
 
@@ -605,7 +657,7 @@ def _read_choice(given: str | ForcedChoice | None, known: set[str]) -> tuple[str
     return (given.allowed_tools.mode, tuple(names)) if several else (names[0], None)
 
 
-def trailing_results(messages: list[OpenAIMessage]) -> dict[int, ClientResult]:
+def trailing_results(messages: Sequence[OpenAIMessage]) -> dict[int, ClientResult]:
     """Return the tool results at the end of the messages by their index, with their text as it was sent."""
     found: dict[int, ClientResult] = {}
     for index in range(len(messages) - 1, -1, -1):
@@ -657,17 +709,6 @@ def embedding_of(index: int, vector: bytes, body: EmbeddingRequest) -> Embedding
         )
     packed = b64encode(struct.pack(f"<{len(numbers)}f", *numbers)).decode()
     return Embedding(index, packed if body.encoding_format == "base64" else numbers)
-
-
-def refuse_parameters(**given: Any) -> None:
-    """Refuse a request that has one of these parameters, which bring the client's own tools."""
-    for name, value in given.items():
-        if value:
-            raise bad_request(
-                f"{name} is not supported: agents use their own tools, which run in the gateway",
-                name,
-                "unsupported_parameter",
-            )
 
 
 def settings_of(body: CompletionRequest) -> ModelSettings | None:
@@ -739,9 +780,13 @@ def items_to_messages(items: Sequence[InputItem], known: Collection[str]) -> tup
     """
     messages: list[OpenAIMessage] = []
     places: list[str] = []
+    dropped = {item.call_id for item in items if item.call_id and run_of_item(item.id or "") in known}
+    last = max([index for index, item in enumerate(items) if item.type != "function_call_output"], default=-1)
     for index, item in enumerate(items):
         place = f"input[{index}]"
         if run_of_item(item.id or "") in known or item.type == "reasoning":
+            continue
+        if item.type == "function_call_output" and item.call_id in dropped and index < last:
             continue
         for message in _item_messages(item, place):
             if message.tool_calls and messages and messages[-1].tool_calls:  # calls of one reply
@@ -755,7 +800,7 @@ def items_to_messages(items: Sequence[InputItem], known: Collection[str]) -> tup
 def run_of_item(id: str) -> str:
     """Return the run in the id of an item that a response contained; empty if it is another id."""
     kind, _, rest = id.partition("_")
-    return rest.rpartition("_")[0] if kind in ("msg", "mcp") else ""
+    return rest.rpartition("_")[0] if kind in ("msg", "mcp", "fc") else ""
 
 
 def _item_messages(item: InputItem, place: str) -> list[OpenAIMessage]:
