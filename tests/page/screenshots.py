@@ -30,6 +30,7 @@ from journey import (
     start_with_key,
     start_without_key,
 )
+from other_clients import Clients, talk_in_one_session
 from PIL import Image
 from playwright.sync_api import Browser, expect
 
@@ -77,6 +78,18 @@ def main(folder: Path) -> None:
         take_view(next(open_tabs(browser, gateway, color_scheme="dark")).open(), "usage", folder / "usage-dark.png")
         take_phone(browser, gateway, folder)
         take_journey(browser, weights, folder)
+        take_clients(browser, folder)
+
+
+def take_clients(browser: Browser, folder: Path) -> None:
+    """Take a session that four clients follow."""
+    with (
+        tempfile.TemporaryDirectory(prefix="atlas-") as home,
+        running_gateway(Path(home), HERE / "admin_gateway.py") as gateway,
+        Clients(gateway).connected() as clients,
+    ):
+        tall = {"width": 1280, "height": 1080}
+        take(talk_in_one_session(browser, gateway, clients, viewport=tall), folder / "clients.png")
 
 
 def font_environment(folder: Path) -> dict[str, str]:
