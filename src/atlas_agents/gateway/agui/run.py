@@ -14,7 +14,7 @@ from atlas_agents.agents.options import TurnOptions, WhenBusy
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core import events as core
 from atlas_agents.core.approvals import Answer, Question
-from atlas_agents.core.errors import BadArguments, BadTool, ConfigError, Conflict, NotFound
+from atlas_agents.core.errors import BadArguments, ConfigError, Conflict, NotFound
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, ToolResult
 from atlas_agents.core.store import OPEN, ApprovalRow
@@ -27,7 +27,7 @@ from atlas_agents.gateway.http_errors import Hide, HTTPError, bad_request, to_ht
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.providers.base import render_result_text
 from atlas_agents.providers.settings import ModelSettings
-from atlas_agents.tools.client_tools import SOURCE, ClientResult, ClientTools, unknown_call
+from atlas_agents.tools.client_tools import SOURCE, ClientResult, unknown_call
 
 _OF_CLIENT = f"{SOURCE}/"
 _questions = msgspec.json.Decoder(Question)
@@ -321,7 +321,7 @@ class AgUiRun:
         self._busy: WhenBusy = http_api.when_busy(request)
         self._results = [] if run_input.resume else agui.tool_results(run_input)
         self._message = None if run_input.resume or self._results else agui.last_message(run_input)
-        self._offer = _read_offer(hub, run_input)
+        self._offer = http_api.check_offer(hub, agui.frontend_tools(run_input))
         self._settings = _read_settings(grant, run_input)
         model = agent_model(agent, hub.atlas.registry)
         self._encoder = AgUiEncoder(
@@ -504,17 +504,6 @@ async def _events_after_results(stream: AtlasStream, call_ids: set[str]) -> Asyn
             yield event
         elif isinstance(event, core.ToolAnswered):
             waiting.discard(event.call_id)
-
-
-def _read_offer(hub: Hub, run_input: agui.RunInput) -> ClientTools | None:
-    """Return the tools that the frontend runs; raises a 400 for ones that it cannot offer."""
-    offer = agui.frontend_tools(run_input)
-    try:
-        if offer is not None:
-            hub.atlas.check_client_tools(offer)
-    except BadTool as error:
-        raise bad_request(str(error), "tools") from error
-    return offer
 
 
 def _encode_events(events: list[agui.AgUiEvent]) -> bytes:
