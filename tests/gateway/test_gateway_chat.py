@@ -300,12 +300,12 @@ async def test_calls_of_one_reply_are_asked_about_together_and_resolved_by_what_
     async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as client:
         run_id = (await client.get("chat.send", sessionKey="main", message="Look"))["runId"]
         requests = [await client.until("exec.approval_request") for _ in range(3)]
-        found = (await client.get("approvals.list"))["approvals"]  # those of one millisecond come in any order
-        listed = sorted(found, key=lambda each: each["details"]["command"])
-        assert {each["digest"] for each in listed} == {each["digest"] for each in requests} and len(listed) == 3
+        listed = (await client.get("approvals.list"))["approvals"]
+        assert [each["digest"] for each in listed] == [each["digest"] for each in requests]
+        assert len({each["digest"] for each in listed}) == 3
         async with connect_client(gateway) as late:
             (position,) = (await late.get("sessions.subscribe", sessionKey="main"))["runs"]
-        assert {each["approvalId"] for each in position["pendingApprovals"]} == {each["approvalId"] for each in found}
+        assert [each["approvalId"] for each in position["pendingApprovals"]] == [each["approvalId"] for each in listed]
         a, b, c = [{"approvalId": each["approvalId"], "digest": each["digest"]} for each in listed]
         swapped = {"approvalId": c["approvalId"], "digest": a["digest"]}
         unknown = {"approvalId": "0" * 32, "digest": a["digest"]}
@@ -317,8 +317,8 @@ async def test_calls_of_one_reply_are_asked_about_together_and_resolved_by_what_
             (False, "APPROVAL_NOT_FOUND"),
         ]
         assert result["outcomes"][3]["error"].endswith("is already answered: allowed by owner")
-        waiting = {each["approvalId"] for each in (await client.get("approvals.list"))["approvals"]}
-        assert waiting == {b["approvalId"], c["approvalId"]} and done == []
+        waiting = [each["approvalId"] for each in (await client.get("approvals.list"))["approvals"]]
+        assert waiting == [b["approvalId"], c["approvalId"]] and done == []
         assert (await client.get("runs.get", runId=run_id))["run"]["status"] == "waiting"
         await client.get("approvals.resolveMany", approvals=[c, b], decision="deny", reason="not now")
         await client.until("chat.final")

@@ -5,7 +5,7 @@ import pytest
 from store_helpers import TENANT, approval, with_run
 
 from atlas_agents.core.errors import Conflict
-from atlas_agents.core.store import AcceptRun, AnswerApproval, ApprovalRow, PutApproval, SetRun, Store
+from atlas_agents.core.store import AcceptRun, AddJournal, AnswerApproval, ApprovalRow, PutApproval, SetRun, Store
 
 
 async def test_approval_is_answered_once(store: Store) -> None:
@@ -33,6 +33,13 @@ async def test_only_approvals_of_open_runs_are_pending(store: Store) -> None:
     await store.commit(TENANT, [SetRun("r1", 0, "cancelled")])
     assert await store.pending_approvals(TENANT) == [queued]
     assert await store.approval(TENANT, "p1") == approval()
+
+
+async def test_approvals_of_one_millisecond_are_listed_as_they_were_asked(store: Store) -> None:
+    await with_run(store)
+    for id in ("p3", "p1", "p2"):
+        await store.commit(TENANT, [AddJournal("r1", 0, "asked", id, b"{}"), PutApproval(approval(id))])
+    assert [row.id for row in await store.pending_approvals(TENANT)] == ["p3", "p1", "p2"]
 
 
 async def test_answer_may_grant_a_hash_permanently(store: Store) -> None:

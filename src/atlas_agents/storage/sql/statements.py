@@ -201,7 +201,8 @@ USAGE_SO_FAR = """
 SELECT coalesce(sum(input_tokens + output_tokens), 0), coalesce(sum(cost_microcents), 0) FROM usage_sums
 WHERE tenant = :tenant AND day >= :since AND day < :until"""
 
-# Approvals. The pending ones are found through the open runs, which are few, while unanswered requests accumulate.
+# Approvals. The pending ones are found through the open runs, which are few, while unanswered requests accumulate;
+# those of one millisecond are listed as they were asked.
 
 PUT_APPROVAL = f"{t.APPROVALS.insert()} ON CONFLICT (tenant, id) DO NOTHING RETURNING {t.APPROVALS.columns}"
 ANSWER_APPROVAL = f"""
@@ -210,8 +211,9 @@ WHERE tenant = :tenant AND id = :id AND answer IS NULL RETURNING {t.APPROVALS.co
 APPROVAL = f"SELECT {t.APPROVALS.columns} FROM approvals WHERE tenant = :tenant AND id = :id"
 PENDING_APPROVALS = f"""
 SELECT {t.APPROVALS.select("a")} FROM runs r CROSS JOIN approvals a
+LEFT JOIN journal j ON j.tenant = :tenant AND j.run_id = a.run_id AND j.kind = 'asked' AND j.key = a.id
 WHERE r.tenant = :tenant AND r.{_OPEN} AND a.tenant = :tenant AND a.run_id = r.id AND a.answer IS NULL
-ORDER BY a.created_at, a.id"""
+ORDER BY a.created_at, j.seq, a.id"""
 GRANTS = f"""
 SELECT {t.APPROVALS.columns} FROM approvals
 WHERE tenant = :tenant AND grants = :binding AND grants <> '' AND answer IS NOT NULL ORDER BY answered_at, id"""
