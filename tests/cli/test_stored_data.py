@@ -6,6 +6,7 @@ import re
 import sqlite3
 import stat
 import tomllib
+from datetime import date, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,19 @@ def test_audit_log_is_listed_verified_and_compared_with_a_policy(home: Home, tmp
     assert [line["entry"]["entityId"] for line in read(home, "audit", "list")] == ["current_time", "demo/act"]
     assert [line["seq"] for line in read(home, "audit", "list", "--agent", "poet")] == [2]
     assert home.run("audit", "list", "--level", "loud").returncode == 2
+    at = read(home, "audit", "list")[0]["entry"]["timestamp"] / 1000
+    first, last = (str(date.fromtimestamp(at) + timedelta(days=days)) for days in (-1, 1))
+    owner = ("audit", "list", "--user", "owner")
+    assert len(read(home, *owner, "--since", first, "--until", last)) == 2
+    assert home.run(*owner, "--until", first).stderr == "No entry matches these filters.\n"
+    wrong = home.run(*owner, "--since", "yesterday")
+    expected = "atlas: invalid --since 'yesterday': expected a date such as 2026-11-30\n"
+    assert (wrong.returncode, wrong.stderr) == (2, expected)
+    wrong = home.run(*owner, "--since", last, "--until", first)
+    assert (wrong.returncode, wrong.stderr) == (
+        2,
+        f"atlas: invalid range: --since {last} is later than --until {first}\n",
+    )
     (tmp_path / "strict.toml").write_text('[tools."demo/act"]\nno = ["*"]\n')
     assert [(each["seq"], each["before"], each["after"]) for each in read(home, "audit", "what-if", "strict.toml")] == [
         (1, "ask", "no")

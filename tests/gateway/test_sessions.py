@@ -468,6 +468,14 @@ async def test_audit_entries_and_usage_are_listed(tmp_path: Path) -> None:
         await client.until("chat.final")
         assert (await client.get("audit.list"))["entries"] == [entry]
         assert (await client.get("audit.list", tool="act"))["entries"] == []
+        at = entry["entry"]["timestamp"]
+        owner = {"user": "owner", "from": at, "to": at + 1}
+        assert (await client.get("audit.list", **owner))["entries"] == [entry]
+        for other in ({"user": "ben"}, {"from": at + 1, "to": at + 2}, {"from": at - 1, "to": at}):
+            assert await client.get("audit.list", **{**owner, **other}) == {"entries": []}, other
+        answer = await client.request("audit.list", **{"from": at, "to": at})
+        assert answer["error"]["message"] == "invalid range: 'from' is not earlier than 'to'"
+        assert "from" in (await client.request("audit.list", **{"from": "yesterday"}))["error"]["message"]
         (row,) = (await client.get("usage.summary", groupBy="agent"))["rows"]
         assert (row["name"], row["turns"]) == ("assistant", 1) and row["inputTokens"] > 0
 

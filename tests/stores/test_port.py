@@ -39,6 +39,8 @@ from atlas_agents.core.store import (
     UsageRow,
     Write,
 )
+from atlas_agents.gateway.hub import AuditTail
+from atlas_agents.gateway.protocol.admin import AuditList
 from atlas_agents.storage.hash_chain import find_audit_break, find_journal_break
 from atlas_agents.storage.sql import statements
 from conftest import Make
@@ -339,6 +341,36 @@ async def test_step_is_journaled_once_and_the_chain_is_valid(store: Store) -> No
     assert find_journal_break(rows) is None and find_audit_break(entries) is None
     assert find_audit_break(entries[:1] + entries[2:]) == 2
     assert [entry.seq for entry in await store.audit(TENANT, after=1, limit=2)] == [2, 3]
+
+
+async def test_audit_rows_are_filtered_by_person_and_time_in_pages(store: Store) -> None:
+    def entry(at: int) -> bytes:
+        people: dict[str, Any] = {"user": "ana" if at % 100 == 0 else "ben"}
+        if at == 250:
+            people["approved_by"] = "ana"
+        if at == 350:
+            people["denied"] = {"by": "ana"}
+        return msgspec.json.encode({"timestamp": at, "meta": people})
+
+    before_clock_was_corrected = 9_999
+    await store.commit(TENANT, [AddAudit(entry(at)) for at in (before_clock_was_corrected, *range(2, 602))])
+    log = AuditTail(store, TENANT)
+
+    async def times(**filters: Any) -> list[int]:
+        """Read page by page until the cursor ends."""
+        params, found = AuditList(**filters), list[int]()
+        while True:
+            page = await log.page(params)
+            found += [row.entry["timestamp"] for row in page.entries]
+            if page.next_cursor is None:
+                return found
+            params = msgspec.structs.replace(params, cursor=page.next_cursor)
+
+    assert await times(user="ana", since=50, to=600, limit=3) == [500, 400, 350, 300, 250, 200, 100]
+    assert await times(user="ana", since=200, to=350) == [300, 250, 200]
+    assert await times(user="cora") == []
+    assert await times(since=600) == [601, 600, before_clock_was_corrected]
+    assert await times(since=602) == []  # reading ends with a page of earlier rows
 
 
 async def test_counter_stops_at_its_limit(store: Store) -> None:

@@ -1,6 +1,7 @@
 """`atlas audit …`: list, follow and verify the audit log of tool calls, and test a policy against it."""
 
 import sys
+from datetime import date, datetime, time, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 from atlas_agents.cli.command import EXIT_FAILED, EXIT_OK, Argument, Group, JsonFlag, Option, YesFlag, command, confirm
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 app = Group()
 _LEVELS = (None, "info", "warn", "error")
+_NO_MATCH = "No entry matches these filters."
 
 
 @command(app, "list")
@@ -24,17 +26,24 @@ def list_entries(
         str | None, Option("--level", metavar="LEVEL", help="Only this level: info, warn or error.")
     ] = None,
     run: Annotated[str | None, Option(metavar="ID", help="Only calls of this run.")] = None,
+    user: Annotated[
+        str | None, Option("--user", metavar="NAME", help="Only what this person did, asked for, allowed or denied.")
+    ] = None,
+    since: Annotated[str | None, Option("--since", metavar="DATE", help="First day, as 2026-11-01.")] = None,
+    until: Annotated[str | None, Option("--until", metavar="DATE", help="Last day, which is included.")] = None,
     as_json: JsonFlag = False,
 ) -> None:
-    """List tool calls, most recent first."""
+    """List tool calls and changes of settings, most recent first. Days are those of the local time zone."""
     if level not in _LEVELS:
         raise ConfigError(f"invalid --level {level!r}: expected info, warn or error")
-    found = call("audit.list", limit=limit, agent_id=agent, tool=tool, level=level, run_id=run)["entries"]
+    filters = {"agent_id": agent, "tool": tool, "level": level, "run_id": run, "user": user}
+    found = call("audit.list", limit=limit, **filters, **_time_range(since, until))["entries"]
     if as_json:
         print_json(found)
         return
     headers = ("line", "time", "agent", "tool", "result")
-    print_table(headers, [_row(each) for each in found], "No tool calls were recorded.")
+    filtered = any((since, until, *filters.values()))
+    print_table(headers, [_row(each) for each in found], _NO_MATCH if filtered else "No tool calls were recorded.")
 
 
 @command(app)
@@ -142,6 +151,25 @@ async def _newest(gateway: GatewaySession) -> int:
 async def _entries_after(gateway: GatewaySession, seq: int) -> list[dict[str, Any]]:
     found = (await gateway.client.call("audit.list", limit=500))["entries"]
     return [each for each in found if each["seq"] > seq]
+
+
+def _time_range(since: str | None, until: str | None) -> dict[str, int | None]:
+    """Return the parameters `from` and `to` for a first and a last day."""
+    start, end = _parse_day("--since", since), _parse_day("--until", until, days=1)
+    if start is not None and end is not None and start >= end:
+        raise ConfigError(f"invalid range: --since {since} is later than --until {until}")
+    return {"from_": start, "to": end}
+
+
+def _parse_day(option: str, day: str | None, *, days: int = 0) -> int | None:
+    """Return the time when a local day starts, or one some days later, in milliseconds since 1970."""
+    if day is None:
+        return None
+    try:
+        start = datetime.combine(date.fromisoformat(day) + timedelta(days=days), time.min)
+        return int(start.timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise ConfigError(f"invalid {option} {day!r}: expected a date such as 2026-11-30") from None
 
 
 def _row(line: dict[str, Any]) -> tuple[object, ...]:

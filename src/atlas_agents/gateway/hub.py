@@ -140,19 +140,24 @@ class AuditTail:
     async def page(self, params: admin.AuditList) -> admin.AuditPage:
         """Return the latest rows that match the filters, or those before a cursor."""
         before = await self._find_last_row() + 1 if params.cursor is None else _parse_cursor(params.cursor)
+        since = params.since or 0
         found: list[AuditShape] = []
         while before > 1 and len(found) < params.limit:
             first = max(0, before - 1 - _PAGE)
             rows = await self._store.audit(self._tenant, after=first, limit=before - 1 - first)
+            latest = 0
             for row in reversed(rows):
                 before = row.seq
                 shape = _audit_shape(row)
+                latest = max(latest, _entry_time(shape.entry))
                 if _matches(shape.entry, params):
                     found.append(shape)
                     if len(found) == params.limit:
                         break
             if not rows:
                 break
+            if latest < since:  # a whole page, because a clock that was corrected leaves a few rows out of order
+                before = 1
         return admin.AuditPage(tuple(found), str(before) if before > 1 else None)
 
     async def verify(self) -> admin.AuditVerified:
@@ -250,13 +255,29 @@ def _audit_shape(row: AuditRow) -> AuditShape:
 
 
 def _matches(entry: dict[str, Any], params: admin.AuditList) -> bool:
+    meta = entry.get("meta", {})
     filters = (
         (params.agent_id, entry.get("actorExternalId")),
         (params.tool, entry.get("entityId")),
         (params.level, entry.get("level")),
-        (params.run_id, entry.get("meta", {}).get("run_id")),
+        (params.run_id, meta.get("run_id")),
     )
-    return all(expected is None or expected == value for expected, value in filters)
+    if not all(expected is None or expected == value for expected, value in filters):
+        return False
+    if params.user is not None and params.user not in _entry_people(meta):
+        return False
+    at = _entry_time(entry)
+    return (params.since is None or params.since <= at) and (params.to is None or at < params.to)
+
+
+def _entry_people(meta: dict[str, Any]) -> tuple[Any, ...]:
+    """Return who made a change or asked for a call, who allowed it and who denied it."""
+    return meta.get("user"), meta.get("approved_by"), meta.get("denied", {}).get("by")
+
+
+def _entry_time(entry: dict[str, Any]) -> int:
+    at = entry.get("timestamp")
+    return at if isinstance(at, int) else 0
 
 
 def _parse_cursor(cursor: str) -> int:

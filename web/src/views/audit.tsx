@@ -1,7 +1,7 @@
 // Audit log: one entry per tool call and per change of a setting, updated live. Entries are hash-chained, so that tampering can be detected.
 
 import { AuditOutlined, SafetyOutlined } from "@ant-design/icons";
-import { Alert, Button, Select, Space, Table, Tag } from "antd";
+import { Alert, Button, Input, Select, Space, Table, Tag } from "antd";
 import { type Key, useEffect, useState } from "react";
 import { ExactText } from "../components/exact-text";
 import { RouteLink } from "../components/link";
@@ -69,7 +69,19 @@ export default function AuditLog() {
   const [agentId, setAgentId] = useState<string>();
   const [tool, setTool] = useState<string>();
   const [level, setLevel] = useState<Level>();
-  const filters = { ...(agentId ? { agentId } : {}), ...(tool ? { tool } : {}), ...(level ? { level } : {}) };
+  const [user, setUser] = useState<string>();
+  const [firstDay, setFirstDay] = useState("");
+  const [lastDay, setLastDay] = useState("");
+  const from = startOfDay(firstDay);
+  const to = startOfDay(lastDay, 1);
+  const filters: Filters = {
+    ...(agentId ? { agentId } : {}),
+    ...(tool ? { tool } : {}),
+    ...(level ? { level } : {}),
+    ...(user ? { user } : {}),
+    ...(from !== undefined ? { from } : {}),
+    ...(to !== undefined ? { to } : {}),
+  };
   const { rows: listed, hasMore, loadMore, loading, error } = useAuditEntries(filters);
   const { id } = useRoute();
   const linked = useLinkedEntry(id);
@@ -117,6 +129,23 @@ export default function AuditLog() {
           onChange={setLevel}
           options={LEVELS.map(({ value, label }) => ({ value, label }))}
         />
+        <PersonSelect rows={listed} value={user} onChange={setUser} />
+        <Input
+          type="date"
+          prefix="From"
+          aria-label="From"
+          value={firstDay}
+          max={lastDay}
+          onChange={(event) => setFirstDay(event.target.value)}
+        />
+        <Input
+          type="date"
+          prefix="To"
+          aria-label="To"
+          value={lastDay}
+          min={firstDay}
+          onChange={(event) => setLastDay(event.target.value)}
+        />
       </Space>
       {error && <Alert type="warning" showIcon title={error} />}
       {linked === null && <Alert type="info" showIcon title="The audit log has no such entry." />}
@@ -151,6 +180,45 @@ export default function AuditLog() {
       )}
     </View>
   );
+}
+
+/** A person to filter by: one of those whose entries were listed, or one whose name is typed. */
+function PersonSelect(props: {
+  rows: AuditShape[];
+  value: string | undefined;
+  onChange: (user: string | undefined) => void;
+}) {
+  const [typed, setTyped] = useState("");
+  const [people, setPeople] = useState<readonly string[]>([]);
+  const listed = JSON.stringify([...new Set(props.rows.flatMap((row) => peopleOf(entryOf(row))))]);
+  useEffect(() => {
+    setPeople((previous) => [...new Set([...previous, ...(JSON.parse(listed) as string[])])].sort());
+  }, [listed]);
+  const name = typed.trim();
+  const names = !name || people.includes(name) ? people : [name, ...people];
+  return (
+    <Select
+      allowClear
+      showSearch={{ onSearch: setTyped }}
+      placeholder="All people"
+      aria-label="Person"
+      value={props.value}
+      onChange={props.onChange}
+      options={names.map((each) => ({ value: each, label: toSafeLine(each) }))}
+    />
+  );
+}
+
+/** Who made a change or asked for a call, who allowed it and who denied it. */
+function peopleOf({ meta }: AuditEntry): string[] {
+  return [meta.user, meta.approved_by, meta.denied?.by].flatMap((name) => name || []);
+}
+
+/** The time when a local day such as 2026-11-30 starts, or a later day; undefined for an empty field. */
+function startOfDay(day: string, daysLater = 0): number | undefined {
+  const [year, month, date] = day.split("-").map(Number);
+  if (!year || !month || !date) return undefined;
+  return new Date(year, month - 1, date + daysLater).getTime();
 }
 
 const COLUMNS = [
@@ -354,7 +422,18 @@ function useLinkedEntry(id: string): AuditShape | null | undefined {
   return id ? found : undefined;
 }
 
-type Filters = { agentId?: string; tool?: string; level?: Level };
+type Filters = { agentId?: string; tool?: string; level?: Level; user?: string; from?: number; to?: number };
+
+function matches(entry: AuditEntry, { agentId, tool, level, user, from, to }: Filters): boolean {
+  return (
+    (!agentId || agentId === entry.actorExternalId) &&
+    (!tool || tool === entry.entityId) &&
+    (!level || level === entry.level) &&
+    (!user || peopleOf(entry).includes(user)) &&
+    (from === undefined || from <= entry.timestamp) &&
+    (to === undefined || entry.timestamp < to)
+  );
+}
 
 /** The newest entries, with new ones added live and older ones on demand. */
 function useAuditEntries(filters: Filters) {
@@ -369,14 +448,9 @@ function useAuditEntries(filters: Filters) {
     setOlder(undefined);
   }, [first.data, key]);
   useEffect(() => {
-    const { agentId, tool, level } = JSON.parse(key) as Filters;
+    const current = JSON.parse(key) as Filters;
     const addEntry = (row: AuditShape) => {
-      const entry = entryOf(row);
-      const matches =
-        (!agentId || agentId === entry.actorExternalId) &&
-        (!tool || tool === entry.entityId) &&
-        (!level || level === entry.level);
-      if (matches) setLive((previous) => [row, ...previous]);
+      if (matches(entryOf(row), current)) setLive((previous) => [row, ...previous]);
     };
     client.auditListeners.add(addEntry);
     client.request("audit.subscribe", {}).catch(() => undefined);

@@ -175,6 +175,8 @@ async def get_permission_matrix(caller: ClientConnection, _: NoParams) -> wire.M
 
 async def list_audit(caller: ClientConnection, params: wire.AuditList) -> wire.AuditPage:
     _require_all_sessions(caller)
+    if params.since is not None and params.to is not None and params.since >= params.to:
+        raise ProtocolError("INVALID_PARAMS", "invalid range: 'from' is not earlier than 'to'")
     return await caller.hub.audit.page(params)
 
 

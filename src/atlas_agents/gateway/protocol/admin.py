@@ -480,7 +480,11 @@ class PolicyEdited(types.EditResult, frozen=True):
 
 
 class AuditList(types.WireStruct, frozen=True):
-    """Filters for audit entries, combined with AND."""
+    """Filters for audit entries, combined with AND.
+
+    `user` finds what a person did, asked an agent for, allowed or denied. `from` is included and `to` is not; both are
+    in milliseconds since 1970.
+    """
 
     limit: Page = 100
     cursor: str | None = None
@@ -488,6 +492,9 @@ class AuditList(types.WireStruct, frozen=True):
     tool: str | None = None
     level: Literal["info", "warn", "error"] | None = None
     run_id: str | None = None
+    user: str | None = None
+    since: int | None = field(default=None, name="from")
+    to: int | None = None
 
 
 class AuditPage(types.WireStruct, frozen=True):
