@@ -130,22 +130,24 @@ export default function AuditLog() {
           options={LEVELS.map(({ value, label }) => ({ value, label }))}
         />
         <PersonSelect rows={listed} value={user} onChange={setUser} />
-        <Input
-          type="date"
-          prefix="From"
-          aria-label="From"
-          value={firstDay}
-          max={lastDay}
-          onChange={(event) => setFirstDay(event.target.value)}
-        />
-        <Input
-          type="date"
-          prefix="To"
-          aria-label="To"
-          value={lastDay}
-          min={firstDay}
-          onChange={(event) => setLastDay(event.target.value)}
-        />
+        <Space wrap>
+          <Input
+            type="date"
+            prefix="From"
+            aria-label="From"
+            value={firstDay}
+            max={lastDay}
+            onChange={(event) => setFirstDay(event.target.value)}
+          />
+          <Input
+            type="date"
+            prefix="To"
+            aria-label="To"
+            value={lastDay}
+            min={firstDay}
+            onChange={(event) => setLastDay(event.target.value)}
+          />
+        </Space>
       </Space>
       {error && <Alert type="warning" showIcon title={error} />}
       {linked === null && <Alert type="info" showIcon title="The audit log has no such entry." />}
