@@ -70,7 +70,8 @@ def pages() -> list[Page]:
                 top,
                 "Event EventName Listener MessageSent StreamStart StreamChunk StreamThinking StreamReset ToolCalled "
                 "ToolProgress ToolAnswered ApprovalAsked ApprovalAnswered ClientToolsCalled MessageSteered "
-                "MessageStored HandedOff SessionCompacted PlanStep PlanUpdated StreamEnd MessageReceived ErrorRaised",
+                "MessageStored HandedOff SessionCompacted PlanStep PlanUpdated StateChanged StreamEnd MessageReceived "
+                "ErrorRaised",
             ),
         ),
         Page(

@@ -242,6 +242,7 @@ async def test_events_are_one_union_discriminated_by_type() -> None:
             "approval:answered",
             "tool:pending",
             "plan:updated",
+            "state:changed",
             "run:handoff",
             "session:compacted",
             "tool:progress",

@@ -9,6 +9,7 @@ from atlas_agents import Agent, Atlas, ConfigError, PromptFailed, Rule, ToolCont
 from atlas_agents.agents import context as contexts
 from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, calls, says
+from atlas_agents.tools.journal import read_shared_state
 from atlas_agents.tools.tool import tool
 
 
@@ -65,6 +66,56 @@ async def test_value_that_is_not_json_is_refused_where_it_is_set() -> None:
     async with Atlas([agent], store=MemoryStore()) as atlas:
         await atlas.ask("go", session="s")
     assert "metadata 'connection' cannot be stored with the session" in str(failures[0])
+
+
+@tool
+async def count(context: ToolContext) -> int:
+    """Count in the shared state."""
+    number = context.metadata.get("shared_state", {}).get("n", 0) + 1
+    context.metadata.set("shared_state", {"n": number})
+    return number
+
+
+async def test_shared_state_is_an_event_and_survives_an_interrupted_turn() -> None:
+    started, store = asyncio.Event(), MemoryStore()
+
+    @tool(effect="pure")
+    async def wait() -> str:
+        """Wait."""
+        if not started.is_set():
+            started.set()
+            await asyncio.Event().wait()
+        return "waited"
+
+    script = (calls("count"), calls("wait"))
+    first = Atlas([Agent("a", model=Scripted(*script), tools=[count, wait])], store=store)
+    stream = first.send("go", session="s", metadata={"shared_state": {"n": 5}})
+    await started.wait()
+    await first.close(grace=0)
+    agent = Agent("a", model=Scripted(calls("count") + calls("count"), says("Done.")), tools=[count, wait])
+    async with Atlas([agent], store=store) as atlas:
+        (resumed,) = await atlas.recover()
+        states = [event.state async for event in resumed if event.type == "state:changed"]
+        assert states[-1] == (await atlas.sessions.get("s")).metadata["shared_state"] == {"n": 8}
+        assert (await read_shared_state(store, "default", stream.stream_id))[0] == {"n": 6}
+
+
+async def test_shared_state_that_a_frontend_could_not_send_back_is_refused() -> None:
+    failures: list[Exception] = []
+
+    @tool
+    async def share(context: ToolContext) -> str:
+        """Share too much."""
+        try:
+            context.metadata.set("shared_state", "x" * 65_535)
+        except ConfigError as error:
+            failures.append(error)
+        return "ok"
+
+    agent = Agent("a", model=Scripted(calls("share"), says("Done.")), tools=[share])
+    async with Atlas([agent], store=MemoryStore()) as atlas:
+        await atlas.ask("go", session="s")
+    assert "'shared_state' is 65,537 bytes long; the maximum is 65,536; share less" in str(failures[0])
 
 
 async def test_values_of_a_turn_are_seen_in_that_turn_only() -> None:

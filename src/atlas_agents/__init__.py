@@ -65,6 +65,7 @@ if TYPE_CHECKING:
         PlanStep,
         PlanUpdated,
         SessionCompacted,
+        StateChanged,
         StreamChunk,
         StreamEnd,
         StreamReset,
@@ -256,6 +257,7 @@ __all__ = [
     "SessionBusy",
     "SessionCompacted",
     "Sessions",
+    "StateChanged",
     "Step",
     "Store",
     "StoreError",
@@ -329,8 +331,8 @@ _HOMES = {
     ),
     "core.events": (
         "ApprovalAnswered ApprovalAsked ClientToolsCalled ErrorRaised Event EventName HandedOff MessageReceived "
-        "MessageSent MessageSteered MessageStored PlanStep PlanUpdated SessionCompacted StreamChunk StreamEnd "
-        "StreamReset StreamStart StreamThinking ToolAnswered ToolCalled ToolProgress Usage"
+        "MessageSent MessageSteered MessageStored PlanStep PlanUpdated SessionCompacted StateChanged StreamChunk "
+        "StreamEnd StreamReset StreamStart StreamThinking ToolAnswered ToolCalled ToolProgress Usage"
     ),
     "core.messages": (
         "Conversation File Image Message MessageLike Opaque Part Text Thinking ToolCall ToolResult ToolSpec assistant "

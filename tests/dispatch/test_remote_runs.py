@@ -14,11 +14,19 @@ from atlas_agents import Cancelled, ClientResult, ClientTool, ProviderError, Quo
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core.approvals import Choice, Field, Form, Question
 from atlas_agents.core.errors import AtlasError, failure_kind, to_failure
-from atlas_agents.core.events import ApprovalAsked, ClientToolsCalled, Event, MessageStored, StreamChunk, StreamReset
+from atlas_agents.core.events import (
+    ApprovalAsked,
+    ClientToolsCalled,
+    Event,
+    MessageStored,
+    StateChanged,
+    StreamChunk,
+    StreamReset,
+)
 from atlas_agents.core.messages import Message, Text
 from atlas_agents.gateway.cluster import EventDecoder
 from atlas_agents.gateway.convert import Translator, approval_event
-from atlas_agents.gateway.protocol.events import ToolsPending
+from atlas_agents.gateway.protocol.events import StateUpdated, ToolsPending
 from atlas_agents.testing import Scripted, calls, fails, says
 from atlas_agents.tools.tool import tool
 from checks import TIMEOUT, wait_until
@@ -107,6 +115,14 @@ def test_pending_calls_survive_the_wire() -> None:
     (event,) = received
     assert isinstance(event, ClientToolsCalled)
     assert event.calls == (msgspec.structs.replace(call, title="Run colour in the client"),)
+
+
+def test_changed_state_survives_the_wire() -> None:
+    received: list[Event] = []
+    sent = Translator("", str).convert(StateChanged("r", {"a": None}))
+    assert isinstance(sent, StateUpdated)
+    EventDecoder("s", received.append).decode(sent)
+    assert received == [StateChanged("r", {"a": None})]
 
 
 async def test_page_answers_an_approval_at_another_gateway(server: PostgresServer, tmp_path: Path) -> None:

@@ -10,10 +10,20 @@ from ag_ui.core import Event, RunAgentInput
 from gateway_client import HasPort, main_token
 from pydantic import BaseModel, TypeAdapter
 
+from atlas_agents import ToolContext
 from atlas_agents.gateway.server import Gateway
+from atlas_agents.tools.tool import tool
 from checks import TIMEOUT
 
 _events: TypeAdapter[Any] = TypeAdapter(Event)
+
+
+@tool(in_process=True)
+def change(values: dict[str, Any], context: ToolContext) -> str:
+    """Change the state that the agent shares with the frontend; null removes a value."""
+    state = context.metadata.get("shared_state", {}) | values
+    context.metadata.set("shared_state", {key: value for key, value in state.items() if value is not None})
+    return "changed"
 
 
 class Page:

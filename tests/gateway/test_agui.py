@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from agui_client import Page, kinds, open_page, text_of
+from agui_client import Page, change, kinds, open_page, text_of
 from gateway_client import connect_client, serve_gateway
 from openai_client import Slow, stored_atlas, upper
 
@@ -141,6 +141,25 @@ async def test_context_and_state_reach_the_model_as_untrusted_files(tmp_path: Pa
     files = [json.loads(base64.b64decode(part.data)) for part in first.parts if isinstance(part, File)]
     assert files == [context, {"zoom": 3}]
     assert [part.type for part in model.requests[1].messages[-1].parts] == ["text"], "nothing is attached twice"
+
+
+async def test_resumed_run_sends_the_state_that_its_turn_set_since(tmp_path: Path) -> None:
+    model = Scripted(
+        calls("change", values={"a": 1}), calls("upper", input="x"), calls("change", values={"b": None}), says("Done.")
+    )
+    atlas = stored_atlas(model, (change, CONFIRMED), approve=Approvals(wait=True))
+    async with serve_gateway(tmp_path, atlas) as gateway, open_page(gateway) as page:
+        first = await page.run("Go.", state={"b": 2})
+        resume = [
+            {"interruptId": each["id"], "status": "resolved", "payload": {"approved": True}}
+            for each in first[-1]["outcome"]["interrupts"]
+        ]
+        rest = await page.run(resume=resume, state={"a": 1, "b": 2, "c": 3})
+        again = await page.run(resume=resume, state={"a": 1, "b": 2, "c": 3})
+        known = await page.run(resume=resume, state={"a": 1})
+    states = [[each for each in run if each["type"].startswith("STATE")] for run in (first, rest, again, known)]
+    snapshots = [{"type": "STATE_SNAPSHOT", "snapshot": state} for state in ({"a": 1, "b": 2}, {"a": 1})]
+    assert states == [[snapshots[0]], [snapshots[1]], [snapshots[1]], []]
 
 
 async def test_repeated_run_id_returns_the_same_turn(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from agui_client import kinds, open_page, text_of
+from agui_client import change, kinds, open_page, text_of
 from agui_node import run_page
 from gateway_client import connect_client, serve_gateway
 from openai_client import Slow, stored_atlas, upper
@@ -55,6 +55,33 @@ async def test_page_answers_interrupts_and_resumes(tmp_path: Path) -> None:
     assert len(unanswered["interrupts"]) == 1 and "pending interrupt" in again["failure"]
     assert (refused["failure"], refused["interrupts"]) == (None, [])
     assert refused["messages"][-1]["content"] == "Not done."
+
+
+async def test_page_has_the_state_that_the_agent_set(tmp_path: Path) -> None:
+    model = Scripted(
+        calls("change", values={"steps": ["flour", {"a/b": 1}], "font": "small"}),
+        calls("change", values={"steps": ["flour", {"a/b": True, "~": 2}, "milk"], "draft": None}),
+        says("Done."),
+        says("Nothing to do."),
+        calls("change", values={"steps": ["milk"]}),
+        says("Less."),
+    )
+    atlas = stored_atlas(model, (change,))
+    async with serve_gateway(tmp_path, atlas) as gateway:
+        first, again, idle, less = await run_page(
+            gateway,
+            {"say": "Bake.", "state": {"font": "large", "draft": "x"}},
+            {"say": "Bake.", "state": {"font": "large", "draft": "x"}, "runId": "run-0"},
+            {"say": "And?"},
+            {"say": "Less.", "state": {"font": "huge"}},
+        )
+        stored = (await atlas.sessions.get("main")).metadata["shared_state"]
+    changed = {"font": "small", "steps": ["flour", {"a/b": True, "~": 2}, "milk"]}
+    assert [each["failure"] for each in (first, again, idle, less)] == [None] * 4
+    assert first["state"] == again["state"] == idle["state"] == changed and len(model.requests) == 6
+    assert less["state"] == stored == {"font": "huge", "steps": ["milk"]}
+    sent = [[kind for kind in kinds(each["events"]) if kind.startswith("STATE")] for each in (first, again, idle, less)]
+    assert sent == [["STATE_SNAPSHOT", "STATE_DELTA"], ["STATE_SNAPSHOT"], [], ["STATE_SNAPSHOT"]]
 
 
 async def test_page_runs_its_own_tools(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from atlas_agents.core.budgets import (
     outer_turn,
 )
 from atlas_agents.core.errors import ConfigError, NotFound, StoreError
-from atlas_agents.core.events import Event, MessageStored
+from atlas_agents.core.events import Event, MessageStored, StateChanged
 from atlas_agents.core.messages import Conversation, Message, ToolCall, new_id
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.paths import Environment
@@ -368,6 +368,9 @@ class AgentRuntime:
         def on_stored(message: Message) -> None:
             emit(MessageStored(run_id, message))
 
+        def on_state(state: Any) -> None:
+            emit(StateChanged(run_id, state))
+
         return Journal(
             self.store,
             self.tenant,
@@ -375,6 +378,7 @@ class AgentRuntime:
             conversation.id,
             row=row,
             on_stored=on_stored,
+            on_state=on_state,
             clock=self.clock,
             shared=self.shared,
             quarantine=self.quarantine,

@@ -330,6 +330,19 @@ class PlanUpdated(msgspec.Struct, frozen=True, tag="plan:updated", tag_field="ty
     type: ClassVar[Literal["plan:updated"]] = "plan:updated"
 
 
+class StateChanged(msgspec.Struct, frozen=True, tag="state:changed", tag_field="type"):
+    """A tool changed the state that the session shares with its frontend, and the change is stored.
+
+    Attributes:
+        stream_id: Id of the turn.
+        state: The whole new state; None if it was deleted.
+    """
+
+    stream_id: str
+    state: Any
+    type: ClassVar[Literal["state:changed"]] = "state:changed"
+
+
 class ToolProgress(msgspec.Struct, frozen=True, tag="tool:progress", tag_field="type"):
     """Progress reported by a running tool.
 
@@ -429,6 +442,7 @@ Event: TypeAlias = (
     | ApprovalAnswered
     | ClientToolsCalled
     | PlanUpdated
+    | StateChanged
     | HandedOff
     | SessionCompacted
     | ToolProgress

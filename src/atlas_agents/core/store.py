@@ -20,7 +20,18 @@ logger = logging.getLogger(__name__)
 RunStatus: TypeAlias = Literal["queued", "running", "waiting", "done", "failed", "cancelled"]
 OPEN: tuple[RunStatus, ...] = ("queued", "running", "waiting")
 JournalKind: TypeAlias = Literal[
-    "accepted", "resumed", "summary", "reply", "steer", "hook", "intent", "outcome", "asked", "answered", "ended"
+    "accepted",
+    "resumed",
+    "summary",
+    "reply",
+    "steer",
+    "hook",
+    "intent",
+    "outcome",
+    "state",
+    "asked",
+    "answered",
+    "ended",
 ]
 JobState: TypeAlias = Literal["queued", "running", "done", "failed", "expired", "cancelled", "dead"]
 JobKind: TypeAlias = Literal["delegation", "schedule", "request"]

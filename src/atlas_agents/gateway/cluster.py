@@ -103,6 +103,8 @@ class EventDecoder:
                 return [
                     core.ToolAnswered(id, name, call.arguments if call else {}, call_id, status, known, result, took)
                 ]
+            case wire.StateUpdated(id, state):
+                return [core.StateChanged(id, state)]
             case wire.ApprovalRequested(run_id=id):
                 return [core.ApprovalAsked(id, _question(event, self._session))]
             case wire.ApprovalResolved(id, approval_id, decision, by):

@@ -65,6 +65,7 @@ class Translator:
                 core.ToolCalled()
                 | core.ToolProgress()
                 | core.ToolAnswered()
+                | core.StateChanged()
                 | core.ApprovalAsked()
                 | core.ApprovalAnswered()
                 | core.ClientToolsCalled()
@@ -81,6 +82,8 @@ class Translator:
                 return wire.ToolProgressing(id, call_id, message)
             case core.ToolAnswered(id, name, _, call_id, status, error, result, took):
                 return wire.ToolSettled(id, call_id, name, status, result, took, error)
+            case core.StateChanged(id, state):
+                return wire.StateUpdated(id, state)
             case core.ApprovalAsked(_, question):
                 return approval_event(question)
             case core.ApprovalAnswered(id, approval_id, decision, by):

@@ -48,6 +48,10 @@ async def _reject_form(form: Form) -> Filled:
 
 
 _DELETED = object()
+SHARED_STATE = "shared_state"
+"""Key in the metadata of a session of the state that it shares with its frontend."""
+MAX_SHARED_STATE = 64 * 1024
+"""Bytes of the shared state, as compact JSON: a frontend sends it back with each run."""
 
 
 class SessionMetadata(Metadata):
@@ -73,12 +77,17 @@ class SessionMetadata(Metadata):
     def set(self, key: str, value: Any) -> "Metadata":
         if self._stored:
             try:
-                encode(value)
+                size = len(encode(value))
             except (TypeError, ValueError, RecursionError) as error:
                 raise ConfigError(
                     f"metadata {key!r} cannot be stored with the session: {error}; "
                     "set a JSON value, or pass objects with deps=…"
                 ) from error
+            if key == SHARED_STATE and size > MAX_SHARED_STATE:
+                raise ConfigError(
+                    f"metadata {key!r} is {size:,} bytes long; the maximum is {MAX_SHARED_STATE:,}; "
+                    "share less with the frontend, and set the rest under other keys"
+                )
         if self._turn is not None:
             self._turn.delete(key)
         super().set(key, value)
@@ -111,6 +120,11 @@ class SessionMetadata(Metadata):
         found = {key: self._values.get(key, _DELETED) for key in sorted(changed)}  # a thread may delete them meanwhile
         values = {key: value for key, value in found.items() if value is not _DELETED}
         return values, tuple(sorted(changed - values.keys()))
+
+    def drop_turn_value(self, key: str) -> None:
+        """Show the session's value instead of the turn's, because an earlier process set it in this turn."""
+        if self._turn is not None:
+            self._turn.delete(key)
 
     def _find_holder(self, key: str) -> Metadata | None:
         return self._turn if self._turn is not None and self._turn.has(key) else super()._find_holder(key)

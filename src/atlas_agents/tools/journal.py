@@ -24,7 +24,7 @@ from atlas_agents.core.events import Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Conversation, Message, Text, Thinking, ToolCall, ToolResult
 from atlas_agents.tools.audit import AuditEntry
-from atlas_agents.tools.context import SessionMetadata
+from atlas_agents.tools.context import SHARED_STATE, SessionMetadata
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -84,6 +84,13 @@ async def read_end_record(store: records.Store, row: records.RunRow) -> EndRecor
     except msgspec.DecodeError as error:
         logger.warning("step unreadable: run=%s kind=ended error=%s", row.id, error)
         return None
+
+
+async def read_shared_state(store: records.Store, tenant: str, run_id: str, after: str = "") -> tuple[Any, ...]:
+    """Return the shared states that a turn set, oldest first; with `after`, those since the result of that call."""
+    steps = await store.journal(tenant, run_id)
+    start = next((index for index, step in enumerate(steps) if (step.kind, step.key) == ("outcome", after)), 0)
+    return tuple([msgspec.json.decode(step.payload) for step in steps[start:] if step.kind == "state"])
 
 
 class HookAction(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -444,6 +451,7 @@ class Journal:
         *,
         row: records.RunRow | None = None,
         on_stored: Callable[[Message], None] | None = None,
+        on_state: Callable[[Any], None] | None = None,
         clock: Clock = SYSTEM_CLOCK,
         shared: bool = False,
         quarantine: Quarantine | None = None,
@@ -458,13 +466,13 @@ class Journal:
         self._run_id = run_id
         self._session = session
         self._row = row
-        self._on_stored = on_stored
+        self._on_stored, self._on_state = on_stored, on_state
         self._clock = clock
         self._shared = shared
         """Other processes write to the same sessions and start the runs that this one accepts."""
         self._committer = committer = RetryingCommitter(store, clock)
         self.approvals = JournaledApprovals(store, tenant, run_id, session, self._write_status_step, committer, clock)
-        self._epoch = 0
+        self._epoch = self._state_number = 0
         self._pending: list[Message] = []
         self._first_messages: list[Message] = []
         self._replies: list[Message] = []
@@ -853,6 +861,9 @@ class Journal:
         changes = self._metadata.take_changes() if self._metadata is not None else None
         if changes is not None:
             more = (*more, records.SetSessionMetadata(self._session, *changes))
+        state = self._state_step(changes)
+        if state is not None:
+            more = (*more, state)
         try:
             await self._committer.commit(self._tenant, [*self._message_writes(pending), step, *settled, *more], step)
         except BaseException:
@@ -866,6 +877,16 @@ class Journal:
             self.budget.committed(settled)
         self.leave_quarantine()
         self._notify_stored(pending)
+        if state is not None and self._on_state is not None:
+            self._on_state(msgspec.json.decode(state.payload))
+
+    def _state_step(self, changes: tuple[dict[str, Any], tuple[str, ...]] | None) -> records.AddJournal | None:
+        """Return the step that records a change of the shared state; None if it did not change."""
+        if changes is None or (SHARED_STATE not in changes[0] and SHARED_STATE not in changes[1]):
+            return None
+        self._state_number += 1
+        payload = encode(changes[0].get(SHARED_STATE))
+        return records.AddJournal(self._run_id, self._epoch, "state", str(self._state_number), payload)
 
     async def _write_status_step(
         self, kind: records.JournalKind, key: str, payload: bytes, status: records.RunStatus, *writes: records.Write
@@ -899,6 +920,10 @@ class Journal:
             self.restored_usage += Usage.from_metadata(msgspec.json.decode(row.payload))
             if row.key in self._intended_at:
                 self._durations[row.key] = row.at - self._intended_at[row.key]
+        elif row.kind == "state":
+            self._state_number = int(row.key)
+            if self._metadata is not None:
+                self._metadata.drop_turn_value(SHARED_STATE)
         else:
             self.approvals.restore(row)
 

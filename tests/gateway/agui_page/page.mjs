@@ -1,6 +1,6 @@
 // AG-UI agent without a page: runs the steps it reads from standard input, and prints the result of each.
 // A step is {say}, {resume}, or {answers} with the results of the calls that the last run left pending. {tools, context,
-// state} are sent with it; {stop: name} aborts the run at the first event of that name.
+// state} are sent with it, {runId} repeats a run; {stop: name} aborts the run at the first event of that name.
 
 import { text } from "node:stream/consumers";
 import { HttpAgent } from "@ag-ui/client";
@@ -10,7 +10,7 @@ const agent = new HttpAgent({ url, threadId, headers: { Authorization: `Bearer $
 console.error = () => {}; // the client logs the errors that it throws
 const results = [];
 
-for (const [number, { say, resume, answers: posted, tools, context, state, stop }] of steps.entries()) {
+for (const [number, { say, resume, answers: posted, tools, context, state, stop, runId }] of steps.entries()) {
   const events = [];
   let failure = null;
   if (state) agent.setState(state);
@@ -22,7 +22,7 @@ for (const [number, { say, resume, answers: posted, tools, context, state, stop 
   const answers = resume?.map((each) => ({ interruptId: agent.pendingInterrupts[0]?.id, ...each }));
   try {
     await agent.runAgent(
-      { runId: `run-${number}`, tools, context, ...(answers && { resume: answers }) },
+      { runId: runId ?? `run-${number}`, tools, context, ...(answers && { resume: answers }) },
       {
         onEvent: ({ event }) => {
           events.push(event);
@@ -33,7 +33,7 @@ for (const [number, { say, resume, answers: posted, tools, context, state, stop 
   } catch (error) {
     failure = String(error.message ?? error);
   }
-  results.push(structuredClone({ events, failure, messages: agent.messages, interrupts: agent.pendingInterrupts }));
+  results.push(structuredClone({ events, failure, messages: agent.messages, state: agent.state, interrupts: agent.pendingInterrupts }));
 }
 
 console.log(JSON.stringify(results));

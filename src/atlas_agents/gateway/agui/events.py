@@ -11,12 +11,12 @@ from atlas_agents.core.text import clean
 from atlas_agents.gateway.http_errors import bad_request
 from atlas_agents.gateway.protocol.chat import Key, TurnSettings
 from atlas_agents.tools.client_tools import ClientResult, ClientTool, ClientTools
+from atlas_agents.tools.context import MAX_SHARED_STATE, SHARED_STATE
 
 VERSION = "1.0"
 """Version of the AG-UI protocol."""
 _PARTS = ("image", "document")
 _SETTINGS = "forwardedProps.settings"
-_MAX_ATTACHED = 64 * 1024
 _HTTP_URL = re.compile(r"https?://")
 PAYLOAD_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -110,6 +110,26 @@ class MessagesSnapshot(AgUiEvent, frozen=True, tag="MESSAGES_SNAPSHOT"):
     """All current messages; a message that is missing here was withdrawn."""
 
     messages: tuple[Any, ...]
+
+
+class StateSnapshot(AgUiEvent, frozen=True, tag="STATE_SNAPSHOT"):
+    """The whole state."""
+
+    snapshot: Any
+
+
+class PatchOperation(Shape, frozen=True, omit_defaults=True):
+    """An operation of JSON Patch (RFC 6902)."""
+
+    op: Literal["add", "remove", "replace"]
+    path: str
+    value: Any = msgspec.UNSET
+
+
+class StateDelta(AgUiEvent, frozen=True, tag="STATE_DELTA"):
+    """What changed in the state since the last snapshot or delta, as JSON Patch."""
+
+    delta: tuple[PatchOperation, ...]
 
 
 class Custom(AgUiEvent, frozen=True, tag="CUSTOM"):
@@ -239,7 +259,8 @@ class RunInput(Shape, frozen=True):
     """Request body. The conversation is stored in the gateway, so only the client's last message is read, or the
     results of the frontend's tools at the end.
 
-    Context and state are attached to it as files. `settings` of the forwarded props are model settings of the turn.
+    Context and state are attached to it as files, and tools can change the state. `settings` of the forwarded props are
+    model settings of the turn.
     """
 
     thread_id: Key
@@ -279,10 +300,41 @@ def _attach(name: str, value: Any) -> list[File]:
     """Return what a frontend sent as a file, so that the model and the policy treat it as content of someone else."""
     if value in (None, [], {}, ""):
         return []
-    content = msgspec.json.format(msgspec.json.encode(value))
-    if len(content) > _MAX_ATTACHED:
-        raise bad_request(f"the {name} is {len(content):,} bytes long; the maximum is {_MAX_ATTACHED:,}", name)
-    return [File.of(clean(content.decode()).encode(), f"{name}.json", "application/json")]
+    content = msgspec.json.encode(value)
+    if len(content) > MAX_SHARED_STATE:
+        raise bad_request(f"the {name} is {len(content):,} bytes long; the maximum is {MAX_SHARED_STATE:,}", name)
+    return [File.of(clean(msgspec.json.format(content).decode()).encode(), f"{name}.json", "application/json")]
+
+
+def diff_states(before: Any, now: Any, path: str = "") -> list[PatchOperation]:
+    """Return the JSON Patch that turns one state into the other; an operation never names a path that is missing."""
+    if isinstance(before, dict) and isinstance(now, dict):
+        return _diff_objects(cast(dict[str, Any], before), cast(dict[str, Any], now), path)
+    if isinstance(before, list) and isinstance(now, list):
+        return _diff_arrays(cast(list[Any], before), cast(list[Any], now), path)
+    same = msgspec.json.encode(before) == msgspec.json.encode(now)  # 1 equals True in Python, but not in JSON
+    return [] if same else [PatchOperation("replace", path, now)]
+
+
+def _diff_objects(before: dict[str, Any], now: dict[str, Any], path: str) -> list[PatchOperation]:
+    found = [PatchOperation("remove", _member(path, key)) for key in before if key not in now]
+    for key, value in now.items():
+        inner = _member(path, key)
+        found += diff_states(before[key], value, inner) if key in before else [PatchOperation("add", inner, value)]
+    return found
+
+
+def _diff_arrays(before: list[Any], now: list[Any], path: str) -> list[PatchOperation]:
+    found = [PatchOperation("remove", f"{path}/{index}") for index in range(len(before) - 1, len(now) - 1, -1)]
+    for index, value in enumerate(now):
+        inner = f"{path}/{index}"
+        known = index < len(before)
+        found += diff_states(before[index], value, inner) if known else [PatchOperation("add", inner, value)]
+    return found
+
+
+def _member(path: str, key: str) -> str:
+    return f"{path}/{key.replace('~', '~0').replace('/', '~1')}"
 
 
 def tool_results(run_input: RunInput) -> list[ClientResult]:
@@ -302,6 +354,11 @@ def frontend_tools(run_input: RunInput) -> ClientTools | None:
     """Return the tools that the frontend runs; None if it names none."""
     tools = [ClientTool(each.name, each.description, each.parameters or {}) for each in run_input.tools or ()]
     return ClientTools(tuple(tools)) if tools else None
+
+
+def turn_metadata(run_input: RunInput) -> dict[str, Any] | msgspec.UnsetType:
+    """Return the frontend's state as metadata of the turn; one without a state gets that of the session."""
+    return {SHARED_STATE: run_input.state} if run_input.state not in (None, {}) else msgspec.UNSET
 
 
 def requested_settings(run_input: RunInput) -> TurnSettings | None:

@@ -28,6 +28,7 @@ from atlas_agents.gateway.hub import Hub
 from atlas_agents.providers.base import render_result_text
 from atlas_agents.providers.settings import ModelSettings
 from atlas_agents.tools.client_tools import SOURCE, ClientResult, unknown_call
+from atlas_agents.tools.journal import read_shared_state
 
 _OF_CLIENT = f"{SOURCE}/"
 _questions = msgspec.json.Decoder(Question)
@@ -112,15 +113,18 @@ class _Draft:
 class AgUiEncoder:
     """Encodes one run as AG-UI events. `ended` is set after the terminal event.
 
-    `messages` holds the client's messages and those of this run, so that a message can be withdrawn by a snapshot.
+    The client's messages and those of this run are kept, so that a message can be withdrawn by a snapshot.
     """
 
-    def __init__(self, thread_id: str, run_id: str, model: str, messages: list[Any], hide: Hide = str) -> None:
+    def __init__(self, run_input: agui.RunInput, model: str, hide: Hide = str) -> None:
         self.ended = False
-        self._thread_id = thread_id
-        self._run_id = run_id
+        self._thread_id = run_input.thread_id
+        self._run_id = run_input.run_id
         self._model = model
-        self._messages = messages
+        self._messages = agui.client_messages(run_input)
+        self._state: Any = msgspec.json.decode(encode(run_input.state))  # tools may change the value that they get
+        """The state that the client has."""
+        self._sent_state = False
         self._hide = hide
         self._numbers = 0
         self._text_id = ""
@@ -171,6 +175,16 @@ class AgUiEncoder:
             if result.call_id not in self._hidden:
                 events += self._result(result)
         return events
+
+    def set_state(self, state: Any) -> list[agui.AgUiEvent]:
+        """Send a new state: as a whole the first time, and later what changed."""
+        state = {} if state is None else state
+        delta = tuple(agui.diff_states(self._state, state))
+        if not delta:
+            return []
+        whole = not self._sent_state or not delta[0].path
+        self._state, self._sent_state = state, True
+        return [agui.StateSnapshot(state) if whole else agui.StateDelta(delta)]
 
     def hide(self, call_ids: Iterable[str]) -> None:
         """Leave out these calls, and their results, when stored messages are replayed."""
@@ -324,9 +338,7 @@ class AgUiRun:
         self._offer = http_api.check_offer(hub, agui.frontend_tools(run_input))
         self._settings = _read_settings(grant, run_input)
         model = agent_model(agent, hub.atlas.registry)
-        self._encoder = AgUiEncoder(
-            run_input.thread_id, run_input.run_id, model, agui.client_messages(run_input), hub.atlas.hide
-        )
+        self._encoder = AgUiEncoder(run_input, model, hub.atlas.hide)
         self._stream: AtlasStream | None = None
 
     def stop(self) -> None:
@@ -371,6 +383,7 @@ class AgUiRun:
                 when_busy=self._busy,
                 idempotency_key=f"ag-ui:{self._run_input.run_id}",
                 client_tools=self._offer or msgspec.UNSET,
+                metadata=agui.turn_metadata(self._run_input),
             ),
         )
         if accepted.status == "done":
@@ -385,6 +398,8 @@ class AgUiRun:
                 yield self._encoder.replay(message)
                 repeated |= {(core.ToolCalled, call.id) for call in message.tool_calls}
                 repeated |= {(core.ToolAnswered, result.call_id) for result in message.tool_results}
+            if self._stream.restored_messages:
+                yield await self._stored_state(accepted.run_id)
         async for event in self._stream:
             if (type(event), getattr(event, "call_id", "")) not in repeated:
                 yield await self._convert(event)
@@ -393,6 +408,8 @@ class AgUiRun:
         """Convert an event. A question ends the run together with the others that the turn asks."""
         if isinstance(event, core.ClientToolsCalled):
             return self._encoder.call_frontend(event.calls)
+        if isinstance(event, core.StateChanged):
+            return self._encoder.set_state(event.state)
         if not isinstance(event, core.ApprovalAsked):
             return self._encoder.convert(event)
         asked = event.question
@@ -405,6 +422,11 @@ class AgUiRun:
         rows = await self._hub.store.messages(self._hub.atlas.tenant, self._session)
         found = [each.message for each in rows if each.id in stream.restored_messages]
         return [message for message in found if message.role != "user"]
+
+    async def _stored_state(self, run_id: str, after: str = "") -> list[agui.AgUiEvent]:
+        """Return the events for the last state that a turn set, or set since the result of a call."""
+        states = await read_shared_state(self._hub.store, self._hub.atlas.tenant, run_id, after)
+        return self._encoder.set_state(states[-1]) if states else []
 
     async def _post_results(self, results: Sequence[ClientResult]) -> AsyncGenerator[list[agui.AgUiEvent], None]:
         """Post the results of the frontend's tools, and yield what follows them."""
@@ -468,6 +490,7 @@ class AgUiRun:
         calls = [index for index, each in enumerate(messages) if call_id in [call.id for call in each.tool_calls]]
         for message in messages[calls[0] + 1 if calls else 0 :]:
             yield self._encoder.replay(message)
+        yield await self._stored_state(run_id, call_id)
         if row.status == "failed":
             yield self._encoder.fail(self._hub.atlas.hide(row.error or "the turn failed"), "turn_failed")
         yield self._encoder.done(cancelled=row.status == "cancelled")

@@ -87,6 +87,14 @@ class PlanChanged(types.WireStruct, frozen=True):
     steps: tuple[types.PlanStepShape, ...]
 
 
+class StateUpdated(types.WireStruct, frozen=True):
+    """A tool changed the state that the session shares with its frontend; `state` is the whole new state."""
+
+    event: ClassVar[str] = "state.updated"
+    run_id: str
+    state: Any
+
+
 class RunHandoff(types.WireStruct, frozen=True):
     """The turn is handed off to another agent."""
 
@@ -230,6 +238,7 @@ RunEvent: TypeAlias = (
     | ToolCalling
     | ToolProgressing
     | PlanChanged
+    | StateUpdated
     | RunHandoff
     | SessionSummarized
     | ToolSettled
