@@ -143,7 +143,7 @@ async def test_openapi_document_is_valid_and_has_every_route(tmp_path: Path) -> 
     assert found == {each for each in expected if each[1] != "head"} and ("/v1/responses/{id}/cancel", "post") in found
     assert all(isinstance(route, ApiRoute) for route in routes)  # each has its own description
     hidden = {route.path for route in http_routes(gateway) if not route.include_in_schema}
-    assert hidden <= {"/artifact-frame", "/{path:path}", "/", "/welcome.js", "/v1/{rest:path}"}
+    assert hidden <= {"/artifact-frame", "/{path:path}", "/", "/welcome.js", "/consent.js", "/v1/{rest:path}"}
     created = document["paths"]["/v1/responses"]["post"]
     assert created["security"] == [{"bearer": ["read", "write"]}]
     assert created["requestBody"]["content"]["application/json"]["schema"]["$ref"].endswith("/ResponseRequest")

@@ -66,12 +66,14 @@ def create_token(
 @command(token, "list")
 def list_tokens(as_json: JsonFlag = False) -> None:
     """List tokens by name, without their values."""
-    found = _open_tokens(load_settings()).principals
+    tokens = _open_tokens(load_settings())
+    found = tokens.principals
     if as_json:
         print_json(found)
         return
-    rows = [(each.id, each.role, ", ".join(each.scopes)) for each in found]
-    print_table(("name", "role", "scopes"), rows, "There are no tokens.")
+    names = ("owner", *tokens.entries())
+    rows = [(name, each.id, each.role, ", ".join(each.scopes)) for name, each in zip(names, found, strict=True)]
+    print_table(("name", "user", "role", "scopes"), rows, "There are no tokens.")
 
 
 @command(token, "revoke")

@@ -47,6 +47,8 @@ METADATA_PATH = "/.well-known/oauth-protected-resource"
 """Path of the OAuth metadata of a resource, before the path of the resource itself (RFC 9728)."""
 MCP_SCOPES: tuple[Scope, ...] = ("read", "write")
 """Scopes that an MCP client needs."""
+OAUTH_SCOPES: tuple[Scope, ...] = ("read", "write", "approve")
+"""Scopes that a user can give to an OAuth client."""
 _HEADER_NAMES = re.compile(rb"[a-z0-9, -]{1,2000}", re.IGNORECASE)
 _METHODS = b"GET, POST"
 _PLAIN_TIERS = ("auto", "default", "flex", "standard_only")
@@ -54,11 +56,16 @@ _MAX_AGE = b"600"
 
 
 class Grant(msgspec.Struct, frozen=True):
-    """The user and the scopes of a token. `prefix` starts the keys of the sessions that only this user may access."""
+    """The user and the scopes of a token. `prefix` starts the keys of the sessions that only this user may access.
+
+    `client` names the OAuth client that the token was issued to, `expires_at` is in milliseconds; 0 never expires.
+    """
 
     principal: Principal
     digest: bytes
     prefix: str = ""
+    client: str = ""
+    expires_at: int = 0
 
     def allows(self, scope: Scope) -> bool:
         return scope in self.principal.scopes
@@ -73,7 +80,8 @@ class Grant(msgspec.Struct, frozen=True):
 class TokenEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Entry of `tokens.json`: the token or its SHA-256, its scopes, and which sessions it may access.
 
-    Several tokens can belong to one user: `user` defaults to the entry's name.
+    Several tokens can belong to one user: `user` defaults to the entry's name. A token with a `client` was issued to
+    that OAuth client until `expires_at`, in milliseconds, and never has the scope `admin`.
     """
 
     scopes: tuple[Scope, ...]
@@ -82,12 +90,17 @@ class TokenEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sessions: Literal["own", "all"] = "own"
     role: str = ""
     user: str = ""
+    client: str = ""
+    expires_at: int = 0
 
 
 class TokenFile:
     """Access tokens from the files `token` and `tokens.json` in a folder, reloaded when they change."""
 
-    def __init__(self, home: Path, configured: Secret | None = None, *, exposed: bool = False) -> None:
+    def __init__(
+        self, home: Path, configured: Secret | None = None, *, exposed: bool = False, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._clock = clock
         self.path = home / "token"
         self._entries_path = home / "tokens.json"
         self._configured = configured
@@ -107,7 +120,7 @@ class TokenFile:
         self.refresh()
         found = None
         for grant in (*self._grants, *self._issued.values()):
-            if hmac.compare_digest(grant.digest, digest):
+            if hmac.compare_digest(grant.digest, digest) and not self._is_expired(grant):
                 found = grant
         return found
 
@@ -118,7 +131,10 @@ class TokenFile:
 
     def is_valid(self, grant: Grant) -> bool:
         """Return whether the grant is still valid with the same scopes."""
-        return grant in self._grants or grant in self._issued.values()
+        return (grant in self._grants or grant in self._issued.values()) and not self._is_expired(grant)
+
+    def _is_expired(self, grant: Grant) -> bool:
+        return 0 < grant.expires_at <= self._clock.time() * 1000
 
     def refresh(self) -> bool:
         """Reload the files if they have changed. If they cannot be read, every token is refused."""
@@ -150,6 +166,17 @@ class TokenFile:
         with lock_file(self._entries_path):
             self.check_new(name, entry)
             self._write_entries({**self.entries(), name: entry})
+        return Secret(secret)
+
+    def renew(self, name: str, expires_at: int) -> Secret:
+        """Replace the token of an entry with a new one that expires then, and return it."""
+        secret = secrets.token_urlsafe(32)
+        with lock_file(self._entries_path):
+            entries = self.entries()
+            if name not in entries:
+                raise ConfigError(f"token not found: {name!r}; it was revoked")
+            renewed = msgspec.structs.replace(entries[name], sha256=_digest(secret).hex(), expires_at=expires_at)
+            self._write_entries({**entries, name: renewed})
         return Secret(secret)
 
     def remove(self, name: str) -> None:
@@ -238,12 +265,14 @@ class TokenFile:
         digest = bytes.fromhex(entry.sha256)
         if entry.token:
             digest = _digest(self._check_strength(entry.token, f"{self._entries_path}: {name}"))
-        scopes: tuple[Scope, ...] = tuple([scope for scope in ALL if scope in entry.scopes])
+        allowed = OAUTH_SCOPES if entry.client else ALL
+        scopes: tuple[Scope, ...] = tuple([scope for scope in allowed if scope in entry.scopes])
         user = entry.user or name
-        if not _NAME.fullmatch(user) or user == "owner":
+        if not _NAME.fullmatch(user) or (user == "owner" and not entry.client):
             raise ConfigError(f"{self._entries_path}: {name}: invalid user name {user!r}")
         prefix = f"@{user}/" if entry.sessions == "own" else ""
-        return Grant(Principal(user, entry.role or "guest", scopes, entry.sessions), digest, prefix)
+        principal = Principal(user, entry.role or "guest", scopes, entry.sessions)
+        return Grant(principal, digest, prefix, entry.client, entry.expires_at)
 
 
 class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -558,7 +587,7 @@ class Authenticator:
     """Authenticates tokens and limits invalid ones. One instance per listening process."""
 
     def __init__(self, settings: GatewaySettings, clock: Clock = SYSTEM_CLOCK) -> None:
-        self.tokens = TokenFile(settings.home, settings.token, exposed=settings.exposed)
+        self.tokens = TokenFile(settings.home, settings.token, exposed=settings.exposed, clock=clock)
         self.invitations = Invitations(settings.home)
         own = () if settings.host in EVERYWHERE else (settings.host,)
         self.origin_policy = OriginPolicy((*settings.hosts, *own), settings.origins)

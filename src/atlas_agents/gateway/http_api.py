@@ -97,6 +97,17 @@ async def read_body(request: Request, kind: type[T], max_bytes: int) -> T:
     """Read and decode the JSON body. Other content types are refused, so HTML forms cannot send requests."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HTTPError(415, "unsupported_media_type", "unsupported content type: expected application/json")
+    content = await read_bytes(request, max_bytes)
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except msgspec.ValidationError as error:
+        raise bad_request(str(error), _find_param(str(error))) from None
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise bad_request(f"the request body is not valid JSON: {error}", code="invalid_json") from None
+
+
+async def read_bytes(request: Request, max_bytes: int) -> bytes:
+    """Read the body; raise HTTPError if it is too large or does not arrive in time."""
     content = bytearray()
     try:
         async with asyncio.timeout(BODY_TIMEOUT):
@@ -106,12 +117,7 @@ async def read_body(request: Request, kind: type[T], max_bytes: int) -> T:
                     raise HTTPError(413, "request_too_large", f"the request body is larger than {max_bytes} bytes")
     except TimeoutError:
         raise HTTPError(408, "timeout", "the request body did not arrive in time") from None
-    try:
-        return msgspec.json.decode(content, type=kind)
-    except msgspec.ValidationError as error:
-        raise bad_request(str(error), _find_param(str(error))) from None
-    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
-        raise bad_request(f"the request body is not valid JSON: {error}", code="invalid_json") from None
+    return bytes(content)
 
 
 class SignIn(msgspec.Struct, frozen=True):
@@ -145,7 +151,7 @@ def session_routes(hub: Hub) -> list[Route]:
     """Return the routes that sign a browser in and out: it exchanges its token for a cookie."""
 
     async def sign_in(request: Request) -> Response:
-        _require_own_page(hub, request)
+        require_own_page(hub, request)
         body = await read_body(request, SignIn, _MAX_SIGN_IN_BYTES)
         address = request.client.host if request.client else ""
         wait, grant = hub.authenticator.authenticate(address, body.token)
@@ -168,7 +174,7 @@ def session_routes(hub: Hub) -> list[Route]:
         return JsonResponse(SignedIn(device.user, device.expires_at), headers={"Set-Cookie": header})
 
     async def sign_out(request: Request) -> Response:
-        _require_own_page(hub, request)
+        require_own_page(hub, request)
         await _sign_out(hub, request)
         header = set_cookie(request.scope, "", 0, secure=_is_secure(request))
         return Response(status_code=204, headers={"Set-Cookie": header})
@@ -189,7 +195,7 @@ def _invitation_route(hub: Hub) -> Route:
     """Return the route that exchanges the code of an invitation for the token of the invited user."""
 
     async def accept(request: Request) -> Response:
-        _require_own_page(hub, request)
+        require_own_page(hub, request)
         body = await read_body(request, AcceptInvitation, _MAX_SIGN_IN_BYTES)
         address = request.client.host if request.client else ""
         wait, user = hub.authenticator.find_invited(address, body.code)
@@ -207,10 +213,10 @@ def _invitation_route(hub: Hub) -> Route:
     return ApiRoute("/api/invitation", with_error_responses(accept, hub.atlas.hide), operation, ["POST"])
 
 
-def _require_own_page(hub: Hub, request: Request) -> None:
-    """Refuse requests that a page of this gateway did not send: other sites must not sign a browser in or out."""
+def require_own_page(hub: Hub, request: Request) -> None:
+    """Refuse requests that a page of this gateway did not send: other sites must not act for a user."""
     if not hub.authenticator.origin_policy.is_own_page(request.scope):
-        raise HTTPError(403, "origin_required", "only the gateway's own page can sign in: send its Origin header")
+        raise HTTPError(403, "origin_required", "only the gateway's own page can do this: send its Origin header")
 
 
 def _is_secure(request: Request) -> bool:

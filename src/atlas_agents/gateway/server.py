@@ -27,6 +27,7 @@ from atlas_agents.gateway.http_api import session_routes, upload_routes
 from atlas_agents.gateway.hub import GatewayServices, Hub
 from atlas_agents.gateway.mcp.mount import McpMount
 from atlas_agents.gateway.methods import admin, agents, chat, connections, jobs, knowledge, sessions
+from atlas_agents.gateway.oauth import oauth_routes
 from atlas_agents.gateway.openai.api import openai_routes
 from atlas_agents.gateway.protocol.events import ServerShutdown
 from atlas_agents.gateway.protocol.frames import RESTART
@@ -200,7 +201,7 @@ class Gateway:
         self.readiness = Readiness(self._check_store)
         self.mcp = McpMount(hub)
         page_routes = [*session_routes(hub), *upload_routes(hub.uploads, atlas.hide)]
-        api_routes = [*page_routes, *openai_routes(hub), *agui_routes(hub), *self.mcp.routes()]
+        api_routes = [*page_routes, *openai_routes(hub), *agui_routes(hub), *self.mcp.routes(), *oauth_routes(hub)]
         http = build_http_app(hub, self.readiness, [*routes, *api_routes])
         self._app = App(hub.authenticator, hub.metrics, http, hub, self.readiness.started)
         self._probe = new_id()

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute
 from atlas_agents.core import install_command
 from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.gateway.asgi import ApiRoute, JsonResponse, Operation, Receive, Send
-from atlas_agents.gateway.auth import ALL, MCP_PATH, METADATA_PATH, Grant, bearer_challenge, external_url
+from atlas_agents.gateway.auth import MCP_PATH, METADATA_PATH, OAUTH_SCOPES, Grant, bearer_challenge, external_url
 from atlas_agents.gateway.http_api import MAX_CONCURRENT, authorize
 from atlas_agents.gateway.http_errors import HTTPError, to_http_error
 from atlas_agents.gateway.hub import Hub
@@ -104,13 +104,14 @@ class McpMount:
 
 
 async def _describe_resource(request: Request) -> Response:
-    """Return the OAuth metadata of an MCP endpoint. It names no authorization server, because there is none."""
+    """Return the OAuth metadata of an MCP endpoint. The gateway is its own authorization server."""
     resource = request.url.path.removeprefix(METADATA_PATH) or MCP_PATH
     return JsonResponse(
         {
             "resource": external_url(request.scope, resource),
             "resource_name": "Atlas Agents",
-            "scopes_supported": [scope for scope in ALL if scope != "admin"],
+            "authorization_servers": [external_url(request.scope, "")],
+            "scopes_supported": OAUTH_SCOPES,
             "bearer_methods_supported": ["header"],
         },
         headers={"Cache-Control": "no-store"},
