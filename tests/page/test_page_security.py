@@ -4,13 +4,15 @@ import itertools
 import json
 import socket
 from collections.abc import Callable, Generator
+from html import escape
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Condition, Thread
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
-from browser import ROOT, TIMEOUT, VIEWS, Tab, open_tabs, running_gateway, script
+from browser import ROOT, TIMEOUT, VIEWS, GatewayProcess, Tab, open_tabs, open_window, running_gateway, script
 from payloads import SCRIPTS, attack_document, image_payloads
 from playwright.sync_api import Browser, expect
 
@@ -245,3 +247,32 @@ def test_no_source_file_creates_html_from_text() -> None:
     sources = list((ROOT / "web" / "src").rglob("*.ts*"))
     assert sources
     assert [(file.name, name) for file in sources for name in unsafe if name in file.read_text(encoding="utf-8")] == []
+
+
+def test_consent_screen_asks_for_sign_in_shows_the_client_and_sends_the_decision(
+    browser: Browser, gateway: GatewayProcess
+) -> None:
+    """The link comes from another site, so the browser sends the cookie only with the requests of the screen itself."""
+    callback = "https://app.example/callback"
+    with open_window(browser) as window:
+        page = window.new_page()
+        registered = {"redirect_uris": [callback], "client_name": "App <img src=x onerror=alert(1)>"}
+        client = page.request.post(f"{gateway.url}/register", data=registered).json()["client_id"]
+        fields = {"response_type": "code", "client_id": client, "redirect_uri": callback, "state": "1"}
+        query = urlencode({**fields, "code_challenge": "c" * 43, "code_challenge_method": "S256"})
+        link = f'<a href="{escape(f"{gateway.url}/authorize?{query}")}">Connect</a>'
+        page.route("https://app.example/**", lambda route: route.fulfill(body=link, content_type="text/html"))
+        page.goto("https://app.example/start")
+        page.get_by_text("Connect").click()
+        page.get_by_label("Access token").fill("wrong")
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("alert")).to_have_text("invalid token")
+        page.get_by_label("Access token").fill(gateway.token)
+        page.get_by_role("button", name="Sign in").click()
+        expect(page.get_by_role("heading")).to_contain_text("App <img src=x onerror=alert(1)>")
+        expect(page.locator("#host")).to_have_text("app.example")
+        page.get_by_role("button", name="Allow").click()
+        page.wait_for_url(f"{callback}?code=*&state=1&iss=*")
+        page.get_by_text("Connect").click()
+        page.get_by_role("button", name="Deny").click()
+        page.wait_for_url(f"{callback}?error=access_denied&state=1&iss=*")
