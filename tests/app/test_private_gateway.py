@@ -17,6 +17,7 @@ import pytest
 import websockets
 
 from atlas_agents import ConfigError
+from atlas_agents.app import store_maintenance
 from atlas_agents.app.home_lock import RunningGateway, find_running, lock_home, publish_address
 from atlas_agents.app.serve import ServedGateway, private_gateway
 from atlas_agents.cli.connect import GatewaySession
@@ -27,7 +28,6 @@ from atlas_agents.core.aio import SystemClock
 from atlas_agents.core.errors import Unreachable
 from atlas_agents.core.paths import Environment
 from atlas_agents.core.store import AcceptRun, AddEvents, DropRecord, PutSession, ReserveEvents, SetRun
-from atlas_agents.storage import retention
 from atlas_agents.storage.sqlite import SqliteStore
 from checks import TIMEOUT, run_ready_tasks, wait_until
 
@@ -237,7 +237,7 @@ class PastClock(SystemClock):
 
 
 async def test_gateway_deletes_expired_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "FIRST_DELAY", 0.01)
+    monkeypatch.setattr(store_maintenance, "FIRST_DELAY", 0.01)
     home = tmp_path / "home"
     home.mkdir(mode=0o700)
     then = SqliteStore(home / "atlas.db", clock=PastClock())

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from store_helpers import TENANT, everything, one_of_each
 
+from atlas_agents.app.store_maintenance import RetentionJob, RetentionPolicy
 from atlas_agents.core.aio import SystemClock
 from atlas_agents.core.store import (
     AcceptRun,
@@ -24,7 +25,6 @@ from atlas_agents.core.store import (
     SetRun,
     Store,
 )
-from atlas_agents.storage.retention import RetentionJob, RetentionPolicy
 from atlas_agents.testing import VirtualClock
 from checks import TIMEOUT
 from conftest import Make

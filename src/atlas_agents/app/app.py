@@ -12,6 +12,7 @@ from atlas_agents.agents.hooks import Interceptor
 from atlas_agents.app.agents import AgentLoader, FetchModel, ServerReloader, TitleWriter, open_mcp_servers
 from atlas_agents.app.home_lock import lock_home
 from atlas_agents.app.model_setup import ModelFeed, ModelSetup, apply_stored_keys, read_selected, read_stored_keys
+from atlas_agents.app.store_maintenance import RetentionJob, RetentionPolicy
 from atlas_agents.app.tools import (
     PermissionsEditor,
     build_tool_registry,
@@ -50,7 +51,6 @@ from atlas_agents.mcp.servers import Servers
 from atlas_agents.providers.catalogue import parse_model_ref, read_models, register_models
 from atlas_agents.providers.rate_limits import SharedRateLimiter, parse_rate_limits
 from atlas_agents.providers.registry import Registry
-from atlas_agents.storage.retention import RetentionJob, RetentionPolicy
 from atlas_agents.tools.approvals import Approvals
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.workspace.workspace import Workspace

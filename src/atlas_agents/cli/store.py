@@ -13,9 +13,9 @@ from atlas_agents.cli.output import plural, print_json, progress_line
 from atlas_agents.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from atlas_agents.app.store_maintenance import RetentionPolicy
     from atlas_agents.config.settings import Settings
     from atlas_agents.core.store import Prunable, Pruned, Store
-    from atlas_agents.storage.retention import RetentionPolicy
     from atlas_agents.storage.sqlite_files import DatabaseSummary
 
 app = cli.Group()
@@ -42,7 +42,7 @@ async def check(
     from contextlib import nullcontext
 
     from atlas_agents.app.home_lock import lock_home
-    from atlas_agents.app.store_check import find_unreadable, isolate
+    from atlas_agents.app.store_maintenance import find_unreadable, isolate
     from atlas_agents.config.open import open_home
 
     settings = load_settings()
@@ -81,7 +81,7 @@ async def prune(
 
     A gateway does the same every hour, and may be running. Messages, the audit log, approvals and usage are kept.
     """
-    from atlas_agents.storage.retention import RetentionPolicy
+    from atlas_agents.app.store_maintenance import RetentionPolicy
 
     settings = load_settings()
     policy = RetentionPolicy(
@@ -191,8 +191,8 @@ async def end_turns(yes: cli.YesFlag = False, as_json: cli.JsonFlag = False) -> 
 
 async def _prune(store: "Store", policy: "RetentionPolicy", *, dry_run: bool) -> "dict[Prunable, Pruned]":
     """Prune every tenant, one after the other."""
+    from atlas_agents.app.store_maintenance import KINDS, RetentionJob
     from atlas_agents.core.store import Pruned
-    from atlas_agents.storage.retention import KINDS, RetentionJob
 
     total = dict.fromkeys(KINDS, Pruned())
     for tenant in await _all_tenants(store):
@@ -228,7 +228,7 @@ async def _end_jobs(store: "Store") -> int:
 
 async def _end_runs(store: "Store") -> int:
     """End the runs under a new owner epoch, so that their former owner can no longer write."""
-    from atlas_agents.app.store_check import end_run
+    from atlas_agents.app.store_maintenance import end_run
 
     rows = await store.orphaned_runs()
     for row in rows:

@@ -1,24 +1,37 @@
-"""Check of stored rows: find those that cannot be decoded, save their bytes, and isolate them.
+"""Maintenance of stored data: delete what has expired, find rows that cannot be decoded, and isolate them.
 
-A gateway works beside such rows. Isolating them ends their runs and removes them from what the gateway reads.
+A gateway works beside unreadable rows. Isolating them ends their runs and removes them from what the gateway reads.
 """
 
+import logging
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
 from atlas_agents.agents.run import decode_options
 from atlas_agents.core import store as records
+from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.approvals import Question
-from atlas_agents.core.errors import UnreadableRow
+from atlas_agents.core.errors import Conflict, StoreError, UnreadableRow
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, ToolResult
 from atlas_agents.core.paths import write_file
 from atlas_agents.tools.journal import EndRecord, HookRecord, read_first_messages
 
 RowKind: TypeAlias = Literal["message", "request", "step", "approval", "schedule"]
+logger = logging.getLogger(__name__)
+KINDS: tuple[records.Prunable, ...] = get_args(records.Prunable)
+INTERVAL = 3600.0
+"""Seconds between two rounds."""
+FIRST_DELAY = 60.0
+"""Seconds from the start of the process to the first round."""
+_BATCH_DELAY = 0.05
+_DAY = 86_400_000
+_CLAIM = ("chore", "forget")
+"""Kind and key of the record, as released."""
 _PAGE = 200
 _schedules = msgspec.json.Decoder(records.Schedule)
 _questions = msgspec.json.Decoder(Question)
@@ -29,6 +42,101 @@ _STEPS: dict[str, msgspec.json.Decoder[Any]] = {
     "hook": msgspec.json.Decoder(HookRecord),
     "asked": _questions,
 }
+
+
+class RetentionPolicy(msgspec.Struct, frozen=True):
+    """Days to keep the events and the journal of a run after its end, and the counters of a day; 0 means forever."""
+
+    events: int = 30
+    journal: int = 0
+    counters: int = 62
+    """Longer than a month: those of the current month are always kept."""
+
+    def cutoff(self, what: records.Prunable, now: float) -> int | None:
+        """Return the time (milliseconds) before which a run, or a day, must have ended; None to keep all."""
+        days: int = getattr(self, what)
+        return int(now * 1000) - days * _DAY if days else None
+
+
+class _Claim(msgspec.Struct, frozen=True):
+    """The record of the latest round in the cluster: its start time."""
+
+    at: int
+
+
+class RetentionJob:
+    """Deletes expired events, journals and counters; never audit rows, messages, approvals or usage.
+
+    In a cluster one process at a time runs it.
+    """
+
+    def __init__(self, store: records.Store, tenant: str, policy: RetentionPolicy, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._store = store
+        self._tenant = tenant
+        self._policy = policy
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Run a round every hour until cancelled."""
+        wait = FIRST_DELAY
+        while any(self._policy.cutoff(what, 0) is not None for what in KINDS):
+            await self._clock.sleep(wait)
+            wait = INTERVAL
+            try:
+                await self.run_round()
+            except StoreError as error:
+                logger.warning("retention round failed, the next one continues: %s", error)
+
+    async def run_round(self) -> bool:
+        """Delete what has expired, unless another process started a round within the hour. Returns whether it ran.
+
+        A round that takes longer than an hour may overlap with the next; each deletes what the other has left.
+        """
+        if not await self._claim_round():
+            return False
+        for what in KINDS:
+            pruned = await self.prune(what, delay=_BATCH_DELAY)
+            if pruned:
+                fields = {"runs": pruned.runs, "rows": pruned.rows, "bytes": pruned.size}
+                logger.info("expired %s deleted", what, extra={"fields": fields})
+        return True
+
+    async def prune(
+        self,
+        what: records.Prunable,
+        *,
+        delay: float = 0.0,
+        on_progress: Callable[[records.Pruned], object] | None = None,
+    ) -> records.Pruned:
+        """Delete now, in small commits with a pause between them. `on_progress` receives the running total."""
+        total = records.Pruned()
+        cutoff = self._policy.cutoff(what, self._clock.time())
+        while cutoff is not None:
+            (pruned,) = await self._store.commit(self._tenant, [records.Prune(what, cutoff)])
+            if not pruned:
+                break
+            total += pruned
+            if on_progress is not None:
+                on_progress(total)
+            await self._clock.sleep(delay)
+        return total
+
+    async def due(self, what: records.Prunable) -> records.Pruned:
+        """Return how much `prune` would delete now."""
+        cutoff = self._policy.cutoff(what, self._clock.time())
+        return records.Pruned() if cutoff is None else await self._store.prunable(self._tenant, what, cutoff)
+
+    async def _claim_round(self) -> bool:
+        """Claim the round by compare-and-set on a record. A clock that was set back does not block it forever."""
+        now = int(self._clock.time() * 1000)
+        found = await self._store.record(self._tenant, *_CLAIM)
+        if found is not None and abs(now - msgspec.json.decode(found.body, type=_Claim).at) < INTERVAL * 1000:
+            return False
+        claim = records.PutRecord(*_CLAIM, msgspec.json.encode(_Claim(now)), found.version if found else 0)
+        with suppress(Conflict):
+            await self._store.commit(self._tenant, [claim])
+            return True
+        return False
 
 
 class Unreadable(msgspec.Struct, frozen=True):
