@@ -12,6 +12,7 @@ from gateway_client import connect_client, serve_gateway
 from openai_client import Slow, stored_atlas, upper
 
 from atlas_agents import Approvals, File, ProviderError, Tool
+from atlas_agents.gateway.agui.events import PatchOperation, diff_states
 from atlas_agents.providers.base import ResetChunk, TextChunk
 from atlas_agents.providers.settings import ModelSettings
 from atlas_agents.storage.sqlite import MemoryStore
@@ -160,6 +161,20 @@ async def test_resumed_run_sends_the_state_that_its_turn_set_since(tmp_path: Pat
     states = [[each for each in run if each["type"].startswith("STATE")] for run in (first, rest, again, known)]
     snapshots = [{"type": "STATE_SNAPSHOT", "snapshot": state} for state in ({"a": 1, "b": 2}, {"a": 1})]
     assert states == [[snapshots[0]], [snapshots[1]], [snapshots[1]], []]
+
+
+def test_patch_of_a_state_is_never_much_longer_than_the_state() -> None:
+    """A long name above many values would repeat in each path, and deep values would exceed the recursion limit."""
+    wide = [{"k" * 30_000: [value] * 16_000} for value in (0, 1)]
+    assert diff_states(*wide) == [PatchOperation("replace", "", wide[1])]
+    deep = [json.loads("[" * 900 + value + "]" * 900) for value in ("0", "1")]
+    (operation,) = diff_states(*deep)
+    assert (operation.op, operation.path) == ("replace", "/0" * 50)
+    assert diff_states({"a/~": [1, 2], "b": True}, {"a/~": [1], "b": 1, "c": None}) == [
+        PatchOperation("remove", "/a~1~0/1"),
+        PatchOperation("replace", "/b", 1),
+        PatchOperation("add", "/c", None),
+    ]
 
 
 async def test_repeated_run_id_returns_the_same_turn(tmp_path: Path) -> None:

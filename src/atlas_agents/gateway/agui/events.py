@@ -1,6 +1,7 @@
 """Types of the AG-UI protocol: events, interrupts and run input."""
 
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, cast
 
 import msgspec
@@ -17,6 +18,8 @@ VERSION = "1.0"
 """Version of the AG-UI protocol."""
 _PARTS = ("image", "document")
 _SETTINGS = "forwardedProps.settings"
+_MAX_DEPTH = 50
+"""Levels of a state that are compared; below, values are replaced as a whole."""
 _HTTP_URL = re.compile(r"https?://")
 PAYLOAD_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -306,31 +309,49 @@ def _attach(name: str, value: Any) -> list[File]:
     return [File.of(clean(msgspec.json.format(content).decode()).encode(), f"{name}.json", "application/json")]
 
 
-def diff_states(before: Any, now: Any, path: str = "") -> list[PatchOperation]:
-    """Return the JSON Patch that turns one state into the other; an operation never names a path that is missing."""
-    if isinstance(before, dict) and isinstance(now, dict):
-        return _diff_objects(cast(dict[str, Any], before), cast(dict[str, Any], now), path)
-    if isinstance(before, list) and isinstance(now, list):
-        return _diff_arrays(cast(list[Any], before), cast(list[Any], now), path)
-    same = msgspec.json.encode(before) == msgspec.json.encode(now)  # 1 equals True in Python, but not in JSON
-    return [] if same else [PatchOperation("replace", path, now)]
+def diff_states(before: Any, now: Any) -> list[PatchOperation]:
+    """Return the JSON Patch that turns one state into the other; an operation never names a path that is missing.
+
+    The whole state is replaced if the paths of the changes would be longer than a state can be.
+    """
+    found: list[PatchOperation] = []
+    size = 0
+    for operation in _diff_values(before, now, "", 0):
+        found.append(operation)
+        size += len(operation.path)
+        if size > MAX_SHARED_STATE:
+            return [PatchOperation("replace", "", now)]
+    return found
 
 
-def _diff_objects(before: dict[str, Any], now: dict[str, Any], path: str) -> list[PatchOperation]:
-    found = [PatchOperation("remove", _member(path, key)) for key in before if key not in now]
+def _diff_values(before: Any, now: Any, path: str, depth: int) -> Iterator[PatchOperation]:
+    if depth < _MAX_DEPTH and isinstance(before, dict) and isinstance(now, dict):
+        yield from _diff_objects(cast(dict[str, Any], before), cast(dict[str, Any], now), path, depth + 1)
+    elif depth < _MAX_DEPTH and isinstance(before, list) and isinstance(now, list):
+        yield from _diff_arrays(cast(list[Any], before), cast(list[Any], now), path, depth + 1)
+    elif msgspec.json.encode(before) != msgspec.json.encode(now):  # 1 equals True in Python, but not in JSON
+        yield PatchOperation("replace", path, now)
+
+
+def _diff_objects(before: dict[str, Any], now: dict[str, Any], path: str, depth: int) -> Iterator[PatchOperation]:
+    for key in before:
+        if key not in now:
+            yield PatchOperation("remove", _member(path, key))
     for key, value in now.items():
-        inner = _member(path, key)
-        found += diff_states(before[key], value, inner) if key in before else [PatchOperation("add", inner, value)]
-    return found
+        if key in before:
+            yield from _diff_values(before[key], value, _member(path, key), depth)
+        else:
+            yield PatchOperation("add", _member(path, key), value)
 
 
-def _diff_arrays(before: list[Any], now: list[Any], path: str) -> list[PatchOperation]:
-    found = [PatchOperation("remove", f"{path}/{index}") for index in range(len(before) - 1, len(now) - 1, -1)]
+def _diff_arrays(before: list[Any], now: list[Any], path: str, depth: int) -> Iterator[PatchOperation]:
+    for index in range(len(before) - 1, len(now) - 1, -1):
+        yield PatchOperation("remove", f"{path}/{index}")
     for index, value in enumerate(now):
-        inner = f"{path}/{index}"
-        known = index < len(before)
-        found += diff_states(before[index], value, inner) if known else [PatchOperation("add", inner, value)]
-    return found
+        if index < len(before):
+            yield from _diff_values(before[index], value, f"{path}/{index}", depth)
+        else:
+            yield PatchOperation("add", f"{path}/{index}", value)
 
 
 def _member(path: str, key: str) -> str:
