@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,9 @@ from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull,
 from pydantic import AnyUrl
 
 from atlas_agents import Agent, Atlas, tool
+from atlas_agents.client import GatewayClient, Unauthorized
+from atlas_agents.core.errors import StoreError
+from atlas_agents.core.store import DropRecord, Write
 from atlas_agents.gateway.auth import MAX_INVALID_TOKENS
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.settings import GatewaySettings
@@ -89,11 +92,18 @@ class Browser:
         sent = {"redirect_uri": CALLBACK, "code_verifier": VERIFIER, **changed}
         return await self.token(client, grant_type="authorization_code", code=code, **sent)
 
-    async def accepts(self, token: str) -> bool:
-        """Return whether the MCP endpoint accepts a token."""
+    async def connect(self, **changed: str | None) -> dict[str, Any]:
+        """Sign in, allow a new client and return its tokens, with its id as `client`."""
+        await self.sign_in()
+        client = await self.register()
+        code = (await self.decide(self.query(client, **changed)))["code"]
+        return {**(await self.exchange(client, code)).json(), "client": client}
+
+    async def accepts(self, token: str, path: str = "/mcp") -> bool:
+        """Return whether an MCP endpoint accepts a token."""
         headers = {"Authorization": f"Bearer {token}", "Accept": "application/json, text/event-stream"}
         ping = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
-        return (await self.http.post(f"{self.url}/mcp", json=ping, headers=headers)).status_code != 401
+        return (await self.http.post(self.url + path, json=ping, headers=headers)).status_code != 401
 
     async def audited(self) -> list[str]:
         rows = await self.gateway.hub.store.audit("default")
@@ -174,7 +184,7 @@ async def test_official_client_logs_in_calls_a_tool_refreshes_and_is_revoked(tmp
         assert second is not None and second.access_token != first.access_token
         assert not await browser.accepts(first.access_token) and await browser.accepts(second.access_token)
         messages = "\n".join(await browser.audited())
-        assert "OAuth client Official: registered" in messages and "OAuth client Official: allowed" in messages
+        assert "OAuth client Official: allowed" in messages and "registered" not in messages
 
         browser.gateway.hub.tokens.remove(name)
         assert not await browser.accepts(second.access_token)
@@ -317,14 +327,83 @@ async def test_access_ends_with_the_token_of_the_user_and_never_exceeds_it(tmp_p
         client = await browser.register()
         query = browser.query(client, scope="read write approve admin")
         issued = (await browser.exchange(client, (await browser.decide(query))["code"])).json()
-        assert issued["scope"] == "read"
-        await browser.sign_in(issued["access_token"])  # a client cannot give its access to another one
-        again = await browser.post("/api/consent", {"query": query, "decision": "allow"})
-        assert again.status_code == 403
+        assert issued["scope"] == "read" and await browser.accepts(issued["access_token"])
         browser.gateway.hub.tokens.remove("reader")
+        assert not await browser.accepts(issued["access_token"])
         refresh = {"grant_type": "refresh_token", "refresh_token": issued["refresh_token"]}
         assert (await browser.token(client, **refresh)).json()["error"] == "invalid_grant"
-        assert not await browser.accepts(issued["access_token"])
+        assert set(browser.gateway.hub.tokens.entries()) == {"ada"}
+
+
+async def test_narrowed_token_of_the_user_narrows_the_access_at_once(tmp_path: Path) -> None:
+    async with open_browser(tmp_path) as browser:
+        tokens, path = browser.gateway.hub.tokens, tmp_path / "tokens.json"
+        path.write_text(json.dumps({**TOKENS, "ada": {**TOKENS["ada"], "sessions": "all"}}))
+        issued = await browser.connect()
+        before = tokens.find_grant(issued["access_token"])
+        assert before is not None and (before.principal.sessions, before.prefix) == ("all", "")
+        entries = json.loads(path.read_text())
+        entries["ada"] |= {"sessions": "own", "role": "guest", "scopes": ["read"]}
+        path.write_text(json.dumps(entries))
+        now = tokens.find_grant(issued["access_token"])
+        assert now is not None and (now.principal.role, now.principal.scopes, now.prefix) == (
+            "guest",
+            ("read",),
+            "@ada/",
+        )
+        assert not tokens.is_valid(before)
+
+
+async def test_token_of_a_client_is_accepted_only_by_its_mcp_endpoint(tmp_path: Path) -> None:
+    async with open_browser(tmp_path) as browser:
+        token = (await browser.connect())["access_token"]
+        bearer = {"Authorization": f"Bearer {token}"}
+        assert await browser.accepts(token) and await browser.accepts(token, "/mcp/assistant")
+        for path in ("/v1/models", "/mcp-other", "/api/uploads", "/"):
+            assert (await browser.http.get(browser.url + path, headers=bearer)).status_code == 401, path
+        assert (await browser.post("/api/session", {"token": token})).status_code == 401
+        with pytest.raises(Unauthorized):
+            async with GatewayClient(browser.url, token):
+                pass
+        other = (await browser.connect(resource=f"{browser.url}/mcp/assistant"))["access_token"]
+        assert await browser.accepts(other, "/mcp/assistant") and not await browser.accepts(other)
+
+
+async def test_renewal_keeps_running_requests_and_revocation_or_suspension_ends_them(tmp_path: Path) -> None:
+    async with open_browser(tmp_path) as browser:
+        hub, issued = browser.gateway.hub, await browser.connect()
+        grant = hub.tokens.find_grant(issued["access_token"])
+        assert grant is not None
+        fields = {"grant_type": "refresh_token", "refresh_token": issued["refresh_token"]}
+        assert (await browser.token(issued["client"], **fields)).status_code == 200
+        assert not await browser.accepts(issued["access_token"]) and hub.is_authorized(grant)
+        hub.authenticator.suspended = frozenset({"ada"})
+        assert not hub.is_authorized(grant)
+        hub.authenticator.suspended = frozenset()
+        hub.tokens.remove(grant.name)
+        assert not hub.is_authorized(grant)
+
+
+async def test_failure_to_delete_a_refresh_token_leaves_no_access(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with open_browser(tmp_path) as browser:
+        issued, store = await browser.connect(), browser.gateway.hub.store
+        fields = {"grant_type": "refresh_token", "refresh_token": issued["refresh_token"]}
+        renewed = (await browser.token(issued["client"], **fields)).json()
+        commit = store.commit
+
+        async def fail_to_drop(tenant: str, writes: Sequence[Write]) -> Any:
+            if any(isinstance(each, DropRecord) and each.kind == "oauth" for each in writes):
+                raise StoreError("killed")
+            return await commit(tenant, writes)
+
+        monkeypatch.setattr(store, "commit", fail_to_drop)
+        assert (await browser.token(issued["client"], **fields)).status_code >= 400
+        monkeypatch.undo()
+        assert not await browser.accepts(renewed["access_token"])
+        fields["refresh_token"] = renewed["refresh_token"]
+        assert (await browser.token(issued["client"], **fields)).json()["error"] == "invalid_grant"
 
 
 async def test_owner_gives_access_without_the_scope_admin(tmp_path: Path) -> None:
@@ -350,3 +429,4 @@ async def test_registrations_and_failed_exchanges_are_limited(tmp_path: Path, mo
         for _ in range(MAX_INVALID_TOKENS):
             assert (await browser.exchange(clients[-1], "guessed")).status_code == 400
         assert (await browser.exchange(clients[-1], "guessed")).status_code == 429
+        assert (await browser.exchange(clients[-2], "guessed")).status_code == 400  # others are not locked out

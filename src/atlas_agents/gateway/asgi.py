@@ -164,7 +164,8 @@ class App:
         if header is None:
             await self._authenticate_cookie(scope)
             return True
-        wait, scope["state"]["grant"] = self._authenticator.authenticate(_address(scope), _bearer(header))
+        token = _bearer(header)
+        wait, scope["state"]["grant"] = self._authenticator.authenticate(_address(scope), token, scope["path"])
         if scope["state"]["grant"] is None:
             code, message = (429, "too many invalid tokens") if wait else (401, "invalid token")
             await self._refuse(scope, send, code, message, retry_after=wait)

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, TypeAlias, get_args
 from urllib.parse import quote
 
 import msgspec
+from msgspec.structs import replace
 
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import ConfigError
@@ -58,7 +59,8 @@ _MAX_AGE = b"600"
 class Grant(msgspec.Struct, frozen=True):
     """The user and the scopes of a token. `prefix` starts the keys of the sessions that only this user may access.
 
-    `client` names the OAuth client that the token was issued to, `expires_at` is in milliseconds; 0 never expires.
+    `client` names the OAuth client that the token was issued to, `name` is its entry of `tokens.json`, and `resource`
+    the path that accepts it. `expires_at` is in milliseconds; 0 never expires.
     """
 
     principal: Principal
@@ -66,9 +68,15 @@ class Grant(msgspec.Struct, frozen=True):
     prefix: str = ""
     client: str = ""
     expires_at: int = 0
+    name: str = ""
+    resource: str = ""
 
     def allows(self, scope: Scope) -> bool:
         return scope in self.principal.scopes
+
+    def covers(self, path: str) -> bool:
+        """Return whether the token may be used for a path. One of an OAuth client is for its resource only."""
+        return not self.client or path == self.resource or path.startswith(f"{self.resource}/")
 
     def check_service_tier(self, tier: str | None) -> str:
         """Return why a client may not choose a service tier; empty if it may. An expensive one requires `admin`."""
@@ -81,7 +89,8 @@ class TokenEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Entry of `tokens.json`: the token or its SHA-256, its scopes, and which sessions it may access.
 
     Several tokens can belong to one user: `user` defaults to the entry's name. A token with a `client` was issued to
-    that OAuth client until `expires_at`, in milliseconds, and never has the scope `admin`.
+    that OAuth client until `expires_at`, in milliseconds, for the path `resource`. It can never do more than the token
+    with the SHA-256 `approver`, with which the user signed in, and never has the scope `admin`.
     """
 
     scopes: tuple[Scope, ...]
@@ -92,6 +101,8 @@ class TokenEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     user: str = ""
     client: str = ""
     expires_at: int = 0
+    resource: str = ""
+    approver: str = ""
 
 
 class TokenFile:
@@ -130,7 +141,13 @@ class TokenFile:
         return self._configured or Secret(_read_token(self.path).strip())
 
     def is_valid(self, grant: Grant) -> bool:
-        """Return whether the grant is still valid with the same scopes."""
+        """Return whether the grant is still valid with the same scopes.
+
+        An OAuth client may renew its token while a request is running.
+        """
+        if grant.client:
+            same = [each for each in self._grants if (each.name, each.principal) == (grant.name, grant.principal)]
+            return any(not self._is_expired(each) for each in same)
         return (grant in self._grants or grant in self._issued.values()) and not self._is_expired(grant)
 
     def _is_expired(self, grant: Grant) -> bool:
@@ -155,14 +172,14 @@ class TokenFile:
 
     def check_new(self, name: str, entry: TokenEntry) -> None:
         """Raise ConfigError if a token with this name and these properties cannot be created."""
-        self._grant(name, msgspec.structs.replace(entry, sha256="0" * 64))  # checks the names
+        self._grant(name, replace(entry, sha256="0" * 64))  # checks the names
         if name in self.entries():
             raise ConfigError(f"a token for {name!r} already exists; run: atlas token revoke {name}")
 
     def create(self, name: str, entry: TokenEntry) -> Secret:
         """Create a token with the properties of an entry and return it. Only its hash is written to disk."""
         secret = secrets.token_urlsafe(32)
-        entry = msgspec.structs.replace(entry, sha256=_digest(secret).hex())
+        entry = replace(entry, sha256=_digest(secret).hex())
         with lock_file(self._entries_path):
             self.check_new(name, entry)
             self._write_entries({**self.entries(), name: entry})
@@ -175,7 +192,7 @@ class TokenFile:
             entries = self.entries()
             if name not in entries:
                 raise ConfigError(f"token not found: {name!r}; it was revoked")
-            renewed = msgspec.structs.replace(entries[name], sha256=_digest(secret).hex(), expires_at=expires_at)
+            renewed = replace(entries[name], sha256=_digest(secret).hex(), expires_at=expires_at)
             self._write_entries({**entries, name: renewed})
         return Secret(secret)
 
@@ -229,7 +246,11 @@ class TokenFile:
     def _read(self) -> tuple[Grant, ...]:
         main = self._configured.reveal() if self._configured is not None else _read_token(self.path)
         token = self._check_strength(main, "the token" if self._configured is not None else str(self.path))
-        return Grant(Principal("owner", "owner", ALL), _digest(token)), *self._read_entries()
+        entries = self._read_entries()
+        grants = [Grant(Principal("owner", "owner", ALL), _digest(token)), *map(self._grant, entries, entries.values())]
+        own = {grant.digest.hex(): grant for grant in grants if not grant.client}
+        approvers = {name: own.get(entry.approver) for name, entry in entries.items() if entry.client}
+        return tuple([_limit(each, approvers[each.name]) if each.client else each for each in grants])
 
     def _check_strength(self, token: str, where: str) -> str:
         token = token.strip()
@@ -241,11 +262,11 @@ class TokenFile:
             logger.warning("weak token accepted because the gateway only listens on loopback: token=%s", where)
         return token
 
-    def _read_entries(self) -> tuple[Grant, ...]:
+    def _read_entries(self) -> dict[str, TokenEntry]:
         try:
             content = self._entries_path.read_bytes()
         except FileNotFoundError:
-            return ()
+            return {}
         except OSError as error:
             raise ConfigError(f"cannot read {self._entries_path}: {error.strerror}") from error
         try:
@@ -253,7 +274,7 @@ class TokenFile:
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self._entries_path}: {error}") from error
         _restrict_permissions(self._entries_path)
-        return tuple(self._grant(name, entry) for name, entry in entries.items())
+        return entries
 
     def _grant(self, name: str, entry: TokenEntry) -> Grant:
         if not _NAME.fullmatch(name) or name == "owner":
@@ -272,7 +293,15 @@ class TokenFile:
             raise ConfigError(f"{self._entries_path}: {name}: invalid user name {user!r}")
         prefix = f"@{user}/" if entry.sessions == "own" else ""
         principal = Principal(user, entry.role or "guest", scopes, entry.sessions)
-        return Grant(principal, digest, prefix, entry.client, entry.expires_at)
+        return Grant(principal, digest, prefix, entry.client, entry.expires_at, name, entry.resource)
+
+
+def _limit(grant: Grant, approver: Grant | None) -> Grant:
+    """Limit the grant of an OAuth client to what the token of its user can do now. Without that token it expires."""
+    if approver is None or approver.principal.id != grant.principal.id:
+        return replace(grant, principal=replace(grant.principal, scopes=()), expires_at=1)
+    scopes = tuple([scope for scope in grant.principal.scopes if approver.allows(scope)])
+    return replace(grant, principal=replace(approver.principal, scopes=scopes), prefix=approver.prefix)
 
 
 class Invitation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -596,14 +625,14 @@ class Authenticator:
         """Users whose tokens are refused."""
         self._lockout = Lockout(clock)
 
-    def authenticate(self, address: str, token: str) -> tuple[float, Grant | None]:
-        """Return the grant of a token; None, and the seconds to wait before the next try, if it is invalid.
+    def authenticate(self, address: str, token: str, path: str = "") -> tuple[float, Grant | None]:
+        """Return the grant of a token; None, and the seconds to wait before the next try, if it is invalid for a path.
 
         A valid token is accepted whatever others have tried from the same address: guessing is prevented by the
         length of tokens, and users behind one proxy or router cannot lock each other out.
         """
         grant = self.tokens.find_grant(token)
-        if grant is not None and grant.principal.id not in self.suspended:
+        if grant is not None and grant.covers(path) and grant.principal.id not in self.suspended:
             return 0.0, grant
         wait = self._lockout.wait(address, token)
         if not wait:

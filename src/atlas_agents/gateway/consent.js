@@ -1,6 +1,6 @@
 // Shows which app asks for access, after sign-in, and sends the user's decision.
 const SCOPES = {
-  read: "see your sessions and what your agents can do",
+  read: "see your agents, their tools and documents",
   write: "send messages to your agents and call their tools",
   approve: "approve tool calls for you",
 };

@@ -767,9 +767,13 @@ class Hub:
         for id in {peer.device for peer in self.connections if peer.device} - known:
             self.close_device(id)
 
+    def is_authorized(self, grant: Grant) -> bool:
+        """Return whether the token of a grant is still valid, and its user not suspended."""
+        return self.tokens.is_valid(grant) and grant.principal.id not in self.authenticator.suspended
+
     def close_unauthorized(self) -> None:
         """Close every socket whose token is no longer valid or has different scopes."""
         self.tokens.refresh()
         for peer in list(self.connections):
-            if not self.tokens.is_valid(peer.grant) or peer.grant.principal.id in self.authenticator.suspended:
+            if not self.is_authorized(peer.grant):
                 peer.close(BAD_TOKEN, "the token was revoked or changed")

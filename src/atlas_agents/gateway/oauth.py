@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from importlib.resources import files
 from typing import Any, Literal, TypeAlias
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 import msgspec
 from starlette.requests import Request
@@ -188,7 +188,10 @@ _grants = msgspec.json.Decoder(RefreshGrant)
 
 
 class OAuthServer:
-    """Registers clients, asks the signed-in user for consent and issues tokens."""
+    """Registers clients, asks the signed-in user for consent and issues tokens.
+
+    Anyone can register clients, so that is logged; what a user decided, and everything after it, is audited.
+    """
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
@@ -210,12 +213,14 @@ class OAuthServer:
         name = "".join([each for each in registration.client_name or "" if each.isprintable()]).strip()[:_MAX_NAME]
         client = RegisteredClient(secrets.token_hex(16), name or _host(uris[0]), uris, _now_ms())
         async with self._hub.edits.exclusive():
-            drops = await self._drop_idle_client()
-            await self._commit(*drops, PutRecord("oauth", f"client:{client.id}", encode(client), version=0))
-        await self._audit(client.id, client, "registered", {"redirectUris": list(uris), "address": address})
+            await self._drop(await self._find_idle_client())
+            await self._commit(PutRecord("oauth", f"client:{client.id}", encode(client), version=0))
+        fields = {"address": address, "client": client.id, "name": self._hub.atlas.hide(client.name)}
+        logger.info("OAuth client registered", extra={"fields": fields})
         return client
 
-    async def _drop_idle_client(self) -> list[DropRecord]:
+    async def _find_idle_client(self) -> list[DropRecord]:
+        """Return what deletes the oldest client without a token, if there are too many."""
         clients = sorted([_clients.decode(each) for each in await self._bodies("client:")], key=_created_at)
         if len(clients) < MAX_CLIENTS:
             return []
@@ -265,7 +270,8 @@ class OAuthServer:
                 approver=grant.digest.hex(),
                 expires_at=_now_ms() + CODE_SECONDS * 1000,
             )
-            await self._commit(*await self._old_codes(), PutRecord("oauth", _code_key(code), encode(made), version=0))
+            await self._drop(await self._old_codes())
+            await self._commit(PutRecord("oauth", _code_key(code), encode(made), version=0))
         detail = {"redirectUri": asked.redirect_uri, "scopes": list(scopes)}
         await self._audit(user, asked.client, "allowed" if allowed else "denied", detail)
         fields = {**answer, **({"state": asked.state} if asked.state else {}), "iss": issuer}
@@ -279,11 +285,16 @@ class OAuthServer:
         return [DropRecord("oauth", row.key) for row in codes if _codes.decode(row.body).expires_at < oldest]
 
     async def answer_token_request(self, body: str, address: str) -> TokenResponse:
-        """Exchange an authorization code or a refresh token for tokens. Failures are limited per address."""
-        _check_limit(self._failures, address)
+        """Exchange an authorization code or a refresh token for tokens.
+
+        Failures are limited per client and address: users of one proxy or cloud service cannot lock each other out.
+        """
+        sender = address
         try:
             form = _parse_form(body)
             client = await self._client(form)
+            sender = f"{client.id} {address}"
+            _check_limit(self._failures, sender)
             async with self._hub.edits.exclusive():
                 if form.get("grant_type") == "authorization_code":
                     return await self._exchange(form, client)
@@ -293,7 +304,8 @@ class OAuthServer:
         except Conflict:
             raise OAuthError("invalid_grant", "it was used by another request") from None
         except OAuthError as error:
-            self._failures.record_failure(address)
+            _check_limit(self._failures, sender)
+            self._failures.record_failure(sender)
             logger.warning("OAuth token request refused: reason=%s", error.message, extra={"fields": {"ip": address}})
             raise
 
@@ -328,6 +340,8 @@ class OAuthServer:
             user=principal.id,
             client=client.name,
             expires_at=now + ACCESS_SECONDS * 1000,
+            resource=unquote(urlsplit(code.resource).path).rstrip("/"),
+            approver=code.approver,
         )
         refresh = RefreshGrant(
             token_name=name,
@@ -390,18 +404,16 @@ class OAuthServer:
         return made[0]
 
     async def _revoke(self, name: str, user: str, reason: str) -> None:
-        """Remove an OAuth token with its refresh token."""
-        with suppress(NotFound):
-            await self._commit(DropRecord("oauth", f"grant:{name}"))
-        if name not in await run_in_thread(self._hub.tokens.entries):
-            return
+        """Remove an OAuth token with its refresh token, which is useless after a crash between the two."""
 
         async def write() -> str | None:
             await run_in_thread(self._hub.tokens.remove, name)
             return None
 
-        await self._hub.edits.apply(EditTarget("token", name, "valid"), user, write, diff=reason, scope="admin")
-        self._hub.close_unauthorized()
+        if name in await run_in_thread(self._hub.tokens.entries):
+            await self._hub.edits.apply(EditTarget("token", name, "valid"), user, write, diff=reason, scope="admin")
+            self._hub.close_unauthorized()
+        await self._drop([DropRecord("oauth", f"grant:{name}")])
 
     async def _revoke_oldest(self, user: str) -> None:
         """Revoke expired refresh tokens, and the oldest ones of a user who has too many."""
@@ -429,6 +441,12 @@ class OAuthServer:
     async def _bodies(self, prefix: str) -> list[bytes]:
         rows = await self._hub.store.records(self._hub.atlas.tenant, "oauth")
         return [row.body for row in rows if row.key.startswith(prefix)]
+
+    async def _drop(self, drops: list[DropRecord]) -> None:
+        """Delete records that another process may be deleting too."""
+        for each in drops:
+            with suppress(NotFound):
+                await self._commit(each)
 
     async def _commit(self, *writes: PutRecord | DropRecord) -> None:
         await self._hub.store.commit(self._hub.atlas.tenant, list(writes))
@@ -564,7 +582,10 @@ def oauth_routes(hub: Hub) -> list[BaseRoute]:
         return JsonResponse(shape, 201)
 
     async def exchange(request: Request) -> Response:
-        if request.headers.get("content-type", "").partition(";")[0].strip() != "application/x-www-form-urlencoded":
+        if (
+            request.headers.get("content-type", "").partition(";")[0].strip().lower()
+            != "application/x-www-form-urlencoded"
+        ):
             raise OAuthError("invalid_request", "expected the content type application/x-www-form-urlencoded")
         try:
             body = (await read_bytes(request, _MAX_BODY)).decode("ascii", "strict")

@@ -246,7 +246,7 @@ class McpCall:
         try:
             async with aclosing(_with_timeouts(stream, self._client.gone)) as events:
                 async for event in events:
-                    if not self._hub.tokens.is_valid(self._grant):
+                    if not self._hub.is_authorized(self._grant):
                         raise ConfigError("the token was revoked: connect with a valid one")
                     if isinstance(event, ApprovalAsked | ApprovalAnswered) and (found := await self._ask(event)):
                         return found

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute
 from atlas_agents.core import install_command
 from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.gateway.asgi import ApiRoute, JsonResponse, Operation, Receive, Send
-from atlas_agents.gateway.auth import MCP_PATH, METADATA_PATH, OAUTH_SCOPES, Grant, bearer_challenge, external_url
+from atlas_agents.gateway.auth import MCP_PATH, MCP_SCOPES, METADATA_PATH, Grant, bearer_challenge, external_url
 from atlas_agents.gateway.http_api import MAX_CONCURRENT, authorize
 from atlas_agents.gateway.http_errors import HTTPError, to_http_error
 from atlas_agents.gateway.hub import Hub
@@ -111,7 +111,7 @@ async def _describe_resource(request: Request) -> Response:
             "resource": external_url(request.scope, resource),
             "resource_name": "Atlas Agents",
             "authorization_servers": [external_url(request.scope, "")],
-            "scopes_supported": OAUTH_SCOPES,
+            "scopes_supported": MCP_SCOPES,  # clients ask for all of them, so `approve` must be asked for by name
             "bearer_methods_supported": ["header"],
         },
         headers={"Cache-Control": "no-store"},

@@ -384,7 +384,7 @@ class McpProtocolServer:
 
     async def _notify_updates(self, session: _Session) -> None:
         """Notify a client of the resources that have changed since it was last notified."""
-        if session.subscriber is None or not self._hub.tokens.is_valid(session.subscriber[0]):
+        if session.subscriber is None or not self._hub.is_authorized(session.subscriber[0]):
             return
         _, reader, client = session.subscriber
         for uri, known in [*session.watched.items()]:
@@ -450,7 +450,7 @@ class McpProtocolServer:
     def _authorize(self, ctx: RequestContext, *needed: Scope) -> Grant:
         """Return the grant of the request's token; raise if it was revoked or lacks a needed scope."""
         grant: Grant | None = ctx.request.scope["state"]["grant"] if ctx.request is not None else None
-        if grant is None or not self._hub.tokens.is_valid(grant):
+        if grant is None or not self._hub.is_authorized(grant):
             raise _invalid_params("authentication required")
         for scope in needed:
             if not grant.allows(scope):
