@@ -18,7 +18,7 @@ from mcp.shared.auth import AuthorizationCodeResult, OAuthClientInformationFull,
 from pydantic import AnyUrl
 
 from atlas_agents import Agent, Atlas, tool
-from atlas_agents.client import GatewayClient, Unauthorized
+from atlas_agents.client import GatewayClient, GatewayError, Unauthorized
 from atlas_agents.core.errors import StoreError
 from atlas_agents.core.store import DropRecord, Write
 from atlas_agents.gateway.auth import MAX_INVALID_TOKENS
@@ -215,6 +215,8 @@ UNSAFE = [
     "https:///callback",
     "http://127.0.0.1.evil.example/",
     "https://app.example:99999/",
+    "https://app.example%E3%80%82evil.example/",
+    "https://app.example&evil.example/",
 ]
 
 
@@ -312,7 +314,7 @@ async def test_expired_code_and_access_token_are_refused(tmp_path: Path, monkeyp
         late = (await browser.decide(browser.query(client)))["code"]
         assert "expired" in (await browser.exchange(client, late)).json()["error_description"]
         monkeypatch.undo()
-        monkeypatch.setattr("atlas_agents.gateway.oauth.ACCESS_SECONDS", 0)
+        monkeypatch.setattr("atlas_agents.gateway.oauth.OAUTH_SECONDS", 0)
         issued = (await browser.exchange(client, (await browser.decide(browser.query(client)))["code"])).json()
         assert not await browser.accepts(issued["access_token"])
         monkeypatch.undo()
@@ -367,6 +369,24 @@ async def test_token_of_a_client_is_accepted_only_by_its_mcp_endpoint(tmp_path: 
                 pass
         other = (await browser.connect(resource=f"{browser.url}/mcp/assistant"))["access_token"]
         assert await browser.accepts(other, "/mcp/assistant") and not await browser.accepts(other)
+
+
+async def test_user_sees_the_apps_that_they_allowed_and_can_sign_them_out(tmp_path: Path) -> None:
+    async with open_browser(tmp_path) as browser:
+        issued = await browser.connect()
+        async with GatewayClient(browser.url, READER) as reader:
+            assert await reader.call("devices.list") == {"devices": []}
+        async with GatewayClient(browser.url, ADA) as ada:
+            [app] = [each for each in (await ada.call("devices.list"))["devices"] if each["name"] == "Connector (app)"]
+            async with GatewayClient(browser.url, browser.gateway.hub.tokens.main.reveal()) as owner:
+                with pytest.raises(GatewayError, match="unknown device"):
+                    await owner.call("devices.revoke", id=app["id"])
+            await ada.call("devices.revoke", id=app["id"])
+            assert len((await ada.call("devices.list"))["devices"]) == 1
+        assert not await browser.accepts(issued["access_token"])
+        fields = {"grant_type": "refresh_token", "refresh_token": issued["refresh_token"]}
+        assert (await browser.token(issued["client"], **fields)).json()["error"] == "invalid_grant"
+        assert f"ada removed token {app['id']}" in await browser.audited()
 
 
 async def test_renewal_keeps_running_requests_and_revocation_or_suspension_ends_them(tmp_path: Path) -> None:

@@ -50,6 +50,8 @@ MCP_SCOPES: tuple[Scope, ...] = ("read", "write")
 """Scopes that an MCP client needs."""
 OAUTH_SCOPES: tuple[Scope, ...] = ("read", "write", "approve")
 """Scopes that a user can give to an OAuth client."""
+OAUTH_SECONDS = 3600
+"""Lifetime of the access token of an OAuth client."""
 _HEADER_NAMES = re.compile(rb"[a-z0-9, -]{1,2000}", re.IGNORECASE)
 _METHODS = b"GET, POST"
 _PLAIN_TIERS = ("auto", "default", "flex", "standard_only")

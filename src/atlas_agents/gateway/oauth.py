@@ -28,7 +28,16 @@ from atlas_agents.core.json import encode
 from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import DropRecord, PutRecord
 from atlas_agents.gateway.asgi import ApiRoute, JsonResponse, Operation, get_grant
-from atlas_agents.gateway.auth import MCP_PATH, MCP_SCOPES, OAUTH_SCOPES, Grant, Lockout, TokenEntry, external_url
+from atlas_agents.gateway.auth import (
+    MCP_PATH,
+    MCP_SCOPES,
+    OAUTH_SCOPES,
+    OAUTH_SECONDS,
+    Grant,
+    Lockout,
+    TokenEntry,
+    external_url,
+)
 from atlas_agents.gateway.edits import EditTarget
 from atlas_agents.gateway.http_api import read_body, read_bytes, require_own_page, with_error_responses
 from atlas_agents.gateway.http_errors import HTTPError
@@ -39,7 +48,6 @@ from atlas_agents.tools.audit import AuditEntry
 SERVER_METADATA_PATH = "/.well-known/oauth-authorization-server"
 """Path of the metadata of the authorization server (RFC 8414)."""
 CODE_SECONDS = 60
-ACCESS_SECONDS = 3600
 REFRESH_SECONDS = 30 * 24 * 3600
 MAX_CLIENTS = 200
 """Registered clients; one more replaces the oldest without a token."""
@@ -54,6 +62,8 @@ _KEPT_CODE_MS = 3_600_000
 _CHALLENGE = re.compile(r"[A-Za-z0-9_-]{43}")
 _VERIFIER = re.compile(r"[A-Za-z0-9._~-]{43,128}")
 _URI = re.compile(r"[!-\[\]-~]+")
+_HOST = re.compile(r"[a-z0-9_.-]+|[0-9a-f:.]+")
+"""Hosts that every browser reads as they are shown: without percent-encoding or other characters."""
 _LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")
 _PAGE_HEADERS = {"Cross-Origin-Opener-Policy": "unsafe-none"}
 """The page that opened the consent screen in a window must see when that window is closed."""
@@ -339,7 +349,7 @@ class OAuthServer:
             role=principal.role,
             user=principal.id,
             client=client.name,
-            expires_at=now + ACCESS_SECONDS * 1000,
+            expires_at=now + OAUTH_SECONDS * 1000,
             resource=unquote(urlsplit(code.resource).path).rstrip("/"),
             approver=code.approver,
         )
@@ -355,7 +365,7 @@ class OAuthServer:
         await self._commit(PutRecord("oauth", f"grant:{name}", encode(refresh), version=0))
         diff = f"token for OAuth client {client.name} ({client.id}): {', '.join(code.scopes)}"
         token = await self._edit_token(name, None, code.user, diff, lambda: self._hub.tokens.create(name, entry))
-        return TokenResponse(token.reveal(), f"{name}.{secret}", ACCESS_SECONDS, " ".join(code.scopes))
+        return TokenResponse(token.reveal(), f"{name}.{secret}", OAUTH_SECONDS, " ".join(code.scopes))
 
     async def _refresh(self, form: Form, client: RegisteredClient) -> TokenResponse:
         """Replace the access token and the refresh token. A refresh token that is used again revokes both."""
@@ -384,12 +394,12 @@ class OAuthServer:
             expires_at=now + REFRESH_SECONDS * 1000,
         )
         await self._commit(PutRecord("oauth", row.key, encode(renewed), version=row.version))
-        expires_at = now + ACCESS_SECONDS * 1000
+        expires_at = now + OAUTH_SECONDS * 1000
         diff = f"token renewed by OAuth client {client.name} ({client.id})"
         token = await self._edit_token(
             name, "valid", found.user, diff, lambda: self._hub.tokens.renew(name, expires_at)
         )
-        return TokenResponse(token.reveal(), f"{name}.{secret}", ACCESS_SECONDS, " ".join(entry.scopes))
+        return TokenResponse(token.reveal(), f"{name}.{secret}", OAUTH_SECONDS, " ".join(entry.scopes))
 
     async def _edit_token(
         self, name: str, version: str | None, user: str, diff: str, make: Callable[[], Secret]
@@ -506,7 +516,7 @@ def _check_redirect_uri(uri: str) -> None:
         host, valid, parts = "", False, urlsplit("")
     safe = parts.scheme == "https" or (parts.scheme == "http" and host in _LOOPBACK_HOSTS)
     plain = _URI.fullmatch(uri) is not None and len(uri) <= _MAX_URI and "#" not in uri and "@" not in parts.netloc
-    if not (safe and plain and valid and host):
+    if not (safe and plain and valid and _HOST.fullmatch(host)):
         raise OAuthError(
             "invalid_redirect_uri",
             f"invalid redirect URI {uri[:200]!r}: expected https, or http on 127.0.0.1, [::1] or localhost, "

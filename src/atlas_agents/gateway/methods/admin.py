@@ -19,7 +19,7 @@ from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import UsageRow
 from atlas_agents.core.tenancy import Plan, User, check_not_owner, check_plan_name
 from atlas_agents.core.text import list_known
-from atlas_agents.gateway.auth import ALL, Invitation, TokenEntry
+from atlas_agents.gateway.auth import ALL, OAUTH_SECONDS, Invitation, TokenEntry
 from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.convert import list_model_users
 from atlas_agents.gateway.dispatch import Methods
@@ -423,14 +423,17 @@ async def revoke_token(caller: ClientConnection, params: wire.TokensRevoke) -> R
             raise ProtocolError("INVALID_PARAMS", f"token not found: {params.name!r}")
         return RemovalResult(True, diff, ("Anything using it stops working now.",))
 
+    await _remove_token(hub, params.name, caller.grant.principal.id, diff)
+    return RemovalResult(True, diff)
+
+
+async def _remove_token(hub: Hub, name: str, by: str, diff: str) -> None:
     async def write() -> str | None:
-        await run_in_thread(hub.tokens.remove, params.name)
+        await run_in_thread(hub.tokens.remove, name)
         return None
 
-    target = EditTarget("token", params.name, "valid")
-    await hub.edits.apply(target, caller.grant.principal.id, write, diff=diff, scope="admin")
+    await hub.edits.apply(EditTarget("token", name, "valid"), by, write, diff=diff, scope="admin")
     asyncio.get_running_loop().call_soon(hub.close_unauthorized)  # after the response is sent
-    return RemovalResult(True, diff)
 
 
 def _token_shape(name: str, entry: TokenEntry) -> wire.TokenShape:
@@ -450,21 +453,28 @@ async def rotate_token(caller: ClientConnection, _: NoParams) -> wire.TokenMade:
 
 
 async def list_devices(caller: ClientConnection, _: NoParams) -> wire.DevicesResult:
-    devices = sorted(await caller.hub.devices.list(caller.grant.principal.id), key=lambda each: -each.seen_at)
-    return wire.DevicesResult(
-        tuple(
-            [
-                wire.DeviceShape(
-                    each.id, each.name, each.created_at, each.seen_at, each.expires_at, each.id == caller.device
-                )
-                for each in devices
-            ]
-        )
-    )
+    user = caller.grant.principal.id
+    devices = [
+        wire.DeviceShape(each.id, each.name, each.created_at, each.seen_at, each.expires_at, each.id == caller.device)
+        for each in await caller.hub.devices.list(user)
+    ]
+    for name, entry in (await _apps_of(caller.hub, user)).items():
+        renewed_at = entry.expires_at - OAUTH_SECONDS * 1000
+        devices.append(wire.DeviceShape(name, f"{entry.client} (app)", renewed_at, renewed_at, entry.expires_at, False))
+    return wire.DevicesResult(tuple(sorted(devices, key=lambda each: -each.seen_at)))
+
+
+async def _apps_of(hub: Hub, user: str) -> dict[str, TokenEntry]:
+    """Return the tokens of the OAuth clients that a user allowed, by name."""
+    entries = await run_in_thread(hub.tokens.entries)
+    return {name: entry for name, entry in entries.items() if entry.client and entry.user == user}
 
 
 async def revoke_device(caller: ClientConnection, params: wire.OneDevice) -> Ack:
     hub, user = caller.hub, caller.grant.principal.id
+    if params.id in await _apps_of(hub, user):
+        await _remove_token(hub, params.id, user, "signed out by the user")
+        return Ack(True)
     device = next((each for each in await hub.devices.list(user) if each.id == params.id), None)
     if device is None:
         raise ProtocolError("INVALID_PARAMS", f"unknown device {params.id!r}")

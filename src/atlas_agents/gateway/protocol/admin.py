@@ -579,7 +579,7 @@ class TokenMade(types.WireStruct, frozen=True):
 
 
 class DeviceShape(types.WireStruct, frozen=True):
-    """A signed-in browser. `current` is the one that asks. Times are milliseconds since 1970."""
+    """A signed-in browser, or an app. `current` is the one that asks. Times are milliseconds since 1970."""
 
     id: str
     name: str
@@ -590,13 +590,13 @@ class DeviceShape(types.WireStruct, frozen=True):
 
 
 class DevicesResult(types.WireStruct, frozen=True):
-    """The signed-in browsers of the caller, most recently used first."""
+    """The signed-in browsers and the apps of the caller, most recently used first."""
 
     devices: tuple[DeviceShape, ...]
 
 
 class OneDevice(types.WireStruct, frozen=True):
-    """Identifies a signed-in browser."""
+    """Identifies a signed-in browser or an app."""
 
     id: str
 

@@ -242,7 +242,19 @@ _ALL = (
         admin.TokenMade,
         "Replace the main token; the old one becomes invalid at once.",
     ),
-    Method("devices.list", "read", NoParams, admin.DevicesResult, "Your signed-in browsers."),
-    Method("devices.revoke", "write", admin.OneDevice, Ack, "Sign out one of your browsers and close its connections."),
+    Method(
+        "devices.list",
+        "read",
+        NoParams,
+        admin.DevicesResult,
+        "Your signed-in browsers, and the apps that you allowed with OAuth.",
+    ),
+    Method(
+        "devices.revoke",
+        "write",
+        admin.OneDevice,
+        Ack,
+        "Sign out one of your browsers or apps and close its connections.",
+    ),
 )
 METHODS: dict[str, Method] = {method.name: method for method in _ALL}
