@@ -137,6 +137,11 @@ class TokenFile:
                 found = grant
         return found
 
+    def has_expired(self, token: str) -> bool:
+        """Return whether a token was valid until it expired, so that it is not a guess."""
+        digest = _digest(token)
+        return any(self._is_expired(each) and hmac.compare_digest(each.digest, digest) for each in self._grants)
+
     @property
     def main(self) -> Secret:
         """The main token, which has all scopes."""
@@ -636,6 +641,8 @@ class Authenticator:
         grant = self.tokens.find_grant(token)
         if grant is not None and grant.covers(path) and grant.principal.id not in self.suspended:
             return 0.0, grant
+        if self.tokens.has_expired(token):  # OAuth clients renew a token when it is refused with the status 401
+            return 0.0, None
         wait = self._lockout.wait(address, token)
         if not wait:
             self._lockout.record_failure(address, token)
