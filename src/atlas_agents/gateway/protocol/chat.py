@@ -12,7 +12,18 @@ Effort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh",
 RunId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
 Page: TypeAlias = Annotated[int, Meta(ge=1, le=500)]
 StepKind: TypeAlias = Literal[
-    "accepted", "resumed", "reply", "summary", "steer", "hook", "intent", "outcome", "asked", "answered", "ended"
+    "accepted",
+    "resumed",
+    "reply",
+    "summary",
+    "steer",
+    "hook",
+    "intent",
+    "outcome",
+    "state",
+    "asked",
+    "answered",
+    "ended",
 ]
 
 
