@@ -27,6 +27,7 @@ from atlas_agents import (
     ToolResult,
     tool,
 )
+from atlas_agents.builtin_tools.files import file_tools
 from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.testing import Scripted, VirtualClock, calls, in_memory_atlas, says
 from checks import TIMEOUT, wait_until
@@ -284,6 +285,8 @@ def bad_offers() -> list[Any]:
         (ClientTools((ClientTool("x"),), allowed=("y",)), "'y': it is not among the tools"),
         (ClientTools((), tool_choice="required"), "needs at least one"),
         (ClientTools((ClientTool("x"),), deadline=8 * 86_400), "invalid deadline"),
+        (ClientTools((), runs=("bash",), folder="/src"), "cannot run the tool 'bash' of this side: expected file_read"),
+        (ClientTools((), runs=("file_read",), folder="src"), "needs the absolute path of its folder, got 'src'"),
     ]
 
 
@@ -315,3 +318,83 @@ async def test_result_that_is_refused() -> None:
             await atlas.post_results([ClientResult(call.id, object())])
         await atlas.post_results([ClientResult(call.id, "rain")])
         await reply(stream)
+
+
+# Tools of this side that the client runs
+
+ASK = {"*": "ask"}
+WRITING = calls("file_write", path="a.txt", content="new\n")
+
+
+def editing(folder: Path, **more: Any) -> ClientTools:
+    return ClientTools((), runs=("file_read", "file_write", "file_edit"), folder=str(folder), **more)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder of tools with a project that the client has open, and files that it has no text of."""
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "a.txt").write_text("old\n")
+    (project / "data").write_bytes(bytes(range(256)))
+    (project / ".env").write_text("KEY=1\n")
+    (tmp_path / "outside.txt").write_text("outside\n")
+    (project / "link.txt").symlink_to("../outside.txt")
+    return tmp_path
+
+
+async def test_client_runs_file_tools_of_this_side_under_their_policy(folder: Path) -> None:
+    project, model = folder / "project", Scripted(WRITING, calls("file_read", path="a.txt"), says("Done."))
+    policy = Policy(tools={"file_write": ASK})
+    store, tools = await open_store(), file_tools(project)
+    async with in_memory_atlas(model, tools, store=store, policy=policy, approve=Approvals(wait=True)) as atlas:
+        stream = atlas.send("go", session="s", client_tools=editing(project))
+        (question,) = await wait_until(atlas.pending)
+        assert question.tool == "file_write" and question.preview.endswith("not saved\n+new")
+        await atlas.answer(question.id, Answer("once", by="ben"))
+        (call,) = await pending(stream)
+        assert (call.tool, call.facts) == ("file_write", {"file": str(project / "a.txt")})
+        await atlas.post_results([ClientResult(call.id, "wrote it")])
+        (call,) = await pending(stream, 2)
+        await atlas.post_results([ClientResult(call.id, "unsaved")])
+        assert (await reply(stream)).text == "Done."
+        rows = [row.entry for row in await atlas.audit.records("default")]
+    assert (project / "a.txt").read_text() == "old\n"
+    assert [(each.result, each.untrusted) for each in results(model)] == [
+        ("wrote it", ""),
+        ("unsaved", "file: file_read"),
+    ]
+    assert [(row.entity_id, row.meta["source"]) for row in rows] == [("file_write", "client"), ("file_read", "client")]
+    assert "file_edit" not in [spec.name for spec in model.requests[0].tools]  # the policy does not allow it
+
+
+async def test_calls_that_the_client_cannot_run_are_run_on_this_side(folder: Path) -> None:
+    paths = ("../outside.txt", "link.txt", "outside.txt", "project/link.txt", "project/data", "project/.env", "a\0b")
+    asked = [calls("file_read", path=path) for path in paths]
+    model = Scripted(*asked, calls("file_read", path=5), says("Done."))
+    async with in_memory_atlas(model, file_tools(folder), store=await open_store()) as atlas:
+        stream = atlas.send("go", session="s", client_tools=editing(folder / "project"))
+        assert (await reply(stream)).text == "Done."
+    found = [str(each.result) for each in results(model)]
+    assert "is outside the folder" in found[0] and "not found: link.txt" in found[1]
+    assert "outside" in found[2] and "outside" in found[3] and "not text" in found[4] and "secrets" in found[5]
+    assert "NUL" in found[6] and "path" in found[7]
+
+
+async def test_file_tool_of_the_client_survives_a_restart_and_fails_after_its_deadline(folder: Path) -> None:
+    project, clock, store = folder / "project", VirtualClock(), await open_store()
+    atlas = in_memory_atlas(Scripted(WRITING), file_tools(project), store=store, clock=clock)
+    (before,) = await pending(atlas.send("go", session="s", client_tools=editing(project, deadline=60)))
+    await atlas.close()
+    model = Scripted(WRITING, says("Too late."))
+    async with in_memory_atlas(model, file_tools(project), store=store, clock=clock) as atlas:
+        (stream,) = await atlas.recover()
+        assert [each.id for each in await pending(stream)] == [before.id]
+        await atlas.post_results([ClientResult(before.id, "wrote it")])
+        (call,) = await pending(stream, 2)
+        assert call.id != before.id
+        await clock.advance(61)
+        assert (await reply(stream)).text == "Too late."
+    assert [each.status for each in results(model)] == ["ok", "unknown"]
+    assert "the client posted none in time" in results(model)[1].result
+    assert (project / "a.txt").read_text() == "old\n"

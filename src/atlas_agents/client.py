@@ -43,6 +43,7 @@ _event_decoders = {name: msgspec.json.Decoder(kind) for name, kind in events.RUN
 DEFAULT_URL = "http://127.0.0.1:18789"
 _MIN_BACKOFF, _MAX_BACKOFF = 0.1, 2.0
 _MAX_ATTEMPTS = 5
+_POST_RESULTS = "chat.postResults"
 _server_event_decoders = {name: msgspec.json.Decoder(kind) for name, kind in events.SERVER_EVENTS.items()}
 OnConnectionChange: TypeAlias = Callable[[str], None]
 """Called with a message when the connection is lost, and with an empty string when it is restored."""
@@ -334,6 +335,7 @@ class SessionFeed:
         budget: Mapping[str, float] | None = None,
         pinned: bool = False,
         channel: str | None = None,
+        client_tools: Mapping[str, Any] | None = None,
     ) -> Sent:
         """Send a message exactly once, even if the connection is lost meanwhile. The answer arrives as events.
 
@@ -341,6 +343,8 @@ class SessionFeed:
         are model settings such as `{"effort": "high"}`; see `TurnSettings` in the protocol. `budget` limits this turn,
         for example `{"tokens": 20_000, "seconds": 60}`; see `TurnLimits` in the protocol. A `pinned` message is always
         sent to the model, however long the session gets. `channel` names the messenger that a person wrote it in.
+        `client_tools` are tools that you run, such as `{"tools": [{"name": "clock"}]}`; see `ClientToolsShape` in the
+        protocol. The event `tool.pending` names their calls; post each result with `client.post_result`.
         """
         await self.subscribe()
         params = {
@@ -354,6 +358,7 @@ class SessionFeed:
             "budget": budget or None,
             "pinned": pinned or None,
             "channel": channel,
+            "clientTools": client_tools,
         }
         answer = await self._request("chat.send", {key: value for key, value in params.items() if value is not None})
         sent = msgspec.convert(answer, Sent)
@@ -540,10 +545,15 @@ class GatewayClient:
             try:
                 return await link.request(method, params, on_result)
             except ConnectionLost as loss:
-                last_loss, repeatable = loss, "idempotencyKey" in params or _only_reads(method)
+                last_loss, repeatable = loss, "idempotencyKey" in params or _is_repeatable(method)
                 if loss.sent and not repeatable:
                     break
         raise Unreachable(f"{method}: {last_loss.reason}", unclear=last_loss.sent and not repeatable)
+
+    async def post_result(self, call_id: str, result: Any, *, error: bool = False) -> None:
+        """Post the result of a tool call that this client ran; with `error`, why it failed. The first result counts."""
+        posted = {"callId": call_id, "result": result, "error": error}
+        await self.request(_POST_RESULTS, {"results": [posted]})
 
     def follow(self, session_key: str) -> SessionFeed:
         """Return a feed of the session's events; it subscribes when it is entered or first read."""
@@ -625,11 +635,14 @@ class GatewayClient:
             await self.request("sessions.unsubscribe", {"sessionKey": session_key})
 
 
-def _only_reads(method: str) -> bool:
-    """Return whether a method changes nothing. The table of methods takes long to import, and is rarely needed."""
+def _is_repeatable(method: str) -> bool:
+    """Return whether a method has no effect, or none when it is called again.
+
+    The table of methods takes long to import, and is rarely needed.
+    """
     from atlas_agents.gateway.protocol.methods import METHODS
 
-    return method in METHODS and METHODS[method].scope == "read"
+    return method == _POST_RESULTS or (method in METHODS and METHODS[method].scope == "read")
 
 
 def _wire_name(name: str) -> str:

@@ -31,6 +31,7 @@ from atlas_agents.gateway.protocol.events import (
     ChatMessage,
     ChatReset,
     SessionUpdated,
+    ToolsPending,
 )
 from atlas_agents.gateway.protocol.sessions import RunPosition
 from atlas_agents.gateway.protocol.types import MessageShape, TextPart
@@ -218,6 +219,43 @@ async def test_approval_can_be_resolved_while_the_feed_is_read(tmp_path: Path) -
             if isinstance(event, ApprovalRequested):
                 await client.call("approvals.resolve", approval_id=event.approval_id, decision="allow-once")
         assert shown_text(events) == "Done."
+
+
+async def test_client_runs_tools_and_posts_the_results(tmp_path: Path) -> None:
+    atlas = stored_atlas(calls("clock"), calls("clock"), says("Noon."))
+    offer = {"tools": [{"name": "clock", "description": "The time."}]}
+    async with serve_gateway(tmp_path, atlas) as gateway, connected(gateway) as client, client.follow("main") as feed:
+        for wrong in ({"runs": ["bash"]}, {"tools": [{"name": "a b"}]}, {"deadline": 0}, {"tool": []}):
+            with pytest.raises(GatewayError, match=r"chat\.send: .*clientTools") as refused:
+                await feed.send("When?", client_tools=wrong)
+            assert refused.value.kind == "INVALID_PARAMS"
+        sent = await feed.send("When?", client_tools=offer)
+        pending = await next_pending(feed)
+        async with connected(gateway) as other, other.follow("main") as late:
+            position = await anext(late)
+            assert isinstance(position, RunPosition) and position.pending_calls == pending.calls
+        (call,) = pending.calls
+        assert (call.name, call.arguments, call.file) == ("clock", {}, "")
+        with pytest.raises(GatewayError, match="not found: tool call 'call_0'"):
+            await client.post_result("call_0", "noon")
+        await client.post_result(call.id, "no battery", error=True)
+        await client.post_result(call.id, "no battery", error=True)
+        with pytest.raises(GatewayError, match="already answered") as refused:
+            await client.post_result(call.id, "noon")
+        assert refused.value.kind == "CONFLICT"
+        (call,) = (await next_pending(feed)).calls
+        await client.post_result(call.id, "noon")
+        *_, final = await collect(feed, sent.run_id)
+        assert isinstance(final, ChatFinal) and text_of(final.message) == "Noon."
+        results = [part.result for each in await atlas.sessions.history("main") for part in each.tool_results]
+        assert results == ["no battery", "noon"]
+
+
+async def next_pending(feed: SessionFeed) -> ToolsPending:
+    async for event in feed:
+        if isinstance(event, ToolsPending):
+            return event
+    raise AssertionError("the feed ended")
 
 
 async def test_late_feed_gets_the_messages_and_the_running_turn(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ SCOPES = {
     "health.check": "read",
     "system.info": "read",
     "chat.send": "write",
+    "chat.postResults": "write",
     "chat.abort": "write",
     "chat.history": "read",
     "chat.wait": "read",

@@ -25,13 +25,14 @@ from atlas_agents.cli.output import one_line
 from atlas_agents.client import GatewayClient, SessionEvent, Unauthorized
 from atlas_agents.core import install_command, package_version
 from atlas_agents.core.aio import BackgroundTasks, read_stdin_lines
-from atlas_agents.core.errors import AtlasError, ConfigError, GatewayError
+from atlas_agents.core.errors import AtlasError, ConfigError, GatewayError, ToolFailed, ToolFault
 from atlas_agents.core.messages import new_id
 from atlas_agents.core.text import escape_text
 from atlas_agents.gateway.protocol import events, types
 from atlas_agents.gateway.protocol.sessions import RunPosition
 
 if TYPE_CHECKING:
+    from atlas_agents.builtin_tools.files.read import DecodedText
     from atlas_agents.config.settings import Settings
 
 app = Group()
@@ -60,6 +61,8 @@ _DEFAULT_MODEL = "default"
 _PAGE = 200
 _END_TIMEOUT = 5.0
 _MAX_OLD_TEXT = 1024 * 1024
+_FILE_DEADLINE = 120.0
+"""Seconds until a file tool fails that the editor does not run, for example because it was closed."""
 _KINDS = {
     "file_read": "read",
     "file_list": "search",
@@ -114,6 +117,8 @@ class Editor(Protocol):
     async def session_update(self, session_id: str, update: Any) -> None: ...
     async def request_permission(self, session_id: str, tool_call: Any, options: Any) -> Any: ...
     async def create_elicitation(self, message: str, mode: Any) -> Any: ...
+    async def read_text_file(self, path: str, session_id: str) -> Any: ...
+    async def write_text_file(self, content: str, path: str, session_id: str) -> Any: ...
 
 
 class EditorTransport:
@@ -373,7 +378,8 @@ class EditorAgent:
 
     async def _open(self, client: GatewayClient, key: str, folder: Path, servers: Iterable[Any]) -> "EditorSession":
         home = await _agents_folder(client) or folder
-        session = self._sessions[key] = EditorSession(key, client, self._editor, home, folder)
+        files = EditorFiles(self._editor, key, folder, getattr(self._capabilities, "fs", None))
+        session = self._sessions[key] = EditorSession(key, client, self._editor, home, files)
         session.forms = getattr(self._capabilities, "elicitation", None)
         session.notices += _open_notices(home, folder, [getattr(each, "name", "unnamed") for each in servers])
         return session
@@ -475,26 +481,30 @@ def _session_info(session: dict[str, Any], home: str) -> dict[str, Any]:
 class EditorSession:
     """A session that is open in the editor: sends its events as updates, and asks the person for approvals."""
 
-    def __init__(self, key: str, client: GatewayClient, editor: Editor, home: Path, folder: Path) -> None:
+    def __init__(self, key: str, client: GatewayClient, editor: Editor, home: Path, files: "EditorFiles") -> None:
         self.key = key
         self.folder = home
         """The folder that paths of tools are relative to."""
         self.stored = False
-        self.title = ""
-        self.agent_id = ""
-        self.model = ""
+        self.title = self.agent_id = self.model = ""
         self.forms: Any = None
         """What kinds of forms the editor can show."""
         self.notices: list[str] = []
         self._client = client
         self._editor = editor
-        self._cwd = folder
+        self._files = files
         self._feed = client.follow(key)
         self._tasks = BackgroundTasks("ACP session")
         self._following: asyncio.Task[None] | None = None
         self._questions: dict[str, tuple[ApprovalRequest, asyncio.Task[None]]] = {}
         self._calls: dict[str, ToolCallView] = {}
         """The calls that have no result yet."""
+        self._adopted: set[str] = set()
+        """The runs of an earlier connection of the editor."""
+        self._editing: dict[str, asyncio.Task[None]] = {}
+        """The calls that the editor runs or has run, by their ids."""
+        self._results: dict[str, tuple[str, bool]] = {}
+        """Their results, and whether each is an error."""
         self._texts: dict[str, str] = {}
         """The text that was sent of each run since its last message."""
         self._messages = 0
@@ -547,7 +557,7 @@ class EditorSession:
                 await self.send(_text_chunk("agent_message_chunk", f"{notice}\n\n", new_id()))
             self.notices.clear()
             async with self._sending:  # no event of the run is handled before its id is known
-                self._run_id = (await self._feed.send(parts)).run_id
+                self._run_id = (await self._feed.send(parts, client_tools=self._files.offer)).run_id
             self.follow()
             if self._cancelled:
                 await self._abort(run_id=self._run_id)
@@ -583,7 +593,7 @@ class EditorSession:
     async def _store(self) -> None:
         """Create the session when it is first used: an editor opens many that are not."""
         if not self.stored:
-            metadata = {"cwd": str(self._cwd)}
+            metadata = {"cwd": str(self._files.folder)}
             await self._client.call(
                 "sessions.create", session_key=self.key, agent_id=self.agent_id or None, metadata=metadata
             )
@@ -643,6 +653,9 @@ class EditorSession:
                     await self.send(call.progressed(message))
             case events.ToolSettled(run_id, call_id):
                 await self._settle(_call_key(run_id, call_id), event.status, event.result)
+            case events.ToolsPending(run_id, calls):
+                if run_id == self._run_id or run_id in self._adopted:
+                    self._run_at_editor(run_id, calls)
             case events.ApprovalRequested():
                 self._ask(event)
             case events.ApprovalResolved():
@@ -687,12 +700,16 @@ class EditorSession:
             await self.send(_plan(position.plan))
         for request in position.pending_approvals:
             self._ask(request)
+        if position.run_id != self._run_id:
+            self._adopted.add(position.run_id)
+        self._run_at_editor(position.run_id, position.pending_calls)
 
     async def _handle_end(self, event: Ended) -> None:
         for request, asking in self._questions.values():
             if request.run_id == event.run_id:
                 asking.cancel()
         self._texts.pop(event.run_id, None)
+        self._adopted.discard(event.run_id)
         self._messages += 1
         if isinstance(event, events.ChatFinal) and event.message is not None and event.message.refusal:
             await self.send(_text_chunk("agent_message_chunk", event.message.refusal, new_id()))
@@ -709,6 +726,36 @@ class EditorSession:
     async def _settle(self, id: str, status: str, result: Any) -> None:
         if (call := self._calls.pop(id, None)) is not None:
             await self.send(call.settled(status, result))
+
+    def _run_at_editor(self, run_id: str, calls: Sequence[events.ClientCallShape]) -> None:
+        """Run file tools in the editor, once each, and post the results."""
+        for call in calls:
+            if call.name in self._files.tools and call.file and call.id not in self._editing:
+                self._editing[call.id] = self._tasks.spawn(self._edit(run_id, call))
+
+    async def _edit(self, run_id: str, call: events.ClientCallShape) -> None:
+        try:
+            if call.id not in self._results:
+                self._results[call.id] = await self._run_file_tool(run_id, call)
+            result, failed = self._results[call.id]
+            await self._client.post_result(call.id, result, error=failed)
+        except ConnectionError:  # the editor is gone; the next one that loads the session can run the call
+            del self._editing[call.id]
+        except GatewayError as error:
+            if error.retryable:  # the call is announced again, and has its result then
+                del self._editing[call.id]
+
+    async def _run_file_tool(self, run_id: str, call: events.ClientCallShape) -> tuple[str, bool]:
+        """Return the result of a call, and whether it is an error."""
+        view = self._calls.get(_call_key(run_id, call.tool_call_id))
+        try:
+            return await self._files.run(call, view and view.shown_text, again=run_id in self._adopted), False
+        except ConnectionError:
+            raise
+        except ToolFault as fault:
+            return str(fault), True
+        except Exception as error:  # noqa: BLE001 - a reply of the editor that is an error or not valid
+            return one_line(f"the editor could not run {call.name} of {call.file}: {error}"), True
 
     async def _replay_message(self, message: types.MessageShape) -> None:
         kind = "user_message_chunk" if message.role == "user" else "agent_message_chunk"
@@ -744,6 +791,8 @@ class EditorSession:
     async def _ask_call(self, request: ApprovalRequest) -> None:
         id = _call_key(request.run_id, request.tool_call_id)
         call = await self._announce(id, request.tool_name, request.details)
+        if request.tool_name == "file_write" and call.file is not None:
+            call.show_text(await self._files.find_text(call.file))
         options = [
             {"optionId": option, "name": _OPTIONS[option][0], "kind": _OPTIONS[option][1]}
             for option in request.options
@@ -822,6 +871,88 @@ def _call_key(run_id: str, call_id: str) -> str:
     return f"{run_id}-{call_id}"
 
 
+class EditorFiles:
+    """The files of the folder that the editor has open, with text that is not saved. It runs file tools of agents."""
+
+    def __init__(self, editor: Editor, key: str, folder: Path, capabilities: Any) -> None:
+        self.folder = folder
+        self._editor = editor
+        self._key = key
+        self._running = asyncio.Lock()
+        self._reads = bool(getattr(capabilities, "read_text_file", False))
+        writes = bool(getattr(capabilities, "write_text_file", False))
+        allowed = {"file_read": self._reads, "file_write": writes, "file_edit": self._reads and writes}
+        self.tools = tuple([name for name, can in allowed.items() if can])
+        """The tools that the editor can run."""
+
+    @property
+    def offer(self) -> dict[str, Any] | None:
+        """What the gateway is told of these tools; None if the editor runs none."""
+        if not self.tools:
+            return None
+        return {"runs": self.tools, "folder": str(self.folder), "deadline": _FILE_DEADLINE}
+
+    async def find_text(self, path: Path) -> str | None:
+        """Return the text that the editor has for a file; None if it has none, or cannot be asked."""
+        if not self._reads:
+            return None
+        try:
+            return await self._read(self._inside(str(path)))
+        except Exception:  # noqa: BLE001 - a reply of the editor that is an error or not valid
+            return None
+
+    async def run(self, call: events.ClientCallShape, shown: str | None, *, again: bool) -> str:
+        """Run a call after all earlier ones and return its result. A call that may have been run is run `again`."""
+        from atlas_agents.builtin_tools.files import read, write
+
+        path, arguments = self._inside(call.file), call.arguments
+        name: str = arguments["path"]
+        async with self._running:
+            if call.name == "file_write":
+                _, summary = write.encode_content(name, arguments["content"])
+                if shown is not None and await self._read(path) != shown:
+                    raise ToolFailed(
+                        f"{name} was changed in the editor after the call was approved; read it again first"
+                    )
+                await self._write(path, arguments["content"])
+                return summary
+            text = read.DecodedText(await self._read(path))
+            if call.name == "file_read":
+                return read.number_lines(name, text, arguments.get("start", 1), arguments.get("lines", read.MAX_LINES))
+            return await self._edit(path, text, arguments, again=again)
+
+    async def _edit(self, path: str, text: "DecodedText", arguments: dict[str, Any], *, again: bool) -> str:
+        from atlas_agents.builtin_tools.files import write
+
+        name = arguments["path"]
+        if again and (happened := write.was_edited(text, arguments)) is not False:
+            if happened:
+                return f"changed {name}"
+            raise ToolFailed(f"the connection to the editor was lost; {name} may have been changed: read it first")
+        edited, summary = write.edit_text(name, text, arguments)
+        write.check_size(text.encode(edited))
+        await self._write(path, edited)
+        return summary
+
+    def _inside(self, file: str) -> str:
+        """Return a path as the editor knows it; raises ToolFailed if it leads out of the editor's folder."""
+        real, top = Path(os.path.realpath(file)), Path(os.path.realpath(self.folder))
+        if not real.is_relative_to(top):
+            raise ToolFailed(f"{file} is outside {self.folder}, the folder that is open in the editor")
+        return str(self.folder / real.relative_to(top))
+
+    async def _read(self, path: str) -> str:
+        from atlas_agents.builtin_tools.files import read
+
+        text: str = (await self._editor.read_text_file(path=path, session_id=self._key)).content
+        if len(text) > read.MAX_FILE_SIZE:
+            raise ToolFailed(f"{path} is too large: {len(text):,} characters, at most {read.MAX_FILE_SIZE:,}")
+        return text
+
+    async def _write(self, path: str, content: str) -> None:
+        await self._editor.write_text_file(content=content, path=path, session_id=self._key)
+
+
 class ToolCallView:
     """A tool call as the editor shows it: kind, title, the file it concerns, and for an edit the change."""
 
@@ -829,9 +960,17 @@ class ToolCallView:
         self._id = id
         self._name = name
         self._arguments = arguments
-        self._file = _file_path(arguments, folder) if name.startswith("file_") else None
-        self._diff = _diff(name, arguments, self._file)
+        self.file = _file_path(arguments, folder) if name.startswith("file_") else None
+        self.shown_text: str | None = None
+        """The text of the editor that the person sees replaced; None if it was not read."""
+        self._diff = _diff(name, arguments, self.file)
         self._output: list[str] = []
+
+    def show_text(self, text: str | None) -> None:
+        """Show this text of the editor, which may not be saved, as the one that is replaced."""
+        if text is not None:
+            self.shown_text = text
+            self._diff = [{**each, "oldText": text} for each in self._diff]
 
     def started(self) -> Update:
         return {
@@ -874,7 +1013,7 @@ class ToolCallView:
         return {
             "title": one_line(title, 200).strip(),
             "kind": _KINDS.get(self._name, "other"),
-            "locations": [{"path": str(self._file), **line}] if self._file else [],
+            "locations": [{"path": str(self.file), **line}] if self.file else [],
         }
 
     def _update(self, status: str, content: list[dict[str, Any]]) -> Update:

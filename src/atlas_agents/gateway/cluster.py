@@ -198,6 +198,7 @@ def _client_call(run_id: str, session: str, call: wire.ClientCallShape) -> Quest
         working_directory="",
         options=(),
         id=call.id,
+        facts={"file": call.file} if call.file else None,
         kind="client_tool",
     )
 

@@ -109,7 +109,8 @@ class Translator:
 
 
 def _client_call(call: Question) -> wire.ClientCallShape:
-    return wire.ClientCallShape(call.id, call.call_id, call.tool, call.arguments, int(call.expires_at * 1000))
+    file = call.facts["file"] if call.facts else ""
+    return wire.ClientCallShape(call.id, call.call_id, call.tool, call.arguments, int(call.expires_at * 1000), file)
 
 
 def usage_shape(usage: core.Usage) -> types.UsageShape:

@@ -77,7 +77,7 @@ class OutputTail:
 class PartialMessage:
     """Content that was delivered but is not yet part of a stored message, for clients that subscribe mid-turn."""
 
-    __slots__ = ("_progress", "_questions", "_results", "_text", "_thinking", "plan")
+    __slots__ = ("_calls", "_progress", "_questions", "_results", "_text", "_thinking", "plan")
 
     def __init__(self) -> None:
         self._text: list[str] = []
@@ -85,6 +85,7 @@ class PartialMessage:
         self._results: dict[str, ToolResultPart] = {}
         self._progress: dict[str, OutputTail] = {}
         self._questions: dict[str, wire.ApprovalRequested] = {}
+        self._calls: dict[str, wire.ClientCallShape] = {}
         self.plan: tuple[PlanStepShape, ...] = ()
 
     def apply(self, event: wire.RunEvent) -> None:
@@ -111,6 +112,9 @@ class PartialMessage:
             case wire.ToolSettled(_, call_id, _, status, result, took, error):
                 self._results[call_id] = ToolResultPart(call_id, status, result, error, took)
                 self._progress.pop(call_id, None)
+                self._calls.pop(call_id, None)
+            case wire.ToolsPending(_, calls):
+                self._calls = {call.tool_call_id: call for call in calls}
             case wire.ApprovalRequested(_, approval_id):
                 self._questions[approval_id] = event
             case wire.ApprovalResolved(_, approval_id):
@@ -126,6 +130,11 @@ class PartialMessage:
     def approvals(self) -> tuple[wire.ApprovalRequested, ...]:
         """Return the pending approvals, oldest first."""
         return tuple(self._questions.values())
+
+    @property
+    def client_calls(self) -> tuple[wire.ClientCallShape, ...]:
+        """Return the calls that wait for results of the client."""
+        return tuple(self._calls.values())
 
     @property
     def progress(self) -> dict[str, tuple[str, ...]]:

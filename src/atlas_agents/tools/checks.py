@@ -133,7 +133,7 @@ async def recheck(approved: Approved, scope: ToolScope) -> None:
 
 
 def _find_tool(call: ToolCall, scope: ToolScope) -> Tool:
-    tool = scope.tools.get(call.name)
+    tool = scope.find_tool(call)
     if tool is None:
         known = ", ".join(sorted(tool.wire_name for tool in scope.visible_tools())) or "none"
         raise ToolNotFound(f"Unknown tool {call.name[:80]!r}. Available tools: {known}.")

@@ -7,6 +7,7 @@ call waits like one that needs an approval, after a restart too. `post_client_re
 
 import asyncio
 import math
+import os
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,7 +18,16 @@ import msgspec
 
 from atlas_agents.core.aio import Clock
 from atlas_agents.core.approvals import Answer, Question
-from atlas_agents.core.errors import BadArguments, BadTool, Conflict, NotFound, OutcomeUnknown, StoreLost, ToolFailed
+from atlas_agents.core.errors import (
+    BadArguments,
+    BadTool,
+    Conflict,
+    NotFound,
+    OutcomeUnknown,
+    StoreLost,
+    ToolFailed,
+    ToolFault,
+)
 from atlas_agents.core.events import ClientToolsCalled
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import ToolCall
@@ -30,6 +40,8 @@ if TYPE_CHECKING:
 
 SOURCE = "client"
 """Source of the tools: a policy knows them as `client/NAME`, and all of them as `client/*`."""
+RUNNABLE = ("file_read", "file_write", "file_edit")
+"""Tools of this side that a client can run in their place."""
 MAX_TOOLS = 128
 MAX_DEFINITIONS = 64 * 1024
 MAX_RESULT = 1024 * 1024
@@ -73,6 +85,9 @@ class ClientTools(msgspec.Struct, frozen=True, omit_defaults=True):
         parallel: Whether one reply may call several of them.
         deadline: Seconds until a call without a result fails, at most 7 days.
         unanswered: Whether the turn continues without the result of a call that failed in this way, or ends.
+        runs: Tools of this side that the client runs in their place for the files in `folder`, because it knows text
+            that is not saved: `file_read`, `file_write` and `file_edit`. Their policy and approvals stay.
+        folder: Absolute path of the folder that the client has open.
     """
 
     tools: tuple[ClientTool, ...]
@@ -81,6 +96,8 @@ class ClientTools(msgspec.Struct, frozen=True, omit_defaults=True):
     parallel: bool = True
     deadline: float = 600.0
     unanswered: WhenUnanswered = "continue"
+    runs: tuple[str, ...] = ()
+    folder: str = ""
 
     @property
     def offered(self) -> tuple[ClientTool, ...]:
@@ -134,6 +151,7 @@ def check_client_tools(given: ClientTools, registered: Iterable[str]) -> ClientT
         names[folded] = each.name
         build_client_tool(each)
     _check_choice(given)
+    _check_runs(given)
     return given
 
 
@@ -147,6 +165,13 @@ def _check_choice(given: ClientTools) -> None:
         raise BadTool("tool_choice 'required' needs at least one client tool")
     if not 0 < given.deadline <= MAX_DEADLINE:
         raise BadTool(f"invalid deadline {given.deadline!r} of client tools: expected up to {MAX_DEADLINE:g} seconds")
+
+
+def _check_runs(given: ClientTools) -> None:
+    if unknown := [name for name in given.runs if name not in RUNNABLE]:
+        raise BadTool(f"a client cannot run the tool {unknown[0][:80]!r} of this side: expected {', '.join(RUNNABLE)}")
+    if given.runs and (not os.path.isabs(given.folder) or "\0" in given.folder):
+        raise BadTool(f"a client that runs file tools needs the absolute path of its folder, got {given.folder[:80]!r}")
 
 
 def _fold(name: str) -> str:
@@ -166,7 +191,7 @@ def build_client_tool(given: ClientTool) -> Tool:
         effect="keyed",
         untrusted=SOURCE,
     )
-    built.runs_at_client = True
+    built.runs_at_client = built.of_client = True
     built.__dict__["wire_name"] = given.name  # the model uses the name that the caller gave
     return built
 
@@ -195,8 +220,17 @@ class ClientCalls:
 
     def add_to(self, tools: Mapping[str, Tool]) -> Mapping[str, Tool]:
         """Return the tools of an agent with those that the client offers; its own ones take precedence."""
-        own = {name: tool for name, tool in tools.items() if not tool.runs_at_client}
+        own = {name: tool for name, tool in tools.items() if not tool.of_client}
         return {**{each.name: build_client_tool(each) for each in self.offer.offered}, **own}
+
+    def place(self, tool: Tool, call: ToolCall, user: str) -> Tool:
+        """Return the tool that a call executes: of this side, unless the client runs it for the file of the call."""
+        if tool.name not in self.offer.runs or call.malformed is not None:
+            return tool
+        try:
+            return tool.for_user(user).at_client(call.arguments, self.offer.folder)
+        except ToolFault:  # raised again when the tool is called
+            return tool
 
     def begin(self, calls: Sequence[ToolCall]) -> None:
         """Start a reply with these calls of client tools."""
@@ -278,6 +312,7 @@ class ClientCalls:
             id=client_call_id(scope.run_id, call.id),
             policy=governance.policy_version,
             kind="client_tool",
+            facts={"file": file} if (file := approved.tool.locate_at_client(call.arguments)) else None,
         )
 
 

@@ -82,7 +82,7 @@ class Governance(msgspec.Struct, kw_only=True, eq=False):
 
 def _acts(tool: Tool) -> bool:
     """Return whether a tool has side effects here. The caller of a turn that runs a tool consents by running it."""
-    return tool.effect != "pure" and not tool.runs_at_client
+    return tool.effect != "pure" and not tool.of_client
 
 
 OpenBudget: TypeAlias = "Callable[[ToolScope, bool], TurnBudget | None]"
@@ -274,6 +274,11 @@ class ToolScope:
             self._untrusted.update(dict.fromkeys(message.untrusted))
         self._scanned = len(messages)
         return tuple(self._untrusted)
+
+    def find_tool(self, call: ToolCall) -> Tool | None:
+        """Return the tool that a call executes, here or in the client of the turn; None if there is none."""
+        tool = self.tools.get(call.name)
+        return tool if tool is None or self.client is None else self.client.place(tool, call, self.actor.user)
 
     def display_name(self, call: ToolCall) -> str:
         """Return the tool's own name for the wire name that the model used."""

@@ -113,7 +113,7 @@ async def _decide_all(calls: Sequence[ToolCall], scope: ToolScope) -> list[Appro
 
 async def _decide(call: ToolCall, scope: ToolScope) -> Approved | Rejected | Unanswered:
     """Check a call, unless an earlier process settled it, or started it without recording an outcome."""
-    tool, journal = scope.tools.get(call.name), scope.journal
+    tool, journal = scope.find_tool(call), scope.journal
     repeatable = tool is not None and tool.effect != "unsafe"
     if journal is not None and journal.crash_looping:
         return Rejected(call, tool=tool)
@@ -494,6 +494,7 @@ class ToolCallExecution:
             "user": scope.actor.user,
             "needs": list(tool.permissions) if tool else [],
             "acts": tool is None or tool.effect != "pure",
+            **_ran_at(tool),
         }
         if self._tainted_by:
             meta["tainted_by"] = redactor.value(list(self._tainted_by))
@@ -591,6 +592,10 @@ class ToolCallExecution:
         if text and self.result is None:
             scope, call = self._scope, self._decision.call
             scope.emit(ToolProgress(scope.run_id, self._name, call.id, text))
+
+
+def _ran_at(tool: Tool | None) -> dict[str, str]:
+    return {"source": "client"} if tool is not None and tool.runs_at_client else {}
 
 
 def _interrupted_result(decision: Approved | Rejected) -> ToolResult:

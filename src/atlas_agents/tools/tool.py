@@ -2,10 +2,12 @@
 
 import copy
 import inspect
+import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import cached_property, partial, update_wrapper
+from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import (
     Any,
@@ -24,7 +26,7 @@ from typing import (
 import msgspec
 
 from atlas_agents.core.aio import is_async
-from atlas_agents.core.errors import BadTool, DuplicateTool, ToolFailed
+from atlas_agents.core.errors import BadTool, DuplicateTool, NotPermitted, ToolFailed, ToolFault
 from atlas_agents.core.messages import Conversation, ToolSpec
 from atlas_agents.core.text import wire_name
 from atlas_agents.tools.context import ToolContext
@@ -56,6 +58,8 @@ Untrusted: TypeAlias = str | Callable[[dict[str, Any]], str]
 """Kind of content by others, such as `web`, or a function of the arguments that returns its source, `web: host`."""
 Sends: TypeAlias = bool | Callable[[dict[str, Any], Conversation], Any]
 """Whether a call sends data out; a sync or async function decides by the arguments and the conversation."""
+Locate: TypeAlias = Callable[[dict[str, Any]], str]
+"""Returns the real path of the file that a call concerns; raises ToolFault if only this side can run the call."""
 _EFFECTS = ("pure", "keyed", "unsafe")
 _SINGLE_INPUT: dict[str, Any] = {
     "type": "object",
@@ -63,6 +67,14 @@ _SINGLE_INPUT: dict[str, Any] = {
     "required": ["input"],
     "additionalProperties": False,
 }
+
+
+class ClientSide(msgspec.Struct, frozen=True):
+    """What differs if the client of a turn runs a tool of this side: it knows text of a file that is not saved."""
+
+    locate: Locate
+    preview: Preview | None = None
+    binds: Binds | None = None
 
 
 class Tool:
@@ -106,6 +118,11 @@ class Tool:
     """Returns the tool that a call of a user executes, if it differs between users."""
     runs_at_client = False
     """Internal: the caller of the turn runs it, and posts the result."""
+    of_client = False
+    """Internal: the caller of the turn brought it, and consents to a call by running it."""
+    client_side: ClientSide | None = None
+    """Internal: how the caller of a turn can run this tool in its place; None if it cannot."""
+    _client_folder = ""
     around: Callable[[ToolContext], AbstractAsyncContextManager[None]] | None = None
     """Internal: returns a context manager that each execution of the function runs in."""
 
@@ -268,6 +285,32 @@ class Tool:
         built = self._build(user).named(self.name)
         built.around = self.around
         return built
+
+    def at_client(self, arguments: dict[str, Any], folder: str) -> "Tool":
+        """Internal: return the tool for a call that the client runs, if its file is in the folder that the client has
+        open; otherwise this tool.
+        """
+        if self.client_side is None:
+            return self
+        copied = copy.copy(self)
+        copied.runs_at_client, copied._client_folder = True, folder
+        copied.effect = "pure" if self.effect == "pure" else "keyed"
+        copied.preview, copied.binds, copied.reconcile = self.client_side.preview, self.client_side.binds, None
+        try:
+            self.check(arguments)
+            copied.locate_at_client(arguments)
+        except ToolFault:
+            return self
+        return copied
+
+    def locate_at_client(self, arguments: dict[str, Any]) -> str:
+        """Internal: return the path of the file of a call that the client runs; empty if it concerns none."""
+        if self.client_side is None:
+            return ""
+        path = self.client_side.locate(arguments)
+        if not PurePath(path).is_relative_to(os.path.realpath(self._client_folder)):
+            raise NotPermitted(f"{path} is outside {self._client_folder}, the folder that the client has open.")
+        return path
 
     def within(self, around: Callable[[ToolContext], AbstractAsyncContextManager[None]]) -> "Tool":
         """Internal: return the same tool; each execution of its function runs in the context manager that `around`

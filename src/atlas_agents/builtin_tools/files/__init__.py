@@ -18,7 +18,7 @@ from atlas_agents.builtin_tools.files.root import GuardedPaths, OpenedPath, Root
 from atlas_agents.core.errors import BadArguments, ToolFailed
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.pipeline import Finding
-from atlas_agents.tools.tool import Tool, tool
+from atlas_agents.tools.tool import ClientSide, Tool, tool
 
 _MAX_MATCHES = 200
 _MAX_CHARACTERS = 40_000
@@ -63,7 +63,9 @@ def _read_tool(root: Root) -> Tool:
         """
         return read.read_file(root, path, start, lines)
 
-    return tool(effect="pure", in_process=True, untrusted="file")(file_read)
+    built = tool(effect="pure", in_process=True, untrusted="file")(file_read)
+    built.client_side = ClientSide(partial(write.locate_read, root))
+    return built
 
 
 def _list_tool(root: Root) -> Tool:
@@ -121,13 +123,15 @@ def _write_tool(root: Root) -> Tool:
     def reconcile(key: str, arguments: dict[str, Any]) -> Finding:
         return write.check_written(root, arguments)
 
-    return tool(
+    built = tool(
         in_process=True,
         confirm=partial(write.needs_approval, root),
         preview=partial(write.preview, root, write.plan_write),
         binds=partial(write.approval_facts, root),
         reconcile=reconcile,
     )(file_write)
+    built.client_side = _writing_client(root)
+    return built
 
 
 def _edit_tool(root: Root) -> Tool:
@@ -146,13 +150,23 @@ def _edit_tool(root: Root) -> Tool:
     def reconcile(key: str, arguments: dict[str, Any]) -> Finding:
         return write.check_edited(root, arguments)
 
-    return tool(
+    built = tool(
         in_process=True,
         confirm=partial(write.needs_approval, root),
         preview=partial(write.preview, root, write.plan_edit),
         binds=partial(write.approval_facts, root),
         reconcile=reconcile,
     )(file_edit)
+    built.client_side = _writing_client(root)
+    return built
+
+
+def _writing_client(root: Root) -> ClientSide:
+    return ClientSide(
+        partial(write.locate_write, root),
+        preview=partial(write.preview_at_client, root),
+        binds=partial(write.facts_at_client, root),
+    )
 
 
 def search_files(root: Root, query: FileQuery) -> str:

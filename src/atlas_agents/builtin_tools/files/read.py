@@ -153,8 +153,7 @@ def _describe_binary(data: bytes) -> str:
 
 def read_file(root: Root, path: str, start: int, lines: int) -> Any:
     """Return numbered lines of a text file from line `start` on (negative: from the end), or an image."""
-    if start == 0 or lines < 1:
-        raise BadArguments("start counts from 1, or from the end with -1; lines must be at least 1.")
+    _check_range(start, lines)
     with root.find(path) as opened:
         check_regular(opened)
         size = opened.stat.st_size
@@ -165,7 +164,19 @@ def read_file(root: Root, path: str, start: int, lines: int) -> Any:
             raise ToolFailed(f"{opened.path} is not text: binary data, {format_size(size)}")
         if size > MAX_FILE_SIZE:
             return _read_part(opened, head, start, lines)
-        return _number_lines(opened.path, decode_text(read_bytes(opened), opened.path), start, lines)
+        return number_lines(opened.path, decode_text(read_bytes(opened), opened.path), start, lines)
+
+
+def _check_range(start: int, lines: int) -> None:
+    if start == 0 or lines < 1:
+        raise BadArguments("start counts from 1, or from the end with -1; lines must be at least 1.")
+
+
+def check_text(opened: OpenedPath) -> None:
+    """Raise ToolFailed for what an editor does not show as text: images, other binary data and large files."""
+    check_regular(opened)
+    if opened.stat.st_size > MAX_FILE_SIZE or is_binary(os.pread(opened.descriptor, _HEAD_SIZE, 0)):
+        raise ToolFailed(f"{opened.path} is not text, or larger than {format_size(MAX_FILE_SIZE)}")
 
 
 def _read_image(opened: OpenedPath, media_type: str) -> dict[str, str]:
@@ -177,7 +188,9 @@ def _read_image(opened: OpenedPath, media_type: str) -> dict[str, str]:
     return {"type": "image", "name": opened.path, "media_type": media_type, "data": data}
 
 
-def _number_lines(path: str, text: DecodedText, start: int, lines: int) -> str:
+def number_lines(path: str, text: DecodedText, start: int, lines: int) -> str:
+    """Return the numbered lines of a text from line `start` on, after a heading."""
+    _check_range(start, lines)
     found = split_lines(text.text)
     count = len(found)
     first = start if start > 0 else max(1, count + start + 1)

@@ -121,6 +121,10 @@ def _as_link_error(error: OSError, descriptors: list[int], path: str) -> OSError
     return error
 
 
+class FileMissing(ToolFailed):
+    """There is no file with this path."""
+
+
 class OpenedPath(msgspec.Struct, frozen=True):
     """An open file or folder, with its real path relative to the root."""
 
@@ -269,7 +273,7 @@ class Root(msgspec.Struct, frozen=True):
             case errno.EXDEV:
                 return outside_error(path)
             case errno.ENOENT:
-                return ToolFailed(f"not found: {path}; {self._suggest(root, relative)}")
+                return FileMissing(f"not found: {path}; {self._suggest(root, relative)}")
             case errno.ELOOP:
                 return ToolFailed(f"{path} is a symbolic link that is not followed; name the file it points to")
             case errno.ENOTDIR:

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from atlas_agents.builtin_tools.files import read
-from atlas_agents.builtin_tools.files.root import OpenedPath, Root, open_beneath, outside_error
+from atlas_agents.builtin_tools.files.root import FileMissing, OpenedPath, Root, open_beneath, outside_error
 from atlas_agents.core.errors import BadArguments, NotPermitted, ToolFailed
 from atlas_agents.core.paths import is_secret
 from atlas_agents.tools.pipeline import Happened, NotHappened
@@ -62,10 +62,7 @@ class WriteTarget(msgspec.Struct, frozen=True):
         """Write the file atomically with the mode of the one it replaces; raise ToolFailed if that has changed."""
         if self.folder is None:
             raise ToolFailed(f"the folder of {self.path} does not exist")
-        if len(data) > read.MAX_FILE_SIZE:
-            raise ToolFailed(
-                f"content too large: {read.format_size(len(data))}, at most {read.format_size(read.MAX_FILE_SIZE)}"
-            )
+        check_size(data)
         temporary = f".{secrets.token_hex(8)}.atlas"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
@@ -251,14 +248,28 @@ Planner: TypeAlias = Callable[[WriteTarget, Arguments], FileChange]
 
 def plan_write(target: WriteTarget, arguments: Arguments) -> FileChange:
     """Plan a `file_write`: the whole content as given."""
-    content = arguments["content"]
+    data, summary = encode_content(target.path, arguments["content"])
+    replaced = "" if target.info is None else f", replacing {read.format_size(target.info.st_size)}"
+    return FileChange(data, f"{summary}{replaced}")
+
+
+def encode_content(path: str, content: str) -> tuple[bytes, str]:
+    """Return the bytes of a whole new content, and what is written."""
     try:
         data = content.encode()
     except UnicodeEncodeError:
         raise BadArguments("The content contains an unpaired surrogate character; nothing was written.") from None
-    replaced = "" if target.info is None else f", replacing {read.format_size(target.info.st_size)}"
+    check_size(data)
     lines = read.format_count(len(read.split_lines(content)), "line")
-    return FileChange(data, f"wrote {target.path}: {lines}, {read.format_size(len(data))}{replaced}")
+    return data, f"wrote {path}: {lines}, {read.format_size(len(data))}"
+
+
+def check_size(data: bytes) -> None:
+    """Raise ToolFailed for a content that is too large for a file."""
+    if len(data) > read.MAX_FILE_SIZE:
+        raise ToolFailed(
+            f"content too large: {read.format_size(len(data))}, at most {read.format_size(read.MAX_FILE_SIZE)}"
+        )
 
 
 def plan_edit(target: WriteTarget, arguments: Arguments) -> FileChange:
@@ -269,18 +280,24 @@ def plan_edit(target: WriteTarget, arguments: Arguments) -> FileChange:
     if target.is_secret:
         raise NotPermitted(f"{target.path} may contain secrets: it cannot be read, searched or edited.")
     text = read.decode_text(present, target.path)
+    edited, summary = edit_text(target.path, text, arguments)
+    return FileChange(text.encode(edited), summary)
+
+
+def edit_text(path: str, text: read.DecodedText, arguments: Arguments) -> tuple[str, str]:
+    """Return a text with one text in it replaced, and what was changed."""
     old, new = _match_newlines(text, arguments["old"], arguments["new"])
     lines = _find_lines(text.text, old)
     if not lines:
-        raise ToolFailed(_explain_missing(target.path, text.text, old))
+        raise ToolFailed(_explain_missing(path, text.text, old))
     if len(lines) > 1 and not arguments.get("all"):
         raise ToolFailed(
-            f"the old text occurs {len(lines)} times in {target.path}, in lines {', '.join(map(str, lines[:10]))}; "
+            f"the old text occurs {len(lines)} times in {path}, in lines {', '.join(map(str, lines[:10]))}; "
             "include more of the surrounding text, or set all to true"
         )
     more = " and later" if len(lines) > 1 else ""
-    summary = f"changed {read.format_count(len(lines), 'place')} in {target.path}, line {lines[0]}{more}"
-    return FileChange(text.encode(text.text.replace(old, new)), summary)
+    summary = f"changed {read.format_count(len(lines), 'place')} in {path}, line {lines[0]}{more}"
+    return text.text.replace(old, new), summary
 
 
 def apply_change(root: Root, plan: Planner, arguments: Arguments, *, approved: bool) -> str:
@@ -303,15 +320,55 @@ def preview(root: Root, plan: Planner, arguments: Arguments) -> str:
     """Return a unified diff, after a line that says if the file is protected."""
     with open_target(root, arguments["path"]) as target:
         change = plan(target, arguments)
-        warning = (
-            f"{target.path} is protected: such files can contain agent instructions, settings, secrets or code that "
-            "other programs run."
-        )
-        lines = [warning] if target.needs_approval else []
+        lines = _warnings(target)
         if target.hides_content:
             added = [f"+{line}" for line in change.data.decode(errors="replace").splitlines()]
             return "\n".join([*lines, f"{target.path}: current content not shown", *added])
         return "\n".join([*lines, _format_change(target.path, target.content(), change.data)])
+
+
+def _warnings(target: WriteTarget) -> list[str]:
+    warning = (
+        f"{target.path} is protected: such files can contain agent instructions, settings, secrets or code that other "
+        "programs run."
+    )
+    return [warning] if target.needs_approval else []
+
+
+def locate_read(root: Root, arguments: Arguments) -> str:
+    """Return the real path of a text file, which may exist only in the editor that has it open."""
+    try:
+        with root.find(arguments["path"]) as opened:
+            read.check_text(opened)
+            return os.path.join(os.path.realpath(root.path), opened.path)
+    except FileMissing:
+        return locate_write(root, arguments)
+
+
+def locate_write(root: Root, arguments: Arguments) -> str:
+    """Return the real path of a text file that an editor may change; secret files are not sent to one."""
+    with open_target(root, arguments["path"]) as target:
+        if target.is_secret:
+            raise NotPermitted(f"{target.path} may contain secrets, which are not sent to an editor.")
+        if target.info is not None:
+            with root.find(arguments["path"]) as opened:
+                read.check_text(opened)
+        return os.path.realpath(os.path.join(root.path, target.path))
+
+
+def preview_at_client(root: Root, arguments: Arguments) -> str:
+    """Return the text that is replaced and the new one: only the editor knows the rest of the file."""
+    with open_target(root, arguments["path"]) as target:
+        lines = [*_warnings(target), f"{target.path}: changed in the editor, with its text that is not saved"]
+        old, new = arguments.get("old", ""), arguments.get("new", arguments.get("content", ""))
+        removed, added = [f"-{line}" for line in old.splitlines()], [f"+{line}" for line in new.splitlines()]
+        return "\n".join([*lines, *removed, *added])
+
+
+def facts_at_client(root: Root, arguments: Arguments) -> dict[str, Any]:
+    """Return the real path: an approval of a change in an editor does not cover one on disk."""
+    with open_target(root, arguments["path"]) as target:
+        return {"folder": root.path, "file": target.path, "at": "client"}
 
 
 def approval_facts(root: Root, arguments: Arguments) -> dict[str, Any]:
@@ -338,11 +395,18 @@ def check_edited(root: Root, arguments: Arguments) -> Happened | NotHappened | N
         present = target.content()
         if present is None:
             return None
-        text = read.decode_text(present, target.path)
-        old, new = _match_newlines(text, arguments["old"], arguments["new"])
-        if new and new in text.text and old not in text.text.replace(new, ""):
-            return Happened(f"changed {target.path}")
-        return NotHappened() if old in text.text and (not new or new not in text.text) else None
+        happened = was_edited(read.decode_text(present, target.path), arguments)
+    if happened is None:
+        return None
+    return Happened(f"changed {target.path}") if happened else NotHappened()
+
+
+def was_edited(text: read.DecodedText, arguments: Arguments) -> bool | None:
+    """Return whether a text contains only the new text of an edit, or only the old one; None if it is unclear."""
+    old, new = _match_newlines(text, arguments["old"], arguments["new"])
+    if new and new in text.text and old not in text.text.replace(new, ""):
+        return True
+    return False if old in text.text and (not new or new not in text.text) else None
 
 
 def _match_newlines(text: read.DecodedText, old: str, new: str) -> tuple[str, str]:

@@ -10,7 +10,7 @@ from atlas_agents.agents.history import PINNED
 from atlas_agents.agents.options import TurnOptions
 from atlas_agents.core.approvals import Answer, Question
 from atlas_agents.core.budgets import Budget
-from atlas_agents.core.errors import BadArguments, ConfigError, Conflict, NotFound
+from atlas_agents.core.errors import BadArguments, BadTool, ConfigError, Conflict, NotFound
 from atlas_agents.core.events import Usage
 from atlas_agents.core.messages import UNTRUSTED, Message, Text, user
 from atlas_agents.core.store import JournalKind, JournalRow, RunRow
@@ -32,6 +32,7 @@ from atlas_agents.gateway.protocol.sessions import (
 from atlas_agents.gateway.protocol.types import Ack, NoParams
 from atlas_agents.gateway.runs import read_outcomes
 from atlas_agents.providers.settings import ModelSettings
+from atlas_agents.tools.client_tools import ClientResult, ClientTools
 from atlas_agents.tools.journal import read_answering_run
 
 _PAGE = 500
@@ -41,6 +42,7 @@ _questions = msgspec.json.Decoder(Question)
 
 def add_methods(methods: Methods) -> None:
     methods.add("chat.send", send_message)
+    methods.add("chat.postResults", post_results)
     methods.add("chat.abort", abort_runs)
     methods.add("chat.history", get_history)
     methods.add("chat.wait", wait_for_run)
@@ -74,6 +76,7 @@ async def send_message(caller: ClientConnection, params: wire.ChatSend) -> wire.
             when_busy=params.when_busy or "queue",
             idempotency_key=params.idempotency_key or "",
             budget=_read_budget(params.budget),
+            client_tools=_read_client_tools(hub, params.client_tools),
         ),
     )
     if caller.grant.allows("read"):
@@ -81,6 +84,18 @@ async def send_message(caller: ClientConnection, params: wire.ChatSend) -> wire.
     if params.on_disconnect == "cancel":
         caller.on_close.add(partial(_cancel_run, hub, accepted.run_id))
     return wire.Sent(accepted.run_id, accepted.status if caller.full else None)
+
+
+async def post_results(caller: ClientConnection, params: wire.PostResults) -> Ack:
+    """Post results of tools that the client ran. The turn continues once all calls of its last reply have one."""
+    results = [ClientResult(each.call_id, each.result, each.error) for each in params.results]
+    try:
+        await caller.hub.atlas.post_results(results, user=caller.grant.principal.id)
+    except NotFound as error:
+        raise ProtocolError("INVALID_PARAMS", f"chat.postResults: {error}") from None
+    except Conflict as error:
+        raise ProtocolError("CONFLICT", f"chat.postResults: {error}") from None
+    return Ack(True)
 
 
 def _cancel_run(hub: Hub, run_id: str) -> None:
@@ -187,6 +202,18 @@ def _read_budget(limits: wire.TurnLimits | None) -> tuple[Budget, ...] | msgspec
         return (Budget(**msgspec.structs.asdict(limits)),)
     except ConfigError as error:
         raise ProtocolError("INVALID_PARAMS", f"chat.send: budget: {error}") from None
+
+
+def _read_client_tools(hub: Hub, given: wire.ClientToolsShape | None) -> ClientTools | msgspec.UnsetType:
+    """Return the tools that the client runs; without any, the turn has none."""
+    if given is None:
+        return msgspec.UNSET
+    offer = msgspec.convert(given, ClientTools, from_attributes=True)
+    try:
+        hub.atlas.check_client_tools(offer)
+    except BadTool as error:
+        raise ProtocolError("INVALID_PARAMS", f"chat.send: clientTools: {error}") from None
+    return offer
 
 
 def _build_message(params: wire.ChatSend) -> Message:

@@ -223,6 +223,7 @@ def _snapshot(caller: ClientConnection, log: RunLog) -> wire.RunPosition:
         log.partial.progress,
         log.partial.plan,
         pending,
+        log.partial.client_calls,
     )
 
 

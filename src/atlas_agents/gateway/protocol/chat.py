@@ -1,6 +1,6 @@
 """Parameters and results of `chat.*` and `runs.*`."""
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta
 
@@ -55,13 +55,38 @@ class TurnLimits(types.WireStruct, frozen=True, forbid_unknown_fields=True):
     seconds: Annotated[float, Meta(gt=0, le=10**9)] | None = None
 
 
+class ClientToolShape(types.WireStruct, frozen=True, forbid_unknown_fields=True):
+    """A tool that the client runs. `parameters` is the JSON Schema of its arguments."""
+
+    name: str
+    description: str = ""
+    parameters: dict[str, Any] = {}
+
+
+class ClientToolsShape(types.WireStruct, frozen=True, forbid_unknown_fields=True):
+    """The tools that the client of a turn runs; `tool.pending` names the calls, `chat.postResults` posts the results.
+
+    `runs` are tools of the gateway that the client runs in their place for the files in its `folder`, because it knows
+    text that is not saved: `file_read`, `file_write` and `file_edit`. A call without a result fails after `deadline`
+    seconds; the turn then continues or, with `unanswered: "end"`, ends.
+    """
+
+    tools: tuple[ClientToolShape, ...] = ()
+    tool_choice: str = "auto"
+    parallel: bool = True
+    deadline: float = 600.0
+    unanswered: Literal["continue", "end"] = "continue"
+    runs: tuple[str, ...] = ()
+    folder: Annotated[str, Meta(max_length=4096)] = ""
+
+
 class ChatSend(types.WireStruct, frozen=True):
     """Send a message to a session, which is created if it does not exist.
 
     `untrusted` names the source of a message that someone else wrote, such as `mail: ana@example.org`. A `pinned`
     message is always sent to the model, however long the session gets. While a turn of the session runs, the message
     is queued, or with `whenBusy: "steer"` it enters that turn after its current tool calls. `channel` names the
-    messenger that a person wrote it in, such as `telegram`.
+    messenger that a person wrote it in, such as `telegram`. `clientTools` are tools that the client runs.
     """
 
     session_key: Key
@@ -78,6 +103,7 @@ class ChatSend(types.WireStruct, frozen=True):
     budget: TurnLimits | None = None
     pinned: bool = False
     channel: Annotated[str, Meta(max_length=40)] | None = None
+    client_tools: ClientToolsShape | None = None
 
 
 class Sent(types.WireStruct, frozen=True):
@@ -85,6 +111,20 @@ class Sent(types.WireStruct, frozen=True):
 
     run_id: str
     status: Literal["started", "queued", "in_flight", "done"] | None = None
+
+
+class ClientResultShape(types.WireStruct, frozen=True, forbid_unknown_fields=True):
+    """The result of a call that the client ran; with `error`, the result says why it failed."""
+
+    call_id: Annotated[str, Meta(max_length=200)]
+    result: Any
+    error: bool = False
+
+
+class PostResults(types.WireStruct, frozen=True):
+    """Post results of tools that the client ran. Posting the same result again has no effect."""
+
+    results: Annotated[tuple[ClientResultShape, ...], Meta(min_length=1, max_length=128)]
 
 
 class ChatAbort(types.WireStruct, frozen=True):

@@ -148,6 +148,8 @@ class ClientCallShape(types.WireStruct, frozen=True):
     """Arguments of the call."""
     expires_at: int
     """When the call fails without a result, in milliseconds since 1970."""
+    file: str = ""
+    """Path of the file, for a tool of the gateway that the client runs in its place."""
 
 
 class ToolsPending(types.WireStruct, frozen=True):

@@ -21,6 +21,7 @@ _ALL = (
     Method("health.check", "read", NoParams, admin.Health, "Check that the server is healthy."),
     Method("system.info", "read", NoParams, admin.SystemInfo, "Server version, features and limits."),
     Method("chat.send", "write", chat.ChatSend, chat.Sent, "Send a message; the answer follows as events."),
+    Method("chat.postResults", "write", chat.PostResults, Ack, "Post results of tools that the client of a turn ran."),
     Method("chat.abort", "write", chat.ChatAbort, chat.Aborted, "Cancel a run, or all runs of a session."),
     Method("chat.history", "read", chat.ChatHistory, chat.ChatHistoryPage, "Messages of a session."),
     Method("chat.wait", "read", chat.ChatWait, chat.Waited, "Wait until a run has ended.", is_slow=True),

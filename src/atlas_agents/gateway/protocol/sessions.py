@@ -6,6 +6,7 @@ from msgspec import Meta
 
 from atlas_agents.gateway.protocol import types
 from atlas_agents.gateway.protocol.chat import Effort, Key, Page, RunOutcome
+from atlas_agents.gateway.protocol.events import ClientCallShape
 
 Label = Annotated[str, Meta(max_length=200)]
 
@@ -158,7 +159,7 @@ class RunPosition(types.WireStruct, frozen=True):
     """The position of a run: missed events follow (`replay`), or `parts` is its output so far (`snapshot`).
 
     `progress` is the recent output of running calls; `plan` is the current plan. `pendingApprovals` are all that wait,
-    oldest first, and `pendingApproval` is the first of them.
+    oldest first, and `pendingApproval` is the first of them. `pendingCalls` are the calls that wait for the client.
     """
 
     run_id: str
@@ -169,6 +170,7 @@ class RunPosition(types.WireStruct, frozen=True):
     progress: dict[str, tuple[str, ...]] = {}
     plan: tuple[types.PlanStepShape, ...] = ()
     pending_approvals: tuple[types.ApprovalShape, ...] = ()
+    pending_calls: tuple[ClientCallShape, ...] = ()
 
 
 class Subscribed(types.WireStruct, frozen=True):
