@@ -322,7 +322,7 @@ async def test_result_that_is_refused() -> None:
 
 # Tools of this side that the client runs
 
-ASK = {"*": "ask"}
+
 WRITING = calls("file_write", path="a.txt", content="new\n")
 
 
@@ -345,7 +345,7 @@ def folder(tmp_path: Path) -> Path:
 
 async def test_client_runs_file_tools_of_this_side_under_their_policy(folder: Path) -> None:
     project, model = folder / "project", Scripted(WRITING, calls("file_read", path="a.txt"), says("Done."))
-    policy = Policy(tools={"file_write": ASK})
+    policy = Policy(tools={"file_write": {"*": "ask"}})
     store, tools = await open_store(), file_tools(project)
     async with in_memory_atlas(model, tools, store=store, policy=policy, approve=Approvals(wait=True)) as atlas:
         stream = atlas.send("go", session="s", client_tools=editing(project))

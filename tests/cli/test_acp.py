@@ -18,12 +18,17 @@ from acp.schema import (
     DeniedOutcome,
     ElicitationCapabilities,
     ElicitationFormCapabilities,
+    FileSystemCapabilities,
+    ReadTextFileResponse,
     RequestPermissionResponse,
 )
 from atlas_command import AGENTS, ATLAS, POLICY, Home, reply_by_rule
 
-from atlas_agents.cli.acp import ToolCallView
+from atlas_agents.cli.acp import EditorFiles, ToolCallView
 from atlas_agents.client import GatewayClient
+from atlas_agents.core.errors import ToolFailed
+from atlas_agents.gateway.protocol.events import ClientCallShape, ToolSettled
+from atlas_agents.gateway.protocol.sessions import RunPosition
 from checks import TIMEOUT, wait_until
 from model_server import ModelRequest, ModelServer, Reply, run_model_server
 
@@ -63,6 +68,8 @@ tools += [order, pay]
 def reply(asked: ModelRequest) -> Reply:
     if asked.results:
         return reply_by_rule(asked)
+    if call := re.fullmatch(r"(file_\w+) (\{.*\})", asked.text):
+        return Reply("", ((call[1], json.loads(call[2])),))
     if "write" in asked.text:
         return Reply("I write.", (("file_write", {"path": "tea.txt", "content": "green\n"}),))
     if "order" in asked.text:
@@ -81,7 +88,9 @@ def server() -> Generator[ModelServer]:
 @pytest.fixture
 def home(home: Home) -> Home:
     (home.path / "workspace" / "AGENTS.md").write_text(f"{AGENTS}\n## player\n\nModel: demo\n")
-    (home.folder / "policy.toml").write_text(f'{POLICY}\n[tools.file_write]\nask = ["*"]\n')
+    (home.folder / "policy.toml").write_text(
+        f'{POLICY}\n[tools.file_write]\nask = ["*"]\n\n[tools.file_edit]\nask = ["*"]\n'
+    )
     plugin = home.folder / "plugins" / "demo_plugin.py"
     plugin.write_text(plugin.read_text() + PLUGIN)
     return home
@@ -95,6 +104,10 @@ class EditorDouble:
         self.asked: list[Any] = []
         self.answers = [*answers]
         self.raw: list[dict[str, Any]] = []
+        self.buffers: dict[str, str] = {}
+        """The text of open files that is not saved, by path."""
+        self.written: list[str] = []
+        self.hangs = False
 
     def on_connect(self, conn: Any) -> None:
         """Nothing is asked of the agent here."""
@@ -114,12 +127,26 @@ class EditorDouble:
             await asyncio.Event().wait()
         if answer == "cancelled":
             return RequestPermissionResponse(outcome=DeniedOutcome(outcome="cancelled"))
+        if answer == "type":  # the person goes on typing, and then allows the call
+            self.buffers = {path: f"{text}typed\n" for path, text in self.buffers.items()}
+            answer = "allow-once"
         assert answer in [each.option_id for each in options]
         return RequestPermissionResponse(outcome=AllowedOutcome(outcome="selected", option_id=answer))
 
     async def create_elicitation(self, message: str, mode: Any, **_: Any) -> AcceptElicitationResponse:
         self.asked.append(message)
         return AcceptElicitationResponse(action="accept", content=json.loads(self.answers.pop(0)))
+
+    async def read_text_file(self, session_id: str, path: str, **_: Any) -> ReadTextFileResponse:
+        if path not in self.buffers:
+            raise acp.RequestError.resource_not_found(path)
+        return ReadTextFileResponse(content=self.buffers[path])
+
+    async def write_text_file(self, session_id: str, path: str, content: str, **_: Any) -> None:
+        self.written.append(path)
+        if self.hangs:
+            await asyncio.Event().wait()
+        self.buffers[path] = content
 
     def texts(self, kind: str = "agent_message_chunk") -> str:
         return "".join(each.content.text for each in self.updates if each.session_update == kind)
@@ -139,7 +166,7 @@ class EditorDouble:
 
 @asynccontextmanager
 async def connected(
-    home: Home, editor: EditorDouble, arguments: tuple[str, ...] = ZED, *, forms: bool = False
+    home: Home, editor: EditorDouble, arguments: tuple[str, ...] = ZED, *, forms: bool = False, files: bool = False
 ) -> AsyncGenerator[tuple[Any, asyncio.subprocess.Process]]:
     """Start `atlas acp` and initialize it."""
     process = {"shutdown_timeout": TIMEOUT, "stderr": asyncio.subprocess.DEVNULL}
@@ -157,7 +184,9 @@ async def connected(
         ) as (agent, started),
     ):
         shown = ElicitationCapabilities(form=ElicitationFormCapabilities()) if forms else None
-        await agent.initialize(protocol_version=1, client_capabilities=ClientCapabilities(elicitation=shown))
+        buffers = FileSystemCapabilities(read_text_file=files, write_text_file=files)
+        can = ClientCapabilities(elicitation=shown, fs=buffers)
+        await agent.initialize(protocol_version=1, client_capabilities=can)
         yield agent, started
     assert started.returncode == 0
 
@@ -279,6 +308,82 @@ async def test_other_clients_use_the_session_at_the_same_time(home: Home) -> Non
             await wait_until(lambda: {"Tea", "poet"} <= editor.changes())
 
 
+def file_call(name: str, **arguments: Any) -> str:
+    """The prompt to which the model answers with a call of a file tool."""
+    return f"{name} {json.dumps({'path': 'tea.txt', **arguments})}"
+
+
+GREEN = file_call("file_write", content="green\n")
+
+
+async def test_files_are_read_and_changed_in_the_buffers_of_the_editor(home: Home) -> None:
+    editor = EditorDouble("deny", "allow-once", "allow-once", "type")
+    saved, tea = home.folder / "tea.txt", str(home.folder / "tea.txt")
+    saved.write_text("saved\n")
+    (home.folder / "away.txt").symlink_to(home.path.parent.parent / "secret.txt")
+    editor.buffers[tea] = "black\n"
+
+    async def shown(text: str) -> str:
+        editor.updates.clear()
+        await ask(agent, key, text)
+        return editor.texts()
+
+    async with connected(home, editor, files=True) as (agent, _):
+        key = (await agent.new_session(cwd=str(home.folder), mcp_servers=[])).session_id
+        assert (await shown(file_call("file_read"))).endswith("[tea.txt, 1 line]\n     1\tblack")
+        assert "cancelled" in await shown(GREEN)
+        assert editor.written == [] and editor.buffers[tea] == "black\n"
+        (question,) = editor.asked
+        assert (question.content[0].old_text, question.content[0].new_text) == ("black\n", "green\n")
+        assert "wrote tea.txt: 1 line" in await shown(GREEN)
+        assert editor.calls()[-1] == ("tool_call_update", "completed")
+        assert "changed 1 place in tea.txt" in await shown(file_call("file_edit", old="green", new="white"))
+        assert (editor.asked[-1].content[0].old_text, editor.asked[-1].content[0].new_text) == ("green", "white")
+        assert (editor.written, editor.buffers) == ([tea, tea], {tea: "white\n"})
+        assert "changed in the editor after the call was approved" in await shown(GREEN)
+        assert editor.buffers == {tea: "white\ntyped\n"} and len(editor.asked) == 4
+        for path, problem in (
+            ("gone.txt", "could not run file_read of"),
+            ("away.txt", "outside the folder"),
+            ("../away.txt", "outside the folder"),
+            ("policy.toml", "could not run file_read of"),
+        ):
+            assert problem in await shown(file_call("file_read", path=path))
+    assert saved.read_text() == "saved\n" and len(editor.written) == 2
+
+
+async def test_change_goes_on_in_the_editor_that_loads_the_session(home: Home) -> None:
+    home.env["ATLAS_FOLDER"] = str(home.folder)
+    first, second, tea = EditorDouble("allow-once"), EditorDouble("allow-once"), str(home.folder / "tea.txt")
+    edit = file_call("file_edit", old="black", new="green")
+    first.buffers[tea] = second.buffers[tea] = "black\n"
+    (home.folder / "tea.txt").write_text("saved\n")
+    first.hangs = True
+    with home.gateway() as gateway:
+        token = (home.path / "token").read_text().strip()
+        async with GatewayClient(gateway.url, token) as page:
+            async with connected(home, first, files=True) as (agent, _):
+                key = (await agent.new_session(cwd=str(home.folder), mcp_servers=[])).session_id
+                running = asyncio.create_task(ask(agent, key, edit))
+                await wait_until(lambda: first.written)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            async with page.follow(key) as feed, connected(home, second, files=True) as (agent, _):
+                position = await anext(feed)
+                assert isinstance(position, RunPosition) and position.pending_calls[0].file == tea
+                await agent.load_session(cwd=str(home.folder), session_id=key, mcp_servers=[])
+                async for event in feed.run_events(position.run_id):
+                    if isinstance(event, ToolSettled):
+                        assert (event.name, event.status, event.result) == (
+                            "file_edit",
+                            "ok",
+                            "changed 1 place in tea.txt, line 1",
+                        )
+                await wait_until(lambda: "It came out: changed 1 place" in second.texts())
+                assert second.buffers[tea] == "green\n" and ("tool_call_update", "completed") in second.calls()
+    assert (home.folder / "tea.txt").read_text() == "saved\n"
+
+
 async def test_turn_that_runs_is_loaded_and_cancelled(home: Home) -> None:
     editor = EditorDouble("allow-once")
     with home.gateway() as gateway:
@@ -371,3 +476,34 @@ def test_edit_shows_the_text_that_it_replaces(tmp_path: Path) -> None:
     assert written["content"][0]["oldText"] == "black\n"
     outside = ToolCallView("3", "file_read", {"path": "../../etc/passwd", "start": 3}, tmp_path).started()
     assert outside["locations"] == [] and outside["kind"] == "read"
+
+
+async def test_call_that_an_earlier_editor_may_have_run_has_one_effect(tmp_path: Path) -> None:
+    editor, tea = EditorDouble(), str(tmp_path / "tea.txt")
+    can = FileSystemCapabilities(read_text_file=True, write_text_file=True)
+    files = EditorFiles(editor, "s", tmp_path, can)
+    arguments = {"path": "tea.txt", "old": "tea", "new": "green tea"}
+
+    async def run(text: str, file: str = tea, **other: str) -> str:
+        editor.buffers[tea] = text
+        call = ClientCallShape("call_1", "1", "file_edit", {**arguments, **other}, 0, file)
+        return await files.run(call, None, again=True)
+
+    assert await run("black\n", old="black", new="white") == "changed 1 place in tea.txt, line 1"
+    assert await run("white\n", old="black", new="white") == "changed tea.txt"
+    assert await run("green tea\n") == "changed tea.txt"
+    with pytest.raises(ToolFailed, match="may have been changed: read it first"):
+        await run("green tea and tea\n")
+    with pytest.raises(ToolFailed, match=r"is outside .* the folder that is open in the editor"):
+        await run("tea", str(tmp_path.parent / "tea.txt"))
+    with pytest.raises(ToolFailed, match="is too large: 10,485,761 characters"):
+        await run("x" * (10 * 1024 * 1024 + 1))
+    assert editor.written == [tea]
+
+
+def test_editor_runs_only_what_its_capabilities_allow(tmp_path: Path) -> None:
+    offers = [
+        EditorFiles(EditorDouble(), "s", tmp_path, can).offer
+        for can in (None, FileSystemCapabilities(), FileSystemCapabilities(read_text_file=True))
+    ]
+    assert offers == [None, None, {"runs": ("file_read",), "folder": str(tmp_path), "deadline": 120.0}]

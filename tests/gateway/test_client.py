@@ -225,7 +225,13 @@ async def test_client_runs_tools_and_posts_the_results(tmp_path: Path) -> None:
     atlas = stored_atlas(calls("clock"), calls("clock"), says("Noon."))
     offer = {"tools": [{"name": "clock", "description": "The time."}]}
     async with serve_gateway(tmp_path, atlas) as gateway, connected(gateway) as client, client.follow("main") as feed:
-        for wrong in ({"runs": ["bash"]}, {"tools": [{"name": "a b"}]}, {"deadline": 0}, {"tool": []}):
+        wrong_offers: tuple[dict[str, Any], ...] = (
+            {"runs": ["bash"]},
+            {"tools": [{"name": "a b"}]},
+            {"deadline": 0},
+            {"tool": []},
+        )
+        for wrong in wrong_offers:
             with pytest.raises(GatewayError, match=r"chat\.send: .*clientTools") as refused:
                 await feed.send("When?", client_tools=wrong)
             assert refused.value.kind == "INVALID_PARAMS"
