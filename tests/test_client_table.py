@@ -68,6 +68,7 @@ PROOFS = {
     "ACP (official client library)": {
         **dict.fromkeys(("answers", "streaming", "tools in the gateway", "approvals"), EDITOR),
         "conversations": f"{ACP}::test_session_is_cancelled_and_loaded_by_the_next_process",
+        "tools in the client": f"{ACP}::test_files_are_read_and_changed_in_the_buffers_of_the_editor",
         "after a restart": f"{ACP}::test_session_is_cancelled_and_loaded_by_the_next_process",
     },
 }

@@ -887,7 +887,7 @@ class EditorFiles:
 
     @property
     def offer(self) -> dict[str, Any] | None:
-        """What the gateway is told of these tools; None if the editor runs none."""
+        """The offer for the gateway: these tools, their folder and deadline; None if the editor runs none."""
         if not self.tools:
             return None
         return {"runs": self.tools, "folder": str(self.folder), "deadline": _FILE_DEADLINE}
