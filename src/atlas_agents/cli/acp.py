@@ -61,6 +61,7 @@ _DEFAULT_MODEL = "default"
 _PAGE = 200
 _END_TIMEOUT = 5.0
 _MAX_OLD_TEXT = 1024 * 1024
+_SHOW_TIMEOUT = 30.0
 _FILE_DEADLINE = 120.0
 """Seconds until a file tool fails that the editor does not run, for example because it was closed."""
 _KINDS = {
@@ -501,8 +502,8 @@ class EditorSession:
         """The calls that have no result yet."""
         self._adopted: set[str] = set()
         """The runs of an earlier connection of the editor."""
-        self._editing: dict[str, asyncio.Task[None]] = {}
-        """The calls that the editor runs or has run, by their ids."""
+        self._editing: dict[str, tuple[str, asyncio.Task[None]]] = {}
+        """The run and the task of each call that the editor runs or has run, by its id."""
         self._results: dict[str, tuple[str, bool]] = {}
         """Their results, and whether each is an error."""
         self._texts: dict[str, str] = {}
@@ -710,6 +711,9 @@ class EditorSession:
                 asking.cancel()
         self._texts.pop(event.run_id, None)
         self._adopted.discard(event.run_id)
+        for id in [id for id, (run_id, _) in self._editing.items() if run_id == event.run_id]:
+            self._editing.pop(id)[1].cancel()
+            self._results.pop(id, None)
         self._messages += 1
         if isinstance(event, events.ChatFinal) and event.message is not None and event.message.refusal:
             await self.send(_text_chunk("agent_message_chunk", event.message.refusal, new_id()))
@@ -731,7 +735,7 @@ class EditorSession:
         """Run file tools in the editor, once each, and post the results."""
         for call in calls:
             if call.name in self._files.tools and call.file and call.id not in self._editing:
-                self._editing[call.id] = self._tasks.spawn(self._edit(run_id, call))
+                self._editing[call.id] = run_id, self._tasks.spawn(self._edit(run_id, call))
 
     async def _edit(self, run_id: str, call: events.ClientCallShape) -> None:
         try:
@@ -740,10 +744,10 @@ class EditorSession:
             result, failed = self._results[call.id]
             await self._client.post_result(call.id, result, error=failed)
         except ConnectionError:  # the editor is gone; the next one that loads the session can run the call
-            del self._editing[call.id]
+            self._editing.pop(call.id, None)
         except GatewayError as error:
             if error.retryable:  # the call is announced again, and has its result then
-                del self._editing[call.id]
+                self._editing.pop(call.id, None)
 
     async def _run_file_tool(self, run_id: str, call: events.ClientCallShape) -> tuple[str, bool]:
         """Return the result of a call, and whether it is an error."""
@@ -791,7 +795,8 @@ class EditorSession:
     async def _ask_call(self, request: ApprovalRequest) -> None:
         id = _call_key(request.run_id, request.tool_call_id)
         call = await self._announce(id, request.tool_name, request.details)
-        if request.tool_name == "file_write" and call.file is not None:
+        is_own = request.run_id == self._run_id or request.run_id in self._adopted
+        if is_own and request.tool_name == "file_write" and call.file is not None:
             call.show_text(await self._files.find_text(call.file))
         options = [
             {"optionId": option, "name": _OPTIONS[option][0], "kind": _OPTIONS[option][1]}
@@ -897,7 +902,8 @@ class EditorFiles:
         if not self._reads:
             return None
         try:
-            return await self._read(self._inside(str(path)))
+            async with asyncio.timeout(_SHOW_TIMEOUT):
+                return await self._read(self._inside(str(path)))
         except Exception:  # noqa: BLE001 - a reply of the editor that is an error or not valid
             return None
 
