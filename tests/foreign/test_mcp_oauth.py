@@ -316,7 +316,7 @@ async def test_expired_code_and_access_token_are_refused(tmp_path: Path, monkeyp
         monkeypatch.undo()
         monkeypatch.setattr("atlas_agents.gateway.oauth.OAUTH_SECONDS", 0)
         issued = (await browser.exchange(client, (await browser.decide(browser.query(client)))["code"])).json()
-        for _ in range(MAX_INVALID_TOKENS + 1):  # a client that was not told 401 would not renew it
+        for _ in range(MAX_INVALID_TOKENS + 1):  # a client that does not get 401 would not renew it
             assert not await browser.accepts(issued["access_token"])
         monkeypatch.undo()
         refresh = {"grant_type": "refresh_token", "refresh_token": issued["refresh_token"]}
