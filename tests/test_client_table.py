@@ -28,6 +28,7 @@ PROOFS = {
         "tools in the gateway": f"{RESPONSES}::test_response_shows_the_tools_that_ran_in_the_gateway",
         "tools in the client": f"{RESPONSES}::test_client_runs_its_tools",
         "typed output": f"{RESPONSES}::test_typed_output_is_sent_after_it_was_validated",
+        "after a restart": "gateway/test_gateway_restarts.py::test_background_response_continues_after_kill_9",
     },
     "LangChain, chat completions": {
         "answers": f"{TOOLS}::test_langchain_binds_tools",

@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from gateway_client import main_token, serve_gateway
+from gateway_client import HasPort, main_token, serve_gateway
 from openai import AsyncOpenAI
 
 from atlas_agents import Atlas, Provider, Tool
@@ -20,10 +20,10 @@ MODEL = "atlas/assistant"
 
 @asynccontextmanager
 async def connect_openai(
-    gateway: Gateway, token: str | None = None, **options: Any
+    gateway: HasPort, token: str | None = None, **options: Any
 ) -> AsyncGenerator[AsyncOpenAI, None]:
-    """Connect a client that does not retry."""
-    key = main_token(gateway) if token is None else token
+    """Connect a client that does not retry. A gateway in another process needs a token."""
+    key = main_token(cast(Gateway, gateway)) if token is None else token
     where = f"http://127.0.0.1:{gateway.port}/v1"
     async with AsyncOpenAI(api_key=key, base_url=where, max_retries=0, timeout=TIMEOUT, **options) as client:
         yield client

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from gateway_client import Client, text_of
+from openai_client import MODEL, connect_openai
 from processes import Process, connect_process, run_gateway
 from websockets.exceptions import ConnectionClosed
 
@@ -26,6 +27,10 @@ def effects(home: Path) -> list[str]:
     """Return what the tools did; empty if the process was killed before the first call."""
     path = home / "effects"
     return path.read_text().split() if path.exists() else []
+
+
+def read_token(process: Process) -> str:
+    return (process.home / "token").read_text().strip()
 
 
 async def receive_until_cut(client: Client) -> None:
@@ -98,6 +103,26 @@ async def test_approval_survives_a_kill_and_is_resolved_afterwards(tmp_path: Pat
         assert await client.get("exec.approve", approvalId=approval["approvalId"]) == {"ok": True}
         await client.until("chat.final")
         assert effects(tmp_path) == ["two"]
+
+
+async def test_background_response_continues_after_kill_9(tmp_path: Path) -> None:
+    async with run_gateway(tmp_path, "!one", WORDS) as first, connect_openai(first, read_token(first)) as client:
+        queued = await client.responses.create(model=MODEL, input="Go.", background=True)
+        stream = await client.responses.retrieve(queued.id, stream=True)
+        async for event in stream:
+            if event.type == "response.output_text.delta":
+                break
+        await stream.close()
+        await first.kill()
+    async with run_gateway(tmp_path, WORDS) as second, connect_openai(second, read_token(second)) as client:
+        stream = await client.responses.retrieve(queued.id, stream=True)
+        assert [event.type async for event in stream][-1] == "response.completed"
+        response = await client.responses.retrieve(queued.id)
+        kinds = [item.type for item in response.output]
+        assert (response.status, response.output_text, kinds) == ("completed", WORDS, ["mcp_call", "message"])
+        assert effects(tmp_path) == ["one"]
+        following = await client.responses.create(model=MODEL, input="More.", previous_response_id=queued.id)
+        assert following.status == "completed"
 
 
 async def test_sigterm_lets_a_short_turn_finish_and_exits_with_0(tmp_path: Path) -> None:
