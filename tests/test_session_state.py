@@ -1,12 +1,14 @@
 """State of a session: metadata that tools and rules set, values of one turn, and `deps`."""
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from atlas_agents import Agent, Atlas, ConfigError, PromptFailed, Rule, ToolContext, TurnContext
 from atlas_agents.agents import context as contexts
+from atlas_agents.core.store import AddJournal, Write
 from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, calls, says
 from atlas_agents.tools.journal import read_shared_state
@@ -235,3 +237,30 @@ async def test_deps_function_serves_turns_that_were_sent_without_them() -> None:
         await atlas.ask("hi", user="ana")
         await atlas.ask("hi", user="ana", deps="given")
     assert [request.system for request in agent.models[0].requests] == ["deps of ana", "given"]  # type: ignore[union-attr]
+
+
+async def test_shared_state_that_changes_after_the_last_reply_is_stored_with_the_end() -> None:
+    kept: list[ToolContext] = []
+
+    @tool
+    async def keep(context: ToolContext) -> str:
+        """Keep the context of the call."""
+        kept.append(context)
+        return "kept"
+
+    class LateStore(MemoryStore):
+        async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
+            results = await super().commit(tenant, writes)
+            if kept and any(isinstance(write, AddJournal) and write.kind == "reply" for write in writes):
+                kept.pop().metadata.set("shared_state", {"n": 1})
+            return results
+
+    store = LateStore()
+    agent = Agent("a", model=Scripted(calls("keep"), says("Done.")), tools=[keep])
+    async with Atlas([agent], store=store) as atlas:
+        stream = atlas.send("go", session="s")
+        states = [event.state async for event in stream if event.type == "state:changed"]
+        assert (states, stream.text) == ([{"n": 1}], "Done.")
+        assert await read_shared_state(store, "default", stream.stream_id) == ({"n": 1},)
+        row = await store.run("default", stream.stream_id)
+        assert row is not None and row.status == "done"

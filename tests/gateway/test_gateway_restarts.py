@@ -121,8 +121,6 @@ async def test_background_response_continues_after_kill_9(tmp_path: Path) -> Non
         kinds = [item.type for item in response.output]
         assert (response.status, response.output_text, kinds) == ("completed", WORDS, ["mcp_call", "message"])
         assert effects(tmp_path) == ["one"]
-        following = await client.responses.create(model=MODEL, input="More.", previous_response_id=queued.id)
-        assert following.status == "completed"
 
 
 async def test_sigterm_lets_a_short_turn_finish_and_exits_with_0(tmp_path: Path) -> None:

@@ -863,7 +863,7 @@ class Journal:
             more = (*more, records.SetSessionMetadata(self._session, *changes))
         state = self._state_step(changes)
         if state is not None:
-            more = (*more, state)
+            more = (state, *more)  # before the run ends, if it does
         try:
             await self._committer.commit(self._tenant, [*self._message_writes(pending), step, *settled, *more], step)
         except BaseException:
