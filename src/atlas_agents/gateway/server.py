@@ -19,7 +19,7 @@ from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.messages import new_id
 from atlas_agents.core.store import DropRecord, PutRecord, RunRow
-from atlas_agents.gateway.agui.run import agui_routes
+from atlas_agents.gateway.agui import agui_routes
 from atlas_agents.gateway.asgi import App, Readiness, build_http_app
 from atlas_agents.gateway.convert import agent_model
 from atlas_agents.gateway.dispatch import Methods
@@ -28,7 +28,7 @@ from atlas_agents.gateway.hub import GatewayServices, Hub
 from atlas_agents.gateway.mcp.mount import McpMount
 from atlas_agents.gateway.methods import admin, agents, chat, connections, jobs, knowledge, sessions
 from atlas_agents.gateway.oauth import oauth_routes
-from atlas_agents.gateway.openai.api import openai_routes
+from atlas_agents.gateway.openai import openai_routes
 from atlas_agents.gateway.protocol.events import ServerShutdown
 from atlas_agents.gateway.protocol.frames import RESTART
 from atlas_agents.gateway.runs import read_stored_run
