@@ -96,7 +96,7 @@ async def add_history(store: Any, session: str, length: int) -> None:
     from atlas_agents.core.store import AddMessages, PutSession
 
     said = [user(f"Question {n}?") if n % 2 == 0 else assistant(f"Answer {n}. " + "word " * 20) for n in range(length)]
-    await store.commit("default", [PutSession(session), AddMessages(session, [(m.id, m.to_json()) for m in said])])
+    await store.commit("default", [PutSession(session), AddMessages(session, tuple((m.id, m.to_json()) for m in said))])
 
 
 # The measuring process

@@ -1,12 +1,13 @@
-"""Text deltas that are written together become one event if events are delivered only after they are written."""
+"""Text deltas that are written together share a row, and become one event if events are delivered after that only."""
 
 from typing import Any
 
 import msgspec
+import pytest
 
-from atlas_agents.core.store import AddEvents
-from atlas_agents.gateway.events import RunLog
-from atlas_agents.gateway.protocol.events import ChatDelta, ChatFinal, ChatReasoning, ChatReset
+from atlas_agents.core.store import AddEvents, EventRow
+from atlas_agents.gateway.events import RunLog, split_rows
+from atlas_agents.gateway.protocol.events import ChatDelta, ChatFinal, ChatReasoning, ChatReset, RunEvent, encode_event
 from atlas_agents.gateway.protocol.types import UsageShape
 
 
@@ -72,8 +73,57 @@ def test_partial_message_contains_each_delta_once() -> None:
     assert msgspec.to_builtins(part)["text"] == "One two three four"
 
 
-def test_deltas_keep_their_numbers_without_merging() -> None:
+def rows_of(log: RunLog) -> list[EventRow]:
+    """Write the pending events and return their rows."""
+    rows = [
+        EventRow("r", *row) for write in log.pending_writes() if isinstance(write, AddEvents) for row in write.events
+    ]
+    log.mark_written(512)
+    return rows
+
+
+@pytest.mark.parametrize(
+    "texts", [("One ", "two"), ('"', "\\", "\n\t", "\x00"), ("ä", "", "日本", "😀 é"), ("\ud800", "x")]
+)
+def test_deltas_that_share_a_row_keep_their_numbers_and_bytes(texts: tuple[str, ...]) -> None:
+    log = RunLog("r", "s")
+    for text in texts:
+        log.add(delta(text))
+    log.add(ChatReasoning("r", "why"))
+    log.add(ChatReset("r", 2))
+    log.add(delta("end"))
+    rows = rows_of(log)
+    assert [row.seq for row in rows] == [len(texts), len(texts) + 1, len(texts) + 2, len(texts) + 3]
+    entries = [(row.seq, row.body) for row in split_rows(rows, 0)]
+    assert entries == [(seq, encode_event(event)) for seq, event in enumerate(expected(texts), 1)]
+    for after in range(len(entries) + 1):
+        assert [(row.seq, row.body) for row in split_rows(rows, after)] == entries[after:]
+
+
+def expected(texts: tuple[str, ...]) -> list[RunEvent]:
+    return [*map(delta, texts), ChatReasoning("r", "why"), ChatReset("r", 2), delta("end")]
+
+
+def test_deltas_of_a_repeated_write_are_read_once() -> None:
     log = RunLog("r", "s")
     log.add(delta("One "))
-    log.add(delta("two"))
-    assert written(log) == [(1, "One "), (2, "two")]
+    log.add(delta("two "))
+    (first,) = [each for each in log.pending_writes() if isinstance(each, AddEvents)]  # committed, but that is unknown
+    log.add(delta("three"))
+    rows = [EventRow("r", *row) for row in first.events] + rows_of(log)
+    assert [row.seq for row in rows] == [2, 3]
+    events = split_rows(rows, 0)
+    assert [(row.seq, msgspec.json.decode(row.body)["data"]["text"]) for row in events] == [
+        (1, "One "),
+        (2, "two "),
+        (3, "three"),
+    ]
+
+
+def test_long_texts_do_not_share_one_row() -> None:
+    log = RunLog("r", "s")
+    for _ in range(10):
+        log.add(delta("x" * 20_000))
+    rows = rows_of(log)
+    assert [row.seq for row in rows] == [4, 8, 10]
+    assert len(split_rows(rows, 0)) == 10

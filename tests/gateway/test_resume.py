@@ -99,6 +99,26 @@ async def test_socket_cut_at_every_frame_receives_every_event_once(kind: str, wo
     await store.close()
 
 
+async def test_resuming_an_ended_run_after_any_number_sends_exactly_the_rest(tmp_path: Path) -> None:
+    store = MemoryStore()
+    await store.open()
+    model = Scripted(says(LONG) + calls("echo", input="a"), says(LONG))
+    atlas = in_memory_atlas(model, [Tool("echo", echo)], store=store)
+    async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway) as client:
+        run_id = (await client.get("chat.send", sessionKey="main", message="Go"))["runId"]
+        whole = await receive_all(client, run_id)
+        await wait_until(lambda: gateway.hub.runs.get(run_id) is None)
+        stored = await store.events("default", run_id)
+        assert len(stored) < len(whole) / 3
+        for number in range(len(whole)):
+            async with connect_client(gateway) as late:
+                await late.get("sessions.subscribe", sessionKey="main", runs={run_id: number})
+                while not late.events(run_id) or late.events(run_id)[-1]["event"] != "chat.final":
+                    await late.next()
+                assert late.events(run_id) == whole[number:]
+    await store.close()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 async def test_socket_cut_at_random_receives_every_event_once(seed: int, tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from atlas_agents.dispatch.queue import QueueWorker
 from atlas_agents.gateway.asgi import App, Readiness, health_routes
 from atlas_agents.gateway.auth import Authenticator
 from atlas_agents.gateway.convert import ANSWERS, agent_model, core_part
-from atlas_agents.gateway.events import RunLog
+from atlas_agents.gateway.events import RunLog, split_rows
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.protocol import events as wire
 from atlas_agents.gateway.protocol import types
@@ -266,7 +266,7 @@ class RemoteRuns:
         while True:
             log, ended = self._runs.get(row.id), row.id in self._ended
             rows = await self._store.events(self._tenant, row.id, after=seq, limit=_PAGE)
-            for event in rows:
+            for event in split_rows(rows, seq):
                 if (decoded := decode_event(event.body)) is not None:
                     decoder.decode(decoded)
                 seq = event.seq

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
+from atlas_agents.core.aio import SYSTEM_CLOCK, Alarm, Clock
 from atlas_agents.core.errors import StaleOwner, StoreBusy, StoreError, StoreFull, StoreLost
 from atlas_agents.core.store import AddEvents, EventRow, ReserveEvents, Store, Write
 from atlas_agents.gateway.auth import Grant
@@ -24,6 +24,8 @@ _MAX_RECENT_BYTES = 256 * 1024
 _MAX_TAIL = 32 * 1024
 _MAX_MERGED = 1024
 """Maximum number of characters in one event made of several text deltas."""
+_MAX_JOINED = 64 * 1024
+"""Bytes of deltas from which on further ones get a row of their own."""
 _DELTAS = (wire.ChatDelta, wire.ChatReasoning)
 _CALLS = (wire.ToolCalling, wire.ToolSettled)
 _WRITTEN_AT_ONCE = frozenset(
@@ -40,12 +42,15 @@ _WRITTEN_AT_ONCE = frozenset(
 _WRITTEN_FIRST = _WRITTEN_AT_ONCE | {"chat.message"}
 """Events that are delivered only after they have been written. A `chat.message` waits for the next batch: an event that
 is written at once follows it immediately."""
+_JOINED = ("chat.delta", "chat.reasoning")
 _encoder = msgspec.json.Encoder()
 _PAGE = 256
 _MAX_POSITIONS = 256
 """Runs of a session whose last delivered event is remembered for each subscriber."""
 logger = logging.getLogger(__name__)
 BATCH_DELAY = 0.075
+TEXT_DELAY = 0.25
+"""Seconds until events are written that clients have received already, if nothing else is written before."""
 _RETRY_DELAYS = (0.05, 0.1, 0.2, 0.5, 1.0)
 _MAX_RETRY_DELAY = 2.0
 
@@ -56,6 +61,45 @@ class LoggedEvent(msgspec.Struct, frozen=True, gc=False):
     seq: int
     name: str
     body: bytes
+
+
+def split_rows(rows: Sequence[EventRow], after: int) -> list[EventRow]:
+    """Return the events after a number that are in stored rows, where deltas may share a row.
+
+    A row has the number of its last event. A write that was repeated may have left two rows with the same deltas.
+    """
+    events: list[EventRow] = []
+    for row in rows:
+        bodies = wire.split_deltas(row.body)
+        for seq, body in enumerate(bodies, row.seq - len(bodies) + 1):
+            if seq > after:
+                events.append(EventRow(row.run_id, seq, body))
+                after = seq
+    return events
+
+
+def _join_entries(entries: Iterable[LoggedEvent]) -> list[tuple[int, bytes]]:
+    """Return the rows for events: consecutive deltas of one kind share a row, which has the number of the last one."""
+    rows: list[tuple[int, bytes]] = []
+    joined: list[LoggedEvent] = []
+    size = 0
+    for entry in entries:
+        if joined and (entry.name != joined[0].name or entry.seq != joined[-1].seq + 1 or size > _MAX_JOINED):
+            rows.append(_join_row(joined))
+            joined, size = [], 0
+        if entry.name in _JOINED:
+            joined.append(entry)
+            size += len(entry.body)
+        else:
+            rows.append((entry.seq, entry.body))
+    if joined:
+        rows.append(_join_row(joined))
+    return rows
+
+
+def _join_row(entries: Sequence[LoggedEvent]) -> tuple[int, bytes]:
+    last = entries[-1]
+    return last.seq, wire.join_deltas(last.name, [each.body for each in entries]) if len(entries) > 1 else last.body
 
 
 class OutputTail:
@@ -156,8 +200,9 @@ class RunLog:
     """Event log of one run that is executed here, or followed here through the store.
 
     `seq` is the last number given; `written` and `delivered` are the last numbers written and delivered. `epoch` is the
-    fencing token: a process that has lost the run writes nothing more. With `merge_deltas`, deltas written together
-    become one event; that requires that events are delivered only after they are written.
+    fencing token: a process that has lost the run writes nothing more. Deltas that are
+    written together share a row, and keep their numbers. With `merge_deltas` they become one event; that requires that
+    events are delivered only after they are written.
     """
 
     __slots__ = (
@@ -196,7 +241,8 @@ class RunLog:
         self._last: wire.RunEvent | None = None
         self.run_id = run_id
         self.session = session
-        self.start_seq = self.seq = self.written = self.delivered = self.reserved = reserved
+        self.seq: int = reserved
+        self.start_seq = self.written = self.delivered = self.reserved = reserved
         self.ended = False
         self.handed_over = False
         """Another process has taken over the run: its events come from the store."""
@@ -279,7 +325,7 @@ class RunLog:
         """Append events written by another process, in order, and return them for delivery."""
         received = [
             (LoggedEvent(row.seq, wire.read_event_name(row.body), row.body), wire.decode_event(row.body))
-            for row in rows
+            for row in split_rows(rows, self.seq)
         ]
         for entry, event in received:
             self._entries.append(entry)
@@ -298,6 +344,11 @@ class RunLog:
         return self._epoch()
 
     @property
+    def undelivered(self) -> bool:
+        """Whether events wait until they are written."""
+        return bool(self._undelivered)
+
+    @property
     def unwritten(self) -> bool:
         return self.seq > self.written
 
@@ -314,7 +365,8 @@ class RunLog:
             needed = -(-(self.seq - self.reserved + _LOW_WATER) // RANGE) * RANGE
             pending_writes.append(ReserveEvents(self.run_id, needed, epoch))
         self._writing = self.seq
-        new = tuple([(entry.seq, entry.body) for entry in self._entries if entry.seq > self.written])
+        entries = [entry for entry in self._entries if entry.seq > self.written]
+        new = tuple([(each.seq, each.body) for each in entries] if self._merge_deltas else _join_entries(entries))
         return [*pending_writes, AddEvents(self.run_id, new, epoch)] if new else pending_writes
 
     def mark_written(self, reserved: int | None) -> None:
@@ -493,7 +545,8 @@ class Replay:
         first = log.first if log is not None else 0
         rows = await self._store.events(self._tenant, self._run_id, after=self._seq, limit=_PAGE)
         last = log.delivered if log is not None else rows[-1].seq if rows else 0
-        entries = [LoggedEvent(row.seq, read_event_name(row.body), row.body) for row in rows if row.seq <= last]
+        events = split_rows(rows, self._seq)
+        entries = [LoggedEvent(row.seq, read_event_name(row.body), row.body) for row in events if row.seq <= last]
         if not entries and log is not None:  # none were emitted before those in memory, or they were lost in a crash
             self._seq = max(self._seq, first - 1)
         return entries
@@ -519,6 +572,7 @@ class LogWriter:
         on_fenced: Callable[[RunLog], None],
         clock: Clock = SYSTEM_CLOCK,
         batch_delay: float = BATCH_DELAY,
+        text_delay: float = TEXT_DELAY,
     ) -> None:
         self._store = store
         self._tenant = tenant
@@ -526,6 +580,9 @@ class LogWriter:
         self._on_fenced = on_fenced
         self._clock = clock
         self._batch_delay = batch_delay
+        self._text_delay = text_delay
+        self._alarm: Alarm | None = None
+        """Writes events that are delivered only after they are written."""
         self._dirty: dict[str, RunLog] = {}
         self._has_events = asyncio.Event()
         self._write_now = asyncio.Event()
@@ -539,6 +596,8 @@ class LogWriter:
         self._has_events.set()
         if at_once:
             self._write_now.set()
+        elif self._alarm is None and log.undelivered:
+            self._alarm = self._clock.call_later(self._batch_delay, self._write_now.set)
 
     async def run(self) -> None:
         """Write batches until cancelled."""
@@ -546,6 +605,9 @@ class LogWriter:
             await self._has_events.wait()
             if not self._write_now.is_set():
                 await self._collect()
+            if self._alarm is not None:
+                self._alarm.cancel()
+                self._alarm = None
             self._has_events.clear()
             self._write_now.clear()
             logs, self._dirty = list(self._dirty.values()), {}
@@ -564,7 +626,7 @@ class LogWriter:
 
     async def _collect(self) -> None:
         """Wait to collect more events, unless some must be written at once."""
-        alarm = self._clock.call_later(self._batch_delay, self._write_now.set)
+        alarm = self._clock.call_later(self._text_delay, self._write_now.set)
         await self._write_now.wait()
         alarm.cancel()
 

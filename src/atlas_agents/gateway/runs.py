@@ -17,7 +17,16 @@ from atlas_agents.core.events import ErrorRaised, Event, Usage
 from atlas_agents.core.messages import Message, Text
 from atlas_agents.core.store import OPEN, AddEvents, EventRow, ReserveEvents, RunRow, Store
 from atlas_agents.gateway.convert import Translator, message_shape, usage_shape
-from atlas_agents.gateway.events import BATCH_DELAY, Channel, LogWriter, Replay, RunLog, Subscriber
+from atlas_agents.gateway.events import (
+    BATCH_DELAY,
+    TEXT_DELAY,
+    Channel,
+    LogWriter,
+    Replay,
+    RunLog,
+    Subscriber,
+    split_rows,
+)
 from atlas_agents.gateway.protocol import events as wire
 from atlas_agents.gateway.protocol.chat import RunOutcome
 from atlas_agents.gateway.protocol.types import TextPart, ThinkingPart
@@ -107,7 +116,7 @@ async def read_stored_run(store: Store, tenant: str, row: RunRow, ids: Collectio
     events: list[wire.RunEvent] = []
     seq = 0
     while page := await store.events(tenant, row.id, after=seq, limit=_PAGE):
-        events += [event for each in page if (event := wire.decode_event(each.body)) is not None]
+        events += [event for each in split_rows(page, seq) if (event := wire.decode_event(each.body)) is not None]
         seq = page[-1].seq
     return StoredRun(row, tuple(messages), tuple(events))
 
@@ -198,7 +207,8 @@ class RunRegistry:
         batch_delay: float = BATCH_DELAY,
         merge_deltas: bool = False,
     ) -> None:
-        self.writer = LogWriter(store, tenant, self._on_written, self._hand_over, clock, batch_delay)
+        text_delay = batch_delay if merge_deltas else TEXT_DELAY
+        self.writer = LogWriter(store, tenant, self._on_written, self._hand_over, clock, batch_delay, text_delay)
         self.remote: RemoteRuns | None = None
         """Follows runs of other processes; None if all runs are executed here."""
         self.stopping = False

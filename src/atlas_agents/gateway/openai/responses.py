@@ -32,6 +32,7 @@ from atlas_agents.gateway import http_api
 from atlas_agents.gateway.asgi import JsonResponse
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.convert import Translator, agent_model, usage_shape
+from atlas_agents.gateway.events import split_rows
 from atlas_agents.gateway.http_errors import HTTPError, bad_request, to_http_error
 from atlas_agents.gateway.hub import Hub
 from atlas_agents.gateway.openai import schema
@@ -449,7 +450,7 @@ async def read_stored_events(hub: Hub, row: RunRow) -> tuple[list[wire.RunEvent]
     events: list[wire.RunEvent] = []
     last = 0
     while rows := await hub.store.events(hub.atlas.tenant, row.id, after=last, limit=_PAGE):
-        events += [event for each in rows if (event := wire.decode_event(each.body)) is not None]
+        events += [event for each in split_rows(rows, last) if (event := wire.decode_event(each.body)) is not None]
         last = rows[-1].seq
     return events, last
 

@@ -1,5 +1,6 @@
 """Events sent by the server. Events of a run carry `runId`; the full profile adds `sessionKey` and `seq`."""
 
+from collections.abc import Sequence
 from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, cast, get_args
 
 import msgspec
@@ -357,7 +358,16 @@ class _Named(msgspec.Struct, frozen=True):
     data: dict[str, Any]
 
 
+class _Joined(msgspec.Struct, frozen=True):
+    """Text deltas that are stored in one row: the bytes of each text in the joined one, as it is encoded."""
+
+    event: str
+    lengths: tuple[int, ...]
+
+
 _name_decoder = msgspec.json.Decoder(_Named)
+_joined_decoder = msgspec.json.Decoder(_Joined)
+_LENGTHS, _DATA, _TEXT, _TEXT_END = b',"lengths":', b',"data":', b'"text":"', b'"}}'
 
 
 class _Stored(msgspec.Struct, Generic[E], frozen=True):
@@ -389,6 +399,33 @@ def _replace_invalid_text(value: Any) -> Any:
     return (
         [_replace_invalid_text(item) for item in cast(list[Any], value)] if isinstance(value, list | tuple) else value
     )
+
+
+def join_deltas(name: str, bodies: Sequence[bytes]) -> bytes:
+    """Return one body for consecutive deltas of a run; `split_deltas` returns exactly the same bodies again."""
+    start = bodies[0].index(_TEXT) + len(_TEXT)
+    texts = [body[start : -len(_TEXT_END)] for body in bodies]
+    lengths = b",".join([b"%d" % len(text) for text in texts])
+    head = _HEAD[name]
+    data = bodies[0][len(head) : start]
+    return b"%b%b[%b]%b%b%b%b" % (head[: -len(_DATA)], _LENGTHS, lengths, _DATA, data, b"".join(texts), _TEXT_END)
+
+
+def split_deltas(body: bytes) -> list[bytes]:
+    """Return the bodies of the events in a stored row: those of joined deltas, or the body itself."""
+    if _LENGTHS not in body[:64]:
+        return [body]
+    try:
+        joined = _joined_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return [body]
+    data = body.index(_DATA) + len(_DATA)
+    at = body.index(_TEXT, data) + len(_TEXT)
+    head, bodies = _HEAD[joined.event] + body[data:at], list[bytes]()
+    for length in joined.lengths:
+        bodies.append(head + body[at : at + length] + _TEXT_END)
+        at += length
+    return bodies
 
 
 def full_frame(body: bytes, session_key: bytes, seq: int) -> bytes:
