@@ -1,17 +1,15 @@
 """State of a session: metadata that tools and rules set, values of one turn, and `deps`."""
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from atlas_agents import Agent, Atlas, ConfigError, PromptFailed, Rule, ToolContext, TurnContext
+from atlas_agents import Agent, Atlas, ConfigError, Interceptor, Message, PromptFailed, Rule, ToolContext, TurnContext
 from atlas_agents.agents import context as contexts
-from atlas_agents.core.store import AddJournal, Write
 from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, calls, says
-from atlas_agents.tools.journal import read_shared_state
+from atlas_agents.tools.journal import read_end_record, read_shared_state
 from atlas_agents.tools.tool import tool
 
 
@@ -248,19 +246,19 @@ async def test_shared_state_that_changes_after_the_last_reply_is_stored_with_the
         kept.append(context)
         return "kept"
 
-    class LateStore(MemoryStore):
-        async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
-            results = await super().commit(tenant, writes)
-            if kept and any(isinstance(write, AddJournal) and write.kind == "reply" for write in writes):
-                kept.pop().metadata.set("shared_state", {"n": 1})
-            return results
+    async def change(reply: Message) -> None:
+        if kept and not reply.tool_calls:
+            kept.pop().metadata.set("shared_state", {"n": 1})
 
-    store = LateStore()
+    store = MemoryStore()
     agent = Agent("a", model=Scripted(calls("keep"), says("Done.")), tools=[keep])
-    async with Atlas([agent], store=store) as atlas:
+    async with Atlas([agent], store=store, interceptors=[Interceptor(incoming=change)]) as atlas:
         stream = atlas.send("go", session="s")
         states = [event.state async for event in stream if event.type == "state:changed"]
         assert (states, stream.text) == ([{"n": 1}], "Done.")
         assert await read_shared_state(store, "default", stream.stream_id) == ({"n": 1},)
         row = await store.run("default", stream.stream_id)
         assert row is not None and row.status == "done"
+        *_, reply, state, end = await store.journal("default", stream.stream_id)
+        assert (reply.kind, state.kind, end.kind) == ("reply", "state", "ended")
+        assert await read_end_record(store, row) is not None

@@ -4,12 +4,26 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import pytest
 
-from atlas_agents import Agent, Atlas, Cancelled, Limits, ProviderError, RetryPolicy, StoreError, tool, verify
-from atlas_agents.core.store import AcceptRun, PutSession, RunRow, Write
+from atlas_agents import (
+    Agent,
+    Atlas,
+    Cancelled,
+    Chunk,
+    Interceptor,
+    Limits,
+    Message,
+    ProviderError,
+    Request,
+    RetryPolicy,
+    StoreError,
+    tool,
+    verify,
+)
+from atlas_agents.core.store import AcceptRun, PutSession, RunRow, SetRun, Write
 from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, says
 from atlas_agents.tools.audit import AuditRecord
@@ -45,14 +59,14 @@ async def test_session_continues_in_another_process(tmp_path: Path) -> None:
     assert list(model.requests[0].messages[:4]) == before
 
 
-async def test_turn_with_one_call_takes_at_most_eight_transactions(tmp_path: Path) -> None:
+async def test_turn_with_one_call_takes_five_transactions(tmp_path: Path) -> None:
     async with (
         open_atlas(tmp_path) as store,
         in_memory_atlas(Scripted(calls("act", n=1), says("Done.")), [act], store=store) as atlas,
     ):
         before = store.transactions
         await atlas.ask("go")
-        assert store.transactions - before <= 8
+        assert store.transactions - before == 5
 
 
 async def test_store_records_how_a_run_ended() -> None:
@@ -221,6 +235,51 @@ async def test_turn_cancelled_while_a_reply_is_stored_leaves_no_call_without_res
         assert [message.role for message in await atlas.sessions.history("s")] == ["user", "assistant", "tool"]
 
 
+async def test_turn_cancelled_while_its_end_is_stored_is_reported_as_it_is_stored() -> None:
+    storing, cancelled = asyncio.Event(), asyncio.Event()
+
+    class SlowEnd(MemoryStore):
+        async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
+            if any(isinstance(write, SetRun) and write.status == "done" for write in writes):
+                storing.set()
+                await cancelled.wait()
+            return await super().commit(tenant, writes)
+
+    store, ends = SlowEnd(), list[bool]()
+    await store.open()
+    async with in_memory_atlas(Scripted(says("Done."), says("Next.")), store=store) as atlas, asyncio.timeout(TIMEOUT):
+        stream = atlas.send("go", session="s")
+        stream.follow(lambda event: ends.append(event.cancelled) if event.type == "stream:end" else None)
+        await storing.wait()
+        stream.cancel()
+        asyncio.get_running_loop().call_soon(cancelled.set)
+        assert (await stream.reply()).text == "Done."
+        (row,) = await store.runs("default", "s")
+        assert (row.status, ends) == ("done", [False])
+        messages = [message.message.text for message in await store.messages("default", "s")]
+        assert messages == ["go", "Done."]
+        assert (await atlas.ask("on", session="s")).text == "Next."
+
+
+async def test_reply_that_does_not_end_the_turn_is_stored_before_the_model_is_asked_again() -> None:
+    class Answer(TypedDict):
+        n: int
+
+    stored: list[int] = []
+
+    class Watching(Scripted):
+        async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+            stored.append(len([row for row in await store.messages("default", "s") if row.message.role == "assistant"]))
+            async for chunk in super().stream(request):
+                yield chunk
+
+    store = MemoryStore()
+    await store.open()
+    async with in_memory_atlas(Watching(says("{}"), says('{"n": 1}')), store=store) as atlas:
+        await atlas.ask("go", session="s", output=Answer)
+    assert stored == [0, 1]
+
+
 async def test_subscriber_gets_no_result_that_is_not_stored_at_shutdown() -> None:
     store, (forever, running) = MemoryStore(), endless_tool()
     await store.open()
@@ -275,15 +334,38 @@ class ClosingStore(MemoryStore):
 
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
         if self.atlas and self.closing is None and any(getattr(write, "kind", "") == "reply" for write in writes):
-            self.closing = asyncio.create_task(self.atlas.close())
-            await asyncio.sleep(0)  # every turn is detached and cancelled now
+            await self.close_atlas()
         return await super().commit(tenant, writes)
+
+    async def close_atlas(self) -> None:
+        assert self.atlas is not None
+        self.closing = asyncio.create_task(self.atlas.close())
+        await asyncio.sleep(0)  # every turn is detached and cancelled now
+
+
+async def test_turn_stopped_while_its_end_is_stored_is_reported_as_ended() -> None:
+    store = ClosingStore()
+    async with asyncio.timeout(TIMEOUT):
+        atlas = store.atlas = in_memory_atlas(Scripted(says("Done.")), store=store)
+        stream = atlas.send("go", session="s")
+        events = [event.type async for event in stream]
+        assert (await stream.reply()).text == "Done." and "stream:end" in events
+        assert store.closing is not None
+        await store.closing
+        async with in_memory_atlas(Scripted(), store=store) as resumed:
+            assert await resumed.recover() == []
 
 
 async def test_turn_stopped_after_its_last_reply_is_not_reported_as_ended() -> None:
     store = ClosingStore()
+
+    async def stop(reply: Message) -> None:
+        await store.close_atlas()
+
     async with asyncio.timeout(TIMEOUT):
-        atlas = store.atlas = in_memory_atlas(Scripted(says("Done.")), store=store)
+        model = Scripted(says("Done."))
+        atlas = in_memory_atlas(model, store=store, interceptors=[Interceptor(incoming=stop)])
+        store.atlas = atlas
         stream = atlas.send("go", session="s")
         events = [event.type async for event in stream]
         with pytest.raises((StoreError, Cancelled)):
@@ -291,7 +373,7 @@ async def test_turn_stopped_after_its_last_reply_is_not_reported_as_ended() -> N
         assert "stream:chunk" in events and "stream:end" not in events
         assert store.closing is not None
         await store.closing
-        async with in_memory_atlas(Scripted(), store=store) as resumed:
+        async with in_memory_atlas(Scripted(says("Done.")), store=store) as resumed:
             (again,) = await resumed.recover()
             assert (await again.reply()).text == "Done."
 

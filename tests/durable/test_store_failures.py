@@ -100,7 +100,7 @@ async def test_message_with_unclear_acceptance_counts_if_it_was_written() -> Non
 async def test_turn_can_be_cancelled_during_a_store_failure() -> None:
     store = FailingStore("reply", StoreFull("full"), times=10**9)
     await store.open()
-    async with in_memory_atlas(Scripted(says("Here.")), store=store) as atlas, asyncio.timeout(TIMEOUT):
+    async with in_memory_atlas(Scripted(calls("act", n=1)), store=store) as atlas, asyncio.timeout(TIMEOUT):
         stream = atlas.send("go", session="s")
         await wait_until(lambda: store.failed)
         stream.cancel()

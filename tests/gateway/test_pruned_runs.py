@@ -8,6 +8,7 @@ from gateway_client import Client, connect_client, serve_gateway
 
 from atlas_agents import Atlas, Tool
 from atlas_agents.core.store import Prunable, Prune, Pruned, Store
+from atlas_agents.gateway.events import split_rows
 from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, says
 
@@ -38,9 +39,11 @@ async def test_pruned_run_still_ends_with_its_terminal_event(limit: int, tmp_pat
     async with serve_gateway(tmp_path, two_round_atlas(store)) as gateway, connect_client(gateway) as client:
         run_id, events = await run_turn(client)
         history = await client.get("chat.history", sessionKey="main")
+        rows = await store.events("default", run_id)
+        assert len(split_rows(rows, 0)) == len(events) > len(rows)
         await store.commit("default", [Prune("events", LATER, limit=limit)])
-        remaining = len(await store.events("default", run_id))
-        assert remaining == max(0, len(events) - limit)
+        assert await store.events("default", run_id) == rows[: max(0, len(rows) - limit)]
+        remaining = len(split_rows(rows[: max(0, len(rows) - limit)], 0))
         for last in (0, 2, len(events)):
             async with connect_client(gateway) as back:
                 found = await back.get("sessions.subscribe", sessionKey="main", runs={run_id: last})

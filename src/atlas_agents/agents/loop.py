@@ -185,9 +185,11 @@ async def run_chain(run: Run, execute: TurnFunction = run_rounds) -> Message:
 async def call_model(run: Run) -> Message:
     """Return the model's next message, replayed from the journal if an earlier process received it.
 
-    A new reply is recorded before anything acts on it.
+    A new reply is recorded before anything acts on it. The last one is recorded together with the end of the turn.
     """
     journal = run.journal
+    if journal is not None:
+        await finish_despite_cancel(journal.write_held_reply())
     if journal is not None and (summary := journal.next_summary()) is not None:
         run.restore_summary(summary)
     if journal is not None and (recorded := journal.next_reply()) is not None:
@@ -432,7 +434,8 @@ async def _record_reply(run: Run, journal: Journal, reply: Message) -> None:
     async with session_lock(run.scope.governance.workers).run if large else nullcontext():
         if large:
             check_memory(len(reply.text))
-        await finish_despite_cancel(journal.record_reply(reply, run.settings.id, run.reply_usage))
+        hold = not large and run.is_final and not reply.tool_calls and reply.metadata.get("stop_reason") != "pause"
+        await finish_despite_cancel(journal.record_reply(reply, run.settings.id, run.reply_usage, hold=hold))
 
 
 def _handle_chunk(run: Run, chunk: base.Chunk) -> None:

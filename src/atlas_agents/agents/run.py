@@ -794,7 +794,8 @@ class Run:
             async with asyncio.timeout(None if status == "done" else _END_TIMEOUT):
                 error, kind = (str(failure), failure_kind(failure)) if failure is not None else (None, "")
                 self._drop_large_draft()
-                await asyncio.shield(journal.end(status, error, self.draft.partial_parts(), kind, self.usage))
+                ending = journal.end(status, error, self.draft.partial_parts(), kind, self.usage)
+                await (finish_despite_cancel(ending) if status == "done" else asyncio.shield(ending))
         except (StoreError, TimeoutError) as failed:
             journal.detach()
             journal.invalidate(self.conversation)

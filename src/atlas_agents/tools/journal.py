@@ -439,6 +439,8 @@ class Journal:
     """Settles what the run used with the next step."""
     restored_usage = _NO_USAGE
     """What the recorded steps of earlier processes used."""
+    _held_reply: tuple[records.AddJournal, records.AddUsage] | None = None
+    """A reply that is written with the next step, and its usage."""
     _session_row: records.Session | None = None
     """The session as it was when this run was accepted and started."""
 
@@ -767,13 +769,26 @@ class Journal:
             self._stored.add(message.id)
             self._pending.append(message)
 
-    async def record_reply(self, message: Message, agent_id: str, usage: Usage) -> None:
-        """Record a model reply and its usage, before anything acts on it."""
+    async def record_reply(self, message: Message, agent_id: str, usage: Usage, *, hold: bool = False) -> None:
+        """Record a model reply and its usage, before anything acts on it.
+
+        With `hold`, it is written with the next step: nothing acts on the reply that ends a turn, and its text is
+        announced as a message only after it is stored. `write_held_reply` writes it if the turn goes on instead.
+        """
         self._reply_count += 1
         self.add(message)
         model = str(message.metadata.get("model") or message.metadata.get("provider") or "")
         used = self._usage_write(agent_id, model, usage, turns=int(self._reply_count == 1))
-        await self._write_step("reply", str(self._reply_count), message.to_json(), used)
+        reply = records.AddJournal(self._run_id, self._epoch, "reply", str(self._reply_count), message.to_json())
+        self._held_reply = (reply, used)
+        if not hold:
+            await self.write_held_reply()
+
+    async def write_held_reply(self) -> None:
+        """Write the reply that is held, if there is one."""
+        if self._held_reply is not None:
+            (reply, used), self._held_reply = self._held_reply, None
+            await self._write_step("reply", reply.key, reply.payload, used)
 
     async def record_summary(self, summary: Message | None, agent_id: str, model: str, usage: Usage) -> None:
         """Record a summary of older messages and its usage before the next reply; None if writing it failed."""
@@ -856,18 +871,20 @@ class Journal:
 
     async def _write_step(self, kind: records.JournalKind, key: str, payload: bytes, *more: records.Write) -> None:
         pending, self._pending = self._pending, []  # messages added during the commit go with the next step
+        held, self._held_reply = self._held_reply, None
         settled = self.budget.take_settled() if self.budget is not None else []
         step = records.AddJournal(self._run_id, self._epoch, kind, key, payload)
         changes = self._metadata.take_changes() if self._metadata is not None else None
         if changes is not None:
             more = (*more, records.SetSessionMetadata(self._session, *changes))
         state = self._state_step(changes)
-        if state is not None:
-            more = (state, *more)  # before the run ends, if it does
+        steps = [step] if state is None else [state, step] if kind == "ended" else [step, state]
         try:
-            await self._committer.commit(self._tenant, [*self._message_writes(pending), step, *settled, *more], step)
+            writes = [*self._message_writes(pending), *(held or ()), *steps, *settled, *more]
+            await self._committer.commit(self._tenant, writes, step)
         except BaseException:
             self._pending[:0] = pending
+            self._held_reply = held
             if changes is not None and self._metadata is not None:
                 self._metadata.put_back(changes)
             if self.budget is not None:
