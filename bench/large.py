@@ -1,0 +1,421 @@
+"""Queries on a large database: CPU and wall time of every list, search, sum and filter of the gateway.
+
+python bench/large.py                      a fifth of the full size, on SQLite
+python bench/large.py --scale 1            100,000 sessions, 200,000 messages, 1,000,000 audit rows
+python bench/large.py --postgres           the same on a Postgres server started for this
+python bench/large.py --database FOLDER    keep the database in a folder, and use one that is there
+python bench/large.py --json FILE          also write the results as JSON
+
+Rows are inserted directly, through the schema of the store. The gateway runs in its own process. While a request is
+answered, another client calls `health.check` all the time; `stall` is the longest time it waited for an answer.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import random
+import sqlite3
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psycopg
+from websockets.asyncio.client import ClientConnection, connect
+
+from atlas_agents import Agent, Atlas, Capabilities, Chunk, DoneChunk, Request, TextChunk, Usage
+from atlas_agents.core.aio import utc_day
+from atlas_agents.core.store import audit_hash
+from atlas_agents.gateway.auth import TokenEntry, TokenFile
+from atlas_agents.gateway.server import Gateway, run
+from atlas_agents.gateway.settings import GatewaySettings
+from atlas_agents.storage.postgres import PostgresStore
+from atlas_agents.storage.sqlite import SqliteStore
+
+sys.path.append(str(Path(__file__).parent.parent / "tests"))
+from stores.postgres_server import PostgresServer
+
+SESSIONS, MESSAGES, AUDIT, JOBS, USERS, DAYS = 100_000, 200_000, 1_000_000, 20_000, 200, 365
+AGENTS = tuple(f"agent{n}" for n in range(8))
+MODELS = ("openai/gpt-5.6", "anthropic/claude-opus-5", "ollama/qwen3")
+TOOLS = tuple(f"tool{n}" for n in range(40))
+RARE = "zymurgy"
+"""A word in the message of the oldest session only."""
+RNG = random.Random(7)
+WORDS = ["".join(RNG.choices("abcdefghijklmnoprstuvw", k=RNG.randint(3, 10))) for _ in range(20_000)]
+NOW = 1_780_000_000_000
+REPEATS = 3
+
+
+class Model:
+    id = "model"
+    capabilities = Capabilities()
+
+    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        yield TextChunk("done")
+        yield DoneChunk(Usage(1, 1))
+
+
+def words(count: int) -> str:
+    """Text that starts with the common word 'the'; words further back in the list are rarer."""
+    return "the " + " ".join([WORDS[int(20_000 * RNG.random() ** 3)] for _ in range(count)])
+
+
+def session_key(n: int) -> str:
+    """A quarter of the sessions belongs to users who have sessions of their own; user0 has most of them."""
+    if n % 4:
+        return f"session-{n:06}"
+    return f"@user{0 if n % 8 else n // 8 % USERS}/session-{n:06}"
+
+
+def session_time(n: int, sessions: int) -> int:
+    return NOW - (sessions - n) * (DAYS * 86_400_000 // sessions)
+
+
+def session_rows(scale: float) -> Iterator[tuple[Any, ...]]:
+    sessions, each = int(SESSIONS * scale), MESSAGES // SESSIONS
+    for n in range(sessions):
+        at = session_time(n, sessions)
+        archived = n % 50 == 1
+        yield ("default", session_key(n), AGENTS[n % 8], f"Talk {n}", archived, b"{}", at, at, each, 1)
+
+
+def message_rows(scale: float) -> Iterator[tuple[Any, ...]]:
+    sessions, each = int(SESSIONS * scale), MESSAGES // SESSIONS
+    for n in range(sessions):
+        for seq in range(1, each + 1):
+            text = f"{RARE if n == 0 and seq == 1 else ''} {words(60)}"
+            parts = [{"type": "text", "text": text}]
+            role = "user" if seq % 2 else "assistant"
+            body = {"role": role, "parts": parts, "id": f"m{n}-{seq}", "created_at": session_time(n, sessions)}
+            yield ("default", session_key(n), seq, f"m{n}-{seq}", f"run{n}", json.dumps(body).encode())
+
+
+def run_rows(scale: float) -> Iterator[tuple[Any, ...]]:
+    sessions = int(SESSIONS * scale)
+    for n in range(sessions):
+        at, user = session_time(n, sessions), f"user{n % USERS}"
+        yield ("default", f"run{n}", session_key(n), 1, AGENTS[n % 8], "done", 1, user, "", b"{}", None, at, at)
+
+
+def usage_rows(scale: float) -> Iterator[tuple[Any, ...]]:
+    sessions = int(SESSIONS * scale)
+    for n in range(sessions):
+        day = utc_day(session_time(n, sessions) / 1000)
+        yield ("default", day, session_key(n), AGENTS[n % 8], MODELS[n % 3], 1000 + n % 100, 200, 50, 12_345, 1)
+
+
+def audit_rows(scale: float) -> Iterator[tuple[Any, ...]]:
+    rows, previous = int(AUDIT * scale), ""
+    step, sessions = DAYS * 86_400_000 // rows, int(SESSIONS * scale)
+    for seq in range(1, rows + 1):
+        n = seq * sessions // rows
+        meta = {"run_id": f"run{n}", "user": f"user{n % USERS}", "duration_ms": 1.5, "verdict": "yes", "acts": True}
+        entry: dict[str, Any] = {
+            "tenantId": "default",
+            "timestamp": NOW - (rows - seq) * step,
+            "level": "error" if seq % 1000 == 0 else "warn" if seq % 50 == 0 else "info",
+            "action": "TOOL_CALL",
+            "entityType": "tool",
+            "entityId": "rare_tool" if seq % 20_000 == 7 else TOOLS[seq % 40],
+            "actorType": "agent",
+            "actorExternalId": AGENTS[n % 8],
+            "success": seq % 100 > 0,
+            "message": "called",
+            "meta": meta,
+        }
+        body = msgspec.json.encode(entry)
+        digest = audit_hash(seq, previous, body)
+        yield ("default", seq, body, previous, digest)
+        previous = digest
+
+
+def job_rows(scale: float) -> Iterator[tuple[Any, ...]]:
+    sessions = int(SESSIONS * scale)
+    for seq in range(1, int(JOBS * scale) + 1):
+        n, at = seq * 5 % sessions, NOW - seq
+        state = "dead" if seq % 500 == 0 else "done"
+        names = (f"job{seq}", "request", AGENTS[n % 8], "a task", session_key(n), state, 1, "", "", "[]")
+        asker = (f"user{n % USERS}", "", "", "", "")
+        yield ("default", *names, *asker, at, 1, 5, 1, "ok", True, at, at, seq)
+
+
+TABLES = {
+    "sessions": (
+        "tenant, key, agent_id, label, archived, metadata, created_at, updated_at, last_message, last_run",
+        session_rows,
+    ),
+    "messages": ("tenant, session, seq, id, run_id, body", message_rows),
+    "runs": (
+        "tenant, id, session, place, agent_id, status, epoch, user_id, idempotency_key, request, error, created_at,"
+        " ended_at",
+        run_rows,
+    ),
+    "usage_sums": (
+        "tenant, day, session, agent_id, model, input_tokens, output_tokens, cached_tokens, cost_microcents, turns",
+        usage_rows,
+    ),
+    "audit": ("tenant, seq, entry, previous, hash", audit_rows),
+    "jobs": (
+        "tenant, id, kind, agent_id, task, session, state, priority, parent, root, chain, user_id, asker_run,"
+        " asker_call, asker_session, asker_agent, due_at, attempts, allowed, epoch, result, told, created_at, ended_at,"
+        " seq",
+        job_rows,
+    ),
+}
+
+
+def fill_sqlite(path: Path, scale: float) -> None:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA synchronous = OFF")
+        for table, (columns, rows) in TABLES.items():
+            marks = ", ".join("?" * (columns.count(",") + 1))
+            connection.execute("BEGIN")
+            connection.executemany(f"INSERT INTO {table} ({columns}) VALUES ({marks})", rows(scale))
+            connection.execute("COMMIT")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+
+def fill_postgres(url: str, scale: float) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("SET search_path = atlas")
+        for table, (columns, rows) in TABLES.items():
+            with connection.cursor().copy(f"COPY {table} ({columns}) FROM STDIN".encode()) as copy:
+                for row in rows(scale):
+                    copy.write_row(row)
+        connection.execute("VACUUM ANALYZE")
+
+
+def open_store(where: str) -> SqliteStore | PostgresStore:
+    return PostgresStore(where) if where.startswith("postgresql:") else SqliteStore(where)
+
+
+async def create(where: str) -> None:
+    store = open_store(where)
+    await store.open()
+    await store.close()
+
+
+async def serve(where: str, home: Path) -> None:
+    started, cpu = time.monotonic(), time.process_time()
+    store = open_store(where)
+    await store.open()
+    atlas = Atlas([Agent(each, model=Model()) for each in AGENTS], store=store)
+
+    def ready(gateway: Gateway) -> None:
+        took, used = time.monotonic() - started, time.process_time() - cpu
+        print(json.dumps([gateway.port, took * 1000, used * 1000]), flush=True)
+
+    await Gateway(atlas, GatewaySettings(home=home, port=0)).serve(ready)
+    await store.close()
+
+
+async def verify(where: str) -> None:
+    store = open_store(where)
+    await store.open()
+    started, cpu = time.monotonic(), time.process_time()
+    problem = await store.verify_audit("default")
+    assert problem is None, problem
+    print(json.dumps([(time.monotonic() - started) * 1000, (time.process_time() - cpu) * 1000]), flush=True)
+    await store.close()
+
+
+def cpu_of(pid: int) -> float:
+    """Return the CPU seconds that all threads of a process have used."""
+    return sum(int(each.read_text().split()[0]) for each in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+
+
+async def sign_in(port: int, token: str) -> ClientConnection:
+    socket = await connect(f"ws://127.0.0.1:{port}/", compression=None, max_size=None)
+    await socket.send(json.dumps({"type": "auth", "token": token, "protocol": 1}))
+    await socket.recv()
+    return socket
+
+
+async def call(socket: ClientConnection, method: str, params: dict[str, Any]) -> Any:
+    await socket.send(json.dumps({"id": 1, "method": method, "params": params}))
+    while True:
+        frame: Any = json.loads(await socket.recv())
+        if frame.get("id") == 1:
+            if "error" in frame:
+                raise RuntimeError(f"{method} {params}: {frame['error']}")
+            return frame["result"]
+
+
+async def longest_wait(socket: ClientConnection, until: asyncio.Task[Any]) -> float:
+    """Call a trivial method until a task has ended; return the longest time in seconds."""
+    longest = 0.0
+    while not until.done():
+        started = time.monotonic()
+        await call(socket, "health.check", {})
+        longest = max(longest, time.monotonic() - started)
+    return longest
+
+
+QUERIES: list[tuple[str, str, dict[str, Any]]] = [
+    ("sessions: latest 100", "sessions.list", {}),
+    ("sessions: archived", "sessions.list", {"archived": True}),
+    ("sessions: of one user (many)", "user0 sessions.list", {}),
+    ("sessions: of one user (few)", "user3 sessions.list", {}),
+    ("sessions: page at the end", "sessions.list", {"cursor": "OLD"}),
+    ("search: rare word, oldest session", "sessions.search", {"query": RARE}),
+    ("search: common word", "sessions.search", {"query": "the"}),
+    ("search: two words", "sessions.search", {"query": f"{WORDS[40]} {WORDS[60]}"}),
+    ("search: beginning of a word", "sessions.search", {"query": WORDS[9000][:3]}),
+    ("search: no match", "sessions.search", {"query": "nowhere1234"}),
+    ("search: one user, common word", "user3 sessions.search", {"query": "the"}),
+    ("search: one user, rare word", "user3 sessions.search", {"query": WORDS[19990]}),
+    ("branches of a session", "sessions.branches", {"sessionKey": "session-000001"}),
+    ("usage by agent", "usage.summary", {"groupBy": "agent"}),
+    ("usage by model", "usage.summary", {"groupBy": "model"}),
+    ("usage by day", "usage.summary", {"groupBy": "day"}),
+    ("usage by agent and day", "usage.summary", {"groupBy": "agent", "byDay": True}),
+    ("usage by session", "usage.summary", {"groupBy": "session"}),
+    ("usage by session, 30 days", "usage.summary", {"groupBy": "session", "from": "LAST_MONTH"}),
+    ("usage of one user by agent", "user0 usage.summary", {"groupBy": "agent"}),
+    ("usage by tool", "usage.tools", {}),
+    ("usage by tool, 30 days", "usage.tools", {"from": "LAST_MONTH"}),
+    ("audit: latest 100", "audit.list", {}),
+    ("audit: one agent", "audit.list", {"agentId": "agent3"}),
+    ("audit: common tool", "audit.list", {"tool": "tool7"}),
+    ("audit: rare tool", "audit.list", {"tool": "rare_tool"}),
+    ("audit: unknown tool", "audit.list", {"tool": "none"}),
+    ("audit: errors", "audit.list", {"level": "error"}),
+    ("audit: one turn, oldest", "audit.list", {"runId": "run1"}),
+    ("audit: one user", "audit.list", {"user": "user7"}),
+    ("audit: user, tool and errors", "audit.list", {"user": "user7", "tool": "tool0", "level": "error"}),
+    ("audit: a day last year", "audit.list", {"from": NOW - 300 * 86_400_000, "to": NOW - 299 * 86_400_000}),
+    ("jobs: latest 100", "jobs.list", {}),
+    ("jobs: dead", "jobs.list", {"states": ["dead"]}),
+    ("jobs: of one user", "user3 jobs.list", {}),
+    ("approvals", "approvals.list", {}),
+    ("users", "users.list", {}),
+    ("tenant", "tenants.get", {}),
+    ("limits", "limits.get", {}),
+    ("schedules", "schedules.list", {}),
+]
+
+
+class Measured(msgspec.Struct):
+    name: str
+    cpu: float
+    wall: float
+    stall: float
+    rows: int
+
+
+async def measure(where: str, home: Path) -> list[Measured]:
+    command = (sys.executable, __file__, "serve", where, str(home))
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert process.stdout
+    try:
+        port, wall, cpu = json.loads(await process.stdout.readline())
+        results = [Measured("start of the gateway", cpu, wall, 0, 0)]
+        tokens = TokenFile(home)
+        owner = await sign_in(port, (home / "token").read_text().strip())
+        scopes = ("read", "write")
+        users = {each: tokens.create(each, TokenEntry(scopes)).reveal() for each in ("user0", "user3")}
+        sockets = {each: await sign_in(port, token) for each, token in users.items()}
+        other = await sign_in(port, (home / "token").read_text().strip())
+        await settle(process.pid)
+        for name, target, params in QUERIES:
+            user, _, method = target.rpartition(" ")
+            results.append(await measure_query(process.pid, sockets.get(user, owner), other, name, method, params))
+        return results
+    finally:
+        process.terminate()
+        await process.wait()
+
+
+async def settle(pid: int) -> None:
+    """Wait until the gateway does nothing in the background."""
+    quiet, before = 0, cpu_of(pid)
+    while quiet < 3:
+        await asyncio.sleep(0.5)
+        now = cpu_of(pid)
+        quiet, before = (quiet + 1 if now - before < 0.02 else 0), now
+
+
+async def measure_query(
+    pid: int, socket: ClientConnection, other: ClientConnection, name: str, method: str, params: dict[str, Any]
+) -> Measured:
+    """Measure a request several times; the median counts. The stall is measured in a request of its own."""
+    month = (datetime.fromtimestamp(NOW / 1000, UTC) - timedelta(days=30)).strftime("%Y-%m-%d")
+    replaced = {"LAST_MONTH": month, "OLD": str(NOW - (DAYS - 2) * 86_400_000)}
+    params = {key: replaced.get(value, value) if isinstance(value, str) else value for key, value in params.items()}
+    walls, cpus, rows = list[float](), list[float](), 0
+    for _ in range(REPEATS):
+        started, cpu = time.monotonic(), cpu_of(pid)
+        result = await call(socket, method, params)
+        walls.append((time.monotonic() - started) * 1000)
+        cpus.append((cpu_of(pid) - cpu) * 1000)
+        rows = max((len(value) for value in result.values() if isinstance(value, list)), default=0)
+    request = asyncio.create_task(call(socket, method, params))
+    longest = await longest_wait(other, request)
+    await request
+    middle = REPEATS // 2
+    return Measured(name, sorted(cpus)[middle], sorted(walls)[middle], longest * 1000, rows)
+
+
+async def measure_verify(where: str) -> Measured:
+    command = (sys.executable, __file__, "verify", where)
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    wall, cpu = json.loads((await process.communicate())[0])
+    return Measured("audit verify", cpu, wall, 0, 0)
+
+
+def print_table(results: list[Measured]) -> None:
+    print("| query | rows | CPU ms | wall ms | stall ms |\n|---|---|---|---|---|")
+    for each in results:
+        print(f"| {each.name} | {each.rows} | {each.cpu:,.1f} | {each.wall:,.1f} | {each.stall:,.1f} |")
+
+
+def prepare(options: argparse.Namespace, stack: contextlib.ExitStack) -> str:
+    """Return the address of the filled database."""
+    folder: Path = options.database or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    folder.mkdir(parents=True, exist_ok=True)
+    file, started = folder / "atlas.db", time.monotonic()
+    if options.postgres:
+        where = stack.enter_context(PostgresServer(safe=True)).url
+        run(create(where))
+        fill_postgres(where, options.scale)
+    elif file.exists():
+        return str(file)
+    else:
+        where = str(file)
+        run(create(where))
+        fill_sqlite(file, options.scale)
+    print(f"filled in {time.monotonic() - started:.0f} s", file=sys.stderr)
+    return where
+
+
+async def measure_all(where: str, home: Path) -> list[Measured]:
+    return [*await measure(where, home), await measure_verify(where)]
+
+
+def main(options: argparse.Namespace) -> None:
+    with contextlib.ExitStack() as stack:
+        where = prepare(options, stack)
+        results = asyncio.run(measure_all(where, Path(stack.enter_context(tempfile.TemporaryDirectory()))))
+    print_table(results)
+    if options.json:
+        options.json.write_bytes(msgspec.json.encode(results))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["serve"]:
+        run(serve(sys.argv[2], Path(sys.argv[3])))
+    elif sys.argv[1:2] == ["verify"]:
+        run(verify(sys.argv[2]))
+    else:
+        parser = argparse.ArgumentParser(description="Measure queries on a large database.")
+        parser.add_argument("--scale", type=float, default=0.2)
+        parser.add_argument("--postgres", action="store_true")
+        parser.add_argument("--database", type=Path)
+        parser.add_argument("--json", type=Path)
+        main(parser.parse_args())
