@@ -441,6 +441,20 @@ class Where(msgspec.Struct, frozen=True):
     collection: str | None = None
 
 
+class SessionMatch(msgspec.Struct, frozen=True):
+    """A session that matches a search, with its latest match: the number of a message, or 0 for its name."""
+
+    session: str
+    seq: int
+
+
+class SessionMatches(msgspec.Struct, frozen=True):
+    """Sessions that match a search, latest match first. `complete` tells whether these are all."""
+
+    matches: tuple[SessionMatch, ...] = ()
+    complete: bool = True
+
+
 class Pruned(msgspec.Struct, frozen=True):
     """What pruning removed: the number of runs that have no such rows left, the rows, and their size in bytes."""
 
@@ -802,6 +816,11 @@ class Prune(msgspec.Struct, frozen=True, tag=True):
     runs: int = 20
 
 
+class RefreshIndexes(msgspec.Struct, frozen=True, tag=True):
+    """Add a bounded number of rows to the derived tables, such as the search index of sessions, so that other commits
+    do not wait long. The result is how many; 0 once the tables are up to date."""
+
+
 Write: TypeAlias = (
     PutSession
     | SetSessionMetadata
@@ -840,6 +859,7 @@ Write: TypeAlias = (
     | PutRecord
     | DropRecord
     | Prune
+    | RefreshIndexes
 )
 
 
@@ -868,6 +888,15 @@ class Store(Protocol):
         """Return sessions, latest update first, of all keys or of those that start with `prefix`.
 
         To page, pass the last `updated_at`, which is unique, as `before`.
+        """
+        ...
+
+    async def search_sessions(
+        self, tenant: str, query: str, *, limit: int = 30, prefix: str = "", wait: float = 2.0
+    ) -> SessionMatches:
+        """Search for sessions with all words of the query in their name or in one message, also as a beginning.
+
+        Sessions that changed since the last search are indexed first, for at most `wait` seconds.
         """
         ...
 

@@ -158,8 +158,76 @@ _TENTH = (
     "ALTER TABLE usage_sums ADD COLUMN saved_microcents {int} NOT NULL DEFAULT 0",
 )
 
+# Search index of sessions. Each batch continues from a position, so the rows of an older database are indexed later. A
+# message that is replaced makes the position start over, which finds the one session that is not indexed any more.
+_ELEVENTH = (
+    """CREATE TABLE derived_positions (
+        tenant {text} NOT NULL, name {text} NOT NULL, position {int} NOT NULL, PRIMARY KEY (tenant, name))""",
+    """CREATE TABLE search_sessions (
+        tenant {text} NOT NULL, session {text} NOT NULL, label {text} NOT NULL, message {int} NOT NULL,
+        PRIMARY KEY (tenant, session))""",
+    """CREATE TABLE search_texts (
+        id {number}, tenant {text} NOT NULL, session {text} NOT NULL, owners {text} NOT NULL, seq {int} NOT NULL,
+        text {text} NOT NULL)""",
+    "CREATE UNIQUE INDEX search_texts_of_session ON search_texts (tenant, session, seq)",
+    "{session_words}",
+    "{session_words_added}",
+    "{session_words_removed}",
+    "{search_message_removed}",
+    "{search_message_replaced}",
+    "{search_session_removed}",
+)
+_SQLITE_SESSION_SEARCH = {
+    "session_words": """CREATE VIRTUAL TABLE session_words USING fts5 (
+        owners, text, content='search_texts', content_rowid='id', detail='column', prefix='2 3',
+        tokenize='unicode61 remove_diacritics 0')""",
+    "session_words_added": """CREATE TRIGGER search_text_added AFTER INSERT ON search_texts BEGIN
+        INSERT INTO session_words (rowid, owners, text) VALUES (new.id, new.owners, new.text);
+        END""",
+    "session_words_removed": """CREATE TRIGGER search_text_removed AFTER DELETE ON search_texts BEGIN
+        INSERT INTO session_words (session_words, rowid, owners, text) VALUES ('delete', old.id, old.owners, old.text);
+        END""",
+    "search_message_removed": """CREATE TRIGGER search_message_removed AFTER DELETE ON messages BEGIN
+        DELETE FROM search_texts WHERE tenant = old.tenant AND session = old.session AND seq = old.seq;
+        END""",
+    "search_message_replaced": """CREATE TRIGGER search_message_replaced AFTER UPDATE OF body ON messages BEGIN
+        DELETE FROM search_texts WHERE tenant = old.tenant AND session = old.session;
+        DELETE FROM search_sessions WHERE tenant = old.tenant AND session = old.session;
+        UPDATE derived_positions SET position = 0 WHERE tenant = old.tenant AND name = 'sessions';
+        END""",
+    "search_session_removed": """CREATE TRIGGER search_session_removed AFTER DELETE ON sessions BEGIN
+        DELETE FROM search_texts WHERE tenant = old.tenant AND session = old.key;
+        DELETE FROM search_sessions WHERE tenant = old.tenant AND session = old.key;
+        END""",
+}
+_POSTGRES_SESSION_SEARCH = {
+    "session_words": """ALTER TABLE search_texts ADD COLUMN words tsvector GENERATED ALWAYS AS (
+        array_to_tsvector(string_to_array(text, ' '))) STORED""",
+    "session_words_added": "CREATE INDEX search_texts_words ON search_texts USING gin (words)",
+    "session_words_removed": """CREATE FUNCTION forget_search_texts() RETURNS trigger LANGUAGE plpgsql
+        SET search_path FROM CURRENT AS $$ BEGIN
+        IF TG_ARGV[0] = 'message removed' THEN
+            DELETE FROM search_texts WHERE tenant = old.tenant AND session = old.session AND seq = old.seq;
+        ELSIF TG_ARGV[0] = 'message replaced' THEN
+            DELETE FROM search_texts WHERE tenant = old.tenant AND session = old.session;
+            DELETE FROM search_sessions WHERE tenant = old.tenant AND session = old.session;
+            UPDATE derived_positions SET position = 0 WHERE tenant = old.tenant AND name = 'sessions';
+        ELSE
+            DELETE FROM search_texts WHERE tenant = old.tenant AND session = old.key;
+            DELETE FROM search_sessions WHERE tenant = old.tenant AND session = old.key;
+        END IF;
+        RETURN NULL; END $$""",
+    "search_message_removed": """CREATE TRIGGER search_message_removed AFTER DELETE ON messages
+        FOR EACH ROW EXECUTE FUNCTION forget_search_texts('message removed')""",
+    "search_message_replaced": """CREATE TRIGGER search_message_replaced AFTER UPDATE OF body ON messages
+        FOR EACH ROW EXECUTE FUNCTION forget_search_texts('message replaced')""",
+    "search_session_removed": """CREATE TRIGGER search_session_removed AFTER DELETE ON sessions
+        FOR EACH ROW EXECUTE FUNCTION forget_search_texts('session removed')""",
+}
+
 STEPS: tuple[tuple[str, ...], ...] = (
     *(_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH, _EIGHTH, _NINTH, _TENTH),
+    _ELEVENTH,
 )
 VERSION = len(STEPS)
 
@@ -171,6 +239,7 @@ SQLITE = {
     "number": "INTEGER PRIMARY KEY AUTOINCREMENT",
     "vector": "BLOB",
     **_SQLITE_SEARCH,
+    **_SQLITE_SESSION_SEARCH,
     "commit_tokens": "",
 }
 POSTGRES = {
@@ -181,6 +250,7 @@ POSTGRES = {
     "number": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
     "vector": "REAL[]",
     **_POSTGRES_SEARCH,
+    **_POSTGRES_SESSION_SEARCH,
     **_POSTGRES_TOKENS,
 }
 

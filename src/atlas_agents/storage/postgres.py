@@ -27,7 +27,7 @@ from atlas_agents.storage.postgres_connection import Cursor
 from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql.reads import SqlReads
 from atlas_agents.storage.sql.tables import Query, Row, Steps, Vector, WriteContext, bind
-from atlas_agents.storage.sql.text_search import scope_values, search_postgres
+from atlas_agents.storage.sql.text_search import match_sessions_postgres, scope_values, search_postgres
 from atlas_agents.storage.sql.writes import apply_writes
 
 T = TypeVar("T")
@@ -146,9 +146,11 @@ class PostgresStore(SqlReads):
         except BaseException:
             await self.close()
             raise
+        self._refreshing.spawn(self._refresh_all())
 
     async def close(self) -> None:
         """Finish all commits that were submitted, then disconnect."""
+        await self._refreshing.close()
         if self.audit_signer is not None:
             await self.audit_signer.close()
         if self._open is not None:
@@ -166,6 +168,7 @@ class PostgresStore(SqlReads):
                 await self._ensure_indexed(write.document.model, len(vector) // 2)
         results = await self._require_open()[1].commit(tenant, writes)
         self._note_audit(tenant, results)
+        self._note_writes(tenant, writes)
         if self._history_cache is not None:
             for write in writes:
                 if isinstance(write, DropSession):
@@ -212,6 +215,11 @@ class PostgresStore(SqlReads):
 
     async def search_text(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
         return await search_postgres(self.search, tenant, where, words, limit)
+
+    async def match_sessions(
+        self, tenant: str, words: Sequence[str], prefix: str, before: int, limit: int
+    ) -> list[Row]:
+        return await match_sessions_postgres(self.search, tenant, words, prefix, before, limit)
 
     async def find_nearest(self, tenant: str, where: Where, model: str, vector: bytes, *, limit: int = 50) -> list[Hit]:
         dimensions = len(vector) // 2

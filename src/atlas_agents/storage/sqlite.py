@@ -28,7 +28,7 @@ from atlas_agents.storage.hash_chain import AuditSigner
 from atlas_agents.storage.sql import statements, tables
 from atlas_agents.storage.sql.reads import SqlReads
 from atlas_agents.storage.sql.tables import Query, Row, Steps, WriteContext
-from atlas_agents.storage.sql.text_search import search_sqlite
+from atlas_agents.storage.sql.text_search import match_sessions_sqlite, search_sqlite
 from atlas_agents.storage.sql.writes import apply_writes
 from atlas_agents.storage.sqlite_files import (
     OpenOptions,
@@ -103,9 +103,11 @@ class SqliteStore(SqlReads):
             except BaseException:
                 await self.close()
                 raise
+        self._refreshing.spawn(self._refresh_all())
 
     async def close(self) -> None:
         """Finish all commits and reads that were submitted, then close the file."""
+        await self._refreshing.close()
         if self.audit_signer is not None:
             await self.audit_signer.close()
         if self._threads is not None:
@@ -117,6 +119,7 @@ class SqliteStore(SqlReads):
         writer, _, _ = self._require_threads()
         results = await writer.thread.run(_Commit(tenant, tuple(writes)))
         self._note_audit(tenant, results)
+        self._note_writes(tenant, writes)
         return results
 
     async def fetch(self, query: Query) -> list[Row]:
@@ -135,6 +138,11 @@ class SqliteStore(SqlReads):
 
     async def search_text(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
         return await search_sqlite(self.search, tenant, where, words, limit)
+
+    async def match_sessions(
+        self, tenant: str, words: Sequence[str], prefix: str, before: int, limit: int
+    ) -> list[Row]:
+        return await match_sessions_sqlite(self.search, tenant, words, prefix, before, limit)
 
     def _require_threads(self) -> "tuple[_WriteThread, _ReadThread, _ReadThread]":
         if self._threads is None:
@@ -500,6 +508,11 @@ class MemoryStore(SqlReads):
 
     async def search_text(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
         return await search_sqlite(self.search, tenant, where, words, limit)
+
+    async def match_sessions(
+        self, tenant: str, words: Sequence[str], prefix: str, before: int, limit: int
+    ) -> list[Row]:
+        return await match_sessions_sqlite(self.search, tenant, words, prefix, before, limit)
 
     def _connect(self) -> sqlite3.Connection:
         if self._connection is None:

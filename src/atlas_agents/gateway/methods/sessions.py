@@ -1,6 +1,5 @@
 """Methods `sessions.*`: create, list, subscribe, search, fork, export and import sessions."""
 
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -8,10 +7,10 @@ from typing import Any
 import msgspec
 
 from atlas_agents.agents.sessions import SessionHeader
-from atlas_agents.core.aio import TimeSlices, finish_despite_cancel
+from atlas_agents.core.aio import finish_despite_cancel
 from atlas_agents.core.errors import BrokenHistory, Conflict, NotFound, UnreadableRow
 from atlas_agents.core.messages import new_id
-from atlas_agents.core.store import RunRow, Session, SetSessionMetadata, StoredMessage
+from atlas_agents.core.store import RunRow, Session, SessionMatch, SetSessionMetadata, StoredMessage
 from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.convert import CHOICES, fit_in_frame, message_shape, session_shape, stored_message_shape
 from atlas_agents.gateway.dispatch import Methods
@@ -27,10 +26,8 @@ from atlas_agents.tools.journal import read_first_messages
 _MAX_MESSAGES = 200
 _SESSION_PAGE = 200
 _MAX_BRANCH_PAGES = 50
-_SEARCH_PAGE = 100
 _SEARCH_TIMEOUT = 2.0
 _EXCERPT_MARGIN = 60
-_SEARCHED_MESSAGES = 100
 _PAGE_BYTES = 512 * 1024
 
 
@@ -250,39 +247,40 @@ def _parse_cursor(cursor: str | None) -> int | None:
 
 
 async def search_sessions(caller: ClientConnection, params: wire.SessionsSearch) -> wire.Hits:
-    """Search session names, then messages, latest change first, for at most two seconds."""
-    text, sessions = params.query.casefold(), caller.hub.atlas.sessions
-    hits: list[wire.SessionHit] = []
+    """Search session names and messages, latest match first. The search waits for the index at most two seconds."""
+    hub, prefix = caller.hub, caller.grant.prefix
     async with _large_request(caller):
-        end, before = time.monotonic() + _SEARCH_TIMEOUT, None
-        while page := await sessions.list(limit=_SEARCH_PAGE, before=before, prefix=caller.grant.prefix):
-            before = page[-1].updated_at
-            for session in page:
-                if hit := await _search_session(caller, session, text, end):
-                    hits.append(hit)
-                if len(hits) == params.limit or time.monotonic() > end:
-                    return wire.Hits(tuple(hits), complete=False)
-    return wire.Hits(tuple(hits))
+        found = await hub.store.search_sessions(
+            hub.atlas.tenant, params.query, limit=params.limit, prefix=prefix, wait=_SEARCH_TIMEOUT
+        )
+        hits = [await _search_hit(caller, match, params.query) for match in found.matches]
+    return wire.Hits(tuple([hit for hit in hits if hit is not None]), found.complete)
 
 
-async def _search_session(caller: ClientConnection, session: Session, text: str, end: float) -> wire.SessionHit | None:
-    """Search a session from its end until `end`, in slices, so that other requests do not wait for it."""
-    if text in session.label.casefold():
-        return wire.SessionHit(_session_shape(caller, session))
-    hub, slices, before = caller.hub, TimeSlices(), None
-    while rows := await hub.store.messages(
-        hub.atlas.tenant, session.key, before=before, limit=_SEARCHED_MESSAGES, last=True
-    ):
-        for row in reversed(rows):
-            message = row.message
-            if message.role in ("user", "assistant") and (index := message.text.casefold().find(text)) >= 0:
-                excerpt = _build_excerpt(message.text, index, len(text))
-                return wire.SessionHit(_session_shape(caller, session), excerpt, row.id)
-            await slices.pause()
-        before = rows[0].seq
-        if time.monotonic() > end:
-            break
-    return None
+async def _search_hit(caller: ClientConnection, match: SessionMatch, query: str) -> wire.SessionHit | None:
+    """Return a match with the text around it; None if its session was deleted meanwhile."""
+    hub = caller.hub
+    session = await hub.store.session(hub.atlas.tenant, match.session)
+    if session is None:
+        return None
+    shape = _session_shape(caller, session)
+    if match.seq == 0 or query.casefold() in session.label.casefold():
+        return wire.SessionHit(shape)
+    rows = await hub.store.messages(hub.atlas.tenant, match.session, after=match.seq - 1, limit=1)
+    if not rows or rows[0].seq != match.seq:
+        return wire.SessionHit(shape)
+    text = rows[0].message.text
+    index, length = _find_words(text, query)
+    return wire.SessionHit(shape, _build_excerpt(text, index, length), rows[0].id)
+
+
+def _find_words(text: str, query: str) -> tuple[int, int]:
+    """Return the place and length of the query in a text, or else of its first word that occurs as it is written."""
+    folded = text.casefold()
+    for wanted in (query.casefold(), *query.casefold().split()):
+        if (index := folded.find(wanted)) >= 0:
+            return index, len(wanted)
+    return 0, 0
 
 
 def _build_excerpt(text: str, index: int, length: int) -> str:

@@ -126,7 +126,10 @@ class Imported(types.WireStruct, frozen=True):
 
 
 class SessionsSearch(types.WireStruct, frozen=True):
-    """Search names and messages. Each session is returned once, with its latest match."""
+    """Search names and messages for all words of the query, or words that begin with them.
+
+    Each session is returned once, with its latest match.
+    """
 
     query: Annotated[str, Meta(min_length=1, max_length=200)]
     limit: Page = 30
@@ -141,7 +144,7 @@ class SessionHit(types.WireStruct, frozen=True):
 
 
 class Hits(types.WireStruct, frozen=True):
-    """Matches, latest change first. `complete` is false if the search ran out of time."""
+    """Matches, latest first. `complete` is false if there are more, or if not all sessions are indexed yet."""
 
     hits: tuple[SessionHit, ...]
     complete: bool = True

@@ -1,23 +1,32 @@
 """Read half of the store port for SQL databases, and vector search in memory for those that cannot compare vectors."""
 
 import asyncio
+import logging
+import time
 from abc import ABC, abstractmethod
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from atlas_agents.core import store
-from atlas_agents.core.aio import run_in_thread, utc_day
+from atlas_agents.core.aio import BackgroundTasks, TimeSlices, run_in_thread, utc_day
 from atlas_agents.core.errors import StoreError
 from atlas_agents.storage.hash_chain import AuditHead, AuditSigner, audit_head, verify_audit
 from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql import tables
+from atlas_agents.storage.sql.derived import OVERLAP_MS, SESSIONS, first_number, search_words
 from atlas_agents.storage.sql.tables import Query, Row, bind
-from atlas_agents.storage.sql.text_search import scope_values
+from atlas_agents.storage.sql.text_search import key_range, scope_values
 
+logger = logging.getLogger(__name__)
 _VECTOR_PAGE = 5_000
 _MAX_CACHE_BYTES = 1 << 30
 """Memory limit of the vector cache; the least recently searched libraries are evicted first."""
+_MAX_QUERY_WORDS = 16
+_INDEXED_WRITES = (store.AddMessage, store.AddMessages, store.AddAudit)
+_REFRESH_AFTER, _REFRESH_SESSIONS = 500, 64
+"""Writes after which, and sessions from which on, the derived tables are refreshed without a query for them."""
+_REFRESH_PAUSE, _LOG_INTERVAL = 0.01, 5.0
 _MAX_INTEGER = (1 << 63) - 1
 
 
@@ -36,10 +45,15 @@ class SqlReads(ABC):
         self._vectors = VectorCache(self)
         self.audit_signer = audit
         """Signs the audit log, if it is signed."""
+        self._refreshing = BackgroundTasks("derived tables", expected=StoreError)
+        self._unrefreshed: Counter[str] = Counter()
 
     @abstractmethod
     async def fetch(self, query: Query) -> list[Row]:
         """Execute a query that only reads."""
+
+    @abstractmethod
+    async def commit(self, tenant: str, writes: Sequence[store.Write]) -> list[Any]: ...
 
     async def search(self, query: Query) -> list[Row]:
         """Execute a query that only reads and may take a while."""
@@ -59,10 +73,83 @@ class SqlReads(ABC):
         named = {"limit": max(limit, 0), "before": _MAX_INTEGER if before is None else before}
         if not prefix:
             return tables.SESSIONS.all(await self.fetch(bind(tenant, sql.SESSIONS, **named)))
-        return tables.SESSIONS.all(await self.fetch(bind(tenant, sql.SESSIONS_OF, **named, **_key_range(prefix))))
+        return tables.SESSIONS.all(await self.fetch(bind(tenant, sql.SESSIONS_OF, **named, **key_range(prefix))))
+
+    @abstractmethod
+    async def match_sessions(
+        self, tenant: str, words: Sequence[str], prefix: str, before: int, limit: int
+    ) -> list[Row]:
+        """Return id, session and number of the latest texts with all words and an id less than `before`."""
+
+    async def search_sessions(
+        self, tenant: str, query: str, *, limit: int = 30, prefix: str = "", wait: float = 2.0
+    ) -> store.SessionMatches:
+        words = list(dict.fromkeys(search_words(query)))[:_MAX_QUERY_WORDS]
+        if not words or limit < 1:
+            return store.SessionMatches()
+        is_current = await self._refresh_sessions(tenant, time.monotonic() + wait)
+        found: dict[str, store.SessionMatch] = {}
+        before = _MAX_INTEGER
+        for page in (4 * limit, 16 * limit, 64 * limit):
+            rows = await self.match_sessions(tenant, words, prefix, before, page)
+            for _, session, seq in rows:
+                if session.startswith(prefix) and session not in found:
+                    found[session] = store.SessionMatch(session, seq)
+            before = rows[-1][0] if rows else before
+            if len(rows) < page:
+                return store.SessionMatches(tuple(found.values())[:limit], is_current and len(found) <= limit)
+            if len(found) >= limit:
+                break
+        return store.SessionMatches(tuple(found.values())[:limit], complete=False)
+
+    async def _refresh_sessions(self, tenant: str, end: float) -> bool:
+        """Index the sessions that changed, until a time; return whether that was enough."""
+        slices = TimeSlices()
+        while await self._count_unindexed_sessions(tenant, 1):
+            if time.monotonic() > end:
+                return False
+            try:
+                await self.commit(tenant, [store.RefreshIndexes()])
+            except StoreError as error:  # a full disk must not prevent searching
+                logger.warning("cannot refresh the search index: tenant=%s error=%s", tenant, error)
+                return False
+            await slices.pause()
+        return True
+
+    async def _count_unindexed_sessions(self, tenant: str, limit: int) -> int:
+        position = first_number(await self.fetch(bind(tenant, sql.POSITION, name=SESSIONS)))
+        newest = first_number(await self.fetch(bind(tenant, sql.NEWEST_SESSION)))
+        since = min(position, newest) - OVERLAP_MS
+        return len(await self.search(bind(tenant, sql.UNINDEXED_SESSIONS, position=since, limit=limit)))
+
+    def _note_writes(self, tenant: str, writes: Sequence[store.Write]) -> None:
+        """Refresh the derived tables in the background once many rows were added."""
+        self._unrefreshed[tenant] += sum([isinstance(write, _INDEXED_WRITES) for write in writes])
+        if self._unrefreshed[tenant] >= _REFRESH_AFTER:
+            self._unrefreshed[tenant] = 0
+            if not len(self._refreshing):
+                self._refreshing.spawn(self._refresh_until_current(tenant))
+
+    async def _refresh_all(self) -> None:
+        """Refresh the derived tables of all tenants for which much is missing, as after an upgrade."""
+        tenant = ""
+        while found := await self.fetch(Query(sql.NEXT_SESSION_TENANT, {"after": tenant})):
+            ((tenant,),) = found
+            if await self._count_unindexed_sessions(tenant, _REFRESH_SESSIONS) == _REFRESH_SESSIONS:
+                await self._refresh_until_current(tenant)
+
+    async def _refresh_until_current(self, tenant: str) -> None:
+        """Refresh in batches, with pauses in which other commits are made."""
+        started, rows, logged = time.monotonic(), 0, time.monotonic()
+        while (batch := (await self.commit(tenant, [store.RefreshIndexes()]))[0]) > 0:
+            rows, now = rows + batch, time.monotonic()
+            if now - logged > _LOG_INTERVAL:
+                logged = now
+                logger.info("refreshing the indexes: tenant=%s rows=%d seconds=%.0f", tenant, rows, now - started)
+            await asyncio.sleep(_REFRESH_PAUSE)
 
     async def session_totals(self, tenant: str, prefix: str) -> store.SessionTotals:
-        (counts,) = await self.search(bind(tenant, sql.SESSION_TOTALS, **_key_range(prefix)))
+        (counts,) = await self.search(bind(tenant, sql.SESSION_TOTALS, **key_range(prefix)))
         return store.SessionTotals(*map(int, counts))
 
     async def messages(
@@ -358,11 +445,6 @@ class _Matrix:
             new = np.zeros((capacity, *old.shape[1:]), old.dtype)
             new[: self._count] = old[: self._count]
             setattr(self, name, new)
-
-
-def _key_range(prefix: str) -> dict[str, str]:
-    """Return the first key with a prefix, and the first one after them; keys are compared by code point."""
-    return {"first": prefix, "end": prefix[:-1] + chr(ord(prefix[-1]) + 1)}
 
 
 def _limit_or_max(limit: int | None) -> int:

@@ -364,6 +364,47 @@ SELECT id, 1 - ({distance}) FROM passages WHERE {_IN_SCOPE} AND model = :model A
 ORDER BY {distance} LIMIT :limit"""
 
 
+# Derived tables. `search_sessions` tells what is indexed of each session; `search_texts` has a row for each message and
+# one with the number 0 for the name. Ids increase, so later messages come later.
+
+POSITION = "SELECT position FROM derived_positions WHERE tenant = :tenant AND name = :name"
+SET_POSITION = """
+INSERT INTO derived_positions (tenant, name, position) VALUES (:tenant, :name, :position)
+ON CONFLICT (tenant, name) DO UPDATE SET position = excluded.position"""
+NEXT_SESSION_TENANT = "SELECT tenant FROM sessions WHERE tenant > :after ORDER BY tenant LIMIT 1"
+NEWEST_SESSION = "SELECT coalesce(max(updated_at), 0) FROM sessions WHERE tenant = :tenant"
+UNINDEXED_SESSIONS = """
+SELECT s.key, s.updated_at, s.label, s.last_message, coalesce(i.message, 0), i.label
+FROM sessions s LEFT JOIN search_sessions i ON i.tenant = :tenant AND i.session = s.key
+WHERE s.tenant = :tenant AND s.updated_at >= :position
+    AND (i.session IS NULL OR i.message < s.last_message OR i.label <> s.label)
+ORDER BY s.updated_at LIMIT :limit"""
+BODIES = """
+SELECT seq, body FROM messages WHERE tenant = :tenant AND session = :session AND seq > :after
+ORDER BY seq LIMIT :limit"""
+PUT_SEARCH_SESSION = """
+INSERT INTO search_sessions (tenant, session, label, message) VALUES (:tenant, :session, :label, :message)
+ON CONFLICT (tenant, session) DO UPDATE SET label = excluded.label, message = excluded.message"""
+DROP_SEARCH_LABEL = "DELETE FROM search_texts WHERE tenant = :tenant AND session = :session AND seq = 0"
+SQLITE_SESSION_MATCHES = """
+SELECT t.id, t.session, t.seq FROM (
+    SELECT rowid AS id FROM session_words WHERE session_words MATCH :match AND rowid < :before
+    ORDER BY rowid DESC LIMIT :limit) w
+CROSS JOIN search_texts t WHERE t.id = w.id AND t.tenant = :tenant ORDER BY t.id DESC"""
+POSTGRES_SESSION_MATCHES = """
+SELECT id, session, seq FROM search_texts WHERE tenant = :tenant AND id < :before
+    AND (:all OR (session >= :first AND session < :end)) AND words @@ CAST(:match AS tsquery)
+ORDER BY id DESC LIMIT :limit"""
+
+
+@cache
+def add_search_texts(count: int) -> str:
+    """Return the INSERT of several texts of a session, with the parameters `:seq0`, `:text0` and so on."""
+    rows = ", ".join(f"(:tenant, :session, :owners, :seq{n}, :text{n})" for n in range(count))
+    return f"""INSERT INTO search_texts (tenant, session, owners, seq, text) VALUES {rows}
+ON CONFLICT (tenant, session, seq) DO NOTHING"""
+
+
 # Pruning, by what is pruned
 
 _EXPIRED_EVENTS = "r.tenant = :tenant AND r.said_at < :before AND r.ended_at < :before"

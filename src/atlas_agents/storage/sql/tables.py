@@ -4,7 +4,7 @@ A new column is a new field of the struct in `core.store` and a migration. Every
 """
 
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, get_origin
 
@@ -79,6 +79,15 @@ def _check_text(name: str, text: str) -> None:
         text.encode()
     except UnicodeEncodeError:
         raise StoreError(f"{name} must not contain an unpaired surrogate") from None
+
+
+def split_batches(items: Sequence[T], sizes: Sequence[int]) -> Iterator[Sequence[T]]:
+    """Split into slices of the given sizes, the largest first."""
+    begin = 0
+    for size in sizes:
+        while len(items) - begin >= size:
+            yield items[begin : begin + size]
+            begin += size
 
 
 class Table(Generic[R]):

@@ -61,6 +61,37 @@ async def search_postgres(search: Fetch, tenant: str, where: Where, words: Seque
     return [Hit(id, score) for id, score in await search(bind(tenant, sql.POSTGRES_MATCHING, **scope, **values))]
 
 
+async def match_sessions_sqlite(
+    search: Fetch, tenant: str, words: Sequence[str], prefix: str, before: int, limit: int
+) -> list[Row]:
+    """Return id, session and number of the latest texts with all words and an id less than `before`."""
+    owner = _owner_word(tenant, "session", *([prefix] if prefix else []))
+    wanted = " AND ".join([f'"{word}"{"*" if len(word) > 1 else ""}' for word in words])
+    match = f"owners : {owner} AND text : ({wanted})"
+    return await search(bind(tenant, sql.SQLITE_SESSION_MATCHES, match=match, before=before, limit=limit))
+
+
+async def match_sessions_postgres(
+    search: Fetch, tenant: str, words: Sequence[str], prefix: str, before: int, limit: int
+) -> list[Row]:
+    """Do the same as `match_sessions_sqlite` on Postgres."""
+    match = " & ".join([f"'{word}'{':*' if len(word) > 1 else ''}" for word in words])
+    keys = {"all": not prefix, **key_range(prefix or "@")}
+    return await search(bind(tenant, sql.POSTGRES_SESSION_MATCHES, match=match, before=before, limit=limit, **keys))
+
+
+def session_owners(tenant: str, session: str) -> str:
+    """Return the words for the `owners` column of a text: one for its tenant, one for the user who owns the session."""
+    owner, slash, _ = session.partition("/")
+    own = f" {_owner_word(tenant, 'session', owner + slash)}" if owner.startswith("@") and slash else ""
+    return _owner_word(tenant, "session") + own
+
+
+def key_range(prefix: str) -> dict[str, str]:
+    """Return the first key with a prefix, and the first one after them; keys are compared by code point."""
+    return {"first": prefix, "end": prefix[:-1] + chr(ord(prefix[-1]) + 1)}
+
+
 def _choose_words(limits: _CostLimits, wanted: Sequence[str], counts: Sequence[Row], any_of: str, all_of: str) -> str:
     """Build an expression: any of the rarest words or, if all words are common, all of them together."""
     rare: list[str] = []

@@ -3,8 +3,8 @@
 The database runs the commits of a tenant one at a time, so a check still holds when the write follows.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -15,10 +15,10 @@ from atlas_agents.core.errors import Conflict, DailyLimitExceeded, NotFound, Ses
 from atlas_agents.storage.hash_chain import START, audit_row, journal_row
 from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql import tables
-from atlas_agents.storage.sql.tables import Steps, Vector, WriteContext, clean_text
+from atlas_agents.storage.sql.derived import refresh_indexes
+from atlas_agents.storage.sql.tables import Steps, Vector, WriteContext, clean_text, split_batches
 from atlas_agents.storage.sql.text_search import owner_words
 
-T = TypeVar("T")
 _MAX_RESERVED = 1 << 31
 """Event numbers that one write may reserve."""
 _EVENT_BATCHES = (64, 16, 4, 2, 1)
@@ -114,7 +114,7 @@ def _add_messages(context: WriteContext, write: store.AddMessages) -> Steps[None
     if not rows:
         raise _not_found("session", write.session)
     ((seq,),) = rows
-    for batch in _split_batches(write.messages, _EVENT_BATCHES):
+    for batch in split_batches(write.messages, _EVENT_BATCHES):
         values: dict[str, Any] = {}
         for n, (id, body) in enumerate(batch):
             seq += 1
@@ -235,7 +235,7 @@ def _add_events(context: WriteContext, write: store.AddEvents) -> Steps[None]:
     for seq, _ in write.events:
         if not 0 < seq <= reserved:
             raise Conflict(f"event {seq} of run {write.run_id!r} is not reserved: the last one is {reserved}")
-    for batch in _split_batches(write.events, _EVENT_BATCHES):
+    for batch in split_batches(write.events, _EVENT_BATCHES):
         values: dict[str, Any] = {}
         for n, (seq, body) in enumerate(batch):
             values[f"seq{n}"], values[f"body{n}"] = seq, body
@@ -492,7 +492,7 @@ def _insert_passages(
         "owners": owner_words(context.tenant, document.kind, document.collection),
         "model": document.model,
     }
-    for batch in _split_batches(list(enumerate(passages, first)), _PASSAGE_BATCHES):
+    for batch in split_batches(list(enumerate(passages, first)), _PASSAGE_BATCHES):
         values: dict[str, Any] = {}
         for n, (place, passage) in enumerate(batch):
             row = msgspec.structs.asdict(passage) | {
@@ -563,15 +563,6 @@ def _job_ended_error(job: store.JobRow) -> Conflict:
     return Conflict(f"job {job.id!r} has ended: its state is {job.state!r}")
 
 
-def _split_batches(items: Sequence[T], sizes: Sequence[int]) -> Iterator[Sequence[T]]:
-    """Split into slices of the given sizes, the largest first."""
-    begin = 0
-    for size in sizes:
-        while len(items) - begin >= size:
-            yield items[begin : begin + size]
-            begin += size
-
-
 _STEPS: dict[type, Callable[[WriteContext, Any], Steps[Any]]] = {
     store.PutSession: _put_session,
     store.SetSessionMetadata: _set_session_metadata,
@@ -610,4 +601,5 @@ _STEPS: dict[type, Callable[[WriteContext, Any], Steps[Any]]] = {
     store.PutRecord: _put_record,
     store.DropRecord: _drop_record,
     store.Prune: _prune,
+    store.RefreshIndexes: refresh_indexes,
 }
