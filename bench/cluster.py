@@ -1,22 +1,29 @@
 """Throughput and cost of a cluster: turns per second with one gateway and 1, 2, 4 … workers on one Postgres.
 
 python bench/cluster.py [--workers 1 2 4] [--turns 400] [--sessions 32] [--rounds 3] [--pause 0] [--unsafe]
+    [--against PATH] [--statements]
 
 A turn is a message, one governed tool call and an answer of fifty words. The model is a function in the worker process,
 so that only our code is measured. Clients, gateway, workers and Postgres share this machine: the turns per second
 depend on its cores; plan with the CPU time per turn of each process. Postgres syncs every commit to disk, unless
-`--unsafe` is set. `--pause` sets the seconds between two words, as with a real model.
+`--unsafe` is set. `--pause` sets the seconds between two words, as with a real model. `--against` measures another
+checkout in the same run, in alternating rounds. `--statements` lists what a turn sends to Postgres.
+
+Two figures describe the database: `statements` is the number per turn, from the server's log; `lock ms` is the time
+per turn during which a transaction holds an exclusive advisory lock, from samples of `pg_locks`.
 """
 
 import argparse
 import asyncio
 import json
 import os
+import re
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator
+from collections import Counter
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, LiteralString
@@ -55,6 +62,18 @@ _TRANSACTIONS = """
 SELECT sum(xact_commit), sum(active_time + idle_in_transaction_time) FROM pg_stat_database
 WHERE datname = current_database()"""
 """Commits and milliseconds in transactions. Sessions report them when they end, so they cover a whole round."""
+_LOCKS_HELD = """
+SELECT count(*) FILTER (WHERE granted AND mode = 'ExclusiveLock'), count(*) FILTER (WHERE NOT granted)
+FROM pg_locks l JOIN pg_stat_activity a ON a.pid = l.pid
+WHERE l.locktype = 'advisory' AND a.application_name = 'atlas-agents' AND l.database =
+    (SELECT oid FROM pg_database WHERE datname = current_database())"""
+"""Advisory locks of stores, held and awaited. Locks of members have other connections."""
+_SAMPLE_INTERVAL = 0.01
+_LOGGED_TURNS = 4
+_LOG_ENTRY = re.compile(r"^#(?=LOG|DETAIL|ERROR|STATEMENT|HINT|WARNING|CONTEXT)", re.MULTILINE)
+_LOGGED_STATEMENT = re.compile(r"LOG:\s+(?:statement|execute [^:]*): (.*)", re.DOTALL)
+_VALUE = re.compile(r"'[^']*'|\$?-?\b\d+\b")
+ROOT = Path(__file__).parent.parent
 
 
 @tool
@@ -97,10 +116,13 @@ async def serve(role: str, url: str, home: Path, pause: float) -> None:
 
 
 @asynccontextmanager
-async def member(role: str, url: str, home: Path, pause: float) -> AsyncGenerator[tuple[int, int], None]:
-    """Run a member in a process and yield (process id, port) once it is ready."""
+async def member(
+    role: str, url: str, home: Path, pause: float, checkout: Path
+) -> AsyncGenerator[tuple[int, int], None]:
+    """Run a member of a checkout in a process and yield (process id, port) once it is ready."""
     command = (sys.executable, __file__, "serve", role, url, str(home), str(pause))
-    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    environment = os.environ | {"PYTHONPATH": str(checkout / "src")}
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env=environment)
     assert process.stdout
     try:
         yield process.pid, int(await process.stdout.readline())
@@ -147,14 +169,55 @@ async def one_row(url: str, options: LiteralString) -> list[float]:
         return [float(value) for value in row]
 
 
-async def measure(server: PostgresServer, workers: int, options: argparse.Namespace, name: str) -> dict[str, float]:
+class LockSampler:
+    """Samples how many advisory locks the stores hold and wait for."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._samples: list[tuple[int, int]] = []
+
+    async def run(self) -> None:
+        async with await psycopg.AsyncConnection.connect(self._url, autocommit=True) as connection:
+            while True:
+                row = await (await connection.execute(_LOCKS_HELD)).fetchone()
+                self._samples.append(row or (0, 0))
+                await asyncio.sleep(_SAMPLE_INTERVAL)
+
+    def milliseconds(self, wall: float, turns: int) -> tuple[float, float]:
+        """Return the time per turn during which locks were held, and during which transactions waited for one."""
+        held, awaited = (statistics.fmean(values) for values in zip(*self._samples, strict=True))
+        return 1000 * held * wall / turns, 1000 * awaited * wall / turns
+
+
+async def set_statement_log(url: str, value: LiteralString) -> None:
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        await connection.execute("ALTER SYSTEM SET log_line_prefix = '#'")
+        await connection.execute("ALTER SYSTEM SET log_statement = " + value)
+        await connection.execute("SELECT pg_reload_conf()")
+        await connection.execute("SELECT pg_sleep(0.3)")  # every server process must have read the setting
+
+
+def read_statements(log: str) -> Counter[str]:
+    """Count the statements in a server log, without their values. One message may contain several statements."""
+    found: Counter[str] = Counter()
+    for entry in _LOG_ENTRY.split(log):
+        if (match := _LOGGED_STATEMENT.match(entry)) is not None:
+            for statement in filter(None, map(str.strip, match[1].split(";"))):
+                found[_VALUE.sub("?", " ".join(statement.split()))[:110]] += 1
+    return found
+
+
+async def measure(
+    server: PostgresServer, workers: int, options: argparse.Namespace, name: str, checkout: Path
+) -> dict[str, float]:
     """Measure one round on a new database."""
     url = server.made(name)
     async with AsyncExitStack() as stack:
         home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        gateway, port = await stack.enter_async_context(member("gateway", url, home, options.pause))
+        gateway, port = await stack.enter_async_context(member("gateway", url, home, options.pause, checkout))
         workers_pids = [
-            (await stack.enter_async_context(member("worker", url, home, options.pause)))[0] for _ in range(workers)
+            (await stack.enter_async_context(member("worker", url, home, options.pause, checkout)))[0]
+            for _ in range(workers)
         ]
         sockets = [await connect_client(port, home) for _ in range(options.sessions)]
         each = max(1, options.turns // options.sessions)
@@ -171,13 +234,23 @@ async def measure(server: PostgresServer, workers: int, options: argparse.Namesp
         def used() -> tuple[float, float, float]:
             return cpu(gateway), sum(map(cpu, workers_pids)), cpu(server.pid, children=True)
 
+        sampler = LockSampler(url)
+        sampling = asyncio.create_task(sampler.run())
         (log_before,), before, started = await one_row(url, _WAL_KB), used(), time.monotonic()
         durations = await run_all(each)
         wall, after, (log_after,) = time.monotonic() - started, used(), await one_row(url, _WAL_KB)
+        sampling.cancel()
+        await asyncio.wait([sampling])
+        statements = await count_statements(server, url, run_all)
         for socket in sockets:
             await socket.close()
-    commits, busy = [value / (each + WARM_UP_TURNS) / options.sessions for value in await one_row(url, _TRANSACTIONS)]
     turns = each * options.sessions
+    logged_turns = _LOGGED_TURNS * options.sessions
+    all_turns = turns + logged_turns + WARM_UP_TURNS * options.sessions
+    commits, busy = [value / all_turns for value in await one_row(url, _TRANSACTIONS)]
+    if options.statements:
+        print_statements(statements, logged_turns, f"{workers} workers, {checkout}")
+    lock_ms, wait_ms = sampler.milliseconds(wall, turns)
     gateway_ms, worker_ms, postgres_ms = (1000 * (now - then) / turns for now, then in zip(after, before, strict=True))
     return {
         "turns/s": turns / wall,
@@ -189,21 +262,46 @@ async def measure(server: PostgresServer, workers: int, options: argparse.Namesp
         "commits": commits,
         "WAL KB": (log_after - log_before) / turns,
         "in transaction ms": busy,
+        "statements": statements.total() / logged_turns,
+        "lock ms": lock_ms,
+        "lock wait ms": wait_ms,
     }
 
 
+def print_statements(statements: Counter[str], turns: int, title: str) -> None:
+    print(f"\nstatements per turn, {title}")
+    for statement, count in statements.most_common(60):
+        print(f"{count / turns:7.2f}  {statement}")
+
+
+async def count_statements(
+    server: PostgresServer, url: str, run_all: Callable[[int], Awaitable[list[float]]]
+) -> Counter[str]:
+    """Count the statements of some turns that are run after the measurement, because the log costs time."""
+    await set_statement_log(url, "'all'")
+    start = server.log.stat().st_size
+    await run_all(_LOGGED_TURNS)
+    with server.log.open("rb") as log:
+        log.seek(start)
+        text = log.read().decode(errors="replace")
+    await set_statement_log(url, "'none'")
+    return read_statements(text)
+
+
 async def main(options: argparse.Namespace) -> None:
-    found: dict[int, list[dict[str, float]]] = {workers: [] for workers in options.workers}
+    checkouts = {"": ROOT} | ({"before: ": options.against.resolve()} if options.against else {})
+    found: dict[str, list[dict[str, float]]] = {}
     with PostgresServer(safe=not options.unsafe) as server:
         for number in range(options.rounds):
             for workers in options.workers:  # interleaved, so that noise affects all of them
-                found[workers].append(await measure(server, workers, options, f"b{number}w{workers}"))
+                for index, (label, checkout) in enumerate(checkouts.items()):
+                    name = f"b{number}w{workers}c{index}"
+                    row = await measure(server, workers, options, name, checkout)
+                    found.setdefault(f"{label}{workers}", []).append(row)
     names = list(next(iter(found.values()))[0])
     print("workers | " + " | ".join(names))
-    for workers, rounds in found.items():
-        print(
-            f"{workers} | " + " | ".join(f"{statistics.median([each[name] for each in rounds]):.2f}" for name in names)
-        )
+    for label, rounds in found.items():
+        print(f"{label} | " + " | ".join(f"{statistics.median([each[name] for each in rounds]):.2f}" for name in names))
 
 
 if __name__ == "__main__":
@@ -216,5 +314,7 @@ if __name__ == "__main__":
         parser.add_argument("--sessions", type=int, default=32, help="concurrent clients, each with its own session")
         parser.add_argument("--rounds", type=int, default=3)
         parser.add_argument("--pause", type=float, default=0.0, help="seconds between two words")
+        parser.add_argument("--against", type=Path, help="another checkout to measure in the same run")
+        parser.add_argument("--statements", action="store_true", help="list the statements of a turn")
         parser.add_argument("--unsafe", action="store_true", help="turn off fsync in Postgres")
         asyncio.run(main(parser.parse_args()))

@@ -107,6 +107,11 @@ class PostgresServer:
         assert done.returncode == 0, done.stderr
 
     @property
+    def log(self) -> Path:
+        """The server's log file."""
+        return self._folder / "log"
+
+    @property
     def pid(self) -> int:
         """Process id of the postmaster."""
         return int((Path(self._data) / "postmaster.pid").read_text().split("\n")[0])
