@@ -191,6 +191,12 @@ def pages() -> list[Page]:
             "Test agents without a model, a network or waiting.",
             _all("atlas_agents.testing"),
         ),
+        Page(
+            "api-evaluation.md",
+            "Evaluation",
+            "Run cases with agents and models, and score the results.",
+            _all("atlas_agents.evaluation"),
+        ),
     ]
 
 
