@@ -2,9 +2,12 @@
 
 import asyncio
 import os
+import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
@@ -164,6 +167,7 @@ class ResultFile:
     def __init__(self, path: Path, evaluation: Evaluation) -> None:
         self.path = path
         self.evaluation = evaluation
+        self._lock = threading.Lock()
 
     @classmethod
     def create(cls, path: Path, evaluation: Evaluation) -> Self:
@@ -192,14 +196,10 @@ class ResultFile:
             raise ConfigError(f"{path} was written by a newer version; update Atlas Agents to read it")
         found: dict[Any, Result] = {}
         stopped = ""
-        for number, line in enumerate(lines[1:], start=2):
-            if not line:
-                continue
+        for number, line in enumerate(lines[1:-1], start=2):  # what follows the last line end was cut off by a crash
             try:
                 entry = msgspec.json.decode(line, type=_Line)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                if number == len(lines):
-                    break  # the line that a crash cut off
                 raise ConfigError(f"{path}:{number}: damaged result: {error}; remove the line") from error
             stopped = entry.stopped
             if entry.result is not None:
@@ -208,16 +208,24 @@ class ResultFile:
 
     def append(self, entry: Any) -> None:
         """Write one line and wait until it is on disk."""
-        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND)
-        try:
-            size = os.fstat(descriptor).st_size
-            cut_off = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
-            if cut_off:
-                os.ftruncate(descriptor, _end_of_last_line(descriptor, size))
-            os.write(descriptor, encode(entry) + b"\n")
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        with self._lock:
+            descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND)
+            try:
+                _cut_last_line(descriptor)
+                os.write(descriptor, encode(entry) + b"\n")
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    @contextmanager
+    def locked(self) -> Generator[None, None, None]:
+        """Keep other processes from running the same evaluation; ConfigError if one does."""
+        with self.path.open("rb") as file:
+            try:
+                flock(file, LOCK_EX | LOCK_NB)
+            except BlockingIOError as error:
+                raise ConfigError(f"another process runs the evaluation in {self.path}; wait until it ends") from error
+            yield
 
     def add(self, result: Result) -> None:
         """Record a result."""
@@ -229,10 +237,11 @@ class _Line(msgspec.Struct, frozen=True):
     stopped: str = ""
 
 
-def _end_of_last_line(descriptor: int, size: int) -> int:
-    """Return the size of a file without its last line, which has no end."""
-    content = os.pread(descriptor, size, 0)
-    return content.rfind(b"\n") + 1
+def _cut_last_line(descriptor: int) -> None:
+    """Remove the last line of a file if it has no end."""
+    size = os.fstat(descriptor).st_size
+    if size and os.pread(descriptor, 1, size - 1) != b"\n":
+        os.ftruncate(descriptor, os.pread(descriptor, size, 0).rfind(b"\n") + 1)
 
 
 def _header(evaluation: Evaluation) -> Evaluation:
@@ -345,7 +354,10 @@ class Evaluator:
         done = {result.key: result for result in evaluation.results}
         waiting = [task for task in self._tasks if task.key not in done]
         slots = asyncio.Semaphore(self.options.parallel)
-        async with self._open_atlas(evaluation.results) as atlas:
+        async with AsyncExitStack() as opened:
+            if file is not None:
+                opened.enter_context(file.locked())
+            atlas = await opened.enter_async_context(self._open_atlas(evaluation.results))
             atlas.on_budget_exceeded(self._note_exceeded)
 
             async def run_one(task: _Task) -> None:
