@@ -365,6 +365,12 @@ class Agent:
             timeout=ASK_TIMEOUT,
         )
 
+    def with_tools(self, tools: Iterable[ToolLike]) -> "Agent":
+        """Internal: return a copy of this agent in which these tools replace those of the same names."""
+        copied = Agent(self.id, contexts=[self._context], tools=tools, interceptors=self._interceptors)
+        copied._settings = self._settings
+        return copied
+
     async def _answer_call(self, request: str, context: ToolContext) -> str:
         """Answer another agent, whose turn the usage counts for."""
         conversation = Conversation()

@@ -181,7 +181,7 @@ class Failover:
             raise ConfigError("an agent needs at least one provider")
         self.routes = tuple(routes)
         self.policy = policy or RetryPolicy()
-        self.rng = rng or random.Random()
+        self.rng = rng or random.Random(random.getrandbits(64))  # a seed of `random` makes tests repeatable
         self.limits = tuple(find_limit(route) for route in self.routes)
         self._cooldown_ends: dict[int, float] = {}
         self._failure_counts: dict[int, int] = {}

@@ -79,12 +79,18 @@ class Scripted(base.BaseProvider):
 
     async def stream(self, request: base.Request) -> AsyncGenerator[base.Chunk, None]:
         """Yield the next scripted reply."""
+        async with aclosing(self.stream_reply(len(self.requests), request)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    async def stream_reply(self, index: int, request: base.Request) -> AsyncGenerator[base.Chunk, None]:
+        """Internal: yield the reply with this index, whatever was requested before."""
         self.requests.append(request)
-        if len(self.requests) > len(self._replies):
+        if index >= len(self._replies):
             raise ScriptExhausted(
-                f"the scripted model has {len(self._replies)} replies and was asked {len(self.requests)} times"
+                f"the scripted model has {len(self._replies)} replies and was asked {index + 1} times"
             )
-        reply = self._replies[len(self.requests) - 1]
+        reply = self._replies[index]
         call_count = text_count = 0
         for item in reply.items:
             await asyncio.sleep(0)  # yield to other tasks as a network would, so that tests expose races

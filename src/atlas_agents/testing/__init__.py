@@ -4,7 +4,7 @@ import asyncio
 import heapq
 import itertools
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.atlas import Atlas
@@ -13,23 +13,56 @@ from atlas_agents.core.errors import ScriptExhausted
 from atlas_agents.core.paths import Environment
 from atlas_agents.providers.registry import Model, Registry
 from atlas_agents.providers.testing import Cassette, Reply, Scripted, calls, fails, refuses, says, thinks
+from atlas_agents.testing.faults import Effect, EffectLedger, FaultKind, PlannedFault, Simulation
+from atlas_agents.testing.simulator import CaseResult, FaultSimulator, Finding, SimulationReport
 from atlas_agents.tools.tool import ToolLike
 
+if TYPE_CHECKING:
+
+    def fault_simulator() -> FaultSimulator:
+        """Pytest fixture: a `FaultSimulator`. Import it in `conftest.py`."""
+        ...
+
+
 __all__ = [
+    "CaseResult",
     "Cassette",
+    "Effect",
+    "EffectLedger",
     "Environment",
+    "FaultKind",
+    "FaultSimulator",
+    "Finding",
+    "PlannedFault",
     "Registry",
     "Reply",
     "ScriptExhausted",
     "Scripted",
+    "Simulation",
+    "SimulationReport",
     "VirtualClock",
     "calls",
     "fails",
+    "fault_simulator",
     "in_memory_atlas",
     "refuses",
     "says",
     "thinks",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Create the pytest fixture when it is imported, so that pytest is needed only then."""
+    if name != "fault_simulator":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import pytest
+
+    def create() -> FaultSimulator:
+        """Return a fault simulator."""
+        return FaultSimulator()
+
+    found = globals()[name] = pytest.fixture(name=name)(create)
+    return found
 
 
 def in_memory_atlas(
