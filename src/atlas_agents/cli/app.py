@@ -50,6 +50,7 @@ COMMANDS = {
     "config": Entry("Show the settings and where they come from.", "info", "config"),
     "protocol": Entry("Print the gateway's protocol as a schema.", "info", "protocol"),
     "plugins": Entry("List plugins, or create one.", "plugins"),
+    "test": Entry("Test your own agents.", "crash_test"),
     "completion": Entry("Print the completion script of a shell.", "completion", is_group=False),
 }
 _ALIASES = {"plugin": "plugins"}

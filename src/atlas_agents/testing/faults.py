@@ -19,6 +19,7 @@ import msgspec
 
 from atlas_agents.agents.agent import Agent
 from atlas_agents.core import store as records
+from atlas_agents.core.aio import Clock
 from atlas_agents.core.errors import ConfigError, ProviderError, StoreBusy, StoreLost
 from atlas_agents.core.paths import Environment
 from atlas_agents.providers.base import BaseProvider, Capabilities, Chunk, DoneChunk, Provider, Request
@@ -348,6 +349,18 @@ def _end_tasks(loop: asyncio.AbstractEventLoop) -> None:
     loop.run_until_complete(loop.shutdown_asyncgens())
 
 
+def memory_store(clock: Clock) -> records.Store:
+    """Create the store of a simulation."""
+    from atlas_agents.storage.sqlite import MemoryStore  # imports sqlite3
+
+    return MemoryStore(clock=clock)
+
+
+def memory_simulation() -> Simulation:
+    """Return a simulation without faults, for building agents outside a case."""
+    return Simulation((), memory_store)
+
+
 class FaultyModel(BaseProvider):
     """A model with the faults of a simulation. The replies of a scripted one follow the position in the conversation,
     so that a request that is repeated after a crash gets the same reply."""
@@ -399,7 +412,7 @@ async def _fail_request(fault: FaultKind | None) -> None:
 
 
 class SimulatedRegistry(Registry):
-    """Resolves models for a simulation. A reference such as `openai/gpt-5.6` is replaced: no real model is called."""
+    """Resolves models for a simulation: with `instead`, all that are not scripted are replaced. No vendor is called."""
 
     def __init__(self, simulation: Simulation, agents: Iterable[Agent], instead: Model | None) -> None:
         super().__init__(Environment({}, dotenv=None))
@@ -414,12 +427,12 @@ class SimulatedRegistry(Registry):
         return "the default model"
 
     def route(self, model: Model) -> Route:
-        if isinstance(model, str) and not model.startswith("demo/"):
-            if self._instead is None:
-                raise ConfigError(
-                    f"a simulation does not call {model!r}: pass model=Scripted(…), or give the agent a scripted model"
-                )
-            model = self._instead
+        if self._instead is not None:
+            model = model if isinstance(model, Scripted) else self._instead
+        elif isinstance(model, str) or hasattr(model, "base_url"):
+            raise ConfigError(
+                f"a simulation does not call {model!r}: pass model=Scripted(…), or give the agent a scripted model"
+            )
         name = self._names.get(id(model), "all")
         found = super().route(model)
         return Route(FaultyModel(self._simulation, found.provider, name), found.model)

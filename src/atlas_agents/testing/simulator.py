@@ -32,6 +32,7 @@ from atlas_agents.testing.faults import (
     Simulation,
     draw_faults,
     faulty_store,
+    memory_store,
 )
 
 Build: TypeAlias = Callable[[Simulation], Agent | Sequence[Agent]]
@@ -187,7 +188,7 @@ class FaultSimulator:
         Args:
             build: Function that builds the agents of a process, called again after each crash; or an agent.
             messages: Messages of the user, sent one after another.
-            model: Model that replaces references such as `openai/gpt-5.6`, which a simulation never calls.
+            model: Model that replaces those of the agents that are not scripted; no vendor's model is ever called.
             seeds: Number of seeds, each with up to four faults.
             crash_everywhere: Whether to crash once at each point.
             faults: The kinds of faults that are drawn.
@@ -203,7 +204,7 @@ class FaultSimulator:
             raise ConfigError("a simulation runs its own event loops: call it in a sync test (def, not async def)")
         texts = (messages,) if isinstance(messages, str) else tuple(messages)
         builder = _use_agent(build) if isinstance(build, Agent) else build
-        scenario = Scenario(builder, texts, model, check, store or _memory_store, atlas)
+        scenario = Scenario(builder, texts, model, check, store or memory_store, atlas)
         with _without_logs():
             return self._run(scenario, seeds if not only else 0, crash_everywhere and not only, faults, only)
 
@@ -241,12 +242,6 @@ def _without_logs() -> Generator[None]:
 
 def _use_agent(agent: Agent) -> Build:
     return lambda _: agent
-
-
-def _memory_store(clock: Clock) -> Store:
-    from atlas_agents.storage.sqlite import MemoryStore  # imports sqlite3
-
-    return MemoryStore(clock=clock)
 
 
 def _read_case(name: str, points: int, kinds: Sequence[FaultKind]) -> tuple[PlannedFault, ...]:
