@@ -1,21 +1,29 @@
 """Derived tables: what they contain follows from the rows, however and whenever these were stored."""
 
+import json
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 from store_helpers import TENANT
 
 from atlas_agents.core.messages import Message, Text
 from atlas_agents.core.store import (
+    AddAudit,
     AddMessage,
     AddMessages,
+    AddUsage,
+    AuditFilter,
     DropMessages,
     DropSession,
     PutSession,
     RefreshIndexes,
     ReplaceMessage,
     Store,
+    ToolDay,
+    UsageRow,
 )
+from atlas_agents.storage.sql.derived import matches_entry
 from atlas_agents.storage.sqlite import SqliteStore
 from conftest import Make
 
@@ -143,3 +151,163 @@ async def test_search_answers_while_the_disk_is_full(tmp_path_factory: pytest.Te
     found = await store.search_sessions(TENANT, "walrus")
     assert [each.session for each in found.matches] == ["a"]
     await store.close()
+
+
+NOW = 1_794_000_000_000
+DAY_MS = 86_400_000
+
+
+def entry(number: int, **changes: Any) -> bytes:
+    """The entry of a call every hour: tool t0 to t3, agent a0 to a2, and every tenth an error."""
+    meta = {"run_id": f"r{number // 5}", "user": f"u{number % 7}", "duration_ms": 1.5}
+    meta |= {"approved_by": "ann"} if number % 50 == 0 else {"denied": {"by": "bob"}} if number % 60 == 1 else {}
+    values = {
+        "tenantId": TENANT,
+        "actorExternalId": f"a{number % 3}",
+        "entityId": f"t{number % 4}",
+        "level": "error" if number % 10 == 0 else "info",
+        "success": number % 10 > 0,
+        "action": "TOOL_CALL",
+        "timestamp": NOW + number * 3_600_000,
+        "meta": meta,
+    }
+    return json.dumps({**values, **changes}).encode()
+
+
+async def fill_audit(store: Store, rows: int, *, first: int = 0) -> None:
+    await store.commit(TENANT, [AddAudit(entry(number)) for number in range(first, first + rows)])
+
+
+async def refresh(store: Store) -> int:
+    batches = 0
+    while (await store.commit(TENANT, [RefreshIndexes()]))[0]:
+        batches += 1
+    return batches
+
+
+async def find_numbers(store: Store, where: AuditFilter, limit: int = 7) -> list[int]:
+    """The numbers of all matching rows, read in pages."""
+    found, before = list[int](), None
+    while True:
+        page = await store.find_audit(TENANT, where, before=before, limit=limit)
+        found += [row.seq for row in page.rows]
+        assert len(page.rows) <= limit
+        if page.before is None:
+            return found
+        before = page.before
+
+
+FILTERS = [
+    AuditFilter(),
+    AuditFilter(agent_id="a1"),
+    AuditFilter(tool="t3", level="error"),
+    AuditFilter(tool="t2", level="error"),
+    AuditFilter(run_id="r17"),
+    AuditFilter(user="ann"),
+    AuditFilter(user="bob", agent_id="a1"),
+    AuditFilter(user="nobody"),
+    AuditFilter(since=NOW + 2 * DAY_MS, until=NOW + 3 * DAY_MS),
+    AuditFilter(tool="t1", since=NOW + 5 * DAY_MS),
+    AuditFilter(until=NOW),
+]
+
+
+@pytest.mark.parametrize("indexed", [0, 100, 300])
+async def test_audit_filters_find_the_same_rows_with_and_without_an_index(store: Store, indexed: int) -> None:
+    await fill_audit(store, indexed)
+    await refresh(store)
+    await fill_audit(store, 300 - indexed, first=indexed)
+    rows = await store.audit(TENANT)
+    for where in FILTERS:
+        expected = [row.seq for row in reversed(rows) if matches_entry(json.loads(row.entry), where)]
+        assert await find_numbers(store, where) == expected, where
+        assert await find_numbers(store, where, limit=500) == expected, where
+
+
+async def test_rows_added_between_two_pages_are_neither_repeated_nor_shift_others(store: Store) -> None:
+    await fill_audit(store, 200)
+    first = await store.find_audit(TENANT, AuditFilter(tool="t1"), limit=10)
+    await fill_audit(store, 100, first=200)
+    await refresh(store)
+    rest = await store.find_audit(TENANT, AuditFilter(tool="t1"), before=first.before, limit=1000)
+    assert [row.seq for row in (*first.rows, *rest.rows)] == list(range(198, 0, -4))
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b'{"timestamp": "x", "meta": 3, "entityId": 7}',
+        b'{"timestamp": 99999999999999999999, "meta": {"denied": "no"}, "entityId": "a\\u0000b"}',
+        b'{"timestamp": -5, "meta": {"duration_ms": "long"}}',
+    ],
+)
+async def test_unusual_audit_rows_are_indexed_like_others(store: Store, odd: bytes) -> None:
+    await store.commit(TENANT, [AddAudit(odd), AddAudit(entry(1))] * 70)
+    assert await refresh(store) > 0
+    assert len(await find_numbers(store, AuditFilter(tool="t1"))) == 70
+    assert sum([each.calls for each in await store.tool_days(TENANT) if each.tool == "t1"]) == 70
+
+
+async def test_tool_calls_are_counted_once_while_the_index_grows(store: Store) -> None:
+    for first in range(0, 400, 50):
+        await fill_audit(store, 50, first=first)
+        days = await store.tool_days(TENANT)
+        assert sum([each.calls for each in days]) == first + 50
+        assert sum([each.failed for each in days]) == (first + 50) // 10
+        await store.commit(TENANT, [RefreshIndexes()])
+    (found,) = [
+        each for each in await store.tool_days(TENANT, since="2026-11-08", until="2026-11-09") if each.tool == "t1"
+    ]
+    assert found == ToolDay("2026-11-08", "t1", 6, 0, 9.0)
+    assert await store.tool_days("other") == []
+
+
+def used(day: str, session: str, agent: str = "a", model: str = "m", tokens: int = 10) -> AddUsage:
+    return AddUsage(UsageRow(day, session, agent, model, tokens, 1, 2, 3, 1, 4, 5, -6))
+
+
+async def sums(store: Store, **options: Any) -> dict[str, int]:
+    found = await store.sum_usage(TENANT, options.pop("by", "agent_id"), **options)
+    return {f"{row.agent_id}{row.model}{row.session}{row.day}": row.input_tokens for row in found}
+
+
+async def test_sums_of_usage_are_the_same_before_and_after_days_are_closed(store: Store) -> None:
+    await store.commit(
+        TENANT,
+        [
+            *[used(f"2026-01-{day:02}", "s", f"a{day % 2}", tokens=day) for day in range(1, 11)],
+            *[used(f"2026-01-{day:02}", "@ann/s", "a0", "n", tokens=100) for day in range(1, 4)],
+            used("2999-01-01", "t", "a0", tokens=1000),
+        ],
+    )
+    for _ in range(2):
+        assert await sums(store) == {"a0": 1330, "a1": 25}
+        assert await sums(store, by="model") == {"m": 1055, "n": 300}
+        assert await sums(store, since="2026-01-02", until="2026-01-04") == {"a0": 202, "a1": 3}
+        assert await sums(store, owner="@ann/") == {"a0": 300}
+        assert await sums(store, owner="@an/") == {}
+        by_day = await sums(store, by="day")
+        assert by_day["2026-01-03"] == 103 and by_day["2999-01-01"] == 1000 and len(by_day) == 11
+        assert (await sums(store, by_day=True))["a02026-01-02"] == 102
+        assert await sums(store, by="session") == {"s": 55, "@ann/s": 300, "t": 1000}
+        assert await sums(store, by="session", limit=1) == {"t": 1000}
+        (row,) = await store.sum_usage(TENANT, "agent_id", since="2026-01-01", until="2026-01-02", owner="@ann/")
+        assert row == UsageRow("", "", "a0", "", 100, 1, 2, 3, 1, 4, 5, -6)
+        assert await store.sum_usage("other", "model") == []
+        await refresh(store)
+
+
+async def test_late_usage_of_a_closed_day_is_counted(store: Store) -> None:
+    await store.commit(TENANT, [used("2026-01-01", "s")])
+    await refresh(store)
+    await store.commit(TENANT, [used("2026-01-01", "s"), used("2026-01-01", "t")])
+    assert await sums(store) == {"a": 30}
+    await store.commit(TENANT, [RefreshIndexes()])
+    await store.commit(TENANT, [used("2026-01-01", "t")])
+    await store.commit(TENANT, [RefreshIndexes()])
+    assert await sums(store) == {"a": 40}
+    await refresh(store)
+    assert await sums(store) == {"a": 40}

@@ -319,7 +319,9 @@ async def test_close_finishes_pending_commits(tmp_path: Path) -> None:
     await store.close()
 
 
-_OF_A_SEARCH = re.compile(r"SCAN (\(subquery-1\)|w|(passage|session)_words VIRTUAL TABLE INDEX [0-9]+:M[23]<?)$")
+_OF_A_SEARCH = re.compile(
+    r"SCAN (d|days|open_days|\(subquery-1\)|w|(passage|session)_words VIRTUAL TABLE INDEX [0-9]+:M[23]<?)$"
+)
 
 
 async def test_no_statement_scans_a_whole_table(store: SqliteStore) -> None:

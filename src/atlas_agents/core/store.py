@@ -231,6 +231,7 @@ class UsageRow(msgspec.Struct, frozen=True):
     """What the vendors' caches saved; negative if writing to them cost more."""
 
 
+UsageKey: TypeAlias = Literal["agent_id", "model", "session", "day"]
 Amounts: TypeAlias = tuple[int, int, int, int, int]
 """Tokens, model requests, tool calls, cost in microcents and milliseconds."""
 NOTHING: Amounts = (0, 0, 0, 0, 0)
@@ -453,6 +454,38 @@ class SessionMatches(msgspec.Struct, frozen=True):
 
     matches: tuple[SessionMatch, ...] = ()
     complete: bool = True
+
+
+class AuditFilter(msgspec.Struct, frozen=True):
+    """Conditions for audit rows, combined with AND. `since` is included and `until` is not, in milliseconds since 1970.
+
+    `user` finds what a person did, asked for, allowed or denied.
+    """
+
+    agent_id: str | None = None
+    tool: str | None = None
+    level: str | None = None
+    run_id: str | None = None
+    user: str | None = None
+    since: int | None = None
+    until: int | None = None
+
+
+class AuditMatches(msgspec.Struct, frozen=True):
+    """Audit rows that match a filter, latest first. `before` is where to continue; None if there are no more."""
+
+    rows: tuple[AuditRow, ...] = ()
+    before: int | None = None
+
+
+class ToolDay(msgspec.Struct, frozen=True):
+    """The calls of one tool on one day, and how long they took together."""
+
+    day: str
+    tool: str
+    calls: int = 0
+    failed: int = 0
+    milliseconds: float = 0.0
 
 
 class Pruned(msgspec.Struct, frozen=True):
@@ -955,6 +988,17 @@ class Store(Protocol):
         """Return audit rows in order. `limit` keeps the first ones, or with `last` the last ones."""
         ...
 
+    async def find_audit(
+        self, tenant: str, where: AuditFilter, *, before: int | None = None, limit: int = 100
+    ) -> AuditMatches:
+        """Return the latest audit rows that match, with numbers less than `before`. If few rows match, there may be
+        fewer than `limit` although there are more: continue with the `before` of the result."""
+        ...
+
+    async def tool_days(self, tenant: str, *, since: str = "", until: str = "9999") -> list[ToolDay]:
+        """Return the tool calls of the days from `since` up to `until`, exclusive, from the audit log."""
+        ...
+
     async def approval(self, tenant: str, id: str) -> ApprovalRow | None:
         """Return an approval by its id."""
         ...
@@ -977,6 +1021,24 @@ class Store(Protocol):
 
     async def usage(self, tenant: str, *, since: str = "", until: str = "9999") -> list[UsageRow]:
         """Return the sums of the days from `since` up to `until`, exclusive."""
+        ...
+
+    async def sum_usage(
+        self,
+        tenant: str,
+        group_by: UsageKey,
+        *,
+        by_day: bool = False,
+        since: str = "",
+        until: str = "9999",
+        owner: str = "",
+        limit: int | None = None,
+    ) -> list[UsageRow]:
+        """Return the sums of the days from `since` up to `until`, exclusive, by one key and, if wanted, by day.
+
+        Fields that are not summed by are empty. `owner` is the beginning of the keys of a user's sessions, such as
+        `@ann/`. With `limit`, only the groups with the most tokens.
+        """
         ...
 
     async def document(self, tenant: str, kind: DocumentKind, id: str) -> Document | None:

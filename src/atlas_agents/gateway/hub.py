@@ -22,10 +22,10 @@ from atlas_agents.agents.runner import tool_call_session
 from atlas_agents.agents.sessions import make_title
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core import package_version
-from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock, run_in_thread, utc_day
+from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock, run_in_thread
 from atlas_agents.core.errors import ConfigError, StoreError
 from atlas_agents.core.messages import Message, new_id
-from atlas_agents.core.store import AuditRow, Session, Store
+from atlas_agents.core.store import AuditFilter, AuditRow, Session, Store
 from atlas_agents.core.text import list_known
 from atlas_agents.gateway.auth import Authenticator, Grant
 from atlas_agents.gateway.convert import agent_model, list_model_users, session_shape
@@ -107,30 +107,15 @@ class Assignments:
         self._sessions.pop(session, None)
 
 
-class _Meta(msgspec.Struct, frozen=True):
-    duration_ms: float | None = None
-
-
-class _AuditedCall(msgspec.Struct, frozen=True):
-    """The fields of an audit row that are counted, under the names of the log."""
-
-    timestamp: int
-    entityId: str = ""
-    action: str = TOOL_CALL
-    success: bool = True
-    meta: _Meta = _Meta()
-
-
 _entries = msgspec.json.Decoder(AuditEntry)
 
 
 class AuditTail:
-    """Reads the audit log from its end and follows it. The store reads only forward, but numbers rows without gaps."""
+    """Reads the audit log from its end and follows it."""
 
     def __init__(self, store: Store, tenant: str) -> None:
         self._store = store
         self._tenant = tenant
-        self._last = 0
         self._subscribers: set[Subscriber] = set()
         self._sent = 0
         self._tasks = BackgroundTasks("audit feed", expected=StoreError)
@@ -139,26 +124,12 @@ class AuditTail:
 
     async def page(self, params: admin.AuditList) -> admin.AuditPage:
         """Return the latest rows that match the filters, or those before a cursor."""
-        before = await self._find_last_row() + 1 if params.cursor is None else _parse_cursor(params.cursor)
-        since = params.since or 0
-        found: list[AuditShape] = []
-        while before > 1 and len(found) < params.limit:
-            first = max(0, before - 1 - _PAGE)
-            rows = await self._store.audit(self._tenant, after=first, limit=before - 1 - first)
-            latest = 0
-            for row in reversed(rows):
-                before = row.seq
-                shape = _audit_shape(row)
-                latest = max(latest, _entry_time(shape.entry))
-                if _matches(shape.entry, params):
-                    found.append(shape)
-                    if len(found) == params.limit:
-                        break
-            if not rows:
-                break
-            if latest < since:  # a whole page, because a clock that was corrected leaves a few rows out of order
-                before = 1
-        return admin.AuditPage(tuple(found), str(before) if before > 1 else None)
+        before = None if params.cursor is None else _parse_cursor(params.cursor)
+        people = {"level": params.level, "run_id": params.run_id, "user": params.user}
+        where = AuditFilter(params.agent_id, params.tool, **people, since=params.since, until=params.to)
+        found = await self._store.find_audit(self._tenant, where, before=before, limit=params.limit)
+        more = None if found.before is None else str(found.before)
+        return admin.AuditPage(tuple([_audit_shape(row) for row in found.rows]), more)
 
     async def verify(self) -> admin.AuditVerified:
         """Verify the hash chain, page by page, up to the first broken row, and compare it with the signed head."""
@@ -168,20 +139,10 @@ class AuditTail:
         return admin.AuditVerified(rows, found.broken, found.problem, found.signed_from, found.head)
 
     async def count_calls(self, since: str, until: str) -> tuple[admin.ToolUse, ...]:
-        """Count calls by tool and day between two days, both included."""
-        sums: dict[tuple[str, str], list[float]] = {}
-        seq = 0
-        while rows := await self._store.audit(self._tenant, after=seq, limit=_PAGE):
-            seq = rows[-1].seq
-            for entry in [msgspec.json.decode(row.entry, type=_AuditedCall) for row in rows]:
-                day = utc_day(entry.timestamp / 1000)
-                if entry.action == TOOL_CALL and since <= day <= until:
-                    sum = sums.setdefault((entry.entityId, day), [0, 0, 0.0])
-                    sum[0] += 1
-                    sum[1] += not entry.success
-                    sum[2] += entry.meta.duration_ms or 0.0
+        """Count calls by tool and day from one day up to another, exclusive."""
+        days = await self._store.tool_days(self._tenant, since=since, until=until)
         return tuple(
-            [admin.ToolUse(name, day, int(n), int(bad), round(ms, 3)) for (name, day), (n, bad, ms) in sums.items()]
+            [admin.ToolUse(each.tool, each.day, each.calls, each.failed, round(each.milliseconds, 3)) for each in days]
         )
 
     async def calls_since(self, since: int, limit: int) -> AsyncGenerator[tuple[int, AuditEntry], None]:
@@ -239,45 +200,12 @@ class AuditTail:
                     subscriber.send(frame)
 
     async def _find_last_row(self) -> int:
-        """Find the last row number: exponential search from the last known one, then bisection."""
-        step = 1
-        while await self._store.audit(self._tenant, after=self._last + step - 1, limit=1):
-            self._last, step = self._last + step, step * 2
-        while step > 1:
-            step //= 2
-            if await self._store.audit(self._tenant, after=self._last + step - 1, limit=1):
-                self._last += step
-        return self._last
+        rows = await self._store.audit(self._tenant, limit=1, last=True)
+        return rows[-1].seq if rows else 0
 
 
 def _audit_shape(row: AuditRow) -> AuditShape:
     return AuditShape(row.seq, msgspec.json.decode(row.entry), row.previous, row.hash)
-
-
-def _matches(entry: dict[str, Any], params: admin.AuditList) -> bool:
-    meta = entry.get("meta", {})
-    filters = (
-        (params.agent_id, entry.get("actorExternalId")),
-        (params.tool, entry.get("entityId")),
-        (params.level, entry.get("level")),
-        (params.run_id, meta.get("run_id")),
-    )
-    if not all(expected is None or expected == value for expected, value in filters):
-        return False
-    if params.user is not None and params.user not in _entry_people(meta):
-        return False
-    at = _entry_time(entry)
-    return (params.since is None or params.since <= at) and (params.to is None or at < params.to)
-
-
-def _entry_people(meta: dict[str, Any]) -> tuple[Any, ...]:
-    """Return who made a change or asked for a call, who allowed it and who denied it."""
-    return meta.get("user"), meta.get("approved_by"), meta.get("denied", {}).get("by")
-
-
-def _entry_time(entry: dict[str, Any]) -> int:
-    at = entry.get("timestamp")
-    return at if isinstance(at, int) else 0
 
 
 def _parse_cursor(cursor: str) -> int:

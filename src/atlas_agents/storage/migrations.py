@@ -179,7 +179,7 @@ _ELEVENTH = (
 )
 _SQLITE_SESSION_SEARCH = {
     "session_words": """CREATE VIRTUAL TABLE session_words USING fts5 (
-        owners, text, content='search_texts', content_rowid='id', detail='column', prefix='2 3',
+        owners, text, content='search_texts', content_rowid='id', detail='column',
         tokenize='unicode61 remove_diacritics 0')""",
     "session_words_added": """CREATE TRIGGER search_text_added AFTER INSERT ON search_texts BEGIN
         INSERT INTO session_words (rowid, owners, text) VALUES (new.id, new.owners, new.text);
@@ -225,9 +225,59 @@ _POSTGRES_SESSION_SEARCH = {
         FOR EACH ROW EXECUTE FUNCTION forget_search_texts('session removed')""",
 }
 
+# Sums and indexes that are built in batches, like the search index. `audit_values` tells which blocks of 64 audit rows
+# contain a value; `usage_days` sums the usage of days that are over. A late change of such a day deletes its row in
+# `usage_closed`, so that it is summed again.
+_USAGE_COLUMNS = """agent_id {text} NOT NULL, model {text} NOT NULL, input_tokens {int} NOT NULL,
+        output_tokens {int} NOT NULL, cached_tokens {int} NOT NULL, cost_microcents {int} NOT NULL,
+        turns {int} NOT NULL, cache_write_tokens {int} NOT NULL, reasoning_tokens {int} NOT NULL,
+        saved_microcents {int} NOT NULL"""
+_TWELFTH = (
+    """CREATE TABLE audit_blocks (
+        tenant {text} NOT NULL, block {int} NOT NULL, first_at {int} NOT NULL, last_at {int} NOT NULL,
+        PRIMARY KEY (tenant, block))""",
+    """CREATE TABLE audit_values (
+        tenant {text} NOT NULL, field {text} NOT NULL, value {text} NOT NULL, block {int} NOT NULL,
+        PRIMARY KEY (tenant, field, value, block)){clustered}""",
+    """CREATE TABLE tool_days (
+        tenant {text} NOT NULL, day {text} NOT NULL, tool {text} NOT NULL, calls {int} NOT NULL, failed {int} NOT NULL,
+        milliseconds {real} NOT NULL, PRIMARY KEY (tenant, day, tool))""",
+    f"""CREATE TABLE usage_days (
+        tenant {{text}} NOT NULL, day {{text}} NOT NULL, owner {{text}} NOT NULL, {_USAGE_COLUMNS},
+        PRIMARY KEY (tenant, day, owner, agent_id, model))""",
+    """CREATE TABLE usage_closed (
+        tenant {text} NOT NULL, day {text} NOT NULL, complete {bool} NOT NULL, PRIMARY KEY (tenant, day))""",
+    "ALTER TABLE usage_sums ADD COLUMN owner {owner_of_session}",
+    "{usage_changed_function}",
+    "{usage_added}",
+    "{usage_changed}",
+)
+_SQLITE_USAGE = {
+    "usage_changed_function": "",
+    "usage_added": """CREATE TRIGGER usage_added AFTER INSERT ON usage_sums BEGIN
+        DELETE FROM usage_closed WHERE tenant = new.tenant AND day = new.day;
+        END""",
+    "usage_changed": """CREATE TRIGGER usage_changed AFTER UPDATE ON usage_sums BEGIN
+        DELETE FROM usage_closed WHERE tenant = new.tenant AND day = new.day;
+        END""",
+}
+_POSTGRES_USAGE = {
+    "usage_changed_function": """CREATE FUNCTION reopen_usage_day() RETURNS trigger LANGUAGE plpgsql
+        SET search_path FROM CURRENT AS $$ BEGIN
+        DELETE FROM usage_closed WHERE tenant = new.tenant AND day = new.day;
+        RETURN NULL; END $$""",
+    "usage_added": "",
+    "usage_changed": """CREATE TRIGGER usage_changed AFTER INSERT OR UPDATE ON usage_sums
+        FOR EACH ROW EXECUTE FUNCTION reopen_usage_day()""",
+}
+
+_OWNER = """{text} GENERATED ALWAYS AS (
+        CASE WHEN substr({column}, 1, 1) = '@' THEN substr({column}, 1, {find}({column}, '/')) ELSE '' END) {kind}"""
+"""The beginning of the keys of a user's own sessions, such as `@ann/`; empty for other sessions."""
+
 STEPS: tuple[tuple[str, ...], ...] = (
     *(_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH, _EIGHTH, _NINTH, _TENTH),
-    _ELEVENTH,
+    *(_ELEVENTH, _TWELFTH),
 )
 VERSION = len(STEPS)
 
@@ -238,8 +288,12 @@ SQLITE = {
     "blob": "BLOB",
     "number": "INTEGER PRIMARY KEY AUTOINCREMENT",
     "vector": "BLOB",
+    "real": "REAL",
+    "clustered": " WITHOUT ROWID",
+    "owner_of_session": _OWNER.format(find="instr", kind="VIRTUAL", text="TEXT", column="session"),
     **_SQLITE_SEARCH,
     **_SQLITE_SESSION_SEARCH,
+    **_SQLITE_USAGE,
     "commit_tokens": "",
 }
 POSTGRES = {
@@ -249,8 +303,12 @@ POSTGRES = {
     "blob": "BYTEA",
     "number": "BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY",
     "vector": "REAL[]",
+    "real": "DOUBLE PRECISION",
+    "clustered": "",
+    "owner_of_session": _OWNER.format(find="strpos", kind="STORED", text='TEXT COLLATE "C"', column="session"),
     **_POSTGRES_SEARCH,
     **_POSTGRES_SESSION_SEARCH,
+    **_POSTGRES_USAGE,
     **_POSTGRES_TOKENS,
 }
 

@@ -16,7 +16,7 @@ from atlas_agents.core.aio import SYSTEM_CLOCK, run_in_thread, utc_day
 from atlas_agents.core.budgets import BudgetStatus
 from atlas_agents.core.errors import ConfigError, NotFound
 from atlas_agents.core.paths import Secret
-from atlas_agents.core.store import UsageRow
+from atlas_agents.core.store import UsageKey, UsageRow
 from atlas_agents.core.tenancy import Plan, User, check_not_owner, check_plan_name
 from atlas_agents.core.text import list_known
 from atlas_agents.gateway.auth import ALL, OAUTH_SECONDS, Invitation, TokenEntry
@@ -32,6 +32,8 @@ from atlas_agents.gateway.protocol.types import Ack, ModelShape, NoParams, Remov
 from atlas_agents.gateway.telemetry import escape
 from atlas_agents.providers.catalogue import parse_model_ref
 from atlas_agents.tools.tool import Tool
+
+_USAGE_KEYS: dict[str, UsageKey] = {"agent": "agent_id", "model": "model", "session": "session", "day": "day"}
 
 
 def add_methods(methods: Methods) -> None:
@@ -201,13 +203,13 @@ async def count_tool_calls(caller: ClientConnection, params: wire.UsageTools) ->
 async def sum_usage(caller: ClientConnection, params: wire.UsageSummary) -> wire.UsageResult:
     """Sum tokens and cost of the caller's sessions, grouped by one key."""
     since, until = _day_range(params.since, params.to)
-    sums: dict[tuple[str, str], wire.UsageSum] = {}
-    prefix = caller.grant.prefix
-    for row in await caller.hub.atlas.usage(since, until):
-        if row.session.startswith(prefix):
-            name, day = _group_name(row, params.group_by, prefix), row.day if params.by_day else ""
-            sums[name, day] = _add_usage(sums.get((name, day)) or wire.UsageSum(name, 0, 0, 0, 0, 0, day), row)
-    return wire.UsageResult(tuple(sums.values()))
+    hub, prefix, key = caller.hub, caller.grant.prefix, _USAGE_KEYS[params.group_by]
+    limit = params.limit + 1 if key == "session" else None
+    days = {"since": since, "until": until}
+    found = await hub.store.sum_usage(hub.atlas.tenant, key, by_day=params.by_day, owner=prefix, limit=limit, **days)
+    rows = [_usage_shape(getattr(row, key).removeprefix(prefix), row, params.by_day) for row in found]
+    shown = rows if limit is None else rows[: params.limit]
+    return wire.UsageResult(tuple(shown), complete=len(shown) == len(rows))
 
 
 async def get_limits(caller: ClientConnection, _: NoParams) -> wire.LimitsResult:
@@ -286,23 +288,18 @@ def _day_range(since: str | None, to: str | None) -> tuple[str, str]:
     return since or "", f"{to or '9999-12-31'}~"  # later than this day, and earlier than the next one
 
 
-def _group_name(row: UsageRow, group_by: str, prefix: str) -> str:
-    names = {"agent": row.agent_id, "model": row.model, "session": row.session.removeprefix(prefix), "day": row.day}
-    return names[group_by]
-
-
-def _add_usage(to: wire.UsageSum, row: UsageRow) -> wire.UsageSum:
+def _usage_shape(name: str, row: UsageRow, by_day: bool) -> wire.UsageSum:
     return wire.UsageSum(
-        to.name,
-        to.turns + row.turns,
-        to.input_tokens + row.input_tokens,
-        to.output_tokens + row.output_tokens,
-        to.cached_tokens + row.cached_tokens,
-        to.cost_microcents + row.cost_microcents,
-        to.day,
-        to.cache_write_tokens + row.cache_write_tokens,
-        to.reasoning_tokens + row.reasoning_tokens,
-        to.saved_microcents + row.saved_microcents,
+        name,
+        row.turns,
+        row.input_tokens,
+        row.output_tokens,
+        row.cached_tokens,
+        row.cost_microcents,
+        row.day if by_day else "",
+        row.cache_write_tokens,
+        row.reasoning_tokens,
+        row.saved_microcents,
     )
 
 

@@ -480,7 +480,7 @@ class PolicyEdited(types.EditResult, frozen=True):
 
 
 class AuditList(types.WireStruct, frozen=True):
-    """Filters for audit entries, combined with AND.
+    """Filters for audit entries, combined with AND. A page can be short although more follow: use its `nextCursor`.
 
     `user` finds what a person did, asked an agent for, allowed or denied. `from` is included and `to` is not; both are
     in milliseconds since 1970.
@@ -517,12 +517,16 @@ class AuditVerified(types.WireStruct, frozen=True):
 
 
 class UsageSummary(types.WireStruct, frozen=True):
-    """A range of days, both included, and the grouping key; `byDay` returns one sum per day."""
+    """A range of days, both included, and the grouping key; `byDay` returns one sum per day.
+
+    Of sessions, those with the most tokens are returned, up to `limit`.
+    """
 
     since: Day | None = field(default=None, name="from")
     to: Day | None = None
     group_by: Literal["agent", "model", "session", "day"] = "agent"
     by_day: bool = False
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
 
 
 class UsageSum(types.WireStruct, frozen=True):
@@ -542,7 +546,10 @@ class UsageSum(types.WireStruct, frozen=True):
 
 
 class UsageResult(types.WireStruct, frozen=True):
+    """The sums. `complete` is false if there are more sessions than the limit."""
+
     rows: tuple[UsageSum, ...]
+    complete: bool = True
 
 
 class UsageTools(types.WireStruct, frozen=True):

@@ -1,4 +1,4 @@
-"""Derived tables: the search index of sessions, built from their rows in small batches.
+"""Derived tables: search index of sessions, index of the audit log, sums of usage; built from the rows in batches.
 
 Nothing is added to the commits of a turn. `RefreshIndexes` continues from a stored position, so it also indexes what
 was stored before an upgrade or by an older process, and a process that is killed in between loses nothing.
@@ -6,27 +6,46 @@ was stored before an upgrade or by an older process, and a process that is kille
 
 import re
 import unicodedata
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, cast
 
 import msgspec
 
 from atlas_agents.core import store
+from atlas_agents.core.aio import utc_day
 from atlas_agents.storage.sql import statements as sql
-from atlas_agents.storage.sql.tables import Row, Steps, WriteContext, split_batches
+from atlas_agents.storage.sql import tables
+from atlas_agents.storage.sql.tables import Row, Steps, WriteContext, clean_text, split_batches
 from atlas_agents.storage.sql.text_search import session_owners
 
 SESSIONS = "sessions"
 """Name of the position in the sessions of a tenant: the `updated_at` up to which they are indexed."""
 OVERLAP_MS = 10_000
 """Sessions that changed this long before the position are checked again, in case commits were not made in order."""
-_SESSION_BATCH = 64
+_SESSION_BATCH = 32
 _MESSAGE_PAGE = 50
-_MAX_MESSAGES, _MAX_BYTES = 200, 512 * 1024
+_MAX_MESSAGES, _MAX_BYTES = 60, 256 * 1024
 """Limits of one batch, which takes about 10 ms."""
 _TEXT_BATCHES = (16, 4, 1)
 _MAX_TEXT, _MAX_WORD = 64 * 1024, 64
 """Characters of a message and of a word that are indexed."""
+AUDIT = "audit"
+"""Name of the position in the audit log: the number of the last row that is indexed, always the end of a block."""
+AUDIT_BLOCK = 64
+AUDIT_FIELDS = ("run_id", "user", "tool", "agent_id", "level")
+"""Fields of `AuditFilter` that are indexed, those with the rarest values first."""
+_AUDIT_BATCH = 8 * AUDIT_BLOCK
+_VALUE_BATCHES = (64, 16, 4, 1)
+_MAX_VALUE = 200
+_OPEN_DAYS_MS = 2 * 86_400_000
+"""Days that may still change often are not summed."""
+_MAX_TIME = (1 << 63) - 1
+_MAX_DAY = 253_402_300_800_000
+"""The year 10,000, which has no day in ISO format."""
+_MAX_DURATION = 1e15
+_PLAIN = re.compile(r"[A-Za-z0-9_.@:-]+")
+TOOL_CALL = "TOOL_CALL"
+"""The action of audit entries about tool calls."""
 _WORD = re.compile(r"[^\W_]+")
 _CJK = re.compile("([\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff])")
 """Scripts without spaces between words; each character is indexed as a word."""
@@ -66,8 +85,12 @@ def search_words(text: str) -> list[str]:
 
 
 def refresh_indexes(context: WriteContext, write: store.RefreshIndexes) -> Steps[int]:
-    """Index one batch."""
-    return (yield from _index_sessions(context))
+    """Index one batch of what is missing most: sessions, then audit rows, then days."""
+    for build in (_index_sessions, _index_audit, _sum_usage_day):
+        count = yield from build(context)
+        if count:
+            return count
+    return 0
 
 
 def _index_sessions(context: WriteContext) -> Steps[int]:
@@ -85,7 +108,8 @@ def _index_sessions(context: WriteContext) -> Steps[int]:
         position = max(position, session.updated_at)
     else:
         position = position if len(rows) == _SESSION_BATCH else newest
-    yield context.bind(sql.SET_POSITION, name=SESSIONS, position=position)
+    if rows:
+        yield context.bind(sql.SET_POSITION, name=SESSIONS, position=position)
     return len(rows)
 
 
@@ -139,3 +163,133 @@ def _read_position(context: WriteContext, name: str) -> Steps[int]:
 def first_number(rows: Sequence[Row]) -> int:
     """Return the number in the first row; 0 if there is none."""
     return int(rows[0][0]) if rows and rows[0][0] is not None else 0
+
+
+# Audit log
+
+
+def indexed_value(value: object) -> str | None:
+    """Return a value as it is indexed; None if it cannot be searched for."""
+    return (clean_text(value) or "")[:_MAX_VALUE] if isinstance(value, str) else None
+
+
+def read_entry(entry: bytes) -> dict[str, Any]:
+    """Decode an audit entry; an empty dict if it is not a JSON object."""
+    try:
+        return msgspec.json.decode(entry, type=dict[str, Any])
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return {}
+
+
+def entry_time(entry: dict[str, Any]) -> int:
+    """Return the time of an entry in milliseconds since 1970; 0 if it has none."""
+    at = entry.get("timestamp")
+    return at if isinstance(at, int) and 0 <= at <= _MAX_TIME else 0
+
+
+def entry_values(entry: dict[str, Any]) -> list[tuple[str, object]]:
+    """Return the values of an entry that can be searched for, by the field of `AuditFilter`."""
+    meta = _as_dict(entry.get("meta"))
+    return [
+        ("agent_id", entry.get("actorExternalId")),
+        ("tool", entry.get("entityId")),
+        ("level", entry.get("level")),
+        ("run_id", meta.get("run_id")),
+        ("user", meta.get("user")),
+        ("user", meta.get("approved_by")),
+        ("user", _as_dict(meta.get("denied")).get("by")),
+    ]
+
+
+def matches_entry(entry: dict[str, Any], where: store.AuditFilter) -> bool:
+    """Return whether an entry fulfils all conditions of a filter."""
+    at, values = entry_time(entry), entry_values(entry)
+    if (where.since is not None and at < where.since) or (where.until is not None and at >= where.until):
+        return False
+    wanted = [(name, value) for name in AUDIT_FIELDS if (value := getattr(where, name)) is not None]
+    return all(each in values for each in wanted)
+
+
+def entry_needles(where: store.AuditFilter) -> list[bytes]:
+    """Return texts that each matching entry contains, to skip most others without decoding them.
+
+    Only values that JSON never escapes are used.
+    """
+    values = [value for name in AUDIT_FIELDS if (value := getattr(where, name)) is not None]
+    return [f'"{value}"'.encode() for value in values if _PLAIN.fullmatch(value)]
+
+
+def add_tool_call(entry: dict[str, Any], sums: dict[tuple[str, str], list[float]]) -> None:
+    """Add an entry, if it is about a tool call, to sums by day and tool: calls, failures and milliseconds."""
+    at, tool = entry_time(entry), entry.get("entityId", "")
+    if entry.get("action", TOOL_CALL) != TOOL_CALL or not isinstance(tool, str) or not 0 < at < _MAX_DAY:
+        return
+    sums_of_day = sums.setdefault((utc_day(at / 1000), indexed_value(tool) or ""), [0, 0, 0.0])
+    duration = _as_dict(entry.get("meta")).get("duration_ms")
+    sums_of_day[0] += 1
+    sums_of_day[1] += not entry.get("success", True)
+    sums_of_day[2] += duration if isinstance(duration, int | float) and abs(duration) < _MAX_DURATION else 0.0
+
+
+def _as_dict(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _index_audit(context: WriteContext) -> Steps[int]:
+    """Index the next complete blocks. Another process that does the same at the same time goes first, or not at all."""
+    position = yield from _read_position(context, AUDIT)
+    rows = tables.AUDIT.all((yield context.bind(sql.AUDIT, after=position, limit=_AUDIT_BATCH)))
+    end = rows[-1].seq // AUDIT_BLOCK * AUDIT_BLOCK if rows else 0
+    if end <= position:
+        return 0
+    yield context.bind(sql.START_POSITION, name=AUDIT)
+    if not (yield context.bind(sql.MOVE_POSITION, name=AUDIT, position=end, known=position)):
+        return 0
+    times: dict[int, tuple[int, int]] = {}
+    values: set[tuple[str, str, int]] = set()
+    sums: dict[tuple[str, str], list[float]] = {}
+    indexed = [row for row in rows if row.seq <= end]
+    for row in indexed:
+        entry, block = read_entry(row.entry), (row.seq - 1) // AUDIT_BLOCK
+        at = entry_time(entry)
+        first, last = times.get(block, (at, at))
+        times[block] = min(first, at), max(last, at)
+        for field, each in entry_values(entry):
+            if (value := indexed_value(each)) is not None:
+                values.add((field, value, block))
+        add_tool_call(entry, sums)
+    blocks = [{"block": block, "first_at": first, "last_at": last} for block, (first, last) in times.items()]
+    yield from _insert(context, sql.add_audit_blocks, blocks)
+    fields = [{"field": field, "value": value, "block": block} for field, value, block in sorted(values)]
+    yield from _insert(context, sql.add_audit_values, fields)
+    for (day, tool), (calls, failed, milliseconds) in sums.items():
+        amounts = {"calls": int(calls), "failed": int(failed), "milliseconds": milliseconds}
+        yield context.bind(sql.ADD_TOOL_DAY, day=day, tool=tool, **amounts)
+    return len(indexed)
+
+
+def _insert(context: WriteContext, statement: Callable[[int], str], rows: Sequence[dict[str, Any]]) -> Steps[None]:
+    for batch in split_batches(rows, _VALUE_BATCHES):
+        values = {f"{name}{n}": value for n, row in enumerate(batch) for name, value in row.items()}
+        yield context.bind(statement(len(batch)), **values)
+
+
+# Usage
+
+
+def _sum_usage_day(context: WriteContext) -> Steps[int]:
+    """Sum the usage of the next day that is over, in two commits: one that announces it, one that sums.
+
+    A change of the day in between, even by another process, takes the announcement back.
+    """
+    until = utc_day((context.now - _OPEN_DAYS_MS) / 1000)
+    found = yield context.bind(sql.NEXT_OPEN_DAY, since="", until=until)
+    if not found:
+        return 0
+    ((day, is_announced),) = found
+    if not is_announced:
+        yield context.bind(sql.START_CLOSING_DAY, day=day)
+    elif (yield context.bind(sql.CLOSE_DAY, day=day)):
+        yield context.bind(sql.DROP_USAGE_DAY, day=day)
+        yield context.bind(sql.SUM_USAGE_DAY, day=day)
+    return 1

@@ -8,13 +8,28 @@ from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import msgspec
+
 from atlas_agents.core import store
 from atlas_agents.core.aio import BackgroundTasks, TimeSlices, run_in_thread, utc_day
 from atlas_agents.core.errors import StoreError
 from atlas_agents.storage.hash_chain import AuditHead, AuditSigner, audit_head, verify_audit
 from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql import tables
-from atlas_agents.storage.sql.derived import OVERLAP_MS, SESSIONS, first_number, search_words
+from atlas_agents.storage.sql.derived import (
+    AUDIT,
+    AUDIT_BLOCK,
+    AUDIT_FIELDS,
+    OVERLAP_MS,
+    SESSIONS,
+    add_tool_call,
+    entry_needles,
+    first_number,
+    indexed_value,
+    matches_entry,
+    read_entry,
+    search_words,
+)
 from atlas_agents.storage.sql.tables import Query, Row, bind
 from atlas_agents.storage.sql.text_search import key_range, scope_values
 
@@ -23,9 +38,12 @@ _VECTOR_PAGE = 5_000
 _MAX_CACHE_BYTES = 1 << 30
 """Memory limit of the vector cache; the least recently searched libraries are evicted first."""
 _MAX_QUERY_WORDS = 16
+_AUDIT_PAGE, _AUDIT_BLOCKS = 250, 16
+_MAX_EXAMINED = 8_000
+"""Audit rows that are compared with a filter before an incomplete page is returned."""
 _INDEXED_WRITES = (store.AddMessage, store.AddMessages, store.AddAudit)
 _REFRESH_AFTER, _REFRESH_SESSIONS = 500, 64
-"""Writes after which, and sessions from which on, the derived tables are refreshed without a query for them."""
+"""Writes and sessions from which on the derived tables are refreshed without being asked for."""
 _REFRESH_PAUSE, _LOG_INTERVAL = 0.01, 5.0
 _MAX_INTEGER = (1 << 63) - 1
 
@@ -135,7 +153,9 @@ class SqlReads(ABC):
         tenant = ""
         while found := await self.fetch(Query(sql.NEXT_SESSION_TENANT, {"after": tenant})):
             ((tenant,),) = found
-            if await self._count_unindexed_sessions(tenant, _REFRESH_SESSIONS) == _REFRESH_SESSIONS:
+            position = first_number(await self.fetch(bind(tenant, sql.POSITION, name=AUDIT)))
+            is_behind = await self.audit(tenant, after=position + _REFRESH_AFTER, limit=1)
+            if is_behind or await self._count_unindexed_sessions(tenant, _REFRESH_SESSIONS) == _REFRESH_SESSIONS:
                 await self._refresh_until_current(tenant)
 
     async def _refresh_until_current(self, tenant: str) -> None:
@@ -198,6 +218,53 @@ class SqlReads(ABC):
         rows = tables.AUDIT.all(await self.fetch(query))
         return rows[::-1] if last else rows
 
+    async def find_audit(
+        self, tenant: str, where: store.AuditFilter, *, before: int | None = None, limit: int = 100
+    ) -> store.AuditMatches:
+        before, slices = _MAX_INTEGER if before is None else before, TimeSlices()
+        position = first_number(await self.fetch(bind(tenant, sql.POSITION, name=AUDIT)))
+        found: list[store.AuditRow] = []
+        examined, is_plain, needles = 0, where == store.AuditFilter(), entry_needles(where)
+        while len(found) < limit and examined < _MAX_EXAMINED:
+            after = 0 if is_plain else position
+            if before > after + 1:  # not indexed yet, or no index is needed
+                query = bind(tenant, sql.AUDIT_BEFORE, before=before, after=after, limit=_AUDIT_PAGE)
+                rows = tables.AUDIT.all(await self.search(query))
+                is_last = is_plain and len(rows) < _AUDIT_PAGE
+                next_before = rows[-1].seq if len(rows) == _AUDIT_PAGE else after + 1
+            else:
+                rows = tables.AUDIT.all(await self.search(_blocks_query(tenant, where, before)))
+                blocks = {(row.seq - 1) // AUDIT_BLOCK for row in rows}
+                is_last = len(blocks) < _AUDIT_BLOCKS
+                next_before = min(blocks, default=0) * AUDIT_BLOCK + 1
+            for row in rows:
+                if all(each in row.entry for each in needles) and matches_entry(read_entry(row.entry), where):
+                    found.append(row)
+                    if len(found) == limit:
+                        return store.AuditMatches(tuple(found), row.seq if row.seq > 1 else None)
+                await slices.pause()
+            examined, before = examined + len(rows), next_before
+            if is_last or before <= 1:
+                return store.AuditMatches(tuple(found))
+        return store.AuditMatches(tuple(found), before)
+
+    async def tool_days(self, tenant: str, *, since: str = "", until: str = "9999") -> list[store.ToolDay]:
+        position, indexed, slices = -1, list[Row](), TimeSlices()
+        while (now := first_number(await self.fetch(bind(tenant, sql.POSITION, name=AUDIT)))) != position:
+            position = now
+            indexed = await self.search(bind(tenant, sql.TOOL_DAYS, since=since, until=until))
+        sums = {(day, tool): list(amounts) for day, tool, *amounts in indexed}
+        while rows := await self.audit(tenant, after=position, limit=_AUDIT_PAGE):
+            position = rows[-1].seq
+            for row in rows:
+                add_tool_call(read_entry(row.entry), sums)
+                await slices.pause()
+        return [
+            store.ToolDay(day, tool, int(calls), int(failed), milliseconds)
+            for (day, tool), (calls, failed, milliseconds) in sums.items()
+            if since <= day < until
+        ]
+
     async def audit_ends(self) -> dict[str, AuditHead]:
         """Return the last audit row of each tenant."""
         ends: dict[str, AuditHead] = {}
@@ -240,6 +307,32 @@ class SqlReads(ABC):
 
     async def usage(self, tenant: str, *, since: str = "", until: str = "9999") -> list[store.UsageRow]:
         return tables.USAGE.all(await self.fetch(bind(tenant, sql.USAGE, since=since, until=until)))
+
+    async def sum_usage(
+        self,
+        tenant: str,
+        group_by: store.UsageKey,
+        *,
+        by_day: bool = False,
+        since: str = "",
+        until: str = "9999",
+        owner: str = "",
+        limit: int | None = None,
+    ) -> list[store.UsageRow]:
+        keys = (group_by, "day") if by_day and group_by != "day" else (group_by,)
+        statement = sql.usage_by_session(keys) if group_by == "session" else sql.usage_by(keys)
+        named = {"since": since, "until": until, "all": not owner, "owner": owner, "limit": _limit_or_max(limit)}
+        rows = await self.search(bind(tenant, statement, **named))
+        amounts = [name for name in tables.USAGE.names if name not in ("day", "session", "agent_id", "model")]
+        empty = store.UsageRow("", "", "", "")
+        return [
+            msgspec.structs.replace(
+                empty,
+                **dict(zip(keys, row, strict=False)),
+                **{name: int(value) for name, value in zip(amounts, row[len(keys) :], strict=True)},
+            )
+            for row in rows
+        ]
 
     async def document(self, tenant: str, kind: store.DocumentKind, id: str) -> store.Document | None:
         return tables.DOCUMENTS.first(await self.fetch(bind(tenant, sql.DOCUMENT, kind=kind, id=id)))
@@ -445,6 +538,14 @@ class _Matrix:
             new = np.zeros((capacity, *old.shape[1:]), old.dtype)
             new[: self._count] = old[: self._count]
             setattr(self, name, new)
+
+
+def _blocks_query(tenant: str, where: store.AuditFilter, before: int) -> Query:
+    """Return the rows before a number in the next blocks that contain all values of a filter."""
+    values = {name: indexed_value(value) for name in AUDIT_FIELDS if (value := getattr(where, name)) is not None}
+    times = {"since": where.since or 0, "until": _MAX_INTEGER if where.until is None else where.until}
+    block = {"block": (before - 2) // AUDIT_BLOCK, "blocks": _AUDIT_BLOCKS, "before": before}
+    return bind(tenant, sql.audit_in_blocks(tuple(values), AUDIT_BLOCK), **values, **times, **block)
 
 
 def _limit_or_max(limit: int | None) -> int:

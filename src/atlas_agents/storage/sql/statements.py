@@ -397,6 +397,109 @@ SELECT id, session, seq FROM search_texts WHERE tenant = :tenant AND id < :befor
 ORDER BY id DESC LIMIT :limit"""
 
 
+START_POSITION = """
+INSERT INTO derived_positions (tenant, name, position) VALUES (:tenant, :name, 0)
+ON CONFLICT (tenant, name) DO NOTHING"""
+MOVE_POSITION = """
+UPDATE derived_positions SET position = :position WHERE tenant = :tenant AND name = :name AND position = :known
+RETURNING position"""
+AUDIT_BEFORE = f"""
+SELECT {t.AUDIT.columns} FROM audit WHERE tenant = :tenant AND seq < :before AND seq > :after
+ORDER BY seq DESC LIMIT :limit"""
+ADD_TOOL_DAY = """
+INSERT INTO tool_days (tenant, day, tool, calls, failed, milliseconds)
+VALUES (:tenant, :day, :tool, :calls, :failed, :milliseconds)
+ON CONFLICT (tenant, day, tool) DO UPDATE SET calls = tool_days.calls + :calls, failed = tool_days.failed + :failed,
+    milliseconds = tool_days.milliseconds + :milliseconds"""
+TOOL_DAYS = """
+SELECT day, tool, calls, failed, milliseconds FROM tool_days WHERE tenant = :tenant AND day >= :since AND day < :until
+ORDER BY day, tool"""
+_DAYS = """
+WITH RECURSIVE days(day) AS (
+    SELECT min(day) FROM usage_sums WHERE tenant = :tenant AND day >= :since AND day < :until
+    UNION ALL SELECT (SELECT min(u.day) FROM usage_sums u WHERE u.tenant = :tenant AND u.day > d.day AND u.day < :until)
+    FROM days d WHERE d.day IS NOT NULL),
+open_days AS (
+    SELECT day FROM days WHERE day IS NOT NULL AND NOT EXISTS (
+        SELECT 1 FROM usage_closed c WHERE c.tenant = :tenant AND c.day = days.day AND c.complete))"""
+"""Finds each day with one search in the index instead of reading all rows."""
+NEXT_OPEN_DAY = f"""{_DAYS}
+SELECT day, (SELECT count(*) FROM usage_closed c WHERE c.tenant = :tenant AND c.day = open_days.day) FROM open_days
+LIMIT 1"""
+START_CLOSING_DAY = """
+INSERT INTO usage_closed (tenant, day, complete) VALUES (:tenant, :day, FALSE) ON CONFLICT (tenant, day) DO NOTHING"""
+CLOSE_DAY = "UPDATE usage_closed SET complete = TRUE WHERE tenant = :tenant AND day = :day RETURNING day"
+DROP_USAGE_DAY = "DELETE FROM usage_days WHERE tenant = :tenant AND day = :day"
+_USAGE_AMOUNTS = tuple(name for name in t.USAGE.names if name not in _USAGE_KEY)
+_ADDED_AMOUNTS = ", ".join(f"sum({name})" for name in _USAGE_AMOUNTS)
+SUM_USAGE_DAY = f"""
+INSERT INTO usage_days (tenant, day, owner, agent_id, model, {", ".join(_USAGE_AMOUNTS)})
+SELECT CAST(:tenant AS TEXT), day, owner, agent_id, model, {_ADDED_AMOUNTS} FROM usage_sums
+WHERE tenant = :tenant AND day = :day GROUP BY day, owner, agent_id, model"""
+
+
+@cache
+def usage_by(keys: tuple[str, ...]) -> str:
+    """Return the sums of usage by some of day, agent and model: from the sums of days that are over, and the rest."""
+    columns = f"day, agent_id, model, {', '.join(_USAGE_AMOUNTS)}"
+    groups = ", ".join(keys)
+    return f"""{_DAYS}
+SELECT {groups}, {_ADDED_AMOUNTS} FROM (
+    SELECT {columns} FROM usage_days WHERE tenant = :tenant AND day >= :since AND day < :until
+        AND (:all OR owner = :owner) AND EXISTS (
+            SELECT 1 FROM usage_closed c WHERE c.tenant = :tenant AND c.day = usage_days.day AND c.complete)
+    UNION ALL
+    SELECT {", ".join(f"u.{name}" for name in columns.split(", "))} FROM open_days CROSS JOIN usage_sums u
+    WHERE u.tenant = :tenant AND u.day = open_days.day AND (:all OR u.owner = :owner)) found
+GROUP BY {groups} ORDER BY {groups} LIMIT :limit"""
+
+
+@cache
+def usage_by_session(keys: tuple[str, ...]) -> str:
+    """Return the sums of usage by session, and also by day if it is among the keys; most tokens first."""
+    groups = ", ".join(keys)
+    return f"""
+SELECT {groups}, {_ADDED_AMOUNTS} FROM usage_sums
+WHERE tenant = :tenant AND day >= :since AND day < :until AND (:all OR owner = :owner)
+GROUP BY {groups} ORDER BY sum(input_tokens + output_tokens) DESC, {groups} LIMIT :limit"""
+
+
+@cache
+def add_audit_blocks(count: int) -> str:
+    """Return the INSERT of several blocks, with the parameters `:block0`, `:first_at0`, `:last_at0` and so on."""
+    rows = ", ".join(f"(:tenant, :block{n}, :first_at{n}, :last_at{n})" for n in range(count))
+    return f"""INSERT INTO audit_blocks (tenant, block, first_at, last_at) VALUES {rows}
+ON CONFLICT (tenant, block) DO NOTHING"""
+
+
+@cache
+def add_audit_values(count: int) -> str:
+    """Return the INSERT of several values, with the parameters `:field0`, `:value0`, `:block0` and so on."""
+    rows = ", ".join(f"(:tenant, :field{n}, :value{n}, :block{n})" for n in range(count))
+    return f"""INSERT INTO audit_values (tenant, field, value, block) VALUES {rows}
+ON CONFLICT (tenant, field, value, block) DO NOTHING"""
+
+
+@cache
+def audit_in_blocks(fields: tuple[str, ...], size: int) -> str:
+    """Return the audit rows of the latest blocks that contain a value of each field, given as `:<field>`."""
+    blocks, order, conditions = "audit_blocks b", "b.block", ""
+    for name in fields[:1]:
+        blocks, order = f"audit_values f CROSS JOIN {blocks}", "f.block"
+        conditions += f" AND f.tenant = :tenant AND f.field = '{name}' AND f.value = :{name} AND b.block = f.block"
+    for name in fields[1:]:
+        conditions += f""" AND EXISTS (SELECT 1 FROM audit_values v
+            WHERE v.tenant = :tenant AND v.field = '{name}' AND v.value = :{name} AND v.block = b.block)"""
+    return f"""
+SELECT {t.AUDIT.select("a")} FROM (
+    SELECT b.block FROM {blocks} WHERE b.tenant = :tenant AND {order} <= :block AND b.last_at >= :since
+        AND b.first_at < :until{conditions}
+    ORDER BY {order} DESC LIMIT :blocks) found
+CROSS JOIN audit a
+WHERE a.tenant = :tenant AND a.seq > found.block * {size} AND a.seq <= found.block * {size} + {size} AND a.seq < :before
+ORDER BY a.seq DESC"""
+
+
 @cache
 def add_search_texts(count: int) -> str:
     """Return the INSERT of several texts of a session, with the parameters `:seq0`, `:text0` and so on."""
