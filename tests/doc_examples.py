@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-FENCES = {".py": "python", ".toml": "toml", ".txt": 'text title="Output"'}
+FENCES = {".py": "python", ".toml": "toml", ".yaml": "yaml", ".txt": 'text title="Output"'}
 BLOCK = re.compile(r"^<!-- example: (\S+) -->\n.*?^<!-- end of example -->$", re.MULTILINE | re.DOTALL)
 
 

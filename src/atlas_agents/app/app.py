@@ -7,6 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
+import msgspec
+
 from atlas_agents.agents.atlas import Atlas
 from atlas_agents.agents.hooks import Interceptor
 from atlas_agents.app.agents import AgentLoader, FetchModel, ServerReloader, TitleWriter, open_mcp_servers
@@ -51,6 +53,7 @@ from atlas_agents.mcp.servers import Servers
 from atlas_agents.providers.catalogue import parse_model_ref, read_models, register_models
 from atlas_agents.providers.rate_limits import SharedRateLimiter, parse_rate_limits
 from atlas_agents.providers.registry import Registry
+from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.tools.approvals import Approvals
 from atlas_agents.tools.registry import ToolRegistry
 from atlas_agents.workspace.workspace import Workspace
@@ -241,6 +244,33 @@ async def open_runtime(
         yield runtime
 
 
+@asynccontextmanager
+async def open_scratch_runtime(
+    settings: Settings, environment: Environment | None = None
+) -> AsyncGenerator[Runtime, None]:
+    """Open the agents of the workspace with a store in memory, beside a gateway that may run; nothing is watched."""
+    alone = msgspec.structs.replace(settings, role="alone", database_url=Secret(""))
+    async with AsyncExitStack() as opening:
+        open_home(settings)
+        store = MemoryStore()
+        await store.open()
+        opening.push_async_callback(store.close)
+        runtime = _build_runtime(alone, store, environment or Environment(), opening, None)
+        opening.push_async_callback(runtime.atlas.close)
+        yield runtime
+
+
+def build_registry(
+    settings: Settings, environment: Environment, plugins: Plugins, limiter: SharedRateLimiter | None = None
+) -> Registry:
+    """Return the providers with the rate limits, models and stored keys of the settings."""
+    register_models(read_models(settings.model_catalogue))
+    registry = Registry(environment, rate_limits=parse_rate_limits(settings.provider_limits), limiter=limiter)
+    apply_stored_keys(registry, read_stored_keys(settings.home))
+    registry.load_plugins(plugins)
+    return registry
+
+
 def _copy_sessions(settings: Settings, runtime: Runtime, opening: AsyncExitStack) -> None:
     """With a Redis or Valkey server, keep copies of the state of sessions there, whatever the role of this process."""
     client = open_valkey(settings.redis_url)
@@ -265,13 +295,10 @@ def _build_runtime(
         workspace.make_skills_folder()
     plugins = Plugins(settings.disabled_plugins)
     limiter = _shared_limiter(settings, store)
-    register_models(read_models(settings.model_catalogue))
-    registry = Registry(environment, rate_limits=parse_rate_limits(settings.provider_limits), limiter=limiter)
+    registry = build_registry(settings, environment, plugins, limiter)
     feed = ModelFeed()
     registry.register("local", lambda values: LocalProvider(environment=values, report=feed.report))
-    apply_stored_keys(registry, read_stored_keys(settings.home))
     servers = open_mcp_servers(settings, environment, registry, opening)
-    registry.load_plugins(plugins)
     knowledge = open_knowledge_base(settings, store, registry)
     opening.push_async_callback(knowledge.close)
     tools = build_tool_registry(settings, opening, plugins, environment, knowledge, servers, trust)

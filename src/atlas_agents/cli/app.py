@@ -37,6 +37,7 @@ COMMANDS = {
     "schedule": Entry("Manage recurring tasks.", "jobs", "schedules"),
     "policy": Entry("Show and change which agents may use which tools.", "info", "policy"),
     "audit": Entry("Read and verify the audit log of tool calls.", "audit"),
+    "eval": Entry("Evaluate agents and models with a file of cases: atlas eval FILE.", "evaluate"),
     "knowledge": Entry("Manage the documents that agents can search.", "knowledge"),
     "models": Entry("List models and their prices, and manage those that run on this machine.", "models"),
     "users": Entry("Manage the users of this tenant.", "access", "users"),

@@ -162,6 +162,10 @@ class ResultFile:
     """Result file of an evaluation: one JSON document per line, on disk before the next result is accepted.
 
     A crash can only damage the last line, which is then ignored: that case runs again.
+
+    Args:
+        path: The file.
+        evaluation: The evaluation with the results that the file had when it was read.
     """
 
     def __init__(self, path: Path, evaluation: Evaluation) -> None:

@@ -10,7 +10,7 @@ import msgspec
 from atlas_agents.agents.output import Output
 from atlas_agents.core.errors import AtlasError, BadOutput, BadTool, ConfigError
 from atlas_agents.core.json import encode
-from atlas_agents.core.text import one_line
+from atlas_agents.core.text import one_line, wire_name
 
 _SHOWN = 200
 """Characters of a value that a reason quotes."""
@@ -216,7 +216,7 @@ class ExpectedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def matches(self, call: CallMade) -> bool:
         """Whether a call has this name and these arguments, no fewer and no more."""
-        if call.name != self.name:
+        if wire_name(call.name) != wire_name(self.name):  # a model knows `shop/find` as `shop__find`
             return False
         if self.arguments is None:
             return True
