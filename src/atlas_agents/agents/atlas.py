@@ -37,6 +37,7 @@ from atlas_agents.core.store import NO_CHAIN, Chain, Store, UsageRow
 from atlas_agents.core.tenancy import AgentInfo, Delegation, TeamServices, Tenancy
 from atlas_agents.dispatch.base import Dispatcher, Inline
 from atlas_agents.providers.catalogue import Price
+from atlas_agents.providers.failover import ModelStatus
 from atlas_agents.providers.registry import Registry
 from atlas_agents.providers.settings import GivenSettings
 from atlas_agents.tools.approvals import Approvals, Approve
@@ -218,6 +219,10 @@ class Atlas:
     def registry(self) -> Registry:
         """The provider registry."""
         return self._runtime.registry
+
+    def model_status(self) -> list[ModelStatus]:
+        """Return the health of the models that this process called in the last 15 minutes."""
+        return self._runtime.model_health.status(self._runtime.clock.monotonic())
 
     def verdict(self, agent: Agent, tool: Tool, user: str = "") -> Verdict:
         """Return whether an agent may call a tool on behalf of a user."""

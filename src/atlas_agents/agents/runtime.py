@@ -37,7 +37,7 @@ from atlas_agents.core.paths import Environment
 from atlas_agents.core.store import BudgetLimit, Chain, RunRow, Store
 from atlas_agents.core.tenancy import TeamServices
 from atlas_agents.providers.base import Price, Prices, Provider, collect_keys
-from atlas_agents.providers.failover import Failover, Route
+from atlas_agents.providers.failover import Failover, ModelHealth, Route
 from atlas_agents.providers.react import React
 from atlas_agents.providers.registry import Model, Registry, register_built_in
 from atlas_agents.providers.testing import Scripted
@@ -154,6 +154,7 @@ class AgentRuntime:
         self._registry = registry
         self._make_deps = make_deps
         self._root_limits: dict[str, Sequence[BudgetLimit]] = {}
+        self.model_health = ModelHealth()
         self._pools: weakref.WeakKeyDictionary[Any, dict[bool, Failover]] = weakref.WeakKeyDictionary()
 
     def create_run(
@@ -488,13 +489,14 @@ class AgentRuntime:
     def _failover_for(self, agent: Any, settings: AgentSettings, model: Model = "") -> Failover:
         """Return the models of an agent, or the single model that replaces them for one turn."""
         if model:
-            return Failover([self._route(model, settings)], settings.retry)
+            return Failover([self._route(model, settings)], settings.retry, health=self.model_health)
         as_text = settings.mode == "react"
         pools = self._pools.setdefault(agent, {})
         pool = pools.get(as_text)
         if pool is None:
             models = settings.models or (self._default_model(settings.id),)
-            pool = Failover([self._route(model, settings) for model in models], settings.retry)
+            routes = [self._route(model, settings) for model in models]
+            pool = Failover(routes, settings.retry, health=self.model_health)
             pools[as_text] = pool
             for route in pool.routes:
                 for key in collect_keys(route.provider):

@@ -26,11 +26,13 @@ from atlas_agents.config.open import database_files, is_postgres, open_audit_sig
 from atlas_agents.config.settings import SETTINGS, Settings
 from atlas_agents.core import install_command, package_version
 from atlas_agents.core.aio import BackgroundTasks, run_in_thread
+from atlas_agents.core.alert_rules import parse_alert_rules
 from atlas_agents.core.errors import ConfigError, Transient
 from atlas_agents.core.paths import Environment, Secret, make_private_folder
 from atlas_agents.gateway.auth import TokenFile
 from atlas_agents.gateway.hub import GatewayServices
 from atlas_agents.gateway.mcp.resources import DocumentResources
+from atlas_agents.gateway.monitor import AlertOptions, AlertSender, TelegramSender, WebhookSender
 from atlas_agents.gateway.protocol import admin as wire
 from atlas_agents.gateway.protocol.types import Scope
 from atlas_agents.gateway.server import Gateway
@@ -94,6 +96,9 @@ class Operations:
         backups = [(str(file), file.stat()) for file in sorted(self._folder.glob("atlas-*.db"), reverse=True)]
         shapes = tuple([wire.BackupShape(file, stat.st_size, int(stat.st_mtime * 1000)) for file, stat in backups])
         return wire.StorageStatus(str(home), name, size, disk.free, disk.total, shapes)
+
+    async def cluster(self) -> "ClusterStatus | None":
+        return await cluster_status(self._settings) if self._settings.role != "alone" else None
 
     def new_backup(self) -> Path:
         if self._database is None:
@@ -339,6 +344,7 @@ async def _gateway(
             resources=DocumentResources(runtime.atlas, runtime.knowledge),
             setup=runtime.setup,
             operations=Operations(settings),
+            alerts=_alert_options(settings),
         )
         gateway = Gateway(runtime.atlas, _gateway_settings(settings), membership=membership, services=services)
         runtime.setup.feed.listeners.add(gateway.hub.broadcast)
@@ -346,6 +352,20 @@ async def _gateway(
             yield ServedGateway(runtime, gateway, telegram)
         finally:
             await editor.close()
+
+
+def _alert_options(settings: Settings) -> AlertOptions:
+    """Return the alert rules and the targets that are configured; ConfigError if a rule names one that is not."""
+    rules, senders = parse_alert_rules(settings.alerts), dict[str, AlertSender]()
+    if settings.alert_webhook is not None:
+        senders["webhook"] = WebhookSender(settings.alert_webhook, settings.fetch_hosts)
+    if settings.telegram_chat:
+        senders["telegram"] = TelegramSender(telegram_bot(settings), settings.telegram_chat)
+    for rule in rules:
+        if not senders or (rule.target is not None and rule.target not in senders):
+            missing = "telegram_chat" if rule.target == "telegram" else "alert_webhook"
+            raise ConfigError(f"alerts: {rule.text!r} has no target; set {missing}")
+    return AlertOptions(rules, senders)
 
 
 def _notices(runtime: Runtime, agent_id: str) -> list[str]:

@@ -326,6 +326,18 @@ def _check_budgets(budgets: tuple[str, ...]) -> None:
     read_budgets(budgets)
 
 
+def _check_alerts(rules: tuple[str, ...]) -> None:
+    from atlas_agents.core.alert_rules import parse_alert_rules
+
+    parse_alert_rules(rules)
+
+
+def _check_webhook(value: Secret, given: RawSetting) -> Secret:
+    if scheme(value.reveal()) not in ("http", "https"):
+        raise given.error("invalid URL: expected http:// or https://")
+    return value
+
+
 def _parse_with(parse: Callable[[tuple[str, ...]], object]) -> SettingCheck:
     """Return a check that a function can parse the value."""
 
@@ -367,6 +379,8 @@ _CHECKS: dict[str, SettingCheck] = {
     "provider_limits": _parse_with(_check_rate_limits),
     "model_catalogue": _parse_with(read_models),
     "budgets": _parse_with(_check_budgets),
+    "alerts": _parse_with(_check_alerts),
+    "alert_webhook": _check_webhook,
     "fetch_hosts": _parse_with(_check_hosts),
     "search_url": _http_url("use a SearXNG that needs none"),
     "embeddings": lambda value, given: value if value in ("local", "none") else _check_model(value, given),

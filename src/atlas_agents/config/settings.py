@@ -305,6 +305,16 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
             " the tenant, such as `turn tokens=200000 seconds=600` or `user dollars=5 per=day`."
         ),
     ] = ()
+    alerts: Annotated[
+        tuple[str, ...],
+        about(
+            "Alert rules of the gateway, such as `error_rate > 10% for 5m to webhook` or `turn_p95 > 60 to telegram`. "
+            "A rule without a target is sent to all that are set."
+        ),
+    ] = ()
+    alert_webhook: Annotated[
+        Secret | None, about("URL that alerts are posted to, as JSON with the field `text`.", hides="all")
+    ] = None
     policy: Annotated[Path | None, about("Policy file: which agents may call which tools.")] = None
     approval_deadline: Annotated[
         float, Meta(ge=1, le=604800), about("Seconds to wait for an approval. Then the call is denied.")

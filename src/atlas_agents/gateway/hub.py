@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
@@ -34,6 +34,7 @@ from atlas_agents.gateway.dispatch import Dispatch, Methods
 from atlas_agents.gateway.edits import AgentEditor, Edits, PolicyEditor
 from atlas_agents.gateway.events import Subscriber
 from atlas_agents.gateway.mcp.resources import DocumentResources
+from atlas_agents.gateway.monitor import AlertOptions, Monitor
 from atlas_agents.gateway.protocol import admin
 from atlas_agents.gateway.protocol import events as wire
 from atlas_agents.gateway.protocol.frames import BAD_TOKEN, ProtocolError
@@ -49,6 +50,9 @@ from atlas_agents.providers.settings import DEFAULT_SETTINGS, EFFORTS
 from atlas_agents.storage.hash_chain import verify_audit
 from atlas_agents.tools.audit import TOOL_CALL, AuditEntry
 from atlas_agents.workspace.skills import Prompt
+
+if TYPE_CHECKING:
+    from atlas_agents.dispatch.members import ClusterStatus
 
 _MAX_ASSIGNMENTS = 4096
 _NEW = ("started", "queued")
@@ -441,6 +445,10 @@ class OperationsPort(Protocol):
 
     async def storage(self) -> admin.StorageStatus: ...
 
+    async def cluster(self) -> "ClusterStatus | None":
+        """Return the status of the cluster; None if there is none."""
+        ...
+
     async def check(self) -> tuple[admin.CheckShape, ...]:
         """Run the checks of `atlas doctor`."""
         ...
@@ -486,6 +494,8 @@ class GatewayServices(msgspec.Struct, frozen=True):
     """Sets up models; None for a gateway whose agents are defined in code."""
     operations: OperationsPort | None = None
     """Checks the installation and backs it up."""
+    alerts: AlertOptions = AlertOptions()
+    """Alert rules, and where alerts are sent."""
 
 
 class Hub:
@@ -510,11 +520,10 @@ class Hub:
         self.force_stop = asyncio.Event()
         """Set when shutdown must not wait for running turns."""
         self.quotas = UserQuotas(self.store, atlas.tenant, settings, clock)
-        self.work = WorkLimiter()
+        self.work, self.memory = WorkLimiter(), MemoryGuard()
         self.authenticator = Authenticator(settings, clock)
         self.tokens = self.authenticator.tokens
         self.devices = Devices(self.store, atlas.tenant, self.authenticator)
-        self.memory = MemoryGuard()
         self.metrics, self.log = Metrics(), RecentLog()
         self.metrics.quarantined.set_function(lambda: len(atlas.quarantined))
         atlas.on_budget_exceeded(self.metrics.count_exceeded)
@@ -534,6 +543,7 @@ class Hub:
             hide=atlas.hide,
             model_notice=services.model_notice,
         )
+        self.monitor = Monitor(atlas, self.metrics, services.alerts, services.operations)
         self.uploads = Uploads(settings.home)
         self.connections: set[Peer] = set()
         self.server = ServerShape("atlas", package_version())

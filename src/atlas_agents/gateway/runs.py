@@ -41,6 +41,7 @@ _OWNER_CHECK_INTERVAL = 5.0
 _OWNER_POLL_INTERVAL = 0.25
 _TERMINAL_EVENT_DELAY = 3.0
 """Seconds after the end of a run before another process than its owner writes the terminal event."""
+_OUTPUT = (wire.ChatDelta, wire.ChatReasoning)
 _AFTER_RESET = frozenset(("chat.delta", "chat.reasoning", "chat.reset", "chat.final", "chat.error"))
 logger = logging.getLogger(__name__)
 
@@ -261,6 +262,8 @@ class RunRegistry:
         if log.run_id not in self._open:
             self._ends[log.run_id] = asyncio.Event()
             self._metrics.runs.inc()
+            if not log.start_seq:
+                self._metrics.turns.start(log.run_id)
         self._open[log.run_id] = log
         self._by_session.setdefault(log.session, {})[log.run_id] = log
         return log
@@ -272,8 +275,10 @@ class RunRegistry:
         if channel is not None:
             channel.deliver(log.run_id, [entry for entry, _ in received])
         events = [(entry.seq, event) for entry, event in received if event is not None]
+        if any(type(event) in _OUTPUT for _, event in events):
+            self._metrics.turns.note_output(log.run_id)
         if log.ended:
-            self._metrics.ended.labels(_end_status(events[-1][1]) if events else "done").inc()
+            self._count_end(log, _end_status(events[-1][1]) if events else "done")
             self._close_log(log)
             self.report_change(log.session)
         return events
@@ -392,13 +397,19 @@ class RunRegistry:
             if not (type(event) is wire.ChatFinal and not event.cancelled):
                 self._emit(log, reset)
         at_once = log.add(event)
+        if type(event) in _OUTPUT:
+            self._metrics.turns.note_output(log.run_id)
         if event.event in wire.TERMINAL_EVENTS:
             log.ended = True
-            self._metrics.ended.labels(_end_status(event)).inc()
+            self._count_end(log, _end_status(event))
             self.report_change(log.session)
         self._deliver(log)
         self.writer.add(log, at_once=at_once)
         self._call_hooks(log, event)
+
+    def _count_end(self, log: RunLog, status: str) -> None:
+        self._metrics.ended.labels(status).inc()
+        self._metrics.turns.end(log.run_id, status)
 
     async def watch_owners(self) -> None:
         """Find runs that other processes have taken over while they wait here and write nothing, until cancelled."""
@@ -474,6 +485,7 @@ class RunRegistry:
         if self._open.pop(log.run_id, None) is not None:
             self._remove_from_session(log)
             self._metrics.runs.dec()
+            self._metrics.turns.forget(log.run_id)
             self._metrics.events.inc(log.seq - log.start_seq)
             self._ends.pop(log.run_id).set()
 

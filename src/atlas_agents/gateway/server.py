@@ -249,7 +249,13 @@ class Gateway:
         serving = asyncio.create_task(server.serve(sockets))
         services = BackgroundTasks("gateway")
         hub = self.hub
-        for work in (hub.watch_tokens(), hub.memory.run(), hub.runs.writer.run(), hub.runs.watch_owners()):
+        for work in (
+            hub.watch_tokens(),
+            hub.memory.run(),
+            hub.runs.writer.run(),
+            hub.runs.watch_owners(),
+            hub.monitor.run(),
+        ):
             services.spawn(work)
         member = AsyncExitStack()
         member.enter_context(hub.log.attached())

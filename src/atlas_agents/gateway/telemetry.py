@@ -14,8 +14,10 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from atlas_agents.core.errors import BudgetExceeded
+from atlas_agents.providers.failover import RecentValues
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
+_TIMES = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 MAX_FIELD = 256
 """Maximum length of values from clients in log lines."""
 _MAX_MESSAGE = 4096
@@ -47,6 +49,7 @@ class Metrics:
             "atlas_budgets_exceeded", "Turns that ran out of a budget", ["scope", "measure"], registry=registry
         )
         self.events = Counter("atlas_run_events", "Events of turns", registry=registry)
+        self.turns = RecentTurns(registry)
 
     def add(self, collector: Collector) -> None:
         """Add a collector that is read on each scrape."""
@@ -59,6 +62,53 @@ class Metrics:
     def text(self) -> tuple[bytes, str]:
         """Return the metrics in text format and their content type."""
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
+
+
+class RecentTurns:
+    """Turns of the last 15 minutes: how they ended, their duration, and the time to their first output."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.first_output, self.durations = RecentValues(), RecentValues()
+        self._ends = {status: RecentValues() for status in ("done", "failed", "cancelled")}
+        self._started: dict[str, float] = {}
+        self._silent: set[str] = set()
+        self._first = Histogram(
+            "atlas_turn_first_output_seconds", "Time to the first output of a turn", registry=registry, buckets=_TIMES
+        )
+        self._total = Histogram("atlas_turn_seconds", "Duration of turns", registry=registry, buckets=_TIMES)
+
+    def start(self, run_id: str) -> None:
+        """Note that a turn was accepted now."""
+        self._started[run_id] = time.monotonic()
+        self._silent.add(run_id)
+
+    def note_output(self, run_id: str) -> None:
+        """Note that a turn has produced text or reasoning; only the first time counts."""
+        if run_id in self._silent:
+            self._silent.discard(run_id)
+            now = time.monotonic()
+            self.first_output.add(now, seconds := now - self._started[run_id])
+            self._first.observe(seconds)
+
+    def end(self, run_id: str, status: str) -> None:
+        """Note that a turn ended; its duration counts if its start was seen here."""
+        now = time.monotonic()
+        self._ends[status].add(now, 1.0)
+        started = self._started.get(run_id)
+        self.forget(run_id)
+        if started is not None:
+            self.durations.add(now, now - started)
+            self._total.observe(now - started)
+
+    def forget(self, run_id: str) -> None:
+        """Stop measuring a turn."""
+        self._started.pop(run_id, None)
+        self._silent.discard(run_id)
+
+    def ended(self) -> dict[str, int]:
+        """Return the number of recent turns by how they ended."""
+        now = time.monotonic()
+        return {status: len(values.since(now)) for status, values in self._ends.items()}
 
 
 class JsonLines(logging.Formatter):

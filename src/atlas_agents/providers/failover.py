@@ -9,6 +9,7 @@ import math
 import random
 import re
 import weakref
+from collections import deque
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from typing import Literal
@@ -29,6 +30,9 @@ MAX_ANSWER = 4 << 20
 """Characters of text and thinking in one answer, about a million tokens."""
 
 
+WINDOW = 900.0
+"""Seconds that recent figures cover."""
+_MAX_SAMPLES = 2000
 _TOOL_TOKENS = "context_tokens"
 _MIN_LIMIT = 256
 _MEASURED = 1000
@@ -171,17 +175,119 @@ class _ModelRefused(ProviderError):
         self.usage = usage
 
 
+class Percentiles(msgspec.Struct, frozen=True):
+    """Percentiles of recent values; None if there are none."""
+
+    count: int = 0
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+
+
+class RecentValues:
+    """Sliding window of values with the time at which they were added; it keeps the latest 2,000."""
+
+    __slots__ = ("_values",)
+
+    def __init__(self) -> None:
+        self._values: deque[tuple[float, float]] = deque(maxlen=_MAX_SAMPLES)
+
+    def add(self, now: float, value: float) -> None:
+        self._values.append((now, value))
+
+    def since(self, now: float) -> list[float]:
+        """Return the values of the window that ends now."""
+        while self._values and self._values[0][0] < now - WINDOW:
+            self._values.popleft()
+        return [value for _, value in self._values]
+
+    def percentiles(self, now: float) -> Percentiles:
+        """Return the percentiles of the window that ends now, by nearest rank."""
+        found = sorted(self.since(now))
+        if not found:
+            return Percentiles()
+        ranks = [found[max(0, math.ceil(share * len(found)) - 1)] for share in (0.5, 0.95, 0.99)]
+        return Percentiles(len(found), *[round(rank, 4) for rank in ranks])
+
+
+class ModelStatus(msgspec.Struct, frozen=True):
+    """Recent requests to one model. `last_error` is the kind of the latest failure, and `last_error_at` its time."""
+
+    model: str
+    requests: int
+    failures: int
+    first_chunk: Percentiles
+    last_error: str = ""
+    last_error_at: float = 0.0
+    cooldown: float = 0.0
+    """Seconds for which other models are preferred."""
+
+
+class _ModelWindow:
+    """Recent requests to one model; a value of the outcomes is 1 for a failure."""
+
+    __slots__ = ("cooldown_end", "first_chunk", "last_error", "last_error_at", "outcomes")
+
+    def __init__(self) -> None:
+        self.outcomes, self.first_chunk = RecentValues(), RecentValues()
+        self.last_error, self.last_error_at, self.cooldown_end = "", 0.0, 0.0
+
+
+class ModelHealth:
+    """Health of the models that this process calls: recent requests, failures and time to the first chunk."""
+
+    def __init__(self) -> None:
+        self._models: dict[str, _ModelWindow] = {}
+
+    def record_success(self, model: str, now: float, first_chunk: float) -> None:
+        window = self._window(model)
+        window.outcomes.add(now, 0.0)
+        window.first_chunk.add(now, first_chunk)
+        window.cooldown_end = 0.0
+
+    def record_failure(self, model: str, now: float, kind: str, at: float) -> None:
+        """Record a failed request; `at` is the time in seconds since 1970."""
+        window = self._window(model)
+        window.outcomes.add(now, 1.0)
+        window.last_error, window.last_error_at = kind, at
+
+    def record_cooldown(self, model: str, end: float) -> None:
+        self._window(model).cooldown_end = end
+
+    def status(self, now: float) -> list[ModelStatus]:
+        """Return the models that were called recently or are in cool-down, by name."""
+        found: list[ModelStatus] = []
+        for model, window in sorted(self._models.items()):
+            outcomes, cooldown = window.outcomes.since(now), max(0.0, window.cooldown_end - now)
+            if outcomes or cooldown:
+                latency = window.first_chunk.percentiles(now)
+                error = (window.last_error, window.last_error_at)
+                found.append(ModelStatus(model, len(outcomes), int(sum(outcomes)), latency, *error, cooldown))
+        return found
+
+    def _window(self, model: str) -> _ModelWindow:
+        if model not in self._models:
+            self._models[model] = _ModelWindow()
+        return self._models[model]
+
+
 class Failover:
     """An agent's providers and their health; shared by all its turns."""
 
     def __init__(
-        self, routes: Sequence[Route], policy: RetryPolicy | None = None, *, rng: random.Random | None = None
+        self,
+        routes: Sequence[Route],
+        policy: RetryPolicy | None = None,
+        *,
+        rng: random.Random | None = None,
+        health: ModelHealth | None = None,
     ) -> None:
         if not routes:
             raise ConfigError("an agent needs at least one provider")
         self.routes = tuple(routes)
         self.policy = policy or RetryPolicy()
         self.rng = rng or random.Random(random.getrandbits(64))  # a seed of `random` makes tests repeatable
+        self.health = health or ModelHealth()
         self.limits = tuple(find_limit(route) for route in self.routes)
         self._cooldown_ends: dict[int, float] = {}
         self._failure_counts: dict[int, int] = {}
@@ -207,6 +313,7 @@ class Failover:
         policy, permanent = self.policy, error.kind in _PERMANENT_KINDS
         seconds = policy.long_cooldown if permanent else policy.cooldown * 2 ** min(count - 1, 4)
         self._cooldown_ends[index] = now + min(max(seconds, error.retry_after or 0), 3600)
+        self.health.record_cooldown(self.routes[index].label, self._cooldown_ends[index])
 
     def record_success(self, index: int) -> None:
         if index in self._failure_counts:
@@ -230,6 +337,7 @@ class TurnProvider:
         """Attempts at the request, and those with the current provider after the first."""
         self._tried: tuple[int, ...] = ()
         self._failure: ProviderError | None = None
+        self._sent_at = self._first_chunk = 0.0
         self._is_complete = self._is_too_long = False
         self.max_tokens: int | None = None
         """Output tokens that a budget leaves for the next attempt, instead of the request's limit."""
@@ -270,6 +378,8 @@ class TurnProvider:
             try:
                 async with aclosing(self._last.provider.stream(sent)) as chunks:
                     async for chunk in chunks:
+                        if not streamed:
+                            self._first_chunk = self._clock.monotonic() - self._sent_at
                         if type(chunk) is DoneChunk:
                             self._complete(request, chunk)
                         elif (size := size + len(getattr(chunk, "text", ""))) > MAX_ANSWER:
@@ -277,17 +387,27 @@ class TurnProvider:
                         streamed = True
                         yield chunk
                 if self._is_complete:
-                    self._pool.record_success(self._index)
+                    self._record_success()
                     return
                 self._failure = ProviderError("the stream ended without completing the message", "incomplete")
             except ProviderError as error:
                 self._failure = error
-            failures = (*failures, f"{self._last.label}: {self._failure}")
+            failures = (*failures, self._record_failure(self._failure))
             withdrawn = self._failure.usage if isinstance(self._failure, _ModelRefused) else None
             if streamed or withdrawn is not None:
                 yield ResetChunk(self._attempts, withdrawn)
         kind = "context_length" if self._is_too_long else self._failure.kind if self._failure else "unknown"
         raise ProviderError("no provider answered: " + "; ".join(failures), kind)
+
+    def _record_success(self) -> None:
+        self._pool.record_success(self._index)
+        self._pool.health.record_success(self.id, self._clock.monotonic(), self._first_chunk)
+
+    def _record_failure(self, error: ProviderError) -> str:
+        """Record a failed attempt, and return what is reported about it; a refusal says nothing about the health."""
+        if type(error) is not _ModelRefused:
+            self._pool.health.record_failure(self.id, self._clock.monotonic(), error.kind, self._clock.time())
+        return f"{self._last.label}: {error}"
 
     async def _next_attempt(self, request: Request) -> Request | None:
         """Return the request of the next attempt, with the same provider or the next one; None if all have failed."""
@@ -301,6 +421,7 @@ class TurnProvider:
             self._index, self._last = index, self._pool.routes[index]
         self._attempts += 1
         self._is_complete = False
+        self._sent_at = self._clock.monotonic()
         if self._last.model:
             request = msgspec.structs.replace(request, model=self._last.model)
         if self.max_tokens is not None:

@@ -180,6 +180,10 @@ class Registry:
         limit = self._rate_limits.get(limited_as, NO_LIMIT)
         return Balanced(providers, limit, limiter=self._limiter or self._local_limiter, limited_as=limited_as)
 
+    def limited_providers(self) -> list["Balanced"]:
+        """Return the providers in use that have rate limits or several keys."""
+        return [provider for provider in self._providers.values() if isinstance(provider, Balanced)]
+
     def has_key(self, id: str) -> bool:
         """Whether a key of this provider is set or stored; the address of a server alone is none."""
         environment = self._environment_of(id)

@@ -1,32 +1,257 @@
-// Settings › Operations: the gateway and its machine, running turns, limits, backups, checks and the log.
+// Settings › Operations: what happens now, the gateway and its machine, limits, backups, checks and the log.
 
 import { Alert, App, Button, Segmented, Tag } from "antd";
 import { useEffect, useState } from "react";
 import { formatBytes, formatCount, formatDateTime, formatDuration, toSentence } from "../state/format";
 import { useAppState, useClient, useQuery, useResourceReload } from "../state/hooks";
-import type { CheckShape, LimitsResult, OpsStatus, RunShape } from "../wire";
+import type {
+  AlertShape,
+  CheckShape,
+  LatencyShape,
+  LimitsResult,
+  LiveStatus,
+  MemberShape,
+  ModelHealthShape,
+  OpsStatus,
+  RateLimitShape,
+  RunShape,
+} from "../wire";
+import { Budgets, Stat } from "./usage";
 import { QueryResult } from "./view";
 import "../styles/admin.css";
 
 export default function OperationsSettings() {
   const status = useQuery("ops.status", {});
   useResourceReload("backup", status.reload);
+  useRefresh(status.reload);
   return (
     <>
       <QueryResult query={status} what="the status">
-        {(data) => (
-          <>
-            <Status status={data} />
-            <Backups status={data} onChange={status.reload} />
-          </>
-        )}
+        {(data) => <Live live={data.live} />}
       </QueryResult>
-      <Checks />
       <RunningTurns />
+      {status.data && (
+        <>
+          <Status status={status.data} />
+          <Backups status={status.data} onChange={status.reload} />
+        </>
+      )}
+      <Checks />
       <Limits />
       <Log />
     </>
   );
+}
+
+const REFRESH_MS = 5000;
+
+/** Reload every few seconds while the page is visible. */
+function useRefresh(reload: () => void) {
+  useEffect(() => {
+    const timer = setInterval(() => document.visibilityState === "visible" && reload(), REFRESH_MS);
+    return () => clearInterval(timer);
+  }, [reload]);
+}
+
+function Live({ live }: { live: LiveStatus }) {
+  return (
+    <>
+      <h2 className="section-title">Now</h2>
+      {live.problems?.map((problem) => (
+        <Alert key={problem} type="warning" showIcon title={toSentence(problem)} />
+      ))}
+      <Figures live={live} />
+      <Models models={live.models ?? []} limits={live.rateLimits ?? []} />
+      <Members live={live} />
+      {(live.budgets ?? []).length > 0 && <Budgets budgets={live.budgets ?? []} />}
+      <Alerts alerts={live.alerts ?? []} />
+    </>
+  );
+}
+
+const seconds = (value: number | null | undefined) => (value == null ? "–" : formatDuration(value * 1000));
+const tails = ({ p95, p99 }: LatencyShape) => `95 %: ${seconds(p95)} · 99 %: ${seconds(p99)}`;
+const percent = (share: number) => `${(share * 100).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
+
+function Figures({ live }: { live: LiveStatus }) {
+  const { queue, ended, firstOutput, duration } = live;
+  const total = ended.done + ended.failed;
+  const waiting = queue.queued + (queue.unassigned ?? 0);
+  const lag = queue.lag ? `, the oldest for ${seconds(queue.lag)}` : "";
+  return (
+    <div className="stats" role="group" aria-label="Live figures">
+      <Stat name="Running turns" value={formatCount(queue.running)} note={`${queue.waiting} waiting for a person`} />
+      <Stat name="Queue" value={formatCount(waiting)} note={waiting ? `turns waiting${lag}` : "no turn waits"} />
+      <Stat
+        name="Error rate"
+        value={total ? percent(ended.failed / total) : "–"}
+        note={total ? `${ended.failed} of ${total} turns failed` : "no turn ended"}
+      />
+      <Stat name="First output" value={seconds(firstOutput.p50)} note={tails(firstOutput)} />
+      <Stat name="Turn duration" value={seconds(duration.p50)} note={tails(duration)} />
+    </div>
+  );
+}
+
+function Models({ models, limits }: { models: readonly ModelHealthShape[]; limits: readonly RateLimitShape[] }) {
+  if (models.length === 0 && limits.length === 0) return null;
+  return (
+    <section className="panel">
+      <header>
+        <h2>Models</h2>
+        <span className="muted">Last 15 minutes</span>
+      </header>
+      {models.length > 0 && (
+        <div className="scroll-x">
+          <table className="totals">
+            <thead>
+              <tr>
+                <th>Model</th>
+                <th>Health</th>
+                <th className="number">Requests</th>
+                <th className="number">Failed</th>
+                <th className="number">First chunk</th>
+              </tr>
+            </thead>
+            <tbody>
+              {models.map((model) => (
+                <tr key={model.model}>
+                  <td>{model.model}</td>
+                  <td>
+                    <Health model={model} />
+                  </td>
+                  <td className="number">{formatCount(model.requests)}</td>
+                  <td className="number">{formatCount(model.failures)}</td>
+                  <td className="number">{seconds(model.firstChunk.p50)}</td>
+                </tr>
+              ))}
+            </tbody>
+          </table>
+        </div>
+      )}
+      {limits.map((limit) => (
+        <p className="muted" key={limit.provider}>
+          {limit.provider}: {describeLimit(limit)}
+        </p>
+      ))}
+    </section>
+  );
+}
+
+function Health({ model }: { model: ModelHealthShape }) {
+  if (model.cooldown) return <Tag color="error">Resting for {seconds(model.cooldown)}</Tag>;
+  if (model.failures === 0) return <Tag color="success">OK</Tag>;
+  const failing = model.failures === model.requests;
+  return (
+    <Tag color={failing ? "error" : "warning"}>{`Last error: ${(model.lastError ?? "").replaceAll("_", " ")}`}</Tag>
+  );
+}
+
+function describeLimit({ keys, busy, requests, tokens, atOnce }: RateLimitShape): string {
+  const parts = [keys === 1 ? "1 key" : `${keys} keys`, busy === 1 ? "1 request running" : `${busy} requests running`];
+  if (requests != null) parts.push(`at most ${formatCount(requests)} requests per minute`);
+  if (tokens != null) parts.push(`at most ${formatCount(tokens)} tokens per minute`);
+  if (atOnce != null) parts.push(`at most ${formatCount(atOnce)} at once`);
+  return parts.join(", ");
+}
+
+const ROLES: Record<string, string> = {
+  alone: "Gateway",
+  gateway: "Gateway",
+  worker: "Worker",
+  all: "Gateway and worker",
+};
+
+function Members({ live }: { live: LiveStatus }) {
+  const { members } = live;
+  if (members.length === 1 && members[0]?.role === "alone") return null;
+  return (
+    <section className="panel">
+      <header>
+        <h2>Cluster</h2>
+      </header>
+      <div className="scroll-x">
+        <table className="totals">
+          <thead>
+            <tr>
+              <th>Process</th>
+              <th>State</th>
+              <th className="number">Turns</th>
+              <th className="number">Last heartbeat</th>
+              <th className="number">Running for</th>
+            </tr>
+          </thead>
+          <tbody>
+            {members.map((member) => (
+              <tr key={`${member.host} ${member.pid}`}>
+                <td>
+                  {ROLES[member.role] ?? member.role}{" "}
+                  <span className="muted">
+                    {member.host} · {member.pid} · {member.version}
+                  </span>
+                </td>
+                <td>
+                  <MemberState member={member} />
+                </td>
+                <td className="number">
+                  {formatCount(member.runs)}
+                  {member.capacity ? ` of ${formatCount(member.capacity)}` : ""}
+                </td>
+                <td className="number">{seconds(member.heartbeatAge)} ago</td>
+                <td className="number">{seconds(member.uptime)}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
+      {(live.cooldowns ?? []).map(({ name, seconds: left }) => (
+        <p className="muted" key={name}>
+          Key {name} rests for {seconds(left)}
+        </p>
+      ))}
+    </section>
+  );
+}
+
+function MemberState({ member }: { member: MemberShape }) {
+  if (member.lost) return <Tag color="error">Lost</Tag>;
+  if (member.draining) return <Tag color="warning">Shutting down</Tag>;
+  return <Tag color="success">{member.leads ? "Leader" : "OK"}</Tag>;
+}
+
+const ALERT_COLOURS = { ok: "success", pending: "warning", firing: "error" } as const;
+const ALERT_NAMES = { ok: "OK", pending: "Pending", firing: "Firing" } as const;
+
+function Alerts({ alerts }: { alerts: readonly AlertShape[] }) {
+  return (
+    <section className="panel stack">
+      <header>
+        <h2>Alerts</h2>
+      </header>
+      {alerts.length === 0 ? (
+        <p className="muted">No alert rules. Add some with the setting alerts, such as error_rate &gt; 10% for 5m.</p>
+      ) : (
+        <ul className="devices" aria-label="Alerts">
+          {alerts.map((alert) => (
+            <li className="setting" key={alert.rule}>
+              <div>
+                <strong>{alert.rule}</strong> <Tag color={ALERT_COLOURS[alert.state]}>{ALERT_NAMES[alert.state]}</Tag>
+                <p className="muted">{describeAlert(alert)}</p>
+                {alert.error && <p className="alert-error">Not sent to {alert.error}</p>}
+              </div>
+            </li>
+          ))}
+        </ul>
+      )}
+    </section>
+  );
+}
+
+function describeAlert({ value, since, sentAt }: AlertShape): string {
+  const parts = [value == null ? "No value yet" : `Now ${Number(value.toPrecision(3))}`];
+  if (since != null) parts.push(`since ${formatDateTime(since)}`);
+  if (sentAt != null) parts.push(`last message ${formatDateTime(sentAt)}`);
+  return parts.join(" · ");
 }
 
 function Status({ status }: { status: OpsStatus }) {

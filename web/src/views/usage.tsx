@@ -139,7 +139,7 @@ function UsagePanel({ rows, days, grouping, onGrouping }: UsagePanelProps) {
   );
 }
 
-function Budgets({ budgets }: { budgets: readonly Budget[] }) {
+export function Budgets({ budgets }: { budgets: readonly Budget[] }) {
   return (
     <Panel title="Budgets">
       <table className="totals">
@@ -214,7 +214,7 @@ function ToolTotals({ rows }: { rows: readonly ToolRow[] }) {
   );
 }
 
-function Stat({ name, value, note }: { name: string; value: string; note?: string }) {
+export function Stat({ name, value, note }: { name: string; value: string; note?: string }) {
   return (
     <div className="stat">
       <span>{name}</span>

@@ -209,6 +209,30 @@ async def _get(
         raise _describe_failure(error, target) from error
 
 
+async def post_json(
+    url: str, body: bytes, *, hosts: ssrf.Hosts, caps: ssrf.Caps = ssrf.CAPS, network: ssrf.Network = ssrf.INTERNET
+) -> None:
+    """Post JSON to a URL behind the SSRF guard. Redirects are not followed; ToolFailed unless the status is a success.
+
+    Errors name the host and not the URL, which may contain a secret.
+    """
+    target = ssrf.parse_target(url, hosts)
+    session = open_session(connect_timeout=caps.connect, connector=SsrfGuard(target, network).connector())
+    headers = {"User-Agent": _HEADERS["User-Agent"], "Content-Type": "application/json"}
+    try:
+        async with (
+            asyncio.timeout(caps.total),
+            session,
+            session.post(target.url, data=body, headers=headers, allow_redirects=False) as response,
+        ):
+            if not 200 <= response.status < 300:
+                raise ToolFailed(f"{target.host} answered HTTP {response.status}")
+    except TimeoutError:
+        raise ToolFailed(f"{target.host} did not answer within {caps.total:g} s") from None
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        raise ToolFailed(str(_describe_failure(error, target)).replace(url, target.host)) from error
+
+
 def _check_status(status: int, retry_after: str | None, target: ssrf.FetchTarget) -> None:
     """Raise an error for the model unless the status is a success."""
     if 200 <= status < 300:

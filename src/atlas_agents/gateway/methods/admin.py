@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.runner import tool_call_result
 from atlas_agents.core.aio import SYSTEM_CLOCK, run_in_thread, utc_day
-from atlas_agents.core.budgets import BudgetStatus
 from atlas_agents.core.errors import ConfigError, NotFound
 from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import UsageKey, UsageRow
@@ -26,6 +25,7 @@ from atlas_agents.gateway.dispatch import Methods
 from atlas_agents.gateway.edits import EditTarget, describe_change, version_of
 from atlas_agents.gateway.hub import Hub, ModelSetupPort, OperationsPort
 from atlas_agents.gateway.methods.agents import require_agent, set_agent_model
+from atlas_agents.gateway.monitor import budget_shape
 from atlas_agents.gateway.protocol import admin as wire
 from atlas_agents.gateway.protocol.frames import ProtocolError
 from atlas_agents.gateway.protocol.types import Ack, ModelShape, NoParams, RemovalResult, Scope, ToolShape
@@ -221,16 +221,10 @@ async def read_limits(hub: Hub, user: str) -> wire.LimitsResult:
     usage_by_agent = {
         agent.id: await hub.store.call_count(hub.atlas.tenant, agent.id, day) for agent in hub.atlas.agents
     }
-    budgets = tuple([_budget_shape(each) for each in await hub.atlas.budget_status(user=user)])
+    budgets = tuple([budget_shape(each) for each in await hub.atlas.budget_status(user=user)])
     return wire.LimitsResult(
         limits.per_tick, limits.tick, limits.per_day, limits.at_once, limits.repeats, usage_by_agent, budgets
     )
-
-
-def _budget_shape(status: BudgetStatus) -> wire.BudgetShape:
-    resets_at = None if status.resets_at is None else int(status.resets_at * 1000)
-    amounts = (status.limit, status.used, status.reserved)
-    return wire.BudgetShape(status.scope, status.subject, status.measure, *amounts, status.per, resets_at)
 
 
 def _tool_shapes(caller: ClientConnection, agent: Agent) -> list[ToolShape]:
@@ -331,7 +325,8 @@ def _operations(caller: ClientConnection) -> OperationsPort:
 
 async def get_operations(caller: ClientConnection, _: NoParams) -> wire.OpsStatus:
     hub, storage = caller.hub, await _operations(caller).storage()
-    return wire.OpsStatus(hub.server.version, platform.python_version(), hub.uptime, len(hub.connections), storage)
+    own = (hub.server.version, platform.python_version(), hub.uptime, len(hub.connections))
+    return wire.OpsStatus(*own, storage, await hub.monitor.live())
 
 
 async def back_up(caller: ClientConnection, _: NoParams) -> wire.BackupMade:

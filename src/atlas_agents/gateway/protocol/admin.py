@@ -80,14 +80,117 @@ class StorageStatus(types.WireStruct, frozen=True):
     backups: tuple[BackupShape, ...] = ()
 
 
+class LatencyShape(types.WireStruct, frozen=True):
+    """Percentiles in seconds over the last 15 minutes; null if there is no value."""
+
+    count: int
+    p50: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+
+
+class ModelHealthShape(types.WireStruct, frozen=True):
+    """Requests of the last 15 minutes to one model, and the kind of its latest failure; `cooldown` is in seconds."""
+
+    model: str
+    requests: int
+    failures: int
+    first_chunk: LatencyShape
+    last_error: str = ""
+    last_error_at: int | None = None
+    cooldown: float = 0.0
+
+
+class RateLimitShape(types.WireStruct, frozen=True):
+    """Limits of each key of a provider, per minute and at once, and the requests that run now; null is unlimited."""
+
+    provider: str
+    keys: int
+    busy: int
+    requests: int | None = None
+    tokens: int | None = None
+    at_once: int | None = None
+
+
+class KeyCooldownShape(types.WireStruct, frozen=True):
+    """A provider key that cools down in the whole cluster, identified by a hash."""
+
+    name: str
+    seconds: float
+
+
+class MemberShape(types.WireStruct, frozen=True):
+    """A process that serves or executes turns. `lost`: its heartbeat is overdue. Times are in seconds."""
+
+    role: str
+    host: str
+    pid: int
+    version: str
+    uptime: float
+    runs: int
+    capacity: int | None = None
+    heartbeat_age: float = 0.0
+    leads: bool = False
+    draining: bool = False
+    lost: bool = False
+
+
+class QueueShape(types.WireStruct, frozen=True):
+    """Open turns: those that run, wait for a person, or are queued behind another one; and turns that wait for a
+    worker, with the longest wait in seconds."""
+
+    open: int
+    running: int
+    waiting: int
+    queued: int
+    unassigned: int = 0
+    lag: float = 0.0
+
+
+class EndedTurns(types.WireStruct, frozen=True):
+    """How the turns of the last 15 minutes ended."""
+
+    done: int
+    failed: int
+    cancelled: int
+
+
+class AlertShape(types.WireStruct, frozen=True):
+    """An alert rule and its state; times are in milliseconds, and `error` says why a message could not be sent."""
+
+    rule: str
+    state: Literal["ok", "pending", "firing"]
+    value: float | None = None
+    since: int | None = None
+    sent_at: int | None = None
+    error: str = ""
+
+
+class LiveStatus(types.WireStruct, frozen=True):
+    """What happens now. Turns and models are those of this process; queue and members are those of the cluster."""
+
+    queue: QueueShape
+    members: tuple[MemberShape, ...]
+    ended: EndedTurns
+    first_output: LatencyShape
+    duration: LatencyShape
+    models: tuple[ModelHealthShape, ...] = ()
+    rate_limits: tuple[RateLimitShape, ...] = ()
+    cooldowns: tuple[KeyCooldownShape, ...] = ()
+    budgets: tuple[BudgetShape, ...] = ()
+    alerts: tuple[AlertShape, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
 class OpsStatus(types.WireStruct, frozen=True):
-    """The gateway's version, uptime in seconds, connected clients, and storage."""
+    """The gateway's version, uptime in seconds, connected clients, storage, and what happens now."""
 
     version: str
     python: str
     uptime: float
     clients: int
     storage: StorageStatus
+    live: LiveStatus
 
 
 class BackupMade(types.WireStruct, frozen=True):

@@ -1,0 +1,367 @@
+"""Monitor of a gateway: live figures for the operations view, and alerts to a webhook or Telegram.
+
+Alert states are stored, so that a restart sends nothing twice and only one gateway of a cluster sends a message: the
+one that saw the condition first. It confirms the state every minute; another one takes over when that stops.
+"""
+
+import asyncio
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import msgspec
+
+from atlas_agents.agents.atlas import Atlas
+from atlas_agents.builtin_tools.telegram_api import BotAccount, BotApi
+from atlas_agents.core import package_version
+from atlas_agents.core.aio import BackgroundTasks
+from atlas_agents.core.alert_rules import AlertMetric, AlertRule
+from atlas_agents.core.budgets import BudgetStatus
+from atlas_agents.core.errors import ConfigError, Conflict, StoreError
+from atlas_agents.core.http import backoff
+from atlas_agents.core.json import encode
+from atlas_agents.core.messages import new_id
+from atlas_agents.core.paths import Secret
+from atlas_agents.core.store import PutRecord, RecordKind, Store
+from atlas_agents.gateway.protocol import admin as wire
+from atlas_agents.gateway.telemetry import Metrics
+from atlas_agents.providers.failover import Percentiles
+
+if TYPE_CHECKING:
+    from atlas_agents.dispatch.members import ClusterStatus
+
+logger = logging.getLogger(__name__)
+CHECK_INTERVAL = 5.0
+_CONFIRM_INTERVAL = 60.0
+_STALE = 180.0
+_ATTEMPTS = 6
+_MAX_DELAY = 60.0
+_RECORD: tuple[RecordKind, str] = ("chore", "alerts")
+
+
+class AlertSender(Protocol):
+    """Delivers a message to one target. It raises an exception whose text contains no secret."""
+
+    async def __call__(self, text: str, fields: Mapping[str, Any]) -> None: ...
+
+
+class InstallationPort(Protocol):
+    """What a monitor reads about the installation."""
+
+    async def storage(self) -> wire.StorageStatus: ...
+
+    async def cluster(self) -> "ClusterStatus | None": ...
+
+
+class WebhookSender:
+    """Posts alerts as JSON to a URL, which may contain a secret. Hosts of a private network must be in `hosts`."""
+
+    def __init__(self, url: Secret, hosts: Sequence[str]) -> None:
+        self._url = url
+        self._hosts = tuple(hosts)
+
+    async def __call__(self, text: str, fields: Mapping[str, Any]) -> None:
+        from atlas_agents.builtin_tools.web.download import post_json  # imports aiohttp
+        from atlas_agents.builtin_tools.web.ssrf import Hosts
+
+        await post_json(self._url.reveal(), encode(fields), hosts=Hosts(self._hosts))
+
+
+class TelegramSender:
+    """Sends alerts to a chat of the Telegram bot."""
+
+    def __init__(self, bot: BotAccount, chat: str) -> None:
+        self._bot = bot
+        self._chat = chat
+
+    async def __call__(self, text: str, fields: Mapping[str, Any]) -> None:
+        token = self._bot.token
+        if token is None:
+            raise ConfigError("the Telegram bot has no token")
+        api = BotApi(token, self._bot.url)
+        try:
+            await api.call("sendMessage", chat_id=self._chat, text=text)
+        finally:
+            await api.close()
+
+
+class AlertOptions(msgspec.Struct, frozen=True):
+    """The alert rules of a gateway and how to reach their targets."""
+
+    rules: tuple[AlertRule, ...] = ()
+    senders: Mapping[str, AlertSender] = {}
+
+
+class _StoredAlert(msgspec.Struct, frozen=True):
+    """A firing alert in the store. `by` is the gateway that reported it and `seen` when it last confirmed that."""
+
+    by: str
+    since: float
+    seen: float
+
+
+class _RuleState:
+    """What this gateway knows about one rule."""
+
+    def __init__(self, rule: AlertRule) -> None:
+        self.rule = rule
+        self.value: float | None = None
+        self.since: float | None = None
+        """When the condition began to hold, in seconds since 1970."""
+        self.sent_at: float | None = None
+        self.firing = False
+        self.error = ""
+
+    def shape(self) -> wire.AlertShape:
+        state = "firing" if self.firing else "pending" if self.since is not None else "ok"
+        sent_at = int(self.sent_at * 1000) if self.sent_at is not None else None
+        since = int(self.since * 1000) if self.since is not None else None
+        return wire.AlertShape(self.rule.text, state, self.value, since, sent_at, self.error)
+
+
+class Monitor:
+    """Collects live figures of a gateway, checks the alert rules against them and sends alerts."""
+
+    def __init__(
+        self,
+        atlas: Atlas,
+        metrics: Metrics,
+        options: AlertOptions,
+        installation: InstallationPort | None,
+    ) -> None:
+        self._atlas = atlas
+        self._store = cast(Store, atlas.store)
+        self._metrics = metrics
+        self._options = options
+        self._installation = installation
+        self._started = time.monotonic()
+        self._id = new_id()
+        self._states = [_RuleState(rule) for rule in options.rules]
+        self._texts = {rule.text for rule in options.rules}
+        self._outbox: asyncio.Queue[tuple[_RuleState, bool]] = asyncio.Queue()
+
+    async def live(self) -> wire.LiveStatus:
+        """Return what happens now."""
+        now, cluster = time.monotonic(), await self._installation.cluster() if self._installation else None
+        queue = await self._queue(cluster)
+        turns, registry = self._metrics.turns, self._atlas.registry
+        return wire.LiveStatus(
+            queue=queue,
+            members=self._members(cluster, queue.running),
+            ended=wire.EndedTurns(**turns.ended()),
+            first_output=_latency(turns.first_output.percentiles(now)),
+            duration=_latency(turns.durations.percentiles(now)),
+            models=self._models(),
+            rate_limits=tuple(
+                wire.RateLimitShape(
+                    each.id,
+                    len(each.members),
+                    sum(member.busy for member in each.members),
+                    each.members[0].limit.requests,
+                    each.members[0].limit.tokens,
+                    each.members[0].limit.at_once,
+                )
+                for each in registry.limited_providers()
+            ),
+            cooldowns=tuple(
+                wire.KeyCooldownShape(each.name, each.seconds) for each in (cluster.keys if cluster else ())
+            ),
+            budgets=tuple([budget_shape(each) for each in await self._atlas.budget_status()]),
+            alerts=tuple([state.shape() for state in self._states]),
+            problems=cluster.problems if cluster is not None else (),
+        )
+
+    async def _queue(self, cluster: "ClusterStatus | None") -> wire.QueueShape:
+        if cluster is not None:
+            turns, backlog = cluster.turns, cluster.queue
+            return wire.QueueShape(turns.open, turns.running, turns.waiting, turns.queued, backlog.waiting, backlog.lag)
+        tenant = self._atlas.tenant
+        found = [row.status for row in await self._store.open_runs() if row.tenant == tenant]
+        return wire.QueueShape(len(found), *[found.count(status) for status in ("running", "waiting", "queued")])
+
+    def _members(self, cluster: "ClusterStatus | None", running: int) -> tuple[wire.MemberShape, ...]:
+        if cluster is None:
+            uptime = round(time.monotonic() - self._started, 1)
+            return (wire.MemberShape("alone", socket.gethostname(), os.getpid(), package_version(), uptime, running),)
+        return tuple(
+            wire.MemberShape(
+                role=each.role,
+                host=each.host,
+                pid=each.pid,
+                version=each.version,
+                uptime=each.uptime,
+                runs=each.runs,
+                capacity=each.capacity,
+                heartbeat_age=each.heartbeat_age,
+                leads=each.leads,
+                draining=each.draining,
+                lost=each.lost,
+            )
+            for each in cluster.members
+        )
+
+    def _models(self) -> tuple[wire.ModelHealthShape, ...]:
+        return tuple(
+            wire.ModelHealthShape(
+                each.model,
+                each.requests,
+                each.failures,
+                _latency(each.first_chunk),
+                each.last_error,
+                int(each.last_error_at * 1000) if each.last_error else None,
+                round(each.cooldown, 1),
+            )
+            for each in self._atlas.model_status()
+        )
+
+    # Alerts
+
+    async def run(self) -> None:
+        """Check the rules until cancelled."""
+        if not self._states:
+            return
+        tasks = BackgroundTasks("alerts")
+        tasks.spawn(self._deliver())
+        try:
+            while True:
+                with suppress(StoreError, ConfigError):  # the figures cannot be read now
+                    await self.check()
+                await asyncio.sleep(CHECK_INTERVAL)
+        finally:
+            await tasks.close()
+
+    async def check(self) -> None:
+        """Compare each rule with the figures of now, store what changed and send it."""
+        storage = await self._installation.storage() if self._installation else None
+        values = read_metrics(await self.live(), storage)
+        for state in self._states:
+            state.value = values[state.rule.metric]
+            if not state.rule.applies(state.value):
+                state.since = None
+            elif state.since is None:
+                state.since = time.time()
+        await self._update_stored()
+
+    async def _update_stored(self) -> None:
+        """Bring the stored states up to date. A conflict means that another gateway was faster: it is read again."""
+        store, tenant = self._store, self._atlas.tenant
+        record = await store.record(tenant, *_RECORD)
+        known = msgspec.json.decode(record.body, type=dict[str, _StoredAlert]) if record is not None else {}
+        now, alerts = time.time(), dict[str, _StoredAlert]()
+        for state in self._states:
+            found = self._next_state(state, known.get(state.rule.text), now)
+            if found is not None:
+                alerts[state.rule.text] = found
+        others = {text: each for text, each in known.items() if text not in self._texts and now - each.seen < _STALE}
+        if {**alerts, **others} != known:
+            try:
+                version = record.version if record is not None else 0
+                await store.commit(tenant, [PutRecord(*_RECORD, encode({**alerts, **others}), version)])
+            except Conflict:
+                return
+        for state in self._states:
+            state.firing = state.rule.text in alerts
+            if state.firing != (state.rule.text in known):
+                self._outbox.put_nowait((state, state.firing))
+
+    def _next_state(self, state: _RuleState, stored: _StoredAlert | None, now: float) -> _StoredAlert | None:
+        """Return what is to be stored of an alert; None if it is not firing."""
+        if stored is None:
+            holds = state.since is not None and now - state.since >= state.rule.hold
+            return _StoredAlert(self._id, now, now) if holds else None
+        if stored.by != self._id and now - stored.seen < _STALE:
+            return stored
+        if state.since is None:
+            return None
+        is_due = stored.by != self._id or now - stored.seen >= _CONFIRM_INTERVAL
+        return _StoredAlert(self._id, stored.since, now) if is_due else stored
+
+    async def _deliver(self) -> None:
+        """Send changes one after another, so that an alert never arrives after its end."""
+        while True:
+            state, firing = await self._outbox.get()
+            await self._send(state, firing)
+
+    async def _send(self, state: _RuleState, firing: bool) -> None:
+        text, fields = self._describe(state, firing)
+        senders = self._options.senders
+        targets = [state.rule.target] if state.rule.target is not None else list(senders)
+        errors = [error for target in targets if (error := await self._try_sending(str(target), text, fields))]
+        state.error = "; ".join(errors)
+        if len(errors) < len(targets):
+            state.sent_at = time.time()
+
+    async def _try_sending(self, target: str, text: str, fields: Mapping[str, Any]) -> str:
+        """Send to one target, with retries; return the error of the last one, empty if it was sent."""
+        error = ""
+        for attempt in range(_ATTEMPTS):
+            if attempt:
+                await asyncio.sleep(backoff(attempt - 1, 1.0, _MAX_DELAY))
+            try:
+                await self._options.senders[target](text, fields)
+                return ""
+            except Exception as failure:  # noqa: BLE001 - whatever a target raises must not end the monitor
+                error = f"{target}: {self._atlas.hide(str(failure))[:300]}"
+                logger.warning("alert not sent: target=%s attempt=%d error=%s", target, attempt + 1, error)
+        return error
+
+    def _describe(self, state: _RuleState, firing: bool) -> tuple[str, dict[str, Any]]:
+        rule, hide = state.rule, self._atlas.hide
+        value = "unknown" if state.value is None else f"{state.value:g}"
+        text = f"[{'firing' if firing else 'resolved'}] {hide(rule.text)}: {rule.metric} is {value}"
+        fields = {
+            "status": "firing" if firing else "resolved",
+            "rule": hide(rule.text),
+            "metric": rule.metric,
+            "value": state.value,
+            "threshold": rule.threshold,
+            "host": socket.gethostname(),
+            "at": int(time.time() * 1000),
+        }
+        return text, {"text": text, **fields}
+
+
+def _latency(found: Percentiles) -> wire.LatencyShape:
+    return wire.LatencyShape(found.count, found.p50, found.p95, found.p99)
+
+
+def budget_shape(status: BudgetStatus) -> wire.BudgetShape:
+    """Return a budget as clients see it."""
+    resets_at = None if status.resets_at is None else int(status.resets_at * 1000)
+    amounts = (status.limit, status.used, status.reserved)
+    return wire.BudgetShape(status.scope, status.subject, status.measure, *amounts, status.per, resets_at)
+
+
+def read_metrics(live: wire.LiveStatus, storage: wire.StorageStatus | None) -> dict[AlertMetric, float | None]:
+    """Return the value of each metric; None where there is nothing to measure."""
+    ended, queue = live.ended, live.queue
+    requests = [(each.failures, each.requests) for each in live.models if each.requests]
+    return {
+        "error_rate": _share(ended.failed, ended.done + ended.failed),
+        "first_token_p50": live.first_output.p50,
+        "first_token_p95": live.first_output.p95,
+        "first_token_p99": live.first_output.p99,
+        "turn_p50": live.duration.p50,
+        "turn_p95": live.duration.p95,
+        "turn_p99": live.duration.p99,
+        "turns_open": queue.open,
+        "queue_waiting": queue.queued + queue.unassigned,
+        "queue_lag": queue.lag,
+        "workers_lost": sum(each.lost for each in live.members),
+        "model_error_rate": max([failed / total for failed, total in requests], default=None),
+        "models_cooling": sum(each.cooldown > 0 for each in live.models) + len(live.cooldowns),
+        "budget_used": _largest([(each.used, each.limit) for each in live.budgets]),
+        "disk_used": _share(storage.disk_total - storage.disk_free, storage.disk_total) if storage else None,
+    }
+
+
+def _share(part: float, whole: float) -> float | None:
+    return part / whole if whole else None
+
+
+def _largest(pairs: Sequence[tuple[float, float]]) -> float | None:
+    return max([used / limit for used, limit in pairs if limit], default=None)
