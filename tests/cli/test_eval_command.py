@@ -186,3 +186,26 @@ def test_result_files_are_private(home: Home) -> None:
     home.run("eval", write(home, PASSING))
     (path,) = Path(home.path / "evaluations").glob("*.jsonl")
     assert path.stat().st_mode & 0o077 == 0 and path.parent.stat().st_mode & 0o077 == 0
+
+
+def test_stored_run_becomes_a_case_without_secrets(home: Home) -> None:
+    secret = "sk-ant-api03-abcdefghijklmnopqrstuvwxyz0123456789"
+    first = json.loads(home.run("ask", f"My key is {secret}", "-s", "one", "--json").stdout)
+    second = json.loads(home.run("ask", "What time is it?", "-s", "one", "--json").stdout)
+    added = home.run("eval", "add", second["runId"], "--to", "made.yaml")
+    assert added.returncode == 0 and "Added case run-" in added.stderr, added.stderr
+    text = (home.folder / "made.yaml").read_text()
+    assert secret not in text and "current_time" in text and "What time is it?" in text and "reference: " in text
+    more = home.run("eval", "add", first["runId"], "--to", "made.yaml", "--id", "key")
+    assert more.returncode == 0, more.stderr
+    assert (home.folder / "made.yaml").read_text().startswith(text.rstrip())
+    done = home.run("eval", "made.yaml", "--agent", "assistant")
+    assert "2 of 2 passed" in done.stdout and done.returncode == 0, done.stdout
+    twice = home.run("eval", "add", first["runId"], "--to", "made.yaml", "--id", "key")
+    assert twice.returncode == 2 and "has a case with the id 'key' already; choose another with --id" in twice.stderr
+    missing = home.run("eval", "add", "no-run", "--to", "made.yaml")
+    assert missing.returncode == 2 and "run not found: 'no-run'" in missing.stderr
+    other = write(home, "cases: []\nname: x\n", "other.yaml")
+    refused = home.run("eval", "add", first["runId"], "--to", other)
+    assert refused.returncode == 2 and "cannot add to other.yaml" in refused.stderr
+    assert (home.folder / other).read_text() == "cases: []\nname: x\n"

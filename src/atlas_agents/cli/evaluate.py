@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from atlas_agents.cli import command as cli
-from atlas_agents.cli.connect import load_settings
+from atlas_agents.cli.connect import TENANT, load_settings
 from atlas_agents.cli.output import format_age, format_duration, one_line, plural, print_json, print_table, rewrite_line
 from atlas_agents.core.errors import ConfigError
 
@@ -30,11 +30,21 @@ _MAX_SHOWN = 20
 """Failed results that are explained below the table."""
 
 
+class _FileCommand(cli.Command):
+    """`atlas eval FILE`, which is short for `atlas eval run FILE`."""
+
+    def parse(self, arguments: Sequence[str]) -> dict[str, Any]:
+        return super().parse([self.name, *arguments])
+
+
 class _EvalGroup(cli.Group):
-    """`atlas eval FILE` is short for `atlas eval run FILE`."""
+    """A group in which a word that is not a command is a case file."""
+
+    def find(self, name: str) -> "cli.Command | cli.Group | None":
+        return super().find(name) or _FileCommand(name, self.commands[_DEFAULT].callback)
 
     def run(self, arguments: Sequence[str], path: str) -> int:
-        if arguments and arguments[0] not in (*self.commands, "--help"):
+        if arguments and arguments[0].startswith("-") and arguments[0] != "--help":
             return self.commands[_DEFAULT].run(arguments, path)
         return super().run(arguments, path)
 
@@ -149,6 +159,32 @@ def show(
         print_json(report)
     else:
         _print_report(report)
+
+
+@cli.command(app)
+async def add(
+    run_id: Annotated[str, cli.Argument(metavar="RUN", help="The id of a stored run; `atlas ask --json` prints it.")],
+    to: Annotated[str, cli.Option(metavar="FILE", help="The YAML file to add the case to. It is created if missing.")],
+    id: Annotated[
+        str | None, cli.Option("--id", metavar="NAME", help="The id of the case; the run's by default.")
+    ] = None,
+) -> None:
+    """Make a case of a stored run: its messages, and the tool calls that it made.
+
+    The answer becomes the reference of the case, which graders see. Secrets are removed. Read the case before you rely
+    on it: it expects what the agent did, right or wrong.
+    """
+    from atlas_agents.config.open import open_store
+    from atlas_agents.evaluation.cases import add_case, case_from_run
+
+    store = open_store(load_settings())
+    await store.open()
+    try:
+        case = await case_from_run(store, TENANT, run_id, id or "")
+    finally:
+        await store.close()
+    add_case(Path(to), case)
+    print(f"Added case {case['id']} to {to}.", file=sys.stderr)
 
 
 # Running

@@ -14,12 +14,13 @@ import msgspec
 from atlas_agents.agents.agent import Agent
 from atlas_agents.core import install_command
 from atlas_agents.core.errors import AtlasError, ConfigError
-from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, split_messages
-from atlas_agents.core.paths import read_text_file
+from atlas_agents.core.paths import read_text_file, write_file
+from atlas_agents.core.store import Store
 from atlas_agents.core.text import list_known
 from atlas_agents.evaluation.scorers import ScoreOutcome, make_scorers, rubrics
 from atlas_agents.providers.catalogue import parse_model_ref
+from atlas_agents.tools.redact import Redactor
 from atlas_agents.tools.tool import Tool
 
 _MAX_BYTES = 16 * 1024 * 1024
@@ -38,6 +39,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
         tags: Names of groups that the case belongs to.
         agents: Ids of the agents that run it; all agents of the suite if empty.
         max_rounds: Most model calls of the turn. A turn that ends there is scored, not an error.
+        reference: An answer that is known to be good, for graders and your own functions.
     """
 
     id: str
@@ -46,6 +48,7 @@ class Case(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     tags: tuple[str, ...] = ()
     agents: tuple[str, ...] = ()
     max_rounds: int | None = None
+    reference: str = ""
 
 
 class Suite:
@@ -131,7 +134,9 @@ class Suite:
     @property
     def fingerprint(self) -> str:
         """Digest of the cases, to recognise a file that was changed."""
-        content = [[case.id, case.input, case.expect, case.agents, case.max_rounds] for case in self.cases]
+        content = [
+            [case.id, case.input, case.expect, case.agents, case.max_rounds, case.reference] for case in self.cases
+        ]
         encoded = msgspec.json.encode([content, self.grader], enc_hook=_name_of, order="deterministic")
         return hashlib.sha256(encoded).hexdigest()
 
@@ -311,11 +316,7 @@ def _schema(parameters: dict[str, Any]) -> dict[str, Any]:
 
 def _parse_yaml(path: Path, text: str) -> tuple[Any, list[int]]:
     """Return the content of a YAML file, and the line of each case."""
-    try:
-        yaml: Any = importlib.import_module("yaml")
-    except ImportError as error:
-        command = install_command("eval")
-        raise ConfigError(f"{path}: YAML needs an optional package; run: {command}, or write a .py file") from error
+    yaml = _import_yaml(path)
     try:
         loader = yaml.SafeLoader(text)
         node = loader.get_single_node()
@@ -374,11 +375,77 @@ def _check_keys(path: Path, node: Any) -> None:
         seen.add(name)
 
 
-def encode_yaml(value: Mapping[str, Any]) -> str:
-    """Encode a mapping as YAML, with keys in their order."""
+# Cases from stored runs
+
+
+async def case_from_run(store: Store, tenant: str, run_id: str, id: str = "") -> dict[str, Any]:
+    """Return a case of a stored run, without secrets: its conversation, the tool calls it made, and its answer."""
+    row = await store.run(tenant, run_id)
+    if row is None:
+        raise ConfigError(f"run not found: {run_id!r}; run `atlas ask --json`, or look under Activity in the web UI")
+    if row.status != "done":
+        raise ConfigError(f"run {run_id!r} has no answer: its status is {row.status!r}; choose a run that is done")
+    stored = await store.messages(tenant, row.session)
+    own = [each.message for each in stored if each.run_id == run_id]
+    first = next((each.seq for each in stored if each.run_id == run_id), None)
+    if first is None or not own:
+        raise ConfigError(f"the messages of run {run_id!r} are no longer stored; choose a newer run")
+    earlier = [each.message for each in stored if each.seq < first]
+    talk = [each for each in [*earlier, *_until_user(own)] if each.role in ("user", "assistant") and each.text]
+    calls = [{"name": call.name, "arguments": call.arguments} for message in own for call in message.tool_calls]
+    answer = next((each.text for each in reversed(own) if each.role == "assistant"), "")
+    text_only = [{"role": each.role, "content": each.text} for each in talk]
+    return Redactor().value(
+        {
+            "id": id or f"run-{run_id[:8]}",
+            "input": text_only[0]["content"] if len(text_only) == 1 else text_only,
+            "expect": {"tool_calls": calls or "none"},
+            **({"reference": answer} if answer else {}),
+        }
+    )
+
+
+def _until_user(messages: Sequence[Message]) -> Sequence[Message]:
+    """Return the first messages of a run, up to and including the message of the user."""
+    at = next((at for at, message in enumerate(messages) if message.role == "user"), -1)
+    return messages[: at + 1]
+
+
+def add_case(path: Path, case: Mapping[str, Any]) -> None:
+    """Append a case to a YAML file, or create it. What the file contains stays as it is."""
+    yaml = _import_yaml(path)
+    item = yaml.safe_dump([msgspec.to_builtins(case)], sort_keys=False, allow_unicode=True, width=120)
+    entry = "".join(f"  {line}\n" for line in item.splitlines())
+    if not path.exists():
+        _write_text(path, f"cases:\n{entry}")
+        return
+    text = read_text_file(path, _MAX_BYTES)
+    before, _ = _parse_yaml(path, text)
+    if case["id"] in [each.get("id") for each in before.get("cases") or ()]:
+        raise ConfigError(f"{path} has a case with the id {case['id']!r} already; choose another with --id")
+    added = f"{text.rstrip()}\n{entry}"
+    problem = (
+        f"cannot add to {path}: its list of cases must be at the end, indented by two spaces; add it by hand:\n{item}"
+    )
     try:
-        yaml: Any = importlib.import_module("yaml")
+        after, _ = _parse_yaml(path, added)
+    except ConfigError as error:
+        raise ConfigError(problem) from error
+    if after != {**before, "cases": [*(before.get("cases") or ()), msgspec.to_builtins(case)]}:
+        raise ConfigError(problem)
+    _write_text(path, added)
+
+
+def _write_text(path: Path, text: str) -> None:
+    try:
+        write_file(path, text.encode(), mode=0o644)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}: {error.strerror}; check the folder and its permissions") from error
+
+
+def _import_yaml(path: Path) -> Any:
+    try:
+        return importlib.import_module("yaml")
     except ImportError as error:
-        raise ConfigError(f"YAML needs an optional package; run: {install_command('eval')}") from error
-    plain = msgspec.json.decode(encode(value))
-    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=120)
+        command = install_command("eval")
+        raise ConfigError(f"{path}: YAML needs an optional package; run: {command}, or write a .py file") from error

@@ -40,6 +40,7 @@ class Outcome(msgspec.Struct, frozen=True):
         seconds: How long the turn took, including waits for rate limits.
         tokens: Input and output tokens.
         dollars: Cost in US dollars; None if the price of the model is unknown.
+        reference: The reference answer of the case.
     """
 
     input: str
@@ -48,6 +49,7 @@ class Outcome(msgspec.Struct, frozen=True):
     seconds: float = 0.0
     tokens: int = 0
     dollars: float | None = None
+    reference: str = ""
 
 
 class Score(msgspec.Struct, frozen=True, omit_defaults=True):
