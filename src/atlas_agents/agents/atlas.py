@@ -14,7 +14,7 @@ from atlas_agents.agents.hooks import MAX_QUEUE, Interceptor, Listener
 from atlas_agents.agents.jobs import Jobs
 from atlas_agents.agents.options import Mode, TurnOptions, WhenBusy
 from atlas_agents.agents.run import RunResult, T, read_options
-from atlas_agents.agents.runtime import RESERVED_TOOLS, AgentRuntime
+from atlas_agents.agents.runtime import RESERVED_TOOLS, AgentRuntime, R
 from atlas_agents.agents.sessions import Sessions
 from atlas_agents.agents.stream import AtlasStream, stream_method
 from atlas_agents.agents.team import Strategy, check_plan
@@ -245,6 +245,10 @@ class Atlas:
     def share_budgets(self, other: "Atlas") -> None:
         """Internal: count the turns of this Atlas against the budgets of another one."""
         self._governance.budgets = other._governance.budgets
+
+    def derive_runtime(self, create: Callable[..., R], **changes: Any) -> R:
+        """Internal: create a runtime with the agents, prompts, hooks, policy and models of this Atlas."""
+        return self._runtime.derive(create, **changes)
 
     def conversation(self, session: str = "default") -> Conversation:
         """Return the conversation of a session, created if there is none.

@@ -9,6 +9,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing, nullcontext
+from functools import partial
 from typing import TypeAlias, cast
 
 import msgspec
@@ -16,6 +17,7 @@ import msgspec
 from atlas_agents.agents.history import Compaction, context_state, drop_stale_reasoning
 from atlas_agents.agents.options import HandoffPlan
 from atlas_agents.agents.output import Output
+from atlas_agents.agents.request_records import SentRequest
 from atlas_agents.agents.run import (
     WHOLE_TURN,
     DuplicateRun,
@@ -193,6 +195,7 @@ async def call_model(run: Run) -> Message:
     if journal is not None and (summary := journal.next_summary()) is not None:
         run.restore_summary(summary)
     if journal is not None and (recorded := journal.next_reply()) is not None:
+        await journal.check_request(partial(_rebuild_request, run))
         run.summary_tried = False
         run.texts.append(recorded.text)
         for message in journal.messages_added_with(recorded):
@@ -205,10 +208,28 @@ async def call_model(run: Run) -> Message:
     return reply
 
 
+async def _rebuild_request(run: Run, limit: int, cleared: str) -> SentRequest | None:
+    """Build the request of a recorded reply again; None if a hook answers it. The arguments are those of its record."""
+    state = context_state(run.conversation)
+    if cleared != state.cleared:
+        state.cleared = cleared
+        run.refresh_messages()
+    request = await _build_request(run, limit or math.inf)
+    return _describe_sent(run, request, limit) if isinstance(request, base.Request) else None
+
+
+def _describe_sent(run: Run, request: base.Request, limit: float) -> SentRequest:
+    """Describe a request for its record. Instructions of the turn do not belong to what turns share."""
+    fixed, own = request.stable_system, run.options.instructions or ""
+    fixed = fixed.removesuffix(own).removesuffix("\n\n") if own else fixed
+    return SentRequest(request, fixed, 0 if limit == math.inf else int(limit), context_state(run.conversation).cleared)
+
+
 async def _request_reply(run: Run) -> Message:
     """Stream a reply; a conversation that exceeds the context window is shortened until it fits."""
     sent = math.inf
     failure: ProviderError | None = None
+    run.sent_request = None
     for _ in range(_MAX_SHORTENINGS):
         request = await _build_request(run, sent)
         if isinstance(request, Message):
@@ -216,7 +237,9 @@ async def _request_reply(run: Run) -> Message:
         if sent != math.inf and request_tokens(request) >= sent:
             break
         try:
-            return await _stream_reply(run, request)
+            reply = await _stream_reply(run, request)
+            run.sent_request = _describe_sent(run, request, sent)
+            return reply
         except ProviderError as error:
             if error.kind != "context_length":
                 raise
@@ -434,8 +457,12 @@ async def _record_reply(run: Run, journal: Journal, reply: Message) -> None:
     async with session_lock(run.scope.governance.workers).run if large else nullcontext():
         if large:
             check_memory(len(reply.text))
-        hold = not large and run.is_final and not reply.tool_calls and reply.metadata.get("stop_reason") != "pause"
-        await finish_despite_cancel(journal.record_reply(reply, run.settings.id, run.reply_usage, hold=hold))
+        request, contents = run.take_request_record()
+        is_last = run.is_final and not reply.tool_calls and reply.metadata.get("stop_reason") != "pause"
+        hold = is_last and not large and not contents  # `mark_stored` needs to know that the contents are stored
+        recording = journal.record_reply(reply, run.settings.id, run.reply_usage, request, *contents, hold=hold)
+        await finish_despite_cancel(recording)
+        run.request_recorder.mark_stored(contents)
 
 
 def _handle_chunk(run: Run, chunk: base.Chunk) -> None:

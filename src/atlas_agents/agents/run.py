@@ -23,6 +23,7 @@ from atlas_agents.agents.history import (
 from atlas_agents.agents.hooks import Interceptors
 from atlas_agents.agents.options import AgentSettings, TurnOptions
 from atlas_agents.agents.output import Output
+from atlas_agents.agents.request_records import RequestRecorder, SentRequest
 from atlas_agents.core.aio import finish_despite_cancel
 from atlas_agents.core.budgets import BudgetLike, Reservation, read_budgets
 from atlas_agents.core.errors import (
@@ -57,7 +58,7 @@ from atlas_agents.core.messages import (
     tool,
     user,
 )
-from atlas_agents.core.store import AcceptRun, RunRow, RunStatus
+from atlas_agents.core.store import AcceptRun, PutRecord, RunRow, RunStatus
 from atlas_agents.providers.base import Price, Prices, Provider
 from atlas_agents.providers.failover import ContextLimit, Failover, TurnProvider
 from atlas_agents.providers.settings import GivenSettings, read_settings
@@ -426,6 +427,10 @@ class Run:
     """The running turn that the message of this one entered."""
     outcome: "asyncio.Future[Message] | None" = None
     """The answer, for turns whose messages entered this one."""
+    sent_request: SentRequest | None = None
+    """The request that the last reply answers; None if a hook gave the reply."""
+    _prompt_tail = ""
+    """Digest of the turn-specific text in the last recorded request."""
 
     def __init__(
         self,
@@ -449,6 +454,7 @@ class Run:
         find_models: Callable[[Any, AgentSettings, Any], Failover],
         ask_beside: "Callable[[Run, Provider, str, str], Awaitable[str]]",
         cancel_client_calls: Callable[[str], Coroutine[Any, Any, None]],
+        request_recorder: RequestRecorder,
         make_deps: DepsFactory | None = None,
         resumed: bool = False,
     ) -> None:
@@ -476,12 +482,21 @@ class Run:
         """Usage of the last reply."""
         self.warnings = dict[str, str]()  # which model settings are not sent as they were given, and why
         self.steps, self.texts = list[Step](), list[str]()
-        self.draft = MessageDraft()
+        self.draft, self.request_recorder = MessageDraft(), request_recorder
         self._find_models, self._ask_beside = find_models, ask_beside
         self._make_deps, self._cancel_client_calls = make_deps, cancel_client_calls
         self._switch_agent = switch_agent
         self._call_ids, self._written_prompts = set[str](), dict[str, str]()
         self._unreadable_rounds = self._demands = 0
+
+    def take_request_record(self) -> tuple[bytes, list[PutRecord]]:
+        """Return the record of the request that the last reply answers, as JSON, and the writes that belong to it."""
+        sent, self.sent_request = self.sent_request, None
+        if sent is None:
+            return b"", []
+        record, contents = self.request_recorder.record(sent, self._prompt_tail)
+        self._prompt_tail = record.tail
+        return encode(record), contents
 
     def find_provider(self, model: Any) -> Provider:
         """Return another model for a part of the turn."""

@@ -4,7 +4,7 @@ import logging
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
 
@@ -15,6 +15,7 @@ from atlas_agents.agents.loop import TurnFunction, run_chain, run_rounds, run_wi
 from atlas_agents.agents.options import DEFAULT_OPTIONS, WHEN_BUSY, AgentSettings, TurnOptions
 from atlas_agents.agents.output import Output
 from atlas_agents.agents.plan import MAKE_PLAN, plan_tool, run_plan
+from atlas_agents.agents.request_records import RequestRecorder
 from atlas_agents.agents.run import HAND_OFF, Run, SessionLock, UsageMeter, decode_options, session_lock
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.approvals import Answer, Question
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from atlas_agents.tools.search import ToolSearch
 
 logger = logging.getLogger(__name__)
+R = TypeVar("R", bound="AgentRuntime")
 MAX_HANDOFFS = 8
 """After this many hand-offs in one turn, the current agent has to answer."""
 RESERVED_TOOLS = (HAND_OFF, MAKE_PLAN, "search_tools")
@@ -122,8 +124,9 @@ class AgentRuntime:
         clock: Clock = SYSTEM_CLOCK,
         make_deps: DepsFactory | None = None,
         wake: Callable[[str], Awaitable[None]] | None = None,
+        create_journal: Callable[..., Journal] = Journal,
     ) -> None:
-        self._wake = wake
+        self._wake, self._new_journal = wake, create_journal
         self.find_agent = find_agent
         self.shared = shared
         self.system_prompt = system_prompt
@@ -152,10 +155,28 @@ class AgentRuntime:
         self._interceptors_by_agent: weakref.WeakKeyDictionary[Any, Interceptors] = weakref.WeakKeyDictionary()
         self.subscribers = Subscribers(self.governance.redactor.trace)
         self._registry = registry
+        self._request_recorder = RequestRecorder(clock, self.governance.redactor.remove_known)
         self._make_deps = make_deps
         self._root_limits: dict[str, Sequence[BudgetLimit]] = {}
         self.model_health = ModelHealth()
         self._pools: weakref.WeakKeyDictionary[Any, dict[bool, Failover]] = weakref.WeakKeyDictionary()
+
+    def derive(self, create: Callable[..., R], **changes: Any) -> R:
+        """Create a runtime with the same agents, prompts, hooks, policy, limits and models, and with these changes."""
+        options: dict[str, Any] = {
+            "find_agent": self.find_agent,
+            "system_prompt": self.system_prompt,
+            "history": self.history,
+            "interceptors": self._given_interceptors,
+            "tenant": self.tenant,
+            "policy": self.governance.policy,
+            "limits": self.governance.limiter.limits,
+            "registry": self.registry,
+            "make_deps": self._make_deps,
+        }
+        made = create(**{**options, **changes})
+        made.governance.redactor = self.governance.redactor
+        return made
 
     def create_run(
         self,
@@ -248,6 +269,7 @@ class AgentRuntime:
             find_models=self._failover_for,
             ask_beside=_ask_beside,
             cancel_client_calls=self.cancel_client_calls,
+            request_recorder=self._request_recorder,
             make_deps=self._make_deps,
             resumed=row is not None,
         )
@@ -372,7 +394,7 @@ class AgentRuntime:
         def on_state(state: Any) -> None:
             emit(StateChanged(run_id, state))
 
-        return Journal(
+        return self._new_journal(
             self.store,
             self.tenant,
             run_id,

@@ -11,11 +11,13 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
+from atlas_agents.agents.request_records import KIND as REQUEST_KIND
+from atlas_agents.agents.request_records import StoredContent
 from atlas_agents.agents.run import decode_options
 from atlas_agents.core import store as records
-from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
+from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, utc_day
 from atlas_agents.core.approvals import Question
-from atlas_agents.core.errors import Conflict, StoreError, UnreadableRow
+from atlas_agents.core.errors import Conflict, NotFound, StoreError, UnreadableRow
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Message, ToolResult
 from atlas_agents.core.paths import write_file
@@ -35,6 +37,7 @@ _CLAIM = ("chore", "forget")
 _PAGE = 200
 _schedules = msgspec.json.Decoder(records.Schedule)
 _questions = msgspec.json.Decoder(Question)
+_contents = msgspec.json.Decoder(StoredContent)
 _plain = msgspec.json.Decoder[Any]()
 _STEPS: dict[str, msgspec.json.Decoder[Any]] = {
     "reply": msgspec.json.Decoder(Message),
@@ -99,7 +102,20 @@ class RetentionJob:
             if pruned:
                 fields = {"runs": pruned.runs, "rows": pruned.rows, "bytes": pruned.size}
                 logger.info("expired %s deleted", what, extra={"fields": fields})
+        await self._drop_requests()
         return True
+
+    async def _drop_requests(self) -> None:
+        """Delete the contents of requests that no process has used since the oldest journals that are kept."""
+        cutoff = self._policy.cutoff("journal", self._clock.time())
+        if cutoff is None:
+            return
+        first_day = utc_day(cutoff / 1000 - _DAY / 1000)
+        for found in await self._store.records(self._tenant, REQUEST_KIND):
+            if _contents.decode(found.body).day < first_day:
+                with suppress(NotFound):
+                    await self._store.commit(self._tenant, [records.DropRecord(found.kind, found.key)])
+                await self._clock.sleep(_BATCH_DELAY)
 
     async def prune(
         self,

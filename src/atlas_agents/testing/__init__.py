@@ -13,7 +13,10 @@ from atlas_agents.core.errors import ScriptExhausted
 from atlas_agents.core.paths import Environment
 from atlas_agents.providers.registry import Model, Registry
 from atlas_agents.providers.testing import Cassette, Reply, Scripted, calls, fails, refuses, says, thinks
+from atlas_agents.testing.comparison import Difference, ReplayResult
 from atlas_agents.testing.faults import Effect, EffectLedger, FaultKind, PlannedFault, Simulation
+from atlas_agents.testing.replay import ReplayBlocked, replay
+from atlas_agents.testing.run_record import ReplayError, RunRecord
 from atlas_agents.testing.simulator import CaseResult, FaultSimulator, Finding, SimulationReport
 from atlas_agents.tools.tool import ToolLike
 
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CaseResult",
     "Cassette",
+    "Difference",
     "Effect",
     "EffectLedger",
     "Environment",
@@ -35,7 +39,11 @@ __all__ = [
     "Finding",
     "PlannedFault",
     "Registry",
+    "ReplayBlocked",
+    "ReplayError",
+    "ReplayResult",
     "Reply",
+    "RunRecord",
     "ScriptExhausted",
     "Scripted",
     "Simulation",
@@ -46,6 +54,7 @@ __all__ = [
     "fault_simulator",
     "in_memory_atlas",
     "refuses",
+    "replay",
     "says",
     "thinks",
 ]

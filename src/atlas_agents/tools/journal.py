@@ -329,6 +329,13 @@ class WriteStep(Protocol):
     ) -> None: ...
 
 
+class DecidedCall(Protocol):
+    """A call that was approved or rejected."""
+
+    @property
+    def call(self) -> ToolCall: ...
+
+
 class JournaledApprovals(msgspec.Struct, eq=False):
     """Approval store of one run: each question is asked once, and its answer is persisted before it takes effect."""
 
@@ -439,8 +446,8 @@ class Journal:
     """Settles what the run used with the next step."""
     restored_usage = _NO_USAGE
     """What the recorded steps of earlier processes used."""
-    _held_reply: tuple[records.AddJournal, records.AddUsage] | None = None
-    """A reply that is written with the next step, and its usage."""
+    _held_reply: tuple[records.AddJournal, *tuple[records.Write, ...]] | None = None
+    """A reply that is written with the next step, with its usage and contents."""
     _session_row: records.Session | None = None
     """The session as it was when this run was accepted and started."""
 
@@ -755,6 +762,13 @@ class Journal:
     def outcome(self, call: ToolCall) -> ToolResult | None:
         return self._outcomes.get(call.id)
 
+    def outcome_of(self, decision: DecidedCall) -> ToolResult | None:
+        """Return the recorded outcome of a call that was just decided; None if it is to be carried out."""
+        return self._outcomes.get(decision.call.id)
+
+    async def check_request(self, build: Callable[[int, str], Awaitable[Any]]) -> None:
+        """Compare the request of a reply that was just replayed with the record. Only the journal of a replay does."""
+
     def duration(self, call: ToolCall) -> int | None:
         """Return the milliseconds that a call took in an earlier process; None if unknown."""
         return self._durations.get(call.id)
@@ -769,8 +783,18 @@ class Journal:
             self._stored.add(message.id)
             self._pending.append(message)
 
-    async def record_reply(self, message: Message, agent_id: str, usage: Usage, *, hold: bool = False) -> None:
+    async def record_reply(
+        self,
+        message: Message,
+        agent_id: str,
+        usage: Usage,
+        request: bytes = b"",
+        *contents: records.Write,
+        hold: bool = False,
+    ) -> None:
         """Record a model reply and its usage, before anything acts on it.
+
+        `request` is the record of what the model was sent, as JSON, and `contents` stores what it refers to.
 
         With `hold`, it is written with the next step: nothing acts on the reply that ends a turn, and its text is
         announced as a message only after it is stored. `write_held_reply` writes it if the turn goes on instead.
@@ -779,16 +803,19 @@ class Journal:
         self.add(message)
         model = str(message.metadata.get("model") or message.metadata.get("provider") or "")
         used = self._usage_write(agent_id, model, usage, turns=int(self._reply_count == 1))
-        reply = records.AddJournal(self._run_id, self._epoch, "reply", str(self._reply_count), message.to_json())
-        self._held_reply = (reply, used)
+        payload = message.to_json()
+        if request:
+            payload = b'%b,"request":%b}' % (payload[:-1], request)
+        reply = records.AddJournal(self._run_id, self._epoch, "reply", str(self._reply_count), payload)
+        self._held_reply = (reply, used, *contents)
         if not hold:
             await self.write_held_reply()
 
     async def write_held_reply(self) -> None:
         """Write the reply that is held, if there is one."""
         if self._held_reply is not None:
-            (reply, used), self._held_reply = self._held_reply, None
-            await self._write_step("reply", reply.key, reply.payload, used)
+            (reply, *more), self._held_reply = self._held_reply, None
+            await self._write_step("reply", reply.key, reply.payload, *more)
 
     async def record_summary(self, summary: Message | None, agent_id: str, model: str, usage: Usage) -> None:
         """Record a summary of older messages and its usage before the next reply; None if writing it failed."""

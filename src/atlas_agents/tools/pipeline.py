@@ -224,7 +224,7 @@ class ToolCallExecution:
         )
         self._refused = self._cancelled = self._untouched = self._done = False
         self._waiter: asyncio.Future[None] | None = None
-        self._recorded = scope.journal.outcome(decision.call) if scope.journal is not None else None
+        self._recorded = scope.journal.outcome_of(decision) if scope.journal is not None else None
         self._writes: list[Write] | None = None if scope.journal is None else []
         self._failure: Exception | None = None
         self._duration: float | None = None

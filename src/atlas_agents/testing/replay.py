@@ -1,0 +1,377 @@
+"""Replay: run a finished turn again, offline, from its journal, and compare what it does now with what it did then.
+
+The turn goes through the same agent loop and the same checks of tool calls as a turn that is resumed after a crash.
+Replies, results of tools, approvals and decisions of hooks come from the record; no model is called and no tool is run.
+"""
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import msgspec
+
+from atlas_agents.agents.agent import Agent
+from atlas_agents.agents.atlas import Atlas
+from atlas_agents.agents.loop import run_turn
+from atlas_agents.agents.options import AgentSettings
+from atlas_agents.agents.request_records import SentRequest
+from atlas_agents.agents.run import Run, decode_options
+from atlas_agents.agents.runtime import AgentRuntime, choose_turn_function
+from atlas_agents.core.aio import Alarm
+from atlas_agents.core.approvals import Answer, Question
+from atlas_agents.core.errors import AtlasError, ConfigError, Declined, to_failure
+from atlas_agents.core.events import Usage
+from atlas_agents.core.messages import Conversation, Message, Text, ToolCall, ToolResult
+from atlas_agents.core.store import RunRow, Store, Write
+from atlas_agents.providers.base import BaseProvider, Capabilities, Chunk, Request, TextChunk, ThinkingChunk
+from atlas_agents.providers.failover import Failover, Route, TurnProvider
+from atlas_agents.providers.registry import Model
+from atlas_agents.testing.comparison import Comparison, ReplayResult
+from atlas_agents.testing.run_record import ReplayError, RunRecord
+from atlas_agents.tools.approvals import Approvals, ApprovalStore
+from atlas_agents.tools.audit import AuditEntry
+from atlas_agents.tools.journal import Journal, JournaledApprovals
+
+Agents: TypeAlias = Atlas | Agent | Iterable[Agent]
+_BLOCKED = frozenset(
+    (
+        *("socket.connect", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo", "socket.gethostbyname"),
+        *("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "os.spawn"),
+    )
+)
+_replaying: ContextVar[bool] = ContextVar("atlas_replaying", default=False)
+
+
+class ReplayBlocked(AtlasError):
+    """Code of the agent tried to reach the network or to start a process during a replay."""
+
+
+async def replay(
+    run: str | Path | RunRecord,
+    atlas: Agents | None = None,
+    *,
+    store: Store | None = None,
+    tenant: str = "",
+    deps: Any = None,
+) -> ReplayResult:
+    """Replay a finished run with the agents, prompts, tools and policy of `atlas`, and compare it with the record.
+
+    Nothing is written to the store, no model is called, no tool is run, and no MCP server is connected. An attempt to
+    reach the network or to start a process, such as in a function that writes the system prompt, raises
+    `ReplayBlocked`.
+
+    Args:
+        run: Id of a run in the store, the path of a saved run, or a `RunRecord`.
+        atlas: An `Atlas`, an agent or several agents.
+        store: The store that has the run; that of the Atlas by default.
+        tenant: Owner of the run; that of the Atlas by default.
+        deps: Passed to prompts, rules and hooks, if the turn was sent with `deps`.
+    """
+    if atlas is None:
+        raise ConfigError("replay needs the agents of the run: pass an Atlas, an agent or a list of agents")
+    atlas = _as_atlas(atlas)
+    record = await _read_record(run, store or atlas.store, tenant or atlas.tenant)
+    _find_agent(atlas, record)
+    comparison = Comparison(record)
+    with _sealed():
+        return await _replay(record, atlas, comparison, deps)
+
+
+def _as_atlas(given: Agents) -> Atlas:
+    if isinstance(given, Atlas):
+        return given
+    return Atlas([given] if isinstance(given, Agent) else given)
+
+
+async def _read_record(run: str | Path | RunRecord, store: Store | None, tenant: str) -> RunRecord:
+    if isinstance(run, RunRecord):
+        return run
+    if isinstance(run, Path):
+        return RunRecord.load(run)
+    if store is None:
+        raise ConfigError("replay needs the store of the run: pass store=…, or an Atlas with a store")
+    return await RunRecord.read(store, run, tenant)
+
+
+def _find_agent(atlas: Atlas, record: RunRecord) -> Agent:
+    found = next((agent for agent in atlas.agents if agent.id == record.agent_id), None)
+    if found is None:
+        known = ", ".join(sorted(agent.id for agent in atlas.agents)) or "none"
+        raise ReplayError(f"run {record.id!r} is of the agent {record.agent_id!r}, which is not given (given: {known})")
+    return found
+
+
+async def _replay(record: RunRecord, atlas: Atlas, comparison: "Comparison", deps: Any) -> ReplayResult:
+    clock, store = ReplayClock(record.created_at / 1000), open_scratch_store()
+    row = await record.seed(store)
+    runtime = atlas.derive_runtime(
+        partial(ReplayRuntime, comparison),
+        tenant=record.tenant,
+        store=store,
+        clock=clock,
+        approve=RecordedGrants(record),
+        create_journal=partial(ReplayJournal, comparison),
+    )
+    comparison.redact = runtime.governance.redactor.remove_known
+    run = create_copied_run(runtime, record, row, deps)
+    message: Message | None = None
+    failure: BaseException | None = None
+    task = asyncio.ensure_future(run_turn(run, None, choose_turn_function(run)))
+    try:
+        message = await asyncio.shield(task)
+    except asyncio.CancelledError as cancelled:
+        if not task.cancelled():
+            task.cancel()
+            raise
+        failure = cancelled
+    except Exception as raised:  # noqa: BLE001 - how the turn ended is compared with the record
+        failure = raised
+    finally:
+        await runtime.close()
+    status = "done" if message is not None else "cancelled" if task.cancelled() else "failed"
+    comparison.end(status, failure)
+    return comparison.result(status, message, run.output_value, failure)
+
+
+def open_scratch_store() -> Store:
+    """Return an empty store in memory; its library is imported when it is first needed."""
+    from atlas_agents.storage.sqlite import MemoryStore
+
+    return MemoryStore()
+
+
+def create_copied_run(runtime: AgentRuntime, record: RunRecord, row: RunRow, deps: Any = None, **options: Any) -> Run:
+    """Create a run from a record that was copied to the store of a runtime."""
+    given = decode_options(row)
+    if deps is not None:
+        options["deps"] = deps
+    agent = runtime.find_agent(record.agent_id)
+    return runtime.create_run(
+        agent,
+        agent.context,
+        Conversation(id=record.session),
+        options=msgspec.structs.replace(given, **options),
+        user=record.user,
+        id=record.id,
+        durable=True,
+        row=row,
+    )
+
+
+@contextmanager
+def _sealed() -> Generator[None]:
+    """Refuse connections and new processes within this context."""
+    _install_guard()
+    token = _replaying.set(True)
+    try:
+        yield
+    finally:
+        _replaying.reset(token)
+
+
+_guards: list[bool] = []
+
+
+def _install_guard() -> None:
+    if not _guards:  # an audit hook cannot be removed
+        _guards.append(True)
+        sys.addaudithook(_refuse_effects)
+
+
+def _refuse_effects(event: str, arguments: Any) -> None:
+    if event in _BLOCKED and _replaying.get():
+        raise ReplayBlocked(f"{event} was called during a replay, which neither uses the network nor starts processes")
+
+
+class _NoAlarm:
+    def cancel(self) -> None:
+        """Do nothing: the alarm never rings."""
+
+
+class ReplayClock:
+    """Virtual clock of a replay: it has the recorded times, and waiting takes no time. Deadlines never pass."""
+
+    def __init__(self, start: float) -> None:
+        self._start = self._now = start
+
+    def time(self) -> float:
+        return self._now
+
+    def monotonic(self) -> float:
+        return self._now - self._start
+
+    def move_to(self, time: float) -> None:
+        self._now = max(self._now, time)
+
+    def call_later(self, seconds: float, callback: Callable[[], object]) -> Alarm:
+        return _NoAlarm()
+
+    async def sleep(self, seconds: float) -> None:
+        self._now += seconds
+        await asyncio.sleep(0)
+
+
+class ReplayJournal(Journal):
+    """Journal of a replay. Replies and results come from the record, and calls are checked again but never run."""
+
+    def __init__(self, comparison: Comparison, *given: Any, clock: ReplayClock, **options: Any) -> None:
+        super().__init__(*given, clock=clock, **options)
+        self._comparison, self._replay_clock = comparison, clock
+        self.approvals = RecordedApprovals(
+            *(self._store, self._tenant, self._run_id, self._session),
+            *(self._write_status_step, self._committer, self._clock),
+            recorded=comparison,
+        )
+
+    def is_settled(self, call: ToolCall, *, repeatable: bool) -> bool:
+        """Return False, so that every call is checked by the current policy."""
+        return False
+
+    def has_intent(self, call: ToolCall) -> bool:
+        """Return True, so that hooks are not asked: what they decided is in the record."""
+        return True
+
+    def next_reply(self) -> Message | None:
+        reply = super().next_reply()
+        if reply is not None:
+            self._comparison.round += 1
+            self._replay_clock.move_to(self._comparison.replies[self._comparison.round - 1].at / 1000)
+        return reply
+
+    async def check_request(self, build: Callable[[int, str], Awaitable[Any]]) -> None:
+        expected = self._comparison.expected_request()
+        sent: SentRequest | None = await (build(expected.limit, expected.cleared) if expected else build(0, ""))
+        self._comparison.request(sent)
+
+    def outcome_of(self, decision: Any) -> ToolResult | None:
+        return self._comparison.decision(decision)
+
+    async def record_intent(self, call: ToolCall, *counts: Any) -> None:
+        """Refuse to go on: after an intent, a tool is run."""
+        raise ReplayBlocked(f"a replay does not run the tool {call.name!r}")
+
+    async def record_outcome(
+        self, call: ToolCall, result: ToolResult, entry: AuditEntry, usage: Usage, *more: Write
+    ) -> None:
+        self._comparison.refusal(call, result)
+
+
+class RecordedApprovals(JournaledApprovals, kw_only=True):
+    """Approval store of a replay: every question has the answer that was recorded for the same call."""
+
+    recorded: Comparison
+
+    async def save_question(self, question: Question) -> tuple[Question, Answer | None]:
+        """Return the recorded answer; without one, the turn was cancelled while it waited, or none was needed."""
+        asked = [step.decode(Question) for step in self.recorded.record.of_kind("asked")]
+        found = next((each for each in asked if (each.call_id, each.form) == (question.call_id, None)), None)
+        self.recorded.question(question, found)
+        if found is None:
+            raise Declined(f"{question.tool} requires approval, and no one can be asked")
+        answers = {step.key: step.decode(Answer) for step in self.recorded.record.of_kind("answered")}
+        if found.id not in answers:
+            await cancel_turn()
+        return question, answers[found.id]
+
+    async def save_answer(self, question: Question, answer: Answer, grants: str, *, new: bool) -> Answer:
+        return answer
+
+    async def find_grants(self, binding: str) -> list[tuple[Question, Answer]]:
+        return []
+
+
+class RecordedGrants(Approvals):
+    """Approvals of a replay: standing approvals that a call had when it was recorded."""
+
+    def __init__(self, record: RunRecord) -> None:
+        super().__init__(wait=True)
+        self._record = record
+
+    async def find_grant(self, question: Question, store: ApprovalStore | None = None) -> str | None:
+        asked = {step.decode(Question).call_id for step in self._record.of_kind("asked")}
+        meta = self._record.verdicts.get(question.call_id, {})
+        return str(meta["approved_by"]) if "approved_by" in meta and question.call_id not in asked else None
+
+    async def save_question(self, question: Question, store: ApprovalStore | None) -> tuple[Question, Answer | None]:
+        """Also if no one could be asked when the turn was recorded."""
+        meta = self._record.verdicts.get(question.call_id, {})
+        if meta.get("declined") == f"{question.tool} requires approval, and no one can be asked":
+            raise Declined(meta["declined"])
+        return await super().save_question(question, store)
+
+
+async def cancel_turn() -> None:
+    """Cancel the turn that calls this, as it was cancelled when it was recorded."""
+    task = asyncio.current_task()
+    if task is not None:
+        task.cancel()
+    await asyncio.sleep(0)
+
+
+class ReplayRuntime(AgentRuntime):
+    """Runtime of a replay, whose models answer nothing that is not in the record."""
+
+    def __init__(self, comparison: Comparison, **options: Any) -> None:
+        super().__init__(**options)
+        self._comparison = comparison
+
+    def _failover_for(self, agent: Any, settings: AgentSettings, model: Model = "") -> Failover:
+        """Return the agent's models, for their limits and capabilities; a missing key does not matter."""
+        models = (model,) if model else settings.models or (self.registry.default_model or "unknown/unknown",)
+        return RecordedModels([self._offline_route(each) for each in models], self._comparison)
+
+    def _offline_route(self, model: Model) -> Route:
+        try:
+            return self.registry.route(model)
+        except ConfigError:
+            provider, _, name = str(model).partition("/")
+            return Route(_UnknownProvider(provider), name or None)
+
+
+class _UnknownProvider(BaseProvider):
+    """Stands for a provider that is not configured here."""
+
+    def __init__(self, id: str) -> None:
+        self.id = id
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return Capabilities()
+
+    def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        raise ReplayBlocked("a replay calls no model")
+
+
+class RecordedModels(Failover):
+    """The models of an agent in a replay."""
+
+    def __init__(self, routes: Sequence[Route], comparison: Comparison) -> None:
+        super().__init__(routes)
+        self._comparison = comparison
+
+    def for_turn(self, clock: Any = None) -> TurnProvider:
+        return RecordedEnd(self, clock, self._comparison)
+
+
+class RecordedEnd(TurnProvider):
+    """What follows the last recorded reply: the failure or the cancellation with which the turn ended."""
+
+    def __init__(self, pool: Failover, clock: Any, comparison: Comparison) -> None:
+        super().__init__(pool, clock)
+        self._comparison = comparison
+
+    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        end = self._comparison.record.end
+        for part in end.partial:
+            yield TextChunk(part.text) if isinstance(part, Text) else ThinkingChunk(part.text, part.signature)
+        if end.status == "cancelled":
+            await cancel_turn()
+        if end.status == "failed" and self._comparison.round == len(self._comparison.replies):
+            raise to_failure(end.kind, end.error or "the turn failed")
+        self._comparison.extra_request()
+        raise ReplayError("the record has no reply of the model at this point")

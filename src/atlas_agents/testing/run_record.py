@@ -1,0 +1,293 @@
+"""Run records: a finished run with everything that a replay needs, read from a store or from a file."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from atlas_agents.agents.request_records import RequestRecord, read_contents, read_request_record
+from atlas_agents.agents.run import decode_options
+from atlas_agents.core.approvals import Answer, Question
+from atlas_agents.core.errors import AtlasError, UnreadableRow
+from atlas_agents.core.json import encode
+from atlas_agents.core.messages import Message, ToolCall, ToolResult
+from atlas_agents.core.store import (
+    OPEN,
+    UNREADABLE,
+    AcceptRun,
+    AddJournal,
+    AddMessage,
+    ClaimRun,
+    JournalKind,
+    JournalRow,
+    PutSession,
+    RunRow,
+    Store,
+    StoredMessage,
+    Write,
+)
+from atlas_agents.storage.hash_chain import find_journal_break
+from atlas_agents.tools.audit import AuditEntry
+from atlas_agents.tools.journal import EndRecord, HookRecord, SteerRecord, read_answering_run, read_first_messages
+
+T = TypeVar("T")
+FORMAT = 1
+"""Version of the file format of a record."""
+_PAGE = 500
+_CLOCK_SKEW = 60_000
+_TYPES: dict[JournalKind, Any] = {
+    "accepted": Any,
+    "resumed": Any,
+    "summary": Any,
+    "reply": Message,
+    "steer": SteerRecord,
+    "hook": HookRecord,
+    "intent": ToolCall,
+    "outcome": ToolResult,
+    "state": Any,
+    "asked": Question,
+    "answered": Answer,
+    "ended": EndRecord,
+}
+_NOT_SEEDED: tuple[JournalKind, ...] = ("resumed", "ended", "state")
+_entries = msgspec.json.Decoder(AuditEntry)
+
+
+class ReplayError(AtlasError):
+    """The run cannot be replayed; the message says why and what to do."""
+
+
+class RecordedStep(msgspec.Struct, frozen=True):
+    """One step of the journal. `at` is in milliseconds since 1970."""
+
+    kind: JournalKind
+    key: str
+    payload: msgspec.Raw
+    at: int
+
+    def decode(self, kind: type[T]) -> T:
+        return msgspec.json.decode(self.payload, type=kind)
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished run: its request, the messages of its session up to its end, its journal and its audit rows.
+
+    `verdicts` are the audit data of its calls by call id, and `texts` what its requests refer to by digest.
+    """
+
+    format: int = FORMAT
+    id: str
+    tenant: str
+    session: str
+    agent_id: str
+    user: str
+    status: str
+    error: str | None
+    created_at: int
+    request: msgspec.Raw
+    metadata: dict[str, Any]
+    history: tuple[msgspec.Raw, ...]
+    messages: tuple[msgspec.Raw, ...]
+    steps: tuple[RecordedStep, ...]
+    verdicts: dict[str, dict[str, Any]]
+    texts: dict[str, str]
+
+    @classmethod
+    async def read(cls, store: Store, run_id: str, tenant: str = "default") -> "RunRecord":
+        """Read a run from a store; raises ReplayError if it is unknown, not finished, or cannot be read."""
+        row = await store.run(tenant, run_id)
+        if row is None:
+            raise ReplayError(f"not found: run {run_id!r}")
+        if row.status in OPEN:
+            raise ReplayError(f"run {run_id!r} has not ended: its status is {row.status!r}; replay it when it has")
+        steps = await _read_steps(store, row)
+        history, own = await _read_messages(store, row, steps)
+        session = await store.session(tenant, row.session)
+        sent = [each for each in map(_request_of, steps) if each is not None]
+        return cls(
+            id=row.id,
+            tenant=tenant,
+            session=row.session,
+            agent_id=row.agent_id,
+            user=row.user,
+            status=row.status,
+            error=row.error,
+            created_at=row.created_at,
+            request=msgspec.Raw(row.request),
+            metadata=session.metadata if session is not None else {},
+            history=tuple([msgspec.Raw(each.body) for each in history]),
+            messages=tuple([msgspec.Raw(each.body) for each in own]),
+            steps=tuple([RecordedStep(each.kind, each.key, msgspec.Raw(each.payload), each.at) for each in steps]),
+            verdicts=await _read_verdicts(store, row, steps[-1].at),
+            texts=dict(await read_contents(store, tenant, sent)),
+        )
+
+    @classmethod
+    def load(cls, path: Path | str) -> "RunRecord":
+        """Read a record from a file that `save` wrote."""
+        try:
+            found = msgspec.json.decode(Path(path).read_bytes(), type=cls)
+        except OSError as error:
+            raise ReplayError(f"cannot read the recorded run {path}: {error.strerror}") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ReplayError(f"the recorded run {path} cannot be read: {error}; save it again") from error
+        if found.format != FORMAT:
+            raise ReplayError(
+                f"the recorded run {path} has the format {found.format}, expected {FORMAT}: save it again"
+            )
+        return found
+
+    def to_json(self) -> bytes:
+        """Return the record as readable JSON."""
+        return msgspec.json.format(encode(self), indent=1) + b"\n"
+
+    @property
+    def end(self) -> EndRecord:
+        return self.steps[-1].decode(EndRecord)
+
+    def of_kind(self, kind: JournalKind) -> list[RecordedStep]:
+        return [step for step in self.steps if step.kind == kind]
+
+    @property
+    def requests(self) -> list[RequestRecord | None]:
+        """What each round sent; None where that was not recorded."""
+        return [read_request_record(bytes(step.payload)) for step in self.of_kind("reply")]
+
+    async def seed(self, store: Store, upto: int | None = None) -> RunRow:
+        """Write the run to an empty store as if its process had crashed, and return its row.
+
+        With `upto`, only with the steps before that number, the first of which is 1.
+        """
+        steps = [step for step in self.steps[: None if upto is None else upto - 1] if step.kind not in _NOT_SEEDED]
+        writes: list[Write] = [PutSession(self.session, self.agent_id, metadata=self.metadata)]
+        writes += [AddMessage(self.session, _id_of(body), bytes(body)) for body in self.history]
+        accepted = AcceptRun(self.id, self.session, self.agent_id, self.user, request=bytes(self.request))
+        writes += [msgspec.structs.replace(accepted, at_once=True), ClaimRun(self.id)]
+        own = self.messages if upto is None else self._messages_before(steps)
+        writes += [AddMessage(self.session, _id_of(body), bytes(body), self.id) for body in own]
+        writes += [AddJournal(self.id, 1, step.kind, step.key, bytes(step.payload)) for step in steps]
+        await store.commit(self.tenant, writes)
+        row = await store.run(self.tenant, self.id)
+        if row is None:
+            raise ReplayError(f"run {self.id!r} was not copied")
+        return row
+
+    def _messages_before(self, steps: Sequence[RecordedStep]) -> list[msgspec.Raw]:
+        """Return the first messages of the run, and those that entered it or were replied before these steps."""
+        known = {_id_of(step.payload) for step in steps if step.kind == "reply"}
+        for step in steps:
+            if step.kind == "steer":
+                known.update(step.decode(SteerRecord).messages)
+        return [body for body in self.messages if _id_of(body) in known or body in self.first_messages]
+
+    @property
+    def first_messages(self) -> list[msgspec.Raw]:
+        """The messages that the run was accepted with."""
+        ids = _first_ids(bytes(self.steps[0].payload))
+        return [body for body in self.messages if _id_of(body) in ids]
+
+
+class _Identified(msgspec.Struct, frozen=True):
+    id: str
+
+
+def _id_of(body: msgspec.Raw) -> str:
+    return msgspec.json.decode(body, type=_Identified).id
+
+
+def _first_ids(payload: bytes) -> list[str]:
+    """Return the ids of the messages that a run was accepted with; the first stored format had none."""
+    found: Any = msgspec.json.decode(payload)
+    return cast(list[str], found) if isinstance(found, list) else []
+
+
+def _request_of(row: JournalRow) -> RequestRecord | None:
+    return read_request_record(row.payload) if row.kind == "reply" else None
+
+
+async def _read_steps(store: Store, row: RunRow) -> list[JournalRow]:
+    """Return the steps of a run; raises ReplayError if they are missing, changed or cannot be decoded."""
+    steps = await store.journal(row.tenant, row.id)
+    if not steps:
+        answering = await read_answering_run(store, row)
+        if answering.id != row.id:
+            raise ReplayError(f"the message of run {row.id!r} entered run {answering.id!r}: replay that one")
+        why = "it never started" if row.status == "cancelled" else "its steps were deleted by retention (keep_journals)"
+        raise ReplayError(f"run {row.id!r} has no journal: {why}")
+    if (broken := find_journal_break(steps)) is not None:
+        raise ReplayError(f"step {broken} of run {row.id!r} was changed after it was written; run: atlas store check")
+    for step in steps:
+        if step.kind not in _TYPES:
+            raise ReplayError(f"step {step.seq} of run {row.id!r} is of the unknown kind {step.kind!r}: update Atlas")
+        try:
+            msgspec.json.decode(step.payload, type=_TYPES[step.kind])
+        except (msgspec.DecodeError, UnicodeDecodeError, AtlasError) as error:
+            raise ReplayError(f"step {step.seq} ({step.kind}) of run {row.id!r} cannot be read: {error}") from error
+    if steps[-1].kind != "ended":
+        raise ReplayError(f"the journal of run {row.id!r} has no end: its last step is {steps[-1].kind!r}")
+    return steps
+
+
+async def _read_messages(
+    store: Store, row: RunRow, steps: Sequence[JournalRow]
+) -> tuple[list[StoredMessage], list[StoredMessage]]:
+    """Return the messages of the session before the run, and those of the run."""
+    try:
+        decode_options(row)
+        read_first_messages(row)
+    except UnreadableRow as error:
+        raise ReplayError(str(error)) from error
+    found = await store.messages(row.tenant, row.session)
+    own = [each for each in found if each.run_id == row.id]
+    if not own or not {each.id for each in own}.issuperset(_first_ids(steps[0].payload)):
+        raise ReplayError(f"the messages of run {row.id!r} were deleted from session {row.session!r}")
+    history = [each for each in found if each.seq < own[0].seq]
+    for each in (*history, *own):
+        if UNREADABLE in each.message.metadata:
+            raise ReplayError(f"message {each.seq} of session {row.session!r} cannot be read; run: atlas store check")
+    return history, own
+
+
+async def _read_verdicts(store: Store, row: RunRow, ended_at: int) -> dict[str, dict[str, Any]]:
+    """Return the audit data of a run's calls by call id, reading the log from where the run began."""
+    found: dict[str, dict[str, Any]] = {}
+    after = await _first_row_since(store, row.tenant, row.created_at - _CLOCK_SKEW)
+    while rows := await store.audit(row.tenant, after=after, limit=_PAGE):
+        after = rows[-1].seq
+        entries = [_entries.decode(each.entry) for each in rows]
+        for entry in entries:
+            if entry.meta.get("run_id") == row.id:
+                found[str(entry.meta.get("call_id"))] = entry.meta
+        if entries[0].timestamp > ended_at + _CLOCK_SKEW:
+            break
+    return found
+
+
+async def _first_row_since(store: Store, tenant: str, time: int) -> int:
+    """Return the number of the last audit row before a time, by binary search."""
+    last = await store.audit(tenant, limit=1, last=True)
+    low, high = 0, last[0].seq if last else 0
+    while low < high:
+        middle = (low + high) // 2
+        (row,) = await store.audit(tenant, after=middle, limit=1)
+        if _entries.decode(row.entry).timestamp < time:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def redact_record(record: RunRecord, hide: Callable[[str], str]) -> RunRecord:
+    """Return the record without secrets: `hide` is applied to every text in it."""
+
+    def clean(value: Any) -> Any:
+        if isinstance(value, str):
+            return hide(value)
+        if isinstance(value, Mapping):
+            return {str(key): clean(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+        if isinstance(value, Iterable):
+            return [clean(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+        return value
+
+    return msgspec.json.decode(encode(clean(msgspec.json.decode(encode(record)))), type=RunRecord)

@@ -1,0 +1,547 @@
+"""Replay: a stored run is run again from its journal, without models and tools, and the first difference is named."""
+
+import asyncio
+import socket
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from atlas_agents import (
+    Agent,
+    Answer,
+    Approvals,
+    Atlas,
+    Cancelled,
+    Compaction,
+    History,
+    Interceptor,
+    Message,
+    Policy,
+    Question,
+    ToolCall,
+    tool,
+)
+from atlas_agents.builtin_tools.team import delegate_task
+from atlas_agents.core.errors import ProviderError
+from atlas_agents.core.store import RunRow, Store
+from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
+from atlas_agents.testing import (
+    Environment,
+    Registry,
+    ReplayError,
+    ReplayResult,
+    Scripted,
+    calls,
+    fails,
+    replay,
+    says,
+)
+from checks import TIMEOUT, endless_tool, wait_until
+
+PROMPT = "You are a helpful clerk.\nAnswer briefly."
+ran: list[str] = []
+
+
+@tool(effect="pure")
+async def look(n: int) -> str:
+    """Look something up."""
+    ran.append(f"look {n}")
+    return f"saw {n}"
+
+
+@tool(effect="unsafe", confirm=True)
+async def send_mail(to: str) -> str:
+    """Send a mail."""
+    ran.append(f"mail {to}")
+    return f"sent to {to}"
+
+
+@pytest.fixture(autouse=True)
+def nothing_ran() -> None:
+    ran.clear()
+
+
+def build(store: Store | None, *replies: Any, tools: Any = (look, send_mail), **more: Any) -> Atlas:
+    options = {"prompt": PROMPT, "settings": {}, **more.pop("agent", {})}
+    clerk = Agent(
+        "clerk",
+        providers=more.pop("models", None) or [Scripted(*replies)],
+        tools=tools,
+        system_prompt=options.pop("prompt"),
+        settings=options.pop("settings"),
+        **options,
+    )
+    registry = Registry(Environment({}, dotenv=None))
+    return Atlas([clerk, *more.pop("others", ())], store=store, registry=registry, **more)
+
+
+async def last_run(store: Store, session: str = "default") -> RunRow:
+    return (await store.runs("default", session))[-1]
+
+
+async def record(*replies: Any, store: Store | None = None, message: Any = "Hello", **more: Any) -> tuple[Store, str]:
+    """Run a turn with a scripted model, and return its store and its id."""
+    store = store or MemoryStore()
+    given = {key: more.pop(key) for key in ("output", "user", "settings", "metadata") if key in more}
+    async with build(store, *replies, **more) as atlas, asyncio.timeout(TIMEOUT):
+        with suppress(ProviderError, ValueError):
+            await atlas.ask(message, **given)
+    ran.clear()
+    return store, (await last_run(store)).id
+
+
+async def replayed(store: Store, run: str, **more: Any) -> ReplayResult:
+    """Replay a run with an Atlas that has a model without replies, and check that nothing was run or written."""
+    before = await dump(store)
+    async with asyncio.timeout(TIMEOUT):
+        result = await replay(run, build(None, **more), store=store)
+    assert ran == [] and await dump(store) == before
+    return result
+
+
+async def dump(store: Store) -> list[Any]:
+    runs = [run for each in await store.sessions("default") for run in await store.runs("default", each.key)]
+    journals = [await store.journal("default", run.id) for run in runs]
+    return [runs, journals, await store.audit("default"), await store.records("default", "request")]
+
+
+def kinds(result: ReplayResult) -> list[str]:
+    return [each.kind for each in result.differences]
+
+
+async def test_run_with_tool_calls_is_replayed_without_running_them() -> None:
+    store, run = await record(calls("look", n=1) + calls("look", n=2), calls("look", n=3), says("Done."))
+    result = await replayed(store, run)
+    assert result.same and result.check() is result and result.not_compared == ()
+    assert (result.status, result.answer, result.rounds, result.error) == ("done", "Done.", 3, None)
+
+
+async def test_changed_prompt_is_named_with_its_lines() -> None:
+    store, run = await record(calls("look", n=1), says("Done."))
+    result = await replayed(store, run, agent={"prompt": PROMPT.replace("briefly", "at length")})
+    first = result.difference
+    assert first is not None and (first.kind, first.where) == ("request", "round 1")
+    assert first.summary == "the system prompt has changed"
+    assert first.diff.splitlines() == [" You are a helpful clerk.", "-Answer briefly.", "+Answer at length."]
+    assert kinds(result) == ["request"] * 2 and result.answer == "Done."
+    with pytest.raises(AssertionError, match="round 1: the system prompt has changed"):
+        result.check()
+
+
+async def test_prompt_of_one_turn_is_compared_and_stays_in_its_journal() -> None:
+    name = "Ana"
+
+    def prompt(context: Any) -> str:
+        return f"The user is {name}."
+
+    store, run = await record(calls("look", n=1), says("Done."), agent={"prompt": prompt})
+    assert (await replayed(store, run, agent={"prompt": prompt})).same
+    stored = [each.body for each in await store.records("default", "request")]
+    assert stored and not any(b"Ana" in each for each in stored)
+    steps = [step for step in await store.journal("default", run) if b"The user is Ana" in step.payload]
+    assert len(steps) == 1
+    name = "Bo"
+    first = (await replayed(store, run, agent={"prompt": prompt})).difference
+    assert first is not None and first.diff.splitlines() == ["-The user is Ana.", "+The user is Bo."]
+
+
+async def test_contents_of_requests_are_stored_once() -> None:
+    store = MemoryStore()
+    async with build(store, says("1"), says("2"), says("3")) as atlas:
+        for _ in range(3):
+            await atlas.ask("Hello", session="s")
+    assert len(await store.records("default", "request")) == 4  # the outline, the prompt and two tools
+    replies = [
+        step
+        for run in await store.runs("default", "s")
+        for step in await store.journal("default", run.id)
+        if step.kind == "reply"
+    ]
+    sizes = [len(step.payload) - len(Message.from_json(step.payload).to_json()) for step in replies]
+    assert max(sizes) < 100
+
+
+@pytest.mark.parametrize(
+    ("change", "summary"),
+    [
+        ({"tools": (look,)}, "the tool 'send_mail' is missing"),
+        ({"tools": (send_mail,)}, "the tool 'look' is missing"),
+        ({"agent": {"settings": {"temperature": 0.5}}}, "the model settings have changed"),
+        ({"agent": {"tool_choice": "none"}}, "the tool choice has changed"),
+    ],
+)
+async def test_changed_tools_and_settings_are_named(change: dict[str, Any], summary: str) -> None:
+    store, run = await record(calls("look", n=1), says("Done."))
+    first = (await replayed(store, run, **change)).difference
+    assert first is not None and first.kind == "request" and summary in first.summary
+
+
+async def test_changed_schema_is_named_and_the_call_is_refused() -> None:
+    store, run = await record(calls("look", n=1), says("Done."))
+
+    @tool(name="look", effect="pure")
+    async def look_again(n: str) -> str:
+        """Look something up."""
+        raise AssertionError("not run")
+
+    result = await replayed(store, run, tools=(look_again, send_mail))
+    assert result.differences[0].summary == "the parameters of the tool 'look' have changed"
+    assert [(each.kind, each.where) for each in result.differences[:2]] == [
+        ("request", "round 1"),
+        ("arguments", "round 1, call of look"),
+    ]
+    assert "does not accept these arguments" in result.differences[1].summary
+
+
+async def test_changed_policy_is_named() -> None:
+    allow, deny = (Policy(tools={"look": {"*": cell}}) for cell in ("yes", "no"))
+    store, run = await record(calls("look", n=1), says("Done."), policy=allow, tools=(look,))
+    assert (await replayed(store, run, policy=allow, tools=(look,))).same
+    result = await replayed(store, run, policy=deny, tools=(look,))
+    found = next(each for each in result.differences if each.kind == "policy verdict")
+    assert found.where == "round 1, call of look" and found.expected.startswith("yes")
+    assert "not permitted" in found.actual
+
+
+@pytest.mark.parametrize(
+    ("answer", "result"),
+    [
+        (Answer("no", by="ana", reason="too early"), {"cancelled": True, "reason": "too early"}),
+        (Answer("once", by="ana", arguments={"to": "bo"}), {"edited_arguments": {"to": "bo"}, "result": "sent to bo"}),
+        (Answer("once", by="ana"), "sent to ana"),
+    ],
+)
+async def test_recorded_approvals_answer_the_same_questions(answer: Answer, result: Any, tmp_path: Path) -> None:
+    store, run = await record(calls("send_mail", to="ana"), says("Done."), approve=lambda question: answer, policy=None)
+    (outcome,) = [step for step in await store.journal("default", run) if step.kind == "outcome"]
+    assert msgspec.json.decode(outcome.payload)["result"] == result
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(tmp_path)  # the approval was bound to another directory
+        assert (await replayed(store, run)).same
+
+
+async def test_approval_that_is_not_needed_any_more_is_named() -> None:
+    store, run = await record(calls("send_mail", to="ana"), says("Done."), approve=lambda question: True)
+    freely = tool(name="send_mail", effect="unsafe")(send_mail.function)
+    found = (await replayed(store, run, tools=(look, freely))).difference
+    assert found is not None and found.kind == "policy verdict"
+    assert found.summary == "the call needed an approval, and needs none now"
+
+
+async def test_new_approval_is_named() -> None:
+    store, run = await record(calls("look", n=1), says("Done."))
+    policy = Policy(tools={"look": {"*": "ask"}, "send_mail": {"*": "yes"}})
+    found = (await replayed(store, run, policy=policy)).difference
+    assert found is not None and found.kind == "policy verdict"
+    assert found.summary == "the call needs an approval, and needed none"
+
+
+async def test_approval_that_was_not_given_in_time_is_not_given_again() -> None:
+    async def never(question: Question) -> None:
+        await asyncio.Event().wait()
+
+    approve = Approvals(never, deadline=0.01)
+    store, run = await record(calls("send_mail", to="ana"), says("Done."), approve=approve)
+    assert (await replayed(store, run)).same
+    assert b"no answer within" in (await store.journal("default", run))[-4].payload
+
+
+async def test_standing_approval_counts_in_a_replay() -> None:
+    store = MemoryStore()
+    call = calls("send_mail", to="ana")
+    async with build(store, call, says("1"), call, says("2"), approve=lambda question: "always") as atlas:
+        await atlas.ask("Send it", session="s")
+        await atlas.ask("Send it again", session="s")
+    ran.clear()
+    run = (await store.runs("default", "s"))[-1].id
+    assert [step for step in await store.journal("default", run) if step.kind == "asked"] == []
+    assert (await replayed(store, run)).same
+
+
+async def test_refused_calls_are_refused_again_and_changed_texts_are_named() -> None:
+    store, run = await record(calls("look", n="x"), calls("unknown"), says("Done."))
+    assert (await replayed(store, run)).same
+
+
+async def test_tool_that_timed_out_is_not_waited_for() -> None:
+    forever, _ = endless_tool()
+    forever.timeout = 0.05
+    store, run = await record(calls("forever"), says("Done."), tools=(forever,), retries=())
+    assert b'"timeout"' in b"".join([step.payload for step in await store.journal("default", run)])
+    assert (await replayed(store, run, tools=(forever,))).same
+
+
+async def test_failover_of_the_recorded_turn_does_not_matter() -> None:
+    first, second = Scripted(fails(ProviderError("down", "auth"))), Scripted(calls("look", n=1), says("Done."))
+    store, run = await record(models=[first, second])
+    result = await replayed(store, run, models=[Scripted(), Scripted()])
+    assert result.same and result.answer == "Done."
+
+
+async def test_failed_turn_fails_in_the_same_way() -> None:
+    store, run = await record(calls("look", n=1), says("Half an ") + fails(ProviderError("quota used up", "quota")))
+    assert (await last_run(store)).status == "failed"
+    result = await replayed(store, run)
+    assert result.same and (result.status, result.answer) == ("failed", "")
+    assert result.error is not None and "quota used up" in result.error
+
+
+async def test_cancelled_turn_is_cancelled_again() -> None:
+    store, (forever, running) = MemoryStore(), endless_tool()
+    async with build(store, calls("forever"), tools=(forever,)) as atlas, asyncio.timeout(TIMEOUT):
+        stream = atlas.send("Hello")
+        await running.wait()
+        stream.cancel()
+        with pytest.raises(Cancelled):
+            await stream.reply()
+    result = await replayed(store, (await last_run(store)).id, tools=(forever,))
+    assert result.same and result.status == "cancelled"
+
+
+async def test_turn_that_was_cancelled_while_a_person_was_asked_is_cancelled_again() -> None:
+    store = MemoryStore()
+    async with build(store, calls("send_mail", to="ana"), approve=Approvals(wait=True)) as atlas:
+        stream = atlas.send("Hello")
+        await wait_until(atlas.pending)
+        stream.cancel()
+        with pytest.raises(Cancelled):
+            await stream.reply()
+    result = await replayed(store, (await last_run(store)).id)
+    assert result.same and result.status == "cancelled"
+
+
+async def test_compaction_uses_the_recorded_summary() -> None:
+    history = History(compaction=Compaction(window=1000))
+    store = MemoryStore()
+    summary = "<summary>They talked about x and y. Open: nothing at all.</summary>"
+    async with build(store, *[says(f"a{n} " + "y" * 400) for n in range(2)], history=None) as atlas:
+        for n in range(2):
+            await atlas.ask(f"q{n} " + "x" * 400, session="s")
+    async with build(store, says(summary), says("Done."), history=history) as atlas:
+        await atlas.ask("z" * 1500, session="s")
+    run = (await store.runs("default", "s"))[-1].id
+    assert [step.kind for step in await store.journal("default", run)][1] == "summary"
+    assert (await replayed(store, run, history=history)).same
+    steps = [step for step in await store.journal("default", run) if step.kind == "summary"]
+    assert len(steps) == 1 and b"Open: nothing at all" in steps[0].payload
+
+
+async def test_structured_output_is_read_again() -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    store, run = await record(says("no"), says('{"n": 3}'), output=schema)
+    result = await replayed(store, run)
+    assert result.same and result.output == {"n": 3} and result.rounds == 2
+
+
+async def test_steering_message_enters_at_the_same_point() -> None:
+    store, reached, go_on = MemoryStore(), asyncio.Event(), asyncio.Event()
+
+    @tool(effect="pure")
+    async def wait() -> str:
+        """Wait."""
+        reached.set()
+        await go_on.wait()
+        return "went on"
+
+    async with build(store, calls("wait"), says("Both."), tools=(wait,)) as atlas, asyncio.timeout(TIMEOUT):
+        first = atlas.send("1", session="s")
+        await reached.wait()
+        steering = atlas.send("Also 2", session="s", when_busy="steer")
+        await steering.accepted()
+        go_on.set()
+        await first.reply()
+        await steering.reply()
+    result = await replayed(store, first.stream_id, tools=(wait,))
+    assert result.same and result.answer == "Both."
+    with pytest.raises(ReplayError, match=f"entered run '{first.stream_id}': replay that one"):
+        await replay(steering.stream_id, build(None, tools=(wait,)), store=store)
+
+
+async def test_delegated_job_and_its_delegation_are_replayed() -> None:
+    store = MemoryStore()
+    task = calls("delegate_task", target_agent="writer", task_description="write it")
+    writer = Agent("writer", model=Scripted(says("Written.")))
+    more: dict[str, Any] = {"tools": (delegate_task,), "others": (writer,)}
+    async with build(store, task, says("Delegated."), says("It is written."), **more) as atlas, atlas.jobs.running():
+        await atlas.ask("Have it written")
+
+        async def settled() -> bool:
+            return not await store.pending_jobs("default", 1 << 60) and not await store.open_runs()
+
+        await wait_until(settled)
+        (job,) = await atlas.jobs.list()
+    runs = [*await store.runs("default", "default"), *await store.runs("default", job.session)]
+    assert len(runs) == 3
+    for run in runs:
+        assert (await replayed(store, run.id, **more)).same
+    assert len(await store.jobs("default")) == 1
+
+
+async def test_turn_that_was_resumed_after_a_crash_is_replayed(tmp_path: Path) -> None:
+    program = f"""
+import asyncio, os
+from atlas_agents import Agent, Atlas, tool
+from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.testing import Scripted, calls
+
+@tool(effect="pure")
+async def look(n: int) -> str:
+    \"\"\"Look something up.\"\"\"
+    if n == 2:
+        os._exit(9)
+    return f"saw {{n}}"
+
+async def main():
+    store = SqliteStore({str(tmp_path / "atlas.db")!r})
+    await store.open()
+    model = Scripted(calls("look", n=1), calls("look", n=2))
+    await Atlas([Agent("clerk", model=model, tools=[look], system_prompt={PROMPT!r})], store=store).ask("Hello")
+
+asyncio.run(main())
+"""
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", program)
+    assert await process.wait() == 9
+    store = SqliteStore(tmp_path / "atlas.db")
+    await store.open()
+    try:
+        async with build(store, says("Done."), tools=(look,)) as atlas:
+            (stream,) = await atlas.recover()
+            assert (await stream.reply()).text == "Done."
+        ran.clear()
+        result = await replayed(store, (await last_run(store)).id, tools=(look,))
+        assert result.same and (result.answer, result.rounds) == ("Done.", 3)
+    finally:
+        await store.close()
+
+
+async def test_later_turns_of_the_session_are_not_seen() -> None:
+    store = MemoryStore()
+    async with build(store, says("1"), says("2"), says("3")) as atlas:
+        for text in ("a", "b", "c"):
+            await atlas.ask(text, session="s")
+    for run in await store.runs("default", "s"):
+        assert (await replayed(store, run.id)).same
+
+
+async def test_hooks_are_not_asked_again() -> None:
+    asked: list[str] = []
+
+    def note(what: Any) -> None:
+        asked.append(type(what).__name__)
+
+    def change(call: ToolCall) -> ToolCall:
+        note(call)
+        return msgspec.structs.replace(call, arguments={"n": 7})
+
+    guard = Interceptor(outgoing=note, incoming=note, tool_call=change)
+    store, run = await record(calls("look", n=1), says("Done."), interceptors=[guard])
+    assert asked == ["Message", "Message", "ToolCall", "Message"]
+    (intent,) = [step for step in await store.journal("default", run) if step.kind == "intent"]
+    assert msgspec.json.decode(intent.payload)["arguments"] == {"n": 7}
+    asked.clear()
+    assert (await replayed(store, run, interceptors=[guard])).same and asked == []
+
+
+@pytest.mark.parametrize("effect", ["network", "process"])
+async def test_agent_code_reaches_neither_network_nor_processes(effect: str) -> None:
+    def prompt(context: Any) -> str:
+        if effect == "process":
+            subprocess.run(["true"], check=True)
+        else:
+            socket.create_connection(("127.0.0.1", 9))
+        return "Never."
+
+    store, run = await record(says("Done."))
+    result = await replayed(store, run, agent={"prompt": prompt})
+    assert result.status == "failed" and not result.same
+    assert result.error is not None and "during a replay" in result.error
+    with pytest.raises(ConnectionRefusedError), socket.socket() as client:
+        client.connect(("127.0.0.1", 9))  # allowed again
+
+
+async def test_turn_that_takes_more_or_fewer_rounds_is_named() -> None:
+    store, run = await record(calls("look", n=1), calls("look", n=2), says("Done."))
+    fewer = await replayed(store, run, agent={"max_rounds": 1})
+    assert [each.summary for each in fewer.differences] == ["the turn ends after 1 of 3 recorded replies"]
+    store, run = await record(calls("look", n=1), agent={"max_rounds": 1})
+    more = await replayed(store, run)
+    assert more.difference is not None and more.difference.where == "round 2"
+    assert more.difference.summary == "the model is asked again, after all 1 recorded replies were used"
+
+
+async def test_unknown_and_unfinished_runs_are_refused(tmp_path: Path) -> None:
+    store, (forever, running) = MemoryStore(), endless_tool()
+    with pytest.raises(ReplayError, match="not found: run 'nope'"):
+        await replay("nope", build(None), store=store)
+    async with build(store, calls("forever"), tools=(forever,)) as atlas, asyncio.timeout(TIMEOUT):
+        stream = atlas.send("Hello")
+        await running.wait()
+        with pytest.raises(ReplayError, match="has not ended: its status is 'running'"):
+            await replay(stream.stream_id, build(None), store=store)
+        stream.cancel()
+        with pytest.raises(Cancelled):
+            await stream.reply()
+    other = Agent("other", model=Scripted())
+    with pytest.raises(ReplayError, match=r"of the agent 'clerk', which is not given \(given: other\)"):
+        await replay(stream.stream_id, other, store=store)
+    with pytest.raises(ReplayError, match="cannot read the recorded run"):
+        await replay(tmp_path / "missing.json", other)
+
+
+@pytest.mark.parametrize(
+    ("statement", "message"),
+    [
+        ("UPDATE journal SET payload = CAST('{' AS BLOB) WHERE kind = 'reply'", "step 2 of run .* was changed"),
+        ("DELETE FROM journal", "its steps were deleted by retention"),
+        ("DELETE FROM messages", "the messages of run .* were deleted"),
+        ("UPDATE messages SET body = CAST('{' AS BLOB)", "message 1 of session 'default' cannot be read"),
+        ("UPDATE runs SET request = CAST('{' AS BLOB)", "the request of run .* cannot be read"),
+    ],
+)
+async def test_damaged_rows_are_named(statement: str, message: str, tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "atlas.db")
+    await store.open()
+    try:
+        _, run = await record(says("Done."), store=store)
+        with closing(sqlite3.connect(tmp_path / "atlas.db")) as database, database:
+            database.execute(statement)
+        with pytest.raises(ReplayError, match=message):
+            await replay(run, build(None), store=store)
+    finally:
+        await store.close()
+
+
+async def test_journal_of_an_older_version_is_replayed_as_far_as_it_goes(tmp_path: Path) -> None:
+    fixture = Path(__file__).parents[1] / "stores" / "fixtures" / "v1.sqlite.sql"
+    with closing(sqlite3.connect(tmp_path / "atlas.db")) as database:
+        database.executescript(fixture.read_text())
+    store = SqliteStore(tmp_path / "atlas.db", must_exist=True)
+    await store.open()
+    try:
+        run = await last_run(store, "whole")
+        clerk = Agent(run.agent_id, model=Scripted(), tools=[look, *_older_tools()])
+        result = await replay(run.id, clerk, store=store)
+        assert result.status == "done" and any("older version" in each for each in result.not_compared)
+        assert result.same
+    finally:
+        await store.close()
+
+
+def _older_tools() -> list[Any]:
+    @tool(effect="keyed")
+    async def write(n: int) -> str:
+        """Write."""
+        raise AssertionError("not run")
+
+    @tool(effect="unsafe")
+    async def act(n: int) -> str:
+        """Act."""
+        raise AssertionError("not run")
+
+    return [write, act]
