@@ -5,6 +5,7 @@ import socket
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -62,13 +63,17 @@ async def send_mail(to: str) -> str:
     return f"sent to {to}"
 
 
+def answers(answer: Any) -> Callable[[Question], Any]:
+    return lambda question: answer
+
+
 @pytest.fixture(autouse=True)
 def nothing_ran() -> None:
     ran.clear()
 
 
 def build(store: Store | None, *replies: Any, tools: Any = (look, send_mail), **more: Any) -> Atlas:
-    options = {"prompt": PROMPT, "settings": {}, **more.pop("agent", {})}
+    options: dict[str, Any] = {"prompt": PROMPT, "settings": {}, **more.pop("agent", {})}
     clerk = Agent(
         "clerk",
         providers=more.pop("models", None) or [Scripted(*replies)],
@@ -218,7 +223,7 @@ async def test_changed_policy_is_named() -> None:
     ],
 )
 async def test_recorded_approvals_answer_the_same_questions(answer: Answer, result: Any, tmp_path: Path) -> None:
-    store, run = await record(calls("send_mail", to="ana"), says("Done."), approve=lambda question: answer, policy=None)
+    store, run = await record(calls("send_mail", to="ana"), says("Done."), approve=answers(answer))
     (outcome,) = [step for step in await store.journal("default", run) if step.kind == "outcome"]
     assert msgspec.json.decode(outcome.payload)["result"] == result
     with pytest.MonkeyPatch.context() as patch:
@@ -227,7 +232,7 @@ async def test_recorded_approvals_answer_the_same_questions(answer: Answer, resu
 
 
 async def test_approval_that_is_not_needed_any_more_is_named() -> None:
-    store, run = await record(calls("send_mail", to="ana"), says("Done."), approve=lambda question: True)
+    store, run = await record(calls("send_mail", to="ana"), says("Done."), approve=answers(True))
     freely = tool(name="send_mail", effect="unsafe")(send_mail.function)
     found = (await replayed(store, run, tools=(look, freely))).difference
     assert found is not None and found.kind == "policy verdict"
@@ -255,7 +260,7 @@ async def test_approval_that_was_not_given_in_time_is_not_given_again() -> None:
 async def test_standing_approval_counts_in_a_replay() -> None:
     store = MemoryStore()
     call = calls("send_mail", to="ana")
-    async with build(store, call, says("1"), call, says("2"), approve=lambda question: "always") as atlas:
+    async with build(store, call, says("1"), call, says("2"), approve=answers("always")) as atlas:
         await atlas.ask("Send it", session="s")
         await atlas.ask("Send it again", session="s")
     ran.clear()
