@@ -211,6 +211,10 @@ class Atlas:
         """Redact known secrets, and what looks like one, in a text."""
         return self._governance.redactor.text(text)
 
+    def hide_values(self, value: Any) -> Any:
+        """Redact known secrets, and what looks like one by its name or its format, in plain data."""
+        return self._governance.redactor.value(value)
+
     def keep_secret(self, *secrets: Secret) -> None:
         """Redact these secrets from now on in logs, the audit log and everything sent to a model."""
         self._governance.redactor.add_secrets(*[secret.reveal() for secret in secrets])

@@ -23,7 +23,7 @@ from atlas_agents.app.tools import (
     only_named_tools,
     telegram_bot,
 )
-from atlas_agents.config.load import POSTGRES
+from atlas_agents.config.load import POSTGRES, load
 from atlas_agents.config.open import is_postgres, open_home, open_store, open_valkey
 from atlas_agents.config.settings import Settings, scheme
 from atlas_agents.core import install_command
@@ -269,6 +269,12 @@ def build_registry(
     apply_stored_keys(registry, read_stored_keys(settings.home))
     registry.load_plugins(plugins)
     return registry
+
+
+def load_workspace_agents(folder: Path | str) -> Atlas:
+    """Build the agents of a workspace for a saved replay; the other settings are those of this machine."""
+    settings = load({"workspace": Path(folder).resolve()})
+    return _build_runtime(settings, MemoryStore(), Environment(), AsyncExitStack(), None).atlas
 
 
 def _copy_sessions(settings: Settings, runtime: Runtime, opening: AsyncExitStack) -> None:

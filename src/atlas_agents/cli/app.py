@@ -38,6 +38,7 @@ COMMANDS = {
     "policy": Entry("Show and change which agents may use which tools.", "info", "policy"),
     "audit": Entry("Read and verify the audit log of tool calls.", "audit"),
     "eval": Entry("Evaluate agents and models with a file of cases: atlas eval FILE.", "evaluate"),
+    "replay": Entry("Replay a finished run offline, save it as a test, or fork it.", "replay", is_group=False),
     "knowledge": Entry("Manage the documents that agents can search.", "knowledge"),
     "models": Entry("List models and their prices, and manage those that run on this machine.", "models"),
     "users": Entry("Manage the users of this tenant.", "access", "users"),

@@ -15,7 +15,7 @@ from atlas_agents.providers.registry import Model, Registry
 from atlas_agents.providers.testing import Cassette, Reply, Scripted, calls, fails, refuses, says, thinks
 from atlas_agents.testing.comparison import Difference, ReplayResult
 from atlas_agents.testing.faults import Effect, EffectLedger, FaultKind, PlannedFault, Simulation
-from atlas_agents.testing.replay import ReplayBlocked, replay
+from atlas_agents.testing.replay import ReplayBlocked, load_agents, replay
 from atlas_agents.testing.run_record import ReplayError, RunRecord
 from atlas_agents.testing.simulator import CaseResult, FaultSimulator, Finding, SimulationReport
 from atlas_agents.tools.tool import ToolLike
@@ -53,6 +53,7 @@ __all__ = [
     "fails",
     "fault_simulator",
     "in_memory_atlas",
+    "load_agents",
     "refuses",
     "replay",
     "says",

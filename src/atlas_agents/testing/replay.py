@@ -5,13 +5,15 @@ Replies, results of tools, approvals and decisions of hooks come from the record
 """
 
 import asyncio
+import re
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import msgspec
 
@@ -27,12 +29,13 @@ from atlas_agents.core.approvals import Answer, Question
 from atlas_agents.core.errors import AtlasError, ConfigError, Declined, to_failure
 from atlas_agents.core.events import Usage
 from atlas_agents.core.messages import Conversation, Message, Text, ToolCall, ToolResult
+from atlas_agents.core.paths import write_file
 from atlas_agents.core.store import RunRow, Store, Write
 from atlas_agents.providers.base import BaseProvider, Capabilities, Chunk, Request, TextChunk, ThinkingChunk
 from atlas_agents.providers.failover import Failover, Route, TurnProvider
 from atlas_agents.providers.registry import Model
 from atlas_agents.testing.comparison import Comparison, ReplayResult
-from atlas_agents.testing.run_record import ReplayError, RunRecord
+from atlas_agents.testing.run_record import ReplayError, RunRecord, redact_record
 from atlas_agents.tools.approvals import Approvals, ApprovalStore
 from atlas_agents.tools.audit import AuditEntry
 from atlas_agents.tools.journal import Journal, JournaledApprovals
@@ -375,3 +378,85 @@ class RecordedEnd(TurnProvider):
             raise to_failure(end.kind, end.error or "the turn failed")
         self._comparison.extra_request()
         raise ReplayError("the record has no reply of the model at this point")
+
+
+def load_agents(target: str) -> Atlas:
+    """Import the agents that `module:name` refers to: an Atlas, an agent, a list of agents, or a function of these.
+
+    The module must be importable: installed, or in a folder of `PYTHONPATH`.
+    """
+    module, separator, name = target.partition(":")
+    if not (module and separator and name):
+        raise ConfigError(f"invalid agents {target!r}: expected 'module:name', for example 'shop.agents:atlas'")
+    try:
+        found: Any = import_module(module)
+    except ModuleNotFoundError as error:
+        advice = "install its package, or add its folder to PYTHONPATH"
+        raise ConfigError(f"agents {target!r}: cannot import {error.name!r}; {advice}") from error
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(f"agents {target!r}: module {module!r} has no {name!r}")
+        found = getattr(found, part)
+    if callable(found) and not isinstance(found, Agent | Atlas):
+        found = found()
+    if isinstance(found, Atlas | Agent | list | tuple):
+        return _as_atlas(cast(Agents, found))
+    raise ConfigError(f"agents {target!r}: expected an Atlas, an agent or a list of agents, got {found!r}")
+
+
+class AgentSource(msgspec.Struct, frozen=True):
+    """How a saved test builds the agents: an import line and an expression."""
+
+    expression: str
+    import_line: str = "from atlas_agents.testing import load_agents, replay"
+
+
+async def save_case(
+    record: RunRecord, atlas: Agents, path: Path, source: AgentSource, *, force: bool = False
+) -> ReplayResult:
+    """Write a recorded run without its secrets as a pytest case: the test at `path`, and its data beside it.
+
+    The test expects what the turn does now. Returns the replay of the run as it was recorded; raises ReplayError if
+    the turn does not do what was recorded.
+    """
+    atlas, data = _as_atlas(atlas), path.with_suffix(".json")
+    if path.suffix != ".py" or not path.name.startswith("test_"):
+        raise ReplayError(f"invalid file {str(path)!r}: expected a name such as tests/test_refund.py")
+    for each in (path, data):
+        if each.exists() and not force:
+            raise ReplayError(f"{each} exists already: choose another name, or pass --force to replace it")
+    before = await replay(record, atlas)
+    if changed := [each for each in before.differences if each.kind != "request"]:
+        raise ReplayError(f"the run cannot be saved, because it differs already in {changed[0]}")
+    clean = redact_record(record, atlas.hide_values)
+    now = await replay(clean, atlas)
+    saved = redact_record(clean.with_requests(now.requests, now.texts), atlas.hide_values)
+    if (left := (await replay(saved, atlas)).difference) is not None:
+        raise ReplayError(f"the run cannot be saved, because without its secrets it differs in {left}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(data, saved.to_json())
+    write_file(path, _CASE.format(source=source, name=_test_name(path)).encode())
+    return before
+
+
+def _test_name(path: Path) -> str:
+    return re.sub(r"\W", "_", path.stem)
+
+
+_CASE = '''\
+"""Replay of a recorded run: fails if prompts, tools, policy or code change what it does.
+
+Written by `atlas replay --save`. The recorded run is in the file of the same name that ends with `.json`.
+"""
+
+import asyncio
+from pathlib import Path
+
+{source.import_line}
+
+RECORD = Path(__file__).with_suffix(".json")
+
+
+def {name}() -> None:
+    asyncio.run(replay(RECORD, {source.expression})).check()
+'''

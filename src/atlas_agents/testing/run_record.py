@@ -1,6 +1,6 @@
 """Run records: a finished run with everything that a replay needs, read from a store or from a file."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -30,6 +30,7 @@ from atlas_agents.core.store import (
 from atlas_agents.storage.hash_chain import find_journal_break
 from atlas_agents.tools.audit import AuditEntry
 from atlas_agents.tools.journal import EndRecord, HookRecord, SteerRecord, read_answering_run, read_first_messages
+from atlas_agents.tools.redact import REDACTED, find_secrets
 
 T = TypeVar("T")
 FORMAT = 1
@@ -73,7 +74,23 @@ class RecordedStep(msgspec.Struct, frozen=True):
 class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     """A finished run: its request, the messages of its session up to its end, its journal and its audit rows.
 
-    `verdicts` are the audit data of its calls by call id, and `texts` what its requests refer to by digest.
+    Args:
+        format: Version of the file format.
+        id: Id of the run.
+        tenant: Owner of the run.
+        session: Key of its session.
+        agent_id: Agent that answered.
+        user: User for whom it ran.
+        status: How it ended.
+        error: Why it failed; None if it did not.
+        created_at: When it was accepted, in milliseconds since 1970.
+        request: The options with which it was accepted, as JSON.
+        metadata: Metadata of its session.
+        history: Messages of the session before the run, as JSON.
+        messages: Messages of the run, as JSON.
+        steps: The steps of its journal.
+        verdicts: Audit data of its calls, by call id.
+        texts: What its requests refer to, by digest.
     """
 
     format: int = FORMAT
@@ -144,9 +161,11 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def end(self) -> EndRecord:
+        """How the turn ended."""
         return self.steps[-1].decode(EndRecord)
 
     def of_kind(self, kind: JournalKind) -> list[RecordedStep]:
+        """Return the steps of a kind, in order."""
         return [step for step in self.steps if step.kind == kind]
 
     @property
@@ -173,6 +192,17 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
             raise ReplayError(f"run {self.id!r} was not copied")
         return row
 
+    def with_requests(self, requests: Sequence[RequestRecord | None], texts: Mapping[str, str]) -> "RunRecord":
+        """Return the record with what its rounds send now in place of what they sent."""
+        sent = iter(requests)
+        steps = [
+            msgspec.structs.replace(step, payload=_with_request(step.payload, next(sent, None)))
+            if step.kind == "reply"
+            else step
+            for step in self.steps
+        ]
+        return msgspec.structs.replace(self, steps=tuple(steps), texts=dict(texts))
+
     def _messages_before(self, steps: Sequence[RecordedStep]) -> list[msgspec.Raw]:
         """Return the first messages of the run, and those that entered it or were replied before these steps."""
         known = {_id_of(step.payload) for step in steps if step.kind == "reply"}
@@ -186,6 +216,11 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         """The messages that the run was accepted with."""
         ids = _first_ids(bytes(self.steps[0].payload))
         return [body for body in self.messages if _id_of(body) in ids]
+
+
+def _with_request(payload: msgspec.Raw, request: RequestRecord | None) -> msgspec.Raw:
+    reply: dict[str, Any] = msgspec.json.decode(payload)
+    return msgspec.Raw(encode({**reply, "request": request}))
 
 
 class _Identified(msgspec.Struct, frozen=True):
@@ -278,16 +313,47 @@ async def _first_row_since(store: Store, tenant: str, time: int) -> int:
     return low
 
 
-def redact_record(record: RunRecord, hide: Callable[[str], str]) -> RunRecord:
-    """Return the record without secrets: `hide` is applied to every text in it."""
+_IDENTIFIERS = frozenset(
+    ("id", "call_id", "run_id", "key", "kind", "session", "tenant", "agent_id", "messages", "role", "type", "status")
+)
+"""Fields by which parts of a record refer to each other; lists of messages are not texts themselves."""
 
-    def clean(value: Any) -> Any:
-        if isinstance(value, str):
-            return hide(value)
-        if isinstance(value, Mapping):
-            return {str(key): clean(item) for key, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-        if isinstance(value, Iterable):
-            return [clean(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
-        return value
 
-    return msgspec.json.decode(encode(clean(msgspec.json.decode(encode(record)))), type=RunRecord)
+_DATA = frozenset(("arguments", "edited_arguments", "result", "metadata", "turn_metadata", "requested", "notes"))
+"""Fields with data of tools and callers, in which the name of a value may tell that it is a secret."""
+
+
+def redact_record(record: RunRecord, hide: Callable[[Any], Any]) -> RunRecord:
+    """Return the record without secrets: `hide` is applied to everything that people, models and tools wrote.
+
+    A value that is a secret by its name, such as a password in the arguments of a call, is removed wherever it occurs.
+    """
+    whole: Any = msgspec.json.decode(encode(msgspec.structs.replace(record, texts={})))
+    secrets = sorted(set(_named_secrets(whole)), key=len, reverse=True)
+
+    def hide_text(text: str) -> str:
+        for secret in secrets:
+            text = text.replace(secret, REDACTED)
+        return str(hide(text))
+
+    def clean(value: Any, name: str = "") -> Any:
+        if isinstance(value, dict):
+            found = cast(dict[str, Any], hide(value) if name in _DATA else value)
+            return {key: clean(item, key) for key, item in found.items()}
+        if isinstance(value, list):
+            return [clean(item, name) for item in cast(list[Any], value)]
+        return hide_text(value) if isinstance(value, str) and name not in _IDENTIFIERS else value
+
+    cleaned = msgspec.json.decode(encode(clean(whole)), type=RunRecord)
+    return msgspec.structs.replace(cleaned, texts={key: hide_text(text) for key, text in record.texts.items()})
+
+
+def _named_secrets(value: Any, name: str = "") -> list[str]:
+    """Return the values in the data of a record that are secrets by their names."""
+    if isinstance(value, dict):
+        items = cast(dict[str, Any], value)
+        own = find_secrets(items) if name in _DATA else []
+        return own + [each for key, item in items.items() for each in _named_secrets(item, key)]
+    if isinstance(value, list):
+        return [each for item in cast(list[Any], value) for each in _named_secrets(item, name)]
+    return []

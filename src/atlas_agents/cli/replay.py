@@ -1,0 +1,160 @@
+"""`atlas replay RUN`: replay a finished run offline, and save it as a test."""
+
+import os
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from atlas_agents.cli import command as cli
+from atlas_agents.cli.connect import TENANT, load_settings
+from atlas_agents.cli.output import describe_error, plural, print_json, printable
+
+if TYPE_CHECKING:
+    from atlas_agents.agents.atlas import Atlas
+    from atlas_agents.config.settings import Settings
+    from atlas_agents.core.store import Store
+    from atlas_agents.testing.comparison import ReplayResult
+    from atlas_agents.testing.replay import AgentSource
+    from atlas_agents.testing.run_record import RunRecord
+
+app = cli.Group()
+EXIT_DIFFERENT = 1
+EXIT_IMPOSSIBLE = 2
+
+
+@cli.command(app)
+async def replay(
+    run: Annotated[str, cli.Argument(metavar="RUN", help="Id of a run, key of a session for its last run, or a file.")],
+    agents: Annotated[
+        str | None,
+        cli.Option(metavar="MODULE:NAME", help="Agents of your own code, instead of those of the workspace."),
+    ] = None,
+    save: Annotated[
+        str | None, cli.Option(metavar="FILE", help="Save the run as a pytest case, without secrets.")
+    ] = None,
+    force: Annotated[bool, cli.Option("--force", help="Replace the files of an earlier --save.")] = False,
+    as_json: cli.JsonFlag = False,
+) -> int:
+    """Replay a finished run offline from its journal, and print the first difference.
+
+    The recorded replies, results and approvals are used: no model is called, no tool is run and nothing is stored. The
+    run differs if prompts, tools, policy or code have changed what it does.
+
+    Exit codes: 0 the run is the same, 1 it differs, 2 it cannot be replayed.
+    """
+    from atlas_agents.core.errors import StoreError
+    from atlas_agents.testing.run_record import ReplayError
+
+    try:
+        settings = load_settings()
+        async with _open_agents(settings, agents) as atlas:
+            record = await _read_record(settings, atlas, run)
+            if save is not None:
+                return await _save(record, atlas, Path(save), _source(agents, settings, Path(save)), force=force)
+            return await _compare(record, atlas, as_json=as_json)
+    except (ReplayError, StoreError) as error:
+        cli.print_error(describe_error(error))
+        return EXIT_IMPOSSIBLE
+
+
+@asynccontextmanager
+async def _open_agents(settings: "Settings", agents: str | None) -> "AsyncGenerator[Atlas]":
+    """Open the agents of the workspace, or those that `module:name` names, which may be in the current folder."""
+    if agents is None:
+        from atlas_agents.app.app import open_scratch_runtime
+
+        async with open_scratch_runtime(settings) as runtime:
+            yield runtime.atlas
+        return
+    from atlas_agents.testing.replay import load_agents
+
+    sys.path.insert(0, os.getcwd())
+    atlas = load_agents(agents)
+    atlas.keep_secret(*settings.secrets)
+    yield atlas
+
+
+async def _read_record(settings: "Settings", atlas: "Atlas", run: str) -> "RunRecord":
+    """Read a run from a file that was saved, from the store of the agents, or from that of the settings."""
+    from atlas_agents.config.open import open_store
+    from atlas_agents.storage.sqlite import MemoryStore
+    from atlas_agents.testing.run_record import RunRecord
+
+    if run.endswith(".json"):
+        return RunRecord.load(run)
+    own = atlas.store
+    store = open_store(settings) if own is None or isinstance(own, MemoryStore) else own
+    await store.open()
+    try:
+        return await RunRecord.read(store, await _find_run(store, run), TENANT)
+    finally:
+        await store.close()
+
+
+async def _find_run(store: "Store", run: str) -> str:
+    """Return the id of a run, or of the last run of a session."""
+    if await store.run(TENANT, run) is None and (found := await store.runs(TENANT, run)):
+        return found[-1].id
+    return run
+
+
+def _source(agents: str | None, settings: "Settings", path: Path) -> "AgentSource":
+    """Return how the saved test builds the agents."""
+    from atlas_agents.testing.replay import AgentSource
+
+    if agents is not None:
+        return AgentSource(f"load_agents({agents!r})")
+    folder = os.path.relpath(settings.workspace, path.absolute().parent)
+    imports = "from atlas_agents.app.app import load_workspace_agents\nfrom atlas_agents.testing import replay"
+    return AgentSource(f"load_workspace_agents(RECORD.parent / {folder!r})", imports)
+
+
+async def _save(record: "RunRecord", atlas: "Atlas", path: Path, source: "AgentSource", *, force: bool) -> int:
+    from atlas_agents.testing.replay import save_case
+
+    before = await save_case(record, atlas, path, source, force=force)
+    if before.difference is not None:
+        shown = printable(str(before.difference))
+        print(f"The test expects what the agents do now. The recorded run differs in {shown}", file=sys.stderr)
+    print(f"Saved {path} and {path.with_suffix('.json').name}. Check that they contain nothing private.")
+    return cli.EXIT_OK
+
+
+async def _compare(record: "RunRecord", atlas: "Atlas", *, as_json: bool) -> int:
+    from atlas_agents.testing.replay import replay as replay_record
+
+    result = await replay_record(record, atlas)
+    if as_json:
+        print_json(_as_json(result))
+    else:
+        _print_result(result)
+    return cli.EXIT_OK if result.same else EXIT_DIFFERENT
+
+
+def _as_json(result: "ReplayResult") -> dict[str, object]:
+    return {
+        "run": result.run_id,
+        "same": result.same,
+        "status": result.status,
+        "answer": result.answer,
+        "error": result.error,
+        "rounds": result.rounds,
+        "differences": [
+            {"kind": each.kind, "where": each.where, "summary": each.summary, "diff": each.diff}
+            for each in result.differences
+        ],
+        "notCompared": result.not_compared,
+    }
+
+
+def _print_result(result: "ReplayResult") -> None:
+    if result.difference is None:
+        print(f"Run {result.run_id} is the same: {plural(result.rounds, 'round')}, {result.status}.")
+    else:
+        print(f"Run {result.run_id} differs in {printable(str(result.difference))}")
+        if others := len(result.differences) - 1:
+            print(f"There {'is' if others == 1 else 'are'} {plural(others, 'more difference')}; see --json.")
+    for each in result.not_compared:
+        print(f"Not compared: {each}.", file=sys.stderr)

@@ -1,0 +1,165 @@
+"""`atlas replay`: replays stored runs of the home folder and of own code, and saves them as tests."""
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+
+import pytest
+from atlas_command import Home
+
+from model_server import ModelServer
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+MODULE = '''\
+"""Agents of a shop."""
+
+from pathlib import Path
+
+from atlas_agents import Agent, Atlas, tool
+from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.testing import Scripted, calls, says
+
+
+@tool
+async def find_order(number: int, password: str) -> str:
+    """Find an order."""
+    Path("ran").write_text("yes")
+    return "Paid with the key sk-live-9f8e7d6c5b4a39281706f5e4d3c2b1a0."
+
+
+model = Scripted(calls("find_order", number=7, password="tiger-in-the-7-woods"), says("Order 7 was paid."))
+clerk = Agent("clerk", model=model, tools=[find_order], system_prompt="You are the clerk.\\nBe polite.")
+atlas = Atlas([clerk], store=SqliteStore("shop.db"))
+'''
+RECORD = """\
+import asyncio
+from shop import atlas
+
+async def main():
+    await atlas.store.open()
+    stream = atlas.send("Was order 7 paid? My password is tiger-in-the-7-woods.", session="ana")
+    await stream.reply()
+    print(stream.stream_id)
+    await atlas.close()
+    await atlas.store.close()
+
+asyncio.run(main())
+"""
+
+
+@pytest.fixture
+def shop(bare: Home) -> tuple[Home, str]:
+    """A folder with a module of agents, and the id of a run that they made."""
+    (bare.folder / "shop.py").write_text(MODULE)
+    done = _python(bare, "-c", RECORD)
+    assert done.returncode == 0, done.stderr
+    (bare.folder / "ran").unlink()
+    return bare, done.stdout.strip()
+
+
+def _python(home: Home, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    environment = home.environment(PYTHONPATH=os.pathsep.join([str(home.folder), str(home.folder / "plugins")]))
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=home.folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def _atlas(home: Home, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    return _python(home, "-m", "atlas_agents", *arguments)
+
+
+def _change(home: Home, before: str, after: str) -> None:
+    path = home.folder / "shop.py"
+    assert before in path.read_text()
+    path.write_text(path.read_text().replace(before, after))
+
+
+def _add_prompt(home: Home) -> None:
+    agents = next(home.folder.rglob("AGENTS.md"))
+    described = "Description: Answers.\n"
+    agents.write_text(agents.read_text().replace(described, f"{described}Prompt:\n\nAlways rhyme.\n"))
+
+
+def test_run_of_the_home_folder_is_replayed_and_a_changed_prompt_is_named(home: Home, server: ModelServer) -> None:
+    assert home.run("ask", "What time is it?", "-s", "clock").returncode == 0
+    asked = len(server.requests)
+    same = home.run("replay", "clock")
+    assert (same.returncode, same.stderr) == (0, "")
+    assert same.stdout.endswith(" is the same: 2 rounds, done.\n")
+    run = same.stdout.split()[1]
+    assert home.run("replay", run).stdout == same.stdout
+    _add_prompt(home)
+    changed = home.run("replay", run)
+    assert changed.returncode == 1
+    assert changed.stdout.startswith(f"Run {run} differs in round 1: the system prompt has changed (request)\n")
+    assert "+Always rhyme." in changed.stdout
+    report = json.loads(home.run("replay", run, "--json").stdout)
+    assert report["same"] is False and report["differences"][0]["kind"] == "request"
+    assert len(server.requests) == asked
+
+
+def test_run_that_cannot_be_replayed_is_named(home: Home) -> None:
+    unknown = home.run("replay", "nope")
+    assert (unknown.returncode, unknown.stderr) == (2, "atlas: not found: run 'nope'\n")
+    missing = home.run("replay", "nope.json")
+    assert missing.returncode == 2 and "cannot read the recorded run nope.json" in missing.stderr
+    home.run("ask", "Hello", "-s", "hall")
+    with closing(sqlite3.connect(next(home.path.glob("*.db")))) as database, database:
+        database.execute("UPDATE journal SET payload = CAST('{' AS BLOB) WHERE kind = 'reply'")
+    damaged = home.run("replay", "hall")
+    assert damaged.returncode == 2 and "was changed after it was written" in damaged.stderr
+    agents = home.run("replay", "hall", "--agents", "nothing.here:atlas")
+    assert agents.returncode == 2 and "cannot import 'nothing'" in agents.stderr
+
+
+def test_run_of_own_agents_is_replayed_without_side_effects(shop: tuple[Home, str]) -> None:
+    home, run = shop
+    database = home.folder / "shop.db"
+    before = database.read_bytes()
+    same = _atlas(home, "replay", run, "--agents", "shop:atlas")
+    assert (same.returncode, same.stdout) == (0, f"Run {run} is the same: 2 rounds, done.\n"), same.stderr
+    assert not (home.folder / "ran").exists() and database.read_bytes() == before
+    _change(home, "number: int, password: str", "number: str, password: str")
+    changed = _atlas(home, "replay", "ana", "--agents", "shop:atlas")
+    assert changed.returncode == 1
+    assert "the parameters of the tool 'find_order' have changed" in changed.stdout
+
+
+def test_run_is_saved_as_a_test_that_names_a_changed_prompt(shop: tuple[Home, str]) -> None:
+    home, run = shop
+    saved = _atlas(home, "replay", run, "--agents", "shop:atlas", "--save", "tests/test_order.py")
+    assert saved.returncode == 0, saved.stderr
+    data = (home.folder / "tests" / "test_order.json").read_text()
+    assert [text for text in ("sk-live", "tiger-in-the", "Order 7 was paid.") if text in data] == ["Order 7 was paid."]
+    again = _atlas(home, "replay", run, "--agents", "shop:atlas", "--save", "tests/test_order.py")
+    assert again.returncode == 2 and "exists already" in again.stderr
+    forced = _atlas(home, "replay", run, "--agents", "shop:atlas", "--save", "tests/test_order.py", "--force")
+    assert forced.returncode == 0
+    (home.folder / "shop.db").unlink()
+    passed = _python(home, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_order.py")
+    assert passed.returncode == 0, passed.stdout + passed.stderr
+    _change(home, "Be polite.", "Be rude.")
+    failed = _python(home, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_order.py")
+    assert failed.returncode == 1
+    assert "differs in round 1: the system prompt has changed (request)" in failed.stdout
+    assert "-Be polite." in failed.stdout and "+Be rude." in failed.stdout
+    assert not (home.folder / "ran").exists()
+
+
+def test_run_of_the_workspace_is_saved_as_a_test(home: Home) -> None:
+    home.run("ask", "What time is it?", "-s", "clock")
+    wrong = home.run("replay", "clock", "--save", "clock.py")
+    assert wrong.returncode == 2 and "expected a name such as tests/test_refund.py" in wrong.stderr
+    saved = home.run("replay", "clock", "--save", "tests/test_clock.py")
+    assert saved.returncode == 0, saved.stderr
+    next(home.path.glob("*.db")).unlink()
+    assert home.run("replay", "tests/test_clock.json").returncode == 0
+    passed = _python(home, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_clock.py")
+    assert passed.returncode == 0, passed.stdout + passed.stderr
+    _add_prompt(home)
+    failed = _python(home, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_clock.py")
+    assert failed.returncode == 1 and "the system prompt has changed" in failed.stdout
