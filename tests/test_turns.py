@@ -91,6 +91,8 @@ async def test_model_and_tools_alternate_until_no_call_is_made() -> None:
 async def test_reply_has_provider_usage_and_cost() -> None:
     async with in_memory_atlas(Scripted(says("Two words."))) as atlas:
         reply = await atlas.ask("Hi")
+    timing = reply.metadata.pop("timing")
+    assert 0 <= timing["first"] <= timing["total"]
     assert reply.metadata == {
         "stop_reason": "stop",
         "provider": "scripted",

@@ -96,6 +96,7 @@ if TYPE_CHECKING:
     from atlas_agents.core.messages import tool as tool_message
     from atlas_agents.core.metadata import Metadata
     from atlas_agents.core.store import JobRow, Schedule, Session, Store
+    from atlas_agents.core.telemetry import OpenTelemetry
     from atlas_agents.core.tenancy import Delegation, Plan, Tenancy, User
     from atlas_agents.local.provider import LocalProvider
     from atlas_agents.providers.anthropic import AnthropicProvider
@@ -232,6 +233,7 @@ __all__ = [
     "OpaqueChunk",
     "OpenAIProvider",
     "OpenAIResponsesProvider",
+    "OpenTelemetry",
     "Part",
     "PermissionGrant",
     "Plan",
@@ -340,6 +342,7 @@ _HOMES = {
     ),
     "core.metadata": "Metadata",
     "core.store": "JobRow Schedule Session Store",
+    "core.telemetry": "OpenTelemetry",
     "core.tenancy": "Delegation Plan Tenancy User",
     "local.provider": "LocalProvider",
     "providers.anthropic": "AnthropicProvider",

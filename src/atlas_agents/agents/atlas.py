@@ -34,6 +34,7 @@ from atlas_agents.core.messages import (
 )
 from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import NO_CHAIN, Chain, Store, UsageRow
+from atlas_agents.core.telemetry import OpenTelemetry, Telemetry
 from atlas_agents.core.tenancy import AgentInfo, Delegation, TeamServices, Tenancy
 from atlas_agents.dispatch.base import Dispatcher, Inline
 from atlas_agents.providers.catalogue import Price
@@ -77,6 +78,7 @@ class Atlas:
         dispatcher: Where runs execute: in this process by default, or on a cluster.
         deps: A function of the turn's context that makes the `deps` of a turn that was sent without them, or that is
             resumed after a crash.
+        telemetry: Records turns with OpenTelemetry, `OpenTelemetry()`; nothing is recorded if None.
     """
 
     def __init__(
@@ -101,6 +103,7 @@ class Atlas:
         delegation: Delegation | None = None,
         dispatcher: Dispatcher | None = None,
         deps: DepsFactory | None = None,
+        telemetry: OpenTelemetry | None = None,
     ) -> None:
         if deps is not None and not callable(deps):
             raise ConfigError("Atlas(deps=…) takes a function that makes deps; pass a value with ask(…, deps=…)")
@@ -126,6 +129,7 @@ class Atlas:
             prices=prices,
             clock=clock,
             make_deps=deps,
+            telemetry=telemetry,
             wake=self._dispatcher.wake,
         )
         self._governance = self._runtime.governance
@@ -220,6 +224,11 @@ class Atlas:
         self._governance.redactor.add_secrets(*[secret.reveal() for secret in secrets])
 
     @property
+    def telemetry(self) -> Telemetry:
+        """Internal: where turns report what they do."""
+        return self._runtime.telemetry
+
+    @property
     def registry(self) -> Registry:
         """The provider registry."""
         return self._runtime.registry
@@ -279,6 +288,7 @@ class Atlas:
         budget: BudgetLike | Sequence[BudgetLike] | None = None,
         deps: Any = None,
         metadata: Mapping[str, Any] | None = None,
+        traceparent: str = "",
     ) -> Message:
         """Run one turn and return the answer.
 
@@ -295,6 +305,7 @@ class Atlas:
             budget=budget,
             deps=deps,
             metadata=metadata,
+            traceparent=traceparent,
         )
         if idempotency_key or when_busy == "interrupt":
             stream = self.start_turn(message, options, session=session, agent_id=agent_id, user=user)
@@ -324,6 +335,7 @@ class Atlas:
         metadata: Mapping[str, Any] | None = None,
         client_tools: ClientTools | Sequence[ClientTool] | None = None,
         chain: Chain = NO_CHAIN,
+        traceparent: str = "",
     ) -> AtlasStream:
         """Start one turn and return its stream; `await stream.accepted()` waits until the message is accepted.
 
@@ -348,6 +360,7 @@ class Atlas:
             client_tools: Tools that you run: the turn waits until `post_results` gets the results of their calls, which
                 the event `tool:pending` names.
             chain: The delegation that the turn belongs to.
+            traceparent: Trace context (W3C) that the turn belongs to; by default the current span, if there is one.
         """
         options = read_options(
             output=output,
@@ -363,6 +376,7 @@ class Atlas:
             metadata=metadata,
             client_tools=client_tools,
             chain=chain,
+            traceparent=traceparent,
         )
         return self.start_turn(message, options, session=session, agent_id=agent_id, user=user)
 
@@ -405,6 +419,7 @@ class Atlas:
         session: str = "",
         idempotency_key: str = "",
         asks: bool = True,
+        traceparent: str = "",
     ) -> ToolResult:
         """Call a tool of an agent without its model and return the result, also if the call is refused or fails.
 
@@ -419,6 +434,7 @@ class Atlas:
             session=session,
             idempotency_key=idempotency_key,
             asks=asks,
+            traceparent=traceparent,
         )
         return runner.tool_call_result(await _reply_or_cancel(stream))
 
@@ -432,11 +448,12 @@ class Atlas:
         session: str = "",
         idempotency_key: str = "",
         asks: bool = True,
+        traceparent: str = "",
     ) -> AtlasStream:
         """Start a tool call like `invoke` and return its stream, whose reply holds the result."""
         message, stream = runner.tool_call_message(tool, arguments), AtlasStream(new_id())
         call = runner.tool_call_for(stream.stream_id, tool, arguments)
-        options = TurnOptions(idempotency_key=idempotency_key, asks=asks, call=call)
+        options = read_options(idempotency_key=idempotency_key, asks=asks, call=call, traceparent=traceparent)
         own = runner.tool_call_session(user, stream.stream_id, idempotency_key)
         target: str | Conversation = session or (own if self._runtime.store is not None else Conversation(id=own))
         run = self._runner.create(target, agent_id, options, user=user, stream=stream)
@@ -561,6 +578,7 @@ class Atlas:
         budget: BudgetLike | Sequence[BudgetLike] | None = None,
         deps: Any = None,
         metadata: Mapping[str, Any] | None = None,
+        traceparent: str = "",
     ) -> RunResult[T]:
         """Run one turn and return everything it produced; `result.output` has the type that `output=…` asks for.
 
@@ -582,6 +600,7 @@ class Atlas:
             budget=budget,
             deps=deps,
             metadata=metadata,
+            traceparent=traceparent,
         )
         if last is not None:
             agent_id, options = self._choose_agents(last, agent_id, options)

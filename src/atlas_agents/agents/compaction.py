@@ -21,7 +21,8 @@ from atlas_agents.core.aio import finish_despite_cancel
 from atlas_agents.core.budgets import MIN_OUTPUT, ModelCall
 from atlas_agents.core.errors import BudgetExceeded, ConfigError, ProviderError
 from atlas_agents.core.json import encode
-from atlas_agents.core.messages import Message, text_tokens, user
+from atlas_agents.core.messages import Message, assistant, text_tokens, user
+from atlas_agents.core.telemetry import COMPACTED_MESSAGES, ModelCallTrace
 from atlas_agents.providers import base
 from atlas_agents.providers.failover import TurnProvider, request_tokens
 
@@ -79,7 +80,10 @@ async def compact(run: Run, compaction: history.Compaction, available: float) ->
     if state.failed_at and before < state.failed_at + _MIN_SAVING * available:
         return
     run.summary_tried = True
-    summary, model, usage = await _write_summary(run, compaction, plan, available)
+    with run.trace.start("compact_context", {COMPACTED_MESSAGES: len(plan.covered)}) as span:
+        summary, model, usage = await _write_summary(run, compaction, plan, available)
+        if summary is None:
+            span.fail("summary_failed")
     state.failed_at = 0 if summary is not None else before
     if run.journal is not None:
         recording = run.journal.record_summary(summary, run.settings.id, model, usage)
@@ -142,9 +146,8 @@ async def _write_summary(
         if isinstance(request, Message):
             raise ConfigError("a hook answered the request for a summary")
         async with _reserve(run, provider, request) as call:
-            text, done = await _ask(provider, call.request)
-            model = done.model or provider.id
-            call.usage = usage = run.meter.add(model, _complete_usage(done.usage, request), provider.id)
+            text, done, usage = await _ask(run, provider, call.request)
+            model, call.usage = done.model or provider.id, usage
         summary = _check(run, plan, text, done)
         summary.metadata.update(usage.to_metadata(), model=model)
     except (ProviderError, ConfigError, BudgetExceeded) as error:
@@ -157,9 +160,8 @@ async def ask_beside(run: Run, provider: base.Provider, prompt: str, system: str
     """Have a model answer a prompt that does not belong to the conversation, within the turn's budget."""
     request = base.Request(messages=(user(prompt),), system=system, metadata=run.context.metadata)
     async with _reserve(run, provider, request) as call:
-        text, done = await _ask(provider, call.request)
+        text, done, call.usage = await _ask(run, provider, call.request)
         model = done.model or provider.id
-        call.usage = run.meter.add(model, _complete_usage(done.usage, request), provider.id)
     if run.journal is not None:
         await finish_despite_cancel(run.journal.record_usage(run.settings.id, model, call.usage))
     return text
@@ -218,11 +220,21 @@ async def _reserve(run: Run, provider: base.Provider, request: base.Request) -> 
         await budget.settle(reserved, call.usage)
 
 
-async def _ask(provider: base.Provider, request: base.Request) -> tuple[str, base.DoneChunk]:
-    """Return the text of a reply and its end."""
+async def _ask(run: Run, provider: base.Provider, request: base.Request) -> tuple[str, base.DoneChunk, events.Usage]:
+    """Return the text of a reply, its end, and what it used."""
+    with ModelCallTrace(run.trace, provider, run.settings.id) as call:
+        text, done = await _receive(provider, request, call)
+        usage = run.meter.add(done.model or provider.id, _complete_usage(done.usage, request), provider.id)
+        call.complete(assistant(text, model=done.model, stop_reason=done.stop_reason), usage)
+    return text, done, usage
+
+
+async def _receive(provider: base.Provider, request: base.Request, call: ModelCallTrace) -> tuple[str, base.DoneChunk]:
     text, done = list[str](), None
     async with aclosing(provider.stream(request)) as chunks:
         async for chunk in chunks:
+            if call.first is None:
+                call.mark_first()
             if type(chunk) is base.TextChunk:
                 text.append(chunk.text)
             elif type(chunk) is base.ResetChunk:

@@ -20,6 +20,7 @@ from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core import errors, store
 from atlas_agents.core.aio import Alarm, BackgroundTasks
 from atlas_agents.core.messages import UNTRUSTED, Message, user
+from atlas_agents.core.telemetry import AGENT_ID, JOB_ATTEMPTS, JOB_ID, JOB_KIND, JOB_STATE, job_traceparent
 from atlas_agents.core.tenancy import TeamServices
 from atlas_agents.tools.limits import Ticker
 
@@ -294,10 +295,34 @@ class JobExecutor:
     async def end(self, job: store.JobRow, state: store.JobState, reason: str) -> store.JobRow:
         """End a job from outside, with its turns and the jobs it delegated; raises Conflict if it has ended."""
         (ended,) = await self._store.commit(self._tenant, [store.SetJob(job.id, state, error=reason)])
+        self._record_end(ended)
         self._on_change(ended)
         await self._stop(ended)
         self._wake()
         return ended
+
+    def _trace(self, job: store.JobRow) -> str | msgspec.UnsetType:
+        """Return the trace context of the turns of a job: the span of the job, or only that of the asker."""
+        if self._turns.telemetry.otel is None:
+            return job.traceparent or msgspec.UNSET
+        return job_traceparent(job.id, job.traceparent)
+
+    def _record_end(self, job: store.JobRow) -> None:
+        """Record the whole job as a span, whichever processes worked on it."""
+        named = {JOB_ID: job.id, JOB_KIND: job.kind, JOB_STATE: job.state, JOB_ATTEMPTS: job.attempts}
+        seed, ended = ("job", job.id), (job.ended_at or job.created_at) / 1000
+        span = self._turns.telemetry.start(
+            f"run_job {job.agent_id}",
+            {AGENT_ID: job.agent_id, **named},
+            parent=job.traceparent,
+            kind="CONSUMER",
+            at=job.created_at / 1000,
+            seed=seed,
+            trace_seed=seed,
+        )
+        if job.state != "done":
+            span.fail(job.state)
+        span.end(ended)
 
     async def _parent_ended(self, job: store.JobRow) -> bool:
         parent = await self._store.job(self._tenant, job.parent) if job.parent else None
@@ -316,6 +341,7 @@ class JobExecutor:
             options = TurnOptions(
                 chain=store.Chain(job.root, job.chain, job.id, job.deadline, job.priority),
                 idempotency_key=f"job {job.id} {job.attempts}",
+                traceparent=self._trace(job),
             )
             stream = self._turns.start_turn(
                 await self._marked(task_message(job), job.asker_session),
@@ -352,6 +378,7 @@ class JobExecutor:
         (ended,) = await self._store.commit(self._tenant, [end])
         self._on_change(ended)
         if ended.state not in store.OPEN_JOB:
+            self._record_end(ended)
             await self._stop(ended)
         return True
 
@@ -402,6 +429,7 @@ class JobExecutor:
             settings=asked.settings,
             chain=store.Chain(job.root, job.chain[:-1], job.parent, deadline, job.priority),
             idempotency_key=f"answer {job.id} {job.attempts}",
+            traceparent=self._trace(job),
         )
         try:
             stream = self._turns.start_turn(

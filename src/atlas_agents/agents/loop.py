@@ -32,7 +32,8 @@ from atlas_agents.core.aio import finish_despite_cancel
 from atlas_agents.core.budgets import DEFAULT_OUTPUT, MIN_OUTPUT, ModelCall, TurnBudget
 from atlas_agents.core.errors import BadOutput, BudgetExceeded, ProviderError, failure_kind
 from atlas_agents.core.json import LARGE, check_memory
-from atlas_agents.core.messages import Message, Opaque, Text, ToolCall, ToolSpec, approximate_tokens, user
+from atlas_agents.core.messages import TIMING, Message, Opaque, Text, ToolCall, ToolSpec, approximate_tokens, user
+from atlas_agents.core.telemetry import INPUT_MESSAGES, SYSTEM_INSTRUCTIONS, ModelCallTrace, describe_messages
 from atlas_agents.providers import base
 from atlas_agents.providers.catalogue import find_profile
 from atlas_agents.providers.failover import TurnProvider, overhead_tokens, request_tokens
@@ -78,6 +79,11 @@ async def run_rounds(run: Run) -> Message:
 
 async def run_turn(run: Run, message: Message | None, execute: TurnFunction = run_rounds) -> Message:
     """Run a turn from the user message to the answer, and emit how it ended, whatever happens."""
+    with run.traced():
+        return await _run_turn(run, message, execute)
+
+
+async def _run_turn(run: Run, message: Message | None, execute: TurnFunction) -> Message:
     try:
         reply = await _run_in_order(run, await accept_message(run, message), execute)
     except (DuplicateRun, Steered):
@@ -108,6 +114,7 @@ async def accept_message(run: Run, message: Message | None) -> list[Message]:
 async def _run_in_order(run: Run, messages: Sequence[Message], execute: TurnFunction) -> Message:
     """Wait for earlier turns of the session, run this one, and record how it ended before the next one starts."""
     await run.wait_in_order(messages)
+    run.mark_started()
     try:
         await _start(run, messages)
         reply = await _final_reply(run, execute)
@@ -196,11 +203,13 @@ async def call_model(run: Run) -> Message:
         run.restore_summary(summary)
     if journal is not None and (recorded := journal.next_reply()) is not None:
         await journal.check_request(partial(_rebuild_request, run))
+        run.trace.replay_round(journal.replayed_at)
         run.summary_tried = False
         run.texts.append(recorded.text)
         for message in journal.messages_added_with(recorded):
             run.add(message)
         return recorded
+    run.trace.next_round()
     reply = await _intercept(run, await _request_reply(run))
     if journal is not None:
         await _record_reply(run, journal, reply)
@@ -407,7 +416,32 @@ async def _reserve_again(run: Run, budget: TurnBudget, usage: events.Usage | Non
 
 
 async def _stream(run: Run, request: base.Request) -> Message:
-    emit, id, draft = run.emit, run.id, run.draft
+    """Stream a reply, and record how long its first chunk and its last one took."""
+    with ModelCallTrace(run.trace, run.provider, run.settings.id) as call:
+        if call.span.recording:
+            _capture_request(run, request, call)
+        done, filtered_by = await _receive(run, request, call)
+        usage = done.usage if done.usage.input_tokens else _estimate_usage(done.usage, request)
+        run.reply_usage = usage = run.meter.add(done.model or run.provider.id, usage, run.provider.id)
+        metadata = _reply_metadata(done, usage, run)
+        if filtered_by:
+            metadata["hooks"] = [*dict.fromkeys(filtered_by)]
+        reply = Message("assistant", run.finish_draft(), metadata=metadata)
+        call.complete(reply, usage)
+        metadata[TIMING] = call.timing()
+    return reply
+
+
+def _capture_request(run: Run, request: base.Request, call: ModelCallTrace) -> None:
+    telemetry = run.trace.telemetry
+    if telemetry.otel is not None and telemetry.otel.capture_content:
+        telemetry.capture(call.span, SYSTEM_INSTRUCTIONS, [{"type": "text", "content": request.system}])
+        telemetry.capture(call.span, INPUT_MESSAGES, describe_messages(request.messages))
+
+
+async def _receive(run: Run, request: base.Request, call: ModelCallTrace) -> tuple[base.DoneChunk, list[str]]:
+    """Receive the chunks of a reply into the draft; return the last one, and the hooks that changed the text."""
+    emit, id, draft, waiting = run.emit, run.id, run.draft, True
     done: base.DoneChunk | None = None
     size, checked = 0, 0
     base.turn_warnings.set(run.warnings)
@@ -416,6 +450,8 @@ async def _stream(run: Run, request: base.Request) -> Message:
         stream = run.interceptors.filter_output(stream, run.context, filtered_by)
     async with aclosing(stream) as chunks:
         async for chunk in chunks:
+            if waiting:
+                waiting = call.mark_first()
             if type(chunk) is base.TextChunk:
                 size += len(chunk.text)
                 if size > checked + LARGE:
@@ -425,20 +461,14 @@ async def _stream(run: Run, request: base.Request) -> Message:
             elif type(chunk) is base.DoneChunk:
                 done = chunk
             else:
-                size = 0 if type(chunk) is base.ResetChunk else size + len(getattr(chunk, "text", ""))
+                waiting = type(chunk) is base.ResetChunk
+                size = 0 if waiting else size + len(getattr(chunk, "text", ""))
                 if not checked <= size <= checked + LARGE:
                     checked = _check_size(size, draft)
-                if type(chunk) is base.ResetChunk and run.scope.budget is not None:
-                    await _reserve_again(run, run.scope.budget, chunk.usage)
-                _handle_chunk(run, chunk)
+                await _handle_other(run, chunk, call)
     if done is None:
         raise ProviderError("the provider's stream ended before the message was complete", "incomplete")
-    usage = done.usage if done.usage.input_tokens else _estimate_usage(done.usage, request)
-    run.reply_usage = usage = run.meter.add(done.model or run.provider.id, usage, run.provider.id)
-    metadata = _reply_metadata(done, usage, run)
-    if filtered_by:
-        metadata["hooks"] = [*dict.fromkeys(filtered_by)]
-    return Message("assistant", run.finish_draft(), metadata=metadata)
+    return done, filtered_by
 
 
 def _check_size(size: int, draft: MessageDraft) -> int:
@@ -463,6 +493,15 @@ async def _record_reply(run: Run, journal: Journal, reply: Message) -> None:
         recording = journal.record_reply(reply, run.settings.id, run.reply_usage, request, *contents, hold=hold)
         await finish_despite_cancel(recording)
         run.request_recorder.mark_stored(contents)
+
+
+async def _handle_other(run: Run, chunk: base.Chunk, call: ModelCallTrace) -> None:
+    """Handle a chunk other than text; a reset settles what the withdrawn attempt used."""
+    if type(chunk) is base.ResetChunk:
+        call.restart()
+        if run.scope.budget is not None:
+            await _reserve_again(run, run.scope.budget, chunk.usage)
+    _handle_chunk(run, chunk)
 
 
 def _handle_chunk(run: Run, chunk: base.Chunk) -> None:

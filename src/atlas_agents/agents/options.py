@@ -140,6 +140,8 @@ class TurnOptions(msgspec.Struct, frozen=True):
     """What the caller passes to tools, rules and prompts: neither stored nor sent to a model."""
     client_tools: ClientTools | msgspec.UnsetType = msgspec.UNSET
     """Tools that the caller of the turn runs."""
+    traceparent: str | msgspec.UnsetType = msgspec.UNSET
+    """Trace context of the caller (W3C traceparent), so that the turn belongs to its trace."""
     has_deps: bool | msgspec.UnsetType = msgspec.UNSET
     """Whether the stored turn was sent with `deps`."""
     history: tuple[Message, ...] = ()

@@ -5,8 +5,8 @@ import hashlib
 import logging
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, cast
 
 import msgspec
@@ -59,6 +59,7 @@ from atlas_agents.core.messages import (
     user,
 )
 from atlas_agents.core.store import AcceptRun, PutRecord, RunRow, RunStatus
+from atlas_agents.core.telemetry import RESUMED, RUN_STATUS, TurnMeasurement, check_traceparent, usage_attributes
 from atlas_agents.providers.base import Price, Prices, Provider
 from atlas_agents.providers.failover import ContextLimit, Failover, TurnProvider
 from atlas_agents.providers.settings import GivenSettings, read_settings
@@ -183,6 +184,7 @@ def read_options(
     budget: BudgetLike | Sequence[BudgetLike] | None = None,
     metadata: Mapping[str, Any] | None = None,
     client_tools: ClientTools | Sequence[ClientTool] | None = None,
+    traceparent: str = "",
     **others: Any,
 ) -> TurnOptions:
     """Convert the arguments of a turn to its options; an argument that is None is not set."""
@@ -193,6 +195,7 @@ def read_options(
         budget=msgspec.UNSET if budget is None else read_budgets(budget, ("turn",)),
         metadata=_read_metadata(metadata),
         client_tools=_read_client_tools(client_tools),
+        traceparent=check_traceparent(traceparent) if traceparent else msgspec.UNSET,
         **others,
     )
 
@@ -466,15 +469,13 @@ class Run:
         self.inherited_messages = inherited_messages
         self.provider = provider
         self.scope = scope
-        self.journal: Journal | None = scope.journal
+        self.journal, self.trace = scope.journal, scope.trace
         self.emit = emit
         self.interceptors = interceptors
         self.history = history
-        self.system_prompt = system_prompt
-        self.output = output
+        self.system_prompt, self.output = system_prompt, output
         self.max_rounds = settings.max_rounds
-        self.meter = meter
-        self.options = options
+        self.meter, self.options = meter, options
         self.resumed = resumed
         """The run was accepted earlier, possibly by another process, and is being resumed."""
         self.messages, self.added = list[Message](), list[Message]()
@@ -488,6 +489,42 @@ class Run:
         self._switch_agent = switch_agent
         self._call_ids, self._written_prompts = set[str](), dict[str, str]()
         self._unreadable_rounds = self._demands = 0
+        self._accepted, self._started = _accepted_at(scope), 0.0
+
+    @contextmanager
+    def traced(self) -> Generator[None]:
+        """Record the turn as a span and a measurement, unless another process continues it."""
+        status = "failed"
+        with self.trace as trace:
+            try:
+                yield
+                status = "done"
+            except (DuplicateRun, Steered):
+                status = ""
+                raise
+            except asyncio.CancelledError:
+                status = "cancelled"
+                raise
+            finally:
+                if not status or self.detached:
+                    trace.discard()
+                else:
+                    self._measure(status)
+
+    def _measure(self, status: str) -> None:
+        """Record how the turn ended, how long it took and how long it waited before."""
+        trace, clock = self.trace, self.scope.governance.clock
+        if trace.span.recording:
+            trace.span.set({RUN_STATUS: status, RESUMED: self.resumed, **usage_attributes(self.usage)})
+        if trace.telemetry.recorders:
+            accepted, first = self._accepted
+            queued = max(0.0, (self._started or clock.time()) - accepted) if first else 0.0
+            seconds = max(0.0, clock.time() - accepted)
+            trace.telemetry.record_turn(TurnMeasurement(self.first_agent_id, status, seconds, queued))
+
+    def mark_started(self) -> None:
+        """The turn has its session, after the turns before it."""
+        self._started = self.scope.governance.clock.time()
 
     def take_request_record(self) -> tuple[bytes, list[PutRecord]]:
         """Return the record of the request that the last reply answers, as JSON, and the writes that belong to it."""
@@ -970,6 +1007,12 @@ class Run:
     def text(self) -> str:
         """All text that the model produced in this turn, without what was withdrawn."""
         return "".join(self.texts) + self.draft.text
+
+
+def _accepted_at(scope: ToolScope) -> tuple[float, bool]:
+    """Return when a run was accepted, in seconds since 1970, and whether this process is the first to execute it."""
+    row = scope.journal.row if scope.journal is not None else None
+    return (scope.governance.clock.time(), True) if row is None else (row.created_at / 1000, not row.epoch)
 
 
 def _with_run(message: Message, run_id: str) -> Message:

@@ -36,6 +36,15 @@ from atlas_agents.core.messages import Conversation, Message, ToolCall, new_id
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.paths import Environment
 from atlas_agents.core.store import BudgetLimit, Chain, RunRow, Store
+from atlas_agents.core.telemetry import (
+    AGENT_ID,
+    AGENT_NAME,
+    CONVERSATION,
+    TENANT,
+    OpenTelemetry,
+    Telemetry,
+    TurnTrace,
+)
 from atlas_agents.core.tenancy import TeamServices
 from atlas_agents.providers.base import Price, Prices, Provider, collect_keys
 from atlas_agents.providers.failover import Failover, ModelHealth, Route
@@ -123,6 +132,7 @@ class AgentRuntime:
         prices: Mapping[str, Price] | None = None,
         clock: Clock = SYSTEM_CLOCK,
         make_deps: DepsFactory | None = None,
+        telemetry: OpenTelemetry | None = None,
         wake: Callable[[str], Awaitable[None]] | None = None,
         create_journal: Callable[..., Journal] = Journal,
     ) -> None:
@@ -138,13 +148,16 @@ class AgentRuntime:
         self.prices = Prices(prices)
         if store is not None and audit is None:
             audit = StoreAudit(store)
+        redactor = Redactor()
+        self.telemetry = Telemetry(telemetry, clock=clock, redact=redactor.head)
         self.governance = Governance(
             clock=clock,
+            telemetry=self.telemetry,
             workers=Workers(),
             approvals=approve if isinstance(approve, Approvals) else Approvals(approve),
             limiter=Limiter(limits or Limits(), clock, StoreCounter(store) if store else None),
             audit=MemoryAudit() if audit is None else audit,
-            redactor=Redactor(),
+            redactor=redactor,
             budgets=BudgetBook(budgets, store or MemoryBudgets(), tenant, clock),
             policy=policy,
             retries=tuple(retries),
@@ -200,6 +213,8 @@ class AgentRuntime:
         What tools and rules set in the metadata belongs to the session, or without `own_metadata` to the context.
         """
         run_id = id or new_id()
+        if row is None and (found := self.telemetry.incoming(options.traceparent or "")):
+            options = msgspec.structs.replace(options, traceparent=found)
         inherited = context.messages if inherited_messages is None else inherited_messages
         metadata = context.metadata
         if own_metadata:
@@ -240,6 +255,7 @@ class AgentRuntime:
             count_usage=meter.add,
             open_budget=partial(self._open_budget, options),
             load_limits=self._load_limits,
+            trace=self._create_trace(run_id, settings, conversation, options, row),
             journal=self._create_journal(run_id, conversation, emit, row, metadata) if durable else None,
             asks=options.asks,
             chain=options.chain,
@@ -272,6 +288,26 @@ class AgentRuntime:
             request_recorder=self._request_recorder,
             make_deps=self._make_deps,
             resumed=row is not None,
+        )
+
+    def _create_trace(
+        self, run_id: str, settings: AgentSettings, conversation: Conversation, options: TurnOptions, row: RunRow | None
+    ) -> TurnTrace:
+        attributes: dict[str, Any] | None = None
+        if self.telemetry.otel is not None:
+            attributes = {
+                AGENT_ID: settings.id,
+                AGENT_NAME: settings.name or settings.id,
+                CONVERSATION: conversation.id,
+                TENANT: self.tenant,
+            }
+        return TurnTrace(
+            self.telemetry,
+            run_id,
+            parent=options.traceparent or "",
+            root=options.chain.root,
+            at=row.created_at / 1000 if row is not None else None,
+            attributes=attributes,
         )
 
     def _interceptors_of(self, agent: Any) -> Interceptors:

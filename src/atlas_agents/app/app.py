@@ -1,6 +1,7 @@
 """Open everything that a gateway or worker needs from settings."""
 
 import logging
+import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -27,11 +28,12 @@ from atlas_agents.config.load import POSTGRES, load
 from atlas_agents.config.open import is_postgres, open_home, open_store, open_valkey
 from atlas_agents.config.settings import Settings, scheme
 from atlas_agents.core import install_command
-from atlas_agents.core.aio import BackgroundTasks
+from atlas_agents.core.aio import BackgroundTasks, run_in_thread
 from atlas_agents.core.errors import ConfigError, ModelUnavailable
 from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.core.plugins import Plugins
 from atlas_agents.core.store import Store
+from atlas_agents.core.telemetry import OpenTelemetry
 from atlas_agents.core.trust import Trust
 from atlas_agents.dispatch.base import Dispatcher
 from atlas_agents.gateway.settings import GatewaySettings
@@ -338,6 +340,7 @@ def _build_runtime(
         registry=registry,
         delegation=settings.delegation,
         dispatcher=cluster.dispatcher if cluster else None,
+        telemetry=_open_telemetry(settings, opening),
     )
     atlas.keep_secret(*settings.secrets, *filter(None, [telegram_bot(settings).token]))
     atlas.reserve_tool_names(lambda: [name for tool in tools for name in (tool.name, tool.wire_name)])
@@ -346,6 +349,42 @@ def _build_runtime(
     reloader = ServerReloader(servers, permissions, atlas, agent_loader, tools)
     parts = (tools, workspace, knowledge, servers, reloader, cluster, setup, permissions)
     return Runtime(settings, store, atlas, agent_loader, *parts)
+
+
+def _open_telemetry(settings: Settings, opening: AsyncExitStack) -> OpenTelemetry | None:
+    """Return OpenTelemetry if it is enabled. The SDK is set up here, unless that has been done already.
+
+    The exporters send in threads of their own: a collector that cannot be reached costs only its telemetry.
+    """
+    if settings.telemetry == "off":
+        return None
+    telemetry = OpenTelemetry(capture_content=settings.telemetry_content)
+    from opentelemetry import metrics, trace
+
+    if not isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return telemetry
+    try:
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.metrics import MeterProvider
+        from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        raise ConfigError(
+            'telemetry = "otel" needs the SDK of OpenTelemetry; run: pip install opentelemetry-sdk '
+            "opentelemetry-exporter-otlp-proto-http"
+        ) from error
+    resource = Resource.create({} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "atlas"})
+    tracers = TracerProvider(resource=resource)
+    tracers.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    meters = MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())], resource)
+    trace.set_tracer_provider(tracers)
+    metrics.set_meter_provider(meters)
+    for provider in (tracers, meters):
+        opening.push_async_callback(run_in_thread, provider.shutdown)  # sends what is left
+    return OpenTelemetry(capture_content=settings.telemetry_content, tracer_provider=tracers, meter_provider=meters)
 
 
 def _shared_limiter(settings: Settings, store: Store) -> SharedRateLimiter | None:

@@ -19,6 +19,7 @@ _IN_QUERY = re.compile(r"([?&](?:ssl)?password=)[^&#]*", re.IGNORECASE)
 REDACTED = "[REDACTED]"
 Level: TypeAlias = Literal["debug", "info", "warning", "error"]
 Format: TypeAlias = Literal["text", "json"]
+TelemetryKind: TypeAlias = Literal["off", "otel"]
 Role: TypeAlias = Literal["alone", "all", "gateway", "worker"]
 
 
@@ -336,6 +337,17 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
         int, Meta(ge=0, le=36500), about("Days to keep the journal of a finished turn. 0 keeps it forever.")
     ] = 0
     disabled_plugins: Annotated[tuple[str, ...], about("Installed plugins that are not loaded.")] = ()
+    telemetry: Annotated[
+        TelemetryKind,
+        about(
+            "`otel` records turns with OpenTelemetry and sends them where the variables `OTEL_EXPORTER_OTLP_…` say. Needs"
+            " the extra `otel` and the packages of the SDK."
+        ),
+    ] = "off"
+    telemetry_content: Annotated[
+        bool,
+        about("Whether telemetry contains messages, arguments and results of tools, with secrets redacted."),
+    ] = False
     log_level: Annotated[Level, about("Minimum level of logged messages.")] = "info"
     log_format: Annotated[Format, about("Log format: `text` for people, `json` for programs.")] = "text"
     origins: Mapping[str, str] = {}

@@ -630,5 +630,7 @@ def _read_image(fields: dict[str, Any]) -> Image | None:
     return Image(kind, data)
 
 
+TIMING = "timing"
+"""Key in the metadata of a reply: milliseconds until its first chunk (`first`) and until its end (`total`)."""
 STEERING_RUN = "steering_run"
 """Key in the metadata of a message that entered a running turn: the run as which it was accepted."""

@@ -343,6 +343,8 @@ class JobRow(msgspec.Struct, frozen=True):
     ended_at: int | None = None
     seq: int = 0
     """Position among all jobs of the tenant."""
+    traceparent: str = ""
+    """Trace context of the call or the client that asked for it."""
 
 
 class Schedule(msgspec.Struct, frozen=True):

@@ -586,8 +586,7 @@ async def run_worker(
     """
     stop, force_stop = asyncio.Event(), asyncio.Event()
     metrics, readiness = Metrics(), Readiness(cluster.check_connection)
-    metrics.quarantined.set_function(lambda: len(atlas.quarantined))
-    atlas.on_budget_exceeded(metrics.count_exceeded)
+    metrics.follow(atlas)
     metrics.add(ClusterCollector(cluster))
     async with AsyncExitStack() as stack:
         stack.enter_context(stop_signals(lambda: (force_stop if stop.is_set() else stop).set()))

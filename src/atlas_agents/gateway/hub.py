@@ -525,8 +525,7 @@ class Hub:
         self.tokens = self.authenticator.tokens
         self.devices = Devices(self.store, atlas.tenant, self.authenticator)
         self.metrics, self.log = Metrics(), RecentLog()
-        self.metrics.quarantined.set_function(lambda: len(atlas.quarantined))
-        atlas.on_budget_exceeded(self.metrics.count_exceeded)
+        self.metrics.follow(atlas)
         self.dispatch = Dispatch(methods, self.metrics)
         self.assignments = Assignments(self.store, atlas.tenant)
         self.audit = AuditTail(self.store, atlas.tenant)
@@ -646,7 +645,14 @@ class Hub:
             raise ProtocolError("INVALID_PARAMS", f"{where}: {self.atlas.hide(str(error))}") from error
 
     async def call_tool(
-        self, grant: Grant, agent: Agent, tool: str, arguments: dict[str, Any], *, idempotency_key: str = ""
+        self,
+        grant: Grant,
+        agent: Agent,
+        tool: str,
+        arguments: dict[str, Any],
+        *,
+        idempotency_key: str = "",
+        traceparent: str = "",
     ) -> AtlasStream:
         """Start a tool call and return when it is stored, in a session of its own that is archived from the start."""
         self.check_accepting()
@@ -655,7 +661,13 @@ class Hub:
         await self.quotas.check(session, sessions=1, messages=1, archived=True)
         await self.atlas.sessions.put(session, label=tool[:80], archived=True)
         stream = await self.atlas.begin_call(
-            tool, arguments, agent_id=agent.id, user=user, session=session, idempotency_key=idempotency_key
+            tool,
+            arguments,
+            agent_id=agent.id,
+            user=user,
+            session=session,
+            idempotency_key=idempotency_key,
+            traceparent=traceparent,
         )
         if (await stream.accepted()).status in _NEW:
             self.runs.follow(stream, "")

@@ -1,4 +1,4 @@
-"""Telemetry: Prometheus metrics and JSON log lines that are escaped, shortened and redacted."""
+"""Telemetry: Prometheus metrics and JSON log lines that are escaped, shortened, redacted and part of a trace."""
 
 import logging
 import time
@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from itertools import islice
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, cast
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, GCCollector, Histogram, ProcessCollector
@@ -14,8 +14,13 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
 from atlas_agents.core.errors import BudgetExceeded
+from atlas_agents.core.telemetry import ModelMeasurement, ToolMeasurement, TurnMeasurement, trace_fields
 from atlas_agents.providers.failover import RecentValues
 
+if TYPE_CHECKING:
+    from atlas_agents.agents.atlas import Atlas
+
+_LONG_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 _TIMES = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 MAX_FIELD = 256
@@ -50,10 +55,17 @@ class Metrics:
         )
         self.events = Counter("atlas_run_events", "Events of turns", registry=registry)
         self.turns = RecentTurns(registry)
+        self.calls = TurnMetrics(registry)
 
     def add(self, collector: Collector) -> None:
         """Add a collector that is read on each scrape."""
         self.registry.register(collector)
+
+    def follow(self, atlas: "Atlas") -> None:
+        """Count the turns that this Atlas executes."""
+        self.quarantined.set_function(lambda: len(atlas.quarantined))
+        atlas.on_budget_exceeded(self.count_exceeded)
+        atlas.telemetry.recorders.append(self.calls)
 
     def count_exceeded(self, exceeded: BudgetExceeded) -> None:
         """Count a turn that ran out of a budget."""
@@ -75,7 +87,6 @@ class RecentTurns:
         self._first = Histogram(
             "atlas_turn_first_output_seconds", "Time to the first output of a turn", registry=registry, buckets=_TIMES
         )
-        self._total = Histogram("atlas_turn_seconds", "Duration of turns", registry=registry, buckets=_TIMES)
 
     def start(self, run_id: str) -> None:
         """Note that a turn was accepted now."""
@@ -98,7 +109,6 @@ class RecentTurns:
         self.forget(run_id)
         if started is not None:
             self.durations.add(now, now - started)
-            self._total.observe(now - started)
 
     def forget(self, run_id: str) -> None:
         """Stop measuring a turn."""
@@ -111,10 +121,63 @@ class RecentTurns:
         return {status: len(values.since(now)) for status, values in self._ends.items()}
 
 
+class TurnMetrics:
+    """The Prometheus metrics of turns and their model and tool calls that this process executes; a `Recorder`."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._tokens = Counter("atlas_tokens", "Tokens of model calls", ["model", "type"], registry=registry)
+        self._cost = Counter("atlas_cost_dollars", "Cost of model calls", ["model"], registry=registry)
+        self._model_seconds = Histogram(
+            "atlas_model_seconds", "Duration of model calls", ["model"], registry=registry, buckets=_LONG_BUCKETS
+        )
+        self._first_chunk = Histogram(
+            "atlas_model_first_chunk_seconds",
+            "Time to the first chunk of a reply",
+            ["model"],
+            registry=registry,
+            buckets=_LONG_BUCKETS,
+        )
+        self._model_errors = Counter("atlas_model_errors", "Failed model calls", ["model", "kind"], registry=registry)
+        self._tools = Counter("atlas_tool_calls", "Tool calls by outcome", ["tool", "status"], registry=registry)
+        self._tool_seconds = Histogram(
+            "atlas_tool_seconds", "Duration of tool calls", ["tool"], registry=registry, buckets=_LONG_BUCKETS
+        )
+        self._turn_seconds = Histogram(
+            "atlas_turn_seconds", "Duration of turns", ["status"], registry=registry, buckets=_LONG_BUCKETS
+        )
+        self._queued = Histogram(
+            "atlas_queue_seconds",
+            "Time from the acceptance of a turn to its start",
+            registry=registry,
+            buckets=_LONG_BUCKETS,
+        )
+
+    def record_model(self, call: ModelMeasurement) -> None:
+        self._model_seconds.labels(call.model).observe(call.seconds)
+        if call.first_chunk is not None:
+            self._first_chunk.labels(call.model).observe(call.first_chunk)
+        if call.error:
+            self._model_errors.labels(call.model, call.error).inc()
+            return
+        self._tokens.labels(call.model, "input").inc(call.usage.input_tokens)
+        self._tokens.labels(call.model, "output").inc(call.usage.output_tokens)
+        if call.usage.cost:
+            self._cost.labels(call.model).inc(call.usage.cost)
+
+    def record_tool(self, call: ToolMeasurement) -> None:
+        self._tools.labels(call.tool, call.status).inc()
+        self._tool_seconds.labels(call.tool).observe(call.seconds)
+
+    def record_turn(self, turn: TurnMeasurement) -> None:
+        self._turn_seconds.labels(turn.status).observe(turn.seconds)
+        self._queued.observe(turn.queued)
+
+
 class JsonLines(logging.Formatter):
     """Log formatter: one JSON object per line, with control characters escaped.
 
-    `extra={"fields": {…}}` adds fields to the line. `hide` redacts secrets.
+    `extra={"fields": {…}}` adds fields to the line. `hide` redacts secrets. A line of a turn that belongs to a trace
+    has its `trace_id` and `span_id`.
     """
 
     def __init__(self, hide: Hide = str) -> None:
@@ -128,7 +191,7 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": self._text(record.getMessage(), _MAX_MESSAGE),
         }
-        fields = cast("dict[str, Any]", getattr(record, "fields", {}))
+        fields = {**trace_fields(), **cast("dict[str, Any]", getattr(record, "fields", {}))}
         line |= {key: self._text(value) if isinstance(value, str) else value for key, value in fields.items()}
         if record.exc_info:
             line["trace"] = self._text(self.formatException(record.exc_info), _MAX_MESSAGE)

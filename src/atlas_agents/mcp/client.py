@@ -27,6 +27,7 @@ from atlas_agents.core.errors import AtlasError, ConfigError, ToolFailed, Transi
 from atlas_agents.core.http import backoff
 from atlas_agents.core.messages import Image
 from atlas_agents.core.paths import SettingLookup
+from atlas_agents.core.telemetry import MCP_METHOD, MCP_SERVER, OPERATION, TOOL_NAME, Attributes, Span, current_span
 from atlas_agents.mcp.callbacks import ActiveCalls, Elicitation, SampleModel, Sampling
 from atlas_agents.mcp.config import DiscoveredTool, ServerConfig, ServerProgram, resource_tools, reveal_invisible
 from atlas_agents.mcp.programs import build_command, choose_sandbox, describe_program
@@ -196,7 +197,9 @@ async def list_tools(session: McpSession) -> tuple[DiscoveredTool, ...]:
     return (*found.values(), *resource_tools(resources=resources, prompts=prompts, taken=set(found)))
 
 
-async def call(session: McpSession, tool: DiscoveredTool, arguments: dict[str, Any], caller: ToolContext) -> Any:
+async def call(
+    session: McpSession, tool: DiscoveredTool, arguments: dict[str, Any], caller: ToolContext, server: str
+) -> Any:
     """Call a tool. ConnectionError if the outcome is unknown, ToolFailed if the server rejects the call, LoginRequired
     if a person must log in first, and Transient if the call was not sent."""
 
@@ -204,7 +207,8 @@ async def call(session: McpSession, tool: DiscoveredTool, arguments: dict[str, A
         caller.progress(_format_progress(done, total, message))
 
     try:
-        return await _HANDLERS[tool.kind](session, tool.name, arguments, progress)
+        with _start_span(tool, arguments, server):
+            return await _HANDLERS[tool.kind](session, tool.name, arguments, progress)
     except MCPError as error:
         if error.data == NOT_SENT:
             raise Transient(error.message) from error
@@ -219,8 +223,23 @@ async def call(session: McpSession, tool: DiscoveredTool, arguments: dict[str, A
         raise ToolFailed(f"invalid response from the server: {str(error)[:300]}") from error
 
 
+def _start_span(tool: DiscoveredTool, arguments: dict[str, Any], server: str) -> Span:
+    """Start the span of a request; its name has the tool or the prompt, not the URI of a resource."""
+    method, name = _METHODS[tool.kind], tool.name if tool.kind == "tool" else ""
+    attributes: Attributes = {MCP_METHOD: method, MCP_SERVER: server}
+    if name:
+        attributes |= {OPERATION: "execute_tool", TOOL_NAME: name}
+    return current_span().start(f"{method} {name}".rstrip(), attributes, "CLIENT")
+
+
+def _trace_meta() -> Any:
+    """Return the trace context for `_meta`; the SDK replaces it with its own span, if that is recorded."""
+    traceparent = current_span().traceparent
+    return {"traceparent": traceparent} if traceparent else None
+
+
 async def _call_tool(session: McpSession, name: str, arguments: dict[str, Any], progress: Any) -> Any:
-    send: Any = partial(session.call_tool, name, arguments, progress_callback=progress)
+    send: Any = partial(session.call_tool, name, arguments, progress_callback=progress, meta=_trace_meta())
     return convert_call_result(await _request_with_input(session, send))
 
 
@@ -273,6 +292,13 @@ async def _get_prompt(session: McpSession, name: str, arguments: dict[str, Any],
     return [{"role": each.role, "content": content} for each, content in zip(prompt.messages, contents, strict=True)]
 
 
+_METHODS = {
+    "tool": "tools/call",
+    "list_resources": "resources/list",
+    "read_resource": "resources/read",
+    "list_prompts": "prompts/list",
+    "get_prompt": "prompts/get",
+}
 _HANDLERS: dict[str, Callable[[McpSession, str, dict[str, Any], Any], Awaitable[Any]]] = {
     "tool": _call_tool,
     "list_resources": _list_resources,
@@ -352,7 +378,7 @@ class McpConnection:
         self._check(tool)
         try:
             with self._calls.track(caller):
-                return await call(session, tool, arguments, caller)
+                return await call(session, tool, arguments, caller, self.server.name)
         except LoginRequired as error:
             self.login_error = str(error)
             raise

@@ -275,9 +275,12 @@ _OWNER = """{text} GENERATED ALWAYS AS (
         CASE WHEN substr({column}, 1, 1) = '@' THEN substr({column}, 1, {find}({column}, '/')) ELSE '' END) {kind}"""
 """The beginning of the keys of a user's own sessions, such as `@ann/`; empty for other sessions."""
 
+# Trace context of the call or client that asked for a job: all processes that work on it report one trace.
+_THIRTEENTH = ("ALTER TABLE jobs ADD COLUMN traceparent {text} NOT NULL DEFAULT ''",)
+
 STEPS: tuple[tuple[str, ...], ...] = (
     *(_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH, _EIGHTH, _NINTH, _TENTH),
-    *(_ELEVENTH, _TWELFTH),
+    *(_ELEVENTH, _TWELFTH, _THIRTEENTH),
 )
 VERSION = len(STEPS)
 

@@ -16,6 +16,7 @@ from atlas_agents.core.errors import BadArguments, Declined, NotPermitted, ToolF
 from atlas_agents.core.events import ApprovalAnswered, ApprovalAsked
 from atlas_agents.core.json import parse_object
 from atlas_agents.core.messages import ToolCall, ToolResult
+from atlas_agents.core.telemetry import APPROVAL_DECISION, APPROVAL_ID, TOOL_CALL_ID, TOOL_NAME
 from atlas_agents.core.text import clean, one_line
 from atlas_agents.tools.approvals import Answer, Question, SavedQuestion, compute_binding, question_id
 from atlas_agents.tools.governance import Approved, ToolScope
@@ -266,7 +267,7 @@ async def _ask(question: Question, scope: ToolScope) -> Answer:
     governance, emit, run_id = scope.governance, scope.emit, scope.run_id
     approvals, store = governance.approvals, scope.approval_store
     if not approvals.wait and store is None:
-        return await approvals.request_approval(question, governance.clock)
+        return await _time_answer(approvals.request_approval(question, governance.clock), question, scope)
     asking = approvals.request_approval(
         question, governance.clock, store, lambda asked: emit(ApprovalAsked(run_id, asked))
     )
@@ -276,12 +277,24 @@ async def _ask(question: Question, scope: ToolScope) -> Answer:
 async def _report_answer(asking: Awaitable[Answer], question: Question, scope: ToolScope) -> Answer:
     """Return the answer, and emit an event for it."""
     try:
-        answer = await asking
+        answer = await _time_answer(asking, question, scope)
     except Declined as refusal:
         scope.emit(ApprovalAnswered(scope.run_id, question.id, "no", refusal.by))
         raise
     scope.emit(ApprovalAnswered(scope.run_id, question.id, answer.decision, answer.by))
     return answer
+
+
+async def _time_answer(asking: Awaitable[Answer], question: Question, scope: ToolScope) -> Answer:
+    """Return the answer; the time until then is a span, also if an earlier process asked."""
+    if not scope.trace.span.recording:
+        return await asking
+    named = {TOOL_NAME: question.tool, TOOL_CALL_ID: question.call_id, APPROVAL_ID: question.id}
+    asked_at = question.expires_at - scope.governance.approvals.deadline
+    with scope.trace.start(f"wait_for_approval {question.tool}", named, at=asked_at) as span:
+        answer = await asking
+        span.set({APPROVAL_DECISION: answer.decision})
+        return answer
 
 
 async def _with_answer(approved: Approved, answer: Answer, question: Question) -> Approved:

@@ -169,7 +169,7 @@ else:
     Deps = TypeVar("Deps")
 _COPIED = (
     *("conversation", "agent", "run_id", "call_id", "tenant_id", "metadata", "user", "approved", "chain"),
-    "untrusted",
+    *("traceparent", "untrusted"),
 )
 
 
@@ -200,6 +200,7 @@ class ToolContext(Generic[Deps]):
         count: Function that counts the usage of another turn.
         reserve: Function that reserves tokens of the budget.
         chain: Delegations that led to this turn.
+        traceparent: Trace context of the call (W3C), to pass on to other services; empty outside of a trace.
         team_services: Users and jobs; None without a store.
         writes: Where rows are collected that are stored together with the result.
         deps: What the caller passed as `deps=…`.
@@ -222,7 +223,7 @@ class ToolContext(Generic[Deps]):
             "call_id",
         ),
         *("chain", "conversation", "idempotency_key", "metadata", "team_services", "run_id", "tenant_id"),
-        *("untrusted", "user"),
+        *("traceparent", "untrusted", "user"),
     )
 
     def __init__(
@@ -245,6 +246,7 @@ class ToolContext(Generic[Deps]):
         count: Callable[[Usage], object] = _ignore_usage,
         reserve: Callable[[int], Awaitable[None]] = _reject_reservation,
         chain: Chain = NO_CHAIN,
+        traceparent: str = "",
         team_services: TeamServices | None = None,
         writes: list[Write] | None = None,
         deps: Any = _InWorker,
@@ -261,6 +263,7 @@ class ToolContext(Generic[Deps]):
         self.idempotency_key = f"{run_id}:{call_id}"
         self.user = user
         self.chain = chain
+        self.traceparent = traceparent
         self.team_services = team_services
         self._report = report
         self._in_thread = False

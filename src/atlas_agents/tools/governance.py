@@ -12,6 +12,7 @@ from atlas_agents.core.events import Event, Usage
 from atlas_agents.core.messages import Conversation, Message, ToolCall, ToolResult
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.store import NO_CHAIN, Chain
+from atlas_agents.core.telemetry import Telemetry, TurnTrace
 from atlas_agents.core.tenancy import TeamServices
 from atlas_agents.tools.approvals import Approvals, ApprovalStore
 from atlas_agents.tools.audit import AuditLog
@@ -40,6 +41,7 @@ class Governance(msgspec.Struct, kw_only=True, eq=False):
     audit: AuditLog
     redactor: Redactor
     budgets: BudgetBook
+    telemetry: Telemetry
     policy: Policy | None = None
     retries: tuple[float, ...] = (1.0, 3.0, 9.0)
     team_services: TeamServices | None = None
@@ -138,6 +140,7 @@ class ToolScope:
             "search",
             "slots",
             "tools",
+            "trace",
         ),
     )
 
@@ -155,6 +158,7 @@ class ToolScope:
         count_usage: Callable[[str, Usage], Usage],
         open_budget: "OpenBudget",
         load_limits: Callable[[Journal | None, Chain], Awaitable[SharedLimits]],
+        trace: TurnTrace,
         journal: Journal | None = None,
         asks: bool = True,
         chain: Chain = NO_CHAIN,
@@ -178,7 +182,7 @@ class ToolScope:
         self._inherited = inherited
         self._scanned = 0
         self._untrusted: dict[str, None] = {}
-        self.asks, self.chain = asks, chain
+        self.asks, self.chain, self.trace = asks, chain, trace
         self.governance, self.run_id = governance, run_id
         self.agent, self.actor = agent, actor
         self.tools = tools

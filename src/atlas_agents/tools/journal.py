@@ -22,7 +22,7 @@ from atlas_agents.core.approvals import Answer, Question
 from atlas_agents.core.budgets import TurnBudget
 from atlas_agents.core.events import Usage
 from atlas_agents.core.json import encode
-from atlas_agents.core.messages import Conversation, Message, Text, Thinking, ToolCall, ToolResult
+from atlas_agents.core.messages import TIMING, Conversation, Message, Text, Thinking, ToolCall, ToolResult
 from atlas_agents.tools.audit import AuditEntry
 from atlas_agents.tools.context import SHARED_STATE, SessionMetadata
 
@@ -484,7 +484,7 @@ class Journal:
         self._epoch = self._state_number = 0
         self._pending: list[Message] = []
         self._first_messages: list[Message] = []
-        self._replies: list[Message] = []
+        self._replies, self._replied_at = list[Message](), list[int]()
         self._reply_count, self._summaries, self._steering = 0, dict[str, list[Message]](), dict[str, list[Message]]()
         self._intents: set[str] = set()
         self._hook_records, self._own_messages = dict[str, HookRecord](), dict[str, Message]()
@@ -718,6 +718,14 @@ class Journal:
             )
         return None
 
+    @property
+    def replayed_at(self) -> float | None:
+        """When the model call of the reply that was replayed last began, in seconds since 1970; None if unknown."""
+        if not 0 < self._reply_count <= len(self._replied_at):
+            return None
+        timing: dict[str, int] = self._replies[self._reply_count - 1].metadata.get(TIMING) or {}
+        return (self._replied_at[self._reply_count - 1] - timing.get("total", 0)) / 1000
+
     def messages_added_with(self, reply: Message) -> list[Message]:
         """Return the messages that hooks added before a recorded reply."""
         return [found for id in reply.metadata.get("added", ()) if (found := self._own_messages.get(id)) is not None]
@@ -948,6 +956,7 @@ class Journal:
     def _restore(self, row: records.JournalRow) -> None:
         if row.kind == "reply":
             self._replies.append(reply := _decode_step(row, Message.from_json))
+            self._replied_at.append(row.at)
             self.restored_usage += Usage.from_metadata(reply.metadata)
         elif row.kind == "summary":
             self._restore_summary(row)

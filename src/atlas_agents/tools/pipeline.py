@@ -29,6 +29,18 @@ from atlas_agents.core.events import ApprovalAnswered, ApprovalAsked, ToolAnswer
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import ToolCall, ToolResult
 from atlas_agents.core.store import Write
+from atlas_agents.core.telemetry import (
+    NO_SPAN,
+    OPERATION,
+    TOOL_ARGUMENTS,
+    TOOL_CALL_ID,
+    TOOL_NAME,
+    TOOL_RESULT,
+    TOOL_STATUS,
+    TOOL_TYPE,
+    Span,
+    ToolMeasurement,
+)
 from atlas_agents.core.text import clean, one_line
 from atlas_agents.tools.approvals import REFUSALS, compute_binding, form_values, question_id
 from atlas_agents.tools.audit import MAX_NOTE, MAX_NOTES, MAX_RESULT, AuditEntry
@@ -207,7 +219,7 @@ class ToolCallExecution:
         *("_attempt", "_cancelled", "_decision", "_done", "_duration", "_elicitation", "_error", "_failure", "_notes"),
         "_actions",
         *("_recorded", "_refused", "_scope", "_source", "_started", "_tainted_by", "_untouched", "_usage", "_waiter"),
-        *("_progress", "_reservations", "_total_usage", "_writes", "result"),
+        *("_progress", "_reservations", "_span", "_total_usage", "_writes", "result"),
     )
 
     def __init__(self, decision: Approved | Rejected, scope: ToolScope) -> None:
@@ -215,6 +227,7 @@ class ToolCallExecution:
         self._scope = scope
         self._started = scope.governance.clock.monotonic()
         self._attempt: Attempt | None = None
+        self._span: Span = NO_SPAN
         self._elicitation: ToolElicitation | None = None
         self._usage: list[dict[str, Any]] = []
         self._total_usage = Usage()
@@ -261,7 +274,39 @@ class ToolCallExecution:
         else:
             if self._decision.tool.effect != "pure":
                 await self._scope.governance.audit.ready()
+            self._span = span = self._start_span(self._decision)
+            token = span.activate()  # the task of the attempt inherits it
             self._attempt = Attempt(self._decision, self._tool_context(self._decision), self._scope, self._finish)
+            span.deactivate(token)
+
+    def _start_span(self, approved: Approved) -> Span:
+        scope, call = self._scope, approved.call
+        if not scope.trace.span.recording:
+            return NO_SPAN
+        named = {OPERATION: "execute_tool", TOOL_NAME: approved.tool.name, TOOL_CALL_ID: call.id, TOOL_TYPE: "function"}
+        span = scope.trace.start(f"execute_tool {approved.tool.name}", named)
+        scope.trace.telemetry.capture(span, TOOL_ARGUMENTS, call.arguments)
+        return span
+
+    def _end_span(self) -> None:
+        """The call has ended: end its span, and record how it ended, if that could be stored."""
+        self._done = True
+        if self._recorded is not None:
+            self._measure(self._recorded)
+        self._span.end()
+
+    def _measure(self, result: ToolResult) -> None:
+        scope, span, telemetry = self._scope, self._span, self._scope.trace.telemetry
+        if span.recording:
+            span.set({TOOL_STATUS: result.status})
+            if result.status != "ok":
+                span.fail(result.error or result.status)
+            telemetry.capture(span, TOOL_RESULT, result.result)
+        if telemetry.recorders:
+            tool, seconds = self._decision.tool, self._milliseconds() / 1000
+            name = tool.name if tool is not None else "unknown"
+            agent, error = scope.actor.agent_id, result.error or ""
+            telemetry.record_tool(ToolMeasurement(name, agent, result.status, error, seconds))
 
     async def wait(self) -> None:
         """Wait until the result is recorded and emitted; raises the error if recording it failed."""
@@ -348,7 +393,7 @@ class ToolCallExecution:
             kind = type(failure).__name__
             logger.error("failed to record a tool call: tool=%s run=%s error=%s", self._name, self._scope.run_id, kind)
         finally:
-            self._done = True
+            self._end_span()
             if self._scope.client is not None:
                 self._scope.client.mark_reached(self._decision.call.id)
             if self._waiter is not None and not self._waiter.done():
@@ -561,6 +606,7 @@ class ToolCallExecution:
             reserve=self._reserve_tokens,
             user=scope.actor.user,
             chain=scope.chain,
+            traceparent=self._span.traceparent or scope.trace.traceparent,
             team_services=scope.governance.team_services,
             writes=self._writes,
         )

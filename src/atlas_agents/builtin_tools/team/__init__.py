@@ -85,6 +85,7 @@ async def delegate_task(
         asker_session=context.conversation.id,
         asker_agent=context.agent.id,
         due_at=now,
+        traceparent=context.traceparent,
         deadline=_earlier(parse_deadline(deadline, now) if deadline.strip() else None, context.chain.deadline),
     )
     context.add_write(AddJob(job, services.delegation.jobs))

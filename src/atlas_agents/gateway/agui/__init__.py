@@ -333,6 +333,7 @@ class AgUiRun:
         self._agent = agent
         self._session = grant.prefix + run_input.thread_id
         self._busy: WhenBusy = http_api.when_busy(request)
+        self._traceparent = http_api.trace_of(request)
         self._results = [] if run_input.resume else agui.tool_results(run_input)
         self._message = None if run_input.resume or self._results else agui.last_message(run_input)
         self._offer = http_api.check_offer(hub, agui.frontend_tools(run_input))
@@ -384,6 +385,7 @@ class AgUiRun:
                 idempotency_key=f"ag-ui:{self._run_input.run_id}",
                 client_tools=self._offer or msgspec.UNSET,
                 metadata=agui.turn_metadata(self._run_input),
+                traceparent=self._traceparent,
             ),
         )
         if accepted.status == "done":

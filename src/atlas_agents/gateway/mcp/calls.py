@@ -27,6 +27,7 @@ from atlas_agents.core.events import ApprovalAnswered, ApprovalAsked, Event, Too
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import File, Image, Message, ToolResult, extract_images, new_id, user
 from atlas_agents.core.store import OPEN, RunRow, RunStatus
+from atlas_agents.core.telemetry import read_traceparent
 from atlas_agents.core.text import wire_name
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.hub import Hub
@@ -122,6 +123,7 @@ class CallClient:
         self._ctx = ctx
         self.gone = gone
         """Set when the client has closed the connection of the call."""
+        self.traceparent = read_traceparent((ctx.meta or {}).get("traceparent"))
         self._is_modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
         levels = allowed_log_levels(ctx.protocol_version, ctx.meta)
         self._levels = levels if self._is_modern else _levels_from(level)
@@ -222,7 +224,9 @@ class McpCall:
             target = next((each for each in self._hub.atlas.agents if _ask_tool_name(each) == name), None)
             if target is not None:
                 return await self._start_turn(target, arguments)
-        return await self._hub.call_tool(self._grant, agent, name, arguments, idempotency_key=self._key)
+        return await self._hub.call_tool(
+            self._grant, agent, name, arguments, idempotency_key=self._key, traceparent=self._client.traceparent
+        )
 
     async def _start_turn(self, agent: Agent, arguments: dict[str, Any]) -> AtlasStream:
         message, name = arguments.get("message"), arguments.get("session") or f"mcp-{self._key}"
@@ -233,7 +237,9 @@ class McpCall:
             user(message),
             session=self._grant.prefix + name,
             user=self._grant.principal.id,
-            options=TurnOptions(idempotency_key=f"mcp:{self._key}"),
+            options=TurnOptions(
+                idempotency_key=f"mcp:{self._key}", traceparent=self._client.traceparent or msgspec.UNSET
+            ),
         )
         return stream
 

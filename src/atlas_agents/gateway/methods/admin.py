@@ -722,6 +722,9 @@ async def invoke_tool(caller: ClientConnection, params: wire.ToolsInvoke) -> wir
     if agent is None:
         raise hub.unknown_agent(params.agent_id or "")
     key = params.idempotency_key or ""
-    stream = await hub.call_tool(caller.grant, agent, params.name, params.arguments, idempotency_key=key)
+    trace = params.traceparent or ""
+    stream = await hub.call_tool(
+        caller.grant, agent, params.name, params.arguments, idempotency_key=key, traceparent=trace
+    )
     result = tool_call_result(await stream.reply())
     return wire.Called(stream.stream_id, result.status, result.result, result.error)

@@ -77,6 +77,7 @@ async def send_message(caller: ClientConnection, params: wire.ChatSend) -> wire.
             idempotency_key=params.idempotency_key or "",
             budget=_read_budget(params.budget),
             client_tools=_read_client_tools(hub, params.client_tools),
+            traceparent=params.traceparent or msgspec.UNSET,
         ),
     )
     if caller.grant.allows("read"):

@@ -81,6 +81,7 @@ async def submit_job(caller: ClientConnection, params: wire.JobsSubmit) -> wire.
         user=grant.principal.id,
         due_at=now,
         deadline=_deadline(params.deadline, now),
+        traceparent=params.traceparent or hub.atlas.telemetry.incoming(""),
     )
     return wire.JobSubmitted(id, job_shape(await hub.atlas.jobs.add(job), grant.prefix))
 

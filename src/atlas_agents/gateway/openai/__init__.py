@@ -139,6 +139,7 @@ async def start(hub: Hub, grant: Grant, request: Request, body: schema.Completio
         asks=asks,
         requested=schema.settings_of(body),
         client_tools=offer or msgspec.UNSET,
+        traceparent=http_api.trace_of(request),
     )
     if session:
         options = msgspec.structs.replace(

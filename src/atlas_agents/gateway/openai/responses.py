@@ -702,6 +702,7 @@ class ResponsesEndpoint:
             requested=schema.response_settings(body),
             instructions=body.instructions or msgspec.UNSET,
             client_tools=offer or msgspec.UNSET,
+            traceparent=http_api.trace_of(request),
         )
         keeps = response.store or offer is not None  # a turn that waits for its client is stored
         position = await self._branch(grant, request, position, past, stored=keeps)

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta
 
+from atlas_agents.core.telemetry import TRACEPARENT_PATTERN
 from atlas_agents.gateway.protocol import types
 
 Key: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
@@ -87,6 +88,7 @@ class ChatSend(types.WireStruct, frozen=True):
     message is always sent to the model, however long the session gets. While a turn of the session runs, the message
     is queued, or with `whenBusy: "steer"` it enters that turn after its current tool calls. `channel` names the
     messenger that a person wrote it in, such as `telegram`. `clientTools` are tools that the client runs.
+    `traceparent` is the trace context of the client (W3C).
     """
 
     session_key: Key
@@ -104,6 +106,7 @@ class ChatSend(types.WireStruct, frozen=True):
     pinned: bool = False
     channel: Annotated[str, Meta(max_length=40)] | None = None
     client_tools: ClientToolsShape | None = None
+    traceparent: Annotated[str, Meta(pattern=TRACEPARENT_PATTERN)] | None = None
 
 
 class Sent(types.WireStruct, frozen=True):

@@ -4,6 +4,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
+from atlas_agents.core.telemetry import TRACEPARENT_PATTERN
 from atlas_agents.gateway.protocol.chat import Page
 from atlas_agents.gateway.protocol.types import WireStruct
 
@@ -44,6 +45,7 @@ class JobsSubmit(WireStruct, frozen=True):
     """A task for an agent, in a session of its own. A repeated `idempotencyKey` returns the job that it created.
 
     `deadline` is a time such as `2026-11-15T18:00:00Z`, a duration such as `30 minutes`, or milliseconds since 1970.
+    `traceparent` is the trace context of the client (W3C).
     """
 
     task: Text
@@ -51,6 +53,7 @@ class JobsSubmit(WireStruct, frozen=True):
     priority: Literal["low", "normal", "high", "urgent"] = "normal"
     deadline: Annotated[int, Meta(ge=0, le=2**53 - 1)] | Annotated[str, Meta(max_length=64)] | None = None
     idempotency_key: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
+    traceparent: Annotated[str, Meta(pattern=TRACEPARENT_PATTERN)] | None = None
 
 
 class JobSubmitted(WireStruct, frozen=True):

@@ -1,0 +1,311 @@
+"""OpenTelemetry: the spans and metrics of turns, as a collector receives them from the exporter of the SDK."""
+
+import asyncio
+import socket
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+from atlas_agents import Answer, Approvals, Atlas, ConfigError, OpenTelemetry, ProviderError, ToolContext, tool
+from atlas_agents.core.telemetry import current_span, read_traceparent
+from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
+from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, says
+from checks import TIMEOUT, wait_until
+from otlp_collector import Collector, collector
+
+CALLER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+SECRET = "sk-proj-" + "a1B2c3D4e5F6g7H8" * 3
+
+
+class Exporting:
+    """The SDK with exporters to a collector; `flush` sends what there is."""
+
+    def __init__(self, url: str) -> None:
+        self.collector: Collector | None = None
+        self.tracers = TracerProvider()
+        self.tracers.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{url}/v1/traces", timeout=1)))
+        reader = PeriodicExportingMetricReader(OTLPMetricExporter(f"{url}/v1/metrics", timeout=1), 3_600_000)
+        self.meters = MeterProvider([reader])
+
+    def telemetry(self, **options: Any) -> OpenTelemetry:
+        return OpenTelemetry(tracer_provider=self.tracers, meter_provider=self.meters, **options)
+
+    def flush(self) -> Collector:
+        assert self.collector is not None
+        self.tracers.force_flush()
+        self.meters.force_flush()
+        return self.collector
+
+    def shutdown(self) -> None:
+        self.tracers.shutdown()
+        self.meters.shutdown()
+
+
+@contextmanager
+def exporting(url: str) -> Generator[Exporting]:
+    sdk = Exporting(url)
+    try:
+        yield sdk
+    finally:
+        sdk.shutdown()
+
+
+@pytest.fixture
+def sdk() -> Generator[Exporting]:
+    with collector() as collected, exporting(collected.url) as found:
+        found.collector = collected
+        yield found
+
+
+async def close_store(atlas: Atlas) -> None:
+    assert isinstance(atlas.store, SqliteStore)
+    await atlas.store.close()
+
+
+@tool(effect="pure")
+async def weather(city: str) -> str:
+    """Return the weather."""
+    return f"sunny in {city}"
+
+
+async def test_turn_is_a_tree_of_spans_with_the_names_of_the_conventions(sdk: Exporting) -> None:
+    model = Scripted(calls("weather", city="Lima"), says("Sunny."), id="openai/gpt-5.6")
+    atlas = in_memory_atlas(model, [weather], telemetry=sdk.telemetry(), agent={"name": "Guide"})
+    await atlas.ask("How is the weather in Lima?", session="s1")
+    collected = sdk.flush()
+    turn = collected.one("invoke_agent")
+    assert collected.tree(turn.trace_id) == [
+        "invoke_agent Guide",
+        "  round 1",
+        "    chat openai/gpt-5.6",
+        "    execute_tool weather",
+        "  round 2",
+        "    chat openai/gpt-5.6",
+    ]
+    assert turn.attributes["gen_ai.agent.id"] == "assistant"
+    assert turn.attributes["gen_ai.conversation.id"] == "s1"
+    assert turn.attributes["atlas.run.status"] == "done"
+    chat, _ = sorted(collected.named("chat"), key=lambda each: each.start)
+    assert chat.attributes["gen_ai.operation.name"] == "chat"
+    assert chat.attributes["gen_ai.provider.name"] == "openai"
+    assert chat.attributes["gen_ai.request.model"] == "gpt-5.6"
+    assert chat.attributes["gen_ai.usage.output_tokens"] >= 0
+    assert chat.attributes["gen_ai.response.time_to_first_chunk"] >= 0
+    call = collected.one("execute_tool")
+    assert call.attributes["gen_ai.tool.name"] == "weather"
+    assert call.attributes["atlas.tool.status"] == "ok"
+    assert chat.start <= chat.end <= call.start <= call.end <= turn.end
+
+
+async def test_content_is_not_exported_unless_it_is_captured(sdk: Exporting) -> None:
+    question = f"How is the weather? My key is {SECRET}"
+    for captured in (False, True):
+        model = Scripted(calls("weather", city="Lima"), says("Sunny everywhere."), id="openai/gpt-5.6")
+        atlas = in_memory_atlas(model, [weather], telemetry=sdk.telemetry(capture_content=captured))
+        await atlas.ask(question)
+        text = str([span.attributes for span in sdk.flush().spans])
+        assert ("How is the weather?" in text) is captured
+        assert ("Lima" in text) is captured
+        assert ("Sunny everywhere" in text) is captured
+        assert SECRET not in text
+
+
+async def test_failures_have_their_kind_but_no_message(sdk: Exporting) -> None:
+    @tool
+    async def explode() -> str:
+        """Fail."""
+        raise RuntimeError(f"the key {SECRET} is wrong")
+
+    model = Scripted(calls("explode"), fails(ProviderError("no money: " + SECRET, "quota")), id="openai/gpt-5.6")
+    atlas = in_memory_atlas(model, [explode], telemetry=sdk.telemetry())
+    with pytest.raises(ProviderError):
+        await atlas.ask("Go")
+    collected = sdk.flush()
+    assert collected.one("execute_tool").attributes["error.type"] == "internal"
+    assert collected.one("execute_tool").failed
+    assert collected.one("invoke_agent").attributes["error.type"] == "quota"
+    assert collected.one("invoke_agent").attributes["atlas.run.status"] == "failed"
+    assert SECRET not in str(collected.spans)
+
+
+async def test_approval_wait_is_a_span(sdk: Exporting) -> None:
+    @tool(confirm=True)
+    async def pay() -> str:
+        """Pay."""
+        return "paid"
+
+    store = MemoryStore()
+    model = Scripted(calls("pay"), says("Paid."))
+    atlas = in_memory_atlas(model, [pay], telemetry=sdk.telemetry(), store=store, approve=Approvals(wait=True))
+    stream = atlas.send("Pay", session="s")
+    (question,) = await wait_until(atlas.pending)
+    await atlas.answer(question.id, Answer("once", by="ana"))
+    await stream.reply()
+    wait = sdk.flush().one("wait_for_approval pay")
+    assert wait.attributes["atlas.approval.decision"] == "once"
+    assert wait.end > wait.start
+
+
+async def test_turn_belongs_to_the_trace_of_its_caller(sdk: Exporting) -> None:
+    atlas = in_memory_atlas(Scripted(says("Hi."), says("Hi."), says("Hi.")), telemetry=sdk.telemetry())
+    await atlas.ask("Hi", traceparent=CALLER)
+    turn = sdk.flush().one("invoke_agent")
+    assert (turn.trace_id, turn.parent_id) == (CALLER[3:35], CALLER[36:52])
+    with sdk.tracers.get_tracer("app").start_as_current_span("request") as request:
+        await atlas.ask("Hi")
+    turn = sdk.flush().named("invoke_agent")[-1]
+    assert turn.parent_id == f"{request.get_span_context().span_id:016x}"
+    with pytest.raises(ConfigError, match="invalid traceparent 'nonsense'"):
+        await atlas.ask("Hi", traceparent="nonsense")
+
+
+async def test_spans_and_log_ids_of_a_tool_are_below_its_call(sdk: Exporting) -> None:
+    seen: list[str] = []
+
+    @tool
+    async def look(context: ToolContext) -> str:
+        """Look."""
+        with trace.use_span(trace.get_current_span()), sdk.tracers.get_tracer("app").start_as_current_span("inner"):
+            seen.extend((context.traceparent, current_span().traceparent))
+        return "seen"
+
+    @tool
+    def compute(context: ToolContext) -> str:
+        """Compute in a worker process."""
+        return context.traceparent
+
+    model = Scripted(calls("look"), calls("compute"), says("Done."))
+    atlas = in_memory_atlas(model, [look, compute], telemetry=sdk.telemetry())
+    async with asyncio.timeout(TIMEOUT):
+        result = await atlas.run("Go")
+    await atlas.close()
+    collected = sdk.flush()
+    call = collected.one("execute_tool look")
+    assert collected.one("inner").parent_id == call.span_id
+    assert seen == [f"00-{call.trace_id}-{call.span_id}-01"] * 2
+    worker = collected.one("execute_tool compute")
+    assert result.steps[1].output == f"00-{worker.trace_id}-{worker.span_id}-01"
+
+
+async def test_without_telemetry_the_trace_context_is_only_passed_on() -> None:
+    @tool
+    async def look(context: ToolContext) -> str:
+        """Look."""
+        return context.traceparent
+
+    atlas = in_memory_atlas(Scripted(calls("look"), says("Done."), calls("look"), says("Done.")), [look])
+    assert (await atlas.run("Go", traceparent=CALLER)).steps[0].output == CALLER
+    assert (await atlas.run("Go")).steps[0].output == ""
+
+
+async def test_resumed_turn_continues_the_span_of_the_process_that_crashed(sdk: Exporting, tmp_path: Path) -> None:
+    """The first process dies after its first round: its turn span never ends, and the second process ends it."""
+    reached = asyncio.Event()
+
+    @tool(effect="pure")
+    async def slow() -> str:
+        """Wait in the first process."""
+        if not reached.is_set():
+            reached.set()
+            await asyncio.Event().wait()
+        return "done"
+
+    async def open_atlas(*replies: Any) -> Atlas:
+        store = SqliteStore(tmp_path / "atlas.db")
+        await store.open()
+        return in_memory_atlas(Scripted(*replies), [weather, slow], telemetry=sdk.telemetry(), store=store)
+
+    first = await open_atlas(calls("weather", city="Lima"), calls("slow"))
+    stream = first.send("Go", session="s")
+    async with asyncio.timeout(TIMEOUT):
+        await reached.wait()
+    await first.close()  # the turn stays open
+    await close_store(first)
+    run_id = stream.stream_id
+    assert not sdk.flush().named("invoke_agent")
+    second = await open_atlas(says("Both done."))
+    (resumed,) = await second.recover()
+    await resumed.reply()
+    await second.close()
+    await close_store(second)
+    collected = sdk.flush()
+    turn = collected.one("invoke_agent")
+    assert turn.attributes["atlas.run.id"] == run_id
+    assert {span.trace_id for span in collected.spans} == {turn.trace_id}
+    assert [line.strip() for line in collected.tree(turn.trace_id) if line.startswith("  round")] == [
+        "round 1",
+        "round 2",
+        "round 3",
+    ]
+    assert len([line for line in collected.tree(turn.trace_id) if not line.startswith(" ")]) == 1
+    assert turn.start <= min(span.start for span in collected.spans)
+
+
+async def test_metrics_count_tokens_cost_times_and_outcomes(sdk: Exporting) -> None:
+    model = Scripted(calls("weather", city="Lima"), says("Sunny."), id="openai/gpt-5.6")
+    atlas = in_memory_atlas(model, [weather], telemetry=sdk.telemetry())
+    await atlas.ask("How is the weather in Lima?")
+    found = sdk.flush().metrics
+    assert sum(point.count for point in found["gen_ai.client.operation.duration"]) == 2
+    assert sum(point.count for point in found["gen_ai.client.operation.time_to_first_chunk"]) == 2
+    assert sum(point.count for point in found["gen_ai.client.token.usage"]) == 4
+    assert sum(point.count for point in found["gen_ai.execute_tool.duration"]) == 1
+    assert sum(point.count for point in found["atlas.run.queue_time"]) == 1
+    assert sum(point.as_double for point in found["atlas.usage.cost"]) > 0
+
+
+async def test_collector_that_is_down_does_not_delay_a_turn() -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
+    with exporting(url) as sdk:
+        atlas = in_memory_atlas(Scripted(*[says("Hi.")] * 51), telemetry=sdk.telemetry())
+        await atlas.ask("Hi")
+        began = time.monotonic()
+        for _ in range(50):
+            assert (await atlas.ask("Hi")).text == "Hi."
+        assert time.monotonic() - began < TIMEOUT / 4
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        (CALLER, CALLER),
+        (f" {CALLER} ", CALLER),
+        (CALLER.replace("00-4", "01-4") + "-more", CALLER),
+        (CALLER + "-more", ""),
+        (CALLER.upper(), ""),
+        ("ff" + CALLER[2:], ""),
+        ("00-" + "0" * 32 + CALLER[35:], ""),
+        (CALLER[:36] + "0" * 16 + "-01", ""),
+        ("", ""),
+        (None, ""),
+        (7, ""),
+    ],
+)
+def test_traceparent_of_others_is_read_as_the_standard_says(given: object, read: str) -> None:
+    assert read_traceparent(given) == read
+
+
+async def test_turn_that_the_sampler_leaves_out_records_nothing_but_passes_its_context_on(sdk: Exporting) -> None:
+    @tool
+    async def look(context: ToolContext) -> str:
+        """Look."""
+        return context.traceparent
+
+    atlas = in_memory_atlas(Scripted(calls("look"), says("Done.")), [look], telemetry=sdk.telemetry())
+    unsampled = f"{CALLER[:-2]}00"
+    found: str = (await atlas.run("Go", traceparent=unsampled)).steps[0].output
+    assert (found[3:35], found[-2:]) == (CALLER[3:35], "00")
+    assert sdk.flush().spans == []
