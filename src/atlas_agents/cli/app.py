@@ -36,6 +36,7 @@ COMMANDS = {
     "jobs": Entry("List, cancel and retry the jobs that agents delegate.", "jobs"),
     "schedule": Entry("Manage recurring tasks.", "jobs", "schedules"),
     "policy": Entry("Show and change which agents may use which tools.", "info", "policy"),
+    "trace": Entry("Show where the time of a turn went, as a tree.", "trace", is_group=False),
     "audit": Entry("Read and verify the audit log of tool calls.", "audit"),
     "eval": Entry("Evaluate agents and models with a file of cases: atlas eval FILE.", "evaluate"),
     "replay": Entry("Replay a finished run offline, save it as a test, or fork it.", "replay", is_group=False),

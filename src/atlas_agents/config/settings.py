@@ -340,8 +340,8 @@ class Settings(ToolSettings, frozen=True, kw_only=True):
     telemetry: Annotated[
         TelemetryKind,
         about(
-            "`otel` records turns with OpenTelemetry and sends them where the variables `OTEL_EXPORTER_OTLP_…` say. Needs"
-            " the extra `otel` and the packages of the SDK."
+            "`otel` records turns with OpenTelemetry and sends them where the variables `OTEL_EXPORTER_OTLP_…` say."
+            " Needs the extra `otel` and the packages of the SDK."
         ),
     ] = "off"
     telemetry_content: Annotated[

@@ -12,7 +12,7 @@ from atlas_agents.core.approvals import Answer, Question
 from atlas_agents.core.budgets import Budget
 from atlas_agents.core.errors import BadArguments, BadTool, ConfigError, Conflict, NotFound
 from atlas_agents.core.events import Usage
-from atlas_agents.core.messages import UNTRUSTED, Message, Text, user
+from atlas_agents.core.messages import TIMING, UNTRUSTED, Message, Text, user
 from atlas_agents.core.store import JournalKind, JournalRow, RunRow
 from atlas_agents.core.text import one_line
 from atlas_agents.gateway import convert
@@ -335,6 +335,9 @@ def _step_details(kind: JournalKind, found: Any) -> dict[str, Any]:
                 "name": str(metadata.get("model") or metadata.get("provider") or ""),
                 "usage": convert.usage_shape(Usage.from_metadata(metadata)) if metadata.get("usage") else None,
                 "status": str(metadata.get("stop_reason") or ""),
+                "cost": metadata.get("cost"),
+                "first_ms": (metadata.get(TIMING) or {}).get("first"),
+                "total_ms": (metadata.get(TIMING) or {}).get("total"),
             }
         case "hook":
             *_, last = found["actions"]
@@ -344,7 +347,9 @@ def _step_details(kind: JournalKind, found: Any) -> dict[str, Any]:
         case "intent":
             return {"name": found["name"], "call_id": found["id"]}
         case "outcome":
-            return {"call_id": found["call_id"], "status": found["status"], "error": found.get("error")}
+            result = found.get("result")
+            job = str(result.get("job_id") or "") if isinstance(result, dict) else ""
+            return {"call_id": found["call_id"], "status": found["status"], "error": found.get("error"), "job_id": job}
         case "asked":
             return {"name": found["tool"], "call_id": found["call_id"]}
         case "answered":

@@ -200,7 +200,8 @@ class RunStep(types.WireStruct, frozen=True):
     """One step of a run, from its journal.
 
     `key` is the id of the call or approval, `name` the tool or model, `status` the outcome, `by` who resolved an
-    approval and `reason` why.
+    approval and `reason` why. A reply has its `cost` in US dollars and the milliseconds until its first chunk
+    (`firstMs`) and its end (`totalMs`). `jobId` is the job that a call delegated.
     """
 
     seq: int
@@ -214,6 +215,10 @@ class RunStep(types.WireStruct, frozen=True):
     by: str = ""
     reason: str = ""
     usage: types.UsageShape | None = None
+    cost: float | None = None
+    first_ms: int | None = None
+    total_ms: int | None = None
+    job_id: str = ""
 
 
 class RunsList(types.WireStruct, frozen=True):

@@ -1,0 +1,93 @@
+"""`atlas trace`: the tree of a turn from its journal, with a delegated job and an approval."""
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable
+
+import pytest
+from atlas_command import Home
+
+from atlas_agents import Agent, Answer, Approvals, Atlas, tool
+from atlas_agents.builtin_tools.team import delegate_task
+from atlas_agents.providers.registry import Registry
+from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.testing import Environment, Scripted, calls, says
+from checks import wait_until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@tool(confirm=True)
+async def pay(amount: int) -> str:
+    """Pay."""
+    return f"paid {amount}"
+
+
+def in_store(home: Home, work: Callable[[Atlas], Awaitable[str]]) -> str:
+    """Run turns with scripted agents in the database of a home folder."""
+
+    async def run() -> str:
+        store = SqliteStore(home.path / "atlas.db")
+        await store.open()
+        lead = Agent(
+            "assistant",
+            model=Scripted(
+                calls("delegate_task", target_agent="poet", task_description="Write."),
+                says("Asked."),
+                says("The poet is done."),
+                id="openai/gpt-5.6",
+            ),
+            tools=[delegate_task],
+        )
+        poet = Agent("poet", model=Scripted(calls("pay", amount=3), says("A poem.")), tools=[pay])
+        registry = Registry(Environment({}, dotenv=None))
+        try:
+            async with Atlas([lead, poet], store=store, registry=registry, approve=Approvals(wait=True)) as atlas:
+                return await work(atlas)
+        finally:
+            await store.close()
+
+    return asyncio.run(run())
+
+
+async def delegate(atlas: Atlas) -> str:
+    async with atlas.jobs.running():
+        stream = atlas.send("A poem, please.", session="s")
+        await stream.reply()
+        (question,) = await wait_until(atlas.pending)
+        await atlas.answer(question.id, Answer("once", by="ana"))
+        (job,) = await atlas.jobs.list()
+        await atlas.jobs.ended(job.id)
+        return stream.stream_id
+
+
+def test_trace_draws_the_turn_and_its_delegated_job(home: Home) -> None:
+    run_id = in_store(home, delegate)
+    done = home.run("trace", run_id[:12])
+    assert done.returncode == 0, done.stderr
+    shape = [re.sub(r"\b(\d+ ms|\d+\.\d s)\b", "T", line) for line in done.stdout.splitlines()]
+    assert shape[0].startswith(f"turn assistant {run_id}  done  T  ")
+    tree = [line for line in shape[1:] if "queued" not in line]
+    assert re.match(r"├─ round 1  T$", tree[0])
+    assert re.match(r"│  ├─ model openai/gpt-5.6  first token T, total T  [\d,]+ tokens in, \d+ out  \$0\.0", tree[1])
+    assert re.match(r"│  └─ tool delegate_task  ok  T$", tree[2])
+    assert re.match(r"│     └─ job poet \S+  done  T$", tree[3])
+    assert re.match(r"│        └─ turn poet \S+  done  T  ", tree[4])
+    assert any(re.search(r"approval pay  once  by ana  T$", line) for line in tree)
+    assert any(re.search(r"tool pay  ok  T$", line) for line in tree)
+    assert re.match(r"└─ round 2  T$", tree[-2])
+
+    root = json.loads(home.run("trace", run_id, "--json").stdout)
+    assert (root["kind"], root["id"], root["status"]) == ("turn", run_id, "done")
+    first, *_ = [each for each in root["children"] if each["kind"] == "round"]
+    model, call = first["children"]
+    assert model["firstMs"] <= model["duration"]
+    assert call["children"][0]["kind"] == "job"
+
+
+def test_trace_names_runs_that_are_unknown_or_ambiguous(home: Home) -> None:
+    assert "run not found: 'nothing'" in home.run("trace", "nothing").stderr
+    in_store(home, delegate)
+    done = home.run("trace", "")
+    assert done.returncode != 0 and "ambiguous run ''" in done.stderr
