@@ -59,7 +59,7 @@ def pages() -> list[Page]:
             _of(
                 top,
                 "Agent agent Atlas AtlasStream SyncStream Accepted RunResult Step CallResult Usage History "
-                "Compaction Interceptor offered_on Sessions Session Mode WhenBusy AgentSettings",
+                "Compaction OpenTelemetry Interceptor offered_on Sessions Session Mode WhenBusy AgentSettings",
             ),
         ),
         Page(

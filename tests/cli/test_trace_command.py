@@ -74,7 +74,7 @@ def test_trace_draws_the_turn_and_its_delegated_job(home: Home) -> None:
     assert re.match(r"│  └─ tool delegate_task  ok  T$", tree[2])
     assert re.match(r"│     └─ job poet \S+  done  T$", tree[3])
     assert re.match(r"│        └─ turn poet \S+  done  T  ", tree[4])
-    assert any(re.search(r"approval pay  once  by ana  T$", line) for line in tree)
+    assert any(re.search(r"approval pay  allow-once  by ana  T$", line) for line in tree)
     assert any(re.search(r"tool pay  ok  T$", line) for line in tree)
     assert re.match(r"└─ round 2  T$", tree[-2])
 

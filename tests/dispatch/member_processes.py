@@ -16,10 +16,12 @@ HERE = Path(__file__).parent
 
 
 @asynccontextmanager
-async def member(role: str, server: PostgresServer, home: Path) -> AsyncGenerator[Process, None]:
+async def member(
+    role: str, server: PostgresServer, home: Path, script: str = "cluster_process.py"
+) -> AsyncGenerator[Process, None]:
     """Run a member process for the duration of the block."""
     paths = os.pathsep.join([str(HERE), *sys.path])
-    command = [str(HERE / "cluster_process.py"), role, server.url, str(home)]
+    command = [str(HERE / script), role, server.url, str(home)]
     path = home / f"{role}-{len(os.listdir(home))}.log"
     with path.open("w") as log:
         process = await fork_server.start(*command, stderr=log, env={**os.environ, "PYTHONPATH": paths})
@@ -35,8 +37,10 @@ async def member(role: str, server: PostgresServer, home: Path) -> AsyncGenerato
         await process.wait()
 
 
-async def members(stack: AsyncExitStack, server: PostgresServer, home: Path, *roles: str) -> list[Process]:
+async def members(
+    stack: AsyncExitStack, server: PostgresServer, home: Path, *roles: str, script: str = "cluster_process.py"
+) -> list[Process]:
     """Start members with these roles, the first one alone because it creates the schema."""
-    first = await stack.enter_async_context(member(roles[0], server, home))
-    others = [stack.enter_async_context(member(role, server, home)) for role in roles[1:]]
+    first = await stack.enter_async_context(member(roles[0], server, home, script))
+    others = [stack.enter_async_context(member(role, server, home, script)) for role in roles[1:]]
     return [first, *await asyncio.gather(*others)]

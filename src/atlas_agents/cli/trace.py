@@ -39,9 +39,10 @@ class TraceNode(msgspec.Struct, omit_defaults=True, rename="camel"):
 
 @command(app, "trace")
 def trace(run: RunId, as_json: JsonFlag = False) -> None:
-    """Show where the time of a turn went, as a tree: model calls, tool calls, approvals and delegated jobs.
+    """Show where the time of a turn went, as a tree.
 
-    Model calls have the time to their first token and their total time. The tree is read from the journal.
+    It has the rounds, model calls, tool calls, approvals and delegated jobs of the turn. Model calls have the time to
+    their first token and their total time.
     """
     with open_calls() as gateway:
         root = _read_turn(gateway, _find_run(gateway, run), 0)
@@ -156,7 +157,7 @@ class _TurnReader:
         number = 1 + sum(each.kind == "round" for each in self._turn.children)
         self._round = TraceNode("round", f"round {number}", started)
         self._turn.children.append(self._round)
-        usage = step.get("usage") or {}
+        usage: dict[str, int] = step.get("usage") or {}
         model = TraceNode(
             "model", step.get("name") or "model", started, step["at"] - started if total is None else total
         )

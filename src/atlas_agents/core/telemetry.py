@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar, Token
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast, get_args
 
 import msgspec
 
@@ -81,7 +81,6 @@ QUEUE_METRIC = "atlas.run.queue_time"
 _PROVIDER_NAMES = {"google": "gcp.gemini", "mistral": "mistral_ai", "xai": "x_ai", "moonshot": "moonshot_ai"}
 """Well-known values of `gen_ai.provider.name` that differ from the id of the provider."""
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
-TRACEPARENT_PATTERN = r"^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$"
 _NO_TRACE, _NO_PARENT = "0" * 32, "0" * 16
 _SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 _TOKENS = tuple(4**power for power in range(14))
@@ -265,14 +264,14 @@ class CallerSpan(Span):
 class OtelSpan(Span):
     """A span of OpenTelemetry that is being recorded."""
 
-    __slots__ = ("_clock", "_context", "_ended", "_otel", "_span", "_token", "recording", "traceparent")
+    __slots__ = ("_clock", "_ended", "_otel", "_span", "_token", "context", "recording", "traceparent")
 
     def __init__(
         self, otel: "OpenTelemetry", span: "otel_trace.Span", context: "otel_context.Context", clock: Clock
     ) -> None:
         self._otel = otel
         self._span = span
-        self._context = context
+        self.context = context
         self._clock = clock
         self._token: Any = None
         self._ended = False
@@ -304,19 +303,15 @@ class OtelSpan(Span):
     def start(self, name: str, attributes: Attributes, kind: SpanKind = "INTERNAL") -> Span:
         if not self.recording:
             return NO_SPAN
-        return self._otel.start(name, attributes, self._clock, parent=self.traceparent, kind=kind)
+        return self._otel.start(name, attributes, self._clock, parent=self, kind=kind)
 
     def activate(self) -> Any:
-        from opentelemetry.context import attach
-
-        return attach(self._context), _current.set(self)
+        return self._otel.attach(self.context), _current.set(self)
 
     def deactivate(self, token: Any) -> None:
-        from opentelemetry.context import detach
-
         attached, current = token
         _current.reset(current)
-        detach(attached)
+        self._otel.detach(attached)
 
     def __enter__(self) -> "Span":
         self._token = self.activate()
@@ -380,11 +375,13 @@ class OpenTelemetry:
         meter_provider: "otel_metrics.MeterProvider | None" = None,
     ) -> None:
         try:
-            from opentelemetry import metrics, trace
+            from opentelemetry import context, metrics, trace
         except ImportError as error:
             raise ConfigError(f"telemetry needs an extra; run: {install_command('otel')}") from error
         self.capture_content = capture_content
-        self._trace = trace
+        self._trace, self._new_context = trace, context.Context
+        self._kinds = {kind: trace.SpanKind[kind] for kind in get_args(SpanKind)}
+        self.attach, self.detach = context.attach, context.detach
         self._given = tracer_provider
         self._provider: otel_trace.TracerProvider | None = None
         self._tracer: otel_trace.Tracer | None = None
@@ -396,10 +393,10 @@ class OpenTelemetry:
         if self._tracer is None or provider is not self._provider:
             self._provider, self._tracer = provider, provider.get_tracer(SCOPE, package_version(), SCHEMA_URL)
             _derive_ids(self._tracer)
-        return self._tracer
+        return cast("otel_trace.Tracer", self._tracer)
 
     def current_traceparent(self) -> str:
-        """Return the traceparent of the current span of this task, also if it is not one of ours."""
+        """Internal: return the traceparent of the current span of this task, also if it is not one of ours."""
         found = self._trace.get_current_span().get_span_context()
         if not found.is_valid:
             return _current.get().traceparent
@@ -411,32 +408,30 @@ class OpenTelemetry:
         attributes: Attributes,
         clock: Clock,
         *,
-        parent: str = "",
+        parent: "str | OtelSpan" = "",
         ids: tuple[int, int] | None = None,
         kind: SpanKind = "INTERNAL",
         at: float | None = None,
     ) -> Span:
-        """Start a span below `parent`, or a new trace. `ids` are derived ids of the trace and the span."""
-        from opentelemetry.context import Context
-
-        trace, context = self._trace, Context()
-        if parent:
-            above = trace.SpanContext(
-                int(parent[3:35], 16), int(parent[36:52], 16), True, trace.TraceFlags(int(parent[53:55], 16))
-            )
-            context = trace.set_span_in_context(trace.NonRecordingSpan(above), context)
+        """Internal: start a span below `parent`, or a new trace. `ids` are derived ids of the trace and the span."""
+        context = parent.context if isinstance(parent, OtelSpan) else self._remote_context(parent)
         token: Token[tuple[int, int] | None] = _wanted_ids.set(ids)
         try:
             span = self._find_tracer().start_span(
-                name,
-                context,
-                kind=trace.SpanKind[kind],
-                attributes=attributes,
-                start_time=int((clock.time() if at is None else at) * 1e9),
+                name, context, self._kinds[kind], attributes, start_time=int((at or clock.time()) * 1e9)
             )
         finally:
             _wanted_ids.reset(token)
-        return OtelSpan(self, span, trace.set_span_in_context(span), clock)
+        return OtelSpan(self, span, self._trace.set_span_in_context(span), clock)
+
+    def _remote_context(self, traceparent: str) -> "otel_context.Context":
+        """Return a context with the span of another process; an empty one for an empty traceparent."""
+        trace, context = self._trace, self._new_context()
+        if not traceparent:
+            return context
+        flags = trace.TraceFlags(int(traceparent[53:55], 16))
+        above = trace.SpanContext(int(traceparent[3:35], 16), int(traceparent[36:52], 16), True, flags)
+        return trace.set_span_in_context(trace.NonRecordingSpan(above), context)
 
 
 class OtelMetrics:
@@ -499,7 +494,7 @@ class Telemetry:
         name: str,
         attributes: Attributes,
         *,
-        parent: str = "",
+        parent: str | Span = "",
         kind: SpanKind = "INTERNAL",
         at: float | None = None,
         seed: tuple[str, ...] = (),
@@ -509,7 +504,8 @@ class Telemetry:
         if self.otel is None:
             return NO_SPAN
         ids = (_derive(16, *trace_seed) if trace_seed else 0, _derive(8, *seed)) if seed else None
-        return self.otel.start(name, attributes, self.clock, parent=parent, ids=ids, kind=kind, at=at)
+        above = parent if isinstance(parent, str | OtelSpan) else ""
+        return self.otel.start(name, attributes, self.clock, parent=above, ids=ids, kind=kind, at=at)
 
     def capture(self, span: Span, name: str, content: Any) -> None:
         """Set an attribute to content without its secrets, if content is captured."""
@@ -609,9 +605,12 @@ class TurnTrace:
     @property
     def traceparent(self) -> str:
         """The traceparent of the current round, of the turn before its first round, or of the caller."""
+        return self._innermost().traceparent or self._parent
+
+    def _innermost(self) -> Span:
         if self._pending is not None:
             self._start_round(self._pending)
-        return self.round.traceparent or self.span.traceparent or self._parent
+        return self.round if self.round.traceparent else self.span
 
     def next_round(self) -> None:
         """Start the round of the next model call."""
@@ -632,7 +631,7 @@ class TurnTrace:
         self.round = self.telemetry.start(
             f"round {self.number}",
             {ROUND: self.number, RUN_ID: self._run_id},
-            parent=self.span.traceparent,
+            parent=self.span,
             at=at,
             seed=("round", self._run_id, str(self.number)),
         )
@@ -641,7 +640,7 @@ class TurnTrace:
         """Start a span in the current round."""
         if not self.span.recording:
             return NO_SPAN
-        return self.telemetry.start(name, attributes, parent=self.traceparent, kind=kind, at=at)
+        return self.telemetry.start(name, attributes, parent=self._innermost(), kind=kind, at=at)
 
 
 class NamedModel(Protocol):

@@ -31,6 +31,20 @@ it("a timeline has spans for model calls, approvals and tool calls", () => {
   expect(axisTicks(100)).toEqual([0, 20, 40, 60, 80, 100]);
 });
 
+it("a model call starts when it was sent, and has the time to its first token", () => {
+  const found = {
+    run: { runId: "r", sessionKey: "s", agentId: "a", status: "done", createdAt: 1000, endedAt: 5000 },
+    steps: [
+      { seq: 1, kind: "accepted", key: "", at: 1000 },
+      { seq: 2, kind: "reply", key: "1", at: 4500, name: "m", firstMs: 300, totalMs: 1500, cost: 0.0012 },
+      { seq: 3, kind: "ended", key: "", at: 5000 },
+    ],
+  } as unknown as RunDetails;
+  const [call] = buildTimeline(found, 9000).spans;
+  expect(call).toMatchObject({ from: 3000, to: 4500, firstToken: 300 });
+  expect(call?.note).toBe("first token after 300 ms, $0.0012");
+});
+
 it("series are stacked with the largest first and the smallest merged", () => {
   const days = lastDays(2, Date.UTC(2026, 0, 2));
   expect(days).toEqual(["2026-01-01", "2026-01-02"]);

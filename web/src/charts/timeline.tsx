@@ -12,6 +12,8 @@ export interface Span {
   to: number;
   status: "done" | "failed" | "open" | "denied";
   note: string;
+  /** Milliseconds until the first token of a model's reply, if they were recorded. */
+  firstToken?: number;
 }
 
 export interface Timeline {
@@ -30,15 +32,23 @@ export function buildTimeline({ run, steps }: RunDetails, now: number): Timeline
   return { from: run.createdAt, to: Math.max(end, run.createdAt + 1, ...spans.map((span) => span.to)), spans };
 }
 
+function isNumber(value: number | null | undefined): value is number {
+  return typeof value === "number";
+}
+
 class SpanBuilder {
   private spans: Span[] = [];
   private open = new Map<string, Span>();
   private modelCalls = 0;
 
+  private readonly start: number;
+
   constructor(
     private previousAt: number,
     private readonly end: number,
-  ) {}
+  ) {
+    this.start = previousAt;
+  }
 
   add(step: RunStep): void {
     switch (step.kind) {
@@ -50,7 +60,8 @@ class SpanBuilder {
         break;
       case "outcome": {
         const failed = step.status !== "ok";
-        const note = failed ? (step.error ?? step.status ?? "") : "";
+        const job = step.jobId ? `delegated as job ${step.jobId}` : "";
+        const note = failed ? (step.error ?? step.status ?? "") : job;
         this.closeSpan(`call ${step.callId}`, step.at, failed ? "failed" : "done", note);
         break;
       }
@@ -83,16 +94,22 @@ class SpanBuilder {
     return this.spans;
   }
 
-  private addModelCall({ name, usage, at }: RunStep): void {
+  private addModelCall({ name, usage, cost, firstMs, totalMs, at }: RunStep): void {
     this.modelCalls += 1;
     const label = `Model call ${this.modelCalls}${name ? ` · ${name}` : ""}`;
-    const note = usage ? `${usage.inputTokens} input, ${usage.outputTokens} output tokens` : "";
-    this.push("model", label, at, "done", note);
+    const tokens = usage ? `${usage.inputTokens} input, ${usage.outputTokens} output tokens` : "";
+    const first = isNumber(firstMs) ? `first token after ${formatDuration(firstMs)}` : "";
+    const note = [first, tokens, isNumber(cost) ? `$${cost.toFixed(4)}` : ""].filter(Boolean).join(", ");
+    if (isNumber(totalMs)) this.previousAt = Math.max(at - totalMs, this.start);
+    const span = this.push("model", label, at, "done", note);
+    if (isNumber(firstMs)) span.firstToken = firstMs;
   }
 
   /** Add a span that starts at the previous step. */
-  private push(kind: Span["kind"], name: string, to: number, status: Span["status"], note: string): void {
-    this.spans.push({ kind, name, from: this.previousAt, to, status, note });
+  private push(kind: Span["kind"], name: string, to: number, status: Span["status"], note: string): Span {
+    const span: Span = { kind, name, from: this.previousAt, to, status, note };
+    this.spans.push(span);
+    return span;
   }
 
   private openSpan(key: string, { name, at }: RunStep, kind: Span["kind"]): void {
@@ -115,6 +132,10 @@ export function axisTicks(length: number, count = 5): number[] {
   const power = 10 ** Math.floor(Math.log10(Math.max(exact, 1)));
   const step = [1, 2, 5, 10].map((factor) => factor * power).find((rounded) => rounded >= exact) ?? power * 10;
   return Array.from({ length: Math.floor(length / step) + 1 }, (_, index) => index * step);
+}
+
+function firstTokenShare({ from, to, firstToken = 0 }: Span): string {
+  return `${Math.min(100, (firstToken / Math.max(to - from, 1)) * 100)}%`;
 }
 
 const TICK_WIDTH = 64;
@@ -152,10 +173,19 @@ export function TimelineChart({ timeline }: { timeline: Timeline }) {
                     tabIndex={0}
                     role="img"
                     aria-label={`${kind} ${span.name}, ${duration} ${span.note}`}
-                  />
+                  >
+                    {span.firstToken !== undefined && (
+                      <i className="first-token" style={{ width: firstTokenShare(span) }} aria-hidden />
+                    )}
+                  </span>
                 </Tooltip>
               </span>
-              <span className="duration">{duration}</span>
+              <span className="duration">
+                {span.firstToken !== undefined && (
+                  <small title="Time to the first token">{formatDuration(span.firstToken)} · </small>
+                )}
+                {duration}
+              </span>
             </li>
           );
         })}
@@ -175,6 +205,11 @@ export function TimelineChart({ timeline }: { timeline: Timeline }) {
             <i className={`swatch kind-${kind}`} aria-hidden /> {KIND_LABELS[kind]}
           </span>
         ))}
+        {timeline.spans.some((span) => span.firstToken !== undefined) && (
+          <span>
+            <i className="swatch kind-model first-token" aria-hidden /> Until the first token
+          </span>
+        )}
       </figcaption>
     </figure>
   );

@@ -4,7 +4,6 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, UnsetType, field
 
-from atlas_agents.core.telemetry import TRACEPARENT_PATTERN
 from atlas_agents.gateway.protocol import types
 from atlas_agents.gateway.protocol.chat import Page
 
@@ -895,7 +894,7 @@ class ToolsInvoke(types.WireStruct, frozen=True):
     arguments: dict[str, Any] = {}
     agent_id: str | None = None
     idempotency_key: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
-    traceparent: Annotated[str, Meta(pattern=TRACEPARENT_PATTERN)] | None = None
+    traceparent: types.Traceparent | None = None
 
 
 class McpOAuthShape(types.WireStruct, frozen=True):

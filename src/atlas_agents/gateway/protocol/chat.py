@@ -4,7 +4,6 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta
 
-from atlas_agents.core.telemetry import TRACEPARENT_PATTERN
 from atlas_agents.gateway.protocol import types
 
 Key: TypeAlias = Annotated[str, Meta(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f\x7f]*$")]
@@ -106,7 +105,7 @@ class ChatSend(types.WireStruct, frozen=True):
     pinned: bool = False
     channel: Annotated[str, Meta(max_length=40)] | None = None
     client_tools: ClientToolsShape | None = None
-    traceparent: Annotated[str, Meta(pattern=TRACEPARENT_PATTERN)] | None = None
+    traceparent: types.Traceparent | None = None
 
 
 class Sent(types.WireStruct, frozen=True):

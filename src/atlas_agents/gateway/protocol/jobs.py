@@ -4,9 +4,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
-from atlas_agents.core.telemetry import TRACEPARENT_PATTERN
 from atlas_agents.gateway.protocol.chat import Page
-from atlas_agents.gateway.protocol.types import WireStruct
+from atlas_agents.gateway.protocol.types import Traceparent, WireStruct
 
 JobState: TypeAlias = Literal["queued", "running", "done", "failed", "expired", "cancelled", "dead"]
 JobId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -53,7 +52,7 @@ class JobsSubmit(WireStruct, frozen=True):
     priority: Literal["low", "normal", "high", "urgent"] = "normal"
     deadline: Annotated[int, Meta(ge=0, le=2**53 - 1)] | Annotated[str, Meta(max_length=64)] | None = None
     idempotency_key: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
-    traceparent: Annotated[str, Meta(pattern=TRACEPARENT_PATTERN)] | None = None
+    traceparent: Traceparent | None = None
 
 
 class JobSubmitted(WireStruct, frozen=True):

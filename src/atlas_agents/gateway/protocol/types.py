@@ -1,8 +1,9 @@
 """Types shared by several frames: messages, sessions, approvals, agents, tools."""
 
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
+from msgspec import Meta
 
 Scope: TypeAlias = Literal["read", "write", "approve", "admin"]
 Cell: TypeAlias = Literal["yes", "ask", "no"]
@@ -10,6 +11,8 @@ Cell: TypeAlias = Literal["yes", "ask", "no"]
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 Decision: TypeAlias = Literal["allow-once", "allow-session", "allow-always", "deny", "dismiss"]
 ApprovalKind: TypeAlias = Literal["command", "code", "file", "form", "tool"]
+Traceparent: TypeAlias = Annotated[str, Meta(pattern=r"^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")]
+"""Trace context of a client, as W3C Trace Context defines it."""
 RunState: TypeAlias = Literal["queued", "running", "waiting", "done", "failed", "cancelled"]
 
 
