@@ -13,7 +13,8 @@ from atlas_agents.builtin_tools.team import delegate_task
 from atlas_agents.providers.registry import Registry
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Environment, Scripted, calls, says
-from checks import wait_until
+from checks import TIMEOUT, wait_until
+from otlp_collector import collector
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -84,6 +85,18 @@ def test_trace_draws_the_turn_and_its_delegated_job(home: Home) -> None:
     model, call = first["children"]
     assert model["firstMs"] <= model["duration"]
     assert call["children"][0]["kind"] == "job"
+
+
+def test_setting_sends_the_turns_of_a_command_to_a_collector(home: Home) -> None:
+    with collector() as collected:
+        home.env |= {"ATLAS_TELEMETRY": "otel", "OTEL_EXPORTER_OTLP_ENDPOINT": collected.url}
+        asking = home.start("ask", "hello")
+        output, _ = asking.communicate(timeout=TIMEOUT)
+        assert asking.returncode == 0 and output.strip()
+    turn = collected.one("invoke_agent")
+    assert turn.service == "atlas" and len(collected.tree(turn.trace_id)) == 3
+    assert "gen_ai.client.token.usage" in collected.metrics
+    assert "hello" not in str([span.attributes for span in collected.spans])
 
 
 def test_trace_names_runs_that_are_unknown_or_ambiguous(home: Home) -> None:

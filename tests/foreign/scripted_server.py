@@ -58,6 +58,8 @@ def run_tool(name: str, arguments: dict[str, Any], id: Any, meta: dict[str, Any]
             for step in range(1, count + 1):
                 params = {"progressToken": meta["progressToken"], "progress": step, "total": count, "message": "on it"}
                 write({"method": "notifications/progress", "params": params})
+        case "meta":  # offered only by a tools.json that names it
+            text = json.dumps(meta)
         case "variables":
             text = json.dumps(dict(os.environ))
         case "sample":

@@ -2,7 +2,7 @@
 
 import asyncio
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -331,13 +331,14 @@ def _step_details(kind: JournalKind, found: Any) -> dict[str, Any]:
     match kind:
         case "reply":
             metadata = found.get("metadata", {})
+            timing: dict[str, int] = metadata.get(TIMING) or {}
             return {
                 "name": str(metadata.get("model") or metadata.get("provider") or ""),
                 "usage": convert.usage_shape(Usage.from_metadata(metadata)) if metadata.get("usage") else None,
                 "status": str(metadata.get("stop_reason") or ""),
                 "cost": metadata.get("cost"),
-                "first_ms": (metadata.get(TIMING) or {}).get("first"),
-                "total_ms": (metadata.get(TIMING) or {}).get("total"),
+                "first_ms": timing.get("first"),
+                "total_ms": timing.get("total"),
             }
         case "hook":
             *_, last = found["actions"]
@@ -347,8 +348,8 @@ def _step_details(kind: JournalKind, found: Any) -> dict[str, Any]:
         case "intent":
             return {"name": found["name"], "call_id": found["id"]}
         case "outcome":
-            result = found.get("result")
-            job = str(result.get("job_id") or "") if isinstance(result, dict) else ""
+            result: Any = found.get("result")
+            job = str(cast(dict[str, Any], result).get("job_id") or "") if isinstance(result, dict) else ""
             return {"call_id": found["call_id"], "status": found["status"], "error": found.get("error"), "job_id": job}
         case "asked":
             return {"name": found["tool"], "call_id": found["call_id"]}
