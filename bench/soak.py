@@ -95,7 +95,7 @@ class Traffic:
         return self.ended.total()
 
     async def run_client(self, number: int) -> None:
-        """Send turns until told to stop."""
+        """Send turns until `stopping` is set."""
         client = GatewayClient(self._url, self._token)
         try:
             while not self.stopping:
