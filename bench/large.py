@@ -12,6 +12,7 @@ answered, another client calls `health.check` all the time; `stall` is the longe
 
 import argparse
 import asyncio
+import base64
 import contextlib
 import json
 import random
@@ -346,7 +347,8 @@ async def measure_query(
 ) -> Measured:
     """Measure a request several times; the median counts. The stall is measured in a request of its own."""
     month = (datetime.fromtimestamp(NOW / 1000, UTC) - timedelta(days=30)).strftime("%Y-%m-%d")
-    replaced = {"LAST_MONTH": month, "OLD": str(NOW - (DAYS - 2) * 86_400_000)}
+    old = base64.urlsafe_b64encode(f"{NOW - (DAYS - 2) * 86_400_000} ".encode()).decode().rstrip("=")
+    replaced = {"LAST_MONTH": month, "OLD": old}
     params = {key: replaced.get(value, value) if isinstance(value, str) else value for key, value in params.items()}
     walls, cpus, rows = list[float](), list[float](), 0
     for _ in range(REPEATS):

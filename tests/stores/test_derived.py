@@ -9,13 +9,16 @@ from store_helpers import TENANT
 
 from atlas_agents.core.messages import Message, Text
 from atlas_agents.core.store import (
+    AcceptRun,
     AddAudit,
+    AddJob,
     AddMessage,
     AddMessages,
     AddUsage,
     AuditFilter,
     DropMessages,
     DropSession,
+    JobRow,
     PutSession,
     RefreshIndexes,
     ReplaceMessage,
@@ -311,3 +314,44 @@ async def test_late_usage_of_a_closed_day_is_counted(store: Store) -> None:
     assert await sums(store) == {"a": 40}
     await refresh(store)
     assert await sums(store) == {"a": 40}
+
+
+async def test_sessions_are_listed_in_pages_without_gaps_while_others_change(store: Store) -> None:
+    for number in range(30):
+        key = f"@ann/{number}" if number % 3 == 0 else f"@anna/{number}" if number % 3 == 1 else f"{number}"
+        await store.commit(TENANT, [PutSession(key, archived=number % 5 == 0)])
+
+    async def pages(**options: Any) -> list[str]:
+        found, last = list[str](), None
+        while page := await store.sessions(
+            TENANT, limit=3, before=last and last.updated_at, before_key=last.key if last else "", **options
+        ):
+            found += [each.key for each in page]
+            last = page[-1]
+            await store.commit(TENANT, [PutSession(f"new {len(found)}", archived=bool(options.get("archived")))])
+            await store.commit(TENANT, [PutSession(f"@ann/new {len(found)}")])
+        return found
+
+    assert await pages(prefix="@ann/") == [f"@ann/{number}" for number in range(27, -1, -3)]
+    assert await pages(prefix="@ann/2") == ["@ann/27", "@ann/24", "@ann/21"]
+    archived = [key for key in await pages(archived=True) if not key.startswith("new")]
+    assert [key.rpartition("/")[2] for key in archived] == ["25", "20", "15", "10", "5", "0"]
+
+
+async def test_jobs_of_one_user_are_listed_in_pages(store: Store) -> None:
+    sessions = ("@ann/1", "@anna/1", "other")
+    await store.commit(
+        TENANT, [AddJob(JobRow(f"j{n}", "request", "a", "do", sessions[n % 3], root=f"j{n}")) for n in range(9)]
+    )
+    first = await store.jobs(TENANT, prefix="@ann/", limit=2)
+    rest = await store.jobs(TENANT, prefix="@ann/", states=["queued"], before=first[-1].seq)
+    assert [job.id for job in (*first, *rest)] == ["j6", "j3", "j0"]
+    assert await store.jobs(TENANT, prefix="@ann/", states=["dead"]) == []
+
+
+async def test_last_turn_of_each_user_is_known(store: Store) -> None:
+    await store.commit(TENANT, [PutSession("s"), AcceptRun("r1", "s", "a", "ann", "", "", b"")])
+    ((agent, user, at),) = await store.last_turns(TENANT)
+    assert (agent, user) == ("a", "ann") and at > 0
+    await store.commit(TENANT, [AcceptRun("r2", "s", "a", "bob", "", "", b"")])
+    assert [each[:2] for each in await store.last_turns(TENANT)] == [("a", "ann"), ("a", "bob")]

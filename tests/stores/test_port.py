@@ -461,11 +461,13 @@ def test_every_statement_filters_by_tenant() -> None:
         if (
             name.isupper()
             and not name.startswith("_")
-            and name not in ("OPEN_RUNS", "TENANTS", "NEXT_AUDIT_TENANT", "NEXT_SESSION_TENANT")
+            and name
+            not in ("OPEN_RUNS", "TENANTS", "NEXT_AUDIT_TENANT", "NEXT_SESSION_TENANT", "OF_OWNER", "WITH_PREFIX")
         ):
             found += [value] if isinstance(value, str) else value.values() if isinstance(value, dict) else value
-    found += [statements.add_events(1), statements.add_messages(2), statements.jobs_in(2), statements.add_passages(1)]
+    found += [statements.add_events(1), statements.add_messages(2), statements.list_jobs(2), statements.add_passages(1)]
     found += [statements.add_search_texts(1), statements.add_audit_blocks(1), statements.add_audit_values(1)]
+    found += [statements.list_sessions(), statements.list_sessions(statements.OF_OWNER)]
     found += [statements.usage_by(("day",)), statements.usage_by_session(("session",))]
     found += [statements.audit_in_blocks((), 64), statements.audit_in_blocks(("tool", "user"), 64)]
     found += [statements.passages_by_id(2), statements.postgres_nearest(3), statements.postgres_counts(2)]

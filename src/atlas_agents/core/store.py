@@ -918,11 +918,18 @@ class Store(Protocol):
         ...
 
     async def sessions(
-        self, tenant: str, *, limit: int = 100, before: int | None = None, prefix: str = ""
+        self,
+        tenant: str,
+        *,
+        limit: int = 100,
+        before: int | None = None,
+        before_key: str = "",
+        prefix: str = "",
+        archived: bool | None = None,
     ) -> list[Session]:
         """Return sessions, latest update first, of all keys or of those that start with `prefix`.
 
-        To page, pass the last `updated_at`, which is unique, as `before`.
+        To page, pass the `updated_at` and the key of the last one as `before` and `before_key`.
         """
         ...
 
@@ -1076,9 +1083,18 @@ class Store(Protocol):
         ...
 
     async def jobs(
-        self, tenant: str, *, states: Sequence[JobState] = (), limit: int = 100, before: int | None = None
+        self,
+        tenant: str,
+        *,
+        states: Sequence[JobState] = (),
+        limit: int = 100,
+        before: int | None = None,
+        prefix: str = "",
     ) -> list[JobRow]:
-        """Return jobs, newest first, in the given states or in any. To page, pass the last `seq` as `before`."""
+        """Return jobs, newest first, in the given states or in any, whose session keys start with `prefix`.
+
+        To page, pass the last `seq` as `before`.
+        """
         ...
 
     async def child_jobs(self, tenant: str, parent: str) -> list[JobRow]:

@@ -165,7 +165,7 @@ class Tenancy:
         month = self._month
         summed = await self._store.tokens(self.tenant, f"{month}-01", f"{month}-99")
         tokens = max(summed, await self._counted_tokens() or 0)
-        return PlanUsage(tokens, await self._store.storage_bytes(self.tenant), len(await self.users()))
+        return PlanUsage(tokens, await self._stored_bytes(), len(await self.users()))
 
     async def admit(self, agent_id: str, agents: Sequence[str]) -> None:
         """Internal: check that this agent may take another turn. Raises QuotaExceeded if the plan does not allow it."""

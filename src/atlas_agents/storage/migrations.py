@@ -271,6 +271,22 @@ _POSTGRES_USAGE = {
         FOR EACH ROW EXECUTE FUNCTION reopen_usage_day()""",
 }
 
+# Indexes for the sessions and jobs of one user and for archived sessions; other sessions and jobs pay nothing for them.
+# `last_turns` is kept by the indexer of sessions.
+_THIRTEENTH = (
+    "ALTER TABLE sessions ADD COLUMN owner {owner_of_key}",
+    "CREATE INDEX sessions_of_owner ON sessions (tenant, owner, updated_at, key) WHERE owner <> ''",
+    "CREATE INDEX sessions_archived ON sessions (tenant, updated_at, key) WHERE archived",
+    "ALTER TABLE jobs ADD COLUMN owner {owner_of_session}",
+    "CREATE INDEX jobs_of_owner ON jobs (tenant, owner, seq) WHERE owner <> ''",
+    "ALTER TABLE search_sessions ADD COLUMN run {int} NOT NULL DEFAULT 0",
+    """CREATE TABLE last_turns (
+        tenant {text} NOT NULL, agent_id {text} NOT NULL, user_id {text} NOT NULL, at {int} NOT NULL,
+        PRIMARY KEY (tenant, agent_id, user_id))""",
+    """INSERT INTO last_turns (tenant, agent_id, user_id, at)
+        SELECT tenant, agent_id, user_id, max(created_at) FROM runs GROUP BY tenant, agent_id, user_id""",
+)
+
 _OWNER = """{text} GENERATED ALWAYS AS (
         CASE WHEN substr({column}, 1, 1) = '@' THEN substr({column}, 1, {find}({column}, '/')) ELSE '' END) {kind}"""
 """The beginning of the keys of a user's own sessions, such as `@ann/`; empty for other sessions."""
@@ -294,6 +310,7 @@ SQLITE = {
     "real": "REAL",
     "clustered": " WITHOUT ROWID",
     "owner_of_session": _OWNER.format(find="instr", kind="VIRTUAL", text="TEXT", column="session"),
+    "owner_of_key": _OWNER.format(find="instr", kind="VIRTUAL", text="TEXT", column="key"),
     **_SQLITE_SEARCH,
     **_SQLITE_SESSION_SEARCH,
     **_SQLITE_USAGE,
@@ -309,6 +326,7 @@ POSTGRES = {
     "real": "DOUBLE PRECISION",
     "clustered": "",
     "owner_of_session": _OWNER.format(find="strpos", kind="STORED", text='TEXT COLLATE "C"', column="session"),
+    "owner_of_key": _OWNER.format(find="strpos", kind="STORED", text='TEXT COLLATE "C"', column="key"),
     **_POSTGRES_SEARCH,
     **_POSTGRES_SESSION_SEARCH,
     **_POSTGRES_USAGE,

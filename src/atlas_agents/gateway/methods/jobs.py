@@ -19,7 +19,6 @@ from atlas_agents.gateway.protocol.events import JobUpdated, encode_event
 from atlas_agents.gateway.protocol.frames import ProtocolError, not_found
 from atlas_agents.gateway.protocol.types import Ack, NoParams
 
-_PAGE = 200
 _MAX_SCHEDULES = 100
 """Schedules of each user who has sessions of their own."""
 
@@ -41,13 +40,13 @@ async def list_jobs(caller: ClientConnection, params: wire.JobsList) -> wire.Job
     """List the caller's jobs, latest first, and subscribe the caller to changes."""
     caller.jobs = True
     before = int(params.cursor) if params.cursor is not None else None
-    found: list[JobRow] = []
-    while len(found) <= params.limit:
-        page = await caller.hub.atlas.jobs.list(states=params.states, limit=_PAGE, before=before)
-        found += [each for each in page if each.session.startswith(caller.grant.prefix)]
-        if len(page) < _PAGE:
-            break
-        before = page[-1].seq
+    found = await caller.hub.store.jobs(
+        caller.hub.atlas.tenant,
+        states=params.states,
+        limit=params.limit + 1,
+        before=before,
+        prefix=caller.grant.prefix,
+    )
     shown = found[: params.limit]
     more = str(shown[-1].seq) if len(found) > params.limit else None
     return wire.JobPage(tuple([job_shape(each, caller.grant.prefix) for each in shown]), more)

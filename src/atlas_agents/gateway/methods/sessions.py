@@ -1,5 +1,7 @@
 """Methods `sessions.*`: create, list, subscribe, search, fork, export and import sessions."""
 
+import base64
+import re
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -29,6 +31,7 @@ _MAX_BRANCH_PAGES = 50
 _SEARCH_TIMEOUT = 2.0
 _EXCERPT_MARGIN = 60
 _PAGE_BYTES = 512 * 1024
+_CURSOR_TIME = re.compile("[0-9]{1,18}")
 
 
 def add_methods(methods: Methods) -> None:
@@ -63,16 +66,17 @@ async def create_session(caller: ClientConnection, params: wire.SessionsCreate) 
 async def list_sessions(caller: ClientConnection, params: wire.SessionsList) -> wire.SessionPage:
     """List the caller's sessions, latest change first, and subscribe the caller to changes."""
     caller.lists = True
-    before = _parse_cursor(params.cursor)
-    found: list[Session] = []
-    while len(found) <= params.limit:
-        page = await caller.hub.atlas.sessions.list(limit=_SESSION_PAGE, before=before, prefix=caller.grant.prefix)
-        found += [each for each in page if each.archived == params.archived]
-        if len(page) < _SESSION_PAGE:
-            break
-        before = page[-1].updated_at
+    before, before_key = _parse_cursor(params.cursor)
+    found = await caller.hub.store.sessions(
+        caller.hub.atlas.tenant,
+        limit=params.limit + 1,
+        before=before,
+        before_key=before_key,
+        prefix=caller.grant.prefix,
+        archived=params.archived,
+    )
     shown = found[: params.limit]
-    more = str(shown[-1].updated_at) if len(found) > params.limit else None
+    more = _build_cursor(shown[-1]) if len(found) > params.limit else None
     return wire.SessionPage(tuple([_session_shape(caller, each) for each in shown]), more)
 
 
@@ -238,12 +242,24 @@ def _size(metadata: dict[str, Any] | None) -> int:
     return len(msgspec.json.encode(metadata)) if metadata else 0
 
 
-def _parse_cursor(cursor: str | None) -> int | None:
+def _build_cursor(session: Session) -> str:
+    """Return an opaque cursor for the sessions after this one."""
+    return base64.urlsafe_b64encode(f"{session.updated_at} {session.key}".encode()).decode().rstrip("=")
+
+
+def _parse_cursor(cursor: str | None) -> tuple[int | None, str]:
+    """Return the time and key of the session after which a page starts."""
     if cursor is None:
-        return None
-    if not cursor.isascii() or not cursor.isdigit() or len(cursor) > 20:
-        raise ProtocolError("INVALID_PARAMS", "invalid cursor: expected a cursor returned by this method")
-    return int(cursor)
+        return None, ""
+    try:
+        at, space, key = (
+            base64.b64decode(cursor + "=" * (-len(cursor) % 4), b"-_", validate=True).decode().partition(" ")
+        )
+        if not space or not _CURSOR_TIME.fullmatch(at) or "\0" in key:
+            raise ValueError(cursor)
+    except ValueError:
+        raise ProtocolError("INVALID_PARAMS", "invalid cursor: expected a cursor returned by this method") from None
+    return int(at), key
 
 
 async def search_sessions(caller: ClientConnection, params: wire.SessionsSearch) -> wire.Hits:

@@ -71,8 +71,10 @@ class _Pending(NamedTuple):
     updated_at: int
     label: str
     last_message: int
+    last_run: int
     message: int
     indexed_label: str | None
+    run: int
 
 
 def search_words(text: str) -> list[str]:
@@ -130,7 +132,11 @@ def _index_session(context: WriteContext, session: _Pending, limit: int) -> Step
         is_complete = len(rows) < page
     yield from _add_texts(context, session.key, [text for text in texts if text[1]])
     last = max(session.last_message, after) if is_complete else after
-    yield context.bind(sql.PUT_SEARCH_SESSION, session=session.key, label=session.label, message=last)
+    if session.run < session.last_run:
+        yield context.bind(sql.NOTE_LAST_TURNS, session=session.key)
+    yield context.bind(
+        sql.PUT_SEARCH_SESSION, session=session.key, label=session.label, message=last, run=session.last_run
+    )
     return count, is_complete
 
 

@@ -38,6 +38,7 @@ _VECTOR_PAGE = 5_000
 _MAX_CACHE_BYTES = 1 << 30
 """Memory limit of the vector cache; the least recently searched libraries are evicted first."""
 _MAX_QUERY_WORDS = 16
+_MAX_WAIT = 2.0
 _AUDIT_PAGE, _AUDIT_BLOCKS = 250, 16
 _MAX_EXAMINED = 8_000
 """Audit rows that are compared with a filter before an incomplete page is returned."""
@@ -86,12 +87,21 @@ class SqlReads(ABC):
         return tables.SESSIONS.first(await self.fetch(bind(tenant, sql.SESSION, key=key)))
 
     async def sessions(
-        self, tenant: str, *, limit: int = 100, before: int | None = None, prefix: str = ""
+        self,
+        tenant: str,
+        *,
+        limit: int = 100,
+        before: int | None = None,
+        before_key: str = "",
+        prefix: str = "",
+        archived: bool | None = None,
     ) -> list[store.Session]:
-        named = {"limit": max(limit, 0), "before": _MAX_INTEGER if before is None else before}
-        if not prefix:
-            return tables.SESSIONS.all(await self.fetch(bind(tenant, sql.SESSIONS, **named)))
-        return tables.SESSIONS.all(await self.fetch(bind(tenant, sql.SESSIONS_OF, **named, **key_range(prefix))))
+        before = _MAX_INTEGER if before is None else before
+        conditions, values = _prefix_condition(prefix)
+        if archived is not None:
+            conditions.append("archived" if archived else "NOT archived")
+        named = {"limit": max(limit, 0), "before": before, "before_key": before_key, **values}
+        return tables.SESSIONS.all(await self.fetch(bind(tenant, sql.list_sessions(*conditions), **named)))
 
     @abstractmethod
     async def match_sessions(
@@ -100,7 +110,7 @@ class SqlReads(ABC):
         """Return id, session and number of the latest texts with all words and an id less than `before`."""
 
     async def search_sessions(
-        self, tenant: str, query: str, *, limit: int = 30, prefix: str = "", wait: float = 2.0
+        self, tenant: str, query: str, *, limit: int = 30, prefix: str = "", wait: float = _MAX_WAIT
     ) -> store.SessionMatches:
         words = list(dict.fromkeys(search_words(query)))[:_MAX_QUERY_WORDS]
         if not words or limit < 1:
@@ -380,11 +390,18 @@ class SqlReads(ABC):
         return tables.JOBS.first(await self.fetch(bind(tenant, sql.JOB, id=id)))
 
     async def jobs(
-        self, tenant: str, *, states: Sequence[store.JobState] = (), limit: int = 100, before: int | None = None
+        self,
+        tenant: str,
+        *,
+        states: Sequence[store.JobState] = (),
+        limit: int = 100,
+        before: int | None = None,
+        prefix: str = "",
     ) -> list[store.JobRow]:
-        statement = sql.jobs_in(len(states)) if states else sql.JOBS
-        named = {f"state{n}": state for n, state in enumerate(states)}
-        query = bind(tenant, statement, limit=max(limit, 0), before=_MAX_INTEGER if before is None else before, **named)
+        conditions, values = _prefix_condition(prefix, "session")
+        named = {f"state{n}": state for n, state in enumerate(states)} | values
+        before = _MAX_INTEGER if before is None else before
+        query = bind(tenant, sql.list_jobs(len(states), *conditions), limit=max(limit, 0), before=before, **named)
         return tables.JOBS.all(await self.fetch(query))
 
     async def child_jobs(self, tenant: str, parent: str) -> list[store.JobRow]:
@@ -400,6 +417,7 @@ class SqlReads(ABC):
         return tables.RECORDS.all(await self.fetch(bind(tenant, sql.RECORDS, kind=kind)))
 
     async def last_turns(self, tenant: str) -> list[tuple[str, str, int]]:
+        await self._refresh_sessions(tenant, time.monotonic() + _MAX_WAIT)
         return [(agent, user, at) for agent, user, at in await self.fetch(bind(tenant, sql.LAST_TURNS))]
 
     async def tokens(self, tenant: str, since: str, until: str) -> int:
@@ -410,7 +428,7 @@ class SqlReads(ABC):
         return tables.BUDGETS.all(await self.fetch(bind(tenant, sql.BUDGET_ROWS, key=key, period=period)))
 
     async def storage_bytes(self, tenant: str) -> int:
-        ((size,),) = await self.fetch(bind(tenant, sql.STORAGE_BYTES))
+        ((size,),) = await self.search(bind(tenant, sql.STORAGE_BYTES))
         return int(size)
 
     async def prunable(self, tenant: str, what: store.Prunable, before: int) -> store.Pruned:
@@ -538,6 +556,15 @@ class _Matrix:
             new = np.zeros((capacity, *old.shape[1:]), old.dtype)
             new[: self._count] = old[: self._count]
             setattr(self, name, new)
+
+
+def _prefix_condition(prefix: str, column: str = "key") -> tuple[list[str], dict[str, Any]]:
+    """Return the condition for keys with a prefix, and its values. For a user's own sessions there is an index."""
+    if not prefix:
+        return [], {}
+    if prefix.startswith("@") and prefix.find("/") == len(prefix) - 1:
+        return [sql.OF_OWNER], {"owner": prefix}
+    return [sql.WITH_PREFIX.replace("key", column)], key_range(prefix)
 
 
 def _blocks_query(tenant: str, where: store.AuditFilter, before: int) -> Query:

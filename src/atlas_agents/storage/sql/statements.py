@@ -40,19 +40,25 @@ DROP_ROWS = (
 )
 HAS_OPEN_RUN = f"SELECT id FROM runs WHERE tenant = :tenant AND session = :session AND {_OPEN} LIMIT 1"
 SESSION = f"SELECT {t.SESSIONS.columns} FROM sessions WHERE tenant = :tenant AND key = :key"
-SESSIONS = f"""
-SELECT {t.SESSIONS.columns} FROM sessions WHERE tenant = :tenant AND updated_at < :before
-ORDER BY updated_at DESC LIMIT :limit"""
-SESSIONS_OF = f"""
-SELECT {t.SESSIONS.columns} FROM sessions
-WHERE tenant = :tenant AND updated_at < :before AND key >= :first AND key < :end
-ORDER BY updated_at DESC LIMIT :limit"""
 SESSION_TOTALS = """
 SELECT count(CASE WHEN NOT archived THEN 1 END), coalesce(sum(last_message), 0),
     coalesce(sum(1000 + length(metadata)), 0)
     + (SELECT coalesce(sum(length(body)), 0) FROM messages
         WHERE tenant = :tenant AND session >= :first AND session < :end)
 FROM sessions WHERE tenant = :tenant AND key >= :first AND key < :end"""
+
+
+@cache
+def list_sessions(*conditions: str) -> str:
+    """Return sessions that fulfil the conditions, latest change first, after the one of `:before` and `:before_key`."""
+    wanted = " AND ".join(("(updated_at, key) < (:before, :before_key)", *conditions))
+    return f"""
+SELECT {t.SESSIONS.columns} FROM sessions WHERE tenant = :tenant AND {wanted}
+ORDER BY updated_at DESC, key DESC LIMIT :limit"""
+
+
+OF_OWNER = "owner = :owner AND owner <> ''"
+WITH_PREFIX = "key >= :first AND key < :end"
 
 # Messages
 
@@ -226,9 +232,13 @@ ADD_USAGE = f"{t.USAGE.insert()} ON CONFLICT (tenant, {', '.join(_USAGE_KEY)}) D
 USAGE = f"""
 SELECT {t.USAGE.columns} FROM usage_sums WHERE tenant = :tenant AND day >= :since AND day < :until
 ORDER BY {", ".join(_USAGE_KEY)}"""
-LAST_TURNS = """
-SELECT agent_id, user_id, max(created_at) FROM runs WHERE tenant = :tenant GROUP BY agent_id, user_id
-ORDER BY agent_id, user_id"""
+LAST_TURNS = "SELECT agent_id, user_id, at FROM last_turns WHERE tenant = :tenant ORDER BY agent_id, user_id"
+NOTE_LAST_TURNS = """
+INSERT INTO last_turns (tenant, agent_id, user_id, at)
+SELECT tenant, agent_id, user_id, max(created_at) FROM runs WHERE tenant = :tenant AND session = :session
+GROUP BY tenant, agent_id, user_id
+ON CONFLICT (tenant, agent_id, user_id) DO UPDATE SET
+    at = CASE WHEN excluded.at > last_turns.at THEN excluded.at ELSE last_turns.at END"""
 TOKENS = """
 SELECT coalesce(sum(input_tokens + output_tokens), 0) FROM usage_sums
 WHERE tenant = :tenant AND day >= :since AND day < :until"""
@@ -259,7 +269,6 @@ WHERE tenant = :tenant AND id = :id RETURNING {t.JOBS.columns}"""
 MARK_JOB_NOTIFIED = f"""
 UPDATE jobs SET told = TRUE WHERE tenant = :tenant AND id = :id AND attempts = :attempts AND NOT {_OPEN_JOB}
 RETURNING id"""
-JOBS = f"SELECT {t.JOBS.columns} FROM jobs WHERE tenant = :tenant AND seq < :before ORDER BY seq DESC LIMIT :limit"
 CHILD_JOBS = f"""
 SELECT {t.JOBS.columns} FROM jobs WHERE tenant = :tenant AND parent = :parent AND parent <> '' ORDER BY seq"""
 PENDING_JOBS = f"""
@@ -269,10 +278,14 @@ UNION ALL SELECT {t.JOBS.columns} FROM jobs WHERE tenant = :tenant AND NOT told 
 ORDER BY priority DESC, due_at, seq LIMIT :limit"""
 
 
-def jobs_in(states: int) -> str:
-    """Return `JOBS` limited to several states, with the parameters `:state0` and so on."""
+@cache
+def list_jobs(states: int, *conditions: str) -> str:
+    """Return jobs that fulfil the conditions, in any state or in several, with the parameters `:state0` and so on."""
     names = ", ".join(f":state{n}" for n in range(states))
-    return JOBS.replace("AND seq", f"AND state IN ({names}) AND seq")
+    wanted = " AND ".join(("seq < :before", *conditions, *([f"state IN ({names})"] if states else [])))
+    return f"""
+SELECT {t.JOBS.columns} FROM jobs WHERE tenant = :tenant AND {wanted}
+ORDER BY seq DESC LIMIT :limit"""
 
 
 # Records
@@ -374,17 +387,17 @@ ON CONFLICT (tenant, name) DO UPDATE SET position = excluded.position"""
 NEXT_SESSION_TENANT = "SELECT tenant FROM sessions WHERE tenant > :after ORDER BY tenant LIMIT 1"
 NEWEST_SESSION = "SELECT coalesce(max(updated_at), 0) FROM sessions WHERE tenant = :tenant"
 UNINDEXED_SESSIONS = """
-SELECT s.key, s.updated_at, s.label, s.last_message, coalesce(i.message, 0), i.label
+SELECT s.key, s.updated_at, s.label, s.last_message, s.last_run, coalesce(i.message, 0), i.label, coalesce(i.run, 0)
 FROM sessions s LEFT JOIN search_sessions i ON i.tenant = :tenant AND i.session = s.key
 WHERE s.tenant = :tenant AND s.updated_at >= :position
-    AND (i.session IS NULL OR i.message < s.last_message OR i.label <> s.label)
+    AND (i.session IS NULL OR i.message < s.last_message OR i.run < s.last_run OR i.label <> s.label)
 ORDER BY s.updated_at LIMIT :limit"""
 BODIES = """
 SELECT seq, body FROM messages WHERE tenant = :tenant AND session = :session AND seq > :after
 ORDER BY seq LIMIT :limit"""
 PUT_SEARCH_SESSION = """
-INSERT INTO search_sessions (tenant, session, label, message) VALUES (:tenant, :session, :label, :message)
-ON CONFLICT (tenant, session) DO UPDATE SET label = excluded.label, message = excluded.message"""
+INSERT INTO search_sessions (tenant, session, label, message, run) VALUES (:tenant, :session, :label, :message, :run)
+ON CONFLICT (tenant, session) DO UPDATE SET label = excluded.label, message = excluded.message, run = excluded.run"""
 DROP_SEARCH_LABEL = "DELETE FROM search_texts WHERE tenant = :tenant AND session = :session AND seq = 0"
 SQLITE_SESSION_MATCHES = """
 SELECT t.id, t.session, t.seq FROM (
