@@ -3,9 +3,12 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 from gateway_client import Client, serve_and_connect
 
 from atlas_agents import Approvals, Atlas, Interceptor, Price, Request, ToolCall, ToolFailed, tool
+from atlas_agents.core.store import AddAudit
+from atlas_agents.gateway import hub
 from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Reply, Scripted, calls, fails, in_memory_atlas, says
 from checks import ShiftedClock
@@ -169,6 +172,29 @@ async def test_audit_verify_names_a_changed_row(tmp_path: Path) -> None:
             "broken": 2,
             "problem": "row 2 was changed after it was written",
         }
+
+
+async def test_audit_verify_reports_its_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "_PROGRESS_INTERVAL", -1.0)
+    store = MemoryStore()
+    await store.commit("default", [AddAudit(b"{}")] * 1200)
+    async with serve_and_connect(tmp_path, atlas(store=store)) as client:
+        assert await client.get("audit.verify") == {"rows": 1200}
+        progress = [frame["data"] for frame in client.frames if frame.get("event") == "audit.progress"]
+        assert [each["rows"] for each in progress] == [500, 1000, 1200] and progress[0]["total"] == 1200
+
+
+async def test_invalid_cursor_of_sessions_is_refused(tmp_path: Path) -> None:
+    async with serve_and_connect(tmp_path, atlas()) as client:
+        for number in range(3):
+            await client.get("sessions.create", sessionKey=f"s{number}")
+        first = await client.get("sessions.list", limit=2)
+        rest = await client.get("sessions.list", limit=2, cursor=first["nextCursor"])
+        keys = [each["sessionKey"] for page in (first, rest) for each in page["sessions"]]
+        assert keys == ["s2", "s1", "s0"] and "nextCursor" not in rest
+        for cursor in ("", "x", "12345", "é", "MTIz", "LTEgeA", "MSAA"):
+            error = (await client.request("sessions.list", cursor=cursor))["error"]
+            assert error["data"]["kind"] == "INVALID_PARAMS" and "invalid cursor" in error["message"]
 
 
 def change_audit_row(store: MemoryStore, seq: int) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from atlas_agents.cli.command import EXIT_FAILED, EXIT_OK, Argument, Group, JsonFlag, Option, YesFlag, command, confirm
 from atlas_agents.cli.connect import TENANT, GatewaySession, call, connect, load_settings
-from atlas_agents.cli.output import format_time, one_line, print_json, print_table
+from atlas_agents.cli.output import format_time, one_line, print_json, print_table, rewrite_line
 from atlas_agents.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def verify(as_json: JsonFlag = False) -> int:
 
     Exit codes: 0 the chain is intact, 1 it is broken.
     """
-    found = call("audit.verify")
+    found = _verify_with_progress() if sys.stderr.isatty() else call("audit.verify")
     lines, problem = found["rows"], found.get("problem")
     if as_json:
         print_json({"lines": lines, "whole": problem is None, "problem": problem})
@@ -86,6 +86,32 @@ def verify(as_json: JsonFlag = False) -> int:
         elif lines:
             print("No entry is signed; with Postgres, set audit_key to sign new ones.", file=sys.stderr)
     return EXIT_OK if problem is None else EXIT_FAILED
+
+
+def _verify_with_progress() -> dict[str, Any]:
+    """Verify the log and show the progress on stderr."""
+    import asyncio
+    from contextlib import suppress
+
+    from atlas_agents.gateway.protocol.events import AuditProgress
+
+    async def show_progress(gateway: GatewaySession) -> None:
+        async for event in gateway.client.server_events():
+            if isinstance(event, AuditProgress):
+                rewrite_line(f"{event.rows:,} of {event.total:,} entries verified")
+
+    async def verify_log() -> dict[str, Any]:
+        async with connect() as gateway:
+            shown = asyncio.create_task(show_progress(gateway))
+            try:
+                return await gateway.client.call("audit.verify")
+            finally:
+                shown.cancel()
+                with suppress(asyncio.CancelledError):
+                    await shown
+                rewrite_line("")
+
+    return asyncio.run(verify_log())
 
 
 @command(app)

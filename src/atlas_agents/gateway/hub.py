@@ -66,6 +66,8 @@ _TRIM_INTERVAL, _MAX_TRIM_INTERVAL = 2.0, 60.0
 """Seconds between attempts to return freed memory to the system; longer while there is none to return."""
 _TRIM_GROWTH = 32 << 20
 """Growth of the process since its start from which on memory is returned."""
+_PROGRESS_INTERVAL = 0.2
+"""Seconds between two events about the progress of a verification."""
 TOKEN_CHECK_INTERVAL = 0.5
 """Seconds between checks of the token files while sockets are open."""
 DEVICE_CHECK_INTERVAL = 10.0
@@ -135,9 +137,20 @@ class AuditTail:
         more = None if found.before is None else str(found.before)
         return admin.AuditPage(tuple([_audit_shape(row) for row in found.rows]), more)
 
-    async def verify(self) -> admin.AuditVerified:
-        """Verify the hash chain, page by page, up to the first broken row, and compare it with the signed head."""
-        found = await verify_audit(self._store, self._tenant)
+    async def verify(self, subscriber: Subscriber) -> admin.AuditVerified:
+        """Verify the hash chain, page by page, up to the first broken row, and compare it with the signed head.
+
+        The subscriber gets events about the progress.
+        """
+        total, sent = await self._find_last_row(), time.monotonic()
+
+        def send_progress(rows: int) -> None:
+            nonlocal sent
+            if time.monotonic() - sent > _PROGRESS_INTERVAL:
+                sent = time.monotonic()
+                subscriber.send(wire.encode_event(wire.AuditProgress(rows, max(rows, total))))
+
+        found = await verify_audit(self._store, self._tenant, send_progress)
         is_row_broken = found.broken is not None and found.broken <= found.rows
         rows = await self._find_last_row() if is_row_broken else found.rows
         return admin.AuditVerified(rows, found.broken, found.problem, found.signed_from, found.head)

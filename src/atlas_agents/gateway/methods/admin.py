@@ -191,7 +191,7 @@ async def subscribe_audit(caller: ClientConnection, _: NoParams) -> Ack:
 
 async def verify_audit(caller: ClientConnection, _: NoParams) -> wire.AuditVerified:
     _require_all_sessions(caller)
-    return await caller.hub.audit.verify()
+    return await caller.hub.audit.verify(caller)
 
 
 async def count_tool_calls(caller: ClientConnection, params: wire.UsageTools) -> wire.ToolsUsed:

@@ -290,6 +290,14 @@ class ServerShutdown(types.WireStruct, frozen=True):
     restart_expected_ms: int | None = None
 
 
+class AuditProgress(types.WireStruct, frozen=True):
+    """Progress of `audit.verify`, sent to the client that called it: rows that are verified, of `total`."""
+
+    event: ClassVar[str] = "audit.progress"
+    rows: int
+    total: int
+
+
 class KnowledgeProgress(types.WireStruct, frozen=True):
     """Progress of ingesting documents, sent to the client that started it. `current` is the document being read; of a
     longer one, `stored` of `pieces` passages are done. `source` is the id of the upload for an uploaded document."""
@@ -338,6 +346,7 @@ class AgentTrial(types.WireStruct, frozen=True):
 ServerEvent: TypeAlias = (
     SessionUpdated
     | AuditAdded
+    | AuditProgress
     | ApprovalsUpdated
     | KnowledgeProgress
     | ModelProgress

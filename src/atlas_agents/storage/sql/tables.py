@@ -146,6 +146,8 @@ class Table(Generic[R]):
         return self.decode(rows[0]) if rows else None
 
     def all(self, rows: Sequence[Row]) -> list[R]:
+        if not self._decoders:
+            return [self._struct(*row) for row in rows]
         return [self.decode(row) for row in rows]
 
 
