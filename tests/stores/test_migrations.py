@@ -137,3 +137,35 @@ async def test_one_of_many_processes_migrates_the_schema(make_store: Make, old_d
     await asyncio.gather(*(store.commit("acme", [ReserveEvents("r0", 1)]) for store in stores))
     run = await stores[0].run("acme", "r0")
     assert run is not None and run.events == 4
+
+
+@pytest.mark.durable
+async def test_changed_step_of_an_applied_migration_is_an_error(
+    store: Store, make_store: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.commit(TENANT, one_of_each())
+    before = await everything(store)
+    await store.close()
+    changed = (*STEPS[4], "CREATE TABLE later (id {text})")
+    monkeypatch.setattr(migrations, "STEPS", (*STEPS[:4], changed, *STEPS[5:]))
+    with pytest.raises(StoreError, match=r"migration 5 was applied with the checksum .* restore a backup"):
+        await make_store()
+    monkeypatch.undo()
+    assert await everything(await make_store()) == before
+
+
+@pytest.mark.durable
+async def test_migration_continues_with_the_step_that_failed(
+    store: Store, make_store: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.commit(TENANT, one_of_each())
+    before = await everything(store)
+    await store.close()
+    good, bad = ("CREATE TABLE later (id {text})",), ("CREATE TABLE even_later (id {text})", "DROP TABLE missing")
+    monkeypatch.setattr(migrations, "VERSION", len(STEPS) + 2)
+    monkeypatch.setattr(migrations, "STEPS", (*STEPS, good, bad))
+    with pytest.raises(StoreError, match="missing"):
+        await make_store()
+    monkeypatch.setattr(migrations, "STEPS", (*STEPS, good, bad[:1]))
+    again = await make_store()
+    assert await everything(again) == before

@@ -1,7 +1,13 @@
 """Schema migrations: numbered steps, forward only, that bring a database of any older version up to date.
 
-A released step is never changed. A new one goes to the end of `STEPS`.
+A released step is never changed. A new one goes to the end of `STEPS`. The database keeps a checksum of each step that
+was applied, so that a step which was changed afterwards is noticed. Each step is a transaction of its own: after a
+crash, the migration continues with the step that was not completed. Large tables are filled in batches afterwards; see
+`sql.derived`.
 """
+
+import hashlib
+from collections.abc import Mapping
 
 from atlas_agents.core.errors import StoreError
 
@@ -348,3 +354,23 @@ def pending_migrations(version: int, where: str, types: dict[str, str]) -> list[
         (number, [sql for statement in step if (sql := statement.format(**types))])
         for number, step in enumerate(STEPS[version:], version + 1)
     ]
+
+
+def step_checksums(types: dict[str, str]) -> dict[int, str]:
+    """Return the checksum of each step for one kind of database, by the version it leads to."""
+    return {
+        number: hashlib.sha256("\n".join(statement.format(**types) for statement in step).encode()).hexdigest()[:16]
+        for number, step in enumerate(STEPS, 1)
+    }
+
+
+def check_applied(applied: Mapping[int, str], where: str, types: dict[str, str]) -> None:
+    """Raise StoreError if a step was applied in another form than the one of this version."""
+    expected = step_checksums(types)
+    for number, checksum in sorted(applied.items()):
+        if number in expected and expected[number] != checksum:
+            raise StoreError(
+                f"{where}: migration {number} was applied with the checksum {checksum}, but has {expected[number]} in "
+                "this version of Atlas Agents: the database comes from another build. Use that build, or restore a "
+                "backup from before; nothing was changed"
+            )

@@ -19,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import TupleRow
 
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreFull, StoreLost
-from atlas_agents.storage.migrations import POSTGRES, pending_migrations
+from atlas_agents.storage.migrations import POSTGRES, check_applied, pending_migrations, step_checksums
 from atlas_agents.storage.sql.tables import Query, Row, Vector
 
 logger = logging.getLogger(__name__)
@@ -37,6 +37,7 @@ CONNECT_OPTIONS: dict[str, Any] = {
 }
 _PARAMETER = re.compile(r":(\w+)")
 _MIGRATION_LOCK = 0x41544C53
+_PUT_CHECKSUM = "INSERT INTO schema_checksums (version, checksum) VALUES (%s, %s)"
 _STEP_TIMEOUT = 600.0
 """Seconds that a migration step may take, since it may scan a whole table."""
 _LOST = ("08", "57P", "53300", "25P03")
@@ -108,21 +109,47 @@ async def configure(
 
 
 async def migrate(connection: Connection, schema: str) -> None:
-    """Apply pending migrations in one transaction. Other processes wait and then find none pending."""
-    name = sql.Identifier(schema)
+    """Apply pending migrations. Other processes wait and then find none pending."""
+    while await _migrate_step(connection, schema):
+        pass
+
+
+async def _migrate_step(connection: Connection, schema: str) -> bool:
+    """Apply the next migration in one transaction, and in a new schema all; return whether more may be pending."""
+    where = f"the Postgres schema {schema}"
     async with connection.transaction():
         await connection.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATION_LOCK,))
         found = await connection.execute("SELECT 1 FROM pg_namespace WHERE nspname = %s", (schema,))
         if not await found.fetchone():
-            await connection.execute(sql.SQL("CREATE SCHEMA {}").format(name))
+            await connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(schema)))
         await connection.execute("CREATE TABLE IF NOT EXISTS schema_version (version BIGINT NOT NULL)")
         row = await (await connection.execute("SELECT max(version) FROM schema_version")).fetchone()
         version: int = row[0] if row and row[0] is not None else 0
+        pending = pending_migrations(version, where, POSTGRES)
+        await _check_checksums(connection, where, version)
         connection.answer_timeout = _STEP_TIMEOUT
-        for number, statements in pending_migrations(version, f"the Postgres schema {schema}", POSTGRES):
+        for number, statements in pending if version == 0 else pending[:1]:
+            if version:
+                logger.info("migrating the database: schema=%s step=%d of=%d", schema, number, pending[-1][0])
             for statement in statements:
                 await connection.execute(statement.encode())
             await connection.execute("INSERT INTO schema_version VALUES (%s)", (number,))
+            await connection.execute(_PUT_CHECKSUM, (number, step_checksums(POSTGRES)[number]))
+    return bool(pending)
+
+
+async def _check_checksums(connection: Connection, where: str, version: int) -> None:
+    """Compare the applied migrations with those of this version. A schema that has no checksums yet gets them."""
+    await connection.execute(
+        "CREATE TABLE IF NOT EXISTS schema_checksums (version BIGINT PRIMARY KEY, checksum TEXT NOT NULL)"
+    )
+    rows = await (await connection.execute("SELECT version, checksum FROM schema_checksums")).fetchall()
+    applied: dict[int, str] = dict(rows)
+    check_applied(applied, where, POSTGRES)
+    if version and not applied:
+        for number, checksum in step_checksums(POSTGRES).items():
+            if number <= version:
+                await connection.execute(_PUT_CHECKSUM, (number, checksum))
 
 
 async def execute(cursor: Cursor, query: Query, *, prepare: bool | None = None) -> list[Row]:

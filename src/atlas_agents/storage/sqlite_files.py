@@ -5,6 +5,7 @@ A file that is missing, damaged, foreign or too new is rejected with a message t
 
 import atexit
 import contextlib
+import logging
 import os
 import secrets
 import shutil
@@ -21,10 +22,11 @@ import msgspec
 from atlas_agents.core.errors import Conflict, StoreBusy, StoreError, StoreFull
 from atlas_agents.core.store import AuditRow
 from atlas_agents.storage.hash_chain import AuditHead, audit_head, find_audit_break
-from atlas_agents.storage.migrations import SQLITE, pending_migrations
+from atlas_agents.storage.migrations import SQLITE, check_applied, pending_migrations, step_checksums
 from atlas_agents.storage.sql import tables
 from atlas_agents.storage.sql.statements import AUDIT_BYTES, AUDIT_END
 
+logger = logging.getLogger(__name__)
 APPLICATION_ID = 0x41544C53
 """Application id in the file header: ATLS."""
 Progress: TypeAlias = Callable[[int, int], object]
@@ -34,6 +36,8 @@ _LARGE_CACHE = 64 << 10
 """Page cache of a reader for searches, in kilobytes."""
 _CHECKED_BYTES = 64 << 20
 """Files up to this size are checked completely when opened. In larger ones SQLite checks pages as it reads them."""
+_CREATE_CHECKSUMS = "CREATE TABLE IF NOT EXISTS schema_checksums (version INTEGER PRIMARY KEY, checksum TEXT NOT NULL)"
+_PUT_CHECKSUM = "INSERT INTO schema_checksums (version, checksum) VALUES (?, ?)"
 _BACKUP_PAGES = 1024
 _BACKUP_BUSY_TIMEOUT = 5.0
 
@@ -191,14 +195,25 @@ def _use_wal(connection: sqlite3.Connection, path: Path, timeout: float) -> None
 
 
 def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Apply all pending migrations in one transaction. A second process waits and then finds none pending."""
+    """Apply all pending migrations. A second process waits and then finds none pending."""
+    while _migrate_step(connection, path):
+        pass
+
+
+def _migrate_step(connection: sqlite3.Connection, path: Path) -> bool:
+    """Apply the next migration in one transaction, and in a new database all; return whether more may be pending."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         version: int = connection.execute("PRAGMA user_version").fetchone()[0]
-        for number, statements in pending_migrations(version, f"database {path}", SQLITE):
+        pending = pending_migrations(version, f"database {path}", SQLITE)
+        _check_checksums(connection, path, version)
+        for number, statements in pending if version == 0 else pending[:1]:
+            if version:
+                logger.info("migrating the database: path=%s step=%d of=%d", path, number, pending[-1][0])
             for statement in statements:
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {number}")
+            connection.execute(_PUT_CHECKSUM, (number, step_checksums(SQLITE)[number]))
         if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute("COMMIT")
@@ -206,6 +221,17 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
         with contextlib.suppress(sqlite3.Error):
             connection.execute("ROLLBACK")
         raise
+    return bool(pending)
+
+
+def _check_checksums(connection: sqlite3.Connection, path: Path, version: int) -> None:
+    """Compare the applied migrations with those of this version. A database that has no checksums yet gets them."""
+    connection.execute(_CREATE_CHECKSUMS)
+    applied = dict(connection.execute("SELECT version, checksum FROM schema_checksums").fetchall())
+    check_applied(applied, f"database {path}", SQLITE)
+    if version and not applied:
+        rows = [(number, checksum) for number, checksum in step_checksums(SQLITE).items() if number <= version]
+        connection.executemany(_PUT_CHECKSUM, rows)
 
 
 # Backup and restore
