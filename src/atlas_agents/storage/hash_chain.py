@@ -27,7 +27,7 @@ from atlas_agents.core.store import AuditRow, JournalKind, JournalRow
 logger = logging.getLogger(__name__)
 START = ""
 """The hash before the first row."""
-_PAGE = 500
+_PAGE = 1000
 _FLUSH_DELAY = 1.0
 """Seconds after a row until the signed heads are written."""
 _PUBLISH_TIMEOUT = 5.0
@@ -117,12 +117,12 @@ class AuditVerifier:
         self.rows += 1
         seq, hash, previous = self.rows, row.hash, self._previous
         self._previous = hash
-        id = hash.split(":")[1] if hash.count(":") == 2 else ""
+        id = hash.split(":")[1] if ":" in hash and hash.count(":") == 2 else ""
         if not id and (self.signed_from or (self._head and 0 < self._head.signed_from <= seq)):
             return f"row {seq} is not signed, but rows before it were: the log was rewritten without the key"
         if id and not self.signed_from:
             self.signed_from = seq
-        key = self._keys.get(id)
+        key = self._keys.get(id) if id else None
         if id and key is None and self._requires_keys:
             return f"row {seq} is signed with the key {id}, which is not known here: add it to audit_key"
         if row.seq != seq or row.previous != previous or not _has_hash(row, id, key):
@@ -130,6 +130,36 @@ class AuditVerifier:
         if self._head is not None and self._head.seq == seq and self._head.hash != hash:
             return f"row {seq} is not the row of the signed head: the log was rewritten"
         return None
+
+    def check_all(self, rows: Sequence[AuditRow]) -> str | None:
+        """Verify the next rows; return what is wrong with the first broken one.
+
+        For an intact row like the one before it, signed with the same key or not signed, comparing the hash is enough;
+        everything else is decided by `check`.
+        """
+        seq, previous, head = self.rows, self._previous, self._head
+        head_seq, signed_from = (head.seq, head.signed_from) if head is not None else (0, 0)
+        prefix, key = self._signature_of(previous)
+        for row in rows:
+            seq += 1
+            content = f"{previous}\n{seq}\n".encode() + row.entry
+            if key is not None:
+                expected = prefix + hmac.digest(key, content, "sha256").hex()
+            else:
+                expected = "" if self.signed_from or seq == signed_from else hashlib.sha256(content).hexdigest()
+            if expected != row.hash or row.seq != seq or row.previous != previous or seq == head_seq:
+                self.rows, self._previous = seq - 1, previous
+                if (problem := self.check(row)) is not None:
+                    return problem
+                prefix, key = self._signature_of(row.hash)
+            previous = row.hash
+        self.rows, self._previous = seq, previous
+        return None
+
+    def _signature_of(self, hash: str) -> tuple[str, bytes | None]:
+        """Return the beginning of a keyed hash and its key, if that is known."""
+        prefix = hash[: hash.rfind(":") + 1]
+        return prefix, self._keys.get(prefix[5:-1]) if prefix.startswith("hmac:") else None
 
     def finish(self) -> str | None:
         """Return whether rows are missing at the end."""
@@ -174,7 +204,7 @@ async def verify_audit(
     verifier = AuditVerifier(signer.row_keys if signer else (), head, requires_keys=signer is not None)
     problem, broken, slices = None, None, TimeSlices()
     while problem is None and (rows := await store.audit(tenant, after=verifier.rows, limit=_PAGE)):
-        problem = next((found for row in rows if (found := verifier.check(row)) is not None), None)
+        problem = verifier.check_all(rows)
         progress(verifier.rows)
         await slices.pause()
     if problem is not None:

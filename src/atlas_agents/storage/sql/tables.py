@@ -146,9 +146,13 @@ class Table(Generic[R]):
         return self.decode(rows[0]) if rows else None
 
     def all(self, rows: Sequence[Row]) -> list[R]:
-        if not self._decoders:
-            return [self._struct(*row) for row in rows]
-        return [self.decode(row) for row in rows]
+        struct, found = self._struct, list[R]()
+        for row in rows:
+            values = list(row)
+            for index, convert in self._decoders:
+                values[index] = convert(values[index])
+            found.append(struct(*values))
+        return found
 
 
 _EMPTY: dict[Any, Callable[[], Any]] = {dict: dict, tuple: tuple}
