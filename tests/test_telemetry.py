@@ -3,7 +3,7 @@
 import asyncio
 import socket
 import time
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Generator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,20 @@ from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-from atlas_agents import Answer, Approvals, Atlas, ConfigError, OpenTelemetry, ProviderError, ToolContext, tool
+from atlas_agents import (
+    Answer,
+    Approvals,
+    Atlas,
+    Chunk,
+    Compaction,
+    ConfigError,
+    History,
+    OpenTelemetry,
+    ProviderError,
+    Request,
+    ToolContext,
+    tool,
+)
 from atlas_agents.core.telemetry import current_span, read_traceparent
 from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, says
@@ -155,6 +168,27 @@ async def test_approval_wait_is_a_span(sdk: Exporting) -> None:
     wait = sdk.flush().one("wait_for_approval pay")
     assert wait.attributes["atlas.approval.decision"] == "once"
     assert wait.end > wait.start
+
+
+class Summarising(Scripted):
+    """A model that answers at length, and writes a summary where one is requested."""
+
+    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        summary = "You compress the history" in request.system
+        reply = says("<summary>Long answers.</summary>" if summary else "A long answer. " + "y" * 900)
+        async for chunk in Scripted(reply).stream(request):
+            yield chunk
+
+
+async def test_summary_of_older_messages_is_a_span_with_its_model_call(sdk: Exporting) -> None:
+    history = History(compaction=Compaction(window=1500))
+    atlas = in_memory_atlas(Summarising(), telemetry=sdk.telemetry(), history=history)
+    for _ in range(8):
+        await atlas.ask("Go on " + "x" * 300, session="s")
+    collected = sdk.flush()
+    summary = collected.named("compact_context")[0]
+    assert summary.attributes["atlas.compaction.messages"] > 0 and not summary.failed
+    assert [span.name for span in collected.spans if span.parent_id == summary.span_id] == ["chat scripted"]
 
 
 async def test_turn_belongs_to_the_trace_of_its_caller(sdk: Exporting) -> None:

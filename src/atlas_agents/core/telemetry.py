@@ -637,10 +637,12 @@ class TurnTrace:
         )
 
     def start(self, name: str, attributes: Attributes, *, kind: SpanKind = "INTERNAL", at: float | None = None) -> Span:
-        """Start a span in the current round."""
+        """Start a span below the current one, or else in the current round."""
         if not self.span.recording:
             return NO_SPAN
-        return self.telemetry.start(name, attributes, parent=self._innermost(), kind=kind, at=at)
+        current = _current.get()
+        above = current if current.recording and current is not self.span else self._innermost()
+        return self.telemetry.start(name, attributes, parent=above, kind=kind, at=at)
 
 
 class NamedModel(Protocol):

@@ -4,6 +4,7 @@ a person approved it."""
 import asyncio
 import copy
 import logging
+import math
 import os
 from collections.abc import Awaitable, Generator
 from contextlib import contextmanager
@@ -291,7 +292,8 @@ async def _time_answer(asking: Awaitable[Answer], question: Question, scope: Too
         return await asking
     named = {TOOL_NAME: question.tool, TOOL_CALL_ID: question.call_id, APPROVAL_ID: question.id}
     asked_at = question.expires_at - scope.governance.approvals.deadline
-    with scope.trace.start(f"wait_for_approval {question.tool}", named, at=asked_at) as span:
+    started = asked_at if math.isfinite(asked_at) else None
+    with scope.trace.start(f"wait_for_approval {question.tool}", named, at=started) as span:
         answer = await asking
         span.set({APPROVAL_DECISION: answer.decision})
         return answer
