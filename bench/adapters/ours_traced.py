@@ -6,12 +6,15 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
 from adapters import ours
-from adapters.ours import IMPORT, LONG_TURNS, RESPONSES, make_history, setup, turn
+from adapters.ours import make_history, setup, turn
 from atlas_agents import Agent, Atlas, OpenTelemetry
 from scenarios import SYSTEM
 
-PIP = [*ours.PIP, "opentelemetry-sdk"]
-__all__ = ["IMPORT", "LONG_TURNS", "PIP", "RESPONSES", "make_agent", "make_history", "setup", "turn"]
+IMPORT = "from atlas_agents import Agent, Atlas, OpenAIProvider, OpenTelemetry"
+LONG_TURNS = True
+RESPONSES = True
+PIP = ["$BENCH_OURS", "opentelemetry-sdk"]
+__all__ = ["make_agent", "make_history", "setup", "turn"]
 
 
 class Discard(SpanExporter):

@@ -124,6 +124,8 @@ def test_every_setting_has_an_environment_variable(sources: SettingsSources) -> 
         "ATLAS_DELEGATION_DEPTH": "2",
         "ATLAS_DELEGATION_JOBS": "9",
         "ATLAS_JOBS_AT_ONCE": "4",
+        "ATLAS_TELEMETRY": "otel",
+        "ATLAS_TELEMETRY_CONTENT": "true",
     }
     assert set(values) == {setting.variable for setting in SETTINGS.values()}
     settings = sources.load(**values)
@@ -153,6 +155,8 @@ def test_every_setting_has_an_environment_variable(sources: SettingsSources) -> 
         "repeats": "4",
         "keep_events": "7",
         "keep_journals": "90",
+        "telemetry": "otel",
+        "telemetry_content": "true",
         "log_level": "debug",
         "log_format": "json",
         "audit_key": "[REDACTED]",
