@@ -22,7 +22,9 @@ from checks import TIMEOUT
 
 pytestmark = pytest.mark.slow
 CALLER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
-TOOLS = [{"name": "meta", "description": "Return `_meta`.", "inputSchema": {"type": "object", "properties": {}}}]
+TOOLS: list[dict[str, Any]] = [
+    {"name": "meta", "description": "Return `_meta`.", "inputSchema": {"type": "object", "properties": {}}}
+]
 
 
 @pytest.mark.parametrize("recorded", [False, True])
