@@ -97,6 +97,7 @@ SCOPES = {
     "tenants.get": "read",
     "tenants.update": "admin",
     "tenants.list": "admin",
+    **dict.fromkeys(("evaluations.list", "evaluations.get"), "admin"),
     **dict.fromkeys(("config.get", "ops.status", "ops.backup", "ops.doctor", "ops.logs"), "admin"),
     **dict.fromkeys(("tokens.rotate", "tokens.list", "tokens.create", "tokens.revoke"), "admin"),
     "devices.list": "read",

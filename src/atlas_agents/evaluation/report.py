@@ -295,10 +295,11 @@ def read_evaluation(path: Path) -> Evaluation:
         return ResultFile.read(path).evaluation  # its errors say what is wrong
 
 
-def list_evaluations(folder: Path) -> list[Evaluation]:
-    """Return the evaluations whose result files are in a folder, newest first. Unreadable files are left out."""
+def list_evaluations(folder: Path, limit: int = 1000) -> list[Evaluation]:
+    """Return the latest evaluations whose result files are in a folder, newest first, without unreadable ones."""
     found: list[Evaluation] = []
-    for path in folder.glob(f"*{SUFFIX}"):
+    paths = sorted(folder.glob(f"*{SUFFIX}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in paths[:limit]:
         with suppress(ConfigError):
             found.append(ResultFile.read(path).evaluation)
     return sorted(found, key=lambda evaluation: evaluation.started_at, reverse=True)

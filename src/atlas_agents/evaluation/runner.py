@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import msgspec
 
@@ -71,7 +71,7 @@ class Result(msgspec.Struct, frozen=True, omit_defaults=True, kw_only=True):
     agent: str
     model: str
     repeat: int = 1
-    status: str = "error"
+    status: Literal["passed", "failed", "error"] = "error"
     score: float = 0.0
     scores: tuple[Score, ...] = ()
     answer: str = ""

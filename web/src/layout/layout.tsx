@@ -30,6 +30,7 @@ const VIEWS: Record<Exclude<View, "chat" | "missing">, LazyView> = {
   runs: { name: "Runs", load: lazy(() => import("../views/runs")) },
   audit: { name: "Audit log", load: lazy(() => import("../views/audit")) },
   usage: { name: "Usage", load: lazy(() => import("../views/usage")) },
+  evaluations: { name: "Evaluations", load: lazy(() => import("../views/evaluations")) },
   settings: { name: "Settings", load: lazy(() => import("../views/settings")) },
   setup: { name: "Set up", load: lazy(() => import("../views/setup")) },
 };

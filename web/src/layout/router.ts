@@ -14,6 +14,7 @@ const PATHS = {
   runs: "/activity/runs",
   audit: "/activity/audit",
   usage: "/activity/usage",
+  evaluations: "/activity/evaluations",
   settings: "/settings",
   setup: "/setup",
 } as const;

@@ -24,7 +24,7 @@ const NAVIGATION: Entry[] = [
   { views: ["jobs", "schedules"], name: "Jobs", icon: "jobs", guests: true },
   { views: ["agents"], name: "Agents", icon: "agent" },
   { views: ["knowledge", "memories"], name: "Knowledge", icon: "book", guests: true },
-  { views: ["runs", "audit", "usage"], name: "Activity", icon: "activity", guests: true },
+  { views: ["runs", "audit", "usage", "evaluations"], name: "Activity", icon: "activity", guests: true },
 ];
 
 export interface SidebarProps {

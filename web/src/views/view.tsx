@@ -20,7 +20,11 @@ interface ViewProps {
 export function View({ title, description, controls, tabs, children }: ViewProps) {
   const route = useRoute();
   const { principal } = useAppState();
-  const visible = tabs?.filter(({ view }) => view !== "audit" || principal?.sessions !== "own");
+  const visible = tabs?.filter(
+    ({ view }) =>
+      (view !== "audit" || principal?.sessions !== "own") &&
+      (view !== "evaluations" || principal?.scopes.includes("admin")),
+  );
   const heading = useRef<HTMLHeadingElement>(null);
   // biome-ignore lint/correctness/useExhaustiveDependencies: another title is another page, which starts at its heading
   useEffect(() => {
@@ -67,6 +71,7 @@ export const ACTIVITY_TABS = [
   { view: "runs", name: "Runs" },
   { view: "audit", name: "Audit log" },
   { view: "usage", name: "Usage" },
+  { view: "evaluations", name: "Evaluations" },
 ] as const;
 
 interface QueryResultProps<T> {

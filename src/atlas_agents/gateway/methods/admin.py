@@ -3,8 +3,10 @@
 import asyncio
 import logging
 import platform
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from datetime import date
+from pathlib import Path
 from typing import Literal
 
 import msgspec
@@ -14,10 +16,20 @@ from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.runner import tool_call_result
 from atlas_agents.core.aio import SYSTEM_CLOCK, run_in_thread, utc_day
 from atlas_agents.core.errors import ConfigError, NotFound
+from atlas_agents.core.json import encode
 from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import UsageKey, UsageRow
 from atlas_agents.core.tenancy import Plan, User, check_not_owner, check_plan_name
-from atlas_agents.core.text import list_known
+from atlas_agents.core.text import list_known, one_line
+from atlas_agents.evaluation.report import (
+    SUFFIX,
+    ColumnSummary,
+    Comparison,
+    explain,
+    list_evaluations,
+    make_report,
+)
+from atlas_agents.evaluation.runner import Evaluation, Result, ResultFile
 from atlas_agents.gateway.auth import ALL, OAUTH_SECONDS, Invitation, TokenEntry
 from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.convert import list_model_users
@@ -34,6 +46,10 @@ from atlas_agents.providers.catalogue import parse_model_ref
 from atlas_agents.tools.tool import Tool
 
 _USAGE_KEYS: dict[str, UsageKey] = {"agent": "agent_id", "model": "model", "session": "session", "day": "day"}
+_MAX_EVALUATIONS = 100
+_MAX_ROWS = 500
+_MAX_TEXT = 400
+"""Characters of each text of a result."""
 
 
 def add_methods(methods: Methods) -> None:
@@ -65,6 +81,8 @@ def add_methods(methods: Methods) -> None:
     add_tool_methods(methods)
     add_setup_methods(methods)
     add_operations_methods(methods)
+    methods.add("evaluations.list", list_evaluation_runs)
+    methods.add("evaluations.get", get_evaluation)
 
 
 def add_operations_methods(methods: Methods) -> None:
@@ -728,3 +746,99 @@ async def invoke_tool(caller: ClientConnection, params: wire.ToolsInvoke) -> wir
     )
     result = tool_call_result(await stream.reply())
     return wire.Called(stream.stream_id, result.status, result.result, result.error)
+
+
+# Evaluations
+
+
+async def list_evaluation_runs(caller: ClientConnection, _: NoParams) -> wire.EvaluationsResult:
+    found = await run_in_thread(list_evaluations, _evaluations_folder(caller), _MAX_EVALUATIONS)
+    return wire.EvaluationsResult(tuple([_evaluation_shape(each) for each in found]))
+
+
+async def get_evaluation(caller: ClientConnection, params: wire.OneEvaluation) -> wire.EvaluationDetails:
+    """Return an evaluation with the results of its cases, and compare it with an earlier one if one is named."""
+    folder = _evaluations_folder(caller)
+    found = await run_in_thread(_read_evaluation, folder, params.id)
+    earlier = await run_in_thread(_read_evaluation, folder, params.compare) if params.compare else None
+    report = await run_in_thread(make_report, found, earlier)
+    before = {
+        (each.agent, each.model, change.case): change.before for each in report.comparisons for change in each.changes
+    }
+    return wire.EvaluationDetails(
+        _evaluation_shape(found),
+        tuple([_evaluation_column(each) for each in report.columns]),
+        tuple([_evaluation_row(each, before) for each in found.results[:_MAX_ROWS]]),
+        tuple([_evaluation_comparison(each) for each in report.comparisons]),
+    )
+
+
+def _evaluations_folder(caller: ClientConnection) -> Path:
+    return caller.hub.settings.home / "evaluations"
+
+
+def _read_evaluation(folder: Path, id: str) -> Evaluation:
+    path = folder / f"{id}{SUFFIX}"
+    if not re.fullmatch(r"[\w-]{1,100}", id) or not path.is_file():
+        raise ConfigError(f"evaluation not found: {id!r}")
+    return ResultFile.read(path).evaluation
+
+
+def _evaluation_shape(found: Evaluation) -> wire.EvaluationShape:
+    results = found.results
+    return wire.EvaluationShape(
+        found.id,
+        found.name,
+        found.file,
+        found.started_at,
+        found.agents,
+        found.models,
+        len(results),
+        found.total,
+        sum(result.status == "passed" for result in results),
+        sum(result.score for result in results) / len(results) if results else 0.0,
+    )
+
+
+def _evaluation_column(column: ColumnSummary) -> wire.EvaluationColumn:
+    return wire.EvaluationColumn(
+        agent=column.agent,
+        model=column.model,
+        results=column.results,
+        passed=column.passed,
+        errors=column.errors,
+        low=column.interval.low,
+        high=column.interval.high,
+        score=column.mean_score,
+        tokens=column.tokens,
+        dollars=column.dollars,
+        seconds=column.median_seconds,
+    )
+
+
+def _evaluation_row(result: Result, before: Mapping[tuple[str, str, str], float]) -> wire.EvaluationRow:
+    return wire.EvaluationRow(
+        case=result.case,
+        agent=result.agent,
+        model=result.model,
+        repeat=result.repeat,
+        status=result.status,
+        score=result.score,
+        reason="" if result.status == "passed" else one_line(explain(result), _MAX_TEXT),
+        answer=result.answer[:_MAX_TEXT],
+        calls=tuple([one_line(f"{call.name}({encode(call.arguments).decode()})", _MAX_TEXT) for call in result.calls]),
+        seconds=result.seconds,
+        before=before.get((result.agent, result.model, result.case)),
+    )
+
+
+def _evaluation_comparison(found: Comparison) -> wire.EvaluationComparison:
+    return wire.EvaluationComparison(
+        agent=found.agent,
+        model=found.model,
+        earlier_model=found.earlier_model,
+        cases=found.cases,
+        difference=found.difference,
+        low=found.interval.low if found.interval else None,
+        high=found.interval.high if found.interval else None,
+    )

@@ -230,6 +230,85 @@ class LogLines(types.WireStruct, frozen=True):
     lines: tuple[LogLine, ...]
 
 
+class EvaluationShape(types.WireStruct, frozen=True):
+    """An evaluation: a file of cases that ran, or runs, with agents and models. `score` is the mean of all scores."""
+
+    id: str
+    name: str
+    file: str
+    started_at: int
+    agents: tuple[str, ...]
+    models: tuple[str, ...]
+    results: int
+    total: int
+    passed: int
+    score: float
+
+
+class EvaluationsResult(types.WireStruct, frozen=True):
+    evaluations: tuple[EvaluationShape, ...]
+
+
+class OneEvaluation(types.WireStruct, frozen=True):
+    """`compare` is the id of an earlier evaluation."""
+
+    id: str
+    compare: str = ""
+
+
+class EvaluationColumn(types.WireStruct, frozen=True, kw_only=True):
+    """The results of one agent with one model. `low` and `high` are the 95 % interval of the pass rate."""
+
+    agent: str
+    model: str
+    results: int
+    passed: int
+    errors: int
+    low: float
+    high: float
+    score: float
+    tokens: int
+    dollars: float | None
+    seconds: float
+
+
+class EvaluationRow(types.WireStruct, frozen=True, kw_only=True):
+    """The result of a case. `reason` says why it did not pass; `before` is the score of the compared evaluation."""
+
+    case: str
+    agent: str
+    model: str
+    repeat: int
+    status: Literal["passed", "failed", "error"]
+    score: float
+    reason: str = ""
+    answer: str = ""
+    calls: tuple[str, ...] = ()
+    seconds: float = 0.0
+    before: float | None = None
+
+
+class EvaluationComparison(types.WireStruct, frozen=True, kw_only=True):
+    """The difference of the mean scores to an earlier evaluation, with its 95 % interval if there are enough cases."""
+
+    agent: str
+    model: str
+    earlier_model: str
+    cases: int
+    difference: float
+    low: float | None = None
+    high: float | None = None
+
+
+class EvaluationDetails(types.WireStruct, frozen=True):
+    """An evaluation with its results. Of a large one, only the first results are included."""
+
+    evaluation: EvaluationShape
+    columns: tuple[EvaluationColumn, ...]
+    rows: tuple[EvaluationRow, ...]
+    comparisons: tuple[EvaluationComparison, ...] = ()
+
+
 class AgentsResult(types.WireStruct, frozen=True):
     agents: tuple[types.AgentShape, ...]
 

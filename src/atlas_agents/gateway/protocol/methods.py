@@ -220,6 +220,17 @@ _ALL = (
     Method("tenants.get", "read", NoParams, admin.TenantResult, "The tenant's plan and usage."),
     Method("tenants.update", "admin", admin.TenantsUpdate, admin.TenantResult, "Switch to another plan."),
     Method("tenants.list", "admin", NoParams, admin.TenantsResult, "List the tenants of this store."),
+    Method(
+        "evaluations.list", "admin", NoParams, admin.EvaluationsResult, "List evaluations, latest first.", is_slow=True
+    ),
+    Method(
+        "evaluations.get",
+        "admin",
+        admin.OneEvaluation,
+        admin.EvaluationDetails,
+        "An evaluation with its results, compared with an earlier one.",
+        is_slow=True,
+    ),
     Method("ops.status", "admin", NoParams, admin.OpsStatus, "Version, uptime, storage and backups of this gateway."),
     Method(
         "ops.backup", "admin", NoParams, admin.BackupMade, "Back up the database and verify the copy.", is_slow=True
