@@ -1,7 +1,7 @@
 // Evaluations: a list of all evaluations, and the results of one as a table of cases and models.
 
 import { ArrowLeftOutlined, ExperimentOutlined } from "@ant-design/icons";
-import { Button, Select, Table, Tag, Tooltip } from "antd";
+import { Button, Select, Space, Table, Tag, Tooltip } from "antd";
 import { useState } from "react";
 import { RouteLink } from "../components/link";
 import { navigate } from "../layout/router";
@@ -101,7 +101,7 @@ function EvaluationPage({ id }: { id: string }) {
         found ? `Started ${formatDateTime(found.startedAt)}, from ${found.file}` : "Results of an evaluation."
       }
       controls={
-        <>
+        <Space wrap>
           <Select
             aria-label="Compare with"
             className="compare-select"
@@ -118,7 +118,7 @@ function EvaluationPage({ id }: { id: string }) {
           <Button icon={<ArrowLeftOutlined aria-hidden />} onClick={() => navigate({ view: "evaluations", id: "" })}>
             All evaluations
           </Button>
-        </>
+        </Space>
       }
     >
       <QueryResult query={query} what="this evaluation">
@@ -177,6 +177,7 @@ function ColumnStat({ column, comparison, showsAgent }: ColumnStatProps) {
 
 function describeComparison({ difference, low, high, cases }: EvaluationComparison): string {
   const signed = (value: number) => `${value < 0 ? "−" : "+"}${Math.abs(value).toFixed(2)}`;
+  if (difference === 0 && low === high) return `No difference in the mean score of ${cases} cases`;
   const start = `${signed(difference)} in the mean score of ${cases} cases`;
   if (typeof low !== "number" || typeof high !== "number") return `${start}; too few for an interval`;
   const verdict = high < 0 ? "worse beyond chance" : low > 0 ? "better beyond chance" : "chance may explain it";
@@ -197,13 +198,13 @@ function Cases({ details }: { details: EvaluationDetails }) {
       rowKey="case"
       dataSource={cases}
       pagination={{ pageSize: 50, hideOnSinglePage: true, showSizeChanger: false }}
-      scroll={{ x: 180 + 170 * columns.length }}
+      scroll={{ x: 180 + 130 * columns.length }}
       columns={[
-        { title: "Case", dataIndex: "case", width: 180, fixed: "left" as const },
+        { title: "Case", dataIndex: "case", width: 140 },
         ...columns.map((column) => ({
           title: evaluation.agents.length > 1 ? columnKey(column) : column.model,
           key: columnKey(column),
-          width: 170,
+          width: 130,
           render: (_: unknown, row: CaseRow) => <Cell results={row.cells[columnKey(column)] ?? []} />,
         })),
       ]}
