@@ -5,13 +5,16 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gateway_client import connect_client, serve_gateway
 
 from atlas_agents import Agent, Atlas, Compaction, History, OpenAIProvider, register_model
-from atlas_agents.storage.sqlite import SqliteStore
-from atlas_agents.testing import Environment
+from atlas_agents.core.store import RunRow, StoredMessage
+from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
+from atlas_agents.testing import Environment, Scripted, fails, in_memory_atlas, says
+from checks import wait_until
 from model_server import ModelRequest, ModelServer, Reply, run_model_server
 
 WINDOW = 20_000
@@ -46,6 +49,44 @@ def respond(request: ModelRequest) -> Reply:
 def small_model(name: str = "rules-1") -> Generator[tuple[ModelServer, OpenAIProvider]]:
     with run_model_server(respond) as server:
         yield server, OpenAIProvider(name, base_url=server.url, api_key="key", environment=Environment({}))
+
+
+class ShortReads(MemoryStore):
+    """Fails if all messages or all runs of a session are read."""
+
+    strict = False
+
+    async def messages(self, tenant: str, session: str, **options: Any) -> list[StoredMessage]:
+        assert not self.strict or options.get("limit", 10_000) <= 201
+        return await super().messages(tenant, session, **options)
+
+    async def runs(self, tenant: str, session: str, *, open_only: bool = False) -> list[RunRow]:
+        assert not self.strict or open_only
+        return await super().runs(tenant, session, open_only=open_only)
+
+
+async def test_requests_do_not_read_a_whole_session(tmp_path: Path) -> None:
+    store = ShortReads()
+    model = Scripted(says("One."), says("Two."), fails("no luck"))
+    async with (
+        serve_gateway(tmp_path, in_memory_atlas(model, store=store)) as gateway,
+        connect_client(gateway) as client,
+    ):
+        ids: list[str] = []
+        for _ in range(3):
+            ids.append((await client.get("chat.send", sessionKey="main", message="Go"))["runId"])
+            await client.until("chat.final", "chat.error")
+        await wait_until(lambda: not gateway.hub.runs.all)
+        store.strict = True
+        history = await client.get("chat.history", sessionKey="main")
+        found = await client.get("sessions.subscribe", sessionKey="main")
+        waited = [await client.get("chat.wait", runId=id) for id in ids]
+    assert [each["runId"] for each in history["outcomes"]] == [each["runId"] for each in found["outcomes"]] == [ids[2]]
+    assert [each["status"] for each in waited] == ["done", "done", "failed"]
+    assert [part["text"] for each in waited for part in each.get("message", {"parts": ()})["parts"]] == [
+        "One.",
+        "Two.",
+    ]
 
 
 @pytest.mark.timeout(600)

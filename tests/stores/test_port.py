@@ -245,6 +245,24 @@ async def test_runs_of_a_session_wait_for_each_other_and_start_in_order(store: S
     assert await store.open_runs() == []
 
 
+async def test_failed_runs_are_those_of_the_given_messages(store: Store) -> None:
+    await store.commit(TENANT, [PutSession("s"), PutSession("other")])
+    for n, status in enumerate(("failed", "done", "cancelled", "failed", "running"), 1):
+        await store.commit(
+            TENANT, [AcceptRun(f"r{n}", "s", "a", request=b"{}"), AddMessage("s", f"m{n}", b"{}", f"r{n}")]
+        )
+        await store.commit(TENANT, [SetRun(f"r{n}", 0, status, "no" if status == "failed" else None)])
+    await store.commit(TENANT, [AcceptRun("else", "other", "a"), AddMessage("other", "m", b"{}", "else")])
+    await store.commit(TENANT, [SetRun("else", 0, "failed")])
+    found = await store.failed_runs(TENANT, "s", 1, 5)
+    assert [(run.id, run.status, run.error) for run in found] == [
+        ("r1", "failed", "no"), ("r3", "cancelled", None), ("r4", "failed", "no"),
+    ]  # fmt: skip
+    assert {run.request for run in found} == {b""}
+    assert [run.id for run in await store.failed_runs(TENANT, "s", 2, 3)] == ["r3"]
+    assert await store.failed_runs(TENANT, "s", 6, 9) == await store.failed_runs("t9", "s", 1, 9) == []
+
+
 async def test_cancelling_a_queued_run_does_not_affect_the_running_one(store: Store) -> None:
     await store.commit(TENANT, [PutSession("s"), *(AcceptRun(f"r{n}", "s", "a") for n in range(3))])
     assert await store.commit(TENANT, [SetRun("r0", 0, "waiting"), SetRun("r1", 0, "cancelled")]) == [None, None]

@@ -54,6 +54,7 @@ from atlas_agents.core.messages import (
     ToolResult,
     ToolSpec,
     assistant,
+    index_conversation,
     memo,
     tool,
     user,
@@ -758,8 +759,12 @@ class Run:
         if journal is not None:
             self.meter.total += journal.restored_usage
         inherited = [message for message in self.inherited_messages if message.role != "system"]
-        whole = repair_history([*inherited, *self.conversation.messages] if inherited else self.conversation.messages)
-        self._call_ids = {call.id for message in whole for call in message.tool_calls}
+        index = index_conversation(self.conversation)
+        if inherited or not index.is_paired:
+            whole = repair_history([*inherited, *self.conversation.messages])
+            self._call_ids = {call.id for message in whole for call in message.tool_calls}
+        else:
+            whole, self._call_ids = list(self.conversation.messages), set(index.call_ids)
         self.inherited_count = len(inherited)
         self.messages = whole
         self.refresh_messages()

@@ -7,8 +7,10 @@ looks like one of these types stays plain data.
 import base64
 import os
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any, ClassVar, Generic, Literal, TypeAlias, TypeVar, cast, get_args
 
 import msgspec
@@ -444,6 +446,57 @@ def find_unpaired(messages: Sequence[Message]) -> int | None:
     return len(messages) if expected_ids else None
 
 
+class ConversationIndex:
+    """What the messages of a conversation contain. Only those that are new since the last update are read.
+
+    Messages that were read are compared with those in the conversation by identity, which takes no time.
+    """
+
+    __slots__ = ("_expected_ids", "_paired", "_seen", "_summed", "_tokens", "call_ids", "untrusted")
+
+    def __init__(self) -> None:
+        self._seen: list[Message] = []
+        self._reset()
+
+    def _reset(self) -> None:
+        self._seen.clear()
+        self._expected_ids: Ids = ()
+        self._summed = self._tokens = 0
+        self.call_ids: set[str] = set()
+        """Ids of all tool calls."""
+        self.untrusted: dict[str, None] = {}
+        """Sources of untrusted content, oldest first."""
+        self._paired = True
+
+    def update(self, messages: list[Message]) -> None:
+        seen = self._seen
+        if messages[: len(seen)] != seen:
+            self._reset()
+        paired = self._paired
+        for message in messages[len(seen) :]:
+            call_ids, answered_ids = message.pairing
+            paired = paired and answered_ids == self._expected_ids
+            self._expected_ids = call_ids
+            if message.tool_calls:
+                self.call_ids.update([call.id for call in message.tool_calls])
+            if sources := message.untrusted:
+                self.untrusted.update(dict.fromkeys(sources))
+            seen.append(message)
+        self._paired = paired
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether each call has its result in the next message, and each result a call."""
+        return self._paired and not self._expected_ids
+
+    @property
+    def tokens(self) -> int:
+        """Estimate of the tokens of all messages."""
+        self._tokens += sum([approximate_tokens(message) for message in self._seen[self._summed :]])
+        self._summed = len(self._seen)
+        return self._tokens
+
+
 class _StoredConversation(msgspec.Struct):
     id: str
     messages: list[Message]
@@ -512,6 +565,18 @@ class Conversation:
         return Conversation(messages, metadata={**self.metadata, "forked_from": self.id})
 
 
+_indexes: "weakref.WeakKeyDictionary[Conversation, ConversationIndex]" = weakref.WeakKeyDictionary()
+
+
+def index_conversation(conversation: Conversation) -> ConversationIndex:
+    """Return what the messages of a conversation contain."""
+    found = _indexes.get(conversation)
+    if found is None:
+        found = _indexes[conversation] = ConversationIndex()
+    found.update(conversation.messages)
+    return found
+
+
 class ToolSpec(msgspec.Struct, frozen=True, dict=True):
     """A tool's name, description and JSON schema of its parameters. `__dict__` caches its encoded form per vendor.
 
@@ -566,9 +631,19 @@ def context_tokens(message: Message) -> int:
     return found
 
 
-def total_tokens(messages: Iterable[Message]) -> int:
-    """Return the sum of `context_tokens`; a call per message would take most of the time."""
-    return sum([getattr(message, _CONTEXT, 0) or context_tokens(message) for message in messages])
+def total_tokens(messages: Sequence[Message]) -> int:
+    """Return the sum of `context_tokens`; a call for each message of a long conversation would take too much time."""
+    for message in reversed(messages):
+        if hasattr(message, _CONTEXT):
+            break
+        context_tokens(message)
+    try:
+        return sum(map(_get_context, messages))
+    except AttributeError:
+        return sum([context_tokens(message) for message in messages])
+
+
+_get_context = attrgetter(_CONTEXT)
 
 
 def text_tokens(characters: int) -> int:

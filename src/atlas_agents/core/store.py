@@ -971,6 +971,13 @@ class Store(Protocol):
         """Return the runs of a session, in the order of acceptance; those that have ended without their requests."""
         ...
 
+    async def failed_runs(self, tenant: str, session: str, first: int, last: int) -> list[RunRow]:
+        """Return the runs that failed or were cancelled and have messages with these numbers, without their requests.
+
+        They are in the order of acceptance. Runs of other messages are not read.
+        """
+        ...
+
     async def queued_runs(self, tenant: str, session: str) -> list[RunRow]:
         """Return the runs of a session that wait for its running turn, in the order of acceptance."""
         ...

@@ -15,7 +15,7 @@ from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock
 from atlas_agents.core.errors import StaleOwner, StoreError
 from atlas_agents.core.events import ErrorRaised, Event, Usage
 from atlas_agents.core.messages import Message, Text
-from atlas_agents.core.store import OPEN, AddEvents, EventRow, ReserveEvents, RunRow, Store
+from atlas_agents.core.store import OPEN, AddEvents, EventRow, ReserveEvents, RunRow, Store, StoredMessage
 from atlas_agents.gateway.convert import Translator, message_shape, usage_shape
 from atlas_agents.gateway.events import (
     BATCH_DELAY,
@@ -47,13 +47,17 @@ logger = logging.getLogger(__name__)
 
 
 async def read_outcomes(
-    store: Store, turns: Sequence[RunRow], shown: Collection[str], hide: Callable[[str], str]
+    store: Store, tenant: str, messages: Sequence[StoredMessage], hide: Callable[[str], str]
 ) -> tuple[RunOutcome, ...]:
-    """Return the outcomes of the turns whose ids are in `shown`."""
+    """Return the outcomes of the turns with these messages of a session that failed or were cancelled."""
+    if not any([row.run_id for row in messages]):
+        return ()
+    shown = {row.run_id for row in messages}
+    failed = await store.failed_runs(tenant, messages[0].session, messages[0].seq, messages[-1].seq)
     return tuple(
         [
             RunOutcome(row.id, row.status, hide(row.error) if row.error else None, await read_partial(store, row))
-            for row in turns
+            for row in failed
             if row.id in shown and (row.status == "failed" or row.status == "cancelled")
         ]
     )

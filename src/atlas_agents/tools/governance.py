@@ -9,7 +9,7 @@ import msgspec
 from atlas_agents.core.aio import BackgroundTasks, Clock
 from atlas_agents.core.budgets import BudgetBook, SharedLimits, TurnBudget
 from atlas_agents.core.events import Event, Usage
-from atlas_agents.core.messages import Conversation, Message, ToolCall, ToolResult
+from atlas_agents.core.messages import Conversation, Message, ToolCall, ToolResult, index_conversation
 from atlas_agents.core.metadata import Metadata
 from atlas_agents.core.store import NO_CHAIN, Chain
 from atlas_agents.core.telemetry import Telemetry, TurnTrace
@@ -114,7 +114,7 @@ class ToolScope:
     """
 
     __slots__ = (
-        *("_inherited", "_load_limits", "_open_budget", "_scanned", "_untrusted", "_visible", "_visible_under"),
+        *("_inherited", "_load_limits", "_open_budget", "_visible", "_visible_under"),
         *(
             "actor",
             "agent",
@@ -180,8 +180,6 @@ class ToolScope:
         self._open_budget = open_budget
         self._load_limits = load_limits
         self._inherited = inherited
-        self._scanned = 0
-        self._untrusted: dict[str, None] = {}
         self.asks, self.chain, self.trace = asks, chain, trace
         self.governance, self.run_id = governance, run_id
         self.agent, self.actor = agent, actor
@@ -273,11 +271,8 @@ class ToolScope:
 
         Content that no longer fits into the context window counts, too: later replies may repeat it.
         """
-        messages = self.conversation.messages
-        for message in (*(self._inherited if not self._scanned else ()), *messages[self._scanned :]):
-            self._untrusted.update(dict.fromkeys(message.untrusted))
-        self._scanned = len(messages)
-        return tuple(self._untrusted)
+        inherited = [source for message in self._inherited for source in message.untrusted]
+        return tuple(dict.fromkeys([*inherited, *index_conversation(self.conversation).untrusted]))
 
     def find_tool(self, call: ToolCall) -> Tool | None:
         """Return the tool that a call executes, here or in the client of the turn; None if there is none."""

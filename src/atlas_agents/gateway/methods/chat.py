@@ -1,6 +1,7 @@
 """Methods `chat.*`, `approvals.*`, `exec.*` and `runs.*`: turns, their approvals and their recorded steps."""
 
 import asyncio
+from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
@@ -38,6 +39,12 @@ from atlas_agents.tools.journal import read_answering_run
 _PAGE = 500
 _SESSIONS = 100
 _questions = msgspec.json.Decoder(Question)
+
+
+class _Reply(msgspec.Struct, frozen=True):
+    """A recorded reply, decoded only as far as needed to find it in its session."""
+
+    id: str
 
 
 def add_methods(methods: Methods) -> None:
@@ -129,9 +136,8 @@ async def get_history(caller: ClientConnection, params: wire.ChatHistory) -> wir
     except NotFound:
         raise not_found("SESSION") from None
     shown = convert.fit_in_frame(rows, params.limit)
-    hub, ids = caller.hub, {row.run_id for row in shown} - {""}
-    turns = await hub.store.runs(hub.atlas.tenant, key) if ids else ()
-    outcomes = await read_outcomes(hub.store, turns, ids, hub.atlas.hide)
+    hub = caller.hub
+    outcomes = await read_outcomes(hub.store, hub.atlas.tenant, shown, hub.atlas.hide)
     return wire.ChatHistoryPage(tuple(map(convert.stored_message_shape, shown)), len(rows) > len(shown), outcomes)
 
 
@@ -168,7 +174,15 @@ async def _wait_ended(caller: ClientConnection, row: RunRow) -> RunRow:
 
 
 async def _find_reply(hub: Hub, row: RunRow) -> Message | None:
-    """Return the last reply of a run, searching from the end of its session."""
+    """Return the last reply of a run. Without its journal, it is searched from the end of the session."""
+    steps = await hub.store.journal(hub.atlas.tenant, row.id)
+    recorded = next((step.payload for step in reversed(steps) if step.kind == "reply"), None)
+    if recorded is not None:
+        with suppress(msgspec.DecodeError):
+            id = msgspec.json.decode(recorded, type=_Reply).id
+            found = await hub.store.message(hub.atlas.tenant, row.session, id)
+            if found is not None and found.run_id == row.id:
+                return found.message
     before: int | None = None
     while rows := await hub.store.messages(hub.atlas.tenant, row.session, before=before, limit=_PAGE, last=True):
         for each in reversed(rows):

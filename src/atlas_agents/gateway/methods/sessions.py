@@ -154,9 +154,9 @@ async def _subscribe(caller: ClientConnection, params: wire.SessionsSubscribe) -
     numbers: dict[str, int] = {}
     while ended := [row for row in rows if row.id not in numbers and hub.runs.get(row.id) is None]:
         numbers |= {row.id: await hub.runs.last_seq(row) for row in ended}
-    turns = await hub.store.runs(hub.atlas.tenant, key)
+    turns = await hub.store.runs(hub.atlas.tenant, key, open_only=True)
     waiting = tuple([message for row in turns if row.status == "queued" for message in _queued_messages(row)])
-    outcomes = await read_outcomes(hub.store, turns, {row.run_id for row in messages}, hub.atlas.hide)
+    outcomes = await read_outcomes(hub.store, hub.atlas.tenant, messages, hub.atlas.hide)
     await hub.runs.follow_remote(turns)
     channel = caller.subscribe(key)
     session_runs = hub.runs.session_runs(key)

@@ -209,6 +209,10 @@ class SqlReads(ABC):
         statement = sql.OPEN_RUNS_OF if open_only else sql.RUNS
         return tables.RUNS.all(await self.fetch(bind(tenant, statement, session=session)))
 
+    async def failed_runs(self, tenant: str, session: str, first: int, last: int) -> list[store.RunRow]:
+        named = {"session": session, "first": first, "last": last}
+        return tables.RUNS.all(await self.fetch(bind(tenant, sql.FAILED_RUNS, **named)))
+
     async def queued_runs(self, tenant: str, session: str) -> list[store.RunRow]:
         return tables.RUNS.all(await self.fetch(bind(tenant, sql.QUEUED_RUNS_OF, session=session)))
 

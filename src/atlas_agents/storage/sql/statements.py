@@ -123,6 +123,10 @@ _OPEN_REQUEST = f"substr(request, 1, CASE WHEN {_OPEN} THEN length(request) ELSE
 RUNS = f"""
 SELECT {t.RUNS.select(request=_OPEN_REQUEST)} FROM runs WHERE tenant = :tenant AND session = :session
 ORDER BY place"""
+FAILED_RUNS = f"""
+SELECT {t.RUNS.select(request=_OPEN_REQUEST)} FROM runs WHERE tenant = :tenant AND status IN ('failed', 'cancelled')
+AND id IN (SELECT run_id FROM messages WHERE tenant = :tenant AND session = :session AND seq >= :first AND seq <= :last)
+ORDER BY place"""
 OPEN_RUNS_OF = f"""
 SELECT {t.RUNS.columns} FROM runs WHERE tenant = :tenant AND session = :session AND {_OPEN} ORDER BY place"""
 QUEUED_RUNS_OF = f"""
