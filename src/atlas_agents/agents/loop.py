@@ -488,11 +488,12 @@ async def _record_reply(run: Run, journal: Journal, reply: Message) -> None:
         if large:
             check_memory(len(reply.text))
         request, contents = run.take_request_record()
-        is_last = run.is_final and not reply.tool_calls and reply.metadata.get("stop_reason") != "pause"
-        hold = is_last and not large and not contents  # `mark_stored` needs to know that the contents are stored
-        recording = journal.record_reply(reply, run.settings.id, run.reply_usage, request, *contents, hold=hold)
+        hold = not large and run.is_final and not reply.tool_calls and reply.metadata.get("stop_reason") != "pause"
+        on_stored = partial(run.request_recorder.mark_stored, contents)
+        recording = journal.record_reply(
+            reply, run.settings.id, run.reply_usage, request, contents, hold=hold, on_stored=on_stored
+        )
         await finish_despite_cancel(recording)
-        run.request_recorder.mark_stored(contents)
 
 
 async def _handle_other(run: Run, chunk: base.Chunk, call: ModelCallTrace) -> None:

@@ -448,6 +448,7 @@ class Journal:
     """What the recorded steps of earlier processes used."""
     _held_reply: tuple[records.AddJournal, *tuple[records.Write, ...]] | None = None
     """A reply that is written with the next step, with its usage and contents."""
+    _on_reply_stored: Callable[[], None] | None = None
     _session_row: records.Session | None = None
     """The session as it was when this run was accepted and started."""
 
@@ -797,12 +798,15 @@ class Journal:
         agent_id: str,
         usage: Usage,
         request: bytes = b"",
-        *contents: records.Write,
+        contents: Sequence[records.Write] = (),
+        *,
         hold: bool = False,
+        on_stored: Callable[[], None] | None = None,
     ) -> None:
         """Record a model reply and its usage, before anything acts on it.
 
-        `request` is the record of what the model was sent, as JSON, and `contents` stores what it refers to.
+        `request` is the record of what the model was sent, as JSON, and `contents` stores what it refers to;
+        `on_stored` is called after they are written.
 
         With `hold`, it is written with the next step: nothing acts on the reply that ends a turn, and its text is
         announced as a message only after it is stored. `write_held_reply` writes it if the turn goes on instead.
@@ -816,6 +820,7 @@ class Journal:
             payload = b'%b,"request":%b}' % (payload[:-1], request)
         reply = records.AddJournal(self._run_id, self._epoch, "reply", str(self._reply_count), payload)
         self._held_reply = (reply, used, *contents)
+        self._on_reply_stored = on_stored
         if not hold:
             await self.write_held_reply()
 
@@ -929,6 +934,8 @@ class Journal:
             self.budget.committed(settled)
         self.leave_quarantine()
         self._notify_stored(pending)
+        if (held is not None or kind == "reply") and self._on_reply_stored is not None:
+            self._on_reply_stored()
         if state is not None and self._on_state is not None:
             self._on_state(msgspec.json.decode(state.payload))
 
