@@ -487,7 +487,7 @@ def test_every_statement_filters_by_tenant() -> None:
     found += [statements.add_search_texts(1), statements.add_audit_blocks(1), statements.add_audit_values(1)]
     found += [statements.list_sessions(), statements.list_sessions(statements.OF_OWNER)]
     found += [statements.usage_by(("day",)), statements.usage_by_session(("session",))]
-    found += [statements.audit_in_blocks((), 64), statements.audit_in_blocks(("tool", "user"), 64)]
+    found += [statements.find_audit_blocks(("tool", "user")), statements.audit_in_ranges(2)]
     found += [statements.passages_by_id(2), statements.postgres_nearest(3), statements.postgres_counts(2)]
     assert len(found) > 60
     for statement in found:

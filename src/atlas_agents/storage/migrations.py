@@ -277,9 +277,16 @@ _POSTGRES_USAGE = {
         FOR EACH ROW EXECUTE FUNCTION reopen_usage_day()""",
 }
 
+_OWNER = """{text} GENERATED ALWAYS AS (
+        CASE WHEN substr({column}, 1, 1) = '@' THEN substr({column}, 1, {find}({column}, '/')) ELSE '' END) {kind}"""
+"""The beginning of the keys of a user's own sessions, such as `@ann/`; empty for other sessions."""
+
+# Trace context of the call or client that asked for a job: all processes that work on it report one trace.
+_THIRTEENTH = ("ALTER TABLE jobs ADD COLUMN traceparent {text} NOT NULL DEFAULT ''",)
+
 # Indexes for the sessions and jobs of one user and for archived sessions; other sessions and jobs pay nothing for them.
 # `last_turns` is kept by the indexer of sessions.
-_THIRTEENTH = (
+_FOURTEENTH = (
     "ALTER TABLE sessions ADD COLUMN owner {owner_of_key}",
     "CREATE INDEX sessions_of_owner ON sessions (tenant, owner, updated_at, key) WHERE owner <> ''",
     "CREATE INDEX sessions_archived ON sessions (tenant, updated_at, key) WHERE archived",
@@ -293,16 +300,9 @@ _THIRTEENTH = (
         SELECT tenant, agent_id, user_id, max(created_at) FROM runs GROUP BY tenant, agent_id, user_id""",
 )
 
-_OWNER = """{text} GENERATED ALWAYS AS (
-        CASE WHEN substr({column}, 1, 1) = '@' THEN substr({column}, 1, {find}({column}, '/')) ELSE '' END) {kind}"""
-"""The beginning of the keys of a user's own sessions, such as `@ann/`; empty for other sessions."""
-
-# Trace context of the call or client that asked for a job: all processes that work on it report one trace.
-_THIRTEENTH = ("ALTER TABLE jobs ADD COLUMN traceparent {text} NOT NULL DEFAULT ''",)
-
 STEPS: tuple[tuple[str, ...], ...] = (
     *(_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH, _EIGHTH, _NINTH, _TENTH),
-    *(_ELEVENTH, _TWELFTH, _THIRTEENTH),
+    *(_ELEVENTH, _TWELFTH, _THIRTEENTH, _FOURTEENTH),
 )
 VERSION = len(STEPS)
 

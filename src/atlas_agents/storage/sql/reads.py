@@ -145,8 +145,8 @@ class SqlReads(ABC):
         return True
 
     async def _count_unindexed_sessions(self, tenant: str, limit: int) -> int:
-        position = first_number(await self.fetch(bind(tenant, sql.POSITION, name=SESSIONS)))
-        newest = first_number(await self.fetch(bind(tenant, sql.NEWEST_SESSION)))
+        position = first_number(await self.search(bind(tenant, sql.POSITION, name=SESSIONS)))
+        newest = first_number(await self.search(bind(tenant, sql.NEWEST_SESSION)))
         since = min(position, newest) - OVERLAP_MS
         return len(await self.search(bind(tenant, sql.UNINDEXED_SESSIONS, position=since, limit=limit)))
 
@@ -161,11 +161,14 @@ class SqlReads(ABC):
     async def _refresh_all(self) -> None:
         """Refresh the derived tables of all tenants for which much is missing, as after an upgrade."""
         tenant = ""
-        while found := await self.fetch(Query(sql.NEXT_SESSION_TENANT, {"after": tenant})):
+        while found := await self.search(Query(sql.NEXT_SESSION_TENANT, {"after": tenant})):
             ((tenant,),) = found
-            position = first_number(await self.fetch(bind(tenant, sql.POSITION, name=AUDIT)))
-            is_behind = await self.audit(tenant, after=position + _REFRESH_AFTER, limit=1)
-            if is_behind or await self._count_unindexed_sessions(tenant, _REFRESH_SESSIONS) == _REFRESH_SESSIONS:
+            position = first_number(await self.search(bind(tenant, sql.POSITION, name=AUDIT)))
+            behind = bind(tenant, sql.AUDIT, after=position + _REFRESH_AFTER, limit=1)
+            if (
+                await self.search(behind)
+                or await self._count_unindexed_sessions(tenant, _REFRESH_SESSIONS) == _REFRESH_SESSIONS
+            ):
                 await self._refresh_until_current(tenant)
 
     async def _refresh_until_current(self, tenant: str) -> None:
@@ -235,32 +238,41 @@ class SqlReads(ABC):
     async def find_audit(
         self, tenant: str, where: store.AuditFilter, *, before: int | None = None, limit: int = 100
     ) -> store.AuditMatches:
-        before, slices = _MAX_INTEGER if before is None else before, TimeSlices()
+        end, slices = _MAX_INTEGER if before is None else before, TimeSlices()
         position = first_number(await self.fetch(bind(tenant, sql.POSITION, name=AUDIT)))
         found: list[store.AuditRow] = []
         examined, is_plain, needles = 0, where == store.AuditFilter(), entry_needles(where)
         while len(found) < limit and examined < _MAX_EXAMINED:
             after = 0 if is_plain else position
-            if before > after + 1:  # not indexed yet, or no index is needed
-                query = bind(tenant, sql.AUDIT_BEFORE, before=before, after=after, limit=_AUDIT_PAGE)
+            if end > after + 1:  # not indexed yet, or no index is needed
+                query = bind(tenant, sql.AUDIT_BEFORE, before=end, after=after, limit=_AUDIT_PAGE)
                 rows = tables.AUDIT.all(await self.search(query))
                 is_last = is_plain and len(rows) < _AUDIT_PAGE
-                next_before = rows[-1].seq if len(rows) == _AUDIT_PAGE else after + 1
+                next_end = rows[-1].seq if len(rows) == _AUDIT_PAGE else after + 1
             else:
-                rows = tables.AUDIT.all(await self.search(_blocks_query(tenant, where, before)))
-                blocks = {(row.seq - 1) // AUDIT_BLOCK for row in rows}
+                blocks = [block for (block,) in await self.search(_blocks_query(tenant, where, end))]
+                rows = await self._read_blocks(tenant, blocks, end)
                 is_last = len(blocks) < _AUDIT_BLOCKS
-                next_before = min(blocks, default=0) * AUDIT_BLOCK + 1
+                next_end = min(blocks, default=0) * AUDIT_BLOCK + 1
             for row in rows:
                 if all(each in row.entry for each in needles) and matches_entry(read_entry(row.entry), where):
                     found.append(row)
                     if len(found) == limit:
                         return store.AuditMatches(tuple(found), row.seq if row.seq > 1 else None)
                 await slices.pause()
-            examined, before = examined + len(rows), next_before
-            if is_last or before <= 1:
+            examined, end = examined + len(rows), next_end
+            if is_last or end <= 1:
                 return store.AuditMatches(tuple(found))
-        return store.AuditMatches(tuple(found), before)
+        return store.AuditMatches(tuple(found), end)
+
+    async def _read_blocks(self, tenant: str, blocks: Sequence[int], before: int) -> list[store.AuditRow]:
+        """Return the audit rows of some blocks before a number, latest first."""
+        if not blocks:
+            return []
+        ranges = {f"after{n}": block * AUDIT_BLOCK for n, block in enumerate(blocks)}
+        ranges |= {f"last{n}": min((block + 1) * AUDIT_BLOCK, before - 1) for n, block in enumerate(blocks)}
+        rows = tables.AUDIT.all(await self.search(bind(tenant, sql.audit_in_ranges(len(blocks)), **ranges)))
+        return sorted(rows, key=lambda row: -row.seq)
 
     async def tool_days(self, tenant: str, *, since: str = "", until: str = "9999") -> list[store.ToolDay]:
         position, indexed, slices = -1, list[Row](), TimeSlices()
@@ -572,11 +584,11 @@ def _prefix_condition(prefix: str, column: str = "key") -> tuple[list[str], dict
 
 
 def _blocks_query(tenant: str, where: store.AuditFilter, before: int) -> Query:
-    """Return the rows before a number in the next blocks that contain all values of a filter."""
+    """Return the next blocks before a number that contain all values of a filter."""
     values = {name: indexed_value(value) for name in AUDIT_FIELDS if (value := getattr(where, name)) is not None}
     times = {"since": where.since or 0, "until": _MAX_INTEGER if where.until is None else where.until}
-    block = {"block": (before - 2) // AUDIT_BLOCK, "blocks": _AUDIT_BLOCKS, "before": before}
-    return bind(tenant, sql.audit_in_blocks(tuple(values), AUDIT_BLOCK), **values, **times, **block)
+    block = {"block": (before - 2) // AUDIT_BLOCK, "blocks": _AUDIT_BLOCKS}
+    return bind(tenant, sql.find_audit_blocks(tuple(values)), **values, **times, **block)
 
 
 def _limit_or_max(limit: int | None) -> int:

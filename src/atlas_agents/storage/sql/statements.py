@@ -498,8 +498,8 @@ ON CONFLICT (tenant, field, value, block) DO NOTHING"""
 
 
 @cache
-def audit_in_blocks(fields: tuple[str, ...], size: int) -> str:
-    """Return the audit rows of the latest blocks that contain a value of each field, given as `:<field>`."""
+def find_audit_blocks(fields: tuple[str, ...]) -> str:
+    """Return the latest blocks of audit rows that contain a value of each field, given as `:<field>`."""
     blocks, order, conditions = "audit_blocks b", "b.block", ""
     for name in fields[:1]:
         blocks, order = f"audit_values f CROSS JOIN {blocks}", "f.block"
@@ -508,13 +508,19 @@ def audit_in_blocks(fields: tuple[str, ...], size: int) -> str:
         conditions += f""" AND EXISTS (SELECT 1 FROM audit_values v
             WHERE v.tenant = :tenant AND v.field = '{name}' AND v.value = :{name} AND v.block = b.block)"""
     return f"""
-SELECT {t.AUDIT.select("a")} FROM (
-    SELECT b.block FROM {blocks} WHERE b.tenant = :tenant AND {order} <= :block AND b.last_at >= :since
-        AND b.first_at < :until{conditions}
-    ORDER BY {order} DESC LIMIT :blocks) found
-CROSS JOIN audit a
-WHERE a.tenant = :tenant AND a.seq > found.block * {size} AND a.seq <= found.block * {size} + {size} AND a.seq < :before
-ORDER BY a.seq DESC"""
+SELECT {order} FROM {blocks} WHERE b.tenant = :tenant AND {order} <= :block AND b.last_at >= :since
+    AND b.first_at < :until{conditions}
+ORDER BY {order} DESC LIMIT :blocks"""
+
+
+@cache
+def audit_in_ranges(count: int) -> str:
+    """Return the audit rows of several ranges, with the parameters `:after0`, `:last0` and so on.
+
+    Postgres reads whole tables if the ranges come from a join: it cannot tell how small they are.
+    """
+    one = f"SELECT {t.AUDIT.columns} FROM audit WHERE tenant = :tenant AND seq > :after{{0}} AND seq <= :last{{0}}"
+    return " UNION ALL ".join(one.format(n) for n in range(count))
 
 
 @cache
