@@ -31,11 +31,12 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from atlas_agents import Agent, Atlas, Capabilities, Chunk, DoneChunk, Request, TextChunk, Usage
 from atlas_agents.core.aio import utc_day
-from atlas_agents.core.store import audit_hash
+from atlas_agents.core.store import JobRow, audit_hash
 from atlas_agents.gateway.auth import TokenEntry, TokenFile
 from atlas_agents.gateway.server import Gateway, run
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.storage.postgres import PostgresStore
+from atlas_agents.storage.sql import tables
 from atlas_agents.storage.sqlite import SqliteStore
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
@@ -140,10 +141,11 @@ def job_rows(scale: float) -> Iterator[tuple[Any, ...]]:
     sessions = int(SESSIONS * scale)
     for seq in range(1, int(JOBS * scale) + 1):
         n, at = seq * 5 % sessions, NOW - seq
+        names = (f"job{seq}", "request", AGENTS[n % 8], "a task", session_key(n))
+        times = {"due_at": at, "created_at": at, "ended_at": at, "seq": seq}
         state = "dead" if seq % 500 == 0 else "done"
-        names = (f"job{seq}", "request", AGENTS[n % 8], "a task", session_key(n), state, 1, "", "", "[]")
-        asker = (f"user{n % USERS}", "", "", "", "")
-        yield ("default", *names, *asker, at, 1, 5, 1, "ok", True, at, at, seq)
+        job = JobRow(*names, state, user=f"user{n % USERS}", result="ok", notified=True, **times)
+        yield ("default", *tables.JOBS.values(job).values())
 
 
 TABLES = {
@@ -162,12 +164,7 @@ TABLES = {
         usage_rows,
     ),
     "audit": ("tenant, seq, entry, previous, hash", audit_rows),
-    "jobs": (
-        "tenant, id, kind, agent_id, task, session, state, priority, parent, root, chain, user_id, asker_run,"
-        " asker_call, asker_session, asker_agent, due_at, attempts, allowed, epoch, result, told, created_at, ended_at,"
-        " seq",
-        job_rows,
-    ),
+    "jobs": (f"tenant, {tables.JOBS.columns}", job_rows),
 }
 
 
