@@ -163,3 +163,26 @@ def test_run_of_the_workspace_is_saved_as_a_test(home: Home) -> None:
     _add_prompt(home)
     failed = _python(home, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_clock.py")
     assert failed.returncode == 1 and "the system prompt has changed" in failed.stdout
+
+
+def test_run_is_listed_and_forked(home: Home, server: ModelServer) -> None:
+    home.run("ask", "What time is it?", "-s", "clock")
+    listed = home.run("replay", "clock", "--list").stdout.splitlines()
+    assert listed[0].split() == ["STEP", "TIME", "KIND", "CONTENT"]
+    steps = json.loads(home.run("replay", "clock", "--list", "--json").stdout)
+    last = next(each["number"] for each in reversed(steps) if each["kind"] == "reply")
+    messages = home.run("sessions", "export", "clock").stdout
+    (home.folder / "prompt.md").write_text("Always rhyme.\n")
+    asked = len(server.requests)
+    forked = home.run("replay", "clock", "--fork", str(last), "--model", "http/rules-2", "--prompt", "prompt.md")
+    assert forked.returncode == 0 and forked.stdout, forked.stderr
+    assert "current_time" in forked.stderr and "(recorded)" in forked.stderr
+    (request,) = server.requests[asked:]
+    assert request.body["model"] == "rules-2" and "Always rhyme." in str(request.body)
+    assert home.run("sessions", "export", "clock").stdout == messages
+    early = home.run("replay", "clock", "--fork", "2", "--json")
+    assert [each["source"] for each in json.loads(early.stdout)["calls"]] == ["simulated"]
+    useless = home.run("replay", "clock", "--model", "http/rules-2")
+    assert useless.returncode == 2 and "--model needs --fork STEP" in useless.stderr
+    far = home.run("replay", "clock", "--fork", "99")
+    assert far.returncode == 2 and "invalid step 99" in far.stderr

@@ -1,19 +1,31 @@
-"""`atlas replay RUN`: replay a finished run offline, and save it as a test."""
+"""`atlas replay RUN`: replay a finished run offline, save it as a test, or fork it."""
 
 import os
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from atlas_agents.cli import command as cli
 from atlas_agents.cli.connect import TENANT, load_settings
-from atlas_agents.cli.output import describe_error, plural, print_json, printable
+from atlas_agents.cli.output import (
+    describe_error,
+    format_call,
+    format_result,
+    format_time,
+    one_line,
+    plural,
+    print_json,
+    print_table,
+    printable,
+)
+from atlas_agents.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from atlas_agents.agents.atlas import Atlas
     from atlas_agents.config.settings import Settings
+    from atlas_agents.core.approvals import Question
     from atlas_agents.core.store import Store
     from atlas_agents.testing.comparison import ReplayResult
     from atlas_agents.testing.replay import AgentSource
@@ -35,28 +47,117 @@ async def replay(
         str | None, cli.Option(metavar="FILE", help="Save the run as a pytest case, without secrets.")
     ] = None,
     force: Annotated[bool, cli.Option("--force", help="Replace the files of an earlier --save.")] = False,
+    list_only: Annotated[bool, cli.Option("--list", help="List the steps of the run.")] = False,
+    fork: Annotated[
+        int | None, cli.Option(metavar="STEP", min=2, help="Go on live from this step, in a scratch session.")
+    ] = None,
+    model: Annotated[str | None, cli.Option(metavar="REF", help="With --fork: the model that goes on.")] = None,
+    prompt: Annotated[str | None, cli.Option(metavar="FILE", help="With --fork: another system prompt.")] = None,
+    policy: Annotated[str | None, cli.Option(metavar="FILE", help="With --fork: another policy.")] = None,
+    allow_tools: Annotated[
+        str | None, cli.Option(metavar="NAME,…", help="With --fork: tools that are run; others are simulated.")
+    ] = None,
     as_json: cli.JsonFlag = False,
 ) -> int:
-    """Replay a finished run offline from its journal, and print the first difference.
+    """Replay a finished run offline, save it as a test, or fork it.
 
-    The recorded replies, results and approvals are used: no model is called, no tool is run and nothing is stored. The
-    run differs if prompts, tools, policy or code have changed what it does.
+    A replay prints the first difference from the record: prompts, tools, policy or code may have changed what the run
+    does. Recorded replies, results and approvals are used. No model is called, no tool is run and nothing is stored.
 
-    Exit codes: 0 the run is the same, 1 it differs, 2 it cannot be replayed.
+    With --fork, the turn goes on live from a step. Nothing is stored either, and a tool call gets the result that the
+    same call had in the record, unless its tool is in --allow-tools: such calls need the usual approvals.
+
+    Exit codes: 0 the run is the same, 1 it differs or the fork failed, 2 it cannot be replayed.
     """
     from atlas_agents.core.errors import StoreError
     from atlas_agents.testing.run_record import ReplayError
 
+    changes = _ForkChanges(fork, model, prompt, policy, allow_tools)
     try:
+        changes.check()
         settings = load_settings()
         async with _open_agents(settings, agents) as atlas:
             record = await _read_record(settings, atlas, run)
+            if list_only:
+                return _list_steps(record, as_json=as_json)
+            if fork is not None:
+                return await _fork(record, atlas, changes, as_json=as_json)
             if save is not None:
                 return await _save(record, atlas, Path(save), _source(agents, settings, Path(save)), force=force)
             return await _compare(record, atlas, as_json=as_json)
     except (ReplayError, StoreError) as error:
         cli.print_error(describe_error(error))
         return EXIT_IMPOSSIBLE
+
+
+class _ForkChanges(NamedTuple):
+    """From which step a run goes on live, and what is changed."""
+
+    step: int | None
+    model: str | None
+    prompt: str | None
+    policy: str | None
+    allow_tools: str | None
+
+    def check(self) -> None:
+        """Refuse options that have an effect only with --fork."""
+        given = [name for name, value in self._asdict().items() if value is not None]
+        if given and self.step is None:
+            raise ConfigError(f"--{given[0].replace('_', '-')} needs --fork STEP; list the steps with --list")
+
+
+def _list_steps(record: "RunRecord", *, as_json: bool) -> int:
+    from atlas_agents.testing.fork import list_steps
+
+    steps = list_steps(record)
+    if as_json:
+        print_json(steps)
+        return cli.EXIT_OK
+    rows = [(each.number, format_time(each.at), each.kind, one_line(each.text, 300)) for each in steps]
+    print_table(("step", "time", "kind", "content"), rows, "The run has no steps.")
+    return cli.EXIT_OK
+
+
+async def _fork(record: "RunRecord", atlas: "Atlas", changes: _ForkChanges, *, as_json: bool) -> int:
+    from atlas_agents.testing.fork import fork
+    from atlas_agents.tools.policy import Policy
+
+    result = await fork(
+        record,
+        atlas,
+        changes.step or 2,
+        model=changes.model or "",
+        system_prompt=_read_prompt(changes.prompt),
+        policy=Policy.load(changes.policy) if changes.policy is not None else None,
+        allow_tools=[name.strip() for name in (changes.allow_tools or "").split(",") if name.strip()],
+        approve=_ask,
+    )
+    if as_json:
+        print_json(result)
+    else:
+        for call in result.calls:
+            shown = format_result(call.tool, call.status, call.result, None if call.status == "ok" else call.status)
+            print(f"{format_call(call.tool, call.arguments)}\n{shown} ({call.source})", file=sys.stderr)
+        if result.error is None:
+            print(printable(result.answer))
+        else:
+            cli.print_error(f"the fork failed: {result.error}")
+    return cli.EXIT_OK if result.error is None else cli.EXIT_FAILED
+
+
+def _read_prompt(file: str | None) -> str | None:
+    if file is None:
+        return None
+    try:
+        return Path(file).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--prompt: cannot read {file!r}: {error}") from error
+
+
+def _ask(question: "Question") -> bool:
+    """Ask the person at the terminal about a call of an allowed tool; without a terminal it is refused."""
+    shown = format_call(question.tool, question.arguments)
+    return cli.confirm(f"{shown}\n{printable(question.preview)}\nAllow this call?".replace("\n\n", "\n"))
 
 
 @asynccontextmanager

@@ -15,6 +15,7 @@ from atlas_agents.providers.registry import Model, Registry
 from atlas_agents.providers.testing import Cassette, Reply, Scripted, calls, fails, refuses, says, thinks
 from atlas_agents.testing.comparison import Difference, ReplayResult
 from atlas_agents.testing.faults import Effect, EffectLedger, FaultKind, PlannedFault, Simulation
+from atlas_agents.testing.fork import ForkedCall, ForkPoint, ForkResult, fork, list_steps
 from atlas_agents.testing.replay import ReplayBlocked, load_agents, replay
 from atlas_agents.testing.run_record import ReplayError, RunRecord
 from atlas_agents.testing.simulator import CaseResult, FaultSimulator, Finding, SimulationReport
@@ -37,6 +38,9 @@ __all__ = [
     "FaultKind",
     "FaultSimulator",
     "Finding",
+    "ForkPoint",
+    "ForkResult",
+    "ForkedCall",
     "PlannedFault",
     "Registry",
     "ReplayBlocked",
@@ -52,7 +56,9 @@ __all__ = [
     "calls",
     "fails",
     "fault_simulator",
+    "fork",
     "in_memory_atlas",
+    "list_steps",
     "load_agents",
     "refuses",
     "replay",

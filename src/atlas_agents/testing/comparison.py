@@ -99,7 +99,7 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
         return self
 
 
-class Comparison:
+class RunComparison:
     """Compares what a turn does with its record, and collects the differences."""
 
     def __init__(self, record: RunRecord) -> None:

@@ -34,7 +34,7 @@ from atlas_agents.core.store import RunRow, Store, Write
 from atlas_agents.providers.base import BaseProvider, Capabilities, Chunk, Request, TextChunk, ThinkingChunk
 from atlas_agents.providers.failover import Failover, Route, TurnProvider
 from atlas_agents.providers.registry import Model
-from atlas_agents.testing.comparison import Comparison, ReplayResult
+from atlas_agents.testing.comparison import ReplayResult, RunComparison
 from atlas_agents.testing.run_record import ReplayError, RunRecord, redact_record
 from atlas_agents.tools.approvals import Approvals, ApprovalStore
 from atlas_agents.tools.audit import AuditEntry
@@ -77,21 +77,23 @@ async def replay(
     """
     if atlas is None:
         raise ConfigError("replay needs the agents of the run: pass an Atlas, an agent or a list of agents")
-    atlas = _as_atlas(atlas)
-    record = await _read_record(run, store or atlas.store, tenant or atlas.tenant)
-    _find_agent(atlas, record)
-    comparison = Comparison(record)
+    atlas = read_agents(atlas)
+    record = await read_run(run, store or atlas.store, tenant or atlas.tenant)
+    find_run_agent(atlas, record)
+    comparison = RunComparison(record)
     with _sealed():
         return await _replay(record, atlas, comparison, deps)
 
 
-def _as_atlas(given: Agents) -> Atlas:
+def read_agents(given: Agents) -> Atlas:
+    """Return an Atlas of the given agents."""
     if isinstance(given, Atlas):
         return given
     return Atlas([given] if isinstance(given, Agent) else given)
 
 
-async def _read_record(run: str | Path | RunRecord, store: Store | None, tenant: str) -> RunRecord:
+async def read_run(run: str | Path | RunRecord, store: Store | None, tenant: str) -> RunRecord:
+    """Return the record of a run, from its file or its store."""
     if isinstance(run, RunRecord):
         return run
     if isinstance(run, Path):
@@ -101,7 +103,8 @@ async def _read_record(run: str | Path | RunRecord, store: Store | None, tenant:
     return await RunRecord.read(store, run, tenant)
 
 
-def _find_agent(atlas: Atlas, record: RunRecord) -> Agent:
+def find_run_agent(atlas: Atlas, record: RunRecord) -> Agent:
+    """Return the agent of a run; raises ReplayError if there is none."""
     found = next((agent for agent in atlas.agents if agent.id == record.agent_id), None)
     if found is None:
         known = ", ".join(sorted(agent.id for agent in atlas.agents)) or "none"
@@ -109,7 +112,7 @@ def _find_agent(atlas: Atlas, record: RunRecord) -> Agent:
     return found
 
 
-async def _replay(record: RunRecord, atlas: Atlas, comparison: "Comparison", deps: Any) -> ReplayResult:
+async def _replay(record: RunRecord, atlas: Atlas, comparison: "RunComparison", deps: Any) -> ReplayResult:
     clock, store = ReplayClock(record.created_at / 1000), open_scratch_store()
     row = await record.seed(store)
     runtime = atlas.derive_runtime(
@@ -222,7 +225,7 @@ class ReplayClock:
 class ReplayJournal(Journal):
     """Journal of a replay. Replies and results come from the record, and calls are checked again but never run."""
 
-    def __init__(self, comparison: Comparison, *given: Any, clock: ReplayClock, **options: Any) -> None:
+    def __init__(self, comparison: RunComparison, *given: Any, clock: ReplayClock, **options: Any) -> None:
         super().__init__(*given, clock=clock, **options)
         self._comparison, self._replay_clock = comparison, clock
         self.approvals = RecordedApprovals(
@@ -267,7 +270,7 @@ class ReplayJournal(Journal):
 class RecordedApprovals(JournaledApprovals, kw_only=True):
     """Approval store of a replay: every question has the answer that was recorded for the same call."""
 
-    recorded: Comparison
+    recorded: RunComparison
 
     async def save_question(self, question: Question) -> tuple[Question, Answer | None]:
         """Return the recorded answer; without one, the turn was cancelled while it waited, or none was needed."""
@@ -319,7 +322,7 @@ async def cancel_turn() -> None:
 class ReplayRuntime(AgentRuntime):
     """Runtime of a replay, whose models answer nothing that is not in the record."""
 
-    def __init__(self, comparison: Comparison, **options: Any) -> None:
+    def __init__(self, comparison: RunComparison, **options: Any) -> None:
         super().__init__(**options)
         self._comparison = comparison
 
@@ -353,7 +356,7 @@ class _UnknownProvider(BaseProvider):
 class RecordedModels(Failover):
     """The models of an agent in a replay."""
 
-    def __init__(self, routes: Sequence[Route], comparison: Comparison) -> None:
+    def __init__(self, routes: Sequence[Route], comparison: RunComparison) -> None:
         super().__init__(routes)
         self._comparison = comparison
 
@@ -364,7 +367,7 @@ class RecordedModels(Failover):
 class RecordedEnd(TurnProvider):
     """What follows the last recorded reply: the failure or the cancellation with which the turn ended."""
 
-    def __init__(self, pool: Failover, clock: Any, comparison: Comparison) -> None:
+    def __init__(self, pool: Failover, clock: Any, comparison: RunComparison) -> None:
         super().__init__(pool, clock)
         self._comparison = comparison
 
@@ -400,7 +403,7 @@ def load_agents(target: str) -> Atlas:
     if callable(found) and not isinstance(found, Agent | Atlas):
         found = found()
     if isinstance(found, Atlas | Agent | list | tuple):
-        return _as_atlas(cast(Agents, found))
+        return read_agents(cast(Agents, found))
     raise ConfigError(f"agents {target!r}: expected an Atlas, an agent or a list of agents, got {found!r}")
 
 
@@ -419,7 +422,7 @@ async def save_case(
     The test expects what the turn does now. Returns the replay of the run as it was recorded; raises ReplayError if
     the turn does not do what was recorded.
     """
-    atlas, data = _as_atlas(atlas), path.with_suffix(".json")
+    atlas, data = read_agents(atlas), path.with_suffix(".json")
     if path.suffix != ".py" or not path.name.startswith("test_"):
         raise ReplayError(f"invalid file {str(path)!r}: expected a name such as tests/test_refund.py")
     for each in (path, data):

@@ -178,7 +178,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
         With `upto`, only with the steps before that number, the first of which is 1.
         """
-        steps = [step for step in self.steps[: None if upto is None else upto - 1] if step.kind not in _NOT_SEEDED]
+        steps = [step for step in self.steps if step.kind not in _NOT_SEEDED] if upto is None else self._before(upto)
         writes: list[Write] = [PutSession(self.session, self.agent_id, metadata=self.metadata)]
         writes += [AddMessage(self.session, _id_of(body), bytes(body)) for body in self.history]
         accepted = AcceptRun(self.id, self.session, self.agent_id, self.user, request=bytes(self.request))
@@ -203,12 +203,26 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         ]
         return msgspec.structs.replace(self, steps=tuple(steps), texts=dict(texts))
 
+    def _before(self, number: int) -> list[RecordedStep]:
+        """Return the steps before a number, without those of calls that have no outcome yet, which are made again."""
+        steps = self.steps[: number - 1]
+        settled = {step.key for step in steps if step.kind == "outcome"}
+        asked = {step.key: step.decode(Question).call_id for step in self.of_kind("asked")}
+        kept: list[RecordedStep] = []
+        for step in steps:
+            call = asked.get(step.key, "") if step.kind in ("asked", "answered") else step.key
+            if step.kind not in ("intent", "hook", "asked", "answered") or call in settled:
+                kept.append(step)
+        return [step for step in kept if step.kind not in _NOT_SEEDED]
+
     def _messages_before(self, steps: Sequence[RecordedStep]) -> list[msgspec.Raw]:
         """Return the first messages of the run, and those that entered it or were replied before these steps."""
         known = {_id_of(step.payload) for step in steps if step.kind == "reply"}
         for step in steps:
             if step.kind == "steer":
                 known.update(step.decode(SteerRecord).messages)
+            elif step.kind == "reply":
+                known.update(step.decode(Message).metadata.get("added", ()))
         return [body for body in self.messages if _id_of(body) in known or body in self.first_messages]
 
     @property
