@@ -366,12 +366,16 @@ def _print_tags(report: "EvaluationReport") -> None:
 
 
 def _print_cases(evaluation: "Evaluation") -> None:
-    columns = list(dict.fromkeys((result.agent, result.model) for result in evaluation.results))
-    names = [model if len(evaluation.agents) == 1 else f"{agent} {model}" for agent, model in columns]
-    cells: dict[str, dict[Any, list[Result]]] = {}
+    agents: dict[tuple[str, str], set[str]] = {}
     for result in evaluation.results:
-        cells.setdefault(result.case, {}).setdefault((result.agent, result.model), []).append(result)
-    rows = [(case, *(_cell(found.get(column, [])) for column in columns)) for case, found in cells.items()]
+        agents.setdefault((result.case, result.model), set()).add(result.agent)
+    by_model = all(len(found) == 1 for found in agents.values())  # each case runs with one agent only
+    cells: dict[str, dict[str, list[Result]]] = {}
+    for result in evaluation.results:
+        name = result.model if by_model else f"{result.agent} {result.model}"
+        cells.setdefault(result.case, {}).setdefault(name, []).append(result)
+    names = list(dict.fromkeys(name for found in cells.values() for name in found))
+    rows = [(case, *(_cell(found.get(name, [])) for name in names)) for case, found in cells.items()]
     print_table(("case", *names), rows, "There are no results.")
 
 
