@@ -20,6 +20,15 @@ cases:
   - {id: number, input: Two, expect: {contains: ['Two', '2']}}
 """
 PASSING = CASES.replace(", '2'", "")
+GATE = """\
+import asyncio
+from pathlib import Path
+
+async def wait_for_file(outcome):
+    if not Path("go").exists():
+        await asyncio.Event().wait()
+    return True
+"""
 
 
 def write(home: Home, text: str, name: str = "cases.yaml") -> str:
@@ -121,9 +130,9 @@ def test_budget_stops_the_evaluation_and_a_larger_one_resumes_it(home: Home) -> 
 
 @pytest.mark.slow
 def test_killed_evaluation_resumes_with_what_is_missing(home: Home) -> None:
-    slow = "  - {id: story, input: Tell a story, expect: {contains: word 149}}\n"
-    file = write(home, PASSING + slow)
-    process = home.start("eval", file, "--parallel", "1")
+    (home.folder / "eval_gate.py").write_text(GATE)
+    file = write(home, PASSING + "  - {id: gate, input: Hi, expect: {function: 'eval_gate:wait_for_file'}}\n")
+    process = home.start("eval", file, "--parallel", "1", "--code")
     folder = home.path / "evaluations"
     eventually(lambda: any(path.read_bytes().count(b"\n") >= 4 for path in folder.glob("*.jsonl")))
     process.kill()
@@ -131,7 +140,8 @@ def test_killed_evaluation_resumes_with_what_is_missing(home: Home) -> None:
     (path,) = folder.glob("*.jsonl")
     finished = path.read_bytes().count(b"\n") - 1
     assert finished == 3
-    resumed = home.run("eval", file, "--parallel", "1", "--resume")
+    (home.folder / "go").touch()
+    resumed = home.run("eval", file, "--parallel", "1", "--code", "--resume")
     assert resumed.returncode == 0, resumed.stderr
     assert "4 of 4 passed" in resumed.stdout
     assert path.read_bytes().count(b"\n") == 5 and len(list(folder.glob("*.jsonl"))) == 1
