@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from atlas_agents.agents.agent import Agent
     from atlas_agents.config.settings import Settings
     from atlas_agents.evaluation import (
-        Comparison,
         Evaluation,
         EvaluationOptions,
         EvaluationReport,
         Evaluator,
         Result,
         ResultFile,
+        ScoreComparison,
         Suite,
     )
 
@@ -400,7 +400,7 @@ def _print_failures(evaluation: "Evaluation") -> None:
         print(f"… and {len(failed) - _MAX_SHOWN} more")
 
 
-def _print_comparison(comparison: "Comparison", earlier: str) -> None:
+def _print_comparison(comparison: "ScoreComparison", earlier: str) -> None:
     now, before = f"{comparison.agent} {comparison.model}", f"{comparison.earlier_agent} {comparison.earlier_model}"
     print(
         f"{now} compared with {before if before != now else 'itself'} in {earlier}, {plural(comparison.cases, 'case')}:"
@@ -414,7 +414,7 @@ def _print_comparison(comparison: "Comparison", earlier: str) -> None:
         )
 
 
-def _explain(comparison: "Comparison") -> str:
+def _explain(comparison: "ScoreComparison") -> str:
     if comparison.interval is None:
         return " (too few cases for a confidence interval)"
     low, high = comparison.interval.low, comparison.interval.high

@@ -101,7 +101,7 @@ class CaseChange(msgspec.Struct, frozen=True):
     after: float
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class ScoreComparison(msgspec.Struct, frozen=True, kw_only=True):
     """One agent with one model, compared with an earlier evaluation on the cases that both have.
 
     `difference` is that of the mean scores. `interval` is where it lies with 95 % confidence (paired bootstrap over the
@@ -157,7 +157,7 @@ class EvaluationReport(msgspec.Struct, frozen=True, kw_only=True):
     columns: tuple[ColumnSummary, ...]
     tags: tuple[TagSummary, ...] = ()
     earlier: str = ""
-    comparisons: tuple[Comparison, ...] = ()
+    comparisons: tuple[ScoreComparison, ...] = ()
 
 
 def make_report(evaluation: Evaluation, earlier: Evaluation | None = None) -> EvaluationReport:
@@ -213,7 +213,7 @@ def wilson(passed: int, total: int) -> Interval:
     return Interval(max(0.0, (middle - half) / below), min(1.0, (middle + half) / below))
 
 
-def compare(now: Evaluation, earlier: Evaluation) -> tuple[Comparison, ...]:
+def compare(now: Evaluation, earlier: Evaluation) -> tuple[ScoreComparison, ...]:
     """Compare each agent and model with itself in an earlier evaluation.
 
     If both evaluations have only one agent and model, these are compared even if they differ.
@@ -231,7 +231,7 @@ def compare(now: Evaluation, earlier: Evaluation) -> tuple[Comparison, ...]:
 
 def _compare(
     key: tuple[str, str], results: Iterable[Result], other: tuple[str, str], before: Iterable[Result]
-) -> Comparison:
+) -> ScoreComparison:
     after_scores, before_scores = _case_scores(results), _case_scores(before)
     shared = [case for case in after_scores if case in before_scores]
     differences = [after_scores[case] - before_scores[case] for case in shared]
@@ -240,7 +240,7 @@ def _compare(
         for case, difference in zip(shared, differences, strict=True)
         if abs(difference) > 1e-9
     ]
-    return Comparison(
+    return ScoreComparison(
         agent=key[0],
         model=key[1],
         earlier_agent=other[0],

@@ -24,7 +24,7 @@ from atlas_agents.core.text import list_known, one_line
 from atlas_agents.evaluation.report import (
     SUFFIX,
     ColumnSummary,
-    Comparison,
+    ScoreComparison,
     explain,
     list_evaluations,
     make_report,
@@ -832,7 +832,7 @@ def _evaluation_row(result: Result, before: Mapping[tuple[str, str, str], float]
     )
 
 
-def _evaluation_comparison(found: Comparison) -> wire.EvaluationComparison:
+def _evaluation_comparison(found: ScoreComparison) -> wire.EvaluationComparison:
     return wire.EvaluationComparison(
         agent=found.agent,
         model=found.model,
