@@ -1,6 +1,7 @@
 """Live figures of a gateway, and alerts to a webhook and to Telegram."""
 
 import json
+import tomllib
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,10 +13,12 @@ from gateway_client import Client, connect_client, serve_gateway
 from test_mcp_methods import serve_workspace
 
 from atlas_agents import Agent, Atlas, ProviderError, RetryPolicy
+from atlas_agents.app.serve import private_gateway
 from atlas_agents.builtin_tools.telegram_api import BotAccount
+from atlas_agents.config.load import load
 from atlas_agents.core.alert_rules import parse_alert_rules
 from atlas_agents.core.errors import ConfigError
-from atlas_agents.core.paths import Secret
+from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.core.store import Store
 from atlas_agents.gateway.hub import GatewayServices
 from atlas_agents.gateway.monitor import AlertOptions, AlertSender, TelegramSender, WebhookSender
@@ -197,6 +200,20 @@ async def test_alert_reaches_a_telegram_chat(tmp_path: Path) -> None:
 def test_invalid_rule_is_explained(rule: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_alert_rules([rule])
+
+
+def test_rules_of_the_guide_are_valid() -> None:
+    example = Path(__file__).parents[2] / "docs" / "examples" / "operations_alerts.toml"
+    assert len(parse_alert_rules(tomllib.loads(example.read_text())["alerts"])) == 3
+
+
+async def test_rule_without_a_target_stops_the_start(tmp_path: Path) -> None:
+    environment = Environment({"ATLAS_HOME": str(tmp_path), "HOME": str(tmp_path)}, dotenv=None)
+    flags = {"model": "demo", "embeddings": "none", "sandbox": "none", "alerts": ("queue_lag > 30",)}
+    settings = load(flags, environment, tmp_path)
+    with pytest.raises(ConfigError, match="alerts: 'queue_lag > 30' has no target; set alert_webhook"):
+        async with private_gateway(settings, environment=environment):
+            pass
 
 
 def test_rule_has_units() -> None:

@@ -80,6 +80,10 @@ def test_settings_and_sign_in_fit_a_phone_and_are_accessible(browser: Browser, a
 def test_operations_show_the_gateway_and_back_it_up(admin: Tab) -> None:
     page = admin.open("/settings/operations").page
     expect(page.get_by_text("Running for")).to_be_visible()
+    figures = page.get_by_role("group", name="Live figures")
+    expect(figures.get_by_text("Error rate")).to_be_visible()
+    expect(figures.get_by_text("Turn duration")).to_be_visible()
+    expect(page.get_by_text("No alert rules.")).to_be_visible()
     expect(page.get_by_text("No turn is running.")).to_be_visible()
     expect(page.get_by_role("heading", name="Log")).to_be_visible()
     admin.button("Back up now").click()

@@ -70,7 +70,8 @@ function Live({ live }: { live: LiveStatus }) {
 }
 
 const seconds = (value: number | null | undefined) => (value == null ? "–" : formatDuration(value * 1000));
-const tails = ({ p95, p99 }: LatencyShape) => `95 %: ${seconds(p95)} · 99 %: ${seconds(p99)}`;
+const tails = ({ count, p95, p99 }: LatencyShape) =>
+  count ? `median; p95 ${seconds(p95)}, p99 ${seconds(p99)}` : "no turn measured";
 const percent = (share: number) => `${(share * 100).toFixed(share > 0 && share < 0.1 ? 1 : 0)} %`;
 
 function Figures({ live }: { live: LiveStatus }) {
@@ -102,7 +103,7 @@ function Models({ models, limits }: { models: readonly ModelHealthShape[]; limit
         <span className="muted">Last 15 minutes</span>
       </header>
       {models.length > 0 && (
-        <div className="scroll-x">
+        <div className="scroll-x" role="region" aria-label="Models" tabIndex={0}>
           <table className="totals">
             <thead>
               <tr>
@@ -170,7 +171,7 @@ function Members({ live }: { live: LiveStatus }) {
       <header>
         <h2>Cluster</h2>
       </header>
-      <div className="scroll-x">
+      <div className="scroll-x" role="region" aria-label="Cluster" tabIndex={0}>
         <table className="totals">
           <thead>
             <tr>
@@ -224,7 +225,7 @@ const ALERT_NAMES = { ok: "OK", pending: "Pending", firing: "Firing" } as const;
 
 function Alerts({ alerts }: { alerts: readonly AlertShape[] }) {
   return (
-    <section className="panel stack">
+    <section className="panel">
       <header>
         <h2>Alerts</h2>
       </header>

@@ -142,30 +142,32 @@ function UsagePanel({ rows, days, grouping, onGrouping }: UsagePanelProps) {
 export function Budgets({ budgets }: { budgets: readonly Budget[] }) {
   return (
     <Panel title="Budgets">
-      <table className="totals">
-        <thead>
-          <tr>
-            <th>Budget</th>
-            <th className="number">Limit</th>
-            <th className="number">Used</th>
-            <th className="number">Left</th>
-            <th className="number">Starts again</th>
-          </tr>
-        </thead>
-        <tbody>
-          {budgets.map(({ scope, subject, measure, limit, used, reserved, per, resetsAt }) => (
-            <tr key={`${scope} ${subject} ${measure} ${per}`}>
-              <td>
-                {formatIdentifier(scope)} {subject && <code>{subject}</code>} {per && `per ${per}`}
-              </td>
-              <td className="number">{formatAmount(measure, limit)}</td>
-              <td className="number">{formatAmount(measure, used)}</td>
-              <td className="number">{used >= limit ? "Used up" : formatAmount(measure, limit - used - reserved)}</td>
-              <td className="number">{resetsAt ? formatRelativeTime(resetsAt, Date.now()) : "–"}</td>
+      <div className="scroll-x" role="region" aria-label="Budgets" tabIndex={0}>
+        <table className="totals">
+          <thead>
+            <tr>
+              <th>Budget</th>
+              <th className="number">Limit</th>
+              <th className="number">Used</th>
+              <th className="number">Left</th>
+              <th className="number">Starts again</th>
             </tr>
-          ))}
-        </tbody>
-      </table>
+          </thead>
+          <tbody>
+            {budgets.map(({ scope, subject, measure, limit, used, reserved, per, resetsAt }) => (
+              <tr key={`${scope} ${subject} ${measure} ${per}`}>
+                <td>
+                  {formatIdentifier(scope)} {subject && <code>{subject}</code>} {per && `per ${per}`}
+                </td>
+                <td className="number">{formatAmount(measure, limit)}</td>
+                <td className="number">{formatAmount(measure, used)}</td>
+                <td className="number">{used >= limit ? "Used up" : formatAmount(measure, limit - used - reserved)}</td>
+                <td className="number">{resetsAt ? formatRelativeTime(resetsAt, Date.now()) : "–"}</td>
+              </tr>
+            ))}
+          </tbody>
+        </table>
+      </div>
     </Panel>
   );
 }
