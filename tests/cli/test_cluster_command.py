@@ -1,14 +1,17 @@
 """`atlas cluster status`, and the processes that it shows."""
 
+import asyncio
 import json
 import re
 import signal
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from atlas_command import Home
 
+from atlas_agents.client import GatewayClient
 from atlas_agents.dispatch.members import Backlog, ClusterStatus, JobCounts, MemberStatus, TurnCounts
 from checks import TIMEOUT
 from stores.postgres_server import PostgresServer
@@ -20,6 +23,12 @@ TOKEN = "k9Vd2mQ8xZ4tR7wB1nL5cH"
 def postgres() -> Iterator[PostgresServer]:
     with PostgresServer() as server:
         yield server
+
+
+async def read_operations(url: str) -> dict[str, Any]:
+    """Return what the operations view of a gateway shows."""
+    async with GatewayClient(url, TOKEN) as client:
+        return (await client.call("ops.status"))["live"]
 
 
 @pytest.mark.slow
@@ -47,6 +56,12 @@ def test_status_shows_members_until_they_stop(home: Home, postgres: PostgresServ
         assert front.process is not None and f" {front.process.pid} " in first and first.endswith(front.url)
         assert " gateway " in first and " worker " in second and " 0 of 64 " in second
         assert [line.split()[0] for line in summaries] == ["turns", "queue", "jobs", "postgres"]
+        live = asyncio.run(read_operations(front.url))
+        assert [(each["role"], each["pid"]) for each in live["members"]] == [
+            ("gateway", front.process.pid),
+            ("worker", worker.process.pid if worker.process else 0),
+        ]
+        assert live["members"][1]["leads"] and live["members"][1]["capacity"] == 64
         taken = home.run("serve", "--role", "worker", "--port", str(front.port))
         assert (taken.returncode, taken.stderr.splitlines()[-1]) == (
             2,
