@@ -232,7 +232,7 @@ class _WriteThread:
             for queued, commit in commits:
                 queued.error = None
                 self._commit_group([(queued, commit)])
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001  of the only commit, or a StoreError that concerns all of them
             for queued, _ in commits:
                 queued.error = error
 
@@ -243,20 +243,27 @@ class _WriteThread:
         try:
             if not self._has_lease and _runs_turns(commits):
                 self._take_lease()
-            for queued, commit in commits:
-                self._apply_in_savepoint(connection, queued, commit)
+            if len(commits) == 1:
+                ((queued, commit),) = commits
+                queued.result = self._apply(connection, commit)
+            else:
+                for queued, commit in commits:
+                    self._apply_in_savepoint(connection, queued, commit)
             connection.execute("COMMIT")
         except BaseException:
             roll_back(connection)
             raise
         self.transactions += 1
 
+    def _apply(self, connection: sqlite3.Connection, commit: _Commit) -> list[Any]:
+        context = WriteContext(commit.tenant, int(self._clock.time() * 1000), self._audit_key)
+        return run_steps(connection, apply_writes(context, commit.writes))
+
     def _apply_in_savepoint(self, connection: sqlite3.Connection, queued: _QueuedWrite, commit: _Commit) -> None:
         """Apply one commit or nothing of it. Its failure is its own, unless it ended the transaction."""
         connection.execute("SAVEPOINT one")
         try:
-            context = WriteContext(commit.tenant, int(self._clock.time() * 1000), self._audit_key)
-            queued.result = run_steps(connection, apply_writes(context, commit.writes))
+            queued.result = self._apply(connection, commit)
         except Exception as error:
             if not connection.in_transaction:
                 raise

@@ -32,6 +32,10 @@ APPLICATION_ID = 0x41544C53
 Progress: TypeAlias = Callable[[int, int], object]
 """Called with the bytes copied so far and their total."""
 _MIN_VERSION = (3, 35, 0)
+_PAGE_SIZE = 2048
+"""Bytes per page of a new database. A commit changes a few rows in many places and writes each page that it changes."""
+_LOG_SIZE = 4 << 20
+"""Bytes in the write-ahead log from which on they are moved to the file."""
 _LARGE_CACHE = 64 << 10
 """Page cache of a reader for searches, in kilobytes."""
 _CHECKED_BYTES = 64 << 20
@@ -80,10 +84,13 @@ def open_writer(options: OpenOptions) -> sqlite3.Connection:
     connection = _connect(options)
     try:
         _check_file(connection, path, must_exist=options.must_exist)
+        connection.execute(f"PRAGMA page_size = {_PAGE_SIZE:d}")  # an existing database keeps its own
         _use_wal(connection, path, options.busy_timeout)
         connection.execute("PRAGMA synchronous = FULL")
+        size: int = connection.execute("PRAGMA page_size").fetchone()[0]
+        connection.execute(f"PRAGMA wal_autocheckpoint = {_LOG_SIZE // size:d}")
         if options.max_pages is not None:
-            connection.execute(f"PRAGMA max_page_count = {options.max_pages:d}")
+            connection.execute(f"PRAGMA max_page_count = {options.max_pages * 4096 // size:d}")
         _migrate(connection, path)
     except sqlite3.Error as error:
         connection.close()
