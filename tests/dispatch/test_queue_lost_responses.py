@@ -82,6 +82,15 @@ async def ignore_released(run_id: str) -> None:
     pass
 
 
+async def enqueue(url: str, schema: str, run_id: str) -> None:
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True, options=f"-c search_path={schema}") as other:
+        await other.execute(
+            """SELECT procrastinate_defer_jobs_v1(ARRAY[ROW('atlas:default', 'atlas.run', 1, NULL, NULL,
+            jsonb_build_object('run_id', %s::text), NULL)::procrastinate_job_to_defer_v1])""",
+            (run_id,),
+        )
+
+
 async def statuses(url: str, schema: str) -> list[str]:
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         rows = await connection.execute(f"SELECT status::text FROM {schema}.procrastinate_jobs".encode())
@@ -97,12 +106,12 @@ async def test_worker_executes_each_run_once_when_a_response_is_lost(url: str, s
         return True
 
     async with asyncio.timeout(TIMEOUT), opened(url, schema) as (proxy, queue):
-        await queue.enqueue("first", 1)
+        await enqueue(url, schema, "first")
         proxy.drop_after = statement.encode()
         worker = QueueWorker(queue, execute, 1, lambda: None, ignore_released)
         running = asyncio.create_task(worker.run())
         await proxy.dropped.wait()
-        await queue.enqueue("second", 1)
+        await enqueue(url, schema, "second")
         worker.wake()
 
         async def finished() -> bool:
@@ -121,7 +130,7 @@ async def test_worker_releases_a_run_once_when_the_response_is_lost(url: str, sc
         return False
 
     async with asyncio.timeout(TIMEOUT), opened(url, schema) as (proxy, queue):
-        await queue.enqueue("first", 1)
+        await enqueue(url, schema, "first")
         proxy.drop_after = b"procrastinate_retry_job"
         worker = QueueWorker(queue, execute, 1, lambda: None, ignore_released)
         running = asyncio.create_task(worker.run())

@@ -35,7 +35,6 @@ _VALKEY_POLL_INTERVAL = 5.0
 no one, and a member without Valkey does not receive the message."""
 _NOTIFY_MANY = "SELECT pg_notify(%s, payload) FROM unnest(%s::text[]) AS payload"
 _NOTIFY = "SELECT pg_notify(%(channel)s, %(payload)s)"
-_URGENCY = "SELECT urgency FROM runs WHERE tenant = %s AND id = %s"
 
 
 class Cluster:
@@ -132,13 +131,10 @@ class Cluster:
     ) -> Callable[[], None] | None:
         """Write the queue entry and the notifications inside a commit's transaction; with Valkey, return a function
         that publishes the notifications afterwards."""
-        for run_id in notifications.find_ready_runs(writes, results):
-            row = await (await connection.execute(_URGENCY, (tenant, run_id))).fetchone()
-            await self._queue.enqueue(run_id, row[0] if row else 1, connection)
-        payloads = [
-            notifications.encode_notification(notification)
-            for notification in notifications.notifications_for(tenant, writes, results)
-        ]
+        if ready := notifications.find_ready_runs(writes, results):
+            await self._queue.enqueue(ready, connection, tenant)
+        found = notifications.notifications_for(tenant, writes, results)
+        payloads = list(dict.fromkeys(map(notifications.encode_notification, found)))
         if payloads and self._valkey is not None and self._valkey.connected:
             return partial(self._valkey.publish, payloads)
         if payloads:

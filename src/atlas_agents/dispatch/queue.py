@@ -37,9 +37,14 @@ AND starts_with(application_name, %s)"""
 HEARTBEAT_TIMEOUT = 8.0
 """Seconds without a heartbeat after which a worker is considered dead."""
 _ORPHANS = """
-SELECT r.id, r.urgency FROM runs r WHERE r.tenant = %(tenant)s AND r.status IN ('running', 'waiting')
+SELECT r.id FROM runs r WHERE r.tenant = %(tenant)s AND r.status IN ('running', 'waiting')
 AND NOT EXISTS (SELECT 1 FROM procrastinate_jobs j WHERE j.queue_name = %(queue)s AND j.status IN ('todo', 'doing')
     AND j.args->>'run_id' = r.id)"""
+_ENQUEUE = """
+SELECT procrastinate_defer_jobs_v1(array_agg(ROW(%(queue)s, 'atlas.run', urgency, NULL, NULL,
+    jsonb_build_object('run_id', id), NULL)::procrastinate_job_to_defer_v1))
+FROM runs WHERE tenant = %(tenant)s AND id = ANY (%(run_ids)s::text[])"""
+"""Adds all runs with one statement and without waiting for its answer, unlike procrastinate's own method."""
 T = TypeVar("T")
 _MISSED_HEARTBEATS = 4
 """Number of missed heartbeats after which a worker is considered dead."""
@@ -91,13 +96,9 @@ class Queue:
     async def close(self) -> None:
         await self._app.close_async()
 
-    async def enqueue(self, run_id: str, urgency: int, connection: psycopg.AsyncConnection[Any] | None = None) -> None:
-        """Enqueue a run, inside the transaction of `connection` if one is given."""
-        try:
-            task = self._app.configure_task("atlas.run", queue=self.name, priority=urgency, connection=connection)
-            await task.defer_async(run_id=run_id)
-        except ConnectorException as error:
-            raise error.__cause__ or error from None  # the store maps its own errors
+    async def enqueue(self, run_ids: Sequence[str], connection: psycopg.AsyncConnection[Any], tenant: str) -> None:
+        """Enqueue runs inside the transaction of a connection whose search path is the schema."""
+        await connection.execute(_ENQUEUE, {"queue": queue_name(tenant), "tenant": tenant, "run_ids": list(run_ids)})
 
     async def execute(self, statement: LiteralString, **values: Any) -> None:
         """Execute a statement on a connection of the queue's pool."""
@@ -135,10 +136,10 @@ class Queue:
         async with connection.transaction():
             await connection.execute(sql.SQL("SET LOCAL search_path = {}").format(sql.Identifier(self._schema)))
             cursor = await connection.execute(_ORPHANS, {"tenant": self._tenant, "queue": self.name})
-            rows = await cursor.fetchall()
-            for run_id, urgency in rows:
-                await self.enqueue(run_id, urgency, connection)
-        return [run_id for run_id, _ in rows]
+            runs = [run_id for (run_id,) in await cursor.fetchall()]
+            if runs:
+                await self.enqueue(runs, connection, self._tenant)
+        return runs
 
 
 class QueueWorker:

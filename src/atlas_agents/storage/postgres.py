@@ -1,8 +1,8 @@
 """Postgres store: several processes share one database. `PostgresStore` reads; its `Writer` commits in groups.
 
-Each commit holds an advisory lock of its tenant, so the commits of a tenant run one after the other across all
-processes: counters are exact, chains have no gaps, and deadlocks between commits are impossible. To compensate, waiting
-commits of a tenant in one process share a transaction (group commit), as on SQLite.
+Waiting commits of a tenant in one process share a transaction (group commit), as on SQLite. The commits of a turn are
+sent in two messages (`sql.pipelined`): they share their tenant's advisory lock and lock the rows of their sessions.
+All others hold the lock alone and run step by step (`sql.writes`), one after the other across all processes.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import itertools
 import secrets
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -21,10 +22,11 @@ from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock, QueuedRe
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreLost
 from atlas_agents.core.store import DropSession, Hit, PutDocument, StoredMessage, Where, Write
 from atlas_agents.storage import postgres_connection
-from atlas_agents.storage.hash_chain import AuditSigner
+from atlas_agents.storage.hash_chain import START, AuditSigner
 from atlas_agents.storage.history_cache import HistoryCache, load_shared_secret
 from atlas_agents.storage.postgres_connection import Cursor
 from atlas_agents.storage.sql import statements as sql
+from atlas_agents.storage.sql.pipelined import Batch, JournalEnds, NotPipelined, is_pipelined, unknown_journals
 from atlas_agents.storage.sql.reads import SqlReads
 from atlas_agents.storage.sql.tables import Query, Row, Steps, Vector, WriteContext, bind
 from atlas_agents.storage.sql.text_search import match_sessions_postgres, scope_values, search_postgres
@@ -37,19 +39,26 @@ AfterCommit: TypeAlias = Callable[[], None]
 TransactionHook: TypeAlias = Callable[
     [psycopg.AsyncConnection[Any], str, Sequence[Write], Sequence[Any]], Awaitable[AfterCommit | None]
 ]
-"""Further work in the transaction of a commit. It gets the connection, the tenant, the writes and their results. An
-exception rolls the commit back; a function that it returns is called after the commit."""
+"""Further work in the transaction of one or several commits. It gets the connection, which may be in pipeline mode, the
+tenant, the writes and their results. An exception rolls them back, and then the hook is called for each commit alone; a
+function that it returns is called after the commit."""
 
 _MAX_GROUP = 64
 _RETRY_DELAY = 0.1
 _UNCLEAR = "the connection to Postgres was lost while committing: the commit may or may not have been written"
-_BEGIN = """BEGIN; INSERT INTO commit_tokens SELECT '{id}', {token:d}, now() FROM pg_advisory_xact_lock({lock:d})
-ON CONFLICT (id) DO UPDATE SET token = excluded.token, written_at = excluded.written_at"""
-"""One message: takes the tenant's lock, which serialises its transactions, and writes the token."""
-_FIND = """SELECT pg_advisory_xact_lock({lock:d});
-SELECT 1 FROM commit_tokens WHERE id = '{id}' AND token = {token:d}"""
-"""One message, and so one transaction. The lock makes it wait until the transaction in question has ended; the second
-statement then sees what that one committed."""
+_BEGIN = """INSERT INTO commit_tokens AS t
+SELECT CAST(%(id)s AS UUID), CAST(%(token)s AS BIGINT), now() FROM pg_advisory_xact_lock{shared}(%(lock)s)
+ON CONFLICT (id) DO UPDATE SET written_at = now(), token = CASE WHEN t.token < excluded.token THEN excluded.token END"""
+"""Takes the tenant's lock and writes the token. It fails if the token was fenced, because NULL is not allowed: the
+transaction arrived after its writer had given up on it."""
+_BEGINS = {shared: _BEGIN.format(shared="_shared" if shared else "").encode() for shared in (True, False)}
+_FENCE = b"""INSERT INTO commit_tokens AS t
+SELECT CAST(%(id)s AS UUID), CAST(%(token)s AS BIGINT) + 1, now()
+ON CONFLICT (id) DO UPDATE SET written_at = now(),
+    token = CASE WHEN t.token = %(token)s THEN t.token ELSE excluded.token END RETURNING token = %(token)s"""
+"""Decides whether a transaction was committed: waits until it has ended, and returns whether its token is there. If
+not, a higher one takes its place, so that the transaction fails should it arrive later."""
+_TOKEN_STEP = 2
 _PRUNE_TOKENS = """DELETE FROM commit_tokens WHERE id IN (
 SELECT id FROM commit_tokens WHERE written_at < now() - interval '1 day' FOR UPDATE SKIP LOCKED)"""
 """A token is needed for as long as a writer retries, which is seconds. A live writer whose row is deleted inserts it
@@ -292,7 +301,8 @@ class Writer:
         self._retry_timeout = retry_timeout
         self._hook = hook
         self._id = secrets.token_bytes(16)
-        self._tokens = itertools.count(1)
+        self._tokens = itertools.count(_TOKEN_STEP, _TOKEN_STEP)
+        self._journals = JournalEnds()
         self._waiting: dict[str, deque[Commit]] = {}
         self._tasks = BackgroundTasks("Postgres writer")
 
@@ -313,7 +323,7 @@ class Writer:
     async def _commit_queue(self, tenant: str) -> None:
         waiting = self._waiting[tenant]
         while waiting:
-            group = [waiting.popleft() for _ in range(min(len(waiting), _MAX_GROUP))]
+            group = _take_group(waiting)
             try:
                 await self._commit_group(tenant, group)
             except BaseException as error:  # noqa: BLE001  the callers must get it, and the queue must go on
@@ -356,6 +366,71 @@ class Writer:
             await self._commit_group(tenant, [queued])
 
     async def _commit_transaction(self, tenant: str, group: Sequence[Commit]) -> Sequence[AfterCommit | None]:
+        """Commit a group, and return the functions to call after the commit."""
+        if is_pipelined(group[0].request):
+            with suppress(NotPipelined):
+                return await self._commit_pipelined(tenant, group)
+            for queued in group:
+                self._journals.drop_all(tenant, queued.request)
+        return await self._commit_stepwise(tenant, group)
+
+    async def _commit_pipelined(self, tenant: str, group: Sequence[Commit]) -> Sequence[AfterCommit | None]:
+        """Commit a group with two messages. Raises `NotPipelined` if it must be repeated step by step."""
+        commits = [queued.request for queued in group]
+        token = next(self._tokens)
+        committing, after_commit = False, list[AfterCommit | None]()
+        async with self._pool.connection(timeout=1.0) as connection:
+            try:
+                batch = await self._plan(connection, tenant, commits)
+                async with connection.pipeline() as pipeline:
+                    await connection.execute("BEGIN", prepare=False)
+                    await connection.execute(_BEGINS[True], self._token_values(tenant, token))
+                    cursors = [await postgres_connection.send(connection, query) for query in batch.queries]
+                    await pipeline.sync()
+                    batch.finish([await postgres_connection.read_rows(cursor) for cursor in cursors])
+                    for query in batch.final_queries:
+                        await postgres_connection.send(connection, query)
+                    after_commit = [batch.note_committed, await self._call_hook(connection, tenant, batch, commits)]
+                    for queued, queued.result in zip(group, batch.results, strict=True):
+                        queued.error = None
+                    committing = True
+                    await connection.execute("COMMIT", prepare=False)
+            except BaseException as error:
+                await _roll_back(connection)
+                if not isinstance(error, Exception):
+                    raise
+                if not isinstance(error, psycopg.Error) or not postgres_connection.is_retried(error):
+                    raise NotPipelined from error
+                if committing and postgres_connection.is_lost(error):
+                    raise _UnclearCommit(token, after_commit) from error
+                raise
+            self.transactions += 1
+            return after_commit
+
+    async def _plan(
+        self, connection: postgres_connection.Connection, tenant: str, commits: Sequence[tuple[Write, ...]]
+    ) -> Batch:
+        """Plan the statements of a group, outside of its transaction."""
+        if (query := unknown_journals(tenant, commits, self._journals)) is not None:
+            for run_id, seq, hash in await postgres_connection.execute(connection.cursor(), query):
+                self._journals.put(tenant, run_id, seq or 0, hash or START)
+        context = WriteContext(tenant, int(self._clock.time() * 1000), self._audit_key)
+        return Batch(context, commits, self._journals, tenant_lock_id(self._schema, tenant, "audit"))
+
+    async def _call_hook(
+        self,
+        connection: postgres_connection.Connection,
+        tenant: str,
+        batch: Batch,
+        commits: Sequence[tuple[Write, ...]],
+    ) -> AfterCommit | None:
+        """Call the hook once for all commits of a group."""
+        if self._hook is None:
+            return None
+        writes = [write for each in commits for write in each]
+        return await self._hook(connection, tenant, writes, [result for each in batch.results for result in each])
+
+    async def _commit_stepwise(self, tenant: str, group: Sequence[Commit]) -> Sequence[AfterCommit | None]:
         """Commit the group in one transaction and return the functions to call after the commit."""
         for queued in group:
             queued.result = queued.error = None
@@ -363,7 +438,8 @@ class Writer:
         async with self._pool.connection(timeout=1.0) as connection:
             cursor = connection.cursor()
             try:
-                await cursor.execute(self._format_with_token(_BEGIN, tenant, token))
+                await cursor.execute("BEGIN")
+                await cursor.execute(_BEGINS[False], self._token_values(tenant, token))
                 if len(group) == 1:
                     after_commit = [await self._apply(cursor, tenant, group[0])]
                 else:
@@ -410,16 +486,16 @@ class Writer:
             ) from None
 
     async def _was_committed(self, tenant: str, token: int, end: float) -> bool:
-        """Look for the token of a transaction whose COMMIT was not answered. Raises an unclear `StoreLost` on failure.
+        """Return whether a transaction whose COMMIT was not answered was committed; if not, it never will be. Raises an
+        unclear `StoreLost` if that cannot be decided in time.
 
         No later transaction of this writer and tenant can have overwritten the token: they wait for this result.
         """
         while True:
             try:
                 async with self._pool.connection(timeout=1.0) as connection:
-                    cursor = await connection.execute(self._format_with_token(_FIND, tenant, token))
-                    cursor.nextset()
-                    return await cursor.fetchone() is not None
+                    cursor = await connection.execute(_FENCE, self._token_values(tenant, token))
+                    return await cursor.fetchone() == (True,)
             except psycopg.Error as error:
                 busy = isinstance(
                     postgres_connection.translate_error(error), StoreBusy
@@ -428,14 +504,15 @@ class Writer:
                     raise StoreLost(_UNCLEAR, unclear=True) from error
             await self._clock.sleep(_RETRY_DELAY)
 
-    def _format_with_token(self, statement: str, tenant: str, token: int) -> bytes:
+    def _token_values(self, tenant: str, token: int) -> dict[str, Any]:
         id = hashlib.blake2b(tenant.encode(errors="replace"), key=self._id, digest_size=16).hexdigest()
-        return statement.format(id=id, token=token, lock=tenant_lock_id(self._schema, tenant)).encode()
+        return {"id": id, "token": token, "lock": tenant_lock_id(self._schema, tenant)}
 
 
-def tenant_lock_id(schema: str, tenant: str) -> int:
-    """Return the key of a tenant's advisory lock. If two tenants share one by chance, they only wait for each other."""
-    digest = hashlib.sha256(f"{schema}\0{tenant}".encode(errors="replace")).digest()
+def tenant_lock_id(schema: str, tenant: str, purpose: str = "") -> int:
+    """Return the key of an advisory lock of a tenant. If two tenants share one by chance, they only wait for each
+    other."""
+    digest = hashlib.sha256("\0".join(filter(None, (schema, tenant, purpose))).encode(errors="replace")).digest()
     return int.from_bytes(digest[:8], signed=True)
 
 
@@ -459,6 +536,14 @@ async def _run_steps(cursor: Cursor, steps: Steps[T]) -> T:
             query = steps.send(await postgres_connection.execute(cursor, query))
     except StopIteration as end:
         return end.value
+
+
+def _take_group(waiting: deque[Commit]) -> list[Commit]:
+    """Take the next commits that can share a transaction."""
+    kind, group = is_pipelined(waiting[0].request), [waiting.popleft()]
+    while waiting and len(group) < _MAX_GROUP and is_pipelined(waiting[0].request) == kind:
+        group.append(waiting.popleft())
+    return group
 
 
 def _call_all(after_commit: Sequence[AfterCommit | None]) -> None:

@@ -155,6 +155,16 @@ async def _check_checksums(connection: Connection, where: str, version: int) -> 
 async def execute(cursor: Cursor, query: Query, *, prepare: bool | None = None) -> list[Row]:
     """Execute a query and return its rows."""
     await cursor.execute(_translate_parameters(query.sql), query.values, prepare=prepare)
+    return await read_rows(cursor)
+
+
+async def send(connection: Connection, query: Query) -> Cursor:
+    """Send a query on a connection in pipeline mode; `read_rows` reads its answer."""
+    return await connection.execute(_translate_parameters(query.sql), query.values)
+
+
+async def read_rows(cursor: Cursor) -> list[Row]:
+    """Return the rows of a query; none if it returns no rows."""
     return [] if cursor.description is None else await cursor.fetchall()
 
 
@@ -186,6 +196,11 @@ def is_lost(error: psycopg.Error) -> bool:
     if code is None:
         return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
     return code.startswith(_LOST)
+
+
+def is_retried(error: psycopg.Error) -> bool:
+    """Return whether a transaction should be repeated as it is, or is refused because a lock is held for too long."""
+    return is_lost(error) or error.sqlstate == errors.LockNotAvailable.sqlstate
 
 
 def _one_line(error: psycopg.Error) -> str:

@@ -11,7 +11,8 @@ from atlas_agents.storage.sql import tables as t
 _OPEN = "status IN ('queued', 'running', 'waiting')"
 _ACTIVE = "status IN ('running', 'waiting')"
 
-# Sessions. `updated_at` is unique per tenant and increases even if the clock goes back, so paging by it is exact.
+# Sessions. `updated_at` increases even if the clock goes back. It is unique per tenant on SQLite; on Postgres, commits
+# that run at the same time may choose the same value, so a page does not end between equal ones (`with_ties`).
 
 _NEXT_UPDATED_AT = (
     "(SELECT CASE WHEN :now > coalesce(max(updated_at), 0) THEN :now ELSE max(updated_at) + 1 END"
@@ -171,6 +172,53 @@ def add_events(count: int) -> str:
     """Return the INSERT of several events, with the parameters `:seq0`, `:body0` and so on."""
     rows = ", ".join(f"(:tenant, :run_id, :seq{n}, :body{n})" for n in range(count))
     return f"INSERT INTO events (tenant, run_id, seq, body) VALUES {rows} ON CONFLICT (tenant, run_id, seq) DO NOTHING"
+
+
+# Statements of `pipelined`, for Postgres only. They check the state that the steps of `writes` read first.
+
+POSTGRES_LOCK_CHAIN = "SELECT pg_advisory_xact_lock(:lock)"
+POSTGRES_LOCK_SESSIONS = """
+SELECT key FROM sessions WHERE tenant = :tenant AND key = ANY (ARRAY(
+    SELECT given FROM unnest(CAST(:sessions AS TEXT[])) AS given
+    UNION ALL SELECT session FROM runs WHERE tenant = :tenant AND id = ANY (CAST(:run_ids AS TEXT[]))))
+ORDER BY key FOR NO KEY UPDATE"""
+POSTGRES_ADD_NEW_MESSAGE = f"""
+WITH existing AS (
+    SELECT seq, run_id, body FROM messages WHERE tenant = :tenant AND session = :session AND id = :id),
+next AS (
+    UPDATE sessions SET last_message = last_message + 1, updated_at = {_NEXT_UPDATED_AT}
+    WHERE tenant = :tenant AND key = :session AND NOT EXISTS (SELECT 1 FROM existing) RETURNING last_message),
+added AS (
+    INSERT INTO messages (tenant, session, seq, id, run_id, body)
+    SELECT :tenant, :session, last_message, :id, :run_id, :body FROM next RETURNING seq)
+SELECT seq, run_id, body FROM existing UNION ALL SELECT seq, NULL, NULL FROM added"""
+POSTGRES_ACCEPT_RUN = f"""
+WITH next AS ({NEXT_RUN})
+{t.RUNS.insert(status=_FIRST_STATUS, place="(SELECT last_run FROM next)")}
+ON CONFLICT (tenant, id) DO NOTHING RETURNING {t.RUNS.columns}"""
+POSTGRES_SET_OWN_RUN = f"""{SET_RUN} AND epoch = :epoch AND {_OPEN} RETURNING id"""
+POSTGRES_START_NEXT_OF_RUN = START_NEXT.replace(
+    ":session", "(SELECT session FROM runs WHERE tenant = :tenant AND id = :run_id)"
+)
+POSTGRES_JOURNAL_ENDS = """
+SELECT given, j.seq, j.hash FROM unnest(CAST(:run_ids AS TEXT[])) AS given LEFT JOIN LATERAL (
+    SELECT seq, hash FROM journal WHERE tenant = :tenant AND run_id = given ORDER BY seq DESC LIMIT 1) j ON TRUE"""
+POSTGRES_ADD_JOURNALS = f"""
+INSERT INTO journal (tenant, {t.JOURNAL.columns}) SELECT :tenant, {t.JOURNAL.select("w")}
+FROM unnest(CAST(:run_id AS TEXT[]), CAST(:seq AS BIGINT[]), CAST(:kind AS TEXT[]), CAST(:key AS TEXT[]),
+    CAST(:payload AS BYTEA[]), CAST(:at AS BIGINT[]), CAST(:previous AS TEXT[]), CAST(:hash AS TEXT[]),
+    CAST(:epoch AS BIGINT[]), CAST(:is_first AS BOOLEAN[])) AS w ({t.JOURNAL.columns}, epoch, is_first)
+JOIN runs r ON r.tenant = :tenant AND r.id = w.run_id AND r.epoch = w.epoch AND r.{_OPEN}
+WHERE NOT w.is_first OR w.seq = 1 OR EXISTS (SELECT 1 FROM journal p
+    WHERE p.tenant = :tenant AND p.run_id = w.run_id AND p.seq = w.seq - 1 AND p.hash = w.previous)
+ON CONFLICT DO NOTHING RETURNING seq"""
+POSTGRES_ADD_EVENTS_OF_RUNS = """
+WITH added AS (
+    INSERT INTO events (tenant, run_id, seq, body) SELECT :tenant, e.run_id, e.seq, e.body
+    FROM unnest(CAST(:run_ids AS TEXT[]), CAST(:seqs AS BIGINT[]), CAST(:bodies AS BYTEA[])) AS e (run_id, seq, body)
+    ON CONFLICT (tenant, run_id, seq) DO NOTHING)
+SELECT id, events, epoch FROM runs WHERE tenant = :tenant AND id = ANY (CAST(:ids AS TEXT[]))
+ORDER BY id FOR NO KEY UPDATE"""
 
 
 # Daily limits. If the clock is set back by a day or two, counting continues on the latest day that was counted.

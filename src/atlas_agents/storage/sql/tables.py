@@ -6,7 +6,7 @@ A new column is a new field of the struct in `core.store` and a migration. Every
 import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, get_origin
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast, get_origin
 
 import msgspec
 
@@ -57,14 +57,22 @@ def bind(tenant: str, sql: str, /, **values: Any) -> Query:
 def _bind_checked(tenant: str, sql: str, values: dict[str, Any]) -> Query:
     values["tenant"] = tenant
     for name, value in values.items():
-        if isinstance(value, str):
-            if not value.isascii() or "\0" in value:
-                _check_text(name, value)
-        elif isinstance(value, int) and not _MIN <= value <= _MAX:
-            raise StoreError(f"{name} must fit into 64 bits, got {value}")
+        _check_value(name, value)
     if not tenant:
         raise StoreError("the tenant must not be empty")
     return Query(sql, values)
+
+
+def _check_value(name: str, value: Any) -> None:
+    if isinstance(value, str):
+        if not value.isascii() or "\0" in value:
+            _check_text(name, value)
+    elif isinstance(value, int):
+        if not _MIN <= value <= _MAX:
+            raise StoreError(f"{name} must fit into 64 bits, got {value}")
+    elif isinstance(value, list):
+        for item in cast(list[Any], value):
+            _check_value(name, item)
 
 
 def clean_text(text: str | None) -> str | None:

@@ -1,6 +1,7 @@
 """Writes of the store port, each as a generator of queries: what is read, checked and written.
 
-The database runs the commits of a tenant one at a time, so a check still holds when the write follows.
+The database runs these commits of a tenant one at a time, so a check still holds when the write follows. On Postgres,
+most commits of a turn take the shorter way of `pipelined`, and come here if something is not as expected.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,10 +17,10 @@ from atlas_agents.storage.hash_chain import START, audit_row, journal_row
 from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql import tables
 from atlas_agents.storage.sql.derived import refresh_indexes
-from atlas_agents.storage.sql.tables import Steps, Vector, WriteContext, clean_text, split_batches
+from atlas_agents.storage.sql.tables import Query, Steps, Vector, WriteContext, clean_text, split_batches
 from atlas_agents.storage.sql.text_search import owner_words
 
-_MAX_RESERVED = 1 << 31
+MAX_RESERVED_EVENTS = 1 << 31
 """Event numbers that one write may reserve."""
 _EVENT_BATCHES = (64, 16, 4, 2, 1)
 _PASSAGE_BATCHES = (32, 8, 1)
@@ -47,13 +48,18 @@ def apply_writes(context: WriteContext, writes: Sequence[store.Write]) -> Steps[
 
 
 def _put_session(context: WriteContext, write: store.PutSession) -> Steps[store.Session]:
+    (row,) = yield bind_session(context, write)
+    return tables.SESSIONS.decode(row)
+
+
+def bind_session(context: WriteContext, write: store.PutSession) -> Query:
+    """Return the query that creates or changes a session."""
     given = {name: value for name in write.__struct_fields__ if (value := getattr(write, name)) is not None}
     if write.label is not None:
         given["label"] = clean_text(write.label)
     values = _encode_session(store.Session(**given, created_at=context.now))
     new = {f"new_{name}": values[name] if name in given else None for name in write.__struct_fields__}
-    (row,) = yield context.bind(sql.PUT_SESSION, **values, **new)
-    return tables.SESSIONS.decode(row)
+    return context.bind(sql.PUT_SESSION, **values, **new)
 
 
 def _encode_session(session: store.Session) -> dict[str, Any]:
@@ -145,14 +151,19 @@ def _accept_run(context: WriteContext, write: store.AcceptRun) -> Steps[store.Ru
     if not rows:
         raise _not_found("session", write.session)
     ((place,),) = rows
-    given = {name: getattr(write, name) for name in _RUN_FIELDS}
-    new = store.RunRow(**given, status="queued", created_at=context.now, tenant=context.tenant)
-    run = tables.RUNS.first((yield context.bind(sql.ADD_RUN, **tables.RUNS.values(new), place=place)))
+    run = tables.RUNS.first((yield context.bind(sql.ADD_RUN, **run_values(context, write), place=place)))
     if run is None:
         raise Conflict(f"run {write.id!r} already exists")
     if write.at_once and run.status == "queued":
         raise SessionBusy(f"session {write.session!r} has a running turn: wait for it or cancel it")
     return run
+
+
+def run_values(context: WriteContext, write: store.AcceptRun) -> dict[str, Any]:
+    """Return the parameters of a new run; the statement decides on its status."""
+    given = {name: getattr(write, name) for name in _RUN_FIELDS}
+    new = store.RunRow(**given, status="queued", created_at=context.now, tenant=context.tenant)
+    return tables.RUNS.values(new)
 
 
 def _claim_run(context: WriteContext, write: store.ClaimRun) -> Steps[int]:
@@ -216,8 +227,8 @@ def _add_journal(context: WriteContext, write: store.AddJournal) -> Steps[store.
 
 
 def _reserve_events(context: WriteContext, write: store.ReserveEvents) -> Steps[int]:
-    if not 0 <= write.count <= _MAX_RESERVED:
-        raise StoreError(f"expected 0 to {_MAX_RESERVED} events to reserve, got {write.count}")
+    if not 0 <= write.count <= MAX_RESERVED_EVENTS:
+        raise StoreError(f"expected 0 to {MAX_RESERVED_EVENTS} events to reserve, got {write.count}")
     rows = yield context.bind(sql.RESERVE_EVENTS, run_id=write.run_id, count=write.count, taken=int(write.takes))
     if not rows:
         raise _not_found("run", write.run_id)
