@@ -300,7 +300,8 @@ class RemoteRuns:
                     self._add_open(notification.id, notification.session)
                 self._follow_if_subscribed(notification.id)
             case "events" if log is not None:
-                self._schedule_read(log)
+                if not 0 < notification.seq <= log.seq:  # else an earlier read has found them
+                    self._schedule_read(log)
             case "events":
                 self._follow_if_subscribed(notification.id)
             case "ended":
@@ -356,8 +357,8 @@ class RemoteRuns:
 
     async def _ensure_terminal_event(self, log: RunLog) -> None:
         """Write the terminal event of a finished run if its owner does not. One that never started has none."""
-        row = await self._store.run(self._tenant, log.run_id)
-        if row is not None and row.epoch:
+        row = await self._store.run(self._tenant, log.run_id) if not log.seq else None
+        if log.seq or (row is not None and row.epoch):
             with suppress(TimeoutError):
                 async with asyncio.timeout(_TERMINAL_EVENT_TIMEOUT):
                     await self._runs.wait_ended(log.run_id)

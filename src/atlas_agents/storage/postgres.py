@@ -20,14 +20,25 @@ from psycopg_pool import AsyncConnectionPool
 
 from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock, QueuedRequest
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreLost
-from atlas_agents.core.store import DropSession, Hit, PutDocument, StoredMessage, Where, Write
+from atlas_agents.core.store import (
+    DropSession,
+    EventRow,
+    Hit,
+    PutDocument,
+    RunRow,
+    Session,
+    StoredMessage,
+    Where,
+    Write,
+)
 from atlas_agents.storage import postgres_connection
 from atlas_agents.storage.hash_chain import START, AuditSigner
 from atlas_agents.storage.history_cache import HistoryCache, load_shared_secret
 from atlas_agents.storage.postgres_connection import Cursor
 from atlas_agents.storage.sql import statements as sql
+from atlas_agents.storage.sql import tables
 from atlas_agents.storage.sql.pipelined import Batch, JournalEnds, NotPipelined, is_pipelined, unknown_journals
-from atlas_agents.storage.sql.reads import SqlReads
+from atlas_agents.storage.sql.reads import SqlReads, limit_or_max
 from atlas_agents.storage.sql.tables import Query, Row, Steps, Vector, WriteContext, bind
 from atlas_agents.storage.sql.text_search import match_sessions_postgres, scope_values, search_postgres
 from atlas_agents.storage.sql.writes import apply_writes
@@ -116,6 +127,10 @@ class PostgresStore(SqlReads):
         self._pgvector_schema: str | None = None
         self._indexed: dict[tuple[str, int], bool] = {}
         self._open: tuple[Pool, Writer] | None = None
+        self._reads = BackgroundTasks("Postgres reads")
+        self._sessions_by_key = ReadGroup(self._reads, self.fetch, sql.POSTGRES_SESSIONS_BY_KEY, "keys")
+        self._runs_by_id = ReadGroup(self._reads, self.fetch, sql.POSTGRES_RUNS_BY_ID, "ids")
+        self._events = ReadGroup(self._reads, self.fetch, sql.POSTGRES_EVENTS_OF_RUNS, "run_ids", "afters", "limits")
 
     @property
     def transactions(self) -> int:
@@ -166,6 +181,7 @@ class PostgresStore(SqlReads):
             pool, writer = self._open
             self._open = None
             await writer.finish()
+            await self._reads.wait()
             if self._history_cache is not None and self._history_cache.shared is not None:
                 await self._history_cache.shared.close()
             await pool.close()
@@ -197,6 +213,15 @@ class PostgresStore(SqlReads):
         if self._history_cache is not None and after == 0 and before is None and limit is None:
             return await self._history_cache.read(self.fetch, tenant, session)
         return await super().messages(tenant, session, after=after, before=before, limit=limit, last=last)
+
+    async def session(self, tenant: str, key: str) -> Session | None:
+        return tables.SESSIONS.first(await self._sessions_by_key.read(tenant, key))
+
+    async def run(self, tenant: str, run_id: str) -> RunRow | None:
+        return tables.RUNS.first(await self._runs_by_id.read(tenant, run_id))
+
+    async def events(self, tenant: str, run_id: str, *, after: int = 0, limit: int | None = None) -> list[EventRow]:
+        return tables.EVENTS.all(await self._events.read(tenant, run_id, after, limit_or_max(limit)))
 
     async def fetch(self, query: Query) -> list[Row]:
         return await self._execute(query)
@@ -262,6 +287,58 @@ class PostgresStore(SqlReads):
         if self._open is None:
             raise StoreError("the store is not open: call open() first")
         return self._open
+
+
+class ReadGroup:
+    """Group read: reads of one kind and tenant that wait while another one runs share the next statement.
+
+    `names` are the parameters of the statement, each an array with one value per read. A read sees everything that was
+    committed before it was requested.
+    """
+
+    def __init__(
+        self,
+        tasks: BackgroundTasks,
+        fetch: Callable[[Query], Awaitable[list[Row]]],
+        statement: str,
+        *names: str,
+    ) -> None:
+        self._tasks = tasks
+        self._fetch = fetch
+        self._statement = statement
+        self._names = names
+        self._waiting: dict[str, list[QueuedRequest[tuple[Any, ...]]]] = {}
+
+    async def read(self, tenant: str, *values: Any) -> list[Row]:
+        """Return the rows of one read."""
+        self._bind(tenant, [values])  # a value that is not allowed is the error of this read alone
+        queued = QueuedRequest(values, asyncio.get_running_loop())
+        if tenant in self._waiting:
+            self._waiting[tenant].append(queued)
+        else:
+            self._waiting[tenant] = [queued]
+            self._tasks.spawn(self._read_queue(tenant))
+        return await queued.future
+
+    async def _read_queue(self, tenant: str) -> None:
+        while group := self._waiting[tenant]:
+            self._waiting[tenant] = []
+            try:
+                rows = await self._fetch(self._bind(tenant, [queued.request for queued in group]))
+                for number, queued in enumerate(group, 1):
+                    queued.result = [row[1:] for row in rows if row[0] == number]
+            except BaseException as error:  # noqa: BLE001  the callers must get it, and the queue must go on
+                for queued in group:
+                    queued.error = error if isinstance(error, Exception) else StoreLost("the store is shutting down")
+            for queued in group:
+                queued.settle()
+        del self._waiting[tenant]
+
+    def _bind(self, tenant: str, reads: Sequence[tuple[Any, ...]]) -> Query:
+        columns = zip(*reads, strict=True)
+        return bind(
+            tenant, self._statement, **{n: list(column) for n, column in zip(self._names, columns, strict=True)}
+        )
 
 
 class _UnclearCommit(Exception):

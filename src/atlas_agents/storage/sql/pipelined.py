@@ -173,8 +173,6 @@ class Batch:
                     sessions.add(usage.session)
                 case store.AddJournal(run_id=id) | store.SetRun(run_id=id) | store.ClaimRun(run_id=id):
                     runs.add(id)
-                case store.ReserveEvents(run_id=id) | store.ReleaseBudgets(run_id=id):
-                    runs.add(id)
                 case _:
                     pass
         if sessions or runs:

@@ -197,7 +197,7 @@ class SqlReads(ABC):
     ) -> list[store.StoredMessage]:
         statement = sql.LAST_MESSAGES if last else sql.MESSAGES
         end = _MAX_INTEGER if before is None else before
-        query = bind(tenant, statement, session=session, after=after, before=end, limit=_limit_or_max(limit))
+        query = bind(tenant, statement, session=session, after=after, before=end, limit=limit_or_max(limit))
         fetch = self.search if limit is None else self.fetch
         rows = tables.MESSAGES.all(await fetch(query))
         return rows[::-1] if last else rows
@@ -231,7 +231,7 @@ class SqlReads(ABC):
     async def audit(
         self, tenant: str, *, after: int = 0, limit: int | None = None, last: bool = False
     ) -> list[store.AuditRow]:
-        query = bind(tenant, sql.LAST_AUDIT if last else sql.AUDIT, after=after, limit=_limit_or_max(limit))
+        query = bind(tenant, sql.LAST_AUDIT if last else sql.AUDIT, after=after, limit=limit_or_max(limit))
         rows = tables.AUDIT.all(await self.fetch(query))
         return rows[::-1] if last else rows
 
@@ -324,7 +324,7 @@ class SqlReads(ABC):
     async def events(
         self, tenant: str, run_id: str, *, after: int = 0, limit: int | None = None
     ) -> list[store.EventRow]:
-        query = bind(tenant, sql.EVENTS, run_id=run_id, after=after, limit=_limit_or_max(limit))
+        query = bind(tenant, sql.EVENTS, run_id=run_id, after=after, limit=limit_or_max(limit))
         return tables.EVENTS.all(await self.fetch(query))
 
     async def call_count(self, tenant: str, agent_id: str, day: str) -> int:
@@ -347,7 +347,7 @@ class SqlReads(ABC):
     ) -> list[store.UsageRow]:
         keys = (group_by, "day") if by_day and group_by != "day" else (group_by,)
         statement = sql.usage_by_session(keys) if group_by == "session" else sql.usage_by(keys)
-        named = {"since": since, "until": until, "all": not owner, "owner": owner, "limit": _limit_or_max(limit)}
+        named = {"since": since, "until": until, "all": not owner, "owner": owner, "limit": limit_or_max(limit)}
         rows = await self.search(bind(tenant, statement, **named))
         amounts = [name for name in tables.USAGE.names if name not in ("day", "session", "agent_id", "model")]
         empty = store.UsageRow("", "", "", "")
@@ -366,7 +366,7 @@ class SqlReads(ABC):
     async def documents(
         self, tenant: str, where: store.Where, *, after: str = "", limit: int | None = None
     ) -> list[store.Document]:
-        query = bind(tenant, sql.DOCUMENTS, **scope_values(where), after=after, limit=_limit_or_max(limit))
+        query = bind(tenant, sql.DOCUMENTS, **scope_values(where), after=after, limit=limit_or_max(limit))
         return tables.DOCUMENTS.all(await self.fetch(query))
 
     async def passages(self, tenant: str, ids: Sequence[int]) -> list[store.PassageRow]:
@@ -380,7 +380,7 @@ class SqlReads(ABC):
     async def document_passages(
         self, tenant: str, kind: store.DocumentKind, document: str, *, after: int = -1, limit: int | None = None
     ) -> list[store.PassageRow]:
-        query = bind(tenant, sql.PASSAGES_OF, kind=kind, id=document, after=after, limit=_limit_or_max(limit))
+        query = bind(tenant, sql.PASSAGES_OF, kind=kind, id=document, after=after, limit=limit_or_max(limit))
         return tables.PASSAGES.all(await self.fetch(query))
 
     async def find_nearest(
@@ -591,5 +591,5 @@ def _blocks_query(tenant: str, where: store.AuditFilter, before: int) -> Query:
     return bind(tenant, sql.find_audit_blocks(tuple(values)), **values, **times, **block)
 
 
-def _limit_or_max(limit: int | None) -> int:
+def limit_or_max(limit: int | None) -> int:
     return _MAX_INTEGER if limit is None else max(limit, 0)

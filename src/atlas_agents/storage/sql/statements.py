@@ -174,6 +174,21 @@ def add_events(count: int) -> str:
     return f"INSERT INTO events (tenant, run_id, seq, body) VALUES {rows} ON CONFLICT (tenant, run_id, seq) DO NOTHING"
 
 
+# Several reads in one statement, for Postgres only. Each row begins with the number of its read.
+
+POSTGRES_SESSIONS_BY_KEY = f"""
+SELECT w.n, {t.SESSIONS.select("s")} FROM unnest(CAST(:keys AS TEXT[])) WITH ORDINALITY AS w (key, n)
+JOIN sessions s ON s.tenant = :tenant AND s.key = w.key"""
+POSTGRES_RUNS_BY_ID = f"""
+SELECT w.n, {t.RUNS.select("r")} FROM unnest(CAST(:ids AS TEXT[])) WITH ORDINALITY AS w (id, n)
+JOIN runs r ON r.tenant = :tenant AND r.id = w.id"""
+POSTGRES_EVENTS_OF_RUNS = f"""
+SELECT w.n, {t.EVENTS.select("e")} FROM unnest(CAST(:run_ids AS TEXT[]), CAST(:afters AS BIGINT[]),
+    CAST(:limits AS BIGINT[])) WITH ORDINALITY AS w (run_id, after, count, n)
+CROSS JOIN LATERAL (SELECT {t.EVENTS.columns} FROM events
+    WHERE tenant = :tenant AND run_id = w.run_id AND seq > w.after ORDER BY seq LIMIT w.count) e
+ORDER BY w.n, e.seq"""
+
 # Statements of `pipelined`, for Postgres only. They check the state that the steps of `writes` read first.
 
 POSTGRES_LOCK_CHAIN = "SELECT pg_advisory_xact_lock(:lock)"
