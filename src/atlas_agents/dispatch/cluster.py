@@ -27,7 +27,6 @@ OnResumed: TypeAlias = Callable[[RunningTurn, RunRow], Awaitable[None]]
 """Called with a run that was resumed here, and its row before that."""
 Follow: TypeAlias = Callable[[RunRow, OnEvent], Awaitable[None]]
 """Forwards the events of a run that executes elsewhere until its terminal event."""
-_REASSIGN_TICKS = 2  # leader ticks between two searches for runs without an owner
 _BACKLOG_TICKS = 5
 _POLL_INTERVAL = 15.0
 _VALKEY_POLL_INTERVAL = 5.0
@@ -257,7 +256,7 @@ class Cluster:
         self._ticks += 1
         if self._ticks % _BACKLOG_TICKS == 1:
             self.backlog = await read_backlog(connection, schema=self._schema, tenant=self._tenant)
-        if self._ticks % _REASSIGN_TICKS == 0 and self._postgres.connected_for > self._queue.heartbeat_timeout:
+        if self._postgres.connected_for > self._queue.heartbeat_timeout:
             with suppress(ConnectorException):
                 await self._reassign_lost_runs(connection)
 

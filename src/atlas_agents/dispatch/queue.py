@@ -34,7 +34,7 @@ _CREATE_MIGRATIONS_TABLE = "CREATE TABLE IF NOT EXISTS queue_steps (name TEXT PR
 _QUEUE_CONNECTIONS = """
 SELECT application_name FROM pg_stat_activity WHERE datname = current_database()
 AND starts_with(application_name, %s)"""
-HEARTBEAT_TIMEOUT = 8.0
+HEARTBEAT_TIMEOUT = 6.0
 """Seconds without a heartbeat after which a worker is considered dead."""
 _ORPHANS = """
 SELECT r.id FROM runs r WHERE r.tenant = %(tenant)s AND r.status IN ('running', 'waiting')
@@ -251,13 +251,16 @@ class QueueWorker:
             await self._on_released(run_id)
 
     async def _send_heartbeats(self, id: int) -> None:
+        interval = delay = self._queue.heartbeat_timeout / _MISSED_HEARTBEATS
         while True:
-            await asyncio.sleep(self._queue.heartbeat_timeout / _MISSED_HEARTBEATS)
+            await asyncio.sleep(delay)
             try:
                 await self._queue.jobs.update_heartbeat(id)
                 self._last_heartbeat = time.monotonic()
+                delay = interval
             except ConnectorException as error:
                 logger.warning("heartbeat failed: error=%s", error.__cause__ or error)
+                delay = min(interval, _RETRY_DELAY)
 
 
 def packaged_migrations(folder: Path | None = None) -> list[Path]:
