@@ -137,7 +137,7 @@ def cpu(process: int, *, children: bool = False) -> float:
     used = sum(map(int, fields[11 : 15 if children else 13])) / TICK
     if children:
         for child in Path(f"/proc/{process}/task/{process}/children").read_text().split():
-            with suppress(FileNotFoundError):  # it has just exited, and is counted with its parent
+            with suppress(FileNotFoundError, ProcessLookupError):  # it has just exited, and is counted with its parent
                 used += cpu(int(child))
     return used
 
