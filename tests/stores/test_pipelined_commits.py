@@ -10,7 +10,7 @@ import pytest
 from postgres_server import PostgresServer
 from store_helpers import TENANT, outcomes, with_run
 
-from atlas_agents.core.errors import Conflict, SessionBusy, StaleOwner, StoreBusy
+from atlas_agents.core.errors import Conflict, NotFound, SessionBusy, StaleOwner, StoreBusy
 from atlas_agents.core.store import (
     AcceptRun,
     AddAudit,
@@ -22,6 +22,7 @@ from atlas_agents.core.store import (
     PutSession,
     ReserveEvents,
     SetRun,
+    Write,
 )
 from atlas_agents.storage.hash_chain import find_audit_break, find_journal_break
 from atlas_agents.storage.postgres import PostgresStore
@@ -223,8 +224,45 @@ async def test_pages_of_sessions_that_were_changed_in_the_same_millisecond_are_c
             f"UPDATE {schema}.sessions SET updated_at = 1000 + CAST(substr(key, 2) AS BIGINT) / 4".encode()
         )
     found: list[str] = []
-    before: int | None = None
-    while page := await store.sessions(TENANT, limit=3, before=before):
+    before, before_key = None, ""
+    while page := await store.sessions(TENANT, limit=3, before=before, before_key=before_key):
         found += [session.key for session in page]
-        before = page[-1].updated_at
+        before, before_key = page[-1].updated_at, page[-1].key
     assert sorted(found) == [f"s{n}" for n in range(10)]
+
+
+@pytest.mark.parametrize("accepted", range(3, 8))
+async def test_commits_go_on_after_a_repeated_idempotency_key(
+    postgres_server: PostgresServer, schema: str, monkeypatch: pytest.MonkeyPatch, accepted: int
+) -> None:
+    """Statements behind a failed one are not prepared, although psycopg has counted them as such."""
+    store = PostgresStore(postgres_server.url, schema=schema)
+    monkeypatch.setattr(store, "_connections", 1)
+    await store.open()
+
+    def turn(n: int) -> list[Write]:
+        session, run = PutSession(f"s{n}"), AcceptRun(f"r{n}", f"s{n}", "a", idempotency_key="k")
+        return [session, run, AddMessage(f"s{n}", f"m{n}", b"{}"), AddAudit(b"in")]
+
+    try:
+        with pytest.raises(NotFound):
+            await store.commit(TENANT, [AcceptRun("none", "missing", "a")])
+        for n in range(accepted):
+            await store.commit(TENANT, turn(n))
+        first = await store.commit(TENANT, [PutSession("x"), AcceptRun("x1", "x", "a", idempotency_key="k")])
+        repeated = [PutSession("x"), AcceptRun("x2", "x", "a", idempotency_key="k"), AddMessage("x", "m", b"{}")]
+        again = await store.commit(TENANT, [*repeated, AddAudit(b"in")])
+        assert first[1].id == again[1].id == "x1"
+        for n in range(100, 104):
+            await store.commit(TENANT, turn(n))
+        assert find_audit_break(await store.audit(TENANT)) is None
+    finally:
+        await store.close()
+
+
+async def test_run_accepted_after_another_ended_in_the_same_commit_is_running(stores: list[PostgresStore]) -> None:
+    store = stores[0]
+    await with_run(store)
+    (epoch,) = await store.commit(TENANT, [ClaimRun("r1")])
+    ended, accepted = await store.commit(TENANT, [SetRun("r1", epoch, "done"), AcceptRun("r2", "s", "a")])
+    assert ended is None and accepted.status == "running"

@@ -76,12 +76,16 @@ class Sessions:
             raise ConfigError("sessions require a store: Atlas(store=…)")
         return self._optional_store
 
-    async def list(self, *, limit: int = 100, before: int | None = None, prefix: str = "") -> Listed:
-        """Return sessions, latest change first; `before` is an `updated_at` to continue from.
+    async def list(
+        self, *, limit: int = 100, before: int | None = None, before_key: str = "", prefix: str = ""
+    ) -> Listed:
+        """Return sessions, latest change first; with `prefix`, only those whose keys start with it.
 
-        With `prefix`, only sessions whose keys start with it.
+        To continue, pass the `updated_at` and the key of the last one as `before` and `before_key`.
         """
-        return await self._store.sessions(self._tenant, limit=limit, before=before, prefix=prefix)
+        return await self._store.sessions(
+            self._tenant, limit=limit, before=before, before_key=before_key, prefix=prefix
+        )
 
     async def get(self, key: str) -> Session:
         """Return a session; raises NotFound if there is none."""

@@ -220,9 +220,9 @@ async def end_run(store: records.Store, row: records.RunRow, reason: str) -> Non
 
 
 async def _unreadable_messages(store: records.Store, tenant: str) -> AsyncGenerator[Unreadable, None]:
-    before: int | None = None
-    while sessions := await store.sessions(tenant, limit=_PAGE, before=before):
-        before = sessions[-1].updated_at
+    before, before_key = None, ""
+    while sessions := await store.sessions(tenant, limit=_PAGE, before=before, before_key=before_key):
+        before, before_key = sessions[-1].updated_at, sessions[-1].key
         for session in sessions:
             after = 0
             while rows := await store.messages(tenant, session.key, after=after, limit=_PAGE):

@@ -599,8 +599,10 @@ async def prune_tokens(connection: postgres_connection.Connection) -> None:
 
 
 async def _roll_back(connection: postgres_connection.Connection) -> None:
+    """Roll back with psycopg's method, which also forgets the statements that it took for prepared: those that follow a
+    failed one in a pipeline were not."""
     try:
-        await connection.execute("ROLLBACK")
+        await connection.rollback()
     except psycopg.Error:
         await connection.close()  # the server rolls back when the connection ends
 

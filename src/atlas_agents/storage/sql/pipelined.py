@@ -144,8 +144,15 @@ class Batch:
 
     def _check_order(self, written: Sequence[tuple[int, int, store.Write]]) -> None:
         """Reject groups in which a run is journaled, claimed or set again after it was claimed or ended, unless the
-        claim comes first in the same commit."""
+        claim comes first in the same commit; and commits that accept a run after another ended, or that reserve events
+        after they added some."""
+        done = set[tuple[int, type[store.Write]]]()
         for number, _, write in written:
+            done.add((number, type(write)))
+            if isinstance(write, store.AcceptRun) and (number, store.SetRun) in done:
+                raise NotPipelined
+            if isinstance(write, store.ReserveEvents) and (number, store.AddEvents) in done:
+                raise NotPipelined
             if not isinstance(write, store.AddJournal | store.SetRun | store.ClaimRun):
                 continue
             if write.run_id in self._ended or self._claimed.get(write.run_id, number) != number:

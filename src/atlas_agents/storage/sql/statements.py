@@ -12,7 +12,7 @@ _OPEN = "status IN ('queued', 'running', 'waiting')"
 _ACTIVE = "status IN ('running', 'waiting')"
 
 # Sessions. `updated_at` increases even if the clock goes back. It is unique per tenant on SQLite; on Postgres, commits
-# that run at the same time may choose the same value, so a page does not end between equal ones (`with_ties`).
+# that run at the same time may choose the same value, so pages are ordered by the key as well.
 
 _NEXT_UPDATED_AT = (
     "(SELECT CASE WHEN :now > coalesce(max(updated_at), 0) THEN :now ELSE max(updated_at) + 1 END"
