@@ -34,7 +34,7 @@ BROKEN = fails(ProviderError("the server failed", "server"))
 
 
 class Webhook:
-    """A webhook on loopback that rejects the first requests, if told so."""
+    """A webhook on loopback that rejects the first requests if asked to."""
 
     def __init__(self) -> None:
         self.received: list[dict[str, Any]] = []

@@ -31,12 +31,12 @@ from atlas_agents.storage.sqlite import SqliteStore
 from conftest import Make
 
 
-def said(text: str, role: str = "user") -> bytes:
+def message_body(text: str, role: str = "user") -> bytes:
     return Message(role, (Text(text),)).to_json()  # type: ignore[arg-type]
 
 
 async def add_session(store: Store, key: str, *texts: str, label: str = "", tenant: str = TENANT) -> None:
-    messages = tuple([(f"{key} {n}", said(text)) for n, text in enumerate(texts)])
+    messages = tuple([(f"{key} {n}", message_body(text)) for n, text in enumerate(texts)])
     await store.commit(tenant, [PutSession(key, label=label), AddMessages(key, messages)])
 
 
@@ -60,7 +60,7 @@ async def test_search_returns_the_latest_match_of_a_session(store: Store) -> Non
     await add_session(store, "a", "one walrus", "two walrus", "no match", label="walrus")
     (match,) = (await store.search_sessions(TENANT, "walrus")).matches
     assert match.seq == 2
-    await store.commit(TENANT, [AddMessage("a", "x", said("another walrus"))])
+    await store.commit(TENANT, [AddMessage("a", "x", message_body("another walrus"))])
     (match,) = (await store.search_sessions(TENANT, "walrus")).matches
     assert match.seq == 4
 
@@ -80,7 +80,7 @@ async def test_search_forgets_what_was_deleted_renamed_or_replaced(store: Store)
     await add_session(store, "a", "walrus", "seal", label="zoo")
     await add_session(store, "b", "walrus", label="zoo")
     assert await find(store, "walrus") == await find(store, "zoo") == ["b", "a"]
-    await store.commit(TENANT, [PutSession("b", label="park"), ReplaceMessage("b", 1, said("otter"))])
+    await store.commit(TENANT, [PutSession("b", label="park"), ReplaceMessage("b", 1, message_body("otter"))])
     assert await find(store, "walrus") == await find(store, "zoo") == ["a"]
     assert await find(store, "otter") == await find(store, "park") == ["b"]
     await store.commit(TENANT, [DropMessages("a", 1)])
@@ -92,10 +92,10 @@ async def test_search_forgets_what_was_deleted_renamed_or_replaced(store: Store)
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"\xff", b"[]", b'{"role":"user","parts":3}', b'{"role":5}', said("x" * 300_000)]
+    "body", [b"", b"\xff", b"[]", b'{"role":"user","parts":3}', b'{"role":5}', message_body("x" * 300_000)]
 )
 async def test_unusual_message_does_not_keep_others_from_being_found(store: Store, body: bytes) -> None:
-    messages = (("1", body), ("2", said("a walrus")), ("3", said("a result", "tool")))
+    messages = (("1", body), ("2", message_body("a walrus")), ("3", message_body("a result", "tool")))
     await store.commit(TENANT, [PutSession("s"), AddMessages("s", messages)])
     assert await find(store, "walrus") == ["s"]
     assert await find(store, "result") == []
@@ -150,7 +150,7 @@ async def test_search_answers_while_the_disk_is_full(tmp_path_factory: pytest.Te
     await store.commit(TENANT, [PutSession("b")])
     with pytest.raises(Exception, match="free some disk space"):
         for number in range(1000):
-            await store.commit(TENANT, [AddMessage("b", f"{number}", said("seal " * 200))])
+            await store.commit(TENANT, [AddMessage("b", f"{number}", message_body("seal " * 200))])
     found = await store.search_sessions(TENANT, "walrus")
     assert [each.session for each in found.matches] == ["a"]
     await store.close()
@@ -208,7 +208,7 @@ FILTERS = [
     AuditFilter(run_id="r17"),
     AuditFilter(user="ann"),
     AuditFilter(user="bob", agent_id="a1"),
-    AuditFilter(user="nobody"),
+    AuditFilter(user="unknown"),
     AuditFilter(since=NOW + 2 * DAY_MS, until=NOW + 3 * DAY_MS),
     AuditFilter(tool="t1", since=NOW + 5 * DAY_MS),
     AuditFilter(until=NOW),

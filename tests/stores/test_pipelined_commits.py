@@ -37,7 +37,7 @@ async def stores(postgres_server: PostgresServer, schema: str) -> AsyncIterator[
     logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)
     opened = [
         PostgresStore(postgres_server.url, schema=schema, busy_timeout=TIMEOUT / 2, answer_timeout=TIMEOUT)
-        for _ in range(3)  # with long timeouts: a slow machine is no dead server
+        for _ in range(3)  # with long timeouts: a slow server counts as alive
     ]
     for store in opened:
         await store.open()

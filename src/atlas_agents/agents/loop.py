@@ -14,10 +14,9 @@ from typing import TypeAlias, cast
 
 import msgspec
 
-from atlas_agents.agents.history import Compaction, context_state, drop_stale_reasoning
+from atlas_agents.agents.history import Compaction, SentRequest, context_state, drop_stale_reasoning
 from atlas_agents.agents.options import HandoffPlan
 from atlas_agents.agents.output import Output
-from atlas_agents.agents.request_records import SentRequest
 from atlas_agents.agents.run import (
     WHOLE_TURN,
     DuplicateRun,

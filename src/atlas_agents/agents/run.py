@@ -14,6 +14,8 @@ import msgspec
 from atlas_agents.agents.context import DepsFactory, TurnContext, call_with_context, choose_tools, render_text
 from atlas_agents.agents.history import (
     History,
+    RequestRecorder,
+    SentRequest,
     apply_summary,
     clear_results,
     context_state,
@@ -23,7 +25,6 @@ from atlas_agents.agents.history import (
 from atlas_agents.agents.hooks import Interceptors
 from atlas_agents.agents.options import AgentSettings, TurnOptions
 from atlas_agents.agents.output import Output
-from atlas_agents.agents.request_records import RequestRecorder, SentRequest
 from atlas_agents.core.aio import finish_despite_cancel
 from atlas_agents.core.budgets import BudgetLike, Reservation, read_budgets
 from atlas_agents.core.errors import (

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import msgspec
 
 from atlas_agents.agents.context import Context, DepsFactory, TurnContext
-from atlas_agents.agents.history import History
+from atlas_agents.agents.history import History, RequestRecorder
 from atlas_agents.agents.hooks import Interceptor, Interceptors, Subscribers, read_interceptors
 from atlas_agents.agents.loop import TurnFunction, run_chain, run_rounds, run_with_output
 from atlas_agents.agents.options import DEFAULT_OPTIONS, WHEN_BUSY, AgentSettings, TurnOptions
 from atlas_agents.agents.output import Output
 from atlas_agents.agents.plan import MAKE_PLAN, plan_tool, run_plan
-from atlas_agents.agents.request_records import RequestRecorder
 from atlas_agents.agents.run import HAND_OFF, Run, SessionLock, UsageMeter, decode_options, session_lock
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.approvals import Answer, Question

@@ -11,8 +11,8 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import msgspec
 
-from atlas_agents.agents.request_records import KIND as REQUEST_KIND
-from atlas_agents.agents.request_records import StoredContent
+from atlas_agents.agents.history import KIND as REQUEST_KIND
+from atlas_agents.agents.history import StoredContent
 from atlas_agents.agents.run import decode_options
 from atlas_agents.core import store as records
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock, utc_day

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from atlas_agents.agents.request_records import (
+from atlas_agents.agents.history import (
     RequestContents,
     RequestOutline,
     RequestRecord,

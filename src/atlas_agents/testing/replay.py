@@ -19,9 +19,9 @@ import msgspec
 
 from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.atlas import Atlas
+from atlas_agents.agents.history import SentRequest
 from atlas_agents.agents.loop import run_turn
 from atlas_agents.agents.options import AgentSettings
-from atlas_agents.agents.request_records import SentRequest
 from atlas_agents.agents.run import Run, decode_options
 from atlas_agents.agents.runtime import AgentRuntime, choose_turn_function
 from atlas_agents.core.aio import Alarm

@@ -6,7 +6,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from atlas_agents.agents.request_records import RequestRecord, read_contents, read_request_record
+from atlas_agents.agents.history import RequestRecord, read_contents, read_request_record
 from atlas_agents.agents.run import decode_options
 from atlas_agents.core.approvals import Answer, Question
 from atlas_agents.core.errors import AtlasError, UnreadableRow
