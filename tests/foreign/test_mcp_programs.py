@@ -438,8 +438,8 @@ async def test_server_can_use_the_network_if_it_was_granted(tmp_path: Path) -> N
 async def test_server_does_not_start_without_a_sandbox_unless_the_entry_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atlas_agents.builtin_tools.sandbox.choose._PROBES", {})
-    monkeypatch.setattr("atlas_agents.builtin_tools.sandbox.choose._working", {})
+    monkeypatch.setattr("atlas_agents.builtin_tools.sandbox._PROBES", {})
+    monkeypatch.setattr("atlas_agents.builtin_tools.sandbox._working", {})
     write_server(tmp_path, "tools/server.py")
     servers = load_servers(write_config(tmp_path, s=python_entry("tools/server.py")))
     with pytest.raises(Transient, match='"sandbox": false'):

@@ -366,8 +366,8 @@ async def test_long_command_does_not_hide_the_sandbox_line(tmp_path: Path) -> No
 async def test_without_a_sandbox_the_preview_says_so_and_rules_do_not_apply(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("atlas_agents.builtin_tools.sandbox.choose._PROBES", {})
-    monkeypatch.setattr("atlas_agents.builtin_tools.sandbox.choose._working", {})
+    monkeypatch.setattr("atlas_agents.builtin_tools.sandbox._PROBES", {})
+    monkeypatch.setattr("atlas_agents.builtin_tools.sandbox._working", {})
     person = Person()
     result = await call([bash_tool(tmp_path)], "bash", person, ECHO, command="echo hello")
     assert person.questions[0].preview.startswith(UNCONFINED)

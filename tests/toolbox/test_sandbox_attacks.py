@@ -18,7 +18,7 @@ from code_harness import SANDBOXES
 
 from atlas_agents.builtin_tools.bash import bash_tool
 from atlas_agents.builtin_tools.code.tool import CodeInterpreter, code_tool
-from atlas_agents.builtin_tools.sandbox.choose import SandboxKind
+from atlas_agents.builtin_tools.sandbox import SandboxKind
 
 
 @pytest.fixture(params=BACKENDS)

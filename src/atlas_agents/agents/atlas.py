@@ -36,7 +36,7 @@ from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import NO_CHAIN, Chain, Store, UsageRow
 from atlas_agents.core.telemetry import OpenTelemetry, Telemetry
 from atlas_agents.core.tenancy import AgentInfo, Delegation, TeamServices, Tenancy
-from atlas_agents.dispatch.base import Dispatcher, Inline
+from atlas_agents.dispatch import Dispatcher, Inline
 from atlas_agents.providers.catalogue import Price
 from atlas_agents.providers.failover import ModelStatus
 from atlas_agents.providers.registry import Registry

@@ -35,7 +35,7 @@ from atlas_agents.core.json import encode
 from atlas_agents.core.messages import Conversation, Message, Text, ToolCall, ToolResult, index_conversation, user
 from atlas_agents.core.store import OPEN, AddJournal, ClaimRun, ReleaseBudgets, RunRow, SetRun, StopRun, Store
 from atlas_agents.core.text import wire_name
-from atlas_agents.dispatch.base import Dispatcher, OnEvent
+from atlas_agents.dispatch import Dispatcher, OnEvent
 from atlas_agents.tools.journal import EndRecord, is_loaded, read_answering_run, read_end_record, read_first_messages
 
 logger = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ from atlas_agents.core.plugins import Plugins
 from atlas_agents.core.store import Store
 from atlas_agents.core.telemetry import OpenTelemetry
 from atlas_agents.core.trust import Trust
-from atlas_agents.dispatch.base import Dispatcher
+from atlas_agents.dispatch import Dispatcher
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.knowledge.embedding import Embedder, EndpointEmbedder, LocalEmbedder
 from atlas_agents.knowledge.knowledge_base import KnowledgeBase

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from atlas_agents.builtin_tools.files.root import GuardedPaths, Root
-from atlas_agents.builtin_tools.sandbox.choose import SandboxKind, Unconfined, choose, describe_sandbox
+from atlas_agents.builtin_tools.sandbox import SandboxKind, Unconfined, choose, describe_sandbox
 from atlas_agents.builtin_tools.sandbox.process import (
     PATH,
     ProcessIO,

@@ -16,8 +16,7 @@ import psycopg
 from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.errors import ConfigError, NotFound, StoreError, StoreLost
 from atlas_agents.core.store import OPEN, RunRow, Write
-from atlas_agents.dispatch import notifications
-from atlas_agents.dispatch.base import OnEvent, RunExecutor, RunningTurn
+from atlas_agents.dispatch import OnEvent, RunExecutor, RunningTurn, notifications
 from atlas_agents.dispatch.locks import LeaderElection, retry_while_unreachable
 from atlas_agents.dispatch.members import Backlog, MemberInfo, MemberRegistry, leader_lock_key, read_backlog
 from atlas_agents.dispatch.queue import HEARTBEAT_TIMEOUT, ConnectorException, Queue, QueueWorker

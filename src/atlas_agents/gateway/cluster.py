@@ -23,7 +23,7 @@ from atlas_agents.core.errors import StoreError
 from atlas_agents.core.messages import Message, Thinking, ToolCall, ToolResult
 from atlas_agents.core.messages import Part as CorePart
 from atlas_agents.core.store import OPEN, RunRow, Store
-from atlas_agents.dispatch.base import OnEvent, RunningTurn
+from atlas_agents.dispatch import OnEvent, RunningTurn
 from atlas_agents.dispatch.cluster import Cluster
 from atlas_agents.dispatch.members import Backlog
 from atlas_agents.dispatch.notifications import Notification

@@ -19,7 +19,7 @@ from mcp.shared.exceptions import MCPError
 from pydantic import ValidationError
 
 from atlas_agents.builtin_tools.files.read import detect_image
-from atlas_agents.builtin_tools.sandbox.choose import SandboxKind
+from atlas_agents.builtin_tools.sandbox import SandboxKind
 from atlas_agents.builtin_tools.sandbox.process import Sandbox, SandboxCommand
 from atlas_agents.core import package_version
 from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock, run_in_thread

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 
 import msgspec
 
-from atlas_agents.builtin_tools.sandbox.choose import SandboxKind, choose
+from atlas_agents.builtin_tools.sandbox import SandboxKind, choose
 from atlas_agents.builtin_tools.sandbox.process import Sandbox, SandboxCommand, SandboxLimits
 from atlas_agents.core.errors import ConfigError, SandboxUnavailable, ToolFailed
 from atlas_agents.core.paths import SettingLookup, is_secret, make_private_folder, resolve_path

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from atlas_agents.builtin_tools.sandbox.choose import SandboxKind, describe_sandbox
+from atlas_agents.builtin_tools.sandbox import SandboxKind, describe_sandbox
 from atlas_agents.core import install_command
 from atlas_agents.core.aio import BackgroundTasks, run_in_thread
 from atlas_agents.core.errors import BadTool, ConfigError, ToolFailed, Transient

@@ -22,7 +22,7 @@ import msgspec
 
 from atlas_agents.builtin_tools.code import runner
 from atlas_agents.builtin_tools.files.read import IMAGE_SIGNATURES
-from atlas_agents.builtin_tools.sandbox.choose import Unconfined
+from atlas_agents.builtin_tools.sandbox import Unconfined
 from atlas_agents.builtin_tools.sandbox.process import (
     PATH,
     CapturedOutput,

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from atlas_agents.builtin_tools.code import interpreter as python_code
-from atlas_agents.builtin_tools.sandbox.choose import SandboxKind, choose, describe_sandbox
+from atlas_agents.builtin_tools.sandbox import SandboxKind, choose, describe_sandbox
 from atlas_agents.builtin_tools.sandbox.process import CapturedOutput, OnOutput, Sandbox, SandboxLimits, Stream
 from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import ToolFailed, ToolTimeout
