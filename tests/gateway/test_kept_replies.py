@@ -137,29 +137,17 @@ async def test_full_client_receives_each_reply_and_its_text_once(at: Callable[[W
     assert announced == [row.id for row in await store.messages("default", "main")]
 
 
-@pytest.mark.parametrize("full", [True, False], ids=["full", "plain"])
-async def test_reply_that_was_announced_is_not_reset(full: bool, tmp_path: Path) -> None:
-    store = CrashingStore(others_continue=True)
-    store.crashes_at = is_end
-    async with (
-        serve_gateway(tmp_path, make_atlas(store, says(WORDS)), grace=0.0) as gateway,
-        connect_client(gateway) as watcher,
-        connect_client(gateway, full=full) as client,
-    ):
-        await watcher.get("sessions.subscribe", sessionKey="main")
-        run_id = await send(client)
-        while (await watcher.until("chat.message"))["message"]["role"] != "assistant":
-            pass
-        await client.get("health.check")
-        before = client.events(run_id)
-    store.restart()
-    async with serve_gateway(tmp_path, make_atlas(store)) as gateway, connect_client(gateway, full=full) as client:
-        await send(client)
-        await client.until("chat.final")
-        after = client.events(run_id)
-    assert shown([frame for frame in before if frame["event"] == "chat.delta"]) == WORDS
-    assert "chat.reset" not in [frame["event"] for frame in after]
-    assert shown([frame for frame in after if frame["event"] == "chat.delta"]) == WORDS
+async def test_last_reply_is_announced_only_after_the_end_of_the_turn_is_stored(tmp_path: Path) -> None:
+    before, after = await receive_across_a_crash(CrashingStore(), tmp_path, is_end, full=True)
+
+    def announced(frames: list[dict[str, Any]]) -> list[str]:
+        messages = [frame["data"]["message"] for frame in frames if frame["event"] == "chat.message"]
+        return [
+            "".join(part.get("text", "") for part in each["parts"]) for each in messages if each["role"] == "assistant"
+        ]
+
+    assert announced(before) == [FIRST]
+    assert announced(after) == [WORDS]
 
 
 @pytest.mark.parametrize("full", [True, False], ids=["full", "plain"])
