@@ -20,8 +20,8 @@ from typing import Any
 import msgspec
 from code_harness import SANDBOXES
 
+from atlas_agents.builtin_tools import sandbox as sandboxes
 from atlas_agents.builtin_tools.code.tool import CodeInterpreter
-from atlas_agents.builtin_tools.sandbox import choose
 from atlas_agents.builtin_tools.sandbox.process import ProcessIO, SandboxCommand, SandboxLimits
 from atlas_agents.core.messages import Conversation
 from atlas_agents.core.metadata import Metadata
@@ -223,7 +223,7 @@ async def _run_here(
 ) -> dict[str, Any]:
     if kind == "wasm":
         return await _run_wasm(Path(folder), source)
-    sandbox = await choose.choose(msgspec.convert(kind, choose.SandboxKind))
+    sandbox = await sandboxes.choose(msgspec.convert(kind, sandboxes.SandboxKind))
     installed = [Path(path) for path in {sys.prefix, sys.base_prefix} if not path.startswith("/usr")]
     paths: dict[str, Any] = {option: tuple(Path(folder, name) for name in names) for option, names in protected.items()}
     command = SandboxCommand(

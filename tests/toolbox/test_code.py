@@ -16,9 +16,9 @@ from calling_tools import Person, call
 from code_harness import SANDBOXES, SandboxHarness, is_unlocked
 
 from atlas_agents import Approvals, MemoryAudit, Question
+from atlas_agents.builtin_tools import sandbox as sandboxes
 from atlas_agents.builtin_tools.code import interpreter as python_code
 from atlas_agents.builtin_tools.code.tool import CodeInterpreter, SandboxKind, code_tool
-from atlas_agents.builtin_tools.sandbox import choose
 from atlas_agents.core.errors import SandboxUnavailable
 from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, calls, in_memory_atlas, says
@@ -156,8 +156,8 @@ async def test_code_does_not_run_without_a_sandbox(tmp_path: Path, monkeypatch: 
     async def missing() -> Any:
         raise SandboxUnavailable("not installed", "install it")
 
-    monkeypatch.setattr(choose, "_working", {})
-    monkeypatch.setattr(choose, "_PROBES", {"bubblewrap": missing})
+    monkeypatch.setattr(sandboxes, "_working", {})
+    monkeypatch.setattr(sandboxes, "_PROBES", {"bubblewrap": missing})
     monkeypatch.setattr("atlas_agents.builtin_tools.code.interpreter.is_wasm_installed", lambda: False)
     harness = SandboxHarness("auto", tmp_path)
     result = await harness.run("open('made', 'w')")

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from atlas_agents.builtin_tools.sandbox import bubblewrap, choose
+from atlas_agents.builtin_tools import sandbox as sandboxes
+from atlas_agents.builtin_tools.sandbox import bubblewrap
 from atlas_agents.builtin_tools.sandbox.process import (
     CapturedOutput,
     HeadTailBuffer,
@@ -34,7 +35,7 @@ Shell = Callable[..., Coroutine[Any, Any, ProcessResult]]
 @pytest.fixture(params=["bubblewrap", "landlock"])
 async def sandbox(request: pytest.FixtureRequest) -> Sandbox:
     """Both sandboxes must work where the tests run."""
-    return await choose.choose(request.param)
+    return await sandboxes.choose(request.param)
 
 
 @pytest.fixture
@@ -266,13 +267,13 @@ async def test_no_sandbox_must_be_requested_by_name(monkeypatch: pytest.MonkeyPa
     async def missing() -> Sandbox:
         raise SandboxUnavailable("not installed", "install it")
 
-    monkeypatch.setattr(choose, "_working", {})
-    monkeypatch.setattr(choose, "_PROBES", {"bubblewrap": missing, "landlock": missing})
+    monkeypatch.setattr(sandboxes, "_working", {})
+    monkeypatch.setattr(sandboxes, "_PROBES", {"bubblewrap": missing, "landlock": missing})
     with pytest.raises(SandboxUnavailable) as caught:
-        await choose.choose("auto")
+        await sandboxes.choose("auto")
     assert caught.value.reason == "not installed; not installed"
     assert caught.value.remedy == "install it, or install it"
-    none = await choose.choose("none")
+    none = await sandboxes.choose("none")
     assert (none.name, none.confines) == ("none", False)
 
 
@@ -288,7 +289,7 @@ async def test_bubblewrap_that_cannot_start_is_reported_as_unavailable(
 
 
 async def test_timeout_kills_all_processes_without_a_sandbox(folder: Path, sleep: str) -> None:
-    none = await choose.choose("none")
+    none = await sandboxes.choose("none")
     argv = ("sh", "-c", f"setsid {sleep} & {sleep}")
     result = await none.run(SandboxCommand(argv=argv, cwd=folder, limits=SandboxLimits(seconds=1)))
     assert result.timed_out

@@ -9,7 +9,7 @@ import math
 import random
 import re
 import weakref
-from collections import deque
+from array import array
 from collections.abc import AsyncGenerator, Collection, Sequence
 from contextlib import aclosing
 from typing import Literal
@@ -185,21 +185,24 @@ class Percentiles(msgspec.Struct, frozen=True):
 
 
 class RecentValues:
-    """Sliding window of values with the time at which they were added; it keeps the latest 2,000."""
+    """Sliding window of values with the time at which they were added; it keeps the latest 2,000, in a ring buffer."""
 
-    __slots__ = ("_values",)
+    __slots__ = ("_next", "_times", "_values")
 
     def __init__(self) -> None:
-        self._values: deque[tuple[float, float]] = deque(maxlen=_MAX_SAMPLES)
+        self._times, self._values, self._next = array("d"), array("d"), 0
 
     def add(self, now: float, value: float) -> None:
-        self._values.append((now, value))
+        if len(self._times) < _MAX_SAMPLES:
+            self._times.append(now)
+            self._values.append(value)
+            return
+        self._times[self._next], self._values[self._next] = now, value
+        self._next = (self._next + 1) % _MAX_SAMPLES
 
     def since(self, now: float) -> list[float]:
-        """Return the values of the window that ends now."""
-        while self._values and self._values[0][0] < now - WINDOW:
-            self._values.popleft()
-        return [value for _, value in self._values]
+        """Return the values of the window that ends now, in any order."""
+        return [value for time, value in zip(self._times, self._values, strict=True) if time >= now - WINDOW]
 
     def percentiles(self, now: float) -> Percentiles:
         """Return the percentiles of the window that ends now, by nearest rank."""
