@@ -23,6 +23,7 @@ from atlas_agents.core.store import Store
 from atlas_agents.gateway.hub import GatewayServices
 from atlas_agents.gateway.monitor import AlertOptions, AlertSender, TelegramSender, WebhookSender
 from atlas_agents.gateway.server import Gateway
+from atlas_agents.gateway.telemetry import Metrics
 from atlas_agents.providers.failover import RecentValues
 from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Reply, Scripted, fails, says
@@ -231,3 +232,10 @@ def test_percentiles_are_of_the_last_15_minutes() -> None:
     found = values.percentiles(1001.0)
     assert (found.count, found.p50, found.p95, found.p99) == (100, 5.0, 9.5, 9.9)
     assert values.percentiles(3000.0).count == 0
+
+
+def test_error_rate_counts_all_turns_of_the_window() -> None:
+    turns = Metrics().turns
+    for number in range(20_000):
+        turns.end(f"r{number}", "failed" if number % 50 == 0 else "done")
+    assert turns.ended() == {"done": 19_600, "failed": 400, "cancelled": 0}

@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 
 from atlas_agents.core.errors import BudgetExceeded
 from atlas_agents.core.telemetry import ModelMeasurement, ToolMeasurement, TurnMeasurement, trace_fields
-from atlas_agents.providers.failover import RecentValues
+from atlas_agents.providers.failover import WINDOW, RecentValues
 
 if TYPE_CHECKING:
     from atlas_agents.agents.atlas import Atlas
@@ -76,12 +76,29 @@ class Metrics:
         return generate_latest(self.registry), CONTENT_TYPE_LATEST
 
 
+class RecentCounts:
+    """Counts what happened in each of the last 15 minutes, however often."""
+
+    def __init__(self) -> None:
+        self._minutes: deque[tuple[int, int]] = deque(maxlen=int(WINDOW / 60) + 1)
+
+    def add(self, now: float) -> None:
+        minute, count = int(now / 60), 1
+        if self._minutes and self._minutes[-1][0] == minute:
+            count += self._minutes.pop()[1]
+        self._minutes.append((minute, count))
+
+    def since(self, now: float) -> int:
+        """Return the sum of the window that ends now, in whole minutes."""
+        return sum(count for minute, count in self._minutes if minute > int((now - WINDOW) / 60))
+
+
 class RecentTurns:
     """Turns of the last 15 minutes: how they ended, their duration, and the time to their first output."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.first_output, self.durations = RecentValues(), RecentValues()
-        self._ends = {status: RecentValues() for status in ("done", "failed", "cancelled")}
+        self._ends = {status: RecentCounts() for status in ("done", "failed", "cancelled")}
         self._started: dict[str, float] = {}
         self._silent: set[str] = set()
         self._first = Histogram(
@@ -104,7 +121,7 @@ class RecentTurns:
     def end(self, run_id: str, status: str) -> None:
         """Note that a turn ended; its duration counts if its start was seen here."""
         now = time.monotonic()
-        self._ends[status].add(now, 1.0)
+        self._ends[status].add(now)
         started = self._started.get(run_id)
         self.forget(run_id)
         if started is not None:
@@ -118,7 +135,7 @@ class RecentTurns:
     def ended(self) -> dict[str, int]:
         """Return the number of recent turns by how they ended."""
         now = time.monotonic()
-        return {status: len(values.since(now)) for status, values in self._ends.items()}
+        return {status: counts.since(now) for status, counts in self._ends.items()}
 
 
 class TurnMetrics:
