@@ -1,5 +1,6 @@
 """Evaluations over the protocol: list them, read one, and compare it with an earlier one."""
 
+import json
 from pathlib import Path
 
 from gateway_client import connect_client, serve_gateway
@@ -54,3 +55,14 @@ async def test_unknown_evaluation_is_refused(tmp_path: Path) -> None:
         (folder.parent / "secret.jsonl").write_text("{}")
         for id in ("two", "../secret", "", "one.jsonl"):
             assert "evaluation" in (await fail(client, "evaluations.get", id=id))["message"]
+
+
+async def test_token_with_its_own_sessions_cannot_read_evaluations(tmp_path: Path) -> None:
+    """Cases that were made of stored runs contain conversations of other users."""
+    token = "carl-0123456789abcdefghijklmnop"
+    entry = {"token": token, "scopes": ["read", "admin"]}
+    (tmp_path / "tokens.json").write_text(json.dumps({"carl": entry}))
+    async with serve_gateway(tmp_path) as gateway, connect_client(gateway, token=token) as client:
+        store(gateway.settings.home / "evaluations", "one", {"a": 1.0})
+        for method, params in (("evaluations.list", {}), ("evaluations.get", {"id": "one"})):
+            assert (await fail(client, method, **params))["data"]["kind"] == "FORBIDDEN"

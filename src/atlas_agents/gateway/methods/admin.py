@@ -752,12 +752,14 @@ async def invoke_tool(caller: ClientConnection, params: wire.ToolsInvoke) -> wir
 
 
 async def list_evaluation_runs(caller: ClientConnection, _: NoParams) -> wire.EvaluationsResult:
+    _require_all_sessions(caller, "the list of evaluations")
     found = await run_in_thread(list_evaluations, _evaluations_folder(caller), _MAX_EVALUATIONS)
     return wire.EvaluationsResult(tuple([_evaluation_shape(each) for each in found]))
 
 
 async def get_evaluation(caller: ClientConnection, params: wire.OneEvaluation) -> wire.EvaluationDetails:
     """Return an evaluation with the results of its cases, and compare it with an earlier one if one is named."""
+    _require_all_sessions(caller, "an evaluation")
     folder = _evaluations_folder(caller)
     found = await run_in_thread(_read_evaluation, folder, params.id)
     earlier = await run_in_thread(_read_evaluation, folder, params.compare) if params.compare else None
