@@ -1,6 +1,7 @@
 """`atlas eval`: tables, files for CI, comparison, exit codes, and resuming after a crash."""
 
 import json
+import os
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -28,6 +29,14 @@ async def wait_for_file(outcome):
     if not Path("go").exists():
         await asyncio.Event().wait()
     return True
+"""
+GUARD = """\
+from atlas_agents import Interceptor, Refused
+
+def refuse(call):
+    raise Refused("the clock is closed")
+
+guard = Interceptor(tool_call=refuse)
 """
 
 
@@ -114,6 +123,23 @@ def test_file_without_agents_uses_those_of_the_workspace(home: Home) -> None:
     assert home.run("sessions", "list").stderr == "There are no sessions.\n"
     unknown = home.run("eval", "cases.yaml", "--agent", "bob")
     assert unknown.returncode == 2 and "unknown agent 'bob'; agents: assistant, poet" in unknown.stderr
+
+
+def test_agents_of_the_workspace_keep_their_hooks_and_limits(home: Home) -> None:
+    file = write(home, "cases:\n  - {id: a, input: 'What time is it?', expect: {tool_calls: [current_time]}}\n")
+    package = home.folder / "guards" / "guard_plugin-1.0.dist-info"
+    package.mkdir(parents=True)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: guard-plugin\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[atlas_agents.interceptors]\nguard = eval_guard_plugin:guard\n")
+    (package.parent / "eval_guard_plugin.py").write_text(GUARD)
+    path = os.pathsep.join([str(home.folder / "plugins"), str(package.parent)])
+    for env, expected in (({}, "It came out"), ({"PYTHONPATH": path}, "the clock is closed")):
+        done = home.run("eval", file, "--agent", "assistant", "--json", **env)
+        (result,) = json.loads(done.stdout)["evaluation"]["results"]
+        assert expected in result["answer"], result
+        assert (result["calls"][0].get("status", "ok") == "error") == bool(env)
+    limited = home.run("eval", file, "--agent", "assistant", ATLAS_BUDGETS="tenant requests=1")
+    assert limited.returncode == 1 and "the budget of the tenant of 1 model request" in limited.stderr
 
 
 def test_budget_stops_the_evaluation_and_a_larger_one_resumes_it(home: Home) -> None:

@@ -8,8 +8,22 @@ import pytest
 from answering_model import Answering, registry_of
 from test_case_files import CASES
 
-from atlas_agents import Agent, Budget, ConfigError, ProviderError, RateLimit, Registry, Tool
-from atlas_agents.core.paths import Environment
+from atlas_agents import (
+    Agent,
+    Atlas,
+    Budget,
+    ConfigError,
+    Interceptor,
+    Limits,
+    ProviderError,
+    RateLimit,
+    Refused,
+    Registry,
+    Tool,
+)
+from atlas_agents.core.approvals import Question
+from atlas_agents.core.messages import ToolCall
+from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.evaluation import Case, EvaluationOptions, Evaluator, Outcome, Result, Suite, read_suite
 from atlas_agents.providers.testing import calls, fails, says
 
@@ -157,6 +171,47 @@ async def test_call_that_needs_an_approval_is_refused() -> None:
     )
     (result,) = await evaluate(suite, Answering(lambda text: calls("delete")))
     assert (done, result.status, result.calls[0].status) == ([], "passed", "error")
+
+
+async def test_atlas_runs_the_cases_with_its_guards() -> None:
+    ran: list[str] = []
+
+    def refuse(call: ToolCall) -> None:
+        if call.name == "pay":
+            raise Refused("payments are closed")
+
+    tools = [
+        Tool("pay", lambda: ran.append("pay"), parameters={}, in_process=True),
+        Tool("sell", lambda: ran.append("sell"), parameters={}, in_process=True),
+        Tool("ask", lambda: ran.append("ask"), parameters={}, in_process=True, confirm=True),
+    ]
+    asked: list[Question] = []
+    guarded = Atlas(
+        [Agent("bot", model="fake/one", tools=tools)],
+        interceptors=[Interceptor(tool_call=refuse)],
+        limits=Limits(per_day=1),
+        budgets=Budget(requests=7, scope="tenant"),
+        approve=lambda question: asked.append(question),
+        registry=registry_of(Answering(lambda text: calls(text))),
+    )
+    cases = [case("pay", "pay"), case("ask", "ask"), case("first", "sell"), case("second", "sell")]
+    async with guarded:
+        evaluation = await Evaluator(Suite("s", cases=cases), EvaluationOptions(parallel=1), atlas=guarded).run()
+    assert (ran, asked) == (["sell"], [])
+    assert [each.calls[0].status for each in evaluation.results] == ["error", "error", "ok"]
+    assert "payments are closed" in evaluation.results[0].answer
+    assert not evaluation.complete and "7 model requests" in evaluation.stopped
+
+
+async def test_atlas_keeps_its_secrets_and_budgets_after_an_evaluation() -> None:
+    secret = "correct-horse-Zx81"
+    agent = Agent("bot", model="fake/one")
+    async with Atlas([agent], registry=registry_of(Answering(lambda text: says(f"hello {secret}")))) as atlas:
+        atlas.keep_secret(Secret(secret))
+        options = EvaluationOptions(budget=Budget(requests=1))
+        (result,) = (await Evaluator(Suite("s", cases=[case("a")]), options, atlas=atlas).run()).results
+        assert result.status == "passed" and secret not in str(result)
+        assert (await atlas.ask("Hi")).text and await atlas.budget_status() == []
 
 
 async def test_secrets_are_not_recorded() -> None:

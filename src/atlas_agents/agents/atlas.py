@@ -1,7 +1,8 @@
 """Atlas: the entry point of the library. `ask` returns an answer, `send` a stream, `run` a full result."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 import msgspec
@@ -258,6 +259,21 @@ class Atlas:
     def share_budgets(self, other: "Atlas") -> None:
         """Internal: count the turns of this Atlas against the budgets of another one."""
         self._governance.budgets = other._governance.budgets
+
+    @contextmanager
+    def limited_by(
+        self, budget: Budget | None, note: Callable[[BudgetExceeded], object]
+    ) -> Generator[None, None, None]:
+        """Internal: also limit the turns in the block by a budget, and call `note` when any budget is used up."""
+        book = self._governance.budgets
+        before = book.budgets
+        book.budgets = (*before, *([] if budget is None else [budget]))
+        book.on_exceeded.append(note)
+        try:
+            yield
+        finally:
+            book.budgets = before
+            book.on_exceeded.remove(note)
 
     def derive_runtime(self, create: Callable[..., R], **changes: Any) -> R:
         """Internal: create a runtime with the agents, prompts, hooks, policy and models of this Atlas."""
@@ -574,6 +590,7 @@ class Atlas:
         model: str = "",
         mode: Mode | None = None,
         max_rounds: int | None = None,
+        asks: bool = True,
         settings: GivenSettings | None = None,
         budget: BudgetLike | Sequence[BudgetLike] | None = None,
         deps: Any = None,
@@ -596,6 +613,7 @@ class Atlas:
             model=model,
             mode=mode or "",
             max_rounds=max_rounds,
+            asks=asks,
             settings=settings,
             budget=budget,
             deps=deps,

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +12,6 @@ from atlas_agents.cli.output import format_age, format_duration, one_line, plura
 from atlas_agents.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from atlas_agents.agents.agent import Agent
     from atlas_agents.config.settings import Settings
     from atlas_agents.evaluation import (
         Evaluation,
@@ -93,7 +92,8 @@ async def run(
     """Run every case of a file with every agent and model, and print a table of the results.
 
     Each case runs in a conversation of its own, and calls that need an approval are refused. A file without agents uses
-    those of the workspace, which have their real tools. A Python file is executed.
+    those of the workspace with their real tools, and with the policy, hooks, limits and budgets of the settings, which
+    are counted from zero. A Python file is executed.
 
     Results are stored as they arrive: after a crash or Ctrl-C, --resume runs only what is missing.
 
@@ -225,21 +225,18 @@ async def _run(settings: "Settings", suite: "Suite", options: "EvaluationOptions
 async def _open_evaluator(
     settings: "Settings", suite: "Suite", options: "EvaluationOptions"
 ) -> AsyncGenerator["Evaluator", None]:
-    """Open the providers and, if the file defines no agents, the workspace."""
+    """Open the providers, or the workspace with everything that guards its agents if the file defines none."""
     from atlas_agents.app.app import build_registry, open_scratch_runtime
     from atlas_agents.core.paths import Environment
     from atlas_agents.core.plugins import Plugins
     from atlas_agents.evaluation import Evaluator
 
-    agents: Sequence[Agent] = ()
-    async with AsyncExitStack() as opening:
-        policy = None
-        if suite.agents:
-            registry = build_registry(settings, Environment(), Plugins(settings.disabled_plugins))
-        else:
-            runtime = await opening.enter_async_context(open_scratch_runtime(settings))
-            registry, agents, policy = runtime.atlas.registry, runtime.atlas.agents, runtime.atlas.policy
-        yield Evaluator(suite, options, registry=registry, agents=agents, policy=policy)
+    if suite.agents:
+        registry = build_registry(settings, Environment(), Plugins(settings.disabled_plugins))
+        yield Evaluator(suite, options, registry=registry)
+        return
+    async with open_scratch_runtime(settings) as runtime:
+        yield Evaluator(suite, options, atlas=runtime.atlas)
 
 
 def _open_file(settings: "Settings", evaluator: "Evaluator", *, resume: bool) -> "ResultFile":

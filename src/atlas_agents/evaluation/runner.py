@@ -26,7 +26,6 @@ from atlas_agents.evaluation.cases import Case, Suite
 from atlas_agents.evaluation.scorers import CallMade, Outcome, Rubric, RubricVerdict, Score
 from atlas_agents.providers.catalogue import parse_model_ref
 from atlas_agents.providers.registry import Registry
-from atlas_agents.tools.policy import Policy
 from atlas_agents.tools.redact import Redactor
 
 VERSION = 1
@@ -278,8 +277,9 @@ class Evaluator:
         suite: The cases.
         options: Models, repetitions, concurrency and budget.
         registry: Providers and their rate limits; those of the environment by default.
-        agents: Agents to run instead of those of the suite.
-        policy: Who may call which tool.
+        atlas: Runs the cases with its agents instead of those of the suite. Its policy, hooks, limits, budgets and
+            secrets apply as to every other turn. The budget of the options counts all turns of its tenant, so pass one
+            that runs nothing else.
     """
 
     def __init__(
@@ -288,16 +288,17 @@ class Evaluator:
         options: EvaluationOptions | None = None,
         *,
         registry: Registry | None = None,
-        agents: Sequence[Agent] = (),
-        policy: Policy | None = None,
+        atlas: Atlas | None = None,
     ) -> None:
+        if atlas is not None and registry is not None:
+            raise ConfigError("Evaluator takes either atlas=… or registry=…: an Atlas has a registry of its own")
         self.suite = suite
         self.options = options or EvaluationOptions()
-        self._registry = registry or Registry()
-        self._policy = policy
+        self._atlas = atlas
+        self._registry = atlas.registry if atlas is not None else registry or Registry()
         self._redactor = Redactor()
         self._exceeded: BudgetExceeded | None = None
-        self._agents = _choose_agents(suite, agents or suite.agents, self.options.agents)
+        self._agents = _choose_agents(suite, suite.agents if atlas is None else atlas.agents, self.options.agents)
         self._tasks = self._list_tasks()
 
     def _list_tasks(self) -> list[_Task]:
@@ -362,12 +363,14 @@ class Evaluator:
         async with AsyncExitStack() as opened:
             if file is not None:
                 opened.enter_context(file.locked())
-            atlas = await opened.enter_async_context(self._open_atlas(evaluation.results))
-            atlas.on_budget_exceeded(self._note_exceeded)
+            atlas = self._atlas or await opened.enter_async_context(Atlas(self._agents, registry=self._registry))
+            grader = await opened.enter_async_context(self._open_grader(atlas))
+            budget = _rest(self.options.budget, evaluation.results)
+            opened.enter_context(atlas.limited_by(budget, self._note_exceeded))
 
             async def run_one(task: _Task) -> None:
                 async with slots:
-                    result = None if self._exceeded else await self._run_case(atlas, task)
+                    result = None if self._exceeded else await self._run_case(atlas, grader, task)
                     if result is None:
                         return
                     if file is not None:
@@ -384,16 +387,18 @@ class Evaluator:
         results = tuple(done[task.key] for task in self._tasks if task.key in done)
         return msgspec.structs.replace(evaluation, results=results, stopped=stopped)
 
-    def _open_atlas(self, earlier: Iterable[Result]) -> Atlas:
-        grader = Agent(_GRADER, model=self.suite.grader or None, system_prompt=_GRADER_PROMPT, temperature=0)
-        budget = _rest(self.options.budget, earlier)
-        return Atlas([*self._agents, grader], registry=self._registry, policy=self._policy, budgets=budget)
+    def _open_grader(self, atlas: Atlas) -> Atlas:
+        """Return an Atlas with the grading agent, whose turns count against the budgets of the given one."""
+        agent = Agent(_GRADER, model=self.suite.grader or None, system_prompt=_GRADER_PROMPT, temperature=0)
+        grader = Atlas([agent], registry=self._registry)
+        grader.share_budgets(atlas)
+        return grader
 
     def _note_exceeded(self, error: BudgetExceeded) -> None:
         if error.scope == "tenant":
             self._exceeded = error
 
-    async def _run_case(self, atlas: Atlas, task: _Task) -> Result | None:
+    async def _run_case(self, atlas: Atlas, grader: Atlas, task: _Task) -> Result | None:
         """Run one case; None if the budget of the evaluation did not suffice for it."""
         blank = Result(
             case=task.case.id, agent=task.agent.id, model=task.label, repeat=task.repeat, tags=task.case.tags
@@ -404,7 +409,7 @@ class Evaluator:
                 run = await self._run_turn(atlas, task)
                 outcome = _read_outcome(task.case, run, time.monotonic() - started)
                 failure = _find_failure(task.case, run)
-                scores = () if failure else await self._score(atlas, task.case, outcome)
+                scores = () if failure else await self._score(grader, task.case, outcome)
         except TimeoutError:
             failure, scores, outcome = f"no result within {self.options.seconds:g} s", (), Outcome("")
         except Exception as error:  # noqa: BLE001 - a case that raises is a result of the evaluation
@@ -427,12 +432,12 @@ class Evaluator:
 
     async def _run_turn(self, atlas: Atlas, task: _Task) -> RunResult[Any]:
         return await atlas.run(
-            task.case.input, agent_id=task.agent.id, model=task.model, max_rounds=task.case.max_rounds
+            task.case.input, agent_id=task.agent.id, model=task.model, max_rounds=task.case.max_rounds, asks=False
         )
 
-    async def _score(self, atlas: Atlas, case: Case, outcome: Outcome) -> tuple[Score, ...]:
+    async def _score(self, grader: Atlas, case: Case, outcome: Outcome) -> tuple[Score, ...]:
         async def grade(rubric: Rubric, given: Outcome) -> RubricVerdict:
-            run: RunResult[Any] = await atlas.run(
+            run: RunResult[Any] = await grader.run(
                 _grading_prompt(rubric, given), agent_id=_GRADER, model=rubric.model, output=_VERDICT
             )
             if not run.success:
