@@ -1,6 +1,7 @@
 """The evaluator: cases × agents × models, in parallel, with limits and budgets; each error is a result."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,18 @@ from atlas_agents import (
 from atlas_agents.core.approvals import Question
 from atlas_agents.core.messages import ToolCall
 from atlas_agents.core.paths import Environment, Secret
-from atlas_agents.evaluation import Case, EvaluationOptions, Evaluator, Outcome, Result, Suite, read_suite
+from atlas_agents.evaluation import (
+    Case,
+    EvaluationOptions,
+    Evaluator,
+    Outcome,
+    Result,
+    ResultFile,
+    Score,
+    Suite,
+    read_suite,
+    write_junit,
+)
 from atlas_agents.providers.testing import calls, fails, says
 
 LIMA = "How is the weather in Lima?"
@@ -224,6 +236,47 @@ async def test_secrets_are_not_recorded() -> None:
     suite = Suite("s", cases=[case("a")], agents=[Agent("bot", tools=[tool])], models=["fake/one"])
     (result,) = await evaluate(suite, Answering(lambda text: calls("login", key=secret)))
     assert secret not in str(result) and result.calls[0].name == "login"
+
+
+async def test_reasons_of_scorers_have_no_secrets(tmp_path: Path) -> None:
+    password, token = "tiger-Wq7-lake-93", "ghp_" + "a1B2c3D4e5F6g7H8i9J0k1L2m3N4o5P6q7R8"
+
+    def login(password: str, note: str) -> str:
+        return f"{password} {token}"
+
+    def judge(outcome: Outcome) -> Score:
+        return Score("judge", 0.0, False, f"it wrote {outcome.answer}")
+
+    def broken(outcome: Outcome) -> bool:
+        raise KeyError(outcome.answer)
+
+    grader = Answering(lambda text: says(json.dumps({"reason": f"It shows {password}.", "passed": False})), id="judge")
+    tool = Tool(
+        "login",
+        login,
+        parameters={"password": {"type": "string"}, "note": {"type": "string"}},
+        effect="pure",
+        in_process=True,
+    )
+    expect = {
+        **{"exact": "x", "contains": "x", "regex": "^x", "json_schema": {"type": "object"}, "tool_calls": "none"},
+        **{"function": judge, "rubric": "It is polite."},
+    }
+    cases = [Case(id=str(width), input="Hi", expect=expect) for width in range(150, 200, 7)]  # cut within the secret
+    cases.append(case("error", function=broken))
+    suite = Suite("s", cases=cases, agents=[Agent("bot", tools=[tool])], models=["fake/one"], grader="judge/one")
+    widths = iter(range(150, 200, 7))
+    model = Answering(lambda text: calls("login", note="n" * next(widths, 1) + password, password=password))
+    evaluator = Evaluator(suite, EvaluationOptions(parallel=1), registry=registry_of(model, grader))
+    file = ResultFile.create(tmp_path / "results.jsonl", evaluator.start())
+    evaluation = await evaluator.run(file)
+    write_junit(tmp_path / "junit.xml", evaluation)
+    assert [each.status for each in evaluation.results] == [*["failed"] * (len(cases) - 1), "error"]
+    assert all(len(each.scores) == len(expect) for each in evaluation.results[:-1])
+    assert evaluation.results[-1].calls and "KeyError" in evaluation.results[-1].error
+    written = (tmp_path / "results.jsonl").read_text() + (tmp_path / "junit.xml").read_text()
+    for secret in (password, token):
+        assert secret[:9] not in written
 
 
 def test_bad_choices_are_refused() -> None:

@@ -16,7 +16,7 @@ async def no_grade(rubric: Rubric, outcome: Outcome) -> RubricVerdict:
 
 async def score(name: str, expected: Any, outcome: Outcome) -> Score:
     scorers = make_scorers({name: expected}, lambda reference: None)
-    return await scorers[0](outcome, no_grade)
+    return await scorers[0](outcome, outcome, no_grade)
 
 
 def answered(text: str, *calls: CallMade, **fields: Any) -> Outcome:

@@ -26,10 +26,12 @@ from atlas_agents.evaluation.cases import Case, Suite
 from atlas_agents.evaluation.scorers import CallMade, Outcome, Rubric, RubricVerdict, Score
 from atlas_agents.providers.catalogue import parse_model_ref
 from atlas_agents.providers.registry import Registry
-from atlas_agents.tools.redact import Redactor
+from atlas_agents.tools.redact import hide_named
 
 VERSION = 1
 """Version of the format of results."""
+_Hide: TypeAlias = Callable[[Any], Any]
+"""Returns plain data without secrets."""
 _GRADER = "evaluation-grader"
 _MAX_ANSWER = 20_000
 """Characters of an answer that are recorded."""
@@ -296,7 +298,6 @@ class Evaluator:
         self.options = options or EvaluationOptions()
         self._atlas = atlas
         self._registry = atlas.registry if atlas is not None else registry or Registry()
-        self._redactor = Redactor()
         self._exceeded: BudgetExceeded | None = None
         self._agents = _choose_agents(suite, suite.agents if atlas is None else atlas.agents, self.options.agents)
         self._tasks = self._list_tasks()
@@ -404,47 +405,52 @@ class Evaluator:
             case=task.case.id, agent=task.agent.id, model=task.label, repeat=task.repeat, tags=task.case.tags
         )
         started = time.monotonic()
+        run: RunResult[Any] | None = None
+        outcome, scores = Outcome(""), tuple[Score, ...]()
         try:
             async with asyncio.timeout(self.options.seconds):
                 run = await self._run_turn(atlas, task)
                 outcome = _read_outcome(task.case, run, time.monotonic() - started)
                 failure = _find_failure(task.case, run)
-                scores = () if failure else await self._score(grader, task.case, outcome)
+                if not failure:
+                    scores = await self._score(grader, task.case, outcome, _hider(atlas, run))
         except TimeoutError:
-            failure, scores, outcome = f"no result within {self.options.seconds:g} s", (), Outcome("")
+            failure = f"no result within {self.options.seconds:g} s"
         except Exception as error:  # noqa: BLE001 - a case that raises is a result of the evaluation
-            failure, scores, outcome = _describe(error), (), Outcome("")
+            failure, run = _describe(error), run or getattr(error, "result", None)
         if self._exceeded and failure:
             return None
+        hide = _hider(atlas, run)
+        shown = _hide_outcome(outcome, hide)
         return msgspec.structs.replace(
             blank,
             **_summarise(scores, failure),
-            answer=atlas.hide(outcome.answer)[:_MAX_ANSWER],
-            error=one_line(atlas.hide(failure), _MAX_ERROR),
-            calls=tuple([msgspec.structs.replace(call, arguments=self._redact(call)) for call in outcome.calls]),
+            answer=shown.answer[:_MAX_ANSWER],
+            error=one_line(hide(failure), _MAX_ERROR),
+            calls=shown.calls,
             seconds=round(time.monotonic() - started if failure else outcome.seconds, 3),
             tokens=outcome.tokens,
             dollars=outcome.dollars,
         )
-
-    def _redact(self, call: CallMade) -> dict[str, Any]:
-        return self._redactor.value(call.arguments)
 
     async def _run_turn(self, atlas: Atlas, task: _Task) -> RunResult[Any]:
         return await atlas.run(
             task.case.input, agent_id=task.agent.id, model=task.model, max_rounds=task.case.max_rounds, asks=False
         )
 
-    async def _score(self, grader: Atlas, case: Case, outcome: Outcome) -> tuple[Score, ...]:
+    async def _score(self, grader: Atlas, case: Case, outcome: Outcome, hide: _Hide) -> tuple[Score, ...]:
         async def grade(rubric: Rubric, given: Outcome) -> RubricVerdict:
             run: RunResult[Any] = await grader.run(
                 _grading_prompt(rubric, given), agent_id=_GRADER, model=rubric.model, output=_VERDICT
             )
             if not run.success:
                 raise AtlasError(f"the grading model returned no verdict: {run.error or 'no answer'}")
-            return msgspec.convert(run.output, RubricVerdict)
+            verdict = msgspec.convert(run.output, RubricVerdict)
+            return msgspec.structs.replace(verdict, reason=hide(verdict.reason))
 
-        return tuple([await score(outcome, grade) for score in self.suite.scorers[case.id]])
+        shown = _hide_outcome(outcome, hide)
+        scores = [await score(outcome, shown, grade) for score in self.suite.scorers[case.id]]
+        return tuple([msgspec.structs.replace(score, reason=hide(score.reason)) for score in scores])
 
 
 def _choose_agents(suite: Suite, agents: Sequence[Agent], wanted: Sequence[str]) -> list[Agent]:
@@ -496,6 +502,22 @@ def _read_outcome(case: Case, run: RunResult[Any], seconds: float) -> Outcome:
         tokens=run.usage.input_tokens + run.usage.output_tokens,
         dollars=run.usage.cost,
         reference=case.reference,
+    )
+
+
+def _hider(atlas: Atlas, run: RunResult[Any] | None) -> _Hide:
+    """Return a function that removes the secrets of an Atlas, and those in the tool calls of a turn."""
+    steps = run.steps if run is not None else ()
+    return hide_named(atlas.hide_values, [[step.input, step.output] for step in steps])
+
+
+def _hide_outcome(outcome: Outcome, hide: _Hide) -> Outcome:
+    return msgspec.structs.replace(
+        outcome,
+        input=hide(outcome.input),
+        answer=hide(outcome.answer),
+        calls=tuple([msgspec.structs.replace(call, arguments=hide(call.arguments)) for call in outcome.calls]),
+        reference=hide(outcome.reference),
     )
 
 

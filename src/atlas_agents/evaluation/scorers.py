@@ -89,10 +89,10 @@ class Rubric(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 Grade: TypeAlias = Callable[[Rubric, Outcome], Awaitable[RubricVerdict]]
 """Has a model grade an outcome by a rubric."""
-ScoreOutcome: TypeAlias = Callable[[Outcome, Grade], Awaitable[Score]]
-"""A scorer with its expectation, ready to be called."""
-_Plain: TypeAlias = Callable[[Outcome], tuple[float, str]]
-"""Returns a value from 0 to 1, and why it is not 1."""
+ScoreOutcome: TypeAlias = Callable[[Outcome, Outcome, Grade], Awaitable[Score]]
+"""A scorer with its expectation, ready to be called with an outcome, and the same outcome without secrets."""
+_Plain: TypeAlias = Callable[[Outcome, Outcome], tuple[float, str]]
+"""Returns a value from 0 to 1, and why it is not 1. A reason quotes the second outcome, which has no secrets."""
 
 
 def make_scorers(expect: Mapping[str, Any], load: Callable[[str], Any]) -> tuple[ScoreOutcome, ...]:
@@ -120,8 +120,8 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def _plain(name: str, check: _Plain) -> ScoreOutcome:
-    async def score(outcome: Outcome, grade: Grade) -> Score:
-        value, reason = check(outcome)
+    async def score(outcome: Outcome, shown: Outcome, grade: Grade) -> Score:
+        value, reason = check(outcome, shown)
         return Score(name, value, value == 1.0, reason)
 
     return score
@@ -144,10 +144,10 @@ def _texts(name: str, value: Any) -> list[str]:
 def _exact(value: Any) -> _Plain:
     allowed = [text.strip() for text in _texts("exact", value)]
 
-    def check(outcome: Outcome) -> tuple[float, str]:
+    def check(outcome: Outcome, shown: Outcome) -> tuple[float, str]:
         if outcome.answer.strip() in allowed:
             return 1.0, ""
-        return 0.0, f"expected {' or '.join(map(_quote, allowed))}, got {_quote(outcome.answer)}"
+        return 0.0, f"expected {' or '.join(map(_quote, allowed))}, got {_quote(shown.answer)}"
 
     return check
 
@@ -155,10 +155,10 @@ def _exact(value: Any) -> _Plain:
 def _contains(value: Any) -> _Plain:
     texts = _texts("contains", value)
 
-    def check(outcome: Outcome) -> tuple[float, str]:
+    def check(outcome: Outcome, shown: Outcome) -> tuple[float, str]:
         answer = outcome.answer.casefold()
         missing = [text for text in texts if text.casefold() not in answer]
-        reason = f"missing {', '.join(map(_quote, missing))} in {_quote(outcome.answer)}" if missing else ""
+        reason = f"missing {', '.join(map(_quote, missing))} in {_quote(shown.answer)}" if missing else ""
         return 1 - len(missing) / len(texts), reason
 
     return check
@@ -167,7 +167,7 @@ def _contains(value: Any) -> _Plain:
 def _excludes(value: Any) -> _Plain:
     texts = _texts("excludes", value)
 
-    def check(outcome: Outcome) -> tuple[float, str]:
+    def check(outcome: Outcome, shown: Outcome) -> tuple[float, str]:
         answer = outcome.answer.casefold()
         present = [text for text in texts if text.casefold() in answer]
         return 1 - len(present) / len(texts), f"found {', '.join(map(_quote, present))}" if present else ""
@@ -181,9 +181,9 @@ def _regex(value: Any) -> _Plain:
     except re.error as error:
         raise ConfigError(f"regex: invalid regular expression {error.pattern!r}: {error}") from error
 
-    def check(outcome: Outcome) -> tuple[float, str]:
+    def check(outcome: Outcome, shown: Outcome) -> tuple[float, str]:
         missing = [each.pattern for each in patterns if not each.search(outcome.answer)]
-        reason = f"no match for {', '.join(map(_quote, missing))} in {_quote(outcome.answer)}" if missing else ""
+        reason = f"no match for {', '.join(map(_quote, missing))} in {_quote(shown.answer)}" if missing else ""
         return 1 - len(missing) / len(patterns), reason
 
     return check
@@ -197,12 +197,18 @@ def _json_schema(value: Any) -> _Plain:
     except (BadTool, ConfigError, BadOutput) as error:
         raise ConfigError(f"json_schema: {error}") from error
 
-    def check(outcome: Outcome) -> tuple[float, str]:
+    def find_problem(answer: str) -> str:
         try:
-            output.parse(outcome.answer)
+            output.parse(answer)
         except BadOutput as error:
-            return 0.0, one_line(f"the answer is not JSON that matches the schema: {error}", 2 * _SHOWN)
-        return 1.0, ""
+            return str(error)
+        return ""
+
+    def check(outcome: Outcome, shown: Outcome) -> tuple[float, str]:
+        if not find_problem(outcome.answer):
+            return 1.0, ""
+        problem = find_problem(shown.answer) or "a value that is redacted"
+        return 0.0, one_line(f"the answer is not JSON that matches the schema: {problem}", 2 * _SHOWN)
 
     return check
 
@@ -266,12 +272,12 @@ def _equal(expected: Any, given: Any) -> bool:
 def _tool_calls(value: Any) -> _Plain:
     expected = _read_calls(value)
 
-    def check(outcome: Outcome) -> tuple[float, str]:
-        matched, reason = _match_calls(expected, outcome.calls)
+    def check(outcome: Outcome, shown: Outcome) -> tuple[float, str]:
+        matched, reason = _match_calls(expected, outcome.calls, shown.calls)
         total = max(len(expected.calls), len(outcome.calls) if not expected.others else 0)
         if not reason:
             return 1.0, ""
-        made = ", ".join(map(_show_call, outcome.calls)) or "no call"
+        made = ", ".join(map(_show_call, shown.calls)) or "no call"
         return min(matched / total, 0.99) if total else 0.0, f"{reason}; got {made}"
 
     return check
@@ -294,25 +300,25 @@ def _read_calls(value: Any) -> ExpectedCalls:
     )
 
 
-def _match_calls(expected: ExpectedCalls, made: Sequence[CallMade]) -> tuple[int, str]:
+def _match_calls(expected: ExpectedCalls, made: Sequence[CallMade], shown: Sequence[CallMade]) -> tuple[int, str]:
     """Return how many expected calls were made, and what is wrong; empty if nothing is."""
-    rest = [*made]
+    rest = [*zip(made, shown, strict=True)]
     missing: list[ExpectedCall] = []
     for each in expected.calls:
-        at = next((at for at, call in enumerate(rest) if each.matches(call)), None)
+        at = next((at for at, (call, _) in enumerate(rest) if each.matches(call)), None)
         if at is None:
             missing.append(each)
         elif expected.order:
             skipped, rest = rest[:at], rest[at + 1 :]
             if skipped and not expected.others:
-                return len(expected.calls) - len(missing) - 1, f"unexpected {_show_call(skipped[0])}"
+                return len(expected.calls) - len(missing) - 1, f"unexpected {_show_call(skipped[0][1])}"
         else:
             rest.pop(at)
     matched = len(expected.calls) - len(missing)
     if missing:
         return matched, f"missing {', '.join(map(_show_call, missing))}"
     if rest and not expected.others:
-        return matched, f"unexpected {_show_call(rest[0])}" if expected.calls else "expected no tool call"
+        return matched, f"unexpected {_show_call(rest[0][1])}" if expected.calls else "expected no tool call"
     return matched, ""
 
 
@@ -329,7 +335,7 @@ def _limit(name: str, measure: Callable[[Outcome], float | None], unit: str) -> 
         if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
             raise ConfigError(f"{name}: expected a number above 0, got {value!r}")
 
-        def check(outcome: Outcome) -> tuple[float, str]:
+        def check(outcome: Outcome, shown: Outcome) -> tuple[float, str]:
             used = measure(outcome)
             if used is None:
                 return 0.0, "the price of the model is unknown; add it to the model catalogue"
@@ -356,8 +362,8 @@ def _read_rubric(value: Any) -> Rubric:
 def _rubric(value: Any) -> ScoreOutcome:
     read = [_read_rubric(each) for each in _as_list(value)]
 
-    async def score(outcome: Outcome, grade: Grade) -> Score:
-        verdicts = [await grade(rubric, outcome) for rubric in read]
+    async def score(outcome: Outcome, shown: Outcome, grade: Grade) -> Score:
+        verdicts = [await grade(rubric, shown) for rubric in read]
         passed = [verdict for verdict in verdicts if verdict.passed]
         reasons = "; ".join(verdict.reason for verdict in verdicts)
         return Score("rubric", len(passed) / len(verdicts), len(passed) == len(verdicts), one_line(reasons, 1000))
@@ -370,7 +376,7 @@ def _function(function: Any) -> ScoreOutcome:
         raise ConfigError(f"function: expected a function or 'module:function', got {function!r}")
     name = f"function:{getattr(function, '__name__', type(function).__name__)}"
 
-    async def score(outcome: Outcome, grade: Grade) -> Score:
+    async def score(outcome: Outcome, shown: Outcome, grade: Grade) -> Score:
         returned: Any = function(outcome)
         if inspect.isawaitable(returned):
             returned = await returned

@@ -7,7 +7,7 @@ import math
 import os
 import re
 import traceback
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, lru_cache
 from typing import Any, Literal, TypeAlias, cast
 from urllib.parse import quote, quote_plus, urlsplit
@@ -453,6 +453,15 @@ def find_secrets(value: Any, name: str = "", levels: int = _MAX_DEPTH) -> list[s
     if isinstance(value, list | tuple) and levels:
         return [found for item in cast(list[Any], value) for found in find_secrets(item, name, levels - 1)]
     return []
+
+
+def hide_named(hide: Callable[[Any], Any], data: Any) -> Callable[[Any], Any]:
+    """Return a function that removes what `hide` removes, and everywhere the values that have secret names in `data`.
+
+    So a password in the arguments of a tool call is also removed from the texts that repeat it.
+    """
+    named = Redactor(find_secrets(data), environment={})
+    return lambda value: hide(named.remove_known(value))
 
 
 def _is_secret_variable(name: str, value: str) -> bool:
