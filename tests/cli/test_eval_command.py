@@ -245,3 +245,17 @@ def test_stored_run_becomes_a_case_without_secrets(home: Home) -> None:
     refused = home.run("eval", "add", first["runId"], "--to", other)
     assert refused.returncode == 2 and "cannot add to other.yaml" in refused.stderr
     assert (home.folder / other).read_text() == "cases: []\nname: x\n"
+
+
+def test_case_of_a_stored_run_has_no_secrets_of_the_settings(home: Home) -> None:
+    known, key = "correct-horse-Zx81", "stored-key-Qp72-lamp"
+    asked = json.loads(home.run("ask", f"Say {known} and {key}", "-s", "one", "--json").stdout)
+    (home.folder / "client_secret").write_text(known)
+    (home.folder / "client_secret").chmod(0o600)
+    (home.path / "secrets.json").write_text(json.dumps({"providers": {"openai": {"key": key}}}))
+    (home.path / "secrets.json").chmod(0o600)
+    env = {"ATLAS_X_CLIENT_SECRET_FILE": str(home.folder / "client_secret")}
+    added = home.run("eval", "add", asked["runId"], "--to", "made.yaml", **env)
+    assert added.returncode == 0, added.stderr
+    made = (home.folder / "made.yaml").read_text()
+    assert "Say " in made and known not in made and key not in made

@@ -5,8 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from atlas_agents import ConfigError
+from atlas_agents import Agent, Atlas, ConfigError, Tool
+from atlas_agents.core.paths import Secret
 from atlas_agents.evaluation import Suite, read_suite
+from atlas_agents.evaluation.cases import case_from_run
+from atlas_agents.providers.testing import Scripted, calls, says
+from atlas_agents.storage.sqlite import MemoryStore
 
 CASES = """\
 name: weather
@@ -156,3 +160,24 @@ def test_python_file_defines_a_suite(tmp_path: Path) -> None:
         read(tmp_path, "1 / 0", name="cases.py")
     with pytest.raises(ConfigError, match="cannot read the case file"):
         read_suite(tmp_path / "missing.py")
+
+
+async def test_case_of_a_stored_run_has_no_password_of_its_calls() -> None:
+    password, known = "tiger-Wq7-lake-93", "correct-horse-Zx81"
+
+    def login(user: str, password: str) -> str:
+        return "ok"
+
+    parameters = {"user": {"type": "string"}, "password": {"type": "string"}}
+    tool = Tool("login", login, parameters=parameters, effect="pure", in_process=True)
+    replies = calls("login", user="ann", password=password), says(f"I used {password} and {known}")
+    store = MemoryStore()
+    await store.open()
+    async with Atlas([Agent("bot", model=Scripted(*replies), tools=[tool])], store=store) as atlas:
+        await atlas.ask(f"log in with {password}", session="s")
+        (run,) = await store.runs("default", "s")
+        case = await case_from_run(store, "default", run.id, secrets=[Secret(known)])
+    await store.close()
+    assert case["input"].startswith("log in with ") and case["reference"].startswith("I used ")
+    assert case["expect"]["tool_calls"][0]["arguments"]["user"] == "ann"
+    assert password not in str(case) and known not in str(case)

@@ -13,6 +13,7 @@ from atlas_agents.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from atlas_agents.config.settings import Settings
+    from atlas_agents.core.paths import Secret
     from atlas_agents.evaluation import (
         Evaluation,
         EvaluationOptions,
@@ -177,10 +178,11 @@ async def add(
     from atlas_agents.config.open import open_store
     from atlas_agents.evaluation.cases import add_case, case_from_run
 
-    store = open_store(load_settings())
+    settings = load_settings()
+    store = open_store(settings)
     await store.open()
     try:
-        case = await case_from_run(store, TENANT, run_id, id or "")
+        case = await case_from_run(store, TENANT, run_id, id or "", secrets=_known_secrets(settings))
     finally:
         await store.close()
     add_case(Path(to), case)
@@ -188,6 +190,16 @@ async def add(
 
 
 # Running
+
+
+def _known_secrets(settings: "Settings") -> "list[Secret]":
+    """Return the secrets of the settings and of the secret file."""
+    from atlas_agents.app.model_setup import read_stored_keys
+    from atlas_agents.app.tools import telegram_bot
+    from atlas_agents.core.paths import Secret
+
+    keys = [Secret(stored.key) for stored in read_stored_keys(settings.home).values() if stored.key]
+    return [*settings.secrets, *keys, *filter(None, [telegram_bot(settings).token])]
 
 
 def _folder(settings: "Settings") -> Path:

@@ -15,12 +15,12 @@ from atlas_agents.agents.agent import Agent
 from atlas_agents.core import install_command
 from atlas_agents.core.errors import AtlasError, ConfigError
 from atlas_agents.core.messages import Message, split_messages
-from atlas_agents.core.paths import read_text_file, write_file
+from atlas_agents.core.paths import Secret, read_text_file, write_file
 from atlas_agents.core.store import Store
 from atlas_agents.core.text import list_known
 from atlas_agents.evaluation.scorers import ScoreOutcome, make_scorers, rubrics
 from atlas_agents.providers.catalogue import parse_model_ref
-from atlas_agents.tools.redact import Redactor
+from atlas_agents.tools.redact import Redactor, hide_named
 from atlas_agents.tools.tool import Tool
 
 _MAX_BYTES = 16 * 1024 * 1024
@@ -378,8 +378,14 @@ def _check_keys(path: Path, node: Any) -> None:
 # Cases from stored runs
 
 
-async def case_from_run(store: Store, tenant: str, run_id: str, id: str = "") -> dict[str, Any]:
-    """Return a case of a stored run, without secrets: its conversation, the tool calls it made, and its answer."""
+async def case_from_run(
+    store: Store, tenant: str, run_id: str, id: str = "", *, secrets: Sequence[Secret] = ()
+) -> dict[str, Any]:
+    """Return a case of a stored run: its conversation, the tool calls it made, and its answer.
+
+    It has neither these secrets, nor those of the environment, nor what looks like one. A value that is a secret by its
+    name, such as a password in the arguments of a call, is removed wherever it occurs.
+    """
     row = await store.run(tenant, run_id)
     if row is None:
         raise ConfigError(f"run not found: {run_id!r}; run `atlas ask --json`, or look under Activity in the web UI")
@@ -395,7 +401,8 @@ async def case_from_run(store: Store, tenant: str, run_id: str, id: str = "") ->
     calls = [{"name": call.name, "arguments": call.arguments} for message in own for call in message.tool_calls]
     answer = next((each.text for each in reversed(own) if each.role == "assistant"), "")
     text_only = [{"role": each.role, "content": each.text} for each in talk]
-    return Redactor().value(
+    hide = hide_named(Redactor([each.reveal() for each in secrets]).value, _call_data([*earlier, *own]))
+    return hide(
         {
             "id": id or f"run-{run_id[:8]}",
             "input": text_only[0]["content"] if len(text_only) == 1 else text_only,
@@ -403,6 +410,12 @@ async def case_from_run(store: Store, tenant: str, run_id: str, id: str = "") ->
             **({"reference": answer} if answer else {}),
         }
     )
+
+
+def _call_data(messages: Sequence[Message]) -> list[Any]:
+    """Return the arguments and results of the tool calls in messages."""
+    arguments = [call.arguments for message in messages for call in message.tool_calls]
+    return [*arguments, *[each.result for message in messages for each in message.tool_results]]
 
 
 def _until_user(messages: Sequence[Message]) -> Sequence[Message]:
