@@ -289,5 +289,9 @@ def test_bad_choices_are_refused() -> None:
         Evaluator(suite_of(case("a"), models=()), registry=registry_of())
     with pytest.raises(ConfigError, match="case 'a': unknown agent 'bob'"):
         Evaluator(suite_of(Case(id="a", input="Hi", expect={"exact": "x"}, agents=("bob",))))
+    only_one = Case(id="a", input="Hi", expect={"exact": "x"}, agents=("one",))
+    two = Suite("s", cases=[only_one], agents=[Agent("one"), Agent("two")], models=["fake/one"])
+    with pytest.raises(ConfigError, match="s: no case runs with agent 'two'"):
+        Evaluator(two, EvaluationOptions(agents=("two",)))
     with pytest.raises(ConfigError, match="repeat must be more than 0, got 0"):
         EvaluationOptions(repeat=0)

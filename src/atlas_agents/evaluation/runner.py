@@ -314,6 +314,12 @@ class Evaluator:
                     for case in cases
                     for repeat in range(1, self.options.repeat + 1)
                 ]
+        if not found:
+            names = ", ".join([repr(agent.id) for agent in self._agents])
+            raise ConfigError(
+                f"{self.suite.source}: no case runs with agent {names}: every case names other agents under `agents`; "
+                "choose one of these"
+            )
         return found
 
     def _own_model(self, agent: Agent) -> str:
