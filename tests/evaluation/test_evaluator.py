@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -113,6 +114,20 @@ async def test_turn_that_takes_too_long_is_an_error() -> None:
     suite = Suite("s", cases=[case("a")], agents=[agent], models=["fake/one"])
     (result,) = await evaluate(suite, Answering(lambda text: calls("wait")), seconds=0.2)
     assert (result.status, result.error) == ("error", "no result within 0.2 s")
+
+
+async def test_scorer_that_takes_too_long_is_an_error() -> None:
+    release = threading.Event()
+
+    def stuck(outcome: Outcome) -> bool:
+        return release.wait()
+
+    suite = suite_of(case("regex", regex="(a+)+$"), case("function", function=stuck))
+    try:
+        results = await evaluate(suite, Answering(lambda text: says("a" * 60 + "!")), seconds=0.5)
+    finally:
+        release.set()
+    assert [(each.status, each.error) for each in results] == [("error", "no result within 0.5 s")] * 2
 
 
 async def test_turn_that_ends_at_its_round_limit_is_scored_only_if_the_case_sets_one() -> None:

@@ -1,6 +1,5 @@
 """Scorers: compare what a turn produced with what a case expects. Each returns a score from 0 to 1 and a reason."""
 
-import inspect
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
@@ -8,12 +7,16 @@ from typing import Any, TypeAlias, cast
 import msgspec
 
 from atlas_agents.agents.output import Output
+from atlas_agents.core.aio import invoke
 from atlas_agents.core.errors import AtlasError, BadOutput, BadTool, ConfigError
 from atlas_agents.core.json import encode
 from atlas_agents.core.text import one_line, wire_name
+from atlas_agents.tools.worker_pool import Workers
 
 _SHOWN = 200
 """Characters of a value that a reason quotes."""
+_WORKERS = Workers(warm=1, at_most=4)
+"""Processes that match regular expressions; they start with the first one and end with the event loop."""
 
 
 class CallMade(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -101,6 +104,8 @@ def make_scorers(expect: Mapping[str, Any], load: Callable[[str], Any]) -> tuple
     for name, value in expect.items():
         if name == "rubric":
             found.append(_rubric(value))
+        elif name == "regex":
+            found.append(_regex(value))
         elif name == "function":
             found += [_function(load(each) if isinstance(each, str) else each) for each in _as_list(value)]
         elif name in _PLAIN:
@@ -175,18 +180,26 @@ def _excludes(value: Any) -> _Plain:
     return check
 
 
-def _regex(value: Any) -> _Plain:
+def _regex(value: Any) -> ScoreOutcome:
+    patterns = _texts("regex", value)
     try:
-        patterns = [re.compile(text) for text in _texts("regex", value)]
+        for pattern in patterns:
+            re.compile(pattern)
     except re.error as error:
         raise ConfigError(f"regex: invalid regular expression {error.pattern!r}: {error}") from error
 
-    def check(outcome: Outcome, shown: Outcome) -> tuple[float, str]:
-        missing = [each.pattern for each in patterns if not each.search(outcome.answer)]
+    async def score(outcome: Outcome, shown: Outcome, grade: Grade) -> Score:
+        missing = [each for each in patterns if not await _matches(each, outcome.answer)]
         reason = f"no match for {', '.join(map(_quote, missing))} in {_quote(shown.answer)}" if missing else ""
-        return 1 - len(missing) / len(patterns), reason
+        return Score("regex", 1 - len(missing) / len(patterns), not missing, reason)
 
-    return check
+    return score
+
+
+async def _matches(pattern: str, text: str) -> bool:
+    """Search in a worker process, because `re` cannot be interrupted and blocks all threads of its process."""
+    _, found = await _WORKERS.run(re.subn, {"count": 1}, positional=(pattern, "", text))
+    return bool(found)
 
 
 def _json_schema(value: Any) -> _Plain:
@@ -377,10 +390,7 @@ def _function(function: Any) -> ScoreOutcome:
     name = f"function:{getattr(function, '__name__', type(function).__name__)}"
 
     async def score(outcome: Outcome, shown: Outcome, grade: Grade) -> Score:
-        returned: Any = function(outcome)
-        if inspect.isawaitable(returned):
-            returned = await returned
-        return _as_score(name, returned)
+        return _as_score(name, await invoke(function, outcome))
 
     return score
 
@@ -401,11 +411,10 @@ _PLAIN: dict[str, Callable[[Any], _Plain]] = {
     "exact": _exact,
     "contains": _contains,
     "excludes": _excludes,
-    "regex": _regex,
     "json_schema": _json_schema,
     "tool_calls": _tool_calls,
     "max_dollars": _limit("max_dollars", lambda outcome: outcome.dollars, "dollars"),
     "max_seconds": _limit("max_seconds", lambda outcome: outcome.seconds, "seconds"),
     "max_tokens": _limit("max_tokens", lambda outcome: outcome.tokens, "tokens"),
 }
-SCORERS = (*_PLAIN, "rubric", "function")
+SCORERS = (*_PLAIN, "regex", "rubric", "function")
