@@ -259,3 +259,13 @@ def test_case_of_a_stored_run_has_no_secrets_of_the_settings(home: Home) -> None
     assert added.returncode == 0, added.stderr
     made = (home.folder / "made.yaml").read_text()
     assert "Say " in made and known not in made and key not in made
+
+
+def test_results_have_no_secrets_of_the_settings(home: Home) -> None:
+    known = "correct-horse-Zx81"
+    (home.folder / "client_secret").write_text(known)
+    (home.folder / "client_secret").chmod(0o600)
+    env = {"ATLAS_X_CLIENT_SECRET_FILE": str(home.folder / "client_secret")}
+    done = home.run("eval", write(home, CASES.replace("Hello, expect", f"Hello {known}, expect")), "--json", **env)
+    (path,) = Path(home.path / "evaluations").glob("*.jsonl")
+    assert "You wrote: Hello" in done.stdout and known not in done.stdout and known not in path.read_text()

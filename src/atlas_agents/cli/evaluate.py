@@ -238,6 +238,7 @@ async def _open_evaluator(
     settings: "Settings", suite: "Suite", options: "EvaluationOptions"
 ) -> AsyncGenerator["Evaluator", None]:
     """Open the providers, or the workspace with everything that guards its agents if the file defines none."""
+    from atlas_agents.agents.atlas import Atlas
     from atlas_agents.app.app import build_registry, open_scratch_runtime
     from atlas_agents.core.paths import Environment
     from atlas_agents.core.plugins import Plugins
@@ -245,7 +246,9 @@ async def _open_evaluator(
 
     if suite.agents:
         registry = build_registry(settings, Environment(), Plugins(settings.disabled_plugins))
-        yield Evaluator(suite, options, registry=registry)
+        async with Atlas(suite.agents, registry=registry) as atlas:
+            atlas.keep_secret(*_known_secrets(settings))
+            yield Evaluator(suite, options, atlas=atlas)
         return
     async with open_scratch_runtime(settings) as runtime:
         yield Evaluator(suite, options, atlas=runtime.atlas)
