@@ -14,7 +14,7 @@ from test_mcp_methods import serve_workspace
 
 from atlas_agents import Agent, Atlas, ProviderError, RetryPolicy
 from atlas_agents.app.serve import private_gateway
-from atlas_agents.builtin_tools.telegram import BotAccount
+from atlas_agents.builtin_tools.telegram_api import BotAccount
 from atlas_agents.config.load import load
 from atlas_agents.core.alert_rules import parse_alert_rules
 from atlas_agents.core.errors import ConfigError

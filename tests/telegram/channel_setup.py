@@ -9,7 +9,7 @@ from typing import Any
 
 from atlas_agents import Approvals, Atlas, Chunk, Request, TextChunk, Tool
 from atlas_agents.app.serve import TelegramTokens
-from atlas_agents.builtin_tools.telegram import BotApi
+from atlas_agents.builtin_tools.telegram_api import BotApi
 from atlas_agents.channels.telegram.channel import TelegramChannel
 from atlas_agents.channels.telegram.delivery import TelegramTiming
 from atlas_agents.channels.telegram.state import Pairing, StateFile

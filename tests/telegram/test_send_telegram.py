@@ -10,7 +10,8 @@ import pytest
 
 from atlas_agents import Agent, Atlas, Interceptor
 from atlas_agents.agents.hooks import offered_on
-from atlas_agents.builtin_tools.telegram import KEYWORDS, NAME, BotApi, telegram_tool
+from atlas_agents.builtin_tools.telegram import KEYWORDS, NAME, telegram_tool
+from atlas_agents.builtin_tools.telegram_api import BotApi
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.paths import Secret
 from atlas_agents.testing import Scripted, VirtualClock, calls, says

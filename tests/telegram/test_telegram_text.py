@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from atlas_agents.builtin_tools.telegram import BotApi, send_message
+from atlas_agents.builtin_tools.telegram_api import BotApi, send_message
 from atlas_agents.builtin_tools.telegram_format import encode_entities, parse_markdown, split_message, utf16_length
 from atlas_agents.channels.telegram.approvals import format_request
 from atlas_agents.core.paths import Secret

@@ -18,7 +18,7 @@ from atlas_agents.app.agents import WorkspaceEditor
 from atlas_agents.app.app import ModelProgress, Runtime, open_runtime
 from atlas_agents.app.home_lock import RunningGateway, publish_address
 from atlas_agents.app.tools import telegram_bot
-from atlas_agents.builtin_tools.telegram import BotApi, BotApiError, BotUnreachable
+from atlas_agents.builtin_tools.telegram_api import BotApi, BotApiError, BotUnreachable
 from atlas_agents.channels.telegram.channel import TelegramChannel
 from atlas_agents.channels.telegram.state import PairedUser, Pairing, StateFile, read_channel_error
 from atlas_agents.client import GatewayAddress

@@ -19,7 +19,8 @@ from atlas_agents.builtin_tools.files import file_tools
 from atlas_agents.builtin_tools.team import delegate_task, get_subscription_info, get_team_members
 from atlas_agents.builtin_tools.telegram import KEYWORDS as TELEGRAM_KEYWORDS
 from atlas_agents.builtin_tools.telegram import NAME as TELEGRAM
-from atlas_agents.builtin_tools.telegram import BotAccount, telegram_tool
+from atlas_agents.builtin_tools.telegram import telegram_tool
+from atlas_agents.builtin_tools.telegram_api import BotAccount
 from atlas_agents.builtin_tools.web.fetch import url_fetch
 from atlas_agents.builtin_tools.web.search import NOT_CONFIGURED, choose_search, web_search
 from atlas_agents.builtin_tools.x import POST, SEARCH, Account, XApi, XClient, XTokens, x_tools

@@ -278,7 +278,7 @@ def pair(code: Annotated[str, Argument(metavar="CODE", help="The code that the b
 
     A code is valid once, for one hour, and only in a private chat: the bot ignores groups.
     """
-    from atlas_agents.builtin_tools.telegram import BotAccount
+    from atlas_agents.builtin_tools.telegram_api import BotAccount
 
     settings = load_settings()
     found = _pairing(settings).pair(code)

@@ -21,7 +21,7 @@ from atlas_agents.app.serve import telegram_enabled
 from atlas_agents.app.tools import build_tool_registry, telegram_bot
 from atlas_agents.builtin_tools.code import interpreter
 from atlas_agents.builtin_tools.sandbox import choose as choose_sandbox
-from atlas_agents.builtin_tools.telegram import BotApi, BotApiError, BotUnreachable
+from atlas_agents.builtin_tools.telegram_api import BotApi, BotApiError, BotUnreachable
 from atlas_agents.builtin_tools.web.search import NOT_CONFIGURED, SearXNG, choose_search
 from atlas_agents.channels.telegram.state import Pairing, read_channel_error
 from atlas_agents.cli.connect import TENANT, read_token

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import msgspec
 
 from atlas_agents.agents.atlas import Atlas
-from atlas_agents.builtin_tools.telegram import BotAccount, BotApi
+from atlas_agents.builtin_tools.telegram_api import BotAccount, BotApi
 from atlas_agents.core import package_version
 from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.alert_rules import AlertMetric, AlertRule

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from atlas_agents.builtin_tools.telegram import (
+from atlas_agents.builtin_tools.telegram_api import (
     BotApi,
     BotApiError,
     BotUnreachable,

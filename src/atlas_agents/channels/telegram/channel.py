@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeAlias
 
 import msgspec
 
-from atlas_agents.builtin_tools.telegram import (
+from atlas_agents.builtin_tools.telegram_api import (
     BotApi,
     BotApiError,
     BotUnreachable,

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
-from atlas_agents.builtin_tools.telegram import BotApi, BotApiError, BotUnreachable, call_with_text, send_message
+from atlas_agents.builtin_tools.telegram_api import BotApi, BotApiError, BotUnreachable, call_with_text, send_message
 from atlas_agents.builtin_tools.telegram_format import MAX_LENGTH, FormattedText, concat, parse_markdown, split_message
 from atlas_agents.channels.telegram.state import PendingDelivery, StateFile
 from atlas_agents.client import SessionEvent

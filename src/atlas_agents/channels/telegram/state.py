@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from atlas_agents.builtin_tools.telegram import TelegramUser
+from atlas_agents.builtin_tools.telegram_api import TelegramUser
 from atlas_agents.core.aio import run_in_thread
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.paths import lock_file, make_private_folder, read_json, write_json
