@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from atlas_agents import Agent, Answer, Atlas, ConfigError, Policy, Question, tool
+from atlas_agents import Agent, Answer, Atlas, ConfigError, Policy, Question, Tool, tool
 from atlas_agents.core.errors import ProviderError
 from atlas_agents.core.store import Store
 from atlas_agents.storage.sqlite import MemoryStore
@@ -130,6 +130,28 @@ async def test_allowed_tools_are_run_with_approvals() -> None:
     result, _ = await forked(store, run, 2, *script, allow_tools=["send_mail"], approve=approve)
     assert ran == ["mail bo"] and asked == ["send_mail"]
     assert (result.calls[1].result, result.calls[1].source) == ("sent to bo", "run")
+
+
+@pytest.mark.parametrize("name", ["shop/pay", "shop__pay"])
+async def test_tool_allowed_by_the_name_that_models_see_still_needs_its_approval(name: str) -> None:
+    asked: list[str] = []
+
+    def refuse(question: Question) -> Any:
+        asked.append(question.tool)
+        return Answer("no", by="ana")
+
+    async def pay(amount: int) -> str:
+        """Pay."""
+        ran.append(f"paid {amount}")
+        return "paid"
+
+    store, run = await record(says("Done."))
+    model = Scripted(calls("shop__pay", amount=5), says("Not paid."))
+    paying = Tool("shop/pay", pay, parameters={"amount": {"type": "integer"}}, effect="unsafe", confirm=True)
+    clerk = Agent("clerk", model=model, tools=[paying])
+    async with asyncio.timeout(TIMEOUT):
+        result = await fork(run, clerk, 2, store=store, allow_tools=[name], approve=refuse)
+    assert (asked, ran, result.answer) == (["shop/pay"], [], "Not paid.")
 
 
 async def test_recorded_approvals_answer_for_simulated_calls() -> None:

@@ -3,13 +3,13 @@
 Nothing is written to the store of the run. Tools are simulated from the record, except those that are allowed to run.
 """
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from atlas_agents.agents.atlas import Atlas
+from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.loop import run_turn
 from atlas_agents.agents.options import AgentSettings, TurnOptions
 from atlas_agents.agents.runtime import RESERVED_TOOLS, AgentRuntime, choose_turn_function
@@ -134,7 +134,7 @@ def _show_call(call: ToolCall) -> str:
 class ToolSimulation:
     """Answers tool calls with the results that the same calls had in the record, in order."""
 
-    def __init__(self, record: RunRecord, allowed: Collection[str], approve: Approve | None) -> None:
+    def __init__(self, record: RunRecord, allowed: Iterable[str], approve: Approve | None) -> None:
         self._allowed = frozenset(allowed)
         self._approve = approve
         self._results: dict[bytes, list[ToolResult]] = {}
@@ -151,9 +151,8 @@ class ToolSimulation:
             if step.key in answers:
                 self._answers[_identify(question.tool, question.arguments)] = answers[step.key]
 
-    def may_run(self, decision: Approved) -> bool:
-        names = (decision.tool.name, decision.tool.wire_name)
-        return not self._allowed.isdisjoint(names) or decision.tool.name in RESERVED_TOOLS
+    def may_run(self, tool: str) -> bool:
+        return tool in self._allowed or tool in RESERVED_TOOLS
 
     def result(self, call: ToolCall) -> ToolResult:
         """Return the recorded result of the same call; the last one is repeated."""
@@ -189,7 +188,7 @@ class ForkJournal(Journal):
         recorded = super().outcome_of(decision)
         if recorded is not None:
             self._simulation.sources[decision.call.id] = "recorded"
-        if recorded is not None or not isinstance(decision, Approved) or self._simulation.may_run(decision):
+        if recorded is not None or not isinstance(decision, Approved) or self._simulation.may_run(decision.tool.name):
             return recorded
         return self._simulation.result(decision.call)
 
@@ -241,9 +240,11 @@ async def fork(
         deps: Passed to tools, prompts, rules and hooks, if the turn was sent with `deps`.
     """
     atlas = read_agents(atlas)
-    record, allowed = await read_run(run, store or atlas.store, tenant or atlas.tenant), tuple(allow_tools)
-    _check(record, atlas, step, allowed)
-    simulation, scratch = ToolSimulation(record, allowed, approve), open_scratch_store()
+    record = await read_run(run, store or atlas.store, tenant or atlas.tenant)
+    agent, last = find_run_agent(atlas, record), len(record.steps)
+    if not 2 <= step <= last:
+        raise ReplayError(f"invalid step {step} of run {record.id!r}: expected 2 to {last}; list them with --list")
+    simulation, scratch = ToolSimulation(record, _find_tools(agent, allow_tools), approve), open_scratch_store()
     row = await record.seed(scratch, upto=step)
     changes: dict[str, Any] = {"policy": policy} if policy is not None else {}
     runtime = atlas.derive_runtime(
@@ -275,10 +276,10 @@ def _pairs(messages: list[Message]) -> list[tuple[ToolCall, ToolResult]]:
     return [(call, results[call.id]) for call in calls if call.id in results]
 
 
-def _check(record: RunRecord, atlas: Atlas, step: int, allowed: tuple[str, ...]) -> None:
-    agent, last = find_run_agent(atlas, record), len(record.steps)
-    if not 2 <= step <= last:
-        raise ReplayError(f"invalid step {step} of run {record.id!r}: expected 2 to {last}; list them with --list")
-    known = {name for tool in agent.context.tools for name in (tool.name, tool.wire_name)}
-    if unknown := [name for name in allowed if name not in known]:
+def _find_tools(agent: Agent, given: Iterable[str]) -> list[str]:
+    """Return the names of an agent's tools; each may be given by the name that models see."""
+    known = {name: tool.name for tool in agent.context.tools for name in (tool.wire_name, tool.name)}
+    names = tuple(given)
+    if unknown := [name for name in names if name not in known]:
         raise ConfigError(f"unknown tool {unknown[0]!r}: agent {agent.id!r} has {', '.join(sorted(known)) or 'none'}")
+    return [known[name] for name in names]
