@@ -6,6 +6,7 @@ import sqlite3
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from atlas_command import Home
@@ -113,31 +114,31 @@ def test_run_that_cannot_be_replayed_is_named(home: Home) -> None:
     damaged = home.run("replay", "hall")
     assert damaged.returncode == 2 and "was changed after it was written" in damaged.stderr
     agents = home.run("replay", "hall", "--agents", "nothing.here:atlas")
-    assert agents.returncode == 2 and "cannot import 'nothing'" in agents.stderr
+    assert agents.returncode == 2 and "no installed module 'nothing.here'" in agents.stderr
 
 
 def test_run_of_own_agents_is_replayed_without_side_effects(shop: tuple[Home, str]) -> None:
     home, run = shop
     database = home.folder / "shop.db"
     before = database.read_bytes()
-    same = _atlas(home, "replay", run, "--agents", "shop:atlas")
+    same = _atlas(home, "replay", run, "--agents", "./shop.py:atlas")
     assert (same.returncode, same.stdout) == (0, f"Run {run} is the same: 2 rounds, done.\n"), same.stderr
     assert not (home.folder / "ran").exists() and database.read_bytes() == before
     _change(home, "number: int, password: str", "number: str, password: str")
-    changed = _atlas(home, "replay", "ana", "--agents", "shop:atlas")
+    changed = _atlas(home, "replay", "ana", "--agents", "./shop.py:atlas")
     assert changed.returncode == 1
     assert "the parameters of the tool 'find_order' have changed" in changed.stdout
 
 
 def test_run_is_saved_as_a_test_that_names_a_changed_prompt(shop: tuple[Home, str]) -> None:
     home, run = shop
-    saved = _atlas(home, "replay", run, "--agents", "shop:atlas", "--save", "tests/test_order.py")
+    saved = _atlas(home, "replay", run, "--agents", "./shop.py:atlas", "--save", "tests/test_order.py")
     assert saved.returncode == 0, saved.stderr
     data = (home.folder / "tests" / "test_order.json").read_text()
     assert [text for text in ("sk-live", "tiger-in-the", "Order 7 was paid.") if text in data] == ["Order 7 was paid."]
-    again = _atlas(home, "replay", run, "--agents", "shop:atlas", "--save", "tests/test_order.py")
+    again = _atlas(home, "replay", run, "--agents", "./shop.py:atlas", "--save", "tests/test_order.py")
     assert again.returncode == 2 and "exists already" in again.stderr
-    forced = _atlas(home, "replay", run, "--agents", "shop:atlas", "--save", "tests/test_order.py", "--force")
+    forced = _atlas(home, "replay", run, "--agents", "./shop.py:atlas", "--save", "tests/test_order.py", "--force")
     assert forced.returncode == 0
     (home.folder / "shop.db").unlink()
     passed = _python(home, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_order.py")
@@ -148,6 +149,33 @@ def test_run_is_saved_as_a_test_that_names_a_changed_prompt(shop: tuple[Home, st
     assert "differs in round 1: the system prompt has changed (request)" in failed.stdout
     assert "-Be polite." in failed.stdout and "+Be rude." in failed.stdout
     assert not (home.folder / "ran").exists()
+
+
+def test_current_folder_replaces_no_modules_and_is_used_only_if_it_is_named(shop: tuple[Home, str]) -> None:
+    home, run = shop
+    installed, folder = home.folder / "installed", home.folder / "cloned"
+    for each in (installed, folder):
+        each.mkdir()
+    (home.folder / "shop.py").rename(installed / "shop.py")
+    trap = "from pathlib import Path\nPath(__file__).with_name('owned').write_text('yes')\n"
+    (folder / "sqlite3.py").write_text(trap)
+    (folder / "mine.py").write_text((installed / "shop.py").read_text().replace("shop.db", "../shop.db"))
+    (folder / "shop.db").symlink_to(home.folder / "shop.db")
+
+    def atlas(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        environment = home.environment(PYTHONPATH=str(installed))
+        command = [str(Path(sys.executable).with_name("atlas")), "replay", run, *arguments]
+        return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+    found = atlas("--agents", "shop:atlas")
+    assert found.returncode == 0, found.stderr
+    hidden = atlas("--agents", "mine:atlas")
+    assert hidden.returncode == 2 and "name the file instead: ./mine.py:…" in hidden.stderr
+    saved = atlas("--agents", "./mine.py:atlas", "--save", "tests/test_order.py")
+    assert saved.returncode == 0, saved.stderr
+    assert not (folder / "owned").exists()
+    passed = _python(home, "-m", "pytest", "-q", "-p", "no:cacheprovider", "cloned/tests/test_order.py")
+    assert passed.returncode == 0, passed.stdout + passed.stderr
 
 
 def test_run_of_the_workspace_is_saved_as_a_test(home: Home) -> None:

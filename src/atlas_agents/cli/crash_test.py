@@ -1,7 +1,9 @@
 """`atlas test crash`: simulate crashes and faults of your own agent, and report lost, repeated and unknown effects."""
 
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from inspect import isfunction, ismethod, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
@@ -72,48 +74,21 @@ def crash(
 
 def load_target(target: str) -> "tuple[ModuleType, str]":
     """Import the module of `module:name` or `file.py:name`; a file of the current folder only if it is named."""
-    where, separator, name = target.rpartition(":")
-    if not separator or not where or not name.isidentifier():
-        raise ConfigError(f"invalid target {target!r}: expected package.module:name or path/to/file.py:name")
-    path = Path(where).expanduser()
+    from atlas_agents.testing.replay import import_target
+
+    with no_current_folder():
+        return import_target(target)
+
+
+@contextmanager
+def no_current_folder() -> Generator[None]:
+    """Import nothing from the current folder, as if it were not in the import path."""
+    before, here = list(sys.path), os.path.realpath(Path.cwd())
+    sys.path[:] = [folder for folder in before if folder and os.path.realpath(folder) != here]
     try:
-        return (_load_file(path) if where.endswith(".py") else _load_module(where)), name
-    except ConfigError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"cannot import {where!r}: {type(error).__name__}: {error}") from error
-
-
-def _load_module(name: str) -> "ModuleType":
-    from importlib import import_module
-
-    trusted, here = list(sys.path), str(Path.cwd())
-    sys.path[:] = [folder for folder in sys.path if folder and folder != here]  # `python -m` adds the current folder
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise
-        file = Path(name.replace(".", "/") + ".py")
-        hint = f"name the file instead: ./{file}:…" if file.is_file() else "install its package, or name a .py file"
-        raise ConfigError(f"no installed module {name!r}; {hint}") from error
+        yield
     finally:
-        sys.path[:] = trusted
-
-
-def _load_file(path: Path) -> "ModuleType":
-    from importlib.util import module_from_spec, spec_from_file_location
-
-    if not path.is_file():
-        raise ConfigError(f"not found: file {str(path)!r}")
-    spec = spec_from_file_location(path.stem, path.resolve())
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{str(path)!r} is not a Python file")
-    module = module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)
-    sys.path.append(str(path.resolve().parent))  # last: it cannot replace installed modules
-    spec.loader.exec_module(module)
-    return module
+        sys.path[:] = [*before, *[folder for folder in sys.path if folder not in before]]
 
 
 def _attribute(module: "ModuleType", name: str, target: str) -> Any:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from atlas_agents.cli import command as cli
 from atlas_agents.cli.connect import TENANT, load_settings
+from atlas_agents.cli.crash_test import no_current_folder
 from atlas_agents.cli.output import (
     describe_error,
     format_call,
@@ -41,7 +42,7 @@ async def replay(
     run: Annotated[str, cli.Argument(metavar="RUN", help="Id of a run, key of a session for its last run, or a file.")],
     agents: Annotated[
         str | None,
-        cli.Option(metavar="MODULE:NAME", help="Agents of your own code, instead of those of the workspace."),
+        cli.Option(metavar="TARGET", help="Agents of your own code: package.module:name, or path/to/file.py:name."),
     ] = None,
     save: Annotated[
         str | None, cli.Option(metavar="FILE", help="Save the run as a pytest case, without secrets.")
@@ -162,7 +163,7 @@ def _ask(question: "Question") -> bool:
 
 @asynccontextmanager
 async def _open_agents(settings: "Settings", agents: str | None) -> "AsyncGenerator[Atlas]":
-    """Open the agents of the workspace, or those that `module:name` names, which may be in the current folder."""
+    """Open the agents of the workspace, or those that `module:name` or `file.py:name` names."""
     if agents is None:
         from atlas_agents.app.app import open_scratch_runtime
 
@@ -171,8 +172,8 @@ async def _open_agents(settings: "Settings", agents: str | None) -> "AsyncGenera
         return
     from atlas_agents.testing.replay import load_agents
 
-    sys.path.insert(0, os.getcwd())
-    atlas = load_agents(agents)
+    with no_current_folder():
+        atlas = load_agents(agents)
     atlas.keep_secret(*settings.secrets)
     yield atlas
 
@@ -205,9 +206,14 @@ def _source(agents: str | None, settings: "Settings", path: Path) -> "AgentSourc
     """Return how the saved test builds the agents."""
     from atlas_agents.testing.replay import AgentSource
 
+    here = path.absolute().parent
     if agents is not None:
-        return AgentSource(f"load_agents({agents!r})")
-    folder = os.path.relpath(settings.workspace, path.absolute().parent)
+        where, _, name = agents.rpartition(":")
+        if not where.endswith(".py"):
+            return AgentSource(f"load_agents({agents!r})")
+        file = os.path.relpath(Path(where).expanduser().absolute(), here)
+        return AgentSource(f"load_agents(str(RECORD.parent / {file!r}) + {':' + name!r})")
+    folder = os.path.relpath(settings.workspace, here)
     imports = "from atlas_agents.app.app import load_workspace_agents\nfrom atlas_agents.testing import replay"
     return AgentSource(f"load_workspace_agents(RECORD.parent / {folder!r})", imports)
 

@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import Any, TypeAlias, cast
 
 import msgspec
@@ -386,25 +388,57 @@ class RecordedEnd(TurnProvider):
 def load_agents(target: str) -> Atlas:
     """Import the agents that `module:name` refers to: an Atlas, an agent, a list of agents, or a function of these.
 
-    The module must be importable: installed, or in a folder of `PYTHONPATH`.
+    The module must be importable: installed, or in a folder of `PYTHONPATH`. Otherwise name its file, as in
+    `path/to/file.py:name`.
     """
-    module, separator, name = target.partition(":")
-    if not (module and separator and name):
-        raise ConfigError(f"invalid agents {target!r}: expected 'module:name', for example 'shop.agents:atlas'")
-    try:
-        found: Any = import_module(module)
-    except ModuleNotFoundError as error:
-        advice = "install its package, or add its folder to PYTHONPATH"
-        raise ConfigError(f"agents {target!r}: cannot import {error.name!r}; {advice}") from error
+    module, name = import_target(target)
+    found: Any = module
     for part in name.split("."):
         if not hasattr(found, part):
-            raise ConfigError(f"agents {target!r}: module {module!r} has no {name!r}")
+            raise ConfigError(f"agents {target!r}: module {module.__name__!r} has no {name!r}")
         found = getattr(found, part)
     if callable(found) and not isinstance(found, Agent | Atlas):
         found = found()
     if isinstance(found, Atlas | Agent | list | tuple):
         return read_agents(cast(Agents, found))
     raise ConfigError(f"agents {target!r}: expected an Atlas, an agent or a list of agents, got {found!r}")
+
+
+def import_target(target: str) -> tuple[ModuleType, str]:
+    """Import the module of `module:name` or `file.py:name`, and return it with the name."""
+    where, separator, name = target.rpartition(":")
+    if not (where and separator and all(part.isidentifier() for part in name.split("."))):
+        raise ConfigError(f"invalid target {target!r}: expected package.module:name or path/to/file.py:name")
+    try:
+        return (_import_file(Path(where).expanduser()) if where.endswith(".py") else _import_module(where)), name
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"cannot import {where!r}: {type(error).__name__}: {error}") from error
+
+
+def _import_module(name: str) -> ModuleType:
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        file = Path(name.replace(".", "/") + ".py")
+        hint = f"name the file instead: ./{file}:…" if file.is_file() else "install its package, or name a .py file"
+        raise ConfigError(f"no installed module {name!r}; {hint}") from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"not found: file {str(path)!r}")
+    spec = spec_from_file_location(path.stem, path.resolve())
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{str(path)!r} is not a Python file")
+    module = module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    sys.path.append(str(path.resolve().parent))  # last: it cannot replace installed modules
+    spec.loader.exec_module(module)
+    return module
 
 
 class AgentSource(msgspec.Struct, frozen=True):
