@@ -26,6 +26,7 @@ from atlas_agents import (
     Policy,
     Question,
     ToolCall,
+    ToolContext,
     tool,
 )
 from atlas_agents.builtin_tools.team import delegate_task
@@ -37,12 +38,14 @@ from atlas_agents.testing import (
     Registry,
     ReplayError,
     ReplayResult,
+    RunRecord,
     Scripted,
     calls,
     fails,
     replay,
     says,
 )
+from atlas_agents.testing.replay import AgentSource, save_case
 from checks import TIMEOUT, endless_tool, wait_until
 
 PROMPT = "You are a helpful clerk.\nAnswer briefly."
@@ -451,6 +454,26 @@ async def test_hooks_are_not_asked_again() -> None:
     assert msgspec.json.decode(intent.payload)["arguments"] == {"n": 7}
     asked.clear()
     assert (await replayed(store, run, interceptors=[guard])).same and asked == []
+
+
+async def test_saved_run_has_no_secret_in_any_field_of_its_data(tmp_path: Path) -> None:
+    password = "tiger-Wq7-lake-93"
+    names = ("id", "call_id", "key", "kind", "session", "tenant", "agent_id", "role", "type", "status")
+
+    @tool(effect="pure")
+    async def login(password: str, context: ToolContext) -> Any:
+        """Log in."""
+        context.metadata.set("shared_state", {"session": password})
+        return {**dict.fromkeys(names, password), "messages": [password], password: [{"id": password}]}
+
+    store, run = await record(calls("login", password=password), says("Done."), tools=[login], metadata={"plan": "a"})
+    original = await RunRecord.read(store, run)
+    assert "state" in [step.kind for step in original.steps]
+    async with asyncio.timeout(TIMEOUT):
+        await save_case(original, build(None, tools=[login]), tmp_path / "test_login.py", AgentSource("atlas"))
+        saved = (tmp_path / "test_login.json").read_text()
+        assert original.to_json().decode().count(password) > len(names) and password not in saved
+        assert (await replay(tmp_path / "test_login.json", build(None, tools=[login]))).same
 
 
 @pytest.mark.parametrize("effect", ["network", "process"])

@@ -341,8 +341,10 @@ def redact_record(record: RunRecord, hide: Callable[[Any], Any]) -> RunRecord:
     """Return the record without secrets: `hide` is applied to everything that people, models and tools wrote.
 
     A value that is a secret by its name, such as a password in the arguments of a call, is removed wherever it occurs.
+    Shared states are left out, because a replay does not use them.
     """
-    whole: Any = msgspec.json.decode(encode(msgspec.structs.replace(record, texts={})))
+    steps = tuple([step for step in record.steps if step.kind != "state"])
+    whole: Any = msgspec.json.decode(encode(msgspec.structs.replace(record, steps=steps, texts={})))
     secrets = sorted(set(_named_secrets(whole)), key=len, reverse=True)
 
     def hide_text(text: str) -> str:
@@ -350,13 +352,15 @@ def redact_record(record: RunRecord, hide: Callable[[Any], Any]) -> RunRecord:
             text = text.replace(secret, REDACTED)
         return str(hide(text))
 
-    def clean(value: Any, name: str = "") -> Any:
+    def clean(value: Any, name: str = "", data: bool = False) -> Any:
+        """Return a value without secrets; in data of tools and callers, names of fields are texts like any other."""
         if isinstance(value, dict):
-            found = cast(dict[str, Any], hide(value) if name in _DATA else value)
-            return {key: clean(item, key) for key, item in found.items()}
+            found = cast(dict[str, Any], hide(value) if name in _DATA and not data else value)
+            inside = data or name in _DATA
+            return {hide_text(key) if inside else key: clean(item, key, inside) for key, item in found.items()}
         if isinstance(value, list):
-            return [clean(item, name) for item in cast(list[Any], value)]
-        return hide_text(value) if isinstance(value, str) and name not in _IDENTIFIERS else value
+            return [clean(item, name, data) for item in cast(list[Any], value)]
+        return hide_text(value) if isinstance(value, str) and (data or name not in _IDENTIFIERS) else value
 
     cleaned = msgspec.json.decode(encode(clean(whole)), type=RunRecord)
     return msgspec.structs.replace(cleaned, texts={key: hide_text(text) for key, text in record.texts.items()})
