@@ -1,11 +1,14 @@
 """Replay: a stored run is run again from its journal, without models and tools, and the first difference is named."""
 
 import asyncio
+import multiprocessing
 import socket
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -149,7 +152,7 @@ async def test_prompt_of_one_turn_is_compared_and_stays_in_its_journal() -> None
         return f"The user is {name}."
 
     store, run = await record(calls("look", n=1), says("Done."), agent={"prompt": prompt})
-    assert (await replayed(store, run, agent={"prompt": prompt})).same
+    assert (await replayed(store, run, agent={"prompt": prompt})).status == "done"
     stored = [each.body for each in await store.records("default", "request")]
     assert stored and not any(b"Ana" in each for each in stored)
     steps = [step for step in await store.journal("default", run) if b"The user is Ana" in step.payload]
@@ -491,6 +494,86 @@ async def test_agent_code_reaches_neither_network_nor_processes(effect: str) -> 
     assert result.error is not None and "during a replay" in result.error
     with pytest.raises(ConnectionRefusedError), socket.socket() as client:
         client.connect(("127.0.0.1", 9))  # allowed again
+
+
+def _connect() -> None:
+    with socket.create_connection(("127.0.0.1", 9), timeout=TIMEOUT):
+        pass
+
+
+def _run_thread() -> None:
+    raised: list[BaseException] = []
+
+    def connect() -> None:
+        try:
+            _connect()
+        except BaseException as error:  # noqa: BLE001 - what the thread got is raised by its starter
+            raised.append(error)
+
+    thread = threading.Thread(target=connect)
+    thread.start()
+    thread.join(TIMEOUT)
+    raise raised[0]
+
+
+def _spawn() -> None:
+    process = multiprocessing.get_context("spawn").Process(target=print)
+    process.start()
+    process.join(TIMEOUT)
+
+
+async def _look_up() -> None:
+    await asyncio.get_running_loop().getaddrinfo("localhost", 80)
+
+
+async def _use_executor() -> None:
+    await asyncio.get_running_loop().run_in_executor(None, _connect)
+
+
+@pytest.mark.parametrize("effect", ["thread", "executor", "pool", "name", "process of a pool", "spawn"])
+async def test_threads_of_agent_code_reach_neither_network_nor_processes(effect: str) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result(TIMEOUT)  # its thread runs before the replay
+        effects: dict[str, Callable[[], Any]] = {
+            "thread": _run_thread,
+            "executor": _use_executor,
+            "pool": lambda: pool.submit(_connect).result(TIMEOUT),
+            "name": _look_up,
+            "process of a pool": lambda: pool.submit(subprocess.run, ["true"], check=True).result(TIMEOUT),
+            "spawn": _spawn,
+        }
+
+        async def prompt(context: Any) -> str:
+            done = effects[effect]()
+            if done is not None:
+                await done
+            return "Never."
+
+        store, run = await record(says("Done."))
+        result = await replayed(store, run, agent={"prompt": prompt})
+        assert result.status == "failed" and result.error is not None and "during a replay" in result.error
+        with pytest.raises(ConnectionRefusedError):
+            pool.submit(_connect).result(TIMEOUT)  # allowed again
+
+
+async def test_other_tasks_connect_while_a_replay_runs() -> None:
+    replaying, connected = asyncio.Event(), asyncio.Event()
+
+    async def prompt(context: Any) -> str:
+        replaying.set()
+        await connected.wait()
+        return PROMPT
+
+    async def connect() -> None:
+        await replaying.wait()
+        with pytest.raises(ConnectionRefusedError):
+            _connect()
+        connected.set()
+
+    store, run = await record(says("Done."))
+    async with asyncio.timeout(TIMEOUT), asyncio.TaskGroup() as tasks:
+        tasks.create_task(connect())
+        assert (await replayed(store, run, agent={"prompt": prompt})).status == "done"
 
 
 async def test_turn_that_takes_more_or_fewer_rounds_is_named() -> None:

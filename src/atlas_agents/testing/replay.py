@@ -10,10 +10,12 @@ import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import partial
+from functools import partial, wraps
 from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
+from multiprocessing import util
 from pathlib import Path
+from threading import get_ident
 from types import ModuleType
 from typing import Any, TypeAlias, cast
 
@@ -46,6 +48,7 @@ Agents: TypeAlias = Atlas | Agent | Iterable[Agent]
 _BLOCKED = frozenset(
     (
         *("socket.connect", "socket.sendto", "socket.sendmsg", "socket.getaddrinfo", "socket.gethostbyname"),
+        *("socket.gethostbyaddr", "socket.getnameinfo", "multiprocessing.spawn", "_winapi.CreateProcess"),
         *("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "os.fork", "os.forkpty", "os.spawn"),
     )
 )
@@ -53,7 +56,7 @@ _replaying: ContextVar[bool] = ContextVar("atlas_replaying", default=False)
 
 
 class ReplayBlocked(AtlasError):
-    """Code of the agent tried to reach the network or to start a process during a replay."""
+    """Code tried to open a connection, to look up a host name or to start a process during a replay."""
 
 
 async def replay(
@@ -66,9 +69,10 @@ async def replay(
 ) -> ReplayResult:
     """Replay a finished run with the agents, prompts, tools and policy of `atlas`, and compare it with the record.
 
-    Nothing is written to the store, no model is called, no tool is run, and no MCP server is connected. An attempt to
-    reach the network or to start a process, such as in a function that writes the system prompt, raises
-    `ReplayBlocked`.
+    Nothing is written to the store, no model is called, no tool is run, and no MCP server is connected. Opening a
+    connection, looking up a host name and starting a process raise `ReplayBlocked`, in the code of the turn and in all
+    other threads of this process while the replay runs. This finds mistakes; it is not a sandbox: files, connections
+    that are open already, and extension modules that bypass Python's audit events are not covered.
 
     Args:
         run: Id of a run in the store, the path of a saved run, or a `RunRecord`.
@@ -173,26 +177,44 @@ def create_copied_run(runtime: AgentRuntime, record: RunRecord, row: RunRow, dep
 
 @contextmanager
 def _sealed() -> Generator[None]:
-    """Refuse connections and new processes within this context."""
+    """Refuse connections and new processes within this context, and in all threads but those that run a replay.
+
+    Other tasks of a thread that runs a replay are not affected.
+    """
     _install_guard()
-    token = _replaying.set(True)
+    token, thread = _replaying.set(True), get_ident()
+    _replay_threads.append(thread)
     try:
         yield
     finally:
+        _replay_threads.remove(thread)
         _replaying.reset(token)
 
 
 _guards: list[bool] = []
+_replay_threads: list[int] = []
 
 
 def _install_guard() -> None:
-    if not _guards:  # an audit hook cannot be removed
-        _guards.append(True)
-        sys.addaudithook(_refuse_effects)
+    if _guards:  # an audit hook cannot be removed
+        return
+    _guards.append(True)
+    sys.addaudithook(_refuse_effects)
+    start: Callable[..., Any] | None = getattr(util, "spawnv_passfds", None)
+    if start is not None:  # it starts processes without an audit event
+
+        @wraps(start)
+        def audited(*arguments: Any) -> Any:
+            sys.audit("multiprocessing.spawn", *arguments)
+            return start(*arguments)
+
+        util.spawnv_passfds = audited
 
 
 def _refuse_effects(event: str, arguments: Any) -> None:
-    if event in _BLOCKED and _replaying.get():
+    if event not in _BLOCKED:
+        return
+    if _replaying.get() or (_replay_threads and get_ident() not in _replay_threads):
         raise ReplayBlocked(f"{event} was called during a replay, which neither uses the network nor starts processes")
 
 
