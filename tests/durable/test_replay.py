@@ -496,6 +496,42 @@ async def test_agent_code_reaches_neither_network_nor_processes(effect: str) -> 
         client.connect(("127.0.0.1", 9))  # allowed again
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda whole: whole.update(steps=[]), "has no end"),
+        (lambda whole: whole["steps"].pop(), "has no end: its last step is 'reply'"),
+        (lambda whole: whole["steps"][-1].update(payload=5), r"step 3 \(ended\) .* cannot be read"),
+        (lambda whole: whole["steps"][1]["payload"].update(request=5), r"step 2 \(reply\) .* cannot be read"),
+        (lambda whole: whole.update(request={"model": 5}), "the request of run .* cannot be read"),
+        (lambda whole: whole.update(messages=[5]), "cannot be read"),
+        (lambda whole: whole.update(messages=[]), "messages of run .* are missing"),
+        (lambda whole: whole.update(history=[{"id": "x"}]), "cannot be read"),
+    ],
+)
+async def test_damaged_file_is_refused_before_it_is_replayed(
+    change: Callable[[dict[str, Any]], object], message: str, tmp_path: Path
+) -> None:
+    store, run = await record(says("Done."))
+    whole = msgspec.json.decode((await RunRecord.read(store, run)).to_json())
+    file = tmp_path / "run.json"
+    file.write_bytes(msgspec.json.encode(whole))
+    assert RunRecord.load(file).id == run
+    change(whole)
+    file.write_bytes(msgspec.json.encode(whole))
+    with pytest.raises(ReplayError, match=f"{message}.*save it again"):
+        RunRecord.load(file)
+
+
+async def test_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    store, run = await record(says("Done."))
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(ReplayError, match=r"cannot write .*test_a\.py: .*; choose another folder"):
+        await save_case(
+            await RunRecord.read(store, run), build(None), tmp_path / "file" / "test_a.py", AgentSource("atlas")
+        )
+
+
 def _connect() -> None:
     with socket.create_connection(("127.0.0.1", 9), timeout=TIMEOUT):
         pass

@@ -482,7 +482,9 @@ async def save_case(
     if path.suffix != ".py" or not path.name.startswith("test_"):
         raise ReplayError(f"invalid file {str(path)!r}: expected a name such as tests/test_refund.py")
     for each in (path, data):
-        if each.exists() and not force:
+        with _writing(each):
+            exists = each.exists()
+        if exists and not force:
             raise ReplayError(f"{each} exists already: choose another name, or pass --force to replace it")
     before = await replay(record, atlas)
     if changed := [each for each in before.differences if each.kind != "request"]:
@@ -492,10 +494,19 @@ async def save_case(
     saved = redact_record(clean.with_requests(now.requests, now.texts), atlas.hide_values)
     if (left := (await replay(saved, atlas)).difference) is not None:
         raise ReplayError(f"the run cannot be saved, because without its secrets it differs in {left}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_file(data, saved.to_json())
-    write_file(path, _CASE.format(source=source, name=_test_name(path)).encode())
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_file(data, saved.to_json())
+        write_file(path, _CASE.format(source=source, name=_test_name(path)).encode())
     return before
+
+
+@contextmanager
+def _writing(path: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ReplayError(f"cannot write {path}: {error.strerror or error}; choose another folder") from error
 
 
 def _test_name(path: Path) -> str:

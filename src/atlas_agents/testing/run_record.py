@@ -153,7 +153,23 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
             raise ReplayError(
                 f"the recorded run {path} has the format {found.format}, expected {FORMAT}: save it again"
             )
+        try:
+            found._check()
+        except (msgspec.DecodeError, UnicodeDecodeError, AtlasError) as error:
+            raise ReplayError(f"the recorded run {path} cannot be read: {error}; save it again") from error
         return found
+
+    def _check(self) -> None:
+        """Decode every part, so that a damaged record is refused before it is replayed."""
+        _check_steps(self.id, [(at, step.kind, bytes(step.payload)) for at, step in enumerate(self.steps, 1)])
+        row = RunRow(self.id, self.session, self.agent_id, "done", request=bytes(self.request))
+        decode_options(row)
+        read_first_messages(row)
+        own = [Message.from_json(bytes(body)).id for body in self.messages]
+        if not own or not all(each in own for each in _first_ids(bytes(self.steps[0].payload))):
+            raise ReplayError(f"messages of run {self.id!r} are missing")
+        for body in self.history:
+            Message.from_json(bytes(body))
 
     def to_json(self) -> bytes:
         """Return the record as readable JSON."""
@@ -266,16 +282,24 @@ async def _read_steps(store: Store, row: RunRow) -> list[JournalRow]:
         raise ReplayError(f"run {row.id!r} has no journal: {why}")
     if (broken := find_journal_break(steps)) is not None:
         raise ReplayError(f"step {broken} of run {row.id!r} was changed after it was written; run: atlas store check")
-    for step in steps:
-        if step.kind not in _TYPES:
-            raise ReplayError(f"step {step.seq} of run {row.id!r} is of the unknown kind {step.kind!r}: update Atlas")
-        try:
-            msgspec.json.decode(step.payload, type=_TYPES[step.kind])
-        except (msgspec.DecodeError, UnicodeDecodeError, AtlasError) as error:
-            raise ReplayError(f"step {step.seq} ({step.kind}) of run {row.id!r} cannot be read: {error}") from error
-    if steps[-1].kind != "ended":
-        raise ReplayError(f"the journal of run {row.id!r} has no end: its last step is {steps[-1].kind!r}")
+    _check_steps(row.id, [(step.seq, step.kind, step.payload) for step in steps])
     return steps
+
+
+def _check_steps(run_id: str, steps: Sequence[tuple[int, JournalKind, bytes]]) -> None:
+    """Check the number, kind and payload of each step; raises ReplayError if one cannot be used."""
+    for number, kind, payload in steps:
+        if kind not in _TYPES:
+            raise ReplayError(f"step {number} of run {run_id!r} is of the unknown kind {kind!r}: update Atlas")
+        try:
+            msgspec.json.decode(payload, type=_TYPES[kind])
+            if kind == "reply":
+                read_request_record(payload)
+        except (msgspec.DecodeError, UnicodeDecodeError, AtlasError) as error:
+            raise ReplayError(f"step {number} ({kind}) of run {run_id!r} cannot be read: {error}") from error
+    last = steps[-1][1] if steps else "none"
+    if last != "ended":
+        raise ReplayError(f"the journal of run {run_id!r} has no end: its last step is {last!r}")
 
 
 async def _read_messages(
