@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from atlas_agents import Agent, Answer, Atlas, ConfigError, Policy, Question, Tool, tool
+from atlas_agents import Agent, Answer, Atlas, Budget, ConfigError, Policy, Question, Tool, tool
 from atlas_agents.core.errors import ProviderError
 from atlas_agents.core.store import Store
 from atlas_agents.storage.sqlite import MemoryStore
@@ -168,6 +168,17 @@ async def test_other_policy_decides_in_a_fork() -> None:
     policy = Policy(tools={"look": {"*": "no"}})
     result, _ = await forked(store, run, 2, calls("look", n=1), says("Refused."), policy=policy)
     assert result.calls[0].status == "error" and "not permitted" in result.calls[0].result
+
+
+@pytest.mark.parametrize("scope", ["turn", "user", "tenant"])
+async def test_budgets_of_the_atlas_limit_a_fork(scope: Any) -> None:
+    store, run = await record(calls("look", n=1), says("Done."))
+    atlas = build(None, Scripted(calls("look", n=1), says("Short.")), budgets=Budget(requests=1, scope=scope))
+    async with asyncio.timeout(TIMEOUT):
+        refused = await fork(run, atlas, 5, store=store)
+        assert refused.answer == "" and refused.error is not None and "budget" in refused.error
+        another = await fork(run, atlas, 5, store=store)  # starts at zero
+    assert (another.answer, another.error) == ("Short.", None)
 
 
 async def test_other_model_goes_on_and_a_fork_may_fail() -> None:

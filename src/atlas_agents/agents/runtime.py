@@ -174,7 +174,10 @@ class AgentRuntime:
         self._pools: weakref.WeakKeyDictionary[Any, dict[bool, Failover]] = weakref.WeakKeyDictionary()
 
     def derive(self, create: Callable[..., R], **changes: Any) -> R:
-        """Create a runtime with the same agents, prompts, hooks, policy, limits and models, and with these changes."""
+        """Create a runtime with the same agents, prompts, hooks, policy, limits, budgets and models, and these changes.
+
+        What counts against limits and budgets starts at zero, unless the changes have the same store.
+        """
         options: dict[str, Any] = {
             "find_agent": self.find_agent,
             "system_prompt": self.system_prompt,
@@ -183,6 +186,7 @@ class AgentRuntime:
             "tenant": self.tenant,
             "policy": self.governance.policy,
             "limits": self.governance.limiter.limits,
+            "budgets": self.governance.budgets.budgets,
             "registry": self.registry,
             "make_deps": self._make_deps,
         }

@@ -66,7 +66,8 @@ async def replay(
     does. Recorded replies, results and approvals are used. No model is called, no tool is run and nothing is stored.
 
     With --fork, the turn goes on live from a step. Nothing is stored either, and a tool call gets the result that the
-    same call had in the record, unless its tool is in --allow-tools: such calls need the usual approvals.
+    same call had in the record, unless its tool is in --allow-tools: such calls need the usual approvals. Budgets and
+    daily limits apply to the fork alone: they do not include what was used before.
 
     Exit codes: 0 the run is the same, 1 it differs or the fork failed, 2 it cannot be replayed.
     """

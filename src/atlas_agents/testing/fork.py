@@ -226,6 +226,9 @@ async def fork(
     A tool call gets the result that the same call with the same arguments had in the record, and otherwise an error for
     the model. Tools in `allow_tools` are run, under the policy and with approvals.
 
+    Budgets and limits of the Atlas apply to what the fork itself uses: earlier use is not counted, and that of the fork
+    does not count for later turns.
+
     Args:
         run: Id of a run in the store, the path of a saved run, or a `RunRecord`.
         atlas: An `Atlas`, an agent or several agents.

@@ -123,6 +123,7 @@ async def _replay(record: RunRecord, atlas: Atlas, comparison: "RunComparison", 
     row = await record.seed(store)
     runtime = atlas.derive_runtime(
         partial(ReplayRuntime, comparison),
+        budgets=(),
         tenant=record.tenant,
         store=store,
         clock=clock,
