@@ -183,6 +183,18 @@ def test_evaluations_are_listed_and_shown(home: Home) -> None:
     assert shown.returncode == 0 and "2 of 3 passed" in shown.stdout
 
 
+def test_file_of_someone_else_cannot_control_the_terminal(home: Home) -> None:
+    escape = "\x1b]0;owned\x07\x1b[31m"
+    result = {"case": f"c{escape}", "agent": f"a{escape}", "model": f"m{escape}", "status": "failed"}
+    result |= {"scores": [{"name": "exact", "value": 0.0, "passed": False, "reason": escape}], "tags": [f"t{escape}"]}
+    evaluation = {"id": f"e{escape}", "name": "n", "file": "f", "started_at": 1, "fingerprint": "x", "agents": ["a"]}
+    evaluation |= {"models": [f"m{escape}"], "repeat": 1, "total": 1, "results": [result]}
+    (home.folder / "foreign.json").write_text(json.dumps({"evaluation": evaluation}))
+    shown = home.run("eval", "show", "foreign.json", "--compare", "foreign.json")
+    assert shown.returncode == 0 and "compared with itself" in shown.stdout, shown.stderr
+    assert "\x1b" not in shown.stdout + shown.stderr and "\x07" not in shown.stdout + shown.stderr
+
+
 def test_code_of_a_yaml_file_runs_only_if_allowed(home: Home) -> None:
     (home.folder / "own_eval_scorers.py").write_text("def loud(outcome): return outcome.answer.isupper()\n")
     file = write(home, PASSING.replace("{contains: Hello}", "{function: 'own_eval_scorers:loud'}"))

@@ -193,6 +193,23 @@ def test_run_of_the_workspace_is_saved_as_a_test(home: Home) -> None:
     assert failed.returncode == 1 and "the system prompt has changed" in failed.stdout
 
 
+def test_damaged_or_hostile_file_is_refused_or_shown_without_control_characters(home: Home) -> None:
+    home.run("ask", "Hello", "-s", "hall")
+    unwritable = home.run("replay", "hall", "--save", "/proc/nowhere/test_hall.py")
+    assert unwritable.returncode == 2 and "cannot write /proc/nowhere/test_hall.py" in unwritable.stderr
+    assert home.run("replay", "hall", "--save", "test_hall.py").returncode == 0
+    file = home.folder / "test_hall.json"
+    whole = json.loads(file.read_text())
+    file.write_text(json.dumps({**whole, "id": "run\x1b]0;owned\x07"}))
+    shown = home.run("replay", "test_hall.json")
+    assert shown.returncode == 0 and shown.stdout.startswith("Run run"), shown.stderr
+    assert "\x1b" not in shown.stdout + shown.stderr and "\x07" not in shown.stdout + shown.stderr
+    file.write_text(json.dumps({**whole, "steps": []}))
+    for option in ((), ("--list",)):
+        damaged = home.run("replay", "test_hall.json", *option)
+        assert damaged.returncode == 2 and "has no end" in damaged.stderr
+
+
 def test_run_is_listed_and_forked(home: Home, server: ModelServer) -> None:
     home.run("ask", "What time is it?", "-s", "clock")
     listed = home.run("replay", "clock", "--list").stdout.splitlines()

@@ -354,7 +354,7 @@ def _print_report(report: "EvaluationReport") -> None:
         cost = "cost unknown" if column.dollars is None else f"${column.dollars:.4f}"
         errors = f", {plural(column.errors, 'error')}" if column.errors else ""
         print(
-            f"{column.agent} {column.model}: {column.passed} of {column.results} passed{errors} "
+            f"{one_line(f'{column.agent} {column.model}', 200)}: {column.passed} of {column.results} passed{errors} "
             f"({column.pass_rate:.0%}, 95 % interval {low:.0%} to {high:.0%}), mean score {column.mean_score:.2f}, "
             f"{column.tokens:,} tokens, {cost}, median {format_duration(column.median_seconds)}"
         )
@@ -362,7 +362,7 @@ def _print_report(report: "EvaluationReport") -> None:
     for comparison in report.comparisons:
         print()
         _print_comparison(comparison, report.earlier)
-    print(f"\nEvaluation {evaluation.id}", file=sys.stderr)
+    print(f"\nEvaluation {one_line(evaluation.id, 200)}", file=sys.stderr)
 
 
 def _print_tags(report: "EvaluationReport") -> None:
@@ -413,10 +413,10 @@ def _print_failures(evaluation: "Evaluation") -> None:
 
 
 def _print_comparison(comparison: "ScoreComparison", earlier: str) -> None:
-    now, before = f"{comparison.agent} {comparison.model}", f"{comparison.earlier_agent} {comparison.earlier_model}"
-    print(
-        f"{now} compared with {before if before != now else 'itself'} in {earlier}, {plural(comparison.cases, 'case')}:"
-    )
+    now = one_line(f"{comparison.agent} {comparison.model}", 200)
+    before = one_line(f"{comparison.earlier_agent} {comparison.earlier_model}", 200)
+    other = f"{before if before != now else 'itself'} in {one_line(earlier, 200)}"
+    print(f"{now} compared with {other}, {plural(comparison.cases, 'case')}:")
     for change in comparison.changes[:_MAX_SHOWN]:
         print(f"  {one_line(change.case, 60)}: {change.before:.2f} before, {change.after:.2f} now")
     print(f"  difference of the mean scores: {comparison.difference:+.2f}{_explain(comparison)}")

@@ -149,6 +149,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], if_emp
     if not rows:
         print(if_empty, file=sys.stderr)
         return
+    headers = [one_line(header, 200) for header in headers]
     cells = [[one_line(str(cell), 2000) for cell in row] for row in rows]
     widths = [max(_width(header), *(_width(row[at]) for row in cells)) for at, header in enumerate(headers)]
     if sys.stdout.isatty():

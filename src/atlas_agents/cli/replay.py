@@ -258,11 +258,12 @@ def _as_json(result: "ReplayResult") -> dict[str, object]:
 
 
 def _print_result(result: "ReplayResult") -> None:
+    run = one_line(result.run_id, 200)
     if result.difference is None:
-        print(f"Run {result.run_id} is the same: {plural(result.rounds, 'round')}, {result.status}.")
+        print(f"Run {run} is the same: {plural(result.rounds, 'round')}, {result.status}.")
     else:
-        print(f"Run {result.run_id} differs in {printable(str(result.difference))}")
+        print(f"Run {run} differs in {printable(str(result.difference))}")
         if others := len(result.differences) - 1:
             print(f"There {'is' if others == 1 else 'are'} {plural(others, 'more difference')}; see --json.")
     for each in result.not_compared:
-        print(f"Not compared: {each}.", file=sys.stderr)
+        print(f"Not compared: {printable(each)}.", file=sys.stderr)

@@ -201,10 +201,10 @@ def _draw(nodes: list[TraceNode], indent: str) -> list[str]:
 def _describe(node: TraceNode) -> str:
     """Return one line: what it is, how it ended, how long it took and what it used."""
     kind = "" if node.kind in ("queue", "round", "summary", "restart") else f"{node.kind} "
-    identity = f" {node.id}" if node.kind in ("turn", "job") else ""
+    identity = f" {printable(node.id)}" if node.kind in ("turn", "job") else ""
     parts = [f"{kind}{printable(node.name)}{identity}"]
     if node.status and node.status not in ("stop", "tool_calls"):
-        parts.append(node.status)
+        parts.append(printable(node.status))
     if node.note:
         parts.append(printable(node.note).replace("\n", " ")[:200])
     if node.first_ms is not None:
