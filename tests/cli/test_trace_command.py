@@ -3,7 +3,9 @@
 import asyncio
 import json
 import re
+import sqlite3
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 
 import pytest
 from atlas_command import Home
@@ -85,6 +87,18 @@ def test_trace_draws_the_turn_and_its_delegated_job(home: Home) -> None:
     model, call = first["children"]
     assert model["firstMs"] <= model["duration"]
     assert call["children"][0]["kind"] == "job"
+
+
+def test_stored_values_cannot_control_the_terminal(home: Home) -> None:
+    home.run("ask", "Hello", "-s", "hall")
+    with closing(sqlite3.connect(home.path / "atlas.db")) as database, database:
+        change = 'CAST(replace(CAST(payload AS TEXT), \'"stop_reason":"stop"\', ?) AS BLOB)'
+        hostile = (r'"stop_reason":"odd\u001b]0;owned\u0007"',)
+        database.execute(f"UPDATE journal SET payload = {change} WHERE kind = 'reply'", hostile)
+        (run_id,) = database.execute("SELECT id FROM runs").fetchone()
+    done = home.run("trace", run_id)
+    assert done.returncode == 0 and "odd" in done.stdout, done.stdout + done.stderr
+    assert "\x1b" not in done.stdout and "\x07" not in done.stdout
 
 
 def test_setting_sends_the_turns_of_a_command_to_a_collector(home: Home) -> None:
