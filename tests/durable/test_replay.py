@@ -496,19 +496,19 @@ async def test_agent_code_reaches_neither_network_nor_processes(effect: str) -> 
         client.connect(("127.0.0.1", 9))  # allowed again
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda whole: whole.update(steps=[]), "has no end"),
-        (lambda whole: whole["steps"].pop(), "has no end: its last step is 'reply'"),
-        (lambda whole: whole["steps"][-1].update(payload=5), r"step 3 \(ended\) .* cannot be read"),
-        (lambda whole: whole["steps"][1]["payload"].update(request=5), r"step 2 \(reply\) .* cannot be read"),
-        (lambda whole: whole.update(request={"model": 5}), "the request of run .* cannot be read"),
-        (lambda whole: whole.update(messages=[5]), "cannot be read"),
-        (lambda whole: whole.update(messages=[]), "messages of run .* are missing"),
-        (lambda whole: whole.update(history=[{"id": "x"}]), "cannot be read"),
-    ],
-)
+DAMAGES: list[tuple[Callable[[dict[str, Any]], object], str]] = [
+    (lambda whole: whole.update(steps=[]), "has no end"),
+    (lambda whole: whole["steps"].pop(), "has no end: its last step is 'reply'"),
+    (lambda whole: whole["steps"][-1].update(payload=5), r"step 3 \(ended\) .* cannot be read"),
+    (lambda whole: whole["steps"][1]["payload"].update(request=5), r"step 2 \(reply\) .* cannot be read"),
+    (lambda whole: whole.update(request={"model": 5}), "the request of run .* cannot be read"),
+    (lambda whole: whole.update(messages=[5]), "cannot be read"),
+    (lambda whole: whole.update(messages=[]), "messages of run .* are missing"),
+    (lambda whole: whole.update(history=[{"id": "x"}]), "cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), DAMAGES)
 async def test_damaged_file_is_refused_before_it_is_replayed(
     change: Callable[[dict[str, Any]], object], message: str, tmp_path: Path
 ) -> None:
