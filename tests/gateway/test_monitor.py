@@ -1,5 +1,6 @@
 """Live figures of a gateway, and alerts to a webhook and to Telegram."""
 
+import asyncio
 import json
 import tomllib
 from collections.abc import AsyncGenerator, Mapping, Sequence
@@ -19,9 +20,10 @@ from atlas_agents.config.load import load
 from atlas_agents.core.alert_rules import parse_alert_rules
 from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.paths import Environment, Secret
-from atlas_agents.core.store import Store
+from atlas_agents.core.store import PutRecord, Store
 from atlas_agents.gateway.hub import GatewayServices
-from atlas_agents.gateway.monitor import AlertOptions, AlertSender, TelegramSender, WebhookSender
+from atlas_agents.gateway.monitor import AlertOptions, AlertSender, Monitor, TelegramSender, WebhookSender
+from atlas_agents.gateway.protocol.admin import StorageStatus
 from atlas_agents.gateway.server import Gateway
 from atlas_agents.gateway.telemetry import Metrics
 from atlas_agents.providers.failover import RecentValues
@@ -174,6 +176,59 @@ async def test_alert_that_cannot_be_sent_is_shown_without_its_secret(
         found = await wait_until(error)
     assert found.startswith("webhook: 127.0.0.1 is not on the public internet")
     assert not webhook.received and SECRET not in found and SECRET not in caplog.text
+
+
+class UnreadableStorage:
+    """An installation whose storage cannot be read the first time, and later once it is repaired."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self.repaired = asyncio.Event()
+
+    async def storage(self) -> StorageStatus:
+        self.reads += 1
+        if self.reads == 1:
+            raise FileNotFoundError("atlas-20261117-120000.db")
+        await self.repaired.wait()
+        return StorageStatus("home", "atlas.db", 1, disk_free=1, disk_total=100)
+
+    async def cluster(self) -> None:
+        return None
+
+
+async def test_error_of_one_check_is_shown_and_does_not_end_the_alerts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("atlas_agents.gateway.monitor.CHECK_INTERVAL", 0.01)
+    sent: list[str] = []
+
+    async def send(text: str, fields: Mapping[str, Any]) -> None:
+        sent.append(text)
+
+    async with Atlas([Agent("assistant", model=Scripted())], store=MemoryStore()) as atlas:
+        options = AlertOptions(parse_alert_rules(["disk_used > 90% for 0s"]), {"webhook": send})
+        installation = UnreadableStorage()
+        monitor = Monitor(atlas, Metrics(), options, installation)
+        checks = asyncio.create_task(monitor.run())
+
+        async def error() -> str:
+            return (await monitor.live()).alerts[0].error
+
+        assert await wait_until(error) == "not checked: FileNotFoundError: atlas-20261117-120000.db"
+        installation.repaired.set()
+        await wait_until(lambda: sent)
+        assert not await error() and not checks.done()
+        checks.cancel()
+    assert caplog.text.count("alert rules not checked") == 1
+
+
+async def test_damaged_record_of_alerts_is_replaced(tmp_path: Path, webhook: Webhook) -> None:
+    store, rule, senders = MemoryStore(), "error_rate > 60% for 0s", {"webhook": webhook.sender()}
+    await store.commit("default", [PutRecord("chore", "alerts", b'{"error_rate > 60% for 0s": 7}', 0)])
+    async with alerting_gateway(tmp_path, [BROKEN], rule, senders, store) as (gateway, client):
+        await ask(client, "One")
+        await gateway.hub.monitor.check()
+        await wait_until(lambda: webhook.received)
 
 
 async def test_alert_reaches_a_telegram_chat(tmp_path: Path) -> None:

@@ -35,6 +35,15 @@ async def test_status_backup_and_log_of_a_gateway(tmp_path: Path) -> None:
         assert (line["level"], line["source"], line["text"]) == ("warning", "test", "something\\u000ahappened")
 
 
+async def test_backup_that_another_process_removes_does_not_break_the_status(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    async with serve_workspace(home) as client:
+        made = (await client.get("ops.backup"))["backup"]
+        (home / "backups" / "atlas-20260101-000000.db").symlink_to(tmp_path / "removed")
+        (backup,) = (await client.get("ops.status"))["storage"]["backups"]
+    assert backup["file"] == made["file"]
+
+
 def check_backup(home: Path, backup: dict[str, Any]) -> None:
     """Check that a backup is a database that only its owner can read."""
     file = Path(backup["file"])

@@ -7,8 +7,8 @@ import shutil
 import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE
-from collections.abc import AsyncGenerator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Callable, Iterable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,6 +76,15 @@ class TelegramTokens:
         self._tokens.revoke(f"telegram-{user}")
 
 
+def _read_stats(files: Iterable[Path]) -> list[tuple[Path, os.stat_result]]:
+    """Return the files that exist with their sizes and times; another process may remove one at any moment."""
+    found: list[tuple[Path, os.stat_result]] = []
+    for file in files:
+        with suppress(FileNotFoundError):
+            found.append((file, file.stat()))
+    return found
+
+
 class Operations:
     """The installation that a gateway is part of: its storage, backups and checks."""
 
@@ -90,11 +99,11 @@ class Operations:
     def _read_storage(self) -> wire.StorageStatus:
         home, database = self._settings.home, self._database
         disk = shutil.disk_usage(home)
-        files = [file for file in database_files(self._settings) if file.exists()]
-        size = sum(file.stat().st_size for file in files) if database is not None else None
+        files = _read_stats(database_files(self._settings))
+        size = sum(stat.st_size for _, stat in files) if database is not None else None
         name = str(database or scheme(self._settings.database_url.reveal()))
-        backups = [(str(file), file.stat()) for file in sorted(self._folder.glob("atlas-*.db"), reverse=True)]
-        shapes = tuple([wire.BackupShape(file, stat.st_size, int(stat.st_mtime * 1000)) for file, stat in backups])
+        backups = _read_stats(sorted(self._folder.glob("atlas-*.db"), reverse=True))
+        shapes = tuple([wire.BackupShape(str(file), stat.st_size, int(stat.st_mtime * 1000)) for file, stat in backups])
         return wire.StorageStatus(str(home), name, size, disk.free, disk.total, shapes)
 
     async def cluster(self) -> "ClusterStatus | None":

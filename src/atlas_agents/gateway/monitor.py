@@ -10,7 +10,6 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import msgspec
@@ -21,7 +20,7 @@ from atlas_agents.core import package_version
 from atlas_agents.core.aio import BackgroundTasks
 from atlas_agents.core.alert_rules import AlertMetric, AlertRule
 from atlas_agents.core.budgets import BudgetStatus
-from atlas_agents.core.errors import ConfigError, Conflict, StoreError
+from atlas_agents.core.errors import ConfigError, Conflict
 from atlas_agents.core.http import backoff
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import new_id
@@ -116,11 +115,11 @@ class _RuleState:
         self.firing = False
         self.error = ""
 
-    def shape(self) -> wire.AlertShape:
+    def shape(self, check_error: str) -> wire.AlertShape:
         state = "firing" if self.firing else "pending" if self.since is not None else "ok"
         sent_at = int(self.sent_at * 1000) if self.sent_at is not None else None
         since = int(self.since * 1000) if self.since is not None else None
-        return wire.AlertShape(self.rule.text, state, self.value, since, sent_at, self.error)
+        return wire.AlertShape(self.rule.text, state, self.value, since, sent_at, check_error or self.error)
 
 
 class Monitor:
@@ -142,6 +141,8 @@ class Monitor:
         self._id = new_id()
         self._states = [_RuleState(rule) for rule in options.rules]
         self._texts = {rule.text for rule in options.rules}
+        self._check_error = ""
+        self._warned_at = -_CONFIRM_INTERVAL
         self._outbox: asyncio.Queue[tuple[_RuleState, bool]] = asyncio.Queue()
 
     async def live(self) -> wire.LiveStatus:
@@ -171,7 +172,7 @@ class Monitor:
                 wire.KeyCooldownShape(each.name, each.seconds) for each in (cluster.keys if cluster else ())
             ),
             budgets=tuple([budget_shape(each) for each in await self._atlas.budget_status()]),
-            alerts=tuple([state.shape() for state in self._states]),
+            alerts=tuple([state.shape(self._check_error) for state in self._states]),
             problems=cluster.problems if cluster is not None else (),
         )
 
@@ -228,11 +229,22 @@ class Monitor:
         tasks.spawn(self._deliver())
         try:
             while True:
-                with suppress(StoreError, ConfigError):  # the figures cannot be read now
-                    await self.check()
+                await self._try_check()
                 await asyncio.sleep(CHECK_INTERVAL)
         finally:
             await tasks.close()
+
+    async def _try_check(self) -> None:
+        """Check the rules; what fails is shown with them, logged at most once a minute, and checked again later."""
+        try:
+            await self.check()
+        except Exception as error:  # noqa: BLE001 - no error may end the alerts
+            self._check_error = f"not checked: {type(error).__name__}: {self._atlas.hide(str(error))[:300]}"
+            if time.monotonic() - self._warned_at >= _CONFIRM_INTERVAL:
+                self._warned_at = time.monotonic()
+                logger.warning("alert rules %s", self._check_error)
+        else:
+            self._check_error = ""
 
     async def check(self) -> None:
         """Compare each rule with the figures of now, store what changed and send it."""
@@ -250,7 +262,7 @@ class Monitor:
         """Bring the stored states up to date. A conflict means that another gateway was faster: it is read again."""
         store, tenant = self._store, self._atlas.tenant
         record = await store.record(tenant, *_RECORD)
-        known = msgspec.json.decode(record.body, type=dict[str, _StoredAlert]) if record is not None else {}
+        known = _read_alerts(record.body) if record is not None else {}
         now, alerts = time.time(), dict[str, _StoredAlert]()
         for state in self._states:
             found = self._next_state(state, known.get(state.rule.text), now)
@@ -323,6 +335,15 @@ class Monitor:
             "at": int(time.time() * 1000),
         }
         return text, {"text": text, **fields}
+
+
+def _read_alerts(body: bytes) -> dict[str, _StoredAlert]:
+    """Return the stored alerts. A damaged record counts as empty: an alert that is sent twice is better than none."""
+    try:
+        return msgspec.json.decode(body, type=dict[str, _StoredAlert])
+    except msgspec.MsgspecError as error:
+        logger.warning("stored alerts cannot be read and are replaced: error=%s", error)
+        return {}
 
 
 def _latency(found: Percentiles) -> wire.LatencyShape:

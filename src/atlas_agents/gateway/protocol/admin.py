@@ -156,7 +156,8 @@ class EndedTurns(types.WireStruct, frozen=True):
 
 
 class AlertShape(types.WireStruct, frozen=True):
-    """An alert rule and its state; times are in milliseconds, and `error` says why a message could not be sent."""
+    """An alert rule and its state; times are in milliseconds, and `error` says why the rule could not be checked
+    or its message could not be sent."""
 
     rule: str
     state: Literal["ok", "pending", "firing"]
