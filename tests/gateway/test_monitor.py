@@ -161,6 +161,63 @@ async def test_rejected_alert_is_sent_again(tmp_path: Path, webhook: Webhook) ->
     assert len(webhook.received) == 1
 
 
+async def test_alert_that_no_attempt_could_send_is_sent_when_the_target_is_back(
+    tmp_path: Path, webhook: Webhook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("atlas_agents.gateway.monitor._ATTEMPTS", 1)
+    monkeypatch.setattr("atlas_agents.gateway.monitor._CONFIRM_INTERVAL", 0.0)
+    webhook.rejects = 3
+    rule, senders = "error_rate > 60% for 0s", {"webhook": webhook.sender()}
+    async with alerting_gateway(tmp_path, [BROKEN, says("Hi.")], rule, senders) as (gateway, client):
+
+        async def check() -> int:
+            await gateway.hub.monitor.check()
+            return len(webhook.received)
+
+        await ask(client, "One")
+        await wait_until(check)
+        assert [each["status"] for each in webhook.received] == ["firing"]
+        webhook.rejects = 3
+        await ask(client, "Two")
+        await wait_until(check)
+
+        async def is_resolved() -> bool:
+            return await check() == 2
+
+        await wait_until(is_resolved)
+    assert [each["status"] for each in webhook.received] == ["firing", "resolved"]
+
+
+async def test_alert_of_a_gateway_that_stopped_before_it_could_send_is_sent_by_the_next(
+    tmp_path: Path, webhook: Webhook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, rule, senders = MemoryStore(), "error_rate > 60% for 0s", {"webhook": webhook.sender()}
+    webhook.rejects = 1000
+    async with alerting_gateway(tmp_path, [BROKEN], rule, senders, store) as (gateway, client):
+        await ask(client, "One")
+        await gateway.hub.monitor.check()
+        await wait_until(lambda: webhook.rejects < 1000)
+    webhook.rejects = 0
+    async with alerting_gateway(tmp_path, [BROKEN], rule, senders, store) as (gateway, client):
+        await ask(client, "Two")
+        monkeypatch.setattr("atlas_agents.gateway.monitor._STALE", 0.0)
+        await gateway.hub.monitor.check()
+        await wait_until(lambda: webhook.received)
+        await gateway.hub.monitor.check()
+    assert [each["status"] for each in webhook.received] == ["firing"]
+
+
+async def test_target_that_does_not_answer_does_not_delay_the_others(tmp_path: Path, webhook: Webhook) -> None:
+    async def hang(text: str, fields: Mapping[str, Any]) -> None:
+        await asyncio.Event().wait()
+
+    senders = {"telegram": hang, "webhook": webhook.sender()}
+    async with alerting_gateway(tmp_path, [BROKEN], "error_rate > 60% for 0s", senders) as (gateway, client):
+        await ask(client, "One")
+        await gateway.hub.monitor.check()
+        await wait_until(lambda: webhook.received)
+
+
 async def test_alert_that_cannot_be_sent_is_shown_without_its_secret(
     tmp_path: Path, webhook: Webhook, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -1,7 +1,8 @@
 """Monitor of a gateway: live figures for the operations view, and alerts to a webhook or Telegram.
 
 Alert states are stored, so that a restart sends nothing twice and only one gateway of a cluster sends a message: the
-one that saw the condition first. It confirms the state every minute; another one takes over when that stops.
+one that saw the condition first. It confirms the state every minute; another one takes over when that stops. Targets
+that a message has not reached are stored with the state, and tried again at each confirmation.
 """
 
 import asyncio
@@ -10,7 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 
 import msgspec
 
@@ -96,11 +97,30 @@ class AlertOptions(msgspec.Struct, frozen=True):
 
 
 class _StoredAlert(msgspec.Struct, frozen=True):
-    """A firing alert in the store. `by` is the gateway that reported it and `seen` when it last confirmed that."""
+    """An alert in the store. `by` is the gateway that reported it and `seen` when it last confirmed that.
+
+    `unsent` has the targets that the message has not reached. A resolved alert is removed once it is empty.
+    """
 
     by: str
     since: float
     seen: float
+    unsent: tuple[str, ...] = ()
+    resolved: bool = False
+
+    @property
+    def key(self) -> tuple[float, bool]:
+        """What the messages of this alert have in common."""
+        return self.since, self.resolved
+
+
+class _AlertMessage(NamedTuple):
+    """A message to one target about an alert that began or ended."""
+
+    state: "_RuleState"
+    key: tuple[float, bool]
+    text: str
+    fields: Mapping[str, Any]
 
 
 class _RuleState:
@@ -113,13 +133,25 @@ class _RuleState:
         """When the condition began to hold, in seconds since 1970."""
         self.sent_at: float | None = None
         self.firing = False
-        self.error = ""
+        self.key: tuple[float, bool] | None = None
+        """Alert that this gateway reports."""
+        self.queued: set[str] = set()
+        """Targets with a message about that alert that is not sent yet, or could not be sent so far."""
+        self.reached: set[str] = set()
+        """Targets that a message about that alert has reached."""
+        self.errors: dict[str, str] = {}
+
+    def unsent(self, stored: _StoredAlert, targets: Sequence[str]) -> tuple[str, ...]:
+        reached = self.reached if self.key == stored.key else ()
+        return tuple([target for target in stored.unsent if target in targets and target not in reached])
 
     def shape(self, check_error: str) -> wire.AlertShape:
         state = "firing" if self.firing else "pending" if self.since is not None else "ok"
         sent_at = int(self.sent_at * 1000) if self.sent_at is not None else None
         since = int(self.since * 1000) if self.since is not None else None
-        return wire.AlertShape(self.rule.text, state, self.value, since, sent_at, check_error or self.error)
+        return wire.AlertShape(
+            self.rule.text, state, self.value, since, sent_at, check_error or "; ".join(self.errors.values())
+        )
 
 
 class Monitor:
@@ -143,7 +175,8 @@ class Monitor:
         self._texts = {rule.text for rule in options.rules}
         self._check_error = ""
         self._warned_at = -_CONFIRM_INTERVAL
-        self._outbox: asyncio.Queue[tuple[_RuleState, bool]] = asyncio.Queue()
+        self._storing = asyncio.Lock()
+        self._outboxes = {target: asyncio.Queue[_AlertMessage]() for target in options.senders}
 
     async def live(self) -> wire.LiveStatus:
         """Return what happens now."""
@@ -226,7 +259,8 @@ class Monitor:
         if not self._states:
             return
         tasks = BackgroundTasks("alerts")
-        tasks.spawn(self._deliver())
+        for target in self._outboxes:
+            tasks.spawn(self._deliver(target))
         try:
             while True:
                 await self._try_check()
@@ -256,7 +290,8 @@ class Monitor:
                 state.since = None
             elif state.since is None:
                 state.since = time.time()
-        await self._update_stored()
+        async with self._storing:
+            await self._update_stored()
 
     async def _update_stored(self) -> None:
         """Bring the stored states up to date. A conflict means that another gateway was faster: it is read again."""
@@ -276,45 +311,82 @@ class Monitor:
             except Conflict:
                 return
         for state in self._states:
-            state.firing = state.rule.text in alerts
-            if state.firing != (state.rule.text in known):
-                self._outbox.put_nowait((state, state.firing))
+            self._queue_messages(state, known.get(state.rule.text), alerts.get(state.rule.text))
 
     def _next_state(self, state: _RuleState, stored: _StoredAlert | None, now: float) -> _StoredAlert | None:
-        """Return what is to be stored of an alert; None if it is not firing."""
-        if stored is None:
-            holds = state.since is not None and now - state.since >= state.rule.hold
-            return _StoredAlert(self._id, now, now) if holds else None
+        """Return what is to be stored of an alert; None if it is not firing and everyone knows that."""
+        targets = self._targets(state.rule)
+        if stored is None or stored.resolved:
+            if state.since is not None and now - state.since >= state.rule.hold:
+                return _StoredAlert(self._id, now, now, targets)
+            if stored is None:
+                return None
         if stored.by != self._id and now - stored.seen < _STALE:
             return stored
-        if state.since is None:
+        if state.since is None and not stored.resolved:
+            return _StoredAlert(self._id, stored.since, now, targets, resolved=True) if targets else None
+        unsent = state.unsent(stored, targets)
+        if stored.resolved and not unsent:
             return None
         is_due = stored.by != self._id or now - stored.seen >= _CONFIRM_INTERVAL
-        return _StoredAlert(self._id, stored.since, now) if is_due else stored
+        return _StoredAlert(self._id, stored.since, now if is_due else stored.seen, unsent, stored.resolved)
 
-    async def _deliver(self) -> None:
-        """Send changes one after another, so that an alert never arrives after its end."""
+    def _queue_messages(self, state: _RuleState, known: _StoredAlert | None, alert: _StoredAlert | None) -> None:
+        """Queue the messages of an alert that began, ended or was confirmed, for the targets they have not reached."""
+        state.firing = alert is not None and not alert.resolved
+        if alert is None or alert.by != self._id or (known is not None and known == alert):
+            return
+        if state.key != alert.key:
+            state.key, state.queued, state.reached = alert.key, set(), set()
+        if known is None or known.key != alert.key or known.seen != alert.seen:
+            text, fields = self._describe(state, state.firing)
+            for target in alert.unsent:
+                if target not in state.queued:
+                    state.queued.add(target)
+                    self._outboxes[target].put_nowait(_AlertMessage(state, alert.key, text, fields))
+
+    def _targets(self, rule: AlertRule) -> tuple[str, ...]:
+        return tuple([target for target in self._outboxes if rule.target in (None, target)])
+
+    async def _deliver(self, target: str) -> None:
+        """Send messages to one target one after another, so that an alert never arrives after its end."""
         while True:
-            state, firing = await self._outbox.get()
-            await self._send(state, firing)
+            message = await self._outboxes[target].get()
+            state = message.state
+            error = await self._try_sending(target, message)
+            if not error:
+                state.sent_at = time.time()
+            if state.key != message.key:
+                continue
+            state.queued.discard(target)
+            state.errors.pop(target, None)
+            if error:
+                state.errors[target] = error
+            else:
+                state.reached.add(target)
+                await self._store_sent()
 
-    async def _send(self, state: _RuleState, firing: bool) -> None:
-        text, fields = self._describe(state, firing)
-        senders = self._options.senders
-        targets = [state.rule.target] if state.rule.target is not None else list(senders)
-        errors = [error for target in targets if (error := await self._try_sending(str(target), text, fields))]
-        state.error = "; ".join(errors)
-        if len(errors) < len(targets):
-            state.sent_at = time.time()
+    async def _store_sent(self) -> None:
+        """Store what was sent at once, so that no other gateway sends it again. If it fails, the next check does it."""
+        try:
+            async with self._storing:
+                await self._update_stored()
+        except Exception as error:  # noqa: BLE001 - no error may end the alerts
+            logger.warning("sent alert not stored yet: error=%s", self._atlas.hide(str(error))[:300])
 
-    async def _try_sending(self, target: str, text: str, fields: Mapping[str, Any]) -> str:
-        """Send to one target, with retries; return the error of the last one, empty if it was sent."""
+    async def _try_sending(self, target: str, message: _AlertMessage) -> str:
+        """Send to one target, with retries; return the error of the last one, empty if it was sent.
+
+        A message that a newer one has followed is not tried again.
+        """
         error = ""
         for attempt in range(_ATTEMPTS):
             if attempt:
                 await asyncio.sleep(backoff(attempt - 1, 1.0, _MAX_DELAY))
+            if attempt and message.state.key != message.key:
+                break
             try:
-                await self._options.senders[target](text, fields)
+                await self._options.senders[target](message.text, message.fields)
                 return ""
             except Exception as failure:  # noqa: BLE001 - whatever a target raises must not end the monitor
                 error = f"{target}: {self._atlas.hide(str(failure))[:300]}"
