@@ -134,6 +134,25 @@ async def test_content_is_not_exported_unless_it_is_captured(sdk: Exporting) -> 
         assert SECRET not in text
 
 
+async def test_captured_content_has_no_password_that_a_result_or_reply_repeats(sdk: Exporting) -> None:
+    password = 'tiger-"Wq7"-lake-93'
+
+    @tool(effect="pure")
+    async def login(user: str, password: str) -> dict[str, str]:
+        """Log in."""
+        return {"note": f"logged in with {password}"}
+
+    replies = [calls("login", user="ann", password=password), says(f"I used {password}."), says(f"It was {password}.")]
+    atlas = in_memory_atlas(Scripted(*replies), [login], telemetry=sdk.telemetry(capture_content=True))
+    await atlas.ask("Log in", session="s")
+    await atlas.ask("Which password was it?", session="s")
+    spans = sdk.flush().spans
+    captured = [str(value) for span in spans for name, value in span.attributes.items() if name.startswith("gen_ai.")]
+    assert any("logged in with" in text for text in captured) and any("I used" in text for text in captured)
+    assert any("It was" in text for text in captured)
+    assert not [text for text in captured if "tiger" in text or "lake-93" in text]
+
+
 async def test_failures_have_their_kind_but_no_message(sdk: Exporting) -> None:
     @tool
     async def explode() -> str:

@@ -32,7 +32,7 @@ from atlas_agents.core.budgets import DEFAULT_OUTPUT, MIN_OUTPUT, ModelCall, Tur
 from atlas_agents.core.errors import BadOutput, BudgetExceeded, ProviderError, failure_kind
 from atlas_agents.core.json import LARGE, check_memory
 from atlas_agents.core.messages import TIMING, Message, Opaque, Text, ToolCall, ToolSpec, approximate_tokens, user
-from atlas_agents.core.telemetry import INPUT_MESSAGES, SYSTEM_INSTRUCTIONS, ModelCallTrace, describe_messages
+from atlas_agents.core.telemetry import INPUT_MESSAGES, SYSTEM_INSTRUCTIONS, ModelCallTrace
 from atlas_agents.providers import base
 from atlas_agents.providers.catalogue import find_profile
 from atlas_agents.providers.failover import TurnProvider, overhead_tokens, request_tokens
@@ -432,10 +432,8 @@ async def _stream(run: Run, request: base.Request) -> Message:
 
 
 def _capture_request(run: Run, request: base.Request, call: ModelCallTrace) -> None:
-    telemetry = run.trace.telemetry
-    if telemetry.otel is not None and telemetry.otel.capture_content:
-        telemetry.capture(call.span, SYSTEM_INSTRUCTIONS, [{"type": "text", "content": request.system}])
-        telemetry.capture(call.span, INPUT_MESSAGES, describe_messages(request.messages))
+    run.trace.capture_messages(call.span, INPUT_MESSAGES, request.messages)
+    run.trace.capture(call.span, SYSTEM_INSTRUCTIONS, [{"type": "text", "content": request.system}])
 
 
 async def _receive(run: Run, request: base.Request, call: ModelCallTrace) -> tuple[base.DoneChunk, list[str]]:

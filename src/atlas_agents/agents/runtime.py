@@ -75,7 +75,7 @@ from atlas_agents.tools.governance import Governance, ToolScope
 from atlas_agents.tools.journal import Journal, Quarantine
 from atlas_agents.tools.limits import Limiter, Limits
 from atlas_agents.tools.policy import Actor, Policy
-from atlas_agents.tools.redact import Redactor
+from atlas_agents.tools.redact import Redactor, find_secrets
 from atlas_agents.tools.tool import Tool
 from atlas_agents.tools.worker_pool import Workers
 
@@ -148,7 +148,7 @@ class AgentRuntime:
         if store is not None and audit is None:
             audit = StoreAudit(store)
         redactor = Redactor()
-        self.telemetry = Telemetry(telemetry, clock=clock, redact=redactor.head)
+        self.telemetry = Telemetry(telemetry, clock=clock, redact=redactor.head, find_secrets=find_secrets)
         self.governance = Governance(
             clock=clock,
             telemetry=self.telemetry,

@@ -9,7 +9,7 @@ crashed. Without `OpenTelemetry`, nothing is recorded, and the traceparent of a 
 import asyncio
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar, Token
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, cast, get_args
 
@@ -88,8 +88,10 @@ MAX_CONTENT = 20_000
 """Most characters of a text that is captured."""
 Attributes: TypeAlias = dict[str, Any]
 SpanKind: TypeAlias = Literal["INTERNAL", "CLIENT", "CONSUMER"]
-Redact: TypeAlias = Callable[[Any, int], str]
-"""Returns data as a text of at most this many characters, without secrets."""
+Redact: TypeAlias = Callable[[Any, int, Iterable[str]], str]
+"""Returns data as a text of at most this many characters, without secrets and without these texts."""
+FindSecrets: TypeAlias = Callable[[Any], list[str]]
+"""Returns the secrets that plain data has by the names of its fields."""
 
 _wanted_ids: "ContextVar[tuple[int, int] | None]" = ContextVar("atlas_span_ids", default=None)
 
@@ -482,11 +484,17 @@ class Telemetry:
     """Where the turns of an Atlas report what they do; it does nothing until it has OpenTelemetry or a recorder."""
 
     def __init__(
-        self, otel: OpenTelemetry | None = None, *, clock: Clock = SYSTEM_CLOCK, redact: Redact | None = None
+        self,
+        otel: OpenTelemetry | None = None,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        redact: Redact | None = None,
+        find_secrets: FindSecrets | None = None,
     ) -> None:
         self.otel = otel
         self.clock = clock
         self._redact = redact
+        self._find_secrets = find_secrets
         self.recorders: list[Recorder] = [otel.metrics] if otel is not None else []
 
     def start(
@@ -507,10 +515,16 @@ class Telemetry:
         above = parent if isinstance(parent, str | OtelSpan) else ""
         return self.otel.start(name, attributes, self.clock, parent=above, ids=ids, kind=kind, at=at)
 
-    def capture(self, span: Span, name: str, content: Any) -> None:
-        """Set an attribute to content without its secrets, if content is captured."""
-        if span.recording and self.otel is not None and self.otel.capture_content and self._redact is not None:
-            span.set({name: self._redact(content, MAX_CONTENT)})
+    def capture(self, span: Span, name: str, content: Any, arguments: Iterable[Any], secrets: set[str]) -> None:
+        """Set an attribute to content without its secrets, if content is captured.
+
+        Secrets in the arguments of tool calls are added to `secrets`, which are removed everywhere in the content.
+        """
+        if not (span.recording and self.otel is not None and self.otel.capture_content) or self._redact is None:
+            return
+        if self._find_secrets is not None:
+            secrets.update(found for each in arguments for found in self._find_secrets(each))
+        span.set({name: self._redact(content, MAX_CONTENT, sorted(secrets, key=len, reverse=True))})
 
     def incoming(self, given: str) -> str:
         """Return the traceparent of a new turn: the given one, or that of the current span."""
@@ -547,7 +561,7 @@ class TurnTrace:
 
     __slots__ = (
         *("_at", "_attributes", "_parent", "_pending", "_root", "_run_id", "_token"),
-        *("number", "round", "span", "telemetry"),
+        *("_secrets", "number", "round", "span", "telemetry"),
     )
 
     def __init__(
@@ -567,6 +581,7 @@ class TurnTrace:
         self._attributes = attributes
         self._pending: float | None = None
         self._token: Any = None
+        self._secrets: set[str] = set()
         self.span = self.round = NO_SPAN
         self.number = 0
         """Number of model replies so far."""
@@ -644,6 +659,20 @@ class TurnTrace:
         above = current if current.recording and current is not self.span else self._innermost()
         return self.telemetry.start(name, attributes, parent=above, kind=kind, at=at)
 
+    def capture(self, span: Span, name: str, content: Any, arguments: Iterable[Any] = ()) -> None:
+        """Set an attribute to content, if content is captured, without secrets and those in arguments of the turn.
+
+        `arguments` are those of the tool calls that the content has or belongs to.
+        """
+        self.telemetry.capture(span, name, content, arguments, self._secrets)
+
+    def capture_messages(self, span: Span, name: str, messages: Sequence[Message]) -> None:
+        """Set an attribute to messages, if content is captured."""
+        if span.recording and self.telemetry.otel is not None and self.telemetry.otel.capture_content:
+            parts = [part for each in messages for part in each.parts]
+            calls = [part.arguments for part in parts if isinstance(part, ToolCall)]
+            self.capture(span, name, describe_messages(messages), calls)
+
 
 class NamedModel(Protocol):
     """The model that answers; its id may change until the reply is complete."""
@@ -702,7 +731,7 @@ class ModelCallTrace:
         if reason := reply.metadata.get("stop_reason"):
             found[FINISH_REASONS] = (str(reason),)
         self.span.set(found)
-        self._trace.telemetry.capture(self.span, OUTPUT_MESSAGES, describe_messages([reply]))
+        self._trace.capture_messages(self.span, OUTPUT_MESSAGES, [reply])
 
     def timing(self) -> dict[str, int]:
         """Return the milliseconds until the first chunk and until the end, for the metadata of the reply."""

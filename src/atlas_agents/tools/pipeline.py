@@ -285,7 +285,7 @@ class ToolCallExecution:
             return NO_SPAN
         named = {OPERATION: "execute_tool", TOOL_NAME: approved.tool.name, TOOL_CALL_ID: call.id, TOOL_TYPE: "function"}
         span = scope.trace.start(f"execute_tool {approved.tool.name}", named)
-        scope.trace.telemetry.capture(span, TOOL_ARGUMENTS, call.arguments)
+        scope.trace.capture(span, TOOL_ARGUMENTS, call.arguments, [call.arguments])
         return span
 
     def _end_span(self) -> None:
@@ -301,7 +301,7 @@ class ToolCallExecution:
             span.set({TOOL_STATUS: result.status})
             if result.status != "ok":
                 span.fail(result.error or result.status)
-            telemetry.capture(span, TOOL_RESULT, result.result)
+            scope.trace.capture(span, TOOL_RESULT, result.result)
         if telemetry.recorders:
             tool, seconds = self._decision.tool, self._milliseconds() / 1000
             name = tool.name if tool is not None else "unknown"

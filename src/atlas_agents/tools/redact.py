@@ -298,6 +298,8 @@ class Redactor:
         text = copied if isinstance(copied, str) else encode(copied).decode()
         for secret in also:
             text = text.replace(secret, REDACTED)
+            if not isinstance(copied, str):
+                text = text.replace(encode(secret).decode()[1:-1], REDACTED)
         return text[:size]
 
     def trace(self, error: BaseException, also: Iterable[str] = ()) -> str:
