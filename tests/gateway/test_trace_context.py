@@ -58,8 +58,22 @@ async def test_traceparent_is_accepted_at_every_entry(tmp_path: Path) -> None:
             async with http.post("/v1/chat/completions", json=body, headers=malformed) as answer:
                 assert answer.status == 200
         assert seen.found == [CALLER] * 4 + [""]
-        refused = await client.request("chat.send", sessionKey="s", message="Go", traceparent="nonsense")
-        assert refused["error"]["data"]["kind"] == "INVALID_PARAMS"
+
+
+@pytest.mark.parametrize(
+    "traceparent",
+    ["nonsense", CALLER + "\n", CALLER.replace(CALLER[3:35], "0" * 32), CALLER.replace(CALLER[36:52], "0" * 16)],
+)
+async def test_invalid_traceparent_is_refused(tmp_path: Path, traceparent: str) -> None:
+    requests: dict[str, dict[str, Any]] = {
+        "chat.send": {"sessionKey": "s", "message": "Go"},
+        "jobs.submit": {"task": "Go"},
+        "tools.invoke": {"name": "look", "arguments": {}},
+    }
+    async with serve_gateway(tmp_path, Seen().atlas(2)) as gateway, connect_client(gateway) as client:
+        for method, params in requests.items():
+            refused = await client.request(method, **params, traceparent=traceparent)
+            assert refused["error"]["data"]["kind"] == "INVALID_PARAMS", method
 
 
 async def test_traceparent_of_an_ag_ui_client_is_accepted(tmp_path: Path) -> None:

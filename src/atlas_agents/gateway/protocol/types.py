@@ -11,8 +11,10 @@ Cell: TypeAlias = Literal["yes", "ask", "no"]
 Role: TypeAlias = Literal["system", "user", "assistant", "tool"]
 Decision: TypeAlias = Literal["allow-once", "allow-session", "allow-always", "deny", "dismiss"]
 ApprovalKind: TypeAlias = Literal["command", "code", "file", "form", "tool"]
-Traceparent: TypeAlias = Annotated[str, Meta(pattern=r"^00-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}$")]
-"""Trace context of a client, as W3C Trace Context defines it."""
+Traceparent: TypeAlias = Annotated[
+    str, Meta(pattern=r"^00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?!\n)$")
+]
+"""Trace context of a client, as W3C Trace Context defines it. Python's `$` alone would accept a newline at the end."""
 RunState: TypeAlias = Literal["queued", "running", "waiting", "done", "failed", "cancelled"]
 
 
