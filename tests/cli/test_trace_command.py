@@ -27,7 +27,7 @@ async def pay(amount: int) -> str:
     return f"paid {amount}"
 
 
-def in_store(home: Home, work: Callable[[Atlas], Awaitable[str]]) -> str:
+def in_store(home: Home, work: Callable[[Atlas], Awaitable[str]], poet: Scripted | None = None) -> str:
     """Run turns with scripted agents in the database of a home folder."""
 
     async def run() -> str:
@@ -43,10 +43,10 @@ def in_store(home: Home, work: Callable[[Atlas], Awaitable[str]]) -> str:
             ),
             tools=[delegate_task],
         )
-        poet = Agent("poet", model=Scripted(calls("pay", amount=3), says("A poem.")), tools=[pay])
+        writes = Agent("poet", model=poet or Scripted(calls("pay", amount=3), says("A poem.")), tools=[pay])
         registry = Registry(Environment({}, dotenv=None))
         try:
-            async with Atlas([lead, poet], store=store, registry=registry, approve=Approvals(wait=True)) as atlas:
+            async with Atlas([lead, writes], store=store, registry=registry, approve=Approvals(wait=True)) as atlas:
                 return await work(atlas)
         finally:
             await store.close()
@@ -118,3 +118,17 @@ def test_trace_names_runs_that_are_unknown_or_ambiguous(home: Home) -> None:
     in_store(home, delegate)
     done = home.run("trace", "")
     assert done.returncode != 0 and "ambiguous run ''" in done.stderr
+
+
+async def ask_twice(atlas: Atlas) -> str:
+    for text in ("One", "Two"):
+        stream = atlas.send(text, session="poems", agent_id="poet")
+        await stream.reply()
+    return stream.stream_id
+
+
+def test_trace_of_a_session_is_that_of_its_last_run(home: Home) -> None:
+    run_id = in_store(home, ask_twice, poet=Scripted(says("A poem."), says("Another poem.")))
+    done = home.run("trace", "poems")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"turn poet {run_id}  done  ")

@@ -16,8 +16,11 @@ from atlas_agents.core.errors import ConfigError, GatewayError
 app = Group()
 _PAGE = 500
 _MAX_DEPTH = 10
+_NOT_FOUND = ("NOT_FOUND", "RUN_NOT_FOUND", "SESSION_NOT_FOUND", "INVALID_PARAMS")
 NodeKind: TypeAlias = Literal["turn", "queue", "round", "model", "tool", "approval", "summary", "job", "restart"]
-RunId = Annotated[str, Argument(metavar="RUN", help="The run id, or a unique prefix of it.")]
+RunId = Annotated[
+    str, Argument(metavar="RUN", help="Id of a run or a unique prefix of it, or key of a session for its last run.")
+]
 
 
 class TraceNode(msgspec.Struct, omit_defaults=True, rename="camel"):
@@ -55,18 +58,31 @@ def trace(run: RunId, as_json: JsonFlag = False) -> None:
 
 
 def _find_run(gateway: GatewayCall, run: str) -> dict[str, Any]:
-    """Return a run with its steps, by its id or a unique prefix of it."""
+    """Return a run with its steps, by its id or a unique prefix of it, or the last run of a session by its key."""
     try:
         return gateway("runs.get", run_id=run)
     except GatewayError as error:
-        if error.kind not in ("NOT_FOUND", "RUN_NOT_FOUND", "INVALID_PARAMS"):
+        if error.kind not in _NOT_FOUND:
             raise
+    if (last := _last_run(gateway, run)) is not None:
+        return gateway("runs.get", run_id=last)
     known = [each["runId"] for each in gateway("runs.list", limit=_PAGE)["runs"]]
     try:
         return gateway("runs.get", run_id=match_prefix(run, known, "run"))
     except ConfigError as error:
         hint = str(error).partition("; run:")[0]
         raise ConfigError(f"{hint}; the ids of runs are in the web UI and in: atlas audit list --json") from None
+
+
+def _last_run(gateway: GatewayCall, session: str) -> str | None:
+    """Return the id of the last run of a session; None if there is no such session, or if it has no runs."""
+    try:
+        runs = gateway("runs.list", session_key=session, limit=_PAGE)["runs"]
+    except GatewayError as error:
+        if error.kind not in _NOT_FOUND:
+            raise
+        return None
+    return max(reversed(runs), key=lambda row: row["createdAt"])["runId"] if runs else None
 
 
 def _read_turn(gateway: GatewayCall, found: dict[str, Any], depth: int) -> TraceNode:
