@@ -108,6 +108,9 @@ async def test_evaluation_that_does_not_match_is_not_resumed(tmp_path: Path) -> 
         ResultFile.create(path, first.start())
     with pytest.raises(ConfigError, match=r"have changed since evaluation .* started; start a new evaluation"):
         await evaluator(Answering({}), 3, "other").run(file)
+    changed = Suite("s", cases=first.suite.cases, agents=[Agent("bot", system_prompt="Be brief.")], models=["fake/one"])
+    with pytest.raises(ConfigError, match=r"or the agents have changed since evaluation"):
+        await Evaluator(changed, first.options, registry=registry_of(Answering({}))).run(file)
     with pytest.raises(ConfigError, match=r"ran with repeat 1, got 2; pass the same options"):
         await evaluator(Answering({}), 3, repeat=2).run(file)
 

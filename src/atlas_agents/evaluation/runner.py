@@ -101,7 +101,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         name: Name of the suite.
         file: The case file.
         started_at: Start in milliseconds since 1970.
-        fingerprint: Digest of the cases.
+        fingerprint: Digest of the cases and of the settings of the agents.
         agents: Ids of the agents.
         models: References of the models.
         repeat: How often each case runs.
@@ -330,6 +330,15 @@ class Evaluator:
             raise ConfigError(f"agent {agent.id!r} has no model: set models in the case file, or pass --model")
         return first if isinstance(first, str) else self._registry.route(first).label
 
+    @property
+    def _fingerprint(self) -> str:
+        """Digest of the cases and of the agents' settings, to recognise what was changed."""
+        agents: list[Any] = []
+        for settings in [agent.settings for agent in self._agents]:
+            prompt = settings.system_prompt if isinstance(settings.system_prompt, str) else ""
+            agents.append([settings.id, prompt, settings.mode, settings.tool_choice, settings.max_rounds])
+        return hashlib.sha256(msgspec.json.encode([self.suite.fingerprint, agents])).hexdigest()
+
     def start(self) -> Evaluation:
         """Return the evaluation before anything ran."""
         return Evaluation(
@@ -337,7 +346,7 @@ class Evaluator:
             name=self.suite.name,
             file=self.suite.source,
             started_at=int(time.time() * 1000),
-            fingerprint=self.suite.fingerprint,
+            fingerprint=self._fingerprint,
             agents=tuple(agent.id for agent in self._agents),
             models=tuple(dict.fromkeys(task.label for task in self._tasks)),
             repeat=self.options.repeat,
@@ -346,10 +355,10 @@ class Evaluator:
 
     def check_resumed(self, evaluation: Evaluation) -> None:
         """Raise ConfigError if an evaluation that is to be resumed does not match the suite and the options."""
-        if evaluation.fingerprint != self.suite.fingerprint:
+        if evaluation.fingerprint != self._fingerprint:
             raise ConfigError(
-                f"the cases of {self.suite.source} have changed since evaluation {evaluation.id} started; "
-                "start a new evaluation"
+                f"the cases of {self.suite.source} or the agents have changed since evaluation {evaluation.id} "
+                "started; start a new evaluation"
             )
         now = self.start()
         for name in ("agents", "models", "repeat"):
