@@ -15,12 +15,14 @@ from pathlib import Path
 import pytest
 from store_helpers import TENANT, everything, one_of_each, outcomes
 
+from atlas_agents import Agent, Atlas
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreFull
 from atlas_agents.core.store import AddAudit, AddMessage, PutSession
 from atlas_agents.storage.hash_chain import find_audit_break
 from atlas_agents.storage.migrations import VERSION
 from atlas_agents.storage.sql import statements
 from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.testing import Scripted, says
 from checks import TIMEOUT, monitor_loop
 
 HERE = Path(__file__).parent
@@ -343,3 +345,21 @@ async def test_no_statement_scans_a_whole_table(store: SqliteStore) -> None:
                 "SCAN runs USING INDEX runs_open",
                 "SCAN records USING INDEX records_of_tenants",
             }, (name, plan)
+
+
+async def test_documented_statements_remove_the_words_of_a_deleted_session_from_the_file(tmp_path: Path) -> None:
+    file, guide = tmp_path / "atlas.db", Path(__file__).parents[2] / "docs" / "guide" / "operations.md"
+    store = SqliteStore(file)
+    await store.open()
+    agent = Agent("assistant", model=Scripted(says("Fine."), says("Good.")))
+    async with Atlas([agent], store=store) as atlas:
+        await atlas.ask("My word is zanzibarquux", session="one")
+        await atlas.ask("Hello", session="two")
+        assert (await store.search_sessions("default", "zanzibarquux")).matches
+        await atlas.sessions.delete("one")
+        assert not (await store.search_sessions("default", "zanzibarquux")).matches
+    await store.close()
+    (script,) = re.findall(r"```sql title=.sqlite3 .*\n([^`]+)```", guide.read_text())
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        connection.executescript(script)
+    assert b"zanzibarquux" not in file.read_bytes()
