@@ -22,7 +22,7 @@ A, B, C, D = 6, 5, 6, 3
 """Number of shards per suite, short enough to balance parallel test workers."""
 MIN_CASES = {"A": 140, "B": 60, "C": 110, "D": 60, "zombies": 180, "special": 110, "postgres": 70}
 """Minimum number of cases per shard; fewer mean that the harness is broken."""
-JOB_SUITES = [("A", 1, 50), ("B", 20, 60), ("C", 1, 60), ("zombies", 1, 80), ("postgres", 6, 8)]
+JOB_SUITES = [("A", 1, 45), ("B", 20, 60), ("C", 1, 60), ("zombies", 1, 80), ("postgres", 6, 8)]
 """Suites in which agents delegate: the cases of each script, and the minimum number of cases."""
 EVERYWHERE = {
     *("commit before", "commit after", "sql INSERT", "sql UPDATE", "sql COMMIT", "model before", "model chunk"),

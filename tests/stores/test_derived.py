@@ -28,6 +28,7 @@ from atlas_agents.core.store import (
 )
 from atlas_agents.storage.sql.derived import matches_entry
 from atlas_agents.storage.sqlite import SqliteStore
+from checks import TIMEOUT
 from conftest import Make
 
 
@@ -41,7 +42,8 @@ async def add_session(store: Store, key: str, *texts: str, label: str = "", tena
 
 
 async def find(store: Store, query: str, *, prefix: str = "", limit: int = 30, tenant: str = TENANT) -> Sequence[str]:
-    return [each.session for each in (await store.search_sessions(tenant, query, prefix=prefix, limit=limit)).matches]
+    found = await store.search_sessions(tenant, query, prefix=prefix, limit=limit, wait=TIMEOUT)
+    return [each.session for each in found.matches]
 
 
 async def test_search_finds_all_words_in_names_and_messages_latest_first(store: Store) -> None:
@@ -58,10 +60,10 @@ async def test_search_finds_all_words_in_names_and_messages_latest_first(store: 
 
 async def test_search_returns_the_latest_match_of_a_session(store: Store) -> None:
     await add_session(store, "a", "one walrus", "two walrus", "no match", label="walrus")
-    (match,) = (await store.search_sessions(TENANT, "walrus")).matches
+    (match,) = (await store.search_sessions(TENANT, "walrus", wait=TIMEOUT)).matches
     assert match.seq == 2
     await store.commit(TENANT, [AddMessage("a", "x", message_body("another walrus"))])
-    (match,) = (await store.search_sessions(TENANT, "walrus")).matches
+    (match,) = (await store.search_sessions(TENANT, "walrus", wait=TIMEOUT)).matches
     assert match.seq == 4
 
 
@@ -106,9 +108,9 @@ async def test_search_finds_the_oldest_of_many_sessions_and_limits_common_words(
     for number in range(150):
         await add_session(store, f"s{number:03}", f"the message {number}", "the reply")
     assert await find(store, "zymurgy") == ["oldest"]
-    found = await store.search_sessions(TENANT, "the", limit=5)
+    found = await store.search_sessions(TENANT, "the", limit=5, wait=TIMEOUT)
     assert [each.session for each in found.matches] == ["s149", "s148", "s147", "s146", "s145"] and not found.complete
-    assert (await store.search_sessions(TENANT, "reply", limit=200)).complete
+    assert (await store.search_sessions(TENANT, "reply", limit=200, wait=TIMEOUT)).complete
 
 
 async def test_long_session_is_indexed_in_several_batches(store: Store) -> None:
@@ -151,7 +153,7 @@ async def test_search_answers_while_the_disk_is_full(tmp_path_factory: pytest.Te
     with pytest.raises(Exception, match="free some disk space"):
         for number in range(1000):
             await store.commit(TENANT, [AddMessage("b", f"{number}", message_body("seal " * 200))])
-    found = await store.search_sessions(TENANT, "walrus")
+    found = await store.search_sessions(TENANT, "walrus", wait=TIMEOUT)
     assert [each.session for each in found.matches] == ["a"]
     await store.close()
 

@@ -827,13 +827,8 @@ class Journal:
     async def write_held_reply(self) -> None:
         """Write the reply that is held, if there is one."""
         if self._held_reply is not None:
-            held, self._held_reply = self._held_reply, None
-            reply, *more = held
-            try:
-                await self._write_step("reply", reply.key, reply.payload, *more)
-            except BaseException:
-                self._held_reply = held
-                raise
+            (reply, *more), self._held_reply = self._held_reply, None
+            await self._write_step("reply", reply.key, reply.payload, *more)
 
     async def record_summary(self, summary: Message | None, agent_id: str, model: str, usage: Usage) -> None:
         """Record a summary of older messages and its usage before the next reply; None if writing it failed."""
