@@ -20,7 +20,7 @@ import asyncio, sys
 from pathlib import Path
 from typing import Any
 sys.path[:0] = sys.argv[2:]
-import test_resume
+import test_resumed_evaluations
 from answering_model import Answering, registry_of
 from atlas_agents.evaluation import ResultFile
 from atlas_agents.providers.testing import says
@@ -34,7 +34,7 @@ class Stuck(Answering):
             yield chunk
 
 async def main():
-    evaluator = test_resume.evaluator(Stuck(lambda text: says("hello")))
+    evaluator = test_resumed_evaluations.evaluator(Stuck(lambda text: says("hello")))
     await evaluator.run(ResultFile.create(Path(sys.argv[1]), evaluator.start()))
 
 asyncio.run(main())
