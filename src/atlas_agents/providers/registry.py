@@ -98,12 +98,17 @@ class Registry:
         rate_limits: Mapping[str, RateLimit] | None = None,
         limiter: RateLimiter | None = None,
     ) -> None:
-        self._environment = environment or Environment()
+        self._given_environment = environment
         self._rate_limits = rate_limits or {}
         self._limiter = limiter
         self._factories = dict(_BUILT_IN_FACTORIES)
         self._providers: dict[str, base.Provider] = {}
         self._credentials: Mapping[str, Mapping[str, str]] = {}
+
+    @cached_property
+    def _environment(self) -> Environment:
+        """The given variables, or those of the process and of `.env`, which are read when a provider needs them."""
+        return self._given_environment or Environment()
 
     def set_credentials(self, credentials: Mapping[str, Mapping[str, str]]) -> list[base.Provider]:
         """Use these variables for providers that the environment sets no key for; they see no other variables.
