@@ -9,7 +9,7 @@ from atlas_agents import Agent, Atlas, ConfigError, Policy, Tool
 from atlas_agents.providers.failover import request_tokens
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.testing import Scripted, calls, says
-from atlas_agents.tools.search import FOUND_TOOLS, rank_tools
+from atlas_agents.tools.registry import FOUND_TOOLS, rank_tools
 
 AREAS = {
     "mail": "e-mail messages",

@@ -6,7 +6,7 @@ import pytest
 from fake_internet import page
 
 from atlas_agents import Agent, Atlas
-from atlas_agents.core.addresses import is_public_url
+from atlas_agents.core.http import is_public_url
 from atlas_agents.core.messages import File, Image, Message, Text, user
 from atlas_agents.providers.anthropic import encode_request as to_anthropic
 from atlas_agents.providers.base import Request

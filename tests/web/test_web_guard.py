@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from atlas_agents.builtin_tools.web.download import download
 from atlas_agents.builtin_tools.web.ssrf import INTERNET, Hosts, UrlRefused
-from atlas_agents.core.addresses import is_private, is_public
 from atlas_agents.core.errors import ConfigError, ToolFailed
+from atlas_agents.core.http import is_private, is_public
 from fault_server import FaultServer, response
 
 SECRET = page("the secret of this machine", "text/plain")

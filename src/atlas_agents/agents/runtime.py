@@ -80,7 +80,7 @@ from atlas_agents.tools.tool import Tool
 from atlas_agents.tools.worker_pool import Workers
 
 if TYPE_CHECKING:
-    from atlas_agents.tools.search import ToolSearch
+    from atlas_agents.tools.registry import ToolSearch
 
 logger = logging.getLogger(__name__)
 R = TypeVar("R", bound="AgentRuntime")
@@ -406,7 +406,7 @@ class AgentRuntime:
     def _create_search(
         self, tools: Mapping[str, Tool], settings: AgentSettings, above: int, actor: Actor
     ) -> "ToolSearch":
-        from atlas_agents.tools.search import SEARCH_TOOLS, ToolSearch  # only for agents with many tools
+        from atlas_agents.tools.registry import SEARCH_TOOLS, ToolSearch  # only for agents with many tools
 
         if SEARCH_TOOLS in tools:
             raise ConfigError(

@@ -14,9 +14,9 @@ from urllib.parse import unquote_to_bytes
 
 import msgspec
 
-from atlas_agents.core.addresses import is_public_url
 from atlas_agents.core.errors import BrokenHistory, ConfigError, ProviderError, ProviderFault
 from atlas_agents.core.events import Usage
+from atlas_agents.core.http import is_public_url
 from atlas_agents.core.json import encode, parse_object
 from atlas_agents.core.messages import File, Ids, Image, Message, ToolCall, ToolResult, ToolSpec, extract_images, memo
 from atlas_agents.core.metadata import Metadata

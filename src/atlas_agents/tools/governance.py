@@ -25,7 +25,7 @@ from atlas_agents.tools.worker_pool import Workers
 
 if TYPE_CHECKING:
     from atlas_agents.tools.client_tools import ClientCalls
-    from atlas_agents.tools.search import ToolSearch
+    from atlas_agents.tools.registry import ToolSearch
 
 
 class Governance(msgspec.Struct, kw_only=True, eq=False):

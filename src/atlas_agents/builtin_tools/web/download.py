@@ -15,9 +15,8 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 
 from atlas_agents.builtin_tools.web import ssrf
 from atlas_agents.core import package_version
-from atlas_agents.core.addresses import is_private, is_public
 from atlas_agents.core.errors import ToolFailed, Transient
-from atlas_agents.core.http import open_session
+from atlas_agents.core.http import is_private, is_public, open_session
 
 _MAX_ADDRESSES = 16
 """Addresses of a host that are tried."""
