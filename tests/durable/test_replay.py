@@ -28,12 +28,15 @@ from atlas_agents import (
     Message,
     Policy,
     Question,
+    RetryPolicy,
+    Rule,
     ToolCall,
     ToolContext,
     tool,
 )
 from atlas_agents.builtin_tools.team import delegate_task
 from atlas_agents.core.errors import ProviderError
+from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import RunRow, Store
 from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.testing import (
@@ -45,6 +48,7 @@ from atlas_agents.testing import (
     Scripted,
     calls,
     fails,
+    list_steps,
     replay,
     says,
 )
@@ -288,11 +292,118 @@ async def test_tool_that_timed_out_is_not_waited_for() -> None:
     assert (await replayed(store, run, tools=(forever,))).same
 
 
-async def test_failover_of_the_recorded_turn_does_not_matter() -> None:
-    first, second = Scripted(fails(ProviderError("down", "auth"))), Scripted(calls("look", n=1), says("Done."))
-    store, run = await record(models=[first, second])
-    result = await replayed(store, run, models=[Scripted(), Scripted()])
-    assert result.same and result.answer == "Done."
+class Named(Scripted):
+    """A scripted model with a name of its own."""
+
+    def __init__(self, name: str, *replies: Any) -> None:
+        super().__init__(*replies)
+        self.id = name
+
+
+DOWN = fails(ProviderError("down", "auth"))
+SLOW = fails(ProviderError("no answer for 60 s", "timeout"))
+KEEP_ORDER = {"retry": RetryPolicy(order="given", backoff=0.0)}
+
+
+async def test_failed_attempts_are_recorded_and_made_again() -> None:
+    models = [Named("first", SLOW, SLOW, SLOW), Named("second", calls("look", n=1), says("Done."))]
+    store, run = await record(models=models, agent=KEEP_ORDER)
+    first, second = (await RunRecord.read(store, run)).requests
+    assert first is not None and [(each.model, each.kind) for each in first.failed] == [("first", "timeout")] * 3
+    assert second is not None and second.failed == ()
+    assert "[first: timeout after" in list_steps(await RunRecord.read(store, run))[1].text
+    now = [Named("first"), Named("second")]
+    result = await replayed(store, run, models=now, agent=KEEP_ORDER)
+    assert result.same and result.answer == "Done." and result.not_compared == ()
+    fewer = await replayed(store, run, models=now, agent={"retry": RetryPolicy(order="given", retries=1)})
+    assert fewer.difference is not None and fewer.difference.where == "round 1"
+    assert fewer.difference.summary == "after failed attempts, the turn goes on differently"
+    assert "first: timeout after" in fewer.difference.expected and "no provider answered" in fewer.difference.actual
+    more = await replayed(store, run, models=now, agent={"retry": RetryPolicy(order="given", retries=5)})
+    assert more.difference is not None and more.difference.actual == "first is asked next"
+    other = await replayed(store, run, models=[Named("third")])
+    assert other.same and other.not_compared == ("failed attempts of round 1: the agent has other models now",)
+
+
+async def test_failed_attempts_cost_no_further_commit() -> None:
+    async def count_commits(*models: Scripted) -> int:
+        store = MemoryStore()
+        commit, commits = store.commit, list[Any]()
+
+        async def counted(tenant: str, writes: Any) -> list[Any]:
+            commits.append(writes)
+            return await commit(tenant, writes)
+
+        store.commit = counted
+        await record(store=store, models=models, agent=KEEP_ORDER)
+        return len(commits)
+
+    answered = Named("second", calls("look", n=1), says("Done."))
+    assert await count_commits(Named("first", SLOW, DOWN), answered) == await count_commits(
+        Named("first", calls("look", n=1), says("Done."))
+    )
+
+
+async def test_attempts_of_a_turn_that_failed_are_made_again() -> None:
+    models = [Named("first", DOWN), Named("second", DOWN)]
+    store, run = await record(models=models, agent=KEEP_ORDER)
+    assert [each.model for each in (await RunRecord.read(store, run)).end.failed] == ["first", "second"]
+    assert (await replayed(store, run, models=[Named("first"), Named("second")], agent=KEEP_ORDER)).same
+    now = [Named("first"), Named("second"), Named("third")]
+    result = await replayed(store, run, models=now, agent=KEEP_ORDER)
+    assert result.difference is not None and result.difference.actual == "third is asked next"
+
+
+async def test_secret_in_the_message_of_a_failed_attempt_is_not_recorded() -> None:
+    store, key = MemoryStore(), "tiger-in-the-7-woods"
+    models = [Named("first", fails(ProviderError(f"bad key {key}", "auth"))), Named("second", says("Done."))]
+    async with build(store, models=models, agent=KEEP_ORDER) as atlas:
+        atlas.keep_secret(Secret(key))
+        await atlas.ask("Hello")
+    steps = await store.journal("default", (await last_run(store)).id)
+    assert b"bad key [REDACTED]" in b"".join([step.payload for step in steps])
+
+
+async def test_metadata_of_the_session_is_that_of_each_round() -> None:
+    """What a tool set in the turn, and what later turns changed, would otherwise be different in the prompt."""
+
+    @tool(effect="unsafe")
+    async def choose(size: str, context: ToolContext) -> str:
+        """Choose a size."""
+        context.metadata.set("size", size)
+        return "ok"
+
+    def says_size(context: Any) -> str:
+        return f"The size is {context.metadata.get('size', 'unknown')}."
+
+    rule = Rule(says_size)
+    store = MemoryStore()
+    replies = (calls("choose", size="large"), says("Done."), calls("choose", size="small"), says("Done."))
+    options: dict[str, Any] = {"tools": (choose,), "agent": {"rules": [rule]}}
+    async with build(store, *replies, **options) as atlas:
+        for _ in range(2):
+            await atlas.ask("Hello", session="s")
+    for row in await store.runs("default", "s"):
+        result = await replayed(store, row.id, **options)
+        assert result.same, result.difference
+    session = await store.session("default", "s")
+    assert session is not None and session.metadata == {"size": "small"}
+
+
+async def test_context_window_that_another_turn_learned_is_no_difference() -> None:
+    too_long = fails(ProviderError("too long", "context_length"))
+    store, model = MemoryStore(), Scripted(too_long, says("Short."), says("Done."))
+    async with build(store, models=[model]) as atlas:
+        for text in ("x" * 6000, "y" * 3000, "Hello"):
+            with suppress(ProviderError):
+                await atlas.ask(text, session="s")
+    runs = await store.runs("default", "s")
+    limits = [[each.limit for each in (await RunRecord.read(store, row.id)).requests if each] for row in runs]
+    assert any(limit for found in limits for limit in found)
+    for row in runs:
+        for models in ([model], [Scripted()]):  # the same process, which has learned it, and a new one
+            result = await replayed(store, row.id, models=models)
+            assert result.same, result.difference
 
 
 async def test_failed_turn_fails_in_the_same_way() -> None:

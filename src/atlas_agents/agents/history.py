@@ -18,6 +18,7 @@ import msgspec
 
 from atlas_agents.core.aio import Clock, utc_day
 from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.events import FailedAttempt
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import (
     Conversation,
@@ -403,8 +404,9 @@ class RequestRecord(msgspec.Struct, frozen=True, array_like=True):
     """What a round sent. `outline` and `messages` are digests, `count` is the number of messages.
 
     `tail` is the digest of the part of the system prompt that belongs to the turn, and `text` the part itself, unless
-    the round before had the same one. `limit` are the tokens of a request before it that was too long for the model,
-    and `cleared` is the message up to which large results were left out.
+    the round before had the same one. `limit` are the tokens that were available for the messages, if these did not
+    fit, and `cleared` is the message up to which large results were left out. `metadata` is that of the session; None
+    if it is the same as in the round before. `failed` are the attempts before the one that was answered.
     """
 
     outline: str
@@ -414,6 +416,8 @@ class RequestRecord(msgspec.Struct, frozen=True, array_like=True):
     text: str = ""
     limit: int = 0
     cleared: str = ""
+    metadata: dict[str, Any] | None = None
+    failed: tuple[FailedAttempt, ...] = ()
 
 
 class RequestOutline(msgspec.Struct, frozen=True):
@@ -440,6 +444,7 @@ class SentRequest(msgspec.Struct, frozen=True):
     fixed: str = ""
     limit: int = 0
     cleared: str = ""
+    failed: tuple[FailedAttempt, ...] = ()
 
 
 def digest(content: bytes) -> str:
@@ -467,7 +472,7 @@ class RequestContents:
     """The digests of a request's parts, and the contents that they stand for."""
 
     def __init__(self, sent: SentRequest, redact: Callable[[str], str]) -> None:
-        self.sent = sent
+        self.sent, self._redact = sent, redact
         request = sent.request
         fixed = sent.fixed if request.system.startswith(sent.fixed) else ""
         self.system, self.tail = redact(fixed), redact(request.system[len(fixed) :])
@@ -484,13 +489,15 @@ class RequestContents:
         )
         self.key = digest(encode(self.outline))
 
-    def record(self, previous_tail: str = "") -> RequestRecord:
+    def record(self, previous_tail: str = "", metadata: dict[str, Any] | None = None) -> RequestRecord:
         """Return the record; `previous_tail` is the digest of the turn-specific text of the round before."""
         messages, sent = self.sent.request.messages, self.sent
         tail = digest(self.tail.encode()) if self.tail else ""
         text = self.tail if tail != previous_tail and len(self.tail) <= MAX_TAIL else ""
         return RequestRecord(
-            self.key, messages_digest(messages), len(messages), tail, text, int(sent.limit), sent.cleared
+            *(self.key, messages_digest(messages), len(messages), tail, text, sent.limit, sent.cleared),
+            metadata=metadata,
+            failed=_redact_failed(sent.failed, self._redact),
         )
 
     @property
@@ -504,6 +511,10 @@ class RequestContents:
         return next(encode(tool).decode() for tool in self.sent.request.tools if tool.name == name)
 
 
+def _redact_failed(failed: Sequence[FailedAttempt], redact: Callable[[str], str]) -> tuple[FailedAttempt, ...]:
+    return tuple([msgspec.structs.replace(each, message=redact(each.message)) for each in failed]) if failed else ()
+
+
 def _tool_digest(tool: ToolSpec) -> str:
     found: str | None = getattr(tool, _DIGEST, None)
     if found is None:
@@ -514,12 +525,14 @@ def _tool_digest(tool: ToolSpec) -> str:
 class RequestRecorder:
     """Records requests. It knows which contents the store has, so that each is written once a day at most."""
 
-    def __init__(self, clock: Clock, redact: Callable[[str], str]) -> None:
+    def __init__(self, clock: Clock, redact: Callable[[Any], Any]) -> None:
         self._clock = clock
         self._redact = redact
         self._known: dict[str, str] = {}
 
-    def record(self, sent: SentRequest, previous_tail: str) -> tuple[RequestRecord, list[PutRecord]]:
+    def record(
+        self, sent: SentRequest, previous_tail: str, metadata: dict[str, Any] | None
+    ) -> tuple[RequestRecord, list[PutRecord]]:
         """Return the record of a request, and the writes of contents that this process has not stored today."""
         contents, day = RequestContents(sent, self._redact), utc_day(self._clock.time())
         writes: list[PutRecord] = []
@@ -528,7 +541,11 @@ class RequestRecorder:
             texts |= {key: contents.tool(name) for name, key in contents.outline.tools if self._known.get(key) != day}
             new = {key: text for key, text in texts.items() if self._known.get(key) != day}
             writes = [PutRecord(KIND, key, encode(StoredContent(day, text))) for key, text in new.items()]
-        return contents.record(previous_tail), writes
+        return contents.record(previous_tail, self._redact(metadata) if metadata else metadata), writes
+
+    def redact_failed(self, failed: Sequence[FailedAttempt]) -> tuple[FailedAttempt, ...]:
+        """Return failed attempts as they are recorded, without known secrets in their messages."""
+        return _redact_failed(failed, self._redact)
 
     def mark_stored(self, writes: Sequence[PutRecord]) -> None:
         """Remember contents that were committed."""

@@ -201,7 +201,7 @@ async def call_model(run: Run) -> Message:
     if journal is not None and (summary := journal.next_summary()) is not None:
         run.restore_summary(summary)
     if journal is not None and (recorded := journal.next_reply()) is not None:
-        await journal.check_request(partial(_rebuild_request, run))
+        await journal.check_request(run.provider, partial(_rebuild_request, run))
         run.trace.replay_round(journal.replayed_at)
         run.summary_tried = False
         run.texts.append(recorded.text)
@@ -217,20 +217,24 @@ async def call_model(run: Run) -> Message:
 
 
 async def _rebuild_request(run: Run, limit: int, cleared: str) -> SentRequest | None:
-    """Build the request of a recorded reply again; None if a hook answers it. The arguments are those of its record."""
+    """Build the request of a recorded reply again; None if a hook answers it. The arguments are those of its record.
+
+    What is known of the models' context windows by now does not matter.
+    """
     state = context_state(run.conversation)
     if cleared != state.cleared:
         state.cleared = cleared
         run.refresh_messages()
-    request = await _build_request(run, limit or math.inf)
-    return _describe_sent(run, request, limit) if isinstance(request, base.Request) else None
+    request = await _build_request(run, recorded_limit=limit or math.inf)
+    return _describe_sent(run, request) if isinstance(request, base.Request) else None
 
 
-def _describe_sent(run: Run, request: base.Request, limit: float) -> SentRequest:
+def _describe_sent(run: Run, request: base.Request) -> SentRequest:
     """Describe a request for its record. Instructions of the turn do not belong to what turns share."""
     fixed, own = request.stable_system, run.options.instructions or ""
     fixed = fixed.removesuffix(own).removesuffix("\n\n") if own else fixed
-    return SentRequest(request, fixed, 0 if limit == math.inf else int(limit), context_state(run.conversation).cleared)
+    cleared = context_state(run.conversation).cleared
+    return SentRequest(request, fixed, run.shortened_to, cleared, run.take_failed_attempts())
 
 
 async def _request_reply(run: Run) -> Message:
@@ -246,7 +250,7 @@ async def _request_reply(run: Run) -> Message:
             break
         try:
             reply = await _stream_reply(run, request)
-            run.sent_request = _describe_sent(run, request, sent)
+            run.sent_request = _describe_sent(run, request)
             return reply
         except ProviderError as error:
             if error.kind != "context_length":
@@ -275,15 +279,20 @@ async def _reply_of_hook(run: Run, reply: Message) -> Message:
     return msgspec.structs.replace(reply, parts=run.finish_draft())
 
 
-async def _build_request(run: Run, sent: float = math.inf) -> base.Request | Message:
-    """Build the next request, or return a hook's reply. `sent` are the tokens of the one before, if it was too long."""
+async def _build_request(
+    run: Run, sent: float = math.inf, *, recorded_limit: float | None = None
+) -> base.Request | Message:
+    """Build the next request, or return a hook's reply. `sent` are the tokens of the one before, if it was too long.
+
+    `recorded_limit` are the tokens that were available for the messages when the request was recorded.
+    """
     settings = run.settings
     await run.choose_tools()
     system, stable = await _system_prompt(run)
     tool_choice = run.phase.tool_choice or run.tool_choice
     tools = run.phase.offered(run.scope.offered_tools(tool_choice))
     request = base.Request(
-        messages=tuple(await _select_messages(run, system, tools, sent)),
+        messages=tuple(await _select_messages(run, system, tools, sent, recorded_limit)),
         system=system,
         tools=tools,
         tool_choice=tool_choice,
@@ -295,21 +304,30 @@ async def _build_request(run: Run, sent: float = math.inf) -> base.Request | Mes
     return await run.interceptors.request(request, run.context)
 
 
-async def _select_messages(run: Run, system: str, tools: Sequence[ToolSpec], sent: float) -> Sequence[Message]:
+async def _select_messages(
+    run: Run, system: str, tools: Sequence[ToolSpec], sent: float, recorded_limit: float | None
+) -> Sequence[Message]:
     """Return the messages of the next request: all of them, as far as one of the models can be sent as much."""
-    limited = [limit for limit in run.available if limit != math.inf]
-    if not limited and (run.history.compaction is None or run.history.max_tokens is None):
-        selected = run.history.select(run.messages)
-    else:
-        overhead = overhead_tokens(system, tools)
-        if run.history.compaction is not None and not run.summary_tried:
-            await _compact(run, run.history.compaction, overhead)
-        limits = [limit for limit in run.available if limit < sent or sent == math.inf]
-        selected = run.history.select(run.messages, max(max(limits, default=math.inf) - overhead, 1))
+    available = recorded_limit or await _find_available(run, system, tools, sent)
+    selected = run.history.select(run.messages, available)
+    run.shortened_to = 0 if selected is run.messages or available == math.inf else int(available)
     if any([limit.profile.bound_reasoning for limit in run.limits]):
         whole = len(selected) == run.inherited_count + len(run.conversation)
         selected = drop_stale_reasoning(selected, context_state(run.conversation), whole)
     return selected
+
+
+async def _find_available(run: Run, system: str, tools: Sequence[ToolSpec], sent: float) -> float:
+    """Return how many tokens the messages can have, after compacting a conversation that takes most of them."""
+    limited = [limit for limit in run.available if limit != math.inf]
+    if not limited and (run.history.compaction is None or run.history.max_tokens is None):
+        return math.inf
+    overhead = overhead_tokens(system, tools)
+    if run.history.compaction is not None and not run.summary_tried:
+        await _compact(run, run.history.compaction, overhead)
+    limits = [limit for limit in run.available if limit < sent or sent == math.inf]
+    available = max(limits, default=math.inf) - overhead
+    return available if available == math.inf else max(int(available), 1)
 
 
 async def _compact(run: Run, compaction: Compaction, overhead: int) -> None:

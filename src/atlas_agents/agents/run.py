@@ -39,7 +39,16 @@ from atlas_agents.core.errors import (
     UnreadableRow,
     failure_kind,
 )
-from atlas_agents.core.events import Event, HandedOff, MessageSent, PlanStep, StreamChunk, StreamReset, Usage
+from atlas_agents.core.events import (
+    Event,
+    FailedAttempt,
+    HandedOff,
+    MessageSent,
+    PlanStep,
+    StreamChunk,
+    StreamReset,
+    Usage,
+)
 from atlas_agents.core.json import check_memory, encode
 from atlas_agents.core.messages import (
     OUTPUT,
@@ -84,6 +93,8 @@ HAND_OFF = "hand_off"
 _ANSWER_NEXT = "Now answer your part of the request, which was handed off to you as well."
 _JOIN_ANSWERS = "The agents that you handed off to have answered above. Join their answers into one for the user."
 _END_TIMEOUT = 2.0
+_MAX_METADATA = 16_000
+"""Bytes of a session's metadata up to which it is recorded with a request."""
 _MAX_UNREADABLE_ROUNDS = _MAX_DEMANDS = 2
 
 
@@ -434,8 +445,12 @@ class Run:
     """The answer, for turns whose messages entered this one."""
     sent_request: SentRequest | None = None
     """The request that the last reply answers; None if a hook gave the reply."""
+    shortened_to = 0
+    """Tokens that were available for the messages of the last request, if these did not fit; 0 if they did."""
     _prompt_tail = ""
     """Digest of the turn-specific text in the last recorded request."""
+    _recorded_metadata = b""
+    """Metadata of the session in the last recorded request."""
 
     def __init__(
         self,
@@ -533,9 +548,24 @@ class Run:
         sent, self.sent_request = self.sent_request, None
         if sent is None:
             return b"", []
-        record, contents = self.request_recorder.record(sent, self._prompt_tail)
+        record, contents = self.request_recorder.record(sent, self._prompt_tail, self._changed_metadata())
         self._prompt_tail = record.tail
         return encode(record), contents
+
+    def _changed_metadata(self) -> dict[str, Any] | None:
+        """Return the metadata of the session; None if it is as it was last recorded, or too large to be recorded."""
+        try:
+            encoded = encode(self.conversation.metadata)
+        except (TypeError, ValueError, RecursionError):  # a value was changed in place to one that JSON does not have
+            return None
+        if encoded == self._recorded_metadata or len(encoded) > _MAX_METADATA:
+            return None
+        self._recorded_metadata = encoded
+        return msgspec.json.decode(encoded)
+
+    def take_failed_attempts(self) -> tuple[FailedAttempt, ...]:
+        """Return the requests to the model that failed since the last reply."""
+        return self.provider.take_failed() if isinstance(self.provider, TurnProvider) else ()
 
     def find_provider(self, model: Any) -> Provider:
         """Return another model for a part of the turn."""
@@ -852,7 +882,8 @@ class Run:
             async with asyncio.timeout(None if status == "done" else _END_TIMEOUT):
                 error, kind = (str(failure), failure_kind(failure)) if failure is not None else (None, "")
                 self._drop_large_draft()
-                ending = journal.end(status, error, self.draft.partial_parts(), kind, self.usage)
+                failed = self.request_recorder.redact_failed(self.take_failed_attempts())
+                ending = journal.end(status, error, self.draft.partial_parts(), kind, self.usage, failed)
                 await (finish_despite_cancel(ending) if status == "done" else asyncio.shield(ending))
         except (StoreError, TimeoutError) as failed:
             journal.detach()

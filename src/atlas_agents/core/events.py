@@ -41,6 +41,23 @@ EventName: TypeAlias = Literal[
 """Names of events, for `atlas.on`."""
 
 
+class FailedAttempt(msgspec.Struct, frozen=True, array_like=True):
+    """A request to a model that failed, and after which it was sent again, to the same model or to another one.
+
+    `kind` is that of the error, or `refusal` if the model refused to answer. `retry_after` are the seconds that the
+    vendor asked to wait.
+    """
+
+    model: str
+    kind: str
+    message: str
+    milliseconds: int = 0
+    retry_after: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.model}: {self.kind} after {self.milliseconds / 1000:.1f} s: {self.message}"
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Token usage: input tokens, those of them that were read from or written to a cache (and of these, those that it
     keeps for an hour), and output tokens, including those of reasoning.

@@ -18,7 +18,7 @@ import msgspec
 
 from atlas_agents.core.aio import SYSTEM_CLOCK, Clock
 from atlas_agents.core.errors import ConfigError, ProviderError
-from atlas_agents.core.events import Usage
+from atlas_agents.core.events import FailedAttempt, Usage
 from atlas_agents.core.http import backoff
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import ToolSpec, memo, text_tokens, total_tokens
@@ -44,6 +44,10 @@ _WINDOW = re.compile(
     r"(?:maximum context length is|maximum prompt length is|allowed \(|context size \(|tokens >)\s*([\d,]+)"
 )
 _NUMBERS = re.compile(r"\d[\d,]*")
+REFUSAL = "refusal"
+"""Kind of a failed attempt whose model refused to answer."""
+_MAX_MESSAGE = 300
+"""Characters of the message of a failed attempt that are recorded."""
 
 
 def request_tokens(request: Request) -> int:
@@ -167,7 +171,7 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     on_refusal: Literal["final", "failover"] = "final"
 
 
-class _ModelRefused(ProviderError):
+class ModelRefused(ProviderError):
     """The model refused to answer; another model may be tried, and this one needs no cool-down."""
 
     def __init__(self, usage: Usage) -> None:
@@ -346,6 +350,7 @@ class TurnProvider:
         """Output tokens that a budget leaves for the next attempt, instead of the request's limit."""
         self._tokens: int | None = None
         """Estimated tokens of the request, once they are needed."""
+        self._failed: tuple[FailedAttempt, ...] = ()
 
     @property
     def id(self) -> str:
@@ -370,6 +375,11 @@ class TurnProvider:
     def models(self) -> list[str]:
         """The names of the models, any of which may answer."""
         return [route.model or getattr(route.provider, "model", None) or route.label for route in self._pool.routes]
+
+    def take_failed(self) -> tuple[FailedAttempt, ...]:
+        """Return the attempts that failed since the last call."""
+        failed, self._failed = self._failed, ()
+        return failed
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         """Stream an answer. What a failed attempt has streamed is withdrawn, and the next one begins anew."""
@@ -396,7 +406,7 @@ class TurnProvider:
             except ProviderError as error:
                 self._failure = error
             failures = (*failures, self._record_failure(self._failure))
-            withdrawn = self._failure.usage if isinstance(self._failure, _ModelRefused) else None
+            withdrawn = self._failure.usage if isinstance(self._failure, ModelRefused) else None
             if streamed or withdrawn is not None:
                 yield ResetChunk(self._attempts, withdrawn)
         kind = "context_length" if self._is_too_long else self._failure.kind if self._failure else "unknown"
@@ -408,8 +418,13 @@ class TurnProvider:
 
     def _record_failure(self, error: ProviderError) -> str:
         """Record a failed attempt, and return what is reported about it; a refusal says nothing about the health."""
-        if type(error) is not _ModelRefused:
-            self._pool.health.record_failure(self.id, self._clock.monotonic(), error.kind, self._clock.time())
+        now, kind = self._clock.monotonic(), REFUSAL
+        if type(error) is not ModelRefused:
+            kind = error.kind
+            self._pool.health.record_failure(self.id, now, kind, self._clock.time())
+        took = round((now - self._sent_at) * 1000)
+        failed = FailedAttempt(self.id, kind, str(error)[:_MAX_MESSAGE], took, error.retry_after)
+        self._failed = (*self._failed, failed)
         return f"{self._last.label}: {error}"
 
     async def _next_attempt(self, request: Request) -> Request | None:
@@ -436,7 +451,7 @@ class TurnProvider:
         """Note that the answer is complete; raise if another provider is to answer instead."""
         others = len(self._tried) + 1 < len(self._pool.routes)
         if others and chunk.stop_reason == "refusal" and self._pool.policy.on_refusal == "failover":
-            raise _ModelRefused(chunk.usage)
+            raise ModelRefused(chunk.usage)
         self._is_complete = True
         is_small = len(request.messages) <= _FEW and 0 < chunk.usage.input_tokens < _SMALL
         if not is_small:
@@ -466,7 +481,7 @@ class TurnProvider:
             await self._clock.sleep(wait)
             self._retries += 1
             return True
-        if type(error) is not _ModelRefused:
+        if type(error) is not ModelRefused:
             self._pool.record_failure(self._index, error, self._clock.monotonic())
         if is_only:
             raise error

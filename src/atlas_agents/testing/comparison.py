@@ -15,6 +15,7 @@ from atlas_agents.agents.history import (
 )
 from atlas_agents.core.approvals import Question
 from atlas_agents.core.errors import BadArguments, ToolNotFound
+from atlas_agents.core.events import FailedAttempt
 from atlas_agents.core.messages import Message, ToolCall, ToolResult
 from atlas_agents.core.store import RunStatus
 from atlas_agents.testing.run_record import RunRecord
@@ -111,6 +112,7 @@ class RunComparison:
         self._expected = record.requests
         self._actual: list[RequestRecord | None] = []
         self._texts: dict[str, str] = {}
+        self._skipped: list[str] = []
         self._tail_text: dict[str, str] = {each.tail: each.text for each in self._expected if each and each.text}
         self.intents = {step.key: step.decode(ToolCall) for step in record.of_kind("intent")}
         self.outcomes = {step.key: step.decode(ToolResult) for step in record.of_kind("outcome")}
@@ -139,6 +141,8 @@ class RunComparison:
         contents = RequestContents(sent, self.redact)
         previous = next((each.tail for each in reversed(self._actual) if each is not None), "")
         actual = contents.record(previous)
+        if expected is not None:  # these come from the record
+            actual = msgspec.structs.replace(actual, metadata=expected.metadata, failed=expected.failed)
         self._actual.append(actual)
         self._texts |= contents.texts
         self._texts |= {key: contents.tool(name) for name, key in contents.outline.tools}
@@ -246,6 +250,22 @@ class RunComparison:
             before, now = asked.arguments, question.arguments
             self.add("arguments", self.where_call(call), summary, before, now)
 
+    @property
+    def answering_model(self) -> str:
+        """The model that gave the reply of the current round, after the attempts that failed."""
+        return str(self.replies[self.round - 1].decode(Message).metadata.get("provider") or "")
+
+    def attempts(self, failed: Sequence[FailedAttempt], problem: str) -> None:
+        """Add that failed requests to models are handled in another way than they were."""
+        number = self.round if self._actual and len(self._actual) == self.round else self.round + 1
+        summary = f"after {'a failed attempt' if len(failed) == 1 else 'failed attempts'}, the turn goes on differently"
+        self.add("request", f"round {number}", summary, "\n".join([str(each) for each in failed]), problem)
+
+    def skip_attempts(self, failed: Sequence[FailedAttempt]) -> None:
+        """Note failed requests to models that the agent does not have now."""
+        if failed:
+            self._skipped.append(f"failed attempts of {self.where}: the agent has other models now")
+
     def extra_request(self) -> None:
         """The model is asked once more than was recorded."""
         summary = f"the model is asked again, after all {len(self.replies)} recorded replies were used"
@@ -270,6 +290,7 @@ class RunComparison:
             yield f"requests of {rounds}: the run was recorded without them, by an older version or by a hook"
         if self.outcomes.keys() - self.record.verdicts.keys():
             yield "policy verdicts: the audit log has no rows of the run's calls"
+        yield from self._skipped
 
     def result(
         self, status: RunStatus, message: Message | None, output: Any, failure: BaseException | None

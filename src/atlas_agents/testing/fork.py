@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from atlas_agents.agents.agent import Agent
+from atlas_agents.agents.history import read_request_record
 from atlas_agents.agents.loop import run_turn
 from atlas_agents.agents.options import AgentSettings, TurnOptions
 from atlas_agents.agents.runtime import RESERVED_TOOLS, AgentRuntime, choose_turn_function
@@ -108,8 +109,9 @@ def _describe(step: RecordedStep, record: RunRecord) -> str:
         case "accepted":
             return "; ".join([Message.from_json(bytes(body)).text for body in record.first_messages])
         case "reply":
-            reply = step.decode(Message)
-            return " ".join([*([reply.text] if reply.text else []), *[_show_call(call) for call in reply.tool_calls]])
+            reply, sent = step.decode(Message), read_request_record(bytes(step.payload))
+            shown = [*([reply.text] if reply.text else []), *[_show_call(call) for call in reply.tool_calls]]
+            return " ".join([*[f"[{failed}]" for failed in (sent.failed if sent else ())], *shown])
         case "intent":
             return _show_call(step.decode(ToolCall))
         case "outcome":
@@ -122,7 +124,8 @@ def _describe(step: RecordedStep, record: RunRecord) -> str:
         case "answered":
             return step.decode(Answer).decision
         case "ended":
-            return " ".join(filter(None, (record.status, record.error)))
+            failed = [f"[{failed}]" for failed in record.end.failed]
+            return " ".join(filter(None, (*failed, record.status, record.error)))
         case _:
             return ""
 

@@ -7,8 +7,9 @@ Replies, results of tools, approvals and decisions of hooks come from the record
 import asyncio
 import re
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterable, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Generator, Iterable, Sequence
+from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from functools import partial, wraps
 from importlib import import_module
@@ -17,7 +18,7 @@ from multiprocessing import util
 from pathlib import Path
 from threading import get_ident
 from types import ModuleType
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias, cast, get_args
 
 import msgspec
 
@@ -30,13 +31,21 @@ from atlas_agents.agents.run import Run, decode_options
 from atlas_agents.agents.runtime import AgentRuntime, choose_turn_function
 from atlas_agents.core.aio import Alarm
 from atlas_agents.core.approvals import Answer, Question
-from atlas_agents.core.errors import AtlasError, ConfigError, Declined, to_failure
-from atlas_agents.core.events import Usage
+from atlas_agents.core.errors import AtlasError, ConfigError, Declined, ProviderError, ProviderFault, to_failure
+from atlas_agents.core.events import FailedAttempt, Usage
 from atlas_agents.core.messages import Conversation, Message, Text, ToolCall, ToolResult
 from atlas_agents.core.paths import write_file
 from atlas_agents.core.store import RunRow, Store, Write
-from atlas_agents.providers.base import BaseProvider, Capabilities, Chunk, Request, TextChunk, ThinkingChunk
-from atlas_agents.providers.failover import Failover, Route, TurnProvider
+from atlas_agents.providers.base import (
+    BaseProvider,
+    Capabilities,
+    Chunk,
+    DoneChunk,
+    Request,
+    TextChunk,
+    ThinkingChunk,
+)
+from atlas_agents.providers.failover import REFUSAL, ContextLimit, Failover, RetryPolicy, Route, TurnProvider
 from atlas_agents.providers.registry import Model
 from atlas_agents.testing.comparison import ReplayResult, RunComparison
 from atlas_agents.testing.run_record import ReplayError, RunRecord, redact_record
@@ -274,10 +283,14 @@ class ReplayJournal(Journal):
             self._replay_clock.move_to(self._comparison.replies[self._comparison.round - 1].at / 1000)
         return reply
 
-    async def check_request(self, build: Callable[[int, str], Awaitable[Any]]) -> None:
+    async def check_request(self, provider: Any, build: Callable[[int, str], Awaitable[Any]]) -> None:
         expected = self._comparison.expected_request()
+        if expected is not None and expected.metadata is not None and self._metadata is not None:
+            self._metadata.restore(expected.metadata)
         sent: SentRequest | None = await (build(expected.limit, expected.cleared) if expected else build(0, ""))
         self._comparison.request(sent)
+        if sent is not None and expected is not None and isinstance(provider, RecordedTurn):
+            await provider.repeat(sent.request, expected.failed, self._comparison.answering_model)
 
     def outcome_of(self, decision: Any) -> ToolResult | None:
         return self._comparison.decision(decision)
@@ -354,7 +367,7 @@ class ReplayRuntime(AgentRuntime):
     def _failover_for(self, agent: Any, settings: AgentSettings, model: Model = "") -> Failover:
         """Return the agent's models, for their limits and capabilities; a missing key does not matter."""
         models = (model,) if model else settings.models or (self.registry.default_model or "unknown/unknown",)
-        return RecordedModels([self._offline_route(each) for each in models], self._comparison)
+        return RecordedModels([self._offline_route(each) for each in models], settings.retry, self._comparison)
 
     def _offline_route(self, model: Model) -> Route:
         try:
@@ -378,23 +391,64 @@ class _UnknownProvider(BaseProvider):
         raise ReplayBlocked("a replay calls no model")
 
 
-class RecordedModels(Failover):
-    """The models of an agent in a replay."""
+class _OtherAttempt(Exception):
+    """A model is asked that was not asked at this point when the turn was recorded."""
 
-    def __init__(self, routes: Sequence[Route], comparison: RunComparison) -> None:
-        super().__init__(routes)
+
+class _RecordedModel(BaseProvider):
+    """A model in a replay: each request to it fails as it did, or is answered without content."""
+
+    def __init__(self, route: Route, pending: deque[FailedAttempt]) -> None:
+        self.inner, self.id = route.provider, route.provider.id
+        self.model: str | None = getattr(route.provider, "model", None)
+        self._label, self._pending = route.label, pending
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.inner.capabilities
+
+    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        if not self._pending or self._pending[0].model != self._label:
+            raise _OtherAttempt(self._label)
+        recorded = self._pending.popleft()
+        if recorded.kind not in (_ANSWERED, REFUSAL):
+            kind = cast(ProviderFault, recorded.kind)
+            raise ProviderError(recorded.message, kind, retry_after=recorded.retry_after)
+        yield DoneChunk(Usage(), stop_reason="refusal" if recorded.kind == REFUSAL else "stop")
+
+
+_ANSWERED = ""
+"""Kind of the attempt that was answered."""
+
+
+class RecordedModels(Failover):
+    """The models of an agent in a replay, which are asked in the recorded order."""
+
+    def __init__(self, routes: Sequence[Route], policy: RetryPolicy | None, comparison: RunComparison) -> None:
         self._comparison = comparison
+        self.pending = deque[FailedAttempt]()
+        """Attempts that are still to be made again."""
+        super().__init__([Route(_RecordedModel(route, self.pending), route.model) for route in routes], policy)
+        # what other turns have learned of the models' context windows does not matter
+        self.limits = tuple(
+            [ContextLimit(route.model or getattr(route.provider, "model", "") or "") for route in routes]
+        )
+
+    def pick(self, tried: Collection[int], now: float, tokens: int = 0) -> int | None:
+        wanted = self.pending[0].model if self.pending else None
+        untried = [index for index in range(len(self.routes)) if index not in tried]
+        return next((index for index in untried if wanted in (None, self.routes[index].label)), None)
 
     def for_turn(self, clock: Any = None) -> TurnProvider:
-        return RecordedEnd(self, clock, self._comparison)
+        return RecordedTurn(self, clock, self._comparison)
 
 
-class RecordedEnd(TurnProvider):
-    """What follows the last recorded reply: the failure or the cancellation with which the turn ended."""
+class RecordedTurn(TurnProvider):
+    """The models of one turn in a replay. After the last recorded reply, the turn ends as it did."""
 
-    def __init__(self, pool: Failover, clock: Any, comparison: RunComparison) -> None:
+    def __init__(self, pool: RecordedModels, clock: Any, comparison: RunComparison) -> None:
         super().__init__(pool, clock)
-        self._comparison = comparison
+        self._models, self._comparison = pool, comparison
 
     async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
         end = self._comparison.record.end
@@ -403,9 +457,36 @@ class RecordedEnd(TurnProvider):
         if end.status == "cancelled":
             await cancel_turn()
         if end.status == "failed" and self._comparison.round == len(self._comparison.replies):
-            raise to_failure(end.kind, end.error or "the turn failed")
+            if end.kind in get_args(ProviderFault):
+                await self.repeat(request, end.failed)
+            kind = "" if end.kind == "context_length" else end.kind  # the request is not shortened and sent again
+            raise to_failure(kind, end.error or "the turn failed")
         self._comparison.extra_request()
         raise ReplayError("the record has no reply of the model at this point")
+
+    async def repeat(self, request: Request, failed: Sequence[FailedAttempt], answered: str = "") -> None:
+        """Make the failed attempts of a request again with the current retry policy, and compare what follows."""
+        known = {route.label for route in self._models.routes}
+        if not failed or not known.issuperset([*[each.model for each in failed], *filter(None, [answered])]):
+            self._comparison.skip_attempts(failed)
+            return
+        pending = self._models.pending
+        pending.extend([*failed, *([FailedAttempt(answered, _ANSWERED, "")] if answered else [])])
+        problem = ""
+        while pending and not problem:
+            try:
+                async with aclosing(super().stream(request)) as chunks:
+                    async for _ in chunks:
+                        pass
+                problem = "the refusal is the answer" if pending else ""
+            except ProviderError as error:
+                # a request that is too long is shortened, and sent again
+                problem = str(error) if pending and error.kind != "context_length" else ""
+            except _OtherAttempt as other:
+                problem = f"{other} is asked next"
+        pending.clear()
+        if problem:
+            self._comparison.attempts(failed, problem)
 
 
 def load_agents(target: str) -> Atlas:

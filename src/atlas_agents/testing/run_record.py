@@ -85,7 +85,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
         error: Why it failed; None if it did not.
         created_at: When it was accepted, in milliseconds since 1970.
         request: The options with which it was accepted, as JSON.
-        metadata: Metadata of its session.
+        metadata: Metadata of its session when the run began; the current one if that was not recorded.
         history: Messages of the session before the run, as JSON.
         messages: Messages of the run, as JSON.
         steps: The steps of its journal.
@@ -132,7 +132,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
             error=row.error,
             created_at=row.created_at,
             request=msgspec.Raw(row.request),
-            metadata=session.metadata if session is not None else {},
+            metadata=_first_metadata(sent, session.metadata if session is not None else {}),
             history=tuple([msgspec.Raw(each.body) for each in history]),
             messages=tuple([msgspec.Raw(each.body) for each in own]),
             steps=tuple([RecordedStep(each.kind, each.key, msgspec.Raw(each.payload), each.at) for each in steps]),
@@ -267,6 +267,11 @@ def _first_ids(payload: bytes) -> list[str]:
     return cast(list[str], found) if isinstance(found, list) else []
 
 
+def _first_metadata(sent: Sequence[RequestRecord], current: dict[str, Any]) -> dict[str, Any]:
+    """Return the metadata of the session when the run began; the current one if it was not recorded."""
+    return current if not sent or sent[0].metadata is None else sent[0].metadata
+
+
 def _request_of(row: JournalRow) -> RequestRecord | None:
     return read_request_record(row.payload) if row.kind == "reply" else None
 
@@ -383,7 +388,7 @@ def redact_record(record: RunRecord, hide: Callable[[Any], Any]) -> RunRecord:
             inside = data or name in _DATA
             return {hide_text(key) if inside else key: clean(item, key, inside) for key, item in found.items()}
         if isinstance(value, list):
-            return [clean(item, name, data) for item in cast(list[Any], value)]
+            return [clean(item, _name_in_list(name), data) for item in cast(list[Any], value)]
         return hide_text(value) if isinstance(value, str) and (data or name not in _IDENTIFIERS) else value
 
     cleaned = msgspec.json.decode(encode(clean(whole)), type=RunRecord)
@@ -397,5 +402,10 @@ def _named_secrets(value: Any, name: str = "") -> list[str]:
         own = find_secrets(items) if name in _DATA else []
         return own + [each for key, item in items.items() for each in _named_secrets(item, key)]
     if isinstance(value, list):
-        return [each for item in cast(list[Any], value) for each in _named_secrets(item, name)]
+        return [each for item in cast(list[Any], value) for each in _named_secrets(item, _name_in_list(name))]
     return []
+
+
+def _name_in_list(name: str) -> str:
+    """Return the name of the items of a list; the only object in the record of a request is the session's metadata."""
+    return "metadata" if name == "request" else name

@@ -132,6 +132,11 @@ class SessionMetadata(Metadata):
     def __reduce__(self) -> tuple[Any, ...]:
         return _ReadOnlyMetadata.copy, (self.all(),)
 
+    def restore(self, values: Mapping[str, Any]) -> None:
+        """Replace the session's values by those of a record, without a change that is to be stored."""
+        self._values.clear()
+        self._values.update(values)
+
     def put_back(self, changes: tuple[dict[str, Any], tuple[str, ...]]) -> None:
         """Return changes that could not be stored."""
         self._changed.update(changes[0], changes[1])

@@ -20,7 +20,7 @@ from atlas_agents.core import store as records
 from atlas_agents.core.aio import SYSTEM_CLOCK, Alarm, BackgroundTasks, Clock, TimeSlices, utc_day
 from atlas_agents.core.approvals import Answer, Question
 from atlas_agents.core.budgets import TurnBudget
-from atlas_agents.core.events import Usage
+from atlas_agents.core.events import FailedAttempt, Usage
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import TIMING, Conversation, Message, Text, Thinking, ToolCall, ToolResult
 from atlas_agents.tools.audit import AuditEntry
@@ -59,8 +59,8 @@ def is_loaded(conversation: Conversation) -> bool:
 class EndRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """How a turn ended; the payload of the last step of its journal.
 
-    `partial` is the content of a message that was never completed, `kind` the kind of the error, and `used` what the
-    turn used, as metadata.
+    `partial` is the content of a message that was never completed, `kind` the kind of the error, `used` what the turn
+    used, as metadata, and `failed` the requests to the model that failed since its last reply.
     """
 
     status: records.RunStatus
@@ -68,6 +68,7 @@ class EndRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     partial: tuple[Text | Thinking, ...] = msgspec.field(default=(), name="said")
     kind: str = ""
     used: dict[str, Any] = msgspec.field(default_factory=dict[str, Any])
+    failed: tuple[FailedAttempt, ...] = ()
 
     @property
     def usage(self) -> Usage:
@@ -775,7 +776,7 @@ class Journal:
         """Return the recorded outcome of a call that was just decided; None if it is to be carried out."""
         return self._outcomes.get(decision.call.id)
 
-    async def check_request(self, build: Callable[[int, str], Awaitable[Any]]) -> None:
+    async def check_request(self, provider: Any, build: Callable[[int, str], Awaitable[Any]]) -> None:
         """Compare the request of a reply that was just replayed with the record. Only the journal of a replay does."""
 
     def duration(self, call: ToolCall) -> int | None:
@@ -877,6 +878,7 @@ class Journal:
         partial: Sequence[Text | Thinking] = (),
         kind: str = "",
         usage: Usage = _NO_USAGE,
+        failed: tuple[FailedAttempt, ...] = (),
     ) -> None:
         """Record the end of the turn with its usage, its last messages and the content of an incomplete reply.
 
@@ -890,7 +892,8 @@ class Journal:
             if self.budget is not None:
                 ended.append(records.ReleaseBudgets(self._run_id, ended=True))
             used = usage.to_metadata() if usage != _NO_USAGE else {}
-            await self._write_step("ended", "", encode(EndRecord(status, error, tuple(partial), kind, used)), *ended)
+            record = EndRecord(status, error, tuple(partial), kind, used, failed)
+            await self._write_step("ended", "", encode(record), *ended)
         elif self._row is not None and self._row.epoch:
             self.detach()
         elif self._row is not None:
