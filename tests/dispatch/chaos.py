@@ -1,5 +1,5 @@
-"""Kills cluster processes at random while turns run: `chaos.py TURNS SEED` prints lost and repeated side effects, and
-how long other workers took to resume the turns of a killed worker.
+"""Kills cluster processes at random while turns run: `chaos.py TURNS SEED` prints lost and repeated side effects,
+clients without an answer, and how long other workers took to resume the turns of a killed worker.
 
 Starts two gateways, three workers and Postgres. Side effects are read from a file outside of the database, outcomes of
 turns from the database.
@@ -14,6 +14,7 @@ from collections import Counter
 from contextlib import AsyncExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from websockets.exceptions import WebSocketException
@@ -25,21 +26,28 @@ from member_processes import member  # noqa: E402
 
 from atlas_agents.storage.postgres import PostgresStore  # noqa: E402
 from checks import TIMEOUT  # noqa: E402
+from gateway.gateway_client import Client  # noqa: E402
 from gateway.processes import Process, connect_process  # noqa: E402
 from stores.postgres_server import PostgresServer  # noqa: E402
 
 ROLES = ("gateway", "gateway", "worker", "worker", "worker")
+_TERMINAL_EVENTS = ("chat.final", "chat.error")
+_ENDED = ("done", "failed", "cancelled")
+_MAX_SILENCE = 30.0
+"""Seconds after which a client without a terminal event counts as silent if its run has ended."""
 _RETRIABLE = (OSError, WebSocketException, TimeoutError, AssertionError)
 
 
 class Report(msgspec.Struct):
-    """Result of a chaos run. `lost`, `repeated`, `orphaned` and `failed` must be empty."""
+    """Result of a chaos run. `lost`, `repeated`, `orphaned`, `silent` and `failed` must be empty."""
 
     turns: int = 0
     kills: dict[str, int] = {}
     lost: int = 0
     repeated: int = 0
     orphaned: int = 0
+    silent: int = 0
+    """Clients that were connected and did not receive the terminal event of a run that had ended."""
     failed: list[str] = []
     unknown: int = 0
     """Calls that were running in a killed process; expected."""
@@ -106,26 +114,47 @@ class ChaosRun:
         await self._start(index)
 
     async def _turn(self, n: int, start: float) -> None:
-        """Send a message to any gateway until it is acknowledged, and wait for its end at any gateway."""
+        """Send a message to any gateway until it is acknowledged, and follow its events, at any gateway, to the end."""
         await asyncio.sleep(start)
-        started, run_id = time.monotonic(), ""
-        while True:
+        started, run_id, frames = time.monotonic(), "", list[dict[str, Any]]()
+        session = f"s{n % 20}"
+        while not (ends := [frame for frame in frames if frame["event"] in _TERMINAL_EVENTS]):
             gateways = [
                 member_[0] for index, member_ in enumerate(self._members) if member_ and ROLES[index] == "gateway"
             ]
             with suppress(*_RETRIABLE):
-                async with asyncio.timeout(TIMEOUT), connect_process(self._random.choice(gateways)) as client:
+                async with connect_process(self._random.choice(gateways)) as client:
                     if not run_id:
-                        params = {"sessionKey": f"s{n % 20}", "message": f"turn{n}", "idempotencyKey": f"k{n}"}
-                        run_id = (await client.get("chat.send", **params))["runId"]
-                    waited = await client.get("chat.wait", runId=run_id, timeoutMs=5000)
-                    if waited["status"] in ("done", "failed", "cancelled"):
+                        params = {"sessionKey": session, "message": f"turn{n}", "idempotencyKey": f"k{n}"}
+                        async with asyncio.timeout(TIMEOUT):
+                            run_id = (await client.get("chat.send", **params))["runId"]
+                    if not await self._receive(client, session, run_id, frames):
                         break
             await asyncio.sleep(0.2)
         self._run_ids.append(run_id)
-        if waited["status"] != "done":
-            self.report.failed.append(str(waited))
+        if not ends or ends[0]["event"] != "chat.final":
+            self.report.failed.append(f"turn{n}: {ends}")
         self.report.slowest = max(self.report.slowest, round(time.monotonic() - started, 1))
+
+    async def _receive(self, client: Client, session: str, run_id: str, frames: list[dict[str, Any]]) -> bool:
+        """Append the further frames of a run; False if its end did not arrive although it was there."""
+        count = len(frames)
+        try:
+            since = frames[-1]["data"]["seq"] if frames else 0
+            await client.get("sessions.subscribe", sessionKey=session, runs={run_id: since})
+            while not any(frame["event"] in _TERMINAL_EVENTS for frame in client.events(run_id)):
+                try:
+                    async with asyncio.timeout(_MAX_SILENCE):
+                        await client.next()
+                except TimeoutError:
+                    waited = await client.get("chat.wait", runId=run_id, timeoutMs=0)
+                    received = [frame["event"] for frame in client.events(run_id)]
+                    if waited["status"] in _ENDED and not set(received) & set(_TERMINAL_EVENTS):
+                        self.report.silent += 1
+                        return False
+            return True
+        finally:
+            frames[count:] = client.events(run_id)
 
     async def _evaluate(self) -> None:
         lines = (self._home / "effects").read_text().splitlines()

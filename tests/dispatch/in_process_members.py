@@ -36,12 +36,13 @@ async def member(
     executes_runs: bool = True,
     concurrency: int = 8,
     redis_url: str = "",
+    heartbeat_timeout: float = 6.0,
     **more: Any,
 ) -> AsyncGenerator[Member, None]:
     """Run a member for the duration of the block. Without `executes_runs` it only accepts messages."""
     pubsub, cache = [open_valkey(Secret(redis_url) if redis_url else None) for _ in range(2)]
     histories = HistoryCache(ValkeyCache(cache) if cache is not None else None)
-    cluster = Cluster(url, schema=schema, concurrency=concurrency, valkey=pubsub)
+    cluster = Cluster(url, schema=schema, concurrency=concurrency, valkey=pubsub, heartbeat_timeout=heartbeat_timeout)
     store = PostgresStore(url, schema=schema, transaction_hook=cluster.enqueue_and_notify, history_cache=histories)
     await store.open()
     async with AsyncExitStack() as stack:

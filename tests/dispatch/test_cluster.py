@@ -283,6 +283,20 @@ def test_cluster_of_another_tenant_is_rejected_when_the_atlas_is_built(url: str,
     Atlas(agents, tenant="t0", dispatcher=Cluster(url, schema=schema, tenant="t0"))
 
 
+async def test_new_leader_reassigns_runs_before_a_heartbeat_could_be_missed(url: str, schema: str) -> None:
+    async with (
+        asyncio.timeout(TIMEOUT),
+        member(url, schema, Scripted(), executes_runs=False) as front,
+        await psycopg.AsyncConnection.connect(url, autocommit=True) as connection,
+    ):
+        stream = front.atlas.send("go", session="s")
+        await stream.accepted()
+        await connection.execute(f"SET search_path = {schema}".encode())
+        await connection.execute("DELETE FROM procrastinate_jobs")
+        async with member(url, schema, Scripted(says("Done.")), heartbeat_timeout=10 * TIMEOUT):
+            assert (await stream.reply()).text == "Done."
+
+
 async def test_election_ends_although_a_broken_connection_replaces_the_cancellation(url: str) -> None:
     elected = asyncio.Event()
 

@@ -148,4 +148,4 @@ def _text(frames: list[dict[str, Any]]) -> list[str]:
 
 async def test_random_kills_lose_and_repeat_nothing() -> None:
     report = await chaos(24, seed=2, kills=4, delay=1.5)
-    assert (report.lost, report.repeated, report.orphaned, report.failed) == (0, 0, 0, []), report
+    assert (report.lost, report.repeated, report.orphaned, report.silent, report.failed) == (0, 0, 0, 0, []), report

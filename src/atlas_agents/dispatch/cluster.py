@@ -31,6 +31,8 @@ _POLL_INTERVAL = 15.0
 _VALKEY_POLL_INTERVAL = 5.0
 """Polling interval in seconds behind Valkey: a process that dies between a commit and its publication has notified
 no one, and a member without Valkey does not receive the message."""
+_RECONNECT_TIME = 3.0
+"""Seconds within which live workers reconnect and send a heartbeat after the database was unreachable."""
 _NOTIFY_MANY = "SELECT pg_notify(%s, payload) FROM unnest(%s::text[]) AS payload"
 _NOTIFY = "SELECT pg_notify(%(channel)s, %(payload)s)"
 
@@ -251,11 +253,12 @@ class Cluster:
 
     async def _lead_tick(self, connection: psycopg.AsyncConnection[Any]) -> None:
         """Look for dead workers, unless the database was down recently: after an outage every heartbeat is late, so the
-        leader waits until live workers had time to send one."""
+        leader waits until live workers had time to send one. A leader that has just started cannot tell, and waits
+        too."""
         self._ticks += 1
         if self._ticks % _BACKLOG_TICKS == 1:
             self.backlog = await read_backlog(connection, schema=self._schema, tenant=self._tenant)
-        if self._postgres.connected_for > self._queue.heartbeat_timeout:
+        if self._postgres.connected_for > min(self._queue.heartbeat_timeout, _RECONNECT_TIME):
             with suppress(ConnectorException):
                 await self._reassign_lost_runs(connection)
 
