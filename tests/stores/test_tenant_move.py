@@ -1,0 +1,283 @@
+"""Moving a tenant between two Postgres databases while it is written to, with a kill after each step."""
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeAlias, get_args
+
+import psycopg
+import pytest
+from postgres_server import PostgresServer
+from store_helpers import TENANT, everything, one_of_each
+
+import fork_server
+from atlas_agents import StoreError
+from atlas_agents.core.errors import StoreLost
+from atlas_agents.core.messages import new_id
+from atlas_agents.core.store import (
+    OPEN,
+    AcceptRun,
+    AddAudit,
+    AddEvents,
+    AddJournal,
+    AddMessage,
+    ClaimRun,
+    Document,
+    DropSession,
+    Passage,
+    PutDocument,
+    PutSession,
+    ReserveEvents,
+    SetRun,
+)
+from atlas_agents.storage.postgres import PostgresStore
+from atlas_agents.storage.tenant_move import (
+    DERIVED_TABLES,
+    MOVED_TABLES,
+    MoveStep,
+    TenantMove,
+    abort_move,
+    delete_moved,
+    move_tenant,
+)
+from checks import TIMEOUT, wait_until
+
+pytestmark = pytest.mark.slow
+PROGRAM = str(Path(__file__).parent / "move_process.py")
+STEPS: tuple[MoveStep, ...] = get_args(MoveStep)
+BEFORE_SWITCH: tuple[MoveStep, ...] = STEPS[: STEPS.index("opened")]
+OTHER = "other"
+Opened: TypeAlias = Callable[[str], Awaitable[PostgresStore]]
+
+
+@pytest.fixture
+async def databases(postgres_server: PostgresServer) -> tuple[str, str]:
+    """Two databases of their own."""
+    names = ["d" + new_id().replace("-", "") for _ in range(2)]
+    source, target = [await asyncio.to_thread(postgres_server.made, name) for name in names]
+    return source, target
+
+
+@pytest.fixture
+async def opened() -> AsyncGenerator[Opened]:
+    stores: list[PostgresStore] = []
+
+    async def open_store(url: str) -> PostgresStore:
+        store = PostgresStore(url, retry_timeout=0.1)
+        await store.open()
+        stores.append(store)
+        return store
+
+    yield open_store
+    for store in stores:
+        await store.close()
+
+
+async def run_turn(store: PostgresStore, n: int) -> None:
+    """Write a turn as a worker does. Parts that an earlier attempt has written are not written again."""
+    run, session = f"run{n}", f"s{n % 3}"
+    _, row = await store.commit(TENANT, [PutSession(session), AcceptRun(run, session, "a", idempotency_key=f"k{n}")])
+    if (await store.run(TENANT, run)) is None or row.status not in OPEN:
+        return
+    (epoch,) = await store.commit(TENANT, [ClaimRun(run)])
+    seen = {step.kind for step in await store.journal(TENANT, run)}
+    if "reply" not in seen:
+        step = AddJournal(run, epoch, "reply", "1", b"{}")
+        await store.commit(TENANT, [step, AddMessage(session, f"m{n}", b'{"role":"user"}', run), AddAudit(b'{"n":1}')])
+    (last,) = await store.commit(TENANT, [ReserveEvents(run, 2, epoch)])
+    await store.commit(TENANT, [AddEvents(run, ((last - 1, b"{}"), (last, b"{}")), epoch)])
+    await store.commit(TENANT, [SetRun(run, epoch, "done")])
+
+
+class Writer:
+    """Runs turns one after the other, at whichever database the tenant is; `done` are those that were acknowledged."""
+
+    def __init__(self, *stores: PostgresStore) -> None:
+        self._stores = stores
+        self.done: list[int] = []
+
+    async def run(self) -> None:
+        for store in itertools.cycle(self._stores):
+            with suppress(StoreLost):  # the tenant is not there
+                while True:
+                    await run_turn(store, len(self.done))
+                    self.done.append(len(self.done))
+
+    async def wait_for_turns(self, count: int) -> None:
+        goal = len(self.done) + count
+        await wait_until(lambda: len(self.done) >= goal)
+
+
+@asynccontextmanager
+async def writing(*stores: PostgresStore) -> AsyncGenerator[Writer]:
+    writer = Writer(*stores)
+    task = asyncio.create_task(writer.run())
+    try:
+        yield writer
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def dump(url: str, tenant: str = TENANT) -> dict[str, list[Any]]:
+    """Return all rows of a tenant, without numbers that a database assigns."""
+    found: dict[str, list[Any]] = {}
+    async with await psycopg.AsyncConnection.connect(url) as connection:
+        for table in MOVED_TABLES:
+            hidden = "- 'id'" if table == "passages" else ""
+            query = f"SELECT to_jsonb(t) {hidden} AS r FROM atlas.{table} t WHERE tenant = %s ORDER BY r"
+            found[table] = await (await connection.execute(query.encode(), (tenant,))).fetchall()
+    return found
+
+
+async def check_complete(store: PostgresStore, writer: Writer) -> None:
+    """Check that every acknowledged turn is there exactly once, and that the chains are intact."""
+    sessions = await store.sessions(TENANT)
+    runs = {row.id: row for session in sessions for row in await store.runs(TENANT, session.key)}
+    assert {runs[f"run{n}"].status for n in writer.done} == {"done"}
+    messages = [row.id for session in sessions for row in await store.messages(TENANT, session.key)]
+    assert len(messages) == len(set(messages))
+    assert {f"m{n}" for n in writer.done} <= set(messages)
+    assert await store.verify_audit(TENANT) is None
+    for n in writer.done:
+        steps = await store.journal(TENANT, f"run{n}")
+        assert [step.seq for step in steps] == [1]
+
+
+async def test_every_table_of_a_tenant_is_moved_or_derived(databases: tuple[str, str], opened: Opened) -> None:
+    await opened(databases[0])
+    async with await psycopg.AsyncConnection.connect(databases[0]) as connection:
+        query = """SELECT table_name FROM information_schema.columns
+            WHERE table_schema = 'atlas' AND column_name = 'tenant'"""
+        tables = {name for (name,) in await (await connection.execute(query)).fetchall()}
+    assert tables == {*MOVED_TABLES, *DERIVED_TABLES}
+
+
+async def test_tenant_has_the_same_rows_after_the_move(databases: tuple[str, str], opened: Opened) -> None:
+    source, target = [await opened(url) for url in databases]
+    passages = (Passage("Title", "some text", vector=b"\0<" * 4),)
+    document = PutDocument(Document("knowledge", "d1", "c", hash="h", model="m", passages=1), passages)
+    for tenant in (TENANT, OTHER):
+        await source.commit(tenant, [*one_of_each(), document])
+        await source.commit(tenant, [PutSession("old"), AddMessage("old", "x", b"{}")])
+    before = await everything(source), await dump(databases[0]), await dump(databases[0], OTHER)
+    move = TenantMove(TENANT, *databases)
+    result = await move_tenant(move)
+    assert (result.rows, result.changes) == (sum(map(len, before[1].values())), 0)
+    assert await everything(target) == before[0]
+    assert (await dump(databases[1]), await dump(databases[0], OTHER)) == before[1:]
+    assert not any((await dump(databases[1], OTHER)).values())
+    with pytest.raises(StoreLost, match="tenant acme is in another database"):
+        await source.commit(TENANT, [PutSession("new")])
+    await target.commit(TENANT, [PutSession("new"), DropSession("old"), AddAudit(b"{}")])
+    await source.commit(OTHER, [PutSession("new")])
+    assert await move_tenant(move) == type(result)()
+    assert await delete_moved(move) >= result.rows
+    assert not any((await dump(databases[0])).values())
+    with pytest.raises(StoreLost):
+        await source.commit(TENANT, [PutSession("new")])
+
+
+async def test_turns_continue_while_their_tenant_moves_there_and_back(
+    databases: tuple[str, str], opened: Opened
+) -> None:
+    source, target = [await opened(url) for url in databases]
+    steps: list[str] = []
+    async with asyncio.timeout(TIMEOUT), writing(source, target) as writer:
+        await writer.wait_for_turns(3)
+        result = await move_tenant(TenantMove(TENANT, *databases, on_step=steps.append))
+        await writer.wait_for_turns(3)
+        await delete_moved(TenantMove(TENANT, *databases))
+        await move_tenant(TenantMove(TENANT, databases[1], databases[0]))
+        await writer.wait_for_turns(3)
+    assert tuple(steps) == STEPS[:-1]
+    assert result.pause < TenantMove(TENANT, *databases).max_pause
+    await check_complete(source, writer)
+    with pytest.raises(StoreLost):
+        await target.commit(TENANT, [PutSession("s")])
+
+
+@pytest.mark.parametrize("step", STEPS[:-1])
+async def test_move_that_is_killed_continues(step: str, databases: tuple[str, str], opened: Opened) -> None:
+    source, target = [await opened(url) for url in databases]
+    async with asyncio.timeout(TIMEOUT), writing(source, target) as writer:
+        await writer.wait_for_turns(3)
+        process = await fork_server.start(PROGRAM, *databases, "atlas", TENANT, step)
+        assert await process.wait() == -9
+        if step not in ("fenced", "complete"):  # the tenant is at one of the two
+            await writer.wait_for_turns(3)
+        await wait_until(lambda: _move_again(databases))
+        await writer.wait_for_turns(3)
+    await check_complete(target, writer)
+    with pytest.raises(StoreLost):
+        await source.commit(TENANT, [PutSession("s")])
+
+
+async def _move_again(databases: tuple[str, str]) -> bool:
+    """Continue the move, once the server has noticed that the killed process is gone."""
+    try:
+        await move_tenant(TenantMove(TENANT, *databases))
+    except StoreError as error:
+        assert "another process is moving" in str(error)
+        return False
+    return True
+
+
+class StopMove(Exception):
+    pass
+
+
+def stop_at(last: str) -> Callable[[MoveStep], None]:
+    def on_step(step: MoveStep) -> None:
+        if step == last:
+            raise StopMove
+
+    return on_step
+
+
+@pytest.mark.parametrize("step", BEFORE_SWITCH)
+async def test_aborted_move_leaves_the_tenant_where_it_was(
+    step: str, databases: tuple[str, str], opened: Opened
+) -> None:
+    source, target = [await opened(url) for url in databases]
+    async with asyncio.timeout(TIMEOUT), writing(source) as writer:
+        await writer.wait_for_turns(2)
+        with pytest.raises(StopMove):
+            await move_tenant(TenantMove(TENANT, *databases, on_step=stop_at(step)))
+        if step == "complete":  # an error during the pause lifts the fence
+            await writer.wait_for_turns(2)
+        with pytest.raises(StoreLost):
+            await target.commit(TENANT, [PutSession("s")])
+        await abort_move(TenantMove(TENANT, *databases))
+        await writer.wait_for_turns(2)
+    await check_complete(source, writer)
+    assert not any((await dump(databases[1])).values())
+    await target.commit(TENANT, [PutSession("s")])
+
+
+async def test_moves_that_contradict_each_other_are_refused(
+    databases: tuple[str, str], opened: Opened, postgres_server: PostgresServer
+) -> None:
+    third = await asyncio.to_thread(postgres_server.made, "d" + new_id().replace("-", ""))
+    source, target, _ = [await opened(url) for url in (*databases, third)]
+    await source.commit(TENANT, one_of_each())
+    await target.commit(OTHER, one_of_each())
+    await source.commit(OTHER, one_of_each())
+    with pytest.raises(StoreError, match="same database"):
+        await move_tenant(TenantMove(TENANT, databases[0], databases[0]))
+    with pytest.raises(StoreError, match="already has rows of tenant 'other' in the table sessions"):
+        await move_tenant(TenantMove(OTHER, *databases))
+    with pytest.raises(StopMove):
+        await move_tenant(TenantMove(TENANT, *databases, on_step=stop_at("copied")))
+    one, other = databases
+    for wrong_source, wrong_target in ((one, third), (other, third), (third, other), (other, one)):
+        with pytest.raises(StoreError, match="complete or abort that move first"):
+            await move_tenant(TenantMove(TENANT, wrong_source, wrong_target))
+    await move_tenant(TenantMove(TENANT, *databases))
+    with pytest.raises(StoreError, match="complete or abort that move first"):
+        await move_tenant(TenantMove(TENANT, databases[0], third))
+    with pytest.raises(StoreError, match="at the target already"):
+        await abort_move(TenantMove(TENANT, *databases))
