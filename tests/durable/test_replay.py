@@ -1,6 +1,8 @@
 """Replay: a stored run is run again from its journal, without models and tools, and the first difference is named."""
 
 import asyncio
+import base64
+import json
 import multiprocessing
 import socket
 import sqlite3
@@ -12,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 import msgspec
 import pytest
@@ -30,6 +33,7 @@ from atlas_agents import (
     Question,
     RetryPolicy,
     Rule,
+    Text,
     ToolCall,
     ToolContext,
     tool,
@@ -568,6 +572,60 @@ async def test_hooks_are_not_asked_again() -> None:
     assert msgspec.json.decode(intent.payload)["arguments"] == {"n": 7}
     asked.clear()
     assert (await replayed(store, run, interceptors=[guard])).same and asked == []
+
+
+SECRET = 'tiger in "the" 7 woods/+é'
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        base64.b64encode(f"ana:{SECRET}".encode()).decode(),
+        base64.urlsafe_b64encode(SECRET.encode()).decode(),
+        quote(SECRET, safe=""),
+        quote_plus(SECRET),
+        json.dumps({"echo": SECRET}),
+        SECRET.encode().hex(),
+    ],
+    ids=["base64", "base64url", "url", "form", "json", "hex"],
+)
+async def test_saved_run_has_no_secret_in_another_encoding(written: str, tmp_path: Path) -> None:
+    @tool(effect="pure")
+    async def log_in(password: str) -> str:
+        """Log in."""
+        return f"accepted {written}."
+
+    model = Scripted(calls("log_in", password=SECRET), says(f"I sent {written}."))
+    store, run = await record(models=[model], tools=(log_in,), message=f"Log in with {written}")
+    agents, path = build(store, tools=(log_in,)), tmp_path / "test_login.py"
+    await save_case(await RunRecord.read(store, run), agents, path, AgentSource("agents"))
+    saved = path.with_suffix(".json").read_text()
+    encoded = written if "{" not in written else json.dumps(written)[1:-1]
+    assert encoded.strip("{}") not in saved and SECRET not in json.dumps(json.loads(saved), ensure_ascii=False)
+    assert saved.count("[REDACTED]") >= 4 and (await replay(path.with_suffix(".json"), agents)).same
+
+
+async def test_secret_that_is_split_over_parts_is_removed(tmp_path: Path) -> None:
+    first, second = "The password is tiger-in-", "the-7-woods, as you know."
+    message = Message("user", (Text(first), Text(second)))
+    store, run = await record(says("Thank you."), message=message)
+    agents, path = build(store), tmp_path / "test_split.py"
+    agents.keep_secret(Secret("tiger-in-the-7-woods"))
+    await save_case(await RunRecord.read(store, run), agents, path, AgentSource("agents"))
+    saved = path.with_suffix(".json").read_text()
+    assert "The password is [REDACTED], as you know." in saved and "the-7-woods" not in saved
+    assert (await replay(path.with_suffix(".json"), agents)).same
+
+
+async def test_secret_in_the_metadata_of_the_session_is_removed(tmp_path: Path) -> None:
+    store = MemoryStore()
+    async with build(store, says("Done.")) as atlas:
+        await atlas.sessions.put("default", metadata={"api_key": "tiger-in-the-7-woods", "size": "large"})
+        await atlas.ask("Hello")
+    agents, path = build(store), tmp_path / "test_metadata.py"
+    await save_case(await RunRecord.read(store, (await last_run(store)).id), agents, path, AgentSource("agents"))
+    saved = path.with_suffix(".json").read_text()
+    assert "tiger" not in saved and "large" in saved
 
 
 async def test_saved_run_has_no_secret_in_any_field_of_its_data(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from atlas_agents.core.store import (
 from atlas_agents.storage.hash_chain import find_journal_break
 from atlas_agents.tools.audit import AuditEntry
 from atlas_agents.tools.journal import EndRecord, HookRecord, SteerRecord, read_answering_run, read_first_messages
-from atlas_agents.tools.redact import REDACTED, find_secrets
+from atlas_agents.tools.redact import Redactor, find_secrets
 
 T = TypeVar("T")
 FORMAT = 1
@@ -369,30 +369,60 @@ _DATA = frozenset(("arguments", "edited_arguments", "result", "metadata", "turn_
 def redact_record(record: RunRecord, hide: Callable[[Any], Any]) -> RunRecord:
     """Return the record without secrets: `hide` is applied to everything that people, models and tools wrote.
 
-    A value that is a secret by its name, such as a password in the arguments of a call, is removed wherever it occurs.
-    Shared states are left out, because a replay does not use them.
+    A value that is a secret by its name, such as a password in the arguments of a call, is removed wherever it occurs,
+    also in URL, JSON, hex and base64 encoding. Shared states are left out, because a replay does not use them.
     """
     steps = tuple([step for step in record.steps if step.kind != "state"])
     whole: Any = msgspec.json.decode(encode(msgspec.structs.replace(record, steps=steps, texts={})))
-    secrets = sorted(set(_named_secrets(whole)), key=len, reverse=True)
+    copy = _RedactedRecord(hide, _named_secrets(whole))
+    cleaned = msgspec.json.decode(encode(copy.clean(whole)), type=RunRecord)
+    return msgspec.structs.replace(cleaned, texts={key: copy.hide_text(text) for key, text in record.texts.items()})
 
-    def hide_text(text: str) -> str:
-        for secret in secrets:
-            text = text.replace(secret, REDACTED)
-        return str(hide(text))
 
-    def clean(value: Any, name: str = "", data: bool = False) -> Any:
+class _RedactedRecord:
+    """Copies the parts of a record without secrets."""
+
+    def __init__(self, hide: Callable[[Any], Any], secrets: Sequence[str]) -> None:
+        self._hide, self._named = hide, Redactor(secrets, environment={})
+
+    def hide_text(self, text: str) -> str:
+        return str(self._hide(self._named.remove_known(text)))
+
+    def clean(self, value: Any, name: str = "", data: bool = False) -> Any:
         """Return a value without secrets; in data of tools and callers, names of fields are texts like any other."""
         if isinstance(value, dict):
-            found = cast(dict[str, Any], hide(value) if name in _DATA and not data else value)
+            found = cast(dict[str, Any], self._hide(value) if name in _DATA and not data else value)
             inside = data or name in _DATA
-            return {hide_text(key) if inside else key: clean(item, key, inside) for key, item in found.items()}
+            hide_key = self.hide_text if inside else str
+            return {hide_key(key): self.clean(item, key, inside) for key, item in found.items()}
         if isinstance(value, list):
-            return [clean(item, _name_in_list(name), data) for item in cast(list[Any], value)]
-        return hide_text(value) if isinstance(value, str) and (data or name not in _IDENTIFIERS) else value
+            items = cast(list[Any], value)
+            return self._join_texts(items, [self.clean(item, _name_in_list(name), data) for item in items])
+        return self.hide_text(value) if isinstance(value, str) and (data or name not in _IDENTIFIERS) else value
 
-    cleaned = msgspec.json.decode(encode(clean(whole)), type=RunRecord)
-    return msgspec.structs.replace(cleaned, texts={key: hide_text(text) for key, text in record.texts.items()})
+    def _join_texts(self, items: list[Any], cleaned: list[Any]) -> list[Any]:
+        """Return the cleaned parts of a message; its texts are joined if a secret is split over several of them."""
+        places = [at for at, item in enumerate(items) if _text_of(item) is not None]
+        if len(places) < 2:
+            return cleaned
+        whole = self.hide_text("".join([_text_of(items[at]) or "" for at in places]))
+        if whole == "".join([_text_of(cleaned[at]) or "" for at in places]):
+            return cleaned
+        first, *others = places
+        return [
+            {**cast(dict[str, Any], item), "text": whole} if at == first else item
+            for at, item in enumerate(cleaned)
+            if at not in others
+        ]
+
+
+def _text_of(part: Any) -> str | None:
+    """Return the text of a text part of a message; None if it is something else."""
+    match part:
+        case {"type": "text", "text": str(text)}:
+            return text
+        case _:
+            return None
 
 
 def _named_secrets(value: Any, name: str = "") -> list[str]:
