@@ -25,6 +25,8 @@ class CollectedSpan(NamedTuple):
     attributes: dict[str, Any]
     failed: bool
     service: str
+    state: str
+    """The tracestate."""
 
 
 class Collector:
@@ -66,6 +68,7 @@ class Collector:
                         {each.key: _value(each.value) for each in span.attributes},
                         span.status.code == 2,
                         service,
+                        span.trace_state,
                     )
                     self.spans.append(found)
         with self._changed:
@@ -98,15 +101,15 @@ def _value(value: AnyValue) -> Any:
 
 
 @contextmanager
-def collector() -> Generator[Collector]:
-    """Run a collector on a free port of this machine."""
+def collector(status: int = 200) -> Generator[Collector]:
+    """Run a collector on a free port of this machine; it answers with this status."""
     collected = Collector()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["content-length"]))
             (collected.add_spans if self.path.endswith("/v1/traces") else collected.add_metrics)(body)
-            self.send_response(200)
+            self.send_response(status)
             self.send_header("content-type", "application/x-protobuf")
             self.send_header("content-length", "0")
             self.end_headers()

@@ -2,10 +2,12 @@
 
 import asyncio
 import socket
-import time
+import sys
+from collections import Counter
 from collections.abc import AsyncGenerator, Generator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -16,8 +18,10 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
 from atlas_agents import (
+    Agent,
     Answer,
     Approvals,
     Atlas,
@@ -28,10 +32,12 @@ from atlas_agents import (
     OpenTelemetry,
     ProviderError,
     Request,
+    Schedule,
     ToolContext,
     tool,
 )
-from atlas_agents.core.telemetry import current_span, read_traceparent
+from atlas_agents.builtin_tools.team import delegate_task
+from atlas_agents.core.telemetry import current_span, read_trace_context
 from atlas_agents.storage.sqlite import MemoryStore, SqliteStore
 from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, says
 from checks import TIMEOUT, wait_until
@@ -223,6 +229,51 @@ async def test_turn_belongs_to_the_trace_of_its_caller(sdk: Exporting) -> None:
         await atlas.ask("Hi", traceparent="nonsense")
 
 
+async def test_tracestate_is_exported_and_reaches_tools_and_delegated_jobs(sdk: Exporting) -> None:
+    seen: list[str] = []
+
+    @tool(effect="pure")
+    async def look(context: ToolContext) -> str:
+        """Look."""
+        seen.append(f"{context.traceparent[:35]} {context.tracestate}")
+        return "seen"
+
+    delegation = calls("delegate_task", task_description="Look.", target_agent="helper")
+    chief = Agent("chief", model=Scripted(delegation, says("Asked."), says("Thanks.")), tools=[delegate_task])
+    helper = Agent("helper", model=Scripted(calls("look"), says("Seen.")), tools=[look])
+    async with Atlas([chief, helper], store=MemoryStore(), telemetry=sdk.telemetry()) as atlas, atlas.jobs.running():
+        await atlas.ask("Go", traceparent=CALLER, tracestate="vendor=1")
+        (job,) = await atlas.jobs.list()
+        await atlas.jobs.ended(job.id)
+    assert seen == [f"{CALLER[:35]} vendor=1"]
+    assert {span.state for span in sdk.flush().spans if span.trace_id == CALLER[3:35]} == {"vendor=1"}
+
+
+@pytest.mark.parametrize(("ratio", "recorded"), [(1.0, True), (0.0, False)])
+async def test_scheduled_job_starts_a_trace_that_its_delegations_belong_to(
+    sdk: Exporting, ratio: float, recorded: bool
+) -> None:
+    """The sampler decides about the whole trace, as it does about one that a turn starts."""
+    sdk.tracers.sampler = ParentBased(TraceIdRatioBased(ratio))
+    delegation = calls("delegate_task", task_description="Look.", target_agent="helper")
+    chief = Agent("chief", model=Scripted(delegation, says("Asked."), says("Thanks.")), tools=[delegate_task])
+    helper = Agent("helper", model=Scripted(says("Seen.")))
+    async with Atlas([chief, helper], store=MemoryStore(), telemetry=sdk.telemetry()) as atlas, atlas.jobs.running():
+        await atlas.jobs.schedules.add(Schedule("daily", "@daily", "chief", "Ask the helper."))
+        job = await atlas.jobs.schedules.run("daily")
+        await atlas.jobs.ended(job.id)
+        (delegated,) = [each for each in await atlas.jobs.list() if each.kind == "delegation"]
+        await atlas.jobs.ended(delegated.id)
+        assert delegated.traceparent[-2:] == ("01" if recorded else "00")
+    collected = sdk.flush()
+    assert bool(collected.spans) is recorded
+    if recorded:
+        root, below = collected.one("run_job chief"), collected.one("run_job helper")
+        assert (root.parent_id, below.trace_id) == ("", root.trace_id)
+        known = {span.span_id for span in collected.spans}
+        assert [span.name for span in collected.spans if span.parent_id not in known] == ["run_job chief"]
+
+
 async def test_spans_and_log_ids_of_a_tool_are_below_its_call(sdk: Exporting) -> None:
     seen: list[str] = []
 
@@ -318,17 +369,69 @@ async def test_metrics_count_tokens_cost_times_and_outcomes(sdk: Exporting) -> N
     assert sum(point.as_double for point in found["atlas.usage.cost"]) > 0
 
 
-async def test_collector_that_is_down_does_not_delay_a_turn() -> None:
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{closed.getsockname()[1]}"
-    with exporting(url) as sdk:
-        atlas = in_memory_atlas(Scripted(*[says("Hi.")] * 51), telemetry=sdk.telemetry())
-        await atlas.ask("Hi")
-        began = time.monotonic()
-        for _ in range(50):
-            assert (await atlas.ask("Hi")).text == "Hi."
-        assert time.monotonic() - began < TIMEOUT / 4
+@contextmanager
+def broken_collector(how: str) -> Generator[str]:
+    """Yield the URL of a collector that refuses connections, accepts them and never answers, or fails."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        if how == "hangs":
+            listening.listen(64)
+            yield url
+            return
+    if how == "refuses":
+        yield url
+        return
+    with collector(status=503) as failing:
+        yield failing.url
+
+
+async def observe_turns(count: int, telemetry: OpenTelemetry | None) -> list[tuple[str, ...]]:
+    """Return the types of the events of some turns with a tool call, and their answers."""
+    replies = [reply for _ in range(count) for reply in (calls("weather", city="Lima"), says("Sunny."))]
+    atlas, found = in_memory_atlas(Scripted(*replies), [weather], telemetry=telemetry), list[tuple[str, ...]]()
+    for number in range(count):
+        stream = atlas.send("Hi", session=str(number))
+        events = [event.type async for event in stream]
+        found.append((*events, (await stream.reply()).text))
+    return found
+
+
+@pytest.mark.parametrize("how", ["refuses", "hangs", "fails"])
+async def test_broken_collector_changes_no_turn_and_does_not_delay_the_end(how: str) -> None:
+    """More spans than a batch has: the exporter tries to send while turns run, and the turns do not wait for it."""
+    turns = 100
+    expected = await observe_turns(turns, None)
+    with broken_collector(how) as url:
+        sdk = Exporting(url)
+        async with asyncio.timeout(TIMEOUT):
+            assert await observe_turns(turns, sdk.telemetry()) == expected
+            await asyncio.to_thread(sdk.shutdown)
+
+
+async def test_turn_without_telemetry_creates_nothing_for_it() -> None:
+    """Only the calls that time a model's reply remain, as many for a long answer as for a short one."""
+
+    def count(frame: FrameType, event: str, argument: object) -> None:
+        file = frame.f_code.co_filename
+        if event == "call" and (file.endswith("core/telemetry.py") or "/opentelemetry/" in file):
+            called[frame.f_code.co_name] += 1
+
+    found: list[Counter[str]] = []
+    for words in (2, 200):
+        called = Counter[str]()
+        atlas = in_memory_atlas(Scripted(calls("weather", city="Lima"), says("word " * words)), [weather])
+        sys.setprofile(count)
+        try:
+            await atlas.ask("Hi")
+        finally:
+            sys.setprofile(None)
+        found.append(called)
+    short, long = found
+    assert short == long and long.total() <= 36
+    creates = {"start", "set", "fail", "event", "_request", "usage_attributes", "_derive", "_format_trace_context"}
+    assert not creates & set(long)
+    assert not [name for name in long if name.startswith(("record_", "capture"))]
 
 
 @pytest.mark.parametrize(
@@ -348,7 +451,27 @@ async def test_collector_that_is_down_does_not_delay_a_turn() -> None:
     ],
 )
 def test_traceparent_of_others_is_read_as_the_standard_says(given: object, read: str) -> None:
-    assert read_traceparent(given) == read
+    assert read_trace_context(given) == read
+    assert read_trace_context(given, "a=1") == (f"{read} a=1" if read else "")
+
+
+@pytest.mark.parametrize(
+    ("given", "read"),
+    [
+        ("vendor=t61rcWkgMzE,other@tenant=a b", "vendor=t61rcWkgMzE,other@tenant=a b"),
+        (" a=1 ,, b=2\t", "a=1,b=2"),
+        ("a=1,a=2", ""),
+        ("a=1,no value", ""),
+        ("A=1", ""),
+        ("a=1\r\nx: y", ""),
+        ("a=é", ""),
+        (",".join(f"k{number}=1" for number in range(33)), ""),
+        (f"a=1,long={'x' * 200},b={'y' * 250},c={'z' * 100}", f"a=1,long={'x' * 200},c={'z' * 100}"),
+        (7, ""),
+    ],
+)
+def test_tracestate_of_others_is_read_as_the_standard_says(given: object, read: str) -> None:
+    assert read_trace_context(CALLER, given) == f"{CALLER} {read}".rstrip()
 
 
 async def test_turn_that_the_sampler_leaves_out_records_nothing_but_passes_its_context_on(sdk: Exporting) -> None:

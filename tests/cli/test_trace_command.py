@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import socket
 import sqlite3
 from collections.abc import Awaitable, Callable
 from contextlib import closing
@@ -111,6 +112,18 @@ def test_setting_sends_the_turns_of_a_command_to_a_collector(home: Home) -> None
     assert turn.service == "atlas" and len(collected.tree(turn.trace_id)) == 3
     assert "gen_ai.client.token.usage" in collected.metrics
     assert "hello" not in str([span.attributes for span in collected.spans])
+
+
+def test_collector_that_never_answers_does_not_delay_the_end_of_a_command(home: Home) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        home.env |= {"ATLAS_TELEMETRY": "otel", "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint}
+        home.env["OTEL_EXPORTER_OTLP_TIMEOUT"] = "600"
+        asking = home.start("ask", "hello")
+        output, _ = asking.communicate(timeout=TIMEOUT)
+    assert asking.returncode == 0 and output.strip()
 
 
 def test_trace_names_runs_that_are_unknown_or_ambiguous(home: Home) -> None:

@@ -1,4 +1,4 @@
-"""Telemetry of the gateway: a `traceparent` is accepted at every entry; metrics, and log lines with their trace."""
+"""Telemetry of the gateway: a trace context is accepted at every entry; metrics, and log lines with their trace."""
 
 import io
 import json
@@ -20,6 +20,7 @@ from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, says
 from checks import TIMEOUT
 
 CALLER = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+STATE = "vendor=t61rcWkgMzE,other@tenant=1"
 logger = logging.getLogger("atlas_agents.test")
 
 
@@ -28,12 +29,14 @@ class Seen:
 
     def __init__(self) -> None:
         self.found: list[str] = []
+        self.states: list[str] = []
 
     def atlas(self, turns: int, **options: Any) -> Atlas:
         @tool(effect="pure")
         async def look(context: ToolContext) -> str:
             """Look."""
             self.found.append(context.traceparent)
+            self.states.append(context.tracestate)
             logger.warning("looked")
             return "seen"
 
@@ -41,13 +44,14 @@ class Seen:
         return in_memory_atlas(Scripted(*replies), [look], store=MemoryStore(), **options)
 
 
-async def test_traceparent_is_accepted_at_every_entry(tmp_path: Path) -> None:
+async def test_trace_context_is_accepted_at_every_entry(tmp_path: Path) -> None:
     seen = Seen()
-    async with serve_gateway(tmp_path, seen.atlas(6)) as gateway, connect_client(gateway) as client:
-        sent = await client.get("chat.send", sessionKey="s", message="Go", traceparent=CALLER)
+    async with serve_gateway(tmp_path, seen.atlas(7)) as gateway, connect_client(gateway) as client:
+        sent = await client.get("chat.send", sessionKey="s", message="Go", traceparent=CALLER, tracestate=STATE)
         await client.get("chat.wait", runId=sent["runId"])
-        await client.get("tools.invoke", name="look", arguments={}, traceparent=CALLER)
-        headers = {"authorization": f"Bearer {main_token(gateway)}", "traceparent": CALLER}
+        await client.get("tools.invoke", name="look", arguments={}, traceparent=CALLER, tracestate=STATE)
+        token = main_token(gateway)
+        headers = {"authorization": f"Bearer {token}", "traceparent": CALLER, "tracestate": STATE}
         body: dict[str, Any] = {"model": "assistant", "messages": [{"role": "user", "content": "Go"}]}
         async with aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}", headers=headers) as http:
             async with http.post("/v1/chat/completions", json=body) as answer:
@@ -57,7 +61,10 @@ async def test_traceparent_is_accepted_at_every_entry(tmp_path: Path) -> None:
             malformed = {"traceparent": "00-nonsense"}
             async with http.post("/v1/chat/completions", json=body, headers=malformed) as answer:
                 assert answer.status == 200
-        assert seen.found == [CALLER] * 4 + [""]
+            async with http.post("/v1/chat/completions", json=body, headers={"tracestate": "no state"}) as answer:
+                assert answer.status == 200
+        assert seen.found == [*[CALLER] * 4, "", CALLER]
+        assert seen.states == [*[STATE] * 4, "", ""]
 
 
 @pytest.mark.parametrize(
@@ -79,16 +86,16 @@ async def test_invalid_traceparent_is_refused(tmp_path: Path, traceparent: str) 
 async def test_traceparent_of_an_ag_ui_client_is_accepted(tmp_path: Path) -> None:
     seen = Seen()
     async with serve_gateway(tmp_path, seen.atlas(1)) as gateway, open_page(gateway) as page:
-        await page.run("Go", headers={"traceparent": CALLER})
-    assert seen.found == [CALLER]
+        await page.run("Go", headers={"traceparent": CALLER, "tracestate": STATE})
+    assert (seen.found, seen.states) == ([CALLER], [STATE])
 
 
 async def test_submitted_job_belongs_to_the_trace_of_its_client(tmp_path: Path) -> None:
     seen = Seen()
     async with serve_gateway(tmp_path, seen.atlas(1)) as gateway, connect_client(gateway) as client:
-        job = await client.get("jobs.submit", task="Go", traceparent=CALLER)
+        job = await client.get("jobs.submit", task="Go", traceparent=CALLER, tracestate=STATE)
         await gateway.hub.atlas.jobs.ended(job["jobId"])
-    assert seen.found == [CALLER]
+    assert (seen.found, seen.states) == ([CALLER], [STATE])
 
 
 async def test_log_lines_of_a_turn_have_its_trace(tmp_path: Path) -> None:

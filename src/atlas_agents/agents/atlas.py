@@ -305,6 +305,7 @@ class Atlas:
         deps: Any = None,
         metadata: Mapping[str, Any] | None = None,
         traceparent: str = "",
+        tracestate: str = "",
     ) -> Message:
         """Run one turn and return the answer.
 
@@ -322,6 +323,7 @@ class Atlas:
             deps=deps,
             metadata=metadata,
             traceparent=traceparent,
+            tracestate=tracestate,
         )
         if idempotency_key or when_busy == "interrupt":
             stream = self.start_turn(message, options, session=session, agent_id=agent_id, user=user)
@@ -352,6 +354,7 @@ class Atlas:
         client_tools: ClientTools | Sequence[ClientTool] | None = None,
         chain: Chain = NO_CHAIN,
         traceparent: str = "",
+        tracestate: str = "",
     ) -> AtlasStream:
         """Start one turn and return its stream; `await stream.accepted()` waits until the message is accepted.
 
@@ -377,6 +380,7 @@ class Atlas:
                 the event `tool:pending` names.
             chain: The delegation that the turn belongs to.
             traceparent: Trace context (W3C) that the turn belongs to; by default the current span, if there is one.
+            tracestate: What tracing systems added to that trace context (W3C); an invalid one is dropped.
         """
         options = read_options(
             output=output,
@@ -393,6 +397,7 @@ class Atlas:
             client_tools=client_tools,
             chain=chain,
             traceparent=traceparent,
+            tracestate=tracestate,
         )
         return self.start_turn(message, options, session=session, agent_id=agent_id, user=user)
 
@@ -436,6 +441,7 @@ class Atlas:
         idempotency_key: str = "",
         asks: bool = True,
         traceparent: str = "",
+        tracestate: str = "",
     ) -> ToolResult:
         """Call a tool of an agent without its model and return the result, also if the call is refused or fails.
 
@@ -451,6 +457,7 @@ class Atlas:
             idempotency_key=idempotency_key,
             asks=asks,
             traceparent=traceparent,
+            tracestate=tracestate,
         )
         return runner.tool_call_result(await _reply_or_cancel(stream))
 
@@ -465,11 +472,14 @@ class Atlas:
         idempotency_key: str = "",
         asks: bool = True,
         traceparent: str = "",
+        tracestate: str = "",
     ) -> AtlasStream:
         """Start a tool call like `invoke` and return its stream, whose reply holds the result."""
         message, stream = runner.tool_call_message(tool, arguments), AtlasStream(new_id())
         call = runner.tool_call_for(stream.stream_id, tool, arguments)
-        options = read_options(idempotency_key=idempotency_key, asks=asks, call=call, traceparent=traceparent)
+        options = read_options(
+            idempotency_key=idempotency_key, asks=asks, call=call, traceparent=traceparent, tracestate=tracestate
+        )
         own = runner.tool_call_session(user, stream.stream_id, idempotency_key)
         target: str | Conversation = session or (own if self._runtime.store is not None else Conversation(id=own))
         run = self._runner.create(target, agent_id, options, user=user, stream=stream)
@@ -596,6 +606,7 @@ class Atlas:
         deps: Any = None,
         metadata: Mapping[str, Any] | None = None,
         traceparent: str = "",
+        tracestate: str = "",
     ) -> RunResult[T]:
         """Run one turn and return everything it produced; `result.output` has the type that `output=…` asks for.
 
@@ -619,6 +630,7 @@ class Atlas:
             deps=deps,
             metadata=metadata,
             traceparent=traceparent,
+            tracestate=tracestate,
         )
         if last is not None:
             agent_id, options = self._choose_agents(last, agent_id, options)

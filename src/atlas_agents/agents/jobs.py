@@ -20,7 +20,7 @@ from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core import errors, store
 from atlas_agents.core.aio import Alarm, BackgroundTasks
 from atlas_agents.core.messages import UNTRUSTED, Message, user
-from atlas_agents.core.telemetry import AGENT_ID, JOB_ATTEMPTS, JOB_ID, JOB_KIND, JOB_STATE, job_traceparent
+from atlas_agents.core.telemetry import AGENT_ID, JOB_ATTEMPTS, JOB_ID, JOB_KIND, JOB_STATE, Span, job_traceparent
 from atlas_agents.core.tenancy import TeamServices
 from atlas_agents.tools.limits import Ticker
 
@@ -305,13 +305,20 @@ class JobExecutor:
         """Return the trace context of the turns of a job: the span of the job, or only that of the asker."""
         if self._turns.telemetry.otel is None:
             return job.traceparent or msgspec.UNSET
-        return job_traceparent(job.id, job.traceparent)
+        return job_traceparent(job.id, job.traceparent or self._start_span(job).traceparent)
 
     def _record_end(self, job: store.JobRow) -> None:
         """Record the whole job as a span, whichever processes worked on it."""
+        span = self._start_span(job)
+        if job.state != "done":
+            span.fail(job.state)
+        span.end((job.ended_at or job.created_at) / 1000)
+
+    def _start_span(self, job: store.JobRow) -> Span:
+        """Start the span of a job. Without one of the asker, it begins a trace, and the sampler decides about it."""
         named = {JOB_ID: job.id, JOB_KIND: job.kind, JOB_STATE: job.state, JOB_ATTEMPTS: job.attempts}
-        seed, ended = ("job", job.id), (job.ended_at or job.created_at) / 1000
-        span = self._turns.telemetry.start(
+        seed = ("job", job.id)
+        return self._turns.telemetry.start(
             f"run_job {job.agent_id}",
             {AGENT_ID: job.agent_id, **named},
             parent=job.traceparent,
@@ -320,9 +327,6 @@ class JobExecutor:
             seed=seed,
             trace_seed=seed,
         )
-        if job.state != "done":
-            span.fail(job.state)
-        span.end(ended)
 
     async def _parent_ended(self, job: store.JobRow) -> bool:
         parent = await self._store.job(self._tenant, job.parent) if job.parent else None

@@ -141,7 +141,7 @@ class TurnOptions(msgspec.Struct, frozen=True):
     client_tools: ClientTools | msgspec.UnsetType = msgspec.UNSET
     """Tools that the caller of the turn runs."""
     traceparent: str | msgspec.UnsetType = msgspec.UNSET
-    """Trace context of the caller (W3C traceparent), so that the turn belongs to its trace."""
+    """Trace context of the caller (W3C), so that the turn belongs to its trace; see `read_trace_context`."""
     has_deps: bool | msgspec.UnsetType = msgspec.UNSET
     """Whether the stored turn was sent with `deps`."""
     history: tuple[Message, ...] = ()

@@ -70,7 +70,7 @@ from atlas_agents.core.messages import (
     user,
 )
 from atlas_agents.core.store import AcceptRun, PutRecord, RunRow, RunStatus
-from atlas_agents.core.telemetry import RESUMED, RUN_STATUS, TurnMeasurement, check_traceparent, usage_attributes
+from atlas_agents.core.telemetry import RESUMED, RUN_STATUS, TurnMeasurement, check_trace_context, usage_attributes
 from atlas_agents.providers.base import Price, Prices, Provider
 from atlas_agents.providers.failover import ContextLimit, Failover, TurnProvider
 from atlas_agents.providers.settings import GivenSettings, read_settings
@@ -198,6 +198,7 @@ def read_options(
     metadata: Mapping[str, Any] | None = None,
     client_tools: ClientTools | Sequence[ClientTool] | None = None,
     traceparent: str = "",
+    tracestate: str = "",
     **others: Any,
 ) -> TurnOptions:
     """Convert the arguments of a turn to its options; an argument that is None is not set."""
@@ -208,7 +209,7 @@ def read_options(
         budget=msgspec.UNSET if budget is None else read_budgets(budget, ("turn",)),
         metadata=_read_metadata(metadata),
         client_tools=_read_client_tools(client_tools),
-        traceparent=check_traceparent(traceparent) if traceparent else msgspec.UNSET,
+        traceparent=check_trace_context(traceparent, tracestate) if traceparent else msgspec.UNSET,
         **others,
     )
 

@@ -1,5 +1,6 @@
 """Open everything that a gateway or worker needs from settings."""
 
+import asyncio
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from atlas_agents.gateway.cluster import ClusterMembership
 
 logger = logging.getLogger(__name__)
+_TELEMETRY_TIMEOUT = 5.0
 
 
 class ClusterConfig:
@@ -377,14 +379,23 @@ def _open_telemetry(settings: Settings, opening: AsyncExitStack) -> OpenTelemetr
             "opentelemetry-exporter-otlp-proto-http"
         ) from error
     resource = Resource.create({} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "atlas"})
-    tracers = TracerProvider(resource=resource)
+    tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
     tracers.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    meters = MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter())], resource)
+    readers = [PeriodicExportingMetricReader(OTLPMetricExporter())]
+    meters = MeterProvider(readers, resource, shutdown_on_exit=False)
     trace.set_tracer_provider(tracers)
     metrics.set_meter_provider(meters)
-    for provider in (tracers, meters):
-        opening.push_async_callback(run_in_thread, provider.shutdown)  # sends what is left
+    opening.push_async_callback(_shut_down_telemetry, tracers, meters)
     return OpenTelemetry(capture_content=settings.telemetry_content, tracer_provider=tracers, meter_provider=meters)
+
+
+async def _shut_down_telemetry(*providers: Any) -> None:
+    """Send what is left. A collector that does not answer loses it, and does not delay the end of the process."""
+    try:
+        async with asyncio.timeout(_TELEMETRY_TIMEOUT):
+            await asyncio.gather(*[run_in_thread(provider.shutdown) for provider in providers])
+    except TimeoutError:
+        logger.warning("last telemetry not sent: the collector did not answer within %g s", _TELEMETRY_TIMEOUT)
 
 
 def _shared_limiter(settings: Settings, store: Store) -> SharedRateLimiter | None:

@@ -344,7 +344,7 @@ class JobRow(msgspec.Struct, frozen=True):
     seq: int = 0
     """Position among all jobs of the tenant."""
     traceparent: str = ""
-    """Trace context of the call or the client that asked for it."""
+    """Trace context of the call or the client that asked for it; see `core.telemetry.read_trace_context`."""
 
 
 class Schedule(msgspec.Struct, frozen=True):

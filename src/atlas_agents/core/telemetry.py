@@ -81,9 +81,14 @@ QUEUE_METRIC = "atlas.run.queue_time"
 _PROVIDER_NAMES = {"google": "gcp.gemini", "mistral": "mistral_ai", "xai": "x_ai", "moonshot": "moonshot_ai"}
 """Well-known values of `gen_ai.provider.name` that differ from the id of the provider."""
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")
+_STATE_MEMBER = re.compile(
+    r"[a-z0-9][a-z0-9_\-*/]{0,255}(@[a-z][a-z0-9_\-*/]{0,13})?=[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]"
+)
+_MAX_STATE, _MAX_GIVEN_STATE, _MAX_MEMBERS, _LONG_MEMBER = 512, 20_000, 32, 128
 _NO_TRACE, _NO_PARENT = "0" * 32, "0" * 16
 _SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 _TOKENS = tuple(4**power for power in range(14))
+_MAX_KNOWN = 1000
 MAX_CONTENT = 20_000
 """Most characters of a text that is captured."""
 Attributes: TypeAlias = dict[str, Any]
@@ -96,25 +101,56 @@ FindSecrets: TypeAlias = Callable[[Any], list[str]]
 _wanted_ids: "ContextVar[tuple[int, int] | None]" = ContextVar("atlas_span_ids", default=None)
 
 
-def read_traceparent(text: object) -> str:
-    """Return a valid traceparent in its current version; empty for anything else, which starts a new trace."""
-    match = _TRACEPARENT.fullmatch(text.strip()) if isinstance(text, str) and len(text) < 200 else None
+def read_trace_context(traceparent: object, tracestate: object = "") -> str:
+    """Return the trace context of a caller (W3C) as one text; empty if it is invalid, which starts a new trace.
+
+    It is the traceparent in its current version, followed by a space and the tracestate, if there is a valid one.
+    """
+    short = isinstance(traceparent, str) and len(traceparent) < 200
+    match = _TRACEPARENT.fullmatch(traceparent.strip()) if isinstance(traceparent, str) and short else None
     if match is None or match[1] == _NO_TRACE or match[2] == _NO_PARENT or match[0].startswith("ff"):
         return ""
     if match[0].startswith("00") and match[4]:
         return ""
-    return f"00-{match[1]}-{match[2]}-{match[3]}"
+    return f"00-{match[1]}-{match[2]}-{match[3]} {read_tracestate(tracestate)}".rstrip()
 
 
-def check_traceparent(text: str) -> str:
-    """Return a traceparent; raises ConfigError if it is invalid."""
-    found = read_traceparent(text)
+def read_tracestate(text: object) -> str:
+    """Return a tracestate without empty members, shortened to 512 characters; empty if a member is invalid."""
+    if not isinstance(text, str) or len(text) > _MAX_GIVEN_STATE:
+        return ""
+    members = [member for each in text.split(",") if (member := each.strip(" \t"))]
+    names = {member.partition("=")[0] for member in members}
+    if len(members) > _MAX_MEMBERS or len(names) < len(members) or not all(map(_STATE_MEMBER.fullmatch, members)):
+        return ""
+    while len(",".join(members)) > _MAX_STATE:
+        members.remove(next((each for each in reversed(members) if len(each) > _LONG_MEMBER), members[-1]))
+    return ",".join(members)
+
+
+def split_trace_context(context: str) -> dict[str, str]:
+    """Return the fields that pass a trace context on, `traceparent` and `tracestate`, as far as it has them."""
+    traceparent, _, tracestate = context.partition(" ")
+    found = {"traceparent": traceparent, "tracestate": tracestate}
+    return {name: value for name, value in found.items() if value}
+
+
+def check_trace_context(traceparent: str, tracestate: str = "") -> str:
+    """Return a trace context; raises ConfigError if its traceparent is invalid."""
+    found = read_trace_context(traceparent, tracestate)
     if not found:
         raise ConfigError(
-            f"invalid traceparent {text!r}: expected '00-<32 hex digits>-<16 hex digits>-<2 hex digits>' (W3C "
+            f"invalid traceparent {traceparent!r}: expected '00-<32 hex digits>-<16 hex digits>-<2 hex digits>' (W3C "
             "Trace Context)"
         )
     return found
+
+
+def _format_trace_context(span: "otel_trace.SpanContext") -> str:
+    if not span.is_valid:
+        return ""
+    found = f"00-{span.trace_id:032x}-{span.span_id:016x}-{span.trace_flags & 1:02x}"
+    return f"{found} {span.trace_state.to_header()}" if span.trace_state else found
 
 
 def _derive(size: int, *parts: str) -> int:
@@ -207,7 +243,11 @@ class Span:
 
     __slots__ = ()
     recording = False
-    traceparent = ""
+
+    @property
+    def traceparent(self) -> str:
+        """The trace context that is passed on; see `read_trace_context`."""
+        return ""
 
     def set(self, attributes: Mapping[str, Any]) -> None:
         """Set attributes."""
@@ -257,16 +297,20 @@ def trace_fields() -> dict[str, str]:
 class CallerSpan(Span):
     """The span of a caller, which is only passed on."""
 
-    __slots__ = ("traceparent",)
+    __slots__ = ("_traceparent",)
 
     def __init__(self, traceparent: str) -> None:
-        self.traceparent = traceparent
+        self._traceparent = traceparent
+
+    @property
+    def traceparent(self) -> str:
+        return self._traceparent
 
 
 class OtelSpan(Span):
     """A span of OpenTelemetry that is being recorded."""
 
-    __slots__ = ("_clock", "_ended", "_otel", "_span", "_token", "context", "recording", "traceparent")
+    __slots__ = ("_clock", "_ended", "_otel", "_span", "_token", "_traceparent", "context", "recording")
 
     def __init__(
         self, otel: "OpenTelemetry", span: "otel_trace.Span", context: "otel_context.Context", clock: Clock
@@ -279,8 +323,13 @@ class OtelSpan(Span):
         self._ended = False
         self.recording = span.is_recording()
         """False for a span that the sampler left out: nothing below it is recorded either."""
-        found = span.get_span_context()
-        self.traceparent = f"00-{found.trace_id:032x}-{found.span_id:016x}-{found.trace_flags & 1:02x}"
+        self._traceparent = ""
+
+    @property
+    def traceparent(self) -> str:
+        if not self._traceparent:
+            self._traceparent = _format_trace_context(self._span.get_span_context())
+        return self._traceparent
 
     def set(self, attributes: Mapping[str, Any]) -> None:
         self._span.set_attributes(attributes)
@@ -402,7 +451,7 @@ class OpenTelemetry:
         found = self._trace.get_current_span().get_span_context()
         if not found.is_valid:
             return _current.get().traceparent
-        return f"00-{found.trace_id:032x}-{found.span_id:016x}-{found.trace_flags & 1:02x}"
+        return _format_trace_context(found)
 
     def start(
         self,
@@ -410,20 +459,24 @@ class OpenTelemetry:
         attributes: Attributes,
         clock: Clock,
         *,
-        parent: "str | OtelSpan" = "",
+        parent: str | Span = "",
         ids: tuple[int, int] | None = None,
         kind: SpanKind = "INTERNAL",
         at: float | None = None,
     ) -> Span:
         """Internal: start a span below `parent`, or a new trace. `ids` are derived ids of the trace and the span."""
-        context = parent.context if isinstance(parent, OtelSpan) else self._remote_context(parent)
-        token: Token[tuple[int, int] | None] = _wanted_ids.set(ids)
+        if isinstance(parent, OtelSpan):
+            context = parent.context
+        else:
+            context = self._remote_context(parent if isinstance(parent, str) else parent.traceparent)
+        token: Token[tuple[int, int] | None] | None = _wanted_ids.set(ids) if ids is not None else None
         try:
             span = self._find_tracer().start_span(
                 name, context, self._kinds[kind], attributes, start_time=int((at or clock.time()) * 1e9)
             )
         finally:
-            _wanted_ids.reset(token)
+            if token is not None:
+                _wanted_ids.reset(token)
         return OtelSpan(self, span, self._trace.set_span_in_context(span), clock)
 
     def _remote_context(self, traceparent: str) -> "otel_context.Context":
@@ -432,7 +485,8 @@ class OpenTelemetry:
         if not traceparent:
             return context
         flags = trace.TraceFlags(int(traceparent[53:55], 16))
-        above = trace.SpanContext(int(traceparent[3:35], 16), int(traceparent[36:52], 16), True, flags)
+        state = trace.TraceState.from_header([traceparent[56:]]) if len(traceparent) > 56 else None
+        above = trace.SpanContext(int(traceparent[3:35], 16), int(traceparent[36:52], 16), True, flags, state)
         return trace.set_span_in_context(trace.NonRecordingSpan(above), context)
 
 
@@ -458,26 +512,47 @@ class OtelMetrics:
         self._queued = seconds(QUEUE_METRIC, "Time from the acceptance of a turn to its start.")
         self._cost = meter.create_counter(COST_METRIC, unit="USD", description="Cost of model calls.")
 
+        from opentelemetry import context
+
+        self._quiet = context.set_value("atlas.no_exemplar", True, context.Context())
+        """A context without a span, for measurements that need no exemplar; an empty one counts as none given."""
+        self._known: dict[tuple[str, ...], Attributes] = {}
+
+    def _attributes(self, *parts: str) -> Attributes:
+        """Return the attributes of these names and values, the same dict each time; values that are empty are left
+        out."""
+        found = self._known.get(parts)
+        if found is None:
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            pairs = zip(parts[::2], parts[1::2], strict=True)
+            found = self._known[parts] = {name: value for name, value in pairs if value}
+        return found
+
     def record_model(self, call: ModelMeasurement) -> None:
-        model = call.model.partition("/")[2]
-        attributes = {OPERATION: "chat", PROVIDER: provider_name(call.model), REQUEST_MODEL: model}
-        self._models.record(call.seconds, {**attributes, ERROR_TYPE: call.error} if call.error else attributes)
+        provider, _, model = call.model.partition("/")
+        named = (OPERATION, "chat", PROVIDER, provider_name(provider), REQUEST_MODEL, model or provider)
+        attributes = self._attributes(*named)
+        self._models.record(
+            call.seconds, self._attributes(*named, ERROR_TYPE, call.error) if call.error else attributes
+        )
         if call.first_chunk is not None:
             self._first_chunks.record(call.first_chunk, attributes)
         if not call.error:
-            self._tokens.record(call.usage.input_tokens, {**attributes, TOKEN_TYPE: "input"})
-            self._tokens.record(call.usage.output_tokens, {**attributes, TOKEN_TYPE: "output"})
+            usage = call.usage
+            self._tokens.record(usage.input_tokens, self._attributes(*named, TOKEN_TYPE, "input"), self._quiet)
+            self._tokens.record(usage.output_tokens, self._attributes(*named, TOKEN_TYPE, "output"), self._quiet)
         if call.usage.cost:
-            self._cost.add(call.usage.cost, attributes)
+            self._cost.add(call.usage.cost, attributes, self._quiet)
 
     def record_tool(self, call: ToolMeasurement) -> None:
-        attributes = {OPERATION: "execute_tool", TOOL_NAME: call.tool, TOOL_STATUS: call.status}
-        self._tools.record(call.seconds, {**attributes, ERROR_TYPE: call.error} if call.error else attributes)
+        named = (OPERATION, "execute_tool", TOOL_NAME, call.tool, TOOL_STATUS, call.status, ERROR_TYPE, call.error)
+        self._tools.record(call.seconds, self._attributes(*named))
 
     def record_turn(self, turn: TurnMeasurement) -> None:
-        attributes = {OPERATION: "invoke_agent", AGENT_NAME: turn.agent}
-        self._turns.record(turn.seconds, {**attributes, RUN_STATUS: turn.status})
-        self._queued.record(turn.queued, attributes)
+        named = (OPERATION, "invoke_agent", AGENT_NAME, turn.agent)
+        self._turns.record(turn.seconds, self._attributes(*named, RUN_STATUS, turn.status))
+        self._queued.record(turn.queued, self._attributes(*named), self._quiet)
 
 
 class Telemetry:
@@ -512,8 +587,7 @@ class Telemetry:
         if self.otel is None:
             return NO_SPAN
         ids = (_derive(16, *trace_seed) if trace_seed else 0, _derive(8, *seed)) if seed else None
-        above = parent if isinstance(parent, str | OtelSpan) else ""
-        return self.otel.start(name, attributes, self.clock, parent=above, ids=ids, kind=kind, at=at)
+        return self.otel.start(name, attributes, self.clock, parent=parent, ids=ids, kind=kind, at=at)
 
     def capture(self, span: Span, name: str, content: Any, arguments: Iterable[Any], secrets: set[str]) -> None:
         """Set an attribute to content without its secrets, if content is captured.
@@ -546,10 +620,10 @@ class Telemetry:
 
 
 def job_traceparent(job_id: str, given: str) -> str:
-    """Return the traceparent of the span of a job, which its turns are below."""
+    """Return the trace context of the span of a job, which its turns are below."""
     trace = given[3:35] if given else f"{_derive(16, 'job', job_id):032x}"
     flags = given[53:55] if given else "01"
-    return f"00-{trace}-{_derive(8, 'job', job_id):016x}-{flags}"
+    return f"00-{trace}-{_derive(8, 'job', job_id):016x}-{flags}{given[55:]}"
 
 
 class TurnTrace:
@@ -625,7 +699,7 @@ class TurnTrace:
     def _innermost(self) -> Span:
         if self._pending is not None:
             self._start_round(self._pending)
-        return self.round if self.round.traceparent else self.span
+        return self.round if self.round is not NO_SPAN else self.span
 
     def next_round(self) -> None:
         """Start the round of the next model call."""
@@ -645,7 +719,7 @@ class TurnTrace:
         self._pending = None
         self.round = self.telemetry.start(
             f"round {self.number}",
-            {ROUND: self.number, RUN_ID: self._run_id},
+            {ROUND: self.number},
             parent=self.span,
             at=at,
             seed=("round", self._run_id, str(self.number)),

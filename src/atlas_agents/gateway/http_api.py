@@ -30,7 +30,7 @@ from atlas_agents.core.approvals import Question
 from atlas_agents.core.errors import BadArguments, BadTool, ConfigError, Conflict, NotFound
 from atlas_agents.core.events import ClientToolsCalled, Event, StreamChunk, ToolCalled
 from atlas_agents.core.messages import Message
-from atlas_agents.core.telemetry import read_traceparent
+from atlas_agents.core.telemetry import read_trace_context
 from atlas_agents.gateway.asgi import ApiRoute, JsonResponse, Operation, get_grant
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.devices import REMEMBERED_SECONDS, describe_browser, read_cookie, set_cookie
@@ -324,7 +324,8 @@ def short_header(request: Request, name: str) -> str:
 
 def trace_of(request: Request) -> str | msgspec.UnsetType:
     """Return the trace context of a request; one that is invalid is ignored, as W3C Trace Context requires."""
-    return read_traceparent(request.headers.get("traceparent")) or msgspec.UNSET
+    given = [request.headers.get("traceparent"), ",".join(request.headers.getlist("tracestate"))]
+    return read_trace_context(*given) or msgspec.UNSET
 
 
 class PendingRequest:

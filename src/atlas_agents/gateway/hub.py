@@ -665,11 +665,11 @@ class Hub:
         arguments: dict[str, Any],
         *,
         idempotency_key: str = "",
-        traceparent: str = "",
+        trace_context: str = "",
     ) -> AtlasStream:
         """Start a tool call and return when it is stored, in a session of its own that is archived from the start."""
         self.check_accepting()
-        user = grant.principal.id
+        user, (traceparent, _, tracestate) = grant.principal.id, trace_context.partition(" ")
         session = grant.prefix + tool_call_session(user, new_id(), idempotency_key)
         await self.quotas.check(session, sessions=1, messages=1, archived=True)
         await self.atlas.sessions.put(session, label=tool[:80], archived=True)
@@ -681,6 +681,7 @@ class Hub:
             session=session,
             idempotency_key=idempotency_key,
             traceparent=traceparent,
+            tracestate=tracestate,
         )
         if (await stream.accepted()).status in _NEW:
             self.runs.follow(stream, "")

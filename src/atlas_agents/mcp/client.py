@@ -27,7 +27,17 @@ from atlas_agents.core.errors import AtlasError, ConfigError, ToolFailed, Transi
 from atlas_agents.core.http import backoff
 from atlas_agents.core.messages import Image
 from atlas_agents.core.paths import SettingLookup
-from atlas_agents.core.telemetry import MCP_METHOD, MCP_SERVER, OPERATION, TOOL_NAME, Attributes, Span, current_span
+from atlas_agents.core.telemetry import (
+    MCP_METHOD,
+    MCP_SERVER,
+    NO_SPAN,
+    OPERATION,
+    TOOL_NAME,
+    Attributes,
+    Span,
+    current_span,
+    split_trace_context,
+)
 from atlas_agents.mcp.callbacks import ActiveCalls, Elicitation, SampleModel, Sampling
 from atlas_agents.mcp.config import DiscoveredTool, ServerConfig, ServerProgram, resource_tools, reveal_invisible
 from atlas_agents.mcp.programs import build_command, choose_sandbox, describe_program
@@ -225,6 +235,8 @@ async def call(
 
 def _start_span(tool: DiscoveredTool, arguments: dict[str, Any], server: str) -> Span:
     """Start the span of a request; its name has the tool or the prompt, not the URI of a resource."""
+    if not current_span().recording:
+        return NO_SPAN
     method, name = _METHODS[tool.kind], tool.name if tool.kind == "tool" else ""
     attributes: Attributes = {MCP_METHOD: method, MCP_SERVER: server}
     if name:
@@ -233,9 +245,8 @@ def _start_span(tool: DiscoveredTool, arguments: dict[str, Any], server: str) ->
 
 
 def _trace_meta() -> Any:
-    """Return the trace context for `_meta`; the SDK replaces it with its own span, if that is recorded."""
-    traceparent = current_span().traceparent
-    return {"traceparent": traceparent} if traceparent else None
+    """Return the trace context for `_meta` (SEP-414); the SDK replaces it with its own span, if that is recorded."""
+    return split_trace_context(current_span().traceparent) or None
 
 
 async def _call_tool(session: McpSession, name: str, arguments: dict[str, Any], progress: Any) -> Any:
@@ -275,7 +286,7 @@ async def _list_resources(session: McpSession, name: str, arguments: dict[str, A
 
 
 async def _read_resource(session: McpSession, name: str, arguments: dict[str, Any], progress: Any) -> Any:
-    send: Any = partial(session.read_resource, arguments["uri"])
+    send: Any = partial(session.read_resource, arguments["uri"], meta=_trace_meta())
     found = (await _request_with_input(session, send)).contents
     contents = _convert_blocks([types.EmbeddedResource(type="resource", resource=each) for each in found])
     return contents[0] if len(contents) == 1 else contents
@@ -286,7 +297,7 @@ async def _list_prompts(session: McpSession, name: str, arguments: dict[str, Any
 
 
 async def _get_prompt(session: McpSession, name: str, arguments: dict[str, Any], progress: Any) -> Any:
-    send: Any = partial(session.get_prompt, arguments["name"], arguments.get("arguments"))
+    send: Any = partial(session.get_prompt, arguments["name"], arguments.get("arguments"), meta=_trace_meta())
     prompt = await _request_with_input(session, send)
     contents = _convert_blocks([each.content for each in prompt.messages])
     return [{"role": each.role, "content": content} for each, content in zip(prompt.messages, contents, strict=True)]

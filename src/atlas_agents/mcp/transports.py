@@ -37,6 +37,7 @@ from pydantic import AnyUrl, BaseModel, ValidationError
 from atlas_agents.builtin_tools.sandbox.process import ProcessIO, Sandbox, SandboxCommand, SandboxProcess
 from atlas_agents.core.errors import ConfigError, SandboxUnavailable
 from atlas_agents.core.paths import make_private_folder, write_file
+from atlas_agents.core.telemetry import read_trace_context, split_trace_context
 from atlas_agents.mcp.config import OAuthClient, ServerEntry
 
 logger = logging.getLogger(__name__)
@@ -257,6 +258,8 @@ class _LimitedTransport(httpx2.AsyncHTTPTransport):
         self._explain_refusal = explain_refusal
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
+        if request.method == "POST":
+            await _add_trace_context(request)
         try:
             response = await super().handle_async_request(request)
         except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
@@ -274,9 +277,26 @@ class _LimitedTransport(httpx2.AsyncHTTPTransport):
         return response
 
 
+class _SentParams(msgspec.Struct):
+    meta: dict[str, Any] = msgspec.field(default_factory=dict[str, Any], name="_meta")
+
+
 class _SentMessage(msgspec.Struct):
     method: str = ""
     id: int | str | None = None
+    params: _SentParams = msgspec.field(default_factory=_SentParams)
+
+
+async def _add_trace_context(request: httpx2.Request) -> None:
+    """Send the trace context of a message as headers, too, for proxies and servers that only read those.
+
+    It is taken from the message: the request is made by a task that all calls of the session share.
+    """
+    body = await request.aread()
+    if b'"traceparent"' in body and "traceparent" not in request.headers:
+        meta = _decode_sent(body).params.meta
+        found = read_trace_context(meta.get("traceparent"), meta.get("tracestate"))
+        request.headers.update(split_trace_context(found))
 
 
 def _decode_sent(body: bytes) -> _SentMessage:

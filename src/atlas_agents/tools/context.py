@@ -174,7 +174,7 @@ else:
     Deps = TypeVar("Deps")
 _COPIED = (
     *("conversation", "agent", "run_id", "call_id", "tenant_id", "metadata", "user", "approved", "chain"),
-    *("traceparent", "untrusted"),
+    *("traceparent", "tracestate", "untrusted"),
 )
 
 
@@ -206,6 +206,7 @@ class ToolContext(Generic[Deps]):
         reserve: Function that reserves tokens of the budget.
         chain: Delegations that led to this turn.
         traceparent: Trace context of the call (W3C), to pass on to other services; empty outside of a trace.
+        tracestate: What tracing systems added to that trace context (W3C), to pass on with it.
         team_services: Users and jobs; None without a store.
         writes: Where rows are collected that are stored together with the result.
         deps: What the caller passed as `deps=…`.
@@ -228,7 +229,7 @@ class ToolContext(Generic[Deps]):
             "call_id",
         ),
         *("chain", "conversation", "idempotency_key", "metadata", "team_services", "run_id", "tenant_id"),
-        *("traceparent", "untrusted", "user"),
+        *("traceparent", "tracestate", "untrusted", "user"),
     )
 
     def __init__(
@@ -252,6 +253,7 @@ class ToolContext(Generic[Deps]):
         reserve: Callable[[int], Awaitable[None]] = _reject_reservation,
         chain: Chain = NO_CHAIN,
         traceparent: str = "",
+        tracestate: str = "",
         team_services: TeamServices | None = None,
         writes: list[Write] | None = None,
         deps: Any = _InWorker,
@@ -269,6 +271,7 @@ class ToolContext(Generic[Deps]):
         self.user = user
         self.chain = chain
         self.traceparent = traceparent
+        self.tracestate = tracestate
         self.team_services = team_services
         self._report = report
         self._in_thread = False

@@ -587,6 +587,7 @@ class ToolCallExecution:
 
     def _tool_context(self, approved: Approved) -> ToolContext:
         scope = self._scope
+        traceparent, _, tracestate = (self._span.traceparent or scope.trace.traceparent).partition(" ")
         return ToolContext(
             conversation=scope.conversation,
             agent=scope.agent,
@@ -606,7 +607,8 @@ class ToolCallExecution:
             reserve=self._reserve_tokens,
             user=scope.actor.user,
             chain=scope.chain,
-            traceparent=self._span.traceparent or scope.trace.traceparent,
+            traceparent=traceparent,
+            tracestate=tracestate,
             team_services=scope.governance.team_services,
             writes=self._writes,
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 from atlas_agents.core.errors import BadArguments, LimitExceeded, ToolFailed
 from atlas_agents.core.store import PRIORITIES, AddJob, JobRow, Priority
+from atlas_agents.core.telemetry import read_trace_context
 from atlas_agents.core.tenancy import TeamServices
 from atlas_agents.tools.context import ToolContext
 from atlas_agents.tools.tool import tool
@@ -85,7 +86,7 @@ async def delegate_task(
         asker_session=context.conversation.id,
         asker_agent=context.agent.id,
         due_at=now,
-        traceparent=context.traceparent,
+        traceparent=read_trace_context(context.traceparent, context.tracestate),
         deadline=_earlier(parse_deadline(deadline, now) if deadline.strip() else None, context.chain.deadline),
     )
     context.add_write(AddJob(job, services.delegation.jobs))

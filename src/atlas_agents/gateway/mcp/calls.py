@@ -27,7 +27,7 @@ from atlas_agents.core.events import ApprovalAnswered, ApprovalAsked, Event, Too
 from atlas_agents.core.json import encode
 from atlas_agents.core.messages import File, Image, Message, ToolResult, extract_images, new_id, user
 from atlas_agents.core.store import OPEN, RunRow, RunStatus
-from atlas_agents.core.telemetry import read_traceparent
+from atlas_agents.core.telemetry import read_trace_context
 from atlas_agents.core.text import wire_name
 from atlas_agents.gateway.auth import Grant
 from atlas_agents.gateway.hub import Hub
@@ -123,7 +123,8 @@ class CallClient:
         self._ctx = ctx
         self.gone = gone
         """Set when the client has closed the connection of the call."""
-        self.traceparent = read_traceparent((ctx.meta or {}).get("traceparent"))
+        meta = ctx.meta or {}
+        self.trace_context = read_trace_context(meta.get("traceparent"), meta.get("tracestate"))
         self._is_modern = ctx.protocol_version in MODERN_PROTOCOL_VERSIONS
         levels = allowed_log_levels(ctx.protocol_version, ctx.meta)
         self._levels = levels if self._is_modern else _levels_from(level)
@@ -225,7 +226,7 @@ class McpCall:
             if target is not None:
                 return await self._start_turn(target, arguments)
         return await self._hub.call_tool(
-            self._grant, agent, name, arguments, idempotency_key=self._key, traceparent=self._client.traceparent
+            self._grant, agent, name, arguments, idempotency_key=self._key, trace_context=self._client.trace_context
         )
 
     async def _start_turn(self, agent: Agent, arguments: dict[str, Any]) -> AtlasStream:
@@ -238,7 +239,7 @@ class McpCall:
             session=self._grant.prefix + name,
             user=self._grant.principal.id,
             options=TurnOptions(
-                idempotency_key=f"mcp:{self._key}", traceparent=self._client.traceparent or msgspec.UNSET
+                idempotency_key=f"mcp:{self._key}", traceparent=self._client.trace_context or msgspec.UNSET
             ),
         )
         return stream

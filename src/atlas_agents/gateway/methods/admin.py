@@ -19,6 +19,7 @@ from atlas_agents.core.errors import ConfigError, NotFound
 from atlas_agents.core.json import encode
 from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import UsageKey, UsageRow
+from atlas_agents.core.telemetry import read_trace_context
 from atlas_agents.core.tenancy import Plan, User, check_not_owner, check_plan_name
 from atlas_agents.core.text import list_known, one_line
 from atlas_agents.evaluation.report import (
@@ -740,9 +741,9 @@ async def invoke_tool(caller: ClientConnection, params: wire.ToolsInvoke) -> wir
     if agent is None:
         raise hub.unknown_agent(params.agent_id or "")
     key = params.idempotency_key or ""
-    trace = params.traceparent or ""
+    trace = read_trace_context(params.traceparent, params.tracestate)
     stream = await hub.call_tool(
-        caller.grant, agent, params.name, params.arguments, idempotency_key=key, traceparent=trace
+        caller.grant, agent, params.name, params.arguments, idempotency_key=key, trace_context=trace
     )
     result = tool_call_result(await stream.reply())
     return wire.Called(stream.stream_id, result.status, result.result, result.error)

@@ -15,6 +15,7 @@ from atlas_agents.core.errors import BadArguments, BadTool, ConfigError, Conflic
 from atlas_agents.core.events import Usage
 from atlas_agents.core.messages import TIMING, UNTRUSTED, Message, Text, user
 from atlas_agents.core.store import JournalKind, JournalRow, RunRow
+from atlas_agents.core.telemetry import read_trace_context
 from atlas_agents.core.text import one_line
 from atlas_agents.gateway import convert
 from atlas_agents.gateway.connection import ClientConnection
@@ -84,7 +85,7 @@ async def send_message(caller: ClientConnection, params: wire.ChatSend) -> wire.
             idempotency_key=params.idempotency_key or "",
             budget=_read_budget(params.budget),
             client_tools=_read_client_tools(hub, params.client_tools),
-            traceparent=params.traceparent or msgspec.UNSET,
+            traceparent=read_trace_context(params.traceparent, params.tracestate) or msgspec.UNSET,
         ),
     )
     if caller.grant.allows("read"):

@@ -9,6 +9,7 @@ from atlas_agents.builtin_tools.team import parse_deadline
 from atlas_agents.core.errors import BadArguments, Conflict, NotFound
 from atlas_agents.core.messages import new_id
 from atlas_agents.core.store import PRIORITIES, JobRow, Schedule
+from atlas_agents.core.telemetry import read_trace_context
 from atlas_agents.core.text import list_known
 from atlas_agents.gateway.connection import ClientConnection
 from atlas_agents.gateway.convert import agent_model
@@ -80,7 +81,7 @@ async def submit_job(caller: ClientConnection, params: wire.JobsSubmit) -> wire.
         user=grant.principal.id,
         due_at=now,
         deadline=_deadline(params.deadline, now),
-        traceparent=params.traceparent or hub.atlas.telemetry.incoming(""),
+        traceparent=hub.atlas.telemetry.incoming(read_trace_context(params.traceparent, params.tracestate)),
     )
     return wire.JobSubmitted(id, job_shape(await hub.atlas.jobs.add(job), grant.prefix))
 

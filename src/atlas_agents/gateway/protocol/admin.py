@@ -975,6 +975,7 @@ class ToolsInvoke(types.WireStruct, frozen=True):
     agent_id: str | None = None
     idempotency_key: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
     traceparent: types.Traceparent | None = None
+    tracestate: types.Tracestate | None = None
 
 
 class McpOAuthShape(types.WireStruct, frozen=True):

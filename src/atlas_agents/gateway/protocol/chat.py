@@ -87,7 +87,7 @@ class ChatSend(types.WireStruct, frozen=True):
     message is always sent to the model, however long the session gets. While a turn of the session runs, the message
     is queued, or with `whenBusy: "steer"` it enters that turn after its current tool calls. `channel` names the
     messenger that a person wrote it in, such as `telegram`. `clientTools` are tools that the client runs.
-    `traceparent` is the trace context of the client (W3C).
+    `traceparent` and `tracestate` are the trace context of the client (W3C).
     """
 
     session_key: Key
@@ -106,6 +106,7 @@ class ChatSend(types.WireStruct, frozen=True):
     channel: Annotated[str, Meta(max_length=40)] | None = None
     client_tools: ClientToolsShape | None = None
     traceparent: types.Traceparent | None = None
+    tracestate: types.Tracestate | None = None
 
 
 class Sent(types.WireStruct, frozen=True):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta
 
 from atlas_agents.gateway.protocol.chat import Page
-from atlas_agents.gateway.protocol.types import Traceparent, WireStruct
+from atlas_agents.gateway.protocol.types import Traceparent, Tracestate, WireStruct
 
 JobState: TypeAlias = Literal["queued", "running", "done", "failed", "expired", "cancelled", "dead"]
 JobId: TypeAlias = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -44,7 +44,7 @@ class JobsSubmit(WireStruct, frozen=True):
     """A task for an agent, in a session of its own. A repeated `idempotencyKey` returns the job that it created.
 
     `deadline` is a time such as `2026-11-15T18:00:00Z`, a duration such as `30 minutes`, or milliseconds since 1970.
-    `traceparent` is the trace context of the client (W3C).
+    `traceparent` and `tracestate` are the trace context of the client (W3C).
     """
 
     task: Text
@@ -53,6 +53,7 @@ class JobsSubmit(WireStruct, frozen=True):
     deadline: Annotated[int, Meta(ge=0, le=2**53 - 1)] | Annotated[str, Meta(max_length=64)] | None = None
     idempotency_key: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
     traceparent: Traceparent | None = None
+    tracestate: Tracestate | None = None
 
 
 class JobSubmitted(WireStruct, frozen=True):

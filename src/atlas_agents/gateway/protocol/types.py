@@ -15,6 +15,8 @@ Traceparent: TypeAlias = Annotated[
     str, Meta(pattern=r"^00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(?!\n)$")
 ]
 """Trace context of a client, as W3C Trace Context defines it. Python's `$` alone would accept a newline at the end."""
+Tracestate: TypeAlias = Annotated[str, Meta(max_length=512)]
+"""State that tracing systems add to a trace context, as W3C Trace Context defines it."""
 RunState: TypeAlias = Literal["queued", "running", "waiting", "done", "failed", "cancelled"]
 
 
