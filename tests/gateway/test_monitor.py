@@ -16,9 +16,11 @@ from test_mcp_methods import serve_workspace
 from atlas_agents import Agent, Atlas, ProviderError, RetryPolicy
 from atlas_agents.app.serve import private_gateway
 from atlas_agents.builtin_tools.telegram_api import BotAccount
+from atlas_agents.builtin_tools.web.download import download
+from atlas_agents.builtin_tools.web.ssrf import Hosts
 from atlas_agents.config.load import load
 from atlas_agents.core.alert_rules import parse_alert_rules
-from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.errors import ConfigError, ToolFailed
 from atlas_agents.core.paths import Environment, Secret
 from atlas_agents.core.store import PutRecord, Store
 from atlas_agents.gateway.hub import GatewayServices
@@ -55,14 +57,18 @@ class Webhook:
         self.received.append(json.loads(await request.text()))
         return web.Response()
 
-    def sender(self, *, allowed: bool = True) -> WebhookSender:
-        return WebhookSender(Secret(self.url), [f"127.0.0.1:{self.port}"] if allowed else [])
+    async def redirect(self, request: web.Request) -> web.Response:
+        raise web.HTTPTemporaryRedirect(self.url)
+
+    def sender(self) -> WebhookSender:
+        return WebhookSender(Secret(self.url))
 
 
 @pytest.fixture
 async def webhook() -> AsyncGenerator[Webhook]:
     found, app = Webhook(), web.Application()
     app.router.add_post(f"/{SECRET}", found.receive)
+    app.router.add_post(f"/moved/{SECRET}", found.redirect)
     runner = web.AppRunner(app)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -218,11 +224,28 @@ async def test_target_that_does_not_answer_does_not_delay_the_others(tmp_path: P
         await wait_until(lambda: webhook.received)
 
 
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [
+        ("http://127.0.0.1:{port}/moved/{secret}", "webhook: 127.0.0.1 answered HTTP 307"),
+        ("http://127.0.0.1:{port}/?token={secret}", "webhook: 127.0.0.1 answered HTTP 404"),
+        ("http://127.0.0.1:1/{secret}", "webhook: cannot connect to 127.0.0.1"),
+        ("http://nowhere.invalid/{secret}", "webhook: cannot resolve the host name nowhere.invalid"),
+        ("http://:{port}/{secret}", "webhook: invalid URL"),
+        ("http://user:{secret}@127.0.0.1:{port}/", "webhook: the URL contains a user name or password"),
+    ],
+)
 async def test_alert_that_cannot_be_sent_is_shown_without_its_secret(
-    tmp_path: Path, webhook: Webhook, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    url: str,
+    problem: str,
+    tmp_path: Path,
+    webhook: Webhook,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr("atlas_agents.gateway.monitor._ATTEMPTS", 1)
-    senders = {"webhook": webhook.sender(allowed=False)}
+    caplog.set_level("DEBUG")
+    senders = {"webhook": WebhookSender(Secret(url.format(port=webhook.port, secret=SECRET)))}
     async with alerting_gateway(tmp_path, [BROKEN], "error_rate > 60% for 0s", senders) as (gateway, client):
         await ask(client, "One")
         await gateway.hub.monitor.check()
@@ -231,8 +254,17 @@ async def test_alert_that_cannot_be_sent_is_shown_without_its_secret(
             return (await gateway.hub.monitor.live()).alerts[0].error
 
         found = await wait_until(error)
-    assert found.startswith("webhook: 127.0.0.1 is not on the public internet")
-    assert not webhook.received and SECRET not in found and SECRET not in caplog.text
+        shown = str(await client.get("ops.status"))
+    assert found.startswith(problem) and found in shown
+    assert not webhook.received, "a redirect was followed"
+    assert SECRET not in shown and SECRET not in caplog.text
+
+
+async def test_webhook_in_a_private_network_is_not_open_to_tools(webhook: Webhook) -> None:
+    await webhook.sender()("One", {"text": "One"})
+    assert webhook.received == [{"text": "One"}]
+    with pytest.raises(ToolFailed, match="not on the public internet"):
+        await download(webhook.url, hosts=Hosts(), check_type=lambda url, media_type: None)
 
 
 class UnreadableStorage:

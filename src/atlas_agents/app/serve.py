@@ -367,7 +367,7 @@ def _alert_options(settings: Settings) -> AlertOptions:
     """Return the alert rules and the targets that are configured; ConfigError if a rule names one that is not."""
     rules, senders = parse_alert_rules(settings.alerts), dict[str, AlertSender]()
     if settings.alert_webhook is not None:
-        senders["webhook"] = WebhookSender(settings.alert_webhook, settings.fetch_hosts)
+        senders["webhook"] = WebhookSender(settings.alert_webhook)
     if settings.telegram_chat:
         senders["telegram"] = TelegramSender(telegram_bot(settings), settings.telegram_chat)
     for rule in rules:

@@ -58,17 +58,19 @@ class InstallationPort(Protocol):
 
 
 class WebhookSender:
-    """Posts alerts as JSON to a URL, which may contain a secret. Hosts of a private network must be in `hosts`."""
+    """Posts alerts as JSON to a URL of the operator, which may contain a secret.
 
-    def __init__(self, url: Secret, hosts: Sequence[str]) -> None:
+    The URL may be in a private network, because a person wrote it in the settings; that allows no tool to use its host.
+    Redirects are not followed: the server that answers must not choose another host.
+    """
+
+    def __init__(self, url: Secret) -> None:
         self._url = url
-        self._hosts = tuple(hosts)
 
     async def __call__(self, text: str, fields: Mapping[str, Any]) -> None:
         from atlas_agents.builtin_tools.web.download import post_json  # imports aiohttp
-        from atlas_agents.builtin_tools.web.ssrf import Hosts
 
-        await post_json(self._url.reveal(), encode(fields), hosts=Hosts(self._hosts))
+        await post_json(self._url.reveal(), encode(fields))
 
 
 class TelegramSender:

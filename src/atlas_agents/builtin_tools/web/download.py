@@ -209,13 +209,13 @@ async def _get(
 
 
 async def post_json(
-    url: str, body: bytes, *, hosts: ssrf.Hosts, caps: ssrf.Caps = ssrf.CAPS, network: ssrf.Network = ssrf.INTERNET
+    url: str, body: bytes, *, caps: ssrf.Caps = ssrf.CAPS, network: ssrf.Network = ssrf.INTERNET
 ) -> None:
-    """Post JSON to a URL behind the SSRF guard. Redirects are not followed; ToolFailed unless the status is a success.
+    """Post JSON to a URL of the settings. Redirects are not followed; ToolFailed unless the status is a success.
 
     Errors name the host and not the URL, which may contain a secret.
     """
-    target = ssrf.parse_target(url, hosts)
+    target = ssrf.parse_trusted(url)
     session = open_session(connect_timeout=caps.connect, connector=SsrfGuard(target, network).connector())
     headers = {"User-Agent": _HEADERS["User-Agent"], "Content-Type": "application/json"}
     try:
@@ -229,7 +229,8 @@ async def post_json(
     except TimeoutError:
         raise ToolFailed(f"{target.host} did not answer within {caps.total:g} s") from None
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        raise ToolFailed(str(_describe_failure(error, target)).replace(url, target.host)) from error
+        reason = str(_describe_failure(error, target)).replace(url, target.host)
+        raise ToolFailed(reason.replace(str(target.url), target.host)) from None
 
 
 def _check_status(status: int, retry_after: str | None, target: ssrf.FetchTarget) -> None:
