@@ -12,10 +12,13 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 from atlas_agents import Approvals, Chunk, Request, TextChunk, Tool, ToolContext
+from atlas_agents.app.serve import Operations
 from atlas_agents.config.open import open_valkey
+from atlas_agents.config.settings import Settings
 from atlas_agents.core.paths import Secret
 from atlas_agents.dispatch.cluster import Cluster
 from atlas_agents.gateway.cluster import ClusterMembership, WorkerHealthServer, run_worker
+from atlas_agents.gateway.hub import GatewayServices
 from atlas_agents.gateway.server import Gateway, run
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.gateway.telemetry import configure_logging
@@ -66,7 +69,9 @@ async def main(role: str, url: str, home: Path) -> None:
         await run_worker(atlas, cluster, settings.grace, on_ready, health_server=health)
     else:
         membership = ClusterMembership(cluster, executes_runs=role == "all")
-        gateway = Gateway(atlas, settings, membership=membership)
+        installation = Settings(home=home, role="gateway", database_url=Secret(url))
+        services = GatewayServices(operations=Operations(installation, store))
+        gateway = Gateway(atlas, settings, membership=membership, services=services)
         await gateway.serve(lambda ready: print(ready.port, flush=True))
     await store.close()
 

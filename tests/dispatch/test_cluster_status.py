@@ -12,7 +12,10 @@ import psycopg
 import pytest
 from member_processes import members
 
+from atlas_agents.app.serve import Operations
+from atlas_agents.config.settings import Settings
 from atlas_agents.core.errors import ConfigError
+from atlas_agents.core.paths import Secret
 from atlas_agents.dispatch.members import (
     Backlog,
     ClusterStatus,
@@ -101,6 +104,74 @@ async def test_status_shows_members_leader_and_lost_members(server: PostgresServ
         await leader.kill()
         lost = await wait_for_takeover(server, leader, other)
         assert not lost.leads and lost.runs == 0
+
+
+async def test_operations_view_has_the_figures_of_all_workers(server: PostgresServer, tmp_path: Path) -> None:
+    """The gateway executes nothing: latencies, outcomes and models come from the workers, each turn once."""
+    turns = 6
+    async with AsyncExitStack() as stack:
+        front, *workers = await members(stack, server, tmp_path, "gateway", "worker", "worker")
+        client = await stack.enter_async_context(connect_process(front))
+        runs = [
+            (await client.get("chat.send", sessionKey=f"s{number}", message="go"))["runId"] for number in range(turns)
+        ]
+        for run in runs:
+            await client.get("chat.wait", runId=run)
+
+        async def reported() -> dict[str, Any] | None:
+            live = (await client.get("ops.status"))["live"]
+            return live if live["ended"]["done"] == turns else None
+
+        live = await wait_until(reported)
+        assert (live["ended"]["failed"], live["duration"]["count"], live["firstOutput"]["count"]) == (0, turns, turns)
+        assert 0.75 <= live["duration"]["p50"] <= live["duration"]["p99"], "three calls take a quarter second each"
+        (model,) = live["models"]
+        assert (model["requests"], model["failures"], model["firstChunk"]["count"]) == (4 * turns, 0, 4 * turns)
+        found = await read(server)
+        assert {each.pid for each in found.members if each.figures} == {each.pid for each in workers}
+        assert sum(each.figures.done for each in found.members if each.figures) == turns
+        await workers[0].kill()
+
+        async def without_the_lost_one() -> bool:
+            alive = [each for each in (await read(server)).members if not each.lost and each.figures]
+            live = (await client.get("ops.status"))["live"]
+            return len(alive) == 1 and live["ended"]["done"] == sum(each.figures.done for each in alive if each.figures)
+
+        await wait_until(without_the_lost_one)
+
+
+async def test_status_needs_no_connection_of_its_own(
+    server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*args: object, **options: object) -> None:
+        raise AssertionError("a connection was opened")
+
+    async with AsyncExitStack() as stack:
+        await members(stack, server, tmp_path, "gateway")
+        store = PostgresStore(server.url)
+        await store.open()
+        stack.push_async_callback(store.close)
+        operations = Operations(Settings(home=tmp_path, role="gateway", database_url=Secret(server.url)), store)
+        await operations.cluster()
+        monkeypatch.setattr(psycopg.AsyncConnection, "connect", refuse)
+        for _ in range(5):
+            found = await operations.cluster()
+        assert found is not None and [each.role for each in found.members] == ["gateway"]
+
+
+async def test_older_member_registry_gets_the_column_of_figures(server: PostgresServer, tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        await members(stack, server, tmp_path, "gateway")
+    async with await psycopg.AsyncConnection.connect(server.url, autocommit=True) as connection:
+        await connection.execute("ALTER TABLE atlas.cluster_members DROP COLUMN figures")
+    assert all(each.figures is None for each in (await read(server)).members)
+    async with AsyncExitStack() as stack:
+        await members(stack, server, tmp_path, "all")
+
+        async def has_figures() -> bool:
+            return any(each.figures for each in (await read(server)).members)
+
+        await wait_until(has_figures)
 
 
 async def wait_for_takeover(server: PostgresServer, lost: Process, successor: Process) -> MemberStatus:

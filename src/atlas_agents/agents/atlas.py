@@ -39,7 +39,7 @@ from atlas_agents.core.telemetry import OpenTelemetry, Telemetry
 from atlas_agents.core.tenancy import AgentInfo, Delegation, TeamServices, Tenancy
 from atlas_agents.dispatch import Dispatcher, Inline
 from atlas_agents.providers.catalogue import Price
-from atlas_agents.providers.failover import ModelStatus
+from atlas_agents.providers.failover import ModelHealth, ModelStatus
 from atlas_agents.providers.registry import Registry
 from atlas_agents.providers.settings import GivenSettings
 from atlas_agents.tools.approvals import Approvals, Approve
@@ -237,6 +237,11 @@ class Atlas:
     def model_status(self) -> list[ModelStatus]:
         """Return the health of the models that this process called in the last 15 minutes."""
         return self._runtime.model_health.status(self._runtime.clock.monotonic())
+
+    @property
+    def model_health(self) -> ModelHealth:
+        """Internal: the requests to models that this process made recently."""
+        return self._runtime.model_health
 
     def verdict(self, agent: Agent, tool: Tool, user: str = "") -> Verdict:
         """Return whether an agent may call a tool on behalf of a user."""

@@ -10,7 +10,7 @@ from asyncio.subprocess import DEVNULL, PIPE
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -29,6 +29,7 @@ from atlas_agents.core.aio import BackgroundTasks, run_in_thread
 from atlas_agents.core.alert_rules import parse_alert_rules
 from atlas_agents.core.errors import ConfigError, Transient
 from atlas_agents.core.paths import Environment, Secret, make_private_folder
+from atlas_agents.core.store import Store
 from atlas_agents.gateway.auth import TokenFile
 from atlas_agents.gateway.hub import GatewayServices
 from atlas_agents.gateway.mcp.resources import DocumentResources
@@ -88,8 +89,9 @@ def _read_stats(files: Iterable[Path]) -> list[tuple[Path, os.stat_result]]:
 class Operations:
     """The installation that a gateway is part of: its storage, backups and checks."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, store: Store) -> None:
         self._settings = settings
+        self._store = store
         self._folder = settings.home / "backups"
         self._database = next(iter(database_files(settings)), None)
 
@@ -107,7 +109,13 @@ class Operations:
         return wire.StorageStatus(str(home), name, size, disk.free, disk.total, shapes)
 
     async def cluster(self) -> "ClusterStatus | None":
-        return await cluster_status(self._settings) if self._settings.role != "alone" else None
+        if self._settings.role == "alone":
+            return None
+        from atlas_agents.dispatch.members import read_status  # imports psycopg
+        from atlas_agents.storage.postgres import PostgresStore
+
+        async with cast(PostgresStore, self._store).connection() as connection:
+            return await read_status(connection)
 
     def new_backup(self) -> Path:
         if self._database is None:
@@ -352,7 +360,7 @@ async def _gateway(
             prompts=lambda: read_prompts(settings.workspace, runtime.workspace.trust),
             resources=DocumentResources(runtime.atlas, runtime.knowledge),
             setup=runtime.setup,
-            operations=Operations(settings),
+            operations=Operations(settings, runtime.store),
             alerts=_alert_options(settings),
         )
         gateway = Gateway(runtime.atlas, _gateway_settings(settings), membership=membership, services=services)

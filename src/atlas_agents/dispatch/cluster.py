@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, TypeAlias
 
+import msgspec
 import psycopg
 
 from atlas_agents.core.aio import BackgroundTasks
@@ -18,7 +19,14 @@ from atlas_agents.core.errors import ConfigError, NotFound, StoreError, StoreLos
 from atlas_agents.core.store import OPEN, RunRow, Write
 from atlas_agents.dispatch import OnEvent, RunExecutor, RunningTurn, notifications
 from atlas_agents.dispatch.locks import LeaderElection, retry_while_unreachable
-from atlas_agents.dispatch.members import Backlog, MemberInfo, MemberRegistry, leader_lock_key, read_backlog
+from atlas_agents.dispatch.members import (
+    Backlog,
+    MemberFigures,
+    MemberInfo,
+    MemberRegistry,
+    leader_lock_key,
+    read_backlog,
+)
 from atlas_agents.dispatch.queue import HEARTBEAT_TIMEOUT, ConnectorException, Queue, QueueWorker
 
 logger = logging.getLogger(__name__)
@@ -72,6 +80,7 @@ class Cluster:
         self._worker: QueueWorker | None = None
         self._election: LeaderElection | None = None
         self._draining = False
+        self._figures: Callable[[], MemberFigures] | None = None
         self._members = MemberRegistry(self._queue, tenant, lambda: self.member_info)
         self.backlog: Backlog | None = None
         """The backlog of the whole cluster; only the leader has it."""
@@ -103,7 +112,8 @@ class Cluster:
         worker, election = self._worker, self._election
         if worker is None:
             return MemberInfo(draining=self._draining)
-        return MemberInfo(worker.id, self._concurrency, election.backend if election else None, self._draining)
+        figures = msgspec.json.encode(self._figures()).decode() if self._figures is not None else ""
+        return MemberInfo(worker.id, self._concurrency, election.backend if election else None, self._draining, figures)
 
     @property
     def is_leader(self) -> bool:
@@ -196,10 +206,16 @@ class Cluster:
             await self._queue.close()
 
     @asynccontextmanager
-    async def run_worker(self, on_resumed: OnResumed, stop: Callable[[], Awaitable[None]]) -> AsyncGenerator[None]:
+    async def run_worker(
+        self,
+        on_resumed: OnResumed,
+        stop: Callable[[], Awaitable[None]],
+        figures: Callable[[], MemberFigures] | None = None,
+    ) -> AsyncGenerator[None]:
         """Execute runs for the duration of the block, and lead if there is no other leader. Afterwards `stop` is
-        called, which ends or releases the runs that execute here; released runs go to other workers."""
-        self._on_resumed = on_resumed
+        called, which ends or releases the runs that execute here; released runs go to other workers. Heartbeats carry
+        the `figures` of this process to the other members."""
+        self._on_resumed, self._figures = on_resumed, figures
         self._worker = worker = QueueWorker(
             self._queue, self._execute_run, self._concurrency, self._members.publish, self._announce_released
         )

@@ -30,11 +30,11 @@ _MEMBER_TTL = 3600.0
 _LEAVE_TIMEOUT = 2.0
 _UPSERT_MEMBER = """
 INSERT INTO cluster_members
-    (id, tenant, role, host, pid, door, version, since, seen, worker, capacity, backend, draining)
+    (id, tenant, role, host, pid, door, version, since, seen, worker, capacity, backend, draining, figures)
 VALUES (%(id)s, %(tenant)s, %(role)s, %(host)s, %(pid)s, %(door)s, %(version)s,
-    now() - make_interval(secs => %(age)s), now(), %(worker)s, %(capacity)s, %(backend)s, %(draining)s)
+    now() - make_interval(secs => %(age)s), now(), %(worker)s, %(capacity)s, %(backend)s, %(draining)s, %(figures)s)
 ON CONFLICT (id) DO UPDATE SET seen = now(), worker = excluded.worker, capacity = excluded.capacity,
-    backend = excluded.backend, draining = excluded.draining"""
+    backend = excluded.backend, draining = excluded.draining, figures = excluded.figures"""
 _CREATE_TABLE = """
 DO $$ BEGIN
     PERFORM pg_advisory_xact_lock(1096043601);
@@ -42,7 +42,11 @@ DO $$ BEGIN
         CREATE UNLOGGED TABLE cluster_members (
             id text PRIMARY KEY, tenant text NOT NULL, role text NOT NULL, host text NOT NULL, pid integer NOT NULL,
             door text NOT NULL, version text NOT NULL, since timestamptz NOT NULL, seen timestamptz NOT NULL,
-            worker bigint, capacity integer NOT NULL, backend integer, draining boolean NOT NULL);
+            worker bigint, capacity integer NOT NULL, backend integer, draining boolean NOT NULL,
+            figures text NOT NULL DEFAULT '');
+    ELSIF NOT EXISTS (SELECT FROM pg_attribute WHERE attrelid = to_regclass('cluster_members')
+            AND attname = 'figures') THEN
+        ALTER TABLE cluster_members ADD COLUMN figures text NOT NULL DEFAULT '';
     END IF;
 END $$"""
 """Unlogged: every member rewrites its row every two seconds, also after a crash of the server."""
@@ -55,7 +59,7 @@ _TABLES_EXIST = "SELECT to_regclass('runs') IS NOT NULL, to_regclass('cluster_me
 _MEMBERS = """
 SELECT m.id, m.role, m.host, m.pid, m.door, m.version, extract(epoch FROM greatest(now() - m.since, '0'))::float8,
     extract(epoch FROM greatest(now() - m.seen, '0'))::float8, coalesce(q.count, 0), m.capacity, l.pid IS NOT NULL,
-    m.draining
+    m.draining, to_jsonb(m)->>'figures'
 FROM cluster_members m
 LEFT JOIN (SELECT worker_id, count(*) FROM procrastinate_jobs WHERE queue_name = %(queue)s AND status = 'doing'
     AND worker_id IS NOT NULL GROUP BY worker_id) q ON q.worker_id = m.worker
@@ -88,14 +92,41 @@ WHERE tenant = 'default' AND kind = 'pace' AND rest.seconds > 0 ORDER BY key"""
 """Cool-downs recorded by the shared rate limiter."""
 
 
+class ModelFigures(msgspec.Struct, frozen=True, rename="camel"):
+    """Requests of one process to a model in the last 15 minutes; latencies as counts of buckets."""
+
+    model: str
+    requests: int
+    failures: int
+    first_chunk: dict[int, int]
+    last_error: str = ""
+    last_error_at: float = 0.0
+    cooldown: float = 0.0
+
+
+class MemberFigures(msgspec.Struct, frozen=True, rename="camel"):
+    """Turns that one process executed in the last 15 minutes, and its models; latencies as counts of buckets."""
+
+    done: int
+    failed: int
+    cancelled: int
+    first_output: dict[int, int]
+    duration: dict[int, int]
+    models: tuple[ModelFigures, ...] = ()
+
+
+_figures = msgspec.json.Decoder(MemberFigures)
+
+
 class MemberInfo(msgspec.Struct, frozen=True):
     """A member's state: its worker id and capacity if it executes runs, and whether it is draining. `backend` is the
-    Postgres backend that holds its leader lock."""
+    Postgres backend that holds its leader lock. `figures` are those of the turns that it executes, as JSON."""
 
     worker: int | None = None
     capacity: int = 0
     backend: int | None = None
     draining: bool = False
+    figures: str = ""
 
 
 class MemberRegistry:
@@ -173,6 +204,8 @@ class MemberStatus(msgspec.Struct, frozen=True, rename=_JSON_NAMES):
     leads: bool
     draining: bool
     lost: bool
+    figures: MemberFigures | None = None
+    """Of the turns that it executes; None for a gateway, and for an older version."""
 
 
 class TurnCounts(msgspec.Struct, frozen=True, rename="camel"):
@@ -290,7 +323,15 @@ async def _read_members(connection: psycopg.AsyncConnection[Any], schema: str, t
     key = leader_lock_key(schema, tenant) & 0xFFFFFFFFFFFFFFFF
     lock = {"high": key >> 32, "low": key & 0xFFFFFFFF}
     rows = await _fetch_all(connection, _MEMBERS, **lock, tenant=tenant, queue=queue_name(tenant), ttl=_MEMBER_TTL)
-    return tuple(MemberStatus(*row, lost=row[7] > HEARTBEAT_TIMEOUT) for row in rows)
+    return tuple(
+        MemberStatus(*row, lost=row[7] > HEARTBEAT_TIMEOUT, figures=_read_figures(figures)) for *row, figures in rows
+    )
+
+
+def _read_figures(text: str | None) -> MemberFigures | None:
+    """Return the figures of a member; those of a newer version that cannot be read count as none."""
+    with suppress(msgspec.MsgspecError):
+        return _figures.decode(text) if text else None
 
 
 async def _fetch_all(connection: psycopg.AsyncConnection[Any], statement: str, **values: Any) -> list[tuple[Any, ...]]:

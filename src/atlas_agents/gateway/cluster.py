@@ -25,7 +25,7 @@ from atlas_agents.core.messages import Part as CorePart
 from atlas_agents.core.store import OPEN, RunRow, Store
 from atlas_agents.dispatch import OnEvent, RunningTurn
 from atlas_agents.dispatch.cluster import Cluster
-from atlas_agents.dispatch.members import Backlog
+from atlas_agents.dispatch.members import Backlog, MemberFigures, ModelFigures
 from atlas_agents.dispatch.notifications import Notification
 from atlas_agents.dispatch.queue import QueueWorker
 from atlas_agents.gateway.asgi import App, Readiness, health_routes
@@ -419,6 +419,7 @@ class WorkerEventLog:
         self._atlas = atlas
         self._store = cast(Store, atlas.store)
         self._grace = grace
+        self._turns = metrics.turns
         self._force_stop = force_stop or asyncio.Event()
         self.runs = RunRegistry(
             self._store, atlas.tenant, metrics, hide=atlas.hide, batch_delay=_BATCH_DELAY, merge_deltas=True
@@ -434,7 +435,27 @@ class WorkerEventLog:
         await stream.begun()
         row = await self._store.run(self._atlas.tenant, row.id) or row
         if row.status in OPEN or stream.epoch is not None:
+            if not row.events:
+                self._turns.start(row.id, max(0.0, time.time() - row.created_at / 1000))
             await follow_resumed(self.runs, self._atlas, stream, row)
+
+    def figures(self) -> MemberFigures:
+        """Return the figures of the turns that this process executes, for the operations view of all gateways."""
+        now, health = time.monotonic(), self._atlas.model_health
+        models = [
+            ModelFigures(
+                each.model,
+                each.requests,
+                each.failures,
+                health.first_chunk_buckets(each.model, now),
+                each.last_error,
+                each.last_error_at,
+                each.cooldown,
+            )
+            for each in self._atlas.model_status()
+        ]
+        first, durations = self._turns.first_output.buckets(now), self._turns.durations.buckets(now)
+        return MemberFigures(**self._turns.ended(), first_output=first, duration=durations, models=tuple(models))
 
     async def stop(self) -> None:
         """Write the remaining events of runs that have finished or were released."""
@@ -522,7 +543,9 @@ class ClusterMembership:
             if self._executes_runs:
                 # Separate metrics: runs of this process are also counted when one of its clients follows them.
                 event_log = WorkerEventLog(hub.atlas, Metrics(), hub.settings.grace, hub.force_stop)
-                await stack.enter_async_context(self._cluster.run_worker(event_log.follow, event_log.stop))
+                await stack.enter_async_context(
+                    self._cluster.run_worker(event_log.follow, event_log.stop, event_log.figures)
+                )
             yield
 
 
@@ -594,7 +617,7 @@ async def run_worker(
         url = await stack.enter_async_context(health_server.serve(readiness, metrics)) if health_server else ""
         await stack.enter_async_context(cluster.join("worker", url))
         event_log = WorkerEventLog(atlas, metrics, grace, force_stop)
-        await stack.enter_async_context(cluster.run_worker(event_log.follow, event_log.stop))
+        await stack.enter_async_context(cluster.run_worker(event_log.follow, event_log.stop, event_log.figures))
         readiness.started.set()
         if on_ready is not None:
             on_ready()

@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, cast
 
 import msgspec
 
@@ -29,10 +29,10 @@ from atlas_agents.core.paths import Secret
 from atlas_agents.core.store import PutRecord, RecordKind, Store
 from atlas_agents.gateway.protocol import admin as wire
 from atlas_agents.gateway.telemetry import Metrics
-from atlas_agents.providers.failover import Percentiles
+from atlas_agents.providers.failover import ModelStatus, Percentiles, merge_buckets
 
 if TYPE_CHECKING:
-    from atlas_agents.dispatch.members import ClusterStatus
+    from atlas_agents.dispatch.members import ClusterStatus, ModelFigures
 
 logger = logging.getLogger(__name__)
 CHECK_INTERVAL = 5.0
@@ -183,15 +183,15 @@ class Monitor:
     async def live(self) -> wire.LiveStatus:
         """Return what happens now."""
         now, cluster = time.monotonic(), await self._installation.cluster() if self._installation else None
-        queue = await self._queue(cluster)
-        turns, registry = self._metrics.turns, self._atlas.registry
+        queue, registry = await self._queue(cluster), self._atlas.registry
+        ended, first_output, duration, models = self._own_figures(now) if cluster is None else _merge_figures(cluster)
         return wire.LiveStatus(
             queue=queue,
             members=self._members(cluster, queue.running),
-            ended=wire.EndedTurns(**turns.ended()),
-            first_output=_latency(turns.first_output.percentiles(now)),
-            duration=_latency(turns.durations.percentiles(now)),
-            models=self._models(),
+            ended=ended,
+            first_output=_latency(first_output),
+            duration=_latency(duration),
+            models=models,
             rate_limits=tuple(
                 wire.RateLimitShape(
                     each.id,
@@ -240,19 +240,12 @@ class Monitor:
             for each in cluster.members
         )
 
-    def _models(self) -> tuple[wire.ModelHealthShape, ...]:
-        return tuple(
-            wire.ModelHealthShape(
-                each.model,
-                each.requests,
-                each.failures,
-                _latency(each.first_chunk),
-                each.last_error,
-                int(each.last_error_at * 1000) if each.last_error else None,
-                round(each.cooldown, 1),
-            )
-            for each in self._atlas.model_status()
-        )
+    def _own_figures(self, now: float) -> "_Figures":
+        """Return the figures of this process, which executes the turns that it serves."""
+        turns = self._metrics.turns
+        latencies = turns.first_output.percentiles(now), turns.durations.percentiles(now)
+        models = tuple([_model_shape(each) for each in self._atlas.model_status()])
+        return wire.EndedTurns(**turns.ended()), *latencies, models
 
     # Alerts
 
@@ -418,6 +411,49 @@ def _read_alerts(body: bytes) -> dict[str, _StoredAlert]:
     except msgspec.MsgspecError as error:
         logger.warning("stored alerts cannot be read and are replaced: error=%s", error)
         return {}
+
+
+_Figures: TypeAlias = tuple[wire.EndedTurns, Percentiles, Percentiles, tuple[wire.ModelHealthShape, ...]]
+
+
+def _merge_figures(cluster: "ClusterStatus") -> _Figures:
+    """Return the figures of all members that execute turns and are alive, as of their last heartbeats."""
+    alive = [(each.heartbeat_age, each.figures) for each in cluster.members if each.figures and not each.lost]
+    found, by_model = [figures for _, figures in alive], dict[str, list[tuple[float, ModelFigures]]]()
+    for age, figures in alive:
+        for model in figures.models:
+            by_model.setdefault(model.model, []).append((age, model))
+    ended = wire.EndedTurns(
+        sum(each.done for each in found), sum(each.failed for each in found), sum(each.cancelled for each in found)
+    )
+    first_output = merge_buckets(each.first_output for each in found)
+    models = tuple(_model_shape(_merge_model(*item)) for item in sorted(by_model.items()))
+    return ended, first_output, merge_buckets(each.duration for each in found), models
+
+
+def _merge_model(model: str, found: "Sequence[tuple[float, ModelFigures]]") -> ModelStatus:
+    last = max([each for _, each in found], key=lambda each: each.last_error_at)
+    return ModelStatus(
+        model,
+        sum(each.requests for _, each in found),
+        sum(each.failures for _, each in found),
+        merge_buckets(each.first_chunk for _, each in found),
+        last.last_error,
+        last.last_error_at,
+        max(0.0, *[each.cooldown - age for age, each in found]),
+    )
+
+
+def _model_shape(status: ModelStatus) -> wire.ModelHealthShape:
+    return wire.ModelHealthShape(
+        status.model,
+        status.requests,
+        status.failures,
+        _latency(status.first_chunk),
+        status.last_error,
+        int(status.last_error_at * 1000) if status.last_error else None,
+        round(status.cooldown, 1),
+    )
 
 
 def _latency(found: Percentiles) -> wire.LatencyShape:

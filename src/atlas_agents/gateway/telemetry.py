@@ -105,10 +105,11 @@ class RecentTurns:
             "atlas_turn_first_output_seconds", "Time to the first output of a turn", registry=registry, buckets=_TIMES
         )
 
-    def start(self, run_id: str) -> None:
-        """Note that a turn was accepted now."""
-        self._started[run_id] = time.monotonic()
-        self._silent.add(run_id)
+    def start(self, run_id: str, age: float = 0.0) -> None:
+        """Note that a turn was accepted this many seconds ago; only the first time counts."""
+        if run_id not in self._started:
+            self._started[run_id] = time.monotonic() - age
+            self._silent.add(run_id)
 
     def note_output(self, run_id: str) -> None:
         """Note that a turn has produced text or reasoning; only the first time counts."""

@@ -10,7 +10,8 @@ import random
 import re
 import weakref
 from array import array
-from collections.abc import AsyncGenerator, Collection, Sequence
+from collections import Counter
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from typing import Literal
 
@@ -33,6 +34,7 @@ MAX_ANSWER = 4 << 20
 WINDOW = 900.0
 """Seconds that recent figures cover."""
 _MAX_SAMPLES = 2000
+_BUCKET_RATIO, _MIN_VALUE = 1.05, 1e-4
 _TOOL_TOKENS = "context_tokens"
 _MIN_LIMIT = 256
 _MEASURED = 1000
@@ -210,11 +212,26 @@ class RecentValues:
 
     def percentiles(self, now: float) -> Percentiles:
         """Return the percentiles of the window that ends now, by nearest rank."""
-        found = sorted(self.since(now))
-        if not found:
-            return Percentiles()
-        ranks = [found[max(0, math.ceil(share * len(found)) - 1)] for share in (0.5, 0.95, 0.99)]
-        return Percentiles(len(found), *[round(rank, 4) for rank in ranks])
+        return _find_percentiles(sorted(self.since(now)))
+
+    def buckets(self, now: float) -> dict[int, int]:
+        """Count the values of the window that ends now in buckets that `merge_buckets` reads."""
+        return Counter([math.ceil(math.log(max(value, _MIN_VALUE), _BUCKET_RATIO)) for value in self.since(now)])
+
+
+def merge_buckets(found: Iterable[Mapping[int, int]]) -> Percentiles:
+    """Return the percentiles of the values of several processes, with an error of at most 2.5 %."""
+    counts = Counter[int]()
+    for each in found:
+        counts.update(each)
+    return _find_percentiles([_BUCKET_RATIO ** (bucket - 0.5) for bucket in sorted(counts.elements())])
+
+
+def _find_percentiles(found: Sequence[float]) -> Percentiles:
+    if not found:
+        return Percentiles()
+    ranks = [found[max(0, math.ceil(share * len(found)) - 1)] for share in (0.5, 0.95, 0.99)]
+    return Percentiles(len(found), *[round(rank, 4) for rank in ranks])
 
 
 class ModelStatus(msgspec.Struct, frozen=True):
@@ -271,6 +288,10 @@ class ModelHealth:
                 error = (window.last_error, window.last_error_at)
                 found.append(ModelStatus(model, len(outcomes), int(sum(outcomes)), latency, *error, cooldown))
         return found
+
+    def first_chunk_buckets(self, model: str, now: float) -> dict[int, int]:
+        """Return the times to the first chunk of a model, to merge them with those of other processes."""
+        return self._window(model).first_chunk.buckets(now)
 
     def _window(self, model: str) -> _ModelWindow:
         if model not in self._models:

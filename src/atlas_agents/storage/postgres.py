@@ -10,8 +10,8 @@ import hashlib
 import itertools
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -56,6 +56,7 @@ function that it returns is called after the commit."""
 
 _MAX_GROUP = 64
 _RETRY_DELAY = 0.1
+_BORROW_TIMEOUT = 5.0
 _UNCLEAR = "the connection to Postgres was lost while committing: the commit may or may not have been written"
 _BEGIN = """INSERT INTO commit_tokens AS t
 SELECT CAST(%(id)s AS UUID), CAST(%(token)s AS BIGINT), now() FROM pg_advisory_xact_lock{shared}(%(lock)s)
@@ -241,6 +242,16 @@ class PostgresStore(SqlReads):
                 if not postgres_connection.is_lost(error) or self._clock.monotonic() >= end:
                     raise postgres_connection.translate_error(error) from error
             await self._clock.sleep(_RETRY_DELAY)
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncGenerator[postgres_connection.Connection]:
+        """Borrow a connection of the pool, for queries of other layers on the same database."""
+        pool, _ = self._require_open()
+        try:
+            async with pool.connection(timeout=_BORROW_TIMEOUT) as connection:
+                yield connection
+        except psycopg.Error as error:
+            raise postgres_connection.translate_error(error) from error
 
     @property
     def has_pgvector(self) -> bool:

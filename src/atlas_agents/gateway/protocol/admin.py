@@ -168,7 +168,7 @@ class AlertShape(types.WireStruct, frozen=True):
 
 
 class LiveStatus(types.WireStruct, frozen=True):
-    """What happens now. Turns and models are those of this process; queue and members are those of the cluster."""
+    """What happens now. In a cluster, turns and models are those of all members that execute turns and are alive."""
 
     queue: QueueShape
     members: tuple[MemberShape, ...]
