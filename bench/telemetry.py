@@ -15,7 +15,7 @@ off      no telemetry
 all      every turn is recorded
 tenth    every tenth turn is recorded: ParentBased(TraceIdRatioBased(0.1))
 metrics  no spans, only metrics
-floor    off, and after each turn the SDK alone creates as many spans, attributes and measurements as `all` has
+bare     off, and after each turn the SDK alone creates as many spans, attributes and measurements as `all` has
 
 A round measures a block of turns of every mode, in random order, each in a process of its own. The CPU time is that of
 all threads of the process, with the spans encoded and sent. Metrics are sent once a minute, whatever the number of
@@ -42,7 +42,7 @@ from measure import Cores, running_server
 from scenarios import MODEL, PROMPT, SYSTEM, make_tools
 
 KINDS = ("memory", "durable", "gateway")
-MODES = ("off", "all", "tenth", "metrics", "floor")
+MODES = ("off", "all", "tenth", "metrics", "bare")
 WARM_UP_TURNS = 30
 SESSIONS = 10
 
@@ -135,8 +135,8 @@ async def serve(kind: str, mode: str, home: Path, model: str, collector: str) ->
     store = None if kind == "memory" else SqliteStore(home / "atlas.db")
     if store is not None:
         await store.open()
-    atlas = Atlas([agent], store=store, telemetry=None if mode == "floor" else telemetry)
-    extra = BareTurn(sdk, 1 if kind == "gateway" else 2) if sdk is not None and mode == "floor" else None
+    atlas = Atlas([agent], store=store, telemetry=None if mode == "bare" else telemetry)
+    extra = BareTurn(sdk, 1 if kind == "gateway" else 2) if sdk is not None and mode == "bare" else None
     if kind == "gateway":
         add_to_turns(atlas, extra)
         await Gateway(atlas, GatewaySettings(home=home, port=0)).serve(lambda it: print(it.port, flush=True))
