@@ -3,11 +3,14 @@
 python bench/large.py                      a fifth of the full size, on SQLite
 python bench/large.py --scale 1            100,000 sessions, 200,000 messages, 1,000,000 audit rows
 python bench/large.py --postgres           the same on a Postgres server started for this
-python bench/large.py --database FOLDER    keep the database in a folder, and use one that is there
+python bench/large.py --database PLACE     keep the database in a folder, or use one that is there or at a URL
+python bench/large.py --upgrade FOLDER     upgrade a database of the checkout in FOLDER, with a kill -9 in between
 python bench/large.py --json FILE          also write the results as JSON
 
-Rows are inserted directly, through the schema of the store. The gateway runs in its own process. While a request is
-answered, another client calls `health.check` all the time; `stall` is the longest time it waited for an answer.
+Rows are inserted directly, through the schema of the store; audit rows are signed. The gateway runs in its own process;
+CPU is that of all its threads and of the Postgres server. While a request is answered, another client calls
+`health.check` all the time. `stall` is the longest time that it waited, the least of three runs, because other programs
+use the cores, too. `loop` is the most CPU time that the event loop used while it waited: what nobody can share.
 """
 
 import argparse
@@ -15,8 +18,11 @@ import asyncio
 import base64
 import contextlib
 import json
+import os
 import random
+import signal
 import sqlite3
+import subprocess
 import sys
 import tempfile
 import time
@@ -35,6 +41,7 @@ from atlas_agents.core.store import JobRow, audit_hash
 from atlas_agents.gateway.auth import TokenEntry, TokenFile
 from atlas_agents.gateway.server import Gateway, run
 from atlas_agents.gateway.settings import GatewaySettings
+from atlas_agents.storage.hash_chain import AuditSigner
 from atlas_agents.storage.postgres import PostgresStore
 from atlas_agents.storage.sql import tables
 from atlas_agents.storage.sqlite import SqliteStore
@@ -52,6 +59,7 @@ RNG = random.Random(7)
 WORDS = ["".join(RNG.choices("abcdefghijklmnoprstuvw", k=RNG.randint(3, 10))) for _ in range(20_000)]
 NOW = 1_780_000_000_000
 REPEATS = 3
+AUDIT_KEY = b"a key of the benchmark"
 
 
 class Model:
@@ -132,7 +140,7 @@ def audit_rows(scale: float) -> Iterator[tuple[Any, ...]]:
             "meta": meta,
         }
         body = msgspec.json.encode(entry)
-        digest = audit_hash(seq, previous, body)
+        digest = audit_hash(seq, previous, body, AUDIT_KEY)
         yield ("default", seq, body, previous, digest)
         previous = digest
 
@@ -172,9 +180,12 @@ def fill_sqlite(path: Path, scale: float) -> None:
     with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA synchronous = OFF")
         for table, (columns, rows) in TABLES.items():
-            marks = ", ".join("?" * (columns.count(",") + 1))
+            present = {name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")}
+            names = columns.split(", ")
+            used = [n for n, name in enumerate(names) if name in present]  # all, unless the schema is an older one
+            insert = f"INSERT INTO {table} ({', '.join(names[n] for n in used)}) VALUES ({', '.join('?' * len(used))})"
             connection.execute("BEGIN")
-            connection.executemany(f"INSERT INTO {table} ({columns}) VALUES ({marks})", rows(scale))
+            connection.executemany(insert, (tuple([row[n] for n in used]) for row in rows(scale)))
             connection.execute("COMMIT")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
 
@@ -183,25 +194,31 @@ def fill_postgres(url: str, scale: float) -> None:
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("SET search_path = atlas")
         for table, (columns, rows) in TABLES.items():
-            with connection.cursor().copy(f"COPY {table} ({columns}) FROM STDIN".encode()) as copy:
+            found = connection.execute("SELECT attname FROM pg_attribute WHERE attrelid = %s::regclass", (table,))
+            present, names = {name for (name,) in found}, columns.split(", ")
+            used = [n for n, name in enumerate(names) if name in present]
+            with connection.cursor().copy(
+                f"COPY {table} ({', '.join(names[n] for n in used)}) FROM STDIN".encode()
+            ) as copy:
                 for row in rows(scale):
-                    copy.write_row(row)
+                    copy.write_row([row[n] for n in used])
         connection.execute("VACUUM ANALYZE")
 
 
-def open_store(where: str) -> SqliteStore | PostgresStore:
-    return PostgresStore(where) if where.startswith("postgresql:") else SqliteStore(where)
+def open_store(where: str, home: Path) -> SqliteStore | PostgresStore:
+    signer = AuditSigner(home / "heads", AUDIT_KEY, (AUDIT_KEY,))
+    return (PostgresStore if where.startswith("postgresql:") else SqliteStore)(where, audit=signer)
 
 
 async def create(where: str) -> None:
-    store = open_store(where)
+    store = PostgresStore(where) if where.startswith("postgresql:") else SqliteStore(where)
     await store.open()
     await store.close()
 
 
 async def serve(where: str, home: Path) -> None:
     started, cpu = time.monotonic(), time.process_time()
-    store = open_store(where)
+    store = open_store(where, home)
     await store.open()
     atlas = Atlas([Agent(each, model=Model()) for each in AGENTS], store=store)
 
@@ -213,8 +230,8 @@ async def serve(where: str, home: Path) -> None:
     await store.close()
 
 
-async def verify(where: str) -> None:
-    store = open_store(where)
+async def verify(where: str, home: Path) -> None:
+    store = open_store(where, home)
     await store.open()
     started, cpu = time.monotonic(), time.process_time()
     problem = await store.verify_audit("default")
@@ -223,9 +240,28 @@ async def verify(where: str) -> None:
     await store.close()
 
 
-def cpu_of(pid: int) -> float:
-    """Return the CPU seconds that all threads of a process have used."""
-    return sum(int(each.read_text().split()[0]) for each in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+def cpu_of(pid: int, server: int = 0) -> float:
+    """Return the CPU seconds that all threads of a process have used, and the children of a Postgres server."""
+    children = Path(f"/proc/{server}/task/{server}/children").read_text().split() if server else []
+    return sum(_cpu_of_process(each) for each in (pid, *children)) / 1e9
+
+
+def _cpu_of_process(pid: int | str) -> int:
+    return sum(int(each.read_text().split()[0]) for each in Path(f"/proc/{pid}/task").glob("*/schedstat"))
+
+
+def server_of(where: str) -> int:
+    """Return the process id of the Postgres server; 0 for SQLite."""
+    if not where.startswith("postgresql:"):
+        return 0
+    with psycopg.connect(where) as connection:
+        ((backend,),) = connection.execute("SELECT pg_backend_pid()").fetchall()
+        return int(Path(f"/proc/{backend}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+def loop_cpu_of(pid: int) -> float:
+    """Return the CPU seconds of the main thread, on which the event loop runs."""
+    return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) / 1e9
 
 
 async def sign_in(port: int, token: str) -> ClientConnection:
@@ -245,14 +281,15 @@ async def call(socket: ClientConnection, method: str, params: dict[str, Any]) ->
             return frame["result"]
 
 
-async def longest_wait(socket: ClientConnection, until: asyncio.Task[Any]) -> float:
-    """Call a trivial method until a task has ended; return the longest time in seconds."""
-    longest = 0.0
+async def longest_wait(pid: int, socket: ClientConnection, until: asyncio.Task[Any]) -> tuple[float, float]:
+    """Call a trivial method until a task has ended; return the longest wait and the CPU of the loop, in seconds."""
+    longest, busiest = 0.0, 0.0
     while not until.done():
-        started = time.monotonic()
+        started, cpu = time.monotonic(), loop_cpu_of(pid)
         await call(socket, "health.check", {})
         longest = max(longest, time.monotonic() - started)
-    return longest
+        busiest = max(busiest, loop_cpu_of(pid) - cpu)
+    return longest, busiest
 
 
 QUERIES: list[tuple[str, str, dict[str, Any]]] = [
@@ -269,12 +306,23 @@ QUERIES: list[tuple[str, str, dict[str, Any]]] = [
     ("search: one user, common word", "user3 sessions.search", {"query": "the"}),
     ("search: one user, rare word", "user3 sessions.search", {"query": WORDS[19990]}),
     ("branches of a session", "sessions.branches", {"sessionKey": "session-000001"}),
+    ("session", "sessions.get", {"sessionKey": "session-000001"}),
+    ("history of a session", "chat.history", {"sessionKey": "session-000001"}),
+    ("export of a session", "sessions.export", {"sessionKey": "session-000001"}),
+    ("runs: latest 100", "runs.list", {}),
+    ("runs: of one user", "user3 runs.list", {}),
+    ("runs: of a session", "runs.list", {"sessionKey": "session-000001"}),
+    ("run with its steps", "runs.get", {"runId": "run1"}),
     ("usage by agent", "usage.summary", {"groupBy": "agent"}),
     ("usage by model", "usage.summary", {"groupBy": "model"}),
     ("usage by day", "usage.summary", {"groupBy": "day"}),
     ("usage by agent and day", "usage.summary", {"groupBy": "agent", "byDay": True}),
     ("usage by session", "usage.summary", {"groupBy": "session"}),
+    ("usage by session and day", "usage.summary", {"groupBy": "session", "byDay": True}),
     ("usage by session, 30 days", "usage.summary", {"groupBy": "session", "from": "LAST_MONTH"}),
+    ("usage by session, 200 days", "usage.summary", {"groupBy": "session", "from": "LAST_200_DAYS"}),
+    ("usage of one session", "usage.summary", {"groupBy": "session", "sessionKey": "session-000001"}),
+    ("usage of one user by session", "user0 usage.summary", {"groupBy": "session"}),
     ("usage of one user by agent", "user0 usage.summary", {"groupBy": "agent"}),
     ("usage by tool", "usage.tools", {}),
     ("usage by tool, 30 days", "usage.tools", {"from": "LAST_MONTH"}),
@@ -291,20 +339,27 @@ QUERIES: list[tuple[str, str, dict[str, Any]]] = [
     ("jobs: latest 100", "jobs.list", {}),
     ("jobs: dead", "jobs.list", {"states": ["dead"]}),
     ("jobs: of one user", "user3 jobs.list", {}),
+    ("job", "jobs.get", {"jobId": "job5"}),
     ("approvals", "approvals.list", {}),
     ("users", "users.list", {}),
     ("tenant", "tenants.get", {}),
     ("limits", "limits.get", {}),
     ("schedules", "schedules.list", {}),
+    ("tenants", "tenants.list", {}),
+    ("devices", "devices.list", {}),
 ]
 
 
 class Measured(msgspec.Struct):
+    """Milliseconds; `first` is the CPU of the first request, before anything is cached."""
+
     name: str
     cpu: float
     wall: float
     stall: float
     rows: int
+    first: float = 0.0
+    loop: float = 0.0
 
 
 async def measure(where: str, home: Path) -> list[Measured]:
@@ -321,9 +376,11 @@ async def measure(where: str, home: Path) -> list[Measured]:
         sockets = {each: await sign_in(port, token) for each, token in users.items()}
         other = await sign_in(port, (home / "token").read_text().strip())
         await settle(process.pid)
+        server = server_of(where)
         for name, target, params in QUERIES:
             user, _, method = target.rpartition(" ")
-            results.append(await measure_query(process.pid, sockets.get(user, owner), other, name, method, params))
+            clients = sockets.get(user, owner), other
+            results.append(await measure_query((process.pid, server), clients, name, method, params))
         return results
     finally:
         process.terminate()
@@ -340,67 +397,129 @@ async def settle(pid: int) -> None:
 
 
 async def measure_query(
-    pid: int, socket: ClientConnection, other: ClientConnection, name: str, method: str, params: dict[str, Any]
+    processes: tuple[int, int], clients: tuple[ClientConnection, ClientConnection], name: str, method: str, params: Any
 ) -> Measured:
     """Measure a request several times; the median counts. The stall is measured in a request of its own."""
     month = (datetime.fromtimestamp(NOW / 1000, UTC) - timedelta(days=30)).strftime("%Y-%m-%d")
     old = base64.urlsafe_b64encode(f"{NOW - (DAYS - 2) * 86_400_000} ".encode()).decode().rstrip("=")
-    replaced = {"LAST_MONTH": month, "OLD": old}
+    days200 = (datetime.fromtimestamp(NOW / 1000, UTC) - timedelta(days=200)).strftime("%Y-%m-%d")
+    replaced = {"LAST_MONTH": month, "LAST_200_DAYS": days200, "OLD": old}
     params = {key: replaced.get(value, value) if isinstance(value, str) else value for key, value in params.items()}
-    walls, cpus, rows = list[float](), list[float](), 0
+    (socket, other), walls, cpus, rows = clients, list[float](), list[float](), 0
     for _ in range(REPEATS):
-        started, cpu = time.monotonic(), cpu_of(pid)
+        started, cpu = time.monotonic(), cpu_of(*processes)
         result = await call(socket, method, params)
         walls.append((time.monotonic() - started) * 1000)
-        cpus.append((cpu_of(pid) - cpu) * 1000)
+        cpus.append((cpu_of(*processes) - cpu) * 1000)
         rows = max((len(value) for value in result.values() if isinstance(value, list)), default=0)
-    request = asyncio.create_task(call(socket, method, params))
-    longest = await longest_wait(other, request)
-    await request
+    waits = list[tuple[float, float]]()
+    for _ in range(REPEATS):
+        request = asyncio.create_task(call(socket, method, params))
+        waits.append(await longest_wait(processes[0], other, request))
+        await request
     middle = REPEATS // 2
-    return Measured(name, sorted(cpus)[middle], sorted(walls)[middle], longest * 1000, rows)
+    stall, loop = min(waits)[0] * 1000, min([each for _, each in waits]) * 1000
+    return Measured(name, sorted(cpus)[middle], sorted(walls)[middle], stall, rows, cpus[0], loop)
 
 
-async def measure_verify(where: str) -> Measured:
-    command = (sys.executable, __file__, "verify", where)
+async def measure_verify(where: str, home: Path) -> Measured:
+    command = (sys.executable, __file__, "verify", where, str(home))
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     wall, cpu = json.loads((await process.communicate())[0])
     return Measured("audit verify", cpu, wall, 0, 0)
 
 
 def print_table(results: list[Measured]) -> None:
-    print("| query | rows | CPU ms | wall ms | stall ms |\n|---|---|---|---|---|")
+    print("| query | rows | first: CPU ms | CPU ms | wall ms | stall ms | loop ms |\n|---|---|---|---|---|---|---|")
     for each in results:
-        print(f"| {each.name} | {each.rows} | {each.cpu:,.1f} | {each.wall:,.1f} | {each.stall:,.1f} |")
+        numbers = (each.first, each.cpu, each.wall, each.stall, each.loop)
+        print(f"| {each.name} | {each.rows} | {' | '.join(f'{number:,.1f}' for number in numbers)} |")
 
 
 def prepare(options: argparse.Namespace, stack: contextlib.ExitStack) -> str:
     """Return the address of the filled database."""
-    folder: Path = options.database or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+    if str(options.database).startswith("postgresql:"):
+        return str(options.database)
+    folder = Path(options.database or stack.enter_context(tempfile.TemporaryDirectory()))
     folder.mkdir(parents=True, exist_ok=True)
     file, started = folder / "atlas.db", time.monotonic()
-    if options.postgres:
-        where = stack.enter_context(PostgresServer(safe=True)).url
-        run(create(where))
-        fill_postgres(where, options.scale)
-    elif file.exists():
+    if file.exists() and not options.postgres:
         return str(file)
+    where = stack.enter_context(PostgresServer(safe=True)).url if options.postgres else str(file)
+    if options.upgrade:
+        environment = os.environ | {"PYTHONPATH": f"{options.upgrade}/src", "LARGE_CREATE": where}
+        subprocess.run([sys.executable, "-c", CREATE], env=environment, check=True)
     else:
-        where = str(file)
         run(create(where))
-        fill_sqlite(file, options.scale)
+    (fill_postgres if options.postgres else fill_sqlite)(where, options.scale)  # type: ignore[arg-type]
     print(f"filled in {time.monotonic() - started:.0f} s", file=sys.stderr)
     return where
 
 
 async def measure_all(where: str, home: Path) -> list[Measured]:
-    return [*await measure(where, home), await measure_verify(where)]
+    return [*await measure(where, home), await measure_verify(where, home)]
+
+
+CREATE = """
+import asyncio, os
+from atlas_agents.storage.postgres import PostgresStore
+from atlas_agents.storage.sqlite import SqliteStore
+
+async def create(where):
+    store = PostgresStore(where) if where.startswith("postgresql:") else SqliteStore(where)
+    await store.open()
+    await store.close()
+
+asyncio.run(create(os.environ["LARGE_CREATE"]))
+"""
+"""Creates an empty database with the schema of another checkout."""
+
+
+async def measure_upgrade(where: str, home: Path) -> None:
+    """Start the gateway on an older database, use it while the derived tables are filled, and kill it once."""
+    for attempt in ("first start", "start after kill -9"):
+        started = time.monotonic()
+        command = (sys.executable, __file__, "serve", where, str(home))
+        process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+        assert process.stdout
+        port, wall, cpu = json.loads(await process.stdout.readline())
+        print(f"{attempt}: ready after {wall:,.0f} ms, {cpu:,.0f} ms of CPU")
+        token = (home / "token").read_text().strip()
+        reader, writer = await sign_in(port, token), await sign_in(port, token)
+        waits, is_killed = list[tuple[float, float]](), False
+        begin, quiet, before = time.monotonic(), 0, cpu_of(process.pid)
+        while quiet < 20 and not is_killed:
+            now, loop = time.monotonic(), loop_cpu_of(process.pid)
+            await call(reader, "sessions.list", {})
+            await call(writer, "sessions.create", {"label": "written meanwhile"})
+            waits.append((time.monotonic() - now, loop_cpu_of(process.pid) - loop))
+            await asyncio.sleep(0.1)
+            used, before = cpu_of(process.pid) - before, cpu_of(process.pid)
+            quiet = quiet + 1 if used < 0.01 else 0
+            is_killed = attempt == "first start" and time.monotonic() - begin > KILL_AFTER
+        cpu_ms, seconds = cpu_of(process.pid) * 1000, time.monotonic() - started
+        walls, loop_ms = sorted([wall * 1000 for wall, _ in waits]), max([loop for _, loop in waits]) * 1000
+        print(f"  {'killed' if is_killed else 'complete'} after {seconds:,.0f} s, {cpu_ms:,.0f} ms of CPU")
+        print(
+            f"  a list and a write took {walls[len(walls) // 2]:,.1f} ms, 99 %: {walls[len(walls) * 99 // 100]:,.1f} ms"
+        )
+        print(f"  longest {walls[-1]:,.1f} ms; at most {loop_ms:,.1f} ms of the event loop")
+        process.send_signal(signal.SIGKILL if is_killed else signal.SIGTERM)
+        await process.wait()
+
+
+KILL_AFTER = 20
+"""Seconds."""
 
 
 def main(options: argparse.Namespace) -> None:
     with contextlib.ExitStack() as stack:
         where = prepare(options, stack)
-        results = asyncio.run(measure_all(where, Path(stack.enter_context(tempfile.TemporaryDirectory()))))
+        home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if options.upgrade:
+            asyncio.run(measure_upgrade(where, home))
+            return
+        results = asyncio.run(measure_all(where, home))
     print_table(results)
     if options.json:
         options.json.write_bytes(msgspec.json.encode(results))
@@ -410,11 +529,12 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["serve"]:
         run(serve(sys.argv[2], Path(sys.argv[3])))
     elif sys.argv[1:2] == ["verify"]:
-        run(verify(sys.argv[2]))
+        run(verify(sys.argv[2], Path(sys.argv[3])))
     else:
         parser = argparse.ArgumentParser(description="Measure queries on a large database.")
         parser.add_argument("--scale", type=float, default=0.2)
         parser.add_argument("--postgres", action="store_true")
-        parser.add_argument("--database", type=Path)
+        parser.add_argument("--database")
+        parser.add_argument("--upgrade", type=Path)
         parser.add_argument("--json", type=Path)
         main(parser.parse_args())

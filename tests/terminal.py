@@ -25,6 +25,8 @@ class Screen:
 
     def __init__(self, rows: int, columns: int) -> None:
         self.rows, self.columns = rows, columns
+        self.erased: list[str] = []
+        """Lines that were printed and then erased, such as those that show a progress."""
         self._lines: list[list[str]] = [[]]
         self._row = self._column = self._top = 0
         self._incomplete = ""
@@ -86,6 +88,7 @@ class Screen:
             case "J":
                 del self._lines[self._row + 1 :], self._lines[self._row][self._column :]
             case "K":
+                self.erased.append("".join(self._lines[self._row][self._column :]).rstrip())
                 del self._lines[self._row][self._column :]
             case _:
                 pass  # colours and modes
@@ -109,6 +112,11 @@ class Terminal:
     @property
     def text(self) -> str:
         return self._screen.text
+
+    @property
+    def erased(self) -> list[str]:
+        """Lines that the command printed and then erased."""
+        return self._screen.erased
 
     def type(self, keys: str) -> None:
         os.write(self._descriptor, keys.encode())

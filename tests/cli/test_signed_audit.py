@@ -1,6 +1,7 @@
 """The audit log of a home folder is signed: `atlas audit verify` names truncation and rewriting."""
 
 import contextlib
+import re
 import sqlite3
 from pathlib import Path
 
@@ -15,6 +16,21 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 def _execute(home: Home, statement: str, *values: object) -> list[tuple[int, bytes]]:
     with contextlib.closing(sqlite3.connect(home.path / "atlas.db", isolation_level=None)) as database:
         return database.execute(statement, values).fetchall()
+
+
+def _add_rows(home: Home, count: int) -> None:
+    """Continue the chain, signed as the gateway does it."""
+    key = (home.path / "audit.key").read_bytes().strip()
+    ((seq, hash),) = _execute(home, "SELECT seq, hash FROM audit ORDER BY seq DESC LIMIT 1")
+    rows = list[tuple[int, bytes, str, str]]()
+    for number in range(seq + 1, seq + count + 1):
+        row = audit_row(number, str(hash), b"{}", key)
+        hash = row.hash
+        rows.append((row.seq, row.entry, row.previous, row.hash))
+    with contextlib.closing(sqlite3.connect(home.path / "atlas.db")) as database, database:
+        database.executemany(
+            "INSERT INTO audit (tenant, seq, entry, previous, hash) VALUES ('default', ?, ?, ?, ?)", rows
+        )
 
 
 def _verify(home: Home) -> tuple[int, str]:
@@ -46,6 +62,17 @@ def test_truncated_or_rewritten_log_is_named(home: Home) -> None:
     code, problem = _verify(home)
     assert code == 1
     assert "row 1 is not signed, but rows before it were: the log was rewritten without the key" in problem
+
+
+def test_verification_in_a_terminal_shows_its_progress(home: Home) -> None:
+    assert home.run("ask", "What time is it?").returncode == 0
+    _add_rows(home, 5_000)
+    with home.terminal("audit", "verify") as terminal:
+        screen = terminal.expect("The chain is intact: 5001 entries")
+        assert terminal.wait_for_exit() == 0
+    progress = [line for line in terminal.erased if line]
+    assert progress and all(re.fullmatch(r"[1-5],\d{3} of 5,001 entries verified", line) for line in progress)
+    assert "entries verified" not in screen
 
 
 def test_missing_heads_are_reported_until_the_log_is_accepted(home: Home) -> None:

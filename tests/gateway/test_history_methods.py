@@ -1,5 +1,6 @@
 """Methods about the past: runs and their steps, search, forks, the audit log, and tool usage."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 from gateway_client import Client, serve_and_connect
 
 from atlas_agents import Approvals, Atlas, Interceptor, Price, Request, ToolCall, ToolFailed, tool
-from atlas_agents.core.store import AddAudit
+from atlas_agents.core.store import AddAudit, AddUsage, UsageRow
 from atlas_agents.gateway import hub
 from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Reply, Scripted, calls, fails, in_memory_atlas, says
@@ -154,6 +155,42 @@ async def test_readers_receive_approval_updates_of_any_session(tmp_path: Path) -
         await run_approved_turn(client, "note it")
         updates = [frame["data"] for frame in client.events() if frame["event"] == "approvals.updated"]
         assert updates == [{"sessionKey": "s"}] * 2
+
+
+def audit_calls(*days: tuple[int, str]) -> list[AddAudit]:
+    """Entries about calls of a tool on a day of January 2026."""
+    first = 1_767_225_600_000
+    entries = [{"timestamp": first + (day - 1) * 86_400_000, "entityId": tool, "success": True} for day, tool in days]
+    return [AddAudit(json.dumps(entry).encode()) for entry in entries]
+
+
+async def test_tool_calls_are_counted_in_pages_of_whole_days_latest_first(tmp_path: Path) -> None:
+    store = MemoryStore()
+    async with serve_and_connect(tmp_path, atlas(store=store)) as client:
+        await store.commit("default", audit_calls((1, "a"), (1, "b"), (2, "a"), (2, "a"), (3, "a"), (3, "b"), (3, "c")))
+        pages, cursor = list[Any](), None
+        while True:
+            page = await client.get("usage.tools", limit=2, **({} if cursor is None else {"cursor": cursor}))
+            pages.append([f"{row['day'][-1]}{row['name']}{row['calls']}" for row in page["rows"]])
+            if (cursor := page.get("nextCursor")) is None:
+                break
+        assert pages == [["3a1", "3b1", "3c1"], ["2a2"], ["1a1", "1b1"]]
+        assert [row["day"] for row in (await client.get("usage.tools", to="2026-01-02", limit=1))["rows"]] == [
+            "2026-01-02"
+        ]
+
+
+async def test_usage_of_one_session_is_found_among_many(tmp_path: Path) -> None:
+    store = MemoryStore()
+    async with serve_and_connect(tmp_path, atlas(says("1"), store=store)) as client:
+        await run_turn(client, "one")
+        heavy = [AddUsage(UsageRow("2026-01-01", f"other{n}", "a", "m", 10**6)) for n in range(20)]
+        await store.commit("default", heavy)
+        listed = await client.get("usage.summary", groupBy="session", limit=10)
+        assert "s" not in {row["name"] for row in listed["rows"]} and listed["complete"] is False
+        (row,) = (await client.get("usage.summary", groupBy="session", sessionKey="s"))["rows"]
+        assert (row["name"], row["turns"]) == ("s", 1)
+        assert (await client.get("usage.summary", groupBy="session", sessionKey="unknown"))["rows"] == []
 
 
 async def test_audit_verify_names_a_changed_row(tmp_path: Path) -> None:

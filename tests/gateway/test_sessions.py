@@ -342,6 +342,17 @@ async def request_everything(client: Client, session: str, run_id: str, approval
     ]
 
 
+async def test_user_sees_own_runs_among_many_sessions_of_others(tmp_path: Path) -> None:
+    two_users(tmp_path)
+    store = MemoryStore()
+    atlas = in_memory_atlas(Scripted(says("ok")), store=store)
+    async with serve_gateway(tmp_path, atlas) as gateway, connect_client(gateway, ANA) as ana:
+        run_id = (await ana.get("chat.send", sessionKey="main", message="hello"))["runId"]
+        await ana.until("chat.final")
+        await store.commit(atlas.tenant, [PutSession(f"other{n}") for n in range(200)])
+        assert [(run["runId"], run["sessionKey"]) for run in (await ana.get("runs.list"))["runs"]] == [(run_id, "main")]
+
+
 async def test_data_of_another_user_is_not_visible(tmp_path: Path) -> None:
     two_users(tmp_path)
     done: list[str] = []

@@ -1,12 +1,22 @@
 """Derived tables: what they contain follows from the rows, however and whenever these were stored."""
 
+import asyncio
+import itertools
 import json
-from collections.abc import Callable, Sequence
+import random
+import signal
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from store_helpers import TENANT
 
+import fork_server
 from atlas_agents.core.messages import Message, Text
 from atlas_agents.core.store import (
     AcceptRun,
@@ -26,9 +36,11 @@ from atlas_agents.core.store import (
     ToolDay,
     UsageRow,
 )
+from atlas_agents.storage.sql import reads
 from atlas_agents.storage.sql.derived import matches_entry
+from atlas_agents.storage.sql.reads import SqlReads
 from atlas_agents.storage.sqlite import SqliteStore
-from checks import TIMEOUT
+from checks import TIMEOUT, wait_until
 from conftest import Make
 
 
@@ -305,6 +317,49 @@ async def test_sums_of_usage_are_the_same_before_and_after_days_are_closed(store
         await refresh(store)
 
 
+async def test_sessions_with_the_most_tokens_are_the_same_before_and_after_days_are_closed(store: Store) -> None:
+    """Sessions are used on several days, so the heaviest ones overall are not those of a range of days."""
+    rng = random.Random(5)
+    keys = [f"s{n:03}" for n in range(300)] + [f"@ann/s{n:03}" for n in range(300)]
+    rows = [used(f"2026-01-{rng.randint(1, 28):02}", rng.choice(keys), tokens=rng.randint(1, 5000)) for _ in range(900)]
+    rows += [used("2026-01-01", key, tokens=1_000_000 + 10_000 * n) for n, key in enumerate(keys[:280])]
+    rows += [used("2999-01-01", rng.choice(keys), tokens=rng.randint(1, 5000)) for _ in range(20)]
+    await store.commit(TENANT, rows)
+
+    def expected(since: str, until: str, owner: str) -> list[tuple[int, str]]:
+        totals: Counter[str] = Counter()
+        for each in rows:
+            if since <= each.usage.day < until and each.usage.session.startswith(owner):
+                totals[each.usage.session] += each.usage.input_tokens + each.usage.output_tokens
+        return sorted([(-tokens, session) for session, tokens in totals.items()])
+
+    ranges = (("", "9999"), ("2026-01-02", "9999"), ("2026-01-10", "2026-01-12"), ("", "2026-01-02"))
+    for _ in range(2):
+        for (since, until), owner, limit in itertools.product(ranges, ("", "@ann/"), (3, 260, None)):
+            named: Any = {"since": since, "until": until, "owner": owner, "limit": limit}
+            found = await store.sum_usage(TENANT, "session", **named)
+            assert [(-row.input_tokens - row.output_tokens, row.session) for row in found] == expected(
+                since, until, owner
+            )[:limit]
+        await refresh(store)
+
+
+async def test_usage_of_one_session_is_summed(store: Store) -> None:
+    rows = [used("2026-01-01", "s", "a", tokens=1), used("2026-01-02", "s", "b", tokens=2)]
+    await store.commit(TENANT, [*rows, used("2999-01-01", "s", tokens=4), used("2026-01-02", "t")])
+    for _ in range(2):
+        assert await sums(store, by="session", session="s") == {"s": 7}
+        assert await sums(store, by="session", session="s", since="2026-01-02") == {"s": 6}
+        assert await sums(store, session="s") == {"a": 5, "b": 2}
+        assert await sums(store, by="session", session="other") == {}
+        assert await sums(store, by="session", session="s", by_day=True) == {
+            "s2026-01-01": 1,
+            "s2026-01-02": 2,
+            "s2999-01-01": 4,
+        }
+        await refresh(store)
+
+
 async def test_late_usage_of_a_closed_day_is_counted(store: Store) -> None:
     await store.commit(TENANT, [used("2026-01-01", "s")])
     await refresh(store)
@@ -314,8 +369,10 @@ async def test_late_usage_of_a_closed_day_is_counted(store: Store) -> None:
     await store.commit(TENANT, [used("2026-01-01", "t")])
     await store.commit(TENANT, [RefreshIndexes()])
     assert await sums(store) == {"a": 40}
+    assert await sums(store, by="session") == {"s": 20, "t": 20}
     await refresh(store)
     assert await sums(store) == {"a": 40}
+    assert await sums(store, by="session") == {"s": 20, "t": 20}
 
 
 async def test_sessions_are_listed_in_pages_without_gaps_while_others_change(store: Store) -> None:
@@ -357,3 +414,84 @@ async def test_last_turn_of_each_user_is_known(store: Store) -> None:
     assert (agent, user) == ("a", "ann") and at > 0
     await store.commit(TENANT, [AcceptRun("r2", "s", "a", "bob", "", "", b"")])
     assert [each[:2] for each in await store.last_turns(TENANT)] == [("a", "ann"), ("a", "bob")]
+
+
+DERIVED = (
+    *("derived_positions", "search_sessions", "search_texts", "last_turns", "audit_blocks", "audit_values"),
+    *("tool_days", "usage_days", "usage_closed", "usage_sessions", "usage_session_days"),
+)
+PROGRESS = (
+    "SELECT count(*) FROM search_sessions",
+    "SELECT coalesce(max(position), 0) FROM derived_positions WHERE name = 'audit'",
+)
+
+
+@pytest.mark.durable
+async def test_backfill_continues_after_each_of_many_kills(
+    make_store: Make, kind: str, schema: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """The database is one whose derived tables are empty, as after an upgrade. SIGKILL comes during a batch."""
+    sessions, rows = 400, 12_000
+    where = str(tmp_path / "atlas.db") if kind == "sqlite" else request.getfixturevalue("postgres_server").url
+    store = await make_store()
+    for n in range(sessions):
+        await add_session(store, f"s{n}", f"word{n}x shared", label=f"name{n}x")
+    await fill_audit(store, rows)
+    await store.commit(TENANT, [used(f"2026-01-{n % 28 + 1:02}", f"s{n}", tokens=n) for n in range(sessions)])
+    await store.close()
+    with database(where, schema) as execute:
+        for table in DERIVED:
+            execute(f"DELETE FROM {table}")
+    indexed, kills = [0, 0], 0
+    while sessions - indexed[0] >= 64 or rows - indexed[1] > 1000:  # less is refreshed when it is needed
+        seconds = kills % 5 * 0.002
+        process = await fork_server.start(
+            str(Path(__file__).with_name("killed_backfill.py")), where, schema, "3", str(seconds)
+        )
+        assert await asyncio.wait_for(process.wait(), TIMEOUT) == -signal.SIGKILL
+        with database(where, schema) as execute:
+            now = [execute(each)[0][0] for each in PROGRESS]
+        assert now > indexed and now[0] >= indexed[0] and now[1] >= indexed[1]
+        indexed, kills = now, kills + 1
+    assert kills > 3
+    store = await make_store()
+    await refresh(store)
+    assert await find(store, "word7x") == ["s7"] and await find(store, "name350x") == ["s350"]
+    assert len(await find(store, "shared", limit=500)) == sessions
+    assert sum([each.calls for each in await store.tool_days(TENANT)]) == rows
+    wanted = [n + 1 for n in range(rows) if matches_entry(json.loads(entry(n)), AuditFilter(tool="t2"))]
+    assert await find_numbers(store, AuditFilter(tool="t2"), limit=500) == wanted[::-1]
+    assert sum([row.input_tokens for row in await store.sum_usage(TENANT, "session")]) == sum(range(sessions))
+
+
+@pytest.mark.durable
+async def test_backfill_logs_its_progress(
+    store: Store, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert isinstance(store, SqlReads)
+    monkeypatch.setattr(reads, "_LOG_INTERVAL", -1.0)
+    for n in range(40):
+        await add_session(store, f"s{n}", "word")
+    with caplog.at_level("INFO", "atlas_agents.storage.sql.reads"):
+        await fill_audit(store, 600)  # so many rows are indexed in the background
+        await wait_until(lambda: "refreshed the indexes" in caplog.text)
+    lines = [record.getMessage().rpartition("=")[0] for record in caplog.records]
+    assert f"refreshing the indexes: tenant={TENANT} sessions=40 of=40 audit_rows=576 of=600 seconds" in lines
+    assert lines[-1] == f"refreshed the indexes: tenant={TENANT} seconds"
+
+
+@contextmanager
+def database(where: str, schema: str) -> Generator[Callable[[str], Any]]:
+    """A connection past the store, which would refresh the derived tables."""
+    if not where.startswith("postgresql:"):
+        with closing(sqlite3.connect(where, isolation_level=None)) as connection:
+            yield lambda statement: connection.execute(statement).fetchall()
+        return
+    with psycopg.connect(where, autocommit=True) as postgres:
+        postgres.execute(f"SET search_path = {schema}".encode())
+
+        def execute(statement: str) -> Any:
+            cursor = postgres.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+
+        yield execute

@@ -486,11 +486,13 @@ def test_every_statement_filters_by_tenant() -> None:
     found += [statements.add_events(1), statements.add_messages(2), statements.list_jobs(2), statements.add_passages(1)]
     found += [statements.add_search_texts(1), statements.add_audit_blocks(1), statements.add_audit_values(1)]
     found += [statements.list_sessions(), statements.list_sessions(statements.OF_OWNER)]
-    found += [statements.usage_by(("day",)), statements.usage_by_session(("session",))]
+    found += [statements.usage_by(("day",)), statements.usage_by_session(("session",)), statements.usage_bound()]
+    found += [statements.usage_by_session(("session", "day"), owned=True), statements.usage_of_session(("agent_id",))]
     found += [statements.find_audit_blocks(("tool", "user")), statements.audit_in_ranges(2)]
     found += [statements.passages_by_id(2), statements.postgres_nearest(3), statements.postgres_counts(2)]
     assert len(found) > 60
     no_tables = "SET|passage_words|session_words|days|open_days|found|unnest|LATERAL|existing|next|added"
+    no_tables += "|recent|examined|used"
     for statement in found:
         # the full-text indexes filter by owner words
         tables = len(re.findall(rf"\b(?:FROM|UPDATE|JOIN|INTO) (?!{no_tables})\w+", statement))

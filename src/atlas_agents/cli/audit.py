@@ -10,10 +10,13 @@ from atlas_agents.cli.output import format_time, one_line, print_json, print_tab
 from atlas_agents.core.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
     from atlas_agents.tools.audit import AuditRecord
 
 app = Group()
 _LEVELS = (None, "info", "warn", "error")
+_PAGE = 1000
 _NO_MATCH = "No entry matches these filters."
 
 
@@ -147,7 +150,8 @@ async def compare_policy(
     from atlas_agents.tools.audit import what_if
     from atlas_agents.tools.policy import Policy
 
-    changes = what_if(await _read_records(), Policy.load(policy))
+    tested = Policy.load(policy)
+    changes = [change async for records in _read_records() for change in what_if(records, tested)]
     if as_json:
         print_json(changes)
         return
@@ -156,15 +160,22 @@ async def compare_policy(
     print_table(headers, rows, "The policy would have decided every recorded call the same way.")
 
 
-async def _read_records() -> "list[AuditRecord]":
-    """Read the whole log from the store: the policy is a local file that the gateway does not know."""
+async def _read_records() -> "AsyncGenerator[Sequence[AuditRecord], None]":
+    """Yield the log in parts, from the store: the policy is a local file that the gateway does not know."""
     from atlas_agents.config.open import open_store
     from atlas_agents.tools.audit import StoreAudit
 
     store = open_store(load_settings())
     await store.open()
     try:
-        return list(await StoreAudit(store).records(TENANT))
+        after = 0
+        while records := await StoreAudit(store).records(TENANT, after=after, limit=_PAGE):
+            yield records
+            after = records[-1].seq
+            if sys.stderr.isatty():
+                rewrite_line(f"{after:,} entries read")
+        if sys.stderr.isatty():
+            rewrite_line("")
     finally:
         await store.close()
 

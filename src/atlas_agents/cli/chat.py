@@ -498,14 +498,15 @@ async def _history(chat: ChatLoop, _: str) -> None:
 
 
 async def _usage(chat: ChatLoop, _: str) -> None:
-    rows: list[dict[str, Any]] = (await chat.gateway.client.call("usage.summary", group_by="session"))["rows"]
-    for row in rows:
-        if row["name"] == chat.session_key:
-            tokens = f"{row['inputTokens']:,} tokens in, {row['outputTokens']:,} out"
-            cost = f", {row['costMicrocents'] / 1e8:.4f} $" if row["costMicrocents"] else ""
-            chat.view.print_line(f"{output.plural(row['turns'], 'turn')}: {tokens}{cost}")
-            return
-    chat.view.print_line("No usage yet.", "dim")
+    used = await chat.gateway.client.call("usage.summary", group_by="session", session_key=chat.session_key)
+    rows: list[dict[str, Any]] = used["rows"]
+    if not rows:
+        chat.view.print_line("No usage yet.", "dim")
+        return
+    (row,) = rows
+    tokens = f"{row['inputTokens']:,} tokens in, {row['outputTokens']:,} out"
+    cost = f", {row['costMicrocents'] / 1e8:.4f} $" if row["costMicrocents"] else ""
+    chat.view.print_line(f"{output.plural(row['turns'], 'turn')}: {tokens}{cost}")
 
 
 SlashCommand: TypeAlias = Callable[[ChatLoop, str], Awaitable[None]]

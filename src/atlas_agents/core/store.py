@@ -1011,8 +1011,13 @@ class Store(Protocol):
         fewer than `limit` although there are more: continue with the `before` of the result."""
         ...
 
-    async def tool_days(self, tenant: str, *, since: str = "", until: str = "9999") -> list[ToolDay]:
-        """Return the tool calls of the days from `since` up to `until`, exclusive, from the audit log."""
+    async def tool_days(
+        self, tenant: str, *, since: str = "", until: str = "9999", limit: int | None = None
+    ) -> list[ToolDay]:
+        """Return the tool calls of the days from `since` up to `until`, exclusive, from the audit log.
+
+        The latest day is first; `limit` is the most rows.
+        """
         ...
 
     async def approval(self, tenant: str, id: str) -> ApprovalRow | None:
@@ -1048,12 +1053,14 @@ class Store(Protocol):
         since: str = "",
         until: str = "9999",
         owner: str = "",
+        session: str = "",
         limit: int | None = None,
     ) -> list[UsageRow]:
         """Return the sums of the days from `since` up to `until`, exclusive, by one key and, if wanted, by day.
 
         Fields that are not summed by are empty. `owner` is the beginning of the keys of a user's sessions, such as
-        `@ann/`. With `limit`, only the groups with the most tokens.
+        `@ann/`. With `session`, only what this session used. Of sessions, and of the days of one session, those with
+        the most tokens are first; `limit` is the most rows.
         """
         ...
 

@@ -3,6 +3,7 @@
 import asyncio
 import ctypes
 import logging
+import math
 import resource
 import time
 from collections import OrderedDict
@@ -22,7 +23,7 @@ from atlas_agents.agents.runner import tool_call_session
 from atlas_agents.agents.sessions import make_title
 from atlas_agents.agents.stream import AtlasStream
 from atlas_agents.core import package_version
-from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock, run_in_thread
+from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock, TimeSlices, run_in_thread
 from atlas_agents.core.errors import ConfigError, StoreError
 from atlas_agents.core.messages import Message, new_id
 from atlas_agents.core.store import AuditFilter, AuditRow, Session, Store
@@ -142,7 +143,7 @@ class AuditTail:
 
         The subscriber gets events about the progress.
         """
-        total, sent = await self._find_last_row(), time.monotonic()
+        total, sent = await self._find_last_row(), -math.inf
 
         def send_progress(rows: int) -> None:
             nonlocal sent
@@ -155,12 +156,23 @@ class AuditTail:
         rows = await self._find_last_row() if is_row_broken else found.rows
         return admin.AuditVerified(rows, found.broken, found.problem, found.signed_from, found.head)
 
-    async def count_calls(self, since: str, until: str) -> tuple[admin.ToolUse, ...]:
-        """Count calls by tool and day from one day up to another, exclusive."""
-        days = await self._store.tool_days(self._tenant, since=since, until=until)
-        return tuple(
-            [admin.ToolUse(each.tool, each.day, each.calls, each.failed, round(each.milliseconds, 3)) for each in days]
-        )
+    async def count_calls(self, since: str, until: str, limit: int) -> admin.ToolsUsed:
+        """Count calls by tool and day, as many whole days as fit: those before `until`, latest first."""
+        days = await self._store.tool_days(self._tenant, since=since, until=until, limit=limit + 1)
+        more = None
+        if len(days) > limit:
+            first, last = days[0].day, days[-1].day
+            if first == last:  # a page has at least one day
+                days = await self._store.tool_days(self._tenant, since=last, until=until)
+                more = last
+            else:
+                days = [each for each in days if each.day > last]
+                more = days[-1].day
+        rows, slices = list[admin.ToolUse](), TimeSlices()
+        for each in days:
+            rows.append(admin.ToolUse(each.tool, each.day, each.calls, each.failed, round(each.milliseconds, 3)))
+            await slices.pause()
+        return admin.ToolsUsed(tuple(rows), more)
 
     async def calls_since(self, since: int, limit: int) -> AsyncGenerator[tuple[int, AuditEntry], None]:
         """Yield the number and entry of up to `limit` tool calls since a time in milliseconds, latest first."""

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 START = ""
 """The hash before the first row."""
 _PAGE = 1000
+_BLOCK = 64
+"""Bytes of a block of SHA-256."""
 _FLUSH_DELAY = 1.0
 """Seconds after a row until the signed heads are written."""
 _PUBLISH_TIMEOUT = 5.0
@@ -99,13 +101,28 @@ class SignedHeads(msgspec.Struct, frozen=True):
     gap: str = ""
 
 
+class KeyedHash:
+    """HMAC-SHA256 for many texts: what depends on the key only is hashed once, which halves the time of a text."""
+
+    def __init__(self, key: bytes) -> None:
+        block = (key if len(key) <= _BLOCK else hashlib.sha256(key).digest()).ljust(_BLOCK, b"\0")
+        self._inner = hashlib.sha256(bytes([byte ^ 0x36 for byte in block]))
+        self._outer = hashlib.sha256(bytes([byte ^ 0x5C for byte in block]))
+
+    def hexdigest(self, content: bytes) -> str:
+        inner, outer = self._inner.copy(), self._outer.copy()
+        inner.update(content)
+        outer.update(inner.digest())
+        return outer.hexdigest()
+
+
 class AuditVerifier:
     """Verifies the rows of a chain one after the other, from the first one, and compares them with the signed head."""
 
     def __init__(
         self, keys: Sequence[bytes] = (), head: AuditHead | None = None, *, requires_keys: bool = False
     ) -> None:
-        self._keys = {port.audit_key_id(key): key for key in keys}
+        self._keys = {port.audit_key_id(key): KeyedHash(key) for key in keys}
         self._head = head
         self._requires_keys = requires_keys
         self._previous = START
@@ -144,7 +161,7 @@ class AuditVerifier:
             seq += 1
             content = f"{previous}\n{seq}\n".encode() + row.entry
             if key is not None:
-                expected = prefix + hmac.digest(key, content, "sha256").hex()
+                expected = prefix + key.hexdigest(content)
             else:
                 expected = "" if self.signed_from or seq == signed_from else hashlib.sha256(content).hexdigest()
             if expected != row.hash or row.seq != seq or row.previous != previous or seq == head_seq:
@@ -156,7 +173,7 @@ class AuditVerifier:
         self.rows, self._previous = seq, previous
         return None
 
-    def _signature_of(self, hash: str) -> tuple[str, bytes | None]:
+    def _signature_of(self, hash: str) -> tuple[str, KeyedHash | None]:
         """Return the beginning of a keyed hash and its key, if that is known."""
         prefix = hash[: hash.rfind(":") + 1]
         return prefix, self._keys.get(prefix[5:-1]) if prefix.startswith("hmac:") else None
@@ -170,7 +187,7 @@ class AuditVerifier:
         return None
 
 
-def _has_hash(row: AuditRow, id: str, key: bytes | None) -> bool:
+def _has_hash(row: AuditRow, id: str, key: KeyedHash | None) -> bool:
     """Return whether the hash of a row is that of its content. The content of a row with an unknown key is not checked.
 
     This is `audit_hash` without the work that is the same for all rows.
@@ -178,7 +195,7 @@ def _has_hash(row: AuditRow, id: str, key: bytes | None) -> bool:
     content = f"{row.previous}\n{row.seq}\n".encode() + row.entry
     if not id:
         return hashlib.sha256(content).hexdigest() == row.hash
-    return key is None or f"hmac:{id}:{hmac.digest(key, content, 'sha256').hex()}" == row.hash
+    return key is None or f"hmac:{id}:{key.hexdigest(content)}" == row.hash
 
 
 class AuditVerification(msgspec.Struct, frozen=True):

@@ -300,9 +300,24 @@ _FOURTEENTH = (
         SELECT tenant, agent_id, user_id, max(created_at) FROM runs GROUP BY tenant, agent_id, user_id""",
 )
 
+# Usage by session of the days that are over. `usage_sessions` has the first and last day of a session and its tokens,
+# which are the most that it can have used in a range of days. All days are summed again to fill both tables.
+_SEVENTEENTH = (
+    """CREATE TABLE usage_session_days (
+        tenant {text} NOT NULL, session {text} NOT NULL, day {text} NOT NULL, tokens {int} NOT NULL,
+        PRIMARY KEY (tenant, session, day)){clustered}""",
+    """CREATE TABLE usage_sessions (
+        tenant {text} NOT NULL, session {text} NOT NULL, first_day {text} NOT NULL, last_day {text} NOT NULL,
+        tokens {int} NOT NULL, owner {owner_of_session}, PRIMARY KEY (tenant, session)){clustered}""",
+    "CREATE INDEX usage_sessions_by_tokens ON usage_sessions (tenant, tokens DESC, session, first_day, last_day)",
+    """CREATE INDEX usage_sessions_of_owner ON usage_sessions (tenant, owner, tokens DESC, session)
+        WHERE owner <> ''""",
+    "DELETE FROM usage_closed",
+)
+
 STEPS: tuple[tuple[str, ...], ...] = (
     *(_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH, _EIGHTH, _NINTH, _TENTH),
-    *(_ELEVENTH, _TWELFTH, _THIRTEENTH, _FOURTEENTH),
+    *(_ELEVENTH, _TWELFTH, _THIRTEENTH, _FOURTEENTH, _SEVENTEENTH),
 )
 VERSION = len(STEPS)
 

@@ -237,7 +237,7 @@ class PostgresStore(SqlReads):
         while True:
             try:
                 async with pool.connection(timeout=1.0) as connection:
-                    return await postgres_connection.execute(connection.cursor(), query, prepare=prepare)
+                    return await postgres_connection.execute(connection.cursor(binary=True), query, prepare=prepare)
             except psycopg.Error as error:
                 if not postgres_connection.is_lost(error) or self._clock.monotonic() >= end:
                     raise postgres_connection.translate_error(error) from error

@@ -136,6 +136,16 @@ class SqliteStore(SqlReads):
         _, _, searcher = self._require_threads()
         return await searcher.thread.run(query)
 
+    async def scan(self, query: Query) -> list[Row]:
+        """Execute a query on a connection and thread of its own, so that not even searches wait for it."""
+        self._require_threads()
+        scanner = _ReadThread(self._options)
+        try:
+            await scanner.thread.run("open")
+            return await scanner.thread.run(query)
+        finally:
+            await scanner.thread.close("close")
+
     async def search_text(self, tenant: str, where: Where, words: Sequence[str], *, limit: int = 50) -> list[Hit]:
         return await search_sqlite(self.search, tenant, where, words, limit)
 

@@ -145,8 +145,10 @@ class StoreAudit:
         (row,) = await self._store.commit(entry.tenant_id, [AddAudit(encode(entry))])
         return _record(row)
 
-    async def records(self, tenant: str = "default") -> Sequence[AuditRecord]:
-        return [_record(row) for row in await self._store.audit(tenant)]
+    async def records(
+        self, tenant: str = "default", *, after: int = 0, limit: int | None = None
+    ) -> Sequence[AuditRecord]:
+        return [_record(row) for row in await self._store.audit(tenant, after=after, limit=limit)]
 
 
 class StoreCounter:

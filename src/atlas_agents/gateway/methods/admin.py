@@ -216,7 +216,7 @@ async def verify_audit(caller: ClientConnection, _: NoParams) -> wire.AuditVerif
 async def count_tool_calls(caller: ClientConnection, params: wire.UsageTools) -> wire.ToolsUsed:
     _require_all_sessions(caller)
     since, until = _day_range(params.since, params.to)
-    return wire.ToolsUsed(await caller.hub.audit.count_calls(since, until))
+    return await caller.hub.audit.count_calls(since, min(until, params.cursor or until), params.limit)
 
 
 async def sum_usage(caller: ClientConnection, params: wire.UsageSummary) -> wire.UsageResult:
@@ -224,8 +224,10 @@ async def sum_usage(caller: ClientConnection, params: wire.UsageSummary) -> wire
     since, until = _day_range(params.since, params.to)
     hub, prefix, key = caller.hub, caller.grant.prefix, _USAGE_KEYS[params.group_by]
     limit = params.limit + 1 if key == "session" else None
-    days = {"since": since, "until": until}
-    found = await hub.store.sum_usage(hub.atlas.tenant, key, by_day=params.by_day, owner=prefix, limit=limit, **days)
+    wanted = {"since": since, "until": until, "owner": prefix}
+    if params.session_key is not None:
+        wanted["session"] = prefix + params.session_key
+    found = await hub.store.sum_usage(hub.atlas.tenant, key, by_day=params.by_day, limit=limit, **wanted)
     rows = [_usage_shape(getattr(row, key).removeprefix(prefix), row, params.by_day) for row in found]
     shown = rows if limit is None else rows[: params.limit]
     return wire.UsageResult(tuple(shown), complete=len(shown) == len(rows))

@@ -306,8 +306,7 @@ async def list_runs(caller: ClientConnection, params: wire.RunsList) -> wire.Run
     if params.session_key is not None:
         keys = [prefix + params.session_key]
     else:
-        sessions = await hub.atlas.sessions.list(limit=_SESSIONS)
-        keys = [each.key for each in sessions if each.key.startswith(prefix)]
+        keys = [each.key for each in await hub.atlas.sessions.list(limit=_SESSIONS, prefix=prefix)]
     rows = [row for key in keys for row in await hub.store.runs(hub.atlas.tenant, key)]
     rows.sort(key=lambda row: row.created_at, reverse=True)
     return wire.RunsResult(tuple([_run_shape(row, prefix) for row in rows[: params.limit]]))

@@ -702,7 +702,7 @@ class AuditVerified(types.WireStruct, frozen=True):
 class UsageSummary(types.WireStruct, frozen=True):
     """A range of days, both included, and the grouping key; `byDay` returns one sum per day.
 
-    Of sessions, those with the most tokens are returned, up to `limit`.
+    Of sessions, those with the most tokens are returned, up to `limit`. With `sessionKey`, only what one session used.
     """
 
     since: Day | None = field(default=None, name="from")
@@ -710,6 +710,7 @@ class UsageSummary(types.WireStruct, frozen=True):
     group_by: Literal["agent", "model", "session", "day"] = "agent"
     by_day: bool = False
     limit: Annotated[int, Meta(ge=1, le=10_000)] = 1_000
+    session_key: Annotated[str, Meta(min_length=1, max_length=200)] | None = None
 
 
 class UsageSum(types.WireStruct, frozen=True):
@@ -736,10 +737,12 @@ class UsageResult(types.WireStruct, frozen=True):
 
 
 class UsageTools(types.WireStruct, frozen=True):
-    """A range of days, both included."""
+    """A range of days, both included, and the most rows of a page, which contains whole days, latest first."""
 
     since: Day | None = field(default=None, name="from")
     to: Day | None = None
+    limit: Annotated[int, Meta(ge=1, le=10_000)] = 5_000
+    cursor: Day | None = None
 
 
 class ToolUse(types.WireStruct, frozen=True):
@@ -754,6 +757,7 @@ class ToolUse(types.WireStruct, frozen=True):
 
 class ToolsUsed(types.WireStruct, frozen=True):
     rows: tuple[ToolUse, ...]
+    next_cursor: str | None = None
 
 
 class ConfigResult(types.WireStruct, frozen=True):

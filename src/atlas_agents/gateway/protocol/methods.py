@@ -71,7 +71,7 @@ _ALL = (
         "Import an exported session.",
         is_slow=True,
     ),
-    Method("runs.list", "read", chat.RunsList, chat.RunsResult, "List runs, latest first."),
+    Method("runs.list", "read", chat.RunsList, chat.RunsResult, "List runs, latest first.", is_slow=True),
     Method("runs.get", "read", chat.OneRun, chat.RunDetails, "A run with its steps."),
     Method("jobs.list", "read", jobs.JobsList, jobs.JobPage, "List jobs, latest first."),
     Method("jobs.get", "read", jobs.OneJob, jobs.JobResult, "A job."),
@@ -165,12 +165,12 @@ _ALL = (
     Method("channels.test", "admin", admin.ChannelsTest, admin.ChannelTested, "Test a bot token.", is_slow=True),
     Method("channels.pair", "admin", admin.ChannelsPair, admin.PersonResult, "Pair the person who has a code."),
     Method("channels.unpair", "admin", admin.ChannelsUnpair, RemovalResult, "Remove a person from a channel."),
-    Method("audit.list", "read", admin.AuditList, admin.AuditPage, "List audit entries, latest first."),
+    Method("audit.list", "read", admin.AuditList, admin.AuditPage, "List audit entries, latest first.", is_slow=True),
     Method("audit.subscribe", "read", NoParams, Ack, "Subscribe to new audit entries."),
     Method(
         "audit.verify", "read", NoParams, admin.AuditVerified, "Verify the hash chain of the audit log.", is_slow=True
     ),
-    Method("usage.summary", "read", admin.UsageSummary, admin.UsageResult, "Sums of tokens and cost."),
+    Method("usage.summary", "read", admin.UsageSummary, admin.UsageResult, "Sums of tokens and cost.", is_slow=True),
     Method("usage.tools", "read", admin.UsageTools, admin.ToolsUsed, "Number of tool calls by day.", is_slow=True),
     Method(
         "knowledge.list",
@@ -209,7 +209,7 @@ _ALL = (
     Method("memories.put", "write", knowledge.MemoriesPut, knowledge.MemoryResult, "Change the text of a memory."),
     Method("memories.clear", "write", knowledge.MemoriesClear, knowledge.Removed, "Delete an agent's memories of you."),
     Method("limits.get", "read", NoParams, admin.LimitsResult, "Limits of tool calls and current usage."),
-    Method("users.list", "read", NoParams, admin.UsersResult, "List users."),
+    Method("users.list", "read", NoParams, admin.UsersResult, "List users.", is_slow=True),
     Method("users.put", "admin", admin.UsersPut, admin.UserResult, "Create or update a user."),
     Method("users.remove", "admin", admin.UsersRemove, RemovalResult, "Remove a user."),
     Method(
@@ -217,7 +217,7 @@ _ALL = (
     ),
     Method("plans.list", "read", NoParams, admin.PlansResult, "List plans."),
     Method("plans.put", "admin", admin.PlansPut, admin.PlanResult, "Create or update a plan."),
-    Method("tenants.get", "read", NoParams, admin.TenantResult, "The tenant's plan and usage."),
+    Method("tenants.get", "read", NoParams, admin.TenantResult, "The tenant's plan and usage.", is_slow=True),
     Method("tenants.update", "admin", admin.TenantsUpdate, admin.TenantResult, "Switch to another plan."),
     Method("tenants.list", "admin", NoParams, admin.TenantsResult, "List the tenants of this store."),
     Method(

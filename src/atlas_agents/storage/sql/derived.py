@@ -297,5 +297,6 @@ def _sum_usage_day(context: WriteContext) -> Steps[int]:
         yield context.bind(sql.START_CLOSING_DAY, day=day)
     elif (yield context.bind(sql.CLOSE_DAY, day=day)):
         yield context.bind(sql.DROP_USAGE_DAY, day=day)
-        yield context.bind(sql.SUM_USAGE_DAY, day=day)
+        for statement in (sql.SUM_USAGE_DAY, sql.SUM_SESSION_DAY, sql.SUM_SESSIONS):
+            yield context.bind(statement, day=day)
     return 1

@@ -6,9 +6,8 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
-
-import msgspec
 
 from atlas_agents.core import store
 from atlas_agents.core.aio import BackgroundTasks, TimeSlices, run_in_thread, utc_day
@@ -46,6 +45,9 @@ _INDEXED_WRITES = (store.AddMessage, store.AddMessages, store.AddAudit)
 _REFRESH_AFTER, _REFRESH_SESSIONS = 500, 64
 """Writes and sessions from which on the derived tables are refreshed without being asked for."""
 _REFRESH_PAUSE, _LOG_INTERVAL = 0.01, 5.0
+_SEQ, _ENTRY = [tables.AUDIT.names.index(name) for name in ("seq", "entry")]
+_USAGE_KEYS, _USAGE_AMOUNTS = tables.USAGE.names[:4], tables.USAGE.names[4:]
+_MIN_SESSIONS = 250
 _MAX_INTEGER = (1 << 63) - 1
 
 
@@ -77,6 +79,10 @@ class SqlReads(ABC):
     async def search(self, query: Query) -> list[Row]:
         """Execute a query that only reads and may take a while."""
         return await self.fetch(query)
+
+    async def scan(self, query: Query) -> list[Row]:
+        """Execute a query that reads a whole table."""
+        return await self.search(query)
 
     @abstractmethod
     async def search_text(
@@ -173,13 +179,19 @@ class SqlReads(ABC):
 
     async def _refresh_until_current(self, tenant: str) -> None:
         """Refresh in batches, with pauses in which other commits are made."""
-        started, rows, logged = time.monotonic(), 0, time.monotonic()
-        while (batch := (await self.commit(tenant, [store.RefreshIndexes()]))[0]) > 0:
-            rows, now = rows + batch, time.monotonic()
+        started = logged = time.monotonic()
+        while (await self.commit(tenant, [store.RefreshIndexes()]))[0] > 0:
+            now = time.monotonic()
             if now - logged > _LOG_INTERVAL:
                 logged = now
-                logger.info("refreshing the indexes: tenant=%s rows=%d seconds=%.0f", tenant, rows, now - started)
+                (counts,) = await self.search(bind(tenant, sql.INDEX_PROGRESS, name=AUDIT))
+                logger.info(
+                    "refreshing the indexes: tenant=%s sessions=%d of=%d audit_rows=%d of=%d seconds=%.0f",
+                    *(tenant, *counts, now - started),
+                )
             await asyncio.sleep(_REFRESH_PAUSE)
+        if logged > started:
+            logger.info("refreshed the indexes: tenant=%s seconds=%.0f", tenant, time.monotonic() - started)
 
     async def session_totals(self, tenant: str, prefix: str) -> store.SessionTotals:
         (counts,) = await self.search(bind(tenant, sql.SESSION_TOTALS, **key_range(prefix)))
@@ -246,50 +258,55 @@ class SqlReads(ABC):
             after = 0 if is_plain else position
             if end > after + 1:  # not indexed yet, or no index is needed
                 query = bind(tenant, sql.AUDIT_BEFORE, before=end, after=after, limit=_AUDIT_PAGE)
-                rows = tables.AUDIT.all(await self.search(query))
+                rows = await self.search(query)
                 is_last = is_plain and len(rows) < _AUDIT_PAGE
-                next_end = rows[-1].seq if len(rows) == _AUDIT_PAGE else after + 1
+                next_end = rows[-1][_SEQ] if len(rows) == _AUDIT_PAGE else after + 1
             else:
                 blocks = [block for (block,) in await self.search(_blocks_query(tenant, where, end))]
                 rows = await self._read_blocks(tenant, blocks, end)
                 is_last = len(blocks) < _AUDIT_BLOCKS
                 next_end = min(blocks, default=0) * AUDIT_BLOCK + 1
-            for row in rows:
-                if all(each in row.entry for each in needles) and matches_entry(read_entry(row.entry), where):
+            for row in tables.AUDIT.all(_with_needles(rows, needles)):
+                if is_plain or matches_entry(read_entry(row.entry), where):
                     found.append(row)
                     if len(found) == limit:
                         return store.AuditMatches(tuple(found), row.seq if row.seq > 1 else None)
-                await slices.pause()
+            await slices.pause()
             examined, end = examined + len(rows), next_end
             if is_last or end <= 1:
                 return store.AuditMatches(tuple(found))
         return store.AuditMatches(tuple(found), end)
 
-    async def _read_blocks(self, tenant: str, blocks: Sequence[int], before: int) -> list[store.AuditRow]:
+    async def _read_blocks(self, tenant: str, blocks: Sequence[int], before: int) -> list[Row]:
         """Return the audit rows of some blocks before a number, latest first."""
         if not blocks:
             return []
         ranges = {f"after{n}": block * AUDIT_BLOCK for n, block in enumerate(blocks)}
         ranges |= {f"last{n}": min((block + 1) * AUDIT_BLOCK, before - 1) for n, block in enumerate(blocks)}
-        rows = tables.AUDIT.all(await self.search(bind(tenant, sql.audit_in_ranges(len(blocks)), **ranges)))
-        return sorted(rows, key=lambda row: -row.seq)
+        rows = await self.search(bind(tenant, sql.audit_in_ranges(len(blocks)), **ranges))
+        return sorted(rows, key=itemgetter(_SEQ), reverse=True)
 
-    async def tool_days(self, tenant: str, *, since: str = "", until: str = "9999") -> list[store.ToolDay]:
+    async def tool_days(
+        self, tenant: str, *, since: str = "", until: str = "9999", limit: int | None = None
+    ) -> list[store.ToolDay]:
         position, indexed, slices = -1, list[Row](), TimeSlices()
         while (now := first_number(await self.fetch(bind(tenant, sql.POSITION, name=AUDIT)))) != position:
             position = now
-            indexed = await self.search(bind(tenant, sql.TOOL_DAYS, since=since, until=until))
-        sums = {(day, tool): list(amounts) for day, tool, *amounts in indexed}
+            query = bind(tenant, sql.TOOL_DAYS, since=since, until=until, limit=limit_or_max(limit))
+            indexed = await self.search(query)
+        sums: dict[tuple[str, str], list[float]] = {}
         while rows := await self.audit(tenant, after=position, limit=_AUDIT_PAGE):
             position = rows[-1].seq
             for row in rows:
                 add_tool_call(read_entry(row.entry), sums)
-                await slices.pause()
-        return [
-            store.ToolDay(day, tool, int(calls), int(failed), milliseconds)
-            for (day, tool), (calls, failed, milliseconds) in sums.items()
-            if since <= day < until
-        ]
+            await slices.pause()
+        for day, tool, *amounts in indexed:
+            if (more := sums.get((day, tool))) is not None:
+                sums[day, tool] = [number + other for number, other in zip(amounts, more, strict=True)]
+        recent = [(*key, *amounts) for key, amounts in sums.items() if since <= key[0] < until]
+        if recent:
+            indexed = sorted([*recent, *[row for row in indexed if row[:2] not in sums]], key=_latest_day_first)
+        return [store.ToolDay(*row) for row in indexed[:limit]]
 
     async def audit_ends(self) -> dict[str, AuditHead]:
         """Return the last audit row of each tenant."""
@@ -343,22 +360,36 @@ class SqlReads(ABC):
         since: str = "",
         until: str = "9999",
         owner: str = "",
+        session: str = "",
         limit: int | None = None,
     ) -> list[store.UsageRow]:
         keys = (group_by, "day") if by_day and group_by != "day" else (group_by,)
-        statement = sql.usage_by_session(keys) if group_by == "session" else sql.usage_by(keys)
-        named = {"since": since, "until": until, "all": not owner, "owner": owner, "limit": limit_or_max(limit)}
-        rows = await self.search(bind(tenant, statement, **named))
-        amounts = [name for name in tables.USAGE.names if name not in ("day", "session", "agent_id", "model")]
-        empty = store.UsageRow("", "", "", "")
+        named: dict[str, Any] = {"since": since, "until": until, "owner": owner, "limit": limit_or_max(limit)}
+        if session:
+            rows = await self.search(bind(tenant, sql.usage_of_session(keys), session=session, **named))
+        elif group_by == "session":
+            rows = await self._sum_by_session(tenant, keys, named)
+        else:
+            rows = await self.search(bind(tenant, sql.usage_by(keys), all=not owner, **named))
+        count = len(keys)
         return [
-            msgspec.structs.replace(
-                empty,
-                **dict(zip(keys, row, strict=False)),
-                **{name: int(value) for name, value in zip(amounts, row[len(keys) :], strict=True)},
-            )
+            store.UsageRow(*[named_keys.get(name, "") for name in _USAGE_KEYS], *map(int, row[count:]))
             for row in rows
+            for named_keys in (dict(zip(keys, row, strict=False)),)
         ]
+
+    async def _sum_by_session(self, tenant: str, keys: tuple[str, ...], named: dict[str, Any]) -> list[Row]:
+        """Examine sessions, those with the most tokens first, until no other one can be among the result."""
+        owned, limit = bool(named["owner"]), named["limit"]
+        inputs, outputs = [len(keys) + _USAGE_AMOUNTS.index(name) for name in ("input_tokens", "output_tokens")]
+        sessions = max(limit, _MIN_SESSIONS)
+        while True:
+            statement = sql.usage_by_session(keys, owned=owned)
+            rows = await self.search(bind(tenant, statement, sessions=sessions, **named))
+            bound = await self.search(bind(tenant, sql.usage_bound(owned=owned), sessions=sessions, **named))
+            if not bound or (len(rows) == limit and rows[-1][inputs] + rows[-1][outputs] >= bound[0][0]):
+                return rows
+            sessions *= 4
 
     async def document(self, tenant: str, kind: store.DocumentKind, id: str) -> store.Document | None:
         return tables.DOCUMENTS.first(await self.fetch(bind(tenant, sql.DOCUMENT, kind=kind, id=id)))
@@ -444,12 +475,12 @@ class SqlReads(ABC):
         return tables.BUDGETS.all(await self.fetch(bind(tenant, sql.BUDGET_ROWS, key=key, period=period)))
 
     async def storage_bytes(self, tenant: str) -> int:
-        ((size,),) = await self.search(bind(tenant, sql.STORAGE_BYTES))
+        ((size,),) = await self.scan(bind(tenant, sql.STORAGE_BYTES))
         return int(size)
 
     async def prunable(self, tenant: str, what: store.Prunable, before: int) -> store.Pruned:
         limit: dict[str, Any] = {"day": utc_day(before / 1000)} if what == "counters" else {"before": before}
-        (counts,) = await self.search(bind(tenant, sql.COUNT_PRUNABLE[what], **limit))
+        (counts,) = await self.scan(bind(tenant, sql.COUNT_PRUNABLE[what], **limit))
         return store.Pruned(*map(int, counts))
 
     async def tenants(self) -> list[str]:
@@ -581,6 +612,18 @@ def _prefix_condition(prefix: str, column: str = "key") -> tuple[list[str], dict
     if prefix.startswith("@") and prefix.find("/") == len(prefix) - 1:
         return [sql.OF_OWNER], {"owner": prefix}
     return [sql.WITH_PREFIX.replace("key", column)], key_range(prefix)
+
+
+def _latest_day_first(row: Row) -> tuple[int, str]:
+    day, tool, *_ = row
+    return -int(day.replace("-", "")), tool
+
+
+def _with_needles(rows: Sequence[Row], needles: Sequence[bytes]) -> Sequence[Row]:
+    """Return the audit rows whose entry contains all needles, without decoding the others."""
+    for needle in needles:
+        rows = [row for row in rows if needle in tables.as_bytes(row[_ENTRY])]
+    return rows
 
 
 def _blocks_query(tenant: str, where: store.AuditFilter, before: int) -> Query:

@@ -477,6 +477,11 @@ SELECT id, session, seq FROM search_texts WHERE tenant = :tenant AND id < :befor
 ORDER BY id DESC LIMIT :limit"""
 
 
+INDEX_PROGRESS = """
+SELECT (SELECT count(*) FROM search_sessions WHERE tenant = :tenant),
+    (SELECT count(*) FROM sessions WHERE tenant = :tenant),
+    coalesce((SELECT position FROM derived_positions WHERE tenant = :tenant AND name = :name), 0),
+    coalesce((SELECT max(seq) FROM audit WHERE tenant = :tenant), 0)"""
 START_POSITION = """
 INSERT INTO derived_positions (tenant, name, position) VALUES (:tenant, :name, 0)
 ON CONFLICT (tenant, name) DO NOTHING"""
@@ -493,7 +498,7 @@ ON CONFLICT (tenant, day, tool) DO UPDATE SET calls = tool_days.calls + :calls, 
     milliseconds = tool_days.milliseconds + :milliseconds"""
 TOOL_DAYS = """
 SELECT day, tool, calls, failed, milliseconds FROM tool_days WHERE tenant = :tenant AND day >= :since AND day < :until
-ORDER BY day, tool"""
+ORDER BY day DESC, tool LIMIT :limit"""
 _DAYS = """
 WITH RECURSIVE days(day) AS (
     SELECT min(day) FROM usage_sums WHERE tenant = :tenant AND day >= :since AND day < :until
@@ -534,14 +539,63 @@ SELECT {groups}, {_ADDED_AMOUNTS} FROM (
 GROUP BY {groups} ORDER BY {groups} LIMIT :limit"""
 
 
+SUM_SESSION_DAY = """
+INSERT INTO usage_session_days (tenant, session, day, tokens)
+SELECT CAST(:tenant AS TEXT), session, day, sum(input_tokens + output_tokens) FROM usage_sums
+WHERE tenant = :tenant AND day = :day GROUP BY session, day
+ON CONFLICT (tenant, session, day) DO UPDATE SET tokens = excluded.tokens"""
+SUM_SESSIONS = """
+INSERT INTO usage_sessions (tenant, session, first_day, last_day, tokens)
+SELECT CAST(:tenant AS TEXT), session, min(day), max(day), sum(tokens) FROM usage_session_days
+WHERE tenant = :tenant AND session IN (SELECT session FROM usage_sums WHERE tenant = :tenant AND day = :day)
+GROUP BY session
+ON CONFLICT (tenant, session) DO UPDATE SET first_day = excluded.first_day, last_day = excluded.last_day,
+    tokens = excluded.tokens"""
+_HEAVIEST_SESSIONS = """
+FROM usage_sessions WHERE tenant = :tenant AND last_day >= :since AND first_day < :until{owned}
+ORDER BY tokens DESC, session"""
+
+
 @cache
-def usage_by_session(keys: tuple[str, ...]) -> str:
-    """Return the sums of usage by session, and also by day if it is among the keys; most tokens first."""
-    groups = ", ".join(keys)
-    return f"""
-SELECT {groups}, {_ADDED_AMOUNTS} FROM usage_sums
-WHERE tenant = :tenant AND day >= :since AND day < :until AND (:all OR owner = :owner)
-GROUP BY {groups} ORDER BY sum(input_tokens + output_tokens) DESC, {groups} LIMIT :limit"""
+def usage_by_session(keys: tuple[str, ...], *, owned: bool = False) -> str:
+    """Return the sums of usage of the sessions with the most tokens; those that were used in open days are included.
+
+    At most `:sessions` are examined. A session that is not has no more tokens than the last one that is, which
+    `usage_bound` returns.
+    """
+    condition = f" AND {OF_OWNER}" if owned else ""
+    examined = f"SELECT session {_HEAVIEST_SESSIONS.format(owned=condition)} LIMIT :sessions"
+    return _usage_of(keys, examined, condition)
+
+
+@cache
+def usage_bound(*, owned: bool = False) -> str:
+    """Return the tokens of the last session that `usage_by_session` examines; no row if there are fewer."""
+    condition = f" AND {OF_OWNER}" if owned else ""
+    return f"SELECT tokens {_HEAVIEST_SESSIONS.format(owned=condition)} LIMIT 1 OFFSET :sessions - 1"
+
+
+@cache
+def usage_of_session(keys: tuple[str, ...]) -> str:
+    """Return the sums of usage of `:session`."""
+    return _usage_of(keys, "SELECT CAST(:session AS TEXT) AS session", " AND session = :session")
+
+
+def _usage_of(keys: tuple[str, ...], sessions: str, condition: str) -> str:
+    groups = ", ".join([f"u.{key}" for key in keys])
+    return f"""{_DAYS},
+recent AS (
+    SELECT session, u.day FROM open_days o CROSS JOIN usage_sums u
+    WHERE u.tenant = :tenant AND u.day = o.day{condition}),
+examined AS (SELECT session FROM ({sessions}) heaviest UNION SELECT session FROM recent),
+used AS (
+    SELECT d.session, d.day FROM examined e CROSS JOIN usage_session_days d
+    WHERE d.tenant = :tenant AND d.session = e.session AND d.day >= :since AND d.day < :until
+    UNION SELECT session, day FROM recent)
+SELECT {groups}, {_ADDED_AMOUNTS} FROM used CROSS JOIN usage_sums u
+WHERE u.tenant = :tenant AND u.day = used.day AND u.session = used.session
+GROUP BY {groups}
+ORDER BY sum(input_tokens + output_tokens) DESC, {groups} LIMIT :limit"""
 
 
 @cache
