@@ -39,7 +39,7 @@ from atlas_agents import Agent, Atlas, Capabilities, Chunk, DoneChunk, Request, 
 from atlas_agents.core.aio import utc_day
 from atlas_agents.core.store import JobRow, audit_hash
 from atlas_agents.gateway.auth import TokenEntry, TokenFile
-from atlas_agents.gateway.server import Gateway, run
+from atlas_agents.gateway.server import Gateway, freeze_loaded_objects, run
 from atlas_agents.gateway.settings import GatewaySettings
 from atlas_agents.storage.hash_chain import AuditSigner
 from atlas_agents.storage.postgres import PostgresStore
@@ -223,6 +223,7 @@ async def serve(where: str, home: Path) -> None:
     atlas = Atlas([Agent(each, model=Model()) for each in AGENTS], store=store)
 
     def ready(gateway: Gateway) -> None:
+        freeze_loaded_objects()
         took, used = time.monotonic() - started, time.process_time() - cpu
         print(json.dumps([gateway.port, took * 1000, used * 1000]), flush=True)
 
@@ -486,6 +487,9 @@ async def measure_upgrade(where: str, home: Path) -> None:
         print(f"{attempt}: ready after {wall:,.0f} ms, {cpu:,.0f} ms of CPU")
         token = (home / "token").read_text().strip()
         reader, writer = await sign_in(port, token), await sign_in(port, token)
+        for _ in range(20):  # until the gateway has imported what it needs
+            await call(writer, "sessions.create", {})
+            await asyncio.sleep(0.1)
         waits, is_killed = list[tuple[float, float]](), False
         begin, quiet, before = time.monotonic(), 0, cpu_of(process.pid)
         while quiet < 20 and not is_killed:

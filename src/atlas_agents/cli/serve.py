@@ -117,9 +117,12 @@ def _gateway_ready(served: "ServedGateway", *, hide_token: bool) -> None:
 
 
 def _finish_start() -> None:
+    from atlas_agents.gateway.server import freeze_loaded_objects
+
+    freeze_loaded_objects()
     _print("Press Ctrl-C to stop.")
     for handler in logging.getLogger().handlers:
-        handler.setLevel(logging.NOTSET)
+        handler.removeFilter(_is_important)
 
 
 def _link(url: str, token: str) -> str:
@@ -189,11 +192,16 @@ def _configure_logging(settings: "Settings") -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(_TextFormatter())
     if level == logging.INFO:
-        handler.setLevel(logging.WARNING)  # until the start is complete: the link is easy to find
+        handler.addFilter(_is_important)  # until the start is complete: the link is easy to find
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+
+
+def _is_important(record: logging.LogRecord) -> bool:
+    """Whether a record is shown while the gateway starts: warnings, and the steps of an upgrade."""
+    return record.levelno >= logging.WARNING or record.name == "atlas_agents.storage.migrations"
 
 
 class _TextFormatter(logging.Formatter):

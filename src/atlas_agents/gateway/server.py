@@ -2,6 +2,7 @@
 
 import asyncio
 import ctypes
+import gc
 import logging
 import signal
 import socket
@@ -161,6 +162,15 @@ def _configure_allocator() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, 256 * 1024)
         mallopt(_M_ARENA_MAX, 2)
+
+
+def freeze_loaded_objects() -> None:
+    """Exclude modules and whatever else is loaded at the start from later garbage collections.
+
+    A collection of the 200,000 objects would pause the event loop for 20 to 60 ms.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def run(work: Coroutine[Any, Any, Any]) -> None:

@@ -7,9 +7,12 @@ crash, the migration continues with the step that was not completed. Large table
 """
 
 import hashlib
+import logging
 from collections.abc import Mapping
 
 from atlas_agents.core.errors import StoreError
+
+logger = logging.getLogger(__name__)
 
 _FIRST = (
     """CREATE TABLE sessions (
@@ -369,6 +372,11 @@ def pending_migrations(version: int, where: str, types: dict[str, str]) -> list[
         (number, [sql for statement in step if (sql := statement.format(**types))])
         for number, step in enumerate(STEPS[version:], version + 1)
     ]
+
+
+def log_step(where: str, number: int, last: int) -> None:
+    """Log the step of an older database that begins now; the gateway shows it even before it is ready."""
+    logger.info("migrating the database: %s step=%d of=%d", where, number, last)
 
 
 def step_checksums(types: dict[str, str]) -> dict[int, str]:

@@ -19,7 +19,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import TupleRow
 
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreFull, StoreLost
-from atlas_agents.storage.migrations import POSTGRES, check_applied, pending_migrations, step_checksums
+from atlas_agents.storage.migrations import POSTGRES, check_applied, log_step, pending_migrations, step_checksums
 from atlas_agents.storage.sql.tables import Query, Row, Vector
 
 logger = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ async def _migrate_step(connection: Connection, schema: str) -> bool:
         connection.answer_timeout = _STEP_TIMEOUT
         for number, statements in pending if version == 0 else pending[:1]:
             if version:
-                logger.info("migrating the database: schema=%s step=%d of=%d", schema, number, pending[-1][0])
+                log_step(f"schema={schema}", number, pending[-1][0])
             for statement in statements:
                 await connection.execute(statement.encode())
             await connection.execute("INSERT INTO schema_version VALUES (%s)", (number,))

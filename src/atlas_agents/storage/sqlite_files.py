@@ -5,7 +5,6 @@ A file that is missing, damaged, foreign or too new is rejected with a message t
 
 import atexit
 import contextlib
-import logging
 import os
 import secrets
 import shutil
@@ -22,11 +21,10 @@ import msgspec
 from atlas_agents.core.errors import Conflict, StoreBusy, StoreError, StoreFull
 from atlas_agents.core.store import AuditRow
 from atlas_agents.storage.hash_chain import AuditHead, audit_head, find_audit_break
-from atlas_agents.storage.migrations import SQLITE, check_applied, pending_migrations, step_checksums
+from atlas_agents.storage.migrations import SQLITE, check_applied, log_step, pending_migrations, step_checksums
 from atlas_agents.storage.sql import tables
 from atlas_agents.storage.sql.statements import AUDIT_BYTES, AUDIT_END
 
-logger = logging.getLogger(__name__)
 APPLICATION_ID = 0x41544C53
 """Application id in the file header: ATLS."""
 Progress: TypeAlias = Callable[[int, int], object]
@@ -216,7 +214,7 @@ def _migrate_step(connection: sqlite3.Connection, path: Path) -> bool:
         _check_checksums(connection, path, version)
         for number, statements in pending if version == 0 else pending[:1]:
             if version:
-                logger.info("migrating the database: path=%s step=%d of=%d", path, number, pending[-1][0])
+                log_step(f"path={path}", number, pending[-1][0])
             for statement in statements:
                 connection.execute(statement)
             connection.execute(f"PRAGMA user_version = {number}")
