@@ -40,6 +40,7 @@ from atlas_agents.storage.sql import reads
 from atlas_agents.storage.sql.derived import matches_entry
 from atlas_agents.storage.sql.reads import SqlReads
 from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.storage.tenant_move import DERIVED_TABLES
 from checks import TIMEOUT, wait_until
 from conftest import Make
 
@@ -416,10 +417,6 @@ async def test_last_turn_of_each_user_is_known(store: Store) -> None:
     assert [each[:2] for each in await store.last_turns(TENANT)] == [("a", "ann"), ("a", "bob")]
 
 
-DERIVED = (
-    *("derived_positions", "search_sessions", "search_texts", "last_turns", "audit_blocks", "audit_values"),
-    *("tool_days", "usage_days", "usage_closed", "usage_sessions", "usage_session_days"),
-)
 PROGRESS = (
     "SELECT count(*) FROM search_sessions",
     "SELECT coalesce(max(position), 0) FROM derived_positions WHERE name = 'audit'",
@@ -440,7 +437,7 @@ async def test_backfill_continues_after_each_of_many_kills(
     await store.commit(TENANT, [used(f"2026-01-{n % 28 + 1:02}", f"s{n}", tokens=n) for n in range(sessions)])
     await store.close()
     with database(where, schema) as execute:
-        for table in DERIVED:
+        for table in DERIVED_TABLES:
             execute(f"DELETE FROM {table}")
     indexed, kills = [0, 0], 0
     while sessions - indexed[0] >= 64 or rows - indexed[1] > 1000:  # less is refreshed when it is needed

@@ -48,7 +48,7 @@ MOVED_TABLES: dict[str, tuple[str, ...]] = {
 """The tables of a tenant with their keys. The queue is not moved: the leader at the target enqueues open runs."""
 DERIVED_TABLES = (
     *("derived_positions", "search_sessions", "search_texts", "audit_blocks", "audit_values"),
-    *("tool_days", "usage_days", "usage_closed", "last_turns"),
+    *("tool_days", "usage_days", "usage_closed", "usage_sessions", "usage_session_days", "last_turns"),
 )
 """Tables that the target builds again from the others."""
 _CREATE_TABLES = """
