@@ -2,13 +2,14 @@
 
 import asyncio
 import uuid
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from gateway_client import connect_client, open_socket, serve_and_connect, serve_gateway
 
-from atlas_agents import Approvals, Atlas, ProviderError, Tool
+from atlas_agents import Approvals, Atlas, Chunk, DoneChunk, ProviderError, Request, TextChunk, Tool, Usage
 from atlas_agents.core.paths import Secret
 from atlas_agents.storage.sqlite import MemoryStore
 from atlas_agents.testing import Scripted, calls, fails, in_memory_atlas, refuses, says, thinks
@@ -41,6 +42,32 @@ async def test_plain_profile_matches_the_documented_frames(tmp_path: Path) -> No
         assert final == {"event": "chat.final", "data": {"runId": run_id, "usage": usage}}
         assert set(usage) == {"inputTokens", "outputTokens"}
         assert all(isinstance(count, int) and count > 0 for count in usage.values())
+
+
+class TextsModel(Scripted):
+    """Answers with texts of the given lengths."""
+
+    def __init__(self, lengths: list[int]) -> None:
+        super().__init__()
+        self._lengths = lengths
+
+    async def stream(self, request: Request) -> AsyncGenerator[Chunk, None]:
+        for length in self._lengths:
+            yield TextChunk("x" * length)
+        yield DoneChunk(Usage(1, 1))
+
+
+async def test_frames_of_all_lengths_arrive_complete(tmp_path: Path) -> None:
+    lengths = [*range(20, 60), *range(65_430, 65_470)]  # the length of a frame has one, three or nine bytes
+    atlas = in_memory_atlas(TextsModel(lengths), store=MemoryStore())
+    async with serve_and_connect(tmp_path, atlas, full=False) as client:
+        sent: list[int] = []
+        await client.get("chat.send", sessionKey="test", message="Hi")
+        await client.until("chat.final")
+        for frame in client.events():
+            if frame["event"] == "chat.delta":
+                sent.append(len(frame["data"]["text"]))
+        assert sent == lengths
 
 
 async def test_refusal_is_a_sentence_of_the_message_and_text_of_the_plain_profile(tmp_path: Path) -> None:

@@ -1,14 +1,25 @@
 """Text deltas that are written together share a row, and become one event if events are delivered after that only."""
 
-from typing import Any
+import asyncio
+from collections.abc import Sequence
+from typing import Any, cast
 
 import msgspec
 import pytest
 
-from atlas_agents.core.store import AddEvents, EventRow
-from atlas_agents.gateway.events import RunLog, split_rows
-from atlas_agents.gateway.protocol.events import ChatDelta, ChatFinal, ChatReasoning, ChatReset, RunEvent, encode_event
+from atlas_agents.core.store import AddEvents, EventRow, ReserveEvents, Store, Write
+from atlas_agents.gateway.events import BATCH_DELAY, TEXT_DELAY, LogWriter, RunLog, split_rows
+from atlas_agents.gateway.protocol.events import (
+    ChatDelta,
+    ChatFinal,
+    ChatReasoning,
+    ChatReset,
+    RunEvent,
+    ToolCalling,
+    encode_event,
+)
 from atlas_agents.gateway.protocol.types import UsageShape
+from atlas_agents.testing import VirtualClock
 
 
 def delta(text: str) -> ChatDelta:
@@ -127,3 +138,88 @@ def test_long_texts_do_not_share_one_row() -> None:
     rows = rows_of(log)
     assert [row.seq for row in rows] == [4, 8, 10]
     assert len(split_rows(rows, 0)) == 10
+
+
+class RowStore:
+    """Keeps the rows of events by run; every reservation succeeds."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[int]] = {}
+
+    async def commit(self, tenant: str, writes: Sequence[Write]) -> list[int | None]:
+        for write in writes:
+            if isinstance(write, AddEvents):
+                self.rows.setdefault(write.run_id, []).extend(seq for seq, _ in write.events)
+        return [512 if isinstance(write, ReserveEvents) else None for write in writes]
+
+
+class Writing:
+    """A running LogWriter on a virtual clock."""
+
+    def __init__(self) -> None:
+        self.clock, self.store = VirtualClock(), RowStore()
+        self.writer = LogWriter(cast(Store, self.store), "t", self._deliver, RunLog.hand_over, self.clock)
+
+    def _deliver(self, log: RunLog) -> None:
+        log.take_deliverable()
+
+    async def __aenter__(self) -> "Writing":
+        self._task = asyncio.create_task(self.writer.run())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def emit(self, log: RunLog, event: RunEvent) -> None:
+        at_once = log.add(event)
+        log.take_deliverable()
+        self.writer.add(log, at_once=at_once)
+        await self.clock.advance(0.001)
+
+
+async def test_text_of_a_run_waits_for_its_own_time_while_other_runs_are_written() -> None:
+    async with Writing() as writing:
+        talking, calling = RunLog("talking", "s1"), RunLog("calling", "s2")
+        await writing.emit(talking, delta("first "))  # reserves numbers, so it is written at once
+        for number in range(20):
+            await writing.emit(talking, delta("word "))
+            await writing.emit(calling, ToolCalling("r", f"c{number}", "note", {}))
+        assert len(writing.store.rows["calling"]) == 20
+        assert writing.store.rows["talking"] == [1]
+        await writing.clock.advance(TEXT_DELAY)
+        assert writing.store.rows["talking"] == [1, 21]
+
+
+async def test_text_is_written_with_the_next_event_of_its_own_run() -> None:
+    async with Writing() as writing:
+        log = RunLog("r", "s")
+        for word in ("first ", "second ", "third "):
+            await writing.emit(log, delta(word))
+        await writing.emit(log, ToolCalling("r", "c", "note", {}))
+        assert writing.store.rows["r"] == [1, 3, 4]
+        await writing.clock.advance(TEXT_DELAY)
+        assert writing.store.rows["r"] == [1, 3, 4]
+
+
+async def test_texts_that_are_almost_due_are_written_together() -> None:
+    async with Writing() as writing:
+        logs = [RunLog(f"r{number}", "s") for number in range(3)]
+        for log in logs:
+            await writing.emit(log, delta("first "))
+        for log in logs:
+            await writing.emit(log, delta("second "))
+            await writing.clock.advance(BATCH_DELAY * 0.8)
+        await writing.clock.advance(TEXT_DELAY - 2 * BATCH_DELAY)
+        assert [writing.store.rows[log.run_id] for log in logs] == [[1, 2], [1, 2], [1]]
+        await writing.clock.advance(2 * BATCH_DELAY)
+        assert writing.store.rows["r2"] == [1, 2]
+
+
+async def test_flush_writes_text_that_is_not_due() -> None:
+    async with Writing() as writing:
+        log = RunLog("r", "s")
+        await writing.emit(log, delta("first "))
+        await writing.emit(log, delta("second "))
+        await writing.writer.flush(10)
+        assert writing.store.rows["r"] == [1, 2]

@@ -295,6 +295,17 @@ async def test_list_subscriber_sees_when_a_session_is_running(tmp_path: Path) ->
         assert {event["event"] for event in other.events()} == {"session.updated"}
 
 
+async def test_closed_connections_leave_no_subscriptions(tmp_path: Path) -> None:
+    async with serve_gateway(tmp_path, stored_atlas(says("Hi."), says("Hi."))) as gateway:
+        updates = gateway.hub.session_updates
+        async with connect_client(gateway) as client:
+            await client.get("sessions.list")
+            await client.get("chat.send", sessionKey="main", message="Hi")
+            await client.until("chat.final")
+            assert updates.subscriber_count == 2
+        await wait_until(lambda: updates.subscriber_count == 0)
+
+
 async def test_assigned_agent_answers_in_a_session(tmp_path: Path) -> None:
     agents = [Agent("one", model=Scripted(says("I am one."))), Agent("two", model=Scripted(says("I am two.")))]
     atlas = Atlas(agents, store=MemoryStore(), registry=Registry(Environment({}, dotenv=None)))

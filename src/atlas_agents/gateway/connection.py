@@ -29,7 +29,7 @@ class ClientConnection:
 
     __slots__ = (
         *("_tasks", "_transport", "address", "full", "grant", "hub"),
-        *("upload", "device", "jobs", "lists", "on_close", "sessions"),
+        *("upload", "device", "jobs", "on_close", "sessions"),
     )
     grant: Grant
     """Set once the client has authenticated. For the cookie of a signed-in browser, before the auth frame."""
@@ -41,7 +41,6 @@ class ClientConnection:
         self.on_close: set[Callable[[], object]] = set()
         """Callbacks to run when the socket is closed."""
         self.sessions: set[str] = set()
-        self.lists = False
         self.upload: Upload | None = None
         """The session that the client is importing."""
         self.jobs = False
@@ -83,16 +82,21 @@ class ClientConnection:
 
     def subscribe(self, session: str) -> Channel:
         """Subscribe to a session, starting in this event loop tick."""
-        self.sessions.add(session)
+        self._add_session(session)
         return self.hub.runs.subscribe(session, self)
 
     async def receive_run(self, session: str, run_id: str, *, new: bool) -> None:
         """Subscribe to a session and receive all events of a run, unless they were sent to this client already."""
-        self.sessions.add(session)
+        self._add_session(session)
         await self.hub.runs.send_run(session, self, run_id, new=new)
+
+    def _add_session(self, session: str) -> None:
+        self.sessions.add(session)
+        self.hub.session_updates.subscribe(self, session)
 
     def unsubscribe(self, session: str) -> None:
         self.sessions.discard(session)
+        self.hub.session_updates.unsubscribe(self, session)
         self.hub.runs.unsubscribe(session, self)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -174,6 +178,7 @@ class ClientConnection:
         self._tasks.cancel()
         for session in list(self.sessions):
             self.unsubscribe(session)
+        self.hub.session_updates.unsubscribe_from_list(self)
         if self.upload is not None:
             self.upload.close()
             self.upload = None

@@ -49,8 +49,8 @@ _MAX_POSITIONS = 256
 """Runs of a session whose last delivered event is remembered for each subscriber."""
 logger = logging.getLogger(__name__)
 BATCH_DELAY = 0.075
-TEXT_DELAY = 0.25
-"""Seconds until events are written that clients have received already, if nothing else is written before."""
+TEXT_DELAY = 1.0
+"""Seconds until text is written that clients have received already, unless an event of its run is written before."""
 _RETRY_DELAYS = (0.05, 0.1, 0.2, 0.5, 1.0)
 _MAX_RETRY_DELAY = 2.0
 
@@ -581,54 +581,75 @@ class LogWriter:
         self._clock = clock
         self._batch_delay = batch_delay
         self._text_delay = text_delay
+        self._next: dict[str, RunLog] = {}
+        """Logs of the next batch: something waits for them to be written."""
+        self._later: dict[str, tuple[float, RunLog]] = {}
+        """When logs are due whose new events are all delivered, the first one first."""
         self._alarm: Alarm | None = None
-        """Writes events that are delivered only after they are written."""
-        self._dirty: dict[str, RunLog] = {}
-        self._has_events = asyncio.Event()
+        """Starts the next batch."""
+        self._text_alarm: Alarm | None = None
+        """Starts a batch when the first of the other logs is due."""
         self._write_now = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
 
     def add(self, log: RunLog, *, at_once: bool) -> None:
-        """Schedule the new events of a run for writing, with the next batch or at once."""
-        self._dirty[log.run_id] = log
+        """Schedule the new events of a run for writing: at once, with the next batch, or when text is due."""
         self._idle.clear()
-        self._has_events.set()
+        if at_once or log.undelivered:
+            self._next[log.run_id] = log
+            self._later.pop(log.run_id, None)
+        elif log.run_id not in self._next and log.run_id not in self._later:
+            self._later[log.run_id] = (self._clock.monotonic() + self._text_delay, log)
         if at_once:
             self._write_now.set()
         elif self._alarm is None and log.undelivered:
             self._alarm = self._clock.call_later(self._batch_delay, self._write_now.set)
+        elif self._text_alarm is None and self._later:
+            self._text_alarm = self._clock.call_later(self._text_delay, self._write_now.set)
 
     async def run(self) -> None:
         """Write batches until cancelled."""
         while True:
-            await self._has_events.wait()
-            if not self._write_now.is_set():
-                await self._collect()
-            if self._alarm is not None:
-                self._alarm.cancel()
-                self._alarm = None
-            self._has_events.clear()
+            await self._write_now.wait()
             self._write_now.clear()
-            logs, self._dirty = list(self._dirty.values()), {}
-            await self._write(logs)
-            if not self._dirty:
+            await self._write(self._take_batch())
+            if not self._next and not self._later:
                 self._idle.set()
+
+    def _take_batch(self) -> list[RunLog]:
+        """Remove and return the logs to write now: those that something waits for, and those that are almost due.
+
+        The text of all other runs waits for its own time, so that one row has as much of it as possible.
+        """
+        for alarm in (self._alarm, self._text_alarm):
+            if alarm is not None:
+                alarm.cancel()
+        self._alarm = self._text_alarm = None
+        logs, self._next = list(self._next.values()), {}
+        now = self._clock.monotonic()
+        for run_id, (due, log) in list(self._later.items()):
+            if due > now + self._batch_delay:
+                self._text_alarm = self._clock.call_later(due - now, self._write_now.set)
+                break
+            del self._later[run_id]
+            logs.append(log)
+        return logs
 
     async def flush(self, limit: float) -> None:
         """Write everything, within a time limit in seconds."""
+        self._text_delay = self._batch_delay
+        for run_id, (_, log) in self._later.items():
+            self._next[run_id] = log
+        self._later.clear()
         self._write_now.set()
         try:
             async with asyncio.timeout(limit):
                 await self._idle.wait()
         except TimeoutError:
-            logger.error("shutdown: the last events of %d runs could not be written", len(self._dirty))
-
-    async def _collect(self) -> None:
-        """Wait to collect more events, unless some must be written at once."""
-        alarm = self._clock.call_later(self._text_delay, self._write_now.set)
-        await self._write_now.wait()
-        alarm.cancel()
+            logger.error(
+                "shutdown: the last events of %d runs could not be written", len(self._next) + len(self._later)
+            )
 
     async def _write(self, logs: list[RunLog]) -> None:
         """Write all logs in one commit. If that is rejected, write each in its own commit."""

@@ -331,11 +331,10 @@ def trace_of(request: Request) -> str | msgspec.UnsetType:
 class PendingRequest:
     """An HTTP request in progress. The hub treats it as a connection and closes it when its token becomes invalid."""
 
-    full = lists = jobs = False
+    full = jobs = False
     device = ""
 
     def __init__(self, request: Request, grant: Grant) -> None:
-        self.sessions: set[str] = set()
         self.grant = grant
         self.error: HTTPError | None = None
         self._request = request

@@ -248,18 +248,19 @@ class Peer(Protocol):
 
     grant: Grant
     full: bool
-    lists: bool
-    """Whether it subscribes to changes of the session list."""
     jobs: bool
     """Whether it subscribes to changes of jobs."""
     device: str
     """The signed-in browser that it belongs to; empty if it sent a token."""
-    sessions: set[str]
-    """Keys of the sessions it subscribes to."""
 
     def send(self, frame: bytes) -> bool: ...
 
     def close(self, code: int, reason: str) -> None: ...
+
+
+def _is_reader(peer: Peer) -> bool:
+    """Return whether a connection receives unsolicited events."""
+    return peer.full and peer.grant.allows("read")
 
 
 class SessionUpdates:
@@ -268,9 +269,33 @@ class SessionUpdates:
     def __init__(self, hub: "Hub") -> None:
         self._hub = hub
         self._scheduled: set[str] = set()
+        self._subscribers: dict[str, set[Peer]] = {}
+        self._list_subscribers: set[Peer] = set()
         self._named: OrderedDict[str, None] = OrderedDict()
         self._tasks = BackgroundTasks("session updates", expected=StoreError)
         hub.atlas.sessions.on_named(self.report_change)
+
+    def subscribe(self, peer: Peer, session: str) -> None:
+        """Notify a connection of changes of a session."""
+        self._subscribers.setdefault(session, set()).add(peer)
+
+    def unsubscribe(self, peer: Peer, session: str) -> None:
+        peers = self._subscribers.get(session, set())
+        peers.discard(peer)
+        if not peers:
+            self._subscribers.pop(session, None)
+
+    def subscribe_to_list(self, peer: Peer) -> None:
+        """Notify a connection of changes of all its sessions."""
+        self._list_subscribers.add(peer)
+
+    def unsubscribe_from_list(self, peer: Peer) -> None:
+        self._list_subscribers.discard(peer)
+
+    @property
+    def subscriber_count(self) -> int:
+        """Return the number of subscriptions to sessions and to lists."""
+        return len(self._list_subscribers) + sum(map(len, self._subscribers.values()))
 
     def report_change(self, session: str) -> None:
         """Report that a session has changed."""
@@ -298,11 +323,8 @@ class SessionUpdates:
 
     def _find_subscribers(self, key: str) -> list[Peer]:
         """Return the connections that subscribe to the session or to a list it is on."""
-        return [
-            peer
-            for peer in self._hub.readers()
-            if key in peer.sessions or (peer.lists and key.startswith(peer.grant.prefix))
-        ]
+        listing = [peer for peer in self._list_subscribers if key.startswith(peer.grant.prefix)]
+        return [peer for peer in self._subscribers.get(key, set()).union(listing) if _is_reader(peer)]
 
     async def _read_and_send(self, key: str) -> None:
         await asyncio.sleep(0)  # changes in the same tick are one update
@@ -716,7 +738,7 @@ class Hub:
 
     def readers(self) -> list[Peer]:
         """Return the connections that receive unsolicited events."""
-        return [peer for peer in self.connections if peer.full and peer.grant.allows("read")]
+        return [peer for peer in self.connections if _is_reader(peer)]
 
     async def watch_tokens(self) -> None:
         """Close the sockets of tokens that become invalid and of devices that are signed out, until cancelled."""

@@ -38,6 +38,16 @@ def _max_descriptor() -> int:
     return limit - max(_MIN_RESERVED, min(limit // 8, _MAX_RESERVED))
 
 
+def _encode_frame(payload: bytes) -> bytes:
+    """Return a complete text frame of a server (RFC 6455, section 5.2): no extension, no mask."""
+    size = len(payload)
+    if size < 126:
+        return b"\x81%c%b" % (size, payload)
+    if size < 65536:
+        return b"\x81\x7e%b%b" % (size.to_bytes(2, "big"), payload)
+    return b"\x81\x7f%b%b" % (size.to_bytes(8, "big"), payload)
+
+
 class HttpProtocol(H11Protocol):
     """HTTP protocol that closes a connection if the headers or the body of a request do not arrive in time."""
 
@@ -132,8 +142,7 @@ class WebSocketTransport(WebSocketsSansIOProtocol):
             self.slow = True
             self.close_with(SLOW_CONSUMER, "slow consumer")
             return False
-        self.conn.send_text(frame)
-        self.transport.write(b"".join(self.conn.data_to_send()))
+        self.transport.write(_encode_frame(frame))
         return True
 
     async def drain(self) -> bool:

@@ -65,7 +65,7 @@ async def create_session(caller: ClientConnection, params: wire.SessionsCreate) 
 
 async def list_sessions(caller: ClientConnection, params: wire.SessionsList) -> wire.SessionPage:
     """List the caller's sessions, latest change first, and subscribe the caller to changes."""
-    caller.lists = True
+    caller.hub.session_updates.subscribe_to_list(caller)
     before, before_key = _parse_cursor(params.cursor)
     found = await caller.hub.store.sessions(
         caller.hub.atlas.tenant,
