@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from atlas_agents import Agent, ConfigError, ToolContext, tool
+from atlas_agents import Agent, ConfigError, ProviderError, ToolContext, tool
+from atlas_agents.builtin_tools.team import delegate_task
 from atlas_agents.core.aio import Clock
 from atlas_agents.core.store import AddJournal, Write
 from atlas_agents.storage.sqlite import MemoryStore
@@ -19,6 +20,7 @@ from atlas_agents.testing import (
     Scripted,
     Simulation,
     calls,
+    fails,
     fault_simulator,  # noqa: F401 # pyright: ignore[reportUnusedImport]
     says,
 )
@@ -258,3 +260,47 @@ def test_conversation_that_fails_without_faults_is_an_error() -> None:
 def test_importing_the_helpers_does_not_import_pytest() -> None:
     code = "import atlas_agents.testing, sys; raise SystemExit('pytest' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=TIMEOUT, check=False).returncode == 0
+
+
+class Newsroom:
+    """An editor that delegates to a writer, whose tool has an effect. Agents are built again after each crash."""
+
+    def __init__(self, *, careless: bool = False) -> None:
+        self.careless = careless
+
+    def __call__(self, simulation: Simulation) -> list[Agent]:
+        @tool(effect="keyed")
+        async def publish(text: str, context: ToolContext) -> str:
+            """Publish a text."""
+            simulation.ledger.record("publish", key="" if self.careless else context.idempotency_key)
+            return "published"
+
+        task = calls("delegate_task", target_agent="writer", task_description="Write about tea.")
+        editor = Agent("editor", model=Scripted(task, says("Delegated."), says("It is out.")), tools=[delegate_task])
+        writer = Agent("writer", model=Scripted(calls("publish", text="Tea."), says("Written.")), tools=[publish])
+        return [editor, writer]
+
+
+def test_delegated_task_and_its_effects_survive_crashes_at_every_point() -> None:
+    report = FaultSimulator().run(Newsroom(), "Have it written", seeds=10)
+    report.raise_if_failed()
+    whole = report.cases[0]
+    assert [effect.name for effect in whole.effects] == ["delegate_task", "publish"]
+    crashed = [case for case in report.cases if case.case.startswith("crash@")]
+    assert len(crashed) == report.points > 30
+    assert {case.case for case in crashed if [effect.name for effect in case.effects].count("publish") != 1} == set()
+
+
+def test_repeated_effect_in_a_delegated_task_is_reported() -> None:
+    report = FaultSimulator().run(Newsroom(careless=True), "Have it written", seeds=0)
+    assert {finding.subject for case in report.failures for finding in case.failures} == {"publish"}
+    assert report.count("repeated") > 0 and report.count("lost") == 0
+
+
+def test_delegated_task_that_fails_without_faults_is_an_error() -> None:
+    def build(simulation: Simulation) -> list[Agent]:
+        editor, _ = Newsroom()(simulation)
+        return [editor, Agent("writer", model=Scripted(fails(ProviderError("no credit", "quota"))))]
+
+    with pytest.raises(ConfigError, match=r"fails without any fault: task of writer: .*no credit"):
+        FaultSimulator().run(build, "Have it written", seeds=0)

@@ -130,6 +130,87 @@ def test_run_of_own_agents_is_replayed_without_side_effects(shop: tuple[Home, st
     assert "the parameters of the tool 'find_order' have changed" in changed.stdout
 
 
+OLD = """\
+from pathlib import Path
+
+from atlas_agents import Agent, Atlas, tool
+from atlas_agents.storage.sqlite import SqliteStore
+from atlas_agents.testing import Scripted
+
+
+@tool(effect="pure")
+async def look(n: int) -> str:
+    Path("ran").write_text("yes")
+
+
+@tool(effect="keyed")
+async def write(n: int) -> str:
+    Path("ran").write_text("yes")
+
+
+@tool(effect="unsafe")
+async def act(n: int) -> str:
+    Path("ran").write_text("yes")
+
+
+atlas = Atlas([Agent("a", model=Scripted(), tools=[look, write, act])], store=SqliteStore("old.db"))
+"""
+
+
+def test_journal_of_an_older_version_is_replayed_and_says_what_is_not_compared(bare: Home) -> None:
+    fixture = Path(__file__).parents[1] / "stores" / "fixtures" / "v1.sqlite.sql"
+    with closing(sqlite3.connect(bare.folder / "old.db")) as database:
+        database.executescript(fixture.read_text())
+    (bare.folder / "old.py").write_text(OLD)
+    done = _atlas(bare, "replay", "whole", "--agents", "./old.py:atlas")
+    assert done.returncode == 0 and " is the same: " in done.stdout, done.stderr
+    assert "Not compared: requests of round" in done.stderr and "by an older version" in done.stderr
+    assert not (bare.folder / "ran").exists()
+
+
+MISSING_TOOL = ("tools=[find_order]", "tools=[]")
+CHANGED_SCHEMA = ("number: int, password: str", "number: str, password: str")
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "said"),
+    [
+        (("", ""), 0, "is the same: 2 rounds, done."),
+        (MISSING_TOOL, 1, "differs in round 1: the tool 'find_order' is missing (request)"),
+        (CHANGED_SCHEMA, 1, "differs in round 1: the parameters of the tool 'find_order' have changed (request)"),
+        (('Agent("clerk"', 'Agent("cook"'), 2, "is of the agent 'clerk', which is not given (given: cook)"),
+    ],
+    ids=["same", "missing tool", "changed schema", "missing agent"],
+)
+def test_exit_code_tells_what_has_changed(
+    change: tuple[str, str], code: int, said: str, shop: tuple[Home, str]
+) -> None:
+    home, run = shop
+    _change(home, *change)
+    done = _atlas(home, "replay", run, "--agents", "./shop.py:atlas")
+    assert done.returncode == code, done.stderr
+    assert said in (done.stdout if code < 2 else done.stderr)
+    assert "Traceback" not in done.stderr and not (home.folder / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        ("UPDATE journal SET payload = CAST('{' AS BLOB) WHERE kind = 'outcome'", "was changed after it was written"),
+        ("UPDATE messages SET body = CAST('{' AS BLOB)", "cannot be read; run: atlas store check"),
+        ("DELETE FROM journal", "has no journal"),
+    ],
+    ids=["journal", "message", "deleted"],
+)
+def test_damaged_row_is_named_with_exit_code_2(statement: str, said: str, shop: tuple[Home, str]) -> None:
+    home, run = shop
+    with closing(sqlite3.connect(home.folder / "shop.db")) as database, database:
+        database.execute(statement)
+    done = _atlas(home, "replay", run, "--agents", "./shop.py:atlas")
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("atlas: ") and said in done.stderr and done.stderr.count("\n") == 1
+
+
 def test_run_is_saved_as_a_test_that_names_a_changed_prompt(shop: tuple[Home, str]) -> None:
     home, run = shop
     saved = _atlas(home, "replay", run, "--agents", "./shop.py:atlas", "--save", "tests/test_order.py")
@@ -191,6 +272,33 @@ def test_run_of_the_workspace_is_saved_as_a_test(home: Home) -> None:
     _add_prompt(home)
     failed = _python(home, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_clock.py")
     assert failed.returncode == 1 and "the system prompt has changed" in failed.stdout
+
+
+def test_saved_test_of_a_workspace_leaves_nothing_behind(home: Home) -> None:
+    home.run("ask", "What time is it?", "-s", "clock")
+    assert home.run("replay", "clock", "--save", "tests/test_clock.py").returncode == 0
+    elsewhere = home.folder / "elsewhere"
+    elsewhere.mkdir()
+    environment = {**home.environment(), "ATLAS_HOME": str(elsewhere / "home"), "HOME": str(elsewhere)}
+    environment["PYTHONPATH"] = str(home.folder / "plugins")
+
+    def run_test() -> "subprocess.CompletedProcess[str]":
+        command = [sys.executable, "-B", "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_clock.py"]
+        return subprocess.run(command, cwd=home.folder, env=environment, capture_output=True, text=True, check=False)
+
+    before = _files(home)
+    passed = run_test()
+    assert passed.returncode == 0, passed.stdout + passed.stderr
+    assert _files(home) == before and not [*elsewhere.iterdir()]
+    next(home.folder.rglob("AGENTS.md")).parent.rename(home.folder / "moved")
+    before = _files(home)
+    missing = run_test()
+    assert missing.returncode == 1 and "not found: workspace" in missing.stdout
+    assert _files(home) == before and not [*elsewhere.iterdir()]
+
+
+def _files(home: Home) -> list[Path]:
+    return sorted([path for path in home.folder.rglob("*") if "__pycache__" not in path.parts])
 
 
 def test_damaged_or_hostile_file_is_refused_or_shown_without_control_characters(home: Home) -> None:

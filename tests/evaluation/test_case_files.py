@@ -8,7 +8,7 @@ import pytest
 from atlas_agents import Agent, Atlas, ConfigError, Tool
 from atlas_agents.core.paths import Secret
 from atlas_agents.evaluation import Suite, read_suite
-from atlas_agents.evaluation.cases import case_from_run
+from atlas_agents.evaluation.cases import add_case, case_from_run
 from atlas_agents.providers.testing import Scripted, calls, says
 from atlas_agents.storage.sqlite import MemoryStore
 
@@ -181,3 +181,15 @@ async def test_case_of_a_stored_run_has_no_password_of_its_calls() -> None:
     assert case["input"].startswith("log in with ") and case["reference"].startswith("I used ")
     assert case["expect"]["tool_calls"][0]["arguments"]["user"] == "ann"
     assert password not in str(case) and known not in str(case)
+
+
+def test_case_is_added_to_the_file_behind_a_link_whose_permissions_stay(tmp_path: Path) -> None:
+    real, link = tmp_path / "shared.yaml", tmp_path / "cases.yaml"
+    real.write_text("cases:\n  - {id: a, input: Hi, expect: {contains: x}}\n")
+    real.chmod(0o640)
+    link.symlink_to(real)
+    add_case(link, {"id": "b", "input": "Ho", "expect": {"contains": "y"}})
+    assert link.is_symlink() and real.stat().st_mode & 0o777 == 0o640
+    assert [case.id for case in read_suite(real).cases] == ["a", "b"]
+    add_case(tmp_path / "new.yaml", {"id": "c", "input": "Ho", "expect": {"contains": "y"}})
+    assert (tmp_path / "new.yaml").stat().st_mode & 0o777 == 0o600

@@ -127,6 +127,27 @@ async def test_budget_of_a_resumed_evaluation_counts_what_was_used_before(tmp_pa
         await evaluator(model, 3, budget=Budget(tokens=150)).run(ResultFile.read(path))
 
 
+async def test_requests_of_graders_and_of_cases_without_a_result_count_when_resumed(tmp_path: Path) -> None:
+    """Four requests are left after the first case, whose answer was graded: two for it, and two for the second."""
+    path = tmp_path / "results.jsonl"
+    verdict = says('{"reason": "It is one.", "passed": true}')
+    model = Answering(lambda text: verdict if "rubric" in text else says("hello"))
+    cases = [Case(id=f"case {n}", input="Hi", expect={"rubric": "It greets."}) for n in range(4)]
+
+    def graded(requests: int) -> Evaluator:
+        suite = Suite("s", cases=cases, agents=[Agent("bot")], models=["fake/one"], grader="fake/one")
+        options = EvaluationOptions(parallel=1, budget=Budget(requests=requests))
+        return Evaluator(suite, options, registry=registry_of(model))
+
+    first = await graded(3).run(ResultFile.create(path, graded(3).start()))
+    assert len(first.results) == 1 and first.spent == {"requests": 3}
+    assert ResultFile.read(path).evaluation.spent == {"requests": 3}
+    with pytest.raises(ConfigError, match=r"the budget is used up: requests=3; pass a larger one to resume"):
+        await graded(3).run(ResultFile.read(path))
+    second = await graded(7).run(ResultFile.read(path))
+    assert len(second.results) == 3 and second.stopped and second.spent == {"requests": 7}
+
+
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
     with pytest.raises(ConfigError, match=r"cannot read the results .*: No such file"):

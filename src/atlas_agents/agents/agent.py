@@ -365,10 +365,14 @@ class Agent:
             timeout=ASK_TIMEOUT,
         )
 
-    def with_tools(self, tools: Iterable[ToolLike]) -> "Agent":
-        """Internal: return a copy of this agent in which these tools replace those of the same names."""
+    def with_tools(self, tools: Iterable[ToolLike], model: Model | None = None) -> "Agent":
+        """Internal: return a copy of this agent in which these tools replace those of the same names.
+
+        With `model`, that also replaces the agent's models.
+        """
         copied = Agent(self.id, contexts=[self._context], tools=tools, interceptors=self._interceptors)
-        copied._settings = self._settings
+        settings = self._settings
+        copied._settings = settings if model is None else msgspec.structs.replace(settings, models=(model,))
         return copied
 
     async def _answer_call(self, request: str, context: ToolContext) -> str:

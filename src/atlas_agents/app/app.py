@@ -276,9 +276,15 @@ def build_registry(
 
 
 def load_workspace_agents(folder: Path | str) -> Atlas:
-    """Build the agents of a workspace for a saved replay; the other settings are those of this machine."""
-    settings = load({"workspace": Path(folder).resolve()})
-    return _build_runtime(settings, MemoryStore(), Environment(), AsyncExitStack(), None).atlas
+    """Build the agents of a workspace for a saved replay; the other settings are those of this machine.
+
+    Nothing is created: neither a workspace that does not exist, nor a file that it does not have.
+    """
+    path = Path(folder).resolve()
+    if not path.is_dir():
+        raise ConfigError(f"not found: workspace {str(path)!r}; check it out there, or save the run again")
+    settings = load({"workspace": path})
+    return _build_runtime(settings, MemoryStore(), Environment(), AsyncExitStack(), None, create=False).atlas
 
 
 def _copy_sessions(settings: Settings, runtime: Runtime, opening: AsyncExitStack) -> None:
@@ -295,12 +301,20 @@ def _copy_sessions(settings: Settings, runtime: Runtime, opening: AsyncExitStack
 
 
 def _build_runtime(
-    settings: Settings, store: Store, environment: Environment, opening: AsyncExitStack, cluster: ClusterConfig | None
+    settings: Settings,
+    store: Store,
+    environment: Environment,
+    opening: AsyncExitStack,
+    cluster: ClusterConfig | None,
+    *,
+    create: bool = True,
 ) -> Runtime:
+    """Build the runtime of the workspace, which is created if it does not exist, unless `create` is False."""
     trust = Trust.of(environment)
-    trust.recover()
+    if create:
+        trust.recover()
     workspace = Workspace(settings.workspace, trust)
-    if workspace.prepare():
+    if create and workspace.prepare():
         logger.info("workspace created: path=%s", workspace.path)
         workspace.make_skills_folder()
     plugins = Plugins(settings.disabled_plugins)

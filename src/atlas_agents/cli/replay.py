@@ -63,13 +63,16 @@ async def replay(
     """Replay a finished run offline, save it as a test, or fork it.
 
     A replay prints the first difference from the record: prompts, tools, policy or code may have changed what the run
-    does. Recorded replies, results and approvals are used. No model is called, no tool is run and nothing is stored.
+    does. Recorded replies, failed attempts, results and approvals are used. No model is called, no tool is run and
+    nothing is stored. Code of yours still runs: functions that write prompts, conditions of rules and approvals, and
+    hooks for requests. It can neither open connections nor start processes, but it can change files.
 
     With --fork, the turn goes on live from a step. Nothing is stored either, and a tool call gets the result that the
     same call had in the record, unless its tool is in --allow-tools: such calls need the usual approvals. Budgets and
     daily limits apply to the fork alone: they do not include what was used before.
 
-    Exit codes: 0 the run is the same, 1 it differs or the fork failed, 2 it cannot be replayed.
+    Exit codes: 0 the run is the same; 1 it differs, also by a tool that is missing or has another schema, or the fork
+    failed; 2 it cannot be replayed: it is unknown, has not ended, is damaged, or its agent does not exist.
     """
     from atlas_agents.core.errors import StoreError
     from atlas_agents.testing.run_record import ReplayError

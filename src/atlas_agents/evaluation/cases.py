@@ -450,8 +450,11 @@ def add_case(path: Path, case: Mapping[str, Any]) -> None:
 
 
 def _write_text(path: Path, text: str) -> None:
+    """Write the file, or that to which a link refers, with the permissions that it has; a new one is private."""
     try:
-        write_file(path, text.encode(), mode=0o644)
+        target = path.resolve()
+        mode = target.stat().st_mode & 0o777 if target.exists() else 0o600
+        write_file(target, text.encode(), mode=mode)
     except OSError as error:
         raise ConfigError(f"cannot write {path}: {error.strerror}; check the folder and its permissions") from error
 

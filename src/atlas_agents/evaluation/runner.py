@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from fcntl import LOCK_EX, LOCK_NB, flock
 from pathlib import Path
@@ -108,6 +108,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
         total: Number of results when it is complete.
         results: The results so far, in the order of the suite.
         stopped: Why it ended before it was complete; empty if it did not.
+        spent: What it used of each limit of its budget so far, graders and failed requests included.
         version: Version of this format.
     """
 
@@ -122,6 +123,7 @@ class Evaluation(msgspec.Struct, frozen=True, kw_only=True):
     total: int
     results: tuple[Result, ...] = ()
     stopped: str = ""
+    spent: dict[str, float] = {}
     version: int = VERSION
 
     @property
@@ -203,16 +205,16 @@ class ResultFile:
         if first.version > VERSION:
             raise ConfigError(f"{path} was written by a newer version; update Atlas Agents to read it")
         found: dict[Any, Result] = {}
-        stopped = ""
+        stopped, spent = "", dict[str, float]()
         for number, line in enumerate(lines[1:-1], start=2):  # what follows the last line end was cut off by a crash
             try:
                 entry = msgspec.json.decode(line, type=_Line)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 raise ConfigError(f"{path}:{number}: damaged result: {error}; remove the line") from error
-            stopped = entry.stopped
+            stopped, spent = entry.stopped, spent | entry.spent
             if entry.result is not None:
                 found[entry.result.key] = entry.result
-        return cls(path, msgspec.structs.replace(first, results=tuple(found.values()), stopped=stopped))
+        return cls(path, msgspec.structs.replace(first, results=tuple(found.values()), stopped=stopped, spent=spent))
 
     def append(self, entry: Any) -> None:
         """Write one line and wait until it is on disk."""
@@ -235,14 +237,15 @@ class ResultFile:
                 raise ConfigError(f"another process runs the evaluation in {self.path}; wait until it ends") from error
             yield
 
-    def add(self, result: Result) -> None:
-        """Record a result."""
-        self.append({"result": result})
+    def add(self, result: Result, spent: dict[str, float]) -> None:
+        """Record a result, and what the evaluation has used so far."""
+        self.append(_Line(result, spent=spent))
 
 
-class _Line(msgspec.Struct, frozen=True):
+class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
     result: Result | None = None
     stopped: str = ""
+    spent: dict[str, float] = {}
 
 
 def _cut_last_line(descriptor: int) -> None:
@@ -253,7 +256,7 @@ def _cut_last_line(descriptor: int) -> None:
 
 
 def _header(evaluation: Evaluation) -> Evaluation:
-    return msgspec.structs.replace(evaluation, results=(), stopped="")
+    return msgspec.structs.replace(evaluation, results=(), stopped="", spent={})
 
 
 class _Task(msgspec.Struct, frozen=True):
@@ -383,8 +386,9 @@ class Evaluator:
                 opened.enter_context(file.locked())
             atlas = self._atlas or await opened.enter_async_context(Atlas(self._agents, registry=self._registry))
             grader = await opened.enter_async_context(self._open_grader(atlas))
-            budget = _rest(self.options.budget, evaluation.results)
-            opened.enter_context(atlas.limited_by(budget, self._note_exceeded))
+            opened.enter_context(atlas.limited_by(_rest(self.options.budget, evaluation), self._note_exceeded))
+            meter = _Meter(atlas, evaluation.spent)
+            await meter.start()
 
             async def run_one(task: _Task) -> None:
                 async with slots:
@@ -392,18 +396,19 @@ class Evaluator:
                     if result is None:
                         return
                     if file is not None:
-                        await run_in_thread(file.add, result)
+                        await run_in_thread(file.add, result, await meter.read())
                     done[task.key] = result
                     progress(result, len(done), len(self._tasks))
 
             async with asyncio.TaskGroup() as group:
                 for task in waiting:
                     group.create_task(run_one(task))
+            spent = await meter.read()
         stopped = str(self._exceeded) if self._exceeded else ""
         if file is not None and stopped:
-            await run_in_thread(file.append, {"stopped": stopped})
+            await run_in_thread(file.append, _Line(stopped=stopped, spent=spent))
         results = tuple(done[task.key] for task in self._tasks if task.key in done)
-        return msgspec.structs.replace(evaluation, results=results, stopped=stopped)
+        return msgspec.structs.replace(evaluation, results=results, stopped=stopped, spent=spent)
 
     def _open_grader(self, atlas: Atlas) -> Atlas:
         """Return an Atlas with the grading agent, whose turns count against the budgets of the given one."""
@@ -483,23 +488,56 @@ def _choose_agents(suite: Suite, agents: Sequence[Agent], wanted: Sequence[str])
     return [agent for agent in agents if not wanted or agent.id in wanted]
 
 
-def _rest(budget: Budget | None, earlier: Iterable[Result]) -> Budget | None:
-    """Return the budget of the whole evaluation without what earlier results have used."""
+class _Meter:
+    """What an evaluation has used of each limit of its budget, as the budgets of its Atlas count it."""
+
+    def __init__(self, atlas: Atlas, earlier: Mapping[str, float]) -> None:
+        self._atlas, self._earlier = atlas, earlier
+        self._before: dict[str, float] = {}
+
+    async def start(self) -> None:
+        """Do not count what the Atlas has used before."""
+        self._before = await self._count()
+
+    async def read(self) -> dict[str, float]:
+        """Return what was used, in this process and in earlier ones."""
+        return {
+            **self._earlier,
+            **{
+                name: round(self._earlier.get(name, 0.0) + used - self._before.get(name, 0.0), 8)
+                for name, used in (await self._count()).items()
+            },
+        }
+
+    async def _count(self) -> dict[str, float]:
+        return {each.measure: each.used for each in await self._atlas.budget_status() if each.scope == "tenant"}
+
+
+def _rest(budget: Budget | None, earlier: Evaluation) -> Budget | None:
+    """Return the budget of the whole evaluation without what its earlier part has used.
+
+    That part may have had no budget, or no such limit: then its results tell, without its graders.
+    """
     if budget is None:
         return None
-    used = list(earlier)
-    spent: dict[str, float] = {
-        "tokens": sum(result.tokens for result in used),
-        "dollars": sum(result.dollars or 0.0 for result in used),
-        "seconds": sum(result.seconds for result in used),
-        "tool_calls": sum(len(result.calls) for result in used),
+    results = earlier.results
+    found: dict[str, float] = {
+        "tokens": sum(result.tokens for result in results),
+        "requests": len(results),
+        "dollars": sum(result.dollars or 0.0 for result in results),
+        "seconds": sum(result.seconds for result in results),
+        "tool_calls": sum(len(result.calls) for result in results),
     }
+    spent = {name: max(amount, earlier.spent.get(name, 0.0)) for name, amount in found.items()}
     left: dict[str, float] = {
         name: limit - spent[name] for name in spent if (limit := getattr(budget, name)) is not None
     }
     if empty := [name for name, amount in left.items() if amount <= 0]:
         raise ConfigError(f"the budget is used up: {empty[0]}={getattr(budget, empty[0])}; pass a larger one to resume")
-    return msgspec.structs.replace(budget, scope="tenant", **left)
+    whole = {
+        name: int(amount) if name in ("tokens", "requests", "tool_calls") else amount for name, amount in left.items()
+    }
+    return msgspec.structs.replace(budget, scope="tenant", **whole)
 
 
 def _find_failure(case: Case, run: RunResult[Any]) -> str:

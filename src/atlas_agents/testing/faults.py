@@ -10,9 +10,10 @@ import random
 import selectors
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 import msgspec
@@ -186,7 +187,10 @@ class _VirtualSelector(selectors.DefaultSelector):
     def __init__(self, now: float) -> None:
         super().__init__()
         self.now = now
-        self._own_threads = threading.active_count()
+        self.own_threads = threading.active_count()
+        """Threads that never wake the loop on their own."""
+        self.pending = 0
+        """Operations of the store that run in its threads."""
         self._waited = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
@@ -195,7 +199,8 @@ class _VirtualSelector(selectors.DefaultSelector):
             return ready
         if timeout is not None and timeout <= 0:
             return []
-        others = threading.active_count() > self._own_threads or len(self.get_map()) > 1  # one wakes the loop
+        threads = self.pending or threading.active_count() > self.own_threads
+        others = threads or len(self.get_map()) > 1  # one wakes the loop
         if others and self._waited < _REAL_WAIT:
             started = time.monotonic()
             ready = super().select(0.01)
@@ -214,11 +219,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     """
 
     def __init__(self, now: float) -> None:
-        self._virtual = _VirtualSelector(now)
-        super().__init__(self._virtual)
+        self.selector = _VirtualSelector(now)
+        super().__init__(self.selector)
 
     def time(self) -> float:
-        return self._virtual.now
+        return self.selector.now
 
     def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
         if executor is not None:
@@ -285,6 +290,8 @@ class Simulation:
         self.acknowledged: list[records.AddJournal] = []
         """Internal: steps whose commit returned."""
         self.script_positions: dict[str, dict[tuple[int, int], int]] = {}
+        self.start_jobs: Callable[[], object] | None = None
+        """Internal: starts the jobs of the current process; called when one is added."""
         self._faults = list(faults)
 
     def pass_point(self, name: str) -> FaultKind | None:
@@ -354,6 +361,59 @@ def memory_store(clock: Clock) -> records.Store:
     from atlas_agents.storage.sqlite import MemoryStore  # imports sqlite3
 
     return MemoryStore(clock=clock)
+
+
+@asynccontextmanager
+async def open_sqlite_file(path: Path, clock: Clock) -> AsyncGenerator[records.Store]:
+    """Open a SQLite file for a simulated process. Virtual time waits for the threads of the store only while they work.
+
+    Closing it loses nothing that a crash would keep: what is not committed was not acknowledged.
+    """
+    from atlas_agents.storage.sqlite import SqliteStore  # imports sqlite3
+
+    class SimulatedFile(SqliteStore):
+        async def commit(self, tenant: str, writes: Sequence[records.Write]) -> list[Any]:
+            with _pending():
+                return await super().commit(tenant, writes)
+
+        async def fetch(self, query: Any) -> Any:
+            with _pending():
+                return await super().fetch(query)
+
+        async def search(self, query: Any) -> Any:
+            with _pending():
+                return await super().search(query)
+
+        async def orphaned_runs(self) -> list[records.RunRow]:
+            with _pending():
+                return await super().orphaned_runs()
+
+    store = SimulatedFile(path, clock=clock)
+    before = threading.active_count()
+    with _pending():
+        await store.open()
+    loop = asyncio.get_running_loop()
+    if isinstance(loop, VirtualLoop):
+        loop.selector.own_threads += threading.active_count() - before
+    try:
+        yield store
+    finally:
+        with _pending():
+            await store.close()
+
+
+@contextmanager
+def _pending() -> Generator[None]:
+    """Let virtual time wait for an operation that runs in a thread of the store."""
+    loop = asyncio.get_running_loop()
+    selector = loop.selector if isinstance(loop, VirtualLoop) else None
+    if selector is not None:
+        selector.pending += 1
+    try:
+        yield
+    finally:
+        if selector is not None:
+            selector.pending -= 1
 
 
 def memory_simulation() -> Simulation:
@@ -519,6 +579,8 @@ class FaultyStore:
             case _:
                 pass
         results = await self._inner.commit(tenant, writes)
+        if self._simulation.start_jobs is not None and any([isinstance(write, records.AddJob) for write in writes]):
+            self._simulation.start_jobs()
         if self._simulation.pass_point(f"commit after {what}") == "store_answer_lost":
             raise StoreLost("simulated fault: the connection was lost during the commit", unclear=True)
         self._simulation.acknowledged += steps

@@ -8,9 +8,12 @@ import asyncio
 import logging
 import random
 from collections import Counter, defaultdict
-from collections.abc import AsyncIterator, Callable, Collection, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, Literal, TypeAlias
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -19,7 +22,7 @@ from atlas_agents.agents.atlas import Atlas
 from atlas_agents.core.aio import Clock
 from atlas_agents.core.errors import AtlasError, ConfigError
 from atlas_agents.core.messages import Message, ToolCall, ToolResult
-from atlas_agents.core.store import OPEN, AddJournal, Store
+from atlas_agents.core.store import OPEN, OPEN_JOB, AddJournal, JobRow, Store
 from atlas_agents.providers.registry import Model
 from atlas_agents.testing.faults import (
     FAULT_KINDS,
@@ -33,8 +36,12 @@ from atlas_agents.testing.faults import (
     draw_faults,
     faulty_store,
     memory_store,
+    open_sqlite_file,
 )
 
+T = TypeVar("T")
+StoreChoice: TypeAlias = Callable[[Clock], Store] | Literal["memory", "sqlite"]
+"""Where a simulation stores turns."""
 Build: TypeAlias = Callable[[Simulation], Agent | Sequence[Agent]]
 """Builds the agents of a simulated process; called again after each crash."""
 FindingKind: TypeAlias = Literal["lost", "repeated", "unknown", "check"]
@@ -43,6 +50,10 @@ _TENANT = "default"
 _MAX_PROCESSES = 8
 _NOTHING_DONE = ("declined", "limit", "not_found", "not_permitted", "bad_arguments")
 """Error kinds that promise that a call had no effect."""
+_FAR = 1 << 60
+_DELEGATE = "delegate_task"
+_MAX_JOB_PAUSE = 20_000.0
+"""Virtual seconds; a task that takes longer than the pauses up to this one counts as lost."""
 _SHOWN_POINTS = 12
 _SHOWN_FAILURES = 5
 
@@ -153,7 +164,7 @@ class Scenario(msgspec.Struct, frozen=True):
     messages: tuple[str, ...]
     model: Model | None
     check: Callable[[Simulation], object] | None
-    make_store: Callable[[Clock], Store]
+    store: StoreChoice
     options: dict[str, Any]
 
 
@@ -178,7 +189,7 @@ class FaultSimulator:
         faults: Sequence[FaultKind] = FAULT_KINDS,
         check: Callable[[Simulation], object] | None = None,
         only: str = "",
-        store: Callable[[Clock], Store] | None = None,
+        store: StoreChoice = "memory",
         **atlas: Any,
     ) -> SimulationReport:
         """Run a conversation without faults, with a crash at each point, and with the faults of each seed.
@@ -194,7 +205,8 @@ class FaultSimulator:
             faults: The kinds of faults that are drawn.
             check: Function that is called after each case and raises AssertionError if something is wrong.
             only: Name of a single case to replay, such as `seed=7` or `crash@12`.
-            store: Function of a clock that creates a store; in memory by default.
+            store: `memory`; `sqlite` for a temporary file, which each process opens anew; or a function of a clock that
+                creates a store.
             atlas: Further options of the `Atlas`, such as a policy.
         """
         if unknown := [kind for kind in faults if kind not in FAULT_KINDS]:
@@ -204,7 +216,9 @@ class FaultSimulator:
             raise ConfigError("a simulation runs its own event loops: call it in a sync test (def, not async def)")
         texts = (messages,) if isinstance(messages, str) else tuple(messages)
         builder = _use_agent(build) if isinstance(build, Agent) else build
-        scenario = Scenario(builder, texts, model, check, store or memory_store, atlas)
+        if store not in ("memory", "sqlite") and not callable(store):
+            raise ConfigError(f"unknown store {store!r}: expected 'memory', 'sqlite', or a function of a clock")
+        scenario = Scenario(builder, texts, model, check, store, atlas)
         with _without_logs():
             return self._run(scenario, seeds if not only else 0, crash_everywhere and not only, faults, only)
 
@@ -253,8 +267,9 @@ def _read_case(name: str, points: int, kinds: Sequence[FaultKind]) -> tuple[Plan
     return (PlannedFault("crash", int(number)),)
 
 
-Place: TypeAlias = tuple[int, int, int]
-"""A tool call: the number of its turn, of the reply in it, and of the call in that."""
+Place: TypeAlias = tuple[int, ...]
+"""A tool call: the number of its turn, of the reply in it, and of the call in that. In a task that was delegated, these
+follow the place of the call that delegated it."""
 
 
 class _StoredCall(msgspec.Struct, frozen=True):
@@ -279,7 +294,8 @@ class _Case:
         self._plan = plan
         self._scenario = scenario
         self._plain = plain
-        self.simulation = Simulation(plan, scenario.make_store)
+        self.simulation = Simulation(plan, scenario.store if callable(scenario.store) else memory_store)
+        self._file: Path | None = None
         self.simulation.ledger.recording_tools |= {*recording_tools}
         self.errors: list[str] = []
         """Errors with which turns ended."""
@@ -294,8 +310,14 @@ class _Case:
         state = random.getstate()
         random.seed(self._name)
         try:
-            processes = self._run_processes()
-            findings = tuple(asyncio.run(self._find()))
+            with (
+                TemporaryDirectory(prefix="atlas-crash-")
+                if self._scenario.store == "sqlite"
+                else nullcontext() as folder
+            ):
+                self._file = Path(folder) / "atlas.db" if folder is not None else None
+                processes = self._run_processes()
+                findings = tuple(asyncio.run(self._with_store(self._find)))
         finally:
             random.setstate(state)
         simulation = self.simulation
@@ -312,14 +334,21 @@ class _Case:
     def _run_processes(self) -> int:
         for number in range(1, _MAX_PROCESSES + 1):
             try:
-                if not self.simulation.run_process(self._live):
+                if not self.simulation.run_process(partial(self._with_store, self._live)):
                     return number
             except Deadlock as error:
                 self._stuck = str(error)
                 return number
-            asyncio.run(self._check_journal())
+            asyncio.run(self._with_store(self._check_journal))
             self.simulation.trace.append("new process")
         return _MAX_PROCESSES
+
+    async def _with_store(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do something with the store of the case; a file is opened for it, as each process does."""
+        if self._file is None:
+            return await work()
+        async with open_sqlite_file(self._file, self.simulation.clock) as self.simulation.store:
+            return await work()
 
     async def _live(self) -> None:
         """Run one process: resume what is open, then send the messages that have no answer yet."""
@@ -337,7 +366,11 @@ class _Case:
             **options,
         )
         async with atlas:
-            for stream in await atlas.recover():
+            recovered = await atlas.recover()
+            simulation.start_jobs = atlas.jobs.start
+            if await simulation.store.pending_jobs(_TENANT, _FAR):
+                atlas.jobs.start()
+            for stream in recovered:
                 with suppress(AtlasError):
                     await stream.reply()
             errors: list[str] = []
@@ -348,23 +381,40 @@ class _Case:
                     await stream.reply()
                 except AtlasError as error:
                     errors.append(str(error))
-            self.errors = errors
+            await self._finish_jobs()
+            failed = [job for job in await simulation.store.jobs(_TENANT) if job.state not in (*OPEN_JOB, "done")]
+            self.errors = [*errors, *[f"task of {job.agent_id}: {job.error or job.state}" for job in failed]]
+
+    async def _finish_jobs(self) -> None:
+        """Wait in virtual time until all delegated tasks have ended, and their askers have their results."""
+        store, pause = self.simulation.store, 1.0
+        while pause < _MAX_JOB_PAUSE and (
+            await store.pending_jobs(_TENANT, _FAR) or [run for run in await store.open_runs() if run.tenant == _TENANT]
+        ):
+            await asyncio.sleep(pause)
+            pause *= 1.5
 
     async def _find(self) -> list[Finding]:
         await self._check_journal()
-        calls = await self._read_calls()
+        jobs = await self.simulation.store.jobs(_TENANT, limit=1000)
+        calls = await self._read_calls(jobs)
         return [
             *self._lost_steps.values(),
             *([Finding("lost", "turn", self._stuck)] if self._stuck else []),
             *[finding async for finding in self._check_messages()],
+            *_check_jobs(jobs, calls),
             *self._check_effects(calls),
             *self._check_world(),
         ]
 
-    async def _read_calls(self) -> list[_StoredCall]:
+    async def _read_calls(
+        self, jobs: Sequence[JobRow], session: str = _SESSION, above: Place = ()
+    ) -> list[_StoredCall]:
+        """Return the tool calls of a session, each followed by those of the task that it delegated."""
         found: list[_StoredCall] = []
         store = self.simulation.store
-        for turn, row in enumerate(await store.runs(_TENANT, _SESSION)):
+        tasks = {(job.asker_run, job.asker_call): job.session for job in jobs}
+        for turn, row in enumerate(await store.runs(_TENANT, session)):
             steps = await store.journal(_TENANT, row.id)
             outcomes = {step.key: step.payload for step in steps if step.kind == "outcome"}
             replies = [Message.from_json(step.payload) for step in steps if step.kind == "reply"]
@@ -372,7 +422,10 @@ class _Case:
                 for index, call in enumerate(reply.tool_calls):
                     stored = outcomes.get(call.id)
                     result = msgspec.json.decode(stored, type=ToolResult) if stored is not None else None
-                    found.append(_StoredCall((turn, number, index), row.id, call, result))
+                    place = (*above, turn, number, index)
+                    found.append(_StoredCall(place, row.id, call, result))
+                    if (row.id, call.id) in tasks:
+                        found += await self._read_calls(jobs, tasks[row.id, call.id], place)
         return found
 
     async def _check_messages(self) -> AsyncIterator[Finding]:
@@ -392,7 +445,8 @@ class _Case:
     async def _check_journal(self) -> None:
         """Note acknowledged steps that the store does not have, before a new process can record them again."""
         store = self.simulation.store
-        rows = await store.runs(_TENANT, _SESSION)
+        sessions = [_SESSION, *[job.session for job in await store.jobs(_TENANT, limit=1000)]]
+        rows = [row for session in sessions for row in await store.runs(_TENANT, session)]
         known = {(step.run_id, step.kind, step.key) for row in rows for step in await store.journal(_TENANT, row.id)}
         for step in self.simulation.acknowledged:
             repeats_a_message = step.kind == "accepted" and step.run_id not in self._acknowledged.values()
@@ -436,6 +490,20 @@ class _Case:
         except AssertionError as error:
             return (Finding("check", "your check", str(error).partition("\n")[0] or "it failed"),)
         return ()
+
+
+def _check_jobs(jobs: Sequence[JobRow], calls: Sequence[_StoredCall]) -> Iterator[Finding]:
+    """Yield delegated tasks that never ended or were not reported, that are missing, and those that exist twice."""
+    asked = Counter([(job.asker_run, job.asker_call) for job in jobs])
+    for job in jobs:
+        if job.state in OPEN_JOB:
+            yield Finding("lost", "task", f"the task of {job.agent_id} never ended: it is {job.state}")
+    for stored in calls:
+        count, ok = asked[stored.run_id, stored.call.id], stored.result is not None and stored.result.status == "ok"
+        if stored.call.name == _DELEGATE and ok and not count:
+            yield Finding("lost", "task", "it was reported as delegated, and is not stored")
+        if count > 1:
+            yield Finding("repeated", "task", f"one call delegated it {count} times")
 
 
 def _check_unsuccessful(tool: str, result: ToolResult | None, counts: Counter[str]) -> Iterator[Finding]:
