@@ -99,11 +99,10 @@ def test_script_of_the_module_and_several_messages_are_used(shop: Home) -> None:
         ("other_shop:shop", "no installed module 'other_shop'; name the file instead: ./other_shop.py:…"),
         ("nowhere.at.all:shop", "no installed module 'nowhere.at.all'; install its package, or name a .py file"),
         ("./nowhere.py:shop", "not found: file 'nowhere.py'"),
-        ("./shop.py:ship", "no 'ship' in the module of './shop.py:ship'; its agents are shop"),
-        ("./shop.py:SHOP", "no 'SHOP'"),
+        ("./shop.py:ship", "module 'shop' has no attribute 'ship'"),
         ("./shop.py:mail", "expected an Agent, a list of agents, or a function that returns them"),
         ("./broken.py:shop", "cannot import './broken.py': RuntimeError: out of order"),
-        ("./empty.py:shop", "it has no agents"),
+        ("./empty.py:shop", "module 'empty' has no attribute 'shop'"),
     ],
 )
 def test_wrong_target_is_explained_in_one_line(shop: Home, target: str, message: str) -> None:
@@ -113,6 +112,52 @@ def test_wrong_target_is_explained_in_one_line(shop: Home, target: str, message:
     done = shop.run("test", "crash", target)
     assert done.returncode == 2 and message in done.stderr
     assert "Traceback" not in done.stderr and done.stderr.count("\n") == 1
+
+
+TEAM = """\
+import socket
+
+from atlas_agents import Agent, tool
+from atlas_agents.builtin_tools.team import delegate_task
+
+
+@tool(effect="keyed")
+async def publish(text: str) -> str:
+    \"\"\"Publish a text.\"\"\"
+    raise AssertionError("not run")
+
+
+def calls_home(context) -> str:
+    socket.create_connection(("127.0.0.1", 9))
+
+
+editor = Agent("editor", model="openai/gpt-5.2", tools=[delegate_task])
+writer = Agent("writer", model="openai/gpt-5.2", tools=[publish])
+team = [editor, writer]
+talkative = Agent("talkative", model="openai/gpt-5.2", tools=[publish], system_prompt=calls_home)
+"""
+
+
+@pytest.mark.parametrize("store", ["memory", "sqlite"])
+def test_delegated_task_and_the_tools_of_the_other_agent_are_tested_too(shop: Home, store: str) -> None:
+    (shop.folder / "newsroom.py").write_text(TEAM)
+    done = shop.run("test", "crash", "./newsroom.py:team", "--seeds", "2", "--store", store, "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["points"] > 50 and sorted(report["effects"]) == ["delegate_task", "publish"]
+    assert report["effects"]["publish"]["happened"] >= report["points"]
+
+
+def test_unknown_store_is_refused(shop: Home) -> None:
+    done = shop.run("test", "crash", "./shop.py:shop", "--store", "paper")
+    assert done.returncode == 2 and "unknown store 'paper': expected 'memory', 'sqlite'" in done.stderr
+
+
+def test_prompt_function_reaches_no_network(shop: Home) -> None:
+    (shop.folder / "newsroom.py").write_text(TEAM)
+    done = shop.run("test", "crash", "./newsroom.py:talkative", "--seeds", "0")
+    assert done.returncode == 2 and "fails without any fault" in done.stderr
+    assert "was called during a replay or a crash test" in done.stderr
 
 
 def test_module_of_the_current_folder_does_not_replace_an_installed_one(shop: Home) -> None:

@@ -140,7 +140,7 @@ def test_yaml_imports_code_from_its_folder_only_if_allowed(tmp_path: Path) -> No
     assert read(tmp_path, text, code=True).cases[0].id == "lima"
     with pytest.raises(ConfigError, match=r"'lima': module 'eval_scorers_here' has no attribute 'rude'"):
         read(tmp_path, text.replace(":polite", ":rude"), code=True)
-    with pytest.raises(ConfigError, match=r"'lima': cannot import 'missing_module': ModuleNotFoundError"):
+    with pytest.raises(ConfigError, match=r"'lima': no installed module 'missing_module'"):
         read(tmp_path, text.replace("eval_scorers_here:", "missing_module:"), code=True)
 
 

@@ -1,11 +1,9 @@
 """`atlas test crash`: simulate crashes and faults of your own agent, and report lost, repeated and unknown effects."""
 
-import os
 import sys
-from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import nullcontext
 from inspect import isfunction, ismethod, signature
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
 from atlas_agents.cli.command import EXIT_FAILED, EXIT_OK, Argument, Group, JsonFlag, Option, command
@@ -30,6 +28,7 @@ _EXAMPLES = {
     "uuid": "00000000-0000-4000-8000-000000000000",
 }
 _MAX_DEPTH = 12
+_DELEGATE = "delegate_task"
 
 
 @command(app)
@@ -45,6 +44,9 @@ def crash(
     seed: Annotated[int, Option(metavar="N", help="The first seed.")] = 0,
     only: Annotated[str, Option(metavar="CASE", help="Replay this case, such as seed=7 or crash@12.")] = "",
     run_tools: Annotated[bool, Option(help="Run your tools, many times, instead of doubles.")] = False,
+    store: Annotated[
+        str, Option(metavar="KIND", help="memory, or sqlite for a temporary file that each process opens.")
+    ] = "memory",
     strict: Annotated[bool, Option(help="Fail for unknown outcomes as well.")] = False,
     as_json: JsonFlag = False,
 ) -> int:
@@ -52,18 +54,26 @@ def crash(
 
     The target is an Agent, a list of agents, a function that returns them, or a function of a Simulation, as the guide
     on testing describes. Models are never called: a script replaces them. Tools are replaced by doubles that only
-    record the call, unless you pass --run-tools or the target takes a Simulation.
+    record the call, unless you pass --run-tools or the target takes a Simulation. delegate_task is no double: each task
+    runs a turn of the other agent, which calls each of its own tools once.
+
+    Functions that write prompts, conditions and hooks of your agents do run, many times. Unless your own tools or
+    doubles run, such code can neither open connections nor start processes, but it can change files.
 
     Exit codes: 0 nothing was lost or repeated, 1 something was, 2 invalid options or target.
     """
+    from atlas_agents.core.plugins import find_attribute, import_module_of
+    from atlas_agents.testing.replay import sealed
     from atlas_agents.testing.simulator import FaultSimulator
 
-    module, name = load_target(target)
-    build = _read_builder(_attribute(module, name, target), target, run_tools)
-    model = _read_script(module, script, target) if script else None
-    messages = message or ["Hello"]
-    model = model or _script_for(build, len(messages))
-    report = FaultSimulator(seed).run(build, messages, model=model, seeds=seeds, only=only)
+    module, name = import_module_of(target)
+    found, messages = find_attribute(module, name), message or ["Hello"]
+    own = _takes_simulation(found)
+    build = _read_builder(found, target, run_tools)
+    with sealed() if not (own or run_tools) else nullcontext():
+        build = _with_scripts(build, _read_script(module, script) if script else None, len(messages))
+        simulator = FaultSimulator(seed)
+        report = simulator.run(build, messages, seeds=seeds, only=only, store=cast("Any", store))
     failed = bool(report.failures) or (strict and report.count("unknown") > 0)
     if as_json:
         print_json(_summary(report, target, failed))
@@ -72,47 +82,25 @@ def crash(
     return EXIT_FAILED if failed else EXIT_OK
 
 
-def load_target(target: str) -> "tuple[ModuleType, str]":
-    """Import the module of `module:name` or `file.py:name`; a file of the current folder only if it is named."""
-    from atlas_agents.testing.replay import import_target
-
-    with no_current_folder():
-        return import_target(target)
-
-
-@contextmanager
-def no_current_folder() -> Generator[None]:
-    """Import nothing from the current folder, as if it were not in the import path."""
-    before, here = list(sys.path), os.path.realpath(Path.cwd())
-    sys.path[:] = [folder for folder in before if folder and os.path.realpath(folder) != here]
-    try:
-        yield
-    finally:
-        sys.path[:] = [*before, *[folder for folder in sys.path if folder not in before]]
-
-
-def _attribute(module: "ModuleType", name: str, target: str) -> Any:
-    from atlas_agents.agents.agent import Agent
-
-    if not hasattr(module, name):
-        known = sorted(key for key, value in vars(module).items() if isinstance(value, Agent))
-        found = f"its agents are {', '.join(known)}" if known else "it has no agents"
-        raise ConfigError(f"no {name!r} in the module of {target!r}; {found}")
-    return getattr(module, name)
+def _takes_simulation(found: Any) -> bool:
+    return (isfunction(found) or ismethod(found)) and len(signature(found).parameters) == 1
 
 
 def _read_builder(found: Any, target: str, run_tools: bool) -> "Build":
-    if isfunction(found) or ismethod(found):
-        count = len(signature(found).parameters)
-        if count == 1:
-            return found
-        if count == 0:
-            return lambda _: _prepare(found(), target, run_tools)
+    if _takes_simulation(found):
+        return found
+    if (isfunction(found) or ismethod(found)) and not signature(found).parameters:
+        return lambda _: _prepare(found(), target, run_tools)
     prepared = _prepare(found, target, run_tools)
     return lambda _: prepared
 
 
 def _prepare(found: Any, target: str, run_tools: bool) -> "list[Agent]":
+    agents = _list_agents(found, target)
+    return agents if run_tools else [agent.with_tools(list(map(_double_of, agent.tools))) for agent in agents]
+
+
+def _list_agents(found: Any, target: str) -> "list[Agent]":
     from atlas_agents.agents.agent import Agent
 
     given = cast(Sequence[Any], found) if isinstance(found, list | tuple) else (found,)
@@ -120,7 +108,12 @@ def _prepare(found: Any, target: str, run_tools: bool) -> "list[Agent]":
     if not agents or len(agents) < len(given):
         expected = "an Agent, a list of agents, or a function that returns them"
         raise ConfigError(f"expected {expected} as {target!r}, got {found!r}")
-    return agents if run_tools else [agent.with_tools([make_double(tool) for tool in agent.tools]) for agent in agents]
+    return agents
+
+
+def _double_of(tool: "Tool") -> "Tool":
+    """Return a double of a tool; delegating a task changes only the store of the simulation, so that stays real."""
+    return tool if tool.name == _DELEGATE else make_double(tool)
 
 
 def make_double(tool: "Tool") -> "Tool":
@@ -144,32 +137,53 @@ def make_double(tool: "Tool") -> "Tool":
     )
 
 
-def _read_script(module: "ModuleType", name: str, target: str) -> "Scripted":
+def _read_script(module: "ModuleType", name: str) -> "Scripted":
     from atlas_agents.providers.testing import Scripted
 
     found = getattr(module, name, None)
     if not isinstance(found, Scripted):
-        raise ConfigError(f"--script {name!r}: expected a Scripted model in the module of {target!r}, got {found!r}")
+        raise ConfigError(f"--script {name!r}: expected a Scripted model in {module.__name__!r}, got {found!r}")
     return found
 
 
-def _script_for(build: "Build", turns: int) -> "Scripted":
-    """Return a script that calls each tool of the first agent once, and then ends each turn."""
-    from atlas_agents.providers.testing import Scripted, calls, says
+def _with_scripts(build: "Build", first: "Scripted | None", turns: int) -> "Build":
+    """Give each agent whose model is not scripted a script of its own; `first` is that of the first agent."""
+    from atlas_agents.providers.testing import Scripted
     from atlas_agents.testing.faults import memory_simulation
 
-    built = build(memory_simulation())
-    agent = built[0] if isinstance(built, Sequence) else built
-    replies = [says("Done.")] * turns
-    for tool in reversed(agent.tools):
+    agents = _list_agents(build(memory_simulation()), "the target")
+    scripts = {agent.id: _script_for(agent, agents[1:] if agent is agents[0] else (), turns) for agent in agents}
+    if first is not None:
+        scripts[agents[0].id] = first
+
+    def scripted(simulation: Any) -> "list[Agent]":
+        built = _list_agents(build(simulation), "the target")
+        own = [any([isinstance(model, Scripted) for model in agent.models]) and first is None for agent in built]
+        return [
+            agent if has_own else agent.with_tools((), scripts[agent.id])
+            for agent, has_own in zip(built, own, strict=True)
+        ]
+
+    return scripted
+
+
+def _script_for(agent: "Agent", others: "Sequence[Agent]", turns: int) -> "Scripted":
+    """Return a script that calls each tool of an agent once, delegates a task to each other one, and ends each turn."""
+    from atlas_agents.providers.testing import Scripted, calls, says
+
+    replies: list[Any] = []
+    for tool in agent.tools:
+        if tool.name == _DELEGATE:
+            replies += [calls(_DELEGATE, target_agent=each.id, task_description="Do your part.") for each in others]
+            continue
         arguments = example_value(tool.parameters)
         try:
             tool.check(arguments)
         except BadArguments as error:
             print(f"{tool.name} is not called: no example of its arguments fits ({error})", file=sys.stderr)
-            continue
-        replies.insert(0, calls(tool.name, **arguments))
-    return Scripted(*replies)
+        else:
+            replies.append(calls(tool.name, **arguments))
+    return Scripted(*replies, *[says("Done.")] * (turns + len(others)))
 
 
 def example_value(schema: Any, root: Any = None, depth: int = 0) -> Any:

@@ -105,24 +105,13 @@ async def run(
 
     if min_score is not None and not 0 <= min_score <= 1:
         raise ConfigError(f"--min-score must be from 0 to 1, got {min_score}")
-    settings = load_settings()
-    suite = read_suite(Path(file), code=code)
+    settings, suite = load_settings(), read_suite(Path(file), code=code)
     earlier = _find(settings, compare) if compare else None
-    options = EvaluationOptions(
-        models=tuple(model or ()),
-        agents=tuple(agent or ()),
-        repeat=repeat,
-        parallel=parallel,
-        budget=_read_budget(budget),
-        seconds=seconds,
-    )
-    evaluation = await _run(settings, suite, options, resume=resume)
-    report = make_report(evaluation, earlier)
+    chosen = {"models": tuple(model or ()), "agents": tuple(agent or ()), "budget": _read_budget(budget)}
+    options = EvaluationOptions(repeat=repeat, parallel=parallel, seconds=seconds, **chosen)
+    report = make_report(await _run(settings, suite, options, resume=resume), earlier)
     _write_files(report, out, junit)
-    if as_json:
-        print_json(report)
-    else:
-        _print_report(report)
+    _show_report(report, as_json=as_json)
     return cli.EXIT_OK if _succeeded(report, min_score) else cli.EXIT_FAILED
 
 
@@ -156,10 +145,7 @@ def show(
 
     settings = load_settings()
     report = make_report(_find(settings, id), _find(settings, compare) if compare else None)
-    if as_json:
-        print_json(report)
-    else:
-        _print_report(report)
+    _show_report(report, as_json=as_json)
 
 
 @cli.command(app)
@@ -339,6 +325,13 @@ def _overview(evaluation: "Evaluation") -> dict[str, Any]:
 def _passed(evaluation: "Evaluation") -> str:
     passed = sum(result.status == "passed" for result in evaluation.results)
     return f"{passed / len(evaluation.results):.0%}" if evaluation.results else "-"
+
+
+def _show_report(report: "EvaluationReport", *, as_json: bool) -> None:
+    if as_json:
+        print_json(report)
+    else:
+        _print_report(report)
 
 
 def _print_report(report: "EvaluationReport") -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from atlas_agents.cli import command as cli
 from atlas_agents.cli.connect import TENANT, load_settings
-from atlas_agents.cli.crash_test import no_current_folder
 from atlas_agents.cli.output import (
     describe_error,
     format_call,
@@ -176,8 +175,7 @@ async def _open_agents(settings: "Settings", agents: str | None) -> "AsyncGenera
         return
     from atlas_agents.testing.replay import load_agents
 
-    with no_current_folder():
-        atlas = load_agents(agents)
+    atlas = load_agents(agents)
     atlas.keep_secret(*settings.secrets)
     yield atlas
 

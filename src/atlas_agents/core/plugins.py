@@ -3,12 +3,19 @@
 A plugin that fails to load, or takes too long, is disabled with a reason; everything else continues without it.
 """
 
+import importlib
 import logging
+import os
+import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
+from atlas_agents.core.errors import ConfigError
 from atlas_agents.core.paths import Environment
 
 if TYPE_CHECKING:
@@ -126,3 +133,77 @@ def _as_exception(error: BaseException) -> Exception:
     if isinstance(error, Exception):
         return error
     return RuntimeError(f"tried to exit the process: {type(error).__name__}: {error}")
+
+
+# Code that a person names on the command line, or in a file
+
+
+def import_target(target: str, folder: Path | None = None) -> Any:
+    """Import what `package.module:name` or `path/to/file.py:name` refers to; the name may have several parts.
+
+    Nothing is imported from the current folder, unless the file is named. `folder` is searched after everything that
+    is installed, and so is the folder of a file.
+    """
+    return find_attribute(*import_module_of(target, folder))
+
+
+def import_module_of(target: str, folder: Path | None = None) -> tuple[ModuleType, str]:
+    """Import the module of `package.module:name` or `path/to/file.py:name`, and return it with the name."""
+    where, separator, name = target.rpartition(":")
+    if not (where and separator and all(part.isidentifier() for part in name.split("."))):
+        raise ConfigError(f"invalid target {target!r}: expected package.module:name or path/to/file.py:name")
+    try:
+        with _without_current_folder(folder):
+            return (_import_file(Path(where).expanduser()) if where.endswith(".py") else _import_module(where)), name
+    except ConfigError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise ConfigError(f"cannot import {where!r}: {type(error).__name__}: {error}") from error
+
+
+def find_attribute(module: ModuleType, name: str) -> Any:
+    """Return what a module has under a name, whose parts are separated by dots."""
+    found: Any = module
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(f"module {module.__name__!r} has no attribute {name!r}")
+        found = getattr(found, part)
+    return found
+
+
+@contextmanager
+def _without_current_folder(folder: Path | None) -> Generator[None]:
+    """Leave out the current folder from the import path, and search another one last. Folders of files stay in it."""
+    before, here = list(sys.path), os.path.realpath(Path.cwd())
+    sys.path[:] = [each for each in before if each and os.path.realpath(each) != here]
+    last = str(folder.resolve()) if folder is not None else None
+    if last is not None:
+        sys.path.append(last)
+    try:
+        yield
+    finally:
+        sys.path[:] = [*before, *[each for each in sys.path if each not in before and each != last]]
+
+
+def _import_module(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
+            raise
+        file = Path(name.replace(".", "/") + ".py")
+        hint = f"name the file instead: ./{file}:…" if file.is_file() else "install its package, or name a .py file"
+        raise ConfigError(f"no installed module {name!r}; {hint}") from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    if not path.is_file():
+        raise ConfigError(f"not found: file {str(path)!r}")
+    spec = spec_from_file_location(path.stem, path.resolve())
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{str(path)!r} is not a Python file")
+    module = module_from_spec(spec)
+    sys.modules.setdefault(path.stem, module)
+    sys.path.append(str(path.resolve().parent))  # last: it cannot replace installed modules
+    spec.loader.exec_module(module)
+    return module

@@ -16,6 +16,7 @@ from atlas_agents.core import install_command
 from atlas_agents.core.errors import AtlasError, ConfigError
 from atlas_agents.core.messages import Message, split_messages
 from atlas_agents.core.paths import Secret, read_text_file, write_file
+from atlas_agents.core.plugins import import_target
 from atlas_agents.core.store import Store
 from atlas_agents.core.text import list_known
 from atlas_agents.evaluation.scorers import ScoreOutcome, make_scorers, rubrics
@@ -84,7 +85,7 @@ class Suite:
         self.grader = grader
         self.source = source or name
         self._lines = tuple(lines)
-        load = load or _import_name
+        load = load or import_target
         self.scorers: dict[str, tuple[ScoreOutcome, ...]] = {}
         """The scorers of each case, by its id."""
         for at, case in enumerate(self.cases):
@@ -195,25 +196,6 @@ def _importing_from(folder: Path) -> Generator[None, None, None]:
             sys.path.remove(entry)
 
 
-def _import_name(reference: str, folder: Path | None = None) -> Any:
-    """Import `module:name`."""
-    module, separator, name = reference.partition(":")
-    if not (module and separator and name):
-        raise ConfigError(f"invalid reference {reference!r}: expected 'module:name'")
-    try:
-        with _importing_from(folder) if folder else _unchanged():
-            return getattr(importlib.import_module(module), name)
-    except AttributeError as error:
-        raise ConfigError(f"module {module!r} has no attribute {name!r}") from error
-    except Exception as error:
-        raise ConfigError(f"cannot import {module!r}: {type(error).__name__}: {error}") from error
-
-
-@contextmanager
-def _unchanged() -> Generator[None, None, None]:
-    yield
-
-
 def _refuse_code(reference: str) -> Any:
     raise ConfigError(f"{reference!r} is Python code, which a YAML file may not import; pass --code if you trust it")
 
@@ -253,7 +235,7 @@ def _read_yaml(path: Path, text: str, *, code: bool) -> Suite:
         data = msgspec.convert(content, _SuiteData)
 
     def load(reference: str) -> Any:
-        return _import_name(reference, path.parent) if code else _refuse_code(reference)
+        return import_target(reference, path.parent) if code else _refuse_code(reference)
 
     agents: list[Agent] = []
     for id, each in data.agents.items():

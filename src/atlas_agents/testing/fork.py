@@ -3,7 +3,7 @@
 Nothing is written to the store of the run. Tools are simulated from the record, except those that are allowed to run.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, Literal, TypeAlias
 
@@ -13,6 +13,7 @@ from atlas_agents.agents.agent import Agent
 from atlas_agents.agents.history import read_request_record
 from atlas_agents.agents.loop import run_turn
 from atlas_agents.agents.options import AgentSettings, TurnOptions
+from atlas_agents.agents.run import Run
 from atlas_agents.agents.runtime import RESERVED_TOOLS, AgentRuntime, choose_turn_function
 from atlas_agents.core.aio import invoke
 from atlas_agents.core.approvals import Answer, Question
@@ -260,20 +261,22 @@ async def fork(
     )
     try:
         forked = create_copied_run(runtime, record, row, deps, **({"model": model} if model else {}))
-        try:
-            answer, error = (await run_turn(forked, None, choose_turn_function(forked))).text, None
-        except AtlasError as failure:
-            answer, error = "", str(failure)
-        sources = simulation.sources
-        calls = [
-            ForkedCall(call.name, call.arguments, result.status, result.result, sources.get(call.id, "run"))
-            for call, result in _pairs(forked.added)
-        ]
-        return ForkResult(
-            run_id=record.id, step=step, answer=answer, error=error, calls=tuple(calls), usage=forked.usage
-        )
+        return await _go_on(forked, step, simulation.sources)
     finally:
         await runtime.close()
+
+
+async def _go_on(forked: Run, step: int, sources: Mapping[str, CallSource]) -> ForkResult:
+    """Run the rest of the turn, and return what it did."""
+    try:
+        answer, error = (await run_turn(forked, None, choose_turn_function(forked))).text, None
+    except AtlasError as failure:
+        answer, error = "", str(failure)
+    calls = [
+        ForkedCall(call.name, call.arguments, result.status, result.result, sources.get(call.id, "run"))
+        for call, result in _pairs(forked.added)
+    ]
+    return ForkResult(run_id=forked.id, step=step, answer=answer, error=error, calls=tuple(calls), usage=forked.usage)
 
 
 def _pairs(messages: list[Message]) -> list[tuple[ToolCall, ToolResult]]:

@@ -12,12 +12,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Gen
 from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from functools import partial, wraps
-from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
 from multiprocessing import util
 from pathlib import Path
 from threading import get_ident
-from types import ModuleType
 from typing import Any, TypeAlias, cast, get_args
 
 import msgspec
@@ -35,6 +32,7 @@ from atlas_agents.core.errors import AtlasError, ConfigError, Declined, Provider
 from atlas_agents.core.events import FailedAttempt, Usage
 from atlas_agents.core.messages import Conversation, Message, Text, ToolCall, ToolResult
 from atlas_agents.core.paths import write_file
+from atlas_agents.core.plugins import import_target
 from atlas_agents.core.store import RunRow, Store, Write
 from atlas_agents.providers.base import (
     BaseProvider,
@@ -96,7 +94,7 @@ async def replay(
     record = await read_run(run, store or atlas.store, tenant or atlas.tenant)
     find_run_agent(atlas, record)
     comparison = RunComparison(record)
-    with _sealed():
+    with sealed():
         return await _replay(record, atlas, comparison, deps)
 
 
@@ -186,7 +184,7 @@ def create_copied_run(runtime: AgentRuntime, record: RunRecord, row: RunRow, dep
 
 
 @contextmanager
-def _sealed() -> Generator[None]:
+def sealed() -> Generator[None]:
     """Refuse connections and new processes within this context, and in all threads but those that run a replay.
 
     Other tasks of a thread that runs a replay are not affected.
@@ -225,7 +223,8 @@ def _refuse_effects(event: str, arguments: Any) -> None:
     if event not in _BLOCKED:
         return
     if _replaying.get() or (_replay_threads and get_ident() not in _replay_threads):
-        raise ReplayBlocked(f"{event} was called during a replay, which neither uses the network nor starts processes")
+        what = "a replay or a crash test, which neither use the network nor start processes"
+        raise ReplayBlocked(f"{event} was called during {what}")
 
 
 class _NoAlarm:
@@ -495,54 +494,12 @@ def load_agents(target: str) -> Atlas:
     The module must be importable: installed, or in a folder of `PYTHONPATH`. Otherwise name its file, as in
     `path/to/file.py:name`.
     """
-    module, name = import_target(target)
-    found: Any = module
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise ConfigError(f"agents {target!r}: module {module.__name__!r} has no {name!r}")
-        found = getattr(found, part)
+    found = import_target(target)
     if callable(found) and not isinstance(found, Agent | Atlas):
         found = found()
     if isinstance(found, Atlas | Agent | list | tuple):
         return read_agents(cast(Agents, found))
     raise ConfigError(f"agents {target!r}: expected an Atlas, an agent or a list of agents, got {found!r}")
-
-
-def import_target(target: str) -> tuple[ModuleType, str]:
-    """Import the module of `module:name` or `file.py:name`, and return it with the name."""
-    where, separator, name = target.rpartition(":")
-    if not (where and separator and all(part.isidentifier() for part in name.split("."))):
-        raise ConfigError(f"invalid target {target!r}: expected package.module:name or path/to/file.py:name")
-    try:
-        return (_import_file(Path(where).expanduser()) if where.endswith(".py") else _import_module(where)), name
-    except ConfigError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise ConfigError(f"cannot import {where!r}: {type(error).__name__}: {error}") from error
-
-
-def _import_module(name: str) -> ModuleType:
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise
-        file = Path(name.replace(".", "/") + ".py")
-        hint = f"name the file instead: ./{file}:…" if file.is_file() else "install its package, or name a .py file"
-        raise ConfigError(f"no installed module {name!r}; {hint}") from error
-
-
-def _import_file(path: Path) -> ModuleType:
-    if not path.is_file():
-        raise ConfigError(f"not found: file {str(path)!r}")
-    spec = spec_from_file_location(path.stem, path.resolve())
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{str(path)!r} is not a Python file")
-    module = module_from_spec(spec)
-    sys.modules.setdefault(path.stem, module)
-    sys.path.append(str(path.resolve().parent))  # last: it cannot replace installed modules
-    spec.loader.exec_module(module)
-    return module
 
 
 class AgentSource(msgspec.Struct, frozen=True):
