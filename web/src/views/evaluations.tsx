@@ -27,7 +27,7 @@ function EvaluationList() {
   return (
     <View
       title="Evaluations"
-      description="Files of cases that were run with agents and models, newest first."
+      description="Files of cases that were run on this gateway’s machine, newest first."
       tabs={ACTIVITY_TABS}
     >
       <QueryResult query={query} what="evaluations">
