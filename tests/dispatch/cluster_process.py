@@ -69,7 +69,7 @@ async def main(role: str, url: str, home: Path) -> None:
         await run_worker(atlas, cluster, settings.grace, on_ready, health_server=health)
     else:
         membership = ClusterMembership(cluster, executes_runs=role == "all")
-        installation = Settings(home=home, role="gateway", database_url=Secret(url))
+        installation = Settings(home=home, workspace=home, role="gateway", database_url=Secret(url))
         services = GatewayServices(operations=Operations(installation, store))
         gateway = Gateway(atlas, settings, membership=membership, services=services)
         await gateway.serve(lambda ready: print(ready.port, flush=True))

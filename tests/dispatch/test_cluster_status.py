@@ -151,7 +151,8 @@ async def test_status_needs_no_connection_of_its_own(
         store = PostgresStore(server.url)
         await store.open()
         stack.push_async_callback(store.close)
-        operations = Operations(Settings(home=tmp_path, role="gateway", database_url=Secret(server.url)), store)
+        settings = Settings(home=tmp_path, workspace=tmp_path, role="gateway", database_url=Secret(server.url))
+        operations = Operations(settings, store)
         await operations.cluster()
         monkeypatch.setattr(psycopg.AsyncConnection, "connect", refuse)
         for _ in range(5):

@@ -515,44 +515,50 @@ class OtelMetrics:
         from opentelemetry import context
 
         self._quiet = context.set_value("atlas.no_exemplar", True, context.Context())
-        """A context without a span, for measurements that need no exemplar; an empty one counts as none given."""
-        self._known: dict[tuple[str, ...], Attributes] = {}
+        """A context without a span: only turns and model calls have exemplars. An empty one counts as none given."""
+        self._known: dict[tuple[str, ...], tuple[Attributes, ...]] = {}
+        """Attributes of measurements, built once; those of a model with a copy for input and for output tokens."""
 
-    def _attributes(self, *parts: str) -> Attributes:
-        """Return the attributes of these names and values, the same dict each time; values that are empty are left
-        out."""
-        found = self._known.get(parts)
-        if found is None:
-            if len(self._known) >= _MAX_KNOWN:
-                self._known.clear()
-            pairs = zip(parts[::2], parts[1::2], strict=True)
-            found = self._known[parts] = {name: value for name, value in pairs if value}
+    def _remember(self, key: tuple[str, ...], *attributes: Attributes) -> tuple[Attributes, ...]:
+        if len(self._known) >= _MAX_KNOWN:
+            self._known.clear()
+        found = self._known[key] = tuple([{name: each[name] for name in each if each[name]} for each in attributes])
         return found
 
+    def _model_attributes(self, model: str, error: str) -> tuple[Attributes, ...]:
+        provider, _, name = model.partition("/")
+        named = {OPERATION: "chat", PROVIDER: provider_name(provider), REQUEST_MODEL: name or provider}
+        kinds = [{**named, TOKEN_TYPE: kind} for kind in ("input", "output")]
+        return self._remember(("model", model, error), {**named, ERROR_TYPE: error}, named, *kinds)
+
     def record_model(self, call: ModelMeasurement) -> None:
-        provider, _, model = call.model.partition("/")
-        named = (OPERATION, "chat", PROVIDER, provider_name(provider), REQUEST_MODEL, model or provider)
-        attributes = self._attributes(*named)
-        self._models.record(
-            call.seconds, self._attributes(*named, ERROR_TYPE, call.error) if call.error else attributes
-        )
+        known = self._known.get(("model", call.model, call.error)) or self._model_attributes(call.model, call.error)
+        ended, named, input_tokens, output_tokens = known
+        self._models.record(call.seconds, ended)
         if call.first_chunk is not None:
-            self._first_chunks.record(call.first_chunk, attributes)
+            self._first_chunks.record(call.first_chunk, named, self._quiet)
         if not call.error:
-            usage = call.usage
-            self._tokens.record(usage.input_tokens, self._attributes(*named, TOKEN_TYPE, "input"), self._quiet)
-            self._tokens.record(usage.output_tokens, self._attributes(*named, TOKEN_TYPE, "output"), self._quiet)
+            self._tokens.record(call.usage.input_tokens, input_tokens, self._quiet)
+            self._tokens.record(call.usage.output_tokens, output_tokens, self._quiet)
         if call.usage.cost:
-            self._cost.add(call.usage.cost, attributes, self._quiet)
+            self._cost.add(call.usage.cost, named, self._quiet)
 
     def record_tool(self, call: ToolMeasurement) -> None:
-        named = (OPERATION, "execute_tool", TOOL_NAME, call.tool, TOOL_STATUS, call.status, ERROR_TYPE, call.error)
-        self._tools.record(call.seconds, self._attributes(*named))
+        key = ("tool", call.tool, call.status, call.error)
+        known = self._known.get(key)
+        if known is None:
+            named = {OPERATION: "execute_tool", TOOL_NAME: call.tool, TOOL_STATUS: call.status, ERROR_TYPE: call.error}
+            known = self._remember(key, named)
+        self._tools.record(call.seconds, known[0], self._quiet)
 
     def record_turn(self, turn: TurnMeasurement) -> None:
-        named = (OPERATION, "invoke_agent", AGENT_NAME, turn.agent)
-        self._turns.record(turn.seconds, self._attributes(*named, RUN_STATUS, turn.status))
-        self._queued.record(turn.queued, self._attributes(*named), self._quiet)
+        key = ("turn", turn.agent, turn.status)
+        known = self._known.get(key)
+        if known is None:
+            named = {OPERATION: "invoke_agent", AGENT_NAME: turn.agent}
+            known = self._remember(key, {**named, RUN_STATUS: turn.status}, named)
+        self._turns.record(turn.seconds, known[0])
+        self._queued.record(turn.queued, known[1], self._quiet)
 
 
 class Telemetry:

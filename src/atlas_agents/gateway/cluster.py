@@ -48,6 +48,7 @@ _READ_RETRY_DELAY = 0.5
 _POLL_INTERVAL = 0.05
 _TERMINAL_EVENT_TIMEOUT = 3.0
 """Seconds to wait for the owner of a finished run to write its terminal event before writing it here."""
+_FIGURES_INTERVAL = 5.0
 _BATCH_DELAY = 0.04
 """Seconds to collect text deltas before they are written; subscribers see them after the write."""
 _FLUSH_TIMEOUT = 2.0
@@ -420,6 +421,8 @@ class WorkerEventLog:
         self._store = cast(Store, atlas.store)
         self._grace = grace
         self._turns = metrics.turns
+        self._figures: MemberFigures | None = None
+        self._figures_at = 0.0
         self._force_stop = force_stop or asyncio.Event()
         self.runs = RunRegistry(
             self._store, atlas.tenant, metrics, hide=atlas.hide, batch_delay=_BATCH_DELAY, merge_deltas=True
@@ -440,8 +443,17 @@ class WorkerEventLog:
             await follow_resumed(self.runs, self._atlas, stream, row)
 
     def figures(self) -> MemberFigures:
-        """Return the figures of the turns that this process executes, for the operations view of all gateways."""
-        now, health = time.monotonic(), self._atlas.model_health
+        """Return the figures of the turns that this process executes, for the operations view of all gateways.
+
+        They are computed again after some seconds: a heartbeat that was sent for another reason repeats them.
+        """
+        now = time.monotonic()
+        if self._figures is None or now - self._figures_at >= _FIGURES_INTERVAL:
+            self._figures, self._figures_at = self._compute_figures(now), now
+        return self._figures
+
+    def _compute_figures(self, now: float) -> MemberFigures:
+        health = self._atlas.model_health
         models = [
             ModelFigures(
                 each.model,

@@ -35,6 +35,7 @@ WINDOW = 900.0
 """Seconds that recent figures cover."""
 _MAX_SAMPLES = 2000
 _BUCKET_RATIO, _MIN_VALUE = 1.05, 1e-4
+_LOG_RATIO = math.log(_BUCKET_RATIO)
 _TOOL_TOKENS = "context_tokens"
 _MIN_LIMIT = 256
 _MEASURED = 1000
@@ -216,7 +217,7 @@ class RecentValues:
 
     def buckets(self, now: float) -> dict[int, int]:
         """Count the values of the window that ends now in buckets that `merge_buckets` reads."""
-        return Counter([math.ceil(math.log(max(value, _MIN_VALUE), _BUCKET_RATIO)) for value in self.since(now)])
+        return Counter([math.ceil(math.log(max(value, _MIN_VALUE)) / _LOG_RATIO) for value in self.since(now)])
 
 
 def merge_buckets(found: Iterable[Mapping[int, int]]) -> Percentiles:
