@@ -4,6 +4,7 @@ Arguments: the database, the Postgres schema, the number of the batch, and the s
 """
 
 import asyncio
+import itertools
 import os
 import signal
 import sys
@@ -13,33 +14,35 @@ from typing import Any
 
 from atlas_agents.core.store import RefreshIndexes, Write
 from atlas_agents.storage.postgres import PostgresStore
-from atlas_agents.storage.sql.reads import SqlReads
 from atlas_agents.storage.sqlite import SqliteStore
 
 WHERE, SCHEMA = sys.argv[1:3]
 LAST, SECONDS = int(sys.argv[3]), float(sys.argv[4])
 
 
-class Killing(SqlReads):
-    """Starts a timer with the last batch."""
+_batches = itertools.count(1)
 
-    batches = 0
 
+def count_batch(writes: Sequence[Write]) -> None:
+    """Start a timer with the last batch."""
+    if RefreshIndexes() in writes and next(_batches) == LAST:
+        threading.Timer(SECONDS, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+
+class KilledSqlite(SqliteStore):
     async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
-        self.batches += RefreshIndexes() in writes
-        if self.batches == LAST:
-            threading.Timer(SECONDS, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        count_batch(writes)
         return await super().commit(tenant, writes)
 
 
-class KillingSqlite(Killing, SqliteStore): ...
-
-
-class KillingPostgres(Killing, PostgresStore): ...
+class KilledPostgres(PostgresStore):
+    async def commit(self, tenant: str, writes: Sequence[Write]) -> list[Any]:
+        count_batch(writes)
+        return await super().commit(tenant, writes)
 
 
 async def main() -> None:
-    store = KillingPostgres(WHERE, schema=SCHEMA) if WHERE.startswith("postgresql:") else KillingSqlite(WHERE)
+    store = KilledPostgres(WHERE, schema=SCHEMA) if WHERE.startswith("postgresql:") else KilledSqlite(WHERE)
     await store.open()
     await asyncio.Event().wait()
 

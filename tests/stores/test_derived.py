@@ -39,6 +39,7 @@ from atlas_agents.core.store import (
 from atlas_agents.storage.sql import reads
 from atlas_agents.storage.sql.derived import matches_entry
 from atlas_agents.storage.sql.reads import SqlReads
+from atlas_agents.storage.sql.tables import Query
 from atlas_agents.storage.sqlite import SqliteStore
 from atlas_agents.storage.tenant_move import DERIVED_TABLES
 from checks import TIMEOUT, wait_until
@@ -459,6 +460,21 @@ async def test_backfill_continues_after_each_of_many_kills(
     wanted = [n + 1 for n in range(rows) if matches_entry(json.loads(entry(n)), AuditFilter(tool="t2"))]
     assert await find_numbers(store, AuditFilter(tool="t2"), limit=500) == wanted[::-1]
     assert sum([row.input_tokens for row in await store.sum_usage(TENANT, "session")]) == sum(range(sessions))
+
+
+@pytest.mark.durable
+async def test_days_that_are_over_are_summed_after_the_next_start(store: Store, make_store: Make) -> None:
+    await store.commit(TENANT, [PutSession("s"), *[used(f"2026-01-{day:02}", "s") for day in range(1, 11)]])
+    await store.close()
+    opened = await make_store()
+    assert isinstance(opened, SqlReads)
+    closed = Query("SELECT count(*) FROM usage_closed WHERE complete", {})
+
+    async def are_closed() -> bool:
+        return (await opened.fetch(closed))[0][0] == 10
+
+    await wait_until(are_closed)
+    assert await sums(opened, by="session") == {"s": 100}
 
 
 @pytest.mark.durable

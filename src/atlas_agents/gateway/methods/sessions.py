@@ -330,13 +330,15 @@ async def list_branches(caller: ClientConnection, params: wire.OneSession) -> wi
     """List the sessions that continue from the same one with other versions of a message."""
     session, prefix = await _require_session(caller, params.session_key), caller.grant.prefix
     root = _branch_root(session, prefix)
-    found, last = list[Session](), dict[str, Any]()
+    found, before, before_key = list[Session](), None, ""
     for _ in range(_MAX_BRANCH_PAGES):
-        page = await caller.hub.atlas.sessions.list(limit=_SESSION_PAGE, prefix=prefix, **last)
+        page = await caller.hub.atlas.sessions.list(
+            limit=_SESSION_PAGE, before=before, before_key=before_key, prefix=prefix
+        )
         found += [each for each in page if _branch_root(each, prefix) == root]
         if len(page) < _SESSION_PAGE:
             break
-        last = {"before": page[-1].updated_at, "before_key": page[-1].key}
+        before, before_key = page[-1].updated_at, page[-1].key
     found.sort(key=lambda each: each.created_at)
     return wire.Branches(tuple([_session_shape(caller, each) for each in found]))
 

@@ -37,7 +37,7 @@ AUDIT_FIELDS = ("run_id", "user", "tool", "agent_id", "level")
 _AUDIT_BATCH = 8 * AUDIT_BLOCK
 _VALUE_BATCHES = (64, 16, 4, 1)
 _MAX_VALUE = 200
-_OPEN_DAYS_MS = 2 * 86_400_000
+OPEN_DAYS_MS = 2 * 86_400_000
 """Days that may still change often are not summed."""
 _MAX_TIME = (1 << 63) - 1
 _MAX_DAY = 253_402_300_800_000
@@ -288,7 +288,7 @@ def _sum_usage_day(context: WriteContext) -> Steps[int]:
 
     A change of the day in between, even by another process, takes the announcement back.
     """
-    until = utc_day((context.now - _OPEN_DAYS_MS) / 1000)
+    until = utc_day((context.now - OPEN_DAYS_MS) / 1000)
     found = yield context.bind(sql.NEXT_OPEN_DAY, since="", until=until)
     if not found:
         return 0

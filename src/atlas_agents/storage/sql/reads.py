@@ -19,6 +19,7 @@ from atlas_agents.storage.sql.derived import (
     AUDIT,
     AUDIT_BLOCK,
     AUDIT_FIELDS,
+    OPEN_DAYS_MS,
     OVERLAP_MS,
     SESSIONS,
     add_tool_call,
@@ -171,8 +172,10 @@ class SqlReads(ABC):
             ((tenant,),) = found
             position = first_number(await self.search(bind(tenant, sql.POSITION, name=AUDIT)))
             behind = bind(tenant, sql.AUDIT, after=position + _REFRESH_AFTER, limit=1)
+            until = utc_day(time.time() - OPEN_DAYS_MS / 1000)
             if (
                 await self.search(behind)
+                or await self.search(bind(tenant, sql.NEXT_OPEN_DAY, since="", until=until))
                 or await self._count_unindexed_sessions(tenant, _REFRESH_SESSIONS) == _REFRESH_SESSIONS
             ):
                 await self._refresh_until_current(tenant)
@@ -303,7 +306,7 @@ class SqlReads(ABC):
         for day, tool, *amounts in indexed:
             if (more := sums.get((day, tool))) is not None:
                 sums[day, tool] = [number + other for number, other in zip(amounts, more, strict=True)]
-        recent = [(*key, *amounts) for key, amounts in sums.items() if since <= key[0] < until]
+        recent: list[Row] = [(*key, *amounts) for key, amounts in sums.items() if since <= key[0] < until]
         if recent:
             indexed = sorted([*recent, *[row for row in indexed if row[:2] not in sums]], key=_latest_day_first)
         return [store.ToolDay(*row) for row in indexed[:limit]]
@@ -363,7 +366,7 @@ class SqlReads(ABC):
         session: str = "",
         limit: int | None = None,
     ) -> list[store.UsageRow]:
-        keys = (group_by, "day") if by_day and group_by != "day" else (group_by,)
+        keys: tuple[str, ...] = (group_by, "day") if by_day and group_by != "day" else (group_by,)
         named: dict[str, Any] = {"since": since, "until": until, "owner": owner, "limit": limit_or_max(limit)}
         if session:
             rows = await self.search(bind(tenant, sql.usage_of_session(keys), session=session, **named))
@@ -371,11 +374,10 @@ class SqlReads(ABC):
             rows = await self._sum_by_session(tenant, keys, named)
         else:
             rows = await self.search(bind(tenant, sql.usage_by(keys), all=not owner, **named))
-        count = len(keys)
+        places = [keys.index(name) if name in keys else None for name in _USAGE_KEYS]
+        decode = tables.USAGE.decode
         return [
-            store.UsageRow(*[named_keys.get(name, "") for name in _USAGE_KEYS], *map(int, row[count:]))
-            for row in rows
-            for named_keys in (dict(zip(keys, row, strict=False)),)
+            decode(["" if n is None else row[n] for n in places] + list(map(int, row[len(keys) :]))) for row in rows
         ]
 
     async def _sum_by_session(self, tenant: str, keys: tuple[str, ...], named: dict[str, Any]) -> list[Row]:
