@@ -97,7 +97,7 @@ async def statuses(url: str, schema: str) -> list[str]:
         return [status async for (status,) in rows]
 
 
-@pytest.mark.parametrize("statement", ["procrastinate_fetch_job", "procrastinate_finish_job"])
+@pytest.mark.parametrize("statement", ["UPDATE procrastinate_jobs SET status", "procrastinate_finish_job"])
 async def test_worker_executes_each_run_once_when_a_response_is_lost(url: str, schema: str, statement: str) -> None:
     executed: list[str] = []
 

@@ -3,14 +3,20 @@
 import asyncio
 import contextlib
 import logging
+import os
+import signal
+import time
 from collections.abc import AsyncGenerator, Iterator
+from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 from postgres_server import PostgresServer
 from store_helpers import TENANT
 
-from atlas_agents.core.store import AddAudit
+from atlas_agents.core.errors import StoreLost
+from atlas_agents.core.store import AddAudit, AddMessage, PutRecord, PutSession, Store, Write
 from atlas_agents.storage.postgres import PostgresStore
 from checks import TIMEOUT
 
@@ -161,6 +167,104 @@ async def test_commit_that_arrives_late_is_awaited_and_not_repeated(server: Post
         (row,) = await commit
         assert [(entry.seq, entry.entry) for entry in await store.audit(TENANT)] == [(1, b"late")]
         assert row.seq == 1
+
+
+class Stopper:
+    """Transaction hook that stops the server process of its connection, so that COMMIT reaches a stopped process."""
+
+    def __init__(self) -> None:
+        self.armed = False
+        self.stopped: int | None = None
+
+    async def hook(self, connection: psycopg.AsyncConnection[Any], *_: object) -> None:
+        if self.armed:
+            self.armed = False
+            self.stopped = connection.info.backend_pid
+            os.kill(self.stopped, signal.SIGSTOP)
+
+    async def resume(self) -> None:
+        """Let the stopped process go on, and wait until it has ended: its client is gone."""
+        assert self.stopped is not None
+        os.kill(self.stopped, signal.SIGCONT)
+        await asyncio.to_thread(self._wait_gone, Path(f"/proc/{self.stopped}"))
+
+    def _wait_gone(self, process: Path) -> None:
+        deadline = time.monotonic() + TIMEOUT
+        while process.exists() and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def stopping(server: PostgresServer, schema: str, retry_timeout: float) -> AsyncGenerator[tuple[Stopper, Store]]:
+    """A store that soon gives up on a server process that does not answer."""
+    logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)
+    stopper = Stopper()
+    timeouts = {"busy_timeout": 0.2, "answer_timeout": 1.0, "retry_timeout": retry_timeout}
+    store = PostgresStore(server.url, schema=schema, transaction_hook=stopper.hook, **timeouts)
+    await store.open()
+    try:
+        yield stopper, store
+    finally:
+        if stopper.stopped is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(stopper.stopped, signal.SIGCONT)
+        await store.close()
+
+
+async def is_deciding(server: PostgresServer) -> bool:
+    """Return whether a writer waits for the end of a transaction whose COMMIT was not answered."""
+    waiting = """SELECT count(*) FROM pg_stat_activity
+        WHERE wait_event_type = 'Lock' AND query LIKE 'INSERT INTO commit_tokens%RETURNING%'"""
+    return await fetch_value(server, waiting) != "0"
+
+
+TURN: tuple[Write, ...] = (PutSession("s"), AddMessage("s", "m", b"{}"), AddAudit(b"in"))
+STEPWISE: tuple[Write, ...] = (*TURN, PutRecord("tenant", "r", b"{}"))
+
+
+@pytest.mark.parametrize("writes", [TURN, STEPWISE], ids=["in two messages", "step by step"])
+async def test_commit_that_a_stopped_server_process_executes_late_is_found_and_not_repeated(
+    server: PostgresServer, schema: str, writes: tuple[Write, ...]
+) -> None:
+    async with asyncio.timeout(2 * TIMEOUT), stopping(server, schema, 3 * TIMEOUT) as (stopper, store):
+        stopper.armed = True
+        commit = asyncio.create_task(store.commit(TENANT, writes))
+        while not await is_deciding(server):
+            continue
+        await stopper.resume()
+        await commit
+        assert [message.id for message in await store.messages(TENANT, "s")] == ["m"]
+        assert [row.entry for row in await store.audit(TENANT)] == [b"in"]
+
+
+@pytest.mark.parametrize("writes", [TURN, STEPWISE], ids=["in two messages", "step by step"])
+async def test_commit_is_unclear_while_its_server_process_is_stopped_and_is_written_once(
+    server: PostgresServer, schema: str, writes: tuple[Write, ...]
+) -> None:
+    async with asyncio.timeout(2 * TIMEOUT), stopping(server, schema, 0.5) as (stopper, store):
+        stopper.armed = True
+        with pytest.raises(StoreLost) as lost:
+            await store.commit(TENANT, writes)
+        assert lost.value.unclear
+        await stopper.resume()
+        assert [message.id for message in await store.messages(TENANT, "s")] == ["m"]
+        await store.commit(TENANT, [AddMessage("s", "n", b"{}"), AddAudit(b"again")])
+        assert [row.seq for row in await store.audit(TENANT)] == [1, 2]
+
+
+async def test_transaction_that_a_stopped_server_process_begins_late_writes_nothing(
+    server: PostgresServer, schema: str
+) -> None:
+    """Its writer has repeated it with another connection. The first message contains no COMMIT."""
+    async with asyncio.timeout(2 * TIMEOUT), stopping(server, schema, 3 * TIMEOUT) as (stopper, store):
+        await store.commit(TENANT, [PutSession("s")])
+        pool = "SELECT pid FROM pg_stat_activity WHERE application_name = 'atlas-agents' AND query LIKE 'COMMIT%'"
+        stopper.stopped = int(await fetch_value(server, pool))
+        os.kill(stopper.stopped, signal.SIGSTOP)
+        await store.commit(TENANT, TURN)
+        await stopper.resume()
+        assert [message.id for message in await store.messages(TENANT, "s")] == ["m"]
+        assert [row.entry for row in await store.audit(TENANT)] == [b"in"]
 
 
 async def test_tokens_of_many_commits_take_one_row_per_writer_and_tenant_and_are_pruned_after_a_day(

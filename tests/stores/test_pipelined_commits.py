@@ -4,28 +4,34 @@ import asyncio
 import logging
 import random
 from collections.abc import AsyncIterator
+from typing import Any
 
 import psycopg
 import pytest
 from postgres_server import PostgresServer
-from store_helpers import TENANT, outcomes, with_run
+from store_helpers import DAY, TENANT, outcomes, with_run
 
-from atlas_agents.core.errors import Conflict, NotFound, SessionBusy, StaleOwner, StoreBusy
+from atlas_agents.core.errors import Conflict, NotFound, SessionBusy, StaleOwner, StoreBusy, StoreError
 from atlas_agents.core.store import (
     AcceptRun,
     AddAudit,
     AddEvents,
     AddJournal,
     AddMessage,
+    AddUsage,
     ClaimRun,
     PutRecord,
     PutSession,
+    ReleaseBudgets,
     ReserveEvents,
     SetRun,
+    UsageRow,
     Write,
 )
 from atlas_agents.storage.hash_chain import find_audit_break, find_journal_break
-from atlas_agents.storage.postgres import PostgresStore
+from atlas_agents.storage.postgres import PostgresStore, tenant_lock_id
+from atlas_agents.storage.sql.pipelined import Batch, JournalEnds, NotPipelined
+from atlas_agents.storage.sql.tables import WriteContext
 from checks import TIMEOUT
 
 pytestmark = pytest.mark.slow  # they need a server
@@ -51,8 +57,24 @@ async def lock_row(connection: psycopg.AsyncConnection, schema: str, table: str,
     await connection.execute(statement.encode())
 
 
-async def test_turns_of_many_sessions_written_by_three_processes_lose_nothing(stores: list[PostgresStore]) -> None:
-    """Runs of a session start one after the other, numbers have no gaps, and chains are intact."""
+def commit_step_by_step(store: PostgresStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make a store write every commit in the way that gives reasons, like a process that knows no other."""
+
+    async def refuse(*_: object) -> None:
+        raise NotPipelined
+
+    _, writer = store._require_open()
+    monkeypatch.setattr(writer, "_commit_pipelined", refuse)
+
+
+@pytest.mark.parametrize("stepwise", [0, 1, 2])
+async def test_turns_of_many_sessions_written_by_three_processes_lose_nothing(
+    stores: list[PostgresStore], monkeypatch: pytest.MonkeyPatch, stepwise: int
+) -> None:
+    """Runs of a session start one after the other, numbers have no gaps, and chains are intact, also while some of the
+    processes commit step by step."""
+    for store in stores[:stepwise]:
+        commit_step_by_step(store, monkeypatch)
     sessions = [f"s{n}" for n in range(4)]
     order = random.Random(7)
 
@@ -88,6 +110,101 @@ async def test_turns_of_many_sessions_written_by_three_processes_lose_nothing(st
         journal = await store.journal(TENANT, f"r{n}")
         assert [row.kind for row in journal] == ["reply", "intent", "ended"] and find_journal_break(journal) is None
         assert [event.seq for event in await store.events(TENANT, f"r{n}")] == [1, 2]
+
+
+async def test_commits_of_a_turn_never_need_the_exclusive_lock_of_their_tenant(
+    stores: list[PostgresStore], postgres_server: PostgresServer, schema: str
+) -> None:
+    """Another transaction shares the lock all the time: a commit that wanted it alone would wait, and fail."""
+    hasty = PostgresStore(postgres_server.url, schema=schema, busy_timeout=0.5, answer_timeout=TIMEOUT)
+    await hasty.open()
+    runs = [f"r{n}" for n in range(3)]
+    usage = AddUsage(UsageRow(DAY, "s0", "a", "m", 1, 2, turns=1))
+
+    async def end(n: int) -> list[Any]:
+        last = [AddMessage(f"s{n}", "x", b"{}", runs[n]), AddMessage(f"s{n}", "y", b"{}", runs[n]), usage]
+        step = AddJournal(runs[n], 1, "ended", "", b"{}")
+        return await hasty.commit(TENANT, [*last, step, SetRun(runs[n], 1, "done"), AddAudit(b"out")])
+
+    async with await psycopg.AsyncConnection.connect(postgres_server.url) as other:
+        await other.execute("SELECT pg_advisory_lock_shared(%s)", (tenant_lock_id(schema, TENANT),))
+        await asyncio.gather(*(with_run(hasty, run, f"s{n}") for n, run in enumerate(runs)), with_run(hasty, "q", "s0"))
+        for run in runs:
+            claim = [ClaimRun(run), SetRun(run, 1, "running"), ReleaseBudgets(run)]
+            assert (await hasty.commit(TENANT, [*claim, AddJournal(run, 1, "accepted", "", b"{}"), usage]))[0] == 1
+        events: list[Write] = []
+        for number in (1, 2):  # as the writer of events does it: several runs in one commit
+            for run in runs:
+                events += [ReserveEvents(run, 1, 1), AddEvents(run, ((number, b"{}"),), 1)]
+        results = await hasty.commit(TENANT, events)
+        assert results[::2] == [1, 1, 1, 2, 2, 2]
+        started = [results[-2] for results in await asyncio.gather(*(end(n) for n in range(3)))]
+    assert started == ["q", None, None]
+    assert [row.seq for row in await hasty.events(TENANT, "r2")] == [1, 2]
+    assert [message.seq for message in await hasty.messages(TENANT, "s1")] == [1, 2]
+    (sums,) = await hasty.usage(TENANT, DAY, "9999")
+    assert (sums.input_tokens, sums.output_tokens, sums.turns) == (6, 12, 6)
+    assert find_audit_break(await hasty.audit(TENANT)) is None
+    await hasty.close()
+
+
+async def test_event_is_rejected_if_only_a_later_commit_of_its_group_reserves_its_number(
+    stores: list[PostgresStore],
+) -> None:
+    store = stores[0]
+    await with_run(store)
+    (epoch,) = await store.commit(TENANT, [ClaimRun("r1")])
+    commits = [AddEvents("r1", ((1, b"early"),), epoch)], [ReserveEvents("r1", 1, epoch)]
+    good, refused = await outcomes(store.commit(TENANT, each) for each in commits)
+    assert good == [[1]] and [type(error) for error in refused] == [Conflict]
+
+
+async def test_message_is_rejected_if_only_a_later_commit_of_its_group_creates_its_session(
+    stores: list[PostgresStore],
+) -> None:
+    store = stores[0]
+    commits = [AddMessage("new", "m", b"{}")], [PutSession("new")], [AddMessage("new", "n", b"{}")]
+    good, refused = await outcomes(store.commit(TENANT, each) for each in commits)
+    assert len(good) == 2 and [type(error) for error in refused] == [NotFound]
+
+
+async def test_messages_of_a_turn_leave_the_row_of_their_session_in_its_page(
+    stores: list[PostgresStore], postgres_server: PostgresServer, schema: str
+) -> None:
+    """Postgres then writes no index entries. The order of sessions still follows accepted runs and other messages."""
+    store = stores[0]
+    await with_run(store, "r1", "one")
+    await with_run(store, "r2", "two")
+    for n in range(5):
+        await store.commit(TENANT, [AddMessage("one", f"m{n}", b"{}", "r1")])
+    assert [session.key for session in await store.sessions(TENANT)] == ["two", "one"]
+    await store.commit(TENANT, [AddMessage("one", "free", b"{}")])
+    assert [session.key for session in await store.sessions(TENANT)] == ["one", "two"]
+    count = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE schemaname = %s AND relname = 'sessions'"
+    async with (
+        asyncio.timeout(TIMEOUT),
+        await psycopg.AsyncConnection.connect(postgres_server.url, autocommit=True) as other,
+    ):
+        while (row := await (await other.execute(count, (schema,))).fetchone()) is None or row[0] < 8:
+            await store.close()  # a session reports its counts when it ends
+            await store.open()
+        assert row[1] >= 5
+
+
+async def test_transaction_whose_token_was_fenced_is_refused(
+    stores: list[PostgresStore], postgres_server: PostgresServer, schema: str
+) -> None:
+    """A server that was stopped may execute a transaction after its writer has decided that it was not committed."""
+    store = stores[0]
+    _, writer = store._require_open()
+    await store.commit(TENANT, [PutSession("s")])
+    token = 1000
+    batch = Batch(WriteContext(TENANT, 1), [[AddMessage("s", "late", b"{}")]], JournalEnds(), 1)
+    (query,) = batch.queries(writer._token_values(TENANT, token))
+    assert not await writer._was_committed(TENANT, token, 0.0)
+    with pytest.raises(StoreError, match="null value"):
+        await store.search(query)
+    assert not await store.messages(TENANT, "s")
 
 
 async def test_accepted_run_starts_although_the_run_before_it_ends_at_the_same_time(

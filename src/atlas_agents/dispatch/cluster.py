@@ -45,6 +45,11 @@ _NOTIFY_MANY = "SELECT pg_notify(%s, payload) FROM unnest(%s::text[]) AS payload
 _NOTIFY = "SELECT pg_notify(%(channel)s, %(payload)s)"
 
 
+def _call_each(functions: Sequence[Callable[[], None]]) -> None:
+    for function in functions:
+        function()
+
+
 class Cluster:
     """The cluster as one process sees it. `async with cluster.join():` receives the other members' notifications, and
     `cluster.run_worker(…)` inside it executes runs. Notifications go through the `valkey` client if one is given; the
@@ -139,17 +144,23 @@ class Cluster:
     async def enqueue_and_notify(
         self, connection: psycopg.AsyncConnection[Any], tenant: str, writes: Sequence[Write], results: Sequence[Any]
     ) -> Callable[[], None] | None:
-        """Write the queue entry and the notifications inside a commit's transaction; with Valkey, return a function
-        that publishes the notifications afterwards."""
+        """Write the queue entry and the notifications inside a commit's transaction, and delete the jobs of this
+        worker's runs that it ends. The function that is returned notes this and publishes through Valkey."""
+        after = list[Callable[[], None]]()
         if ready := notifications.find_ready_runs(writes, results):
             await self._queue.enqueue(ready, connection, tenant)
         found = notifications.notifications_for(tenant, writes, results)
         payloads = list(dict.fromkeys(map(notifications.encode_notification, found)))
         if payloads and self._valkey is not None and self._valkey.connected:
-            return partial(self._valkey.publish, payloads)
-        if payloads:
+            after.append(partial(self._valkey.publish, payloads))
+        elif payloads:
             await connection.execute(_NOTIFY_MANY, (self._channel, payloads))
-        return None
+        if self._worker is not None and tenant == self._tenant:
+            jobs = self._worker.held_jobs([note.id for note in found if note.kind == "ended"])
+            if jobs:
+                await self._queue.delete([*jobs.values()], connection)
+                after.append(partial(self._worker.note_deleted, jobs))
+        return partial(_call_each, after) if after else None
 
     async def submit(self, row: RunRow, on_event: OnEvent) -> RunRow:
         """Wait for a run that was queued by the commit that accepted it."""
@@ -248,6 +259,8 @@ class Cluster:
                 return True
             await self._on_resumed(turn, row)
         await turn.wait_ended()
+        if self._worker is not None and self._worker.has_ended(run_id):
+            return True
         found = await self._executor.run_row(run_id)
         return found is None or found.status not in OPEN or found.epoch > max(row.epoch, turn.epoch or 0)
 

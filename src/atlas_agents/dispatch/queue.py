@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from pathlib import Path
 from typing import Any, LiteralString, TypeVar
 
@@ -36,6 +36,9 @@ SELECT application_name FROM pg_stat_activity WHERE datname = current_database()
 AND starts_with(application_name, %s)"""
 HEARTBEAT_TIMEOUT = 6.0
 """Seconds without a heartbeat after which a worker is considered dead."""
+_NOTIFY_TRIGGERS = """
+SELECT tgname FROM pg_trigger WHERE tgrelid = 'procrastinate_jobs'::regclass AND tgenabled <> 'D'
+AND starts_with(tgname, 'procrastinate_jobs_notify_queue_job_inserted')"""
 _ORPHANS = """
 SELECT r.id FROM runs r WHERE r.tenant = %(tenant)s AND r.status IN ('running', 'waiting')
 AND NOT EXISTS (SELECT 1 FROM procrastinate_jobs j WHERE j.queue_name = %(queue)s AND j.status IN ('todo', 'doing')
@@ -45,6 +48,16 @@ SELECT procrastinate_defer_jobs_v1(array_agg(ROW(%(queue)s, 'atlas.run', urgency
     jsonb_build_object('run_id', id), NULL)::procrastinate_job_to_defer_v1))
 FROM runs WHERE tenant = %(tenant)s AND id = ANY (%(run_ids)s::text[])"""
 """Adds all runs with one statement and without waiting for its answer, unlike procrastinate's own method."""
+_FETCH = """
+UPDATE procrastinate_jobs SET status = 'doing', worker_id = %(worker)s WHERE id = ANY (ARRAY(
+    SELECT id FROM procrastinate_jobs
+    WHERE status = 'todo' AND queue_name = %(queue)s AND (scheduled_at IS NULL OR scheduled_at <= now())
+    ORDER BY priority DESC, id LIMIT %(limit)s FOR UPDATE SKIP LOCKED))
+RETURNING id, status, task_name, priority, lock, queueing_lock, args, scheduled_at, queue_name, attempts, worker_id"""
+"""Like procrastinate_fetch_job, for several jobs; ours have no locks."""
+_MAX_FETCH = 4
+"""Jobs that a worker fetches at a time; others should find some, too."""
+_DELETE = "DELETE FROM procrastinate_jobs WHERE id = ANY (%s::bigint[]) AND status IN ('todo', 'doing')"
 T = TypeVar("T")
 _MISSED_HEARTBEATS = 4
 """Number of missed heartbeats after which a worker is considered dead."""
@@ -100,13 +113,18 @@ class Queue:
         """Enqueue runs inside the transaction of a connection whose search path is the schema."""
         await connection.execute(_ENQUEUE, {"queue": queue_name(tenant), "tenant": tenant, "run_ids": list(run_ids)})
 
+    async def delete(self, jobs: Sequence[int], connection: psycopg.AsyncConnection[Any]) -> None:
+        """Delete jobs inside the transaction that ends their runs, instead of finishing them afterwards."""
+        await connection.execute(_DELETE, (list(jobs),))
+
     async def execute(self, statement: LiteralString, **values: Any) -> None:
         """Execute a statement on a connection of the queue's pool."""
         await self._app.connector.execute_query_async(statement, **values)
 
-    async def fetch(self, worker: int) -> Job | None:
-        """Fetch the most urgent job, the oldest first."""
-        return await self.jobs.fetch_job(queues=[self.name], worker_id=worker)
+    async def fetch(self, worker: int, limit: int) -> list[Job]:
+        """Fetch the most urgent jobs, the oldest first."""
+        rows = await self._app.connector.execute_query_all_async(_FETCH, worker=worker, queue=self.name, limit=limit)
+        return sorted(map(Job.from_row, rows), key=lambda job: (-job.priority, job.id or 0))
 
     async def list_held(self, worker: int) -> list[Job]:
         """Return the jobs that this worker has fetched and not finished."""
@@ -158,13 +176,17 @@ class QueueWorker:
         self._execute_run = execute_run
         self._on_registered = on_registered
         self._on_released = on_released
+        self._concurrency = concurrency
         self._slots = asyncio.Semaphore(concurrency)
         self.id: int | None = None
         """Its worker id in the queue."""
         self._wakeup = asyncio.Event()
         self._runs = BackgroundTasks("worker run")
         self._heartbeat = BackgroundTasks("worker heartbeat")
-        self._held: set[int | None] = set()
+        self._held: dict[str, int | None] = {}
+        """Job of each run that this worker has fetched and not finished."""
+        self._deleted: set[str] = set()
+        """Runs that ended in a commit which has deleted their job."""
         self._recheck_until = 0.0
         self._last_heartbeat = time.monotonic()
         self.fetched = 0
@@ -182,6 +204,18 @@ class QueueWorker:
         """Seconds since the last successful heartbeat."""
         return time.monotonic() - self._last_heartbeat
 
+    def held_jobs(self, run_ids: Sequence[str]) -> dict[str, int]:
+        """Return the jobs of those runs that this worker has fetched."""
+        return {run_id: job for run_id in run_ids if (job := self._held.get(run_id)) is not None}
+
+    def note_deleted(self, run_ids: Iterable[str]) -> None:
+        """Note that a commit has ended these runs and deleted their jobs."""
+        self._deleted.update(run_id for run_id in run_ids if run_id in self._held)
+
+    def has_ended(self, run_id: str) -> bool:
+        """Return whether a commit of this process has ended the run and deleted its job."""
+        return run_id in self._deleted
+
     def wake(self) -> None:
         """Check the queue for new runs now."""
         self._wakeup.set()
@@ -193,11 +227,13 @@ class QueueWorker:
         self._heartbeat.spawn(self._send_heartbeats(id))  # until `finish`, because runs may outlast this method
         self._on_registered()
         while True:
-            await self._slots.acquire()
-            job = await self._next_job(id)
-            self.fetched += 1
-            self._held.add(job.id)
-            self._runs.spawn(self._run_job(job)).add_done_callback(lambda _: self._slots.release())
+            async with self._slots:
+                jobs = await self._next_jobs(id)
+            for job in jobs:
+                await self._slots.acquire()
+                self.fetched += 1
+                self._held[str(job.task_kwargs["run_id"])] = job.id
+                self._runs.spawn(self._run_job(job)).add_done_callback(lambda _: self._slots.release())
 
     async def finish(self, limit: float) -> None:
         """Release unfinished runs to other workers and deregister this worker."""
@@ -211,26 +247,26 @@ class QueueWorker:
         except (ConnectorException, TimeoutError) as error:
             logger.warning("worker not deregistered: error=%s", error)
 
-    async def _next_job(self, id: int) -> Job:
+    async def _next_jobs(self, id: int) -> list[Job]:
+        """Wait for jobs, at most as many as this worker has slots for."""
         while True:
             self._wakeup.clear()
-            job = await _retry_until_connected(lambda: self._fetch(id))
-            if job is not None:
-                return job
+            if jobs := await _retry_until_connected(lambda: self._fetch(id)):
+                return jobs
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_POLL_INTERVAL):
                     await self._wakeup.wait()
 
-    async def _fetch(self, id: int) -> Job | None:
-        """Fetch the next job. If the response to a fetch was lost, the server may have assigned a job to this worker
+    async def _fetch(self, id: int) -> list[Job]:
+        """Fetch the next jobs. If the response to a fetch was lost, the server may have assigned jobs to this worker
         that no other would run, so check for such jobs first for a while."""
+        limit = max(1, min(_MAX_FETCH, self._concurrency - self.running))
         if time.monotonic() < self._recheck_until:
-            held = set(self._held)
-            for job in await self._queue.list_held(id):
-                if job.id not in held:
-                    return job
+            held = set(self._held.values())
+            if lost := [job for job in await self._queue.list_held(id) if job.id not in held]:
+                return lost[:limit]
         try:
-            return await self._queue.fetch(id)
+            return await self._queue.fetch(id, limit)
         except ConnectorException:
             self._recheck_until = time.monotonic() + _RECHECK_PERIOD
             raise
@@ -243,8 +279,11 @@ class QueueWorker:
             failed = True
             logger.exception("run failed to execute here: run=%s", run_id)
             await asyncio.sleep(_RETRY_DELAY)
-        await _retry_until_connected(lambda: self._queue.finish(job) if finished else self._queue.release(job))
-        self._held.discard(job.id)
+        if not self.has_ended(run_id):
+            await _retry_until_connected(lambda: self._queue.finish(job) if finished else self._queue.release(job))
+        if self._held.get(run_id) == job.id:
+            del self._held[run_id]
+            self._deleted.discard(run_id)
         self.finished += finished
         self.released += not finished
         if not finished and not failed:
@@ -287,8 +326,17 @@ async def migrate_queue(url: str, schema: str, migrations: Sequence[Path]) -> li
             async with connection.transaction():
                 await connection.execute(migration.read_bytes())
                 await _record_applied(connection, [migration.name])
+        await _disable_notifications(connection)
         await connection.execute("SELECT pg_advisory_unlock(%s)", (_MIGRATION_LOCK,))
         return [migration.name for migration in missing]
+
+
+async def _disable_notifications(connection: psycopg.AsyncConnection[Any]) -> None:
+    """Turn off procrastinate's own notifications of new jobs: nothing listens to them, but they wake all listeners."""
+    enabled = await connection.execute(_NOTIFY_TRIGGERS)
+    for (trigger,) in await enabled.fetchall():
+        disable = sql.SQL("ALTER TABLE procrastinate_jobs DISABLE TRIGGER {}").format(sql.Identifier(trigger))
+        await connection.execute(disable)
 
 
 async def _read_applied(connection: psycopg.AsyncConnection[Any], migrations: Sequence[Path]) -> set[str]:

@@ -436,7 +436,8 @@ class WorkerEventLog:
         """
         stream = cast(AtlasStream, turn)
         await stream.begun()
-        row = await self._store.run(self._atlas.tenant, row.id) or row
+        if row.epoch or stream.epoch != 1:  # else there was no earlier owner
+            row = await self._store.run(self._atlas.tenant, row.id) or row
         if row.status in OPEN or stream.epoch is not None:
             if not row.events:
                 self._turns.start(row.id, max(0.0, time.time() - row.created_at / 1000))

@@ -22,11 +22,8 @@ from atlas_agents.core.aio import SYSTEM_CLOCK, BackgroundTasks, Clock, QueuedRe
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreLost
 from atlas_agents.core.store import (
     DropSession,
-    EventRow,
     Hit,
     PutDocument,
-    RunRow,
-    Session,
     StoredMessage,
     Where,
     Write,
@@ -36,9 +33,8 @@ from atlas_agents.storage.hash_chain import START, AuditSigner
 from atlas_agents.storage.history_cache import HistoryCache, load_shared_secret
 from atlas_agents.storage.postgres_connection import Cursor
 from atlas_agents.storage.sql import statements as sql
-from atlas_agents.storage.sql import tables
 from atlas_agents.storage.sql.pipelined import Batch, JournalEnds, NotPipelined, is_pipelined, unknown_journals
-from atlas_agents.storage.sql.reads import SqlReads, limit_or_max
+from atlas_agents.storage.sql.reads import SqlReads
 from atlas_agents.storage.sql.tables import Query, Row, Steps, Vector, WriteContext, bind
 from atlas_agents.storage.sql.text_search import match_sessions_postgres, scope_values, search_postgres
 from atlas_agents.storage.sql.writes import apply_writes
@@ -58,12 +54,6 @@ _MAX_GROUP = 64
 _RETRY_DELAY = 0.1
 _BORROW_TIMEOUT = 5.0
 _UNCLEAR = "the connection to Postgres was lost while committing: the commit may or may not have been written"
-_BEGIN = """INSERT INTO commit_tokens AS t
-SELECT CAST(%(id)s AS UUID), CAST(%(token)s AS BIGINT), now() FROM pg_advisory_xact_lock{shared}(%(lock)s)
-ON CONFLICT (id) DO UPDATE SET written_at = now(), token = CASE WHEN t.token < excluded.token THEN excluded.token END"""
-"""Takes the tenant's lock and writes the token. It fails if the token was fenced, because NULL is not allowed: the
-transaction arrived after its writer had given up on it."""
-_BEGINS = {shared: _BEGIN.format(shared="_shared" if shared else "").encode() for shared in (True, False)}
 _FENCE = b"""INSERT INTO commit_tokens AS t
 SELECT CAST(%(id)s AS UUID), CAST(%(token)s AS BIGINT) + 1, now()
 ON CONFLICT (id) DO UPDATE SET written_at = now(),
@@ -129,9 +119,10 @@ class PostgresStore(SqlReads):
         self._indexed: dict[tuple[str, int], bool] = {}
         self._open: tuple[Pool, Writer] | None = None
         self._reads = BackgroundTasks("Postgres reads")
-        self._sessions_by_key = ReadGroup(self._reads, self.fetch, sql.POSTGRES_SESSIONS_BY_KEY, "keys")
-        self._runs_by_id = ReadGroup(self._reads, self.fetch, sql.POSTGRES_RUNS_BY_ID, "ids")
-        self._events = ReadGroup(self._reads, self.fetch, sql.POSTGRES_EVENTS_OF_RUNS, "run_ids", "afters", "limits")
+        self._groups = {
+            statement: ReadGroup(self._reads, self._execute, grouped)
+            for statement, grouped in sql.POSTGRES_GROUPED.items()
+        }
 
     @property
     def transactions(self) -> int:
@@ -145,6 +136,7 @@ class PostgresStore(SqlReads):
             async with await postgres_connection.connect(self._url) as connection:
                 await self._configure(connection)
                 await postgres_connection.migrate(connection, self._schema)
+                await postgres_connection.ensure_function(connection)
                 await prune_tokens(connection)
                 self._pgvector_schema = await postgres_connection.find_pgvector(connection) if self._pgvector else None
         except psycopg.Error as error:
@@ -215,17 +207,9 @@ class PostgresStore(SqlReads):
             return await self._history_cache.read(self.fetch, tenant, session)
         return await super().messages(tenant, session, after=after, before=before, limit=limit, last=last)
 
-    async def session(self, tenant: str, key: str) -> Session | None:
-        return tables.SESSIONS.first(await self._sessions_by_key.read(tenant, key))
-
-    async def run(self, tenant: str, run_id: str) -> RunRow | None:
-        return tables.RUNS.first(await self._runs_by_id.read(tenant, run_id))
-
-    async def events(self, tenant: str, run_id: str, *, after: int = 0, limit: int | None = None) -> list[EventRow]:
-        return tables.EVENTS.all(await self._events.read(tenant, run_id, after, limit_or_max(limit)))
-
     async def fetch(self, query: Query) -> list[Row]:
-        return await self._execute(query)
+        group = self._groups.get(query.sql)
+        return await (self._execute(query) if group is None else group.read(query))
 
     async def search(self, query: Query) -> list[Row]:
         """Execute a search without a prepared statement: the best plan depends on the values."""
@@ -303,27 +287,21 @@ class PostgresStore(SqlReads):
 class ReadGroup:
     """Group read: reads of one kind and tenant that wait while another one runs share the next statement.
 
-    `names` are the parameters of the statement, each an array with one value per read. A read sees everything that was
-    committed before it was requested.
+    Each parameter of the statement, except the tenant, is an array with one value per read. A read sees everything that
+    was committed before it was requested.
     """
 
     def __init__(
-        self,
-        tasks: BackgroundTasks,
-        fetch: Callable[[Query], Awaitable[list[Row]]],
-        statement: str,
-        *names: str,
+        self, tasks: BackgroundTasks, execute: Callable[[Query], Awaitable[list[Row]]], statement: str
     ) -> None:
         self._tasks = tasks
-        self._fetch = fetch
+        self._execute = execute
         self._statement = statement
-        self._names = names
-        self._waiting: dict[str, list[QueuedRequest[tuple[Any, ...]]]] = {}
+        self._waiting: dict[str, list[QueuedRequest[Query]]] = {}
 
-    async def read(self, tenant: str, *values: Any) -> list[Row]:
+    async def read(self, query: Query) -> list[Row]:
         """Return the rows of one read."""
-        self._bind(tenant, [values])  # a value that is not allowed is the error of this read alone
-        queued = QueuedRequest(values, asyncio.get_running_loop())
+        tenant, queued = query.values["tenant"], QueuedRequest(query, asyncio.get_running_loop())
         if tenant in self._waiting:
             self._waiting[tenant].append(queued)
         else:
@@ -335,9 +313,12 @@ class ReadGroup:
         while group := self._waiting[tenant]:
             self._waiting[tenant] = []
             try:
-                rows = await self._fetch(self._bind(tenant, [queued.request for queued in group]))
-                for number, queued in enumerate(group, 1):
-                    queued.result = [row[1:] for row in rows if row[0] == number]
+                rows = await self._execute(self._bind(tenant, [queued.request for queued in group]))
+                found: list[list[Row]] = [[] for _ in group]
+                for row in rows:
+                    found[row[0] - 1].append(row[1:])
+                for queued, rows_of_one in zip(group, found, strict=True):
+                    queued.result = rows_of_one
             except BaseException as error:  # noqa: BLE001  the callers must get it, and the queue must go on
                 for queued in group:
                     queued.error = error if isinstance(error, Exception) else StoreLost("the store is shutting down")
@@ -345,11 +326,9 @@ class ReadGroup:
                 queued.settle()
         del self._waiting[tenant]
 
-    def _bind(self, tenant: str, reads: Sequence[tuple[Any, ...]]) -> Query:
-        columns = zip(*reads, strict=True)
-        return bind(
-            tenant, self._statement, **{n: list(column) for n, column in zip(self._names, columns, strict=True)}
-        )
+    def _bind(self, tenant: str, reads: Sequence[Query]) -> Query:
+        names = [name for name in reads[0].values if name != "tenant"]
+        return bind(tenant, self._statement, **{name: [read.values[name] for read in reads] for name in names})
 
 
 class _UnclearCommit(Exception):
@@ -458,8 +437,8 @@ class Writer:
         if is_pipelined(group[0].request):
             with suppress(NotPipelined):
                 return await self._commit_pipelined(tenant, group)
-            for queued in group:
-                self._journals.drop_all(tenant, queued.request)
+        for queued in group:  # the steps write journals without the cache
+            self._journals.drop_all(tenant, queued.request)
         return await self._commit_stepwise(tenant, group)
 
     async def _commit_pipelined(self, tenant: str, group: Sequence[Commit]) -> Sequence[AfterCommit | None]:
@@ -470,10 +449,10 @@ class Writer:
         async with self._pool.connection(timeout=1.0) as connection:
             try:
                 batch = await self._plan(connection, tenant, commits)
+                queries = batch.queries(self._token_values(tenant, token))
                 async with connection.pipeline() as pipeline:
                     await connection.execute("BEGIN", prepare=False)
-                    await connection.execute(_BEGINS[True], self._token_values(tenant, token))
-                    cursors = [await postgres_connection.send(connection, query) for query in batch.queries]
+                    cursors = [await postgres_connection.send(connection, query) for query in queries]
                     await pipeline.sync()
                     batch.finish([await postgres_connection.read_rows(cursor) for cursor in cursors])
                     for query in batch.final_queries:
@@ -527,7 +506,8 @@ class Writer:
             cursor = connection.cursor()
             try:
                 await cursor.execute("BEGIN")
-                await cursor.execute(_BEGINS[False], self._token_values(tenant, token))
+                begin = Query(sql.POSTGRES_BEGIN_STEPWISE, self._token_values(tenant, token))
+                await postgres_connection.execute(cursor, begin)
                 if len(group) == 1:
                     after_commit = [await self._apply(cursor, tenant, group[0])]
                 else:

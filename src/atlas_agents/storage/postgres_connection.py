@@ -20,6 +20,7 @@ from psycopg.rows import TupleRow
 
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreFull, StoreLost
 from atlas_agents.storage.migrations import POSTGRES, check_applied, log_step, pending_migrations, step_checksums
+from atlas_agents.storage.sql.statements import POSTGRES_CREATE_FUNCTION, POSTGRES_FUNCTION
 from atlas_agents.storage.sql.tables import Query, Row, Vector
 
 logger = logging.getLogger(__name__)
@@ -150,6 +151,15 @@ async def _check_checksums(connection: Connection, where: str, version: int) -> 
         for number, checksum in step_checksums(POSTGRES).items():
             if number <= version:
                 await connection.execute(_PUT_CHECKSUM, (number, checksum))
+
+
+async def ensure_function(connection: Connection) -> None:
+    """Create the function that writes turns, unless a process of this version has created it before."""
+    async with connection.transaction():
+        await connection.execute("SELECT pg_advisory_xact_lock(%s)", (_MIGRATION_LOCK,))
+        found = await (await connection.execute("SELECT to_regproc(%s)", (POSTGRES_FUNCTION,))).fetchone()
+        if found is None or found[0] is None:
+            await connection.execute(POSTGRES_CREATE_FUNCTION.encode())
 
 
 async def execute(cursor: Cursor, query: Query, *, prepare: bool | None = None) -> list[Row]:

@@ -22,7 +22,8 @@ SESSIONS = "sessions"
 """Name of the position in the sessions of a tenant: the `updated_at` up to which they are indexed."""
 OVERLAP_MS = 10_000
 """Sessions that changed this long before the position are checked again, in case commits were not made in order."""
-_SESSION_BATCH = 32
+BATCH = 32
+"""Sessions of one batch."""
 _MESSAGE_PAGE = 50
 _MAX_MESSAGES, _MAX_BYTES = 60, 256 * 1024
 """Limits of one batch, which takes about 10 ms."""
@@ -87,21 +88,26 @@ def search_words(text: str) -> list[str]:
 
 
 def refresh_indexes(context: WriteContext, write: store.RefreshIndexes) -> Steps[int]:
-    """Index one batch of what is missing most: sessions, then audit rows, then days."""
-    for build in (_index_sessions, _index_audit, _sum_usage_day):
-        count = yield from build(context)
-        if count:
-            return count
-    return 0
+    """Index one batch of sessions; if that is all of them, also one of audit rows; if few remain, sum a day.
+
+    The result is less than `BATCH` once only sessions remain that change all the time.
+    """
+    count = yield from _index_sessions(context)
+    if count < BATCH:
+        count += yield from _index_audit(context)
+    if count < BATCH and (yield from _sum_usage_day(context)):
+        return BATCH
+    return count
 
 
 def _index_sessions(context: WriteContext) -> Steps[int]:
     ((newest,),) = yield context.bind(sql.NEWEST_SESSION)
     position = min((yield from _read_position(context, SESSIONS)), newest)
-    rows = yield context.bind(sql.UNINDEXED_SESSIONS, position=position - OVERLAP_MS, limit=_SESSION_BATCH)
-    remaining = _MAX_MESSAGES
+    rows = yield context.bind(sql.UNINDEXED_SESSIONS, position=position - OVERLAP_MS, limit=BATCH)
+    remaining, is_complete = _MAX_MESSAGES, True
     for session in map(_Pending._make, rows):
         if remaining <= 0:
+            is_complete = False
             break
         indexed, is_complete = yield from _index_session(context, session, remaining)
         remaining -= indexed + 1
@@ -109,10 +115,10 @@ def _index_sessions(context: WriteContext) -> Steps[int]:
             break
         position = max(position, session.updated_at)
     else:
-        position = position if len(rows) == _SESSION_BATCH else newest
+        position = position if len(rows) == BATCH else newest
     if rows:
         yield context.bind(sql.SET_POSITION, name=SESSIONS, position=position)
-    return len(rows)
+    return len(rows) if is_complete else BATCH
 
 
 def _index_session(context: WriteContext, session: _Pending, limit: int) -> Steps[tuple[int, bool]]:

@@ -1,23 +1,27 @@
-"""Writes of a turn as statements that need no answers in between: Postgres gets a group of commits in one message.
+"""Writes of a turn as one call of a function in Postgres, which gets a group of commits in one message.
 
-Each statement checks by itself what `writes` checks step by step. If one finds something else than expected, `finish`
-raises `NotPipelined`: the group is rolled back and repeated with the steps of `writes`, which decide and explain. So
-this module may give up at any time, but must never accept what the steps would reject.
+The function (`statements.POSTGRES_CREATE_FUNCTION`) writes each table once for all commits, and checks what `writes`
+checks step by step. If it finds something else than expected, it fails, and the group is repeated with the steps of
+`writes`, which decide and explain. So this module may give up at any time (`NotPipelined`), but must never accept what
+the steps would reject.
 
 The transaction shares the lock of its tenant with others of this kind, while the steps hold it exclusively. Rows that
 others may change are locked in a fixed order: sessions by key, then the rows of runs by id, then the audit chain.
 """
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import msgspec
+
 from atlas_agents.core import store
+from atlas_agents.core.json import encode
 from atlas_agents.storage.hash_chain import START, audit_row, journal_row
 from atlas_agents.storage.sql import statements as sql
 from atlas_agents.storage.sql import tables
 from atlas_agents.storage.sql.tables import Query, Row, WriteContext, clean_text
-from atlas_agents.storage.sql.writes import MAX_RESERVED_EVENTS, bind_session, run_values
+from atlas_agents.storage.sql.writes import MAX_RESERVED_EVENTS, changed_fields, new_run
 
 Rows: TypeAlias = list[Row]
 _MAX_JOURNALS = 8192
@@ -27,10 +31,25 @@ class NotPipelined(Exception):
     """The group cannot be written this way: repeat it step by step."""
 
 
+class Answer(msgspec.Struct, frozen=True):
+    """What the function returns: the last message of each session, the status of each accepted run, epoch and number of
+    events of each changed run, the run that each ended one started, and the end of the audit chain."""
+
+    sessions: dict[str, int] = {}
+    accepted: dict[str, store.RunStatus] = {}
+    runs: dict[str, tuple[int, int]] = {}
+    started: dict[str, str] = {}
+    chain: tuple[int, str] | None = None
+
+
+Put: TypeAlias = Callable[[Any], None]
+Finisher: TypeAlias = Callable[[Answer], None]
+
+
 class JournalEnds:
     """Cache of the last step of each journal that this process writes, so that it is not read before each step.
 
-    Statements verify what is cached: a wrong entry costs a repetition, never a wrong row.
+    The function verifies what is cached: a wrong entry costs a repetition, never a wrong row.
     """
 
     def __init__(self) -> None:
@@ -57,7 +76,7 @@ class JournalEnds:
 
 def is_pipelined(writes: Sequence[store.Write]) -> bool:
     """Return whether all writes of a commit are of the kinds that this module knows."""
-    return all(type(write) in _PLANS or type(write) in _COLLECTED for write in writes)
+    return all(type(write) in _PLANS for write in writes)
 
 
 def unknown_journals(tenant: str, commits: Sequence[Sequence[store.Write]], journals: JournalEnds) -> Query | None:
@@ -68,27 +87,57 @@ def unknown_journals(tenant: str, commits: Sequence[Sequence[store.Write]], jour
 
 
 class Batch:
-    """The statements of a group of commits: first `queries`; after `finish`, `final_queries` and the COMMIT."""
+    """A group of commits as the argument of the function; after `finish`, `final_queries` follow before the COMMIT."""
 
     def __init__(
         self, context: WriteContext, commits: Sequence[Sequence[store.Write]], journals: JournalEnds, chain_lock: int
     ) -> None:
-        self.queries: list[Query] = []
+        if not context.tenant:
+            raise NotPipelined
         self.final_queries: list[Query] = []
         self.results: list[list[Any]] = [[None] * len(writes) for writes in commits]
         self.context = context
-        self._commits = commits
+        self.rows: dict[str, list[Any]] = {}
+        """Rows for the function, by what is written."""
+        self.sessions: dict[str, dict[str, Any]] = {}
+        """Changes of sessions, and of runs that stay open, by key and id."""
+        self.runs: dict[str, dict[str, Any]] = {}
+        self.usage: dict[tuple[str, ...], dict[str, Any]] = {}
+        self.found: dict[str, store.Session] = {}
+        """The sessions that were put, as they are now."""
         self._journals = journals
-        self._finishers: list[tuple[int, Callable[[Rows], Any]]] = []
-        self._steps: dict[str, list[store.JournalRow]] = {}
-        self._ended: dict[str, int] = {}
+        self._chain_lock = chain_lock
+        self._finishers: list[Finisher] = []
+        self._entries: list[tuple[Put, bytes]] = []
+        self._steps: dict[str, store.JournalRow] = {}
         self._claimed: dict[str, int] = {}
-        self._plan(chain_lock)
+        self._plan(commits)
 
-    def finish(self, answers: Sequence[Rows]) -> None:
-        """Check the answers to `queries`, and set `results` and `final_queries`."""
-        for index, finisher in self._finishers:
-            finisher(answers[index])
+    def queries(self, token: dict[str, Any]) -> list[Query]:
+        """Return the call of the function and, if needed, the query for the sessions that it has put."""
+        rows = {name: rows for name, rows in self.rows.items() if rows}
+        if self.sessions:
+            rows["changed_sessions"] = list(self.sessions.values())
+        if self.runs:
+            rows["changed_runs"] = list(self.runs.values())
+        if self.usage:
+            rows["usage"] = list(self.usage.values())
+        chain = {"chain": self._chain_lock} if self._entries else {}
+        given = {"tenant": self.context.tenant, "now": self.context.now} | token | rows | self._locks() | chain
+        queries = [Query(sql.POSTGRES_WRITE_TURNS, {"given": encode(given).decode()})]
+        if put := [key for key, session in self.sessions.items() if session["put"]]:
+            queries.append(tables.bind(self.context.tenant, sql.POSTGRES_GROUPED[sql.SESSION], key=put))
+        return queries
+
+    def finish(self, answers: Sequence[list[Row]]) -> None:
+        """Read the answers to `queries`, and set `results` and `final_queries`."""
+        answer = msgspec.json.decode(answers[0][0][0], type=Answer)
+        sessions = [tables.SESSIONS.decode(row[1:]) for rows in answers[1:] for row in rows]
+        self.found = {session.key: session for session in sessions}
+        for finisher in self._finishers:
+            finisher(answer)
+        if self._entries:
+            self._chain_audit(*(answer.chain or (0, START)))
 
     def note_committed(self) -> None:
         """Remember the ends of the journals; call it once the transaction is committed."""
@@ -97,246 +146,248 @@ class Batch:
             self._journals.drop(tenant, run_id)
             if epoch == 1:  # its first owner begins the journal
                 self._journals.put(tenant, run_id, 0, START)
-        for run_id, steps in self._steps.items():
-            self._journals.put(tenant, run_id, steps[-1].seq, steps[-1].hash)
-        for run_id in self._ended:
-            self._journals.drop(tenant, run_id)
+        for run_id, step in self._steps.items():
+            self._journals.put(tenant, run_id, step.seq, step.hash)
+        for ended in self.rows.get("ended", ()):
+            self._journals.drop(tenant, ended["id"])
 
-    def add(self, query: Query, finisher: Callable[[Rows], Any] | None = None) -> None:
-        """Send a query; `finisher` gets its rows."""
-        if finisher is not None:
-            self._finishers.append((len(self.queries), finisher))
-        self.queries.append(query)
+    def add(self, name: str, row: Any) -> None:
+        self.rows.setdefault(name, []).append(row)
+
+    def when_answered(self, finisher: Finisher) -> None:
+        self._finishers.append(finisher)
+
+    def session(self, key: str) -> dict[str, Any]:
+        """Return the changes of a session, to be added to."""
+        return self.sessions.setdefault(key, {"key": key, "put": False, "runs": 0, "messages": 0, "moves": False})
+
+    def run(self, id: str, epoch: int | None, *, is_open: bool) -> dict[str, Any]:
+        """Return the changes of a run, to be added to. An epoch must be the one after the changes."""
+        new = {"id": id, "claims": 0, "epoch": epoch, "reserves": 0, "says": False, "is_open": is_open}
+        run = self.runs.setdefault(id, new)
+        if None not in (epoch, run["epoch"]) and epoch != run["epoch"]:
+            raise NotPipelined
+        run["epoch"] = run["epoch"] if epoch is None else epoch
+        run["is_open"] = run["is_open"] or is_open
+        return run
+
+    def add_step(self, write: store.AddJournal) -> store.JournalRow:
+        """Add a step to a journal. The first new step of a run must follow its last one."""
+        last = self._steps.get(write.run_id)
+        end = (last.seq, last.hash) if last else self._journals.get(self.context.tenant, write.run_id)
+        if end is None:
+            raise NotPipelined
+        seq, previous = end
+        step = journal_row(write.run_id, seq + 1, write.kind, write.key, self.context.now, previous, write.payload)
+        self._steps[write.run_id] = step
+        self.add("steps", tables.JOURNAL.values(step) | {"epoch": write.epoch, "is_first": last is None})
+        return step
+
+    def add_entry(self, write: store.AddAudit, put: Put) -> None:
+        self._entries.append((put, write.entry))
 
     def claimed(self, run_id: str, epoch: int) -> None:
         self._claimed[run_id] = epoch
 
-    def _plan(self, chain_lock: int) -> None:
-        """Order of the statements: locks, rows of sessions and runs, journals, ends of runs, events, audit chain.
+    def _plan(self, commits: Sequence[Sequence[store.Write]]) -> None:
+        """Collect the rows. The function writes sessions, runs, messages, journals, ends of runs and events, in this
+        order."""
+        order = _WriteOrder()
+        for number, writes in enumerate(commits):
+            for place, write in enumerate(writes):
+                order.check(number, write)
+                _PLANS[type(write)](self, write, self._setter(number, place))
+        accepted = Counter[str]()
+        for run in self.rows.get("accepted", ()):
+            accepted[run["session"]] += 1
+            run["queued"] = accepted[run["session"]] > 1
+            run["later"] = self.sessions[run["session"]]["runs"] - accepted[run["session"]]
 
-        `_check_order` makes sure that this order gives the same result as the order of the writes.
-        """
-        written = [
-            (number, place, write) for number, writes in enumerate(self._commits) for place, write in enumerate(writes)
-        ]
-        self._check_order(written)
-        self._lock_sessions([write for _, _, write in written])
-        for number, place, write in written:
-            if (plan := _PLANS.get(type(write))) is not None and not isinstance(write, store.SetRun):
-                plan(self, write, self._setter(number, place))
-        self._add_journals(
-            [(number, place, write) for number, place, write in written if isinstance(write, store.AddJournal)]
-        )
-        for number, place, write in written:
-            if isinstance(write, store.SetRun):
-                _set_run(self, write, self._setter(number, place))
-        self._add_events([write for _, _, write in written if isinstance(write, store.AddEvents)])
-        self._add_audit(
-            [(number, place, write) for number, place, write in written if isinstance(write, store.AddAudit)],
-            chain_lock,
-        )
-
-    def _setter(self, number: int, place: int) -> Callable[[Any], None]:
+    def _setter(self, number: int, place: int) -> Put:
         def put(result: Any) -> None:
             self.results[number][place] = result
 
         return put
 
-    def _check_order(self, written: Sequence[tuple[int, int, store.Write]]) -> None:
-        """Reject groups in which a run is journaled, claimed or set again after it was claimed or ended, unless the
-        claim comes first in the same commit; and commits that accept a run after another ended, or that reserve events
-        after they added some."""
-        done = set[tuple[int, type[store.Write]]]()
-        for number, _, write in written:
-            done.add((number, type(write)))
-            if isinstance(write, store.AcceptRun) and (number, store.SetRun) in done:
-                raise NotPipelined
-            if isinstance(write, store.ReserveEvents) and (number, store.AddEvents) in done:
-                raise NotPipelined
-            if not isinstance(write, store.AddJournal | store.SetRun | store.ClaimRun):
-                continue
-            if write.run_id in self._ended or self._claimed.get(write.run_id, number) != number:
-                raise NotPipelined
-            if isinstance(write, store.ClaimRun):
-                if write.run_id in self._claimed or write.run_id in self._steps:
-                    raise NotPipelined
-                self._claimed[write.run_id] = number
-            elif isinstance(write, store.AddJournal):
-                self._steps[write.run_id] = []
-            elif write.status not in store.OPEN:
-                self._ended[write.run_id] = number
-        self._claimed.clear()
-        self._steps.clear()
-
-    def _lock_sessions(self, writes: Sequence[store.Write]) -> None:
-        sessions, runs = set[str](), set[str]()
-        for write in writes:
-            match write:
-                case store.PutSession(key=key):
-                    sessions.add(key)
-                case store.AddMessage(session=key) | store.AcceptRun(session=key):
-                    sessions.add(key)
-                case store.AddUsage(usage=usage):
-                    sessions.add(usage.session)
-                case store.AddJournal(run_id=id) | store.SetRun(run_id=id) | store.ClaimRun(run_id=id):
-                    runs.add(id)
-                case _:
-                    pass
-        if sessions or runs:
-            self.add(self.context.bind(sql.POSTGRES_LOCK_SESSIONS, sessions=sorted(sessions), run_ids=sorted(runs)))
-
-    def _add_journals(self, written: Sequence[tuple[int, int, store.AddJournal]]) -> None:
-        """Add the steps of all journals in one statement. The first new step of each run must follow its last one."""
-        if not written:
-            return
-        rows: list[tuple[store.JournalRow, int, bool]] = []
-        for number, place, write in written:
-            steps = self._steps.setdefault(write.run_id, [])
-            first = not steps
-            end = (steps[-1].seq, steps[-1].hash) if steps else self._journals.get(self.context.tenant, write.run_id)
-            if end is None:
-                raise NotPipelined
-            seq, previous = end
-            now = self.context.now
-            step = journal_row(write.run_id, seq + 1, write.kind, write.key, now, previous, write.payload)
-            steps.append(step)
-            rows.append((step, write.epoch, first))
-            self.results[number][place] = step
-        columns: dict[str, list[Any]] = {name: [getattr(step, name) for step, _, _ in rows] for name in _STEP_COLUMNS}
-        columns["epoch"] = [epoch for _, epoch, _ in rows]
-        columns["is_first"] = [first for _, _, first in rows]
-
-        def check(added: Rows) -> None:
-            if len(added) != len(rows):
-                for step, _, _ in rows:
-                    self._journals.drop(self.context.tenant, step.run_id)
-                raise NotPipelined
-
-        self.add(self.context.bind(sql.POSTGRES_ADD_JOURNALS, **columns), check)
-
-    def _add_events(self, writes: Sequence[store.AddEvents]) -> None:
-        """Add the events of all runs in one statement, which then locks the rows of the runs and reads their epochs."""
-        if not writes:
-            return
-        events = [(write.run_id, seq, body) for write in writes for seq, body in write.events]
-        run_ids = sorted({write.run_id for write in writes})
-        values = {
-            "ids": run_ids,
-            "run_ids": [run_id for run_id, _, _ in events],
-            "seqs": [seq for _, seq, _ in events],
-            "bodies": [body for _, _, body in events],
+    def _locks(self) -> dict[str, list[str]]:
+        """Return the sessions and runs whose rows are locked, and the runs whose sessions are locked."""
+        claims = {id for id, run in self.runs.items() if run["is_open"]} | {
+            run["id"] for run in self.rows.get("ended", ())
         }
+        locks = {
+            "sessions": set(self.sessions) | {usage["session"] for usage in self.usage.values()},
+            "session_runs": claims | set(self._steps),
+            "runs": claims | set(self.runs) | {each["run_id"] for each in self.rows.get("event_owners", ())},
+        }
+        return {name: sorted(found) for name, found in locks.items() if found}
 
-        def check(rows: Rows) -> None:
-            owned = {id: (reserved, epoch) for id, reserved, epoch in rows}
-            for write in writes:
-                reserved, epoch = owned.get(write.run_id, (0, -1))
-                if epoch == -1 or (write.epoch is not None and write.epoch != epoch):
-                    raise NotPipelined
-                if any(not 0 < seq <= reserved for seq, _ in write.events):
-                    raise NotPipelined
-
-        self.add(self.context.bind(sql.POSTGRES_ADD_EVENTS_OF_RUNS, **values), check)
-
-    def _add_audit(self, written: Sequence[tuple[int, int, store.AddAudit]], chain_lock: int) -> None:
-        """Lock the chain and read its end, last of all; the rows follow after `finish`."""
-        if not written:
-            return
-
-        def chain(rows: Rows) -> None:
-            seq, previous = rows[0] if rows else (0, START)
-            if self.context.audit_key is None and previous.startswith("hmac:"):
-                raise NotPipelined
-            for number, place, write in written:
-                row = audit_row(seq + 1, previous, write.entry, self.context.audit_key)
-                self.results[number][place] = row
-                self.final_queries.append(self.context.bind(sql.ADD_AUDIT, **tables.AUDIT.values(row)))
-                seq, previous = row.seq, row.hash
-
-        self.add(Query(sql.POSTGRES_LOCK_CHAIN, {"lock": chain_lock}))
-        self.add(self.context.bind(sql.AUDIT_END), chain)
+    def _chain_audit(self, seq: int, previous: str) -> None:
+        """Append the entries to the audit chain."""
+        if self.context.audit_key is None and previous.startswith("hmac:"):
+            raise NotPipelined
+        rows: list[dict[str, Any]] = []
+        for put, entry in self._entries:
+            row = audit_row(seq + 1, previous, entry, self.context.audit_key)
+            put(row)
+            rows.append(tables.AUDIT.values(row))
+            seq, previous = row.seq, row.hash
+        self.final_queries.append(tables.bind(self.context.tenant, sql.POSTGRES_ADD_AUDIT, rows=encode(rows).decode()))
 
 
-Put: TypeAlias = Callable[[Any], None]
-_STEP_COLUMNS = ("run_id", "seq", "kind", "key", "payload", "at", "previous", "hash")
+class _WriteOrder:
+    """Rejects groups for which the order of the function would give another result than the order of the writes.
 
+    These are groups in which a run is journaled, claimed or set again after it was claimed or ended, unless the claim
+    comes first in the same commit; in which a session or run is used before it is created; and commits that accept a
+    run after another ended.
+    """
 
-def _only_row(rows: Rows) -> Row:
-    if len(rows) != 1:
-        raise NotPipelined
-    return rows[0]
+    def __init__(self) -> None:
+        self._put = set[str]()
+        self._used = set[tuple[str, str]]()
+        self._claimed: dict[str, int] = {}
+        self._journaled = set[str]()
+        self._ended: dict[str, int] = {}
+
+    def check(self, number: int, write: store.Write) -> None:
+        """Check the next write, which is one of the commit of this number."""
+        match write:
+            case store.PutSession(key=key):
+                self._require(key in self._put or ("session", key) not in self._used)
+                self._put.add(key)
+            case store.AcceptRun(id=id, session=session):
+                self._require(number not in self._ended.values() and ("run", id) not in self._used)
+                self._used.add(("session", session))
+            case store.AddMessage(session=session):
+                self._used.add(("session", session))
+            case store.AddJournal() | store.SetRun() | store.ClaimRun():
+                self._check_run(number, write)
+            case store.ReserveEvents(run_id=id) | store.AddEvents(run_id=id):
+                self._used.add(("run", id))
+            case _:
+                pass
+
+    def _check_run(self, number: int, write: store.AddJournal | store.SetRun | store.ClaimRun) -> None:
+        id = write.run_id
+        self._require(id not in self._ended and self._claimed.get(id, number) == number)
+        self._used.add(("run", id))
+        if isinstance(write, store.ClaimRun):
+            self._require(id not in self._claimed and id not in self._journaled)
+            self._claimed[id] = number
+        elif isinstance(write, store.AddJournal):
+            self._journaled.add(id)
+        elif write.status not in store.OPEN:
+            self._ended[id] = number
+
+    def _require(self, is_ordered: bool) -> None:
+        if not is_ordered:
+            raise NotPipelined
 
 
 def _put_session(batch: Batch, write: store.PutSession, put: Put) -> None:
-    batch.add(bind_session(batch.context, write), lambda rows: put(tables.SESSIONS.decode(_only_row(rows))))
+    given, known = changed_fields(write), batch.sessions.get(write.key)
+    if known is not None and any(known.get(name) != value for name, value in given.items()):
+        raise NotPipelined
+    batch.session(write.key).update(given, put=True, moves=True)
+    batch.when_answered(lambda _: put(batch.found[write.key]))
 
 
 def _accept_run(batch: Batch, write: store.AcceptRun, put: Put) -> None:
     """A repeated idempotency key violates a unique index."""
+    run = new_run(batch.context, write)
+    session = batch.session(write.session)
+    session["runs"] += 1
+    session["moves"] = True
+    batch.add("accepted", tables.RUNS.values(run))
 
-    def check(rows: Rows) -> None:
-        run = tables.RUNS.decode(_only_row(rows))
-        if write.at_once and run.status == "queued":
+    def check(answer: Answer) -> None:
+        status = answer.accepted[write.id]
+        if write.at_once and status == "queued":
             raise NotPipelined
-        put(run)
+        put(msgspec.structs.replace(run, status=status))
 
-    batch.add(batch.context.bind(sql.POSTGRES_ACCEPT_RUN, **run_values(batch.context, write)), check)
+    batch.when_answered(check)
 
 
 def _claim_run(batch: Batch, write: store.ClaimRun, put: Put) -> None:
-    def check(rows: Rows) -> None:
-        (epoch,) = _only_row(rows)
+    batch.run(write.run_id, None, is_open=True)["claims"] = 1
+
+    def note(answer: Answer) -> None:
+        epoch, _ = answer.runs[write.run_id]
         batch.claimed(write.run_id, epoch)
         put(epoch)
 
-    batch.add(batch.context.bind(sql.CLAIM_RUN, run_id=write.run_id), check)
+    batch.when_answered(note)
 
 
 def _set_run(batch: Batch, write: store.SetRun, put: Put) -> None:
     """A second active run of a session violates a unique index."""
+    error = clean_text(write.error)
     if write.status == "queued":
         raise NotPipelined
-    ends = write.status not in store.OPEN
-    values = {"status": write.status, "error": clean_text(write.error), "ended_at": batch.context.now if ends else None}
-    batch.add(batch.context.bind(sql.POSTGRES_SET_OWN_RUN, run_id=write.run_id, epoch=write.epoch, **values), _only_row)
-    if ends:
-        query = batch.context.bind(sql.POSTGRES_START_NEXT_OF_RUN, run_id=write.run_id)
-        batch.add(query, lambda rows: put(next((id for (id,) in rows), None)))
+    if write.status in store.OPEN:
+        run = batch.run(write.run_id, write.epoch, is_open=True)
+        run["status"] = write.status
+        run["error"] = run.get("error") if error is None else error
+    else:
+        batch.add("ended", {"id": write.run_id, "epoch": write.epoch, "status": write.status, "error": error})
+        batch.when_answered(lambda answer: put(answer.started.get(write.run_id)))
 
 
 def _add_message(batch: Batch, write: store.AddMessage, put: Put) -> None:
-    new = store.StoredMessage(write.session, 0, write.id, write.run_id, write.body)
+    """A repeated id violates a unique index."""
+    session = batch.session(write.session)
+    session["messages"] += 1
+    session["moves"] = session["moves"] or not write.run_id
+    number = session["messages"]
+    row = {"session": write.session, "id": write.id, "run_id": write.run_id, "body": write.body}
+    batch.add("messages", row | {"number": number})
 
-    def check(rows: Rows) -> None:
-        seq, run_id, body = _only_row(rows)
-        found = (write.run_id, write.body) if body is None else (run_id, body)
-        put(store.StoredMessage(write.session, seq, write.id, *found))
+    def note(answer: Answer) -> None:
+        seq = answer.sessions[write.session] - session["messages"] + number
+        put(store.StoredMessage(write.session, seq, write.id, write.run_id, write.body))
 
-    batch.add(batch.context.bind(sql.POSTGRES_ADD_NEW_MESSAGE, **tables.MESSAGES.values(new)), check)
+    batch.when_answered(note)
 
 
 def _reserve_events(batch: Batch, write: store.ReserveEvents, put: Put) -> None:
-    if not 0 <= write.count <= MAX_RESERVED_EVENTS:
+    if write.takes or not 0 <= write.count <= MAX_RESERVED_EVENTS:
         raise NotPipelined
+    run = batch.run(write.run_id, write.epoch, is_open=False)
+    run["says"] = True
+    run["reserves"] += write.count
+    so_far = run["reserves"]
+    for owner in batch.rows.get("event_owners", ()):
+        if owner["run_id"] == write.run_id:  # its events must not need this reservation
+            owner["last"] += write.count
 
-    def check(rows: Rows) -> None:
-        last, epoch = _only_row(rows)
-        if write.epoch is not None and epoch != write.epoch:
-            raise NotPipelined
-        put(last)
+    def note(answer: Answer) -> None:
+        _, events = answer.runs[write.run_id]
+        put(events - run["reserves"] + so_far)
 
-    values = {"run_id": write.run_id, "count": write.count, "taken": int(write.takes)}
-    batch.add(batch.context.bind(sql.RESERVE_EVENTS, **values), check)
+    batch.when_answered(note)
+
+
+def _add_events(batch: Batch, write: store.AddEvents, put: Put) -> None:
+    seqs = [seq for seq, _ in write.events]
+    owner = {"run_id": write.run_id, "epoch": write.epoch, "first": min(seqs, default=1), "last": max(seqs, default=0)}
+    batch.add("event_owners", owner)
+    for seq, body in write.events:
+        batch.add("events", {"run_id": write.run_id, "seq": seq, "body": body})
 
 
 def _add_usage(batch: Batch, write: store.AddUsage, put: Put) -> None:
-    batch.add(batch.context.bind(sql.ADD_USAGE, **tables.USAGE.values(write.usage)))
+    row = tables.USAGE.values(write.usage)
+    known = batch.usage.setdefault(tuple(row[name] for name in sql.USAGE_KEY), row)
+    if known is not row:
+        for name in row.keys() - set(sql.USAGE_KEY):
+            known[name] += row[name]
 
 
 def _release_budgets(batch: Batch, write: store.ReleaseBudgets, put: Put) -> None:
-    batch.add(batch.context.bind(sql.RELEASE_BUDGETS, run_id=write.run_id))
+    batch.add("released", write.run_id)
     if write.ended:
-        batch.add(batch.context.bind(sql.DROP_TURN_BUDGET, key=f"turn/{write.run_id}", run_id=write.run_id))
+        batch.add("dropped_budgets", write.run_id)
 
 
 _PLANS: dict[type, Callable[[Batch, Any, Put], None]] = {
@@ -346,7 +397,9 @@ _PLANS: dict[type, Callable[[Batch, Any, Put], None]] = {
     store.SetRun: _set_run,
     store.AddMessage: _add_message,
     store.ReserveEvents: _reserve_events,
+    store.AddEvents: _add_events,
     store.AddUsage: _add_usage,
     store.ReleaseBudgets: _release_budgets,
+    store.AddJournal: lambda batch, write, put: put(batch.add_step(write)),
+    store.AddAudit: Batch.add_entry,
 }
-_COLLECTED = (store.AddJournal, store.AddEvents, store.AddAudit)

@@ -19,6 +19,7 @@ from atlas_agents.storage.sql.derived import (
     AUDIT,
     AUDIT_BLOCK,
     AUDIT_FIELDS,
+    BATCH,
     OPEN_DAYS_MS,
     OVERLAP_MS,
     SESSIONS,
@@ -181,9 +182,12 @@ class SqlReads(ABC):
                 await self._refresh_until_current(tenant)
 
     async def _refresh_until_current(self, tenant: str) -> None:
-        """Refresh in batches, with pauses in which other commits are made."""
+        """Refresh in batches, with pauses in which other commits are made.
+
+        The last sessions of a busy tenant are left: they change again at once, and a search refreshes them.
+        """
         started = logged = time.monotonic()
-        while (await self.commit(tenant, [store.RefreshIndexes()]))[0] > 0:
+        while (await self.commit(tenant, [store.RefreshIndexes()]))[0] >= BATCH:
             now = time.monotonic()
             if now - logged > _LOG_INTERVAL:
                 logged = now

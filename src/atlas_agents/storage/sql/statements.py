@@ -3,13 +3,16 @@
 Column lists come from `tables`. Every statement filters by `:tenant`, except `OPEN_RUNS` and `TENANTS`.
 """
 
+from base64 import b64encode
 from functools import cache
+from hashlib import sha256
 
-from atlas_agents.core.store import Passage, PutSession
+from atlas_agents.core.store import AcceptRun, Passage, PutSession, Session
 from atlas_agents.storage.sql import tables as t
 
 _OPEN = "status IN ('queued', 'running', 'waiting')"
 _ACTIVE = "status IN ('running', 'waiting')"
+USAGE_KEY = ("day", "session", "agent_id", "model")
 
 # Sessions. `updated_at` increases even if the clock goes back. It is unique per tenant on SQLite; on Postgres, commits
 # that run at the same time may choose the same value, so pages are ordered by the key as well.
@@ -174,66 +177,225 @@ def add_events(count: int) -> str:
     return f"INSERT INTO events (tenant, run_id, seq, body) VALUES {rows} ON CONFLICT (tenant, run_id, seq) DO NOTHING"
 
 
-# Several reads in one statement, for Postgres only. Each row begins with the number of its read.
+# Several reads in one statement, for Postgres only: each parameter is an array. Each row begins with the number of its
+# read.
 
-POSTGRES_SESSIONS_BY_KEY = f"""
-SELECT w.n, {t.SESSIONS.select("s")} FROM unnest(CAST(:keys AS TEXT[])) WITH ORDINALITY AS w (key, n)
-JOIN sessions s ON s.tenant = :tenant AND s.key = w.key"""
-POSTGRES_RUNS_BY_ID = f"""
-SELECT w.n, {t.RUNS.select("r")} FROM unnest(CAST(:ids AS TEXT[])) WITH ORDINALITY AS w (id, n)
-JOIN runs r ON r.tenant = :tenant AND r.id = w.id"""
-POSTGRES_EVENTS_OF_RUNS = f"""
-SELECT w.n, {t.EVENTS.select("e")} FROM unnest(CAST(:run_ids AS TEXT[]), CAST(:afters AS BIGINT[]),
-    CAST(:limits AS BIGINT[])) WITH ORDINALITY AS w (run_id, after, count, n)
+_OF_PAGE = """unnest(CAST(:session AS TEXT[]), CAST(:after AS BIGINT[]), CAST(:before AS BIGINT[]),
+    CAST(:limit AS BIGINT[])) WITH ORDINALITY AS w (session, after, before, count, n)"""
+POSTGRES_GROUPED = {
+    SESSION: f"""
+SELECT w.n, {t.SESSIONS.select("s")} FROM unnest(CAST(:key AS TEXT[])) WITH ORDINALITY AS w (key, n)
+JOIN sessions s ON s.tenant = :tenant AND s.key = w.key""",
+    RUN: f"""
+SELECT w.n, {t.RUNS.select("r")} FROM unnest(CAST(:run_id AS TEXT[])) WITH ORDINALITY AS w (id, n)
+JOIN runs r ON r.tenant = :tenant AND r.id = w.id""",
+    QUEUED_RUNS_OF: f"""
+SELECT w.n, {t.RUNS.select("r")} FROM unnest(CAST(:session AS TEXT[])) WITH ORDINALITY AS w (session, n)
+JOIN runs r ON r.tenant = :tenant AND r.session = w.session AND r.status = 'queued' ORDER BY w.n, r.place""",
+    EVENTS: f"""
+SELECT w.n, {t.EVENTS.select("e")} FROM unnest(CAST(:run_id AS TEXT[]), CAST(:after AS BIGINT[]),
+    CAST(:limit AS BIGINT[])) WITH ORDINALITY AS w (run_id, after, count, n)
 CROSS JOIN LATERAL (SELECT {t.EVENTS.columns} FROM events
     WHERE tenant = :tenant AND run_id = w.run_id AND seq > w.after ORDER BY seq LIMIT w.count) e
-ORDER BY w.n, e.seq"""
+ORDER BY w.n, e.seq""",
+    LAST_MESSAGES: f"""
+SELECT w.n, {t.MESSAGES.select("m")} FROM {_OF_PAGE}
+CROSS JOIN LATERAL (SELECT {t.MESSAGES.columns} FROM messages
+    WHERE tenant = :tenant AND session = w.session AND seq > w.after AND seq < w.before
+    ORDER BY seq DESC LIMIT w.count) m
+ORDER BY w.n, m.seq DESC""",
+    HISTORY: f"""
+SELECT w.n, s.created_at, {t.MESSAGES.select("m")}
+FROM unnest(CAST(:session AS TEXT[]), CAST(:since AS BIGINT[])) WITH ORDINALITY AS w (session, since, n)
+JOIN sessions s ON s.tenant = :tenant AND s.key = w.session
+LEFT JOIN messages m ON m.tenant = :tenant AND m.session = w.session AND m.seq >= w.since ORDER BY w.n, m.seq""",
+}
+"""Statement for several reads by the statement for one."""
 
-# Statements of `pipelined`, for Postgres only. They check the state that the steps of `writes` read first.
+# Statements of `pipelined`, for Postgres only.
 
-POSTGRES_LOCK_CHAIN = "SELECT pg_advisory_xact_lock(:lock)"
-POSTGRES_LOCK_SESSIONS = """
-SELECT key FROM sessions WHERE tenant = :tenant AND key = ANY (ARRAY(
-    SELECT given FROM unnest(CAST(:sessions AS TEXT[])) AS given
-    UNION ALL SELECT session FROM runs WHERE tenant = :tenant AND id = ANY (CAST(:run_ids AS TEXT[]))))
-ORDER BY key FOR NO KEY UPDATE"""
-POSTGRES_ADD_NEW_MESSAGE = f"""
-WITH existing AS (
-    SELECT seq, run_id, body FROM messages WHERE tenant = :tenant AND session = :session AND id = :id),
-next AS (
-    UPDATE sessions SET last_message = last_message + 1, updated_at = {_NEXT_UPDATED_AT}
-    WHERE tenant = :tenant AND key = :session AND NOT EXISTS (SELECT 1 FROM existing) RETURNING last_message),
-added AS (
-    INSERT INTO messages (tenant, session, seq, id, run_id, body)
-    SELECT :tenant, :session, last_message, :id, :run_id, :body FROM next RETURNING seq)
-SELECT seq, run_id, body FROM existing UNION ALL SELECT seq, NULL, NULL FROM added"""
-POSTGRES_ACCEPT_RUN = f"""
-WITH next AS ({NEXT_RUN})
-{t.RUNS.insert(status=_FIRST_STATUS, place="(SELECT last_run FROM next)")}
-ON CONFLICT (tenant, id) DO NOTHING RETURNING {t.RUNS.columns}"""
-POSTGRES_SET_OWN_RUN = f"""{SET_RUN} AND epoch = :epoch AND {_OPEN} RETURNING id"""
-POSTGRES_START_NEXT_OF_RUN = START_NEXT.replace(
-    ":session", "(SELECT session FROM runs WHERE tenant = :tenant AND id = :run_id)"
-)
 POSTGRES_JOURNAL_ENDS = """
 SELECT given, j.seq, j.hash FROM unnest(CAST(:run_ids AS TEXT[])) AS given LEFT JOIN LATERAL (
     SELECT seq, hash FROM journal WHERE tenant = :tenant AND run_id = given ORDER BY seq DESC LIMIT 1) j ON TRUE"""
-POSTGRES_ADD_JOURNALS = f"""
-INSERT INTO journal (tenant, {t.JOURNAL.columns}) SELECT :tenant, {t.JOURNAL.select("w")}
-FROM unnest(CAST(:run_id AS TEXT[]), CAST(:seq AS BIGINT[]), CAST(:kind AS TEXT[]), CAST(:key AS TEXT[]),
-    CAST(:payload AS BYTEA[]), CAST(:at AS BIGINT[]), CAST(:previous AS TEXT[]), CAST(:hash AS TEXT[]),
-    CAST(:epoch AS BIGINT[]), CAST(:is_first AS BOOLEAN[])) AS w ({t.JOURNAL.columns}, epoch, is_first)
-JOIN runs r ON r.tenant = :tenant AND r.id = w.run_id AND r.epoch = w.epoch AND r.{_OPEN}
-WHERE NOT w.is_first OR w.seq = 1 OR EXISTS (SELECT 1 FROM journal p
-    WHERE p.tenant = :tenant AND p.run_id = w.run_id AND p.seq = w.seq - 1 AND p.hash = w.previous)
-ON CONFLICT DO NOTHING RETURNING seq"""
-POSTGRES_ADD_EVENTS_OF_RUNS = """
-WITH added AS (
-    INSERT INTO events (tenant, run_id, seq, body) SELECT :tenant, e.run_id, e.seq, e.body
-    FROM unnest(CAST(:run_ids AS TEXT[]), CAST(:seqs AS BIGINT[]), CAST(:bodies AS BYTEA[])) AS e (run_id, seq, body)
-    ON CONFLICT (tenant, run_id, seq) DO NOTHING)
-SELECT id, events, epoch FROM runs WHERE tenant = :tenant AND id = ANY (CAST(:ids AS TEXT[]))
-ORDER BY id FOR NO KEY UPDATE"""
+POSTGRES_ADD_AUDIT = f"""
+INSERT INTO audit (tenant, {t.AUDIT.columns})
+SELECT CAST(:tenant AS TEXT), {t.AUDIT.select("w", entry="decode(w.entry, 'base64')")}
+FROM {t.AUDIT.recordset("CAST(:rows AS JSONB)")} ORDER BY w.seq"""
+_POSTGRES_BEGIN = """
+INSERT INTO commit_tokens AS t
+SELECT CAST({0} AS UUID), CAST({1} AS BIGINT), now() FROM pg_advisory_xact_lock{3}(CAST({2} AS BIGINT))
+ON CONFLICT (id) DO UPDATE SET written_at = now(), token = CASE WHEN t.token < excluded.token THEN excluded.token END"""
+"""Takes the tenant's lock and writes the token. It fails if the token was fenced, because NULL is not allowed: the
+transaction arrived after its writer had given up on it."""
+POSTGRES_BEGIN_STEPWISE = _POSTGRES_BEGIN.format(":id", ":token", ":lock", "")
+_NEW_SESSION = t.SESSIONS.values(Session(""))
+_INSERTED_SESSION = t.SESSIONS.select(
+    "w",
+    agent_id=f"coalesce(w.agent_id, '{_NEW_SESSION['agent_id']}')",
+    label=f"coalesce(w.label, '{_NEW_SESSION['label']}')",
+    archived=f"coalesce(w.archived, {_NEW_SESSION['archived']})",
+    metadata=f"decode(coalesce(w.metadata, '{b64encode(_NEW_SESSION['metadata']).decode()}'), 'base64')",
+    created_at="at_time",
+    updated_at="newest",
+)
+_DECODED = {name: f"decode(w.{name}, 'base64')" for name in ("metadata", "request")}
+_CHANGED_SESSION = ", ".join(
+    f"{name} = coalesce({_DECODED.get(name, f'w.{name}')}, s.{name})"
+    for name in PutSession.__struct_fields__
+    if name != "key"
+)
+_ACCEPTED = [name for name in t.RUNS.names if name in map(t.RUNS.column, AcceptRun.__struct_fields__)]
+_ACCEPTED_VALUES = ", ".join(_DECODED.get(name, f"w.{name}") for name in _ACCEPTED)
+_NEW_MESSAGE = t.MESSAGES.select("w", seq="s.last_message - c.messages + w.number", body="decode(w.body, 'base64')")
+_ADDED_USAGE = ", ".join(
+    f"{name} = usage_sums.{name} + excluded.{name}" for name in t.USAGE.names if name not in USAGE_KEY
+)
+UPDATED_AT_STEP = 1000
+"""Milliseconds for which the messages of a running turn leave `updated_at` of its session as it is. The value is
+indexed: a row whose indexed columns stay is updated within its page, which writes much less. The indexer of sessions
+reads more than this again (`derived.OVERLAP_MS`)."""
+_WRITE_TURNS = f"""
+#variable_conflict use_column
+DECLARE
+    of_tenant CONSTANT TEXT := given->>'tenant';
+    at_time CONSTANT BIGINT := given->>'now';
+    newest BIGINT;
+    part JSONB;
+    answer JSONB := '{{}}';
+    changed BIGINT;
+BEGIN
+{_POSTGRES_BEGIN.format("given->>'id'", "given->>'token'", "given->>'lock'", "_shared")};
+IF given ? 'sessions' OR given ? 'session_runs' THEN
+    PERFORM 1 FROM sessions WHERE tenant = of_tenant AND key = ANY (ARRAY(
+        SELECT jsonb_array_elements_text(given->'sessions') UNION ALL
+        SELECT session FROM runs WHERE tenant = of_tenant AND id = ANY (ARRAY(
+            SELECT jsonb_array_elements_text(given->'session_runs')))))
+    ORDER BY key FOR NO KEY UPDATE;
+END IF;
+IF given ? 'runs' THEN
+    PERFORM 1 FROM runs WHERE tenant = of_tenant AND id = ANY (ARRAY(SELECT jsonb_array_elements_text(given->'runs')))
+    ORDER BY id FOR NO KEY UPDATE;
+END IF;
+IF given ? 'changed_sessions' THEN
+    SELECT coalesce(max(updated_at), 0) INTO newest FROM sessions WHERE tenant = of_tenant;
+    newest := CASE WHEN at_time > newest THEN at_time ELSE newest + 1 END;
+    INSERT INTO sessions (tenant, {t.SESSIONS.columns})
+    SELECT of_tenant, {_INSERTED_SESSION}
+    FROM {t.SESSIONS.recordset("given->'changed_sessions'", put="BOOLEAN")}
+    WHERE w.put AND NOT EXISTS (SELECT 1 FROM sessions s WHERE s.tenant = of_tenant AND s.key = w.key)
+    ORDER BY w.key ON CONFLICT (tenant, key) DO NOTHING;
+    WITH done AS (
+        UPDATE sessions s SET last_run = s.last_run + w.runs, last_message = s.last_message + w.messages,
+            {_CHANGED_SESSION}, updated_at = CASE
+                WHEN w.moves OR s.updated_at <= newest - {UPDATED_AT_STEP} THEN newest ELSE s.updated_at END
+        FROM {t.SESSIONS.recordset("given->'changed_sessions'", runs="BIGINT", messages="BIGINT", moves="BOOLEAN")}
+        WHERE s.tenant = of_tenant AND s.key = w.key RETURNING s.key, s.last_message)
+    SELECT count(*), jsonb_object_agg(key, last_message) INTO changed, part FROM done;
+    IF changed <> jsonb_array_length(given->'changed_sessions') THEN RAISE EXCEPTION 'session not found'; END IF;
+    answer := jsonb_build_object('sessions', part);
+END IF;
+IF given ? 'accepted' THEN
+    WITH done AS (
+        INSERT INTO runs (tenant, {", ".join(_ACCEPTED)}, status, place, epoch, created_at, said_at)
+        SELECT of_tenant, {_ACCEPTED_VALUES},
+            CASE WHEN w.queued OR EXISTS (SELECT 1 FROM runs r WHERE r.tenant = of_tenant AND r.session = w.session
+                AND r.{_OPEN}) THEN 'queued' ELSE 'running' END, s.last_run - w.later, 0, at_time, at_time
+        FROM {t.RUNS.recordset("given->'accepted'", queued="BOOLEAN", later="BIGINT")}
+        JOIN sessions s ON s.tenant = of_tenant AND s.key = w.session RETURNING id, status)
+    SELECT count(*), jsonb_object_agg(id, status) INTO changed, part FROM done;
+    IF changed <> jsonb_array_length(given->'accepted') THEN RAISE EXCEPTION 'run not accepted'; END IF;
+    answer := answer || jsonb_build_object('accepted', part);
+END IF;
+IF given ? 'changed_runs' THEN
+    WITH done AS (
+        UPDATE runs r SET epoch = r.epoch + w.claims, status = coalesce(w.status, r.status),
+            error = coalesce(w.error, r.error), events = r.events + w.reserves, said_at = CASE
+                WHEN w.says AND (r.said_at IS NULL OR r.ended_at IS NOT NULL) THEN at_time ELSE r.said_at END
+        FROM jsonb_to_recordset(given->'changed_runs') AS w (id TEXT, claims BIGINT, epoch BIGINT, status TEXT,
+            error TEXT, reserves BIGINT, says BOOLEAN, is_open BOOLEAN)
+        WHERE r.tenant = of_tenant AND r.id = w.id AND (w.epoch IS NULL OR r.epoch + w.claims = w.epoch)
+            AND (NOT w.is_open OR r.{_OPEN})
+        RETURNING r.id, r.epoch, r.events)
+    SELECT count(*), jsonb_object_agg(id, jsonb_build_array(epoch, events)) INTO changed, part FROM done;
+    IF changed <> jsonb_array_length(given->'changed_runs') THEN RAISE EXCEPTION 'run not as expected'; END IF;
+    answer := answer || jsonb_build_object('runs', part);
+END IF;
+IF given ? 'released' THEN
+    DELETE FROM budgets WHERE tenant = of_tenant AND run_id <> '' AND run_id = ANY (ARRAY(
+        SELECT jsonb_array_elements_text(given->'released')));
+END IF;
+IF given ? 'dropped_budgets' THEN
+    DELETE FROM budgets b USING jsonb_array_elements_text(given->'dropped_budgets') AS w (run_id)
+    WHERE b.tenant = of_tenant AND b.key = 'turn/' || w.run_id AND NOT EXISTS (
+        SELECT 1 FROM jobs j WHERE j.tenant = of_tenant AND j.root = w.run_id AND j.root <> '');
+END IF;
+IF given ? 'messages' THEN
+    INSERT INTO messages (tenant, {t.MESSAGES.columns})
+    SELECT of_tenant, {_NEW_MESSAGE}
+    FROM {t.MESSAGES.recordset("given->'messages'", number="BIGINT")}
+    JOIN jsonb_to_recordset(given->'changed_sessions') AS c (key TEXT, messages BIGINT) ON c.key = w.session
+    JOIN sessions s ON s.tenant = of_tenant AND s.key = w.session;
+END IF;
+IF given ? 'usage' THEN
+    INSERT INTO usage_sums (tenant, {t.USAGE.columns}) SELECT of_tenant, {t.USAGE.select("w")}
+    FROM {t.USAGE.recordset("given->'usage'")}
+    ON CONFLICT (tenant, {", ".join(USAGE_KEY)}) DO UPDATE SET {_ADDED_USAGE};
+END IF;
+IF given ? 'steps' THEN
+    INSERT INTO journal (tenant, {t.JOURNAL.columns})
+    SELECT of_tenant, {t.JOURNAL.select("w", payload="decode(w.payload, 'base64')")}
+    FROM {t.JOURNAL.recordset("given->'steps'", epoch="BIGINT", is_first="BOOLEAN")}
+    JOIN runs r ON r.tenant = of_tenant AND r.id = w.run_id AND r.epoch = w.epoch AND r.{_OPEN}
+    WHERE NOT w.is_first OR w.seq = 1 OR EXISTS (SELECT 1 FROM journal p
+        WHERE p.tenant = of_tenant AND p.run_id = w.run_id AND p.seq = w.seq - 1 AND p.hash = w.previous)
+    ON CONFLICT DO NOTHING;
+    GET DIAGNOSTICS changed = ROW_COUNT;
+    IF changed <> jsonb_array_length(given->'steps') THEN RAISE EXCEPTION 'journal not as expected'; END IF;
+END IF;
+IF given ? 'ended' THEN
+    WITH done AS (
+        UPDATE runs r SET status = w.status, error = coalesce(w.error, r.error), ended_at = at_time
+        FROM jsonb_to_recordset(given->'ended') AS w (id TEXT, epoch BIGINT, status TEXT, error TEXT)
+        WHERE r.tenant = of_tenant AND r.id = w.id AND r.epoch = w.epoch AND r.{_OPEN} RETURNING r.session)
+    SELECT count(DISTINCT session) INTO changed FROM done;
+    IF changed <> jsonb_array_length(given->'ended') THEN RAISE EXCEPTION 'run not as expected'; END IF;
+    WITH done AS (
+        UPDATE runs n SET status = 'running'
+        FROM jsonb_to_recordset(given->'ended') AS w (id TEXT) JOIN runs e ON e.tenant = of_tenant AND e.id = w.id
+        WHERE n.tenant = of_tenant AND n.session = e.session AND n.status = 'queued'
+            AND n.place = (SELECT min(place) FROM runs q
+                WHERE q.tenant = of_tenant AND q.session = e.session AND q.status = 'queued')
+            AND NOT EXISTS (SELECT 1 FROM runs a WHERE a.tenant = of_tenant AND a.session = e.session AND a.{_ACTIVE})
+        RETURNING e.id AS ended, n.id AS started)
+    SELECT jsonb_object_agg(ended, started) INTO part FROM done;
+    answer := answer || jsonb_build_object('started', coalesce(part, '{{}}'));
+END IF;
+IF given ? 'event_owners' THEN
+    IF EXISTS (
+        SELECT 1 FROM jsonb_to_recordset(given->'event_owners') AS w (
+            run_id TEXT, epoch BIGINT, first BIGINT, last BIGINT)
+        LEFT JOIN runs r ON r.tenant = of_tenant AND r.id = w.run_id
+        WHERE r.id IS NULL OR (w.epoch IS NOT NULL AND w.epoch <> r.epoch) OR w.first < 1 OR w.last > r.events)
+    THEN RAISE EXCEPTION 'events not reserved'; END IF;
+    INSERT INTO events (tenant, {t.EVENTS.columns})
+    SELECT of_tenant, {t.EVENTS.select("w", body="decode(w.body, 'base64')")}
+    FROM {t.EVENTS.recordset("given->'events'")} ON CONFLICT (tenant, run_id, seq) DO NOTHING;
+END IF;
+IF given ? 'chain' THEN
+    PERFORM pg_advisory_xact_lock(CAST(given->>'chain' AS BIGINT));
+    SELECT jsonb_build_array(seq, hash) INTO part FROM audit WHERE tenant = of_tenant ORDER BY seq DESC LIMIT 1;
+    answer := answer || jsonb_build_object('chain', part);
+END IF;
+RETURN answer;
+END"""
+POSTGRES_FUNCTION = f"write_turns_{sha256(_WRITE_TURNS.encode()).hexdigest()[:8]}"
+"""Name of the function that writes a group of commits; see `pipelined`. Each version of the function has its own name,
+so that processes of different versions can use one database."""
+POSTGRES_CREATE_FUNCTION = f"""
+CREATE OR REPLACE FUNCTION {POSTGRES_FUNCTION} (given JSONB) RETURNS TEXT LANGUAGE plpgsql
+SET enable_seqscan = off SET enable_hashjoin = off SET enable_mergejoin = off AS $${_WRITE_TURNS}$$"""
+"""All rows are found through indexes. The planner is not asked: it plans once, when the tables may be almost empty."""
+POSTGRES_WRITE_TURNS = f"SELECT {POSTGRES_FUNCTION}(CAST(:given AS JSONB))"
 
 
 # Daily limits. If the clock is set back by a day or two, counting continues on the latest day that was counted.
@@ -293,12 +455,11 @@ WHERE tenant = :tenant AND grants = :binding AND grants <> '' AND answer IS NOT 
 
 # Usage
 
-_USAGE_KEY = ("day", "session", "agent_id", "model")
-_SUMS = ", ".join(f"{name} = usage_sums.{name} + :{name}" for name in t.USAGE.names if name not in _USAGE_KEY)
-ADD_USAGE = f"{t.USAGE.insert()} ON CONFLICT (tenant, {', '.join(_USAGE_KEY)}) DO UPDATE SET {_SUMS}"
+_SUMS = ", ".join(f"{name} = usage_sums.{name} + :{name}" for name in t.USAGE.names if name not in USAGE_KEY)
+ADD_USAGE = f"{t.USAGE.insert()} ON CONFLICT (tenant, {', '.join(USAGE_KEY)}) DO UPDATE SET {_SUMS}"
 USAGE = f"""
 SELECT {t.USAGE.columns} FROM usage_sums WHERE tenant = :tenant AND day >= :since AND day < :until
-ORDER BY {", ".join(_USAGE_KEY)}"""
+ORDER BY {", ".join(USAGE_KEY)}"""
 LAST_TURNS = "SELECT agent_id, user_id, at FROM last_turns WHERE tenant = :tenant ORDER BY agent_id, user_id"
 NOTE_LAST_TURNS = """
 INSERT INTO last_turns (tenant, agent_id, user_id, at)
@@ -515,7 +676,7 @@ START_CLOSING_DAY = """
 INSERT INTO usage_closed (tenant, day, complete) VALUES (:tenant, :day, FALSE) ON CONFLICT (tenant, day) DO NOTHING"""
 CLOSE_DAY = "UPDATE usage_closed SET complete = TRUE WHERE tenant = :tenant AND day = :day RETURNING day"
 DROP_USAGE_DAY = "DELETE FROM usage_days WHERE tenant = :tenant AND day = :day"
-_USAGE_AMOUNTS = tuple(name for name in t.USAGE.names if name not in _USAGE_KEY)
+_USAGE_AMOUNTS = tuple(name for name in t.USAGE.names if name not in USAGE_KEY)
 _ADDED_AMOUNTS = ", ".join(f"sum({name})" for name in _USAGE_AMOUNTS)
 SUM_USAGE_DAY = f"""
 INSERT INTO usage_days (tenant, day, owner, agent_id, model, {", ".join(_USAGE_AMOUNTS)})

@@ -6,7 +6,8 @@ A new column is a new field of the struct in `core.store` and a migration. Every
 import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast, get_origin
+from types import UnionType
+from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast, get_args, get_origin
 
 import msgspec
 
@@ -114,6 +115,8 @@ class Table(Generic[R]):
         self.names = tuple(renamed.get(field.name, field.name) for field in fields)
         self.columns = ", ".join(self.names)
         self._struct = struct
+        self._renamed = renamed
+        self._types = {name: _json_type(field.type) for name, field in zip(self.names, fields, strict=True)}
         self._get = attrgetter(*struct.__struct_fields__)
         self._decoders = [(n, decoders[field.name]) for n, field in enumerate(fields) if field.name in decoders]
         self._encoders = [
@@ -134,6 +137,18 @@ class Table(Generic[R]):
         """
         values = {name: f":{name}" for name in ("tenant", *self.names)} | expressions
         return f"INSERT INTO {self.name} ({', '.join(values)}) VALUES ({', '.join(values.values())})"
+
+    def column(self, field: str) -> str:
+        """Return the name of the column of a field."""
+        return self._renamed.get(field, field)
+
+    def recordset(self, rows: str, **more: str) -> str:
+        """Return the FROM item `w` that reads rows, and `more` columns with their types, from a JSON array on Postgres.
+
+        Columns of bytes are read as text in base64.
+        """
+        columns = ", ".join(f"{name} {kind}" for name, kind in (self._types | more).items())
+        return f"jsonb_to_recordset({rows}) AS w ({columns})"
 
     def values(self, row: R) -> dict[str, Any]:
         """Return the parameters of `insert` for a row."""
@@ -163,6 +178,13 @@ class Table(Generic[R]):
         return found
 
 
+def _json_type(kind: Any) -> str:
+    """Return the Postgres type of a field in a JSON object."""
+    kinds = get_args(kind) if get_origin(kind) is UnionType else (kind,)
+    return next((name for each, name in _JSON_TYPES.items() if each in kinds), "TEXT")
+
+
+_JSON_TYPES = {bool: "BOOLEAN", int: "BIGINT"}
 _EMPTY: dict[Any, Callable[[], Any]] = {dict: dict, tuple: tuple}
 
 

@@ -54,12 +54,19 @@ def _put_session(context: WriteContext, write: store.PutSession) -> Steps[store.
 
 def bind_session(context: WriteContext, write: store.PutSession) -> Query:
     """Return the query that creates or changes a session."""
+    values = _encode_session(store.Session(write.key, created_at=context.now)) | changed_fields(write)
+    new = {f"new_{name}": None for name in write.__struct_fields__}
+    given = {f"new_{name}": value for name, value in changed_fields(write).items()}
+    return context.bind(sql.PUT_SESSION, **values, **new | given)
+
+
+def changed_fields(write: store.PutSession) -> dict[str, Any]:
+    """Return the columns that a write gives."""
     given = {name: value for name in write.__struct_fields__ if (value := getattr(write, name)) is not None}
     if write.label is not None:
         given["label"] = clean_text(write.label)
-    values = _encode_session(store.Session(**given, created_at=context.now))
-    new = {f"new_{name}": values[name] if name in given else None for name in write.__struct_fields__}
-    return context.bind(sql.PUT_SESSION, **values, **new)
+    values = _encode_session(store.Session(**given))
+    return {name: values[name] for name in given}
 
 
 def _encode_session(session: store.Session) -> dict[str, Any]:
@@ -151,7 +158,9 @@ def _accept_run(context: WriteContext, write: store.AcceptRun) -> Steps[store.Ru
     if not rows:
         raise _not_found("session", write.session)
     ((place,),) = rows
-    run = tables.RUNS.first((yield context.bind(sql.ADD_RUN, **run_values(context, write), place=place)))
+    run = tables.RUNS.first(
+        (yield context.bind(sql.ADD_RUN, **tables.RUNS.values(new_run(context, write)), place=place))
+    )
     if run is None:
         raise Conflict(f"run {write.id!r} already exists")
     if write.at_once and run.status == "queued":
@@ -159,11 +168,10 @@ def _accept_run(context: WriteContext, write: store.AcceptRun) -> Steps[store.Ru
     return run
 
 
-def run_values(context: WriteContext, write: store.AcceptRun) -> dict[str, Any]:
-    """Return the parameters of a new run; the statement decides on its status."""
+def new_run(context: WriteContext, write: store.AcceptRun) -> store.RunRow:
+    """Return the row of a new run; the database decides on its status."""
     given = {name: getattr(write, name) for name in _RUN_FIELDS}
-    new = store.RunRow(**given, status="queued", created_at=context.now, tenant=context.tenant)
-    return tables.RUNS.values(new)
+    return store.RunRow(**given, status="queued", created_at=context.now, tenant=context.tenant)
 
 
 def _claim_run(context: WriteContext, write: store.ClaimRun) -> Steps[int]:
