@@ -9,8 +9,9 @@ depend on its cores; plan with the CPU time per turn of each process. Postgres s
 `--unsafe` is set. `--pause` sets the seconds between two words, as with a real model. `--against` measures another
 checkout in the same run, in alternating rounds. `--statements` lists what a turn sends to Postgres.
 
-Two figures describe the database: `statements` is the number per turn, from the server's log; `lock ms` is the time
-per turn during which a transaction holds an exclusive advisory lock, from samples of `pg_locks`.
+Three figures describe the database: `statements` is the number per turn, from the server's log; `lock ms` is the time
+per turn during which a transaction holds an exclusive advisory lock, from samples of `pg_locks`; `WAL KB` is without
+the pages that the first changes after a checkpoint write, because there is no checkpoint meanwhile.
 """
 
 import argparse
@@ -288,10 +289,20 @@ async def count_statements(
     return read_statements(text)
 
 
+async def put_off_checkpoints(url: str) -> None:
+    """Make no checkpoint during the measurement: the first change of a page after one writes the whole page to the WAL,
+    so the WAL of a turn would depend on when it happens."""
+    async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
+        await connection.execute("ALTER SYSTEM SET checkpoint_timeout = '1d'")
+        await connection.execute("ALTER SYSTEM SET max_wal_size = '16GB'")
+        await connection.execute("SELECT pg_reload_conf()")
+
+
 async def main(options: argparse.Namespace) -> None:
     checkouts = {"": ROOT} | ({"before: ": options.against.resolve()} if options.against else {})
     found: dict[str, list[dict[str, float]]] = {}
     with PostgresServer(safe=not options.unsafe) as server:
+        await put_off_checkpoints(server.url)
         for number in range(options.rounds):
             for workers in options.workers:  # interleaved, so that noise affects all of them
                 for index, (label, checkout) in enumerate(checkouts.items()):

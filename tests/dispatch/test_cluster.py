@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 import psycopg
 import pytest
 from in_process_members import member
+from procrastinate.jobs import Job
 
 from atlas_agents import (
     Agent,
@@ -24,6 +25,7 @@ from atlas_agents import (
 from atlas_agents.core.store import AddMessage, Chain, JobRow, PutSession, Schedule, Write
 from atlas_agents.dispatch.cluster import Cluster
 from atlas_agents.dispatch.locks import LeaderElection
+from atlas_agents.dispatch.queue import Queue
 from atlas_agents.testing import Scripted, calls, says
 from atlas_agents.tools.tool import tool
 from checks import TIMEOUT, measure_loop_time, wait_until
@@ -75,6 +77,33 @@ async def test_workers_share_a_session_and_see_its_whole_history(url: str, schem
             async with member(url, schema, model):
                 assert (await front.atlas.ask("go", session="s")).text == f"{number}."
                 assert len(model.requests[0].messages) == 2 * number + 1
+
+
+async def test_run_leaves_the_queue_in_the_commit_that_ends_it(
+    url: str, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished: list[int | None] = []
+
+    async def finish(_: Queue, job: Job) -> None:
+        finished.append(job.id)
+
+    monkeypatch.setattr(Queue, "finish", finish)
+    async with (
+        asyncio.timeout(TIMEOUT),
+        member(url, schema, Scripted(), executes_runs=False) as front,
+        member(url, schema, Scripted(says("One."), says("Two."))) as back,
+    ):
+        for _ in range(2):
+            await front.atlas.ask("go", session="s")
+
+        async def is_over() -> bool:
+            return back.cluster.worker is not None and back.cluster.worker.finished == 2
+
+        await wait_until(is_over)
+        async with await psycopg.AsyncConnection.connect(url) as connection:
+            jobs = await connection.execute(f"SELECT id FROM {schema}.procrastinate_jobs".encode())
+            assert await jobs.fetchall() == []
+    assert not finished
 
 
 async def test_turn_is_cancelled_from_another_process_within_half_a_second(url: str, schema: str) -> None:

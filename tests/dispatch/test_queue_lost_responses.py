@@ -125,6 +125,31 @@ async def test_worker_executes_each_run_once_when_a_response_is_lost(url: str, s
         await worker.finish(1.0)
 
 
+async def test_worker_executes_all_runs_of_a_fetch_whose_response_is_lost_once(url: str, schema: str) -> None:
+    runs = [f"r{n}" for n in range(6)]
+    executed: list[str] = []
+
+    async def execute(run_id: str) -> bool:
+        executed.append(run_id)
+        return True
+
+    async with asyncio.timeout(TIMEOUT), opened(url, schema) as (proxy, queue):
+        for run in runs:
+            await enqueue(url, schema, run)
+        proxy.drop_after = b"UPDATE procrastinate_jobs SET status"
+        worker = QueueWorker(queue, execute, 8, lambda: None, ignore_released)
+        running = asyncio.create_task(worker.run())
+
+        async def finished() -> bool:
+            return worker.finished == len(runs) and not worker.running
+
+        await wait_until(finished)
+        assert sorted(executed) == runs and await statuses(url, schema) == []
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await worker.finish(1.0)
+
+
 async def test_worker_releases_a_run_once_when_the_response_is_lost(url: str, schema: str) -> None:
     async def execute(run_id: str) -> bool:
         return False

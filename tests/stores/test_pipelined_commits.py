@@ -142,7 +142,7 @@ async def test_commits_of_a_turn_never_need_the_exclusive_lock_of_their_tenant(
     assert started == ["q", None, None]
     assert [row.seq for row in await hasty.events(TENANT, "r2")] == [1, 2]
     assert [message.seq for message in await hasty.messages(TENANT, "s1")] == [1, 2]
-    (sums,) = await hasty.usage(TENANT, DAY, "9999")
+    (sums,) = await hasty.usage(TENANT)
     assert (sums.input_tokens, sums.output_tokens, sums.turns) == (6, 12, 6)
     assert find_audit_break(await hasty.audit(TENANT)) is None
     await hasty.close()

@@ -76,9 +76,9 @@ _QUEUE = """
 SELECT count(*) FILTER (WHERE status = 'todo'), count(*) FILTER (WHERE status = 'doing')
 FROM procrastinate_jobs WHERE queue_name = %(queue)s AND status IN ('todo', 'doing')"""
 _LAG = """
-SELECT extract(epoch FROM greatest(now() - min(put.at), '0'))::float8
-FROM (SELECT id FROM procrastinate_jobs WHERE queue_name = %(queue)s AND status = 'todo' ORDER BY id LIMIT %(limit)s) j
-CROSS JOIN LATERAL (SELECT max(e.at) AS at FROM procrastinate_events e WHERE e.job_id = j.id) put"""
+SELECT extract(epoch FROM greatest(now() - min(scheduled_at), '0'))::float8 FROM (
+    SELECT scheduled_at FROM procrastinate_jobs WHERE queue_name = %(queue)s AND status = 'todo'
+    ORDER BY id LIMIT %(limit)s) j"""
 _JOBS = """
 SELECT count(*) FILTER (WHERE state = 'queued' AND due_at <= extract(epoch FROM now()) * 1000),
     count(*) FILTER (WHERE state = 'queued' AND due_at > extract(epoch FROM now()) * 1000),

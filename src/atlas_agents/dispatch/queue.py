@@ -36,16 +36,20 @@ SELECT application_name FROM pg_stat_activity WHERE datname = current_database()
 AND starts_with(application_name, %s)"""
 HEARTBEAT_TIMEOUT = 6.0
 """Seconds without a heartbeat after which a worker is considered dead."""
-_NOTIFY_TRIGGERS = """
-SELECT tgname FROM pg_trigger WHERE tgrelid = 'procrastinate_jobs'::regclass AND tgenabled <> 'D'
-AND starts_with(tgname, 'procrastinate_jobs_notify_queue_job_inserted')"""
+_UNUSED_TRIGGERS = """
+SELECT tgname FROM pg_trigger WHERE tgrelid = 'procrastinate_jobs'::regclass AND tgenabled <> 'D' AND (
+    starts_with(tgname, 'procrastinate_jobs_notify_queue_job_inserted')
+    OR starts_with(tgname, 'procrastinate_trigger_status_events')
+    OR starts_with(tgname, 'procrastinate_trigger_scheduled_events'))"""
+"""Triggers that notify of new jobs and record what happened to each. Nothing here uses that; the time at which
+a job was put into the queue is its `scheduled_at`."""
 _ORPHANS = """
 SELECT r.id FROM runs r WHERE r.tenant = %(tenant)s AND r.status IN ('running', 'waiting')
 AND NOT EXISTS (SELECT 1 FROM procrastinate_jobs j WHERE j.queue_name = %(queue)s AND j.status IN ('todo', 'doing')
     AND j.args->>'run_id' = r.id)"""
 _ENQUEUE = """
 SELECT procrastinate_defer_jobs_v1(array_agg(ROW(%(queue)s, 'atlas.run', urgency, NULL, NULL,
-    jsonb_build_object('run_id', id), NULL)::procrastinate_job_to_defer_v1))
+    jsonb_build_object('run_id', id), now())::procrastinate_job_to_defer_v1))
 FROM runs WHERE tenant = %(tenant)s AND id = ANY (%(run_ids)s::text[])"""
 """Adds all runs with one statement and without waiting for its answer, unlike procrastinate's own method."""
 _FETCH = """
@@ -326,15 +330,14 @@ async def migrate_queue(url: str, schema: str, migrations: Sequence[Path]) -> li
             async with connection.transaction():
                 await connection.execute(migration.read_bytes())
                 await _record_applied(connection, [migration.name])
-        await _disable_notifications(connection)
+        await _disable_unused_triggers(connection)
         await connection.execute("SELECT pg_advisory_unlock(%s)", (_MIGRATION_LOCK,))
         return [migration.name for migration in missing]
 
 
-async def _disable_notifications(connection: psycopg.AsyncConnection[Any]) -> None:
-    """Turn off procrastinate's own notifications of new jobs: nothing listens to them, but they wake all listeners."""
-    enabled = await connection.execute(_NOTIFY_TRIGGERS)
-    for (trigger,) in await enabled.fetchall():
+async def _disable_unused_triggers(connection: psycopg.AsyncConnection[Any]) -> None:
+    unused = await connection.execute(_UNUSED_TRIGGERS)
+    for (trigger,) in await unused.fetchall():
         disable = sql.SQL("ALTER TABLE procrastinate_jobs DISABLE TRIGGER {}").format(sql.Identifier(trigger))
         await connection.execute(disable)
 

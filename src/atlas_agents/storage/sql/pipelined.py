@@ -23,8 +23,9 @@ from atlas_agents.storage.sql import tables
 from atlas_agents.storage.sql.tables import Query, Row, WriteContext, clean_text
 from atlas_agents.storage.sql.writes import MAX_RESERVED_EVENTS, changed_fields, new_run
 
-Rows: TypeAlias = list[Row]
 _MAX_JOURNALS = 8192
+_FIRST_OWNER = 1
+"""Epoch of the first owner of a run, which begins its journal."""
 
 
 class NotPipelined(Exception):
@@ -81,7 +82,10 @@ def is_pipelined(writes: Sequence[store.Write]) -> bool:
 
 def unknown_journals(tenant: str, commits: Sequence[Sequence[store.Write]], journals: JournalEnds) -> Query | None:
     """Return the query for the ends of journals that the commits continue and that are not known yet."""
-    runs = {write.run_id for writes in commits for write in writes if isinstance(write, store.AddJournal)}
+    writes = [write for commit in commits for write in commit]
+    claimed = {write.run_id for write in writes if isinstance(write, store.ClaimRun)}
+    steps = [write for write in writes if isinstance(write, store.AddJournal)]
+    runs = {step.run_id for step in steps if not (step.epoch == _FIRST_OWNER and step.run_id in claimed)}
     unknown = sorted(run_id for run_id in runs if journals.get(tenant, run_id) is None)
     return tables.bind(tenant, sql.POSTGRES_JOURNAL_ENDS, run_ids=unknown) if unknown else None
 
@@ -144,7 +148,7 @@ class Batch:
         tenant = self.context.tenant
         for run_id, epoch in self._claimed.items():
             self._journals.drop(tenant, run_id)
-            if epoch == 1:  # its first owner begins the journal
+            if epoch == _FIRST_OWNER:
                 self._journals.put(tenant, run_id, 0, START)
         for run_id, step in self._steps.items():
             self._journals.put(tenant, run_id, step.seq, step.hash)
@@ -175,6 +179,8 @@ class Batch:
         """Add a step to a journal. The first new step of a run must follow its last one."""
         last = self._steps.get(write.run_id)
         end = (last.seq, last.hash) if last else self._journals.get(self.context.tenant, write.run_id)
+        if end is None and write.epoch == _FIRST_OWNER and self.runs.get(write.run_id, {}).get("claims"):
+            end = 0, START
         if end is None:
             raise NotPipelined
         seq, previous = end
