@@ -206,7 +206,8 @@ def count_events(database: Path) -> tuple[int, int]:
     with closing(sqlite3.connect(database)) as connection:
         (rows,) = connection.execute("SELECT count(*) FROM events").fetchone()
         (size,) = connection.execute(
-            "SELECT sum(pgsize - unused) FROM dbstat JOIN sqlite_master USING (name) WHERE tbl_name = 'events'"
+            "SELECT sum(pgsize - unused) FROM dbstat JOIN sqlite_master USING (name)"
+            " WHERE tbl_name IN ('events', 'event_rows')"
         ).fetchone()
     return rows, size
 

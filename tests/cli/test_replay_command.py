@@ -110,7 +110,7 @@ def test_run_that_cannot_be_replayed_is_named(home: Home) -> None:
     assert missing.returncode == 2 and "cannot read the recorded run nope.json" in missing.stderr
     home.run("ask", "Hello", "-s", "hall")
     with closing(sqlite3.connect(next(home.path.glob("*.db")))) as database, database:
-        database.execute("UPDATE journal SET payload = CAST('{' AS BLOB) WHERE kind = 'reply'")
+        database.execute("UPDATE journal_rows SET payload = CAST('{' AS BLOB) WHERE kind = 'reply'")
     damaged = home.run("replay", "hall")
     assert damaged.returncode == 2 and "was changed after it was written" in damaged.stderr
     agents = home.run("replay", "hall", "--agents", "nothing.here:atlas")

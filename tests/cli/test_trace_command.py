@@ -95,7 +95,7 @@ def test_stored_values_cannot_control_the_terminal(home: Home) -> None:
     with closing(sqlite3.connect(home.path / "atlas.db")) as database, database:
         change = 'CAST(replace(CAST(payload AS TEXT), \'"stop_reason":"stop"\', ?) AS BLOB)'
         hostile = (r'"stop_reason":"odd\u001b]0;owned\u0007"',)
-        database.execute(f"UPDATE journal SET payload = {change} WHERE kind = 'reply'", hostile)
+        database.execute(f"UPDATE journal_rows SET payload = {change} WHERE kind = 'reply'", hostile)
         (run_id,) = database.execute("SELECT id FROM runs").fetchone()
     done = home.run("trace", run_id)
     assert done.returncode == 0 and "odd" in done.stdout, done.stdout + done.stderr

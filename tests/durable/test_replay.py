@@ -813,8 +813,8 @@ async def test_unknown_and_unfinished_runs_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("statement", "message"),
     [
-        ("UPDATE journal SET payload = CAST('{' AS BLOB) WHERE kind = 'reply'", "step 2 of run .* was changed"),
-        ("DELETE FROM journal", "its steps were deleted by retention"),
+        ("UPDATE journal_rows SET payload = CAST('{' AS BLOB) WHERE kind = 'reply'", "step 2 of run .* was changed"),
+        ("DELETE FROM journal_rows", "its steps were deleted by retention"),
         ("DELETE FROM messages", "the messages of run .* were deleted"),
         ("UPDATE messages SET body = CAST('{' AS BLOB)", "message 1 of session 'default' cannot be read"),
         ("UPDATE runs SET request = CAST('{' AS BLOB)", "the request of run .* cannot be read"),

@@ -85,7 +85,7 @@ async def test_queued_message_that_is_unreadable_fails_alone(tmp_path: Path) -> 
 @pytest.mark.parametrize("kind", ["accepted", "reply"])
 async def test_run_with_an_unreadable_step_fails_and_names_it(tmp_path: Path, kind: str) -> None:
     run_id = await leave_open_turn(tmp_path, "bad")
-    execute(tmp_path, "UPDATE journal SET payload = :body WHERE kind = :kind", body=b"\xffx", kind=kind)
+    execute(tmp_path, "UPDATE journal_rows SET payload = :body WHERE kind = :kind", body=b"\xffx", kind=kind)
     async with gateway(tmp_path, says("Hi."), says("Hi again.")) as client:
         await client.get("sessions.subscribe", sessionKey="bad", runs={run_id: 0})
         waited = await client.get("chat.wait", runId=run_id, timeoutMs=120_000)
@@ -128,7 +128,7 @@ async def test_session_with_an_unreadable_message_stays_usable(tmp_path: Path, b
 async def test_unreadable_event_is_left_out(tmp_path: Path) -> None:
     async with gateway(tmp_path, says("One.")) as client:
         run_id = await run_turn(client, "s")
-    execute(tmp_path, "UPDATE events SET body = :body WHERE seq = 2", body=b"\xff garbled")
+    execute(tmp_path, "UPDATE event_rows SET body = :body WHERE id % 8 = 2", body=b"\xff garbled")
     async with gateway(tmp_path, says("Two.")) as client:
         await client.get("sessions.subscribe", sessionKey="s", runs={run_id: 0})
         await client.until("chat.final")

@@ -17,8 +17,9 @@ from store_helpers import TENANT, everything, one_of_each, outcomes
 
 from atlas_agents import Agent, Atlas
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreFull
-from atlas_agents.core.store import AddAudit, AddMessage, PutSession
-from atlas_agents.storage.hash_chain import find_audit_break
+from atlas_agents.core.store import AcceptRun, AddAudit, AddEvents, AddMessage, PutSession, ReserveEvents
+from atlas_agents.storage import migrations, sqlite_files
+from atlas_agents.storage.hash_chain import find_audit_break, find_journal_break
 from atlas_agents.storage.migrations import VERSION
 from atlas_agents.storage.sql import statements
 from atlas_agents.storage.sqlite import SqliteStore
@@ -337,8 +338,9 @@ async def test_no_statement_scans_a_whole_table(store: SqliteStore) -> None:
             queries |= {f"{name} {n}": each for n, each in enumerate([value] if isinstance(value, str) else value)}
     with contextlib.closing(sqlite3.connect(store.path)) as connection:
         for name, statement in queries.items():
-            values = dict.fromkeys(re.findall(r":(\w+)", statement), 1)
-            plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {statement}", values)]
+            form = statements.SQLITE_FORMS.get(statement, statement)
+            values = dict.fromkeys(re.findall(r":(\w+)", form), 1)
+            plan = [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {form}", values)]
             whole = [line for line in plan if line.startswith("SCAN ") and not _OF_A_SEARCH.match(line)]
             assert set(whole) <= {
                 "SCAN CONSTANT ROW",
@@ -363,3 +365,83 @@ async def test_documented_statements_remove_the_words_of_a_deleted_session_from_
     with contextlib.closing(sqlite3.connect(file)) as connection:
         connection.executescript(script)
     assert b"zanzibarquux" not in file.read_bytes()
+
+
+def database_of_schema(version: int, path: Path) -> None:
+    """Bring the database of schema 1 to an older version than the current one, and give its runs some events."""
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.executescript((HERE / "fixtures" / "v1.sqlite.sql").read_text())
+        connection.execute("BEGIN")
+        for number, step in migrations.pending_migrations(1, "here", migrations.SQLITE):
+            if number <= version:
+                for statement in step:
+                    connection.execute(statement)
+        connection.execute(f"PRAGMA user_version = {version}")
+        connection.execute("UPDATE runs SET events = 3")
+        connection.execute(
+            "INSERT INTO events SELECT tenant, runs.id, value, 'event ' || value FROM runs, json_each('[1, 3]')"
+        )
+        connection.execute("COMMIT")
+
+
+_COMPACT = next(n for n, step in enumerate(migrations.STEPS, 1) if "{journal_rows}" in step)
+_STEPS_AND_EVENTS = (
+    "SELECT tenant, run_id, seq, kind, key, payload, at, previous, hash FROM journal ORDER BY tenant, run_id, seq",
+    "SELECT tenant, run_id, seq, body FROM events ORDER BY tenant, run_id, seq",
+)
+
+
+def read_steps_and_events(path: Path) -> list[list[tuple[object, ...]]]:
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        return [connection.execute(statement).fetchall() for statement in _STEPS_AND_EVENTS]
+
+
+@pytest.mark.parametrize("failed_batch", [0, 1, 4, 9])
+async def test_interrupted_move_to_compact_rows_continues_without_loss(
+    failed_batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, batches = tmp_path / "atlas.db", 0
+    database_of_schema(_COMPACT - 1, path)
+    before = read_steps_and_events(path)
+    assert min(map(len, before)) > 10
+    move_batch = sqlite_files._move_batch  # pyright: ignore[reportPrivateUsage]
+
+    def fail_in_a_batch(connection: sqlite3.Connection) -> None:
+        nonlocal batches
+        move_batch(connection)
+        if batches == failed_batch:
+            raise sqlite3.OperationalError("disk I/O error")
+        batches += 1
+
+    monkeypatch.setattr(sqlite_files, "_MOVED_RUNS", 1)
+    monkeypatch.setattr(sqlite_files, "_move_batch", fail_in_a_batch)
+    with pytest.raises(StoreError):
+        await SqliteStore(path).open()
+    assert batches == failed_batch
+    monkeypatch.setattr(sqlite_files, "_move_batch", move_batch)
+    store = SqliteStore(path)
+    await store.open()
+    try:
+        assert read_steps_and_events(path) == before
+        for tenant, id, *_ in before[0]:
+            assert find_journal_break(await store.journal(str(tenant), str(id))) is None
+    finally:
+        await store.close()
+    with contextlib.closing(sqlite3.connect(path)) as connection:
+        assert not connection.execute("SELECT name FROM sqlite_master WHERE name LIKE '%older%'").fetchall()
+
+
+async def test_numbers_of_other_runs_are_out_of_reach(store: SqliteStore) -> None:
+    """The id of an event has the number of its run and its own, so a large number must not lead to the next run."""
+    runs = [AcceptRun("a", "s", "agent"), AcceptRun("b", "t", "agent")]
+    await store.commit(TENANT, [PutSession("s"), PutSession("t"), *runs, ReserveEvents("b", 4)])
+    await store.commit(TENANT, [AddEvents("b", ((1, b"1"), (4, b"4")))])
+    for after in (0, 1 << 31, 1 << 40, (1 << 63) - 1, -5):
+        assert await store.events(TENANT, "a", after=after) == []
+        assert len(await store.events(TENANT, "b", after=after)) == (2 if after <= 0 else 0)
+    await store.commit(TENANT, [ReserveEvents("a", (1 << 31) - 1)])
+    with pytest.raises(StoreError, match="has reserved all of its 2147483647 events"):
+        await store.commit(TENANT, [ReserveEvents("a", 1)])
+    await store.commit(TENANT, [AddEvents("a", (((1 << 31) - 1, b"last"),))])
+    assert [row.seq for row in await store.events(TENANT, "a")] == [(1 << 31) - 1]
+    assert [row.seq for row in await store.events(TENANT, "b")] == [1, 4]

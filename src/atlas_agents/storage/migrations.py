@@ -327,9 +327,40 @@ _POSTGRES_FILL = {
     "fill_usage": "ALTER TABLE usage_sums SET (fillfactor = 80)",
 }
 
+# Compact journal and events of SQLite. A row's id is the number of its run and its own: rows of a run are neighbours in
+# one b-tree that needs no index, and new ones go to its end. `sqlite_files` moves the rows of an older database. The
+# views have the columns of the tables in Postgres.
+_SEVENTEENTH = (
+    "{numbered_runs}",
+    "{number_index}",
+    "{older_journal}",
+    "{older_events}",
+    "{journal_rows}",
+    "{event_rows}",
+    "{journal_view}",
+    "{events_view}",
+)
+_SQLITE_COMPACT = {
+    "numbered_runs": "ALTER TABLE runs ADD COLUMN number INTEGER",
+    "number_index": "CREATE UNIQUE INDEX runs_numbered ON runs (number)",
+    "older_journal": "ALTER TABLE journal RENAME TO journal_older",
+    "older_events": "ALTER TABLE events RENAME TO events_older",
+    "journal_rows": """CREATE TABLE journal_rows (
+        id INTEGER PRIMARY KEY, kind TEXT NOT NULL, key TEXT NOT NULL, at INTEGER NOT NULL, hash TEXT NOT NULL,
+        payload BLOB NOT NULL)""",
+    "event_rows": "CREATE TABLE event_rows (id INTEGER PRIMARY KEY, body BLOB NOT NULL)",
+    "journal_view": """CREATE VIEW journal AS
+        SELECT r.tenant, r.id AS run_id, j.id & 2147483647 AS seq, j.kind, j.key, j.payload, j.at,
+            coalesce((SELECT p.hash FROM journal_rows p WHERE p.id = j.id - 1), '') AS previous, j.hash
+        FROM runs r JOIN journal_rows j ON j.id > r.number << 31 AND j.id < (r.number + 1) << 31""",
+    "events_view": """CREATE VIEW events AS
+        SELECT r.tenant, r.id AS run_id, e.id & 2147483647 AS seq, e.body
+        FROM runs r JOIN event_rows e ON e.id > r.number << 31 AND e.id < (r.number + 1) << 31""",
+}
+
 STEPS: tuple[tuple[str, ...], ...] = (
     *(_FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH, _EIGHTH, _NINTH, _TENTH),
-    *(_ELEVENTH, _TWELFTH, _THIRTEENTH, _FOURTEENTH, _FIFTEENTH, _SIXTEENTH),
+    *(_ELEVENTH, _TWELFTH, _THIRTEENTH, _FOURTEENTH, _FIFTEENTH, _SIXTEENTH, _SEVENTEENTH),
 )
 VERSION = len(STEPS)
 
@@ -347,6 +378,7 @@ SQLITE = {
     **_SQLITE_SEARCH,
     **_SQLITE_SESSION_SEARCH,
     **_SQLITE_USAGE,
+    **_SQLITE_COMPACT,
     "commit_tokens": "",
     **dict.fromkeys(_POSTGRES_FILL, ""),
 }
@@ -366,6 +398,7 @@ POSTGRES = {
     **_POSTGRES_USAGE,
     **_POSTGRES_TOKENS,
     **_POSTGRES_FILL,
+    **dict.fromkeys(_SQLITE_COMPACT, ""),
 }
 
 

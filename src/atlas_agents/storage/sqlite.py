@@ -314,7 +314,12 @@ class _ReadThread:
             return None if connection is None else connection.close()
         if self._connection is None:
             raise StoreError(f"database {self._path} is not open")
-        return self._connection.execute(request.sql, request.values).fetchall()
+        return execute(self._connection, request)
+
+
+def execute(connection: sqlite3.Connection, query: Query) -> list[Row]:
+    """Execute a query in its form for SQLite."""
+    return connection.execute(statements.SQLITE_FORMS.get(query.sql, query.sql), query.values).fetchall()
 
 
 def run_steps(connection: sqlite3.Connection, steps: Steps[T]) -> T:
@@ -322,7 +327,7 @@ def run_steps(connection: sqlite3.Connection, steps: Steps[T]) -> T:
     try:
         query = next(steps)
         while True:
-            query = steps.send(connection.execute(query.sql, query.values).fetchall())
+            query = steps.send(execute(connection, query))
     except StopIteration as end:
         return end.value
 
@@ -519,7 +524,7 @@ class MemoryStore(SqlReads):
     async def fetch(self, query: Query) -> list[Row]:
         with self._lock:
             try:
-                return self._connect().execute(query.sql, query.values).fetchall()
+                return execute(self._connect(), query)
             except sqlite3.Error as error:
                 raise translate_error(error, _MEMORY) from error
 

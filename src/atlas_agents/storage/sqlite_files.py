@@ -30,7 +30,7 @@ APPLICATION_ID = 0x41544C53
 Progress: TypeAlias = Callable[[int, int], object]
 """Called with the bytes copied so far and their total."""
 _MIN_VERSION = (3, 35, 0)
-_PAGE_SIZE = 2048
+_PAGE_SIZE = 1024
 """Bytes per page of a new database. A commit changes a few rows in many places and writes each page that it changes."""
 _LOG_SIZE = 4 << 20
 """Bytes in the write-ahead log from which on they are moved to the file."""
@@ -40,6 +40,8 @@ _CHECKED_BYTES = 64 << 20
 """Files up to this size are checked completely when opened. In larger ones SQLite checks pages as it reads them."""
 _CREATE_CHECKSUMS = "CREATE TABLE IF NOT EXISTS schema_checksums (version INTEGER PRIMARY KEY, checksum TEXT NOT NULL)"
 _PUT_CHECKSUM = "INSERT INTO schema_checksums (version, checksum) VALUES (?, ?)"
+_MOVED_RUNS, _LOG_INTERVAL = 200, 5.0
+"""Runs whose rows are moved in one transaction of a migration, and seconds between two log lines."""
 _BACKUP_PAGES = 1024
 _BACKUP_BUSY_TIMEOUT = 5.0
 
@@ -203,6 +205,7 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     """Apply all pending migrations. A second process waits and then finds none pending."""
     while _migrate_step(connection, path):
         pass
+    _move_rows(connection, path)
 
 
 def _migrate_step(connection: sqlite3.Connection, path: Path) -> bool:
@@ -227,6 +230,55 @@ def _migrate_step(connection: sqlite3.Connection, path: Path) -> bool:
             connection.execute("ROLLBACK")
         raise
     return bool(pending)
+
+
+_NUMBER_RUNS = """
+UPDATE runs SET number = :last + unnumbered.place FROM (
+    SELECT rowid AS id, row_number() OVER (ORDER BY rowid) AS place FROM runs WHERE number IS NULL LIMIT :limit
+) AS unnumbered WHERE runs.rowid = unnumbered.id"""
+_MOVE_JOURNAL = """
+INSERT INTO journal_rows (id, kind, key, at, hash, payload)
+SELECT r.number << 31 | j.seq, j.kind, j.key, j.at, j.hash, j.payload
+FROM runs r CROSS JOIN journal_older j WHERE r.number > :last AND j.tenant = r.tenant AND j.run_id = r.id"""
+_MOVE_EVENTS = """
+INSERT INTO event_rows (id, body) SELECT r.number << 31 | e.seq, e.body
+FROM runs r CROSS JOIN events_older e WHERE r.number > :last AND e.tenant = r.tenant AND e.run_id = r.id"""
+_COUNT_UNNUMBERED = "SELECT count(*) FROM runs WHERE number IS NULL"
+_HAS_OLDER_TABLES = "SELECT count(*) FROM sqlite_master WHERE name IN ('journal_older', 'events_older')"
+
+
+def _move_rows(connection: sqlite3.Connection, path: Path) -> None:
+    """Move journals and events into the compact tables, some runs per transaction, then drop the older tables.
+
+    A run without a number was not moved yet, so a migration that was interrupted continues here.
+    """
+    left: int = connection.execute(_COUNT_UNNUMBERED).fetchone()[0]
+    total, logged = left, time.monotonic()
+    while left or connection.execute(_HAS_OLDER_TABLES).fetchone()[0]:
+        connection.execute("BEGIN IMMEDIATE")
+        try:
+            _move_batch(connection)
+            connection.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+            raise
+        left = connection.execute(_COUNT_UNNUMBERED).fetchone()[0] if left else 0
+        if time.monotonic() - logged > _LOG_INTERVAL:
+            logged = time.monotonic()
+            logger.info("moving journals and events: path=%s runs=%d of=%d", path, total - left, total)
+
+
+def _move_batch(connection: sqlite3.Connection) -> None:
+    has_older: int = connection.execute(_HAS_OLDER_TABLES).fetchone()[0]
+    (last,) = connection.execute("SELECT coalesce(max(number), 0) FROM runs").fetchone()
+    numbered = connection.execute(_NUMBER_RUNS, {"last": last, "limit": _MOVED_RUNS}).rowcount
+    if has_older and numbered:
+        connection.execute(_MOVE_JOURNAL, {"last": last})
+        connection.execute(_MOVE_EVENTS, {"last": last})
+    elif has_older:
+        connection.execute("DROP TABLE journal_older")
+        connection.execute("DROP TABLE events_older")
 
 
 def _check_checksums(connection: sqlite3.Connection, path: Path, version: int) -> None:

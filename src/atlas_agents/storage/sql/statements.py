@@ -171,6 +171,7 @@ def add_messages(count: int) -> str:
     return f"INSERT INTO messages (tenant, session, seq, id, run_id, body) VALUES {rows}"
 
 
+@cache
 def add_events(count: int) -> str:
     """Return the INSERT of several events, with the parameters `:seq0`, `:body0` and so on."""
     rows = ", ".join(f"(:tenant, :run_id, :seq{n}, :body{n})" for n in range(count))
@@ -851,3 +852,68 @@ FROM runs r LEFT JOIN events e ON e.tenant = :tenant AND e.run_id = r.id WHERE {
 SELECT count(DISTINCT r.id), count(j.seq), coalesce(sum(length(j.payload)), 0)
 FROM runs r LEFT JOIN journal j ON j.tenant = :tenant AND j.run_id = r.id WHERE {_EXPIRED_JOURNAL}""",
 }
+
+
+# Forms for SQLite of statements on the journal and the events, whose rows have the number of their run in their id. All
+# other statements read the views of the same names.
+
+_RANGE = "{0}.id > r.number << 31 AND {0}.id < (r.number + 1) << 31"
+_JOURNAL_RANGE, _EVENTS_RANGE = _RANGE.format("j"), _RANGE.format("e")
+_OF_RUN = "r.tenant = :tenant AND r.id = :run_id"
+_OF_SESSION = "r.tenant = :tenant AND r.session = :session"
+_PREVIOUS = "coalesce((SELECT p.hash FROM journal_rows p WHERE p.id = j.id - 1), '')"
+_JOURNAL_COLUMNS = t.JOURNAL.select("j", run_id="r.id", seq=f"j.id & {t.MAX_SEQ}", previous=_PREVIOUS)
+
+
+def _sqlite_add_events(count: int) -> str:
+    rows = ", ".join(f"(:seq{n}, :body{n})" for n in range(count))
+    return f"""INSERT INTO event_rows (id, body) SELECT r.number << 31 | e.column1, e.column2
+FROM runs r CROSS JOIN (VALUES {rows}) e WHERE {_OF_RUN} ON CONFLICT (id) DO NOTHING"""
+
+
+SQLITE_FORMS = {
+    ADD_RUN: ADD_RUN.replace(
+        t.RUNS.insert(status=_FIRST_STATUS, place=":place"),
+        t.RUNS.insert(status=_FIRST_STATUS, place=":place", number="(SELECT coalesce(max(number), 0) + 1 FROM runs)"),
+    ),
+    JOURNAL_END: f"""
+SELECT r.status, r.epoch, j.id & {t.MAX_SEQ}, j.hash FROM runs r LEFT JOIN journal_rows j
+    ON j.id = (SELECT j.id FROM journal_rows j WHERE {_JOURNAL_RANGE} ORDER BY j.id DESC LIMIT 1)
+WHERE {_OF_RUN}""",
+    ADD_JOURNAL: f"""
+INSERT INTO journal_rows (id, kind, key, at, hash, payload)
+SELECT r.number << 31 | :seq, :kind, :key, :at, :hash, :payload FROM runs r
+WHERE {_OF_RUN} AND NOT EXISTS (SELECT 1 FROM journal_rows j WHERE {_JOURNAL_RANGE} AND j.kind = :kind AND j.key = :key)
+RETURNING id""",
+    JOURNAL: f"""
+SELECT {_JOURNAL_COLUMNS} FROM runs r CROSS JOIN journal_rows j WHERE {_OF_RUN} AND {_JOURNAL_RANGE} ORDER BY j.id""",
+    EVENTS: f"""
+SELECT r.id, e.id & {t.MAX_SEQ}, e.body FROM runs r CROSS JOIN event_rows e
+WHERE {_OF_RUN} AND e.id > r.number << 31 | max(0, min(:after, {t.MAX_SEQ})) AND e.id < (r.number + 1) << 31
+ORDER BY e.id LIMIT :limit""",
+    DROP_ROWS[0]: f"""
+DELETE FROM journal_rows WHERE id IN
+    (SELECT j.id FROM runs r CROSS JOIN journal_rows j WHERE {_OF_SESSION} AND {_JOURNAL_RANGE})""",
+    DROP_ROWS[1]: f"""
+DELETE FROM event_rows WHERE id IN
+    (SELECT e.id FROM runs r CROSS JOIN event_rows e WHERE {_OF_SESSION} AND {_EVENTS_RANGE})""",
+    PRUNE_ROWS["events"]: f"""
+DELETE FROM event_rows WHERE id IN (SELECT e.id FROM runs r CROSS JOIN event_rows e
+    WHERE {_OF_RUN} AND {_EVENTS_RANGE} ORDER BY e.id DESC LIMIT :limit) RETURNING length(body)""",
+    PRUNE_ROWS["journal"]: f"""
+DELETE FROM journal_rows WHERE id IN (SELECT j.id FROM runs r CROSS JOIN journal_rows j
+    WHERE {_OF_RUN} AND {_JOURNAL_RANGE} ORDER BY j.id DESC LIMIT :limit) RETURNING length(payload)""",
+    COUNT_PRUNABLE["events"]: f"""
+SELECT count(DISTINCT r.id), count(e.id), coalesce(sum(length(e.body)), 0)
+FROM runs r LEFT JOIN event_rows e ON {_EVENTS_RANGE} WHERE {_EXPIRED_EVENTS}""",
+    COUNT_PRUNABLE["journal"]: f"""
+SELECT count(DISTINCT r.id), count(j.id), coalesce(sum(length(j.payload)), 0)
+FROM runs r LEFT JOIN journal_rows j ON {_JOURNAL_RANGE} WHERE {_EXPIRED_JOURNAL}""",
+    PENDING_APPROVALS: f"""
+SELECT {t.APPROVALS.select("a")} FROM runs r CROSS JOIN approvals a
+WHERE r.tenant = :tenant AND r.{_OPEN} AND a.tenant = :tenant AND a.run_id = r.id AND a.answer IS NULL
+ORDER BY a.created_at, (SELECT j.id FROM journal_rows j
+    WHERE {_JOURNAL_RANGE} AND j.kind = 'asked' AND j.key = a.id), a.id""",
+    **{add_events(count): _sqlite_add_events(count) for count in t.EVENT_BATCHES},
+}
+"""By the statement that Postgres executes."""

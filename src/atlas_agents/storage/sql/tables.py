@@ -21,6 +21,10 @@ Convert: TypeAlias = Callable[[Any], Any]
 T = TypeVar("T")
 R = TypeVar("R", bound=msgspec.Struct)
 _MIN, _MAX = -(1 << 63), (1 << 63) - 1
+EVENT_BATCHES = (64, 16, 4, 2, 1)
+"""Rows per INSERT. Few sizes, so that each statement stays prepared."""
+MAX_SEQ = (1 << 31) - 1
+"""Largest number of an event, and of a step in a journal."""
 
 
 class Vector(bytes):

@@ -20,11 +20,9 @@ from atlas_agents.storage.sql.derived import refresh_indexes
 from atlas_agents.storage.sql.tables import Query, Steps, Vector, WriteContext, clean_text, split_batches
 from atlas_agents.storage.sql.text_search import owner_words
 
-MAX_RESERVED_EVENTS = 1 << 31
-"""Event numbers that one write may reserve."""
-_EVENT_BATCHES = (64, 16, 4, 2, 1)
+MAX_RESERVED_EVENTS = tables.MAX_SEQ
+"""Event numbers that a run may reserve."""
 _PASSAGE_BATCHES = (32, 8, 1)
-"""Rows per INSERT. Few sizes, so that each statement stays prepared."""
 _RUN_FIELDS = [name for name in store.AcceptRun.__struct_fields__ if name in store.RunRow.__struct_fields__]
 
 
@@ -127,7 +125,7 @@ def _add_messages(context: WriteContext, write: store.AddMessages) -> Steps[None
     if not rows:
         raise _not_found("session", write.session)
     ((seq,),) = rows
-    for batch in split_batches(write.messages, _EVENT_BATCHES):
+    for batch in split_batches(write.messages, tables.EVENT_BATCHES):
         values: dict[str, Any] = {}
         for n, (id, body) in enumerate(batch):
             seq += 1
@@ -242,6 +240,8 @@ def _reserve_events(context: WriteContext, write: store.ReserveEvents) -> Steps[
         raise _not_found("run", write.run_id)
     ((last, epoch),) = rows
     _check_epoch("run", write.run_id, epoch, write.epoch)
+    if last > MAX_RESERVED_EVENTS:
+        raise StoreError(f"run {write.run_id!r} has reserved all of its {MAX_RESERVED_EVENTS} events")
     return last
 
 
@@ -254,7 +254,7 @@ def _add_events(context: WriteContext, write: store.AddEvents) -> Steps[None]:
     for seq, _ in write.events:
         if not 0 < seq <= reserved:
             raise Conflict(f"event {seq} of run {write.run_id!r} is not reserved: the last one is {reserved}")
-    for batch in split_batches(write.events, _EVENT_BATCHES):
+    for batch in split_batches(write.events, tables.EVENT_BATCHES):
         values: dict[str, Any] = {}
         for n, (seq, body) in enumerate(batch):
             values[f"seq{n}"], values[f"body{n}"] = seq, body
