@@ -1,6 +1,6 @@
 """Cost of durable turns on one machine: rows and bytes kept, bytes written and synced, and CPU, per turn.
 
-python bench/disk.py [--turns 100] [--rounds 3] [--against PATH] [--lengths 100 5000]
+python bench/disk.py [--turns 100] [--rounds 3] [--against PATH] [--lengths 100 5000] [--pages]
 
 A turn is a message, one governed tool call and an answer of fifty deltas. `library` runs it with an SQLite store,
 `memory` the same without a store, and `gateway` through a server whose client is this process. `--against` measures
@@ -8,7 +8,8 @@ another checkout of this repository too, alternating with this one. `--lengths` 
 the CPU of a turn and the time of three requests.
 
 Written bytes and syncs are counted in the write-ahead log, which a reader keeps from starting over: SQLite syncs it
-once per commit, and writes whole pages.
+once per commit, and writes whole pages. A checkpoint writes each page that the log contains once more, to the file.
+`--pages` lists the pages that a turn writes by table and index.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import struct
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager, closing
 from pathlib import Path
@@ -182,23 +184,35 @@ class LogReader:
         self._reader = sqlite3.connect(database, isolation_level=None)
         self._reader.execute("BEGIN")
         self._reader.execute("SELECT count(*) FROM sessions").fetchone()
-        self._salt, *self._start = self._read()
+        self._salt, self.page_size, frames = self._read()
+        self._start = len(frames)
 
-    def _read(self) -> tuple[bytes, int, int]:
-        """Return the salt of the log, the bytes of its frames and its commits. Older frames have another salt."""
+    def _read(self) -> tuple[bytes, int, list[tuple[int, bool]]]:
+        """Return the salt of the log, the size of a page, and page number and end of a commit of each frame.
+
+        Older frames have another salt.
+        """
         data = self._path.read_bytes()
-        step, salt = FRAME_HEADER + struct.unpack(">I", data[8:12])[0], data[16:24]
-        frames = [at for at in range(WAL_HEADER, len(data), step) if data[at + 8 : at + 16] == salt]
-        return salt, len(frames) * step, sum(1 for at in frames if data[at + 4 : at + 8] != b"\0\0\0\0")
+        size, salt = struct.unpack(">I", data[8:12])[0], data[16:24]
+        places = range(WAL_HEADER, len(data), FRAME_HEADER + size)
+        heads = [struct.unpack(">II", data[at : at + 8]) for at in places if data[at + 8 : at + 16] == salt]
+        return salt, size, [(page, length > 0) for page, length in heads]
 
-    def close(self) -> tuple[int, int] | None:
-        """Return the bytes written and the commits since the start; None if the log started over nevertheless.
+    def close(self) -> list[tuple[int, bool]] | None:
+        """Return the frames since the start; None if the log started over nevertheless.
 
         A reader that starts right after a checkpoint does not need the log.
         """
-        salt, size, commits = self._read()
+        salt, _, frames = self._read()
         self._reader.close()
-        return (size - self._start[0], commits - self._start[1]) if salt == self._salt else None
+        return frames[self._start :] if salt == self._salt else None
+
+
+def count_pages(database: Path, frames: list[tuple[int, bool]]) -> Counter[str]:
+    """Count the written pages by table and index."""
+    with closing(sqlite3.connect(database)) as connection:
+        names = dict(connection.execute("SELECT pageno, name FROM dbstat"))
+    return Counter(names.get(page, "free") for page, _ in frames)
 
 
 def count_events(database: Path) -> tuple[int, int]:
@@ -212,7 +226,7 @@ def count_events(database: Path) -> tuple[int, int]:
     return rows, size
 
 
-async def measure_disk(checkout: Path, kind: str, turns: int) -> dict[str, float]:
+async def measure_disk(checkout: Path, kind: str, turns: int, *, pages: bool = False) -> dict[str, float]:
     async with running(kind, checkout, []) as process:
         await process.run(WARM_UP_TURNS)
         found: dict[str, float] = {}
@@ -223,16 +237,18 @@ async def measure_disk(checkout: Path, kind: str, turns: int) -> dict[str, float
                 log, (rows, size) = LogReader(database), count_events(database)
                 await process.run(counted := min(turns, 50))
                 await asyncio.sleep(0.2)
-                counts, (rows_after, size_after) = log.close(), count_events(database)
-                if counts is not None:
+                frames, (rows_after, size_after) = log.close(), count_events(database)
+                if frames is not None:
                     break
-            written, commits = counts
             found = {
-                "KB written": written / counted / 1024,
-                "syncs": commits / counted,
+                "KB written": len(frames) * (FRAME_HEADER + log.page_size) / counted / 1024,
+                "KB checkpointed": len({page for page, _ in frames}) * log.page_size / counted / 1024,
+                "syncs": sum(ends for _, ends in frames) / counted,
                 "event rows": (rows_after - rows) / counted,
                 "event KB": (size_after - size) / counted / 1024,
             }
+            if pages:
+                found |= {f"pages of {name}": count / counted for name, count in count_pages(database, frames).items()}
         return {**found, "CPU ms": await process.run(turns) / turns}
 
 
@@ -276,15 +292,16 @@ async def main(options: argparse.Namespace) -> None:
     for _ in range(options.rounds):
         for name, path in checkouts.items():  # alternating, so that noise affects both
             for kind in ("memory", "library", "gateway"):
-                rounds.setdefault((kind, name), []).append(await measure_disk(path, kind, options.turns))
+                found = await measure_disk(path, kind, options.turns, pages=options.pages)
+                rounds.setdefault((kind, name), []).append(found)
             if options.lengths:
                 found = await measure_lengths(path, options.lengths, options.turns)
                 rounds.setdefault(("lengths", name), []).append(found)
     for kind in ("memory", "library", "gateway", "lengths"):
         names = list(dict.fromkeys(key for name in checkouts for key in rounds.get((kind, name), [{}])[0]))
         for key in names:
-            values = [statistics.median(each[key] for each in rounds[kind, name]) for name in checkouts]
-            print(f"{kind:8} {key:28} " + "  ".join(f"{value:10.2f}" for value in values))
+            values = [statistics.median(each.get(key, 0) for each in rounds[kind, name]) for name in checkouts]
+            print(f"{kind:8} {key:44} " + "  ".join(f"{value:10.2f}" for value in values))
     print("columns: " + ", ".join(checkouts))
 
 
@@ -297,4 +314,5 @@ if __name__ == "__main__":
         parser.add_argument("--rounds", type=int, default=3)
         parser.add_argument("--against", type=Path, help="another checkout to compare with")
         parser.add_argument("--lengths", type=int, nargs="*", default=[], help="lengths of sessions to compare")
+        parser.add_argument("--pages", action="store_true", help="list written pages by table and index")
         asyncio.run(main(parser.parse_args()))

@@ -9,13 +9,14 @@ import stat
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import AsyncIterator, Generator
 from pathlib import Path
 
 import pytest
 from store_helpers import TENANT, everything, one_of_each, outcomes
 
-from atlas_agents import Agent, Atlas
+from atlas_agents import Agent, Atlas, tool
 from atlas_agents.core.errors import StoreBusy, StoreError, StoreFull
 from atlas_agents.core.store import AcceptRun, AddAudit, AddEvents, AddMessage, PutSession, ReserveEvents
 from atlas_agents.storage import migrations, sqlite_files
@@ -23,7 +24,7 @@ from atlas_agents.storage.hash_chain import find_audit_break, find_journal_break
 from atlas_agents.storage.migrations import VERSION
 from atlas_agents.storage.sql import statements
 from atlas_agents.storage.sqlite import SqliteStore
-from atlas_agents.testing import Scripted, says
+from atlas_agents.testing import Scripted, calls, says
 from checks import TIMEOUT, monitor_loop
 
 HERE = Path(__file__).parent
@@ -445,3 +446,37 @@ async def test_numbers_of_other_runs_are_out_of_reach(store: SqliteStore) -> Non
     await store.commit(TENANT, [AddEvents("a", (((1 << 31) - 1, b"last"),))])
     assert [row.seq for row in await store.events(TENANT, "a")] == [(1 << 31) - 1]
     assert [row.seq for row in await store.events(TENANT, "b")] == [1, 4]
+
+
+def read_log(database: Path) -> list[tuple[int, bool]]:
+    """The page and whether it ends a transaction, of each frame in the write-ahead log."""
+    data = database.with_name(f"{database.name}-wal").read_bytes()
+    size = 24 + int.from_bytes(data[8:12], "big")
+    frames = [data[at : at + 24] for at in range(32, len(data), size)]
+    assert all(frame[8:16] == data[16:24] for frame in frames), "the log has started over"
+    return [(int.from_bytes(frame[:4], "big"), any(frame[4:8])) for frame in frames]
+
+
+async def test_turn_with_a_tool_call_writes_few_pages(store: SqliteStore) -> None:
+    """Bounds the pages and commits of a turn. A new index or another copy of a message shows here."""
+    turns, replies = 10, [calls("look", thing="stone"), says("word " * 50)]
+
+    @tool
+    async def look(thing: str) -> str:
+        """Look at something."""
+        return f"It is a {thing}."
+
+    async with Atlas([Agent("assistant", model=Scripted(*replies * 2 * turns), tools=[look])], store=store) as atlas:
+        for number in range(turns):
+            await atlas.ask("Go", session=f"s{number % 5}")
+        before = len(read_log(store.path))
+        for number in range(turns):
+            await atlas.ask("Go", session=f"s{number % 5}")
+        frames = read_log(store.path)[before:]
+    with contextlib.closing(sqlite3.connect(store.path)) as connection:
+        names = dict(connection.execute("SELECT pageno, name FROM dbstat"))
+        assert connection.execute("PRAGMA page_size").fetchone() == (1024,)
+    written = Counter(names[page] for page, _ in frames)
+    assert sum(ends for _, ends in frames) == 5 * turns
+    assert len(frames) <= 55 * turns, written
+    assert written["journal_rows"] <= 9 * turns, written

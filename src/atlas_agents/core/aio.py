@@ -11,10 +11,10 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import suppress
 from datetime import date, timedelta
+from queue import SimpleQueue
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from atlas_agents.core.errors import ConfigError, StoreError
@@ -352,8 +352,8 @@ class BatchThread(Generic[T]):
     def __init__(self, name: str, work: Callable[[Sequence[QueuedRequest[T]]], None], *, max_batch: int = 256) -> None:
         self._work = work
         self._max_batch = max_batch
-        self._waiting: deque[QueuedRequest[T]] = deque()
-        self._wake = threading.Condition()
+        self._waiting: SimpleQueue[QueuedRequest[T] | None] = SimpleQueue()
+        self._submitting = threading.Lock()
         self._closing = False
         self._thread = threading.Thread(target=self._loop, name=name, daemon=True)
         self._thread.start()
@@ -368,16 +368,19 @@ class BatchThread(Generic[T]):
 
     def _submit(self, request: T, *, last: bool) -> asyncio.Future[Any]:
         queued = QueuedRequest(request, asyncio.get_running_loop())
-        with self._wake:
+        with self._submitting:
             if self._closing:
                 raise StoreError("the store is closed: call open() first")
             self._closing = last
-            self._waiting.append(queued)
-            self._wake.notify()
+            self._waiting.put(queued)
+            if last:
+                self._waiting.put(None)
         return queued.future
 
     def _loop(self) -> None:
-        while batch := self._take():
+        is_open = True
+        while is_open:
+            batch, is_open = self._take()
             try:
                 self._work(batch)
             except BaseException as error:  # noqa: BLE001  the callers must get it, and the thread must go on
@@ -386,12 +389,14 @@ class BatchThread(Generic[T]):
             _report(batch)
             del batch
 
-    def _take(self) -> list[QueuedRequest[T]]:
-        """Wait for requests; an empty list means that the thread is closed and has finished."""
-        with self._wake:
-            while not self._waiting and not self._closing:
-                self._wake.wait()
-            return [self._waiting.popleft() for _ in range(min(len(self._waiting), self._max_batch))]
+    def _take(self) -> tuple[list[QueuedRequest[T]], bool]:
+        """Wait for requests; return those that wait, and whether more may follow. Only the thread itself takes any."""
+        batch: list[QueuedRequest[T]] = []
+        while (queued := self._waiting.get()) is not None:
+            batch.append(queued)
+            if len(batch) == self._max_batch or self._waiting.empty():
+                return batch, True
+        return batch, False
 
 
 def _report(batch: Sequence[QueuedRequest[Any]]) -> None:

@@ -68,10 +68,12 @@ WITH_PREFIX = "key >= :first AND key < :end"
 
 MESSAGE_OF_ID = f"""
 SELECT {t.MESSAGES.columns} FROM messages WHERE tenant = :tenant AND session = :session AND id = :id"""
-NEXT_MESSAGE = f"""
-UPDATE sessions SET last_message = last_message + 1, updated_at = {_NEXT_UPDATED_AT}
-WHERE tenant = :tenant AND key = :session RETURNING last_message"""
-ADD_MESSAGE = t.MESSAGES.insert()
+ADD_MESSAGE = """
+INSERT INTO messages (tenant, session, seq, id, run_id, body)
+SELECT :tenant, key, last_message + 1, :id, :run_id, :body FROM sessions WHERE tenant = :tenant AND key = :session
+ON CONFLICT (tenant, session, id) DO NOTHING RETURNING seq"""
+SET_LAST_MESSAGE = f"""
+UPDATE sessions SET last_message = :seq, updated_at = {_NEXT_UPDATED_AT} WHERE tenant = :tenant AND key = :session"""
 NEXT_MESSAGES = f"""
 UPDATE sessions SET last_message = last_message + :count, updated_at = {_NEXT_UPDATED_AT}
 WHERE tenant = :tenant AND key = :session RETURNING last_message - :count"""

@@ -100,16 +100,16 @@ def _drop_session(context: WriteContext, write: store.DropSession) -> Steps[None
 
 
 def _add_message(context: WriteContext, write: store.AddMessage) -> Steps[store.StoredMessage]:
-    existing = tables.MESSAGES.first((yield context.bind(sql.MESSAGE_OF_ID, session=write.session, id=write.id)))
-    if existing is not None:
-        return existing
-    rows = yield context.bind(sql.NEXT_MESSAGE, session=write.session)
+    named = {"session": write.session, "id": write.id}
+    rows = yield context.bind(sql.ADD_MESSAGE, **named, run_id=write.run_id, body=write.body)
     if not rows:
-        raise _not_found("session", write.session)
+        existing = tables.MESSAGES.first((yield context.bind(sql.MESSAGE_OF_ID, **named)))
+        if existing is None:
+            raise _not_found("session", write.session)
+        return existing
     ((seq,),) = rows
-    message = store.StoredMessage(write.session, seq, write.id, write.run_id, write.body)
-    yield context.bind(sql.ADD_MESSAGE, **tables.MESSAGES.values(message))
-    return message
+    yield context.bind(sql.SET_LAST_MESSAGE, session=write.session, seq=seq)
+    return store.StoredMessage(write.session, seq, write.id, write.run_id, write.body)
 
 
 def _replace_message(context: WriteContext, write: store.ReplaceMessage) -> Steps[store.StoredMessage]:
