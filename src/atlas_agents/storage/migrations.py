@@ -423,6 +423,11 @@ def log_step(where: str, number: int, last: int) -> None:
     logger.info("migrating the database: %s step=%d of=%d", where, number, last)
 
 
+def log_moved(where: str, runs: int, total: int) -> None:
+    """Log how many runs have their journals and events in the compact tables."""
+    logger.info("migrating the database: %s runs=%d of=%d", where, runs, total)
+
+
 def step_checksums(types: dict[str, str]) -> dict[int, str]:
     """Return the checksum of each step for one kind of database, by the version it leads to."""
     return {

@@ -21,7 +21,14 @@ import msgspec
 from atlas_agents.core.errors import Conflict, StoreBusy, StoreError, StoreFull
 from atlas_agents.core.store import AuditRow
 from atlas_agents.storage.hash_chain import AuditHead, audit_head, find_audit_break
-from atlas_agents.storage.migrations import SQLITE, check_applied, log_step, pending_migrations, step_checksums
+from atlas_agents.storage.migrations import (
+    SQLITE,
+    check_applied,
+    log_moved,
+    log_step,
+    pending_migrations,
+    step_checksums,
+)
 from atlas_agents.storage.sql import tables
 from atlas_agents.storage.sql.statements import AUDIT_BYTES, AUDIT_END
 
@@ -234,27 +241,27 @@ def _migrate_step(connection: sqlite3.Connection, path: Path) -> bool:
 
 _NUMBER_RUNS = """
 UPDATE runs SET number = :last + unnumbered.place FROM (
-    SELECT rowid AS id, row_number() OVER (ORDER BY rowid) AS place FROM runs WHERE number IS NULL LIMIT :limit
+    SELECT id, row_number() OVER (ORDER BY id) AS place
+    FROM (SELECT rowid AS id FROM runs WHERE number IS NULL ORDER BY rowid LIMIT :limit)
 ) AS unnumbered WHERE runs.rowid = unnumbered.id"""
 _MOVE_JOURNAL = """
 INSERT INTO journal_rows (id, kind, key, at, hash, payload)
 SELECT r.number << 31 | j.seq, j.kind, j.key, j.at, j.hash, j.payload
-FROM runs r CROSS JOIN journal_older j WHERE r.number > :last AND j.tenant = r.tenant AND j.run_id = r.id"""
+FROM runs r CROSS JOIN journal_older j
+WHERE r.number > :last AND j.tenant = r.tenant AND j.run_id = r.id ORDER BY r.number, j.seq"""
 _MOVE_EVENTS = """
-INSERT INTO event_rows (id, body) SELECT r.number << 31 | e.seq, e.body
-FROM runs r CROSS JOIN events_older e WHERE r.number > :last AND e.tenant = r.tenant AND e.run_id = r.id"""
-_COUNT_UNNUMBERED = "SELECT count(*) FROM runs WHERE number IS NULL"
-_HAS_OLDER_TABLES = "SELECT count(*) FROM sqlite_master WHERE name IN ('journal_older', 'events_older')"
+INSERT INTO event_rows (id, body) SELECT r.number << 31 | e.seq, e.body FROM runs r CROSS JOIN events_older e
+WHERE r.number > :last AND e.tenant = r.tenant AND e.run_id = r.id ORDER BY r.number, e.seq"""
+_HAS_OLDER_ROWS = "SELECT count(*) FROM sqlite_master WHERE name = 'journal_older'"
 
 
 def _move_rows(connection: sqlite3.Connection, path: Path) -> None:
-    """Move journals and events into the compact tables, some runs per transaction, then drop the older tables.
+    """Move journals and events of an older schema into the compact tables, some runs per transaction.
 
     A run without a number was not moved yet, so a migration that was interrupted continues here.
     """
-    left: int = connection.execute(_COUNT_UNNUMBERED).fetchone()[0]
-    total, logged = left, time.monotonic()
-    while left or connection.execute(_HAS_OLDER_TABLES).fetchone()[0]:
+    logged = time.monotonic()
+    while connection.execute(_HAS_OLDER_ROWS).fetchone()[0]:
         connection.execute("BEGIN IMMEDIATE")
         try:
             _move_batch(connection)
@@ -263,20 +270,22 @@ def _move_rows(connection: sqlite3.Connection, path: Path) -> None:
             with contextlib.suppress(sqlite3.Error):
                 connection.execute("ROLLBACK")
             raise
-        left = connection.execute(_COUNT_UNNUMBERED).fetchone()[0] if left else 0
         if time.monotonic() - logged > _LOG_INTERVAL:
             logged = time.monotonic()
-            logger.info("moving journals and events: path=%s runs=%d of=%d", path, total - left, total)
+            numbered, total = connection.execute("SELECT count(number), count(*) FROM runs").fetchone()
+            log_moved(f"path={path}", numbered, total)
 
 
 def _move_batch(connection: sqlite3.Connection) -> None:
-    has_older: int = connection.execute(_HAS_OLDER_TABLES).fetchone()[0]
+    """Move the rows of some runs; drop the older tables once all are moved."""
+    if not connection.execute(_HAS_OLDER_ROWS).fetchone()[0]:
+        return  # another process was faster
     (last,) = connection.execute("SELECT coalesce(max(number), 0) FROM runs").fetchone()
     numbered = connection.execute(_NUMBER_RUNS, {"last": last, "limit": _MOVED_RUNS}).rowcount
-    if has_older and numbered:
+    if numbered:
         connection.execute(_MOVE_JOURNAL, {"last": last})
         connection.execute(_MOVE_EVENTS, {"last": last})
-    elif has_older:
+    else:
         connection.execute("DROP TABLE journal_older")
         connection.execute("DROP TABLE events_older")
 
