@@ -37,7 +37,7 @@ from atlas_agents.core.store import (
     UsageRow,
 )
 from atlas_agents.storage.sql import reads
-from atlas_agents.storage.sql.derived import matches_entry
+from atlas_agents.storage.sql.derived import AUDIT_BLOCK, matches_entry
 from atlas_agents.storage.sql.reads import SqlReads
 from atlas_agents.storage.sql.tables import Query
 from atlas_agents.storage.sqlite import SqliteStore
@@ -131,6 +131,13 @@ async def test_long_session_is_indexed_in_several_batches(store: Store) -> None:
     await add_session(store, "long", *[f"word{number}" for number in range(1000)])
     assert (await store.commit(TENANT, [RefreshIndexes()]))[0] > 0
     assert await find(store, "word999") == await find(store, "word0") == ["long"]
+    assert (await store.commit(TENANT, [RefreshIndexes()]))[0] == 0
+
+
+async def test_audit_rows_are_indexed_together_with_sessions_that_change_all_the_time(store: Store) -> None:
+    await add_session(store, "busy", "a word")
+    await fill_audit(store, AUDIT_BLOCK)
+    assert (await store.commit(TENANT, [RefreshIndexes()]))[0] > AUDIT_BLOCK
     assert (await store.commit(TENANT, [RefreshIndexes()]))[0] == 0
 
 

@@ -199,8 +199,14 @@ async def stopping(server: PostgresServer, schema: str, retry_timeout: float) ->
     """A store that soon gives up on a server process that does not answer."""
     logging.getLogger("psycopg.pool").setLevel(logging.CRITICAL)
     stopper = Stopper()
-    timeouts = {"busy_timeout": 0.2, "answer_timeout": 1.0, "retry_timeout": retry_timeout}
-    store = PostgresStore(server.url, schema=schema, transaction_hook=stopper.hook, **timeouts)
+    store = PostgresStore(
+        server.url,
+        schema=schema,
+        transaction_hook=stopper.hook,
+        busy_timeout=0.2,
+        answer_timeout=1.0,
+        retry_timeout=retry_timeout,
+    )
     await store.open()
     try:
         yield stopper, store
