@@ -369,7 +369,10 @@ def _reserve_events(batch: Batch, write: store.ReserveEvents, put: Put) -> None:
 
     def note(answer: Answer) -> None:
         _, events = answer.runs[write.run_id]
-        put(events - run["reserves"] + so_far)
+        last = events - run["reserves"] + so_far
+        if last > MAX_RESERVED_EVENTS:
+            raise NotPipelined
+        put(last)
 
     batch.when_answered(note)
 
