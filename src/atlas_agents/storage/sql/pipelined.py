@@ -387,9 +387,9 @@ def _add_events(batch: Batch, write: store.AddEvents, put: Put) -> None:
 
 def _add_usage(batch: Batch, write: store.AddUsage, put: Put) -> None:
     row = tables.USAGE.values(write.usage)
-    known = batch.usage.setdefault(tuple(row[name] for name in sql.USAGE_KEY), row)
+    known = batch.usage.setdefault(tuple(row[name] for name in tables.USAGE_KEY), row)
     if known is not row:
-        for name in row.keys() - set(sql.USAGE_KEY):
+        for name in row.keys() - set(tables.USAGE_KEY):
             known[name] += row[name]
 
 

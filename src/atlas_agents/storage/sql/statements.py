@@ -12,7 +12,6 @@ from atlas_agents.storage.sql import tables as t
 
 _OPEN = "status IN ('queued', 'running', 'waiting')"
 _ACTIVE = "status IN ('running', 'waiting')"
-USAGE_KEY = ("day", "session", "agent_id", "model")
 
 # Sessions. `updated_at` increases even if the clock goes back. It is unique per tenant on SQLite; on Postgres, commits
 # that run at the same time may choose the same value, so pages are ordered by the key as well.
@@ -251,9 +250,9 @@ _ACCEPTED = [name for name in t.RUNS.names if name in map(t.RUNS.column, AcceptR
 _ACCEPTED_VALUES = ", ".join(_DECODED.get(name, f"w.{name}") for name in _ACCEPTED)
 _NEW_MESSAGE = t.MESSAGES.select("w", seq="s.last_message - c.messages + w.number", body="decode(w.body, 'base64')")
 _ADDED_USAGE = ", ".join(
-    f"{name} = usage_sums.{name} + excluded.{name}" for name in t.USAGE.names if name not in USAGE_KEY
+    f"{name} = usage_sums.{name} + excluded.{name}" for name in t.USAGE.names if name not in t.USAGE_KEY
 )
-UPDATED_AT_STEP = 1000
+_UPDATED_AT_STEP = 1000
 """Milliseconds for which the messages of a running turn leave `updated_at` of its session as it is. The value is
 indexed: a row whose indexed columns stay is updated within its page, which writes much less. The indexer of sessions
 reads more than this again (`derived.OVERLAP_MS`)."""
@@ -290,7 +289,7 @@ IF given ? 'changed_sessions' THEN
     WITH done AS (
         UPDATE sessions s SET last_run = s.last_run + w.runs, last_message = s.last_message + w.messages,
             {_CHANGED_SESSION}, updated_at = CASE
-                WHEN w.moves OR s.updated_at <= newest - {UPDATED_AT_STEP} THEN newest ELSE s.updated_at END
+                WHEN w.moves OR s.updated_at <= newest - {_UPDATED_AT_STEP} THEN newest ELSE s.updated_at END
         FROM {t.SESSIONS.recordset("given->'changed_sessions'", runs="BIGINT", messages="BIGINT", moves="BOOLEAN")}
         WHERE s.tenant = of_tenant AND s.key = w.key RETURNING s.key, s.last_message)
     SELECT count(*), jsonb_object_agg(key, last_message) INTO changed, part FROM done;
@@ -342,7 +341,7 @@ END IF;
 IF given ? 'usage' THEN
     INSERT INTO usage_sums (tenant, {t.USAGE.columns}) SELECT of_tenant, {t.USAGE.select("w")}
     FROM {t.USAGE.recordset("given->'usage'")}
-    ON CONFLICT (tenant, {", ".join(USAGE_KEY)}) DO UPDATE SET {_ADDED_USAGE};
+    ON CONFLICT (tenant, {", ".join(t.USAGE_KEY)}) DO UPDATE SET {_ADDED_USAGE};
 END IF;
 IF given ? 'steps' THEN
     INSERT INTO journal (tenant, {t.JOURNAL.columns})
@@ -458,11 +457,11 @@ WHERE tenant = :tenant AND grants = :binding AND grants <> '' AND answer IS NOT 
 
 # Usage
 
-_SUMS = ", ".join(f"{name} = usage_sums.{name} + :{name}" for name in t.USAGE.names if name not in USAGE_KEY)
-ADD_USAGE = f"{t.USAGE.insert()} ON CONFLICT (tenant, {', '.join(USAGE_KEY)}) DO UPDATE SET {_SUMS}"
+_SUMS = ", ".join(f"{name} = usage_sums.{name} + :{name}" for name in t.USAGE.names if name not in t.USAGE_KEY)
+ADD_USAGE = f"{t.USAGE.insert()} ON CONFLICT (tenant, {', '.join(t.USAGE_KEY)}) DO UPDATE SET {_SUMS}"
 USAGE = f"""
 SELECT {t.USAGE.columns} FROM usage_sums WHERE tenant = :tenant AND day >= :since AND day < :until
-ORDER BY {", ".join(USAGE_KEY)}"""
+ORDER BY {", ".join(t.USAGE_KEY)}"""
 LAST_TURNS = "SELECT agent_id, user_id, at FROM last_turns WHERE tenant = :tenant ORDER BY agent_id, user_id"
 NOTE_LAST_TURNS = """
 INSERT INTO last_turns (tenant, agent_id, user_id, at)
@@ -679,7 +678,7 @@ START_CLOSING_DAY = """
 INSERT INTO usage_closed (tenant, day, complete) VALUES (:tenant, :day, FALSE) ON CONFLICT (tenant, day) DO NOTHING"""
 CLOSE_DAY = "UPDATE usage_closed SET complete = TRUE WHERE tenant = :tenant AND day = :day RETURNING day"
 DROP_USAGE_DAY = "DELETE FROM usage_days WHERE tenant = :tenant AND day = :day"
-_USAGE_AMOUNTS = tuple(name for name in t.USAGE.names if name not in USAGE_KEY)
+_USAGE_AMOUNTS = tuple(name for name in t.USAGE.names if name not in t.USAGE_KEY)
 _ADDED_AMOUNTS = ", ".join(f"sum({name})" for name in _USAGE_AMOUNTS)
 SUM_USAGE_DAY = f"""
 INSERT INTO usage_days (tenant, day, owner, agent_id, model, {", ".join(_USAGE_AMOUNTS)})
