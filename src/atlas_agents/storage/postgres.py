@@ -316,7 +316,8 @@ class ReadGroup:
                 rows = await self._execute(self._bind(tenant, [queued.request for queued in group]))
                 found: list[list[Row]] = [[] for _ in group]
                 for row in rows:
-                    found[row[0] - 1].append(row[1:])
+                    number: int = row[0]
+                    found[number - 1].append(row[1:])
                 for queued, rows_of_one in zip(group, found, strict=True):
                     queued.result = rows_of_one
             except BaseException as error:  # noqa: BLE001  the callers must get it, and the queue must go on
