@@ -12,6 +12,7 @@ import hashlib
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, cast
 
 import msgspec
@@ -397,6 +398,7 @@ KIND = "request"
 MAX_TAIL = 4000
 """Characters of turn-specific text in the system prompt that are stored; of longer text only the digest is."""
 _DIGEST = "request_digest"
+_get_digest = attrgetter(_DIGEST)
 _KNOWN = 10_000
 
 
@@ -454,7 +456,15 @@ def digest(content: bytes) -> str:
 
 def messages_digest(messages: Sequence[Message]) -> str:
     """Return the digest of what a model reads of messages: roles and parts, but neither ids nor times."""
-    return hashlib.blake2b(b"".join([_message_digest(each) for each in messages]), digest_size=8).hexdigest()
+    for message in reversed(messages):
+        if hasattr(message, _DIGEST):  # and so have those before it, in most cases
+            break
+        _message_digest(message)
+    try:
+        digests = b"".join(map(_get_digest, messages))
+    except AttributeError:
+        digests = b"".join([_message_digest(each) for each in messages])
+    return hashlib.blake2b(digests, digest_size=8).hexdigest()
 
 
 def _message_digest(message: Message) -> bytes:
