@@ -60,7 +60,10 @@ def one_round(options: argparse.Namespace, measure: Measure, results: Results) -
 
 
 def supports(adapter: str, scenario: str) -> bool:
-    """Return whether an adapter supports a scenario: turns of hundreds of rounds, or the Responses API."""
+    """Return whether an adapter supports a scenario: stored sessions, the Responses API, or hundreds of rounds."""
+    durable = scenario in SCENARIOS and SCENARIOS[scenario].durable
+    if durable or constant(adapter, "DURABLE", False):
+        return durable and constant(adapter, "DURABLE", False)
     if scenario in SCENARIOS and SCENARIOS[scenario].responses:
         return constant(adapter, "RESPONSES", False)
     return scenario != "rounds" or constant(adapter, "LONG_TURNS", False)

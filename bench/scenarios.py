@@ -42,6 +42,7 @@ class Scenario:
     gate: bool = False  # the server holds the answers until all concurrent turns wait for them
     fresh: bool = False  # every turn creates its own agent
     responses: bool = False  # over the Responses API, with encrypted reasoning in every reply
+    durable: bool = False  # the conversation and every step of the turn are stored in SQLite
 
 
 SCENARIOS = {
@@ -57,6 +58,8 @@ SCENARIOS = {
     "S6": Scenario("a history of 200 messages", history=200),
     "S7": Scenario("256 turns of S2 at once", calls=(1,), turns=256, concurrency=256),
     "S7m": Scenario("the same, all held alive: memory", calls=(1,), turns=256, concurrency=256, gate=True),
+    "D1": Scenario("S2 in a new stored session", calls=(1,), turns=100, durable=True),
+    "D2": Scenario("S2 in a stored session of 200 messages", calls=(1,), history=200, turns=20, durable=True),
     "rounds": Scenario("210 rounds of one tool call: CPU per round as the history grows", calls=(1,) * 210),
 }
 

@@ -1,8 +1,8 @@
 """Model double: an OpenAI API over HTTP in its own process. Prints its port; exits when its stdin is closed.
 
 A request goes to /<scenario>/v1/chat/completions or /<scenario>/v1/responses; with `VARIANT = "final"` the scenario's
-name is followed by `~final`. The number of tool results in its body selects the reply, so the server is stateless. An
-invalid request gets status 400 and the reason, so that a broken adapter fails instead of looking fast.
+name is followed by `~final`. The number of tool results after the last prompt selects the reply, so the server is
+stateless. An invalid request gets status 400 and the reason, so that a broken adapter fails instead of looking fast.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from scenarios import HISTORY_MARK, RESULT_MARK, SCENARIOS, TOOL_NAMES, Scenario
+from scenarios import HISTORY_MARK, PROMPT, RESULT_MARK, SCENARIOS, TOOL_NAMES, Scenario
 from script import STAMP, replies
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
@@ -93,7 +93,7 @@ class Connection(asyncio.Protocol):
         scenario = SCENARIOS[name]
         request = json.loads(body)
         verify(scenario, path, request, body)
-        results = body.count(RESULT_MARK.encode())
+        results = body.count(RESULT_MARK.encode(), max(body.rfind(PROMPT.encode()), 0))
         options: dict[str, Any] = request.get("stream_options") or {}
         usage = options.get("include_usage") is True
         events = replies(name, as_call=variant == "final", usage=usage)[results]

@@ -8,7 +8,8 @@ from venvs import constant
 
 Cell = Callable[[str], str]  # value of an adapter in a column
 
-TURNS = [name for name in SCENARIOS if name not in ("S7m", "rounds")]
+TURNS = [name for name in SCENARIOS if name not in ("S7m", "rounds") and not SCENARIOS[name].durable]
+DURABLE_TURNS = [name for name in SCENARIOS if SCENARIOS[name].durable]
 SHOWN_VERSIONS = {"atlas-agents", "openai", "httpx", "pydantic"}  # besides the packages that an adapter requires
 
 
@@ -25,26 +26,36 @@ def number(value: float | None) -> str:
 
 def short_page(results: Results) -> str:
     """Return the tables for the docs."""
-    names = results.adapters
-    turns = _measured(results, TURNS)
-    legend = " · ".join(f"**{name}** {SCENARIOS[name].note}" for name in turns)
-    parts = [
-        f"{_machine(results)}\n\n{legend}.",
+    return "\n\n".join(
+        [
+            _machine(results),
+            *_turns_part(results),
+            *_rounds_part(results),
+            *_durable_part(results),
+            "Versions: " + "; ".join(_versions(results)) + ".",
+            *results.failures,
+        ]
+    )
+
+
+def _turns_part(results: Results) -> list[str]:
+    names, turns = _in_memory(results), _measured(results, TURNS)
+    if not turns:
+        return []
+    return [
+        " · ".join(f"**{name}** {SCENARIOS[name].note}" for name in turns) + ".",
         "CPU milliseconds of the client process per turn, median:",
         _table(names, {name: _median(results, name, "cpu_ms") for name in turns}),
         "The same as a multiple of `baseline`, each round compared with itself:",
         _table(names, {name: _times_baseline(results, name) for name in turns}),
         "Start, size and memory:",
         _table(names, _size_columns(results)),
-        *_rounds_part(results),
-        "Versions: " + "; ".join(_versions(results)) + ".",
     ]
-    return "\n\n".join([*parts, *results.failures])
 
 
 def long_report(results: Results) -> str:
     """Return the short page and all other measurements."""
-    names = results.adapters
+    names = _in_memory(results)
     turns = _measured(results, TURNS)
     detail = {
         "Spread of the CPU figures (interquartile range, %)": {s: _spread(results, s) for s in turns},
@@ -106,6 +117,24 @@ def _rounds_part(results: Results) -> list[str]:
     return ["CPU milliseconds of one model round as the history of a turn grows:", _table(names, columns)]
 
 
+def _durable_part(results: Results) -> list[str]:
+    turns = _measured(results, DURABLE_TURNS)
+    if not turns:
+        return []
+    legend = " · ".join(f"**{name}** {SCENARIOS[name].note}" for name in turns)
+    columns = {f"{name}, CPU ms": _median(results, name, "cpu_ms") for name in turns}
+    columns |= {f"{name} × ours_sqlite": _times(results, name, "ours_sqlite") for name in turns}
+    return [f"Turns that are stored in SQLite. {legend}.", _table(_durable(results), columns)]
+
+
+def _durable(results: Results) -> list[str]:
+    return [name for name in results.adapters if constant(name, "DURABLE", False)]
+
+
+def _in_memory(results: Results) -> list[str]:
+    return [name for name in results.adapters if not constant(name, "DURABLE", False)]
+
+
 def _table(names: Iterable[str], columns: dict[str, Cell]) -> str:
     lines = ["| | " + " | ".join(columns) + " |", "|---" + "|---:" * len(columns) + "|"]
     lines += [f"| {name} | " + " | ".join(cell(name) for cell in columns.values()) + " |" for name in names]
@@ -126,7 +155,11 @@ def _median(results: Results, scenario: str, field: str, scale: float = 1.0) -> 
 
 
 def _times_baseline(results: Results, scenario: str) -> Cell:
-    return lambda adapter: number(results.ratio(scenario, adapter, "baseline"))
+    return _times(results, scenario, "baseline")
+
+
+def _times(results: Results, scenario: str, other: str) -> Cell:
+    return lambda adapter: number(results.ratio(scenario, adapter, other))
 
 
 def _spread(results: Results, scenario: str) -> Cell:

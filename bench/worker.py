@@ -40,6 +40,12 @@ class Adapter(Protocol):
     async def turn(self, agent: Any, prompt: str, history: Any, on_delta: Callable[[str], None]) -> str: ...
 
 
+class DurableAdapter(Adapter, Protocol):
+    """Adapter that stores its sessions."""
+
+    async def store_history(self, agent: Any, pairs: list[tuple[str, str]]) -> Any: ...
+
+
 class WrongTurn(Exception):
     """A turn did not do what its scenario requires, so its time is meaningless."""
 
@@ -55,8 +61,17 @@ class Subject:
         adapter.setup(base_url(adapter, name, server))
         self._tools = tools_for(adapter, self._count_call)
         self._agent = adapter.make_agent(self._tools)
-        self._history = adapter.make_history(make_history(self.scenario.history))
+        self._history: Any = None
         self.reset()
+
+    async def open(self) -> "Subject":
+        """Make the history that every turn has; a durable adapter stores it."""
+        pairs = make_history(self.scenario.history)
+        if self.scenario.durable:
+            self._history = await cast(DurableAdapter, self._adapter).store_history(self._agent, pairs)
+        else:
+            self._history = self._adapter.make_history(pairs)
+        return self
 
     def reset(self) -> None:
         """Reset the counters."""
@@ -117,7 +132,7 @@ def tools_for(adapter: Adapter, on_call: Callable[[], None]) -> list[Tool]:
 
 async def measure_turns(adapter: Adapter, name: str, server: str) -> Result:
     """Measure CPU, time and memory per turn, after one cold turn and some warm ones."""
-    subject = Subject(adapter, name, server)
+    subject = await Subject(adapter, name, server).open()
     count, boot = subject.scenario.turns, 0.0
     if not subject.scenario.gate:  # with a gate a single turn would wait for the others
         await subject.turn()
@@ -163,7 +178,7 @@ async def warm_up(subject: Subject) -> int:
 
 async def measure_rounds(adapter: Adapter, name: str, server: str) -> Result:
     """Measure the CPU of one model round with a short and with a long history, within the same turns."""
-    subject = Subject(adapter, name, server)
+    subject = await Subject(adapter, name, server).open()
     early: list[float] = []
     late: list[float] = []
     while len(early) < LONG_TURNS or (len(early) < 3 * LONG_TURNS and time.process_time() < LONG_TURNS):

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
+from itertools import takewhile
 from typing import Any, Protocol
 
 import msgspec
@@ -206,6 +207,7 @@ class RunLog:
     """
 
     __slots__ = (
+        "_added",
         "_calls",
         "_complete_text",
         "_entries",
@@ -252,6 +254,8 @@ class RunLog:
         self.messages: set[str] = set()
         """Ids of the messages that were announced."""
         self._entries: deque[LoggedEvent] = deque()
+        self._added = 0
+        """Bytes of all entries there have been, which those in memory do not exceed."""
         self._undelivered: deque[tuple[LoggedEvent, wire.RunEvent]] = deque()
         self._writing = 0
         self._complete_text: list[str] = []
@@ -287,6 +291,7 @@ class RunLog:
         self.seq += 1
         entry = LoggedEvent(self.seq, event.event, wire.encode_event(event))
         self._entries.append(entry)
+        self._added += len(entry.body)
         self._undelivered.append((entry, event))
         return self.seq > self.reserved - _LOW_WATER or entry.name in _WRITTEN_AT_ONCE
 
@@ -299,6 +304,7 @@ class RunLog:
             return False
         self._last = merged = msgspec.structs.replace(last, text=last.text + event.text)
         self._entries[-1] = entry = LoggedEvent(self.seq, event.event, wire.encode_event(merged))
+        self._added += len(entry.body)
         if self._undelivered and self._undelivered[-1][0].seq == self.seq:
             self._undelivered[-1] = (entry, merged)
         else:
@@ -329,6 +335,7 @@ class RunLog:
         ]
         for entry, event in received:
             self._entries.append(entry)
+            self._added += len(entry.body)
             self.seq = self.written = self.delivered = self.reserved = entry.seq
             self.ended = entry.name in wire.TERMINAL_EVENTS
             if event is not None:
@@ -365,7 +372,7 @@ class RunLog:
             needed = -(-(self.seq - self.reserved + _LOW_WATER) // RANGE) * RANGE
             pending_writes.append(ReserveEvents(self.run_id, needed, epoch))
         self._writing = self.seq
-        entries = [entry for entry in self._entries if entry.seq > self.written]
+        entries = list(takewhile(lambda entry: entry.seq > self.written, reversed(self._entries)))[::-1]
         new = tuple([(each.seq, each.body) for each in entries] if self._merge_deltas else _join_entries(entries))
         return [*pending_writes, AddEvents(self.run_id, new, epoch)] if new else pending_writes
 
@@ -378,6 +385,8 @@ class RunLog:
 
     def _drop_old_entries(self) -> None:
         """Drop events that are written and delivered, and exceed what is kept in memory for clients that reconnect."""
+        if len(self._entries) <= _MAX_RECENT and self._added <= _MAX_RECENT_BYTES:
+            return
         size, done = sum([len(entry.body) for entry in self._entries]), min(self.written, self.delivered)
         while self._entries and self._entries[0].seq <= done:
             if len(self._entries) <= _MAX_RECENT and size <= _MAX_RECENT_BYTES:
