@@ -69,7 +69,7 @@ async def webhook() -> AsyncGenerator[Webhook]:
     found, app = Webhook(), web.Application()
     app.router.add_post(f"/{SECRET}", found.receive)
     app.router.add_post(f"/moved/{SECRET}", found.redirect)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
@@ -230,7 +230,6 @@ async def test_target_that_does_not_answer_does_not_delay_the_others(tmp_path: P
         ("http://127.0.0.1:{port}/moved/{secret}", "webhook: 127.0.0.1 answered HTTP 307"),
         ("http://127.0.0.1:{port}/?token={secret}", "webhook: 127.0.0.1 answered HTTP 404"),
         ("http://127.0.0.1:1/{secret}", "webhook: cannot connect to 127.0.0.1"),
-        ("http://nowhere.invalid/{secret}", "webhook: cannot resolve the host name nowhere.invalid"),
         ("http://:{port}/{secret}", "webhook: invalid URL"),
         ("http://user:{secret}@127.0.0.1:{port}/", "webhook: the URL contains a user name or password"),
     ],

@@ -86,7 +86,7 @@ function Figures({ live }: { live: LiveStatus }) {
       <Stat
         name="Error rate"
         value={total ? percent(ended.failed / total) : "–"}
-        note={total ? `${ended.failed} of ${total} turns failed` : "no turn ended"}
+        note={total ? `${ended.failed} of ${total} turns failed in 15 min` : "no turn ended in 15 min"}
       />
       <Stat name="First output" value={seconds(firstOutput.p50)} note={tails(firstOutput)} />
       <Stat name="Turn duration" value={seconds(duration.p50)} note={tails(duration)} />
@@ -104,7 +104,7 @@ function Models({ models, limits }: { models: readonly ModelHealthShape[]; limit
       </header>
       {models.length > 0 && (
         <div className="scroll-x" role="region" aria-label="Models" tabIndex={0}>
-          <table className="totals">
+          <table className="totals live-table">
             <thead>
               <tr>
                 <th>Model</th>
@@ -121,9 +121,15 @@ function Models({ models, limits }: { models: readonly ModelHealthShape[]; limit
                   <td>
                     <Health model={model} />
                   </td>
-                  <td className="number">{formatCount(model.requests)}</td>
-                  <td className="number">{formatCount(model.failures)}</td>
-                  <td className="number">{seconds(model.firstChunk.p50)}</td>
+                  <td className="number" data-label="Requests">
+                    {formatCount(model.requests)}
+                  </td>
+                  <td className="number" data-label="Failed">
+                    {formatCount(model.failures)}
+                  </td>
+                  <td className="number" data-label="First chunk">
+                    {seconds(model.firstChunk.p50)}
+                  </td>
                 </tr>
               ))}
             </tbody>
@@ -172,7 +178,7 @@ function Members({ live }: { live: LiveStatus }) {
         <h2>Cluster</h2>
       </header>
       <div className="scroll-x" role="region" aria-label="Cluster" tabIndex={0}>
-        <table className="totals">
+        <table className="totals live-table">
           <thead>
             <tr>
               <th>Process</th>
@@ -194,12 +200,16 @@ function Members({ live }: { live: LiveStatus }) {
                 <td>
                   <MemberState member={member} />
                 </td>
-                <td className="number">
+                <td className="number" data-label="Turns">
                   {formatCount(member.runs)}
                   {member.capacity ? ` of ${formatCount(member.capacity)}` : ""}
                 </td>
-                <td className="number">{seconds(member.heartbeatAge)} ago</td>
-                <td className="number">{seconds(member.uptime)}</td>
+                <td className="number" data-label="Heartbeat">
+                  {seconds(member.heartbeatAge)} ago
+                </td>
+                <td className="number" data-label="Running for">
+                  {seconds(member.uptime)}
+                </td>
               </tr>
             ))}
           </tbody>
@@ -248,8 +258,18 @@ function Alerts({ alerts }: { alerts: readonly AlertShape[] }) {
   );
 }
 
-function describeAlert({ value, since, sentAt }: AlertShape): string {
-  const parts = [value == null ? "No value yet" : `Now ${Number(value.toPrecision(3))}`];
+const SHARES = new Set(["error_rate", "model_error_rate", "budget_used", "disk_used"]);
+const TIMES = /^(first_token|turn)_p|^queue_lag$/;
+
+/** Format the value of a rule such as `error_rate > 10%` in the unit of its metric. */
+function alertValue(rule: string, value: number): string {
+  const metric = rule.split(/[\s<>]/, 1)[0] ?? "";
+  if (SHARES.has(metric)) return percent(value);
+  return TIMES.test(metric) ? seconds(value) : String(Number(value.toPrecision(3)));
+}
+
+function describeAlert({ rule, value, since, sentAt }: AlertShape): string {
+  const parts = [value == null ? "No value yet" : `Now ${alertValue(rule, value)}`];
   if (since != null) parts.push(`since ${formatDateTime(since)}`);
   if (sentAt != null) parts.push(`last message ${formatDateTime(sentAt)}`);
   return parts.join(" · ");
