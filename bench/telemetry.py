@@ -1,6 +1,6 @@
 """Cost of OpenTelemetry: CPU of a turn with telemetry off and on, side by side in one run.
 
-python bench/telemetry.py [--rounds 15] [--turns 60] [--kinds memory,durable,gateway] [--modes off,all,tenth,metrics]
+python bench/telemetry.py [--rounds 15] [--turns 60] [--kinds memory,durable,gateway] [--modes off,all,tenth]
 
 Needs the extras `otel` and `gateway`, the SDK and its OTLP exporter for HTTP, which sends to a collector in another
 process. The kinds of turns are
@@ -14,6 +14,7 @@ and the modes are
 off      no telemetry
 all      every turn is recorded
 tenth    every tenth turn is recorded: ParentBased(TraceIdRatioBased(0.1))
+traces   every tenth turn is recorded, and no metrics
 metrics  no spans, only metrics
 bare     off, and after each turn the SDK alone creates as many spans, attributes and measurements as `all` has
 
@@ -42,7 +43,7 @@ from measure import Cores, running_server
 from scenarios import MODEL, PROMPT, SYSTEM, make_tools
 
 KINDS = ("memory", "durable", "gateway")
-MODES = ("off", "all", "tenth", "metrics", "bare")
+MODES = ("off", "all", "tenth", "traces", "metrics", "bare")
 WARM_UP_TURNS = 30
 SESSIONS = 10
 
@@ -56,15 +57,20 @@ class Sdk:
     def __init__(self, mode: str, collector: str) -> None:
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.metrics import NoOpMeterProvider
         from opentelemetry.sdk.metrics import MeterProvider
         from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, ParentBased, TraceIdRatioBased
 
-        samplers = {"metrics": ALWAYS_OFF, "tenth": ParentBased(TraceIdRatioBased(0.1))}
+        tenth = ParentBased(TraceIdRatioBased(0.1))
+        samplers = {"metrics": ALWAYS_OFF, "tenth": tenth, "traces": tenth}
         self.tracers = TracerProvider(samplers.get(mode, ParentBased(ALWAYS_ON)))
         self.tracers.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(f"{collector}/v1/traces")))
+        if mode == "traces":
+            self.meters: Any = NoOpMeterProvider()
+            return
         self.meters = MeterProvider([PeriodicExportingMetricReader(OTLPMetricExporter(f"{collector}/v1/metrics"))])
 
 

@@ -102,7 +102,9 @@ def test_stored_values_cannot_control_the_terminal(home: Home) -> None:
     assert "\x1b" not in done.stdout and "\x07" not in done.stdout
 
 
-def test_setting_sends_the_turns_of_a_command_to_a_collector(home: Home) -> None:
+@pytest.mark.parametrize("metrics", ["otlp", "none"])
+def test_setting_sends_the_turns_of_a_command_to_a_collector(home: Home, metrics: str) -> None:
+    home.env["OTEL_METRICS_EXPORTER"] = metrics
     with collector() as collected:
         home.env |= {"ATLAS_TELEMETRY": "otel", "OTEL_EXPORTER_OTLP_ENDPOINT": collected.url}
         asking = home.start("ask", "hello")
@@ -110,7 +112,7 @@ def test_setting_sends_the_turns_of_a_command_to_a_collector(home: Home) -> None
         assert asking.returncode == 0 and output.strip()
     turn = collected.one("invoke_agent")
     assert turn.service == "atlas" and len(collected.tree(turn.trace_id)) == 3
-    assert "gen_ai.client.token.usage" in collected.metrics
+    assert ("gen_ai.client.token.usage" in collected.metrics) is (metrics == "otlp")
     assert "hello" not in str([span.attributes for span in collected.spans])
 
 

@@ -395,11 +395,15 @@ def _open_telemetry(settings: Settings, opening: AsyncExitStack) -> OpenTelemetr
     resource = Resource.create({} if os.environ.get("OTEL_SERVICE_NAME") else {"service.name": "atlas"})
     tracers = TracerProvider(resource=resource, shutdown_on_exit=False)
     tracers.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    readers = [PeriodicExportingMetricReader(OTLPMetricExporter())]
-    meters = MeterProvider(readers, resource, shutdown_on_exit=False)
     trace.set_tracer_provider(tracers)
-    metrics.set_meter_provider(meters)
-    opening.push_async_callback(_shut_down_telemetry, tracers, meters)
+    if os.environ.get("OTEL_METRICS_EXPORTER") == "none":
+        meters = metrics.NoOpMeterProvider()
+        opening.push_async_callback(_shut_down_telemetry, tracers)
+    else:
+        readers = [PeriodicExportingMetricReader(OTLPMetricExporter())]
+        meters = MeterProvider(readers, resource, shutdown_on_exit=False)
+        metrics.set_meter_provider(meters)
+        opening.push_async_callback(_shut_down_telemetry, tracers, meters)
     return OpenTelemetry(capture_content=settings.telemetry_content, tracer_provider=tracers, meter_provider=meters)
 
 
