@@ -237,9 +237,9 @@ class ResultFile:
                 raise ConfigError(f"another process runs the evaluation in {self.path}; wait until it ends") from error
             yield
 
-    def add(self, result: Result, spent: dict[str, float]) -> None:
-        """Record a result, and what the evaluation has used so far."""
-        self.append(_Line(result, spent=spent))
+    def add(self, result: Result, spent: dict[str, float] | None = None) -> None:
+        """Record a result, and what the evaluation has used of its budget so far."""
+        self.append(_Line(result, spent=spent or {}))
 
 
 class _Line(msgspec.Struct, frozen=True, omit_defaults=True):
