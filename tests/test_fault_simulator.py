@@ -300,7 +300,7 @@ def test_repeated_effect_in_a_delegated_task_is_reported() -> None:
 def test_delegated_task_that_fails_without_faults_is_an_error() -> None:
     def build(simulation: Simulation) -> list[Agent]:
         editor, _ = Newsroom()(simulation)
-        return [editor, Agent("writer", model=Scripted(fails(ProviderError("no credit", "quota"))))]
+        return [editor, Agent("writer", model=Scripted(*[fails(ProviderError("no credit", "quota"))] * 20))]
 
     with pytest.raises(ConfigError, match=r"fails without any fault: task of writer: .*no credit"):
         FaultSimulator().run(build, "Have it written", seeds=0)
