@@ -1,5 +1,6 @@
 """HTTP pages: health, metrics, protocol documents and the web UI."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,20 @@ async def test_web_ui_is_served_with_its_compressed_files(tmp_path: Path, monkey
             assert (await http(gateway, f"GET {path}"))[0] == 404, path
         assert (await http(gateway, "POST /", Accept="text/html"))[0] == 405
         assert json.loads(body((await http(gateway, "GET /health"))[1]))["status"] == "ok"
+
+
+async def test_web_ui_is_read_once_with_the_first_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To read hundreds of files took most of the time that a gateway needed to start."""
+    page = tmp_path / "built" / "index.html"
+    page.parent.mkdir()
+    page.write_text("at the start")
+    monkeypatch.setattr(http_routes, "WebUiFiles", lambda: WebUiFiles(page.parent))
+    async with serve_gateway(tmp_path) as gateway:
+        page.write_text("at the first request")
+        answers = await asyncio.gather(*(http(gateway, "GET /") for _ in range(3)))
+        page.write_text("later")
+        answers.append(await http(gateway, "GET /"))
+    assert {body(answer) for _, answer in answers} == {"at the first request"}
 
 
 async def test_protocol_documents_are_served(tmp_path: Path) -> None:

@@ -227,17 +227,23 @@ class Asset(msgspec.Struct, frozen=True):
 
 
 class WebUiFiles:
-    """The built files of the web UI, read into memory. Empty if there is no `index.html`."""
+    """The built files of the web UI, read into memory at the first request for one. False without `index.html`.
+
+    They are hundreds of files. A gateway that only programs use starts without them.
+    """
 
     def __init__(self, folder: Traversable | None = None) -> None:
-        folder = folder or files("atlas_agents.gateway").joinpath(_UI_FOLDER)
-        self._assets = _read_assets(folder) if folder.is_dir() else {}
+        self._folder = folder or files("atlas_agents.gateway").joinpath(_UI_FOLDER)
+        self._reading = asyncio.Lock()
+        self._assets: Assets = {}
 
     def __bool__(self) -> bool:
-        return _INDEX in self._assets
+        return self._folder.joinpath(_INDEX.removeprefix("/")).is_file()
 
     async def respond(self, request: Request) -> Response:
         """Return the static file at the path, or `index.html` for the routes of the web UI."""
+        async with self._reading:
+            self._assets = self._assets or await asyncio.to_thread(_read_assets, self._folder)
         path = request.url.path
         asset = self._assets.get(path)
         if asset is None:
