@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
+from functools import cached_property
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -72,10 +73,15 @@ class Plugins:
     def _entries(self, kind: Kind) -> "list[EntryPoint]":
         group = f"atlas_agents.{kind}"
         if self._given_entries is None:
-            from importlib.metadata import entry_points  # takes long to import, and few programs load plugins
-
-            return list(entry_points(group=group))
+            return list(self._installed.select(group=group))
         return [entry for entry in self._given_entries if entry.group == group]
+
+    @cached_property
+    def _installed(self) -> Any:
+        """Entry points of all packages, for every kind: to find them, the metadata of each package is read."""
+        from importlib.metadata import entry_points  # takes long to import, and few programs load plugins
+
+        return entry_points()
 
     def _load(self, entry: "EntryPoint", register: Callable[[str, Any], None]) -> str:
         """Load a plugin and hand it on; return the reason if that failed."""
