@@ -9,6 +9,7 @@ crash, the migration continues with the step that was not completed. Large table
 import hashlib
 import logging
 from collections.abc import Mapping
+from functools import cache
 
 from atlas_agents.core.errors import StoreError
 
@@ -430,10 +431,14 @@ def log_moved(where: str, runs: int, total: int) -> None:
 
 def step_checksums(types: dict[str, str]) -> dict[int, str]:
     """Return the checksum of each step for one kind of database, by the version it leads to."""
-    return {
-        number: hashlib.sha256("\n".join(statement.format(**types) for statement in step).encode()).hexdigest()[:16]
-        for number, step in enumerate(STEPS, 1)
-    }
+    replacements = tuple(types.items())
+    return {number: _checksum(tuple(step), replacements) for number, step in enumerate(STEPS, 1)}
+
+
+@cache
+def _checksum(step: tuple[str, ...], replacements: tuple[tuple[str, str], ...]) -> str:
+    types = dict(replacements)
+    return hashlib.sha256("\n".join(statement.format(**types) for statement in step).encode()).hexdigest()[:16]
 
 
 def check_applied(applied: Mapping[int, str], where: str, types: dict[str, str]) -> None:
