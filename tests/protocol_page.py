@@ -1,7 +1,9 @@
 """The tables of docs/reference/protocol.md, generated from the protocol's models (`make texts`)."""
 
 import re
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from atlas_agents.gateway.protocol.documents import components
 from atlas_agents.gateway.protocol.events import PLAIN, RUN_EVENTS, SERVER_EVENTS
@@ -43,10 +45,14 @@ def _errors() -> list[str]:
 
 def _fields(model: str) -> str:
     """Return the names of a model's fields, optional ones with a question mark."""
-    _, definitions = components()
-    found = definitions[model]
+    found = _definitions()[model]
     required = set(found.get("required", ()))
     return ", ".join(f"`{name}`" if name in required else f"`{name}?`" for name in found.get("properties", {})) or "–"
+
+
+@cache
+def _definitions() -> dict[str, Any]:
+    return components()[1]
 
 
 if __name__ == "__main__":

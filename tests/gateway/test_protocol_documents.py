@@ -50,6 +50,24 @@ def resolve(document: Any, reference: str) -> Any:
     return document
 
 
+def part_of(document: dict[str, Any], operations: list[str]) -> dict[str, Any]:
+    """Return an AsyncAPI document with some of the operations, and the messages and schemas that they need."""
+    chosen = {name: document["operations"][name] for name in operations}
+    ((address, channel),) = document["channels"].items()
+    needed, found = references(chosen), {f"#/channels/{address}"}
+    while needed := needed - found:
+        found |= needed
+        needed = set[str]().union(*(references(resolve(document, each)) for each in needed))
+
+    def keep(folder: str, values: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in values.items() if f"{folder}/{name}" in found}
+
+    messages = keep(f"#/channels/{address}/messages", channel["messages"])
+    schemas = keep("#/components/schemas", document["components"]["schemas"])
+    channels = {address: {**channel, "messages": messages}}
+    return {**document, "operations": chosen, "channels": channels, "components": {"schemas": schemas}}
+
+
 @pytest.mark.parametrize("document", [json_schema(), asyncapi()], ids=["schema", "asyncapi"])
 def test_every_reference_resolves(document: dict[str, Any]) -> None:
     for reference in references(document):
@@ -57,15 +75,20 @@ def test_every_reference_resolves(document: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # the parser needs half a minute of CPU time
+@pytest.mark.timeout(900)  # the parser needs ten seconds of CPU time
 def test_official_parser_accepts_the_asyncapi_document() -> None:
     """Unions had the `discriminator` object of OpenAPI; in AsyncAPI it is a string, so the parser refused them."""
     folder = installed("asyncapi-parser", PARSER)
     shutil.copy(PARSER / "check.mjs", folder)
-    document = json.dumps(asyncapi())
-    done = subprocess.run([NODE, folder / "check.mjs"], input=document, capture_output=True, text=True, timeout=800)
+    document = asyncapi()
+    operations = list(document["operations"])
+    # For each operation the parser reads all messages of the channel again: it reads parts in less than half the time.
+    parts = [part_of(document, operations[n : n + 17]) for n in range(0, len(operations), 17)]
+    assert set().union(*(part["components"]["schemas"] for part in parts)) == set(document["components"]["schemas"])
+    command = [NODE, folder / "check.mjs"]
+    done = subprocess.run(command, input=json.dumps(parts), capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == {"operations": len(asyncapi()["operations"]), "found": []}
+    assert json.loads(done.stdout) == {"operations": len(operations), "found": []}
 
 
 def test_every_params_and_result_is_a_valid_schema() -> None:
