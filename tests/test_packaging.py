@@ -4,6 +4,7 @@
 the page with npm from a fresh clone.
 """
 
+import fcntl
 import json
 import os
 import re
@@ -89,9 +90,22 @@ def without_npm(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
+    """What to install from, made once for all worker processes of the test run."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    with (folder / "sources.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "sources").exists():
+            _make_sources(folder / "new-sources").rename(folder / "sources")
+    return Sources(folder / "sources/clone", next((folder / "sources").glob("*.tar.gz")))
+
+
+def _make_sources(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
     built_from = runpy.run_path(str(ROOT / "hatch_build.py"))["fingerprint"](ROOT / "web")
     assert (ROOT / PAGE / ".stamp").read_text() == built_from, "the page is not up to date; run: make page"
-    folder = tmp_path_factory.mktemp("sources")
     clone = folder / "clone"
     git = ("git", "-c", "safe.directory=*", "-c", "user.name=Ana", "-c", "user.email=ana@example.com")
     run(*git, "clone", "--quiet", "--no-hardlinks", ROOT, clone, cwd=folder)
@@ -104,7 +118,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
     run(*git, "add", "--force", ".", cwd=clone)
     run(*git, "commit", "--quiet", "--message", "with the page", cwd=clone)
     run(UV, "build", "--quiet", "--sdist", "--out-dir", folder, clone, cwd=folder)
-    return Sources(clone, next(folder.glob("*.tar.gz")))
+    return folder
 
 
 @pytest.mark.parametrize(("installer", "source", "python"), combinations())
@@ -119,7 +133,7 @@ def test_package_with_its_page_is_installed(
     match installer:
         case "build":
             tool = (UV, "tool", "run", "--quiet", "--python", interpreter, "--from", "build", "pyproject-build")
-            run(*tool, "--outdir", tmp_path, _unpacked(target, tmp_path), cwd=tmp_path, **env)
+            run(*tool, "--outdir", tmp_path, _own_folder(target, tmp_path), cwd=tmp_path, **env)
             assert f"{PAGE}/index.html".removeprefix("src/") in zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
             return
         case "pipx":
@@ -128,7 +142,8 @@ def test_package_with_its_page_is_installed(
             run(*tool, "--backend", "uv", "--python", interpreter, target, cwd=tmp_path, **env)
         case "uv":
             run(UV, "venv", "--quiet", "--python", interpreter, "venv", cwd=tmp_path)
-            run(UV, "pip", "install", "--quiet", "--python", "venv", "--no-deps", target, cwd=tmp_path, **env)
+            folder = _own_folder(target, tmp_path)
+            run(UV, "pip", "install", "--quiet", "--python", "venv", "--no-deps", folder, cwd=tmp_path, **env)
         case _:
             pip = f"pip=={OLDEST_PIP[python]}" if installer == "pip-oldest" else "pip"
             run(UV, "venv", "--quiet", "--python", interpreter, "venv", cwd=tmp_path)
@@ -143,10 +158,10 @@ def test_package_with_its_page_is_installed(
     assert (package / "gateway/page/index.html").read_text().startswith("<!doctype html>")
 
 
-def _unpacked(target: Path, folder: Path) -> Path:
-    """Unpack a source distribution; a clone is already a folder."""
+def _own_folder(target: Path, folder: Path) -> Path:
+    """Unpack a source distribution, or copy a clone: a build writes to its folder, and others run at the same time."""
     if target.is_dir():
-        return target
+        return shutil.copytree(target, folder / "clone")
     shutil.unpack_archive(target, folder / "unpacked", filter="data")
     return next((folder / "unpacked").iterdir())
 
