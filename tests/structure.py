@@ -16,7 +16,7 @@ import threading
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -168,6 +168,12 @@ class Sources:
         if target not in self.layers or package not in self.layers or package == target:
             return False
         return self.layers[target] >= self.layers[package]
+
+
+@cache
+def sources_of(root: Path) -> Sources:
+    """Return the parsed modules of a checkout. Parsing them takes seconds, so all tests of a process share them."""
+    return Sources(root)
 
 
 def _without_type_checking(tree: ast.AST) -> Iterator[ast.AST]:

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 import layer_table
+import structure
 from checks import TIMEOUT
 
 ROOT = Path(__file__).parent.parent
@@ -55,10 +56,9 @@ def test_the_lock_has_a_hash_for_every_package_and_no_address() -> None:
 
 
 def test_every_module_has_a_docstring() -> None:
-    modules = sorted((ROOT / "src").rglob("*.py"))
-    missing = [m.name for m in modules if not ast.get_docstring(ast.parse(m.read_text(encoding="utf-8")))]
+    modules = structure.sources_of(ROOT).trees
     assert modules
-    assert missing == []
+    assert [name for name, tree in modules.items() if not ast.get_docstring(tree)] == []
 
 
 def test_the_readme_has_two_commands() -> None:

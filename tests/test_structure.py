@@ -1,6 +1,5 @@
 """The structure of the code stays within its bars: few modules, no cycles, short paths through the code."""
 
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -10,22 +9,17 @@ import structure
 ROOT = Path(__file__).parent.parent
 
 
-@cache
-def sources() -> structure.Sources:
-    return structure.Sources(ROOT)
-
-
 def test_modules_and_imports_stay_within_their_bars() -> None:
-    assert len(sources().product_modules) <= 260
-    assert sources().import_lines / sources().lines <= 0.06
+    assert len(structure.sources_of(ROOT).product_modules) <= 260
+    assert structure.sources_of(ROOT).import_lines / structure.sources_of(ROOT).lines <= 0.06
 
 
 def test_no_import_cycle() -> None:
-    assert sources().cycles == []
+    assert structure.sources_of(ROOT).cycles == []
 
 
 def test_no_layer_is_evaded_by_a_module_name_in_a_string() -> None:
-    assert sources().evasions == []
+    assert structure.sources_of(ROOT).evasions == []
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ def test_no_forbidden_word_appears() -> None:
 
 
 def test_class_name_is_defined_once() -> None:
-    assert structure.Sources(ROOT).twice == {}
+    assert structure.sources_of(ROOT).twice == {}
 
 
 @pytest.mark.parametrize(
