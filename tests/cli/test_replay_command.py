@@ -69,6 +69,11 @@ def _python(home: Home, *arguments: str) -> "subprocess.CompletedProcess[str]":
     )
 
 
+def _pytest(home: Home, file: str) -> "subprocess.CompletedProcess[str]":
+    """Run a saved test. The plugin of langsmith, which other tests use, takes longer to import than the rest."""
+    return _python(home, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:langsmith_plugin", file)
+
+
 def _atlas(home: Home, *arguments: str) -> "subprocess.CompletedProcess[str]":
     return _python(home, "-m", "atlas_agents", *arguments)
 
@@ -222,10 +227,10 @@ def test_run_is_saved_as_a_test_that_names_a_changed_prompt(shop: tuple[Home, st
     forced = _atlas(home, "replay", run, "--agents", "./shop.py:atlas", "--save", "tests/test_order.py", "--force")
     assert forced.returncode == 0
     (home.folder / "shop.db").unlink()
-    passed = _python(home, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_order.py")
+    passed = _pytest(home, "tests/test_order.py")
     assert passed.returncode == 0, passed.stdout + passed.stderr
     _change(home, "Be polite.", "Be rude.")
-    failed = _python(home, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_order.py")
+    failed = _pytest(home, "tests/test_order.py")
     assert failed.returncode == 1
     assert "differs in round 1: the system prompt has changed (request)" in failed.stdout
     assert "-Be polite." in failed.stdout and "+Be rude." in failed.stdout
@@ -255,7 +260,7 @@ def test_current_folder_replaces_no_modules_and_is_used_only_if_it_is_named(shop
     saved = atlas("--agents", "./mine.py:atlas", "--save", "tests/test_order.py")
     assert saved.returncode == 0, saved.stderr
     assert not (folder / "owned").exists()
-    passed = _python(home, "-m", "pytest", "-q", "-p", "no:cacheprovider", "cloned/tests/test_order.py")
+    passed = _pytest(home, "cloned/tests/test_order.py")
     assert passed.returncode == 0, passed.stdout + passed.stderr
 
 
@@ -267,10 +272,10 @@ def test_run_of_the_workspace_is_saved_as_a_test(home: Home) -> None:
     assert saved.returncode == 0, saved.stderr
     next(home.path.glob("*.db")).unlink()
     assert home.run("replay", "tests/test_clock.json").returncode == 0
-    passed = _python(home, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_clock.py")
+    passed = _pytest(home, "tests/test_clock.py")
     assert passed.returncode == 0, passed.stdout + passed.stderr
     _add_prompt(home)
-    failed = _python(home, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/test_clock.py")
+    failed = _pytest(home, "tests/test_clock.py")
     assert failed.returncode == 1 and "the system prompt has changed" in failed.stdout
 
 

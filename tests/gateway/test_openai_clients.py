@@ -1,17 +1,14 @@
-"""Clients of OpenAI's APIs that others wrote use an agent unchanged: LangChain and pydantic-ai."""
+"""Clients of OpenAI's APIs that others wrote use an agent unchanged: LangChain and pydantic-ai.
+
+They are imported by the tests, as their imports take seconds in each process that collects these.
+"""
 
 from pathlib import Path
 from typing import Any
 
 from gateway_client import main_token
-from langchain_core.messages import AIMessage, BaseMessageChunk, HumanMessage, ToolMessage
-from langchain_openai import ChatOpenAI
 from openai_client import MODEL, serve_openai, stored_atlas, upper
 from pydantic import BaseModel, SecretStr
-from pydantic_ai import Agent, NativeOutput
-from pydantic_ai.messages import ModelResponse
-from pydantic_ai.models.openai import OpenAIResponsesModel
-from pydantic_ai.providers.openai import OpenAIProvider
 
 from atlas_agents import Tool
 from atlas_agents.gateway.server import Gateway
@@ -33,7 +30,9 @@ def weather(city: str) -> str:
     return f"rain in {city}"
 
 
-def langchain_model(gateway: Gateway, **options: Any) -> ChatOpenAI:
+def langchain_model(gateway: Gateway, **options: Any) -> Any:
+    from langchain_openai import ChatOpenAI
+
     return ChatOpenAI(
         model=MODEL,
         base_url=f"http://127.0.0.1:{gateway.port}/v1",
@@ -46,9 +45,11 @@ def langchain_model(gateway: Gateway, **options: Any) -> ChatOpenAI:
 
 
 async def test_langchain_uses_responses(tmp_path: Path) -> None:
+    from langchain_core.messages import AIMessage, BaseMessageChunk, HumanMessage, ToolMessage
+
     model = Scripted(*SHOUT, *SHOUT, says("Again."), CITY, calls("weather", city="Oslo"), says("Rain."))
     async with serve_openai(tmp_path, stored_atlas(model, (UPPER,))) as (gateway, _):
-        chat: Any = langchain_model(gateway)
+        chat = langchain_model(gateway)
         answer: AIMessage = await chat.ainvoke("Shout hey.")
         chunks: list[BaseMessageChunk] = [chunk async for chunk in chat.astream("Shout hey.")]
         streamed = chunks[0]
@@ -75,6 +76,11 @@ async def test_langchain_uses_responses(tmp_path: Path) -> None:
 
 
 async def test_pydantic_ai_uses_responses(tmp_path: Path) -> None:
+    from pydantic_ai import Agent, NativeOutput
+    from pydantic_ai.messages import ModelResponse
+    from pydantic_ai.models.openai import OpenAIResponsesModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
     asked = calls("weather", city="Oslo")
     typed = calls("final_result", name="Bonn", people=330000)
     model = Scripted(*SHOUT, *SHOUT, says("Again."), CITY, asked, typed)

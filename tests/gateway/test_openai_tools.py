@@ -1,4 +1,7 @@
-"""`/v1/chat/completions` with tools that the client runs, used by the OpenAI SDK, LangChain and pydantic-ai."""
+"""`/v1/chat/completions` with tools that the client runs, used by the OpenAI SDK, LangChain and pydantic-ai.
+
+The latter two are imported by their tests, as their imports take seconds in each process that collects these.
+"""
 
 import asyncio
 import json
@@ -9,16 +12,11 @@ from typing import Any
 
 import httpx
 import openai
-import pydantic_ai
 import pytest
 from gateway_client import connect_client, main_token, serve_gateway
-from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
-from langchain_openai import ChatOpenAI
 from openai import AsyncOpenAI
 from openai_client import MODEL, connect_openai, serve_openai, stored_atlas, upper, user_messages
 from pydantic import BaseModel, SecretStr
-from pydantic_ai.models.openai import OpenAIChatModel
-from pydantic_ai.providers.openai import OpenAIProvider
 
 from atlas_agents import Tool
 from atlas_agents.storage.sqlite import MemoryStore
@@ -247,12 +245,16 @@ async def test_waiting_turn_survives_a_restart_of_the_gateway(tmp_path: Path) ->
 @asynccontextmanager
 async def serve_langchain(home: Path, model: Scripted) -> AsyncGenerator[Any, None]:
     """Serve a gateway and connect LangChain's client to it, with connections that are closed."""
+    from langchain_openai import ChatOpenAI
+
     async with serve_gateway(home, stored_atlas(model, (UPPER,))) as gateway, httpx.AsyncClient() as connections:
         where, key = f"http://127.0.0.1:{gateway.port}/v1", SecretStr(main_token(gateway))
         yield ChatOpenAI(model=MODEL, base_url=where, api_key=key, max_retries=0, http_async_client=connections)
 
 
 async def test_langchain_binds_tools(tmp_path: Path) -> None:
+    from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
+
     model = Scripted(calls("upper", input="hey"), BOTH, says("Rain."), BOTH)
     async with serve_langchain(tmp_path, model) as chat:
         bound = chat.bind_tools([WEATHER, TIME])
@@ -281,6 +283,10 @@ async def test_langchain_gets_structured_output_by_function_calling(tmp_path: Pa
 
 
 async def test_pydantic_ai_runs_tools_and_gets_typed_output(tmp_path: Path) -> None:
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
     model = Scripted(
         calls("weather", city="Oslo"),
         says("It is Oslo."),
@@ -290,7 +296,7 @@ async def test_pydantic_ai_runs_tools_and_gets_typed_output(tmp_path: Path) -> N
     )
     async with serve_openai(tmp_path, stored_atlas(model, (UPPER,))) as (_, client):
         provider = OpenAIProvider(openai_client=client)
-        agent = pydantic_ai.Agent(OpenAIChatModel(MODEL, provider=provider), output_type=City)
+        agent = Agent(OpenAIChatModel(MODEL, provider=provider), output_type=City)
 
         @agent.tool_plain
         def weather(city: str) -> str:
