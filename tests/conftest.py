@@ -102,22 +102,29 @@ def pytest_runtest_setup() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let each worker process start with its share of the longest tests, so that the run does not end with them.
+    """Let each worker process start with its share of the longest tests, then of the slow files.
 
-    Tests that share a model server stay together: each worker would start one, and it would read every prompt anew.
+    So the run ends with quick tests, which idle workers take from busy ones. Tests that share a model server stay
+    together: each worker would start one, and it would read every prompt anew.
     """
     workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     if workers == 1:
         return
     together = [item for item in items if "shared_home" in getattr(item, "fixturenames", ())]
     longest = [item for item in items if _time_limit(item) >= _LONG_TEST and item not in together]
-    others = iter([item for item in items if _time_limit(item) < _LONG_TEST and item not in together])
+    first = [[*(together if n == 0 else ()), *longest[n::workers]] for n in range(workers)]
+    chosen = {item for share in first for item in share}
+    slow: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        if item not in chosen and item.get_closest_marker("slow") is not None:
+            slow.setdefault(item.path, []).append(item)
+    for tests in sorted(slow.values(), key=len, reverse=True):  # a file stays together for its fixtures
+        min(first, key=len).extend(tests)
+    chosen.update(item for share in first for item in share)
+    quick = iter([item for item in items if item not in chosen])
     share = len(items) // workers
-    ordered: list[pytest.Item] = []
-    for n in range(workers):
-        first = [*(together if n == 0 else ()), *longest[n::workers]]
-        ordered += [*first, *islice(others, max(0, share - len(first)))]
-    items[:] = [*ordered, *others]
+    items[:] = [item for tests in first for item in (*tests, *islice(quick, max(0, share - len(tests))))]
+    items += quick
 
 
 def _time_limit(item: pytest.Item) -> float:
