@@ -32,7 +32,7 @@ class NotPipelined(Exception):
     """The group cannot be written this way: repeat it step by step."""
 
 
-class Answer(msgspec.Struct, frozen=True):
+class WrittenTurns(msgspec.Struct, frozen=True):
     """What the function returns: the last message of each session, the status of each accepted run, epoch and number of
     events of each changed run, the run that each ended one started, and the end of the audit chain."""
 
@@ -44,7 +44,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 Put: TypeAlias = Callable[[Any], None]
-Finisher: TypeAlias = Callable[[Answer], None]
+Finisher: TypeAlias = Callable[[WrittenTurns], None]
 
 
 class JournalEnds:
@@ -135,7 +135,7 @@ class Batch:
 
     def finish(self, answers: Sequence[list[Row]]) -> None:
         """Read the answers to `queries`, and set `results` and `final_queries`."""
-        answer = msgspec.json.decode(answers[0][0][0], type=Answer)
+        answer = msgspec.json.decode(answers[0][0][0], type=WrittenTurns)
         sessions = [tables.SESSIONS.decode(row[1:]) for rows in answers[1:] for row in rows]
         self.found = {session.key: session for session in sessions}
         for finisher in self._finishers:
@@ -306,7 +306,7 @@ def _accept_run(batch: Batch, write: store.AcceptRun, put: Put) -> None:
     session["moves"] = True
     batch.add("accepted", tables.RUNS.values(run))
 
-    def check(answer: Answer) -> None:
+    def check(answer: WrittenTurns) -> None:
         status = answer.accepted[write.id]
         if write.at_once and status == "queued":
             raise NotPipelined
@@ -318,7 +318,7 @@ def _accept_run(batch: Batch, write: store.AcceptRun, put: Put) -> None:
 def _claim_run(batch: Batch, write: store.ClaimRun, put: Put) -> None:
     batch.run(write.run_id, None, is_open=True)["claims"] = 1
 
-    def note(answer: Answer) -> None:
+    def note(answer: WrittenTurns) -> None:
         epoch, _ = answer.runs[write.run_id]
         batch.claimed(write.run_id, epoch)
         put(epoch)
@@ -349,7 +349,7 @@ def _add_message(batch: Batch, write: store.AddMessage, put: Put) -> None:
     row = {"session": write.session, "id": write.id, "run_id": write.run_id, "body": write.body}
     batch.add("messages", row | {"number": number})
 
-    def note(answer: Answer) -> None:
+    def note(answer: WrittenTurns) -> None:
         seq = answer.sessions[write.session] - session["messages"] + number
         put(store.StoredMessage(write.session, seq, write.id, write.run_id, write.body))
 
@@ -367,7 +367,7 @@ def _reserve_events(batch: Batch, write: store.ReserveEvents, put: Put) -> None:
         if owner["run_id"] == write.run_id:  # its events must not need this reservation
             owner["last"] += write.count
 
-    def note(answer: Answer) -> None:
+    def note(answer: WrittenTurns) -> None:
         _, events = answer.runs[write.run_id]
         last = events - run["reserves"] + so_far
         if last > MAX_RESERVED_EVENTS:
